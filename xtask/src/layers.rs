@@ -24,49 +24,6 @@ const BASELINE: &str = "xtask/layers.txt";
 const LAYERS: &[(&str, u8)] =
     &[("base", 0), ("session", 1), ("path", 2), ("flow", 2), ("binding", 3), ("role", 4), ("node", 5)];
 
-/// Which part the files belong to that are not in its folder yet.
-const NOT_MOVED: &[(&str, &str)] = &[
-    ("absence", "binding"),
-    ("arrival", "base"),
-    ("bucket", "base"),
-    ("carrier", "binding"),
-    ("community", "role/community"),
-    ("config", "base"),
-    ("contact", "session"),
-    ("elsewhere", "role/anchor"),
-    ("flow", "flow"),
-    ("gateway", "role/gateway"),
-    ("handoff", "binding"),
-    ("in_force", "binding"),
-    ("introduction", "flow"),
-    ("looks", "flow"),
-    ("meetings", "role/rendezvous"),
-    ("migration", "role/relocation"),
-    ("migration/lane", "session"),
-    ("migration/lessor", "role/anchor"),
-    ("migration/stream", "session"),
-    ("migration/tenant", "role/anchor"),
-    ("op", "base"),
-    ("outcome", "base"),
-    ("pairing", "flow"),
-    ("path", "path"),
-    ("peer", "session"),
-    ("pending_update", "binding"),
-    ("ports", "flow"),
-    ("random", "base"),
-    ("rendezvous", "role/rendezvous"),
-    ("restore", "binding"),
-    ("ruling", "flow"),
-    ("shared", "path"),
-    ("shown", "flow"),
-    ("stall", "flow"),
-    ("stand_in", "role/rendezvous"),
-    ("time", "base"),
-    ("timer", "base"),
-    ("view", "node"),
-    ("waiting", "flow"),
-];
-
 /// A part of the crate: a layer, or one of the roles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part<'a> {
@@ -77,26 +34,13 @@ struct Part<'a> {
 impl<'a> Part<'a> {
     /// The part that a module belongs to, by the folders that it is in.
     fn of(module: &'a str) -> Option<Self> {
-        let by_folder = |path: &'a str| {
-            let (layer, rest) = path.split_once('/').unwrap_or((path, ""));
-            let (_, height) = LAYERS.iter().find(|(name, _)| *name == layer)?;
-            let name = match (layer, rest.split('/').next()) {
-                ("role", Some(role)) if !role.is_empty() => &path[..layer.len() + 1 + role.len()],
-                _ => layer,
-            };
-            Some(Self { height: *height, name })
+        let (layer, rest) = module.split_once('/').unwrap_or((module, ""));
+        let (_, height) = LAYERS.iter().find(|(name, _)| *name == layer)?;
+        let name = match (layer, rest.split('/').next()) {
+            ("role", Some(role)) if !role.is_empty() => &module[..layer.len() + 1 + role.len()],
+            _ => layer,
         };
-        let listed = |module: &str| NOT_MOVED.iter().find(|(name, _)| *name == module).map(|(_, part)| *part);
-        let mut up = module;
-        loop {
-            if let Some(part) = listed(up) {
-                return by_folder(part);
-            }
-            match up.rsplit_once('/') {
-                Some((folder, _)) => up = folder,
-                None => return by_folder(module),
-            }
-        }
+        Some(Self { height: *height, name })
     }
 
     /// Whether this part may use the other.

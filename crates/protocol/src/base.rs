@@ -1,6 +1,12 @@
-//! What everything else stands on: what is asked of the caller, and the words for it.
+//! What everything else stands on: time, randomness, what a node is told once, and what it gives out.
 
+pub(crate) mod arrival;
+pub(crate) mod bucket;
+pub(crate) mod config;
 pub(crate) mod event;
 pub(crate) mod flow_name;
 pub(crate) mod op;
 pub(crate) mod output;
+pub(crate) mod random;
+pub(crate) mod time;
+pub(crate) mod timer;

@@ -1,11 +1,19 @@
 //! A flow of this host, from the moment its socket is seen.
 
+pub(crate) mod introduction;
+pub(crate) mod looks;
+pub(crate) mod pairing;
+pub(crate) mod pause;
+pub(crate) mod policy;
+pub(crate) mod ports;
+pub(crate) mod stall;
+
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::base::op::{FlowEntry, PeerId, Places};
-use crate::ruling::Ruling;
+use crate::flow::policy::Ruling;
 
 /// How far a flow's introduction is.
 #[derive(Clone, Debug)]

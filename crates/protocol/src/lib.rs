@@ -5,60 +5,27 @@
 //! failures and its roll-back testable without a kernel.
 //!
 //! ```text
-//! contact.rs       who is asked, handshakes        -> sessions
-//! introduction.rs  which tuples name one flow      -> InstallFlow
-//! pairing.rs       the same where nonces do not get through
-//! handoff.rs       who moved where, by which way   -> SetBinding, SetTunnelPath, Kick
-//! rendezvous.rs    where peers are that are not found where they were, as a third host says
-//! meetings.rs      being that third host
-//! absence.rs       ends that sleep or vanish       -> held, parked
-//! migration.rs     sockets that change hosts      -> MoveOp
-//! waiting.rs       single flows that wait
-//! community.rs    whose hosts this one is, and who may move sockets
-//! gateway.rs       flows of hosts behind this one, which run nothing
-//! stall.rs         flows that get no answer        -> Keepalive, the tunnel
-//! node.rs          one host: dispatch, timers, what is asked of the caller
-//! outcome.rs       what came of that
+//! node.rs   the front desk: decodes, passes on to the owner, keeps the timers, is polled
+//! role/     rendezvous · community · relocation · anchor · gateway: what a host does for others, and they for it
+//! binding/  where a peer's flows go: hand-off, carrier, absence, what is wanted of the kernel
+//! path/     endpoints that are not confirmed, addresses that several hosts share
+//! flow/     what is known of each flow: introduction, pairing, policy, pauses, stalls
+//! session/  peers, who is asked, handshakes, trust, the reliable channel
+//! base/     time, timers, randomness; what is asked of the caller, and what it is told
 //! ```
+//!
+//! Calls go down, facts go up as values; no role knows another (decision 0043).
 #![forbid(unsafe_code)]
 
-mod absence;
-mod arrival;
 mod base;
-mod bucket;
-mod carrier;
-mod community;
-mod config;
-mod contact;
-mod elsewhere;
+mod binding;
 mod flow;
-mod gateway;
-mod handoff;
-mod in_force;
-mod introduction;
-mod looks;
-mod meetings;
-mod migration;
 mod node;
-mod outcome;
-mod pairing;
 mod path;
-mod peer;
-mod pending_update;
-mod ports;
-mod random;
-mod rendezvous;
-mod restore;
-mod ruling;
-mod shared;
-mod shown;
-mod stall;
-mod stand_in;
-mod time;
-mod timer;
-mod view;
-mod waiting;
+mod role;
+mod session;
 
+pub use base::config::{Ask, Carriers, Config, Prefix, Trust};
 pub use base::event::community::{CommunityEvent, JoinFailure};
 pub use base::event::relocation::MoveEvent;
 pub use base::event::{Carried, Event};
@@ -72,19 +39,18 @@ pub use base::op::{
     SavedCommunity, SavedPeer, SocketNumbers, StoreOp, TunnelOp, TunnelPath, View, Waits,
 };
 pub use base::output::{OpDone, OpFailed, OpId, Output, Transmit};
-pub use community::{
+pub use base::time::Time;
+pub use flow::policy::{Rule, Ruling};
+pub use flow::{FlowState, FlowView};
+pub use node::view::PeerView;
+pub use node::{Node, Routes};
+pub use role::community::{
     CODE_LIFETIME, CommunityRefused, CommunityView, GRANT_LIFETIME, GrantView, HostView, InvalidCode, OfferView,
     Offered, OneTimeCode,
 };
-pub use config::{Ask, Carriers, Config, Prefix, Trust};
-pub use contact::Standing;
-pub use flow::{FlowState, FlowView};
-pub use migration::READY_FOR;
-pub use node::{Node, Routes};
-pub use peer::Attachment;
-pub use rendezvous::{RendezvousStanding, RendezvousView};
-pub use ruling::{Rule, Ruling};
-pub use time::Time;
-pub use view::PeerView;
+pub use role::relocation::READY_FOR;
+pub use role::rendezvous::client::{RendezvousStanding, RendezvousView};
+pub use session::contact::Standing;
+pub use session::peer::Attachment;
 pub use whimbrel_wire::message::StandInStatus;
 pub use whimbrel_wire::moving::{LoadStanding, MoveName, Refusal, Request, Ticket};

@@ -1,5 +1,9 @@
 //! The state of one host: its peers, its flows, and the order in which things are asked of the caller.
 
+mod outcome;
+mod restore;
+pub(crate) mod view;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -9,26 +13,26 @@ use whimbrel_wire::message::{MESSAGE_HEADER_LEN, Message, decode_all};
 use whimbrel_wire::{Datagram, FlowTuple, Transport};
 
 use crate::Time;
-use crate::arrival::{Arrival, costs_too_much};
+use crate::base::arrival::{Arrival, costs_too_much};
+use crate::base::config::Config;
 use crate::base::event::Event;
 use crate::base::op::{BindingOp, FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp, TunnelOp};
 use crate::base::output::{Asked, Output, Outputs, State, Transmit};
-use crate::community::Community;
-use crate::config::Config;
-use crate::contact::Contacts;
+use crate::base::random::Random;
+use crate::base::timer::{Timer, Timers};
+use crate::flow::looks::Looks;
+use crate::flow::ports::Ports;
 use crate::flow::{Flow, Stage};
-use crate::gateway::Unshown;
-use crate::gateway::opened::OpenedBehind;
-use crate::looks::Looks;
-use crate::meetings::Meetings;
-use crate::migration::Moves;
-use crate::peer::{Attachment, Away, Peer};
-use crate::ports::Ports;
-use crate::random::Random;
-use crate::rendezvous::{REFRESH, Rendezvous};
-use crate::shared::Sightings;
-use crate::stand_in::StandIns;
-use crate::timer::{Timer, Timers};
+use crate::path::shared::Sightings;
+use crate::role::community::Community;
+use crate::role::gateway::Unshown;
+use crate::role::gateway::opened::OpenedBehind;
+use crate::role::relocation::Moves;
+use crate::role::rendezvous::client::{REFRESH, Rendezvous};
+use crate::role::rendezvous::proxy::StandIns;
+use crate::role::rendezvous::server::Meetings;
+use crate::session::contact::Contacts;
+use crate::session::peer::{Attachment, Away, Peer};
 
 /// Which source address the host would use towards a destination.
 pub trait Routes {
@@ -88,9 +92,9 @@ pub struct Node {
     /// Nonces of ours that are in flows.
     pub(crate) nonces: HashMap<u64, FlowTuple>,
     /// Hosts that a peer has referred to (P-87).
-    pub(crate) vouched: HashMap<PublicKey, crate::elsewhere::Vouched>,
+    pub(crate) vouched: HashMap<PublicKey, crate::role::anchor::referral::Vouched>,
     /// Flows that have become direct a moment ago.
-    pub(crate) left: BTreeMap<FlowTuple, crate::elsewhere::Left>,
+    pub(crate) left: BTreeMap<FlowTuple, crate::role::anchor::referral::Left>,
     /// Flows of hosts behind this one that nobody has shown to sit on yet.
     pub(crate) unshown: Unshown,
     /// Connections that hosts behind this one have opened.
@@ -285,12 +289,12 @@ impl Node {
                     self.handle_paired(now, id, arrival.index, nonce, proof, introduced);
                 }
                 Message::BindingUpdate { sequence, flags, claimed, .. } => {
-                    let update = crate::handoff::Update { sequence, flags, claimed };
+                    let update = crate::binding::handoff::Update { sequence, flags, claimed };
                     self.handle_update(now, id, arrival, &update, &mut answers);
                 }
                 Message::BindingAcknowledgement { sequence, status, flags, newest, place, observed } => {
                     let acknowledgement =
-                        crate::handoff::Acknowledgement { sequence, status, flags, newest, place, observed };
+                        crate::binding::handoff::Acknowledgement { sequence, status, flags, newest, place, observed };
                     self.handle_acknowledgement(now, id, arrival, &acknowledgement);
                 }
                 Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token),
@@ -350,8 +354,8 @@ impl Node {
         let ruling = opened.ruling.clone().filter(|_| !self.awaits_rulings);
         self.put_flow(flow, Flow { ruling, ..opened });
         if !accepted {
-            self.young.push_back((now + crate::introduction::MATURE, flow));
-            self.timers.set_earlier(Timer::Mature, now + crate::introduction::MATURE);
+            self.young.push_back((now + crate::flow::introduction::MATURE, flow));
+            self.timers.set_earlier(Timer::Mature, now + crate::flow::introduction::MATURE);
         }
     }
 

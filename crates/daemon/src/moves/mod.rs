@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use whimbrel_datapath::Most;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, Kept, Moved, PeerName, Received, Reply, State, Uuid, WAITS_FOR};
-use whimbrel_protocol::{Gift, HostView, MoveEvent, OpFailed, MoveName, Node, NotGiven, Refusal, Rented, Time};
+use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveName, Node, NotGiven, OpFailed, Refusal, Rented, Time};
 use whimbrel_wire::community::MemberStanding;
 use whimbrel_wire::snapshot::{Family, Luggage};
 use whimbrel_wire::{FlowTuple, Transport};

@@ -479,7 +479,9 @@ fn failed(sentence: &str) -> Result<(), OpFailed> {
 
 fn brief(op: &Op) -> String {
     match op {
-        Op::Tunnel(TunnelOp::AddKeys { peer, receive_index, .. }) => format!("Tunnel(AddKeys {peer} {receive_index:x})"),
+        Op::Tunnel(TunnelOp::AddKeys { peer, receive_index, .. }) => {
+            format!("Tunnel(AddKeys {peer} {receive_index:x})")
+        }
         Op::Store(StoreOp::SavePeer(saved)) => {
             format!("SavePeer {} at {} {:?} {:?}", saved.id, saved.remote, saved.places, saved.carrier)
         }

@@ -10,7 +10,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::Error;
 use whimbrel_kernel::endpoint::{self, Brought};
 use whimbrel_kernel::error::Effect;
-use whimbrel_protocol::{FlowName, OpDone, OpFailed, MoveOp, OpId, Refusal, Request, Time};
+use whimbrel_protocol::{FlowName, MoveOp, OpDone, OpFailed, OpId, Refusal, Request, Time};
 
 use super::endpoints::{Endpoints, New, Place, PlaceName, take_down};
 use super::{Known, Relocation, failed, refused};

@@ -38,7 +38,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::frozen::{Defaults, Rights, Unmovable};
 use whimbrel_kernel::owner::Owner;
-use whimbrel_protocol::{FlowName, LocalEnd, OpDone, OpFailed, MoveName, MoveOp, Refusal, SavedTenancy, Time};
+use whimbrel_protocol::{FlowName, LocalEnd, MoveName, MoveOp, OpDone, OpFailed, Refusal, SavedTenancy, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Luggage;
 

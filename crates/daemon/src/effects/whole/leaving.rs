@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::whole::{self, Seen, Whole};
-use whimbrel_protocol::{Found, OpDone, MoveName, OpId, PeerId, Refusal, SavedDonation, Time};
+use whimbrel_protocol::{Found, MoveName, OpDone, OpId, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Answer, News, Report, Wholes, failed};

@@ -1,0 +1,408 @@
+//! Ends that are away: this host goes to sleep and comes back, a peer says that it goes or is not heard any more, and
+//! flows wait without giving up (`docs/protocol.md` §6).
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp};
+use crate::base::output::Asked;
+use crate::base::timer::Timer;
+use crate::binding::update::PendingUpdate;
+use crate::flow::introduction::MATURE;
+use crate::flow::{Flow, Stage};
+use crate::node::{Node, Routes};
+use crate::session::peer::{Away, Peer};
+
+/// How long flows wait before their sockets are kept from giving up (P-46). The least that programs set as a
+/// TCP_USER_TIMEOUT is several seconds; hand-offs are over before.
+const PARK_AFTER: Duration = Duration::from_secs(3);
+/// How long a peer may be silent until what this host passes on for it is over: so long sockets wait at the most (decision 0008).
+pub(crate) const VANISHED: Duration = Duration::from_secs(20 * 86_400);
+/// Pauses between looks for a silent peer, at first and at the longest.
+pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(2);
+pub(crate) const LOOK_PAUSE_LONGEST: Duration = Duration::from_secs(300);
+/// Unanswered checks of a path after which a peer with a stalled flow is taken to be away.
+pub(crate) const SILENT_AFTER: u32 = 3;
+/// What was said so long ago may be said again at once, where there is a reason.
+const HURRY: Duration = Duration::from_secs(1);
+/// Tries without an answer after which it is told that a peer with flows is silent.
+const TOLD_AFTER: u32 = 4;
+/// How often a peer is told that this host goes away.
+pub(crate) const PARTINGS: u32 = 5;
+
+impl Node {
+    /// This host goes away: its peers are told, and its flows wait. [`Node::leaving_peers`] tells how many have not answered
+    /// yet. Whatever changes in the network before [`Node::resume`] is not acted on.
+    pub fn suspend(&mut self, now: Time) {
+        if std::mem::replace(&mut self.suspended, true) {
+            return;
+        }
+        self.output.ask(StoreOp::SaveSuspended(true), Asked::Effect("saving that this host is suspended"));
+        self.part(now);
+    }
+
+    /// Takes over that this host was suspended when the daemon before this one ended. Its peers may not have heard of it:
+    /// they are told as soon as anything is heard of them. Call it after [`Node::restore`], before anything else.
+    pub fn restore_suspended(&mut self, now: Time) {
+        self.suspended = true;
+        for id in self.part(now) {
+            if let Some(peer) = self.peers.get_mut(&id) {
+                peer.unheard = true;
+            }
+        }
+    }
+
+    /// Has the flows of all peers wait, and tells those that can be told.
+    fn part(&mut self, now: Time) -> Vec<PeerId> {
+        let ids: Vec<PeerId> = self.peers.values().filter(|peer| !peer.flows.is_empty()).map(|peer| peer.id).collect();
+        for id in &ids {
+            self.part_from(now, *id);
+        }
+        self.refresh_sets();
+        let flows = ids.iter().map(|id| self.living(*id)).sum();
+        self.output.event(Event::Suspended { flows });
+        ids
+    }
+
+    /// Tells a peer that we go, in an update that announces no place (P-44).
+    fn part_from(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.preferred = None;
+        peer.unheard = false;
+        peer.note_left();
+        let reachable = peer.attachment.is_some() && peer.has_session();
+        peer.update = None;
+        if reachable {
+            peer.sequence_sent = (peer.sequence_sent + 1).min(crate::binding::handoff::SEQUENCES - 1);
+            let update = PendingUpdate::new(peer.sequence_sent, now, false, true);
+            peer.update = Some(PendingUpdate { absent: true, ..update });
+            self.repeat_update(now, id);
+        }
+        self.timers.stop(Timer::Probe(id));
+        self.timers.stop(Timer::Keepalive(id));
+        self.park(id);
+        self.hold(now, id);
+    }
+
+    /// How many peers were told that this host goes away, or that single flows wait, and have not answered.
+    #[must_use]
+    pub fn leaving_peers(&self) -> usize {
+        let parting = |peer: &&Peer| peer.update.as_ref().is_some_and(|update| update.absent);
+        self.peers.values().filter(|peer| parting(peer) || !peer.waiting.is_told()).count()
+    }
+
+    /// Something was heard of a peer that never answered the word of parting: this host is not asleep yet, and the way is there
+    /// again.
+    pub(crate) fn part_again(&mut self, now: Time, id: PeerId) {
+        if self.suspended && self.peers.get(&id).is_some_and(|peer| peer.unheard && !peer.flows.is_empty()) {
+            self.part_from(now, id);
+        }
+    }
+
+    /// Whether this host is suspended.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.suspended
+    }
+
+    /// This host is back: its flows go on from where it is now.
+    pub fn resume(&mut self, now: Time, routes: &dyn Routes) {
+        if !std::mem::replace(&mut self.suspended, false) {
+            return;
+        }
+        self.output
+            .ask(StoreOp::SaveSuspended(false), Asked::Effect("saving that this host is not suspended any more"));
+        self.output.event(Event::Resumed);
+        self.meet_later(now);
+        self.hurry_community(now);
+        let ids: Vec<PeerId> = self.peers.keys().copied().collect();
+        for id in ids {
+            if let Some(peer) =
+                self.peers.get_mut(&id).filter(|peer| peer.places.local == crate::session::peer::NOWHERE)
+            {
+                peer.unheard = false;
+                peer.update = None;
+                peer.attachment = None;
+                // A daemon that was started meanwhile has told nobody where it is.
+                peer.restored = false;
+                self.timers.stop(Timer::Update(id));
+            }
+            self.look_for_move(now, id, routes, None);
+        }
+        self.refresh_sets();
+    }
+
+    /// A peer says that it goes away (P-44).
+    pub(crate) fn let_go(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.leave_place(now);
+        peer.candidate = None;
+        peer.stalled = false;
+        self.timers.stop(Timer::Challenge(id));
+        self.timers.stop(Timer::Probe(id));
+        self.timers.stop(Timer::Keepalive(id));
+        self.be_away(now, id, Away::Announced);
+    }
+
+    fn be_away(&mut self, now: Time, id: PeerId, away: Away) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.away = Some(away);
+        // Whatever is native cannot be told from what is another's, where the host that had the address is gone.
+        peer.listens = away == Away::Silent { held: true };
+        let flows = self.living(id);
+        self.park(id);
+        if away != (Away::Silent { held: false }) {
+            self.choose_carrier(now, id);
+        }
+        self.put_binding_in_force(now, id);
+        self.refresh_sets();
+        self.refresh_listening(now);
+        if flows > 0 {
+            self.output.event(Event::PeerAway { peer: id, announced: away == Away::Announced, flows });
+        }
+    }
+
+    /// A check of the path stays unanswered. Tells whether the peer is away, so that it is looked for at longer intervals.
+    pub(crate) fn miss(&mut self, now: Time, id: PeerId, tries: u32) -> Option<Duration> {
+        let peer = self.peers.get_mut(&id)?;
+        if peer.stalled && tries >= SILENT_AFTER && peer.away.is_none() {
+            peer.stalled = false;
+            let held = peer.moved_flows() == 0;
+            self.be_away(now, id, Away::Silent { held });
+        }
+        let peer = self.peers.get(&id)?;
+        let Some(Away::Silent { held }) = peer.away else { return None };
+        if held {
+            self.ask_natively(id);
+        }
+        let doublings = tries.saturating_sub(SILENT_AFTER).min(8);
+        Some((LOOK_PAUSE * 2u32.pow(doublings)).min(LOOK_PAUSE_LONGEST))
+    }
+
+    /// Has one of a peer's held flows ask whether it is at home here (P-39).
+    pub(crate) fn ask_natively(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let here: Option<IpAddr> = peer.attachment.map(|attachment| attachment.address);
+        let mut flows = peer.flows.iter().filter(|flow| flow.transport == Transport::Tcp);
+        if let Some(flow) = flows.find(|flow| Some(flow.local.ip()) == here).copied() {
+            self.output.op(FlowOp::AskNatively { flow });
+        }
+    }
+
+    /// Tells, once in a row of tries, that connections wait for a session that does not come up.
+    pub(crate) fn tell_silence(&mut self, id: PeerId, tries: u32) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        if tries == TOLD_AFTER
+            && !self.suspended
+            && !peer.has_session()
+            && peer.away.is_none()
+            && !peer.flows.is_empty()
+        {
+            let (remote, flows) = (peer.remote, self.living(id));
+            self.output.event(Event::PeerSilent { peer: id, remote, flows });
+        }
+    }
+
+    /// Something was heard of a peer: one that was only not heard is back where it was.
+    pub(crate) fn hear(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.stalled = false;
+        let Some(Away::Silent { held }) = peer.away else { return };
+        peer.away = None;
+        peer.listens = false;
+        peer.check_tries = 0;
+        let waited = !peer.flows.is_empty();
+        if held {
+            self.lead_flows(now, id);
+        } else {
+            // They were carried on, and go on as they went.
+            self.put_binding_in_force(now, id);
+        }
+        if waited {
+            self.wake_senders(now, id, false);
+            let flows = self.living(id);
+            self.output.event(Event::PeerBack { peer: id, flows, carried: self.carried(id) });
+        }
+        self.check_later(now, id);
+        self.hurry(now, id);
+    }
+
+    /// A peer is there (again), that what it was told last may have missed: it is told now, and not after a long pause.
+    pub(crate) fn hurry(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if let Some(update) = peer.update.as_mut().filter(|update| update.sent + HURRY <= now) {
+            // First to where it is now.
+            update.tries = 0;
+            self.timers.set_earlier(Timer::Update(id), now);
+        }
+        if peer.waiting.said.is_none_or(|said| said + HURRY <= now) {
+            self.tell_waiting_soon(now, id);
+        }
+    }
+
+    /// As [`Node::note_life`], told in the session of this index of ours. One that another has taken the place of may be the
+    /// session of a life before.
+    pub(crate) fn note_life_in_session(&mut self, now: Time, id: PeerId, index: u32, life: u64) {
+        let session = self.peers.get_mut(&id).and_then(|peer| peer.session());
+        if let Some(since) = session.filter(|slot| slot.session.local_index() == index).map(|slot| slot.begun) {
+            self.note_life(now, id, life, since);
+        }
+    }
+
+    /// A peer has told the life of its sockets in a session that began at `since`, and shown that it is the peer: where it is
+    /// another than before, its ends of our flows are gone (P-47).
+    pub(crate) fn note_life(&mut self, now: Time, id: PeerId, life: u64, since: Time) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if life == 0 || since < peer.life_since {
+            return;
+        }
+        peer.life_since = since;
+        let before = std::mem::replace(&mut peer.life, life);
+        if before == life {
+            return;
+        }
+        // Those of hosts behind it live on (P-123).
+        let flows = &self.flows;
+        let its_own = |flow: &&FlowTuple| !flows.get(*flow).and_then(Flow::entry).is_some_and(|entry| entry.beyond);
+        let ended: Vec<FlowTuple> =
+            if before == 0 { Vec::new() } else { peer.flows.iter().filter(its_own).copied().collect() };
+        if !ended.is_empty() {
+            peer.away = None;
+            peer.listens = false;
+            self.end_flows(now, id, &ended);
+        }
+        self.save_peer(id);
+    }
+
+    fn save_peer(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get(&id) {
+            let saved = peer.saved();
+            self.output.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+        }
+    }
+
+    /// The other ends of these flows with a peer are gone, or nobody leads the flows there any more.
+    fn end_flows(&mut self, now: Time, id: PeerId, ended: &[FlowTuple]) {
+        for flow in ended {
+            if flow.transport == Transport::Tcp {
+                self.output
+                    .ask(FlowOp::Reset { flow: *flow }, Asked::Effect("ending a connection whose other end is gone"));
+            }
+            let entry = self.flows.get(flow).and_then(Flow::entry).copied();
+            self.forget_flow(flow);
+            // Whoever else had the socket, it moves no more.
+            entry.iter().for_each(|entry| self.end_moved_flow(entry));
+        }
+        self.output.event(Event::PeerRestarted { peer: id, flows: ended.len() });
+        self.put_binding_in_force(now, id);
+        self.refresh_sets();
+        self.idle_later(now, id);
+    }
+
+    /// A gateway has told what names its memory of flows of hosts behind it, in the session of this index of ours. Where it is another
+    /// than before, it knows none of our flows with them any more: what is native goes on so and is introduced anew, what has moved
+    /// nobody leads any more (P-123).
+    pub(crate) fn note_memory(&mut self, now: Time, id: PeerId, index: u32, memory: u64) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let session = peer.session().filter(|slot| slot.session.local_index() == index);
+        let Some(since) = session.map(|slot| slot.begun) else { return };
+        if memory == 0 || since < peer.memory_since {
+            return;
+        }
+        peer.memory_since = since;
+        let before = std::mem::replace(&mut peer.memory, memory);
+        if before == memory {
+            return;
+        }
+        let places = peer.places_in_force();
+        let flows = &self.flows;
+        // A gateway without memory has given our place another number. Where no NAT was on the way the address says it as well.
+        let at_home = |flow: &FlowTuple, entry: &FlowEntry| {
+            let ours = self.attachments.contains_key(&flow.local.ip()) && entry.peer_tuple.mirrored() == *flow;
+            entry.home == places || ours
+        };
+        let entry = |flow: &FlowTuple| flows.get(flow).and_then(Flow::entry).copied().filter(|entry| entry.beyond);
+        let known = peer.flows.iter().filter_map(|flow| Some((*flow, at_home(flow, &entry(flow)?))));
+        let (home, away): (Vec<_>, Vec<_>) = known.partition(|(_, home)| *home);
+        if before != 0 {
+            for (flow, _) in home {
+                let Some(known) = self.flows.get(&flow).cloned() else { continue };
+                self.forget_flow(&flow);
+                if !known.closed {
+                    self.put_flow(flow, Flow { stage: Stage::Open, again: 0, beyond: false, ..known });
+                    self.young.push_back((now + MATURE, flow));
+                    self.timers.set_earlier(Timer::Mature, now + MATURE);
+                }
+            }
+            let away: Vec<FlowTuple> = away.into_iter().map(|(flow, _)| flow).collect();
+            self.end_flows(now, id, &away);
+        }
+        self.save_peer(id);
+    }
+
+    /// Ends what this host passes on for a peer that has not been heard for so long that its sockets are gone (P-105).
+    pub(crate) fn end_vanished(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let behind = |flow: &&FlowTuple| {
+            self.flows.get(*flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Behind)
+        };
+        let behind: Vec<FlowTuple> = peer.flows.iter().filter(behind).copied().collect();
+        if behind.is_empty() {
+            return;
+        }
+        let until = peer.last_heard + VANISHED;
+        if until > now {
+            self.timers.set(Timer::Vanished(id), until);
+            return;
+        }
+        for flow in behind {
+            self.end_passed_on(now, &flow);
+        }
+    }
+
+    /// A flow that this host passes on is over, whatever its owner says: the owner is told, and the far end hears from this host's own
+    /// stack that there is no such connection.
+    pub(crate) fn end_passed_on(&mut self, now: Time, flow: &FlowTuple) {
+        let entry = self.flows.get(flow).and_then(Flow::entry).copied();
+        self.forget_flow(flow);
+        if let Some(entry) = entry {
+            self.end_moved_flow(&entry);
+            self.tell_ended(now, entry.peer, entry.name);
+            self.idle_later(now, entry.peer);
+            self.refresh_sets();
+        }
+    }
+
+    /// From now on the sockets of a peer's flows do not give up (P-46).
+    fn park(&mut self, id: PeerId) {
+        self.timers.stop(Timer::Park(id));
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.parked = true;
+        }
+    }
+
+    /// Sees to it that flows that wait are parked before their sockets give up, and no longer than that.
+    pub(crate) fn park_in_time(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.waits() {
+            if !peer.parked {
+                self.timers.set_earlier(Timer::Park(id), now + PARK_AFTER);
+            }
+        } else {
+            peer.parked = false;
+            self.timers.stop(Timer::Park(id));
+        }
+    }
+
+    /// Flows have waited for a while.
+    pub(crate) fn park_late(&mut self, now: Time, id: PeerId) {
+        if self.peers.get(&id).is_some_and(|peer| peer.waits() && !peer.parked) {
+            self.park(id);
+            self.put_binding_in_force(now, id);
+        }
+    }
+}

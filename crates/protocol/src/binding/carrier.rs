@@ -1,0 +1,172 @@
+//! What carries moved flows: how it is chosen, and the probes that find out whether rewritten packets pass (P-19, P-20).
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use whimbrel_wire::message::Message;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{BindingOp, Carrier, PeerId, TunnelOp, TunnelPath};
+use crate::base::output::{Asked, OpId, State};
+use crate::base::timer::Timer;
+use crate::flow::introduction::PROBE_BIT;
+use crate::node::Node;
+use crate::session::peer::{CarrierProbe, NOWHERE};
+
+/// Carrier probes in one round, and the pause between rounds at first (P-20).
+const PROBES: u32 = 3;
+const PROBE_PAUSE: Duration = Duration::from_secs(30);
+const PROBE_PAUSE_LONGEST: Duration = Duration::from_secs(1920);
+
+impl Node {
+    /// How moved flows go at first, before any probe (P-19, P-20).
+    pub(crate) fn choose_carrier(&mut self, now: Time, id: PeerId) {
+        self.claim_pair(now, id);
+        let carriers = self.config.carriers;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let unconfirmed = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        peer.carrier = if peer.places.local == NOWHERE || peer.is_held_away() {
+            // P-21, P-44
+            Carrier::Hold
+        } else if carriers.tunnel {
+            Carrier::Tunnel
+        } else if carriers.rewrite && peer.pair.is_some() && !peer.peer_refuses_rewrite && !unconfirmed {
+            Carrier::Rewrite
+        } else {
+            // Nothing counts what goes out rewritten, so it waits for the path to be confirmed (P-18).
+            Carrier::Hold
+        };
+    }
+
+    /// Tells the tunnel where the peer is.
+    pub(crate) fn set_tunnel_path(&mut self, id: PeerId) {
+        let sealed = self.config.tunnel_sealed;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let remote = peer.heading();
+        let held = peer.places.local == NOWHERE && peer.meanwhile().is_none();
+        let source = peer.meanwhile().map_or(peer.source, |meanwhile| meanwhile.binding.source);
+        let Some(slot) = peer.session() else { return };
+        let (send_index, receive_index) = (slot.session.remote_index(), slot.session.local_index());
+        // What was allowed once is not allowed again.
+        let candidate = peer.candidate.as_mut().filter(|candidate| candidate.announced);
+        let unconfirmed = candidate.is_some();
+        let allowance = candidate.map(|candidate| std::mem::take(&mut candidate.tunnel));
+        // P-21: what is sealed needs no acknowledgement, if the peer is where it was last confirmed.
+        let early = sealed && !unconfirmed && source.is_some_and(|source| source.is_ipv4() == remote.is_ipv4());
+        let allowance = if held && !early { Some(0) } else { allowance };
+        let path = TunnelPath { send_index, source, remote, allowance, sealed };
+        let op = TunnelOp::SetPath { peer: id, receive_index, path };
+        self.output.ask(op, Asked::State("leading the tunnel", State::Path(id)));
+    }
+
+    /// Both ends want it, no NAT is known on the way, both locators are of one family, and the tunnel goes first (P-19).
+    pub(crate) fn rewrite_possible(&self, id: PeerId) -> bool {
+        let Some(peer) = self.peers.get(&id) else { return false };
+        self.config.carriers.rewrite && !peer.peer_refuses_rewrite && !peer.only_tunnel && peer.pair.is_some()
+    }
+
+    /// Sends a carrier probe: the moving end begins, the other answers with one of its own (P-20).
+    pub(crate) fn probe_carrier(&mut self, now: Time, id: PeerId) {
+        if !self.rewrite_possible(id) {
+            return;
+        }
+        let nonce = self.random.u64() | PROBE_BIT;
+        let port = 32768 + (self.random.u32() % 28000) as u16;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let (Some(source), false) = (peer.source, peer.probe.forward) else { return };
+        // As the flows go: a firewall on the way may let through the service's port alone, and theirs is another (P-16).
+        let entry = peer.flows.iter().find_map(|flow| self.flows.get(flow)?.entry());
+        let Some(theirs) = entry.map(|entry| entry.wire_remote_port) else { return };
+        let leading = FlowTuple {
+            transport: Transport::Tcp,
+            local: SocketAddr::new(source, port),
+            remote: SocketAddr::new(peer.remote.ip(), theirs),
+        };
+        // The other end answers on the tuple that it was probed on, which the first probe has opened.
+        let answering = peer.probe.wire.filter(|_| !peer.probe.leading);
+        let Some(wire) = answering.or(peer.probe.leading.then_some(leading)) else { return };
+        peer.probe.nonce = nonce;
+        peer.probe.wire = Some(wire);
+        peer.probe.tries += 1;
+        let round = (peer.probe.tries - 1) / PROBES;
+        let pause = if peer.probe.tries % PROBES == 0 {
+            (PROBE_PAUSE * 2u32.pow(round.min(6))).min(PROBE_PAUSE_LONGEST)
+        } else {
+            peer.round_trip() * 2 + Duration::from_millis(20)
+        };
+        let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+        self.timers.set(Timer::Probe(id), now + pause);
+        self.output.ask(BindingOp::Probe { wire, index, nonce }, Asked::Effect("probing the carrier"));
+    }
+
+    /// A probe of the peer's arrived on `wire`.
+    pub(crate) fn handle_probe(&mut self, now: Time, id: PeerId, wire: FlowTuple, nonce: u64) {
+        let possible = self.rewrite_possible(id);
+        let unable = self.failed.contains(&State::Binding(id));
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.binding_asked.is_some() {
+            // The peer may send as soon as it has the answer.
+            peer.probed_early = Some((wire, nonce));
+            return;
+        }
+        if peer.pair != Some((wire.local.ip(), wire.remote.ip())) || unable || peer.only_tunnel {
+            // What came rewritten would not be taken for that. The peer has other ideas of the way, or asks again.
+            return;
+        }
+        let respond = possible && !peer.probe.leading && !peer.probe.forward;
+        if respond {
+            peer.probe.wire = Some(wire);
+            peer.probe.tries = 0;
+        }
+        self.send(id, &[Message::ProbeSeen { token: nonce }]);
+        if respond {
+            self.probe_carrier(now, id);
+        }
+    }
+
+    /// Somebody else of this host has the wire port of a UDP flow with this peer, and would get what comes under it. So nothing is to
+    /// come rewritten until one of the ends moves (P-160).
+    pub fn handle_wire_port_taken(&mut self, now: Time, id: PeerId) {
+        let tunnel = self.config.carriers.tunnel;
+        let Some(peer) = self.peers.get_mut(&id).filter(|peer| tunnel && !peer.only_tunnel) else { return };
+        peer.only_tunnel = true;
+        peer.probe = CarrierProbe::default();
+        self.timers.stop(Timer::Probe(id));
+        if matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
+            peer.carrier = Carrier::Tunnel;
+            self.output.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
+        }
+        self.put_binding_in_force(now, id);
+        self.announce_again(now, id);
+    }
+
+    /// An op that was to put a peer's binding in force has come to its end.
+    pub(crate) fn note_binding_done(&mut self, now: Time, id: PeerId, op: OpId) {
+        let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.binding_asked == Some(op)) else { return };
+        peer.binding_asked = None;
+        if let Some((wire, nonce)) = peer.probed_early.take() {
+            self.handle_probe(now, id, wire, nonce);
+        }
+    }
+
+    /// The peer saw our probe: we may rewrite.
+    pub(crate) fn handle_probe_seen(&mut self, now: Time, id: PeerId, nonce: u64) {
+        if !self.rewrite_possible(id) {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.probe.nonce != nonce || peer.probe.forward || peer.places.local == NOWHERE {
+            return;
+        }
+        peer.probe.forward = true;
+        // P-24
+        peer.carrier = if peer.probe.leading { Carrier::Rewrite } else { Carrier::FollowRewrite };
+        let carrier = peer.carrier;
+        self.timers.stop(Timer::Probe(id));
+        self.put_binding_in_force(now, id);
+        self.refresh_sets();
+        self.output.event(Event::CarrierChanged { peer: id, carrier });
+    }
+}

@@ -1,0 +1,63 @@
+//! A binding update on its way: what it says, where it was sent, and what carries the flows until it is answered.
+
+use std::net::SocketAddr;
+
+use crate::Time;
+use crate::base::op::Binding;
+use crate::session::peer::Attachment;
+
+/// A binding update of ours that was not acknowledged yet.
+#[derive(Debug)]
+pub(crate) struct PendingUpdate {
+    pub(crate) sequence: u32,
+    pub(crate) started: Time,
+    pub(crate) sent: Time,
+    pub(crate) tries: u32,
+    /// The path before is gone, and with it what was under way.
+    pub(crate) lost: bool,
+    /// No flow is at home where we are (P-33).
+    pub(crate) uprooted: bool,
+    /// Flows wait for the answer. Else it only tells a peer that may have forgotten it where we are.
+    pub(crate) held: bool,
+    /// It was given another sequence number already, since the peer knew of a newer one.
+    pub(crate) corrected: bool,
+    /// Where it was sent beside the confirmed endpoint, and the challenge that went along.
+    pub(crate) asked: Vec<(SocketAddr, u64)>,
+    /// The one of these that has answered its challenge.
+    pub(crate) proven: Option<SocketAddr>,
+    /// What carries the flows until the answer is there.
+    pub(crate) meanwhile: Option<Meanwhile>,
+    /// It says that we go away (P-44).
+    pub(crate) absent: bool,
+    /// It said from the start that flows go by the tunnel alone.
+    pub(crate) only_tunnel: bool,
+}
+
+/// The path that is being left and still works: make before break (P-38).
+#[derive(Clone, Debug)]
+pub(crate) struct Meanwhile {
+    /// Stays in force.
+    pub(crate) binding: Binding,
+    /// What it depends on.
+    pub(crate) attachment: Attachment,
+}
+
+impl PendingUpdate {
+    pub(crate) fn new(sequence: u32, now: Time, lost: bool, held: bool) -> Self {
+        Self {
+            sequence,
+            started: now,
+            sent: now,
+            tries: 0,
+            lost,
+            uprooted: false,
+            held,
+            corrected: false,
+            asked: Vec::new(),
+            proven: None,
+            meanwhile: None,
+            absent: false,
+            only_tunnel: false,
+        }
+    }
+}

@@ -1,0 +1,813 @@
+//! Introductions (`docs/protocol.md` §4): the two ends agree that two tuples name one flow, and prove that they sit on it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use whimbrel_wire::message::{Echo, Introduced, IntroductionRefusal, Message};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, PeerId, Places, Waits};
+use crate::base::output::Asked;
+use crate::base::timer::Timer;
+use crate::flow::policy::Ruled;
+use crate::flow::{Flow, Origin, Responding, Stage};
+use crate::node::Node;
+use crate::session::peer::{ASTRAY, NOWHERE};
+
+/// Age at which a connection is introduced (P-15): short ones are left alone.
+pub(crate) const MATURE: Duration = Duration::from_secs(1);
+/// How long a host looks for introductions after it was asked to.
+const LISTEN: Duration = Duration::from_secs(15);
+/// With so many sessions that introductions are looked for of, what is added is told together with what else is in this time.
+const LISTENING_FEW: usize = 256;
+const LISTENING_PAUSE: Duration = Duration::from_millis(10);
+/// How long the asking host relies on it: less, so that both ends' clocks and the way may differ.
+const READY: Duration = Duration::from_secs(10);
+/// Step of the introducing timer.
+const STEP: Duration = Duration::from_millis(50);
+/// Introductions begun in one step: 2,000 a second (P-15).
+const BEGUN_PER_STEP: usize = 100;
+/// Tries of each (P-15).
+pub(crate) const TRIES: u32 = 3;
+/// How often one is begun anew because an end moved, or forgot it.
+pub(crate) const AGAIN: u8 = 10;
+/// How long a responder waits for the echo.
+const RESPONDING: Duration = Duration::from_secs(10);
+/// A peer's introductions that wait for their echoes at the most.
+const RESPONDING_MOST: usize = 1024;
+/// How soon one of a flow takes the place of another.
+const ANEW: Duration = Duration::from_millis(200);
+/// How often one of them is answered.
+const ANSWERS: u32 = 2 * TRIES;
+/// How long a datagram socket that cannot be moved is taken to be so (P-35), and how many are remembered of a peer.
+const REFUSED: Duration = Duration::from_secs(600);
+const REFUSED_MOST: usize = 1024;
+/// What is said of flows that the other end leaves alone (P-59).
+pub(crate) const DECLINED: &str = "the peer's policy leaves it alone";
+/// What users are told where nothing of an introduction has come through.
+pub(crate) const UNMARKED: &str = "what marks its packets is dropped or taken out on the way";
+const NO_WIRE_PORT: &str = "all ports are had that rewritten packets could bear";
+const NOT_CONNECTED: &str = "the peer has no connected socket for it";
+/// The top bit of a nonce tells a carrier probe (set) from an introduction (§4, P-20).
+pub(crate) const PROBE_BIT: u64 = 1 << 63;
+/// The next bit tells the responder's nonce (set) from the introducer's: an answer must never be answered.
+const ANSWER_BIT: u64 = 1 << 62;
+
+/// Whether a nonce is one that an introduction begins with.
+pub(crate) fn is_introducers(nonce: u64) -> bool {
+    nonce & (PROBE_BIT | ANSWER_BIT) == 0
+}
+
+impl Node {
+    /// Flows that are old enough are introduced, or their remote address is asked whether it runs Whimbrel.
+    pub(crate) fn mature_flows(&mut self, now: Time) {
+        while let Some(&(when, flow)) = self.young.front() {
+            if when > now {
+                self.timers.set(Timer::Mature, when);
+                break;
+            }
+            self.young.pop_front();
+            if self.passed_on(&flow).is_some() {
+                self.want_introduction(now, flow);
+            } else if self.is_introducible(&flow) {
+                match self.ruled_beforehand(&flow) {
+                    Ruled::Free => self.want_introduction(now, flow),
+                    Ruled::Excluded(rule) => self.exclude_flow(&flow, rule),
+                    // It has its turn when that is there.
+                    Ruled::Awaited => {}
+                }
+            }
+        }
+    }
+
+    /// Queues a flow with the peer at its remote address, if that is known by now.
+    pub(crate) fn queue_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple) {
+        if self.passed_on(&flow).is_some() {
+            self.ask_to_be_introduced(now, id, flow);
+            return;
+        }
+        if self.is_moving(&flow) {
+            // Introduced now, the two would call it otherwise than those who decide whose it is. A move that comes to nothing leaves it here.
+            self.young.push_back((now + MATURE, flow));
+            self.timers.set_earlier(Timer::Mature, now + MATURE);
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.introductions.active.insert(flow) {
+            peer.introductions.queue.push_back(flow);
+            self.timers.set_earlier(Timer::Introductions(id), now);
+        }
+    }
+
+    /// Looks for introductions of this peer from now on, for a while.
+    pub(crate) fn listen_for_introductions(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let listening = peer.is_listened_for(now);
+        peer.introductions.listen_until = Some(now + LISTEN);
+        if !listening {
+            self.listen_also(now);
+        }
+        self.sweep_later(now);
+    }
+
+    /// There is another session with a peer, or might be. It may be one that introductions are looked for of.
+    pub(crate) fn listen_in_new_session(&mut self, now: Time, id: PeerId) {
+        if self.peers.get(&id).is_some_and(|peer| peer.is_listened_for(now)) {
+            self.listen_also(now);
+        }
+    }
+
+    /// Introductions may come for another session. With many already, this and others are told of together: the caller gets all of
+    /// them each time, and who has keys made on the spot can ask as often as it likes.
+    fn listen_also(&mut self, now: Time) {
+        if self.listening.len() < LISTENING_FEW {
+            self.refresh_listening(now);
+        } else {
+            self.timers.set_earlier(Timer::Listening, now + LISTENING_PAUSE);
+        }
+    }
+
+    pub(crate) fn handle_introduction_ready(&mut self, now: Time, id: PeerId, tag: u32) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.introductions.tag == tag {
+            peer.introductions.ready_until = Some(now + READY);
+            peer.introductions.request_tries = 0;
+            self.timers.set(Timer::Introductions(id), now);
+        }
+    }
+
+    /// One step of a peer's introductions: asks it to look for them, begins some, repeats what was not answered.
+    pub(crate) fn continue_introductions(&mut self, now: Time, id: PeerId) {
+        let tag = self.random.u32();
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.introductions.active.is_empty() {
+            return;
+        }
+        if !peer.has_session() || peer.attachment.is_none() || peer.update.is_some() || peer.places.local == NOWHERE {
+            // Goes on when the session is there or the move is over.
+            self.timers.set(Timer::Introductions(id), now + Duration::from_secs(1));
+            return;
+        }
+        if peer.introductions.ready_until.is_none_or(|until| until <= now) {
+            if peer.introductions.request_tries >= 2 * TRIES {
+                peer.introductions.request_tries = 0;
+                let flows: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
+                for flow in flows {
+                    self.introduce_again(now, &flow);
+                }
+                if self.peers.get(&id).is_some_and(|peer| peer.flows.is_empty()) {
+                    // Neither this nor another handshake was answered.
+                    self.drop_sessions(id);
+                }
+                return;
+            }
+            peer.introductions.tag = tag;
+            peer.introductions.request_tries += 1;
+            let doubt = peer.introductions.request_tries == TRIES;
+            let again = peer.repeat_after(peer.introductions.request_tries);
+            self.timers.set(Timer::Introductions(id), now + again);
+            self.listen_for_introductions(now, id);
+            self.send(id, &[Message::IntroductionRequest { tag }]);
+            if doubt {
+                // It may have dropped the session.
+                self.start_handshake_with(now, id);
+            }
+            return;
+        }
+        self.listen_for_introductions(now, id);
+        self.begin_introductions(now, id);
+        self.repeat_introductions(now, id);
+        self.timers.set(Timer::Introductions(id), now + STEP);
+    }
+
+    fn begin_introductions(&mut self, now: Time, id: PeerId) {
+        for _ in 0..BEGUN_PER_STEP {
+            let nonce = self.random.u64() & !(PROBE_BIT | ANSWER_BIT);
+            let Some(peer) = self.peers.get_mut(&id) else { return };
+            let Some(flow) = peer.introductions.queue.pop_front() else { return };
+            let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
+            let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+            if let Ruled::Excluded(rule) = self.ruled(&flow, id) {
+                self.exclude_flow(&flow, rule);
+                continue;
+            }
+            let Some(peer) = self.peers.get_mut(&id) else { return };
+            match self.flows.get_mut(&flow) {
+                Some(known) if !known.closed && matches!(known.stage, Stage::Open) => {
+                    if peer.introductions.responding.contains_key(&flow) {
+                        // The peer was faster. Should nothing come of it, it is our turn.
+                        peer.introductions.active.remove(&flow);
+                        self.young.push_back((now + MATURE, flow));
+                        self.timers.set_earlier(Timer::Mature, now + MATURE);
+                        continue;
+                    }
+                    if peer.introductions.refused.get(&flow.remote).is_some_and(|until| *until > now) {
+                        known.refused = true;
+                        self.fail_introduction(now, &flow, NOT_CONNECTED);
+                        continue;
+                    }
+                    if peer.flows.len() >= self.config.flows_per_peer || self.introduced >= self.config.flows {
+                        self.fail_introduction(now, &flow, "there are as many movable connections as may be");
+                        continue;
+                    }
+                    known.stage = Stage::Introducing { peer: id, nonce, since: now, tries: 1, next };
+                    known.beyond = false;
+                    peer.introductions.begun.insert(flow);
+                    self.nonces.insert(nonce, flow);
+                    let end = self.end_of(&flow);
+                    self.output.op(FlowOp::Introduce { flow, end, index, nonce });
+                }
+                _ => {
+                    peer.introductions.active.remove(&flow);
+                }
+            }
+        }
+    }
+
+    fn repeat_introductions(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+        let begun: Vec<FlowTuple> = peer.introductions.begun.iter().copied().collect();
+        let last_heard = peer.last_heard;
+        let (mut echoes, mut unheard) = (Vec::new(), false);
+        for flow in begun {
+            match self.flows.get_mut(&flow).map(|known| &mut known.stage) {
+                Some(Stage::Introducing { nonce, since, tries, next, .. }) if *next <= now => {
+                    if *tries >= TRIES {
+                        let silent = last_heard <= *since;
+                        // Whoever was referred to is not at the address that numbers would be looked for at (P-51).
+                        // One that comes here by a move has a name, and another would take that one's place at the far end.
+                        let pairs = !self.is_referred(&flow, id) && !self.is_moving(&flow);
+                        if pairs && self.begin_pairing(now, id, flow) {
+                            continue;
+                        }
+                        if silent {
+                            // The peer may be gone, or have started anew: it must say again that it looks.
+                            unheard = true;
+                            self.introduce_again(now, &flow);
+                        } else {
+                            self.fail_introduction(now, &flow, UNMARKED);
+                        }
+                        continue;
+                    }
+                    *tries += 1;
+                    *next = now + Duration::from_millis(500) * *tries;
+                    let nonce = *nonce;
+                    self.output.op(FlowOp::Introduce { flow, end: self.end_of(&flow), index, nonce });
+                }
+                Some(Stage::Echoing { echo, session, tries, next, .. }) if *next <= now => {
+                    // It may have started anew, without the nonces. And an echo is not said in two sessions: it would be named twice.
+                    if *tries >= 2 * TRIES || *session != index {
+                        self.introduce_again(now, &flow);
+                        continue;
+                    }
+                    *tries += 1;
+                    *next = now + Duration::from_millis(300) * *tries;
+                    echoes.push(Message::IntroductionEcho(*echo));
+                }
+                Some(Stage::Introducing { .. } | Stage::Echoing { .. } | Stage::Pairing { .. }) => {}
+                stage => {
+                    let queued = matches!(stage, Some(Stage::Open));
+                    if let Some(peer) = self.peers.get_mut(&id) {
+                        peer.introductions.begun.remove(&flow);
+                        if !queued {
+                            peer.introductions.active.remove(&flow);
+                        }
+                    }
+                }
+            }
+        }
+        if let Some(peer) = self.peers.get_mut(&id).filter(|_| unheard) {
+            peer.introductions.ready_until = None;
+        }
+        self.send(id, &echoes);
+        self.repeat_pairings(now, id);
+    }
+
+    /// A nonce was consumed at ingress: an introduction on `flow`, or a carrier probe on a tuple of the wire.
+    pub fn handle_introduction(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
+        let Some(&id) = self.by_index.get(&index) else {
+            self.drop_datagram();
+            return;
+        };
+        if nonce & PROBE_BIT != 0 {
+            self.handle_probe(now, id, flow, nonce);
+            return;
+        }
+        let answers = nonce & ANSWER_BIT != 0;
+        let undecided = |known: &Flow| !known.closed && known.entry().is_none_or(|entry| entry.passed_on);
+        if !answers && self.flows.get(&flow).is_some_and(undecided) {
+            match self.ruled(&flow, id) {
+                Ruled::Free => {}
+                // It is asked again in a moment.
+                Ruled::Awaited => return,
+                // P-59
+                Ruled::Excluded(_) => return self.refuse_introduction(id, nonce, IntroductionRefusal::Declined),
+            }
+        }
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+        let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed) else {
+            // P-87, P-35
+            if !answers && !self.refer(id, &flow, nonce) {
+                self.refuse_introduction(id, nonce, IntroductionRefusal::Refused);
+            }
+            return;
+        };
+        match &mut known.stage {
+            // P-87: who has not said that ours arrived may only have guessed where to send this.
+            Stage::Introducing { peer: with, .. }
+                if *with == id && known.referred.is_some() && !(known.seen && answers) =>
+            {
+                if answers {
+                    known.early = Some(nonce);
+                }
+            }
+            Stage::Introducing { peer: with, nonce: own, .. } if *with == id => {
+                let Some(wire_port) = peer.free_wire_port(flow.remote.port(), &self.ports) else {
+                    return self.fail_introduction(now, &flow, NO_WIRE_PORT);
+                };
+                // Both nonces have travelled; P-13 wants them back in the sessions.
+                let echo = Echo {
+                    introducer_nonce: *own,
+                    responder_nonce: nonce,
+                    introducer_place: peer.places.local,
+                    responder_place: peer.places_agreed().peer,
+                    wire_port,
+                    tuple: flow,
+                };
+                let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
+                known.stage = Stage::Echoing { peer: id, nonce: *own, echo, session: their_index, tries: 1, next };
+                if known.referred.is_some() {
+                    self.output.op(FlowOp::Expect { flow, from: Some(id) });
+                }
+                self.send(id, &[Message::IntroductionEcho(echo)]);
+            }
+            // Repeated on the way, or too late.
+            _ if answers => {}
+            Stage::Echoing { peer: with, nonce: own, echo, .. } if *with == id => {
+                if echo.responder_nonce == nonce {
+                    // Both ends introduce, and the peer has not seen our nonce.
+                    let nonce = *own;
+                    self.output.op(FlowOp::Introduce { flow, end: self.end_of(&flow), index: their_index, nonce });
+                }
+            }
+            Stage::Introduced { entry, .. } if entry.peer != id && !entry.passed_on => {
+                // Another peer sits on a tuple that we know: an address got a new owner, or somebody tries. The one that
+                // is introduced keeps it until its socket closes.
+                self.output
+                    .event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
+            }
+            Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } }
+                if entry.peer == id && *introducer_nonce == nonce => {}
+            // Of one that is introduced already the peer has lost what it knew, or our answer.
+            _ => self.answer_introduction(now, id, flow, their_index, nonce),
+        }
+    }
+
+    /// Puts our nonce into a flow that a peer introduces, or the same one again.
+    fn answer_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple, index: u32, introducer_nonce: u64) {
+        if self.is_moving(&flow) && self.passed_on(&flow).is_some() {
+            // Who has it next is being decided where it is passed on.
+            return;
+        }
+        if flow.transport == Transport::Udp && !self.is_there(now, id, &flow) {
+            return;
+        }
+        let fresh = self.random.u64() & !PROBE_BIT | ANSWER_BIT;
+        let room = self.introduced < self.config.flows;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let before = peer.introductions.responding.get_mut(&flow);
+        let nonce = match before {
+            Some(before) if before.introducer_nonce == introducer_nonce => {
+                // Our answer was lost. Each costs a look at the host's sockets, and who asks may be anybody.
+                before.answers += 1;
+                if before.answers > ANSWERS {
+                    return;
+                }
+                before.nonce
+            }
+            // Begun anew, which nobody does at once.
+            Some(before) if before.begun + ANEW > now => return,
+            before => {
+                let many = peer.flows.len() >= self.config.flows_per_peer || !room;
+                let known = peer.flows.contains(&flow) || before.is_some();
+                if !known && (many || peer.introductions.responding.len() >= RESPONDING_MOST) {
+                    self.refuse_introduction(id, introducer_nonce, IntroductionRefusal::Busy);
+                    return;
+                }
+                let begun = Responding { introducer_nonce, nonce: fresh, begun: now, answers: 1 };
+                if let Some(former) = peer.introductions.responding.insert(flow, begun) {
+                    self.nonces.remove(&former.nonce);
+                }
+                self.nonces.insert(fresh, flow);
+                self.sweep_later(now);
+                fresh
+            }
+        };
+        let elsewhere = |entry: &FlowEntry| !matches!(entry.end, LocalEnd::Here | LocalEnd::Passing);
+        if self.flows.get(&flow).and_then(Flow::entry).is_some_and(elsewhere) {
+            self.send(id, &[Message::Seen { nonce: introducer_nonce }]);
+        }
+        self.output.ask(FlowOp::Introduce { flow, end: self.end_of(&flow), index, nonce }, Asked::Answer(id, flow));
+    }
+
+    /// Whether a peer that introduces a datagram flow receives at its far address; else it is asked there, and introduces the flow again
+    /// meanwhile (P-150). What is put into such a flow is read by whatever program has its far end.
+    fn is_there(&mut self, now: Time, id: PeerId, flow: &FlowTuple) -> bool {
+        let (address, fresh, port) = (flow.remote.ip(), self.random.u64(), self.config.port);
+        let Some(peer) = self.peers.get_mut(&id) else { return false };
+        let here = peer.remote.ip() == address && !peer.unproven && peer.has_session();
+        if here || peer.shown.contains(now, address) {
+            return true;
+        }
+        if let Some(token) = peer.shown.ask(now, address, fresh) {
+            let (source, to) = (Some(flow.local.ip()), SocketAddr::new(address, port));
+            self.send_to(id, source, to, &[Message::PathChallenge { token }]);
+        }
+        false
+    }
+
+    pub(crate) fn refuse_introduction(&mut self, id: PeerId, nonce: u64, refusal: IntroductionRefusal) {
+        self.send(id, &[Message::IntroductionDone { nonce, outcome: Err(refusal) }]);
+    }
+
+    /// An answer of ours to a peer's introduction is over, one way or the other.
+    pub(crate) fn forget_responding(&mut self, id: PeerId, flow: &FlowTuple) -> Option<Responding> {
+        let responding = self.peers.get_mut(&id)?.introductions.responding.remove(flow)?;
+        self.nonces.remove(&responding.nonce);
+        Some(responding)
+    }
+
+    /// The introducer has seen both nonces travel, and says so in the session of this index of ours; the responder's answer, if one is due.
+    pub(crate) fn handle_echo(&mut self, now: Time, id: PeerId, index: u32, echo: &Echo) -> Option<Message> {
+        let nonce = echo.introducer_nonce;
+        let refused = |refusal| Some(Message::IntroductionDone { nonce, outcome: Err(refusal) });
+        // The nonce of ours that came back names the flow (P-13).
+        let Some(&flow) = self.nonces.get(&echo.responder_nonce) else { return refused(IntroductionRefusal::NotSeen) };
+        let Some(known) = self.flows.get(&flow) else { return refused(IntroductionRefusal::NotSeen) };
+        let answered = self.peers.get(&id).and_then(|peer| peer.introductions.responding.get(&flow)).filter(|own| {
+            (own.introducer_nonce, own.nonce) == (nonce, echo.responder_nonce) && own.begun >= known.opened
+        });
+        let done = match Some(&known.stage) {
+            Some(Stage::Introduced { entry, .. }) if entry.peer != id && !entry.passed_on => {
+                return refused(IntroductionRefusal::OtherFlow);
+            }
+            Some(Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } })
+                if entry.peer == id && *introducer_nonce == echo.introducer_nonce =>
+            {
+                Some(*entry)
+            }
+            _ if answered.is_some() => None,
+            // Both ends introduce. The lower nonce is the introducer's; the other end answers once it has seen it.
+            Some(Stage::Introducing { peer, nonce: own, .. } | Stage::Echoing { peer, nonce: own, .. })
+                if *peer == id && (*own < echo.introducer_nonce || !self.has_seen(&flow, echo.introducer_nonce)) =>
+            {
+                return None;
+            }
+            Some(Stage::Echoing { peer, .. }) if *peer == id => None,
+            _ => return refused(IntroductionRefusal::OtherFlow),
+        };
+        if let Some(entry) = done {
+            let introduced = Introduced { wire_port: entry.wire_local_port, tuple: flow };
+            if entry.end == LocalEnd::Passing {
+                // The second for who has had our answer, and not this word.
+                self.send(id, &[Message::Passing { nonce }, Message::Passing { nonce: entry.name }]);
+            }
+            return Some(Message::IntroductionDone { nonce, outcome: Ok(introduced) });
+        }
+        let Some(peer) = self.peers.get(&id) else { return refused(IntroductionRefusal::Refused) };
+        let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else {
+            return refused(IntroductionRefusal::NotSeen);
+        };
+        // P-132
+        let name = slot.session.flow_name(echo.introducer_nonce, echo.responder_nonce);
+        if peer.has_another_named(name, &flow) {
+            return refused(IntroductionRefusal::Busy);
+        }
+        // P-14
+        let home = Places { local: echo.responder_place, peer: echo.introducer_place };
+        if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
+            let misled = home.local != peer.places.local;
+            if self.forget_responding(id, &flow).is_none() {
+                self.fail_introduction(now, &flow, "one of the hosts moved meanwhile");
+            }
+            if misled {
+                self.announce_again(now, id);
+            }
+            return refused(IntroductionRefusal::OtherPlaces);
+        }
+        if echo.tuple.transport != flow.transport {
+            return refused(IntroductionRefusal::Refused);
+        }
+        let known = peer.flows.contains(&flow);
+        if !known && (peer.flows.len() >= self.config.flows_per_peer || self.introduced >= self.config.flows) {
+            self.forget_responding(id, &flow);
+            return refused(IntroductionRefusal::Busy);
+        }
+        let Some(wire_local_port) = peer.free_wire_port(echo.wire_port, &self.ports) else {
+            self.forget_responding(id, &flow);
+            return refused(IntroductionRefusal::Busy);
+        };
+        // P-87
+        let former = self.passed_on(&flow).copied();
+        if former.is_some() && self.is_moving(&flow) {
+            self.forget_responding(id, &flow);
+            return refused(IntroductionRefusal::Busy);
+        }
+        // Also where the far end has forgotten that it leads the flow here.
+        let again = self.flows.get(&flow).and_then(Flow::entry).copied().filter(|entry| entry.peer == id);
+        let before = former.or(again.filter(|entry| entry.end == LocalEnd::Endpoint));
+        let away = before.is_some();
+        let entry = FlowEntry {
+            peer: id,
+            name,
+            home: if away { Places { peer: ASTRAY, ..home } } else { home },
+            waits: Waits::default(),
+            manner: Manner::default(),
+            peer_tuple: echo.tuple,
+            wire_local_port,
+            wire_remote_port: echo.wire_port,
+            end: before.map_or(self.end_of(&flow), |before| before.end),
+            passed_on: false,
+            hidden: false,
+            beyond: false,
+        };
+        self.forget_responding(id, &flow);
+        let origin = Origin::Answered { introducer_nonce: echo.introducer_nonce, nonce: echo.responder_nonce };
+        self.install(now, flow, entry, origin);
+        // The answer waits until the flow is installed, so that whoever has it may rely on it.
+        None
+    }
+
+    /// A flow was installed: the introducer is told, if we are not that.
+    pub(crate) fn confirm_installed(&mut self, flow: &FlowTuple) {
+        let (entry, nonce) = match self.flows.get(flow).map(|known| &known.stage) {
+            Some(Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } }) => {
+                (entry, *introducer_nonce)
+            }
+            Some(Stage::Introduced { origin: Origin::Paired { .. }, .. }) => return self.confirm_paired(flow),
+            _ => return,
+        };
+        let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
+        let (id, end) = (entry.peer, entry.end);
+        let done = Message::IntroductionDone { nonce, outcome: Ok(introduced) };
+        match end {
+            // P-123, and before the flow is taken for introduced
+            LocalEnd::Passing => self.send(id, &[Message::Passing { nonce }, done]),
+            _ => self.send(id, &[done]),
+        }
+    }
+
+    /// Whether this nonce of the peer's arrived on a flow that we introduce too.
+    fn has_seen(&self, flow: &FlowTuple, nonce: u64) -> bool {
+        matches!(self.flows.get(flow).map(|known| &known.stage),
+            Some(Stage::Echoing { echo, .. }) if echo.responder_nonce == nonce)
+    }
+
+    /// The responder's answer to our echo.
+    pub(crate) fn handle_introduced(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        nonce: u64,
+        outcome: Result<Introduced, IntroductionRefusal>,
+    ) {
+        let Some(&flow) = self.nonces.get(&nonce) else { return };
+        let echo = match self.flows.get(&flow).map(|known| &known.stage) {
+            Some(Stage::Echoing { peer, nonce: own, echo, session, .. }) if *peer == id && *own == nonce => {
+                let name = self
+                    .peers
+                    .get(&id)
+                    .and_then(|peer| peer.session_to(*session))
+                    .map(|slot| slot.session.flow_name(echo.introducer_nonce, echo.responder_nonce));
+                Some((*echo, name))
+            }
+            Some(Stage::Introducing { peer, nonce: own, .. }) if *peer == id && *own == nonce => None,
+            Some(Stage::Pairing { peer, .. }) if *peer == id => return self.handle_not_paired(now, id, flow, outcome),
+            _ => return,
+        };
+        match (outcome, echo) {
+            (Err(_), _) if self.is_referred(&flow, id) => self.fail_introduction(now, &flow, NOT_CONNECTED),
+            // It has not looked at the places that it was to agree to.
+            (Ok(_), Some((echo, _))) if echo.introducer_place == NOWHERE || echo.responder_place == NOWHERE => {
+                self.introduce_again(now, &flow);
+            }
+            (Ok(introduced), Some((echo, name))) if introduced.tuple.transport == flow.transport => {
+                // P-132
+                let other = |name: &u64| self.peers.get(&id).is_some_and(|peer| peer.has_another_named(*name, &flow));
+                let Some(name) = name.filter(|name| !other(name)) else { return self.introduce_again(now, &flow) };
+                let entry = FlowEntry {
+                    peer: id,
+                    name,
+                    home: Places {
+                        local: echo.introducer_place,
+                        peer: if self.is_referred(&flow, id) { ASTRAY } else { echo.responder_place },
+                    },
+                    waits: Waits::default(),
+                    manner: Manner::default(),
+                    peer_tuple: introduced.tuple,
+                    wire_local_port: echo.wire_port,
+                    wire_remote_port: introduced.wire_port,
+                    end: LocalEnd::Here,
+                    passed_on: false,
+                    hidden: false,
+                    beyond: self.flows.get(&flow).is_some_and(|known| known.beyond),
+                };
+                self.install(now, flow, entry, Origin::Introduced);
+            }
+            (Ok(_), Some(_)) => {
+                self.fail_introduction(now, &flow, "the other host takes it for another kind of connection")
+            }
+            // It has not heard from us what it answers to.
+            (Ok(_), None) => {}
+            (Err(IntroductionRefusal::OtherPlaces), _) => {
+                self.announce_again(now, id);
+                self.introduce_again(now, &flow);
+            }
+            // It has started anew, or the flow is no longer the one it was.
+            (Err(IntroductionRefusal::NotSeen | IntroductionRefusal::OtherFlow | IntroductionRefusal::Busy), _) => {
+                self.introduce_again(now, &flow);
+            }
+            (Err(IntroductionRefusal::Refused), _) if flow.transport == Transport::Udp => {
+                self.note_refused(now, id, &flow);
+            }
+            // A TCP connection that it does not know yet, as one that its program has not accepted.
+            (Err(IntroductionRefusal::Refused), None) => self.introduce_again(now, &flow),
+            (Err(IntroductionRefusal::Declined), _) => self.fail_introduction(now, &flow, DECLINED),
+            (Err(_), _) => self.fail_introduction(now, &flow, "the other host refused"),
+        }
+    }
+
+    /// The peer's socket cannot be moved, and so it is with all other connections to it (P-35).
+    fn note_refused(&mut self, now: Time, id: PeerId, flow: &FlowTuple) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            let refused = &mut peer.introductions.refused;
+            refused.retain(|_, until| *until > now);
+            if refused.len() < REFUSED_MOST {
+                refused.insert(flow.remote, now + REFUSED);
+            }
+        }
+        if let Some(known) = self.flows.get_mut(flow) {
+            known.refused = true;
+        }
+        self.fail_introduction(now, flow, NOT_CONNECTED);
+    }
+
+    pub(crate) fn install(&mut self, now: Time, flow: FlowTuple, mut entry: FlowEntry, origin: Origin) {
+        let Some(known) = self.flows.get_mut(&flow) else { return };
+        // The peer may have forgotten it, and with it that it waits here (P-48).
+        entry.waits.here = known.entry().is_some_and(|former| former.waits.here);
+        if let (Some(ruling), Some(peer)) = (&known.ruling, self.peers.get(&entry.peer)) {
+            entry.manner = ruling.with(&peer.key).manner;
+        }
+        // What was restored has nothing else.
+        entry.manner = known.entry().map_or(entry.manner, |former| former.manner);
+        if entry.end == LocalEnd::Passing {
+            // P-64: a gateway cannot end the host's socket, and what that still sends would go to whoever has the address now.
+            entry.manner.gives_way = false;
+        }
+        if entry.home.peer == ASTRAY {
+            return self.install_direct(now, flow, entry, origin);
+        }
+        let before = std::mem::replace(&mut known.stage, Stage::Introduced { entry, origin });
+        if let Some(nonce) = before.own_nonce() {
+            self.nonces.remove(&nonce);
+        }
+        if let Origin::Answered { nonce, .. } = origin {
+            self.nonces.insert(nonce, flow);
+        }
+        let id = entry.peer;
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if let Stage::Introduced { entry: former, .. } = &before {
+            peer.remove_flow(&flow, former);
+        } else {
+            self.introduced += 1;
+        }
+        peer.introductions.active.remove(&flow);
+        let first = peer.flows.is_empty();
+        peer.add_flow(flow, &entry);
+        let translated = entry.peer_tuple.mirrored() != flow;
+        self.timers.stop(Timer::Idle(id));
+        if first {
+            // The data plane needs the places before the flow: without a binding a flow is native in any case.
+            self.put_binding_in_force(now, id);
+            self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
+        }
+        self.output.ask(FlowOp::Install { flow, entry }, Asked::Install(flow));
+        if entry.waits.here {
+            self.note_word(id, entry.name, true);
+            self.tell_waiting_soon(now, id);
+        }
+        self.remember_key(id, &flow);
+        self.output.event(Event::FlowIntroduced { flow, peer: id, translated });
+        self.refresh_sets();
+        if first {
+            // Should it have to find us by another family than the one that it asked by.
+            self.tell_locators(now, id);
+            self.meet_later(now);
+        }
+        self.uproot(now, id);
+    }
+
+    /// Gives up all introductions with a peer that does not answer.
+    pub(crate) fn abandon_introductions(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let flows: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
+        for flow in flows {
+            self.fail_introduction(now, &flow, "the other host does not answer");
+        }
+    }
+
+    /// There is another session with a peer, which may have started anew: what could not be introduced is tried again.
+    pub(crate) fn introduce_failed(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let mut young = Vec::new();
+        for address in peer.answers_at.iter().filter(|address| self.contacts.is_known(**address, id)) {
+            for flow in self.unintroduced.remove(address).unwrap_or_default() {
+                if let Some(known) = self.flows.get_mut(&flow)
+                    && matches!(known.stage, Stage::Failed(_))
+                {
+                    known.stage = Stage::Open;
+                    known.again = 0;
+                    young.push(flow);
+                }
+            }
+        }
+        young.sort_unstable();
+        if !young.is_empty() {
+            self.young.extend(young.into_iter().map(|flow| (now + MATURE, flow)));
+            self.timers.set_earlier(Timer::Mature, now + MATURE);
+        }
+    }
+
+    /// The ends did not agree about a flow: the introduction begins anew, a moment later.
+    pub(crate) fn introduce_again(&mut self, now: Time, flow: &FlowTuple) {
+        if self.end_referral(now, flow) {
+            return;
+        }
+        let Some(known) = self.flows.get_mut(flow) else { return };
+        if known.again >= AGAIN {
+            self.fail_introduction(now, flow, "the other host does not answer, or the two keep moving meanwhile");
+            return;
+        }
+        known.again += 1;
+        let unchanged = known.clone();
+        known.stage = Stage::Open;
+        self.abandon_introduction(flow, &unchanged);
+        self.young.push_back((now + MATURE, *flow));
+        self.timers.set_earlier(Timer::Mature, now + MATURE);
+    }
+
+    pub(crate) fn fail_introduction(&mut self, now: Time, flow: &FlowTuple, reason: &'static str) {
+        if self.end_referral(now, flow) {
+            return;
+        }
+        let Some(known) = self.flows.get_mut(flow) else { return };
+        let before = std::mem::replace(&mut known.stage, Stage::Failed(reason));
+        let unchanged = Flow { stage: before, ..known.clone() };
+        if !known.accepted && !known.refused {
+            self.unintroduced.entry(flow.remote.ip()).or_default().insert(*flow);
+        }
+        self.abandon_introduction(flow, &unchanged);
+        self.output.event(Event::IntroductionFailed { flow: *flow, reason });
+    }
+
+    /// Takes a flow out of the lists of its peer's introductions.
+    pub(crate) fn abandon_introduction(&mut self, flow: &FlowTuple, known: &Flow) {
+        if let Some(nonce) = known.stage.own_nonce() {
+            self.nonces.remove(&nonce);
+        }
+        let peers: Vec<PeerId> = match known.stage {
+            Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } | Stage::Pairing { peer, .. } => vec![peer],
+            Stage::Open => {
+                self.peers.values().filter(|p| p.introductions.active.contains(flow)).map(|p| p.id).collect()
+            }
+            _ => return,
+        };
+        for id in peers {
+            if let Some(peer) = self.peers.get_mut(&id) {
+                peer.introductions.active.remove(flow);
+                peer.introductions.queue.retain(|queued| queued != flow);
+            }
+        }
+    }
+
+    /// Ends introductions of peers that nobody echoed. Tells whether more are under way.
+    pub(crate) fn sweep_introductions(&mut self, now: Time) -> bool {
+        let mut more = self.peers.values().any(|peer| peer.introductions.listen_until.is_some_and(|until| until > now));
+        for peer in self.peers.values_mut() {
+            peer.introductions.responding.retain(|_, responding| {
+                let over = responding.begun + RESPONDING <= now;
+                if over {
+                    self.nonces.remove(&responding.nonce);
+                }
+                more |= !over;
+                !over
+            });
+        }
+        more
+    }
+}

@@ -1,0 +1,460 @@
+//! Pairing by sequence numbers (P-50 to P-52): where a path strips the option that nonces travel in, both ends still know
+//! where the connection's numbers began. They are proved to each other in the session, and never sent.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use whimbrel_wire::message::{Introduced, IntroductionRefusal, Message, Pairing, PairingProof};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, PeerId, Places, SocketNumbers, Waits};
+use crate::base::output::Asked;
+use crate::base::timer::Timer;
+use crate::flow::introduction::{DECLINED, TRIES};
+use crate::flow::policy::Ruled;
+use crate::flow::{Origin, Stage};
+use crate::node::Node;
+use crate::session::peer::NOWHERE;
+
+/// Claims of a peer that wait for a look at the sockets; what is beyond is told to come again.
+const CLAIMS: usize = 256;
+/// Time between two such looks (P-52).
+const PAUSE: Duration = Duration::from_millis(50);
+/// Claims that fit no connection which a peer may make in [`MISSES_FOR`] (P-52).
+const MISSES: u32 = 64;
+const MISSES_FOR: Duration = Duration::from_secs(600);
+/// Connections with a peer that one look makes proofs of (P-52): a few milliseconds' worth. Where there are more, others have their turn in
+/// the next look.
+const CANDIDATES: usize = 4096;
+/// A peer waits for its next look so many times as long as all have to wait for what this one cost.
+const OWN_SHARE: u32 = 4;
+/// Why a flow stays where it is.
+const STRIPPED: &str =
+    "TCP options are stripped on the way, and its sequence numbers fit no connection at the other end";
+
+/// Pairings with one peer that are not finished.
+#[derive(Debug, Default)]
+pub(crate) struct Pairings {
+    /// The sockets are being looked for.
+    asked: bool,
+    /// No other look before that.
+    again: Option<Time>,
+    /// What the peer claims, with the session that it said so in.
+    pub(crate) claims: Vec<(u32, Pairing)>,
+    /// Claims that fitted nothing, and until when they are counted.
+    misses: u32,
+    counted_until: Option<Time>,
+}
+
+/// A connection whose numbers a proof fits, with the numbers as the introducer has them.
+type Fit = (FlowTuple, (u32, u32));
+
+impl Node {
+    /// Nonces do not arrive on this flow of ours: it is named by its numbers, if it goes to where the peer is. Tells whether
+    /// it does.
+    pub(crate) fn begin_pairing(&mut self, now: Time, id: PeerId, flow: FlowTuple) -> bool {
+        let Some(peer) = self.peers.get(&id) else { return false };
+        let (home, remote) = (peer.places_agreed(), peer.remote.ip());
+        // P-51
+        let fits = flow.transport == Transport::Tcp
+            && flow.remote.ip() == remote
+            && self.attachments.contains_key(&flow.local.ip());
+        let Some(wire_port) = peer.free_wire_port(flow.remote.port(), &self.ports) else { return false };
+        let Some(known) = self.flows.get_mut(&flow).filter(|_| fits) else { return false };
+        let Stage::Introducing { nonce, .. } = known.stage else { return false };
+        let (numbers, session) = (None, None);
+        known.stage =
+            Stage::Pairing { peer: id, nonce, home, wire_port, numbers, session, since: now, tries: 0, next: now };
+        self.find_sockets(now, id);
+        true
+    }
+
+    /// Says again what was not answered.
+    pub(crate) fn repeat_pairings(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let begun: Vec<FlowTuple> = peer.introductions.begun.iter().copied().collect();
+        let last_heard = peer.last_heard;
+        let Some(slot) = peer.session() else { return };
+        let (mut messages, mut silent, mut anew, mut over) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut unknown = false;
+        for flow in begun {
+            let Some(Stage::Pairing { nonce, home, wire_port, numbers, session, since, tries, next, .. }) =
+                self.flows.get_mut(&flow).map(|known| &mut known.stage)
+            else {
+                continue;
+            };
+            if *next > now {
+                continue;
+            }
+            if *tries >= TRIES && last_heard <= *since {
+                silent.push(flow);
+                continue;
+            }
+            if *tries >= 2 * TRIES {
+                over.push(flow);
+                continue;
+            }
+            *tries += 1;
+            *next = now + Duration::from_millis(300) * *tries;
+            let Some(numbers) = *numbers else {
+                unknown = true;
+                continue;
+            };
+            // It is not claimed in two sessions: it would be named twice.
+            if *session.get_or_insert(slot.session.remote_index()) != slot.session.remote_index() {
+                anew.push(flow);
+                continue;
+            }
+            messages.push(Message::Pairing(Pairing {
+                introducer_nonce: *nonce,
+                proof: slot.session.pairing_proof(true, true, numbers),
+                introducer_place: home.local,
+                responder_place: home.peer,
+                wire_port: *wire_port,
+                tuple: flow,
+            }));
+        }
+        self.send(id, &messages);
+        if let Some(peer) = self.peers.get_mut(&id).filter(|_| !silent.is_empty()) {
+            // It may be gone, or have started anew: it must say again that it looks.
+            peer.introductions.ready_until = None;
+        }
+        for flow in silent.into_iter().chain(anew) {
+            self.introduce_again(now, &flow);
+        }
+        for flow in over {
+            self.fail_introduction(now, &flow, crate::flow::introduction::UNMARKED);
+        }
+        if unknown {
+            self.find_sockets(now, id);
+        }
+    }
+
+    fn find_sockets(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let pairings = &mut peer.introductions.pairings;
+        if pairings.asked {
+            return;
+        }
+        if let Some(again) = pairings.again.filter(|again| *again > now) {
+            self.timers.set_earlier(Timer::Pairings(id), again);
+            return;
+        }
+        pairings.again = Some(now + PAUSE);
+        self.look_for(now, id);
+    }
+
+    /// It is the turn of a peer's.
+    pub(crate) fn find_sockets_of(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if std::mem::replace(&mut peer.introductions.pairings.asked, true) {
+            return;
+        }
+        let remote = peer.remote.ip();
+        self.output.ask(FlowOp::FindSockets { peer: id, remote }, Asked::FindSockets(id));
+    }
+
+    /// It is time to look at the sockets again.
+    pub(crate) fn look_for_claims(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let ours = |flow: &FlowTuple| {
+            matches!(self.flows.get(flow).map(|known| &known.stage), Some(Stage::Pairing { numbers: None, .. }))
+        };
+        if !peer.introductions.pairings.claims.is_empty() || peer.introductions.begun.iter().any(ours) {
+            self.find_sockets(now, id);
+        }
+    }
+
+    /// The sockets could not be looked at: claims are answered so that they are made again.
+    pub(crate) fn note_not_found(&mut self, _now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.introductions.pairings.asked = false;
+        let claims = std::mem::take(&mut peer.introductions.pairings.claims);
+        let busy: Vec<Message> = claims.iter().map(|(_, claim)| answer(claim, IntroductionRefusal::Busy)).collect();
+        self.send(id, &busy);
+    }
+
+    /// The sockets whose remote address is the peer's, as [`FlowOp::FindSockets`] asked for them.
+    pub fn handle_sockets(&mut self, now: Time, id: PeerId, sockets: &[SocketNumbers]) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.introductions.pairings.asked = false;
+        let claims = std::mem::take(&mut peer.introductions.pairings.claims);
+        let remote = peer.remote.ip();
+        // P-51: also where the peer has moved since they were asked for.
+        let fitting = |socket: &&SocketNumbers| {
+            socket.flow.remote.ip() == remote && self.attachments.contains_key(&socket.flow.local.ip())
+        };
+        let mut candidates: Vec<SocketNumbers> = sockets.iter().filter(fitting).copied().collect();
+        for socket in &candidates {
+            if let Some(Stage::Pairing { peer, numbers: numbers @ None, next, tries, .. }) =
+                self.flows.get_mut(&socket.flow).map(|known| &mut known.stage)
+                && *peer == id
+            {
+                *numbers = Some((socket.first_sent, socket.first_received));
+                (*tries, *next) = (0, now);
+            }
+        }
+        self.timers.set_earlier(Timer::Introductions(id), now);
+        // One session's: proofs of another are others, and who has many sessions is not to have all made in each.
+        let Some(&(session, _)) = claims.last() else { return };
+        let all = candidates.len() <= CANDIDATES;
+        if !all {
+            let first = self.random.u64() as usize % candidates.len();
+            candidates.rotate_left(first);
+            candidates.truncate(CANDIDATES);
+        }
+        self.charge_proofs(now, id, 4 * candidates.len());
+        let proofs = self.proofs(id, session, &candidates);
+        let mut answers = Vec::new();
+        for (index, claim) in claims {
+            let fits = proofs.get(&claim.proof).map(Vec::as_slice).filter(|_| index == session);
+            let answer = match fits {
+                _ if self.has_missed_too_often(now, id) => Some(answer(&claim, IntroductionRefusal::Refused)),
+                Some(&[(flow, numbers)]) => self.accept_pairing(now, id, index, &claim, flow, numbers),
+                _ if index != session || !all => Some(answer(&claim, IntroductionRefusal::Busy)),
+                _ => {
+                    self.count_miss(now, id);
+                    Some(answer(&claim, IntroductionRefusal::Refused))
+                }
+            };
+            answers.extend(answer);
+        }
+        self.send(id, &answers);
+    }
+
+    /// So many proofs are made for a peer: all wait for what that costs, and it itself longer.
+    fn charge_proofs(&mut self, now: Time, id: PeerId, proofs: usize) {
+        let cost = self.looks.charge_proofs(proofs);
+        if let Some(peer) = self.peers.get_mut(&id) {
+            let again = now + (cost * OWN_SHARE).max(PAUSE);
+            peer.introductions.pairings.again = peer.introductions.pairings.again.max(Some(again));
+        }
+    }
+
+    /// Whether a peer has claimed too many connections that fit nothing (P-52).
+    fn has_missed_too_often(&self, now: Time, id: PeerId) -> bool {
+        self.peers.get(&id).is_some_and(|peer| {
+            let pairings = &peer.introductions.pairings;
+            pairings.misses >= MISSES && pairings.counted_until.is_some_and(|until| until > now)
+        })
+    }
+
+    /// The proofs that the peer can make of these sockets' numbers. Who opened a connection has its own initial number, who
+    /// accepted it one more; it is not known for certain which end is which, so all that it may be is tried.
+    fn proofs(&self, id: PeerId, index: u32, sockets: &[SocketNumbers]) -> HashMap<PairingProof, Vec<Fit>> {
+        let mut proofs: HashMap<PairingProof, Vec<Fit>> = HashMap::new();
+        let slot = self.peers.get(&id).and_then(|peer| peer.sessions.iter().find(|s| s.session.local_index() == index));
+        let Some(slot) = slot else { return proofs };
+        for socket in sockets {
+            for sent in [socket.first_received.wrapping_sub(1), socket.first_received] {
+                for received in [socket.first_sent, socket.first_sent.wrapping_add(1)] {
+                    let proof = slot.session.pairing_proof(false, true, (sent, received));
+                    proofs.entry(proof).or_default().push((socket.flow, (sent, received)));
+                }
+            }
+        }
+        proofs
+    }
+
+    fn count_miss(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let pairings = &mut peer.introductions.pairings;
+        if pairings.counted_until.is_none_or(|until| until <= now) {
+            pairings.counted_until = Some(now + MISSES_FOR);
+            pairings.misses = 0;
+        }
+        pairings.misses += 1;
+        if pairings.misses == MISSES {
+            self.output
+                .event(Event::Refused { peer: id, reason: "it claims connections by numbers that are not theirs" });
+        }
+    }
+
+    /// The peer names a flow of its own by numbers. It is looked for; an answer at once is a refusal.
+    pub(crate) fn handle_pairing(&mut self, now: Time, id: PeerId, index: u32, claim: &Pairing) -> Option<Message> {
+        // P-52
+        if claim.tuple.transport != Transport::Tcp || self.has_missed_too_often(now, id) {
+            return Some(answer(claim, IntroductionRefusal::Refused));
+        }
+        let pairings = &mut self.peers.get_mut(&id)?.introductions.pairings;
+        pairings.claims.retain(|(_, waiting)| waiting.introducer_nonce != claim.introducer_nonce);
+        if pairings.claims.len() >= CLAIMS {
+            return Some(answer(claim, IntroductionRefusal::Busy));
+        }
+        pairings.claims.push((index, *claim));
+        self.find_sockets(now, id);
+        None
+    }
+
+    /// Exactly one connection has the numbers that the peer proved to know.
+    fn accept_pairing(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        index: u32,
+        claim: &Pairing,
+        flow: FlowTuple,
+        numbers: (u32, u32),
+    ) -> Option<Message> {
+        let peer = self.peers.get(&id)?;
+        // P-14
+        let home = Places { local: claim.responder_place, peer: claim.introducer_place };
+        if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
+            if home.local != peer.places.local {
+                self.announce_again(now, id);
+            }
+            return Some(answer(claim, IntroductionRefusal::OtherPlaces));
+        }
+        let nonce = claim.introducer_nonce;
+        let slot = peer.sessions.iter().find(|slot| slot.session.local_index() == index)?;
+        // P-132
+        let name = slot.session.paired_flow_name(false, nonce, numbers);
+        if peer.has_another_named(name, &flow) {
+            return Some(answer(claim, IntroductionRefusal::Busy));
+        }
+        let room = peer.flows.contains(&flow)
+            || peer.flows.len() < self.config.flows_per_peer && self.introduced < self.config.flows;
+        // One that was not told of yet will be in a moment.
+        let Some(known) = self.flows.get(&flow).filter(|known| room && !known.closed) else {
+            return Some(answer(claim, IntroductionRefusal::Busy));
+        };
+        if known.entry().is_none() {
+            match self.ruled(&flow, id) {
+                Ruled::Free => {}
+                Ruled::Awaited => return Some(answer(claim, IntroductionRefusal::Busy)),
+                Ruled::Excluded(_) => return Some(answer(claim, IntroductionRefusal::Declined)),
+            }
+        }
+        match &known.stage {
+            Stage::Introduced { entry, .. } if entry.peer != id => {
+                self.output
+                    .event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
+                return Some(answer(claim, IntroductionRefusal::Refused));
+            }
+            Stage::Introduced { origin: Origin::Paired { introducer_nonce, .. }, .. } if *introducer_nonce == nonce => {
+                self.confirm_paired(&flow);
+                return None;
+            }
+            // Moved, it may not be native where both are now.
+            Stage::Introduced { entry, .. } if entry.home != home => {
+                return Some(answer(claim, IntroductionRefusal::OtherPlaces));
+            }
+            // Both ends pair. The lower nonce is the introducer's.
+            Stage::Pairing { nonce: own, .. } if *own < nonce => return None,
+            Stage::Echoing { .. } => return None,
+            _ => {}
+        }
+        self.forget_responding(id, &flow);
+        let Some(wire_local_port) = self.peers.get(&id)?.free_wire_port(claim.wire_port, &self.ports) else {
+            return Some(answer(claim, IntroductionRefusal::Busy));
+        };
+        let wire_remote_port = claim.wire_port;
+        let peer_tuple = claim.tuple;
+        let entry = FlowEntry {
+            peer: id,
+            name,
+            home,
+            waits: Waits::default(),
+            manner: Manner::default(),
+            peer_tuple,
+            wire_local_port,
+            wire_remote_port,
+            end: LocalEnd::Here,
+            passed_on: false,
+            hidden: false,
+            beyond: false,
+        };
+        self.install(now, flow, entry, Origin::Paired { introducer_nonce: nonce, numbers });
+        // The answer waits until the flow is installed.
+        None
+    }
+
+    /// A flow that the peer named by its numbers is installed.
+    pub(crate) fn confirm_paired(&mut self, flow: &FlowTuple) {
+        let Some(Stage::Introduced { entry, origin: Origin::Paired { introducer_nonce: nonce, numbers } }) =
+            self.flows.get(flow).map(|known| &known.stage)
+        else {
+            return;
+        };
+        let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
+        let (id, nonce, numbers) = (entry.peer, *nonce, *numbers);
+        let Some(slot) = self.peers.get_mut(&id).and_then(|peer| peer.session()) else { return };
+        let proof = slot.session.pairing_proof(true, false, numbers);
+        self.send(id, &[Message::Paired { nonce, proof, introduced }]);
+    }
+
+    /// The responder has a connection with the numbers that we proved to know, and proves to know them.
+    pub(crate) fn handle_paired(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        index: u32,
+        nonce: u64,
+        proof: PairingProof,
+        introduced: Introduced,
+    ) {
+        let Some(&flow) = self.nonces.get(&nonce) else { return };
+        let Some(&Stage::Pairing {
+            peer: with, home, wire_port, numbers: Some(numbers), session: Some(named_in), ..
+        }) = self.flows.get(&flow).map(|known| &known.stage)
+        else {
+            return;
+        };
+        let Some(peer) = self.peers.get(&id).filter(|_| with == id) else { return };
+        let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else { return };
+        let expected = slot.session.pairing_proof(false, false, numbers);
+        let name = peer.session_to(named_in).map(|slot| slot.session.paired_flow_name(true, nonce, numbers));
+        let name = name.filter(|name| !peer.has_another_named(*name, &flow));
+        let differs = expected.iter().zip(proof).fold(0, |differs, (a, b)| differs | (a ^ b));
+        if differs != 0 || introduced.tuple.transport != flow.transport {
+            self.output
+                .event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
+            self.fail_introduction(now, &flow, STRIPPED);
+        } else if let Some(name) = name.filter(|_| home == peer.places && home.peer != NOWHERE) {
+            let entry = FlowEntry {
+                peer: id,
+                name,
+                home,
+                waits: Waits::default(),
+                manner: Manner::default(),
+                peer_tuple: introduced.tuple,
+                wire_local_port: wire_port,
+                wire_remote_port: introduced.wire_port,
+                end: LocalEnd::Here,
+                passed_on: false,
+                hidden: false,
+                beyond: false,
+            };
+            self.install(now, flow, entry, Origin::Introduced);
+        } else {
+            self.introduce_again(now, &flow);
+        }
+    }
+
+    /// The responder does not take the flow that we named by its numbers.
+    pub(crate) fn handle_not_paired(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        flow: FlowTuple,
+        outcome: Result<Introduced, IntroductionRefusal>,
+    ) {
+        match outcome {
+            Err(IntroductionRefusal::OtherPlaces) => {
+                self.announce_again(now, id);
+                self.introduce_again(now, &flow);
+            }
+            Err(IntroductionRefusal::Busy) => self.introduce_again(now, &flow),
+            Err(IntroductionRefusal::Declined) => self.fail_introduction(now, &flow, DECLINED),
+            // *Done* without a proof proves nothing.
+            Ok(_) => {}
+            Err(_) => self.fail_introduction(now, &flow, STRIPPED),
+        }
+    }
+}
+
+fn answer(claim: &Pairing, refusal: IntroductionRefusal) -> Message {
+    Message::IntroductionDone { nonce: claim.introducer_nonce, outcome: Err(refusal) }
+}

@@ -1,0 +1,267 @@
+//! Single flows that wait by request, whatever becomes of their hosts (`docs/protocol.md` §6, P-48).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::message::{MAX_WAITING, Message};
+
+use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{FlowOp, PeerId, Waits};
+use crate::base::output::Asked;
+use crate::base::timer::Timer;
+use crate::binding::absence::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
+use crate::flow::Stage;
+use crate::node::Node;
+use crate::session::peer::Away;
+
+/// Numbers of words are below this, so that there is always a next one.
+const NUMBERS: u32 = 1 << 31;
+/// A daemon that was started anew begins so far above the last number that was saved: more were never said in between.
+const BEYOND: u32 = 1 << 13;
+/// Words that are said in close succession before the pauses grow to those of a look for a silent peer.
+const WORDS: u32 = 12;
+/// Senders are woken for the flows that go on at most so often: each time costs a look at all sockets.
+const WAKE_PAUSE: Duration = Duration::from_millis(200);
+
+/// Single flows that wait (P-48).
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// What the peer is to be told, by the names of flows: whether they wait here. Of each the latest word alone counts.
+    pub(crate) untold: BTreeMap<u64, bool>,
+    /// What it is being told.
+    telling: Option<Words>,
+    tries: u32,
+    /// When that was last said.
+    pub(crate) said: Option<Time>,
+    /// Number of the last words.
+    pub(crate) sent: u32,
+    /// Number of the last that the peer said and that were acted on.
+    pub(crate) seen: u32,
+    /// Flows that wait.
+    pub(crate) flows: usize,
+    /// When senders were last woken.
+    woken: Option<Time>,
+}
+
+/// What is said in one message.
+#[derive(Clone, Debug)]
+struct Words {
+    number: u32,
+    wait: bool,
+    names: Vec<u64>,
+    /// They were given another number already, since the peer knew of a higher one.
+    corrected: bool,
+}
+
+impl Waiting {
+    /// What a daemon before this one has saved: its numbers, sent and seen.
+    pub(crate) fn restored((sent, seen): (u32, u32)) -> Self {
+        let sent = if sent == 0 { 0 } else { (sent + BEYOND).min(NUMBERS - 1) };
+        Self { sent, seen, ..Self::default() }
+    }
+
+    /// The peer is to be told whether a flow waits. `first`: drawn by lot, the first number of an end that has said nothing,
+    /// so that it is not one that another daemon of this host has used.
+    fn tell(&mut self, name: u64, wait: bool, first: u32) {
+        if self.sent == 0 {
+            self.sent = first % (NUMBERS / 2) + 1;
+        }
+        self.untold.insert(name, wait);
+        self.tries = 0;
+    }
+
+    /// Whether the peer has acknowledged all that it was to be told.
+    pub(crate) fn is_told(&self) -> bool {
+        self.telling.is_none() && self.untold.is_empty()
+    }
+
+    /// What is to be said next, which is what was said last where that was not answered.
+    fn next(&mut self) -> Option<Words> {
+        if self.telling.is_none() {
+            let wait = *self.untold.values().next()?;
+            let alike = self.untold.iter().filter(|(_, waits)| **waits == wait);
+            let names: Vec<u64> = alike.map(|(name, _)| *name).take(MAX_WAITING).collect();
+            for name in &names {
+                self.untold.remove(name);
+            }
+            self.sent = (self.sent + 1).min(NUMBERS - 1);
+            self.telling = Some(Words { number: self.sent, wait, names, corrected: false });
+        }
+        self.telling.clone()
+    }
+
+    /// Entries of all tables together.
+    pub(crate) fn entries(&self) -> usize {
+        self.untold.len() + self.telling.as_ref().map_or(0, |words| words.names.len())
+    }
+}
+
+impl Node {
+    /// Has single flows wait, or go on, at both ends. Returns those that are introduced and
+    /// did not already.
+    pub fn set_waiting(&mut self, now: Time, flows: &[FlowTuple], wait: bool) -> Vec<FlowTuple> {
+        let mut changed: Vec<(PeerId, u64, FlowTuple)> = Vec::new();
+        for flow in flows {
+            let known = self.flows.get(flow).filter(|known| !known.closed);
+            if let Some(entry) = known.and_then(|known| known.entry()).filter(|entry| entry.waits.here != wait) {
+                changed.push((entry.peer, entry.name, *flow));
+            }
+        }
+        changed.sort_unstable();
+        for (id, name, flow) in &changed {
+            self.let_wait(flow, |waits| waits.here = wait);
+            self.note_word(*id, *name, wait);
+        }
+        for of_peer in changed.chunk_by(|one, other| one.0 == other.0) {
+            let id = of_peer[0].0;
+            self.flows_wait(now, id, wait);
+            let flows = of_peer.iter().map(|(_, _, flow)| *flow).collect();
+            self.event_of_waiting(id, wait, false, flows);
+            self.tell_waiting_soon(now, id);
+        }
+        changed.into_iter().map(|(_, _, flow)| flow).collect()
+    }
+
+    /// A peer is to be told whether a flow waits here.
+    pub(crate) fn note_word(&mut self, id: PeerId, name: u64, wait: bool) {
+        let first = self.random.u32();
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.waiting.tell(name, wait, first);
+        }
+    }
+
+    /// The daemon before this one may have died before a peer knew of its last words: it is told all of them.
+    pub(crate) fn tell_waiting_again(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let spoke = peer.waiting.sent > 0;
+        let entries = peer.flows.iter().filter_map(|flow| self.flows.get(flow)?.entry());
+        let words = entries.map(|entry| (entry.name, entry.waits.here)).filter(|(_, waits)| spoke || *waits);
+        let words: Vec<(u64, bool)> = words.collect();
+        for (name, wait) in words {
+            self.note_word(id, name, wait);
+        }
+    }
+
+    /// Flows that this host has wait.
+    #[must_use]
+    pub fn waiting_flows(&self) -> Vec<FlowTuple> {
+        let waits = self.flows.iter().filter(|(_, known)| known.entry().is_some_and(|entry| entry.waits.here));
+        waits.map(|(flow, _)| *flow).collect()
+    }
+
+    fn let_wait(&mut self, flow: &FlowTuple, change: impl FnOnce(&mut Waits)) -> bool {
+        let Some(known) = self.flows.get_mut(flow) else { return false };
+        let Stage::Introduced { entry, .. } = &mut known.stage else { return false };
+        let before = entry.waits;
+        change(&mut entry.waits);
+        if before == entry.waits {
+            return false;
+        }
+        let entry = *entry;
+        if let Some(peer) = self.peers.get_mut(&entry.peer) {
+            peer.waiting.flows += usize::from(entry.waits.any());
+            peer.waiting.flows -= usize::from(before.any());
+        }
+        self.output.ask(FlowOp::Install { flow: *flow, entry }, Asked::Effect("having a connection wait, or go on"));
+        true
+    }
+
+    /// What flows of a peer wait for has changed.
+    fn flows_wait(&mut self, now: Time, id: PeerId, wait: bool) {
+        self.put_binding_in_force(now, id);
+        if !wait {
+            self.wake_soon(now, id);
+        }
+    }
+
+    /// Flows of a peer go on, or go elsewhere.
+    pub(crate) fn wake_soon(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let due = peer.waiting.woken.map_or(now, |woken| (woken + WAKE_PAUSE).max(now));
+        self.timers.set_earlier(Timer::Wake(id), due);
+    }
+
+    fn event_of_waiting(&mut self, id: PeerId, wait: bool, by_peer: bool, flows: Vec<FlowTuple>) {
+        let waiting = self.peers.get(&id).map_or(0, |peer| peer.waiting.flows);
+        self.output.event(Event::Waiting { peer: id, wait, by_peer, flows, waiting });
+    }
+
+    /// Flows go on: their senders are woken.
+    pub(crate) fn wake_flows(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.waiting.woken = Some(now);
+        // What was under way to another host, whose flows these were, is handed on from there (P-99).
+        self.rebound.remove(&id);
+        self.wake_senders(now, id, false);
+    }
+
+    /// Tells a peer what it is to be told once what this end has done is done, and saved.
+    pub(crate) fn tell_waiting_soon(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id).filter(|peer| !peer.waiting.is_told()) else { return };
+        peer.waiting.tries = 0;
+        self.timers.set_earlier(Timer::Waiting(id), now);
+    }
+
+    /// Tells a peer what it has not acknowledged. One that is away, or out of reach, is told when it is back.
+    pub(crate) fn tell_waiting(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.away == Some(Away::Announced) || peer.attachment.is_none() || !peer.has_session() {
+            self.timers.stop(Timer::Waiting(id));
+            return;
+        }
+        let Some(Words { number, wait, names, .. }) = peer.waiting.next() else { return };
+        peer.waiting.tries += 1;
+        peer.waiting.said = Some(now);
+        let again = match peer.waiting.tries.checked_sub(WORDS) {
+            Some(beyond) => (LOOK_PAUSE * 2u32.pow(beyond.min(8))).min(LOOK_PAUSE_LONGEST),
+            None => peer.repeat_after(peer.waiting.tries),
+        };
+        self.timers.set(Timer::Waiting(id), now + again);
+        self.send(id, &[Message::Waiting { number, wait, names }]);
+    }
+
+    /// The peer tells the highest number that it has acted on.
+    pub(crate) fn handle_waiting_seen(&mut self, now: Time, id: PeerId, number: u32) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(words) = peer.waiting.telling.as_mut() else { return };
+        if number == words.number {
+            peer.waiting.telling = None;
+            peer.waiting.tries = 0;
+            self.timers.stop(Timer::Waiting(id));
+            self.tell_waiting(now, id);
+        } else if number > words.number && number < NUMBERS - 1 {
+            // This end has lost count, as after a start without memory. Once at once, as in P-17.
+            words.number = number + 1;
+            let at_once = !std::mem::replace(&mut words.corrected, true);
+            peer.waiting.sent = number + 1;
+            if at_once {
+                self.tell_waiting(now, id);
+            }
+        }
+    }
+
+    /// The peer has flows wait, or go on.
+    pub(crate) fn handle_waiting(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        number: u32,
+        wait: bool,
+        names: &[u64],
+    ) -> Option<Message> {
+        let peer = self.peers.get_mut(&id).filter(|_| number < NUMBERS)?;
+        if number > peer.waiting.seen {
+            peer.waiting.seen = number;
+            let flows: Vec<FlowTuple> = names.iter().filter_map(|name| peer.named.get(name).copied()).collect();
+            let mut changed = flows;
+            changed.retain(|flow| self.let_wait(flow, |waits| waits.there = wait));
+            if !changed.is_empty() {
+                self.flows_wait(now, id, wait);
+                self.event_of_waiting(id, wait, true, changed);
+            }
+        }
+        self.peers.get(&id).map(|peer| Message::WaitingSeen { number: peer.waiting.seen })
+    }
+}

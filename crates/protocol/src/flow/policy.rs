@@ -1,0 +1,148 @@
+//! What the caller's policy says of single flows: those that are left alone are not introduced, by neither end (P-59).
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::{FlowOp, Manner, PeerId};
+use crate::base::output::Asked;
+use crate::flow::Stage;
+use crate::node::Node;
+use crate::session::contact::Contact;
+
+/// What is wanted for a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    /// It is left alone, by the caller's rule of this number, which means nothing here.
+    pub excluded_by: Option<u32>,
+    /// How it is treated otherwise.
+    pub manner: Manner,
+}
+
+/// What is wanted for a flow, whoever turns out to be at its other end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ruling {
+    /// Where that is a peer of one of these keys.
+    pub for_keys: Vec<(PublicKey, Rule)>,
+    /// Where it is anybody else, or not known.
+    pub otherwise: Rule,
+}
+
+impl Ruling {
+    /// What is wanted for it with the peer of this key.
+    #[must_use]
+    pub fn with(&self, key: &PublicKey) -> Rule {
+        self.for_keys.iter().find(|(named, _)| named == key).map_or(self.otherwise, |(_, rule)| *rule)
+    }
+
+    /// The rule that leaves it alone, whoever is at the other end.
+    fn excluded_by(&self) -> Option<u32> {
+        let all = self.for_keys.iter().all(|(_, rule)| rule.excluded_by.is_some());
+        self.otherwise.excluded_by.filter(|_| all)
+    }
+}
+
+/// What is known of a flow's ruling with one peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ruled {
+    /// The caller has not said yet.
+    Awaited,
+    /// It is left alone, by the rule of this number.
+    Excluded(u32),
+    /// It may be introduced.
+    Free,
+}
+
+impl Node {
+    /// Whether flows that are opened from now on wait for [`Node::handle_ruling`] before anything is done about them. At first
+    /// they do not: then nothing is ruled of any flow.
+    pub fn await_rulings(&mut self, awaited: bool) {
+        self.awaits_rulings = awaited;
+    }
+
+    /// Whether a flow waits for its ruling.
+    #[must_use]
+    pub fn awaits_ruling(&self, flow: &FlowTuple) -> bool {
+        self.flows.get(flow).is_some_and(|known| !known.closed && known.ruling.is_none())
+    }
+
+    /// What is wanted for a flow; one that does not wait for it keeps what was said before.
+    pub fn handle_ruling(&mut self, now: Time, flow: FlowTuple, ruling: Ruling) {
+        let Some(known) = self.flows.get_mut(&flow).filter(|known| known.ruling.is_none()) else { return };
+        let excluded = ruling.excluded_by();
+        known.ruling = Some(ruling);
+        if let (Some(rule), Stage::Open) = (excluded, &known.stage) {
+            known.stage = Stage::Excluded(rule);
+        } else if !known.accepted && now.since(known.opened) >= crate::flow::introduction::MATURE {
+            // It was passed over when it was its turn.
+            self.young.push_front((now, flow));
+            self.timers.set_earlier(crate::base::timer::Timer::Mature, now);
+        }
+    }
+
+    /// What is wanted for a flow with this peer.
+    pub(crate) fn ruled(&self, flow: &FlowTuple, id: PeerId) -> Ruled {
+        let Some(ruling) = self.flows.get(flow).and_then(|known| known.ruling.as_ref()) else { return Ruled::Awaited };
+        let rule = self.peers.get(&id).map_or(ruling.otherwise, |peer| ruling.with(&peer.key));
+        rule.excluded_by.map_or(Ruled::Free, Ruled::Excluded)
+    }
+
+    /// The same before it is certain who is at its other end: whether anything is to be done on its account.
+    pub(crate) fn ruled_beforehand(&self, flow: &FlowTuple) -> Ruled {
+        let address = flow.remote.ip();
+        let Some(ruling) = self.flows.get(flow).and_then(|known| known.ruling.as_ref()) else { return Ruled::Awaited };
+        let expected = match self.contacts.addresses.get(&address) {
+            Some(Contact::Known(id)) => self.peers.get(id).map(|peer| &peer.key),
+            _ => self.config.known_keys.get(&address),
+        };
+        let excluded = expected.map_or_else(|| ruling.excluded_by(), |key| ruling.with(key).excluded_by);
+        excluded.map_or(Ruled::Free, Ruled::Excluded)
+    }
+
+    /// Somebody else opened a connection under the names of a flow that has moved, and is refused, or will get through when
+    /// the flow has gone: as its ruling wants it.
+    pub fn handle_claim(&mut self, now: Time, flow: FlowTuple) {
+        let Some(entry) = self.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
+        if flow.transport == Transport::Udp {
+            return self.handle_datagram_claim(now, flow, &entry);
+        }
+        let given_up = entry.manner.gives_way;
+        self.output.event(Event::Claimed { flow, peer: entry.peer, given_up });
+        if given_up {
+            // The reset takes the way that the data plane still knows.
+            self.output.ask(FlowOp::Abort { flow }, Asked::Effect("aborting a connection"));
+            self.forget_flow(&flow);
+            self.idle_later(now, entry.peer);
+            self.refresh_sets();
+        }
+    }
+
+    /// A flow turned out to be one that is left alone.
+    pub(crate) fn exclude_flow(&mut self, flow: &FlowTuple, rule: u32) {
+        let Some(known) = self.flows.get_mut(flow) else { return };
+        let before = std::mem::replace(&mut known.stage, Stage::Excluded(rule));
+        let unchanged = crate::flow::Flow { stage: before, ..known.clone() };
+        self.abandon_introduction(flow, &unchanged);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_is_left_alone_whoever_is_there_only_if_no_key_is_excepted() {
+        let (one, other) = (PublicKey::from([1; 32]), PublicKey::from([2; 32]));
+        let left_alone = Rule { excluded_by: Some(7), manner: Manner::default() };
+        let ruling = Ruling { for_keys: vec![(one, Rule::default())], otherwise: left_alone };
+        assert_eq!((ruling.excluded_by(), ruling.with(&one), ruling.with(&other)), (None, Rule::default(), left_alone));
+        let ruling = Ruling {
+            for_keys: vec![(one, Rule { excluded_by: Some(3), manner: Manner::default() })],
+            otherwise: left_alone,
+        };
+        assert_eq!(ruling.excluded_by(), Some(7));
+        let ruling = Ruling { for_keys: vec![(one, left_alone)], otherwise: Rule::default() };
+        assert_eq!(ruling.excluded_by(), None);
+    }
+}

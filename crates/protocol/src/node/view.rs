@@ -1,0 +1,157 @@
+//! What the outside may see of a node.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::hello::Capabilities;
+
+use crate::Time;
+use crate::base::op::{Carrier, FlowEntry, LocalEnd, PeerId, Places};
+use crate::flow::{Flow, FlowView};
+use crate::node::Node;
+use crate::session::peer::{Away, Peer};
+
+/// A peer as `whimbrel peers` and `whimbrel paths` show it.
+#[derive(Clone, Debug)]
+pub struct PeerView {
+    /// Its number.
+    pub id: PeerId,
+    /// Its key.
+    pub key: PublicKey,
+    /// Its confirmed endpoint.
+    pub remote: SocketAddr,
+    /// An endpoint that it announced and that is not confirmed.
+    pub candidate: Option<SocketAddr>,
+    /// Our address towards it; `None`: it can't be reached now.
+    pub source: Option<IpAddr>,
+    /// Our endpoint as it sees it.
+    pub observed: Option<SocketAddr>,
+    /// Whether a session is there.
+    pub session: bool,
+    /// Smoothed round trip.
+    pub round_trip: Option<Duration>,
+    /// Places now.
+    pub places: Places,
+    /// How moved flows are carried.
+    pub carrier: Carrier,
+    /// Whether addresses are translated on the way.
+    pub translated: bool,
+    /// Flows that were introduced.
+    pub flows: usize,
+    /// Of these, how many are not where they are at home.
+    pub moved: usize,
+    /// Its other addresses.
+    pub locators: Vec<IpAddr>,
+    /// Sequence numbers of the last update sent and accepted.
+    pub sequences: (u32, u32),
+    /// When it was last heard.
+    pub last_heard: Time,
+    /// Whether it is away, and then whether it said so.
+    pub away: Option<bool>,
+    /// What it is able to do, while a session is there.
+    pub capabilities: Option<Capabilities>,
+}
+
+impl Node {
+    /// The number of the peer with this key, and its smoothed round trip, where that was measured.
+    #[must_use]
+    pub fn peer_with(&self, key: &PublicKey) -> Option<(PeerId, Option<Duration>)> {
+        let id = *self.by_key.get(key)?;
+        Some((id, self.peers.get(&id).and_then(|peer| peer.round_trip)))
+    }
+
+    /// All peers, by number.
+    pub fn peers(&self) -> impl Iterator<Item = PeerView> + '_ {
+        let ended = self.ended();
+        self.peers.values().map(move |peer| PeerView {
+            id: peer.id,
+            key: peer.key,
+            remote: peer.remote,
+            candidate: peer.candidate.as_ref().map(|candidate| candidate.remote),
+            source: peer.attachment.and(peer.source),
+            observed: peer.observed,
+            session: peer.has_session(),
+            round_trip: peer.round_trip,
+            places: peer.places,
+            carrier: peer.carrier,
+            translated: peer.translated(),
+            flows: peer.flows.len().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.0)),
+            moved: peer.moved_flows().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.1)),
+            locators: peer.locators.clone(),
+            sequences: (peer.sequence_sent, peer.sequence_accepted),
+            last_heard: peer.last_heard,
+            away: peer.away.map(|away| away == Away::Announced),
+            capabilities: peer
+                .sessions
+                .iter()
+                .rfind(|slot| slot.settled && slot.until.is_none())
+                .map(|slot| slot.capabilities),
+        })
+    }
+
+    /// Whether there is a socket with this tuple, as far as the node was told.
+    #[must_use]
+    pub fn has_flow(&self, flow: &FlowTuple) -> bool {
+        self.flows.get(flow).is_some_and(|known| !known.closed)
+    }
+
+    /// All flows that are known and have not ended, in no order.
+    pub fn flows(&self) -> impl Iterator<Item = FlowView> + '_ {
+        let ending = |entry: &FlowEntry| {
+            let is_ending = |name| self.moves.as_ref().is_some_and(|moves| moves.is_ending(&name));
+            entry.end == LocalEnd::Behind && self.name_of(entry).is_some_and(is_ending)
+        };
+        let there = move |flow: &Flow| !flow.closed && !flow.entry().is_some_and(ending);
+        self.flows.iter().filter(move |(_, flow)| there(flow)).map(|(tuple, flow)| {
+            let peer = flow.entry().and_then(|entry| self.peers.get(&entry.peer));
+            let places = peer.map(Peer::places_in_force);
+            flow.view(*tuple, places)
+        })
+    }
+
+    /// This host's public key.
+    #[must_use]
+    pub fn public_key(&self) -> PublicKey {
+        self.key.public()
+    }
+
+    /// Entries of all tables together: what must not grow without bound.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        let peers: usize = self.peers.values().map(Peer::entries).sum();
+        let own = [
+            self.flows.len(),
+            self.nonces.len(),
+            self.unintroduced.values().map(BTreeSet::len).sum(),
+            self.young.len(),
+            self.closed.len(),
+            self.output.awaited(),
+            self.by_index.len(),
+            self.by_key.len(),
+            self.listening.len(),
+            self.keeping.len(),
+            self.leaving.len(),
+            self.reaching.len(),
+            self.failed.len(),
+            self.sightings.entries(),
+            self.ports.entries(),
+        ];
+        peers
+            + own.iter().sum::<usize>()
+            + self.contacts.entries()
+            + self.rendezvous.entries()
+            + self.meetings.entries()
+            + self.stand_ins.entries()
+            + self.community.entries()
+            + self.moves.as_ref().map_or(0, |moves| moves.entries())
+    }
+
+    /// Distinct addresses of peers' flows; for tests of invariants.
+    #[must_use]
+    pub fn kept_addresses(&self) -> HashSet<IpAddr> {
+        self.keeping.iter().copied().collect()
+    }
+}

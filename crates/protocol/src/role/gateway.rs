@@ -1,0 +1,325 @@
+//! Gateways (`docs/protocol.md` §12): a router that speaks for hosts behind it, which run nothing. Peers ask at the address of such
+//! a host, and are answered in its name; what they introduce there are flows of this host's like any other, whose sockets it
+//! does not see.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::hello::Capabilities;
+
+use crate::Time;
+use crate::base::config::Prefix;
+use crate::base::event::Event;
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId};
+use crate::base::output::Asked;
+use crate::base::timer::Timer;
+use crate::flow::introduction::is_introducers;
+use crate::flow::{Flow, Stage};
+use crate::node::Node;
+use crate::session::peer::Attachment;
+
+pub(crate) mod opened;
+
+/// How long a peer that is not heard keeps its flows with hosts behind this one (P-103): what the kernel's connection tracking
+/// gives a connection of TCP (`nf_conntrack_tcp_timeout_established`).
+const FORGOTTEN: Duration = Duration::from_secs(5 * 86_400);
+/// Flows of hosts behind that somebody has begun to introduce and nobody has shown to sit on, at the most, and of one peer.
+const UNSHOWN_MOST: usize = 4096;
+const UNSHOWN_OF_PEER: usize = 1024;
+
+/// Flows of hosts behind that a peer has begun to introduce, and has not shown yet to sit on.
+#[derive(Debug, Default)]
+pub(crate) struct Unshown {
+    flows: BTreeMap<FlowTuple, PeerId>,
+    by_peer: BTreeMap<PeerId, BTreeSet<FlowTuple>>,
+}
+
+impl Unshown {
+    fn insert(&mut self, flow: FlowTuple, id: PeerId) {
+        self.remove(&flow);
+        self.flows.insert(flow, id);
+        self.by_peer.entry(id).or_default().insert(flow);
+    }
+
+    fn remove(&mut self, flow: &FlowTuple) {
+        let Some(id) = self.flows.remove(flow) else { return };
+        if let Some(flows) = self.by_peer.get_mut(&id) {
+            flows.remove(flow);
+            if flows.is_empty() {
+                self.by_peer.remove(&id);
+            }
+        }
+    }
+
+    fn of(&self, id: PeerId) -> usize {
+        self.by_peer.get(&id).map_or(0, BTreeSet::len)
+    }
+
+    /// Whether a peer may have one more, and the flow that gives way for it: one of the peer's that has most, so that nobody can keep
+    /// the others from beginning (P-101).
+    fn room(&self, id: PeerId) -> Option<Option<FlowTuple>> {
+        let own = self.of(id);
+        if own >= UNSHOWN_OF_PEER {
+            return None;
+        }
+        if self.flows.len() < UNSHOWN_MOST {
+            return Some(None);
+        }
+        let most = self.by_peer.values().max_by_key(|flows| flows.len()).filter(|flows| flows.len() > own + 1);
+        most.map(|flows| flows.last().copied())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.flows.len()
+    }
+}
+
+/// What this host is attached by where it is reached at `address`: by its own, or by that of a host behind it, which stays as long
+/// as the configuration says so.
+pub(crate) fn attached(own: &BTreeMap<IpAddr, Attachment>, behind: &[Prefix], address: IpAddr) -> Option<Attachment> {
+    let foreign =
+        || behind.iter().any(|prefix| prefix.contains(address)).then_some(Attachment { address, generation: 0 });
+    own.get(&address).copied().or_else(foreign)
+}
+
+impl Node {
+    /// Whether an address is that of a host behind this one (P-100).
+    #[must_use]
+    pub fn is_behind(&self, address: IpAddr) -> bool {
+        !self.attachments.contains_key(&address) && self.speaks_at(address)
+    }
+
+    /// Whether peers may ask at an address for hosts behind this one, or for what else they take for one: its own there.
+    pub(crate) fn speaks_at(&self, address: IpAddr) -> bool {
+        self.config.behind.iter().any(|prefix| prefix.contains(address))
+    }
+
+    pub(crate) fn attachment_at(&self, address: IpAddr) -> Option<Attachment> {
+        attached(&self.attachments, &self.config.behind, address)
+    }
+
+    /// Where this host's end of a flow is that its peer introduces.
+    pub(crate) fn end_of(&self, flow: &FlowTuple) -> LocalEnd {
+        if self.is_behind(flow.local.ip()) { LocalEnd::Passing } else { LocalEnd::Here }
+    }
+
+    /// An introduction has come for a host behind this one: the flow is taken for one that is there, as its socket is not seen
+    /// (P-101). The introduction, which has this nonce and came for the session of this index, is to be told after.
+    pub fn handle_flow_passing(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
+        let between = self.is_behind(flow.local.ip()) && self.attachment_at(flow.remote.ip()).is_none();
+        if !is_introducers(nonce) || !between || self.has_flow(&flow) {
+            return;
+        }
+        let Some(&id) = self.by_index.get(&index) else { return };
+        let Some(gives_way) = self.unshown.room(id) else { return };
+        if let Some(other) = gives_way {
+            self.unshown.remove(&other);
+            self.forget_flow(&other);
+        }
+        self.handle_flow_opened(now, flow, true);
+        self.doubt(now, &flow, id);
+    }
+
+    /// This peer has not shown to sit on a flow yet; unless that changes soon it is forgotten.
+    pub(crate) fn doubt(&mut self, now: Time, flow: &FlowTuple, id: PeerId) {
+        if self.is_behind(flow.local.ip()) {
+            self.unshown.insert(*flow, id);
+            self.sweep_later(now);
+        }
+    }
+
+    /// Forgets flows of hosts behind that nobody introduces any more. Tells whether any is left.
+    pub(crate) fn sweep_passing(&mut self) -> bool {
+        if self.unshown.len() == 0 {
+            return false;
+        }
+        let peers = self.peers.values();
+        let answered: HashSet<FlowTuple> =
+            peers.flat_map(|peer| peer.introductions.responding.keys().copied()).collect();
+        for (flow, id) in std::mem::take(&mut self.unshown).flows {
+            match self.flows.get(&flow) {
+                None | Some(Flow { stage: Stage::Introduced { .. }, .. }) => {}
+                Some(_) if answered.contains(&flow) => self.unshown.insert(flow, id),
+                Some(_) => self.forget_flow(&flow),
+            }
+        }
+        self.unshown.len() > 0
+    }
+
+    /// Forgets what a peer that has not been heard for very long has with hosts behind this one (P-103).
+    pub(crate) fn forget_unheard(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id).filter(|peer| peer.last_heard + FORGOTTEN <= now) else { return };
+        let passing = |flow: &&FlowTuple| {
+            self.flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Passing)
+        };
+        let flows: Vec<FlowTuple> = peer.flows.iter().filter(passing).copied().collect();
+        if flows.is_empty() {
+            return;
+        }
+        for flow in flows {
+            self.forget_flow(&flow);
+        }
+        self.idle_later(now, id);
+        self.put_binding_in_force(now, id);
+        self.refresh_sets();
+    }
+
+    /// Somebody sends, from where the peer of a datagram flow with a host behind this one was: after a while that is not the peer any
+    /// more, and what he is answered is his (P-104).
+    pub(crate) fn handle_datagram_claim(&mut self, now: Time, flow: FlowTuple, entry: &FlowEntry) {
+        let id = entry.peer;
+        let Some(peer) = self.peers.get(&id) else { return };
+        if peer.places_in_force() == entry.home {
+            return;
+        }
+        if let Some(until) = peer.under_way_until(now, entry.home.peer) {
+            // It may have been on the way. That is told once, until the flow is installed anew.
+            self.claimed.insert(flow, until);
+            self.timers.set_earlier(Timer::Claims, until);
+            return;
+        }
+        self.claimed.remove(&flow);
+        self.output.event(Event::Claimed { flow, peer: id, given_up: true });
+        self.forget_flow(&flow);
+        self.tell_ended(now, id, entry.name);
+        self.idle_later(now, id);
+        self.refresh_sets();
+    }
+
+    /// What was on the way to peers' former places when they moved has arrived by now: who sends from there from now on is told of.
+    pub(crate) fn look_for_claims_again(&mut self, now: Time) {
+        let due = self.claimed.iter().filter(|(_, until)| **until <= now).map(|(flow, _)| *flow);
+        for flow in due.collect::<Vec<_>>() {
+            self.claimed.remove(&flow);
+            if let Some(entry) = self.flows.get(&flow).and_then(Flow::entry).copied() {
+                let asked = Asked::Effect("looking for who has an address");
+                self.output.ask(FlowOp::Install { flow, entry }, asked);
+            }
+        }
+        if let Some(next) = self.claimed.values().min() {
+            self.timers.set(Timer::Claims, *next);
+        }
+    }
+
+    /// The peer's end of a flow that is being introduced to it is the socket of a host behind it (P-123).
+    pub(crate) fn handle_passing(&mut self, id: PeerId, nonce: u64) {
+        let Some(&flow) = self.nonces.get(&nonce) else { return self.note_beyond(id, nonce) };
+        let Some(known) = self.flows.get_mut(&flow) else { return };
+        if matches!(known.stage, Stage::Echoing { peer, nonce: own, .. } if (peer, own) == (id, nonce)) {
+            known.beyond = true;
+        }
+    }
+
+    /// The same of a flow that is introduced already: the word was lost when it was.
+    fn note_beyond(&mut self, id: PeerId, name: u64) {
+        let Some(flow) = self.peers.get(&id).and_then(|peer| peer.named.get(&name).copied()) else { return };
+        let Some(Flow { stage: Stage::Introduced { entry, .. }, .. }) = self.flows.get_mut(&flow) else { return };
+        if entry.end == LocalEnd::Here && !std::mem::replace(&mut entry.beyond, true) {
+            let entry = *entry;
+            let asked = Asked::Effect("noting that a connection's other end is behind a gateway");
+            self.output.ask(FlowOp::Install { flow, entry }, asked);
+        }
+    }
+
+    /// Whether a peer is to be told when a flow of TCP with it is over, since it does not see its end (P-103).
+    pub(crate) fn sees_no_ends(&self, id: PeerId) -> bool {
+        let sessions = self.peers.get(&id).map(|peer| peer.sessions.as_slice()).unwrap_or_default();
+        sessions.iter().any(|slot| slot.capabilities.contains(Capabilities::GATEWAY))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::config::Config;
+    use crate::node::Routes;
+    use whimbrel_handshake::StaticKey;
+    use whimbrel_wire::Transport;
+
+    struct Nowhere;
+
+    impl Routes for Nowhere {
+        fn source_for(&self, _: IpAddr) -> Option<IpAddr> {
+            None
+        }
+
+        fn still_reaches(&self, _: IpAddr, _: IpAddr) -> bool {
+            false
+        }
+    }
+
+    fn router() -> Node {
+        let prefix = Prefix { address: "192.0.2.0".parse().expect("an address"), length: 24 };
+        let config = Config { behind: vec![prefix], ..Config::default() };
+        let mut node = Node::new(config, StaticKey::from_bytes([3; 32]), [4; 32]);
+        let own = Attachment { address: "192.0.2.1".parse().expect("an address"), generation: 1 };
+        node.handle_network(Time::default(), &[own], &Nowhere);
+        // Sessions with peers of these numbers.
+        node.by_index.extend((1..=6).map(|index| (index, PeerId(index))));
+        node
+    }
+
+    fn flow(local: &str, remote: &str) -> FlowTuple {
+        let end = |text: &str| text.parse().expect("an endpoint");
+        FlowTuple { transport: Transport::Tcp, local: end(local), remote: end(remote) }
+    }
+
+    #[test]
+    fn a_router_speaks_for_those_behind_it_and_nobody_else() {
+        // P-100, P-101
+        let mut node = router();
+        let far = "198.51.100.9:5000";
+        let good = flow("192.0.2.7:80", far);
+        let others = [
+            // Its own, somebody else's, and within the network.
+            flow("192.0.2.1:80", far),
+            flow("203.0.113.1:80", far),
+            flow("192.0.2.7:80", "192.0.2.9:5000"),
+            flow("192.0.2.7:80", "192.0.2.1:5000"),
+        ];
+        for other in others {
+            node.handle_flow_passing(Time::default(), other, 1, 7);
+            assert!(!node.has_flow(&other), "{other}");
+        }
+        // A carrier probe, and an answer to a nonce that nobody sent.
+        for nonce in [1 << 63, 1 << 62] {
+            node.handle_flow_passing(Time::default(), good, 1, nonce);
+            assert!(!node.has_flow(&good));
+        }
+        // In nobody's session.
+        node.handle_flow_passing(Time::default(), good, 77, 7);
+        assert!(!node.has_flow(&good));
+        node.handle_flow_passing(Time::default(), good, 1, 7);
+        assert!(node.has_flow(&good) && node.end_of(&good) == LocalEnd::Passing);
+        assert_eq!(node.end_of(&flow("192.0.2.1:80", far)), LocalEnd::Here);
+        assert!(node.attachment_at("192.0.2.7".parse().expect("an address")).is_some());
+    }
+
+    #[test]
+    fn what_nobody_shows_to_sit_on_is_forgotten_and_bounded() {
+        // P-101
+        let mut node = router();
+        let begin = |node: &mut Node, index: u32, count: usize| {
+            for port in 1..=u16::try_from(count).expect("a port") {
+                let flow = flow("192.0.2.7:80", &format!("198.51.100.{index}:{port}"));
+                node.handle_flow_passing(Time::default(), flow, index, 7);
+            }
+        };
+        // Nobody gets it all, and all together do not keep one out who comes later.
+        begin(&mut node, 1, UNSHOWN_OF_PEER + 10);
+        assert_eq!((node.flows.len(), node.unshown.of(PeerId(1))), (UNSHOWN_OF_PEER, UNSHOWN_OF_PEER));
+        (2..=4).for_each(|index| begin(&mut node, index, UNSHOWN_OF_PEER + 10));
+        assert_eq!(node.flows.len(), UNSHOWN_MOST);
+        begin(&mut node, 5, 600);
+        assert_eq!((node.flows.len(), node.unshown.of(PeerId(5))), (UNSHOWN_MOST, 600));
+        // Nor does the one who comes later push out others with fewer.
+        begin(&mut node, 6, UNSHOWN_OF_PEER);
+        let held: Vec<usize> = (1..=6).map(|id| node.unshown.of(PeerId(id))).collect();
+        assert!(held.iter().all(|held| (600..=UNSHOWN_MOST / 6 + 90).contains(held)), "{held:?}");
+        let due = node.poll_timeout().expect("a timer");
+        node.handle_timeout(due);
+        assert!(node.flows.is_empty() && node.unshown.len() == 0);
+    }
+}

@@ -1,0 +1,200 @@
+//! Connections that hosts behind a gateway have opened themselves (P-125). The gateway asks whoever they lead to whether he runs Whimbrel,
+//! as a host does that has opened one, and has him look for it: from there on all is as if he had opened the connection.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use whimbrel_wire::message::Message;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::Time;
+use crate::base::op::PeerId;
+use crate::base::timer::Timer;
+use crate::flow::introduction::{AGAIN, MATURE};
+use crate::flow::policy::Ruled;
+use crate::flow::{Flow, Stage};
+use crate::node::Node;
+use crate::session::contact::Contact;
+
+/// Connections that are remembered at the most, of those of one host, and of those to one address.
+const OPENED_MOST: usize = 4096;
+const OPENED_OF_ONE: usize = OPENED_MOST / 4;
+const OPENED_TO_ONE: usize = 256;
+/// How often the other end is told of one, and how long it is remembered.
+const REQUESTS: u8 = 3;
+const REMEMBERED: Duration = Duration::from_secs(60);
+/// Between two looks at them.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Addresses that are asked for the first time at one look: half of what may be asked in a second (P-10).
+const ASKED_AT_ONCE: usize = 10;
+/// What one of them is told in one go.
+const AT_ONCE: usize = 64;
+
+/// What hosts behind this one have opened and nobody has introduced yet, by where it leads to.
+#[derive(Debug, Default)]
+pub(crate) struct OpenedBehind {
+    to: BTreeMap<IpAddr, BTreeMap<FlowTuple, Wanted>>,
+    /// How many there are of each host.
+    of: BTreeMap<IpAddr, usize>,
+    count: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    until: Time,
+    requests: u8,
+}
+
+impl OpenedBehind {
+    /// Whether somebody at an address is wanted.
+    pub(crate) fn wants(&self, address: IpAddr) -> bool {
+        self.to.contains_key(&address)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    fn insert(&mut self, now: Time, flow: FlowTuple) -> bool {
+        let flows = self.to.get(&flow.remote.ip()).map_or(0, BTreeMap::len);
+        let of_one = self.of.get(&flow.local.ip()).copied().unwrap_or_default();
+        if self.count >= OPENED_MOST || flows >= OPENED_TO_ONE || of_one >= OPENED_OF_ONE {
+            return false;
+        }
+        if let Entry::Vacant(entry) = self.to.entry(flow.remote.ip()).or_default().entry(flow) {
+            entry.insert(Wanted { until: now + REMEMBERED, requests: 0 });
+            *self.of.entry(flow.local.ip()).or_default() += 1;
+            self.count += 1;
+        }
+        true
+    }
+
+    fn forget(&mut self, address: IpAddr) {
+        self.to.remove(&address);
+        self.count_all();
+    }
+
+    fn retain(&mut self, keep: impl Fn(&FlowTuple, &Wanted) -> bool) {
+        for flows in self.to.values_mut() {
+            flows.retain(|flow, wanted| keep(flow, wanted));
+        }
+        self.to.retain(|_, flows| !flows.is_empty());
+        self.count_all();
+    }
+
+    fn count_all(&mut self) {
+        (self.of, self.count) = (BTreeMap::new(), 0);
+        for flow in self.to.values().flat_map(BTreeMap::keys) {
+            *self.of.entry(flow.local.ip()).or_default() += 1;
+            self.count += 1;
+        }
+    }
+}
+
+impl Node {
+    /// A host behind this one has opened a connection, which has been answered: this router has seen both.
+    pub fn handle_passing_opened(&mut self, now: Time, flow: FlowTuple) {
+        let between = self.is_behind(flow.local.ip()) && self.attachment_at(flow.remote.ip()).is_none();
+        if flow.transport == Transport::Tcp && between && !self.has_flow(&flow) && self.opened.insert(now, flow) {
+            self.timers.set_earlier(Timer::Opened, now + MATURE);
+        }
+    }
+
+    /// Asks where such connections lead to, and tells who answers of them.
+    pub(crate) fn continue_opened(&mut self, now: Time) {
+        let flows = &self.flows;
+        let introduced = |flow: &FlowTuple| flows.get(flow).and_then(Flow::entry).is_some();
+        self.opened.retain(|flow, wanted| wanted.until > now && wanted.requests < REQUESTS && !introduced(flow));
+        let addresses: Vec<IpAddr> = self.opened.to.keys().copied().collect();
+        let mut asked = 0;
+        for address in addresses {
+            match self.contacts.addresses.get(&address).copied() {
+                Some(Contact::Known(id)) => self.tell_opened(now, id, address),
+                Some(Contact::Asking { .. }) => {}
+                Some(Contact::Silent { until, .. }) if until <= now => self.continue_contact(now, address),
+                // P-10
+                Some(Contact::Silent { .. }) => self.opened.forget(address),
+                None if !self.may_ask(address) => self.opened.forget(address),
+                None if asked >= ASKED_AT_ONCE => {}
+                None => {
+                    asked += 1;
+                    self.contacts.addresses.insert(address, Contact::Asking { tries: 0, source: None });
+                    self.continue_contact(now, address);
+                }
+            }
+        }
+        if self.opened.len() > 0 {
+            self.timers.set(Timer::Opened, now + PAUSE);
+        }
+    }
+
+    fn tell_opened(&mut self, now: Time, id: PeerId, address: IpAddr) {
+        if !self.peers.get(&id).is_some_and(|peer| peer.has_session()) {
+            return self.reach_again(now, id);
+        }
+        let Some(flows) = self.opened.to.get_mut(&address) else { return };
+        let mut tuples = Vec::new();
+        for (tuple, wanted) in flows.iter_mut().take(AT_ONCE) {
+            wanted.requests += 1;
+            tuples.push(*tuple);
+        }
+        for tuple in tuples {
+            // Each by itself: looking for one costs the peer a handshake.
+            self.send(id, &[Message::AskHere { tuple }]);
+        }
+    }
+
+    /// A host behind a gateway, this peer, has opened a connection to this host, which had nobody to ask about it. It may be anybody who
+    /// says so: what is asked is who has the connection's remote address, as if this host had opened it.
+    pub(crate) fn handle_ask_here(&mut self, now: Time, id: PeerId, tuple: &FlowTuple) {
+        let flow = tuple.mirrored();
+        if !self.sees_no_ends(id) || flow.transport != Transport::Tcp {
+            return;
+        }
+        let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed && known.accepted) else { return };
+        match known.stage {
+            Stage::Open => {}
+            // Whoever says it again and again has nothing done again and again.
+            Stage::Failed(_) if known.again < AGAIN => {
+                known.again += 1;
+                known.stage = Stage::Open;
+            }
+            _ => return,
+        }
+        if matches!(self.ruled_beforehand(&flow), Ruled::Free) {
+            self.want_introduction(now, flow);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    fn flow(host: u8, number: usize) -> FlowTuple {
+        let number = u16::try_from(number).expect("a number");
+        let remote = Ipv4Addr::new(198, 51, 100, u8::try_from(number / 200).expect("an address"));
+        FlowTuple {
+            transport: Transport::Tcp,
+            local: SocketAddr::new(Ipv4Addr::new(192, 0, 2, host).into(), 1024 + number),
+            remote: SocketAddr::new(remote.into(), 80),
+        }
+    }
+
+    #[test]
+    fn one_host_takes_no_more_than_a_quarter_of_the_room() {
+        // P-125
+        let (mut opened, now) = (OpenedBehind::default(), Time::default());
+        let taken = |opened: &mut OpenedBehind, host| (0..2000).filter(|n| opened.insert(now, flow(host, *n))).count();
+        assert_eq!(taken(&mut opened, 1), OPENED_OF_ONE);
+        assert!(opened.insert(now, flow(2, 0)), "another host has its turn");
+        opened.forget(flow(1, 0).remote.ip());
+        assert_eq!((opened.len(), opened.of[&flow(1, 0).local.ip()]), (OPENED_OF_ONE - 200, OPENED_OF_ONE - 200));
+        assert_eq!(taken(&mut opened, 1), 200, "there is room again");
+        opened.retain(|_, wanted| wanted.until > now + REMEMBERED);
+        assert!(opened.len() == 0 && opened.of.is_empty());
+    }
+}

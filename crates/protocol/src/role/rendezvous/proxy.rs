@@ -1,0 +1,298 @@
+//! Standing in for hosts that have left a link: who moves away may have somebody there take in what is said to it at its
+//! former address, and pass it on (`docs/protocol.md` §8).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_wire::message::{MAX_PASSED_ON, MAX_STOOD_IN, Message, StandInStatus};
+
+use crate::Time;
+use crate::base::arrival::Arrival;
+use crate::base::bucket::Bucket;
+use crate::base::event::Event;
+use crate::base::op::{AddressOp, PeerId};
+use crate::base::output::Asked;
+use crate::base::timer::Timer;
+use crate::node::Node;
+use crate::session::peer::{NOWHERE, Peer};
+
+/// Addresses that a host stands in for, of all hosts together.
+const STOOD_IN: usize = 64;
+/// Datagrams that are passed on to one host for one address: so many at once, and one more in so long.
+const BUDGET: f64 = 32.0;
+const BUDGET_PAUSE: Duration = Duration::from_millis(200);
+/// Addresses that are begun to be stood in for, for one host: so many at once, and one more in so long. Each has all on the
+/// link asked and told, and costs calls that wait.
+const BEGINNINGS: f64 = MAX_STOOD_IN as f64;
+const BEGINNING_PAUSE: Duration = Duration::from_secs(10);
+/// Requests in close succession before the pauses become long.
+const REQUESTS: u32 = 8;
+const REQUEST_PAUSE: Duration = Duration::from_secs(60);
+/// Datagrams of handshakes and control are passed on; what comes in a tunnel is not (`docs/protocol.md` §1).
+const KINDS: [u8; 5] = [0x01, 0x02, 0x03, 0x04, 0x10];
+
+/// Who stands in for this host, and for whom it does.
+#[derive(Default)]
+pub(crate) struct StandIns {
+    /// Peers that do not answer our updates, and where they take us to be.
+    unheard: BTreeMap<PeerId, IpAddr>,
+    /// The rendezvous that were asked.
+    asked: BTreeMap<PeerId, Request>,
+    /// Addresses that this host stands in for.
+    stands: BTreeMap<IpAddr, PeerId>,
+    /// What may be passed on still for these, and for those that were stood in for lately: who asks again has no more of it.
+    budgets: BTreeMap<IpAddr, Bucket>,
+    /// How soon more addresses are begun with.
+    beginnings: BTreeMap<PeerId, Bucket>,
+}
+
+/// What a rendezvous was asked for.
+#[derive(Default)]
+struct Request {
+    addresses: BTreeSet<IpAddr>,
+    answered: bool,
+    tries: u32,
+    /// What became of each address, where that is known.
+    known: BTreeMap<IpAddr, StandInStatus>,
+}
+
+impl StandIns {
+    pub(crate) fn entries(&self) -> usize {
+        let asked: usize = self.asked.values().map(|request| 1 + request.addresses.len() + request.known.len()).sum();
+        self.unheard.len() + asked + self.stands.len() + self.budgets.len() + self.beginnings.len()
+    }
+
+    /// Whether a host may have one more address stood in for already.
+    fn may_begin(&mut self, now: Time, id: PeerId) -> bool {
+        self.beginnings.entry(id).or_insert_with(|| Bucket::of(BEGINNINGS, BEGINNING_PAUSE)).take(now)
+    }
+
+    /// Forgets budgets that are whole again.
+    fn sweep_budgets(&mut self, now: Time) {
+        let Self { stands, budgets, .. } = self;
+        budgets.retain(|address, budget| stands.contains_key(address) || !budget.is_full(now));
+    }
+}
+
+impl Peer {
+    /// This host leaves the place where the peer takes it to be.
+    pub(crate) fn note_left(&mut self) {
+        if self.places.local != NOWHERE {
+            self.left = self.source;
+        }
+    }
+}
+
+// Who has moved.
+impl Node {
+    /// A peer does not answer our updates: it may send its own to where we were.
+    pub(crate) fn want_stand_in(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get(&id).filter(|peer| !peer.flows.is_empty()) else { return };
+        let Some(left) = peer.left.filter(|left| !self.attachments.contains_key(left)) else { return };
+        if self.stand_ins.unheard.insert(id, left) != Some(left) {
+            self.ask_stand_ins(now);
+        }
+    }
+
+    /// A peer knows where we are: nobody need stand in for its sake.
+    pub(crate) fn stand_in_no_more(&mut self, now: Time, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.left = None;
+        }
+        if self.stand_ins.unheard.remove(&id).is_some() {
+            self.ask_stand_ins(now);
+        } else if !self.stand_ins.unheard.is_empty() {
+            // It may be a rendezvous that knows only now that we are elsewhere.
+            self.ask_stand_in(now, id);
+        }
+    }
+
+    /// Tells all rendezvous what they are to stand in for, if they do not know.
+    pub(crate) fn ask_stand_ins(&mut self, now: Time) {
+        if self.stand_ins.unheard.is_empty() && self.stand_ins.asked.is_empty() {
+            return;
+        }
+        for id in self.registrars() {
+            self.ask_stand_in(now, id);
+        }
+    }
+
+    /// Asks a rendezvous, for the first time or again.
+    pub(crate) fn ask_stand_in(&mut self, now: Time, id: PeerId) {
+        if self.suspended || !self.registrars().contains(&id) {
+            return;
+        }
+        let Some(peer) = self.peers.get(&id) else { return };
+        let needed = |of: &PeerId| *of != id && self.peers.get(of).is_some_and(|of| !of.flows.is_empty());
+        let others = self.stand_ins.unheard.iter().filter(|(unheard, _)| needed(unheard));
+        let gone = others.map(|(_, left)| *left).filter(|left| !self.attachments.contains_key(left));
+        let wanted: BTreeSet<IpAddr> = gone.take(MAX_STOOD_IN).collect();
+        let known = self.stand_ins.asked.get(&id).map(|request| &request.addresses);
+        if wanted.is_empty() && known.is_none() {
+            return;
+        }
+        let request = self.stand_ins.asked.entry(id).or_default();
+        if request.addresses != wanted {
+            *request = Request { addresses: wanted, ..Request::default() };
+        }
+        // It passes on to where it knows us to be, so it has to know that first.
+        let reached = peer.has_session() && peer.attachment.is_some() && peer.update.is_none();
+        if request.answered || !reached {
+            return;
+        }
+        request.tries += 1;
+        let again = if request.tries > REQUESTS { REQUEST_PAUSE } else { peer.repeat_after(request.tries) };
+        let addresses = request.addresses.iter().copied().collect();
+        self.timers.set(Timer::StandIn(id), now + again);
+        self.send(id, &[Message::StandIn { addresses }]);
+    }
+
+    /// A rendezvous has started anew, perhaps, and stands in for nobody.
+    pub(crate) fn ask_stand_in_anew(&mut self, now: Time, id: PeerId) {
+        if let Some(request) = self.stand_ins.asked.get_mut(&id) {
+            request.answered = false;
+            request.tries = 0;
+            self.ask_stand_in(now, id);
+        }
+    }
+
+    /// A rendezvous says what becomes of addresses.
+    pub(crate) fn handle_standing_in(&mut self, now: Time, id: PeerId, addresses: &[(IpAddr, StandInStatus)]) {
+        let Some(request) = self.stand_ins.asked.get_mut(&id) else { return };
+        let named: BTreeSet<IpAddr> = addresses.iter().map(|(address, _)| *address).collect();
+        if named == request.addresses {
+            request.answered = true;
+            self.timers.stop(Timer::StandIn(id));
+        }
+        let mut news = Vec::new();
+        for (address, status) in addresses {
+            if request.addresses.contains(address) && request.known.insert(*address, *status) != Some(*status) {
+                news.push((*address, *status));
+            }
+        }
+        if request.answered && request.addresses.is_empty() {
+            self.stand_ins.asked.remove(&id);
+        }
+        for (address, status) in news {
+            self.output.event(Event::StoodInFor { by: id, address, status });
+        }
+        self.check_later(now, id);
+    }
+
+    /// Who stands in for this host passes on what came (P-61). It is believed in nothing: what it hands over proves itself, or
+    /// does not.
+    pub(crate) fn handle_passed_on(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        arrival: &Arrival,
+        left: IpAddr,
+        source: SocketAddr,
+        datagram: &[u8],
+    ) {
+        let asked = self.stand_ins.asked.get(&id).is_some_and(|request| request.addresses.contains(&left));
+        let address = source.ip();
+        let somewhere = !address.is_unspecified() && !address.is_multicast() && !address.is_loopback();
+        let own = self.attachments.contains_key(&address);
+        // Not in one another.
+        if asked && somewhere && !own && source.port() != 0 && !arrival.passed_on {
+            self.take_in_datagram(now, source, None, datagram, true);
+        }
+    }
+}
+
+// Who stands in.
+impl Node {
+    /// A host asks to have somebody stand in for addresses that it has left. Gives the answer.
+    pub(crate) fn handle_stand_in(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        arrival: &Arrival,
+        addresses: &[IpAddr],
+    ) -> Option<Message> {
+        let peer = self.peers.get(&id).filter(|peer| peer.has_session())?;
+        let here = peer.remote.ip();
+        // What was asked for before counts no more. Who has not shown yet that it is elsewhere asks again.
+        if !arrival.is_newest || arrival.passed_on || peer.heading() != peer.remote {
+            return None;
+        }
+        let before: Vec<IpAddr> = self.stand_ins.stands.keys().copied().collect();
+        self.stand_ins.stands.retain(|address, whose| *whose != id || addresses.contains(address));
+        self.stand_ins.sweep_budgets(now);
+        let mut too_soon = false;
+        let mut answer = Vec::new();
+        for address in addresses {
+            let held = self.stand_ins.stands.get(address).copied();
+            let status = match held {
+                _ if !self.config.stand_in => StandInStatus::Refused,
+                Some(peer) if peer == id => StandInStatus::Accepted,
+                Some(_) => StandInStatus::Taken,
+                None if self.attachments.contains_key(address) || here == *address => StandInStatus::Taken,
+                None if !self.meetings.was_at(id, *address) => StandInStatus::Unproven,
+                None if self.stand_ins.stands.len() >= STOOD_IN => StandInStatus::Refused,
+                None if !self.stand_ins.may_begin(now, id) => {
+                    too_soon = true;
+                    continue;
+                }
+                None => {
+                    self.stand_ins.stands.insert(*address, id);
+                    self.stand_ins.budgets.entry(*address).or_insert_with(|| Bucket::of(BUDGET, BUDGET_PAUSE));
+                    self.output.event(Event::StandsIn { peer: id, address: *address });
+                    StandInStatus::Accepted
+                }
+            };
+            answer.push((*address, status));
+        }
+        self.stand(&before);
+        self.idle_later(now, id);
+        // Who is not answered asks again.
+        (!too_soon).then_some(Message::StandingIn { addresses: answer })
+    }
+
+    /// Has the caller stand in for the addresses that are to be stood in for, if they are others than before.
+    fn stand(&mut self, before: &[IpAddr]) {
+        if !self.stand_ins.stands.keys().eq(before) {
+            let addresses = self.stand_ins.stands.keys().copied().collect();
+            self.output.ask(AddressOp::StandIn { addresses }, Asked::Effect("standing in for hosts that have left"));
+        }
+    }
+
+    /// A datagram came to the control port of an address that this host stands in for.
+    pub fn handle_intercepted(&mut self, now: Time, address: IpAddr, source: SocketAddr, datagram: &[u8]) {
+        let Some(id) = self.stand_ins.stands.get(&address).copied() else { return };
+        let passable = datagram.len() <= MAX_PASSED_ON && datagram.first().is_some_and(|kind| KINDS.contains(kind));
+        let there = self.peers.get(&id).is_some_and(|peer| peer.has_session() && peer.remote.ip() != address);
+        let budget = self.stand_ins.budgets.get_mut(&address);
+        if passable && there && budget.is_some_and(|budget| budget.take(now)) {
+            self.send(id, &[Message::PassedOn { left: address, source, datagram: datagram.to_vec() }]);
+        } else {
+            self.drop_datagram();
+        }
+    }
+
+    /// An address that this host stands in for is somebody's, or on none of its links: it is given up (P-62).
+    pub fn stand_aside(&mut self, address: IpAddr, reason: StandInStatus) {
+        let before: Vec<IpAddr> = self.stand_ins.stands.keys().copied().collect();
+        let Some(peer) = self.stand_ins.stands.remove(&address) else { return };
+        self.stand(&before);
+        self.send(peer, &[Message::StandingIn { addresses: vec![(address, reason)] }]);
+        self.output.event(Event::StoodAside { peer, address, reason });
+    }
+
+    /// A peer is forgotten.
+    pub(crate) fn forget_stand_ins(&mut self, id: PeerId) {
+        self.stand_ins.unheard.remove(&id);
+        self.stand_ins.asked.remove(&id);
+        self.stand_ins.beginnings.remove(&id);
+        let before: Vec<IpAddr> = self.stand_ins.stands.keys().copied().collect();
+        self.stand_ins.stands.retain(|_, whose| *whose != id);
+        self.stand(&before);
+    }
+
+    /// Addresses that this host stands in for.
+    pub fn stands_in_for(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.stand_ins.stands.keys().copied()
+    }
+}

@@ -1,0 +1,6 @@
+//! Peers and the sessions with them: who is asked, whose key is believed, and a channel that loses nothing.
+
+pub(crate) mod channel;
+pub(crate) mod contact;
+pub(crate) mod peer;
+mod stream;
