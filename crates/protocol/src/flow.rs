@@ -7,6 +7,7 @@ pub(crate) mod pause;
 pub(crate) mod policy;
 pub(crate) mod ports;
 pub(crate) mod stall;
+pub(crate) mod table;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;

@@ -4,8 +4,9 @@ mod outcome;
 mod restore;
 pub(crate) mod view;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use whimbrel_handshake::{Opened, PublicKey, StaticKey};
@@ -20,9 +21,9 @@ use crate::base::op::{BindingOp, FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp, T
 use crate::base::output::{Asked, Output, Outputs, State, Transmit};
 use crate::base::random::Random;
 use crate::base::timer::{Timer, Timers};
+use crate::flow::Stage;
 use crate::flow::looks::Looks;
-use crate::flow::ports::Ports;
-use crate::flow::{Flow, Stage};
+use crate::flow::table::Flows;
 use crate::path::shared::Sightings;
 use crate::role::community::Community;
 use crate::role::gateway::Unshown;
@@ -44,8 +45,6 @@ pub trait Routes {
     fn still_reaches(&self, source: IpAddr, destination: IpAddr) -> bool;
 }
 
-/// How long closed flows stay known: the last acknowledgements of a moved connection are translated too.
-const LINGER: Duration = Duration::from_secs(60);
 /// How long a peer without flows is kept.
 pub(crate) const IDLE: Duration = Duration::from_secs(600);
 /// Keeps the UDP mapping of a NAT; 30 s is what RFC 4787 §4.3 finds in the field at the least.
@@ -84,13 +83,7 @@ pub struct Node {
     pub(crate) peers: BTreeMap<PeerId, Peer>,
     pub(crate) by_key: HashMap<PublicKey, PeerId>,
     pub(crate) by_index: HashMap<u32, PeerId>,
-    pub(crate) flows: HashMap<FlowTuple, Flow>,
-    /// How many of them are introduced.
-    pub(crate) introduced: usize,
-    /// Flows that this host opened and that could not be introduced, by their remote addresses.
-    pub(crate) unintroduced: HashMap<IpAddr, BTreeSet<FlowTuple>>,
-    /// Nonces of ours that are in flows.
-    pub(crate) nonces: HashMap<u64, FlowTuple>,
+    pub(crate) flows: Flows,
     /// Hosts that a peer has referred to (P-87).
     pub(crate) vouched: HashMap<PublicKey, crate::role::anchor::referral::Vouched>,
     /// Flows that have become direct a moment ago.
@@ -102,12 +95,6 @@ pub struct Node {
     /// Datagram flows of theirs that somebody has sent in from where their peers were, a moment after these had moved, and when that
     /// is looked for again.
     pub(crate) claimed: BTreeMap<FlowTuple, Time>,
-    /// Flows that are opened from now on wait for their ruling.
-    pub(crate) awaits_rulings: bool,
-    /// Flows that are too young to be introduced, oldest first.
-    pub(crate) young: VecDeque<(Time, FlowTuple)>,
-    /// Closed flows, oldest first.
-    pub(crate) closed: VecDeque<(Time, FlowTuple)>,
     pub(crate) timers: Timers,
     pub(crate) next_peer: u32,
     pub(crate) output: Outputs,
@@ -118,8 +105,6 @@ pub struct Node {
     pub(crate) pairs: HashMap<(IpAddr, IpAddr), PeerId>,
     /// Who was seen at which address, and which several hosts share.
     pub(crate) sightings: Sightings,
-    /// Ports of this host that no moved flow is called by.
-    pub(crate) ports: Ports,
     pub(crate) listening: Vec<u32>,
     pub(crate) keeping: Vec<IpAddr>,
     pub(crate) leaving: Vec<IpAddr>,
@@ -135,7 +120,7 @@ impl Node {
         let mut random = Random::new(seed);
         let contacts = Contacts::new(key.public(), &mut random, &config);
         let moves = Moves::of(&key, &config);
-        let ports = Ports::new(&config, &mut random);
+        let flows = Flows::new(&config, &mut random);
         Self {
             config,
             key,
@@ -154,18 +139,12 @@ impl Node {
             peers: BTreeMap::new(),
             by_key: HashMap::new(),
             by_index: HashMap::new(),
-            flows: HashMap::new(),
-            introduced: 0,
-            unintroduced: HashMap::new(),
-            nonces: HashMap::new(),
+            flows,
             vouched: HashMap::new(),
             left: BTreeMap::new(),
             unshown: Unshown::default(),
             opened: OpenedBehind::default(),
             claimed: BTreeMap::new(),
-            awaits_rulings: false,
-            young: VecDeque::new(),
-            closed: VecDeque::new(),
             timers: Timers::default(),
             next_peer: 1,
             output: Outputs::default(),
@@ -173,7 +152,6 @@ impl Node {
             mended: 0,
             pairs: HashMap::new(),
             sightings: Sightings::default(),
-            ports,
             listening: Vec::new(),
             keeping: Vec::new(),
             leaving: Vec::new(),
@@ -340,39 +318,36 @@ impl Node {
         self.note_endpoint(now, id);
     }
 
+    /// These are the ports of this host that sockets are bound to which take what anybody sends: TCP's that listen, UDP's that are
+    /// connected to nobody. Flows that are introduced from now on are called by none of them, nor by the port of a flow that the node
+    /// was told of ([`Node::handle_flow_opened`]). Call it with all of them, first and whenever they change. `drawn`: what the kernel
+    /// gives to connections by itself now ([`Config::drawn_ports`]).
+    pub fn handle_bound_ports(&mut self, bound: BTreeSet<u16>, drawn: RangeInclusive<u16>) {
+        self.flows.set_bound_ports(bound, drawn);
+    }
+
     /// A socket came into being, or was found: only flows that were told so are introduced (P-35). `accepted`: its local port
     /// listens, so the other end opened it.
     pub fn handle_flow_opened(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
-        if let Some(old) = self.flows.get_mut(&flow) {
+        if let Some(old) = self.flows.get(&flow) {
             if !old.closed {
                 return;
             }
             // The kernel took the tuple again before we had forgotten it.
             self.forget_flow(&flow);
         }
-        let opened = Flow::opened(now, accepted);
-        let ruling = opened.ruling.clone().filter(|_| !self.awaits_rulings);
-        self.put_flow(flow, Flow { ruling, ..opened });
-        if !accepted {
-            self.young.push_back((now + crate::flow::introduction::MATURE, flow));
-            self.timers.set_earlier(Timer::Mature, now + crate::flow::introduction::MATURE);
-        }
+        self.flows.open(now, flow, accepted);
     }
 
     /// A socket is gone, or in TIME_WAIT.
     pub fn handle_flow_closed(&mut self, now: Time, flow: FlowTuple) {
-        let Some(known) = self.flows.get_mut(&flow) else { return };
-        if known.closed {
-            return;
-        }
+        let Some(known) = self.flows.get(&flow).filter(|known| !known.closed) else { return };
         if flow.transport == Transport::Udp {
             self.end_datagram_flow(now, &flow);
             return;
         }
-        known.closed = true;
         let Some(entry) = known.entry().copied() else { return self.forget_flow(&flow) };
-        self.closed.push_back((now + LINGER, flow));
-        self.timers.set_earlier(Timer::Linger, now + LINGER);
+        self.flows.close(now, flow);
         if let Some(name) = self.name_of(&entry).filter(|_| entry.end == LocalEnd::Endpoint) {
             self.with_moves(now, |moves, at| moves.say_ending(at, name));
         }
@@ -380,18 +355,10 @@ impl Node {
 
     /// Forgets a flow altogether.
     pub(crate) fn forget_flow(&mut self, flow: &FlowTuple) {
-        let Some(known) = self.flows.remove(flow) else { return };
-        self.ports.forget_flow(flow.local.port());
+        let Some(known) = self.flows.take(flow) else { return };
         self.contacts.forget_waiting(flow);
         self.abandon_introduction(flow, &known);
-        if let Some(failed) = self.unintroduced.get_mut(&flow.remote.ip()) {
-            failed.remove(flow);
-            if failed.is_empty() {
-                self.unintroduced.remove(&flow.remote.ip());
-            }
-        }
         if let Stage::Introduced { entry, .. } = &known.stage {
-            self.introduced -= 1;
             if known.closed {
                 self.end_moved_flow(entry);
             }
@@ -431,59 +398,61 @@ impl Node {
 
     /// Whatever is due at `now` happens.
     pub fn handle_timeout(&mut self, now: Time) {
-        while let Some(timer) = self.timers.take_due(now) {
-            match timer {
-                Timer::Contact(address) => self.continue_contact(now, address),
-                Timer::Mature => self.mature_flows(now),
-                Timer::Looks => self.continue_looks(now),
-                Timer::Left => self.leave_holders(now),
-                Timer::Introductions(id) => self.continue_introductions(now, id),
-                Timer::Closed(id) => self.tell_closed(now, id),
-                Timer::Pairings(id) => self.look_for_claims(now, id),
-                Timer::Update(id) => self.repeat_update(now, id),
-                Timer::Challenge(id) => self.repeat_challenge(now, id),
-                Timer::Probe(id) => self.probe_carrier(now, id),
-                Timer::Keepalive(id) => self.keep_alive(now, id),
-                Timer::Renew(id) => self.renew(now, id),
-                Timer::Reach(id) => self.continue_reaching(now, id),
-                Timer::Former(id) => {
-                    if let Some(peer) = self.peers.get_mut(&id) {
-                        peer.former.clear();
-                        self.put_binding_in_force(now, id);
-                    }
-                }
-                Timer::Park(id) => self.park_late(now, id),
-                Timer::Waiting(id) => self.tell_waiting(now, id),
-                Timer::Registration(id) => self.register(now, id),
-                Timer::Whereabouts(id) => self.tell_whereabouts(now, id),
-                Timer::Found(id) => self.try_found(now, id),
-                Timer::StandIn(id) => self.ask_stand_in(now, id),
-                Timer::Rendezvous => self.look_for_rendezvous(now),
-                Timer::Moves => self.continue_moves(now),
-                Timer::Community => self.continue_community(now),
-                Timer::Shared => self.regain_pairs(now),
-                Timer::Wake(id) => self.wake_flows(now, id),
-                Timer::Opened => self.continue_opened(now),
-                Timer::Claims => self.look_for_claims_again(now),
-                Timer::Idle(id) => self.forget_idle(now, id),
-                Timer::Vanished(id) => self.end_vanished(now, id),
-                Timer::Linger => self.forget_closed(now),
-                Timer::Sweep => self.sweep(now),
-                Timer::Listening => self.refresh_listening(now),
-                Timer::Mend => self.mend(now),
-                Timer::Mended => self.rest_mending(now),
+        while let Some(due) = self.poll_timeout().filter(|due| *due <= now) {
+            if self.flows.poll_timeout() == Some(due) {
+                self.mature_flows(now);
+                self.forget_closed(now);
+            } else if let Some(timer) = self.timers.take_due(now) {
+                self.handle_timer(now, timer);
             }
+        }
+    }
+
+    fn handle_timer(&mut self, now: Time, timer: Timer) {
+        match timer {
+            Timer::Contact(address) => self.continue_contact(now, address),
+            Timer::Looks => self.continue_looks(now),
+            Timer::Left => self.leave_holders(now),
+            Timer::Introductions(id) => self.continue_introductions(now, id),
+            Timer::Closed(id) => self.tell_closed(now, id),
+            Timer::Pairings(id) => self.look_for_claims(now, id),
+            Timer::Update(id) => self.repeat_update(now, id),
+            Timer::Challenge(id) => self.repeat_challenge(now, id),
+            Timer::Probe(id) => self.probe_carrier(now, id),
+            Timer::Keepalive(id) => self.keep_alive(now, id),
+            Timer::Renew(id) => self.renew(now, id),
+            Timer::Reach(id) => self.continue_reaching(now, id),
+            Timer::Former(id) => {
+                if let Some(peer) = self.peers.get_mut(&id) {
+                    peer.former.clear();
+                    self.put_binding_in_force(now, id);
+                }
+            }
+            Timer::Park(id) => self.park_late(now, id),
+            Timer::Waiting(id) => self.tell_waiting(now, id),
+            Timer::Registration(id) => self.register(now, id),
+            Timer::Whereabouts(id) => self.tell_whereabouts(now, id),
+            Timer::Found(id) => self.try_found(now, id),
+            Timer::StandIn(id) => self.ask_stand_in(now, id),
+            Timer::Rendezvous => self.look_for_rendezvous(now),
+            Timer::Moves => self.continue_moves(now),
+            Timer::Community => self.continue_community(now),
+            Timer::Shared => self.regain_pairs(now),
+            Timer::Wake(id) => self.wake_flows(now, id),
+            Timer::Opened => self.continue_opened(now),
+            Timer::Claims => self.look_for_claims_again(now),
+            Timer::Idle(id) => self.forget_idle(now, id),
+            Timer::Vanished(id) => self.end_vanished(now, id),
+            Timer::Sweep => self.sweep(now),
+            Timer::Listening => self.refresh_listening(now),
+            Timer::Mend => self.mend(now),
+            Timer::Mended => self.rest_mending(now),
         }
     }
 
     fn forget_closed(&mut self, now: Time) {
         let mut idle = BTreeSet::new();
-        while let Some(&(until, flow)) = self.closed.front() {
-            if until > now {
-                self.timers.set(Timer::Linger, until);
-                break;
-            }
-            self.closed.pop_front();
+        while let Some(flow) = self.flows.take_lingered(now) {
             if let Some(known) = self.flows.get(&flow).filter(|known| known.closed) {
                 let entry = known.entry().copied();
                 idle.extend(entry.map(|entry| entry.peer));
@@ -544,7 +513,7 @@ impl Node {
         let Some(peer) = self.peers.remove(&id) else { return };
         self.rebound.remove(&id);
         for responding in peer.introductions.responding.values() {
-            self.nonces.remove(&responding.nonce);
+            self.flows.forget_nonce(responding.nonce);
         }
         self.by_key.remove(&peer.key);
         self.pairs.retain(|_, holder| *holder != id);
@@ -764,7 +733,7 @@ impl Node {
     /// When [`Node::handle_timeout`] is due.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.timers.next()
+        [self.timers.next(), self.flows.poll_timeout()].into_iter().flatten().min()
     }
 
     /// Datagrams that were dropped as malformed, forged, replayed or unknown (P-1).

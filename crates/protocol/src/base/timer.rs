@@ -11,8 +11,6 @@ use crate::base::op::PeerId;
 pub(crate) enum Timer {
     /// Ask an address again, or give it up.
     Contact(IpAddr),
-    /// Waiting flows become old enough to be introduced.
-    Mature,
     /// Look at sockets for peers that have waited for it.
     Looks,
     /// Tell who has passed flows on that they are direct.
@@ -69,8 +67,6 @@ pub(crate) enum Timer {
     Claims,
     /// Look again at addresses that several hosts shared.
     Shared,
-    /// Forget closed flows.
-    Linger,
     /// Drop former sessions, unfinished handshakes and unanswered introductions.
     Sweep,
     /// Ask again for ops that failed.
@@ -138,13 +134,13 @@ mod tests {
     #[test]
     fn one_deadline_for_each_key_in_order_of_time() {
         let mut timers = Timers::default();
-        timers.set(Timer::Linger, Time::from_micros(20));
+        timers.set(Timer::Mend, Time::from_micros(20));
         timers.set(Timer::Sweep, Time::from_micros(10));
-        timers.set(Timer::Linger, Time::from_micros(5));
-        timers.set_earlier(Timer::Linger, Time::from_micros(7));
+        timers.set(Timer::Mend, Time::from_micros(5));
+        timers.set_earlier(Timer::Mend, Time::from_micros(7));
         assert_eq!(timers.next(), Some(Time::from_micros(5)));
         assert_eq!(timers.take_due(Time::from_micros(4)), None);
-        assert_eq!(timers.take_due(Time::from_micros(30)), Some(Timer::Linger));
+        assert_eq!(timers.take_due(Time::from_micros(30)), Some(Timer::Mend));
         timers.stop(Timer::Sweep);
         assert_eq!(timers.take_due(Time::from_micros(30)), None);
         assert_eq!(timers.next(), None);

@@ -12,7 +12,6 @@ use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::binding::update::PendingUpdate;
-use crate::flow::introduction::MATURE;
 use crate::flow::{Flow, Stage};
 use crate::node::{Node, Routes};
 use crate::session::peer::{Away, Peer};
@@ -267,7 +266,7 @@ impl Node {
         }
         // Those of hosts behind it live on (P-123).
         let flows = &self.flows;
-        let its_own = |flow: &&FlowTuple| !flows.get(*flow).and_then(Flow::entry).is_some_and(|entry| entry.beyond);
+        let its_own = |flow: &&FlowTuple| !flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.beyond);
         let ended: Vec<FlowTuple> =
             if before == 0 { Vec::new() } else { peer.flows.iter().filter(its_own).copied().collect() };
         if !ended.is_empty() {
@@ -333,9 +332,8 @@ impl Node {
                 let Some(known) = self.flows.get(&flow).cloned() else { continue };
                 self.forget_flow(&flow);
                 if !known.closed {
-                    self.put_flow(flow, Flow { stage: Stage::Open, again: 0, beyond: false, ..known });
-                    self.young.push_back((now + MATURE, flow));
-                    self.timers.set_earlier(Timer::Mature, now + MATURE);
+                    self.flows.put(flow, Flow { stage: Stage::Open, again: 0, beyond: false, ..known });
+                    self.flows.put_off(now, flow);
                 }
             }
             let away: Vec<FlowTuple> = away.into_iter().map(|(flow, _)| flow).collect();
@@ -348,7 +346,7 @@ impl Node {
     pub(crate) fn end_vanished(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id) else { return };
         let behind = |flow: &&FlowTuple| {
-            self.flows.get(*flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Behind)
+            self.flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Behind)
         };
         let behind: Vec<FlowTuple> = peer.flows.iter().filter(behind).copied().collect();
         if behind.is_empty() {

@@ -16,8 +16,6 @@ use crate::flow::{Flow, Origin, Responding, Stage};
 use crate::node::Node;
 use crate::session::peer::{ASTRAY, NOWHERE};
 
-/// Age at which a connection is introduced (P-15): short ones are left alone.
-pub(crate) const MATURE: Duration = Duration::from_secs(1);
 /// How long a host looks for introductions after it was asked to.
 const LISTEN: Duration = Duration::from_secs(15);
 /// With so many sessions that introductions are looked for of, what is added is told together with what else is in this time.
@@ -63,12 +61,7 @@ pub(crate) fn is_introducers(nonce: u64) -> bool {
 impl Node {
     /// Flows that are old enough are introduced, or their remote address is asked whether it runs Whimbrel.
     pub(crate) fn mature_flows(&mut self, now: Time) {
-        while let Some(&(when, flow)) = self.young.front() {
-            if when > now {
-                self.timers.set(Timer::Mature, when);
-                break;
-            }
-            self.young.pop_front();
+        while let Some(flow) = self.flows.take_mature(now) {
             if self.passed_on(&flow).is_some() {
                 self.want_introduction(now, flow);
             } else if self.is_introducible(&flow) {
@@ -90,8 +83,7 @@ impl Node {
         }
         if self.is_moving(&flow) {
             // Introduced now, the two would call it otherwise than those who decide whose it is. A move that comes to nothing leaves it here.
-            self.young.push_back((now + MATURE, flow));
-            self.timers.set_earlier(Timer::Mature, now + MATURE);
+            self.flows.put_off(now, flow);
             return;
         }
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -193,14 +185,14 @@ impl Node {
                 self.exclude_flow(&flow, rule);
                 continue;
             }
+            let full = self.flows.introduced() >= self.config.flows;
             let Some(peer) = self.peers.get_mut(&id) else { return };
             match self.flows.get_mut(&flow) {
                 Some(known) if !known.closed && matches!(known.stage, Stage::Open) => {
                     if peer.introductions.responding.contains_key(&flow) {
                         // The peer was faster. Should nothing come of it, it is our turn.
                         peer.introductions.active.remove(&flow);
-                        self.young.push_back((now + MATURE, flow));
-                        self.timers.set_earlier(Timer::Mature, now + MATURE);
+                        self.flows.put_off(now, flow);
                         continue;
                     }
                     if peer.introductions.refused.get(&flow.remote).is_some_and(|until| *until > now) {
@@ -208,14 +200,14 @@ impl Node {
                         self.fail_introduction(now, &flow, NOT_CONNECTED);
                         continue;
                     }
-                    if peer.flows.len() >= self.config.flows_per_peer || self.introduced >= self.config.flows {
+                    if peer.flows.len() >= self.config.flows_per_peer || full {
                         self.fail_introduction(now, &flow, "there are as many movable connections as may be");
                         continue;
                     }
                     known.stage = Stage::Introducing { peer: id, nonce, since: now, tries: 1, next };
                     known.beyond = false;
                     peer.introductions.begun.insert(flow);
-                    self.nonces.insert(nonce, flow);
+                    self.flows.add_nonce(nonce, flow);
                     let end = self.end_of(&flow);
                     self.output.op(FlowOp::Introduce { flow, end, index, nonce });
                 }
@@ -309,7 +301,8 @@ impl Node {
         }
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
-        let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed) else {
+        let known = self.flows.get_mut_with_ports(&flow);
+        let Some((known, ports)) = known.filter(|(known, _)| !known.closed) else {
             // P-87, P-35
             if !answers && !self.refer(id, &flow, nonce) {
                 self.refuse_introduction(id, nonce, IntroductionRefusal::Refused);
@@ -326,7 +319,7 @@ impl Node {
                 }
             }
             Stage::Introducing { peer: with, nonce: own, .. } if *with == id => {
-                let Some(wire_port) = peer.free_wire_port(flow.remote.port(), &self.ports) else {
+                let Some(wire_port) = peer.free_wire_port(flow.remote.port(), ports) else {
                     return self.fail_introduction(now, &flow, NO_WIRE_PORT);
                 };
                 // Both nonces have travelled; P-13 wants them back in the sessions.
@@ -377,7 +370,7 @@ impl Node {
             return;
         }
         let fresh = self.random.u64() & !PROBE_BIT | ANSWER_BIT;
-        let room = self.introduced < self.config.flows;
+        let room = self.flows.introduced() < self.config.flows;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let before = peer.introductions.responding.get_mut(&flow);
         let nonce = match before {
@@ -400,9 +393,9 @@ impl Node {
                 }
                 let begun = Responding { introducer_nonce, nonce: fresh, begun: now, answers: 1 };
                 if let Some(former) = peer.introductions.responding.insert(flow, begun) {
-                    self.nonces.remove(&former.nonce);
+                    self.flows.forget_nonce(former.nonce);
                 }
-                self.nonces.insert(fresh, flow);
+                self.flows.add_nonce(fresh, flow);
                 self.sweep_later(now);
                 fresh
             }
@@ -437,7 +430,7 @@ impl Node {
     /// An answer of ours to a peer's introduction is over, one way or the other.
     pub(crate) fn forget_responding(&mut self, id: PeerId, flow: &FlowTuple) -> Option<Responding> {
         let responding = self.peers.get_mut(&id)?.introductions.responding.remove(flow)?;
-        self.nonces.remove(&responding.nonce);
+        self.flows.forget_nonce(responding.nonce);
         Some(responding)
     }
 
@@ -446,7 +439,9 @@ impl Node {
         let nonce = echo.introducer_nonce;
         let refused = |refusal| Some(Message::IntroductionDone { nonce, outcome: Err(refusal) });
         // The nonce of ours that came back names the flow (P-13).
-        let Some(&flow) = self.nonces.get(&echo.responder_nonce) else { return refused(IntroductionRefusal::NotSeen) };
+        let Some(flow) = self.flows.with_nonce(echo.responder_nonce) else {
+            return refused(IntroductionRefusal::NotSeen);
+        };
         let Some(known) = self.flows.get(&flow) else { return refused(IntroductionRefusal::NotSeen) };
         let answered = self.peers.get(&id).and_then(|peer| peer.introductions.responding.get(&flow)).filter(|own| {
             (own.introducer_nonce, own.nonce) == (nonce, echo.responder_nonce) && own.begun >= known.opened
@@ -503,11 +498,11 @@ impl Node {
             return refused(IntroductionRefusal::Refused);
         }
         let known = peer.flows.contains(&flow);
-        if !known && (peer.flows.len() >= self.config.flows_per_peer || self.introduced >= self.config.flows) {
+        if !known && (peer.flows.len() >= self.config.flows_per_peer || self.flows.introduced() >= self.config.flows) {
             self.forget_responding(id, &flow);
             return refused(IntroductionRefusal::Busy);
         }
-        let Some(wire_local_port) = peer.free_wire_port(echo.wire_port, &self.ports) else {
+        let Some(wire_local_port) = peer.free_wire_port(echo.wire_port, self.flows.ports()) else {
             self.forget_responding(id, &flow);
             return refused(IntroductionRefusal::Busy);
         };
@@ -575,7 +570,7 @@ impl Node {
         nonce: u64,
         outcome: Result<Introduced, IntroductionRefusal>,
     ) {
-        let Some(&flow) = self.nonces.get(&nonce) else { return };
+        let Some(flow) = self.flows.with_nonce(nonce) else { return };
         let echo = match self.flows.get(&flow).map(|known| &known.stage) {
             Some(Stage::Echoing { peer, nonce: own, echo, session, .. }) if *peer == id && *own == nonce => {
                 let name = self
@@ -672,19 +667,14 @@ impl Node {
         if entry.home.peer == ASTRAY {
             return self.install_direct(now, flow, entry, origin);
         }
-        let before = std::mem::replace(&mut known.stage, Stage::Introduced { entry, origin });
-        if let Some(nonce) = before.own_nonce() {
-            self.nonces.remove(&nonce);
-        }
+        let Some(before) = self.flows.set_stage(&flow, Stage::Introduced { entry, origin }) else { return };
         if let Origin::Answered { nonce, .. } = origin {
-            self.nonces.insert(nonce, flow);
+            self.flows.add_nonce(nonce, flow);
         }
         let id = entry.peer;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if let Stage::Introduced { entry: former, .. } = &before {
             peer.remove_flow(&flow, former);
-        } else {
-            self.introduced += 1;
         }
         peer.introductions.active.remove(&flow);
         let first = peer.flows.is_empty();
@@ -726,7 +716,7 @@ impl Node {
         let Some(peer) = self.peers.get(&id) else { return };
         let mut young = Vec::new();
         for address in peer.answers_at.iter().filter(|address| self.contacts.is_known(**address, id)) {
-            for flow in self.unintroduced.remove(address).unwrap_or_default() {
+            for flow in self.flows.take_failed(*address) {
                 if let Some(known) = self.flows.get_mut(&flow)
                     && matches!(known.stage, Stage::Failed(_))
                 {
@@ -737,10 +727,7 @@ impl Node {
             }
         }
         young.sort_unstable();
-        if !young.is_empty() {
-            self.young.extend(young.into_iter().map(|flow| (now + MATURE, flow)));
-            self.timers.set_earlier(Timer::Mature, now + MATURE);
-        }
+        young.into_iter().for_each(|flow| self.flows.put_off(now, flow));
     }
 
     /// The ends did not agree about a flow: the introduction begins anew, a moment later.
@@ -757,8 +744,7 @@ impl Node {
         let unchanged = known.clone();
         known.stage = Stage::Open;
         self.abandon_introduction(flow, &unchanged);
-        self.young.push_back((now + MATURE, *flow));
-        self.timers.set_earlier(Timer::Mature, now + MATURE);
+        self.flows.put_off(now, *flow);
     }
 
     pub(crate) fn fail_introduction(&mut self, now: Time, flow: &FlowTuple, reason: &'static str) {
@@ -769,7 +755,7 @@ impl Node {
         let before = std::mem::replace(&mut known.stage, Stage::Failed(reason));
         let unchanged = Flow { stage: before, ..known.clone() };
         if !known.accepted && !known.refused {
-            self.unintroduced.entry(flow.remote.ip()).or_default().insert(*flow);
+            self.flows.note_failed(*flow);
         }
         self.abandon_introduction(flow, &unchanged);
         self.output.event(Event::IntroductionFailed { flow: *flow, reason });
@@ -778,7 +764,7 @@ impl Node {
     /// Takes a flow out of the lists of its peer's introductions.
     pub(crate) fn abandon_introduction(&mut self, flow: &FlowTuple, known: &Flow) {
         if let Some(nonce) = known.stage.own_nonce() {
-            self.nonces.remove(&nonce);
+            self.flows.forget_nonce(nonce);
         }
         let peers: Vec<PeerId> = match known.stage {
             Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } | Stage::Pairing { peer, .. } => vec![peer],
@@ -802,7 +788,7 @@ impl Node {
             peer.introductions.responding.retain(|_, responding| {
                 let over = responding.begun + RESPONDING <= now;
                 if over {
-                    self.nonces.remove(&responding.nonce);
+                    self.flows.forget_nonce(responding.nonce);
                 }
                 more |= !over;
                 !over

@@ -61,7 +61,7 @@ impl Node {
         let fits = flow.transport == Transport::Tcp
             && flow.remote.ip() == remote
             && self.attachments.contains_key(&flow.local.ip());
-        let Some(wire_port) = peer.free_wire_port(flow.remote.port(), &self.ports) else { return false };
+        let Some(wire_port) = peer.free_wire_port(flow.remote.port(), self.flows.ports()) else { return false };
         let Some(known) = self.flows.get_mut(&flow).filter(|_| fits) else { return false };
         let Stage::Introducing { nonce, .. } = known.stage else { return false };
         let (numbers, session) = (None, None);
@@ -315,7 +315,7 @@ impl Node {
             return Some(answer(claim, IntroductionRefusal::Busy));
         }
         let room = peer.flows.contains(&flow)
-            || peer.flows.len() < self.config.flows_per_peer && self.introduced < self.config.flows;
+            || peer.flows.len() < self.config.flows_per_peer && self.flows.introduced() < self.config.flows;
         // One that was not told of yet will be in a moment.
         let Some(known) = self.flows.get(&flow).filter(|known| room && !known.closed) else {
             return Some(answer(claim, IntroductionRefusal::Busy));
@@ -347,7 +347,7 @@ impl Node {
             _ => {}
         }
         self.forget_responding(id, &flow);
-        let Some(wire_local_port) = self.peers.get(&id)?.free_wire_port(claim.wire_port, &self.ports) else {
+        let Some(wire_local_port) = self.peers.get(&id)?.free_wire_port(claim.wire_port, self.flows.ports()) else {
             return Some(answer(claim, IntroductionRefusal::Busy));
         };
         let wire_remote_port = claim.wire_port;
@@ -395,7 +395,7 @@ impl Node {
         proof: PairingProof,
         introduced: Introduced,
     ) {
-        let Some(&flow) = self.nonces.get(&nonce) else { return };
+        let Some(flow) = self.flows.with_nonce(nonce) else { return };
         let Some(&Stage::Pairing {
             peer: with, home, wire_port, numbers: Some(numbers), session: Some(named_in), ..
         }) = self.flows.get(&flow).map(|known| &known.stage)

@@ -58,7 +58,7 @@ impl Node {
     /// Whether flows that are opened from now on wait for [`Node::handle_ruling`] before anything is done about them. At first
     /// they do not: then nothing is ruled of any flow.
     pub fn await_rulings(&mut self, awaited: bool) {
-        self.awaits_rulings = awaited;
+        self.flows.await_rulings(awaited);
     }
 
     /// Whether a flow waits for its ruling.
@@ -74,10 +74,9 @@ impl Node {
         known.ruling = Some(ruling);
         if let (Some(rule), Stage::Open) = (excluded, &known.stage) {
             known.stage = Stage::Excluded(rule);
-        } else if !known.accepted && now.since(known.opened) >= crate::flow::introduction::MATURE {
+        } else if !known.accepted && now.since(known.opened) >= crate::flow::table::MATURE {
             // It was passed over when it was its turn.
-            self.young.push_front((now, flow));
-            self.timers.set_earlier(crate::base::timer::Timer::Mature, now);
+            self.flows.put_first(now, flow);
         }
     }
 

@@ -4,12 +4,8 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::RangeInclusive;
 
-use whimbrel_wire::FlowTuple;
-
 use crate::base::config::Config;
 use crate::base::random::Random;
-use crate::flow::Flow;
-use crate::node::Node;
 
 /// A port is drawn so many times at the most, 16 at once.
 const ROUNDS: usize = 8;
@@ -36,6 +32,10 @@ impl Ports {
         let lots = RefCell::new(Random::new(seed));
         let (drawn, control) = (config.drawn_ports.clone(), config.port);
         Self { drawn, control, bound: BTreeSet::new(), flows: HashMap::new(), lots }
+    }
+
+    pub(crate) fn set_bound(&mut self, bound: BTreeSet<u16>, drawn: RangeInclusive<u16>) {
+        (self.bound, self.drawn) = (bound, drawn);
     }
 
     fn is_used(&self, port: u16) -> bool {
@@ -92,23 +92,6 @@ impl Ports {
                 lots.chunks_exact(2).map(|lot| (usize::from(u16::from_be_bytes([lot[0], lot[1]])) * count) >> 16);
             places.filter_map(at).find(&unused)
         })
-    }
-}
-
-impl Node {
-    /// These are the ports of this host that sockets are bound to which take what anybody sends: TCP's that listen, UDP's that are
-    /// connected to nobody. Flows that are introduced from now on are called by none of them, nor by the port of a flow that the node
-    /// was told of ([`Node::handle_flow_opened`]). Call it with all of them, first and whenever they change. `drawn`: what the kernel
-    /// gives to connections by itself now ([`Config::drawn_ports`]).
-    pub fn handle_bound_ports(&mut self, bound: BTreeSet<u16>, drawn: RangeInclusive<u16>) {
-        (self.ports.bound, self.ports.drawn) = (bound, drawn);
-    }
-
-    /// Knows a flow from now on, or knows something else of it.
-    pub(crate) fn put_flow(&mut self, flow: FlowTuple, known: Flow) {
-        if self.flows.insert(flow, known).is_none() {
-            self.ports.note_flow(flow.local.port());
-        }
     }
 }
 

@@ -31,7 +31,7 @@ impl Node {
     pub(crate) fn ended(&self) -> HashMap<PeerId, (usize, usize)> {
         let mut ended: HashMap<PeerId, (usize, usize)> = HashMap::new();
         // A socket that was opened anew and closed again is there twice.
-        let flows: BTreeSet<&FlowTuple> = self.closed.iter().map(|(_, flow)| flow).collect();
+        let flows: BTreeSet<&FlowTuple> = self.flows.lingering().collect();
         for flow in flows {
             let Some(entry) = self.flows.get(flow).filter(|known| known.closed).and_then(Flow::entry) else { continue };
             let Some(peer) = self.peers.get(&entry.peer) else { continue };
@@ -142,13 +142,10 @@ impl Node {
 
     /// A flow could not be installed. The other end must not take it as movable.
     fn undo_installed(&mut self, now: Time, flow: &FlowTuple) {
-        let Some(known) = self.flows.get_mut(flow) else { return };
-        let Stage::Introduced { entry, origin } = known.stage else { return };
-        let before = std::mem::replace(&mut known.stage, Stage::Open);
-        if let Some(nonce) = before.own_nonce() {
-            self.nonces.remove(&nonce);
-        }
-        self.introduced -= 1;
+        let Some(Stage::Introduced { entry, origin }) = self.flows.get(flow).map(|known| known.stage.clone()) else {
+            return;
+        };
+        self.flows.set_stage(flow, Stage::Open);
         if let Some(peer) = self.peers.get_mut(&entry.peer) {
             peer.remove_flow(flow, &entry);
         }
@@ -193,7 +190,7 @@ impl Node {
                 self.end_moved_flow(&entry);
             } else if !known.closed && !ended && entry.is_none_or(|entry| entry.end != LocalEnd::Passing) {
                 // Its socket is still there, and may be introduced again.
-                self.put_flow(flow, Flow { stage: Stage::Open, ..known });
+                self.flows.put(flow, Flow { stage: Stage::Open, ..known });
                 self.return_to_former(now, &flow);
             }
         }

@@ -28,8 +28,7 @@ impl Node {
                 continue;
             };
             peer.add_flow(flow, &entry);
-            self.introduced += 1;
-            self.put_flow(flow, Flow::introduced(entry, now));
+            self.flows.put(flow, Flow::introduced(entry, now));
         }
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         for id in ids {

@@ -1,6 +1,6 @@
 //! What the outside may see of a node.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -123,11 +123,7 @@ impl Node {
     pub fn entries(&self) -> usize {
         let peers: usize = self.peers.values().map(Peer::entries).sum();
         let own = [
-            self.flows.len(),
-            self.nonces.len(),
-            self.unintroduced.values().map(BTreeSet::len).sum(),
-            self.young.len(),
-            self.closed.len(),
+            self.flows.entries(),
             self.output.awaited(),
             self.by_index.len(),
             self.by_key.len(),
@@ -137,7 +133,6 @@ impl Node {
             self.reaching.len(),
             self.failed.len(),
             self.sightings.entries(),
-            self.ports.entries(),
         ];
         peers
             + own.iter().sum::<usize>()

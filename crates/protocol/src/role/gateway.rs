@@ -205,7 +205,7 @@ impl Node {
 
     /// The peer's end of a flow that is being introduced to it is the socket of a host behind it (P-123).
     pub(crate) fn handle_passing(&mut self, id: PeerId, nonce: u64) {
-        let Some(&flow) = self.nonces.get(&nonce) else { return self.note_beyond(id, nonce) };
+        let Some(flow) = self.flows.with_nonce(nonce) else { return self.note_beyond(id, nonce) };
         let Some(known) = self.flows.get_mut(&flow) else { return };
         if matches!(known.stage, Stage::Echoing { peer, nonce: own, .. } if (peer, own) == (id, nonce)) {
             known.beyond = true;
@@ -320,6 +320,6 @@ mod tests {
         assert!(held.iter().all(|held| (600..=UNSHOWN_MOST / 6 + 90).contains(held)), "{held:?}");
         let due = node.poll_timeout().expect("a timer");
         node.handle_timeout(due);
-        assert!(node.flows.is_empty() && node.unshown.len() == 0);
+        assert!(node.flows.len() == 0 && node.unshown.len() == 0);
     }
 }

@@ -16,7 +16,7 @@ use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
-use crate::flow::introduction::{MATURE, TRIES};
+use crate::flow::introduction::TRIES;
 use crate::flow::policy::Ruled;
 use crate::flow::{Flow, Origin, Stage};
 use crate::node::Node;
@@ -97,7 +97,7 @@ impl Node {
 
     /// The host that a flow leads to passes it on for another, with which it is to be introduced.
     fn handle_elsewhere(&mut self, now: Time, id: PeerId, nonce: u64, key: PublicKey, at: SocketAddr) {
-        let Some(&flow) = self.nonces.get(&nonce) else { return };
+        let Some(flow) = self.flows.with_nonce(nonce) else { return };
         let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed) else { return };
         let introducing =
             matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce));
@@ -147,15 +147,14 @@ impl Node {
         self.abandon_introduction(flow, &unchanged);
         self.output.op(FlowOp::Expect { flow: *flow, from: None });
         if asks {
-            self.young.push_back((now + MATURE, *flow));
-            self.timers.set_earlier(Timer::Mature, now + MATURE);
+            self.flows.put_off(now, *flow);
         }
         true
     }
 
     /// The owner has our nonce, which nobody else could tell it: what it puts into the flow is an answer.
     fn handle_seen(&mut self, now: Time, id: PeerId, nonce: u64) {
-        let Some(&flow) = self.nonces.get(&nonce) else { return };
+        let Some(flow) = self.flows.with_nonce(nonce) else { return };
         let Some(known) = self.flows.get_mut(&flow).filter(|known| known.referred.is_some()) else { return };
         if !matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce)) {
             return;
@@ -178,8 +177,7 @@ impl Node {
             self.fail_introduction(now, &flow, NOT_FOUND);
             return;
         }
-        self.young.push_back((now + MATURE, flow));
-        self.timers.set_earlier(Timer::Mature, now + MATURE);
+        self.flows.put_off(now, flow);
     }
 
     // ---- the owner
@@ -223,8 +221,7 @@ impl Node {
             known.referrals += 1;
             self.send(id, &[Message::IntroduceMe { tuple: flow }]);
         }
-        self.young.push_back((now + MATURE, flow));
-        self.timers.set_earlier(Timer::Mature, now + MATURE);
+        self.flows.put_off(now, flow);
     }
 
     // ---- both
@@ -241,7 +238,7 @@ impl Node {
         let translated = entry.peer_tuple.mirrored() != flow;
         self.install_moved(now, flow, entry, origin, Asked::Install(flow));
         if let Origin::Answered { nonce, .. } = origin {
-            self.nonces.insert(nonce, flow);
+            self.flows.add_nonce(nonce, flow);
         }
         self.output.event(Event::FlowIntroduced { flow, peer: entry.peer, translated });
         if let Some(former) = former {

@@ -137,7 +137,7 @@ impl Node {
         let wire_local_port = match &before {
             // What was said to an owner that presents its ticket again may have come to it before the answer to that: it stays so.
             Some(before) if as_before(before) => Some(before.wire_local_port),
-            _ => peer.free_wire_port(wire_port, &self.ports),
+            _ => peer.free_wire_port(wire_port, self.flows.ports()),
         };
         let Some(wire_local_port) = wire_local_port else {
             return Some(Err(format!("flows with {to} have all ports that are left for them")));
@@ -220,7 +220,7 @@ impl Node {
         match &before {
             Some(Flow { stage: Stage::Introduced { entry: former, origin }, .. }) => {
                 if let Origin::Answered { nonce, .. } = origin {
-                    self.nonces.remove(nonce);
+                    self.flows.forget_nonce(*nonce);
                 }
                 if let Some(peer) = self.peers.get_mut(&former.peer) {
                     peer.remove_flow(&flow, former);
@@ -231,12 +231,11 @@ impl Node {
                 if let Some(known) = other {
                     self.abandon_introduction(&flow, known);
                 }
-                self.introduced += 1;
             }
         }
         let opened = before.unwrap_or_else(|| Flow::opened(now, false));
         let stage = Stage::Introduced { entry, origin };
-        self.put_flow(flow, Flow { stage, closed: false, ..opened });
+        self.flows.put(flow, Flow { stage, closed: false, ..opened });
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.add_flow(flow, &entry);
         let begins = unmoved && peer.moved_flows() > 0;

@@ -38,7 +38,7 @@ impl Around for Others<'_> {
     }
 
     fn is_known(&self, flow: &FlowTuple) -> bool {
-        self.node.flows.contains_key(flow)
+        self.node.flows.get(flow).is_some()
     }
 
     fn partner(&self, flow: &FlowTuple) -> Option<PublicKey> {
@@ -47,7 +47,7 @@ impl Around for Others<'_> {
     }
 
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> Option<u16> {
-        let ports = &self.node.ports;
+        let ports = self.node.flows.ports();
         let peer = self.node.peer_of(with);
         peer.map_or_else(|| ports.wire_port(|_| true), |peer| peer.free_wire_port(flow.remote.port(), ports))
     }

@@ -1,0 +1,283 @@
+//! The flows of this host that are known, and what they are found by.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use whimbrel_wire::FlowTuple;
+
+use crate::Time;
+use crate::base::config::Config;
+use crate::base::random::Random;
+use crate::flow::ports::Ports;
+use crate::flow::{Flow, Stage};
+
+/// Age at which a connection is introduced (P-15): short ones are left alone.
+pub(crate) const MATURE: Duration = Duration::from_secs(1);
+/// How long closed flows stay known: the last acknowledgements of a moved connection are translated too.
+const LINGER: Duration = Duration::from_secs(60);
+
+/// All flows that this host knows, with the deadlines that concern them alone.
+pub(crate) struct Flows {
+    known: HashMap<FlowTuple, Flow>,
+    /// How many of them are introduced.
+    introduced: usize,
+    /// Nonces of ours that are in flows.
+    nonces: HashMap<u64, FlowTuple>,
+    /// Flows that this host opened and that could not be introduced, by their remote addresses.
+    failed: HashMap<IpAddr, BTreeSet<FlowTuple>>,
+    /// Flows that are too young to be introduced, oldest first.
+    young: VecDeque<(Time, FlowTuple)>,
+    /// Closed flows, oldest first.
+    closed: VecDeque<(Time, FlowTuple)>,
+    /// Ports of this host that no moved flow is called by.
+    ports: Ports,
+    /// Flows that are opened from now on wait for their ruling.
+    awaits_rulings: bool,
+}
+
+impl Flows {
+    pub(crate) fn new(config: &Config, random: &mut Random) -> Self {
+        Self {
+            known: HashMap::new(),
+            introduced: 0,
+            nonces: HashMap::new(),
+            failed: HashMap::new(),
+            young: VecDeque::new(),
+            closed: VecDeque::new(),
+            ports: Ports::new(config, random),
+            awaits_rulings: false,
+        }
+    }
+
+    pub(crate) fn get(&self, flow: &FlowTuple) -> Option<&Flow> {
+        self.known.get(flow)
+    }
+
+    pub(crate) fn get_mut(&mut self, flow: &FlowTuple) -> Option<&mut Flow> {
+        self.known.get_mut(flow)
+    }
+
+    /// A flow, to be changed, and the ports that are in use.
+    pub(crate) fn get_mut_with_ports(&mut self, flow: &FlowTuple) -> Option<(&mut Flow, &Ports)> {
+        let Self { known, ports, .. } = self;
+        known.get_mut(flow).map(|known| (known, &*ports))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&FlowTuple, &Flow)> {
+        self.known.iter()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// How many flows are introduced.
+    pub(crate) fn introduced(&self) -> usize {
+        self.introduced
+    }
+
+    /// Ports of this host that are in use.
+    pub(crate) fn ports(&self) -> &Ports {
+        &self.ports
+    }
+
+    /// A socket came into being. It has its turn to be introduced later, where this host opened it.
+    pub(crate) fn open(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
+        let opened = Flow::opened(now, accepted);
+        let ruling = opened.ruling.clone().filter(|_| !self.awaits_rulings);
+        self.put(flow, Flow { ruling, ..opened });
+        if !accepted {
+            self.put_off(now, flow);
+        }
+    }
+
+    /// Knows a flow from now on, or knows something else of it.
+    pub(crate) fn put(&mut self, flow: FlowTuple, known: Flow) {
+        self.introduced += usize::from(known.entry().is_some());
+        match self.known.insert(flow, known) {
+            Some(before) => self.introduced -= usize::from(before.entry().is_some()),
+            None => self.ports.note_flow(flow.local.port()),
+        }
+    }
+
+    /// A flow is at another stage; the stage before. The nonce that was for it alone is forgotten.
+    pub(crate) fn set_stage(&mut self, flow: &FlowTuple, stage: Stage) -> Option<Stage> {
+        let known = self.known.get_mut(flow)?;
+        let was_introduced = known.entry().is_some();
+        let before = std::mem::replace(&mut known.stage, stage);
+        self.introduced += usize::from(known.entry().is_some());
+        self.introduced -= usize::from(was_introduced);
+        if let Some(nonce) = before.own_nonce() {
+            self.nonces.remove(&nonce);
+        }
+        Some(before)
+    }
+
+    /// Forgets a flow. Its nonces are those of who put them there.
+    pub(crate) fn take(&mut self, flow: &FlowTuple) -> Option<Flow> {
+        let known = self.known.remove(flow)?;
+        self.introduced -= usize::from(known.entry().is_some());
+        self.ports.forget_flow(flow.local.port());
+        if let Some(failed) = self.failed.get_mut(&flow.remote.ip()) {
+            failed.remove(flow);
+            if failed.is_empty() {
+                self.failed.remove(&flow.remote.ip());
+            }
+        }
+        Some(known)
+    }
+
+    /// The flow that a nonce of ours is in.
+    pub(crate) fn with_nonce(&self, nonce: u64) -> Option<FlowTuple> {
+        self.nonces.get(&nonce).copied()
+    }
+
+    /// A nonce of ours goes into a flow.
+    pub(crate) fn add_nonce(&mut self, nonce: u64, flow: FlowTuple) {
+        self.nonces.insert(nonce, flow);
+    }
+
+    pub(crate) fn forget_nonce(&mut self, nonce: u64) {
+        self.nonces.remove(&nonce);
+    }
+
+    /// A flow that this host opened could not be introduced.
+    pub(crate) fn note_failed(&mut self, flow: FlowTuple) {
+        self.failed.entry(flow.remote.ip()).or_default().insert(flow);
+    }
+
+    /// Takes the flows to an address that could not be introduced.
+    pub(crate) fn take_failed(&mut self, address: IpAddr) -> BTreeSet<FlowTuple> {
+        self.failed.remove(&address).unwrap_or_default()
+    }
+
+    /// A flow has its turn to be introduced a moment later.
+    pub(crate) fn put_off(&mut self, now: Time, flow: FlowTuple) {
+        self.young.push_back((now + MATURE, flow));
+    }
+
+    /// A flow has its turn now.
+    pub(crate) fn put_first(&mut self, now: Time, flow: FlowTuple) {
+        self.young.push_front((now, flow));
+    }
+
+    /// Takes the next flow that has its turn to be introduced.
+    pub(crate) fn take_mature(&mut self, now: Time) -> Option<FlowTuple> {
+        take_due(&mut self.young, now)
+    }
+
+    /// A flow's socket is gone. It stays known for what is under way.
+    pub(crate) fn close(&mut self, now: Time, flow: FlowTuple) {
+        if let Some(known) = self.known.get_mut(&flow) {
+            known.closed = true;
+            self.closed.push_back((now + LINGER, flow));
+        }
+    }
+
+    /// The flows that were closed of late; one that was opened and closed again is there twice.
+    pub(crate) fn lingering(&self) -> impl Iterator<Item = &FlowTuple> {
+        self.closed.iter().map(|(_, flow)| flow)
+    }
+
+    /// Takes the next flow that was closed long enough ago, and may have been opened again since.
+    pub(crate) fn take_lingered(&mut self, now: Time) -> Option<FlowTuple> {
+        take_due(&mut self.closed, now)
+    }
+
+    /// When a flow has its turn, or is closed long enough.
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        let next = |queue: &VecDeque<(Time, FlowTuple)>| queue.front().map(|(when, _)| *when);
+        [next(&self.young), next(&self.closed)].into_iter().flatten().min()
+    }
+
+    pub(crate) fn await_rulings(&mut self, awaited: bool) {
+        self.awaits_rulings = awaited;
+    }
+
+    /// The ports that sockets are bound to which take what anybody sends, and those that the kernel gives by itself.
+    pub(crate) fn set_bound_ports(&mut self, bound: BTreeSet<u16>, drawn: RangeInclusive<u16>) {
+        self.ports.set_bound(bound, drawn);
+    }
+
+    /// Entries of all tables together.
+    pub(crate) fn entries(&self) -> usize {
+        let failed: usize = self.failed.values().map(BTreeSet::len).sum();
+        self.known.len() + self.nonces.len() + failed + self.young.len() + self.closed.len() + self.ports.entries()
+    }
+}
+
+fn take_due(queue: &mut VecDeque<(Time, FlowTuple)>, now: Time) -> Option<FlowTuple> {
+    let due = queue.front().is_some_and(|(when, _)| *when <= now);
+    if due { queue.pop_front().map(|(_, flow)| flow) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::op::{FlowEntry, LocalEnd, Manner, PeerId, Places, Waits};
+    use crate::flow::Origin;
+
+    fn flow(port: u16) -> FlowTuple {
+        let (local, remote) = (([192, 0, 2, 1], port).into(), ([198, 51, 100, 1], 80).into());
+        FlowTuple { transport: whimbrel_wire::Transport::Tcp, local, remote }
+    }
+
+    fn entry(flow: FlowTuple) -> FlowEntry {
+        FlowEntry {
+            peer: PeerId(1),
+            name: 7,
+            home: Places::default(),
+            peer_tuple: flow.mirrored(),
+            waits: Waits::default(),
+            manner: Manner::default(),
+            wire_local_port: 1,
+            wire_remote_port: 2,
+            end: LocalEnd::Here,
+            passed_on: false,
+            hidden: false,
+            beyond: false,
+        }
+    }
+
+    #[test]
+    fn introduced_flows_are_counted_whichever_way_they_come_and_go() {
+        let (now, mut flows) = (Time::default(), Flows::new(&Config::default(), &mut Random::new([1; 32])));
+        (1..=3).for_each(|port| flows.open(now, flow(port), false));
+        let stage = |port| Stage::Introduced {
+            entry: entry(flow(port)),
+            origin: Origin::Answered { introducer_nonce: 9, nonce: port.into() },
+        };
+        (1..=2).for_each(|port| {
+            flows.set_stage(&flow(port), stage(port));
+            flows.add_nonce(port.into(), flow(port));
+        });
+        flows.put(flow(4), Flow::introduced(entry(flow(4)), now));
+        flows.put(flow(4), Flow::introduced(entry(flow(4)), now));
+        assert_eq!((flows.introduced(), flows.len()), (3, 4));
+        flows.set_stage(&flow(1), Stage::Open);
+        assert_eq!((flows.with_nonce(1), flows.with_nonce(2)), (None, Some(flow(2))));
+        flows.take(&flow(2));
+        flows.put(flow(4), Flow::opened(now, false));
+        assert_eq!((flows.introduced(), flows.take(&flow(9)).is_none()), (0, true));
+    }
+
+    #[test]
+    fn flows_have_their_turns_in_order_of_time() {
+        let at = |seconds| Time::default() + Duration::from_secs(seconds);
+        let mut flows = Flows::new(&Config::default(), &mut Random::new([1; 32]));
+        flows.open(at(0), flow(1), false);
+        flows.open(at(1), flow(2), false);
+        flows.open(at(1), flow(3), true);
+        assert_eq!((flows.poll_timeout(), flows.take_mature(at(0))), (Some(at(1)), None));
+        assert_eq!((flows.take_mature(at(1)), flows.take_mature(at(1))), (Some(flow(1)), None));
+        flows.put_first(at(1), flow(3));
+        assert_eq!(flows.poll_timeout(), Some(at(1)));
+        assert_eq!([flows.take_mature(at(2)), flows.take_mature(at(2))], [Some(flow(3)), Some(flow(2))]);
+        flows.close(at(3), flow(1));
+        assert!(flows.get(&flow(1)).is_some_and(|known| known.closed) && flows.lingering().eq([&flow(1)]));
+        assert_eq!((flows.poll_timeout(), flows.take_lingered(at(62))), (Some(at(63)), None));
+        assert_eq!((flows.take_lingered(at(63)), flows.poll_timeout()), (Some(flow(1)), None));
+    }
+}
