@@ -108,8 +108,8 @@ pub enum Event {
         /// How they go now.
         carried: Carried,
     },
-    /// The peer does not answer, but what comes in shows that this host is where its flows are at home: they go on as if
-    /// nothing had been noticed.
+    /// The peer does not answer, but what comes in shows that this host is where its flows are at home: they go on as
+    /// if nothing had been noticed.
     NotMoved {
         /// The peer.
         peer: PeerId,

@@ -24,7 +24,8 @@ pub enum Op {
     Tunnel(TunnelOp),
     /// Something is kept over a restart.
     Store(StoreOp),
-    /// On a socket that changes hosts, or an endpoint that is lent. Comes behind what the node has asked for until then.
+    /// On a socket that changes hosts, or an endpoint that is lent. Comes behind what the node has asked for until
+    /// then.
     Move(MoveOp),
 }
 
@@ -83,21 +84,24 @@ pub enum FlowOp {
         /// The nonce.
         nonce: u64,
     },
-    /// Find the TCP sockets whose remote address is this one, and hand what they know to [`crate::Node::handle_sockets`].
+    /// Find the TCP sockets whose remote address is this one, and hand what they know to
+    /// [`crate::Node::handle_sockets`].
     FindSockets {
         /// For whom.
         peer: PeerId,
         /// The remote address.
         remote: IpAddr,
     },
-    /// The flow may be a peer's in a moment: what that sends for it in the tunnel is to wait until it is installed (P-87).
+    /// The flow may be a peer's in a moment: what that sends for it in the tunnel is to wait until it is installed
+    /// (P-87).
     Expect {
         /// The flow, as this host has it.
         flow: FlowTuple,
         /// Whose; `None`: it is not to be expected any more.
         from: Option<PeerId>,
     },
-    /// Send a keepalive in a held TCP flow, under its own names, past the hold (P-39). The peer's stack acknowledges it.
+    /// Send a keepalive in a held TCP flow, under its own names, past the hold (P-39). The peer's stack acknowledges
+    /// it.
     AskNatively {
         /// The flow, as this host has it.
         flow: FlowTuple,
@@ -170,8 +174,8 @@ pub enum AddressOp {
         /// Sorted.
         addresses: Vec<IpAddr>,
     },
-    /// Addresses that this host is leaving: what is sent from those that it still has is to go out by the interface that
-    /// has them, wherever other packets are sent by now (P-38).
+    /// Addresses that this host is leaving: what is sent from those that it still has is to go out by the interface
+    /// that has them, wherever other packets are sent by now (P-38).
     LeaveFrom {
         /// Sorted.
         addresses: Vec<IpAddr>,
@@ -182,9 +186,9 @@ pub enum AddressOp {
         /// Address and whether through the tunnel; sorted.
         addresses: Vec<(IpAddr, bool)>,
     },
-    /// Addresses of hosts that have left this host's links and that it is to stand in for: to answer for them, and to hand
-    /// datagrams to their control ports to [`Node::handle_intercepted`](crate::Node::handle_intercepted). One that somebody
-    /// has, or that is on no link, is told by [`Node::stand_aside`](crate::Node::stand_aside).
+    /// Addresses of hosts that have left this host's links and that it is to stand in for: to answer for them, and to
+    /// hand datagrams to their control ports to [`Node::handle_intercepted`](crate::Node::handle_intercepted). One that
+    /// somebody has, or that is on no link, is told by [`Node::stand_aside`](crate::Node::stand_aside).
     StandIn {
         /// Sorted.
         addresses: Vec<IpAddr>,
@@ -237,7 +241,8 @@ pub enum StoreOp {
     SaveCommunity(Box<SavedCommunity>),
     /// Drop what was saved of it.
     ForgetCommunity,
-    /// Keep over a restart that another host has passed a flow on, which goes directly now, and is to be told that it need not any more (P-87).
+    /// Keep over a restart that another host has passed a flow on, which goes directly now, and is to be told that it
+    /// need not any more (P-87).
     SaveLeft {
         /// The flow.
         flow: FlowTuple,
@@ -296,9 +301,11 @@ pub struct FlowEntry {
     pub end: LocalEnd,
     /// The peer is not the far end, but passes packets on for it: the far end may introduce the flow (P-87).
     pub passed_on: bool,
-    /// The peer passes packets on, and the far end is not to learn where this host is: introductions in the flow are not for this host.
+    /// The peer passes packets on, and the far end is not to learn where this host is: introductions in the flow are
+    /// not for this host.
     pub hidden: bool,
-    /// The peer is a gateway, and the far end's socket is a host's behind it: it lives on when the peer starts anew (P-123).
+    /// The peer is a gateway, and the far end's socket is a host's behind it: it lives on when the peer starts anew
+    /// (P-123).
     pub beyond: bool,
 }
 
@@ -358,8 +365,8 @@ pub struct Binding {
     pub local_locator: IpAddr,
     /// The peer's address.
     pub peer_locator: IpAddr,
-    /// The peer's address as far as it has shown that it is there (P-18), which alone may be told to programs; `None`: it has
-    /// shown nothing since this node was restored.
+    /// The peer's address as far as it has shown that it is there (P-18), which alone may be told to programs; `None`:
+    /// it has shown nothing since this node was restored.
     pub proven: Option<IpAddr>,
     /// This host's address towards the peer, translated or not.
     pub source: Option<IpAddr>,
@@ -387,7 +394,8 @@ pub struct TunnelPath {
     pub sealed: bool,
 }
 
-/// Where the sequence numbers of a TCP connection began, as its socket at this end can tell: TCP_REPAIR makes both wrong.
+/// Where the sequence numbers of a TCP connection began, as its socket at this end can tell: TCP_REPAIR makes both
+/// wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketNumbers {
     /// As this host has it.
@@ -448,14 +456,14 @@ pub struct KnownPlace {
     pub claimed: SocketAddr,
     /// Source that the update had when it arrived.
     pub observed: SocketAddr,
-    /// Whether something translates what comes from there. It is written down when the place is made, and stays so whatever the
-    /// two sources come to be (P-135).
+    /// Whether something translates what comes from there. It is written down when the place is made, and stays so
+    /// whatever the two sources come to be (P-135).
     pub translated: bool,
 }
 
 impl KnownPlace {
-    /// A place of this number, of an update that claimed one source and was observed under another. Where even their ports differ
-    /// something is on the way.
+    /// A place of this number, of an update that claimed one source and was observed under another. Where even their
+    /// ports differ something is on the way.
     #[must_use]
     pub fn new(number: u32, claimed: SocketAddr, observed: SocketAddr) -> Self {
         Self { number, claimed, observed, translated: claimed != observed }
@@ -474,8 +482,8 @@ pub enum View {
     Lasting,
 }
 
-/// How a flow is treated once it is introduced. It goes with the flow to the data plane and the journal, and means nothing
-/// to the protocol.
+/// How a flow is treated once it is introduced. It goes with the flow to the data plane and the journal, and means
+/// nothing to the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Manner {
     /// What is shown of it.

@@ -17,8 +17,8 @@ use crate::base::op::{Op, PeerId};
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub enum Output {
-    /// A datagram to send, before any op that is given out later: what a peer is told is there before what the kernel sends
-    /// it. It may overtake ops that were given out earlier.
+    /// A datagram to send, before any op that is given out later: what a peer is told is there before what the kernel
+    /// sends it. It may overtake ops that were given out earlier.
     Transmit(Transmit),
     /// An effect to carry out, in order with the others; answered by [`Node::handle_done`](crate::Node::handle_done).
     Op(OpId, Op),
@@ -101,9 +101,9 @@ pub(crate) enum State {
 
 /// What the caller has not taken yet, and the ops that it has not answered.
 ///
-/// Effects and events come in the order in which they were written. Datagrams come before them, since others wait for them;
-/// one that has to wait for an effect is written when that is answered ([`Asked::Say`]). Ops of moves come behind, whatever
-/// was written before the caller asks again: a socket that wakes finds its way there.
+/// Effects and events come in the order in which they were written. Datagrams come before them, since others wait for
+/// them; one that has to wait for an effect is written when that is answered ([`Asked::Say`]). Ops of moves come
+/// behind, whatever was written before the caller asks again: a socket that wakes finds its way there.
 #[derive(Debug, Default)]
 pub(crate) struct Outputs {
     datagrams: VecDeque<Transmit>,

@@ -68,7 +68,8 @@ pub enum CommunityEvent {
         /// Which, as this host's socket has it.
         flow: FlowTuple,
     },
-    /// A code has proven whose key answers at an address for which another is remembered: that one stays until it is forgotten (P-148).
+    /// A code has proven whose key answers at an address for which another is remembered: that one stays until it is
+    /// forgotten (P-148).
     OtherKeyKnown {
         /// The address.
         address: IpAddr,

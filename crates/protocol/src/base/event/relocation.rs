@@ -17,8 +17,8 @@ pub enum MoveEvent {
         /// Who has it.
         to: PublicKey,
     },
-    /// Donor: the acceptor has the socket by the holder's word, and it does not go on there, or that has not been heard. This is the only copy of what
-    /// was in it that is known of.
+    /// Donor: the acceptor has the socket by the holder's word, and it does not go on there, or that has not been
+    /// heard. This is the only copy of what was in it that is known of.
     LostThere {
         /// Which move.
         name: MoveName,
@@ -29,7 +29,8 @@ pub enum MoveEvent {
         /// The socket as it was written down (`docs/snapshot.md`).
         snapshot: Vec<u8>,
     },
-    /// Donor: the acceptor says after all what has become of a socket of which nothing was heard ([`MoveEvent::LostThere`]).
+    /// Donor: the acceptor says after all what has become of a socket of which nothing was heard
+    /// ([`MoveEvent::LostThere`]).
     HeardOf {
         /// Which move.
         name: MoveName,
@@ -38,7 +39,8 @@ pub enum MoveEvent {
         /// Whether it goes on there, or why it does not.
         outcome: Result<(), Refusal>,
     },
-    /// Donor: acceptor and holder are ready for a socket that goes once that is said ([`Node::give_prepared`](crate::Node::give_prepared)).
+    /// Donor: acceptor and holder are ready for a socket that goes once that is said
+    /// ([`Node::give_prepared`](crate::Node::give_prepared)).
     Prepared {
         /// Which move.
         name: MoveName,
@@ -50,7 +52,8 @@ pub enum MoveEvent {
         /// Why.
         why: Refusal,
     },
-    /// Donor: nobody can tell yet whose the socket is, since the holder does not answer. It rests until then (decision 0015).
+    /// Donor: nobody can tell yet whose the socket is, since the holder does not answer. It rests until then (decision
+    /// 0015).
     Undecided {
         /// Which move.
         name: MoveName,
@@ -76,7 +79,8 @@ pub enum MoveEvent {
         /// As its far end has it, if it is there still.
         far: Option<FlowTuple>,
     },
-    /// Either end: the only copy of a socket is lost. The far end has been told that the connection is over, or there is none.
+    /// Either end: the only copy of a socket is lost. The far end has been told that the connection is over, or there
+    /// is none.
     Lost {
         /// Which move.
         name: MoveName,

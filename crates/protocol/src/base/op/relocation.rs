@@ -98,8 +98,8 @@ pub struct Rented {
 }
 
 impl SavedTenancy {
-    /// What the anchor and this host call the lease. Who gives a socket away names that of its endpoint, so that the number says nothing without
-    /// the anchor (P-132).
+    /// What the anchor and this host call the lease. Who gives a socket away names that of its endpoint, so that the
+    /// number says nothing without the anchor (P-132).
     #[must_use]
     pub const fn lease(&self) -> FlowName {
         FlowName::new(self.anchor, self.number)
@@ -133,8 +133,8 @@ pub struct Gift {
     pub options: Vec<u16>,
     /// The name under which a program of the acceptor's takes it; 64 bytes at the most.
     pub receiver: Vec<u8>,
-    /// What this host calls the flow with who holds the binding of the far end: the peer at the far end, the anchor that lends the
-    /// endpoint, or this host.
+    /// What this host calls the flow with who holds the binding of the far end: the peer at the far end, the anchor
+    /// that lends the endpoint, or this host.
     pub flow: FlowName,
     /// Where the holder is, if no peer has this key yet.
     pub holder_at: Option<SocketAddr>,
@@ -142,8 +142,8 @@ pub struct Gift {
     pub acceptor: PublicKey,
     /// Where the acceptor is, if no peer has this key yet.
     pub acceptor_at: Option<SocketAddr>,
-    /// The number of the move that this one belongs to: where both have the same holder it commits both (P-130). The acceptor does not present the
-    /// ticket of that one before it has this socket as well.
+    /// The number of the move that this one belongs to: where both have the same holder it commits both (P-130). The
+    /// acceptor does not present the ticket of that one before it has this socket as well.
     pub after: Option<u64>,
 }
 
@@ -167,20 +167,20 @@ pub enum NotGiven {
     TooMany,
 }
 
-/// An effect of a move that the caller carries out. What fails has changed nothing, unless it says otherwise. Whose socket it is
-/// follows from the name: the donor's own key, or another.
+/// An effect of a move that the caller carries out. What fails has changed nothing, unless it says otherwise. Whose
+/// socket it is follows from the name: the donor's own key, or another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MoveOp {
-    /// Acceptor: is there room, the address family, the right to rebuild sockets, somebody to receive it? Nothing is done yet, but
-    /// what is found is kept free until [`MoveOp::Restore`] or the end of the move.
+    /// Acceptor: is there room, the address family, the right to rebuild sockets, somebody to receive it? Nothing is
+    /// done yet, but what is found is kept free until [`MoveOp::Restore`] or the end of the move.
     Admit {
         /// Which move.
         name: MoveName,
         /// Which socket.
         request: Request,
     },
-    /// Donor: keep out what comes in for the flow, which may be kept for whoever has the socket in the end, hold the program, freeze
-    /// the socket.
+    /// Donor: keep out what comes in for the flow, which may be kept for whoever has the socket in the end, hold the
+    /// program, freeze the socket.
     Freeze {
         /// Which move.
         name: MoveName,
@@ -202,8 +202,8 @@ pub enum MoveOp {
         /// As [`MoveOp::Dump`] has made it.
         snapshot: Vec<u8>,
     },
-    /// Either: the socket goes on. The donor's program and what was held come to it; at the acceptor it is handed to whoever is to
-    /// receive it. Where this fails the socket is lost.
+    /// Either: the socket goes on. The donor's program and what was held come to it; at the acceptor it is handed to
+    /// whoever is to receive it. Where this fails the socket is lost.
     Thaw {
         /// Which move.
         name: MoveName,
@@ -215,7 +215,8 @@ pub enum MoveOp {
         /// Donor: to whom that goes which was held, and what still comes in for the flow.
         forward: Option<PublicKey>,
     },
-    /// Holder: the flow's only socket is lost. Tell the far end that the connection is over, as a reset of that socket would.
+    /// Holder: the flow's only socket is lost. Tell the far end that the connection is over, as a reset of that socket
+    /// would.
     CloseFarEnd {
         /// What the holder calls the flow, with whom it is one in its tables.
         flow: FlowName,
@@ -242,8 +243,9 @@ pub enum MoveOp {
         /// What the holder and the owner call the flow.
         flow: FlowName,
     },
-    /// Anchor: find such endpoints that are free, keep everybody else from them, and lead what comes for them to the tenant; keep that
-    /// over a restart. [`OpDone::Lent`]. Definite ones may be lent under this name already: then nothing changes.
+    /// Anchor: find such endpoints that are free, keep everybody else from them, and lead what comes for them to the
+    /// tenant; keep that over a restart. [`OpDone::Lent`]. Definite ones may be lent under this name already: then
+    /// nothing changes.
     Lend {
         /// Which lease.
         name: LeaseName,
@@ -251,8 +253,8 @@ pub enum MoveOp {
         peer: PeerId,
         /// Which endpoints.
         ends: Ends,
-        /// They are those of a socket of this host's own that is with the tenant now: of this transport alone, and connections that
-        /// were made with it stay where they are.
+        /// They are those of a socket of this host's own that is with the tenant now: of this transport alone, and
+        /// connections that were made with it stay where they are.
         moved: Option<Transport>,
     },
     /// Anchor: the endpoints of a lease are this host's own again.
@@ -319,8 +321,8 @@ pub enum Found {
     Awake,
     /// It is here, frozen.
     Frozen,
-    /// It is here, frozen, and its ticket is not to be presented yet: [`MoveOp::SaveAcceptance`] is asked for once more, and answered
-    /// when it is.
+    /// It is here, frozen, and its ticket is not to be presented yet: [`MoveOp::SaveAcceptance`] is asked for once
+    /// more, and answered when it is.
     Waiting,
     /// It is not here.
     Gone,
@@ -374,8 +376,9 @@ pub struct SavedHeld {
 }
 
 impl SavedHeld {
-    /// What the flow was called before the last move: nothing is to be kept under that any more, unless it is what the flow is called now. A
-    /// host that has given a flow away gets no other one of that name as long as this one is held.
+    /// What the flow was called before the last move: nothing is to be kept under that any more, unless it is what the
+    /// flow is called now. A host that has given a flow away gets no other one of that name as long as this one is
+    /// held.
     #[must_use]
     pub fn formerly(&self) -> FlowName {
         self.flow.with(PublicKey::from(self.last.donor))
