@@ -229,7 +229,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     let known_keys = KnownKeys::open(&options.state_dir.join("known_keys"))?;
     let (mut journal, mut restored) = Journal::open(&options.run_dir.join("journal"))?;
     let lasting = options.state_dir.join("gateway");
-    let memory = if config.behind.is_empty() {
+    let memory = if config.gateway.behind.is_empty() {
         // What is not kept up to date is not to be believed later.
         Journal::forget_lasting(&lasting)?;
         0
@@ -243,15 +243,15 @@ pub fn run(options: Options) -> Result<(), Error> {
         EventLog::open(&path).map_err(|source| Error::EventLog { at: config.event_log_at.clone(), path, source })
     });
     let event_log = event_log.transpose()?;
-    let unheard = |listen, source| Error::Metrics { at: config.metrics_listen_at.clone(), listen, source };
-    let endpoint = config.metrics_listen.map(|listen| Endpoint::bind(listen).map_err(|source| unheard(listen, source)));
+    let unheard = |listen, source| Error::Metrics { at: config.metrics.listen_at.clone(), listen, source };
+    let endpoint = config.metrics.listen.map(|listen| Endpoint::bind(listen).map_err(|source| unheard(listen, source)));
     let endpoint = endpoint.transpose()?;
 
     let udp = UdpSocket::bind(config.port).map_err(|error| match error.raw_os_error() {
         Some(libc::EADDRINUSE) => Error::PortTaken(config.port),
         _ => error.into(),
     })?;
-    if !config.behind.is_empty() {
+    if !config.gateway.behind.is_empty() {
         udp.speak_for_others()?;
     }
     instance.note_namespace(&run_dir)?;
@@ -375,10 +375,10 @@ fn start_on(
     if config.stand_in {
         effects.stand_in(config.port).map_err(adopting)?;
     }
-    effects.speak_for(&config.behind, config.port).map_err(adopting)?;
+    effects.speak_for(&config.gateway.behind, config.port).map_err(adopting)?;
     effects.set_policies(&config.policies);
     effects.relocation.set_rights(config.privileged_options);
-    effects.set_lendable(config.anchor.as_ref().map(|anchor| anchor.lendable.clone()));
+    effects.set_lendable(config.anchor.as_ref().map(config::Anchor::lendable));
 
     let socket_names = SocketNames::new(key.to_bytes().as_slice());
     let of_node = whimbrel_protocol::Config { memory, ..node_config(&config, &effects.known_keys) };
@@ -399,8 +399,8 @@ fn start_on(
     let monitor = NetworkMonitor::open()?;
     let server = Server::bind(&socket_path(&options.run_dir), ROOT_ONLY)?;
     grant(&server, config.control_mode);
-    if let (Some(endpoint), Some(listen)) = (endpoint, config.metrics_listen) {
-        let at = config.metrics_listen_at.clone();
+    if let (Some(endpoint), Some(listen)) = (endpoint, config.metrics.listen) {
+        let at = config.metrics.listen_at.clone();
         endpoint.serve(options.run_dir.clone()).map_err(|source| Error::Metrics { at, listen, source })?;
     }
     let event_loop = EventLoop::new(Parts {
@@ -440,21 +440,21 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         trust: config.trust,
         psk: config.psk.clone(),
         known_keys: keys,
-        ask: whimbrel_protocol::Ask { allow: config.ask_allow.clone(), deny: config.ask_deny.clone() },
-        carriers: whimbrel_protocol::Carriers { rewrite: config.rewrite, tunnel: config.tunnel },
+        ask: whimbrel_protocol::Ask { allow: config.ask.allow.clone(), deny: config.ask.deny.clone() },
+        carriers: config.carriers,
         tunnel_sealed: config.tunnel_sealed,
         prefer_aes: whimbrel_transform::Algorithm::preferred() == whimbrel_transform::Algorithm::Aes256Gcm,
         port: config.port,
         drawn_ports: flows::ephemeral_ports(),
         wall_clock_at_zero: clock::wall_clock_at_zero(),
         life: identity::life(),
-        questions_per_second: config.questions,
+        questions_per_second: config.limits.questions,
         rendezvous: config.rendezvous.clone(),
         serve_rendezvous: config.serve_rendezvous,
         stand_in: config.stand_in,
-        behind: config.behind.clone(),
-        flows: config.connections as usize,
-        flows_per_peer: config.connections_per_peer as usize,
+        behind: config.gateway.behind.clone(),
+        flows: config.limits.connections as usize,
+        flows_per_peer: config.limits.connections_per_peer as usize,
         // Whose sockets are taken is told by the community.
         moving: whimbrel_protocol::Moving {
             enabled: true,
@@ -463,7 +463,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
                 to: anchor.to.clone(),
                 most: anchor.leases as usize,
                 lifetime: anchor.lifetime,
-                ports: anchor.lendable.ports.iter().map(|range| (*range.start(), *range.end())).collect(),
+                ports: anchor.ports.iter().map(|range| (*range.start(), *range.end())).collect(),
             }),
             ..whimbrel_protocol::Moving::default()
         },

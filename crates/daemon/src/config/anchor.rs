@@ -1,23 +1,55 @@
 //! `[anchor]`: what this host lends others.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use ipnet::IpNet;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error};
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::Prefix;
 use whimbrel_wire::moving::MAX_OFFERED;
 
-use super::conditions::ports;
-use super::value::{Mistake, Section, Value, array, limit, parse_prefix, prefix, string, subtable};
+use super::ConfigError;
+use super::document::Document;
+use super::value::{limit, list, parse_prefix, seconds};
 use crate::anchors::BLOCK;
 
-/// How long a lease lasts that is not asked for again, in seconds, where the file does not say.
-const LIFETIME: u32 = 3600;
+/// The longest that a lease can last, in seconds.
 const LONGEST: u32 = 86_400;
-/// Leases that one host may have, where the file does not say.
-const LEASES: u32 = 64;
 const MOST_LEASES: u32 = 4096;
+
+/// `[anchor]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Anchor {
+    /// See [`Lendable::ports`].
+    #[serde(deserialize_with = "ranges")]
+    pub ports: Vec<RangeInclusive<u16>>,
+    /// See [`Lendable::own`].
+    #[serde(deserialize_with = "list")]
+    pub own: Vec<IpAddr>,
+    /// See [`Lendable::addresses`].
+    #[serde(deserialize_with = "list")]
+    pub addresses: Vec<Prefix>,
+    /// To whom it is lent, beside the hosts of the community.
+    #[serde(deserialize_with = "list")]
+    pub to: Vec<PublicKey>,
+    /// Leases that one host may have.
+    #[serde(deserialize_with = "limit::<_, _, MOST_LEASES>")]
+    pub leases: u32,
+    /// How long a lease lasts that is not asked for again.
+    #[serde(deserialize_with = "seconds::<_, LONGEST>")]
+    pub lifetime: Duration,
+}
+
+impl Default for Anchor {
+    fn default() -> Self {
+        let (ports, own, addresses, to) = Default::default();
+        Self { ports, own, addresses, to, leases: 64, lifetime: Duration::from_secs(3600) }
+    }
+}
 
 /// What may be lent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,72 +62,52 @@ pub struct Lendable {
     pub addresses: Vec<Prefix>,
 }
 
-/// `[anchor]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Anchor {
+impl Anchor {
     /// What may be lent.
-    pub lendable: Lendable,
-    /// To whom, beside the hosts of the community.
-    pub to: Vec<PublicKey>,
-    /// Leases that one host may have.
-    pub leases: u32,
-    /// How long a lease lasts that is not asked for again.
-    pub lifetime: Duration,
-}
-
-pub(super) fn anchor(value: Value<'_, '_>) -> Result<Option<Anchor>, Mistake> {
-    let table = subtable(value, "anchor")?;
-    if table.is_empty() {
-        return Ok(None);
+    #[must_use]
+    pub fn lendable(&self) -> Lendable {
+        Lendable { ports: self.ports.clone(), own: self.own.clone(), addresses: self.addresses.clone() }
     }
-    let mut section = Section::new(table);
-    let lent = section.take("ports").map(ranges).transpose()?.unwrap_or_default();
-    let own = match section.take("own") {
-        Some(value) if lent.is_empty() => {
+
+    pub(super) fn check(&self, document: &Document<'_>) -> Result<(), ConfigError> {
+        let Self { ports, own, addresses, .. } = self;
+        if ports.is_empty() && document.has("anchor.own") {
             let sentence =
                 "`own` says of which addresses `ports` are lent, and there are none; whole ones are `addresses`";
-            return Err(Mistake::new(value.span(), sentence));
+            return Err(document.wrong("anchor.own", sentence));
         }
-        Some(value) => own(value)?,
-        None => Vec::new(),
-    };
-    let addresses = section.take("addresses").map(addresses).transpose()?.unwrap_or_default();
-    let mut to = Vec::new();
-    if let Some(value) = section.take("to") {
-        for element in array(value, "to", "a list of public keys")? {
-            let text = string(element, "to", "a list of public keys")?;
-            let key = text.parse().map_err(|error| {
-                let right = "`whimbrel status` on that host shows its own";
-                Mistake::new(element.span(), format!("`{text}` is no public key ({error}); {right}"))
-            })?;
-            to.push(key);
+        for (index, address) in own.iter().enumerate() {
+            let length = if address.is_ipv4() { 32 } else { 128 };
+            let other = own[..index].iter().find(|other| other.is_ipv4() == address.is_ipv4());
+            let sentence = match (unfit(&Prefix { address: *address, length }), other) {
+                (Some(what), _) => format!("{address} is {what}: others do not reach this host there"),
+                (None, Some(other)) => {
+                    format!("ports of one address of a family are lent: {other} and {address} are two")
+                }
+                (None, None) => continue,
+            };
+            return Err(document.wrong(&format!("anchor.own.{index}"), sentence));
         }
+        for (index, one) in addresses.iter().enumerate() {
+            if let Some(sentence) = unlendable(one, &addresses[..index]) {
+                return Err(document.wrong(&format!("anchor.addresses.{index}"), sentence));
+            }
+        }
+        if ports.is_empty() && addresses.is_empty() {
+            let sentence = "`[anchor]` lends nothing: it needs `ports`, such as \"40000-44999\", or `addresses`";
+            return Err(document.wrong("anchor", sentence));
+        }
+        Ok(())
     }
-    let leases = section.take("leases").map(|value| limit(value, "leases", MOST_LEASES)).transpose()?;
-    let lifetime = section.take("lifetime").map(|value| limit(value, "lifetime", LONGEST)).transpose()?;
-    section.finish()?;
-    if lent.is_empty() && addresses.is_empty() {
-        let sentence = "`[anchor]` lends nothing: it needs `ports`, such as \"40000-44999\", or `addresses`";
-        return Err(Mistake::new(value.span(), sentence));
-    }
-    let lifetime = Duration::from_secs(lifetime.unwrap_or(LIFETIME).into());
-    let lendable = Lendable { ports: lent, own, addresses };
-    Ok(Some(Anchor { lendable, to, leases: leases.unwrap_or(LEASES), lifetime }))
 }
 
-/// One range of ports, or several.
-fn ranges(value: Value<'_, '_>) -> Result<Vec<RangeInclusive<u16>>, Mistake> {
-    let all = match value.get_ref().as_array() {
-        Some(elements) => elements.iter().map(|element| ports(element, "ports")).collect::<Result<_, _>>()?,
-        None => vec![ports(value, "ports")?],
-    };
-    let mut sorted: Vec<RangeInclusive<u16>> = all;
+/// One range of ports, or several. Those that adjoin are one.
+fn ranges<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RangeInclusive<u16>>, D::Error> {
+    let mut sorted: Vec<RangeInclusive<u16>> = list(deserializer)?;
     sorted.sort_by_key(|range| *range.start());
     if let Some(pair) = sorted.windows(2).find(|pair| pair[1].start() <= pair[0].end()) {
-        let sentence = format!("`ports` names port {} twice", pair[1].start());
-        return Err(Mistake::new(value.span(), sentence));
+        return Err(D::Error::custom(format_args!("`ports` names port {} twice", pair[1].start())));
     }
-    // Those that adjoin are one.
     sorted.dedup_by(|next, range| {
         let adjoins = range.end().checked_add(1) == Some(*next.start());
         if adjoins {
@@ -104,77 +116,33 @@ fn ranges(value: Value<'_, '_>) -> Result<Vec<RangeInclusive<u16>>, Mistake> {
         adjoins
     });
     if sorted.len() > MAX_OFFERED {
-        return Err(Mistake::new(value.span(), format!("`ports` has more than {MAX_OFFERED} ranges")));
+        return Err(D::Error::custom(format_args!("`ports` has more than {MAX_OFFERED} ranges")));
     }
     let longest = sorted.iter().map(ExactSizeIterator::len).max();
     if longest.is_some_and(|longest| longest < usize::from(BLOCK)) {
-        let sentence = format!(
+        return Err(D::Error::custom(format_args!(
             "`ports` has no {BLOCK} ports in a row, which each program is lent: `ports = \"40000-44999\"` has room for 39 programs"
-        );
-        return Err(Mistake::new(value.span(), sentence));
+        )));
     }
     Ok(sorted)
 }
 
-/// Addresses of this host, one of a family.
-fn own(value: Value<'_, '_>) -> Result<Vec<IpAddr>, Mistake> {
-    let mut own: Vec<IpAddr> = Vec::new();
-    for element in array(value, "own", "a list of addresses of this host")? {
-        let text = string(element, "own", "a list of addresses")?;
-        let wrong = |sentence| Mistake::new(element.span(), sentence);
-        let address: IpAddr = text.parse().map_err(|_| wrong(format!("`{text}` is no IP address")))?;
-        if let Some(what) = unfit(&Prefix { address, length: if address.is_ipv4() { 32 } else { 128 } }) {
-            return Err(wrong(format!("{text} is {what}: others do not reach this host there")));
-        }
-        if let Some(other) = own.iter().find(|other| other.is_ipv4() == address.is_ipv4()) {
-            let sentence = format!("ports of one address of a family are lent: {other} and {address} are two");
-            return Err(wrong(sentence));
-        }
-        own.push(address);
+/// Why a prefix cannot be lent as a whole, beside `others`.
+fn unlendable(one: &Prefix, others: &[Prefix]) -> Option<String> {
+    let shown = format!("{}/{}", one.address, one.length);
+    let base = IpNet::new(one.address, one.length).ok()?.network();
+    if base != one.address {
+        return Some(format!(
+            "{shown} begins with {base}: write \"{base}/{}\" for all of it, or \"{}\" for this address alone",
+            one.length, one.address
+        ));
     }
-    Ok(own)
-}
-
-/// Addresses that are lent as a whole.
-fn addresses(value: Value<'_, '_>) -> Result<Vec<Prefix>, Mistake> {
-    let mut all: Vec<Prefix> = Vec::new();
-    for element in array(value, "addresses", "a list of prefixes such as [\"192.0.2.64/28\", \"2001:db8:1::/64\"]")? {
-        let one = prefix(element, "addresses")?;
-        let wrong = |sentence| Mistake::new(element.span(), sentence);
-        let shown = format!("{}/{}", one.address, one.length);
-        let base = base_of(&one);
-        if base != one.address {
-            let sentence = format!(
-                "{shown} begins with {base}: write \"{base}/{}\" for all of it, or \"{}\" for this address alone",
-                one.length, one.address
-            );
-            return Err(wrong(sentence));
-        }
-        if let Some(what) = unfit(&one) {
-            let right = "name addresses that are routed to this host, or a part of its subnet that nobody has";
-            return Err(wrong(format!("{shown} has {what} in it; {right}")));
-        }
-        if let Some(other) = all.iter().find(|other| overlap(other, &one)) {
-            return Err(wrong(format!("{shown} and {}/{} have addresses in common", other.address, other.length)));
-        }
-        all.push(one);
+    if let Some(what) = unfit(one) {
+        let right = "name addresses that are routed to this host, or a part of its subnet that nobody has";
+        return Some(format!("{shown} has {what} in it; {right}"));
     }
-    Ok(all)
-}
-
-/// The first address of a prefix.
-fn base_of(prefix: &Prefix) -> IpAddr {
-    let length = u32::from(prefix.length);
-    match prefix.address {
-        IpAddr::V4(address) => {
-            let mask = u32::MAX.checked_shl(32 - length).unwrap_or(0);
-            IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & mask))
-        }
-        IpAddr::V6(address) => {
-            let mask = u128::MAX.checked_shl(128 - length).unwrap_or(0);
-            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
-        }
-    }
+    let other = others.iter().find(|other| overlap(other, one))?;
+    Some(format!("{shown} and {}/{} have addresses in common", other.address, other.length))
 }
 
 /// What nobody can be lent that is in a prefix, if anything is.

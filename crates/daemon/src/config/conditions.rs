@@ -1,90 +1,103 @@
 //! The keys by which a section says which connections it means.
 
-use std::ops::RangeInclusive;
-
+use serde::de::{Deserializer, Error};
+use toml::Value;
+use whimbrel_handshake::PublicKey;
+use whimbrel_protocol::Prefix;
 use whimbrel_wire::Transport;
 
-use super::value::{Mistake, Section, Value, choice, kind, parse_prefix, string};
-use crate::policy::{Matcher, PeerCondition, ProgramCondition};
+use super::value::{KEY, Written, choose, kind, list, parse_prefix, text, value};
+use crate::policy::{PeerCondition, ProgramCondition};
 
-/// Takes `peer`, `local_port`, `remote_port`, `transport`, `program` and `cgroup` out of a section.
-pub(super) fn matcher(section: &mut Section<'_, '_>) -> Result<Matcher, Mistake> {
-    Ok(Matcher {
-        peer: section.take("peer").map(peers).transpose()?,
-        local_port: section.take("local_port").map(|value| ports(value, "local_port")).transpose()?,
-        remote_port: section.take("remote_port").map(|value| ports(value, "remote_port")).transpose()?,
-        transport: section.take("transport").map(transport).transpose()?,
-        program: section.take("program").map(program).transpose()?,
-        cgroup: section.take("cgroup").map(cgroup).transpose()?,
-    })
-}
-
-fn peers(value: Value<'_, '_>) -> Result<Vec<PeerCondition>, Mistake> {
-    match value.get_ref().as_array() {
-        Some(elements) if elements.is_empty() => {
-            Err(Mistake::new(value.span(), "`peer` must name somebody; leave it out where all are meant"))
+/// Declares a section that says which connections it means, by the same keys in each, and has others beside these.
+macro_rules! section_of_connections {
+    ($(#[$about:meta])* struct $name:ident { $($others:tt)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub(super) struct $name {
+            #[serde(deserialize_with = "super::conditions::peers")]
+            peer: Option<Vec<crate::policy::PeerCondition>>,
+            #[serde(deserialize_with = "super::value::read")]
+            local_port: Option<std::ops::RangeInclusive<u16>>,
+            #[serde(deserialize_with = "super::value::read")]
+            remote_port: Option<std::ops::RangeInclusive<u16>>,
+            #[serde(deserialize_with = "super::value::read")]
+            transport: Option<whimbrel_wire::Transport>,
+            #[serde(deserialize_with = "super::value::read")]
+            program: Option<crate::policy::ProgramCondition>,
+            #[serde(deserialize_with = "super::conditions::cgroup")]
+            cgroup: Option<String>,
+            $($others)*
         }
-        Some(elements) => elements.iter().map(peer).collect(),
-        None => Ok(vec![peer(value)?]),
+
+        impl $name {
+            fn matcher(&mut self) -> crate::policy::Matcher {
+                crate::policy::Matcher {
+                    peer: self.peer.take(),
+                    local_port: self.local_port.take(),
+                    remote_port: self.remote_port.take(),
+                    transport: self.transport.take(),
+                    program: self.program.take(),
+                    cgroup: self.cgroup.take(),
+                }
+            }
+        }
+    };
+}
+pub(super) use section_of_connections;
+
+pub(super) fn peers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<PeerCondition>>, D::Error> {
+    let peers: Vec<_> = list(deserializer)?;
+    match peers.is_empty() {
+        true => Err(D::Error::custom("`peer` must name somebody; leave it out where all are meant")),
+        false => Ok(Some(peers)),
     }
 }
 
-fn peer(value: Value<'_, '_>) -> Result<PeerCondition, Mistake> {
-    let text = string(value, "peer", "a prefix or a public key, or a list of them,")?;
-    let key = || text.parse().ok().map(PeerCondition::Key);
-    parse_prefix(text).map(PeerCondition::Prefix).or_else(key).ok_or_else(|| {
-        let right =
-            "write \"192.0.2.0/24\", \"2001:db8::/32\", one address, or the key that `whimbrel status` shows there";
-        Mistake::new(value.span(), format!("`{text}` is neither a prefix nor a public key; {right}"))
-    })
-}
+impl Written for PeerCondition {
+    const LIST: &'static str = "a prefix or a public key, or a list of them, in quotes";
+    const ALONE: bool = true;
 
-pub(super) fn ports(value: Value<'_, '_>, name: &str) -> Result<RangeInclusive<u16>, Mistake> {
-    let wrong = || {
-        let right = "must be a port such as 21, or a range in quotes such as \"6000-6063\", of ports from 1 to 65535";
-        Mistake::new(value.span(), format!("`{name}` {right}"))
-    };
-    let (first, last) = match (value.get_ref().as_integer(), value.get_ref().as_str()) {
-        (Some(number), _) => {
-            let port = u16::from_str_radix(number.as_str(), number.radix()).map_err(|_| wrong())?;
-            (port, port)
-        }
-        (None, Some(text)) => {
-            let port = |text: &str| text.trim().parse::<u16>().map_err(|_| wrong());
-            let (first, last) = text.split_once('-').unwrap_or((text, text));
-            (port(first)?, port(last)?)
-        }
-        (None, None) => return Err(wrong()),
-    };
-    if 0 < last && last < first {
-        let sentence = format!("`{name}` goes from {first} down to {last}; write \"{last}-{first}\"");
-        return Err(Mistake::new(value.span(), sentence));
+    fn read(value: &Value) -> Result<Self, String> {
+        let text = text(value, "a prefix or a public key, or a list of them,")?;
+        let key = || text.parse::<PublicKey>().ok().map(Self::Key);
+        parse_prefix(text).map(|prefix: Prefix| Self::Prefix(prefix)).or_else(key).ok_or_else(|| {
+            let right =
+                "write \"192.0.2.0/24\", \"2001:db8::/32\", one address, or the key that `whimbrel status` shows there";
+            format!("`{text}` is neither a prefix nor a public key; {right}")
+        })
     }
-    if first == 0 || last == 0 { Err(wrong()) } else { Ok(first..=last) }
 }
 
-fn transport(value: Value<'_, '_>) -> Result<Transport, Mistake> {
-    choice(value, "transport", &[("tcp", Transport::Tcp), ("udp", Transport::Udp)])
-}
-
-fn program(value: Value<'_, '_>) -> Result<ProgramCondition, Mistake> {
-    let text = string(value, "program", "the name of an executable or its absolute path")?;
-    if text.is_empty() || text.ends_with('/') || !text.starts_with('/') && text.contains('/') {
-        let right = "`program` must be the name of an executable such as \"vsftpd\", or its absolute path";
-        return Err(Mistake::new(value.span(), right));
+impl Written for Transport {
+    fn read(value: &Value) -> Result<Self, String> {
+        choose(value, &[("tcp", Self::Tcp), ("udp", Self::Udp)])
     }
-    Ok(ProgramCondition::new(text))
 }
 
-fn cgroup(value: Value<'_, '_>) -> Result<String, Mistake> {
-    let wrong = |said: &str| {
-        let right = "`cgroup` must be a path below the root of cgroup v2, such as \"/system.slice/vsftpd.service\"";
-        Mistake::new(value.span(), format!("{right}, not {said}"))
-    };
-    let text = value.get_ref().as_str().ok_or_else(|| wrong(&kind(value)))?;
+impl Written for ProgramCondition {
+    fn read(value: &Value) -> Result<Self, String> {
+        let text = text(value, "the name of an executable or its absolute path")?;
+        if text.is_empty() || text.ends_with('/') || !text.starts_with('/') && text.contains('/') {
+            let right = "must be the name of an executable such as \"vsftpd\", or its absolute path";
+            return Err(format!("`{KEY}` {right}"));
+        }
+        Ok(Self::new(text))
+    }
+}
+
+pub(super) fn cgroup<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let value = value(deserializer);
     // Where systemd mounts it; nobody's cgroups are called so.
-    if !text.starts_with('/') || text.starts_with("/sys/fs/cgroup") || text.contains("//") {
-        return Err(wrong(&format!("`{text}`")));
+    let fits = |text: &&str| text.starts_with('/') && !text.starts_with("/sys/fs/cgroup") && !text.contains("//");
+    match value.as_str().filter(fits) {
+        Some("/") => Ok(Some("/".to_owned())),
+        Some(text) => Ok(Some(text.trim_end_matches('/').to_owned())),
+        None => {
+            let said = value.as_str().map_or_else(|| kind(value.type_str()), |text| format!("`{text}`"));
+            let right = "must be a path below the root of cgroup v2, such as \"/system.slice/vsftpd.service\"";
+            Err(D::Error::custom(format_args!("`cgroup` {right}, not {said}")))
+        }
     }
-    Ok(if text == "/" { text } else { text.trim_end_matches('/') }.to_owned())
 }

@@ -1,34 +1,39 @@
 //! `[gateway]`: hosts that this one speaks for.
 
-use std::ops::Range;
+use serde::Deserialize;
+use whimbrel_protocol::{Prefix, Trust};
 
-use whimbrel_protocol::Prefix;
-
-use super::value::{Mistake, Section, Value, array, boolean, prefix, subtable};
+use super::ConfigError;
+use super::document::Document;
+use super::value::list;
 
 /// Each costs a rule of routing.
 const MOST: usize = 64;
 
-/// `[gateway]`; one without `behind` names nobody. With where `behind` is, unless anybody may come through.
-pub(super) fn gateway(value: Value<'_, '_>) -> Result<(Vec<Prefix>, Option<Range<usize>>), Mistake> {
-    let mut section = Section::new(subtable(value, "gateway")?);
-    let behind = section.take("behind");
-    let anybody = section.take("anybody").map(|value| boolean(value, "anybody")).transpose()?.unwrap_or(false);
-    section.finish()?;
-    let Some(value) = behind else { return Ok((Vec::new(), None)) };
-    let elements = array(value, "behind", "a list of prefixes such as [\"198.51.100.0/24\", \"2001:db8:5::/64\"]")?;
-    if elements.len() > MOST {
-        return Err(Mistake::new(value.span(), format!("`behind` must have at most {MOST} prefixes")));
-    }
-    let one = |element| {
-        let prefix = prefix(element, "behind")?;
-        if prefix.length == 0 {
-            return Err(Mistake::new(
-                element.span(),
-                "`behind` names everybody; it must name the hosts behind this one",
-            ));
+/// `[gateway]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Gateway {
+    /// Hosts that this one is the router of, and speaks for.
+    #[serde(deserialize_with = "list")]
+    pub behind: Vec<Prefix>,
+    /// Whoever has a session may come through to them, whoever that is.
+    pub anybody: bool,
+}
+
+impl Gateway {
+    pub(super) fn check(&self, trust: Trust, document: &Document<'_>) -> Result<(), ConfigError> {
+        if self.behind.len() > MOST {
+            return Err(document.wrong("gateway.behind", format!("`behind` must have at most {MOST} prefixes")));
         }
-        Ok(prefix)
-    };
-    Ok((elements.iter().map(one).collect::<Result<_, _>>()?, (!anybody).then(|| value.span())))
+        if let Some(index) = self.behind.iter().position(|prefix| prefix.length == 0) {
+            let sentence = "`behind` names everybody; it must name the hosts behind this one";
+            return Err(document.wrong(&format!("gateway.behind.{index}"), sentence));
+        }
+        if document.has("gateway.behind") && !self.anybody && trust == Trust::Tofu {
+            let sentence = "`behind` with trust = \"tofu\" lets anybody past this router's forwarding rules to these hosts: set trust to \"pinned\" or \"psk\", or `anybody = true` if that is meant";
+            return Err(document.wrong("gateway.behind", sentence));
+        }
+        Ok(())
+    }
 }

@@ -1,152 +1,168 @@
 //! `[[helper]]` sections.
 
-use std::ops::Range;
 use std::time::Duration;
 
-use toml::Spanned;
+use serde::de::{Deserializer, Error};
+use toml::Value;
 use whimbrel_kernel::child::Account;
 use whimbrel_wire::Transport;
 
-use super::conditions::matcher;
-use super::doubt::{Doubted, dead};
-use super::value::{Mistake, Section, Value, array, boolean, choice, limit, string, subtable};
+use super::conditions::section_of_connections;
+use super::document::{Document, Doubt};
+use super::value::{Written, choose};
+use super::{ConfigError, value};
 use crate::helpers::section::{self, Kind, Program, Scope, Sections};
-use crate::policy::Matcher;
 
-const KINDS: [(&str, Named); 4] =
-    [("hold", Named::Hold), ("keepalive", Named::Keepalive), ("stop", Named::Stop), ("program", Named::Program)];
 /// The most bytes that can be kept: TCP's numbers must stay apart.
 const MOST_KEPT: u32 = 1 << 30;
 const MOST_ANSWERED: u32 = 1 << 24;
 const MOST_STALL: u32 = 86_400;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Named {
-    Hold,
-    Keepalive,
-    Stop,
-    Program,
+section_of_connections! {
+    /// A section as it is written.
+    struct Section {
+        #[serde(deserialize_with = "value::read")]
+        name: Option<String>,
+        #[serde(deserialize_with = "kind")]
+        kind: Option<Name>,
+        #[serde(deserialize_with = "value::list")]
+        command: Vec<Word>,
+        #[serde(deserialize_with = "value::read")]
+        user: Option<String>,
+        #[serde(deserialize_with = "value::limit::<_, _, MOST_KEPT>")]
+        keep: Option<u32>,
+        #[serde(deserialize_with = "value::limit::<_, _, MOST_ANSWERED>")]
+        answer: Option<u32>,
+        lines: bool,
+        #[serde(deserialize_with = "value::limit::<_, _, MOST_STALL>")]
+        stall: Option<u32>,
+        #[serde(deserialize_with = "value::read")]
+        scope: Option<Scope>,
+    }
+}
+
+/// By this name, serde does not take it for text that is borrowed from the file.
+type Name = &'static str;
+
+/// One of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Word(String);
+
+const COMMAND: &str =
+    "a list of the program's absolute path and its arguments, such as [\"/usr/lib/whimbrel/irc-pong\"]";
+
+fn kind<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Name>, D::Error> {
+    let kinds = ["hold", "keepalive", "stop", "program"].map(|kind| (kind, kind));
+    choose(&value::value(deserializer), &kinds).map(Some).map_err(D::Error::custom)
+}
+
+impl Written for Scope {
+    fn read(value: &Value) -> Result<Self, String> {
+        choose(value, &[("process", Self::Process), ("cgroup", Self::Cgroup)])
+    }
+}
+
+impl Written for Word {
+    const LIST: &'static str = COMMAND;
+
+    fn read(value: &Value) -> Result<Self, String> {
+        value::text(value, "words").map(|text| Self(text.to_owned()))
+    }
 }
 
 /// All of them.
 ///
 /// What does not work is only doubted where that is not the file's fault: a program may be installed later.
 pub(super) fn sections(
-    value: Value<'_, '_>,
-    doubts: &mut Vec<Doubted>,
-    line_of: &dyn Fn(usize) -> u32,
-) -> Result<Sections, Mistake> {
-    let mut places = Vec::new();
+    written: Vec<Section>,
+    doubts: &mut Vec<Doubt>,
+    document: &Document<'_>,
+) -> Result<Sections, ConfigError> {
     let mut read: Vec<section::Section> = Vec::new();
-    for element in array(value, "helper", "written as [[helper]] sections")? {
-        let (section, command) = section(element)?;
-        if let (Kind::Program(program), Some(at)) = (&section.kind, command)
+    for (index, written) in written.into_iter().enumerate() {
+        let at = format!("helper.{index}");
+        let section = written.section(document, &at)?;
+        if let Kind::Program(program) = &section.kind
             && let Some(why) = program.unusable()
         {
             let sentence = format!("the helper `{}` cannot be started: {why}", section.name);
-            doubts.push(Doubted { at, sentence, lost: "its connections only wait while their peer is away" });
+            let lost = "its connections only wait while their peer is away";
+            doubts.push(Doubt { spot: document.spot(&format!("{at}.command")), sentence, lost });
         }
-        places.push((element.span(), section.matcher == Matcher::default()));
         if read.iter().any(|other| other.name == section.name) {
             let sentence = format!("there is a helper `{}` already; each needs a name of its own", section.name);
-            return Err(Mistake::new(element.span(), sentence));
+            return Err(document.wrong(&at, sentence));
         }
         read.push(section);
     }
-    doubts.extend(dead("helper", &places, line_of));
+    doubts.extend(document.dead("helper", read.iter().map(|section| &section.matcher)));
     Ok(Sections::new(read))
 }
 
-/// A section, and where its command stands.
-fn section(value: Value<'_, '_>) -> Result<(section::Section, Option<Range<usize>>), Mistake> {
-    let mut section = Section::new(subtable(value, "helper")?);
-    let missing = |key: &str, what: &str| Mistake::new(value.span(), format!("this helper has no `{key}`: {what}"));
-    let name = section.take("name").ok_or_else(|| missing("name", "what `whimbrel connections` is to call it"))?;
-    let name = word(name)?;
-    let kinds = "\"hold\", \"keepalive\", \"stop\" or \"program\"";
-    let kind = section.take("kind").ok_or_else(|| missing("kind", kinds))?;
-    let kind = choice(kind, "kind", &KINDS)?;
-    let transport = section.take("transport");
-    let matcher = matcher(&mut section)?;
-    if let Some(value) = transport.filter(|_| matcher.transport == Some(Transport::Udp)) {
-        let right = "`transport` can only be \"tcp\" here: helpers are for TCP, UDP has nobody who would give up";
-        return Err(Mistake::new(value.span(), right));
+impl Section {
+    /// What it says. `at`: which part of the file it is.
+    fn section(mut self, document: &Document<'_>, at: &str) -> Result<section::Section, ConfigError> {
+        let wrong = |key: &str, sentence: &str| document.wrong(&format!("{at}.{key}"), sentence);
+        let missing = |key: &str, what: &str| document.wrong(at, format!("this helper has no `{key}`: {what}"));
+        let name = self.name.take().ok_or_else(|| missing("name", "what `whimbrel connections` is to call it"))?;
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || name.len() > 32 || !name.chars().all(fits) {
+            let right = "`name` must be a word of letters, digits, `-`, `_` and `.`, such as \"irc\"";
+            return Err(wrong("name", right));
+        }
+        let kinds = "\"hold\", \"keepalive\", \"stop\" or \"program\"";
+        let kind = self.kind.ok_or_else(|| missing("kind", kinds))?;
+        if self.transport == Some(Transport::Udp) {
+            let right = "`transport` can only be \"tcp\" here: helpers are for TCP, UDP has nobody who would give up";
+            return Err(wrong("transport", right));
+        }
+        let of_program = ["command", "user", "keep", "answer", "lines", "stall"].map(|key| (key, "program"));
+        for (key, of) in of_program.into_iter().chain([("scope", "stop")]) {
+            if kind != of && document.has(&format!("{at}.{key}")) {
+                return Err(wrong(key, &format!("`{key}` belongs to helpers of kind = \"{of}\" alone")));
+            }
+        }
+        let kind = match kind {
+            "hold" => Kind::Hold,
+            "keepalive" => Kind::Keepalive,
+            "stop" => Kind::Stop(self.scope.unwrap_or_default()),
+            _ if !document.has(&format!("{at}.command")) => {
+                let what = "the program's absolute path and its arguments, such as [\"/usr/lib/whimbrel/irc-pong\"]";
+                return Err(missing("command", what));
+            }
+            _ => {
+                let command: Vec<String> = self.command.drain(..).map(|Word(word)| word).collect();
+                let absolute = command.first().is_some_and(|program| program.starts_with('/'));
+                if !absolute || command.iter().any(|word| word.contains('\0')) {
+                    return Err(wrong("command", &format!("`command` must be {COMMAND}")));
+                }
+                Kind::Program(Program {
+                    command,
+                    account: account(self.user.as_deref()).map_err(|sentence| wrong("user", &sentence))?,
+                    keep: self.keep.map_or(section::KEEP, u64::from),
+                    answer: self.answer.map_or(section::ANSWER, u64::from),
+                    lines: self.lines,
+                    stall: self.stall.map_or(section::STALL, |seconds| Duration::from_secs(seconds.into())),
+                })
+            }
+        };
+        Ok(section::Section { name, matcher: self.matcher(), kind })
     }
-    let command = section.take("command");
-    let of_program = ["user", "keep", "answer", "lines", "stall"].map(|key| (key, section.take(key)));
-    let scope = section.take("scope");
-    section.finish()?;
-    let of_others = [("command", command)].into_iter().chain(of_program).filter(|_| kind != Named::Program);
-    let of_others = of_others.chain([("scope", scope)].into_iter().filter(|_| kind != Named::Stop));
-    for (key, value) in of_others {
-        if let Some(value) = value {
-            let kind = if key == "scope" { "stop" } else { "program" };
-            return Err(Mistake::new(value.span(), format!("`{key}` belongs to helpers of kind = \"{kind}\" alone")));
-        }
-    }
-    let [(_, user), (_, keep), (_, answer), (_, lines), (_, stall)] = of_program;
-    let kind = match kind {
-        Named::Hold => Kind::Hold,
-        Named::Keepalive => Kind::Keepalive,
-        Named::Stop => {
-            let scopes = [("process", Scope::Process), ("cgroup", Scope::Cgroup)];
-            Kind::Stop(scope.map(|value| choice(value, "scope", &scopes)).transpose()?.unwrap_or_default())
-        }
-        Named::Program => {
-            let what = "the program's absolute path and its arguments, such as [\"/usr/lib/whimbrel/irc-pong\"]";
-            let bytes = |value: Option<_>, name, most, usual| {
-                value.map_or(Ok(usual), |value| limit(value, name, most).map(u64::from))
-            };
-            Kind::Program(Program {
-                command: command_line(command.ok_or_else(|| missing("command", what))?)?,
-                account: user.map_or_else(|| usual_account(value), account)?,
-                keep: bytes(keep, "keep", MOST_KEPT, section::KEEP)?,
-                answer: bytes(answer, "answer", MOST_ANSWERED, section::ANSWER)?,
-                lines: lines.map_or(Ok(false), |value| boolean(value, "lines"))?,
-                stall: Duration::from_secs(bytes(stall, "stall", MOST_STALL, section::STALL.as_secs())?),
-            })
-        }
+}
+
+/// Whom a program runs as.
+fn account(user: Option<&str>) -> Result<Account, String> {
+    let Some(name) = user else {
+        let missing = || format!("this helper has no `user`, and there is none called \"{}\" here", section::USER);
+        return section::account(section::USER).ok_or_else(missing);
     };
-    Ok((section::Section { name, matcher, kind }, command.map(Spanned::span)))
-}
-
-fn word(value: Value<'_, '_>) -> Result<String, Mistake> {
-    let text = string(value, "name", "a word")?;
-    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if text.is_empty() || text.len() > 32 || !text.chars().all(fits) {
-        let right = "`name` must be a word of letters, digits, `-`, `_` and `.`, such as \"irc\"";
-        return Err(Mistake::new(value.span(), right));
-    }
-    Ok(text.to_owned())
-}
-
-fn command_line(value: Value<'_, '_>) -> Result<Vec<String>, Mistake> {
-    let right = "a list of the program's absolute path and its arguments, such as [\"/usr/lib/whimbrel/irc-pong\"]";
-    let elements = array(value, "command", right)?;
-    let words: Vec<&str> =
-        elements.iter().map(|element| string(element, "command", "words")).collect::<Result<_, _>>()?;
-    match words.first() {
-        Some(program) if program.starts_with('/') && words.iter().all(|word| !word.contains('\0')) => {
-            Ok(words.into_iter().map(str::to_owned).collect())
-        }
-        _ => Err(Mistake::new(value.span(), format!("`command` must be {right}"))),
-    }
-}
-
-fn account(value: Value<'_, '_>) -> Result<Account, Mistake> {
-    let text = string(value, "user", "the name of a user")?;
-    let account = section::account(text)
-        .ok_or_else(|| Mistake::new(value.span(), format!("there is no user `{text}`; `getent passwd` lists them")))?;
+    let account = section::account(name);
+    let account = account.ok_or_else(|| format!("there is no user `{name}`; `getent passwd` lists them"))?;
     if account.uid == 0 {
         let right = "`user` must not be root: a helper is handed what others send; leave it out for \"nobody\"";
-        return Err(Mistake::new(value.span(), right));
+        return Err(right.to_owned());
     }
     Ok(account)
-}
-
-fn usual_account(value: Value<'_, '_>) -> Result<Account, Mistake> {
-    let missing = || format!("this helper has no `user`, and there is none called \"{}\" here", section::USER);
-    section::account(section::USER).ok_or_else(|| Mistake::new(value.span(), missing()))
 }
 
 #[cfg(test)]

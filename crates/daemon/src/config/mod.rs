@@ -1,15 +1,17 @@
 //! The configuration file.
 //!
-//! Optional, and each key has a default: with no file at all the daemon does the whole job. The file is read by hand
-//! from a tree that knows where each value stands, so that every complaint names file, line and column and says what
-//! would be right there.
+//! Optional, and each key has a default: with no file at all the daemon does the whole job. serde reads it
+//! ([`value`]: what single values may be), each section as one struct; what of several values goes together is checked
+//! after that. [`document`] knows where each value stands, so that every complaint names file, line and column and says
+//! what would be right there.
 
 mod anchor;
 mod conditions;
-mod doubt;
-mod file;
+mod dns;
+mod document;
 mod gateway;
 mod helper;
+mod policy;
 mod value;
 
 use std::fs;
@@ -18,20 +20,23 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use toml::de::DeTable;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error};
+use toml::Value;
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Prefix, Trust};
+use whimbrel_protocol::{Carriers, Prefix, Trust};
 use zeroize::Zeroizing;
 
 use crate::helpers::section::Sections;
-use crate::name_server::{NameServer, SigningKey};
-use crate::policy::Policies;
+use crate::name_server::NameServer;
+use crate::policy::{Policies, Policy};
 
-use file::{Found, interpret};
-use value::{Mistake, line_of};
+use document::Document;
+use value::{KEY, Written, choose, limit, list};
 
 pub use anchor::{Anchor, Lendable};
-pub use doubt::{Doubt, Spot};
+pub use document::{Doubt, Spot};
+pub use gateway::Gateway;
 
 /// Where the configuration is looked for when nobody says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/whimbrel/whimbrel.toml";
@@ -45,12 +50,19 @@ const MOST_RENDEZVOUS: usize = 8;
 /// Connections that the data plane has room for (`bpf/maps.h`).
 const MOST_CONNECTIONS: u32 = 1 << 20;
 
+/// The keys that are sections, and those that are lists of sections.
+const SECTIONS: [&str; 6] = ["anchor", "ask", "dns", "gateway", "limits", "metrics"];
+const LISTED: [&str; 3] = ["helper", "peers", "policy"];
+
 /// A peer whose key is configured.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct KnownPeer {
     /// Where it is asked.
+    #[serde(deserialize_with = "address")]
     pub address: IpAddr,
     /// The key that must answer.
+    #[serde(deserialize_with = "value::read")]
     pub key: PublicKey,
 }
 
@@ -67,83 +79,142 @@ pub enum Level {
 }
 
 impl Level {
+    const NAMES: [(&str, Self); 5] = [
+        ("error", Self::Error),
+        ("warn", Self::Warn),
+        ("info", Self::Info),
+        ("debug", Self::Debug),
+        ("trace", Self::Trace),
+    ];
+
     /// As a directive of a log filter.
     #[must_use]
     pub fn directive(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-            Self::Trace => "trace",
-        }
+        Self::NAMES.iter().find(|(_, level)| *level == self).map_or("info", |(name, _)| name)
     }
 }
 
+/// `[ask]`: which hosts may be asked whether they run Whimbrel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Ask {
+    /// Those in these prefixes. Empty: all.
+    #[serde(deserialize_with = "list")]
+    pub allow: Vec<Prefix>,
+    /// Those that may not, whatever `allow` says.
+    #[serde(deserialize_with = "list")]
+    pub deny: Vec<Prefix>,
+}
+
+/// `[limits]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Hosts are asked so often a second, in all, whether they run Whimbrel.
+    #[serde(deserialize_with = "limit::<_, _, 10_000>")]
+    pub questions: u32,
+    /// So many connections can be movable at a time.
+    #[serde(deserialize_with = "limit::<_, _, MOST_CONNECTIONS>")]
+    pub connections: u32,
+    /// So many with one peer.
+    #[serde(deserialize_with = "limit::<_, _, MOST_CONNECTIONS>")]
+    pub connections_per_peer: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { questions: 20, connections: 524_288, connections_per_peer: 262_144 }
+    }
+}
+
+/// `[metrics]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Metrics {
+    /// Where Prometheus may ask for figures.
+    #[serde(deserialize_with = "value::read")]
+    pub listen: Option<SocketAddr>,
+    /// Where that stands.
+    #[serde(skip)]
+    pub listen_at: Option<Spot>,
+}
+
 /// All that can be configured.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// `trust`: whose key is accepted.
+    /// Whose key is accepted.
+    #[serde(deserialize_with = "value::read")]
     pub trust: Trust,
+    #[serde(deserialize_with = "value::read")]
+    psk_file: Option<PathBuf>,
     /// The content of `psk_file`.
+    #[serde(skip)]
     pub psk: Option<Zeroizing<[u8; 32]>>,
     /// The path of `psk_file`, where others than its owner may read or write it.
+    #[serde(skip)]
     pub psk_open: Option<PathBuf>,
-    /// `[[peers]]`: keys that are known beforehand.
+    /// Keys that are known beforehand.
     pub peers: Vec<KnownPeer>,
-    /// `ask.allow`: hosts in these prefixes may be asked whether they run Whimbrel. Empty: all.
-    pub ask_allow: Vec<Prefix>,
-    /// `ask.deny`: those that may not, whatever `allow` says.
-    pub ask_deny: Vec<Prefix>,
-    /// `carriers` has `rewrite`.
-    pub rewrite: bool,
-    /// `carriers` has `tunnel`.
-    pub tunnel: bool,
-    /// `tunnel` is `sealed`: tunnelled packets are encrypted by the session's keys.
-    pub tunnel_sealed: bool,
-    /// `port`: of control and tunnel datagrams, on both ends.
-    pub port: u16,
-    /// `control_mode`: permission bits of the control socket; without, it is for the group `whimbrel`, or for root where there is none.
-    pub control_mode: Option<u32>,
-    /// `kick`: senders in back-off are made to retransmit when a path is there again.
-    pub kick: bool,
-    /// `rendezvous`: hosts that this one meets its peers at.
-    pub rendezvous: Vec<IpAddr>,
-    /// `serve_rendezvous`: others may meet here.
-    pub serve_rendezvous: bool,
-    /// `processes`: hosts of the community may have this one run whatever they like, by moving processes here.
-    pub processes: bool,
-    /// `privileged_options`: sockets that come here keep the options that Linux keeps to those who administrate the network.
-    pub privileged_options: bool,
-    /// `stand_in`: hosts that meet others here, and leave this host's links, are stood in for.
-    pub stand_in: bool,
-    /// `limits.questions`: hosts are asked so often a second, in all, whether they run Whimbrel.
-    pub questions: u32,
-    /// `limits.connections`: so many can be movable at a time.
-    pub connections: u32,
-    /// `limits.connections_per_peer`: so many with one peer.
-    pub connections_per_peer: u32,
+    policy: Vec<policy::Section>,
     /// `[[policy]]`: how which connections are treated.
+    #[serde(skip)]
     pub policies: Policies,
+    helper: Vec<helper::Section>,
     /// `[[helper]]`: what is done for which connections while their peer is away.
+    #[serde(skip)]
     pub helpers: Sections,
-    /// `[anchor]`: what is lent to others.
+    /// Which hosts may be asked.
+    pub ask: Ask,
+    /// What is limited.
+    pub limits: Limits,
+    /// Figures for Prometheus.
+    pub metrics: Metrics,
+    /// Hosts that this one is the router of.
+    pub gateway: Gateway,
+    /// What is lent to others.
     pub anchor: Option<Anchor>,
-    /// `gateway.behind`: hosts that this one is the router of, and speaks for.
-    pub behind: Vec<Prefix>,
+    #[serde(rename = "dns")]
+    name_server: dns::Section,
     /// `[dns]`: the name server that is told where this host is.
+    #[serde(skip)]
     pub dns: Option<NameServer>,
-    /// `log`: how much is logged.
+    /// Ways to carry moved connections.
+    #[serde(deserialize_with = "carriers")]
+    pub carriers: Carriers,
+    /// `tunnel` is `sealed`: tunnelled packets are encrypted by the session's keys.
+    #[serde(rename = "tunnel", deserialize_with = "sealed")]
+    pub tunnel_sealed: bool,
+    /// Of control and tunnel datagrams, on both ends.
+    #[serde(deserialize_with = "port")]
+    pub port: u16,
+    /// Permission bits of the control socket; without, it is for the group `whimbrel`, or for root where there is none.
+    #[serde(deserialize_with = "mode")]
+    pub control_mode: Option<u32>,
+    /// Senders in back-off are made to retransmit when a path is there again.
+    pub kick: bool,
+    /// Hosts that this one meets its peers at.
+    #[serde(deserialize_with = "list")]
+    pub rendezvous: Vec<IpAddr>,
+    /// Others may meet here.
+    pub serve_rendezvous: bool,
+    /// Hosts of the community may have this one run whatever they like, by moving processes here.
+    pub processes: bool,
+    /// Sockets that come here keep the options that Linux keeps to those who administrate the network.
+    pub privileged_options: bool,
+    /// Hosts that meet others here, and leave this host's links, are stood in for.
+    pub stand_in: bool,
+    /// How much is logged.
+    #[serde(deserialize_with = "value::read")]
     pub log: Level,
-    /// `event_log`: the file that events are written to, relative to the state directory.
+    /// The file that events are written to, relative to the state directory.
+    #[serde(deserialize_with = "value::read")]
     pub event_log: Option<PathBuf>,
     /// Where that stands.
+    #[serde(skip)]
     pub event_log_at: Option<Spot>,
-    /// `metrics.listen`: where Prometheus may ask for figures.
-    pub metrics_listen: Option<SocketAddr>,
-    /// Where that stands.
-    pub metrics_listen_at: Option<Spot>,
     /// What is no mistake, but can hardly be meant or does not work on this host now.
+    #[serde(skip)]
     pub doubts: Vec<Doubt>,
 }
 
@@ -151,13 +222,22 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             trust: Trust::default(),
+            psk_file: None,
             psk: None,
             psk_open: None,
             peers: Vec::new(),
-            ask_allow: Vec::new(),
-            ask_deny: Vec::new(),
-            rewrite: true,
-            tunnel: true,
+            policy: Vec::new(),
+            policies: Policies::default(),
+            helper: Vec::new(),
+            helpers: Sections::default(),
+            ask: Ask::default(),
+            limits: Limits::default(),
+            metrics: Metrics::default(),
+            gateway: Gateway::default(),
+            anchor: None,
+            name_server: dns::Section::default(),
+            dns: None,
+            carriers: Carriers { rewrite: true, tunnel: true },
             tunnel_sealed: true,
             port: DEFAULT_PORT,
             control_mode: None,
@@ -167,19 +247,9 @@ impl Default for Config {
             processes: false,
             privileged_options: false,
             stand_in: false,
-            questions: 20,
-            connections: 524_288,
-            connections_per_peer: 262_144,
-            policies: Policies::default(),
-            helpers: Sections::default(),
-            anchor: None,
-            behind: Vec::new(),
-            dns: None,
             log: Level::default(),
             event_log: None,
             event_log_at: None,
-            metrics_listen: None,
-            metrics_listen_at: None,
             doubts: Vec::new(),
         }
     }
@@ -188,72 +258,25 @@ impl Default for Config {
 /// Keys whose new values are taken in by a reload; those of all others count from the next start on.
 pub const RELOADED: [&str; 4] = ["control_mode", "kick", "log", "policy"];
 
+/// Keys, and whether the fields after them differ.
+macro_rules! differing {
+    ($one:ident, $other:ident: $($key:literal $($field:ident).+),+) => {
+        [$(($key, $one.$($field).+ != $other.$($field).+)),+]
+    };
+}
+
 impl Config {
     /// The keys that have other values in `other`, in the order of the file.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<&'static str> {
-        // Whole, so that a new key is not left out here.
-        let Self {
-            trust,
-            psk,
-            psk_open: _,
-            peers,
-            ask_allow,
-            ask_deny,
-            rewrite,
-            tunnel,
-            tunnel_sealed,
-            port,
-            control_mode,
-            kick,
-            rendezvous,
-            serve_rendezvous,
-            processes,
-            privileged_options,
-            stand_in,
-            questions,
-            connections,
-            connections_per_peer,
-            policies,
-            helpers,
-            anchor,
-            behind,
-            dns,
-            log,
-            event_log,
-            event_log_at: _,
-            metrics_listen,
-            metrics_listen_at: _,
-            doubts: _,
-        } = self;
-        let compared = [
-            ("trust", *trust != other.trust),
-            ("psk_file", *psk != other.psk),
-            ("carriers", (*rewrite, *tunnel) != (other.rewrite, other.tunnel)),
-            ("tunnel", *tunnel_sealed != other.tunnel_sealed),
-            ("port", *port != other.port),
-            ("control_mode", *control_mode != other.control_mode),
-            ("kick", *kick != other.kick),
-            ("rendezvous", *rendezvous != other.rendezvous),
-            ("serve_rendezvous", *serve_rendezvous != other.serve_rendezvous),
-            ("processes", *processes != other.processes),
-            ("privileged_options", *privileged_options != other.privileged_options),
-            ("stand_in", *stand_in != other.stand_in),
-            ("log", *log != other.log),
-            ("event_log", *event_log != other.event_log),
-            ("ask.allow", *ask_allow != other.ask_allow),
-            ("ask.deny", *ask_deny != other.ask_deny),
-            ("limits.questions", *questions != other.questions),
-            ("limits.connections", *connections != other.connections),
-            ("limits.connections_per_peer", *connections_per_peer != other.connections_per_peer),
-            ("metrics.listen", *metrics_listen != other.metrics_listen),
-            ("anchor", *anchor != other.anchor),
-            ("gateway.behind", *behind != other.behind),
-            ("dns", *dns != other.dns),
-            ("peers", *peers != other.peers),
-            ("policy", *policies != other.policies),
-            ("helper", *helpers != other.helpers),
-        ];
+        let compared = differing!(self, other:
+            "trust" trust, "psk_file" psk, "carriers" carriers, "tunnel" tunnel_sealed, "port" port,
+            "control_mode" control_mode, "kick" kick, "rendezvous" rendezvous, "serve_rendezvous" serve_rendezvous,
+            "processes" processes, "privileged_options" privileged_options, "stand_in" stand_in, "log" log,
+            "event_log" event_log, "ask.allow" ask.allow, "ask.deny" ask.deny, "limits.questions" limits.questions,
+            "limits.connections" limits.connections, "limits.connections_per_peer" limits.connections_per_peer,
+            "metrics.listen" metrics.listen, "anchor" anchor, "gateway.behind" gateway.behind, "dns" dns,
+            "peers" peers, "policy" policies, "helper" helpers);
         compared.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }
 
@@ -264,6 +287,65 @@ impl Config {
             Trust::Tofu if self.peers.iter().any(|peer| peer.key == *key) => Trust::Pinned,
             trust => trust,
         }
+    }
+
+    /// Whether what goes together is there together.
+    fn check(&self, document: &Document<'_>) -> Result<(), ConfigError> {
+        let wrong = |key: &str, sentence: &str| Err(document.wrong(key, sentence));
+        let Limits { connections, connections_per_peer, .. } = self.limits;
+        if document.has("limits.connections_per_peer") && connections_per_peer > connections {
+            let why = format!("`connections`, which is {connections}: those of one peer count among all");
+            let key = "limits.connections_per_peer";
+            return wrong(key, &format!("`connections_per_peer` must not be above {why}"));
+        }
+        self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.check(document))?;
+        if self.rendezvous.len() > MOST_RENDEZVOUS {
+            return wrong("rendezvous", &format!("`rendezvous` must have at most {MOST_RENDEZVOUS} addresses"));
+        }
+        if self.stand_in && !self.serve_rendezvous {
+            let sentence = "`stand_in` is for hosts that meet others here: it needs `serve_rendezvous = true` as well";
+            return wrong("stand_in", sentence);
+        }
+        let event_log = self.event_log.as_ref().and_then(|path| path.to_str());
+        if event_log.is_some_and(|path| path.is_empty() || path.ends_with('/')) {
+            return wrong("event_log", "`event_log` must be the path of a file, such as \"events.jsonl\"");
+        }
+        if self.trust == Trust::Psk && self.psk_file.is_none() {
+            return wrong("trust", "trust = \"psk\" needs `psk_file`, a file with 32 random bytes in base64");
+        }
+        self.gateway.check(self.trust, document)?;
+        if self.trust == Trust::Pinned && self.peers.is_empty() {
+            let sentence = "trust = \"pinned\" needs at least one [[peers]] section with `address` and `key`";
+            return wrong("trust", sentence);
+        }
+        let unknown = |address: &&IpAddr| self.peers.iter().all(|peer| peer.address != **address);
+        match self.rendezvous.iter().find(unknown) {
+            Some(address) if self.trust == Trust::Pinned => {
+                let needs = "needs a [[peers]] section with the key of the rendezvous";
+                wrong("rendezvous", &format!("trust = \"pinned\" {needs} {address}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads what is told in sections that need more than their own values, and the files that the configuration names.
+    fn complete(&mut self, document: &Document<'_>, folder: &Path) -> Result<(), ConfigError> {
+        let policies = std::mem::take(&mut self.policy).into_iter().enumerate();
+        let policies = policies.map(|(index, section)| section.policy(document, &format!("policy.{index}")));
+        let policies: Vec<Policy> = policies.collect::<Result<_, _>>()?;
+        self.doubts.extend(document.dead("policy", policies.iter().map(|policy| &policy.matcher)));
+        self.policies = Policies::new(policies);
+        self.helpers = helper::sections(std::mem::take(&mut self.helper), &mut self.doubts, document)?;
+        self.event_log_at = self.event_log.as_ref().map(|_| document.spot("event_log"));
+        self.metrics.listen_at = self.metrics.listen.map(|_| document.spot("metrics.listen"));
+        if let Some(path) = self.psk_file.take() {
+            let path = folder.join(path);
+            self.psk = Some(read_psk(&path).map_err(|sentence| document.wrong("psk_file", sentence))?);
+            let open = fs::metadata(&path).is_ok_and(|found| found.permissions().mode() & 0o077 != 0);
+            self.psk_open = open.then_some(path);
+        }
+        self.dns = std::mem::take(&mut self.name_server).name_server(document, folder)?;
+        Ok(())
     }
 }
 
@@ -279,14 +361,10 @@ pub enum ConfigError {
         source: io::Error,
     },
     /// Something in it is wrong.
-    #[error("{path}:{line}:{column}: {sentence}")]
+    #[error("{spot}: {sentence}")]
     Wrong {
-        /// The file.
-        path: PathBuf,
-        /// From 1.
-        line: usize,
-        /// In characters, from 1.
-        column: usize,
+        /// Where.
+        spot: Spot,
         /// What is wrong and what would be right.
         sentence: String,
     },
@@ -310,37 +388,75 @@ pub fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
     }
 }
 
-/// Parses the configuration's text; `path` is for messages and the place that `psk_file` is relative to.
+/// Parses the configuration's text; `path` is for messages and the place that the files in it are relative to.
 ///
 /// # Errors
 /// See [`read`].
 pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
-    let document = DeTable::parse(text)
-        .map_err(|error| value::ungrammatical(text, error.span().unwrap_or(0..0), error.message()))
-        .map_err(|mistake| mistake.located(path, text))?;
-    let (mut config, found) = interpret(document.get_ref(), document.span(), &|at| line_of(text, at))
-        .map_err(|mistake| mistake.located(path, text))?;
-    let Found { psk_file, dns, event_log, metrics_listen, doubts } = found;
-    let spot = |at: std::ops::Range<usize>| Spot::new(path, text, at.start);
-    (config.event_log_at, config.metrics_listen_at) = (event_log.map(spot), metrics_listen.map(spot));
-    config.doubts = doubts.into_iter().map(|doubted| doubted.located(path, text)).collect();
-    if let Some((psk_file, at)) = psk_file {
-        let psk_file = path.parent().unwrap_or(Path::new("/")).join(psk_file);
-        let wrong = |sentence| Mistake::new(at.clone(), sentence).located(path, text);
-        config.psk = Some(read_psk(&psk_file).map_err(wrong)?);
-        let open = fs::metadata(&psk_file).is_ok_and(|found| found.permissions().mode() & 0o077 != 0);
-        config.psk_open = open.then_some(psk_file);
-    }
-    if let Some(dns) = dns {
-        let key_file = path.parent().unwrap_or(Path::new("/")).join(&dns.key_file);
-        let wrong = |sentence| {
-            let sentence = format!("`dns.key_file` {} {sentence}", key_file.display());
-            Mistake::new(dns.key_at.clone(), sentence).located(path, text)
-        };
-        let key = SigningKey::read(&key_file, dns.key_name.as_deref()).map_err(wrong)?;
-        config.dns = Some(dns.with(key));
-    }
+    let document = Document::parse(path, text)?;
+    let mut config = document.config()?;
+    config.anchor.take_if(|_| !document.has_keys("anchor"));
+    config.check(&document)?;
+    config.complete(&document, path.parent().unwrap_or(Path::new("/")))?;
     Ok(config)
+}
+
+impl Written for Trust {
+    fn read(value: &Value) -> Result<Self, String> {
+        choose(value, &[("tofu", Self::Tofu), ("pinned", Self::Pinned), ("psk", Self::Psk)])
+    }
+}
+
+impl Written for Level {
+    fn read(value: &Value) -> Result<Self, String> {
+        choose(value, &Self::NAMES)
+    }
+}
+
+/// One of `carriers`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Carrier {
+    Rewrite,
+    Tunnel,
+}
+
+impl Written for Carrier {
+    const LIST: &'static str = "a list of \"rewrite\" and \"tunnel\"";
+
+    fn read(value: &Value) -> Result<Self, String> {
+        let read = choose(value, &[("rewrite", Self::Rewrite), ("tunnel", Self::Tunnel)]);
+        read.map_err(|sentence| format!("each of {sentence}"))
+    }
+}
+
+fn carriers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Carriers, D::Error> {
+    let named: Vec<Carrier> = list(deserializer)?;
+    match named.is_empty() {
+        true => Err(D::Error::custom("`carriers` must name \"rewrite\", \"tunnel\" or both")),
+        false => Ok(Carriers { rewrite: named.contains(&Carrier::Rewrite), tunnel: named.contains(&Carrier::Tunnel) }),
+    }
+}
+
+fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpAddr, D::Error> {
+    let value = value::value(deserializer);
+    value::text(&value, "an IP address").and_then(|_| IpAddr::read(&value)).map_err(D::Error::custom)
+}
+
+fn sealed<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    choose(&value::value(deserializer), &[("sealed", true), ("plain", false)]).map_err(D::Error::custom)
+}
+
+fn port<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u16, D::Error> {
+    let read = value::number(&value::value(deserializer), u16::MAX.into());
+    read.map_err(|sentence| D::Error::custom(format_args!("{sentence}, the same on both ends")))
+}
+
+fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let value = value::value(deserializer);
+    let mode = value.as_str().and_then(|text| u32::from_str_radix(text, 8).ok());
+    let right = "must be octal digits in quotes, such as \"0600\" or \"0660\"";
+    let fits = |mode: &u32| *mode <= 0o777 && mode & 0o600 == 0o600;
+    mode.filter(fits).map(Some).ok_or_else(|| D::Error::custom(format_args!("`{KEY}` {right}")))
 }
 
 fn read_psk(path: &Path) -> Result<Zeroizing<[u8; 32]>, String> {

@@ -20,8 +20,68 @@ fn keys_that_differ_are_named() {
 }
 
 #[test]
+fn every_key_is_compared() {
+    let key = PublicKey::from([7; 32]);
+    let folder = std::env::temp_dir().join(format!("whimbrel-compared-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("psk"), key.to_string()).unwrap();
+    let text = format!(
+        "trust = 'psk'\npsk_file = 'psk'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 2000\ncontrol_mode = '0660'\n\
+         kick = false\nrendezvous = ['192.0.2.1']\nserve_rendezvous = true\nstand_in = true\nprocesses = true\n\
+         privileged_options = true\nlog = 'debug'\nevent_log = 'e'\n[ask]\nallow = ['192.0.2.0/24']\ndeny = ['192.0.2.1']\n\
+         [limits]\nquestions = 1\nconnections = 2\nconnections_per_peer = 1\n[metrics]\nlisten = '[::1]:1'\n\
+         [gateway]\nbehind = ['192.0.2.0/24']\n[anchor]\naddresses = ['192.0.2.0/24']\n\
+         [dns]\nname = 'a.b'\nzone = 'b'\nserver = '192.0.2.1'\nkey_file = 'psk'\nkey_name = 'k'\n\
+         [[peers]]\naddress = '192.0.2.1'\nkey = '{key}'\n[[policy]]\nprotect = false\n\
+         [[helper]]\nname = 'x'\nkind = 'hold'\n"
+    );
+    let config = parse(&folder.join("w.toml"), &text).expect("valid");
+    let mut named: Vec<&str> = config.differences(&Config::default());
+    for section in ["ask", "limits", "metrics", "gateway"] {
+        named.retain(|key| !key.starts_with(&format!("{section}.")));
+        named.push(section);
+    }
+    named.sort_unstable();
+    let known = complaint("nothing_like_a_key = 1");
+    let mut known: Vec<&str> = known.split('`').skip(3).step_by(2).collect();
+    known.sort_unstable();
+    assert_eq!(named, known);
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn lists_are_taken_for_no_sections() {
+    let known = complaint("nothing_like_a_key = 1");
+    for key in known.split('`').skip(3).step_by(2) {
+        // What is no section is complained of for another reason, or is a list.
+        let said = parse(Path::new("/etc/w.toml"), &format!("{key} = [1]")).expect_err(key).to_string();
+        let section = SECTIONS.contains(&key) || LISTED.contains(&key);
+        assert_eq!(said.contains("must be a section"), section, "{said}");
+        let said = parse(Path::new("/etc/w.toml"), &format!("{key} = []")).map_err(|error| error.to_string());
+        let section = SECTIONS.contains(&key);
+        assert_eq!(said.is_err_and(|said| said.contains("must be a section, not an array")), section, "{key}");
+    }
+    assert!(complaint("ask = 2020-01-01").contains("`ask` must be a section, not a datetime"));
+    assert!(complaint("[[ask]]\nallow = []").contains(":1:1: `ask` must be a section, not an array"));
+    assert!(complaint("[anchor]\nown = []").contains("2:7: `own` says of which addresses"));
+}
+
+#[test]
+fn numbers_beyond_all_types_are_answered_like_others() {
+    for number in ["18446744073709551616", "9223372036854775808", "-1", "1_000_000", "1.5"] {
+        let said = complaint(&format!("[limits]\nquestions = {number}"));
+        assert_eq!(said, "/etc/w.toml:2:13: `questions` must be a number from 1 to 10000");
+    }
+    assert_eq!(
+        complaint("kick = 18446744073709551616"),
+        "/etc/w.toml:1:8: `kick` must be true or false, not an integer"
+    );
+    assert_eq!(complaint("kick = 2020-01-01"), "/etc/w.toml:1:8: `kick` must be true or false, not a datetime");
+}
+
+#[test]
 fn a_gateway_names_those_behind_it() {
-    let read = |text: &str| parse(Path::new("w.toml"), text).expect("valid").behind;
+    let read = |text: &str| parse(Path::new("w.toml"), text).expect("valid").gateway.behind;
     assert_eq!(read("[gateway]\n"), []);
     let prefixes = ["198.51.100.0/24", "2001:db8:5::/64"].map(|text| parse_prefix(text).expect("a prefix"));
     assert_eq!(read("[gateway]\nbehind = [\"198.51.100.0/24\", \"2001:db8:5::/64\"]\nanybody = true\n"), prefixes);
@@ -61,14 +121,15 @@ fn all_keys_are_read() {
          [limits]\nquestions = 5\nconnections = 1000\nconnections_per_peer = 100\n[metrics]\nlisten = '[::1]:9203'\n",
     )
     .expect("valid");
-    assert!(!config.rewrite && config.tunnel && !config.tunnel_sealed && !config.kick);
+    assert!(!config.carriers.rewrite && config.carriers.tunnel && !config.tunnel_sealed && !config.kick);
     assert_eq!((config.port, config.control_mode, config.log), (2000, Some(0o660), Level::Debug));
-    assert_eq!((config.questions, config.connections, config.connections_per_peer), (5, 1000, 100));
+    let limits = &config.limits;
+    assert_eq!((limits.questions, limits.connections, limits.connections_per_peer), (5, 1000, 100));
     assert_eq!(config.event_log.as_deref(), Some(Path::new("e.jsonl")));
-    assert_eq!(config.metrics_listen, "[::1]:9203".parse().ok());
-    assert_eq!(config.ask_allow[1], Prefix { address: "2001:db8::1".parse().expect("address"), length: 128 });
-    assert!(config.ask_deny[0].contains("10.1.2.3".parse().expect("address")));
-    assert!(!config.ask_deny[0].contains("10.2.2.3".parse().expect("address")));
+    assert_eq!(config.metrics.listen, "[::1]:9203".parse().ok());
+    assert_eq!(config.ask.allow[1], Prefix { address: "2001:db8::1".parse().expect("address"), length: 128 });
+    assert!(config.ask.deny[0].contains("10.1.2.3".parse().expect("address")));
+    assert!(!config.ask.deny[0].contains("10.2.2.3".parse().expect("address")));
 }
 
 #[test]
@@ -262,7 +323,7 @@ fn where_things_stand_is_known_for_what_fails_later() {
     let text = "event_log = 'a/b'\n[metrics]\nlisten = '127.0.0.1:9203'\n";
     let config = parse(Path::new("/etc/w.toml"), text).expect("valid");
     assert_eq!(config.event_log_at.map(|at| at.to_string()).as_deref(), Some("/etc/w.toml:1:13"));
-    assert_eq!(config.metrics_listen_at.map(|at| at.to_string()).as_deref(), Some("/etc/w.toml:3:10"));
+    assert_eq!(config.metrics.listen_at.map(|at| at.to_string()).as_deref(), Some("/etc/w.toml:3:10"));
 }
 
 #[test]
@@ -350,14 +411,14 @@ fn what_is_lent_is_read() {
          leases = 3\nlifetime = 60\n"
     );
     let anchor = parse(Path::new("w.toml"), &text).expect("valid").anchor.expect("it lends");
-    assert_eq!((anchor.lendable.ports, anchor.leases, anchor.lifetime.as_secs()), (vec![40_000..=40_999], 3, 60));
-    assert_eq!((anchor.lendable.own.len(), anchor.lendable.addresses.len(), anchor.to), (1, 2, vec![key]));
+    assert_eq!((anchor.ports, anchor.leases, anchor.lifetime.as_secs()), (vec![40_000..=40_999], 3, 60));
+    assert_eq!((anchor.own.len(), anchor.addresses.len(), anchor.to), (1, 2, vec![key]));
     let several = parse(Path::new("w.toml"), "[anchor]\nports = ['50000-50127', 8080, '40000-40999']").expect("valid");
-    let ports = several.anchor.expect("it lends").lendable.ports;
+    let ports = several.anchor.expect("it lends").ports;
     assert_eq!(ports, [8080..=8080, 40_000..=40_999, 50_000..=50_127]);
     let adjoining =
         parse(Path::new("w.toml"), "[anchor]\nports = ['8100-8200', '8000-8099', 8201, 8203]").expect("valid");
-    assert_eq!(adjoining.anchor.expect("it lends").lendable.ports, [8000..=8201, 8203..=8203]);
+    assert_eq!(adjoining.anchor.expect("it lends").ports, [8000..=8201, 8203..=8203]);
     for (text, right) in [
         ("lifetime = 60", "/etc/w.toml:1:1: `[anchor]` lends nothing: it needs `ports`"),
         ("ports = '0-4'", "/etc/w.toml:2:9: `ports` must be a port such as 21, or a range"),

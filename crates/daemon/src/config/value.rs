@@ -1,247 +1,230 @@
-//! Single values of the file: each is read by what it must be, or answered by a [`Mistake`] that says where it stands and
-//! what would be right there.
+//! Single values of the file: each is read by what it must be, or answered by a sentence that says what would be right.
+//!
+//! serde puts the places to the sentences, and [`super::document`] the names of the keys.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
-use std::path::Path;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
 
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use ipnet::IpNet;
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+use toml::Value;
+use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::Prefix;
 
-use super::{ConfigError, Spot};
+/// Stands for the key's name in sentences about a value, which does not know under which key it stands. It is no
+/// character, so no text of the file is taken for it.
+pub(super) const KEY: &str = "\u{fdd0}";
 
-/// Something wrong at a range of bytes of the text.
-#[derive(Debug)]
-pub(super) struct Mistake {
-    pub(super) at: Range<usize>,
-    pub(super) sentence: String,
+/// What can be read from a value of the file.
+pub(super) trait Written: Sized {
+    /// What a list of these must be: "a list of …".
+    const LIST: &'static str = "a list";
+    /// Whether one of these may stand where a list is meant.
+    const ALONE: bool = false;
+
+    /// Reads it, or says what is wrong.
+    fn read(value: &Value) -> Result<Self, String>;
 }
 
-impl Mistake {
-    pub(super) fn new(at: Range<usize>, sentence: impl Into<String>) -> Self {
-        Self { at, sentence: sentence.into() }
-    }
+/// Reads a value: what `deserialize_with` names.
+pub(super) fn read<'de, D: Deserializer<'de>, T: Written>(deserializer: D) -> Result<T, D::Error> {
+    T::read(&value(deserializer)).map_err(D::Error::custom)
+}
 
-    pub(super) fn located(self, path: &Path, text: &str) -> ConfigError {
-        let Spot { path, line, column } = Spot::new(path, text, self.at.start);
-        ConfigError::Wrong { path, line, column, sentence: self.sentence }
+/// Reads a list, or a single value where such may stand [`Written::ALONE`].
+pub(super) fn list<'de, D: Deserializer<'de>, T: Written>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    deserializer.deserialize_any(List(PhantomData))
+}
+
+struct List<T>(PhantomData<T>);
+
+/// A newtype of serde's, since an error within one is given the place of the element.
+#[derive(serde::Deserialize)]
+#[serde(bound = "T: Written")]
+struct Element<T>(#[serde(deserialize_with = "read")] T);
+
+impl<T: Written> List<T> {
+    fn alone<E: Error>(value: &Value) -> Result<Vec<T>, E> {
+        let wrong = || format!("`{KEY}` must be {}, not {}", T::LIST, kind(value.type_str()));
+        let read = if T::ALONE { T::read(value) } else { Err(wrong()) };
+        read.map(|one| vec![one]).map_err(E::custom)
     }
 }
 
-/// The line, from 1, that the byte at `at` stands in.
-pub(super) fn line_of(text: &str, at: usize) -> u32 {
-    let lines = before(text, at).matches('\n').count();
-    u32::try_from(lines).unwrap_or(u32::MAX).saturating_add(1)
-}
+impl<'de, T: Written> Visitor<'de> for List<T> {
+    type Value = Vec<T>;
 
-/// What stands before a byte.
-pub(super) fn before(text: &str, at: usize) -> &str {
-    let mut end = at.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
-}
-
-/// A value and where it stands.
-pub(super) type Value<'a, 'i> = &'a Spanned<DeValue<'i>>;
-
-/// Takes the keys of one table one after the other, and complains about those that are left.
-pub(super) struct Section<'a, 'i> {
-    table: &'a DeTable<'i>,
-    known: Vec<&'static str>,
-}
-
-impl<'a, 'i> Section<'a, 'i> {
-    pub(super) fn new(table: &'a DeTable<'i>) -> Self {
-        Self { table, known: Vec::new() }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::LIST)
     }
 
-    pub(super) fn take(&mut self, key: &'static str) -> Option<Value<'a, 'i>> {
-        self.known.push(key);
-        self.table.get(key)
-    }
-
-    pub(super) fn finish(self) -> Result<(), Mistake> {
-        for key in self.table.keys() {
-            let name = key.get_ref().as_ref();
-            if !self.known.contains(&name) {
-                let near = nearest(name, &self.known);
-                let sentence = match near {
-                    Some(near) => format!("unknown key `{name}`; did you mean `{near}`?"),
-                    None => format!("unknown key `{name}`; known here are {}", listed(&self.known)),
-                };
-                return Err(Mistake::new(key.span(), sentence));
-            }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Vec<T>, A::Error> {
+        let mut read = Vec::new();
+        while let Some(Element(one)) = elements.next_element()? {
+            read.push(one);
         }
-        Ok(())
+        Ok(read)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Vec<T>, E> {
+        Self::alone(&text.into())
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Vec<T>, E> {
+        Self::alone(&number.into())
     }
 }
 
-pub(super) fn boolean(value: Value<'_, '_>, name: &str) -> Result<bool, Mistake> {
-    let wrong = || Mistake::new(value.span(), format!("`{name}` must be true or false, not {}", kind(value)));
-    value.get_ref().as_bool().ok_or_else(wrong)
+/// Reads a number from 1 to `MOST`.
+pub(super) fn limit<'de, D, T, const MOST: u32>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: TryFrom<u32>,
+{
+    number(&value(deserializer), MOST).map_err(D::Error::custom)
 }
 
-pub(super) fn string<'a>(value: Value<'a, '_>, name: &str, what: &str) -> Result<&'a str, Mistake> {
-    value
-        .get_ref()
-        .as_str()
-        .ok_or_else(|| Mistake::new(value.span(), format!("`{name}` must be {what} in quotes, not {}", kind(value))))
+pub(super) fn number<T: TryFrom<u32>>(value: &Value, most: u32) -> Result<T, String> {
+    let number = value.as_integer().and_then(|number| u32::try_from(number).ok());
+    let number = number.filter(|number| (1..=most).contains(number)).and_then(|number| number.try_into().ok());
+    number.ok_or_else(|| format!("`{KEY}` must be a number from 1 to {most}"))
 }
 
-pub(super) fn array<'a, 'i>(
-    value: Value<'a, 'i>,
-    name: &str,
-    what: &str,
-) -> Result<&'a [Spanned<DeValue<'i>>], Mistake> {
-    match value.get_ref().as_array() {
-        Some(array) => Ok(array),
-        None => Err(Mistake::new(value.span(), format!("`{name}` must be {what}, not {}", kind(value)))),
+/// A value of whatever kind.
+pub(super) fn value<'de, D: Deserializer<'de>>(deserializer: D) -> Value {
+    // It fails with numbers alone that are beyond the type, and so beyond the bounds of every key.
+    Value::deserialize(deserializer).unwrap_or(Value::Integer(-1))
+}
+
+/// Reads a number of seconds from 1 to `MOST`.
+pub(super) fn seconds<'de, D, const MOST: u32>(deserializer: D) -> Result<Duration, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    limit::<_, u32, MOST>(deserializer).map(|number| Duration::from_secs(number.into()))
+}
+
+impl<T: Written> Written for Option<T> {
+    fn read(value: &Value) -> Result<Self, String> {
+        T::read(value).map(Some)
     }
 }
 
-pub(super) fn subtable<'a, 'i>(value: Value<'a, 'i>, name: &str) -> Result<&'a DeTable<'i>, Mistake> {
-    value
-        .get_ref()
-        .as_table()
-        .ok_or_else(|| Mistake::new(value.span(), format!("`{name}` must be a section, not {}", kind(value))))
+impl Written for String {
+    fn read(value: &Value) -> Result<Self, String> {
+        text(value, "text").map(str::to_owned)
+    }
 }
 
-pub(super) fn kind(value: Value<'_, '_>) -> String {
-    let name = value.get_ref().type_str();
+impl Written for PathBuf {
+    fn read(value: &Value) -> Result<Self, String> {
+        text(value, "a path").map(Self::from)
+    }
+}
+
+impl Written for IpAddr {
+    const LIST: &'static str = "a list of addresses such as [\"192.0.2.1\"]";
+
+    fn read(value: &Value) -> Result<Self, String> {
+        let text = text(value, "addresses")?;
+        let right = "write one such as \"192.0.2.1\" (no name, no port)";
+        text.parse().map_err(|_| format!("`{text}` is no IP address; {right}"))
+    }
+}
+
+impl Written for SocketAddr {
+    fn read(value: &Value) -> Result<Self, String> {
+        let read = value.as_str().and_then(|text| text.parse().ok()).filter(|address: &Self| address.port() != 0);
+        let right = "must be an address and a port in quotes, such as \"127.0.0.1:9203\" or \"[::1]:9203\"";
+        read.ok_or_else(|| format!("`{KEY}` {right}"))
+    }
+}
+
+impl Written for PublicKey {
+    const LIST: &'static str = "a list of public keys";
+
+    fn read(value: &Value) -> Result<Self, String> {
+        let text = text(value, "a public key")?;
+        let right = "`whimbrel status` on that host shows its own";
+        text.parse().map_err(|error| format!("`{text}` is no public key ({error}); {right}"))
+    }
+}
+
+impl Written for Prefix {
+    const LIST: &'static str = "a list of prefixes such as [\"192.0.2.0/24\", \"2001:db8::/32\"]";
+
+    fn read(value: &Value) -> Result<Self, String> {
+        let text = text(value, "a list of prefixes")?;
+        let right = "write \"192.0.2.0/24\", \"2001:db8::/32\" or one address";
+        parse_prefix(text).ok_or_else(|| format!("`{text}` is no prefix; {right}"))
+    }
+}
+
+/// Ports: one, or a range in quotes.
+impl Written for RangeInclusive<u16> {
+    const LIST: &'static str =
+        "a port such as 21, or a range in quotes such as \"6000-6063\", of ports from 1 to 65535";
+    const ALONE: bool = true;
+
+    fn read(value: &Value) -> Result<Self, String> {
+        let range = match value {
+            Value::Integer(port) => u16::try_from(*port).ok().map(|port| (port, port)),
+            Value::String(text) => {
+                let (first, last) = text.split_once('-').unwrap_or((text, text));
+                first.trim().parse().ok().zip(last.trim().parse().ok())
+            }
+            _ => None,
+        };
+        match range {
+            Some((first, last)) if 0 < last && last < first => {
+                Err(format!("`{KEY}` goes from {first} down to {last}; write \"{last}-{first}\""))
+            }
+            Some((first, last)) if 0 < first && 0 < last => Ok(first..=last),
+            _ => Err(format!("`{KEY}` must be {}", Self::LIST)),
+        }
+    }
+}
+
+/// What stands in quotes; `what` it must be.
+pub(super) fn text<'a>(value: &'a Value, what: &str) -> Result<&'a str, String> {
+    let wrong = || format!("`{KEY}` must be {what} in quotes, not {}", kind(value.type_str()));
+    value.as_str().ok_or_else(wrong)
+}
+
+/// One of a few words.
+pub(super) fn choose<T: Copy>(value: &Value, choices: &[(&str, T)]) -> Result<T, String> {
+    let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+    let right = format!("`{KEY}` must be one of \"{}\"", names.join("\", \""));
+    let Some(text) = value.as_str() else { return Err(format!("{right}, not {}", kind(value.type_str()))) };
+    choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or_else(|| {
+        let hint = nearest(text, &names).map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_default();
+        format!("{right}, not \"{text}\"{hint}")
+    })
+}
+
+/// A kind of value, with its article.
+pub(super) fn kind(name: &str) -> String {
     let article = if name.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
     format!("{article} {name}")
 }
 
-/// What is no TOML: says which key it is about, and what a value may be.
-pub(super) fn ungrammatical(text: &str, at: Range<usize>, message: &str) -> Mistake {
-    let line = before(text, at.start).rsplit('\n').next().unwrap_or("").len();
-    let line = text.get(at.start.saturating_sub(line)..).and_then(|rest| rest.lines().next()).unwrap_or("");
-    let is_key = |key: &str| !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
-    let (key, value) = match line.split_once('=').map(|(key, value)| (key.trim(), value.trim())) {
-        Some((key, value)) if is_key(key) => (key, value),
-        _ => return Mistake::new(at, message),
-    };
-    let word = value.split(['#', ' ', '\t']).next().unwrap_or("");
-    let sentence = match word {
-        "" => format!("`{key}` has no value; leave the line out for the default"),
-        "yes" | "on" | "Yes" | "True" | "TRUE" => format!("`{key}` cannot be {word}; did you mean true?"),
-        "no" | "off" | "No" | "False" | "FALSE" => format!("`{key}` cannot be {word}; did you mean false?"),
-        word if word.starts_with(|c: char| c.is_ascii_alphabetic()) && is_key(word) => {
-            format!("`{key}` cannot be {word}; did you mean \"{word}\"? Text stands in quotes")
-        }
-        _ => format!(
-            "the value of `{key}` is none ({message}); it is true, false, a number, text in quotes or a list in brackets"
-        ),
-    };
-    Mistake::new(at, sentence)
-}
-
-pub(super) fn choice<T: Copy>(value: Value<'_, '_>, name: &str, choices: &[(&'static str, T)]) -> Result<T, Mistake> {
-    one_of(value, &format!("`{name}`"), choices)
-}
-
-/// `what`: the beginning of a complaint.
-pub(super) fn one_of<T: Copy>(value: Value<'_, '_>, what: &str, choices: &[(&'static str, T)]) -> Result<T, Mistake> {
-    let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
-    let wanted = || names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
-    let Some(text) = value.get_ref().as_str() else {
-        return Err(Mistake::new(value.span(), format!("{what} must be one of {}, not {}", wanted(), kind(value))));
-    };
-    match choices.iter().find(|(name, _)| *name == text) {
-        Some((_, value)) => Ok(*value),
-        None => {
-            let hint = nearest(text, &names).map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_default();
-            Err(Mistake::new(value.span(), format!("{what} must be one of {}, not \"{text}\"{hint}", wanted())))
-        }
-    }
-}
-
-pub(super) fn port(value: Value<'_, '_>) -> Result<u16, Mistake> {
-    let number =
-        value.get_ref().as_integer().and_then(|number| u16::from_str_radix(number.as_str(), number.radix()).ok());
-    number
-        .filter(|port| *port != 0)
-        .ok_or_else(|| Mistake::new(value.span(), "`port` must be a number from 1 to 65535, the same on both ends"))
-}
-
-pub(super) fn endpoint(value: Value<'_, '_>) -> Result<SocketAddr, Mistake> {
-    let wrong = || {
-        let right = "`listen` must be an address and a port in quotes, such as \"127.0.0.1:9203\" or \"[::1]:9203\"";
-        Mistake::new(value.span(), right)
-    };
-    let endpoint: SocketAddr = value.get_ref().as_str().and_then(|text| text.parse().ok()).ok_or_else(wrong)?;
-    if endpoint.port() == 0 { Err(wrong()) } else { Ok(endpoint) }
-}
-
-pub(super) fn limit(value: Value<'_, '_>, name: &str, most: u32) -> Result<u32, Mistake> {
-    let number =
-        value.get_ref().as_integer().and_then(|number| u32::from_str_radix(number.as_str(), number.radix()).ok());
-    number
-        .filter(|number| (1..=most).contains(number))
-        .ok_or_else(|| Mistake::new(value.span(), format!("`{name}` must be a number from 1 to {most}")))
-}
-
-pub(super) fn mode(value: Value<'_, '_>) -> Result<u32, Mistake> {
-    let wrong =
-        || Mistake::new(value.span(), "`control_mode` must be octal digits in quotes, such as \"0600\" or \"0660\"");
-    let text = value.get_ref().as_str().ok_or_else(wrong)?;
-    let mode = u32::from_str_radix(text, 8).map_err(|_| wrong())?;
-    if mode > 0o777 || mode & 0o600 != 0o600 {
-        return Err(wrong());
-    }
-    Ok(mode)
-}
-
-pub(super) fn prefix(value: Value<'_, '_>, name: &str) -> Result<Prefix, Mistake> {
-    let text = string(value, name, "a list of prefixes")?;
-    parse_prefix(text).ok_or_else(|| {
-        Mistake::new(
-            value.span(),
-            format!("`{text}` is no prefix; write \"192.0.2.0/24\", \"2001:db8::/32\" or one address"),
-        )
-    })
-}
-
+/// A prefix, or one address.
 pub(super) fn parse_prefix(text: &str) -> Option<Prefix> {
-    let (address, length) = match text.split_once('/') {
-        Some((address, length)) => (address.parse::<IpAddr>().ok()?, Some(length.parse::<u8>().ok()?)),
-        None => (text.parse().ok()?, None),
-    };
-    let longest = if address.is_ipv4() { 32 } else { 128 };
-    let length = length.unwrap_or(longest);
-    (length <= longest).then_some(Prefix { address, length })
-}
-
-fn listed(names: &[&str]) -> String {
-    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+    let prefix = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
+    Some(Prefix { address: prefix.addr(), length: prefix.prefix_len() })
 }
 
 /// The candidate that `name` was probably meant to be.
-fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
+pub(super) fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
     let name = name.to_lowercase();
     candidates
         .iter()
-        .map(|candidate| (distance(&name, candidate), *candidate))
+        .map(|candidate| (strsim::levenshtein(&name, candidate), *candidate))
         .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
         .min()
         .map(|(_, candidate)| candidate)
-}
-
-/// Insertions, deletions and replacements that make one of the other.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }

@@ -81,7 +81,7 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.extend(firewall_findings(config.port, &ruleset()));
     findings.extend(reverse_path_filters());
     findings.extend(forwarding(&config));
-    findings.extend(config.anchor.iter().flat_map(|anchor| lending(&anchor.lendable)));
+    findings.extend(config.anchor.iter().flat_map(|anchor| lending(&anchor.lendable())));
     findings.extend(config.psk_open.as_deref().map(|path| {
         warning("daemon", "psk_file", format!("others than its owner may read or write {}", path.display()))
             .lost("whoever can read the key can pass for one of your hosts")
@@ -355,9 +355,9 @@ fn event_log(config: &Config, state_dir: Option<&Path>) -> Option<Finding> {
 
 /// Whether figures can be served, where that is configured.
 fn metrics(config: &Config, running: bool) -> Option<Finding> {
-    let listen = config.metrics_listen?;
+    let listen = config.metrics.listen?;
     let check = format!("metrics at {listen}");
-    let at = config.metrics_listen_at.as_ref().map(|at| format!("{at}: ")).unwrap_or_default();
+    let at = config.metrics.listen_at.as_ref().map(|at| format!("{at}: ")).unwrap_or_default();
     let error = match TcpListener::bind(listen) {
         Ok(_) => return Some(ok("daemon", check, "free")),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && running => {
@@ -464,12 +464,12 @@ fn lending(lendable: &Lendable) -> Vec<Finding> {
 
 /// A gateway has to be the router of the hosts that it speaks for.
 fn forwarding(config: &Config) -> Option<Finding> {
-    let named = |ipv4: bool| config.behind.iter().any(|prefix| prefix.address.is_ipv4() == ipv4);
+    let named = |ipv4: bool| config.gateway.behind.iter().any(|prefix| prefix.address.is_ipv4() == ipv4);
     let families = [(true, "net/ipv4/ip_forward"), (false, "net/ipv6/conf/all/forwarding")];
     let off = families.into_iter().find(|(ipv4, key)| named(*ipv4) && sysctl::get_number(key).unwrap_or(0) == 0);
     let check = "gateway";
     match off {
-        _ if config.behind.is_empty() => None,
+        _ if config.gateway.behind.is_empty() => None,
         None => Some(ok("network", check, "this host forwards for those behind it")),
         Some((_, key)) => {
             let key = key.replace('/', ".");

@@ -690,7 +690,7 @@ impl EventLoop {
 
     /// Follows what hosts behind this one open.
     fn track(&mut self) -> Result<(), Error> {
-        if self.settings.config.behind.is_empty() {
+        if self.settings.config.gateway.behind.is_empty() {
             return Ok(());
         }
         let node = &self.node;
