@@ -1,17 +1,19 @@
 //! The throughput of a download around moves, as SVG.
 
-use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
+
+use plotters::prelude::*;
 
 use crate::{Error, Result};
 
 /// Width of one bar of the throughput, in seconds.
 const BIN: f64 = 0.2;
-const WIDTH: f64 = 960.0;
-const HEIGHT: f64 = 360.0;
-/// Left, top, right, bottom.
-const MARGIN: (f64, f64, f64, f64) = (64.0, 48.0, 16.0, 48.0);
+const SIZE: (u32, u32) = (960, 360);
+/// Drawn a fifth smaller: plotters divides by 1.24.
+const FONT: (&str, u32) = ("sans-serif", 15);
+const BLUE: RGBColor = RGBColor(49, 130, 189);
+const RED: RGBColor = RGBColor(203, 24, 29);
 
 /// A move.
 pub(super) struct Mark {
@@ -82,76 +84,48 @@ impl Plot {
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir).map_err(|e| Error::call("mkdir", dir.display().to_string(), e))?;
         }
-        std::fs::write(path, self.svg()).map_err(|e| Error::call("write", path.display().to_string(), e))
+        let drawn = self
+            .svg()
+            .map_err(|e| Error::call("draw", path.display().to_string(), std::io::Error::other(e.to_string())))?;
+        std::fs::write(path, drawn).map_err(|e| Error::call("write", path.display().to_string(), e))
     }
 
-    fn svg(&self) -> String {
+    fn svg(&self) -> std::result::Result<String, Box<dyn std::error::Error>> {
         let bins = self.bins();
         let first = bins.first().map_or(0.0, |bin| bin.0);
         let last = bins.last().map_or(1.0, |bin| bin.0 + BIN);
         let top = bins.iter().map(|bin| bin.1).fold(10.0, f64::max) * 1.15;
-        let (left, above, right, below) = MARGIN;
-        let x = |seconds: f64| left + (seconds - first) / (last - first) * (WIDTH - left - right);
-        let y = |mbit: f64| HEIGHT - below - mbit / top * (HEIGHT - above - below);
-        let base = y(0.0);
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" font-family=\"sans-serif\" \
-             font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-             <text x=\"{left}\" y=\"20\" font-size=\"15\">{}</text>\n",
-            self.title
-        );
-        let mut tick = 0.0;
-        while tick < top {
-            let at = y(tick);
-            let _ = writeln!(
-                svg,
-                "<line x1=\"{left}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>\
-                 <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{tick:.0}</text>",
-                WIDTH - right,
-                left - 6.0,
-                at + 4.0
-            );
-            tick += if top > 60.0 { 20.0 } else { 10.0 };
+        let mut out = String::new();
+        let area = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
+        area.fill(&WHITE)?;
+        let mut plot = ChartBuilder::on(&area)
+            .caption(&self.title, ("sans-serif", 20))
+            .margin(12)
+            .x_label_area_size(36)
+            .y_label_area_size(48)
+            .build_cartesian_2d(first..last, 0.0..top)?;
+        plot.configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(TRANSPARENT)
+            .x_labels(20)
+            .x_label_formatter(&|second| format!("{second:.0}"))
+            .y_label_formatter(&|rate| format!("{rate:.0}"))
+            .label_style(FONT)
+            .x_desc("seconds")
+            .y_desc("Mbit/s received")
+            .draw()?;
+        let steps = bins.iter().flat_map(|(from, rate)| [(*from, *rate), (from + BIN, *rate)]);
+        plot.draw_series(AreaSeries::new(steps, 0.0, BLUE.mix(0.45)).border_style(BLUE))?;
+        for Mark { left, usable, place } in &self.marks {
+            let place = Text::new(place.clone(), (usable + 0.1, top * 0.98), FONT.into_font().color(&RED));
+            plot.draw_series([Rectangle::new([(*left, 0.0), (*usable, top)], RED.mix(0.25).filled())])?;
+            plot.draw_series(LineSeries::new([(*usable, 0.0), (*usable, top)], RED))?;
+            plot.draw_series([place])?;
         }
-        for second in (first.ceil() as u64..=last as u64).step_by(2) {
-            let at = x(second as f64);
-            let _ = writeln!(svg, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{second}</text>", base + 16.0);
-        }
-        let mut area = format!("M{:.1} {base:.1}", x(first));
-        for (from, mbit) in &bins {
-            let _ = write!(area, " L{:.1} {:.1} L{:.1} {:.1}", x(*from), y(*mbit), x(from + BIN), y(*mbit));
-        }
-        let _ = writeln!(
-            svg,
-            "<path d=\"{area} L{:.1} {base:.1} Z\" fill=\"#9ecae1\" stroke=\"#3182bd\" stroke-width=\"1\"/>",
-            x(last)
-        );
-        for mark in &self.marks {
-            let (a, b) = (x(mark.left), x(mark.usable));
-            let _ = writeln!(
-                svg,
-                "<rect x=\"{a:.1}\" y=\"{above}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"#fb6a4a\" opacity=\"0.35\"/>\
-                 <line x1=\"{b:.1}\" x2=\"{b:.1}\" y1=\"{above}\" y2=\"{base:.1}\" stroke=\"#cb181d\"/>\
-                 <text x=\"{:.1}\" y=\"{}\" fill=\"#cb181d\">{}</text>",
-                (b - a).max(1.0),
-                base - above,
-                b + 4.0,
-                above + 10.0,
-                mark.place
-            );
-        }
-        let _ = write!(
-            svg,
-            "<line x1=\"{left}\" x2=\"{}\" y1=\"{base:.1}\" y2=\"{base:.1}\" stroke=\"black\"/>\n\
-             <text x=\"{}\" y=\"{}\" text-anchor=\"middle\">seconds</text>\n\
-             <text x=\"14\" y=\"{}\" transform=\"rotate(-90 14 {})\" text-anchor=\"middle\">Mbit/s received</text>\n</svg>\n",
-            WIDTH - right,
-            WIDTH / 2.0,
-            HEIGHT - 10.0,
-            HEIGHT / 2.0,
-            HEIGHT / 2.0
-        );
-        svg
+        area.present()?;
+        drop(plot);
+        drop(area);
+        Ok(out)
     }
 }
 
@@ -175,7 +149,7 @@ mod tests {
             Plot { samples, marks: vec![Mark { left: 2.0, usable: 2.05, place: "home".into() }], title: "t".into() };
         let stall = plot.stalls()[0].1.as_secs_f64();
         assert!((0.36..0.48).contains(&stall), "{stall}");
-        assert!(plot.svg().contains("home"));
+        assert!(plot.svg().expect("a drawing").contains("home"));
         let (_, rate) = plot.bins()[2];
         assert!((rate - 200.0).abs() < 20.0, "{rate}");
     }
