@@ -145,9 +145,12 @@ mod tests {
             }
             samples.push((at, size));
         }
-        let plot =
-            Plot { samples, marks: vec![Mark { left: 2.0, usable: 2.05, place: "home".into() }], title: "t".into() };
-        let stall = plot.stalls()[0].1.as_secs_f64();
+        let mark = |left, place: &str| Mark { left, usable: left + 0.05, place: place.into() };
+        let marks = vec![mark(2.0, "home"), mark(3.97, "too late")];
+        let plot = Plot { samples, marks, title: "t".into() };
+        let stalls = plot.stalls();
+        assert_eq!(stalls[1].1, None, "all had come by then");
+        let stall = stalls[0].1.expect("a stall").as_secs_f64();
         assert!((0.36..0.48).contains(&stall), "{stall}");
         assert!(plot.svg().expect("a drawing").contains("home"));
         let (_, rate) = plot.bins()[2];
