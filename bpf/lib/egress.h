@@ -273,8 +273,12 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 		own.remote_port = packet->destination_port;
 		own.transport = packet->protocol;
 	}
-	/* In a namespace, of a socket that is being moved, from there or to there: it is not decided whose it is. */
-	if (packet->origin == FROM_ENDPOINT && rests(skb, &own))
+	/*
+	 * In a namespace, of a connection that is being moved, from there or to there: it is not decided whose it is, and
+	 * what is held is sent again. A UDP socket says nothing by itself: what it has sent is its program's, which sent
+	 * it before it stood still, and nobody sends it again.
+	 */
+	if (packet->origin == FROM_ENDPOINT && own.transport == IPPROTO_TCP && rests(skb, &own))
 		return hold(COUNTER_HELD);
 	flow = find_flow(&own);
 	if (packet->origin != FROM_STACK && !(flow && comes_from(skb, packet, flow, &own)))

@@ -308,6 +308,29 @@ fn a_socket_at_rest_says_nothing_from_a_lent_end_either() {
 }
 
 #[test]
+fn datagrams_leave_a_lent_end_that_were_sent_while_their_socket_was_put_to_rest() {
+    on_both_families(|v4| {
+        let host = OwnAddress::new(v4);
+        let near = host.bind_inside();
+        host.net.far.enter();
+        let far = UdpSocket::bind((host.far, 0)).expect("bind");
+        let (local, remote) = (near.local_addr().expect("local"), far.local_addr().expect("local"));
+        near.connect(remote).expect("connect");
+        far.set_read_timeout(Some(PATIENCE)).expect("SO_RCVTIMEO");
+        let flow = FlowTuple { transport: Transport::Udp, local, remote };
+        host.datapath.set_helped(&flow, &RESTS).expect("rest");
+        // The longer ones in fragments.
+        for length in [8, 4000, 60_000] {
+            near.send(&pattern(length, 5)).expect("send");
+            let mut received = vec![0; 1 << 16];
+            let size = far.recv(&mut received).expect("nobody would send the datagram again");
+            assert!(received[..size] == pattern(length, 5), "the datagram arrived changed");
+        }
+        assert_eq!(counter(&host.datapath, "held"), 0);
+    });
+}
+
+#[test]
 fn path_mtu_reaches_an_endpoint_namespace() {
     on_both_families(|v4| {
         let host = OwnAddress::new(v4);
