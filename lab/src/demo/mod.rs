@@ -16,10 +16,10 @@ use crate::{
 use plot::{Mark, Plot};
 
 /// Rate of the uplinks, in Mbit/s: the download takes what it can.
-const RATE: u64 = 30;
-/// Bytes of the download: half a minute's at that rate, so that it outlasts both moves also on a machine that is slow to show them. The file is
+const RATE: u64 = 50;
+/// Bytes of the download: 24 seconds' at that rate, so that it outlasts both moves also on a machine that is slow to show them. The file is
 /// twice on a file system in memory, which is small on small machines.
-const SIZE: u64 = 110_000_000;
+const SIZE: u64 = 150_000_000;
 /// How often the download's size is read, for the plot.
 const SAMPLE: Duration = Duration::from_millis(10);
 /// How often progress is drawn anew on a terminal, and printed where there is none.
