@@ -116,7 +116,7 @@ pub fn run(lab: &mut Lab, plot_path: &Path) -> Result<()> {
         });
     }
     step(
-        "that is what curl had written by then: the queues before it go on filling the file while there is no network",
+        "the link's queue is full of the download: what of it comes late shortens a pause, what is sent again lengthens one",
     );
     step(&format!(
         "throughput around the moves: {}; what the laptop's daemon tells: {}",
