@@ -96,8 +96,8 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// Another one begins each round, and every other round goes backwards: what the one before left behind (caches, a processor that
-/// is awake) meets all alike.
+/// Another one begins each round, and every other round goes backwards: what the one before left behind (caches, a
+/// processor that is awake) meets all alike.
 fn turn_of(variants: &[Variant], round: usize) -> impl Iterator<Item = Variant> + '_ {
     let count = variants.len();
     (0..count).map(move |index| {

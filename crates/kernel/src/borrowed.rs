@@ -21,7 +21,6 @@ const LOOK: Duration = Duration::from_micros(20);
 /// [`Error::Call`]: the process is gone, or may not be looked into.
 pub fn borrow(pid: u32, inodes: &HashSet<u32>) -> Result<Vec<(u32, OwnedFd)>, Error> {
     let process = open(pid)?;
-    let object = || format!("process {pid}");
     let path = format!("/proc/{pid}/fd");
     let entries = std::fs::read_dir(&path).map_err(|e| Error::call("readdir", path, e))?;
     let mut found = Vec::new();
@@ -30,14 +29,11 @@ pub fn borrow(pid: u32, inodes: &HashSet<u32>) -> Result<Vec<(u32, OwnedFd)>, Er
         let number = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
         let inode = std::fs::read_link(entry.path()).ok().and_then(|link| socket_inode(&link));
         let (Some(number), Some(inode)) = (number, inode) else { continue };
-        if left.contains(&inode) {
-            let socket = pidfd_getfd(&process, number, PidfdGetfdFlags::empty())
-                .map_err(|e| Error::call("pidfd_getfd", object(), e))?;
-            // The number may be another file's by now.
-            let same = rustix::fs::fstat(socket.as_fd()).is_ok_and(|stat| stat.st_ino == u64::from(inode));
-            if same && left.remove(&inode) {
-                found.push((inode, socket));
-            }
+        if left.contains(&inode)
+            && let Some(socket) = duplicate(pid, &process, number, inode)?
+        {
+            left.remove(&inode);
+            found.push((inode, socket));
         }
         if left.is_empty() {
             break;
@@ -52,7 +48,12 @@ pub fn borrow(pid: u32, inodes: &HashSet<u32>) -> Result<Vec<(u32, OwnedFd)>, Er
 /// # Errors
 /// [`Error::Call`]: the process is gone, or may not be looked into.
 pub fn borrow_descriptor(pid: u32, number: i32, inode: u32) -> Result<Option<OwnedFd>, Error> {
-    let socket = match pidfd_getfd(open(pid)?, number, PidfdGetfdFlags::empty()) {
+    duplicate(pid, &open(pid)?, number, inode)
+}
+
+/// A duplicate of a process's descriptor, unless it is closed or another file's by now.
+fn duplicate(pid: u32, process: &OwnedFd, number: i32, inode: u32) -> Result<Option<OwnedFd>, Error> {
+    let socket = match pidfd_getfd(process, number, PidfdGetfdFlags::empty()) {
         Ok(socket) => socket,
         Err(rustix::io::Errno::BADF) => return Ok(None),
         Err(error) => return Err(Error::call("pidfd_getfd", format!("process {pid}"), error)),

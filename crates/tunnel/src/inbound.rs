@@ -14,6 +14,7 @@ use whimbrel_transform::datagram::{HEADER_LEN, Protection, Train, TunnelHeader, 
 use whimbrel_transform::fragment::FragmentMemory;
 use whimbrel_transform::{Coalescer, Message, Span};
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::datagram::Kind;
 use whimbrel_wire::packet::{Fragment, Headers};
 
 use crate::aside::Arrival;
@@ -21,9 +22,6 @@ use crate::chains::{Arrived, Chains};
 use crate::counters::{Counter, Counters};
 use crate::table::{Accepted, Lease, Table};
 use crate::{Peer, READS, Received, Tunnel, Woken, signal, wait};
-
-/// The first byte of a handshake's first message (docs/protocol.md §1).
-const INITIATION: u8 = 0x01;
 
 /// What waits for the control thread.
 pub(crate) struct Queues {
@@ -161,7 +159,8 @@ impl Inbound {
     }
 
     fn hand_over(&self, received: Received) -> bool {
-        let is_initiation = matches!(&received, Received::Datagram { bytes, .. } if bytes.first() == Some(&INITIATION));
+        let is_initiation =
+            matches!(&received, Received::Datagram { bytes, .. } if bytes.first() == Some(&(Kind::Initiation as u8)));
         let queue = if is_initiation { &self.queues.initiations } else { &self.queues.control };
         match queue.try_send(received) {
             Ok(()) => true,

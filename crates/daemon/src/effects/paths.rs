@@ -1,4 +1,5 @@
-//! Between which addresses peers and this host talk, so that no filter by reverse paths drops what they say while routes change.
+//! Between which addresses peers and this host talk, so that no filter by reverse paths drops what they say while
+//! routes change.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +18,8 @@ impl Effects {
         Ok(())
     }
 
-    /// The interface that has this host's address, where what is sent to the peer leaves by it, too: a strict filter takes packets from nowhere
-    /// else.
+    /// The interface that has this host's address, where what is sent to the peer leaves by it, too: a strict filter takes
+    /// packets from nowhere else.
     fn paths_of_peers(&self) -> BTreeMap<LocatorPair, u32> {
         let of = self.bindings.iter().filter_map(|(peer, binding)| {
             let (local, peer_at) = (binding.source?, binding.peer_locator);

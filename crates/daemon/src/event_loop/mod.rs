@@ -60,7 +60,8 @@ const UDP_TICK: Duration = Duration::from_secs(5);
 const DATAGRAMS: usize = 128;
 /// For how long they are at the most: the end of a handshake takes a tenth of this.
 const DATAGRAMS_WITHIN: Duration = Duration::from_millis(3);
-/// For how long initiations of handshakes are, when nothing else has come. Each takes some tenths of a millisecond, and anybody may send them.
+/// For how long initiations of handshakes are, after all else: each takes some tenths of a millisecond, and anybody may
+/// send them.
 const INITIATIONS_WITHIN: Duration = Duration::from_millis(1);
 /// Likewise of what the data plane reports. Each of what packets have caused costs a look for a socket.
 const REPORTS: Most = Most { sockets: 1024, arrivals: 128 };
@@ -624,27 +625,24 @@ impl EventLoop {
         self.node.handle_network(clock::now(), &attachments, &self.routes);
     }
 
-    /// Takes in what has come, initiations last: the words of peers do not wait for what anybody may ask. Initiations have their share
-    /// all the same, or whoever never stops talking would keep others from beginning. Whether there may be more.
+    /// Takes in what has come, initiations last: the words of peers do not wait for what anybody may ask. Initiations have
+    /// their share all the same, or whoever never stops talking would keep others from beginning. Whether there may be more.
     fn take_in_datagrams(&mut self) -> bool {
         let began = clock::now();
+        let mut more = true;
         for _ in 0..DATAGRAMS {
             let Some(received) = self.effects.tunnel.receive_control() else {
-                return self.take_in_initiations();
+                more = false;
+                break;
             };
             self.take_in_datagram(received);
             if clock::now().since(began) > DATAGRAMS_WITHIN {
                 break;
             }
         }
-        self.take_in_initiations();
-        true
-    }
-
-    fn take_in_initiations(&mut self) -> bool {
         let began = clock::now();
         while clock::now().since(began) < INITIATIONS_WITHIN {
-            let Some(received) = self.effects.tunnel.receive_initiation() else { return false };
+            let Some(received) = self.effects.tunnel.receive_initiation() else { return more };
             self.take_in_datagram(received);
         }
         true

@@ -9,6 +9,7 @@ use whimbrel_handshake::{
     Contact as Knowledge, CookieChecker, Error as HandshakeError, Finished, Incoming, Initiator, Local, PublicKey,
     XxResponder,
 };
+use whimbrel_wire::datagram::Kind;
 use whimbrel_wire::message::Message;
 use whimbrel_wire::{Capabilities, Datagram, FlowTuple};
 
@@ -49,7 +50,7 @@ const REACHES: u32 = 8;
 /// Handshakes that wait for their finish; more are answered with cookies.
 const RESPONDING_MOST: usize = 1024;
 /// The first byte of an initiation (§1).
-const INITIATION: u8 = 0x01;
+const INITIATION: u8 = Kind::Initiation as u8;
 /// So many times more handshakes are answered in all than without asking for a cookie.
 const PROVEN_SHARE: u32 = 10;
 /// How long a former session is still received from (P-7).
@@ -60,9 +61,11 @@ const UNSETTLED: Duration = Duration::from_secs(60);
 const UNSETTLED_MOST: usize = 4;
 /// Peers without flows that are kept at the most.
 const IDLE_PEERS_MOST: usize = 4096;
-/// So many of these are forgotten at a time: to find who goes takes a look at all, which no stranger's handshake is worth.
+/// So many of these are forgotten at a time: to find who goes takes a look at all, which no stranger's handshake is
+/// worth.
 const IDLE_PEERS_FORGOTTEN: usize = 64;
-/// For so long nobody is worth less for not having shown that it holds the session's keys: its first word takes a round trip.
+/// For so long nobody is worth less for not having shown that it holds the session's keys: its first word takes a round
+/// trip.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(3);
 
 /// What is known of an address.
@@ -162,8 +165,8 @@ impl Contacts {
         }
     }
 
-    /// Where as many handshakes as fit wait for their end, the oldest gives way of the network that has most of them: who never ends
-    /// any takes room from nobody else (P-3).
+    /// Where as many handshakes as fit wait for their end, the oldest gives way of the network that has most of them: who
+    /// never ends any takes room from nobody else (P-3).
     fn make_room_to_respond(&mut self) {
         if self.responding.len() < RESPONDING_MOST {
             return;

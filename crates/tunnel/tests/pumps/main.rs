@@ -322,6 +322,9 @@ fn what_is_of_no_flow_is_carried_for_a_lease() {
     rises(&pair.a, Counter::NoFlow, before);
 }
 
+/// Fewer than wait at the most.
+const INITIATIONS: usize = 100;
+
 #[test]
 fn control_datagrams_and_errors_reach_the_control_thread() {
     if !is_root() {
@@ -337,6 +340,17 @@ fn control_datagrams_and_errors_reach_the_control_thread() {
         let Received::Datagram { source, destination, bytes, .. } = received else { panic!("{received:?}") };
         assert_eq!(source, SocketAddr::new(a.outer_address, hosts::PORT));
         assert_eq!((destination, bytes.as_slice()), (Some(b.outer_address), &b"\x10control"[..]));
+
+        // What anybody may send waits by itself, however much of it there is.
+        for _ in 0..INITIATIONS {
+            a.tunnel.send_control(Some(a.outer_address), to, b"\x01anyone").unwrap();
+        }
+        a.tunnel.send_control(Some(a.outer_address), to, b"\x10after them").unwrap();
+        let received = until("the datagram behind them", || b.tunnel.receive_control());
+        assert!(matches!(&received, Received::Datagram { bytes, .. } if bytes == b"\x10after them"), "{received:?}");
+        let initiations = std::iter::from_fn(|| b.tunnel.receive_initiation()).collect::<Vec<_>>();
+        assert_eq!(initiations.len(), INITIATIONS);
+        assert!(initiations.iter().all(|of| matches!(of, Received::Datagram { bytes, .. } if bytes == b"\x01anyone")));
 
         let closed = SocketAddr::new(b.outer_address, 9);
         a.tunnel.send_control(None, closed, b"\x01anyone").unwrap();
