@@ -1,13 +1,11 @@
 //! First contact and handshakes: who is asked whether it runs Whimbrel, how often, and what comes of it.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::{
     Contact as Knowledge, CookieChecker, Error as HandshakeError, Finished, Incoming, Initiator, Local, PublicKey,
-    XxResponder,
 };
 use whimbrel_wire::datagram::Kind;
 use whimbrel_wire::message::Message;
@@ -28,9 +26,11 @@ use crate::session::peer::{Met, Peer, SessionSlot};
 mod hello;
 mod otherwise;
 mod questions;
+mod responding;
 mod trust;
 
 use questions::Questions;
+use responding::Responding;
 
 /// Pauses after each try (P-10).
 const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(3)];
@@ -47,8 +47,6 @@ const UNCONFIRMED: Duration = Duration::from_secs(1);
 const FRESH_EVERY: u32 = 3;
 /// Tries to reach a peer that no introduced flow depends on.
 const REACHES: u32 = 8;
-/// Handshakes that wait for their finish; more are answered with cookies.
-const RESPONDING_MOST: usize = 1024;
 /// The first byte of an initiation (§1).
 const INITIATION: u8 = Kind::Initiation as u8;
 /// So many times more handshakes are answered in all than without asking for a cookie.
@@ -117,14 +115,6 @@ struct Pending {
     started: Time,
 }
 
-/// What one owner has of addresses: of IPv6 the first 64 bits.
-fn network_of(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(_) => address,
-        IpAddr::V6(address) => IpAddr::V6((address.to_bits() & !u128::from(u64::MAX)).into()),
-    }
-}
-
 /// Addresses that were or are asked, and handshakes under way.
 pub(crate) struct Contacts {
     pub(crate) addresses: HashMap<IpAddr, Contact>,
@@ -133,8 +123,7 @@ pub(crate) struct Contacts {
     /// Flows that wait for their remote address to answer.
     waiting: HashMap<IpAddr, BTreeSet<FlowTuple>>,
     pending: HashMap<u32, Pending>,
-    /// Handshakes that were answered, when, and where the answer went.
-    responding: HashMap<u32, (XxResponder, Time, SocketAddr)>,
+    responding: Responding,
     cookies: CookieChecker,
     /// Handshakes that are answered without a cookie, and with one (P-3).
     unproven: Bucket,
@@ -155,32 +144,13 @@ impl Contacts {
             pauses: HashMap::new(),
             waiting: HashMap::new(),
             pending: HashMap::new(),
-            responding: HashMap::new(),
+            responding: Responding::default(),
             cookies: CookieChecker::new(public, &mut |bytes| random.fill(bytes)),
             unproven: Bucket::new(handshakes_per_second),
             proven: Bucket::new(handshakes_per_second.saturating_mul(PROVEN_SHARE)),
             questions: Questions::new(config.questions_per_second),
             refusals: Bucket::new(1),
             room: IDLE_PEERS_MOST,
-        }
-    }
-
-    /// Where as many handshakes as fit wait for their end, the oldest gives way of the network that has most of them: who
-    /// never ends any takes room from nobody else (P-3).
-    fn make_room_to_respond(&mut self) {
-        if self.responding.len() < RESPONDING_MOST {
-            return;
-        }
-        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for (.., source) in self.responding.values() {
-            *counts.entry(network_of(source.ip())).or_default() += 1;
-        }
-        let worth = |(index, (_, since, source)): (&u32, &(XxResponder, Time, SocketAddr))| {
-            let of_network = counts.get(&network_of(source.ip())).copied().unwrap_or_default();
-            (Reverse(of_network), *since, *index)
-        };
-        if let Some((.., index)) = self.responding.iter().map(worth).min() {
-            self.responding.remove(&index);
         }
     }
 
@@ -449,7 +419,7 @@ impl Node {
             let index = self.random.u32();
             let taken = self.by_index.contains_key(&index)
                 || self.contacts.pending.contains_key(&index)
-                || self.contacts.responding.contains_key(&index);
+                || self.contacts.responding.has(index);
             if !taken {
                 return index;
             }
@@ -487,7 +457,7 @@ impl Node {
                 }
             }
             Datagram::Finish(finish) => {
-                let Some((responder, since, to)) = self.contacts.responding.remove(&finish.receiver) else {
+                let Some((responder, since, to)) = self.contacts.responding.remove(finish.receiver) else {
                     self.drop_datagram();
                     return;
                 };
@@ -501,7 +471,7 @@ impl Node {
                     Err(rejected) => {
                         self.drop_datagram();
                         self.tell_refusal(now, source, &rejected.error);
-                        self.contacts.responding.insert(finish.receiver, (rejected.state, since, to));
+                        self.contacts.responding.insert(finish.receiver, rejected.state, since, to);
                     }
                 }
             }
@@ -528,7 +498,7 @@ impl Node {
         initiation: &whimbrel_wire::datagram::Initiation<'_>,
     ) {
         // P-3
-        let loaded = !self.contacts.unproven.take(now) || self.contacts.responding.len() >= RESPONDING_MOST;
+        let loaded = !self.contacts.unproven.take(now) || self.contacts.responding.is_full();
         if loaded {
             let random = &mut self.random;
             let cookies = &self.contacts.cookies;
@@ -563,8 +533,7 @@ impl Node {
                     self.drop_datagram();
                     return;
                 };
-                self.contacts.make_room_to_respond();
-                self.contacts.responding.insert(index, (responder, now, source));
+                self.contacts.responding.insert(index, responder, now, source);
                 self.sweep_later(now);
                 self.output.transmit(Transmit { source: destination, destination: source, payload });
             }
@@ -814,7 +783,7 @@ impl Node {
     /// Drops what nobody answered. Tells whether more is under way.
     pub(crate) fn sweep_contacts(&mut self, now: Time) -> bool {
         self.contacts.pending.retain(|_, pending| pending.started + PENDING > now);
-        self.contacts.responding.retain(|_, (_, since, _)| *since + PENDING > now);
+        self.contacts.responding.forget_older(PENDING, now);
         !self.contacts.pending.is_empty() || !self.contacts.responding.is_empty()
     }
 
