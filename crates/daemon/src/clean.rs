@@ -18,7 +18,7 @@ use whimbrel_kernel::tun::Tun;
 use whimbrel_wire::FlowTuple;
 
 use crate::DEVICE;
-use crate::effects::{Addresses, DEFAULT_MTU, MARK};
+use crate::host::{Addresses, DEFAULT_MTU, MARK};
 use crate::instance::{Instance, InstanceError};
 use crate::journal::Journal;
 use crate::place::Place;
@@ -179,8 +179,8 @@ fn remove_pins_and_files(
         place.leave();
     }
     if let Some(instance) = instance {
-        crate::helpers::continue_stopped(run_dir);
-        crate::effects::continue_halted(&run_dir.join("journal"));
+        crate::role::helpers::continue_stopped(run_dir);
+        crate::host::continue_halted(&run_dir.join("journal"));
         let helped = run_dir.join("helpers");
         for entry in fs::read_dir(&helped).into_iter().flatten().flatten() {
             remove_file(entry.path(), &mut removed)?;

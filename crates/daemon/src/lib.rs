@@ -1,55 +1,43 @@
 //! The daemon: runs the protocol's [`Node`] on a real kernel.
 //!
 //! ```text
-//! event_loop.rs   the control thread: waits for everything, tells the node, drains it
-//! effects/        carries out what the node asks of the kernel, one file for each kind of effect
-//! attachments.rs  which stay on which network an address stands for
-//! flows.rs        which connections there are
-//! policy/         what the configuration wants for which of them
+//! event_loop/     the control thread: waits for everything, tells the node, drains it
+//! host/           carries out what the node asks of the kernel, one file for each kind of effect; inventory/ is what there is
+//! role/           what hosts do for each other: each role's executor, its part of the API, its section of the configuration
+//! link/           the networks that this host is attached to
+//! api/            the local API: its socket, whom it answers, and what it tells
+//! policy/         what the configuration wants for which connections
 //! journal.rs      what the next daemon must know if this one is killed
-//! server/         the local API's socket; views.rs and events.rs are what it tells; access.rs is whom
-//! event_log.rs    events in a file
-//! helpers/        what is done for connections whose peer is away, beside waiting
-//! moves/          sockets that change hosts, as programs ask for it
-//! programs/       sockets that programs ask for, and what they are called
+//! events.rs       what is told of what happens; event_log.rs tells it in a file
 //! metrics/        figures for monitoring, and the endpoint that serves them
 //! doctor/         what is wrong with a host; needs no daemon
 //! clean.rs        removes what a stopped daemon has left
 //! ```
 #![forbid(unsafe_code)]
 
-mod access;
-mod anchors;
 pub mod apart;
-mod attachments;
+mod api;
 pub mod clean;
 mod clock;
 mod closing;
 pub mod community_file;
 pub mod config;
 pub mod doctor;
-mod effects;
 mod event_log;
 mod event_loop;
 mod events;
-mod flows;
-pub mod helpers;
+mod host;
 pub mod identity;
 pub mod instance;
 pub mod journal;
 pub mod known_keys;
+mod link;
 mod log;
 mod metrics;
-mod moves;
 pub mod name_server;
 mod place;
 pub mod policy;
-mod processes;
-mod programs;
-pub mod server;
-mod servers;
-mod unmoved;
-mod views;
+mod role;
 mod work;
 
 use std::net::SocketAddr;
@@ -73,20 +61,22 @@ use whimbrel_protocol::Node;
 use whimbrel_tunnel::Tunnel;
 use whimbrel_wire::FlowTuple;
 
+pub use crate::api::server;
+use crate::api::server::Server;
 use crate::community_file::CommunityFile;
 use crate::config::{Config, Level};
-use crate::effects::{DEFAULT_MTU, Effects, FoundMoves, MARK, Stores};
 use crate::event_log::EventLog;
 use crate::event_loop::{EventLoop, Parts, Settings};
-use crate::helpers::Helpers;
+use crate::host::{DEFAULT_MTU, Effects, FoundMoves, MARK, Stores};
 use crate::instance::Instance;
 use crate::journal::{Journal, Restored};
 use crate::known_keys::KnownKeys;
 use crate::metrics::Endpoint;
 use crate::place::Place;
-pub use crate::processes::helper::serve as serve_criu;
-use crate::programs::SocketNames;
-use crate::server::Server;
+pub use crate::role::helpers;
+use crate::role::helpers::Helpers;
+use crate::role::programs::SocketNames;
+pub use crate::role::relocation::process::helper::serve as serve_criu;
 
 /// Permission bits of the control socket until it is given to whom it is for.
 const ROOT_ONLY: u32 = 0o600;
@@ -361,7 +351,7 @@ fn start_on(
         endpoint,
     } = start;
     let tunnel = Tunnel::start(tun, udp, tunnel_wake.1)?;
-    let adopting = |failure: effects::Failure| Error::Adopt(Box::new(failure));
+    let adopting = |failure: host::Failure| Error::Adopt(Box::new(failure));
     let helpers =
         Helpers::new(&options.run_dir, config.helpers.clone()).map_err(|source| Error::Adopt(Box::new(source)))?;
     let community_file = CommunityFile::new(&options.state_dir);
@@ -427,7 +417,7 @@ fn start_on(
 
 /// Opens the control socket to whom it is for. `mode`: permission bits, where some are configured.
 fn grant(server: &Server, mode: Option<u32>) {
-    if let Err(error) = access::Access::of(mode).grant(server.path()) {
+    if let Err(error) = api::access::Access::of(mode).grant(server.path()) {
         tracing::warn!(%error, "the control socket is not given to the group `whimbrel`: only root, and whom `control_mode` names, may ask the daemon");
     }
 }
@@ -445,7 +435,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         tunnel_sealed: config.tunnel_sealed,
         prefer_aes: whimbrel_transform::Algorithm::preferred() == whimbrel_transform::Algorithm::Aes256Gcm,
         port: config.port,
-        drawn_ports: flows::ephemeral_ports(),
+        drawn_ports: host::inventory::flows::ephemeral_ports(),
         wall_clock_at_zero: clock::wall_clock_at_zero(),
         life: identity::life(),
         questions_per_second: config.limits.questions,

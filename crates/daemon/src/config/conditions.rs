@@ -15,18 +15,18 @@ macro_rules! section_of_connections {
         $(#[$about])*
         #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
         #[serde(default, deny_unknown_fields)]
-        pub(super) struct $name {
-            #[serde(deserialize_with = "super::conditions::peers")]
+        pub(crate) struct $name {
+            #[serde(deserialize_with = "crate::config::conditions::peers")]
             peer: Option<Vec<crate::policy::PeerCondition>>,
-            #[serde(deserialize_with = "super::value::read")]
+            #[serde(deserialize_with = "crate::config::value::read")]
             local_port: Option<std::ops::RangeInclusive<u16>>,
-            #[serde(deserialize_with = "super::value::read")]
+            #[serde(deserialize_with = "crate::config::value::read")]
             remote_port: Option<std::ops::RangeInclusive<u16>>,
-            #[serde(deserialize_with = "super::value::read")]
+            #[serde(deserialize_with = "crate::config::value::read")]
             transport: Option<whimbrel_wire::Transport>,
-            #[serde(deserialize_with = "super::value::read")]
+            #[serde(deserialize_with = "crate::config::value::read")]
             program: Option<crate::policy::ProgramCondition>,
-            #[serde(deserialize_with = "super::conditions::cgroup")]
+            #[serde(deserialize_with = "crate::config::conditions::cgroup")]
             cgroup: Option<String>,
             $($others)*
         }
@@ -45,9 +45,9 @@ macro_rules! section_of_connections {
         }
     };
 }
-pub(super) use section_of_connections;
+pub(crate) use section_of_connections;
 
-pub(super) fn peers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<PeerCondition>>, D::Error> {
+pub(crate) fn peers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<PeerCondition>>, D::Error> {
     let peers: Vec<_> = list(deserializer)?;
     match peers.is_empty() {
         true => Err(D::Error::custom("`peer` must name somebody; leave it out where all are meant")),
@@ -87,7 +87,7 @@ impl Written for ProgramCondition {
     }
 }
 
-pub(super) fn cgroup<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+pub(crate) fn cgroup<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     let value = value(deserializer);
     // Where systemd mounts it; nobody's cgroups are called so.
     let fits = |text: &&str| text.starts_with('/') && !text.starts_with("/sys/fs/cgroup") && !text.contains("//");

@@ -51,14 +51,14 @@ impl fmt::Display for Doubt {
 ///
 /// A part is named by its keys and indices with dots between, such as `anchor.own.1`. Where there is no such part, what
 /// would have it is meant.
-pub(super) struct Document<'a> {
+pub(crate) struct Document<'a> {
     path: &'a Path,
     text: &'a str,
     root: Spanned<DeValue<'a>>,
 }
 
 impl<'a> Document<'a> {
-    pub(super) fn parse(path: &'a Path, text: &'a str) -> Result<Self, ConfigError> {
+    pub(crate) fn parse(path: &'a Path, text: &'a str) -> Result<Self, ConfigError> {
         let table = DeTable::parse(text).map_err(|error| {
             let at = error.span().unwrap_or(0..0).start;
             ConfigError::Wrong { spot: spot(path, text, at), sentence: ungrammatical(text, at, error.message()) }
@@ -68,7 +68,7 @@ impl<'a> Document<'a> {
     }
 
     /// What the file says, each value by itself.
-    pub(super) fn config(&self) -> Result<Config, ConfigError> {
+    pub(crate) fn config(&self) -> Result<Config, ConfigError> {
         self.check_sections()?;
         Config::deserialize(ValueDeserializer::from(self.root.clone())).map_err(|error| {
             let at = error.span().unwrap_or_else(|| self.root.span());
@@ -97,16 +97,16 @@ impl<'a> Document<'a> {
     }
 
     /// Whether the file has this.
-    pub(super) fn has(&self, part: &str) -> bool {
+    pub(crate) fn has(&self, part: &str) -> bool {
         self.find(part).is_some()
     }
 
     /// Whether a section has any key.
-    pub(super) fn has_keys(&self, section: &str) -> bool {
+    pub(crate) fn has_keys(&self, section: &str) -> bool {
         self.find(section).and_then(|section| section.get_ref().as_table()).is_some_and(|table| !table.is_empty())
     }
 
-    pub(super) fn spot(&self, part: &str) -> Spot {
+    pub(crate) fn spot(&self, part: &str) -> Spot {
         let mut part = part;
         loop {
             match (self.find(part), part.rsplit_once('.')) {
@@ -118,16 +118,16 @@ impl<'a> Document<'a> {
     }
 
     /// The line that something stands in, from 1.
-    pub(super) fn line(&self, part: &str) -> u32 {
+    pub(crate) fn line(&self, part: &str) -> u32 {
         u32::try_from(self.spot(part).line).unwrap_or(u32::MAX)
     }
 
-    pub(super) fn wrong(&self, part: &str, sentence: impl Into<String>) -> ConfigError {
+    pub(crate) fn wrong(&self, part: &str, sentence: impl Into<String>) -> ConfigError {
         ConfigError::Wrong { spot: self.spot(part), sentence: sentence.into() }
     }
 
     /// That sections come after one that means all connections, if they do.
-    pub(super) fn dead<'m>(&self, name: &str, matchers: impl Iterator<Item = &'m Matcher>) -> Option<Doubt> {
+    pub(crate) fn dead<'m>(&self, name: &str, matchers: impl Iterator<Item = &'m Matcher>) -> Option<Doubt> {
         let every: Vec<bool> = matchers.map(|matcher| *matcher == Matcher::default()).collect();
         let all = every.iter().position(|every| *every)?;
         let after: Vec<_> = (all + 1..every.len()).map(|at| self.line(&format!("{name}.{at}")).to_string()).collect();

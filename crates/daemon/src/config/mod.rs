@@ -5,14 +5,9 @@
 //! after that. [`document`] knows where each value stands, so that every complaint names file, line and column and says
 //! what would be right there.
 
-mod anchor;
-mod conditions;
-mod dns;
-mod document;
-mod gateway;
-mod helper;
-mod policy;
-mod value;
+pub(crate) mod conditions;
+pub(crate) mod document;
+pub(crate) mod value;
 
 use std::fs;
 use std::io;
@@ -27,16 +22,16 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Carriers, Prefix, Trust};
 use zeroize::Zeroizing;
 
-use crate::helpers::section::Sections;
 use crate::name_server::NameServer;
 use crate::policy::{Policies, Policy};
+use crate::role::helpers::section::Sections;
 
 use document::Document;
 use value::{KEY, Written, choose, limit, list};
 
-pub use anchor::{Anchor, Lendable};
+pub use crate::role::anchor::config::{Anchor, Lendable};
+pub use crate::role::gateway::config::Gateway;
 pub use document::{Doubt, Spot};
-pub use gateway::Gateway;
 
 /// Where the configuration is looked for when nobody says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/whimbrel/whimbrel.toml";
@@ -156,11 +151,11 @@ pub struct Config {
     pub psk_open: Option<PathBuf>,
     /// Keys that are known beforehand.
     pub peers: Vec<KnownPeer>,
-    policy: Vec<policy::Section>,
+    policy: Vec<crate::policy::config::Section>,
     /// `[[policy]]`: how which connections are treated.
     #[serde(skip)]
     pub policies: Policies,
-    helper: Vec<helper::Section>,
+    helper: Vec<crate::role::helpers::config::Section>,
     /// `[[helper]]`: what is done for which connections while their peer is away.
     #[serde(skip)]
     pub helpers: Sections,
@@ -175,7 +170,7 @@ pub struct Config {
     /// What is lent to others.
     pub anchor: Option<Anchor>,
     #[serde(rename = "dns")]
-    name_server: dns::Section,
+    name_server: crate::name_server::config::Section,
     /// `[dns]`: the name server that is told where this host is.
     #[serde(skip)]
     pub dns: Option<NameServer>,
@@ -235,7 +230,7 @@ impl Default for Config {
             metrics: Metrics::default(),
             gateway: Gateway::default(),
             anchor: None,
-            name_server: dns::Section::default(),
+            name_server: crate::name_server::config::Section::default(),
             dns: None,
             carriers: Carriers { rewrite: true, tunnel: true },
             tunnel_sealed: true,
@@ -335,7 +330,8 @@ impl Config {
         let policies: Vec<Policy> = policies.collect::<Result<_, _>>()?;
         self.doubts.extend(document.dead("policy", policies.iter().map(|policy| &policy.matcher)));
         self.policies = Policies::new(policies);
-        self.helpers = helper::sections(std::mem::take(&mut self.helper), &mut self.doubts, document)?;
+        self.helpers =
+            crate::role::helpers::config::sections(std::mem::take(&mut self.helper), &mut self.doubts, document)?;
         self.event_log_at = self.event_log.as_ref().map(|_| document.spot("event_log"));
         self.metrics.listen_at = self.metrics.listen.map(|_| document.spot("metrics.listen"));
         if let Some(path) = self.psk_file.take() {

@@ -17,10 +17,10 @@ use whimbrel_protocol::Prefix;
 
 /// Stands for the key's name in sentences about a value, which does not know under which key it stands. It is no
 /// character, so no text of the file is taken for it.
-pub(super) const KEY: &str = "\u{fdd0}";
+pub(crate) const KEY: &str = "\u{fdd0}";
 
 /// What can be read from a value of the file.
-pub(super) trait Written: Sized {
+pub(crate) trait Written: Sized {
     /// What a list of these must be: "a list of …".
     const LIST: &'static str = "a list";
     /// Whether one of these may stand where a list is meant.
@@ -31,12 +31,12 @@ pub(super) trait Written: Sized {
 }
 
 /// Reads a value: what `deserialize_with` names.
-pub(super) fn read<'de, D: Deserializer<'de>, T: Written>(deserializer: D) -> Result<T, D::Error> {
+pub(crate) fn read<'de, D: Deserializer<'de>, T: Written>(deserializer: D) -> Result<T, D::Error> {
     T::read(&value(deserializer)).map_err(D::Error::custom)
 }
 
 /// Reads a list, or a single value where such may stand [`Written::ALONE`].
-pub(super) fn list<'de, D: Deserializer<'de>, T: Written>(deserializer: D) -> Result<Vec<T>, D::Error> {
+pub(crate) fn list<'de, D: Deserializer<'de>, T: Written>(deserializer: D) -> Result<Vec<T>, D::Error> {
     deserializer.deserialize_any(List(PhantomData))
 }
 
@@ -80,7 +80,7 @@ impl<'de, T: Written> Visitor<'de> for List<T> {
 }
 
 /// Reads a number from 1 to `MOST`.
-pub(super) fn limit<'de, D, T, const MOST: u32>(deserializer: D) -> Result<T, D::Error>
+pub(crate) fn limit<'de, D, T, const MOST: u32>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: TryFrom<u32>,
@@ -88,20 +88,20 @@ where
     number(&value(deserializer), MOST).map_err(D::Error::custom)
 }
 
-pub(super) fn number<T: TryFrom<u32>>(value: &Value, most: u32) -> Result<T, String> {
+pub(crate) fn number<T: TryFrom<u32>>(value: &Value, most: u32) -> Result<T, String> {
     let number = value.as_integer().and_then(|number| u32::try_from(number).ok());
     let number = number.filter(|number| (1..=most).contains(number)).and_then(|number| number.try_into().ok());
     number.ok_or_else(|| format!("`{KEY}` must be a number from 1 to {most}"))
 }
 
 /// A value of whatever kind.
-pub(super) fn value<'de, D: Deserializer<'de>>(deserializer: D) -> Value {
+pub(crate) fn value<'de, D: Deserializer<'de>>(deserializer: D) -> Value {
     // It fails with numbers alone that are beyond the type, and so beyond the bounds of every key.
     Value::deserialize(deserializer).unwrap_or(Value::Integer(-1))
 }
 
 /// Reads a number of seconds from 1 to `MOST`.
-pub(super) fn seconds<'de, D, const MOST: u32>(deserializer: D) -> Result<Duration, D::Error>
+pub(crate) fn seconds<'de, D, const MOST: u32>(deserializer: D) -> Result<Duration, D::Error>
 where
     D: Deserializer<'de>,
 {
@@ -190,13 +190,13 @@ impl Written for RangeInclusive<u16> {
 }
 
 /// What stands in quotes; `what` it must be.
-pub(super) fn text<'a>(value: &'a Value, what: &str) -> Result<&'a str, String> {
+pub(crate) fn text<'a>(value: &'a Value, what: &str) -> Result<&'a str, String> {
     let wrong = || format!("`{KEY}` must be {what} in quotes, not {}", kind(value.type_str()));
     value.as_str().ok_or_else(wrong)
 }
 
 /// One of a few words.
-pub(super) fn choose<T: Copy>(value: &Value, choices: &[(&str, T)]) -> Result<T, String> {
+pub(crate) fn choose<T: Copy>(value: &Value, choices: &[(&str, T)]) -> Result<T, String> {
     let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
     let right = format!("`{KEY}` must be one of \"{}\"", names.join("\", \""));
     let Some(text) = value.as_str() else { return Err(format!("{right}, not {}", kind(value.type_str()))) };
@@ -207,19 +207,19 @@ pub(super) fn choose<T: Copy>(value: &Value, choices: &[(&str, T)]) -> Result<T,
 }
 
 /// A kind of value, with its article.
-pub(super) fn kind(name: &str) -> String {
+pub(crate) fn kind(name: &str) -> String {
     let article = if name.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
     format!("{article} {name}")
 }
 
 /// A prefix, or one address.
-pub(super) fn parse_prefix(text: &str) -> Option<Prefix> {
+pub(crate) fn parse_prefix(text: &str) -> Option<Prefix> {
     let prefix = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
     Some(Prefix { address: prefix.addr(), length: prefix.prefix_len() })
 }
 
 /// The candidate that `name` was probably meant to be.
-pub(super) fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
     let name = name.to_lowercase();
     candidates
         .iter()

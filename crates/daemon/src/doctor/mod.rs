@@ -20,11 +20,11 @@ use whimbrel_kernel::network::NetworkMonitor;
 use whimbrel_kernel::privilege::{Capabilities, Capability};
 use whimbrel_kernel::sysctl;
 
-use crate::anchors::offer::{self, Fault};
 use crate::config::{self, Config, Lendable};
-use crate::identity;
-use crate::instance;
 use crate::journal::Journal;
+use crate::role::anchor::offer;
+use crate::role::anchor::offer::Fault;
+use crate::{identity, instance};
 
 use firewall::{Direction, Fate};
 
@@ -569,7 +569,7 @@ fn name_server(of: &NameServer) -> Option<Finding> {
 
 /// Whether the other end was asked in vain.
 fn was_asked(connection: &Connection) -> bool {
-    connection.reason.as_deref().is_some_and(|reason| reason.starts_with(crate::views::ASKED))
+    connection.reason.as_deref().is_some_and(|reason| reason.starts_with(crate::api::views::ASKED))
 }
 
 fn protected(peers: &[Peer], connections: &[Connection]) -> Vec<Finding> {

@@ -1,9 +1,6 @@
 //! The control thread: waits for everything, tells the node, and carries out what it asks for.
 
-mod community;
 mod reload;
-mod requests;
-mod route_lookup;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
@@ -27,28 +24,28 @@ use whimbrel_protocol::{Event, LocalEnd, MoveOp, Node, Op, OpId, Output, PeerId,
 use whimbrel_tunnel::Received;
 use whimbrel_wire::FlowTuple;
 
-use requests::{Answers, Suspending};
-use route_lookup::RouteLookup;
+use crate::api::requests::{Answers, Suspending};
+use crate::link::route_lookup::RouteLookup;
 
 use crate::Error;
+pub(crate) use crate::api::requests::names;
 pub(crate) use reload::warn_of;
-pub(crate) use requests::names;
 
-use crate::anchors::Anchors;
-use crate::attachments::{Attachments, Sighting};
+use crate::api::server::{ClientId, Server};
 use crate::clock;
 use crate::config::{Config, Level};
-use crate::effects::{Effects, FoundMoves, Gateway, own_addresses, source_ways};
 use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
-use crate::flows::{UdpFlows, bound_ports, ephemeral_ports, is_movable, list_tcp};
+use crate::host::inventory::flows::{UdpFlows, bound_ports, ephemeral_ports, is_movable, list_tcp};
+use crate::host::inventory::unmoved;
+use crate::host::{Effects, FoundMoves, Gateway, own_addresses, source_ways};
+use crate::link::attachments::{Attachments, Sighting};
 use crate::metrics::Tally;
-use crate::moves::{Moves, known};
 use crate::name_server::NameUpdates;
 use crate::policy::Judge;
-use crate::programs::{Programs, SocketNames};
-use crate::server::{ClientId, Server};
-use crate::unmoved;
+use crate::role::anchor::api::Anchors;
+use crate::role::programs::{Programs, SocketNames};
+use crate::role::relocation::api::{Moves, known};
 
 /// How often opened and closed connections are taken in: nothing is done about one in its first second (P-15), and the
 /// data plane does not wake us for each.
@@ -88,7 +85,7 @@ const TRACKING: u64 = 13;
 const NAMESPACES: u64 = 14;
 const PASSES: u64 = 15;
 /// Clients of the control socket have their number plus this.
-const FIRST_CLIENT: u64 = 16;
+pub(crate) const FIRST_CLIENT: u64 = 16;
 
 /// The loop cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -152,7 +149,7 @@ pub(crate) struct EventLoop {
     pub(crate) due: Due,
     pub(crate) effects: Effects,
     monitor: NetworkMonitor,
-    routes: RouteLookup,
+    pub(crate) routes: RouteLookup,
     sockets: SockDiag,
     pub(crate) server: Server,
     pub(crate) programs: Programs,
@@ -160,25 +157,25 @@ pub(crate) struct EventLoop {
     signals: Signals,
     tunnel_wake: OwnedFd,
     pub(crate) settings: Settings,
-    epoll: OwnedFd,
+    pub(crate) epoll: OwnedFd,
     timer: OwnedFd,
-    attachments: Attachments,
+    pub(crate) attachments: Attachments,
     udp: UdpFlows,
     pub(crate) events: EventRing,
     event_log: Option<EventLog>,
     pub(crate) restraint: Restraint,
     pub(crate) tally: Tally,
     /// When each peer's session came up.
-    sessions: HashMap<PeerId, Time>,
-    answers: Answers,
+    pub(crate) sessions: HashMap<PeerId, Time>,
+    pub(crate) answers: Answers,
     judge: Judge,
-    name_updates: Option<NameUpdates>,
+    pub(crate) name_updates: Option<NameUpdates>,
     /// Connections of others that this host forwards, where it speaks for some of them.
     tracking: Option<Tracking>,
     /// This host's addresses.
     own: BTreeSet<IpAddr>,
     /// Clients that suspended this host and have no answer yet.
-    suspending: Option<Suspending>,
+    pub(crate) suspending: Option<Suspending>,
     pub(crate) moves: Moves,
     next_flow_tick: Time,
     next_udp_tick: Time,
@@ -186,7 +183,7 @@ pub(crate) struct EventLoop {
     lost_flow_events: u64,
     /// The data plane has more to report than has been read.
     unread: bool,
-    started: Time,
+    pub(crate) started: Time,
     /// It was asked to stop, and does so then at the latest.
     stopping: Option<Time>,
 }
@@ -951,7 +948,7 @@ impl EventLoop {
 }
 
 /// Takes the count out of an eventfd or timerfd; what it stands for is looked at in any case.
-fn clear(fd: impl AsFd) {
+pub(crate) fn clear(fd: impl AsFd) {
     let mut count = [0; 8];
     let _ = rustix::io::read(fd, &mut count);
 }

@@ -8,7 +8,7 @@ use super::EventLoop;
 
 impl EventLoop {
     /// Reads the configuration again, and asks again who was silent: something may have been mended. What the node was told once stays until the next start.
-    pub(super) fn reload(&mut self) {
+    pub(crate) fn reload(&mut self) {
         self.node.ask_again(clock::now());
         let config = match config::read(self.settings.config_path.as_deref()) {
             Ok(config) => config,

@@ -3,6 +3,7 @@
 //! A thread of its own asks and waits: name servers take their time, and nothing else waits for them. It deletes what it has
 //! written before, which it remembers over restarts, and nothing else.
 
+pub(crate) mod config;
 mod key;
 mod update;
 

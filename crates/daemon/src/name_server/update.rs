@@ -13,26 +13,26 @@ use domain::rdata::{A, Aaaa};
 use domain::tsig::{ClientTransaction, Key, ValidationError};
 
 /// A name in the tree.
-pub(super) type DomainName = Name<Vec<u8>>;
+pub(crate) type DomainName = Name<Vec<u8>>;
 
 /// What a server is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Change<'a> {
+pub(crate) struct Change<'a> {
     /// The zone that is changed.
-    pub(super) zone: &'a DomainName,
+    pub(crate) zone: &'a DomainName,
     /// The name that gets addresses.
-    pub(super) name: &'a DomainName,
+    pub(crate) name: &'a DomainName,
     /// Records that are deleted, and no others.
-    pub(super) remove: &'a [IpAddr],
+    pub(crate) remove: &'a [IpAddr],
     /// Records that are made.
-    pub(super) add: &'a [IpAddr],
+    pub(crate) add: &'a [IpAddr],
     /// How long others may remember these, in seconds.
-    pub(super) ttl: u32,
+    pub(crate) ttl: u32,
 }
 
 /// What a server says to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// It is done.
     Done,
     /// It is not, and why: what it said (RFC 2136 §2.2, RFC 8945 §5.3), and what to do about it.
@@ -40,15 +40,15 @@ pub(super) enum Answer {
 }
 
 /// A change on its way.
-pub(super) struct Asked {
+pub(crate) struct Asked {
     transaction: ClientTransaction<Key>,
     id: u16,
-    pub(super) datagram: Vec<u8>,
+    pub(crate) datagram: Vec<u8>,
 }
 
 impl Change<'_> {
     /// The message that asks for it, signed.
-    pub(super) fn ask(&self, key: Key, id: u16, now: SystemTime) -> Result<Asked, PushError> {
+    pub(crate) fn ask(&self, key: Key, id: u16, now: SystemTime) -> Result<Asked, PushError> {
         let mut message = MessageBuilder::new_vec();
         message.header_mut().set_id(id);
         message.header_mut().set_opcode(Opcode::UPDATE);
@@ -81,7 +81,7 @@ impl Change<'_> {
 impl Asked {
     /// Reads what came back; `None` where it is no answer to this. `Err`: it is one, but nothing shows that the server wrote
     /// it.
-    pub(super) fn read(&self, datagram: &[u8], now: SystemTime) -> Option<Result<Answer, Answer>> {
+    pub(crate) fn read(&self, datagram: &[u8], now: SystemTime) -> Option<Result<Answer, Answer>> {
         let mut message = Message::from_octets(datagram.to_vec()).ok()?;
         let header = message.header();
         if header.id() != self.id || !header.qr() || header.opcode() != Opcode::UPDATE {

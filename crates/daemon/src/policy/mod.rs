@@ -3,6 +3,7 @@
 //! A [`Matcher`] says which connections a section means; [`Policies`] are the `[[policy]]` sections in order, of which the
 //! first that matches decides. Both are pure. What they ask of a running host is found out by [`Judge`].
 
+pub(crate) mod config;
 mod judge;
 mod matcher;
 

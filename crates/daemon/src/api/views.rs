@@ -1,0 +1,548 @@
+//! What the daemon knows, in the words of the local API.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, SystemTime};
+
+use whimbrel_datapath::SocketsApart;
+use whimbrel_ipc as ipc;
+use whimbrel_kernel::process;
+use whimbrel_protocol::{
+    Carrier, FlowState, FlowView, LocalEnd, PeerId, PeerView, RendezvousStanding, RendezvousView, Standing, Time, Trust,
+};
+use whimbrel_wire::hello::Capabilities;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::host::inventory::servers::Inhabitants;
+use crate::host::inventory::{servers, unmoved};
+use crate::known_keys::KnownKeys;
+
+pub(crate) fn flow(tuple: FlowTuple) -> ipc::Flow {
+    let transport = match tuple.transport {
+        Transport::Tcp => ipc::Transport::Tcp,
+        Transport::Udp => ipc::Transport::Udp,
+    };
+    ipc::Flow { transport, local: tuple.local, remote: tuple.remote }
+}
+
+pub(crate) fn trust(trust: Trust) -> ipc::Trust {
+    match trust {
+        Trust::Tofu => ipc::Trust::Tofu,
+        Trust::Pinned => ipc::Trust::Pinned,
+        Trust::Psk => ipc::Trust::Psk,
+    }
+}
+
+/// A rendezvous and how it stands.
+pub(crate) fn rendezvous(view: RendezvousView) -> ipc::Rendezvous {
+    let (state, peers) = match view.standing {
+        RendezvousStanding::Unneeded => (ipc::RendezvousState::Unneeded, 0),
+        RendezvousStanding::Unanswered => (ipc::RendezvousState::Unanswered, 0),
+        RendezvousStanding::Registered { peers } => (ipc::RendezvousState::Registered, peers),
+        RendezvousStanding::Full { peers } => (ipc::RendezvousState::Full, peers),
+        RendezvousStanding::Refused => (ipc::RendezvousState::Refused, 0),
+    };
+    ipc::Rendezvous { address: view.address, state, peers }
+}
+
+/// Who meets here.
+pub(crate) fn meetings((hosts, pairs): (usize, usize)) -> ipc::Meetings {
+    ipc::Meetings { hosts, pairs }
+}
+
+fn carrier(carrier: Carrier) -> ipc::Carrier {
+    match carrier {
+        Carrier::Hold => ipc::Carrier::Hold,
+        Carrier::Tunnel => ipc::Carrier::Tunnel,
+        Carrier::Rewrite => ipc::Carrier::Rewrite,
+        Carrier::FollowRewrite => ipc::Carrier::FollowRewrite,
+    }
+}
+
+pub(crate) fn name(view: &PeerView) -> ipc::PeerName {
+    ipc::PeerName { id: view.id.0, key: view.key.to_string(), name: None }
+}
+
+/// How many flows there are of each kind, as [`ConnectionsQuestion`] shows them.
+pub(crate) fn counts(peers: &[PeerView], flows: impl Iterator<Item = FlowView>) -> ipc::Counts {
+    let peer_of: HashMap<PeerId, &PeerView> = peers.iter().map(|peer| (peer.id, peer)).collect();
+    let mut counts = ipc::Counts {
+        peers: peers.len(),
+        sessions: peers.iter().filter(|peer| peer.session).count(),
+        ..ipc::Counts::default()
+    };
+    for flow in flows {
+        counts.connections += 1;
+        counts.introduced += usize::from(flow.entry.is_some());
+        if let Some(entry) = &flow.entry {
+            counts.suspended += usize::from(entry.waits.here);
+            counts.suspended_by_peers += usize::from(entry.waits.there);
+        }
+        match state(&flow, flow.peer.and_then(|peer| peer_of.get(&peer).copied())) {
+            ipc::ConnectionState::Held => counts.held += 1,
+            ipc::ConnectionState::Moved => counts.moved += 1,
+            _ => {}
+        }
+    }
+    counts
+}
+
+/// How a flow stands; one that nothing is known of and that is not under way, by [`state_of_unknown`].
+pub(crate) fn state(view: &FlowView, peer: Option<&PeerView>) -> ipc::ConnectionState {
+    let waits = view.entry.is_some_and(|entry| entry.waits.any());
+    match view.state {
+        FlowState::Native | FlowState::Moved if waits => ipc::ConnectionState::Held,
+        FlowState::Native => ipc::ConnectionState::Native,
+        FlowState::Moved if peer.is_some_and(|peer| peer.carrier == Carrier::Hold) => ipc::ConnectionState::Held,
+        FlowState::Moved => ipc::ConnectionState::Moved,
+        FlowState::Introducing | FlowState::Unknown => ipc::ConnectionState::Pending,
+        FlowState::Failed(_) | FlowState::Excluded(_) => ipc::ConnectionState::Unprotected,
+    }
+}
+
+/// A peer. `since`: when its session came up. `of`: how it came to be trusted.
+pub(crate) fn peer(view: &PeerView, now: Time, since: Option<Time>, of: Trust, known_keys: &KnownKeys) -> ipc::Peer {
+    let heard = now.since(view.last_heard);
+    ipc::Peer {
+        id: view.id.0,
+        key: view.key.to_string(),
+        address: view.remote,
+        trust: trust(of),
+        name: None,
+        remembered: known_keys.addresses_of(view.key),
+        session: view.session.then(|| ipc::Session {
+            age_ms: millis(since.map_or(Duration::ZERO, |since| now.since(since))),
+            round_trip_ms: view.round_trip.map(fraction),
+            heard_ms: Some(millis(heard)),
+            version: PROTOCOL_VERSION,
+            capabilities: view.capabilities.map(capabilities).unwrap_or_default(),
+        }),
+        sequence: ipc::Sequence { sent: view.sequences.0, accepted: view.sequences.1 },
+        places: ipc::Places { local: view.places.local, peer: view.places.peer },
+        locators: view.locators.clone(),
+        carrier: (view.moved > 0).then(|| carrier(view.carrier)),
+        flows: ipc::PeerFlows { introduced: view.flows, moved: view.moved },
+        away: view.away.map(|announced| if announced { ipc::Away::Announced } else { ipc::Away::Silent }),
+    }
+}
+
+/// Of `docs/protocol.md`.
+const PROTOCOL_VERSION: u8 = 1;
+
+/// What a peer is able to do, in the words of `docs/json.md`.
+fn capabilities(of: Capabilities) -> Vec<String> {
+    let words = [
+        (Capabilities::REWRITE, "rewrite"),
+        (Capabilities::TUNNEL_PLAIN, "tunnel-plain"),
+        (Capabilities::TUNNEL_SEALED, "tunnel-sealed"),
+        (Capabilities::IPV6_LOCATORS, "ipv6"),
+        (Capabilities::TUNNEL_AES, "aes"),
+    ];
+    words.into_iter().filter(|(bit, _)| of.contains(*bit)).map(|(_, word)| word.to_owned()).collect()
+}
+
+/// The ways to a peer: the one in use, one that it announced and that is not confirmed, and those that could be used, which
+/// are neither active nor confirmed. `mtu`: of the one in use, in bytes. `possible`: own address and the peer's.
+pub(crate) fn paths(
+    view: &PeerView,
+    mtu: Option<u32>,
+    possible: impl IntoIterator<Item = (IpAddr, SocketAddr)>,
+) -> Vec<ipc::Path> {
+    let active = ipc::Path {
+        peer: name(view),
+        local: view.source,
+        remote: view.remote,
+        active: view.candidate.is_none(),
+        confirmed: true,
+        carrier: (view.moved > 0 && view.candidate.is_none()).then(|| carrier(view.carrier)),
+        translated: view.observed.map(|_| view.translated),
+        round_trip_ms: view.round_trip.map(fraction),
+        mtu,
+    };
+    let candidate = view.candidate.map(|remote| ipc::Path {
+        remote,
+        active: true,
+        confirmed: false,
+        carrier: (view.moved > 0).then(|| carrier(view.carrier)),
+        translated: None,
+        round_trip_ms: None,
+        mtu: None,
+        ..active.clone()
+    });
+    let mut paths: Vec<ipc::Path> = [Some(active), candidate].into_iter().flatten().collect();
+    for (local, remote) in possible {
+        if !paths.iter().any(|path| (path.local, path.remote.ip()) == (Some(local), remote.ip())) {
+            paths.push(ipc::Path {
+                peer: name(view),
+                local: Some(local),
+                remote,
+                active: false,
+                confirmed: false,
+                carrier: None,
+                translated: None,
+                round_trip_ms: None,
+                mtu: None,
+            });
+        }
+    }
+    paths
+}
+
+/// What is needed to describe connections apart from the event loop: finding out which program has a socket takes a
+/// while where there are many programs.
+pub(crate) struct ConnectionsQuestion {
+    pub(crate) flows: Vec<FlowView>,
+    pub(crate) peers: Vec<PeerView>,
+    /// Of the remote addresses of flows that are not introduced.
+    pub(crate) standings: HashMap<IpAddr, Standing>,
+    /// Flows that were heard rewritten, so are answered rewritten where the carrier follows.
+    pub(crate) heard: HashSet<FlowTuple>,
+    /// This host's addresses.
+    pub(crate) own: BTreeSet<IpAddr>,
+    /// Whether this host is suspended.
+    pub(crate) suspended: bool,
+    /// What helps which.
+    pub(crate) helpers: HashMap<FlowTuple, ipc::Helper>,
+    /// What peers are called in the community, by their keys.
+    pub(crate) names: HashMap<String, String>,
+    /// Where this host's own sockets without another end are met, the preferred address first.
+    pub(crate) met_at: Vec<IpAddr>,
+    /// Sockets without another end in endpoint namespaces.
+    pub(crate) elsewhere: Vec<Inhabitants>,
+    /// For looking at sockets.
+    pub(crate) sockets: Option<SocketsApart>,
+    pub(crate) now: Time,
+    pub(crate) wall: SystemTime,
+}
+
+impl ConnectionsQuestion {
+    /// Looks the programs up and describes the connections, sorted.
+    pub(crate) fn answer(mut self) -> Vec<ipc::Connection> {
+        let mut places = std::mem::take(&mut self.elsewhere);
+        places.push(Inhabitants::here(self.met_at.clone()));
+        let sockets = inodes_of(&places);
+        let inodes: HashSet<u32> = self.flows.iter().filter_map(|flow| sockets.get(&flow.tuple).copied()).collect();
+        let owners = process::owners(&inodes);
+        let traffic = self.traffic();
+        let peers: HashMap<PeerId, &PeerView> = self.peers.iter().map(|peer| (peer.id, peer)).collect();
+        let mut connections: Vec<_> = self
+            .flows
+            .iter()
+            .map(|flow| {
+                let peer = flow.peer.and_then(|peer| peers.get(&peer).copied());
+                let mut connection = connection(flow, peer, self.heard.contains(&flow.tuple), self.suspended);
+                if flow.state == FlowState::Unknown {
+                    let standing = self.standings.get(&flow.tuple.remote.ip()).copied();
+                    (connection.state, connection.reason) = self.unknown(flow, standing.unwrap_or(Standing::Unasked));
+                }
+                let age = self.now.since(flow.opened);
+                connection.since = ipc::rfc3339(self.wall.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH));
+                if let Some(peer) = &mut connection.peer {
+                    peer.name = self.names.get(&peer.key).cloned();
+                }
+                connection.helper = self.helpers.get(&flow.tuple).cloned();
+                connection.bytes = traffic.get(&flow.tuple).copied();
+                connection.process = sockets
+                    .get(&flow.tuple)
+                    .and_then(|inode| owners.get(inode))
+                    .map(|owner| ipc::Process { pid: owner.pid, name: owner.name.clone() });
+                connection
+            })
+            .collect();
+        connections.extend(unmoved::connections(&self.own, &ipc::rfc3339(self.wall)));
+        connections.extend(servers::shown(&places, &ipc::rfc3339(self.wall)));
+        connections.sort_unstable_by_key(|connection| {
+            (connection.flow.transport, connection.flow.remote, connection.flow.local)
+        });
+        connections
+    }
+
+    /// What each TCP connection of this host's own namespace has carried.
+    fn traffic(&self) -> HashMap<FlowTuple, ipc::Bytes> {
+        let of_tcp = self.flows.iter().map(|flow| flow.tuple).filter(|flow| flow.transport == Transport::Tcp);
+        let flows: Vec<FlowTuple> = of_tcp.collect();
+        let found = self.sockets.as_ref().map_or_else(|| Ok(Vec::new()), |sockets| sockets.look_up(&flows));
+        let found = found.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot look up what connections have carried");
+            Vec::new()
+        });
+        found
+            .into_iter()
+            .map(|socket| (socket.flow, ipc::Bytes { sent: socket.acknowledged, received: socket.received }))
+            .collect()
+    }
+
+    /// Why a flow is not introduced that nothing is under way for.
+    fn unknown(&self, flow: &FlowView, standing: Standing) -> (ipc::ConnectionState, Option<String>) {
+        let unprotected = |reason: &str| (ipc::ConnectionState::Unprotected, Some(reason.to_owned()));
+        match standing {
+            Standing::Silent { until } if until > self.now => {
+                unprotected(&format!("{ASKED} until {}", minute(self.wall, self.now, until)))
+            }
+            Standing::Silent { .. } => unprotected(&format!("{ASKED}; asked again with the next connection")),
+            _ if flow.accepted => unprotected("the other end opened it and has not asked"),
+            Standing::Barred => unprotected("`ask` or `trust` in the configuration keeps this host from asking"),
+            Standing::Known | Standing::Asking | Standing::Unasked => (state_of_unknown(flow, standing), None),
+        }
+    }
+}
+
+/// How the reason begins where the other host was asked in vain.
+pub(crate) const ASKED: &str = "asked, silent";
+
+/// Until a silence ends, by the wall clock and to the minute, so that addresses asked together share a line.
+fn minute(wall: SystemTime, now: Time, until: Time) -> String {
+    let time = ipc::rfc3339(wall.checked_add(until.since(now)).unwrap_or(wall));
+    format!("{} UTC", time.chars().take(16).collect::<String>().replace('T', " "))
+}
+
+/// The inode of each connection's socket, in this host's own namespace and in `elsewhere`.
+pub(crate) fn sockets(mut elsewhere: Vec<Inhabitants>) -> HashMap<FlowTuple, u32> {
+    elsewhere.push(Inhabitants::here(Vec::new()));
+    inodes_of(&elsewhere)
+}
+
+/// Those of `flows` whose sockets a process has open.
+pub(crate) fn of_process(flows: &[FlowView], pid: u32, sockets: &HashMap<FlowTuple, u32>) -> Vec<FlowTuple> {
+    let open = process::sockets(pid);
+    let has = |flow: &&FlowView| sockets.get(&flow.tuple).is_some_and(|inode| open.contains(inode));
+    flows.iter().filter(has).map(|flow| flow.tuple).collect()
+}
+
+/// The inode of each connection's socket. Of two of one name this host's own counts, which is the last.
+fn inodes_of(places: &[Inhabitants]) -> HashMap<FlowTuple, u32> {
+    places.iter().flat_map(|place| &place.connected).map(|socket| (socket.tuple, socket.inode)).collect()
+}
+
+/// How a flow stands that is not introduced, and that nothing is under way for.
+pub(crate) fn state_of_unknown(flow: &FlowView, standing: Standing) -> ipc::ConnectionState {
+    match standing {
+        // Asked when it is a second old (P-15).
+        Standing::Known | Standing::Asking | Standing::Unasked if !flow.accepted => ipc::ConnectionState::Pending,
+        _ => ipc::ConnectionState::Unprotected,
+    }
+}
+
+/// Why nothing is sent for a flow that could be. `suspended`: whether this host is.
+fn held_since(view: &FlowView, peer: Option<&PeerView>, suspended: bool) -> &'static str {
+    let waits = view.entry.map(|entry| entry.waits).unwrap_or_default();
+    match (waits.here, waits.there, peer.map(|peer| (peer.away, peer.source))) {
+        _ if suspended => "this host is suspended",
+        (true, true, _) => "suspended by hand, here and by the peer",
+        (true, false, _) => "suspended by hand",
+        (false, true, _) => "suspended by the peer",
+        (.., Some((Some(true), _))) => "the peer is away, and said so",
+        (.., Some((Some(false), _))) => "the peer is not heard",
+        (.., Some((None, None))) => "no network of this host leads to the peer",
+        _ => "where an end is now is not confirmed yet",
+    }
+}
+
+/// `heard`: whether it was heard rewritten. `suspended`: whether this host is.
+fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: bool) -> ipc::Connection {
+    let waits = view.entry.is_some_and(|entry| entry.waits.any());
+    let state = state(view, peer);
+    let reason = match view.state {
+        FlowState::Failed(reason) => Some(reason.to_owned()),
+        FlowState::Excluded(line) => Some(format!("policy at line {line}")),
+        _ if state == ipc::ConnectionState::Held => Some(held_since(view, peer, suspended).to_owned()),
+        _ => None,
+    };
+    let carried = matches!(state, ipc::ConnectionState::Moved | ipc::ConnectionState::Held);
+    let entry = view.entry.as_ref();
+    // Locators of the other family cannot be rewritten to.
+    let own_carrier = |peer: &PeerView| match peer.carrier {
+        _ if waits => Carrier::Hold,
+        Carrier::Rewrite | Carrier::FollowRewrite if peer.remote.is_ipv4() != view.tuple.local.is_ipv4() => {
+            Carrier::Tunnel
+        }
+        // P-24
+        Carrier::FollowRewrite if heard => Carrier::Rewrite,
+        Carrier::FollowRewrite => Carrier::Tunnel,
+        other => other,
+    };
+    let rewritten = peer.filter(|peer| carried && own_carrier(peer) == Carrier::Rewrite);
+    ipc::Connection {
+        carrier: peer.filter(|_| carried).map(|peer| carrier(own_carrier(peer))),
+        peer: peer.map(name),
+        translated: entry.map(|entry| entry.peer_tuple.mirrored() != view.tuple),
+        wire: rewritten.zip(entry).and_then(|(peer, entry)| {
+            Some(ipc::Flow {
+                transport: flow(view.tuple).transport,
+                local: (peer.source?, entry.wire_local_port).into(),
+                remote: (peer.remote.ip(), entry.wire_remote_port).into(),
+            })
+        }),
+        peer_flow: entry.map(|entry| flow(entry.peer_tuple)),
+        passed_on: entry.is_some_and(|entry| entry.end == LocalEnd::Behind),
+        reason,
+        ..ipc::Connection::bare(flow(view.tuple), state)
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn fraction(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_handshake::StaticKey;
+    use whimbrel_protocol::{FlowEntry, Places};
+
+    fn tuple(local: &str, remote: &str) -> FlowTuple {
+        FlowTuple { transport: Transport::Tcp, local: local.parse().unwrap(), remote: remote.parse().unwrap() }
+    }
+
+    fn peer_view(carrier: Carrier) -> PeerView {
+        PeerView {
+            id: PeerId(3),
+            key: StaticKey::from_bytes([1; 32]).public(),
+            remote: "198.51.100.7:2031".parse().unwrap(),
+            candidate: None,
+            source: "203.0.113.5".parse().ok(),
+            observed: None,
+            session: true,
+            round_trip: None,
+            places: Places { local: 0, peer: 1 },
+            carrier,
+            translated: false,
+            flows: 1,
+            moved: 1,
+            locators: Vec::new(),
+            sequences: (0, 1),
+            last_heard: Time::default(),
+            away: None,
+            capabilities: Some(Capabilities::REWRITE | Capabilities::TUNNEL_SEALED),
+        }
+    }
+
+    fn flow_view(state: FlowState, accepted: bool) -> FlowView {
+        let own = tuple("203.0.113.5:22", "192.0.2.10:40000");
+        let entry = (state == FlowState::Moved).then(|| FlowEntry {
+            peer: PeerId(3),
+            name: 7,
+            waits: whimbrel_protocol::Waits::default(),
+            manner: whimbrel_protocol::Manner::default(),
+            home: Places::default(),
+            peer_tuple: own.mirrored(),
+            wire_local_port: 22,
+            wire_remote_port: 7232,
+            end: LocalEnd::Here,
+            passed_on: false,
+            hidden: false,
+            beyond: false,
+        });
+        FlowView { tuple: own, state, peer: entry.map(|entry| entry.peer), entry, opened: Time::default(), accepted }
+    }
+
+    #[test]
+    fn the_end_that_follows_says_how_it_answers_each_connection() {
+        let (flow, peer) = (flow_view(FlowState::Moved, true), peer_view(Carrier::FollowRewrite));
+        let heard = connection(&flow, Some(&peer), true, false);
+        assert_eq!(heard.carrier, Some(ipc::Carrier::Rewrite));
+        assert_eq!(heard.wire.unwrap().remote, "198.51.100.7:7232".parse().unwrap());
+        let not_yet = connection(&flow, Some(&peer), false, false);
+        assert_eq!((not_yet.carrier, not_yet.wire), (Some(ipc::Carrier::Tunnel), None));
+        assert_eq!(carrier(peer.carrier), ipc::Carrier::FollowRewrite);
+        // Whatever was heard, a binding that tunnels does so.
+        let tunnelled = connection(&flow, Some(&peer_view(Carrier::Tunnel)), true, false);
+        assert_eq!(tunnelled.carrier, Some(ipc::Carrier::Tunnel));
+    }
+
+    #[test]
+    fn what_waits_is_counted_as_it_is_shown() {
+        let peers = [peer_view(Carrier::Tunnel)];
+        let moved = flow_view(FlowState::Moved, true);
+        let mut waits = moved.clone();
+        if let Some(entry) = waits.entry.as_mut() {
+            entry.waits.here = true;
+        }
+        // One that is at home may wait by request, too.
+        let at_home = FlowView { state: FlowState::Native, ..waits.clone() };
+        let flows = [moved, waits, at_home];
+        let shown: Vec<_> = flows.iter().map(|flow| connection(flow, peers.first(), false, false).state).collect();
+        assert_eq!(shown, [ipc::ConnectionState::Moved, ipc::ConnectionState::Held, ipc::ConnectionState::Held]);
+        let counted = counts(&peers, flows.into_iter());
+        assert_eq!((counted.introduced, counted.moved, counted.held), (3, 1, 2));
+        assert_eq!((counted.suspended, counted.suspended_by_peers), (2, 0));
+        let held = counts(&[peer_view(Carrier::Hold)], [flow_view(FlowState::Moved, true)].into_iter());
+        assert_eq!((held.moved, held.held), (0, 1));
+    }
+
+    #[test]
+    fn what_is_held_says_why() {
+        let why = |here, there, away, source: Option<&str>, suspended| {
+            let mut flow = flow_view(FlowState::Moved, true);
+            if let Some(entry) = flow.entry.as_mut() {
+                entry.waits = whimbrel_protocol::Waits { here, there };
+            }
+            let source = source.map(|address| address.parse().unwrap());
+            let peer = PeerView { away, source, ..peer_view(Carrier::Hold) };
+            let shown = connection(&flow, Some(&peer), false, suspended);
+            assert_eq!(shown.state, ipc::ConnectionState::Held);
+            shown.reason.unwrap()
+        };
+        let here = Some("203.0.113.5");
+        assert_eq!(why(true, false, None, here, true), "this host is suspended");
+        assert_eq!(why(true, false, None, here, false), "suspended by hand");
+        assert_eq!(why(false, true, None, here, false), "suspended by the peer");
+        assert_eq!(why(true, true, Some(true), here, false), "suspended by hand, here and by the peer");
+        assert_eq!(why(false, false, Some(true), here, false), "the peer is away, and said so");
+        assert_eq!(why(false, false, Some(false), here, false), "the peer is not heard");
+        assert_eq!(why(false, false, None, None, false), "no network of this host leads to the peer");
+        assert_eq!(why(false, false, None, here, false), "where an end is now is not confirmed yet");
+        let moved = connection(&flow_view(FlowState::Moved, true), Some(&peer_view(Carrier::Tunnel)), false, false);
+        assert_eq!(moved.reason, None);
+    }
+
+    #[test]
+    fn what_a_peer_can_do_is_told() {
+        let path = std::env::temp_dir().join(format!("whimbrel-views-{}", std::process::id()));
+        let known_keys = KnownKeys::open(&path).unwrap();
+        let told = peer(&peer_view(Carrier::Hold), Time::default(), None, Trust::Pinned, &known_keys);
+        assert_eq!(told.session.unwrap().capabilities, ["rewrite", "tunnel-sealed"]);
+        assert_eq!(told.trust, ipc::Trust::Pinned);
+    }
+
+    #[test]
+    fn what_is_not_introduced_says_why() {
+        let (now, wall) = (Time::default(), SystemTime::UNIX_EPOCH);
+        let question = ConnectionsQuestion {
+            flows: Vec::new(),
+            peers: Vec::new(),
+            standings: HashMap::new(),
+            heard: HashSet::new(),
+            own: BTreeSet::new(),
+            suspended: false,
+            helpers: HashMap::new(),
+            names: HashMap::new(),
+            met_at: Vec::new(),
+            elsewhere: Vec::new(),
+            sockets: None,
+            now,
+            wall,
+        };
+        let told = |standing, accepted| question.unknown(&flow_view(FlowState::Unknown, accepted), standing);
+        let (state, reason) = told(Standing::Silent { until: now + Duration::from_secs(600) }, false);
+        assert_eq!(state, ipc::ConnectionState::Unprotected);
+        assert_eq!(reason.as_deref(), Some("asked, silent until 1970-01-01 00:10 UTC"));
+        assert_eq!(told(Standing::Asking, false), (ipc::ConnectionState::Pending, None));
+        assert!(told(Standing::Unasked, true).1.unwrap().contains("the other end opened it"));
+        assert!(told(Standing::Barred, false).1.unwrap().contains("`ask`"));
+    }
+
+    #[test]
+    fn paths_show_what_could_be_used() {
+        let view = peer_view(Carrier::Rewrite);
+        let (here, there) = (view.source.unwrap(), view.remote);
+        let second: IpAddr = "203.0.113.200".parse().unwrap();
+        let paths = paths(&view, Some(1500), [(here, there), (second, there)]);
+        let shown: Vec<_> = paths.iter().map(|path| (path.local, path.active, path.confirmed)).collect();
+        assert_eq!(shown, [(Some(here), true, true), (Some(second), false, false)]);
+    }
+}

@@ -1,0 +1,147 @@
+//! Flows that the node knows, in everything that has to know them: data plane, tunnel, journal, routes, names.
+
+use std::collections::HashMap;
+
+use whimbrel_datapath as datapath;
+use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Places, Time, View};
+use whimbrel_tunnel::{Peer, TunnelFlow};
+use whimbrel_wire::FlowTuple;
+
+use super::{Effects, Failure};
+
+impl Effects {
+    pub(crate) fn install_flow(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry) -> Result<(), Failure> {
+        let toward = self.toward(now, &flow, &entry);
+        let before = self.journal.flows().get(&flow);
+        let other = |before: &&FlowEntry| (before.peer, before.wire_local_port) != (entry.peer, entry.wire_local_port);
+        if let Some(before) = before.filter(other) {
+            self.wire_ports.forget_flow(&flow, before.peer);
+        }
+        self.wire_ports.note_flow(&flow, &entry, self.bindings.get(&entry.peer));
+        // Led to another owner, which is to know of it first.
+        let led = match entry.end {
+            LocalEnd::Here => before.is_some_and(|before| before.peer != entry.peer),
+            LocalEnd::Behind => before.is_none_or(|before| before.peer != entry.peer),
+            LocalEnd::Endpoint | LocalEnd::Passing => false,
+        };
+        let in_force = datapath::FlowEntry { tunnelled: led, ..data_plane_entry(&entry, toward) };
+        // What is on its way from who has passed it on until now is taken as well.
+        let passed_on = before.filter(|before| before.passed_on && before.peer != entry.peer).map(|before| before.peer);
+        if let Some(former) = passed_on {
+            self.tunnel.expect_flow(flow, vec![Peer(former.0)]);
+            let name = self.datapath.rebind_flow(flow, in_force)?;
+            self.forget_name_later(now, name);
+        } else {
+            self.datapath.insert_flows(&[(flow, in_force)])?;
+        }
+        self.tunnel.open_flow(&flow);
+        self.tunnel.set_flow(tunnel_flow(flow, &entry));
+        if led {
+            self.tunnel_first(now, flow);
+        }
+        let before = self.journal.flows().get(&flow);
+        if before.is_some_and(|before| before.waits != entry.waits) {
+            self.fitting.want();
+        }
+        if let Some(before) = before {
+            self.remotes.remove(&flow, before);
+            self.names.remove(&flow, before);
+        }
+        self.remotes.add(&flow, &entry);
+        self.names.add(&flow, &entry);
+        self.journal.save_flow(flow, entry);
+        self.helping.note_flow(flow);
+        if self.hooks.note_introduced(now, true) {
+            self.apply_hooks()?;
+        }
+        Ok(())
+    }
+
+    /// What the data plane is to know of a flow whose namespace is there, if it is to be in one.
+    pub(crate) fn data_plane_entry(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> datapath::FlowEntry {
+        let toward = self.toward_adopted(flow, entry);
+        data_plane_entry(entry, toward)
+    }
+
+    pub(crate) fn remove_flow(&mut self, now: Time, flow: FlowTuple) -> Result<(), Failure> {
+        if let Some(before) = self.journal.flows().get(&flow) {
+            self.remotes.remove(&flow, before);
+            self.names.remove(&flow, before);
+            self.wire_ports.forget_flow(&flow, before.peer);
+        }
+        let end = self.journal.flows().get(&flow).map(|before| before.end);
+        self.journal.remove_flow(flow);
+        self.tunnel.remove_flow(&flow);
+        self.gateway.forget(&flow);
+        // What its socket's new host gets includes what the peer sends as it has until now.
+        if self.tunnel.sets_aside(&flow) {
+            let name = self.datapath.leave_flow(&flow)?;
+            self.forget_name_later(now, name);
+        } else {
+            self.datapath.remove_flows(&[flow])?;
+        }
+        if let Some(end) = end {
+            self.release_flow_endpoint(now, &flow, end);
+        }
+        self.hooks.note_introduced(now, !self.journal.flows().is_empty());
+        Ok(())
+    }
+
+    /// Takes over what a daemon before this one left: the flows that the data plane has and the journal does not know
+    /// are removed, those that are missing there are put back. What is moved stays so until the node says otherwise.
+    pub(crate) fn adopt(&mut self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) -> Result<(), Failure> {
+        let present: HashMap<_, _> = self.datapath.flows()?.into_iter().collect();
+        let strangers = present.iter().filter(|(flow, _)| !flows.contains_key(flow));
+        let strangers: Vec<_> =
+            strangers.filter(|(flow, entry)| !self.adopt_home(flow, entry)).map(|(flow, _)| *flow).collect();
+        self.datapath.remove_flows(&strangers)?;
+        let entries: Vec<_> = flows
+            .iter()
+            .map(|(flow, entry)| (*flow, data_plane_entry(entry, self.toward_adopted(flow, entry))))
+            .collect();
+        let missing: Vec<_> = entries.into_iter().filter(|(flow, entry)| present.get(flow) != Some(entry)).collect();
+        self.datapath.insert_flows(&missing)?;
+        for (flow, entry) in flows {
+            self.wire_ports.note_flow(flow, entry, None);
+            self.remotes.add(flow, entry);
+            self.names.add(flow, entry);
+        }
+        self.tunnel.set_flows(flows.iter().map(|(flow, entry)| tunnel_flow(*flow, entry)));
+        self.hooks.note_introduced(now, !flows.is_empty());
+        for (id, binding) in self.datapath.bindings()? {
+            let peer = PeerId(id);
+            let home = Places { local: binding.local_place, peer: binding.peer_place };
+            let mut of_peer = flows.values().filter(|entry| entry.peer == peer).peekable();
+            if of_peer.peek().is_none() {
+                self.datapath.remove_binding(id)?;
+            } else if of_peer.any(|entry| entry.home != home) {
+                self.hooks.note_peer(now, peer, true);
+            }
+        }
+        self.fitting.note_ways(now);
+        self.adopt_helped(now, flows);
+        Ok(())
+    }
+}
+
+fn data_plane_entry(entry: &FlowEntry, toward: datapath::Toward) -> datapath::FlowEntry {
+    datapath::FlowEntry {
+        binding: entry.peer.0,
+        home_local_place: entry.home.local,
+        home_peer_place: entry.home.peer,
+        wire_local_port: entry.wire_local_port,
+        wire_remote_port: entry.wire_remote_port,
+        held: entry.waits.any(),
+        real_view: entry.manner.view == View::Real,
+        gives_way: entry.manner.gives_way,
+        tunnelled: false,
+        hidden: entry.hidden,
+        beyond: entry.beyond,
+        toward,
+    }
+}
+
+fn tunnel_flow(flow: FlowTuple, entry: &FlowEntry) -> TunnelFlow {
+    let FlowEntry { peer, peer_tuple, end, .. } = *entry;
+    TunnelFlow { own: flow, peer: Peer(peer.0), peer_tuple, elsewhere: end != LocalEnd::Here }
+}

@@ -1,0 +1,163 @@
+//! Sockets without another end, as `whimbrel connections` names them for `whimbrel move` (decision 0022).
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use whimbrel_ipc as ipc;
+use whimbrel_kernel::sock_diag::{Connection, Listener, MOVABLE, SockDiag};
+use whimbrel_kernel::{Error, process};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::host::at;
+
+/// Sockets of one network namespace.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Inhabitants {
+    /// What they are met at, the preferred ones first.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// Those that listen.
+    pub(crate) tcp: Vec<Listener>,
+    /// Those that are bound and not connected.
+    pub(crate) udp: Vec<Listener>,
+    /// Those that are connected.
+    pub(crate) connected: Vec<Connection>,
+}
+
+impl Inhabitants {
+    /// Those of the namespace that `sockets` is in.
+    pub(crate) fn look(sockets: &mut SockDiag, addresses: Vec<IpAddr>) -> Option<Self> {
+        let mut look = || -> Result<Self, Error> {
+            let mut connected = sockets.tcp(&MOVABLE)?;
+            connected.extend(sockets.udp()?);
+            let (tcp, udp) = (sockets.listeners()?, sockets.unconnected()?);
+            Ok(Self { addresses: addresses.clone(), tcp, udp, connected })
+        };
+        look().inspect_err(|error| tracing::warn!(%error, "cannot look up which sockets there are")).ok()
+    }
+
+    /// All of the namespace that the calling thread is in.
+    pub(crate) fn here(addresses: Vec<IpAddr>) -> Self {
+        match SockDiag::open() {
+            Ok(mut sockets) => Self::look(&mut sockets, addresses).unwrap_or_default(),
+            Err(error) => {
+                tracing::warn!(%error, "cannot look up which sockets there are");
+                Self::default()
+            }
+        }
+    }
+
+    /// Whether none is there.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tcp.is_empty() && self.udp.is_empty() && self.connected.is_empty()
+    }
+}
+
+/// Why a socket cannot be moved that shares its endpoint.
+const SHARED: &str = "several sockets share this endpoint";
+
+/// They as `whimbrel connections` shows them: each once, by the first address at which it is met; but for the daemon's own.
+pub(crate) fn shown(places: &[Inhabitants], since: &str) -> Vec<ipc::Connection> {
+    let mut found: BTreeMap<(Transport, SocketAddr), Vec<u32>> = BTreeMap::new();
+    for place in places {
+        for (transport, all) in [(Transport::Tcp, &place.tcp), (Transport::Udp, &place.udp)] {
+            for (end, inodes) in ends(all, &place.addresses) {
+                found.entry((transport, end)).or_insert(inodes);
+            }
+        }
+    }
+    let inodes: HashSet<u32> = found.values().flatten().copied().collect();
+    let owners = if inodes.is_empty() { HashMap::default() } else { process::owners(&inodes) };
+    let shown = found.into_iter().filter_map(|((transport, end), inodes)| {
+        let owner = inodes.iter().find_map(|inode| owners.get(inode));
+        if owner.is_some_and(|owner| owner.pid == std::process::id()) {
+            return None;
+        }
+        let reason = match inodes.len() {
+            1 => None,
+            _ => Some(SHARED.to_owned()),
+        };
+        let flow = crate::api::views::flow(FlowTuple::unconnected(transport, end));
+        Some(ipc::Connection {
+            name: Some(flow.called()),
+            process: owner.map(|owner| ipc::Process { pid: owner.pid, name: owner.name.clone() }),
+            since: since.to_owned(),
+            reason,
+            ..ipc::Connection::bare(flow, ipc::ConnectionState::Server)
+        })
+    });
+    shown.collect()
+}
+
+/// The addresses at which a socket is met that is bound to this one: of all, those of its own family come first.
+pub(crate) fn met_at(bound: IpAddr, addresses: &[IpAddr]) -> Vec<IpAddr> {
+    if !bound.is_unspecified() {
+        return addresses.iter().copied().filter(|own| *own == bound).collect();
+    }
+    let mut met = addresses.to_vec();
+    met.sort_by_key(|own| own.is_ipv4() != bound.is_ipv4());
+    met
+}
+
+/// The endpoints at which sockets are met, with those of each: of every socket the first, in the order of addresses. One that is bound to all
+/// addresses is met at one of its own family, if there is any.
+fn ends(all: &[Listener], addresses: &[IpAddr]) -> Vec<(SocketAddr, Vec<u32>)> {
+    let mut seen: HashSet<u32> = HashSet::new();
+    let mut ends = Vec::new();
+    for listener in all {
+        let bound = listener.address.ip().to_canonical();
+        let port = listener.address.port();
+        let candidates =
+            met_at(bound, addresses).into_iter().map(|own| SocketAddr::new(own, port)).map(|end| (end, at(all, end)));
+        let mine = |(_, inodes): &(SocketAddr, Vec<u32>)| inodes.contains(&listener.inode);
+        if let Some((end, inodes)) = candidates.into_iter().find(mine)
+            && inodes.iter().all(|inode| !seen.contains(inode))
+        {
+            seen.extend(&inodes);
+            ends.push((end, inodes));
+        }
+    }
+    ends
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn socket(address: &str, inode: u32) -> Listener {
+        Listener { address: address.parse().expect("an endpoint"), inode, cookie: u64::from(inode) }
+    }
+
+    fn named(all: &[Listener], addresses: &[&str]) -> Vec<String> {
+        let addresses: Vec<IpAddr> = addresses.iter().map(|address| address.parse().expect("an address")).collect();
+        let place = Inhabitants { addresses, tcp: all.to_vec(), ..Inhabitants::default() };
+        let shown = shown(&[place], "now");
+        shown.into_iter().map(|one| one.name.unwrap_or_default() + one.reason.as_deref().unwrap_or("")).collect()
+    }
+
+    #[test]
+    fn each_socket_is_named_once_by_where_it_is_met() {
+        // Inodes that no process has: nobody's are this process's.
+        let all = [
+            socket("0.0.0.0:22", 1),
+            socket("[::]:80", 2),
+            socket("127.0.0.1:25", 3),
+            socket("192.0.2.8:53", 4),
+            socket("[::]:53", 5),
+        ];
+        let own = ["192.0.2.7", "192.0.2.8", "2001:db8::7"];
+        assert_eq!(
+            named(&all, &own),
+            [
+                "listener:192.0.2.7:22",
+                "listener:192.0.2.8:53",
+                "listener:[2001:db8::7]:53",
+                "listener:[2001:db8::7]:80",
+            ]
+        );
+        // Without IPv6 one that takes both is met by IPv4.
+        assert_eq!(named(&all[1..2], &own[..1]), ["listener:192.0.2.7:80"]);
+        assert!(named(&all, &[]).is_empty(), "a host that is nowhere is met nowhere");
+        let several = [socket("0.0.0.0:443", 6), socket("0.0.0.0:443", 7)];
+        assert_eq!(named(&several, &own), [format!("listener:192.0.2.7:443{SHARED}")]);
+    }
+}

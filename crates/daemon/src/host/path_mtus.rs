@@ -1,0 +1,94 @@
+//! What the kernel knows of the MTUs of paths, and what it is made to forget.
+
+use std::net::IpAddr;
+
+use whimbrel_datapath as datapath;
+use whimbrel_protocol::{Binding, PeerId, Time};
+
+use super::{DEFAULT_MTU, Effects};
+
+/// How what is rewritten for a peer leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WayOut {
+    pub(crate) interface: u32,
+    /// As long as a packet may be, in bytes; 0: not known.
+    mtu: u32,
+}
+
+impl WayOut {
+    pub(crate) fn of(binding: &datapath::Binding) -> Self {
+        Self { interface: binding.interface, mtu: binding.mtu }
+    }
+}
+
+impl Effects {
+    /// Takes in what the kernel knows of the paths by now; returns whether any has changed.
+    pub(crate) fn look_at_mtus(&mut self) -> bool {
+        let mut changed = false;
+        let paths: Vec<_> = self.tunnels.paths().collect();
+        for (peer, remote, source) in paths {
+            // Without a way there the path is no other for that.
+            let Some(mtu) = self.path_mtu(remote, source) else { continue };
+            if self.tunnels.set_mtu(&self.tunnel, peer, mtu) {
+                changed = true;
+                self.learn_mtu(peer);
+            }
+        }
+        changed
+    }
+
+    /// The packets of a binding leave another way, or the path takes longer ones, or only shorter, where that is so by now.
+    pub(crate) fn lead_out(&mut self, peer: PeerId, binding: &Binding) {
+        let allowed = self.tunnels.allowance(peer, binding.peer_locator).is_some();
+        let wanted = self.data_plane_binding(peer, binding);
+        let way = WayOut::of(&wanted);
+        if allowed || self.ways_out.get(&peer) == Some(&way) {
+            return;
+        }
+        match self.datapath.set_binding(peer.0, &wanted) {
+            Ok(()) => drop(self.ways_out.insert(peer, way)),
+            Err(error) => tracing::warn!(%peer, %error, "cannot lead a binding's packets out another way"),
+        }
+    }
+
+    /// The path to a peer may take longer packets than before, or only shorter: so may what is rewritten for it.
+    pub(crate) fn learn_mtu(&mut self, peer: PeerId) {
+        if let Some(binding) = self.bindings.get(&peer).cloned() {
+            self.lead_out(peer, &binding);
+        }
+    }
+
+    /// What the kernel knows of the MTU of a path, but for what senders were told only to have something sent again; `None`
+    /// where there is no way.
+    pub(crate) fn path_mtu(&mut self, remote: IpAddr, source: Option<IpAddr>) -> Option<u32> {
+        let (learned, interface) = self.addresses.way_to(remote, source)?;
+        let link = self.network.link(interface).map_or(DEFAULT_MTU, |link| link.mtu);
+        let learned = learned.filter(|mtu| !self.kicks.has_told(remote, *mtu));
+        Some(learned.map_or(link, |learned| learned.min(link)))
+    }
+
+    /// Has the kernel forget the path MTUs that were told only to have something sent again. What a route says itself, or
+    /// what was learned on the way, is not taken for it.
+    pub(crate) fn forget_told(&mut self, now: Time) {
+        for ((source, destination), mtus) in self.kicks.take_told(now) {
+            // It was noted with the route of that moment, which a route of ours may have taken the place of by now, so that
+            // no look-up shows it. IPv4 forgets all that it learned in any case, so that need not be found out.
+            if destination.is_ipv4() {
+                self.forget_path_mtu(destination, 0);
+                continue;
+            }
+            // IPv6 gives no way from an address that is not there.
+            let ways = [Some(source), None].map(|from| self.routes.route_to(destination, from, None));
+            let ways = ways.into_iter().chain([self.addresses.under(destination, None)]).flatten();
+            let told = |mtu| u16::try_from(mtu).is_ok_and(|mtu| mtus.contains(&mtu));
+            let Some(route) = ways.into_iter().find(|route| route.mtu.is_some_and(told)) else { continue };
+            self.forget_path_mtu(destination, route.table);
+        }
+    }
+
+    fn forget_path_mtu(&mut self, destination: IpAddr, table: u32) {
+        if let Err(error) = self.routes.forget_path_mtu(destination, table) {
+            tracing::warn!(%destination, %error, "a path MTU that is too low stays until it expires");
+        }
+    }
+}

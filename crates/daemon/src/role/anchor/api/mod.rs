@@ -1,0 +1,796 @@
+//! Endpoints of anchors for programs of this host, and of this host for others (`docs/protocol.md` §11, decision 0019).
+//!
+//! ```text
+//! choice.rs   which anchor, where a program leaves that to a policy
+//! offer.rs    what this host is configured to lend, and what of it cannot be lent
+//! reasons.rs  why an anchor does not lend, for people
+//! returns.rs  leases that nobody needs any more
+//! ```
+
+mod choice;
+mod reasons;
+mod returns;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_ipc::{Anchored, Anchors as View, Code, Failure, Family, LentEnds, MadeSocket, PassedOn, Reply};
+use whimbrel_kernel::endpoint::Brought;
+use whimbrel_kernel::namespace;
+use whimbrel_protocol::{Dependents, Event, FlowName, Refusal, Time};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::lending::Ends;
+
+use crate::api::server::ClientId;
+use crate::api::views;
+use crate::clock;
+use crate::closing::Received;
+use crate::event_loop::EventLoop;
+use crate::events::Told;
+use crate::host::{HIDDEN, Young};
+use crate::role::programs::{WantedSocket, failed, plain_socket};
+
+use crate::role::anchor::offer::{About, Fault};
+use choice::{Candidate, Experience, Policy};
+pub(crate) use reasons::reason_of;
+use reasons::{may_pass, reason};
+use returns::{Awaited, Returns};
+
+/// Ports that are leased at a time, for what programs leave to the kernel.
+pub(crate) const BLOCK: u16 = 128;
+
+/// Who wants an anchor, and for what.
+#[derive(Debug)]
+enum Wanted {
+    /// A socket with its address.
+    Socket { client: ClientId, socket: WantedSocket },
+    /// Ports of this address of its, for what a process opens that has moved here.
+    Process { address: IpAddr },
+    /// One port of it, of the client's choice, for a socket in the namespace of that address.
+    Port { client: ClientId, socket: Received, address: SocketAddr },
+    /// A namespace that a program has brought along is to have it, and these ports beside those that the kernel draws.
+    Namespace { client: ClientId, namespace: Option<Brought>, wanted: WantedNamespace, first: Option<FlowName> },
+}
+
+/// What a namespace that a program brings along is to have.
+#[derive(Clone, Debug)]
+pub(crate) struct WantedNamespace {
+    /// Of the address.
+    pub(crate) family: Family,
+    /// Beside those that the kernel draws.
+    pub(crate) ports: Vec<u16>,
+    /// The whole of an address instead; the unspecified one leaves it to the anchor which.
+    pub(crate) address: Option<IpAddr>,
+    /// Far ends are not to learn where it is.
+    pub(crate) hidden: bool,
+}
+
+impl Wanted {
+    fn client(&self) -> ClientId {
+        match self {
+            Self::Socket { client, .. } | Self::Port { client, .. } | Self::Namespace { client, .. } => *client,
+            Self::Process { .. } => ClientId::NOBODY,
+        }
+    }
+
+    /// The address that is wanted as a whole.
+    fn whole(&self) -> Option<IpAddr> {
+        match self {
+            Self::Namespace { wanted, .. } => wanted.address,
+            Self::Socket { .. } | Self::Port { .. } | Self::Process { .. } => None,
+        }
+    }
+
+    fn ipv4(&self) -> bool {
+        match self {
+            Self::Socket { socket, .. } => socket.family == Family::Ipv4,
+            Self::Port { address, .. } => address.is_ipv4(),
+            Self::Process { address } => address.is_ipv4(),
+            Self::Namespace { wanted, .. } => wanted.family == Family::Ipv4,
+        }
+    }
+}
+
+/// A lease that is asked for.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    wanted: Vec<Wanted>,
+    /// Who is asked where this one refuses; None: this host itself.
+    others: VecDeque<Option<PublicKey>>,
+    /// Who has refused it for want of something that is about to be returned.
+    late: Vec<PublicKey>,
+    /// How long it waits for that at most, once it has waited.
+    waits_until: Option<Time>,
+    /// When a host was asked last.
+    at: Time,
+}
+
+impl Asked {
+    /// Of these hosts, one after the other.
+    fn new(wanted: Wanted, others: VecDeque<Option<PublicKey>>) -> Self {
+        Self { wanted: vec![wanted], others, late: Vec::new(), waits_until: None, at: Time::default() }
+    }
+
+    /// Of no other host than the first.
+    fn of(wanted: Wanted) -> Self {
+        Self::new(wanted, VecDeque::new())
+    }
+
+    /// Of no other host than the first, by who has waited.
+    fn after(waits_until: Option<Time>, wanted: Wanted) -> Self {
+        Self { waits_until, ..Self::of(wanted) }
+    }
+}
+
+/// What programs wait for, and what they have.
+#[derive(Debug, Default)]
+pub(crate) struct Anchors {
+    asked: HashMap<FlowName, Asked>,
+    /// The ports of each anchor that the kernel draws from for sockets that programs ask for, by family (IPv4).
+    blocks: HashMap<(PublicKey, bool), FlowName>,
+    /// Programs that run in namespaces of their own, by the clients that hold these.
+    namespaces: HashMap<ClientId, Vec<FlowName>>,
+    returns: Returns,
+    /// Moves that wait for their connections to be flows of the anchor's.
+    claiming: HashMap<FlowTuple, crate::role::relocation::api::Wish>,
+    /// Connections that have lasted and are being claimed.
+    lasting: HashMap<FlowTuple, Young>,
+    pub(crate) experience: Experience,
+    stopping: bool,
+    /// What this host is configured to lend and cannot, as it was told last.
+    faults: Vec<Fault>,
+}
+
+impl EventLoop {
+    /// The host that programs name as their anchor: one, or several that are asked one after the other. None is this host, which a policy
+    /// gives only where `may_be_own` says so.
+    fn candidates(&mut self, anchor: &str, may_be_own: bool) -> Result<VecDeque<Option<PublicKey>>, Failure> {
+        let (now, own) = (clock::now(), self.node.public_key());
+        let Some(policy) = Policy::named(anchor) else {
+            let key = self.host(anchor)?;
+            return Ok([(key != own).then_some(key)].into());
+        };
+        let peers: HashMap<PublicKey, _> = self.node.peers().map(|view| (view.key, view.round_trip)).collect();
+        let hosts = self.node.community(now).hosts;
+        let others = hosts.iter().filter(|host| !host.here).map(|host| host.key);
+        let candidates: Vec<Candidate> =
+            others.map(|key| Candidate { key, round_trip: peers.get(&key).copied().flatten() }).collect();
+        for candidate in &candidates {
+            self.anchors.experience.meet(now, candidate.key);
+        }
+        let order: VecDeque<_> =
+            self.anchors.experience.order(now, policy, may_be_own.then_some(&own), &candidates).into();
+        if order.is_empty() {
+            return Err(Failure::new("there is no other host in this one's community")
+                .on(anchor)
+                .code(Code::Unavailable)
+                .hint("`whimbrel community` says who belongs to it. Hosts outside of it are named one by one."));
+        }
+        Ok(order)
+    }
+
+    /// A program wants a socket whose anchor is another host, or may be. The client is answered, now or later.
+    pub(crate) fn want_socket(&mut self, client: ClientId, socket: WantedSocket, anchor: &str) {
+        match self.candidates(anchor, true) {
+            Ok(order) => self.ask_next(Asked::new(Wanted::Socket { client, socket }, order)),
+            Err(failure) => self.server.reply(client, &Reply::Error(failure)),
+        }
+    }
+
+    /// A process has moved here, to the namespace of an address that one of these hosts may lend ports of: what it opens from now on needs some.
+    pub(crate) fn want_ports(&mut self, address: IpAddr, owners: Vec<PublicKey>) {
+        let own = self.node.public_key();
+        let asked = |asked: &Asked| matches!(asked.wanted[..], [Wanted::Process { address: of }] if of == address);
+        if self.effects.draws_ports(address) || self.anchors.asked.values().any(asked) {
+            return;
+        }
+        let others = owners.into_iter().filter(|owner| *owner != own).map(Some).collect();
+        self.ask_next(Asked::new(Wanted::Process { address }, others));
+    }
+
+    /// [`Request::Namespace`](whimbrel_ipc::Request::Namespace).
+    pub(crate) fn want_namespace(
+        &mut self,
+        client: ClientId,
+        namespace: OwnedFd,
+        anchor: &str,
+        mut wanted: WantedNamespace,
+    ) {
+        if let Some(address) = wanted.address {
+            wanted.family = if address.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
+            if address.is_multicast() || address.is_loopback() {
+                let failure = Failure::new("no anchor can lend that address").on(address).code(Code::Unknown);
+                return self.server.reply(client, &Reply::Error(failure));
+            }
+        }
+        if wanted.ports.contains(&0) {
+            let failure = Failure::new("port 0 is none: the kernel draws ports without being told").code(Code::Unknown);
+            return self.server.reply(client, &Reply::Error(failure));
+        }
+        if let Err(failure) = self.server.may_stay(client) {
+            return self.server.reply(client, &Reply::Error(failure));
+        }
+        let Some(owner) = self.server.credentials(client).map(|who| who.uid) else {
+            let failure = Failure::new("the system does not say whose this namespace is").code(Code::Denied);
+            return self.server.reply(client, &Reply::Error(failure));
+        };
+        let namespace = Brought { namespace, owner };
+        if let Err(error) = namespace.check() {
+            return self.server.reply(client, &Reply::Error(Failure::new(error.to_string()).code(Code::Denied)));
+        }
+        match self.candidates(anchor, false) {
+            Ok(mut order) => {
+                // This host's own address needs no namespace.
+                order.retain(Option::is_some);
+                if order.is_empty() {
+                    let failure = Failure::new("the anchor is this host itself, whose address programs have anyway")
+                        .on(anchor)
+                        .code(Code::Unavailable)
+                        .hint("`--anchor self` runs them with it.");
+                    return self.server.reply(client, &Reply::Error(failure));
+                }
+                let wanted = Wanted::Namespace { client, namespace: Some(namespace), wanted, first: None };
+                self.server.answer_later(client);
+                self.ask_next(Asked::new(wanted, order));
+            }
+            Err(failure) => self.server.reply(client, &Reply::Error(failure)),
+        }
+    }
+
+    /// [`Request::Bind`](whimbrel_ipc::Request::Bind) of a socket in the namespace of an anchor's address. `None`: it is in none.
+    pub(crate) fn bind_anchored(
+        &mut self,
+        client: ClientId,
+        socket: BorrowedFd<'_>,
+        address: SocketAddr,
+    ) -> Option<Result<Option<Reply>, Failure>> {
+        self.bind_when_returned(client, socket, address, None)
+    }
+
+    /// The same, for who has waited.
+    fn bind_when_returned(
+        &mut self,
+        client: ClientId,
+        socket: BorrowedFd<'_>,
+        address: SocketAddr,
+        waits_until: Option<Time>,
+    ) -> Option<Result<Option<Reply>, Failure>> {
+        let (local, brought) = self.effects.namespace_with(socket)?;
+        let end = SocketAddr::new(local, address.port());
+        if !address.ip().is_unspecified() && address.ip().to_canonical() != local {
+            let failure = Failure::new("the socket's anchor has another address").on(local).code(Code::Unavailable);
+            return Some(Err(failure));
+        }
+        if end.port() == 0 || self.effects.is_in_namespace_of(socket, end) {
+            return Some(bind(socket, address).map(Some));
+        }
+        let taken_of = self.node.lessor_of(end);
+        let lessor = self.node.rented().find(|of| of.ends.first.ip() == local).map(|of| of.anchor);
+        let Some(lessor) = lessor else {
+            let failure = Failure::new("the socket came from another host, and its address is on lease from none");
+            return Some(Err(failure.on(local).code(Code::Unavailable)));
+        };
+        let socket = match socket.try_clone_to_owned() {
+            Ok(socket) => socket,
+            Err(error) => return Some(Err(Failure::new(format!("its descriptor cannot be kept: {error}")))),
+        };
+        let asked = Asked::after(waits_until, Wanted::Port { client, socket: socket.into(), address });
+        match taken_of {
+            Some(anchor) if !self.may_wait_for(&asked, anchor, end) => return Some(Err(taken(end))),
+            Some(anchor) => self.wait_for_end(anchor, end, asked),
+            None => {
+                let lease = self.lease(asked, lessor, Ends { first: end, count: 1 });
+                if let (Some(lease), Some(first)) = (lease, brought) {
+                    self.effects.join_namespace(lease, first);
+                }
+            }
+        }
+        self.server.answer_later(client);
+        Some(Ok(None))
+    }
+
+    /// Whether an endpoint that another program has is waited for.
+    fn may_wait_for(&self, asked: &Asked, anchor: PublicKey, end: SocketAddr) -> bool {
+        let now = clock::now();
+        asked.may_wait(now) && self.is_about_to_return(now, &Awaited::End(anchor, end))
+    }
+
+    /// Asks the next anchor that comes into question.
+    fn ask_next(&mut self, mut asked: Asked) {
+        let Some(first) = asked.wanted.first() else { return };
+        let (ipv4, client) = (first.ipv4(), first.client());
+        match asked.others.pop_front() {
+            Some(Some(anchor)) => {
+                let any: IpAddr = if ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+                let block = match first {
+                    Wanted::Process { address } => Ends { first: SocketAddr::new(*address, 0), count: BLOCK },
+                    Wanted::Namespace { wanted: WantedNamespace { address: Some(address), .. }, .. } => {
+                        Ends { first: SocketAddr::new(*address, 0), count: 0 }
+                    }
+                    _ => Ends { first: SocketAddr::new(any, 0), count: BLOCK },
+                };
+                if matches!(asked.wanted[..], [Wanted::Socket { .. }, ..]) {
+                    self.server.answer_later(client);
+                    match self.anchors.blocks.get(&(anchor, ipv4)).copied() {
+                        Some(lease) => match self.anchors.asked.get_mut(&lease) {
+                            // Another program asks for the same.
+                            Some(under_way) => under_way.wanted.append(&mut asked.wanted),
+                            None => self.serve_wanted(lease, asked.wanted, asked.waits_until),
+                        },
+                        None => {
+                            if let Some(lease) = self.lease(asked, anchor, block) {
+                                self.anchors.blocks.insert((anchor, ipv4), lease);
+                            }
+                        }
+                    }
+                } else {
+                    self.lease(asked, anchor, block);
+                }
+            }
+            Some(None) => {
+                for wanted in asked.wanted {
+                    if let Wanted::Socket { client, socket } = wanted {
+                        self.make_own(client, socket);
+                        self.serve(client);
+                    }
+                }
+            }
+            None => self.refuse_all(asked.wanted, &Failure::new("no host lends endpoints").code(Code::Unavailable)),
+        }
+    }
+
+    fn lease(&mut self, asked: Asked, anchor: PublicKey, ends: Ends) -> Option<FlowName> {
+        let now = clock::now();
+        let hosts = self.node.community(now).hosts;
+        let known = hosts.iter().find(|host| host.key == anchor).and_then(|host| host.at);
+        let configured = || self.configured_at(&anchor);
+        match self.node.lease(now, anchor, known.or_else(configured), ends) {
+            Some(lease) => {
+                let mut asked = Asked { at: now, ..asked };
+                if let [Wanted::Namespace { namespace, wanted, .. }] = &mut asked.wanted[..]
+                    && let Some(namespace) = namespace.take()
+                {
+                    self.effects.bring_namespace(lease, namespace, wanted.hidden);
+                }
+                self.anchors.asked.insert(lease, asked);
+                Some(lease)
+            }
+            None => {
+                self.refuse_all(asked.wanted, &Failure::new("this host leases nothing").code(Code::Unavailable));
+                None
+            }
+        }
+    }
+
+    fn refuse_all(&mut self, wanted: Vec<Wanted>, failure: &Failure) {
+        for wanted in wanted {
+            if let Wanted::Namespace { first: Some(_), client, .. } = &wanted {
+                self.leave_namespace(*client);
+            }
+            let client = wanted.client();
+            self.server.reply(client, &Reply::Error(failure.clone()));
+            self.serve(client);
+        }
+    }
+
+    /// A lease is in force.
+    pub(crate) fn note_leased(&mut self, number: u64, anchor: PublicKey, ends: Ends) -> Told {
+        let lease = FlowName::new(anchor, number);
+        self.anchors.experience.lent(clock::now(), anchor, true);
+        if let Some(asked) = self.anchors.asked.remove(&lease) {
+            self.serve_wanted(lease, asked.wanted, asked.waits_until);
+        }
+        let sentence = format!("{} on lease from {}", shown(&ends), self.called(&anchor));
+        Told::new("lease", sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
+    }
+
+    /// Whether an anchor has the address of a lease is not as it was.
+    pub(crate) fn note_reached(&self, anchor: PublicKey, ends: Ends, reached: bool) -> Told {
+        let (called, of) = (self.called(&anchor), shown(&ends));
+        let told = match reached {
+            false => Told::new(
+                "lease-unreached",
+                format!(
+                    "{called} does not have the address of {of} any more: what is sent there does not come here until it has it \
+                     again. A program that is started anew gets another if {called} has one to lend"
+                ),
+            ),
+            true => Told::new("lease-reached", format!("{called} has the address of {of} again")),
+        };
+        told.with("anchor", anchor.to_string()).with("ends", of)
+    }
+
+    /// Nobody here needs a lease any more.
+    pub(crate) fn note_returned(&mut self, number: u64, anchor: PublicKey) -> Told {
+        let lease = FlowName::new(anchor, number);
+        self.anchors.blocks.retain(|_, block| *block != lease);
+        self.note_return(anchor);
+        let told =
+            Told::new("lease-returned", format!("a lease of {} is returned: nobody needs it", self.called(&anchor)));
+        told.with("anchor", anchor.to_string())
+    }
+
+    /// A lease was refused, or is over. `None`: there is nothing to tell, since it will be asked for again.
+    pub(crate) fn note_not_leased(
+        &mut self,
+        number: u64,
+        anchor: PublicKey,
+        why: Refusal,
+        reason: &str,
+    ) -> Option<Told> {
+        let lease = FlowName::new(anchor, number);
+        self.anchors.blocks.retain(|_, block| *block != lease);
+        let (now, called) = (clock::now(), self.called(&anchor));
+        let asked = self.anchors.asked.remove(&lease);
+        let whole = asked.as_ref().and_then(|asked| asked.wanted.first()?.whole());
+        let full = matches!(why, Refusal::NoRoom | Refusal::Taken);
+        let has_begun = |asked: &Asked| {
+            matches!(asked.wanted[..], [Wanted::Namespace { first: Some(_), .. } | Wanted::Port { .. }])
+        };
+        // What it was refused for may be on its way back to the anchor.
+        let is_late =
+            |asked: &Asked| full && !has_begun(asked) && asked.may_wait(now) && self.has_less_since(asked.at, anchor);
+        let is_late = asked.as_ref().is_some_and(is_late);
+        if why != Refusal::Taken && !is_late {
+            self.anchors.experience.lent(now, anchor, false);
+        }
+        match asked {
+            Some(mut asked) if is_late => {
+                self.take_namespace_back(lease, &mut asked);
+                asked.wait_until(now);
+                asked.late.push(anchor);
+                // Another may have some now.
+                if asked.others.is_empty() || why == Refusal::Taken {
+                    self.wait_for_any(asked);
+                } else {
+                    self.ask_next(asked);
+                }
+                return None;
+            }
+            Some(mut asked) if asked.others.is_empty() && !asked.late.is_empty() && why != Refusal::Taken => {
+                self.take_namespace_back(lease, &mut asked);
+                self.wait_for_any(asked);
+            }
+            Some(asked) if asked.others.is_empty() || why == Refusal::Taken => {
+                self.effects.forget_namespace(lease);
+                let code = match why {
+                    Refusal::Taken => Code::InUse,
+                    Refusal::NotAllowed => Code::Denied,
+                    Refusal::NoRoom => Code::TooMany,
+                    _ => Code::Unavailable,
+                };
+                let what = match whole {
+                    Some(address) if address.is_unspecified() => "lends no address".to_owned(),
+                    Some(address) => format!("does not lend {address}"),
+                    None => "lends no endpoint".to_owned(),
+                };
+                let failure = Failure::new(format!("the anchor {what}: {reason}")).on(&called).code(code);
+                self.refuse_all(asked.wanted, &failure);
+            }
+            Some(mut asked) => {
+                self.take_namespace_back(lease, &mut asked);
+                self.ask_next(asked);
+            }
+            None => {
+                let sentence = format!("a lease of {called} is over: {reason}. New connections with it lead nowhere");
+                return Some(Told::new("lease-lost", sentence).with("anchor", anchor.to_string()));
+            }
+        }
+        let told = Told::new("lease-refused", format!("{called} lends no endpoint: {reason}"));
+        Some(told.with("anchor", anchor.to_string()))
+    }
+
+    /// Of a lease that did not come about.
+    fn take_namespace_back(&mut self, lease: FlowName, asked: &mut Asked) {
+        if let [Wanted::Namespace { namespace, .. }] = &mut asked.wanted[..] {
+            *namespace = self.effects.take_namespace(lease);
+        }
+    }
+
+    /// Goes on with what something was in the way of.
+    fn ask_again(&mut self, mut asked: Asked) {
+        match asked.wanted.pop() {
+            Some(Wanted::Namespace { client, wanted, first: Some(first), .. }) => {
+                self.serve_namespace(client, wanted, first, asked.waits_until);
+                self.serve(client);
+            }
+            Some(Wanted::Port { client, socket, address }) => {
+                let reply = match self.bind_when_returned(client, socket.as_fd(), address, asked.waits_until) {
+                    Some(Ok(None)) => return,
+                    Some(Ok(Some(reply))) => reply,
+                    Some(Err(failure)) => Reply::Error(failure),
+                    None => {
+                        let failure = Failure::new("the anchor's address is not here any more").on(address);
+                        Reply::Error(failure.code(Code::Unavailable))
+                    }
+                };
+                self.server.reply(client, &reply);
+                self.serve(client);
+            }
+            other => {
+                asked.wanted.extend(other);
+                self.ask_next(asked);
+            }
+        }
+    }
+
+    /// Gives programs what they wanted a lease for.
+    fn serve_wanted(&mut self, lease: FlowName, all: Vec<Wanted>, waits_until: Option<Time>) {
+        let Some((anchor, ends)) = self.leased(lease) else {
+            let failure = Failure::new("the lease ended at once").code(Code::Unavailable);
+            return self.refuse_all(all, &failure);
+        };
+        for wanted in all {
+            let client = wanted.client();
+            match wanted {
+                Wanted::Socket { client, socket } => {
+                    let who = self.server.credentials(client);
+                    let made = self.effects.in_namespace(ends.first.ip(), || plain_socket(socket, who));
+                    let hide = |made: OwnedFd| match socket.hidden {
+                        true => namespace::mark(made.as_fd(), HIDDEN).map(|()| made),
+                        false => Ok(made),
+                    };
+                    let made = match made {
+                        Some(Ok(made)) => {
+                            made.and_then(|made| hide(made).map_err(|error| Failure::new(error.to_string())))
+                        }
+                        Some(Err(error)) => Err(Failure::new(error.to_string())),
+                        None => Err(Failure::new("the anchor's address is not here any more").code(Code::Unavailable)),
+                    };
+                    match made.and_then(|socket| Ok((self.programs.names.of(socket.as_fd())?, socket))) {
+                        Ok((uuid, socket)) => {
+                            let reply = Reply::Socket(MadeSocket { uuid, anchor: anchor.to_string() });
+                            self.server.reply_with(client, &reply, vec![socket]);
+                        }
+                        Err(failure) => self.server.reply(client, &Reply::Error(failure)),
+                    }
+                }
+                // The namespace has them.
+                Wanted::Process { .. } => {}
+                Wanted::Port { client, socket, address } => {
+                    let reply = bind(socket.as_fd(), address).unwrap_or_else(Reply::Error);
+                    if matches!(reply, Reply::Error(_)) {
+                        self.node.return_lease(clock::now(), lease);
+                    }
+                    self.server.reply(client, &reply);
+                }
+                Wanted::Namespace { client, wanted, first, .. } => {
+                    self.anchors.namespaces.entry(client).or_default().push(lease);
+                    self.serve_namespace(client, wanted, first.unwrap_or(lease), waits_until);
+                }
+            }
+            self.serve(client);
+        }
+    }
+
+    /// A program's namespace has its address; then the ports that it is to have beside.
+    fn serve_namespace(
+        &mut self,
+        client: ClientId,
+        mut wanted: WantedNamespace,
+        first: FlowName,
+        waits_until: Option<Time>,
+    ) {
+        let Some((anchor, block)) = self.leased(first) else {
+            self.leave_namespace(client);
+            let failure = Failure::new("the lease ended at once").code(Code::Unavailable);
+            return self.server.reply(client, &Reply::Error(failure));
+        };
+        while let Some(port) = wanted.ports.pop() {
+            let end = SocketAddr::new(block.first.ip(), port);
+            if !self.effects.is_in_namespace(first.value(), end) {
+                let taken_of = self.node.lessor_of(end);
+                if taken_of.is_some() {
+                    wanted.ports.push(port);
+                }
+                let wanted = Wanted::Namespace { client, namespace: None, wanted, first: Some(first) };
+                let asked = Asked::after(waits_until, wanted);
+                if let Some(of) = taken_of {
+                    if !self.may_wait_for(&asked, of, end) {
+                        self.leave_namespace(client);
+                        return self.server.reply(client, &Reply::Error(taken(end)));
+                    }
+                    return self.wait_for_end(of, end, asked);
+                }
+                if let Some(lease) = self.lease(asked, anchor, Ends { first: end, count: 1 }) {
+                    self.effects.join_namespace(lease, first.value());
+                }
+                return;
+            }
+        }
+        let ports = (block.first.port(), block.count);
+        let anchored = Anchored { anchor: self.peer_name(&anchor), address: block.first.ip(), ports };
+        self.server.stay(client);
+        self.server.say(client, &Reply::Namespace(anchored), Vec::new());
+    }
+
+    fn leased(&self, lease: FlowName) -> Option<(PublicKey, Ends)> {
+        self.node.rented().find(|of| of.lease() == lease).map(|of| (of.anchor, of.ends))
+    }
+
+    /// Of clients that may have asked for any of this.
+    pub(crate) fn anchors_gone(&mut self, clients: &[ClientId]) {
+        for asked in self.anchors.asked.values_mut() {
+            asked.wanted.retain(|wanted| !clients.contains(&wanted.client()));
+        }
+        self.forget_waiting(clients);
+        clients.iter().for_each(|client| self.leave_namespace(*client));
+    }
+
+    /// What is due of anchors: connections that have lasted are claimed, what nobody uses is returned.
+    pub(crate) fn anchors_due(&mut self, now: Time) {
+        for young in self.effects.take_mature(now) {
+            // One that was moved here is a flow already.
+            if !self.node.has_flow(&young.flow) && self.node.claim_flow(now, young.flow, young.hidden) {
+                self.anchors.lasting.insert(young.flow, young);
+            }
+        }
+        self.return_leases(now);
+    }
+
+    /// A connection of an anchor's endpoint is to be moved and is no flow of the anchor's yet: it is made one first, and of an endpoint
+    /// itself a lease of its own. `None`: the move goes on when that is done.
+    pub(crate) fn claim_first(
+        &mut self,
+        flow: FlowTuple,
+        wish: crate::role::relocation::api::Wish,
+    ) -> Option<crate::role::relocation::api::Wish> {
+        if self.node.has_flow(&flow) || self.node.lessor_of(flow.local).is_none() {
+            return Some(wish);
+        }
+        if self.anchors.claiming.contains_key(&flow) {
+            // The node says that it is being moved already.
+            return Some(wish);
+        }
+        self.anchors.claiming.insert(flow, wish);
+        let hidden = !flow.is_unconnected() && self.effects.is_hidden(&flow);
+        self.node.claim_flow(clock::now(), flow, hidden);
+        None
+    }
+
+    /// A connection is a flow of its anchor's, or cannot be.
+    pub(crate) fn note_claimed(&mut self, flow: FlowTuple, outcome: Result<(), Refusal>) -> Option<Told> {
+        let lasting = self.anchors.lasting.remove(&flow);
+        // What a program here has opened: its far end may be told where it is.
+        if outcome.is_ok() && lasting.is_some_and(|young| !young.accepted && !young.hidden) {
+            self.node.seek_far_end(clock::now(), flow);
+        }
+        self.moves.note_claimed(&flow, outcome);
+        if let Some(wish) = self.anchors.claiming.remove(&flow) {
+            self.go_on_with(flow, wish, outcome);
+        }
+        let Err(why) = outcome else {
+            // That it could not be moved was told.
+            let told = lasting.is_some_and(|young| young.tries > 0);
+            return told.then(|| {
+                Told::of_socket("claimed-again", Some(flow), "can be moved now: its anchor has it".to_owned())
+            });
+        };
+        let again = lasting.filter(|_| may_pass(why));
+        let until = if again.is_some() { " until it is asked again" } else { "" };
+        let what = match why {
+            Refusal::HolderUnreached => format!("cannot be moved{until}: its anchor does not answer"),
+            why => format!("cannot be moved{until}: its anchor answers that {}", reason(why)),
+        };
+        if let Some(young) = again {
+            self.effects.note_unclaimed(clock::now(), young);
+            if young.tries > 0 {
+                // It was told.
+                return None;
+            }
+        }
+        Some(Told::of_socket("claim-refused", Some(flow), what))
+    }
+
+    /// A peer is elsewhere, or this host.
+    pub(crate) fn learn_of_moves(&mut self, event: &Event) {
+        let now = clock::now();
+        let who = match event {
+            Event::PeerMoved { peer, .. } => self.node.peers().find(|view| view.id == *peer).map(|view| view.key),
+            Event::Moving { .. } => Some(self.node.public_key()),
+            _ => None,
+        };
+        if let Some(who) = who {
+            self.anchors.experience.moved(now, who);
+        }
+    }
+
+    fn stop_lending(&mut self, stop: bool) {
+        self.node.stop_lending(stop);
+        self.anchors.stopping = stop;
+    }
+
+    /// A daemon before this one was told to lend nothing new: nobody has taken that back.
+    pub(crate) fn keep_from_lending(&mut self) {
+        if self.lends() {
+            self.stop_lending(true);
+            let sentence = "this host lends nothing new, as it was told before its daemon was started anew";
+            self.tell(Told::new("lending-stopped", sentence.to_owned()).with("restored", true));
+        }
+    }
+
+    /// [`Request::Lending`](whimbrel_ipc::Request::Lending).
+    pub(crate) fn set_lending(&mut self, stop: bool) -> Result<Reply, Failure> {
+        if !self.lends() {
+            return Err(Failure::new("this host lends nothing")
+                .code(Code::Unavailable)
+                .hint("`[anchor]` in the configuration makes it lend ports or addresses."));
+        }
+        self.effects.save_lending_stopped(stop).map_err(|error| Failure::new(error.to_string()))?;
+        if stop != self.anchors.stopping {
+            self.stop_lending(stop);
+            let told = match stop {
+                true => Told::new("lending-stopped", "this host lends nothing new".to_owned()),
+                false => Told::new("lending-started", "this host lends again".to_owned()),
+            };
+            self.tell(told);
+        }
+        Ok(Reply::Anchors(self.anchors_view(stop)))
+    }
+
+    /// [`Request::Anchors`](whimbrel_ipc::Request::Anchors). `brief`: without what it offers.
+    pub(crate) fn anchors_view(&mut self, brief: bool) -> View {
+        let Dependents { lent, passed_on } = self.node.dependents();
+        let ends = |key: &PublicKey, ends: &Ends| LentEnds {
+            host: self.peer_name(key),
+            address: ends.first.ip(),
+            port: ends.first.port(),
+            count: ends.count,
+        };
+        let lent = lent.iter().map(|(tenant, of)| ends(tenant, of)).collect();
+        let rented = self.node.rented().map(|of| ends(&of.anchor, &of.ends)).collect();
+        let passed = |(owner, far): (PublicKey, FlowTuple)| PassedOn {
+            host: self.peer_name(&owner),
+            flow: views::flow(far.mirrored()),
+        };
+        let passed_on = passed_on.into_iter().map(passed).collect();
+        let offer = if brief { None } else { self.effects.offer() };
+        View { lends: self.lends(), stopping: self.anchors.stopping, offer, lent, passed_on, rented }
+    }
+
+    /// Tells what of the configuration cannot be lent, where that is not as it was.
+    pub(crate) fn look_at_offer(&mut self) {
+        let Some(faults) = self.effects.new_lending_faults(&self.anchors.faults) else { return };
+        let told = if faults.is_empty() {
+            Told::new(
+                "can-lend",
+                "all that `[anchor]` names can be lent now, and all that is lent is reached".to_owned(),
+            )
+        } else {
+            let one = |fault: &Fault| format!("{}, so {}: {}", fault.sentence, fault.lost, fault.mend);
+            let sentences: Vec<String> = faults.iter().map(one).collect();
+            let named: Vec<&str> = faults.iter().map(|fault| fault.sentence.as_str()).collect();
+            Told::new("cannot-lend", format!("`[anchor]`: {}", sentences.join("; "))).with("faults", named)
+        };
+        let unreached = |fault: &Fault| match fault.about {
+            About::Lent(address) => Some(address),
+            _ => None,
+        };
+        self.node.note_unreached(clock::now(), faults.iter().filter_map(unreached).collect());
+        self.anchors.faults = faults;
+        self.tell(told);
+    }
+}
+
+/// A port of an anchor's that this host has on lease, but for another.
+fn taken(end: SocketAddr) -> Failure {
+    Failure::new("another program of this host has that port at the anchor").on(end).code(Code::InUse)
+}
+
+/// As bind(2).
+fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<Reply, Failure> {
+    rustix::net::bind(socket, &address).map_err(|error| failed("it cannot be bound", error).on(address))?;
+    let bound = rustix::net::getsockname(socket).ok().and_then(|name| SocketAddr::try_from(name).ok());
+    Ok(Reply::Bound { address: bound.unwrap_or(address) })
+}
+
+/// Endpoints, for people.
+fn shown(ends: &Ends) -> String {
+    match ends.count {
+        0 => ends.first.ip().to_string(),
+        1 => ends.first.to_string(),
+        _ => format!("{}-{}", ends.first, ends.ports().last().unwrap_or_default()),
+    }
+}

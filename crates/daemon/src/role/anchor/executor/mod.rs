@@ -1,0 +1,6 @@
+//! What the role asks of the kernel.
+
+pub(crate) mod lender;
+pub(crate) mod ports;
+pub(crate) mod tenant;
+pub(crate) mod young;

@@ -1,0 +1,6 @@
+//! Programs that are reached at an address of another host (decision 0019).
+
+pub(crate) mod api;
+pub(crate) mod config;
+pub(crate) mod executor;
+pub(crate) mod offer;

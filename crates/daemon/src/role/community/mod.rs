@@ -1,0 +1,3 @@
+//! Between whom sockets move (decision 0017).
+
+pub(crate) mod api;

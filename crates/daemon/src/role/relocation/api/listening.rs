@@ -1,0 +1,198 @@
+//! Sockets without another end: how they are named, and what becomes of the connections that had not been accepted (decision 0022).
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use whimbrel_handshake::PublicKey;
+use whimbrel_ipc::{Code, Failure};
+use whimbrel_protocol::{MoveName, MoveOp, OpFailed, OpId, Refusal, Time};
+use whimbrel_wire::snapshot::Luggage;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::{Moves, Wish, flow_of, sentence};
+use crate::api::server::ClientId;
+use crate::event_loop::EventLoop;
+use crate::events::Told;
+
+/// They are named by one of these and an address and port.
+const NAMES: [(&str, Transport); 2] = [("listener:", Transport::Tcp), ("udp:", Transport::Udp)];
+/// How long connections may come to such a socket that were being opened when it went: a lost word of TCP's is sent again twice meanwhile.
+/// Where none are any more it ends at once.
+const LINGER: Duration = Duration::from_secs(3);
+
+/// A socket that listens and has gone to another host.
+#[derive(Debug)]
+pub(crate) struct Retiring {
+    name: MoveName,
+    to: PublicKey,
+    receiver: Option<String>,
+    until: Time,
+}
+
+impl Retiring {
+    pub(crate) fn begin(now: Time, name: MoveName, to: PublicKey, receiver: Option<String>) -> Self {
+        Self { name, to, receiver, until: now + LINGER }
+    }
+}
+
+/// A socket without another end that is to rest, once all of its connections are flows (P-116).
+#[derive(Debug)]
+pub(crate) struct Settling {
+    id: OpId,
+    op: MoveOp,
+    /// Connections that are being claimed.
+    open: HashSet<FlowTuple>,
+    /// Why one of them could not be.
+    refused: Option<Refusal>,
+}
+
+impl Moves {
+    /// Whether a socket may rest that has waited for its connections.
+    pub(crate) fn may_go_on(&self) -> bool {
+        self.settling.iter().any(|settling| settling.open.is_empty())
+    }
+
+    /// A connection is a flow of its anchor's, or cannot be.
+    pub(crate) fn note_claimed(&mut self, flow: &FlowTuple, outcome: Result<(), Refusal>) {
+        for settling in &mut self.settling {
+            if settling.open.remove(flow) {
+                settling.refused = settling.refused.or(outcome.err());
+            }
+        }
+    }
+}
+
+impl EventLoop {
+    /// The next effect of a move that can be carried out.
+    pub(crate) fn next_move_op(&mut self, now: Time) -> Option<(OpId, MoveOp)> {
+        loop {
+            if let Some(at) = self.moves.settling.iter().position(|settling| settling.open.is_empty()) {
+                let Settling { id, op, refused, .. } = self.moves.settling.swap_remove(at);
+                let Some(why) = refused else { return Some((id, op)) };
+                let sentence = format!("its anchor does not take one of its connections: {}", sentence(why));
+                self.leave_unsettled(now, id, &op, OpFailed { refusal: Some(Refusal::Unmovable), sentence });
+                continue;
+            }
+            let (id, op) = self.due.moves.pop_front()?;
+            if let Some(op) = self.settle(now, id, op) {
+                return Some((id, op));
+            }
+        }
+    }
+
+    /// Before a socket without another end rests its connections become flows: what is of none would go where the endpoint goes. `None`: it
+    /// waits for that.
+    fn settle(&mut self, now: Time, id: OpId, op: MoveOp) -> Option<MoveOp> {
+        let MoveOp::Freeze { flow, .. } = op else { return Some(op) };
+        if !flow.is_unconnected() {
+            return Some(op);
+        }
+        let connections = match self.effects.connections_of(&flow) {
+            Ok(connections) => connections,
+            Err(failure) => {
+                let failed = OpFailed { refusal: Some(Refusal::Unmovable), sentence: failure.to_string() };
+                self.leave_unsettled(now, id, &op, failed);
+                return None;
+            }
+        };
+        let mut open = HashSet::new();
+        for connection in connections {
+            if !self.node.has_flow(&connection) {
+                let hidden = self.effects.is_hidden(&connection);
+                if self.node.claim_flow(now, connection, hidden) {
+                    open.insert(connection);
+                }
+            }
+        }
+        if open.is_empty() {
+            return Some(op);
+        }
+        self.moves.settling.push(Settling { id, op, open, refused: None });
+        None
+    }
+
+    fn leave_unsettled(&mut self, now: Time, id: OpId, op: &MoveOp, failed: OpFailed) {
+        if let MoveOp::Freeze { name, flow } = op {
+            self.effects.let_new_in(flow);
+            self.note_unmovable(name, &failed);
+        }
+        self.node.handle_done(now, id, Err(failed));
+    }
+
+    /// What these name: connections, and sockets without another end.
+    pub(crate) fn sockets_named(&mut self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
+        let (mut flows, mut connections) = (Vec::new(), Vec::new());
+        for name in names {
+            match NAMES.iter().find_map(|(prefix, transport)| Some((*transport, name.strip_prefix(prefix)?))) {
+                Some((transport, end)) => {
+                    let flow = FlowTuple::unconnected(transport, endpoint(end, name)?);
+                    if self.effects.is_nobodys(&flow) {
+                        let failure = Failure::new("no socket of this host waits for clients there").on(name);
+                        return Err(failure.code(Code::Unknown).hint("`whimbrel connections` shows those that do."));
+                    }
+                    flows.push(flow);
+                }
+                None => connections.push(name.clone()),
+            }
+        }
+        if flows.is_empty() || !connections.is_empty() {
+            flows.extend(self.open_connections(&connections)?);
+        }
+        flows.sort_unstable();
+        flows.dedup();
+        Ok(flows)
+    }
+
+    /// Connections that were not accepted follow their sockets, which end when none can come any more.
+    pub(crate) fn retire_listeners(&mut self, now: Time) {
+        for retiring in std::mem::take(&mut self.moves.retiring) {
+            // Looked at first, so that none comes about between this and the last that is taken.
+            let is_over = retiring.until <= now || !self.effects.is_being_opened(&retiring.name);
+            for socket in self.effects.take_queued(&retiring.name) {
+                let named = flow_of(&socket).and_then(|flow| Ok((flow, self.programs.names.of(socket.as_fd())?)));
+                let Ok((flow, uuid)) = named else { continue };
+                if let Some(why) = self.why_bound_here(&flow) {
+                    self.reset_queued(&retiring, flow, &socket, &why);
+                    continue;
+                }
+                let luggage = Luggage { uuid: *uuid.as_bytes(), state: Vec::new() };
+                let family = self.effects.take_given(now, flow, socket.into(), luggage);
+                let (acceptor, receiver) = (retiring.to, retiring.receiver.clone());
+                let options = Vec::new();
+                let wish = Wish { client: ClientId::NOBODY, family, acceptor, receiver, options, prepares: false };
+                self.give_borrowed(flow, wish);
+            }
+            if is_over {
+                self.effects.end_retired(&retiring.name);
+            } else {
+                self.moves.retiring.push(retiring);
+            }
+        }
+    }
+
+    /// A connection that nobody has accepted stays behind its socket: it ends as the kernel would have it when the socket is closed, so that
+    /// its other end waits for nothing.
+    fn reset_queued(&mut self, retiring: &Retiring, flow: FlowTuple, socket: &OwnedFd, why: &str) {
+        if let Err(error) = sockopt::set_socket_linger(socket, Some(Duration::ZERO)) {
+            tracing::warn!(%flow, %error, "a connection of a socket that has moved ends as if its program had closed it");
+        }
+        let to = self.called(&retiring.to);
+        let sentence = format!(
+            "is over: nobody had accepted it when its server went to {to}, where it cannot follow, since {why}"
+        );
+        self.tell(Told::of_socket("socket-lost", Some(flow), sentence));
+    }
+}
+
+/// The endpoint at which a socket is met.
+fn endpoint(end: &str, name: &str) -> Result<SocketAddr, Failure> {
+    let end: Option<SocketAddr> = end.parse().ok();
+    end.filter(|end| !end.ip().is_unspecified() && end.port() != 0).ok_or_else(|| {
+        Failure::new("this names no socket").on(name).hint(
+            "listener:ADDRESS:PORT, or udp:ADDRESS:PORT, with the address at which it is met, also where it has all of this host's.",
+        )
+    })
+}

@@ -1,0 +1,514 @@
+//! Whole processes that change hosts: what is asked of this one, and what is told of it (decision 0020).
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_datapath::Most;
+use whimbrel_handshake::PublicKey;
+use whimbrel_ipc::{Code, Failure, MovedProcess, ProcessScope, Reply};
+use whimbrel_kernel::whole::{self, Scope, Whole};
+use whimbrel_protocol::{Gift, LoadStanding, MoveEvent, MoveName, Time};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::snapshot::Family;
+
+use super::{INVITE, SNAPSHOT_USUAL, STOPPING, sentence};
+use crate::api::server::ClientId;
+use crate::api::views;
+use crate::clock;
+use crate::event_loop::EventLoop;
+use crate::events::Told;
+use crate::host::inventory::flows::{is_global, is_movable};
+use crate::host::{News, Place, own_addresses};
+
+/// How long the acceptor may take to say that a process goes on there, once it is its.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long what a process has of an anchor's may take to be made known to that, so that it can move.
+const CLAIMED_WITHIN: Duration = Duration::from_secs(3);
+
+/// A process that somebody wants to have moved.
+#[derive(Debug)]
+pub(crate) struct ProcessJob {
+    client: ClientId,
+    whole: Whole,
+    going: Going,
+    wanted: Wanted,
+    to: PublicKey,
+    /// Its connections are its own from then on: what is left of them to be made known is not waited for longer.
+    claimed_by: Option<Time>,
+    /// Of the load that was sent.
+    number: Option<u64>,
+    /// The moves of its connections that are under way.
+    open: Vec<(MoveName, FlowTuple)>,
+    begun: bool,
+    /// How many of its connections have gone.
+    gone: usize,
+    /// The first has: the process is the other host's.
+    decided: bool,
+    /// Connections that it has lost on the way.
+    lost: Vec<FlowTuple>,
+    /// Why it stays.
+    why: Option<String>,
+    /// It goes on there: how long it stood still, and its number there.
+    running: Option<(Duration, String)>,
+    /// What the acceptor says is waited for until then.
+    until: Option<Time>,
+}
+
+/// What of a process is asked to go.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    pid: u32,
+    scope: Scope,
+    /// With which address, where that was said.
+    address: Option<IpAddr>,
+}
+
+/// What of a process goes to another host, beside itself.
+#[derive(Clone, Debug, Default)]
+struct Going {
+    /// Its sockets without another end, as they are met at its address.
+    met: Vec<FlowTuple>,
+    /// Where it waits, and nobody comes to it there.
+    deaf: Vec<SocketAddr>,
+}
+
+impl EventLoop {
+    /// [`Request::MoveProcess`](whimbrel_ipc::Request::MoveProcess).
+    pub(crate) fn move_process(
+        &mut self,
+        id: ClientId,
+        pid: u32,
+        scope: ProcessScope,
+        to: &str,
+        address: Option<IpAddr>,
+    ) {
+        let scope = match scope {
+            ProcessScope::Alone => Scope::Alone,
+            ProcessScope::Tree => Scope::Tree,
+            ProcessScope::Cgroup => Scope::Cgroup,
+        };
+        let now = clock::now();
+        // Those that were opened this instant count.
+        self.take_in_datapath_events(now, Most::OF_SOCKETS);
+        self.take_in_udp(now);
+        let wanted = Wanted { pid, scope, address };
+        let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.fit_to_go(wanted, &acceptor)?)));
+        let (acceptor, (whole, going)) = match asked {
+            Ok(asked) => asked,
+            Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
+        };
+        let root = whole.root;
+        if self.is_stopping() {
+            return self.server.reply(id, &Reply::Error(Failure::new(STOPPING).on(format!("process {pid}"))));
+        }
+        if self.effects.wholes.is_leaving(root) {
+            let failure = Failure::new("it is being moved already").on(format!("process {pid}"));
+            return self.server.reply(id, &Reply::Error(failure.code(Code::NotSupported)));
+        }
+        if let Err(why) = self.effects.wholes.pack(&whole) {
+            return self.server.reply(id, &Reply::Error(Failure::new(why).on(format!("process {pid}"))));
+        }
+        self.server.answer_later(id);
+        let job = ProcessJob {
+            client: id,
+            whole,
+            going,
+            wanted,
+            to: acceptor,
+            claimed_by: None,
+            number: None,
+            open: Vec::new(),
+            begun: false,
+            gone: 0,
+            decided: false,
+            lost: Vec::new(),
+            why: None,
+            running: None,
+            until: None,
+        };
+        self.moves.processes.insert(root, job);
+    }
+
+    /// Whether a process can go, with what goes with it.
+    fn fit_to_go(&mut self, wanted: Wanted, to: &PublicKey) -> Result<(Whole, Going), Failure> {
+        let Wanted { pid, scope, .. } = wanted;
+        // What is said of the process itself need not name it once more.
+        let itself = format!("process {pid} ");
+        let refused = |sentence: String| {
+            let sentence = sentence.strip_prefix(&itself).map_or(sentence.clone(), |rest| format!("it {rest}"));
+            Failure::new(sentence).on(format!("process {pid}")).code(Code::NotSupported)
+        };
+        if *to == self.node.public_key() {
+            return Err(refused("it is on this host already".to_owned()));
+        }
+        let whole = whole::look(pid, scope).map_err(|unfit| match unfit {
+            whole::Unfit::Gone(_) => {
+                Failure::new("there is no such process").on(format!("process {pid}")).code(Code::Unknown)
+            }
+            closed @ whole::Unfit::Closed(_) => refused(closed.to_string()).code(Code::Denied),
+            other => refused(other.to_string()),
+        })?;
+        let Some(address) = self.address_of(&whole, wanted.address).map_err(refused)? else {
+            return Err(refused(
+                "it has no connection and waits for none, so there is nothing that would have to go on with it: start it there"
+                    .to_owned(),
+            ));
+        };
+        let own = own_addresses(&self.effects.network);
+        let reached = self.reached_at(whole.root);
+        if wanted.address.is_some_and(|said| !reached.contains(&said)) {
+            return Err(refused(format!("{address} is no address that it is reached at here")));
+        }
+        for flow in &whole.flows {
+            if !is_movable(flow, &|address| own.contains(&address)) {
+                return Err(refused(format!(
+                    "its connection {} -> {} is with this host itself, which stays",
+                    flow.local, flow.remote
+                )));
+            }
+            if flow.local.ip() != address {
+                return Err(refused(format!(
+                    "it has connections of {address} and of {}, and there it can have but one address",
+                    flow.local.ip()
+                )));
+            }
+        }
+        let (met, mut deaf) = whole.met_at(address).map_err(|unfit| refused(unfit.to_string()))?;
+        deaf.extend(whole.left_at(address, &reached));
+        if whole.flows.is_empty() && met.is_empty() {
+            return Err(refused(format!("nobody reaches it at {address}, so there is nothing to go on with it")));
+        }
+        for flow in whole.flows.iter().chain(&met) {
+            if !self.node.may_give(clock::now(), to, flow) {
+                return Err(refused(format!("that host does not belong to this host's community: {INVITE}")));
+            }
+        }
+        let first = whole.flows.first().or(met.first()).copied();
+        if !first.is_some_and(|first| self.effects.is_in_place(whole.root, &first)) {
+            return Err(refused("it is in a network namespace that is not this host's".to_owned()));
+        }
+        Ok((whole, Going { met, deaf }))
+    }
+
+    /// With which address a process goes: that which is `said`, that of its connections, or the one at which it can be met. `None`: it needs none.
+    fn address_of(&self, whole: &Whole, said: Option<IpAddr>) -> Result<Option<IpAddr>, String> {
+        if said.is_some() {
+            return Ok(said);
+        }
+        if let Some(first) = whole.flows.first() {
+            return Ok(Some(first.local.ip()));
+        }
+        let (bound, all) = whole.bound_to();
+        match bound[..] {
+            [address] => return Ok(Some(address)),
+            [] => {}
+            [one, other, ..] => {
+                return Err(format!("it waits at {one} and at {other}, and there it can have but one address"));
+            }
+        }
+        let here = self.reached_at(whole.root);
+        // One that has all addresses of IPv6 has those of IPv4 as well, usually.
+        let fits = |address: &IpAddr| all[usize::from(address.is_ipv6())] || all[1];
+        let mut fit: Vec<IpAddr> = here.into_iter().filter(fits).collect();
+        fit.sort_unstable();
+        match fit[..] {
+            [] => Ok(None),
+            [address] => Ok(Some(address)),
+            [one, other, ..] => Err(format!(
+                "it waits at all addresses of this host, and there it can have but one: say which (`--address {one}`, `--address {other}`)"
+            )),
+        }
+    }
+
+    /// The addresses that sockets of a process may be reached at.
+    fn reached_at(&self, root: u32) -> Vec<IpAddr> {
+        match self.effects.address_of_namespace(root) {
+            Some(address) => vec![address],
+            None => own_addresses(&self.effects.network).into_iter().filter(|address| is_global(*address)).collect(),
+        }
+    }
+
+    /// What threads have done of processes on their way.
+    pub(crate) fn take_in_processes(&mut self, now: Time) {
+        let finished = self.effects.take_in_wholes(now);
+        // First why, then that it is so.
+        for news in self.effects.wholes.take_news() {
+            match news {
+                News::Packed { root, load } => self.send_ahead(now, root, load),
+                News::Quiet { root, result } => match result {
+                    Ok(()) => self.name_connections(root),
+                    Err(why) => self.call_process_back(now, root, Some(why)),
+                },
+                News::Doomed { root, why } => self.call_process_back(now, root, why),
+                News::Prepared { name, refused } => match refused {
+                    None => self.node.answer_load(now, name, LoadStanding::Ready, ""),
+                    Some(why) => self.node.answer_load(now, name, LoadStanding::Refused, &why),
+                },
+                News::Failed { name, why } => self.node.answer_load(now, name, LoadStanding::Refused, &why),
+                News::Settles { address, owners } => self.want_ports(address, owners),
+                News::Running { name, program, pid } => {
+                    self.node.answer_load(now, name, LoadStanding::Running, &pid.to_string());
+                    let from = self.peer_name(&PublicKey::from(name.donor));
+                    let sentence = format!("{program} has come from {from} and goes on here as process {pid}");
+                    self.tell(Told::new("process-taken", sentence).with("pid", pid).with("from", from.key));
+                }
+                News::Lost { name, why } => {
+                    let from = self.peer_name(&PublicKey::from(name.donor));
+                    let sentence = format!("a process that was {from}'s is lost: {why}");
+                    self.tell(Told::new("process-lost", sentence).with("from", from.key));
+                }
+            }
+        }
+        for (id, answer) in finished {
+            self.node.handle_done(now, id, answer);
+        }
+        let late = |job: &ProcessJob| job.until.is_some_and(|until| until <= now);
+        let late: Vec<u32> = self.moves.processes.iter().filter(|(_, job)| late(job)).map(|(root, _)| *root).collect();
+        late.into_iter().for_each(|root| self.answer_for_process(root));
+    }
+
+    fn send_ahead(&mut self, now: Time, root: u32, load: Result<Vec<u8>, String>) {
+        let Some(job) = self.moves.processes.get_mut(&root) else { return };
+        let to = job.to;
+        let sent = load.and_then(|load| {
+            let number = self.node.send_load(now, to, load);
+            number.ok_or_else(|| "this host takes no part in moves, or may not give that host anything".to_owned())
+        });
+        match sent {
+            Ok(number) => job.number = Some(number),
+            Err(why) => {
+                job.why = Some(why);
+                self.answer_for_process(root);
+            }
+        }
+    }
+
+    /// The acceptor says how a process stands there.
+    pub(crate) fn note_load_answered(&mut self, from: PublicKey, number: u64, standing: LoadStanding, said: String) {
+        let mut jobs = self.moves.processes.iter_mut();
+        let found = jobs.find(|(_, job)| job.number == Some(number) && job.to == from);
+        let Some((root, job)) = found else { return };
+        let root = *root;
+        match standing {
+            LoadStanding::Ready if !job.begun => {
+                job.begun = true;
+                self.quiet_down(root);
+            }
+            LoadStanding::Refused if !job.begun => {
+                job.why = Some(format!("the other host does not take it: {said}"));
+                self.answer_for_process(root);
+            }
+            LoadStanding::Refused => {
+                job.why.get_or_insert_with(|| format!("the other host could not rebuild it: {said}"));
+            }
+            LoadStanding::Running => {
+                let still = self.effects.wholes.still_for(root).unwrap_or_default();
+                job.running = Some((still, said));
+                if job.open.is_empty() {
+                    self.answer_for_process(root);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// All is there that the process needs. Before its connections can be named no new ones are to come.
+    fn quiet_down(&mut self, root: u32) {
+        let now = clock::now();
+        let Some(job) = self.moves.processes.get_mut(&root) else { return };
+        job.claimed_by.get_or_insert(now + CLAIMED_WITHIN);
+        if job.going.met.iter().any(FlowTuple::listens) {
+            self.let_settle(root);
+        } else {
+            self.name_connections(root);
+        }
+    }
+
+    /// Waits until what a process has is its own, and the same for a moment.
+    fn let_settle(&mut self, root: u32) {
+        let now = clock::now();
+        let Some(job) = self.moves.processes.get(&root) else { return };
+        let listening: Vec<FlowTuple> = job.going.met.iter().copied().filter(FlowTuple::listens).collect();
+        if let Err(why) = self.effects.quiet_process(now, root, &listening) {
+            self.call_process_back(now, root, Some(why));
+        }
+    }
+
+    /// What a process has now goes with it.
+    fn name_connections(&mut self, root: u32) {
+        let now = clock::now();
+        let Some(job) = self.moves.processes.get(&root) else { return };
+        let Some(number) = job.number else { return };
+        let (wanted, to, before, claimed_by) = (job.wanted, job.to, job.whole.clone(), job.claimed_by);
+        self.take_in_datapath_events(now, Most::OF_SOCKETS);
+        self.take_in_udp(now);
+        let named = match self.fit_to_go(wanted, &to) {
+            Ok((whole, _)) if (&whole.pids, &whole.started) != (&before.pids, &before.started) => {
+                Err("it has started or ended processes meanwhile; try again".to_owned())
+            }
+            Ok((whole, _)) if whole.namespaces != before.namespaces => {
+                Err("it has gone into other namespaces meanwhile".to_owned())
+            }
+            other => other.map_err(|failure| failure.what),
+        };
+        let (whole, going) = match named {
+            Ok(named) => named,
+            Err(why) => return self.call_process_back(now, root, Some(why)),
+        };
+        let all = whole.flows.iter().chain(&going.met).copied();
+        let unclaimed: Vec<FlowTuple> = all.filter(|flow| self.is_unclaimed(flow)).collect();
+        if !unclaimed.is_empty() && claimed_by.is_some_and(|until| now < until) {
+            for flow in unclaimed {
+                let hidden = !flow.is_unconnected() && self.effects.is_hidden(&flow);
+                self.node.claim_flow(now, flow, hidden);
+            }
+            return self.let_settle(root);
+        }
+        if let Some(end) = unclaimed.iter().find(|flow| flow.is_unconnected()) {
+            let why = format!("it waits at {}, which its anchor does not let go on with it", end.local);
+            return self.call_process_back(now, root, Some(why));
+        }
+        if let Some(job) = self.moves.processes.get_mut(&root) {
+            (job.whole, job.going) = (whole, going);
+        }
+        self.give_connections(root, number);
+    }
+
+    /// Whether a connection is of an anchor's end, and no flow of the anchor's yet; or a socket without another end, and its endpoint not yet one that
+    /// can go on with it.
+    fn is_unclaimed(&self, flow: &FlowTuple) -> bool {
+        let known = if flow.is_unconnected() { self.has_endpoint(flow) } else { self.node.has_flow(flow) };
+        !known && self.node.lessor_of(flow.local).is_some()
+    }
+
+    /// Its connections, and its sockets without another end, follow what went ahead.
+    fn give_connections(&mut self, root: u32, number: u64) {
+        let now = clock::now();
+        let Some(job) = self.moves.processes.get(&root) else { return };
+        let (acceptor, memory, whole) = (job.to, job.whole.memory, job.whole.clone());
+        let flows: Vec<FlowTuple> = job.whole.flows.iter().chain(&job.going.met).copied().collect();
+        let count = u32::try_from(flows.len()).unwrap_or(u32::MAX);
+        self.call_prepared_off(now, &flows);
+        let mut given = self.effects.begin_leaving(now, &whole, flows.clone());
+        let mut first = None;
+        for (index, flow) in (0..count).zip(&flows) {
+            if given.is_err() {
+                break;
+            }
+            let (name, holder_at) = self.node.holder_of(flow);
+            // What has changed since the images were made that are there.
+            let size = if index == 0 { u32::try_from(memory / 4).unwrap_or(u32::MAX).max(SNAPSHOT_USUAL) } else { 1 };
+            let gift = Gift {
+                tuple: *flow,
+                family: if flow.local.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 },
+                size,
+                options: Vec::new(),
+                receiver: Place { load: number, index, count }.receiver(),
+                flow: name,
+                holder_at,
+                acceptor,
+                acceptor_at: None,
+                after: first,
+            };
+            given = match self.node.give_socket(now, gift) {
+                Ok(name) => {
+                    first.get_or_insert(name.number);
+                    if let Some(job) = self.moves.processes.get_mut(&root) {
+                        job.open.push((name, *flow));
+                    }
+                    Ok(())
+                }
+                Err(why) => Err(format!("{} -> {}: {why}", flow.local, flow.remote)),
+            };
+        }
+        if let Err(why) = given {
+            self.call_process_back(now, root, Some(why));
+        }
+    }
+
+    /// No process is to go, as this daemon stops.
+    pub(crate) fn call_processes_back(&mut self, now: Time) {
+        let roots: Vec<u32> = self.moves.processes.keys().copied().collect();
+        roots.into_iter().for_each(|root| self.call_process_back(now, root, Some(STOPPING.to_owned())));
+    }
+
+    /// A process is not to go: what is under way of its connections is called back.
+    fn call_process_back(&mut self, now: Time, root: u32, why: Option<String>) {
+        self.effects.doom_leaving(root);
+        let Some(job) = self.moves.processes.get_mut(&root) else { return };
+        job.why = job.why.take().or(why);
+        let open = job.open.clone();
+        open.into_iter().for_each(|(name, _)| self.node.cancel_move(now, name));
+        if self.moves.processes.get(&root).is_some_and(|job| job.open.is_empty() && !job.decided) {
+            self.answer_for_process(root);
+        }
+    }
+
+    /// What became of a connection of a process. Tells whether it is of one.
+    pub(crate) fn note_move_of_process(&mut self, event: &MoveEvent) -> bool {
+        let (MoveEvent::Given { name, .. } | MoveEvent::Kept { name, .. } | MoveEvent::Lost { name }) = event else {
+            return false;
+        };
+        let mut jobs = self.moves.processes.iter_mut();
+        let found =
+            jobs.find_map(|(root, job)| Some((*root, job.open.iter().position(|(open, _)| open == name)?, job)));
+        let Some((root, at, job)) = found else { return false };
+        let (_, flow) = job.open.swap_remove(at);
+        match event {
+            MoveEvent::Given { .. } => {
+                job.decided = true;
+                job.gone += usize::from(!flow.is_unconnected());
+            }
+            MoveEvent::Kept { why, .. } if !job.decided => {
+                let why = format!("{} -> {}: {}", flow.local, flow.remote, sentence(*why));
+                job.why.get_or_insert(why);
+                self.call_process_back(clock::now(), root, None);
+            }
+            _ => job.lost.push(flow),
+        }
+        let now = clock::now();
+        if let Some(job) = self.moves.processes.get_mut(&root).filter(|job| job.open.is_empty()) {
+            if job.decided && job.running.is_none() {
+                job.until = Some(now + TOLD_WITHIN);
+            } else {
+                self.answer_for_process(root);
+            }
+        }
+        true
+    }
+
+    /// All is decided, or nothing is to be waited for any more.
+    fn answer_for_process(&mut self, root: u32) {
+        let Some(job) = self.moves.processes.remove(&root) else { return };
+        self.effects.end_leaving(clock::now(), root);
+        let ProcessJob { client, whole, going, to, gone, decided, lost, why, running, .. } = job;
+        let to = self.peer_name(&to);
+        let name = whole.name;
+        let reply = if decided {
+            let (still, there) = running.map_or((None, None), |(still, there)| (Some(still), there.parse().ok()));
+            let moved = MovedProcess {
+                pid: root,
+                name: name.clone(),
+                to: to.clone(),
+                connections: gone,
+                met_at: going.met.iter().filter(|flow| !lost.contains(flow)).map(|flow| flow.local).collect(),
+                lost: lost.into_iter().map(views::flow).collect(),
+                still_ms: still.and_then(|still| u64::try_from(still.as_millis()).ok()),
+                pid_there: there,
+                deaf: going.deaf,
+            };
+            let sentence = format!("{name} (process {root}) is with {to} now");
+            self.tell(Told::new("process-given", sentence).with("pid", root).with("to", to.key));
+            Reply::MovedProcess(Box::new(moved))
+        } else {
+            let why = why.unwrap_or_else(|| "the move was called off".to_owned());
+            self.tell(
+                Told::new("process-kept", format!("{name} (process {root}) stays here: {why}")).with("pid", root),
+            );
+            Reply::Error(Failure::new(format!("it stays here: {why}")).on(format!("process {root}")))
+        };
+        self.server.reply(client, &reply);
+        self.serve(client);
+    }
+}

@@ -1,0 +1,567 @@
+//! Getting a socket.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use whimbrel_datapath::{HelpedFlow, HelpedPhase, Toward};
+use whimbrel_kernel::frozen::{self, Frozen, Rights, Unmovable};
+use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::owner::Owner;
+use whimbrel_kernel::{endpoint, namespace};
+use whimbrel_protocol::{FlowEntry, LocalEnd, MoveName, OpFailed, Refusal, Request, SavedAcceptance, Time};
+use whimbrel_tunnel::Peer;
+use whimbrel_wire::snapshot::{Body, Family, Luggage, OptionKind, Queued, Snapshot, SocketOption, Stream};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::donor::is_of;
+use super::endpoints::PlaceName;
+use super::{Arrived, HIDDEN, Known, Relocation, failed, refusal_of, refused, unmovable};
+use crate::host::{Effects, Failure, Place, own_addresses};
+
+/// A socket that is coming.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    flow: FlowTuple,
+    receiver: Vec<u8>,
+    /// It is to live in the namespace of its address.
+    endpoint: Option<PlaceName>,
+    frozen: Option<(Frozen, Option<Luggage>)>,
+    /// What comes into its queue when it wakes. Until then what is sent to its address goes where it comes from.
+    queue: Vec<Queued>,
+}
+
+impl Taken {
+    pub(crate) fn flow(&self) -> FlowTuple {
+        self.flow
+    }
+
+    pub(crate) fn rests(&self) -> bool {
+        self.frozen.is_some()
+    }
+}
+
+/// Rebuilds a socket that is this owner's.
+fn restore(snapshot: &Snapshot, injector: &Injector, rights: Rights, owner: Owner) -> Result<Frozen, Unmovable> {
+    owner
+        .make(|| Frozen::restore_with(snapshot, injector, rights))
+        .map_err(Unmovable::from)
+        .and_then(|restored| restored)
+}
+
+impl Effects {
+    pub(crate) fn admit(&mut self, now: Time, name: MoveName, request: Request) -> Result<(), OpFailed> {
+        self.is_admissible(&request)?;
+        self.make_place(now, name, &request)
+    }
+
+    /// Whether somebody takes a socket, of a family that this host has. Those of a whole process are taken by none but that.
+    pub(crate) fn is_admissible(&self, request: &Request) -> Result<(), OpFailed> {
+        let Request { tuple, family, receiver, .. } = request;
+        if !is_of(*family, tuple.local.ip()) {
+            return Err(failed(Refusal::BadSnapshot, &"an IPv4 socket with an IPv6 address"));
+        }
+        is_there(*family)?;
+        if Place::of(receiver).is_some() {
+            return Ok(());
+        }
+        if !self.relocation.is_received(receiver) {
+            let who = String::from_utf8_lossy(receiver);
+            return Err(failed(
+                Refusal::NobodyReceives,
+                &format!("no program receives sockets under the name {who:?}"),
+            ));
+        }
+        if self.relocation.full.contains(receiver) {
+            return Err(failed(Refusal::NoRoom, &"what has come already was not taken yet"));
+        }
+        may_set(&request.options, request, self.relocation.rights)
+    }
+
+    /// Sees to it that a socket has a place where its address is local.
+    pub(crate) fn make_place(&mut self, now: Time, name: MoveName, request: &Request) -> Result<(), OpFailed> {
+        let Request { tuple, receiver, .. } = request.clone();
+        let own = own_addresses(&self.network).contains(&tuple.local.ip());
+        let endpoint = (!own).then(|| self.relocation.endpoints.name_of(tuple.local));
+        if endpoint.is_some() {
+            let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
+            endpoints.need(now, tuple.local, datapath).map_err(|failure| match failure {
+                Failure::Kernel(error) => refused(&error, Refusal::NotRestored),
+                Failure::Datapath(error) => failed(refusal_of(error.raw_os_error(), Refusal::NotRestored), &error),
+                other => failed(Refusal::NotRestored, &other),
+            })?;
+        }
+        self.relocation.taken.insert(name, Taken { flow: tuple, receiver, endpoint, frozen: None, queue: Vec::new() });
+        self.make_ready(now)
+    }
+
+    /// The namespace that a daemon before this one has made for a socket that comes here is needed until the move is over.
+    pub(crate) fn find_place(&mut self, saved: &SavedAcceptance) {
+        let Request { tuple: flow, receiver, .. } = saved.request.clone();
+        let endpoint = self.relocation.endpoints.adopt_move(&flow);
+        let taken = Taken { flow, receiver, endpoint, frozen: None, queue: Vec::new() };
+        self.relocation.taken.insert(saved.ticket.name, taken);
+    }
+
+    /// `donor` and `holder`: the peers that may send packets for it.
+    pub(crate) fn rebuild(
+        &mut self,
+        name: MoveName,
+        request: &Request,
+        snapshot: &[u8],
+        donor: Option<Known>,
+        holder: Option<Known>,
+    ) -> Result<(), OpFailed> {
+        let mut snapshot = announced(request, snapshot)?;
+        let rights = self.relocation.rights;
+        let hidden = take_hidden(&mut snapshot);
+        let options: Vec<u16> = snapshot.options.iter().map(|option| option.kind.number()).collect();
+        may_set(&options, request, rights)?;
+        let queue = match &mut snapshot.body {
+            Body::Datagram(datagrams) if request.tuple.is_unconnected() => std::mem::take(&mut datagrams.queue),
+            _ => Vec::new(),
+        };
+        // It may have ended since it was asked. Where nobody takes the socket the program that has it keeps it.
+        if !self.relocation.is_received(&request.receiver) {
+            return Err(failed(Refusal::NobodyReceives, &"the program that was to receive it has gone"));
+        }
+        self.forget_late(&request.tuple);
+        self.make_way_for_listener(&request.tuple);
+        self.take_home(&request.tuple)?;
+        self.hold_until_awake(&request.tuple)?;
+        let rebuilt = self.rebuild_held(name, request, snapshot, queue, hidden, holder);
+        if rebuilt.is_err() {
+            self.end_hold(&request.tuple);
+            return rebuilt;
+        }
+        let from = [donor, holder].into_iter().flatten().map(|known| Peer(known.peer.0)).collect();
+        self.tunnel.expect_flow(request.tuple, from);
+        Ok(())
+    }
+
+    /// A connection that is rebuilt here is another host's until that is decided: what its timers have it send goes nowhere, and what comes for it
+    /// waits, since it would acknowledge that. Other sockets do nothing by themselves.
+    pub(crate) fn hold_until_awake(&mut self, flow: &FlowTuple) -> Result<(), OpFailed> {
+        if flow.transport != Transport::Tcp || flow.is_unconnected() {
+            return Ok(());
+        }
+        let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
+        self.tunnel.set_aside(flow);
+        self.relocation.held.insert(*flow);
+        self.datapath.set_helped(flow, &rests).map_err(|error| {
+            self.end_hold(flow);
+            failed(Refusal::NoRights, &error)
+        })
+    }
+
+    /// It is this host's: it gets what has waited.
+    pub(crate) fn let_awake(&mut self, flow: &FlowTuple) {
+        if self.relocation.held.remove(flow) {
+            self.let_in(flow);
+            self.tunnel.hand_on(flow, None);
+        }
+        // Where the flow is of no peer's nobody else has said so.
+        self.tunnel.open_flow(flow);
+    }
+
+    /// It is not. Nobody here is to answer what has waited; it is sent again.
+    pub(crate) fn end_hold(&mut self, flow: &FlowTuple) {
+        if self.relocation.held.remove(flow) {
+            self.let_in(flow);
+            self.tunnel.forget_aside(flow);
+        }
+    }
+
+    fn rebuild_held(
+        &mut self,
+        name: MoveName,
+        request: &Request,
+        snapshot: Snapshot,
+        queue: Vec<Queued>,
+        hidden: bool,
+        holder: Option<Known>,
+    ) -> Result<(), OpFailed> {
+        let rights = self.relocation.rights;
+        let owner = self.relocation.owner_for(&request.receiver);
+        let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
+        let gone = || failed(Refusal::NotRestored, &"nobody has asked for it");
+        let of = taken.get_mut(&name).ok_or_else(gone)?;
+        let to_holder = holder.and_then(|holder| holder.round_trip);
+        let path = match &snapshot.body {
+            Body::Stream(Stream { path, .. }) => path.as_ref(),
+            _ => None,
+        };
+        // Who is no peer is this host itself.
+        let way = holder.map_or(Some(Duration::ZERO), |holder| holder.round_trip);
+        let round_trip = path.and_then(|path| path.longest_round_trip(way));
+        let frozen = match of.endpoint.and_then(|name| endpoints.place(name)) {
+            Some(place) => {
+                if let Some(path) = path {
+                    let first_window = path.first_window(to_holder, name.donor == request.holder);
+                    place.begin_with(request.tuple.local.ip(), first_window);
+                }
+                let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::NotRestored))?;
+                round_trip.into_iter().for_each(|time| place.expected.say(&request.tuple, time, &place.injector));
+                restore(&snapshot, &place.injector, rights, owner)
+                    .and_then(|frozen| frozen.requeue(request.tuple.local, &queue, &place.injector).map(|()| frozen))
+            }
+            None => {
+                ports.make_way(request.tuple.transport, request.tuple.local);
+                of.queue = queue;
+                restore(&snapshot, &self.injector, rights, owner)
+            }
+        };
+        let frozen = frozen.map_err(|why| unmovable(&why, Refusal::NotRestored))?;
+        if hidden && of.endpoint.is_some() {
+            namespace::mark(frozen.as_fd(), HIDDEN).map_err(|error| refused(&error, Refusal::NotRestored))?;
+        }
+        of.frozen = Some((frozen, snapshot.luggage));
+        Ok(())
+    }
+
+    /// Puts what waited in a UDP socket's queue into that of one which CRIU has rebuilt.
+    pub(crate) fn refill(&mut self, flow: &FlowTuple, snapshot: &Snapshot) -> Result<(), Unmovable> {
+        let injector = match self.relocation.endpoints.at(flow) {
+            Some(place) => &place.injector,
+            None => &self.injector,
+        };
+        Frozen::refill(snapshot, injector)
+    }
+
+    /// The socket goes on, in the hands of whoever receives it.
+    pub(crate) fn wake(&mut self, name: &MoveName) -> Result<(), OpFailed> {
+        let lost = |why: &str| failed(Refusal::NotWoken, &why);
+        let of = self.relocation.taken.get_mut(name).ok_or_else(|| lost("the socket is not there any more"))?;
+        let Some((frozen, luggage)) = of.frozen.take() else { return Err(lost("the socket was not rebuilt")) };
+        let (receiver, flow, endpoint) = (of.receiver.clone(), of.flow, of.endpoint);
+        let queue = std::mem::take(&mut of.queue);
+        if !self.relocation.is_received(&receiver) {
+            // Dropped at rest, it says nothing by itself; the holder is told.
+            self.end_hold(&flow);
+            return Err(lost("the program that was to receive it has gone"));
+        }
+        if !queue.is_empty() {
+            let refilled = frozen.requeue(flow.local, &queue, self.injector_at(endpoint));
+            refilled.map_err(|why| unmovable(&why, Refusal::NotWoken))?;
+        }
+        // First what holds its packets: its own first segment would be held with them.
+        self.let_awake(&flow);
+        let socket = frozen.thaw(self.injector_at(endpoint)).map_err(|why| unmovable(&why, Refusal::NotWoken))?;
+        let luggage = luggage.unwrap_or(Luggage { uuid: [0; 16], state: Vec::new() });
+        self.relocation.arrived.push(Arrived { name: *name, receiver, flow, socket, luggage });
+        Ok(())
+    }
+
+    fn injector_at(&self, endpoint: Option<PlaceName>) -> &Injector {
+        endpoint.and_then(|name| self.relocation.endpoints.injector_at(name)).unwrap_or(&self.injector)
+    }
+
+    pub(crate) fn drop_taken(&mut self, name: &MoveName) -> Result<(), OpFailed> {
+        if let Some(flow) = self.relocation.taken.get(name).map(Taken::flow) {
+            self.leave_home(&flow);
+        }
+        let Some(of) = self.relocation.taken.get_mut(name) else { return Ok(()) };
+        let (flow, Some((frozen, _))) = (of.flow(), of.frozen.take()) else { return Ok(()) };
+        let destroyed = frozen.destroy(self.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept));
+        self.end_hold(&flow);
+        destroyed
+    }
+
+    /// A move is over, one way or the other: what was found on admittance is not kept free any more.
+    pub(crate) fn forget_taken(&mut self, now: Time, name: &MoveName) -> Result<(), OpFailed> {
+        self.journal.forget_acceptance(*name);
+        let taken = self.relocation.taken.remove(name);
+        if let Some(of) = &taken {
+            self.end_hold(&of.flow);
+            self.tunnel.forget_expected(&of.flow);
+        }
+        if let Some(place) = taken.and_then(|of| of.endpoint) {
+            self.relocation.endpoints.release(now, place);
+        }
+        self.make_ready(now)
+    }
+
+    /// The namespace of an endpoint, where its address is not this host's own.
+    pub(crate) fn namespace_of(&mut self, flow: &FlowTuple) -> Option<BorrowedFd<'_>> {
+        self.relocation.endpoints.at(flow).map(|place| place.endpoint.as_fd())
+    }
+
+    /// The same for a whole process, which is to live in it.
+    pub(crate) fn namespace_to_live_in(&mut self, name: MoveName, flow: &FlowTuple) -> Option<BorrowedFd<'_>> {
+        self.relocation.endpoints.begin_rebuilding(name, flow);
+        self.keep_to_leases();
+        self.namespace_of(flow)
+    }
+
+    /// It has its sockets, or does not come: what programs bind there from now on is on lease.
+    pub(crate) fn note_lives(&mut self, name: &MoveName) {
+        self.relocation.endpoints.end_rebuilding(name);
+        self.keep_to_leases();
+    }
+
+    /// Whether that of a connection is one that a program has brought along, with ports of its own.
+    pub(crate) fn is_brought(&self, flow: &FlowTuple) -> bool {
+        self.relocation.endpoints.name_of_flow(flow).lease.is_some()
+    }
+
+    /// Sockets come back to their ports, which are left free until they [have](Self::end_way).
+    pub(crate) fn make_way(&mut self, flows: &[FlowTuple]) {
+        for flow in flows {
+            self.relocation.ports.make_way(flow.transport, flow.local);
+            self.relocation.ports.expect(flow.transport, flow.local, true);
+        }
+    }
+
+    /// They have their ports, or do not come.
+    pub(crate) fn end_way(&mut self, flows: &[FlowTuple]) {
+        flows.iter().for_each(|flow| self.relocation.ports.expect(flow.transport, flow.local, false));
+    }
+
+    /// A connection of a program that goes on here is not to be had: the program is told so.
+    pub(crate) fn abort_inside(&mut self, flow: &FlowTuple) {
+        if let Err(error) = self.abort(flow) {
+            tracing::warn!(%flow, %error, "a connection that is lost stays open");
+        }
+    }
+
+    /// Ends the socket of a connection, in this host's own namespace or in that of its address, if it is there.
+    pub(crate) fn abort(&mut self, flow: &FlowTuple) -> Result<(), whimbrel_kernel::Error> {
+        let Self { relocation: Relocation { endpoints, .. }, connections, .. } = self;
+        let connections = endpoints.at(flow).map_or(connections, |place| &mut place.connections);
+        match connections.find(flow)? {
+            Some(socket) => connections.destroy(&socket).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Where the data plane finds this host's end of a flow that is to be known to it.
+    pub(crate) fn toward(&mut self, now: Time, flow: &FlowTuple, entry: &FlowEntry) -> Toward {
+        let before = self.journal.flows().get(flow).map(|before| before.end);
+        if let Some(before) = before.filter(|before| *before != entry.end) {
+            self.release_flow_endpoint(now, flow, before);
+        }
+        if entry.end == LocalEnd::Endpoint && !self.relocation.endpoints.counts(flow) {
+            let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
+            if let Err(error) = endpoints.need_for(now, flow, datapath) {
+                tracing::error!(%flow, %error, "a connection has no namespace for its address");
+            }
+        }
+        self.toward_adopted(flow, entry)
+    }
+
+    /// As [`Effects::toward`], of a flow whose namespace is there, if it is to be in one: that of a daemon before this one, say.
+    pub(crate) fn toward_adopted(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> Toward {
+        self.keep_port(flow, entry);
+        match entry.end {
+            LocalEnd::Here => Toward::Stack,
+            LocalEnd::Behind => {
+                self.let_forward();
+                Toward::Routes
+            }
+            LocalEnd::Passing => {
+                self.let_forward();
+                Toward::Passing
+            }
+            // Without a namespace nothing of it gets anywhere.
+            LocalEnd::Endpoint => Toward::Endpoint(self.relocation.endpoints.interface(flow).unwrap_or_default()),
+        }
+    }
+
+    /// What comes by the tunnel for other hosts may be passed on.
+    pub(crate) fn let_forward(&mut self) {
+        if !std::mem::replace(&mut self.relocation.forwards, true)
+            && let Err(error) = endpoint::let_forward(self.tunnel.device().name())
+        {
+            tracing::error!(%error, "connections whose sockets are with other hosts stand still");
+        }
+    }
+
+    /// A flow is over, or its end not there any more: with a socket in a namespace of its own, or with another host's socket.
+    pub(crate) fn release_flow_endpoint(&mut self, now: Time, flow: &FlowTuple, end: LocalEnd) {
+        match end {
+            LocalEnd::Endpoint => self.relocation.endpoints.release_flow(now, flow),
+            LocalEnd::Behind => {
+                self.release_port(flow);
+                self.withdraw_address(flow.remote.ip());
+            }
+            LocalEnd::Here | LocalEnd::Passing => {}
+        }
+    }
+
+    /// When [`Effects::expire_endpoints`] is due.
+    pub(crate) fn endpoints_timeout(&self) -> Option<Time> {
+        self.relocation.endpoints.timeout()
+    }
+
+    /// Takes down the namespaces that nobody has needed for a while.
+    pub(crate) fn expire_endpoints(&mut self, now: Time) {
+        let (ended, result) = self.relocation.endpoints.expire(now, &self.datapath);
+        if let Err(error) = result {
+            tracing::warn!(%error, "what is left of a namespace stays");
+        }
+        if !ended.is_empty() {
+            self.making.take_down(ended);
+        }
+    }
+}
+
+/// Whether this host has a family at all.
+fn is_there(family: Family) -> Result<(), OpFailed> {
+    let wanted = match family {
+        Family::Ipv4 => AddressFamily::INET,
+        Family::Ipv6 => AddressFamily::INET6,
+    };
+    let made = socket_with(wanted, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    made.map(drop).map_err(|error| failed(refusal_of(Some(error.raw_os_error()), Refusal::NotRestored), &error))
+}
+
+/// Whether the far end of a socket is not to learn where it is: its mark, which is Whimbrel's own and means something in endpoint namespaces only,
+/// is none of the options that are left.
+fn take_hidden(snapshot: &mut Snapshot) -> bool {
+    let before = snapshot.options.len();
+    let is_hidden = |option: &SocketOption| option.kind == OptionKind::Mark && option.value == u64::from(HIDDEN);
+    snapshot.options.retain(|option| !is_hidden(option));
+    snapshot.options.len() < before
+}
+
+/// Refuses a socket with an option that is not set here (protocol.md P-147).
+fn may_set(options: &[u16], request: &Request, rights: Rights) -> Result<(), OpFailed> {
+    let Request { tuple, family, .. } = request;
+    let why = frozen::why_not_set(options, tuple.transport, *family, rights);
+    match why.map_err(|error| refused(&error, Refusal::NotRestored))? {
+        Some(why) => Err(failed(Refusal::NoOption, &why)),
+        None => Ok(()),
+    }
+}
+
+/// The snapshot of the socket that was announced.
+fn announced(request: &Request, bytes: &[u8]) -> Result<Snapshot, OpFailed> {
+    let snapshot = Snapshot::decode(bytes).map_err(|why| failed(Refusal::BadSnapshot, &why))?;
+    let Request { tuple, family, .. } = request;
+    let remote = match &snapshot.body {
+        Body::Stream(stream) => Some(stream.remote),
+        Body::Datagram(datagrams) => datagrams.remote,
+        Body::Listening { .. } => None,
+    };
+    let transport = match &snapshot.body {
+        Body::Stream(_) | Body::Listening { .. } => Transport::Tcp,
+        Body::Datagram(_) => Transport::Udp,
+    };
+    // One without another end may be bound to all addresses that there are: in the namespace of one, that is this one.
+    let everywhere = remote.is_none() && snapshot.local.ip().is_unspecified();
+    let local = if everywhere { SocketAddr::new(tuple.local.ip(), snapshot.local.port()) } else { snapshot.local };
+    // Nothing else was asked for, and nothing else is bound to the ticket.
+    let same = (transport, local, snapshot.family) == (tuple.transport, tuple.local, *family);
+    let remote = remote.unwrap_or(FlowTuple::unconnected(transport, tuple.local).remote);
+    if !same || remote != tuple.remote {
+        return Err(failed(Refusal::BadSnapshot, &"it is the snapshot of another socket than was announced"));
+    }
+    Ok(snapshot)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_wire::snapshot::{Datagrams, MAX_LEN};
+
+    fn request() -> Request {
+        let tuple = FlowTuple {
+            transport: Transport::Udp,
+            local: "192.0.2.1:53".parse().expect("an endpoint"),
+            remote: "198.51.100.7:4000".parse().expect("an endpoint"),
+        };
+        Request {
+            holder: [1; 32],
+            holder_at: tuple.remote,
+            flow: 9,
+            tuple,
+            family: Family::Ipv4,
+            size: 100,
+            options: Vec::new(),
+            receiver: Vec::new(),
+        }
+    }
+
+    fn snapshot(change: impl FnOnce(&mut Snapshot)) -> Vec<u8> {
+        let Request { tuple, family, .. } = request();
+        let queue = vec![Queued { from: tuple.remote, bytes: b"asked".to_vec() }];
+        let body = Body::Datagram(Datagrams { remote: Some(tuple.remote), queue });
+        let mut snapshot = Snapshot {
+            family,
+            local: tuple.local,
+            body,
+            shut: whimbrel_wire::snapshot::Shut::default(),
+            options: Vec::new(),
+            luggage: None,
+        };
+        change(&mut snapshot);
+        let mut bytes = Vec::new();
+        snapshot.encode(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn what_needs_a_privilege_is_set_only_where_it_is_allowed() {
+        let set = |kind: OptionKind, all| may_set(&[kind.number()], &request(), Rights { all });
+        set(OptionKind::TypeOfService, false).expect("anybody may");
+        let failed = set(OptionKind::Mark, false).expect_err("not anybody may");
+        assert_eq!(failed.refusal, Some(Refusal::NoOption));
+        assert!(failed.sentence.contains("SO_MARK") && failed.sentence.contains("`privileged_options`"), "{failed:?}");
+        set(OptionKind::Mark, true).expect("it is allowed");
+        let failed = may_set(&[9999], &request(), Rights { all: true }).expect_err("nobody knows it");
+        assert_eq!(failed.refusal, Some(Refusal::NoOption));
+        // Whimbrel's own.
+        let marked = |value| {
+            let options = vec![SocketOption { kind: OptionKind::Mark, value }];
+            let mut snapshot = Snapshot::decode(&snapshot(|snapshot| snapshot.options = options)).expect("a snapshot");
+            (take_hidden(&mut snapshot), snapshot.options.len())
+        };
+        assert_eq!((marked(u64::from(HIDDEN)), marked(7)), ((true, 0), (false, 1)));
+    }
+
+    fn refused(bytes: &[u8]) -> String {
+        let failed = announced(&request(), bytes).expect_err("it is taken");
+        assert_eq!(failed.refusal, Some(Refusal::BadSnapshot));
+        failed.sentence
+    }
+
+    #[test]
+    fn a_snapshot_that_is_damaged_newer_or_too_large_is_refused() {
+        let right = snapshot(|_| ());
+        assert!(announced(&request(), &right).is_ok());
+        for length in 0..right.len() {
+            refused(&right[..length]);
+        }
+        let with = |at: usize, bytes: &[u8]| {
+            let mut other = right.clone();
+            other[at..at + bytes.len()].copy_from_slice(bytes);
+            refused(&other)
+        };
+        assert!(with(0, b"ELF").contains("no snapshot"));
+        assert!(with(4, &[0, 2]).contains("version 2"));
+        assert!(with(6, &(MAX_LEN as u32 + 1).to_be_bytes()).contains("at most"));
+        // A record that must be understood, and is of no kind that is known.
+        assert!(with(10, &[0xbf, 0xff]).contains("must not ignore"));
+    }
+
+    #[test]
+    fn a_snapshot_of_another_socket_is_refused() {
+        let elsewhere = "192.0.2.2:53".parse().expect("an endpoint");
+        for forged in [
+            snapshot(|snapshot| snapshot.local = elsewhere),
+            snapshot(|snapshot| snapshot.family = Family::Ipv6),
+            snapshot(|snapshot| snapshot.body = Body::Listening { backlog: 1 }),
+            snapshot(|snapshot| {
+                let Body::Datagram(datagrams) = &mut snapshot.body else { return };
+                datagrams.remote = Some(elsewhere);
+            }),
+            snapshot(|snapshot| {
+                let Body::Datagram(datagrams) = &mut snapshot.body else { return };
+                datagrams.remote = None;
+            }),
+        ] {
+            assert!(refused(&forged).contains("another socket"));
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Sockets and processes that change hosts (decisions 0015, 0020).
+
+pub(crate) mod api;
+pub(crate) mod executor;
+pub(crate) mod process;
