@@ -180,7 +180,7 @@ fn remove_pins_and_files(
     }
     if let Some(instance) = instance {
         crate::role::helpers::continue_stopped(run_dir);
-        crate::host::continue_halted(&run_dir.join("journal"));
+        crate::role::relocation::executor::continue_halted(&run_dir.join("journal"));
         let helped = run_dir.join("helpers");
         for entry in fs::read_dir(&helped).into_iter().flatten().flatten() {
             remove_file(entry.path(), &mut removed)?;

@@ -23,6 +23,7 @@ mod closing;
 pub mod community_file;
 pub mod config;
 pub mod doctor;
+mod effects;
 mod event_log;
 mod event_loop;
 mod events;
@@ -65,9 +66,10 @@ pub use crate::api::server;
 use crate::api::server::Server;
 use crate::community_file::CommunityFile;
 use crate::config::{Config, Level};
+use crate::effects::{Effects, Stores};
 use crate::event_log::EventLog;
 use crate::event_loop::{EventLoop, Parts, Settings};
-use crate::host::{DEFAULT_MTU, Effects, FoundMoves, MARK, Stores};
+use crate::host::{DEFAULT_MTU, MARK};
 use crate::instance::Instance;
 use crate::journal::{Journal, Restored};
 use crate::known_keys::KnownKeys;
@@ -76,6 +78,7 @@ use crate::place::Place;
 pub use crate::role::helpers;
 use crate::role::helpers::Helpers;
 use crate::role::programs::SocketNames;
+use crate::role::relocation::executor::FoundMoves;
 pub use crate::role::relocation::process::helper::serve as serve_criu;
 
 /// Permission bits of the control socket until it is given to whom it is for.
@@ -363,12 +366,12 @@ fn start_on(
     let moves = effects.adopt_moves(clock::now(), &key.public(), &restored.flows, &restored.moves);
     effects.adopt(clock::now(), &restored.flows).map_err(adopting)?;
     if config.stand_in {
-        effects.stand_in(config.port).map_err(adopting)?;
+        effects.deputy.serve(config.port).map_err(host::Failure::from).map_err(adopting)?;
     }
-    effects.speak_for(&config.gateway.behind, config.port).map_err(adopting)?;
-    effects.set_policies(&config.policies);
+    effects.gateway.speak_for(&mut effects.host, &config.gateway.behind, config.port).map_err(adopting)?;
+    effects.host.set_policies(&config.policies);
     effects.relocation.set_rights(config.privileged_options);
-    effects.set_lendable(config.anchor.as_ref().map(config::Anchor::lendable));
+    effects.lender.set_lendable(config.anchor.as_ref().map(config::Anchor::lendable));
 
     let socket_names = SocketNames::new(key.to_bytes().as_slice());
     let of_node = whimbrel_protocol::Config { memory, ..node_config(&config, &effects.known_keys) };

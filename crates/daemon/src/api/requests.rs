@@ -142,12 +142,12 @@ impl EventLoop {
                         .map(|ip| (ip, self.node.standing(ip)))
                         .collect(),
                     heard: self.heard_rewritten(&peers),
-                    own: own_addresses(&self.effects.network),
-                    helpers: self.effects.helper_views(),
+                    own: own_addresses(&self.effects.host.network),
+                    helpers: self.effects.helping.helper_views(),
                     names: self.names_of_members(),
                     met_at: self.met_at(),
-                    elsewhere: self.effects.inhabitants_elsewhere(),
-                    sockets: self.effects.datapath.sockets_apart().ok(),
+                    elsewhere: self.effects.host.inhabitants_elsewhere(),
+                    sockets: self.effects.host.datapath.sockets_apart().ok(),
                     suspended: self.node.is_suspended(),
                     flows,
                     peers,
@@ -159,11 +159,10 @@ impl EventLoop {
             }
             Request::Peers => Reply::Peers(self.peers()),
             Request::Paths => {
-                let (own, called) = (own_addresses(&self.effects.network), self.names_of_members());
-                let paths = self
-                    .node
-                    .peers()
-                    .flat_map(|view| views::paths(&view, self.effects.tunnel_mtu(view.id), self.possible(&own, &view)));
+                let (own, called) = (own_addresses(&self.effects.host.network), self.names_of_members());
+                let paths = self.node.peers().flat_map(|view| {
+                    views::paths(&view, self.effects.host.tunnel_mtu(view.id), self.possible(&own, &view))
+                });
                 let named = |mut path: whimbrel_ipc::Path| {
                     path.peer.name = called.get(&path.peer.key).cloned();
                     path
@@ -329,7 +328,8 @@ impl EventLoop {
                         let failure = Failure::new(format!("a request may name {MAX_PROCESSES} processes"));
                         return Err(failure.on(name).code(Code::TooMany));
                     }
-                    let sockets = sockets.get_or_insert_with(|| views::sockets(self.effects.inhabitants_elsewhere()));
+                    let sockets =
+                        sockets.get_or_insert_with(|| views::sockets(self.effects.host.inhabitants_elsewhere()));
                     views::of_process(&views, pid, sockets)
                 }
                 None => {
@@ -416,7 +416,7 @@ impl EventLoop {
 
     fn hand_off(&mut self, to: Option<IpAddr>, peer: Option<&str>) -> Reply {
         if let Some(to) = to
-            && !own_addresses(&self.effects.network).contains(&to)
+            && !own_addresses(&self.effects.host.network).contains(&to)
         {
             return Reply::Error(
                 Failure::new("this host has no such address").on(to).hint("`whimbrel status` shows those that it has."),
@@ -465,7 +465,7 @@ impl EventLoop {
         }
         self.poll_node();
         let views: Vec<PeerView> = self.node.peers().filter(|view| wanted.contains(&view.id)).collect();
-        match told(&views, !own_addresses(&self.effects.network).is_empty()) {
+        match told(&views, !own_addresses(&self.effects.host.network).is_empty()) {
             Ok(told) => Reply::Handoff(HandoffStarted {
                 to,
                 peers: told.iter().map(|view| views::name(view)).collect(),
@@ -481,7 +481,7 @@ impl EventLoop {
         if !peers.iter().any(|peer| peer.carrier == Carrier::FollowRewrite && peer.moved > 0) {
             return HashSet::new();
         }
-        self.effects.datapath.heard_rewritten().unwrap_or_else(|error| {
+        self.effects.host.datapath.heard_rewritten().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read which connections are answered rewritten");
             HashSet::new()
         })
@@ -525,7 +525,7 @@ impl EventLoop {
 
     fn metrics(&self) -> Vec<Metric> {
         let peers: Vec<PeerView> = self.node.peers().collect();
-        let datapath = self.effects.datapath.counters();
+        let datapath = self.effects.host.datapath.counters();
         if let Err(error) = &datapath {
             tracing::warn!(%error, "cannot read the data plane's counters");
         }
@@ -533,8 +533,8 @@ impl EventLoop {
             suspended: self.node.is_suspended(),
             connections: Connections::count(self.node.flows(), &peers, |address| self.node.standing(address)),
             peers: &peers,
-            kept_addresses: self.effects.kept_addresses().len(),
-            tunnel: self.effects.tunnel.counters().all().collect(),
+            kept_addresses: self.effects.host.kept_addresses().len(),
+            tunnel: self.effects.host.tunnel.counters().all().collect(),
             datapath: datapath.ok(),
         })
     }
@@ -552,21 +552,21 @@ impl EventLoop {
 
     /// This host's addresses, those that it uses towards everywhere first.
     pub(crate) fn met_at(&self) -> Vec<IpAddr> {
-        let mut addresses: Vec<IpAddr> = own_addresses(&self.effects.network).into_iter().collect();
+        let mut addresses: Vec<IpAddr> = own_addresses(&self.effects.host.network).into_iter().collect();
         let preferred: Vec<IpAddr> = EVERYWHERE.iter().filter_map(|to| self.routes.source_for(*to)).collect();
         addresses.sort_by_key(|address| !preferred.contains(address));
         addresses
     }
 
     fn status(&self) -> Status {
-        let network = &self.effects.network;
+        let network = &self.effects.host.network;
         let interface = |index: u32| match network.link(index) {
             Some(link) => link.name.clone(),
             None => format!("#{index}"),
         };
         let peers: Vec<PeerView> = self.node.peers().collect();
-        let device = self.effects.tunnel.device();
-        let counters = self.effects.tunnel.counters();
+        let device = self.effects.host.tunnel.device();
+        let counters = self.effects.host.tunnel.counters();
         let own = own_addresses(network);
         let mut addresses: Vec<LocalAddress> = network
             .addresses
@@ -589,16 +589,16 @@ impl EventLoop {
             state_dir: self.settings.state_dir.clone(),
             place: self.attachments.newest(),
             addresses,
-            kept_addresses: self.effects.kept_addresses().to_vec(),
+            kept_addresses: self.effects.host.kept_addresses().to_vec(),
             suspended: self.node.is_suspended(),
             rendezvous: self.node.rendezvous().into_iter().map(views::rendezvous).collect(),
             meetings: self.settings.config.serve_rendezvous.then(|| views::meetings(self.node.meetings())),
             name_server: self.name_updates.as_ref().map(NameUpdates::view),
             counts: views::counts(&peers, self.node.flows()),
-            attached: self.effects.attached(interface),
+            attached: self.effects.host.attached(interface),
             tunnel: Some(whimbrel_ipc::Tunnel {
                 device: device.name().to_owned(),
-                mtu: self.effects.inner_mtu(),
+                mtu: self.effects.host.inner_mtu(),
                 packets_sent: counters.get(Counter::PacketsSent),
                 packets_received: counters.get(Counter::PacketsReceived),
             }),

@@ -34,18 +34,21 @@ pub(crate) use reload::warn_of;
 use crate::api::server::{ClientId, Server};
 use crate::clock;
 use crate::config::{Config, Level};
+use crate::effects::Effects;
 use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
 use crate::host::inventory::flows::{UdpFlows, bound_ports, ephemeral_ports, is_movable, list_tcp};
 use crate::host::inventory::unmoved;
-use crate::host::{Effects, FoundMoves, Gateway, own_addresses, source_ways};
+use crate::host::{own_addresses, source_ways};
 use crate::link::attachments::{Attachments, Sighting};
 use crate::metrics::Tally;
 use crate::name_server::NameUpdates;
 use crate::policy::Judge;
 use crate::role::anchor::api::Anchors;
+use crate::role::gateway::executor::Gateway;
 use crate::role::programs::{Programs, SocketNames};
 use crate::role::relocation::api::{Moves, known};
+use crate::role::relocation::executor::FoundMoves;
 
 /// How often opened and closed connections are taken in: nothing is done about one in its first second (P-15), and the
 /// data plane does not wake us for each.
@@ -199,7 +202,7 @@ impl EventLoop {
             .map_err(LoopError::new("timerfd_create"))?;
         let now = clock::now();
         // The counter outlives daemons.
-        let this_far = parts.effects.lost_flow_events().unwrap_or(0);
+        let this_far = parts.effects.host.lost_flow_events().unwrap_or(0);
         let mut node = parts.node;
         let settings = &parts.settings;
         let name_updates = settings.config.dns.clone().map(|server| NameUpdates::start(server, &settings.state_dir));
@@ -244,19 +247,19 @@ impl EventLoop {
         };
         let sources = [
             (this.monitor.as_fd(), MONITOR),
-            (this.effects.datapath.event_fd(), DATAPATH),
+            (this.effects.host.datapath.event_fd(), DATAPATH),
             (this.tunnel_wake.as_fd(), TUNNEL),
             (this.server.listener(), LISTENER),
             (this.signals.as_fd(), SIGNALS),
             (this.timer.as_fd(), TIMER),
             (this.answers.wake(), ANSWERS),
             (this.judge.wake(), HOLDERS),
-            (this.effects.helpers_wake(), HELPERS),
+            (this.effects.helping.helpers_wake(), HELPERS),
             (this.effects.wholes.wake(), PROCESSES),
-            (this.effects.making.wake(), NAMESPACES),
-            (this.effects.passes.wake(), PASSES),
+            (this.effects.namespaces_wake(), NAMESPACES),
+            (this.effects.host.passes.wake(), PASSES),
         ];
-        let for_others = this.effects.stand_in_fd().map(|fd| (fd, FOR_OTHERS));
+        let for_others = this.effects.deputy.fd().map(|fd| (fd, FOR_OTHERS));
         let updates = this.name_updates.as_ref().map(|updates| (updates.wake(), NAME_UPDATES));
         for (fd, token) in sources.into_iter().chain(for_others).chain(updates) {
             epoll::add(&this.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
@@ -279,7 +282,7 @@ impl EventLoop {
             .with("key", self.node.public_key().to_string())
             .with("restored_flows", restored.len());
         self.tell(told);
-        if self.effects.is_lending_stopped() {
+        if self.effects.lender.is_lending_stopped(&self.effects.host) {
             self.keep_from_lending();
         }
         let known: Vec<_> =
@@ -288,7 +291,7 @@ impl EventLoop {
             self.tell(Told::taken_over(&flow, peer));
         }
         let network = self.monitor.snapshot()?;
-        self.effects.begin(network.clone());
+        self.effects.host.begin(network.clone());
         self.own = own_addresses(&network);
         self.look_at_offer();
         self.tell_node(&network);
@@ -298,7 +301,7 @@ impl EventLoop {
         self.look_after_leases(moves.tenancies.iter().map(SavedTenancy::lease));
         self.track()?;
         self.drain();
-        self.effects.settle_or_retry(clock::now());
+        self.effects.host.settle_or_retry(clock::now());
         Ok(())
     }
 
@@ -329,7 +332,7 @@ impl EventLoop {
                 self.anchors_gone(&gone);
             }
             // Asked each time round: a pump wakes us a moment before it has ended.
-            if !self.effects.tunnel.is_running() {
+            if !self.effects.host.tunnel.is_running() {
                 return Err(Error::TunnelEnded);
             }
         }
@@ -373,7 +376,7 @@ impl EventLoop {
             DATAPATH => self.unread = true,
             TUNNEL => {
                 clear(&self.tunnel_wake);
-                let more = self.effects.take_in_kept(clock::now(), DATAGRAMS);
+                let more = self.effects.helping.take_in_kept(&mut self.effects.host, clock::now(), DATAGRAMS);
                 if self.take_in_datagrams() || more {
                     let _ = rustix::io::write(&self.tunnel_wake, &1u64.to_ne_bytes());
                 }
@@ -396,7 +399,7 @@ impl EventLoop {
             }
             TIMER => clear(&self.timer),
             FOR_OTHERS => self.take_in_for_others(),
-            HELPERS => self.effects.take_in_helpers(clock::now()),
+            HELPERS => self.effects.helping.take_in_helpers(&mut self.effects.host, clock::now()),
             NAME_UPDATES => self.take_in_name_updates(),
             PROCESSES => self.take_in_processes(clock::now()),
             NAMESPACES => self.take_in_namespaces(clock::now()),
@@ -427,16 +430,16 @@ impl EventLoop {
     fn drain(&mut self) {
         let now = clock::now();
         loop {
-            for (address, reason) in self.effects.take_aside() {
+            for (address, reason) in self.effects.deputy.take_aside() {
                 self.node.stand_aside(address, reason);
             }
             self.poll_node();
             let ops = std::mem::take(&mut self.due.ops);
             let mut quiet = ops.is_empty();
-            self.effects.set_suspended(self.node.is_suspended());
+            self.effects.helping.set_suspended(self.node.is_suspended());
             let results = self.effects.carry_out(now, ops);
             // Before the peer hears that the binding is in force (P-160).
-            for peer in self.effects.take_taken_ports() {
+            for peer in self.effects.host.take_taken_ports() {
                 quiet = false;
                 self.node.handle_wire_port_taken(now, peer);
             }
@@ -446,7 +449,7 @@ impl EventLoop {
             // Words that waited for a result.
             self.poll_node();
             self.effects.follow_up(now);
-            for (peer, sockets) in self.effects.take_found() {
+            for (peer, sockets) in self.effects.host.take_found() {
                 self.node.handle_sockets(now, peer, &sockets);
             }
             // After all that they rely on.
@@ -462,7 +465,7 @@ impl EventLoop {
             for event in std::mem::take(&mut self.due.events) {
                 self.note(now, event);
             }
-            for told in self.effects.take_told() {
+            for told in self.effects.helping.take_told() {
                 self.tell(told);
             }
             self.poll_node();
@@ -485,7 +488,7 @@ impl EventLoop {
     }
 
     fn transmit(&mut self, transmit: &Transmit) {
-        let sent = self.effects.tunnel.send_control(transmit.source, transmit.destination, &transmit.payload);
+        let sent = self.effects.host.tunnel.send_control(transmit.source, transmit.destination, &transmit.payload);
         if let Err(error) = sent {
             // Whoever wants an answer asks again.
             tracing::debug!(to = %transmit.destination, from = ?transmit.source, %error, "cannot send");
@@ -559,17 +562,17 @@ impl EventLoop {
             tracing::warn!("events of the network were lost; looking at all of it again");
         }
         if changed.own {
-            self.effects.look_again();
+            self.effects.host.look_again();
         }
         if changed.attachment() { self.take_in_network() } else { Ok(()) }
     }
 
     fn take_in_network(&mut self) -> Result<(), Error> {
         let network = self.monitor.snapshot()?;
-        let changed = network != self.effects.network;
+        let changed = network != self.effects.host.network;
         // An address that is back must be let go of before anything is sent from it: what leaves from an address that is
         // kept goes to the tunnel's device.
-        let back = own_addresses(&network).iter().any(|address| self.effects.kept_addresses().contains(address));
+        let back = own_addresses(&network).iter().any(|address| self.effects.host.kept_addresses().contains(address));
         if changed && back {
             self.effects.network_changed(clock::now(), network.clone());
         }
@@ -580,7 +583,7 @@ impl EventLoop {
         if changed && !back {
             self.effects.network_changed(clock::now(), network);
         } else if !changed {
-            self.effects.routes_changed(clock::now());
+            self.effects.host.routes_changed(clock::now());
         }
         self.look_at_offer();
         Ok(())
@@ -628,7 +631,7 @@ impl EventLoop {
         let began = clock::now();
         let mut more = true;
         for _ in 0..DATAGRAMS {
-            let Some(received) = self.effects.tunnel.receive_control() else {
+            let Some(received) = self.effects.host.tunnel.receive_control() else {
                 more = false;
                 break;
             };
@@ -639,7 +642,7 @@ impl EventLoop {
         }
         let began = clock::now();
         while clock::now().since(began) < INITIATIONS_WITHIN {
-            let Some(received) = self.effects.tunnel.receive_initiation() else { return more };
+            let Some(received) = self.effects.host.tunnel.receive_initiation() else { return more };
             self.take_in_datagram(received);
         }
         true
@@ -673,7 +676,7 @@ impl EventLoop {
     /// Takes in what came for hosts that have left this host's links.
     fn take_in_for_others(&mut self) {
         for _ in 0..DATAGRAMS {
-            match self.effects.receive_for_others() {
+            match self.effects.deputy.receive() {
                 Some(Seen::Datagram { address, source, payload }) => {
                     self.node.handle_intercepted(clock::now(), address, source, &payload);
                 }
@@ -716,9 +719,9 @@ impl EventLoop {
     /// host from its timers, hand-offs and end (P-142).
     pub(crate) fn take_in_datapath_events(&mut self, now: Time, most: Most) {
         let Self { node, effects, sockets, judge, .. } = self;
-        let own = own_addresses(&effects.network);
+        let own = own_addresses(&effects.host.network);
         let own = |address: IpAddr| own.contains(&address);
-        let kept = effects.kept_addresses().to_vec();
+        let kept = effects.host.kept_addresses().to_vec();
         // P-35: what is introduced has a socket, with an address of this host's. That of a datagram flow may be younger than
         // the last listing, and the birth of a connection may have been missed.
         let here = |flow: &FlowTuple| own(flow.local.ip()) || kept.contains(&flow.local.ip());
@@ -748,9 +751,9 @@ impl EventLoop {
             true
         };
         let (mut acknowledged, mut flows, mut leased, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let entries = effects.journal.flows();
+        let entries = effects.host.journal.flows();
         let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
-        let drained = effects.datapath.drain_events(most, |event| match event {
+        let drained = effects.host.datapath.drain_events(most, |event| match event {
             // A frame on the link may name any destination.
             DatapathEvent::Introduction(introduction) => {
                 if here(&introduction.seen) || in_endpoint(&introduction.seen) {
@@ -781,17 +784,17 @@ impl EventLoop {
             }
             DatapathEvent::Claimed(flow) => node.handle_claim(now, flow),
         });
-        for flow in closed.into_iter().filter(|flow| effects.is_closed(flow)) {
+        for flow in closed.into_iter().filter(|flow| effects.host.is_closed(flow)) {
             flows.push((flow, false));
             node.handle_flow_closed(now, flow);
         }
-        effects.take_in_acknowledged(now, &acknowledged);
-        effects.take_in_flows(now, &flows);
+        effects.helping.take_in_acknowledged(&mut effects.host, now, &acknowledged);
+        effects.helping.take_in_flows(&mut effects.host, now, &flows);
         // Whatever became of them, in that order.
         for (flow, opened) in leased {
             match opened {
-                Some(accepted) => effects.note_young(now, flow, accepted),
-                None => effects.forget_young(&flow),
+                Some(accepted) => effects.tenant.note_young(now, flow, accepted),
+                None => effects.tenant.forget_young(&flow),
             }
         }
         match drained {
@@ -802,7 +805,7 @@ impl EventLoop {
 
     /// Lists all connections. Those of `known` that are not among them are closed.
     fn take_in_flows(&mut self, now: Time, known: &[FlowTuple]) -> Result<(), Error> {
-        let own = own_addresses(&self.effects.network);
+        let own = own_addresses(&self.effects.host.network);
         let found = list_tcp(&mut self.sockets, &|address| own.contains(&address))?;
         let there: HashSet<FlowTuple> = found.iter().map(|found| found.flow).collect();
         for found in found {
@@ -813,7 +816,7 @@ impl EventLoop {
         self.take_in_udp(now);
         let udp = &self.udp;
         for flow in known.iter().filter(|flow| !there.contains(flow) && !udp.contains(flow)) {
-            if !self.effects.is_elsewhere(flow) {
+            if !self.effects.host.is_elsewhere(flow) {
                 self.node.handle_flow_closed(now, *flow);
             }
         }
@@ -821,7 +824,7 @@ impl EventLoop {
     }
 
     pub(crate) fn take_in_udp(&mut self, now: Time) {
-        let own = own_addresses(&self.effects.network);
+        let own = own_addresses(&self.effects.host.network);
         match self.udp.update(&mut self.sockets, &|address| own.contains(&address)) {
             Ok((opened, closed)) => {
                 for found in opened {
@@ -837,15 +840,15 @@ impl EventLoop {
         }
         match bound_ports(&mut self.sockets) {
             Ok(mut bound) => {
-                bound.extend(self.effects.ports_elsewhere());
+                bound.extend(self.effects.host.ports_elsewhere());
                 self.node.handle_bound_ports(bound, ephemeral_ports());
             }
             Err(error) => tracing::warn!(%error, "cannot list the ports that sockets are bound to"),
         }
-        if let Err(failure) = self.effects.look_at_filters() {
+        if let Err(failure) = self.effects.host.look_at_filters() {
             tracing::warn!(%failure, "cannot tell the data plane whether a reverse path filter is strict");
         }
-        for flow in self.effects.ended_flows() {
+        for flow in self.effects.host.ended_flows() {
             self.node.handle_flow_closed(now, flow);
         }
     }
@@ -867,7 +870,7 @@ impl EventLoop {
             self.judge.look(&mut self.node, now);
             self.programs_due(now);
             self.anchors_due(now);
-            self.effects.look_for_ports();
+            self.effects.host.look_for_ports();
             self.take_in_processes(now);
             self.retire_listeners(now);
             self.look_after_clients(now);
@@ -884,7 +887,7 @@ impl EventLoop {
         if self.next_udp_tick <= now {
             self.next_udp_tick = now + UDP_TICK;
             self.take_in_udp(now);
-            self.effects.look_for_left();
+            self.effects.lender.look_for_left(&mut self.effects.wholes, &mut self.effects.host);
         }
     }
 
@@ -909,7 +912,7 @@ impl EventLoop {
 
     /// Lists all connections again where the data plane had more to report than was read in time.
     fn make_up_for_losses(&mut self, now: Time) {
-        let lost = match self.effects.lost_flow_events() {
+        let lost = match self.effects.host.lost_flow_events() {
             Ok(lost) => lost,
             Err(failure) => {
                 tracing::warn!(%failure, "cannot read the data plane's counters");
@@ -925,7 +928,7 @@ impl EventLoop {
         if let Err(error) = self.take_in_flows(now, &known) {
             tracing::warn!(%error, "cannot list connections");
         }
-        self.effects.look_for_ended(now);
+        self.effects.helping.look_for_ended(&mut self.effects.host, now);
     }
 
     fn set_timer(&self) -> Result<(), Error> {

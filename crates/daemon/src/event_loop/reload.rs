@@ -19,10 +19,10 @@ impl EventLoop {
         };
         (self.settings.set_log_level)(config.log);
         warn_of(&config);
-        self.effects.set_kick(config.kick);
+        self.effects.host.set_kick(config.kick);
         crate::grant(&self.server, config.control_mode);
         self.judge.replace(config.policies.clone(), &mut self.node);
-        self.effects.set_policies(&config.policies);
+        self.effects.host.set_policies(&config.policies);
         let differing = self.settings.config.differences(&config);
         (self.settings.config.log, self.settings.config.kick, self.settings.config.control_mode) =
             (config.log, config.kick, config.control_mode);

@@ -1,15 +1,16 @@
 //! Flows that the node knows, in everything that has to know them: data plane, tunnel, journal, routes, names.
 
 use std::collections::HashMap;
+use whimbrel_kernel::endpoint;
 
 use whimbrel_datapath as datapath;
 use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Places, Time, View};
 use whimbrel_tunnel::{Peer, TunnelFlow};
 use whimbrel_wire::FlowTuple;
 
-use super::{Effects, Failure};
+use super::{Failure, Host};
 
-impl Effects {
+impl Host {
     pub(crate) fn install_flow(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry) -> Result<(), Failure> {
         let toward = self.toward(now, &flow, &entry);
         let before = self.journal.flows().get(&flow);
@@ -50,7 +51,6 @@ impl Effects {
         self.remotes.add(&flow, &entry);
         self.names.add(&flow, &entry);
         self.journal.save_flow(flow, entry);
-        self.helping.note_flow(flow);
         if self.hooks.note_introduced(now, true) {
             self.apply_hooks()?;
         }
@@ -72,7 +72,6 @@ impl Effects {
         let end = self.journal.flows().get(&flow).map(|before| before.end);
         self.journal.remove_flow(flow);
         self.tunnel.remove_flow(&flow);
-        self.gateway.forget(&flow);
         // What its socket's new host gets includes what the peer sends as it has until now.
         if self.tunnel.sets_aside(&flow) {
             let name = self.datapath.leave_flow(&flow)?;
@@ -87,14 +86,15 @@ impl Effects {
         Ok(())
     }
 
-    /// Takes over what a daemon before this one left: the flows that the data plane has and the journal does not know
-    /// are removed, those that are missing there are put back. What is moved stays so until the node says otherwise.
-    pub(crate) fn adopt(&mut self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) -> Result<(), Failure> {
-        let present: HashMap<_, _> = self.datapath.flows()?.into_iter().collect();
-        let strangers = present.iter().filter(|(flow, _)| !flows.contains_key(flow));
-        let strangers: Vec<_> =
-            strangers.filter(|(flow, entry)| !self.adopt_home(flow, entry)).map(|(flow, _)| *flow).collect();
-        self.datapath.remove_flows(&strangers)?;
+    /// Takes over flows of a daemon before this one. `present`: those that the data plane has; `strangers` are removed from it.
+    pub(crate) fn adopt_flows(
+        &mut self,
+        now: Time,
+        flows: &HashMap<FlowTuple, FlowEntry>,
+        present: &HashMap<FlowTuple, datapath::FlowEntry>,
+        strangers: &[FlowTuple],
+    ) -> Result<(), Failure> {
+        self.datapath.remove_flows(strangers)?;
         let entries: Vec<_> = flows
             .iter()
             .map(|(flow, entry)| (*flow, data_plane_entry(entry, self.toward_adopted(flow, entry))))
@@ -119,8 +119,61 @@ impl Effects {
             }
         }
         self.fitting.note_ways(now);
-        self.adopt_helped(now, flows);
         Ok(())
+    }
+
+    /// Where the data plane finds this host's end of a flow that is to be known to it.
+    pub(crate) fn toward(&mut self, now: Time, flow: &FlowTuple, entry: &FlowEntry) -> datapath::Toward {
+        let before = self.journal.flows().get(flow).map(|before| before.end);
+        if let Some(before) = before.filter(|before| *before != entry.end) {
+            self.release_flow_endpoint(now, flow, before);
+        }
+        if entry.end == LocalEnd::Endpoint && !self.endpoints.counts(flow) {
+            let Self { endpoints, datapath, .. } = self;
+            if let Err(error) = endpoints.need_for(now, flow, datapath) {
+                tracing::error!(%flow, %error, "a connection has no namespace for its address");
+            }
+        }
+        self.toward_adopted(flow, entry)
+    }
+
+    /// As [`Host::toward`], of a flow whose namespace is there, if it is to be in one: that of a daemon before this one, say.
+    pub(crate) fn toward_adopted(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> datapath::Toward {
+        self.keep_port(flow, entry);
+        match entry.end {
+            LocalEnd::Here => datapath::Toward::Stack,
+            LocalEnd::Behind => {
+                self.let_forward();
+                datapath::Toward::Routes
+            }
+            LocalEnd::Passing => {
+                self.let_forward();
+                datapath::Toward::Passing
+            }
+            // Without a namespace nothing of it gets anywhere.
+            LocalEnd::Endpoint => datapath::Toward::Endpoint(self.endpoints.interface(flow).unwrap_or_default()),
+        }
+    }
+
+    /// What comes by the tunnel for other hosts may be passed on.
+    pub(crate) fn let_forward(&mut self) {
+        if !std::mem::replace(&mut self.forwards, true)
+            && let Err(error) = endpoint::let_forward(self.tunnel.device().name())
+        {
+            tracing::error!(%error, "connections whose sockets are with other hosts stand still");
+        }
+    }
+
+    /// A flow is over, or its end not there any more: with a socket in a namespace of its own, or with another host's socket.
+    pub(crate) fn release_flow_endpoint(&mut self, now: Time, flow: &FlowTuple, end: LocalEnd) {
+        match end {
+            LocalEnd::Endpoint => self.endpoints.release_flow(now, flow),
+            LocalEnd::Behind => {
+                self.release_port(flow);
+                self.left.push(flow.remote.ip());
+            }
+            LocalEnd::Here | LocalEnd::Passing => {}
+        }
     }
 }
 

@@ -59,6 +59,21 @@ impl Lingering {
     }
 }
 
+/// What may have packets held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Mover {
+    /// Sockets that change hosts.
+    Sockets,
+    /// Processes that do.
+    Processes,
+    /// What comes where sockets were.
+    Late,
+    /// Endpoints that are lent.
+    Lender,
+    /// Endpoints that are on lease here.
+    Tenant,
+}
+
 /// What decides it.
 #[derive(Debug, Default)]
 pub(crate) struct Hooks {
@@ -70,9 +85,11 @@ pub(crate) struct Hooks {
     introducing: bool,
     /// Numbers of some flows are translated, wherever they are.
     helped: bool,
-    /// Sockets are being given away, or endpoints lent, so that packets are held at any moment.
+    /// Sockets are being given away, or endpoints lent, so that packets are held at any moment: for these.
+    busy: BTreeSet<Mover>,
     moving: Lingering,
-    /// Sockets rest, or are about to, and what comes for them meanwhile is set aside.
+    /// Sockets rest, or are about to, and what comes for them meanwhile is set aside: for these.
+    setting_aside: BTreeSet<Mover>,
     resting: Lingering,
     /// Peers whose held flows are listened for (P-39).
     listening: BTreeSet<PeerId>,
@@ -104,14 +121,20 @@ impl Hooks {
         std::mem::replace(&mut self.helped, helped) != helped
     }
 
-    /// Notes whether sockets are being given away. Returns whether that is new.
-    pub(crate) fn note_moving(&mut self, now: Time, moving: bool) -> bool {
-        self.moving.set(now, moving)
-    }
-
-    /// Notes whether sockets rest, or are about to. Returns whether that is new.
-    pub(crate) fn note_resting(&mut self, now: Time, resting: bool) -> bool {
-        self.resting.set(now, resting)
+    /// Notes who may have packets held at any moment, and who sets packets aside. Returns whether the first is new, and whether
+    /// the second begins.
+    pub(crate) fn note_movers(&mut self, now: Time, movers: &[(Mover, bool, bool)]) -> (bool, bool) {
+        for (mover, busy, resting) in movers {
+            for (all, is_in) in [(&mut self.busy, busy), (&mut self.setting_aside, resting)] {
+                if *is_in {
+                    all.insert(*mover)
+                } else {
+                    all.remove(mover)
+                };
+            }
+        }
+        let is_resting = !self.setting_aside.is_empty();
+        (self.moving.set(now, !self.busy.is_empty()), self.resting.set(now, is_resting) && is_resting)
     }
 
     /// Notes whether held flows of a peer are listened for.
@@ -200,9 +223,12 @@ mod tests {
         let (mut hooks, now) = (Hooks::default(), Time::default());
         assert!(!hooks.gives_back());
         // A lease alone sets nothing aside.
-        assert!(hooks.note_moving(now, true) && !hooks.gives_back());
-        assert!(hooks.note_resting(now, true) && hooks.gives_back());
-        assert!(hooks.note_resting(now, false) && hooks.gives_back() && !hooks.carrying());
+        assert_eq!(hooks.note_movers(now, &[(Mover::Lender, true, false)]), (true, false));
+        assert!(!hooks.gives_back());
+        assert_eq!(hooks.note_movers(now, &[(Mover::Sockets, true, true)]), (false, true));
+        assert!(hooks.gives_back());
+        assert_eq!(hooks.note_movers(now, &[(Mover::Sockets, false, false)]), (false, false));
+        assert!(hooks.gives_back() && !hooks.carrying());
         assert!(hooks.expire(now + LINGER) && !hooks.gives_back());
     }
 }

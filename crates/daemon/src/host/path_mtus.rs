@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use whimbrel_datapath as datapath;
 use whimbrel_protocol::{Binding, PeerId, Time};
 
-use super::{DEFAULT_MTU, Effects};
+use super::{DEFAULT_MTU, Host};
 
 /// How what is rewritten for a peer leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl WayOut {
     }
 }
 
-impl Effects {
+impl Host {
     /// Takes in what the kernel knows of the paths by now; returns whether any has changed.
     pub(crate) fn look_at_mtus(&mut self) -> bool {
         let mut changed = false;

@@ -7,10 +7,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use whimbrel_protocol::{BindingOp, Op, PeerId, Time};
+use whimbrel_protocol::{PeerId, Time};
 
-use super::Effects;
-use super::introductions::Snapshot;
+use super::Host;
 
 /// The senders of a peer with no more flows than these are woken at once: a few milliseconds' work.
 const FEW: usize = 2_000;
@@ -28,13 +27,11 @@ pub(crate) struct Postponed {
     next: BTreeMap<PeerId, (Time, bool)>,
 }
 
-impl Effects {
-    /// Puts off what would wake very many senders. What is not put off is given back.
-    pub(crate) fn postpone(&mut self, now: Time, op: Op) -> Option<Op> {
-        let Op::Binding(BindingOp::Kick { peer, lost }) = op else { return Some(op) };
+impl Host {
+    /// Whether the senders of a peer may be woken now, and then whether what they had in flight is lost. Very many are put off.
+    pub(crate) fn take_turn(&mut self, now: Time, peer: PeerId, lost: bool) -> Option<bool> {
         if self.remotes.flows_of(peer) <= FEW {
-            let lost = self.postponed.remove(peer) | lost;
-            return Some(BindingOp::Kick { peer, lost }.into());
+            return Some(self.postponed.remove(peer) | lost);
         }
         let locator = self.bindings.get(&peer).map(|binding| binding.peer_locator);
         if locator.and_then(|locator| self.tunnels.allowance(peer, locator)).is_some() {
@@ -46,15 +43,9 @@ impl Effects {
         None
     }
 
-    /// Wakes those whose turn it is.
-    pub(crate) fn wake_postponed(&mut self, now: Time) {
-        for (peer, lost) in self.postponed.take_next() {
-            let mut snapshot = Snapshot::default();
-            self.go_on(now, &[(peer, lost)], &mut snapshot);
-            if let Err(failure) = self.carry_out_on_binding(now, BindingOp::Kick { peer, lost }, &mut snapshot) {
-                tracing::warn!(%peer, %failure, "cannot wake senders");
-            }
-        }
+    /// Takes those whose turn it is, with whether what they had in flight is lost.
+    pub(crate) fn take_postponed(&mut self) -> Vec<(PeerId, bool)> {
+        self.postponed.take_next()
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use whimbrel_protocol::{PeerId, TunnelPath};
 use whimbrel_tunnel::{PathError, Peer, Tunnel};
 
-use super::Effects;
+use super::Host;
 
 /// Of Ethernet, where nothing better is known, in bytes.
 pub(crate) const DEFAULT_MTU: u32 = 1500;
@@ -137,7 +137,7 @@ impl Tunnels {
     }
 }
 
-impl Effects {
+impl Host {
     /// The MTU of the way to a peer, in bytes, where it has a tunnel.
     pub(crate) fn tunnel_mtu(&self, peer: PeerId) -> Option<u32> {
         self.tunnels.mtu(peer)

@@ -8,7 +8,7 @@ use whimbrel_kernel::sock_diag::{Connection, Listener, MOVABLE, SockDiag};
 use whimbrel_kernel::{Error, process};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use crate::host::at;
+use crate::host::sockets::at;
 
 /// Sockets of one network namespace.
 #[derive(Clone, Debug, Default)]

@@ -15,7 +15,7 @@ use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::host::introductions::WINDOW;
-use crate::host::{Effects, Failure, MARK};
+use crate::host::{Failure, Host, MARK};
 
 /// Introductions whose numbers are remembered at least: as many as may be open in all (P-101).
 const HEARD_MOST: usize = 4096;
@@ -241,35 +241,35 @@ impl Gateway {
     }
 }
 
-impl Effects {
+impl Gateway {
     /// Has what is said to the control port of these hosts come here, and of no others.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub(crate) fn speak_for(&mut self, behind: &[Prefix], port: u16) -> Result<(), Failure> {
+    pub(crate) fn speak_for(&mut self, host: &mut Host, behind: &[Prefix], port: u16) -> Result<(), Failure> {
         let prefixes: Vec<route::Prefix> =
             behind.iter().map(|prefix| route::Prefix { address: prefix.address, length: prefix.length }).collect();
-        let names = match &mut self.gateway.names {
+        let names = match &mut self.names {
             Some(names) => names,
             none => none.insert(InTheirName::open()?),
         };
         // Flows are marked by either of the two bits alone.
         names.apply(&prefixes, port, Mark { value: MARK.mask, mask: MARK.mask })?;
-        self.datapath.claim_fragments((!behind.is_empty()).then_some(port))?;
+        host.datapath.claim_fragments((!behind.is_empty()).then_some(port))?;
         Ok(())
     }
 
     /// Ends it, as nothing is carried any more.
     pub(crate) fn speak_for_nobody(&mut self) -> Result<(), Failure> {
-        if let Some(names) = &mut self.gateway.names {
+        if let Some(names) = &mut self.names {
             names.release()?;
         }
         Ok(())
     }
 
-    pub(crate) fn kick_hosts(&mut self, now: Time) {
-        let Self { gateway, datapath, injector, .. } = self;
-        if let Err(failure) = gateway.kick(now, datapath, injector) {
+    /// Goes on with waking hosts.
+    pub(crate) fn kick_hosts(&mut self, host: &Host, now: Time) {
+        if let Err(failure) = self.kick(now, &host.datapath, &host.injector) {
             tracing::warn!(%failure, "cannot wake hosts that this one speaks for");
         }
     }

@@ -1,6 +1,6 @@
 //! Helpers are told how connections stand, and get what the data plane has for them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::BorrowedFd;
 
 use whimbrel_ipc as ipc;
@@ -8,8 +8,7 @@ use whimbrel_protocol::{Binding, Carrier, FlowEntry, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
 use crate::events::Told;
-use crate::host::Effects;
-use crate::host::introductions::Snapshot;
+use crate::host::Host;
 use crate::role::helpers::{Helpers, Means, Situation, Standing};
 
 /// The helpers, and what has changed since they were last told.
@@ -50,143 +49,136 @@ impl Helping {
     }
 }
 
-/// Does something with the helpers and what they work with.
-macro_rules! with_means {
-    ($effects:expr, |$helpers:ident, $means:ident| $work:expr) => {{
-        let Effects { helping, datapath, injector, tunnel, .. } = $effects;
-        let $means = &mut Means { datapath, injector, tunnel };
-        let $helpers = &mut helping.helpers;
-        $work
-    }};
+/// What helpers work with.
+fn means(host: &mut Host) -> Means<'_> {
+    let Host { datapath, injector, tunnel, .. } = host;
+    Means { datapath, injector, tunnel }
 }
 
-impl Effects {
+impl Helping {
     /// Readable when a helper program has something to say.
     pub(crate) fn helpers_wake(&self) -> BorrowedFd<'_> {
-        self.helping.helpers.wake()
+        self.helpers.wake()
     }
 
     /// Whether this host itself is to wait, so that nobody is to be helped out for.
     pub(crate) fn set_suspended(&mut self, suspended: bool) {
-        self.helping.suspended = suspended;
+        self.suspended = suspended;
     }
 
     /// What helps which connection.
     pub(crate) fn helper_views(&self) -> HashMap<FlowTuple, ipc::Helper> {
-        self.helping.helpers.views()
+        self.helpers.views()
     }
 
     /// What helpers have to tell.
     pub(crate) fn take_told(&mut self) -> Vec<Told> {
-        self.helping.helpers.take_told()
+        self.helpers.take_told()
     }
 
     /// Tells the helpers what has become of connections.
-    pub(crate) fn help(&mut self, now: Time) {
-        let (peers, flows) = (std::mem::take(&mut self.helping.peers), std::mem::take(&mut self.helping.flows));
-        if self.helping.helpers.is_idle() || peers.is_empty() && flows.is_empty() {
+    pub(crate) fn help(&mut self, host: &mut Host, now: Time) {
+        let (peers, flows) = (std::mem::take(&mut self.peers), std::mem::take(&mut self.flows));
+        if self.helpers.is_idle() || peers.is_empty() && flows.is_empty() {
             return;
         }
-        let known = self.journal.flows();
+        let known = host.journal.flows();
         let concerned = known.iter().filter(|(flow, entry)| peers.contains(&entry.peer) || flows.contains(flow));
         let situations: Vec<Situation> = concerned
             .map(|(flow, entry)| Situation {
                 flow: *flow,
                 entry: *entry,
-                key: self.journal.key_of(entry.peer),
-                standing: self.helping.standing(entry, self.bindings.get(&entry.peer)),
+                key: host.journal.key_of(entry.peer),
+                standing: self.standing(entry, host.bindings.get(&entry.peer)),
             })
             .collect();
         let away: BTreeSet<FlowTuple> = known
             .iter()
-            .filter(|(_, entry)| self.helping.standing(entry, self.bindings.get(&entry.peer)) == Standing::Away)
+            .filter(|(_, entry)| self.standing(entry, host.bindings.get(&entry.peer)) == Standing::Away)
             .map(|(flow, _)| *flow)
             .collect();
-        with_means!(self, |helpers, means| helpers.update(now, means, &situations, &|flow| away.contains(flow)));
-        self.helped(now);
+        self.helpers.update(now, &mut means(host), &situations, &|flow| away.contains(flow));
+        self.helped(host, now);
     }
 
     /// After anything that helpers did: what they need, and whom they let go on.
-    fn helped(&mut self, now: Time) {
-        if self.hooks.note_helped(self.helping.helpers.translates())
-            && let Err(failure) = self.apply_hooks()
+    fn helped(&mut self, host: &mut Host, now: Time) {
+        if host.hooks.note_helped(self.helpers.translates())
+            && let Err(failure) = host.apply_hooks()
         {
             tracing::warn!(%failure, "cannot attach the programs to every interface");
         }
-        let released = self.helping.helpers.take_released();
-        if released.is_empty() || !self.kick {
-            return;
-        }
-        for peer in released {
-            self.kicks.begin(now, peer, None);
-        }
-        if let Err(failure) = self.run_kicks(now, &mut Snapshot::default()) {
-            tracing::warn!(%failure, "cannot wake senders");
-        }
+        let released = self.helpers.take_released();
+        host.wake_senders_of(now, &released);
     }
 
     /// Takes in what live ends sent while their peers are away, `most` packets of it; whether there may be more.
-    pub(crate) fn take_in_kept(&mut self, now: Time, most: usize) -> bool {
+    pub(crate) fn take_in_kept(&mut self, host: &mut Host, now: Time, most: usize) -> bool {
         let mut taken = 0;
         while taken < most
-            && let Some(packet) = self.tunnel.receive_kept()
+            && let Some(packet) = host.tunnel.receive_kept()
         {
             taken += 1;
-            with_means!(self, |helpers, means| helpers.handle_packet(now, means, &packet));
+            self.helpers.handle_packet(now, &mut means(host), &packet);
         }
-        self.helped(now);
+        self.helped(host, now);
         taken == most
     }
 
     /// Peers have told what they have of what was kept for them.
-    pub(crate) fn take_in_acknowledged(&mut self, now: Time, words: &[(FlowTuple, u32, u16)]) {
+    pub(crate) fn take_in_acknowledged(&mut self, host: &mut Host, now: Time, words: &[(FlowTuple, u32, u16)]) {
         for (flow, next, window) in words {
-            with_means!(self, |helpers, means| helpers.handle_acknowledged(now, means, *flow, *next, *window));
+            self.helpers.handle_acknowledged(now, &mut means(host), *flow, *next, *window);
         }
         if !words.is_empty() {
-            self.helped(now);
+            self.helped(host, now);
         }
     }
 
     /// Connections were opened (true) and have ended.
-    pub(crate) fn take_in_flows(&mut self, now: Time, flows: &[(FlowTuple, bool)]) {
-        if self.helping.helpers.is_idle() {
+    pub(crate) fn take_in_flows(&mut self, host: &mut Host, now: Time, flows: &[(FlowTuple, bool)]) {
+        if self.helpers.is_idle() {
             return;
         }
         for (flow, opened) in flows {
             if *opened {
-                self.helping.helpers.handle_opened(flow);
+                self.helpers.handle_opened(flow);
             } else {
-                with_means!(self, |helpers, means| helpers.handle_closed(now, means, *flow));
+                self.helpers.handle_closed(now, &mut means(host), *flow);
             }
         }
-        self.helped(now);
+        self.helped(host, now);
     }
 
     /// Some connections may have ended without a word of it.
-    pub(crate) fn look_for_ended(&mut self, now: Time) {
-        if !self.helping.helpers.is_idle() {
-            with_means!(self, |helpers, means| helpers.look_for_ended(now, means));
-            self.helped(now);
+    pub(crate) fn look_for_ended(&mut self, host: &mut Host, now: Time) {
+        if !self.helpers.is_idle() {
+            self.helpers.look_for_ended(now, &mut means(host));
+            self.helped(host, now);
         }
     }
 
     /// Helper programs have something to say.
-    pub(crate) fn take_in_helpers(&mut self, now: Time) {
-        with_means!(self, |helpers, means| helpers.handle_ready(now, means));
-        self.helped(now);
+    pub(crate) fn take_in_helpers(&mut self, host: &mut Host, now: Time) {
+        self.helpers.handle_ready(now, &mut means(host));
+        self.helped(host, now);
     }
 
-    pub(crate) fn handle_helpers_timeout(&mut self, now: Time) {
-        if self.helping.helpers.poll_timeout().is_some_and(|due| due <= now) {
-            with_means!(self, |helpers, means| helpers.handle_timeout(now, means));
-            self.helped(now);
+    pub(crate) fn handle_helpers_timeout(&mut self, host: &mut Host, now: Time) {
+        if self.helpers.poll_timeout().is_some_and(|due| due <= now) {
+            self.helpers.handle_timeout(now, &mut means(host));
+            self.helped(host, now);
         }
     }
 
-    pub(crate) fn adopt_helped(&mut self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) {
-        let at_rest = self.at_rest();
-        with_means!(self, |helpers, means| helpers.adopt(now, means, flows, &at_rest));
-        self.hooks.note_helped(self.helping.helpers.translates());
+    pub(crate) fn adopt_helped(
+        &mut self,
+        host: &mut Host,
+        now: Time,
+        flows: &HashMap<FlowTuple, FlowEntry>,
+        at_rest: &HashSet<FlowTuple>,
+    ) {
+        self.helpers.adopt(now, &mut means(host), flows, at_rest);
+        host.hooks.note_helped(self.helpers.translates());
     }
 }

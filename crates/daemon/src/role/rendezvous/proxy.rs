@@ -10,8 +10,6 @@ use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::stand_in::{Seen, StandIn};
 use whimbrel_protocol::{StandInStatus, Time};
 
-use crate::host::{Effects, Failure};
-
 /// How often it is asked whether anybody has an address, and how long an answer is waited for. RFC 5227 §2.1.1 has seconds
 /// between, for hosts that are yet to be plugged in; here each moment holds connections up, and a claim is heeded later too.
 const PROBES: u32 = 3;
@@ -145,31 +143,6 @@ impl Deputy {
     /// Takes what is not stood in for after all, and why.
     pub(crate) fn take_aside(&mut self) -> Vec<(IpAddr, StandInStatus)> {
         std::mem::take(&mut self.aside)
-    }
-}
-
-impl Effects {
-    /// Stands in for hosts that have left this host's links, where the node asks for it.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub(crate) fn stand_in(&mut self, port: u16) -> Result<(), Failure> {
-        Ok(self.deputy.serve(port)?)
-    }
-
-    /// Readable when something came for a host that has left.
-    pub(crate) fn stand_in_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.deputy.fd()
-    }
-
-    /// Takes in the next packet that may concern a host that has left.
-    pub(crate) fn receive_for_others(&mut self) -> Option<Seen> {
-        self.deputy.receive()
-    }
-
-    /// Takes the addresses that are not stood in for after all, and why.
-    pub(crate) fn take_aside(&mut self) -> Vec<(IpAddr, StandInStatus)> {
-        self.deputy.take_aside()
     }
 }
 

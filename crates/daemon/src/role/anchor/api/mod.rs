@@ -29,7 +29,8 @@ use crate::clock;
 use crate::closing::Received;
 use crate::event_loop::EventLoop;
 use crate::events::Told;
-use crate::host::{HIDDEN, Young};
+use crate::host::endpoints::HIDDEN;
+use crate::role::anchor::executor::young::Young;
 use crate::role::programs::{WantedSocket, failed, plain_socket};
 
 use crate::role::anchor::offer::{About, Fault};
@@ -183,7 +184,7 @@ impl EventLoop {
     pub(crate) fn want_ports(&mut self, address: IpAddr, owners: Vec<PublicKey>) {
         let own = self.node.public_key();
         let asked = |asked: &Asked| matches!(asked.wanted[..], [Wanted::Process { address: of }] if of == address);
-        if self.effects.draws_ports(address) || self.anchors.asked.values().any(asked) {
+        if self.effects.tenant.draws_ports(address) || self.anchors.asked.values().any(asked) {
             return;
         }
         let others = owners.into_iter().filter(|owner| *owner != own).map(Some).collect();
@@ -257,13 +258,13 @@ impl EventLoop {
         address: SocketAddr,
         waits_until: Option<Time>,
     ) -> Option<Result<Option<Reply>, Failure>> {
-        let (local, brought) = self.effects.namespace_with(socket)?;
+        let (local, brought) = self.effects.host.namespace_with(socket)?;
         let end = SocketAddr::new(local, address.port());
         if !address.ip().is_unspecified() && address.ip().to_canonical() != local {
             let failure = Failure::new("the socket's anchor has another address").on(local).code(Code::Unavailable);
             return Some(Err(failure));
         }
-        if end.port() == 0 || self.effects.is_in_namespace_of(socket, end) {
+        if end.port() == 0 || self.effects.tenant.is_in_namespace_of(&self.effects.host, socket, end) {
             return Some(bind(socket, address).map(Some));
         }
         let taken_of = self.node.lessor_of(end);
@@ -283,7 +284,7 @@ impl EventLoop {
             None => {
                 let lease = self.lease(asked, lessor, Ends { first: end, count: 1 });
                 if let (Some(lease), Some(first)) = (lease, brought) {
-                    self.effects.join_namespace(lease, first);
+                    self.effects.tenant.join_namespace(lease, first);
                 }
             }
         }
@@ -352,7 +353,7 @@ impl EventLoop {
                 if let [Wanted::Namespace { namespace, wanted, .. }] = &mut asked.wanted[..]
                     && let Some(namespace) = namespace.take()
                 {
-                    self.effects.bring_namespace(lease, namespace, wanted.hidden);
+                    self.effects.tenant.bring_namespace(lease, namespace, wanted.hidden);
                 }
                 self.anchors.asked.insert(lease, asked);
                 Some(lease)
@@ -454,7 +455,7 @@ impl EventLoop {
                 self.wait_for_any(asked);
             }
             Some(asked) if asked.others.is_empty() || why == Refusal::Taken => {
-                self.effects.forget_namespace(lease);
+                self.effects.tenant.forget_namespace(lease);
                 let code = match why {
                     Refusal::Taken => Code::InUse,
                     Refusal::NotAllowed => Code::Denied,
@@ -485,7 +486,7 @@ impl EventLoop {
     /// Of a lease that did not come about.
     fn take_namespace_back(&mut self, lease: FlowName, asked: &mut Asked) {
         if let [Wanted::Namespace { namespace, .. }] = &mut asked.wanted[..] {
-            *namespace = self.effects.take_namespace(lease);
+            *namespace = self.effects.tenant.take_namespace(lease);
         }
     }
 
@@ -527,7 +528,7 @@ impl EventLoop {
             match wanted {
                 Wanted::Socket { client, socket } => {
                     let who = self.server.credentials(client);
-                    let made = self.effects.in_namespace(ends.first.ip(), || plain_socket(socket, who));
+                    let made = self.effects.host.in_namespace(ends.first.ip(), || plain_socket(socket, who));
                     let hide = |made: OwnedFd| match socket.hidden {
                         true => namespace::mark(made.as_fd(), HIDDEN).map(|()| made),
                         false => Ok(made),
@@ -580,7 +581,7 @@ impl EventLoop {
         };
         while let Some(port) = wanted.ports.pop() {
             let end = SocketAddr::new(block.first.ip(), port);
-            if !self.effects.is_in_namespace(first.value(), end) {
+            if !self.effects.host.is_in_namespace(first.value(), end) {
                 let taken_of = self.node.lessor_of(end);
                 if taken_of.is_some() {
                     wanted.ports.push(port);
@@ -595,7 +596,7 @@ impl EventLoop {
                     return self.wait_for_end(of, end, asked);
                 }
                 if let Some(lease) = self.lease(asked, anchor, Ends { first: end, count: 1 }) {
-                    self.effects.join_namespace(lease, first.value());
+                    self.effects.tenant.join_namespace(lease, first.value());
                 }
                 return;
             }
@@ -621,7 +622,7 @@ impl EventLoop {
 
     /// What is due of anchors: connections that have lasted are claimed, what nobody uses is returned.
     pub(crate) fn anchors_due(&mut self, now: Time) {
-        for young in self.effects.take_mature(now) {
+        for young in self.effects.tenant.take_mature(&mut self.effects.host, now) {
             // One that was moved here is a flow already.
             if !self.node.has_flow(&young.flow) && self.node.claim_flow(now, young.flow, young.hidden) {
                 self.anchors.lasting.insert(young.flow, young);
@@ -645,7 +646,7 @@ impl EventLoop {
             return Some(wish);
         }
         self.anchors.claiming.insert(flow, wish);
-        let hidden = !flow.is_unconnected() && self.effects.is_hidden(&flow);
+        let hidden = !flow.is_unconnected() && self.effects.host.is_hidden(&flow);
         self.node.claim_flow(clock::now(), flow, hidden);
         None
     }
@@ -675,7 +676,7 @@ impl EventLoop {
             why => format!("cannot be moved{until}: its anchor answers that {}", reason(why)),
         };
         if let Some(young) = again {
-            self.effects.note_unclaimed(clock::now(), young);
+            self.effects.tenant.note_unclaimed(clock::now(), young);
             if young.tries > 0 {
                 // It was told.
                 return None;
@@ -718,7 +719,10 @@ impl EventLoop {
                 .code(Code::Unavailable)
                 .hint("`[anchor]` in the configuration makes it lend ports or addresses."));
         }
-        self.effects.save_lending_stopped(stop).map_err(|error| Failure::new(error.to_string()))?;
+        self.effects
+            .lender
+            .save_lending_stopped(&mut self.effects.host, stop)
+            .map_err(|error| Failure::new(error.to_string()))?;
         if stop != self.anchors.stopping {
             self.stop_lending(stop);
             let told = match stop {
@@ -746,13 +750,15 @@ impl EventLoop {
             flow: views::flow(far.mirrored()),
         };
         let passed_on = passed_on.into_iter().map(passed).collect();
-        let offer = if brief { None } else { self.effects.offer() };
+        let offer = if brief { None } else { self.effects.lender.offer(&mut self.effects.host) };
         View { lends: self.lends(), stopping: self.anchors.stopping, offer, lent, passed_on, rented }
     }
 
     /// Tells what of the configuration cannot be lent, where that is not as it was.
     pub(crate) fn look_at_offer(&mut self) {
-        let Some(faults) = self.effects.new_lending_faults(&self.anchors.faults) else { return };
+        let Some(faults) = self.effects.lender.new_lending_faults(&self.effects.host, &self.anchors.faults) else {
+            return;
+        };
         let told = if faults.is_empty() {
             Told::new(
                 "can-lend",

@@ -123,7 +123,7 @@ impl EventLoop {
         self.look_after_idle_leases(now);
         let due: Vec<_> = self.anchors.returns.left.extract_if(.., |left| left.due <= now).collect();
         for left in due {
-            if self.effects.is_lease_used(left.lease) {
+            if self.effects.tenant.is_lease_used(&mut self.effects.host, left.lease) {
                 let pause = (2 * left.pause).min(LOOK_LONGEST);
                 self.anchors.returns.left.push(Left { due: now + left.pause, pause, ..left });
             } else {

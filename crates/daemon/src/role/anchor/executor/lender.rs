@@ -1,5 +1,7 @@
 //! Lending endpoints of this host: which are free, who else is kept from them, and what leads to the tenant.
 
+use crate::host::Mover;
+use crate::role::relocation::process::executor::Wholes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -15,15 +17,15 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use whimbrel_ipc::{Offer, OfferedAddress, OfferedPrefix};
 
-use super::ports::User;
 use super::tenant::icmp_of;
 use crate::config::Lendable;
-use crate::host::{Effects, Failure, own_addresses};
+use crate::host::ports::User;
+use crate::host::refusal::{failed, not_kept, refused};
+use crate::host::{Failure, Host, own_addresses};
 use crate::journal::{JournalError, SavedMoves};
 use crate::role::anchor::api::BLOCK;
 use crate::role::anchor::offer;
 use crate::role::anchor::offer::{About, Fault, LentOf};
-use crate::role::relocation::executor::{failed, not_kept, refused};
 
 /// Addresses of a prefix that are looked at for a free one.
 const MOST_ADDRESSES: u32 = 1 << 16;
@@ -71,6 +73,10 @@ const OF_NOBODY: FlowEntry = FlowEntry {
 };
 
 impl Lender {
+    pub(crate) fn make_ready(&self, host: &mut Host, now: Time) -> Result<(), OpFailed> {
+        host.make_ready(now, Mover::Lender, !self.is_idle(), false).map_err(|error| failed(Refusal::NoRights, &error))
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.lent.is_empty()
     }
@@ -111,48 +117,48 @@ impl Lender {
     }
 }
 
-impl Effects {
+impl Lender {
     /// Whether this host lends nothing new, as this daemon or one before it was told.
-    pub(crate) fn is_lending_stopped(&self) -> bool {
-        self.journal.is_lending_stopped()
+    pub(crate) fn is_lending_stopped(&self, host: &Host) -> bool {
+        host.journal.is_lending_stopped()
     }
 
     /// Keeps over a restart whether this host lends nothing new.
-    pub(crate) fn save_lending_stopped(&mut self, stopped: bool) -> Result<(), JournalError> {
-        self.journal.save_lending_stopped(stopped)
+    pub(crate) fn save_lending_stopped(&mut self, host: &mut Host, stopped: bool) -> Result<(), JournalError> {
+        host.journal.save_lending_stopped(stopped)
     }
 
     /// What this host may lend from now on.
     pub(crate) fn set_lendable(&mut self, lendable: Option<Lendable>) {
-        self.relocation.lender.lendable = lendable;
+        self.lendable = lendable;
     }
 
     /// What of it cannot be lent as things stand, and what is lent and not to be reached.
-    fn lending_faults(&self) -> Vec<Fault> {
-        let lender = &self.relocation.lender;
-        let faults = |lendable| offer::faults(lendable, &lender.lent_of(), &self.network);
+    fn lending_faults(&self, host: &Host) -> Vec<Fault> {
+        let lender = &self;
+        let faults = |lendable| offer::faults(lendable, &lender.lent_of(), &host.network);
         lender.lendable.as_ref().map(faults).unwrap_or_default()
     }
 
     /// The same, where it is not as it was told last.
-    pub(crate) fn new_lending_faults(&self, told: &[Fault]) -> Option<Vec<Fault>> {
-        let lender = &self.relocation.lender;
-        offer::changed(told, lender.lendable.as_ref()?, &lender.lent_of(), &self.network)
+    pub(crate) fn new_lending_faults(&self, host: &Host, told: &[Fault]) -> Option<Vec<Fault>> {
+        let lender = &self;
+        offer::changed(told, lender.lendable.as_ref()?, &lender.lent_of(), &host.network)
     }
 
     /// What this host is configured to lend, how much of it is lent, and how much more there is room for.
-    pub(crate) fn offer(&mut self) -> Option<Offer> {
-        let lendable = self.relocation.lender.lendable.clone()?;
-        let faults = self.lending_faults();
-        let usual = [true, false].into_iter().filter_map(|ipv4| offer::lends_of(&lendable, &self.network, ipv4));
+    pub(crate) fn offer(&mut self, host: &mut Host) -> Option<Offer> {
+        let lendable = self.lendable.clone()?;
+        let faults = self.lending_faults(host);
+        let usual = [true, false].into_iter().filter_map(|ipv4| offer::lends_of(&lendable, &host.network, ipv4));
         let usual: Vec<IpAddr> = usual.collect();
-        let used = self.connections.ports_used_at(&usual).unwrap_or_else(|error| {
+        let used = host.connections.ports_used_at(&usual).unwrap_or_else(|error| {
             tracing::warn!(%error, "which ports this host uses itself is not known");
             vec![BTreeSet::new(); usual.len()]
         });
         let of = usual.into_iter().zip(used);
-        let of = of.map(|(address, used)| self.offered_address(&lendable, address, used, &faults)).collect();
-        let addresses = lendable.addresses.iter().map(|prefix| self.offered_prefix(prefix, &faults)).collect();
+        let of = of.map(|(address, used)| self.offered_address(host, &lendable, address, used, &faults)).collect();
+        let addresses = lendable.addresses.iter().map(|prefix| self.offered_prefix(host, prefix, &faults)).collect();
         let is_lent = |fault: &Fault| matches!(fault.about, About::Lent(_));
         let (unreached, faults): (Vec<Fault>, Vec<Fault>) = faults.into_iter().partition(is_lent);
         Some(Offer {
@@ -167,6 +173,7 @@ impl Effects {
     /// `used`: the ports that sockets of this host have there.
     fn offered_address(
         &self,
+        host: &Host,
         lendable: &Lendable,
         address: IpAddr,
         used: BTreeSet<u16>,
@@ -174,15 +181,15 @@ impl Effects {
     ) -> OfferedAddress {
         let is_offered = |port: &u16| lendable.ports.iter().any(|range| range.contains(port));
         // What has moved is another's too, and a part of a lease may have moved on. What was lent of other ranges is none of these.
-        let all = self.relocation.lender.lent.values().map(|lent| lent.ends);
+        let all = self.lent.values().map(|lent| lent.ends);
         let of_it = all.filter(|ends| ends.first.ip() == address && ends.count > 0);
         let lent: BTreeSet<u16> = of_it.flat_map(|ends| ends.ports()).filter(is_offered).collect();
         // Also those of connections whose sockets are elsewhere.
-        let of_others = self.relocation.ports.of(address);
+        let of_others = host.ports.of(address);
         let taken: BTreeSet<u16> = of_others.union(&used).copied().collect();
         let used: BTreeSet<u16> = used.difference(&of_others).copied().filter(is_offered).collect();
         let fault = fault_of(faults, |about| matches!(about, About::Ports) || *about == About::Own(address));
-        let in_all = MOST_PORTS_IN_ALL.saturating_sub(self.relocation.lender.ports()) / usize::from(BLOCK);
+        let in_all = MOST_PORTS_IN_ALL.saturating_sub(self.ports()) / usize::from(BLOCK);
         let room = match fault {
             Some(_) => 0,
             None => room(&lendable.ports, BLOCK, &taken).min(u32::try_from(in_all).unwrap_or(u32::MAX)),
@@ -190,12 +197,12 @@ impl Effects {
         OfferedAddress { address, lent: lent.len() as u32, room: Some(room), used: ranges_of(&used), fault }
     }
 
-    fn offered_prefix(&self, prefix: &Prefix, faults: &[Fault]) -> OfferedPrefix {
-        let lent = self.relocation.lender.whole();
-        let (kept, addresses) = (offer::kept(&self.network), size_of(prefix));
-        let passed_on: BTreeSet<IpAddr> = self.passed_on().into_keys().map(|end| end.ip()).collect();
-        let gone = self.relocation.lender.gone(&self.network);
-        let is_gone = offer::is_gone(prefix, &gone, &self.network);
+    fn offered_prefix(&self, host: &Host, prefix: &Prefix, faults: &[Fault]) -> OfferedPrefix {
+        let lent = self.whole();
+        let (kept, addresses) = (offer::kept(&host.network), size_of(prefix));
+        let passed_on: BTreeSet<IpAddr> = self.passed_on(host).into_keys().map(|end| end.ip()).collect();
+        let gone = self.gone(&host.network);
+        let is_gone = offer::is_gone(prefix, &gone, &host.network);
         let is_free =
             |of: &IpAddr| !lent.contains(of) && !kept.contains_key(of) && !passed_on.contains(of) && !is_gone(*of);
         OfferedPrefix {
@@ -209,83 +216,84 @@ impl Effects {
 
     pub(crate) fn lend(
         &mut self,
+        host: &mut Host,
         now: Time,
         name: LeaseName,
         peer: PeerId,
         wanted: Ends,
         moved: Option<Transport>,
     ) -> Result<Ends, OpFailed> {
-        let before = self.relocation.lender.lent.get(&name).copied();
+        let before = self.lent.get(&name).copied();
         let ends = match (before, moved) {
             (Some(LentOut { ends, .. }), _) => {
                 if ends.count == 0 {
                     // A daemon before this one may have taken it along.
-                    let announced = self.announce_address(ends.first.ip());
+                    let announced = self.announce_address(host, ends.first.ip());
                     announced.map_err(|error| refused(&error, Refusal::NoRights))?;
                 }
                 ends
             }
             (None, Some(transport)) => {
-                self.relocation.ports.need(transport, wanted.first, User::Endpoint);
+                host.ports.need(transport, wanted.first, User::Endpoint);
                 wanted
             }
-            (None, None) => self.find_free(&wanted, peer)?,
+            (None, None) => self.find_free(host, &wanted, peer)?,
         };
         // Of one that a daemon before this one had lent the subnet may be gone since.
-        let on_link = before.is_some_and(|lent| lent.on_link) || offer::is_on_link(&self.network, ends.first.ip());
+        let on_link = before.is_some_and(|lent| lent.on_link) || offer::is_on_link(&host.network, ends.first.ip());
         let lent = LentOut { ends, moved, peer, on_link };
-        self.relocation.lender.lent.insert(name, lent);
-        let led = self.lead_lent(lent);
+        self.lent.insert(name, lent);
+        let led = self.lead_lent(host, lent);
         if let Err(failure) = led {
-            self.take_back(now, name)?;
+            self.take_back(host, now, name)?;
             return Err(failed(Refusal::NoRoom, &failure));
         }
-        self.let_forward();
-        let ready = self.make_ready(now).and_then(|()| self.follow_loopback());
+        host.let_forward();
+        let ready = self.make_ready(host, now).and_then(|()| self.follow_loopback(host));
         // What has moved is kept by whose it is.
         let kept = ready.and_then(|()| match moved {
             Some(_) => Ok(()),
-            None => self.journal.save_lease(SavedLease { name, ends }, on_link).map_err(not_kept),
+            None => host.journal.save_lease(SavedLease { name, ends }, on_link).map_err(not_kept),
         });
         if let Err(failed) = kept {
-            self.take_back(now, name)?;
+            self.take_back(host, now, name)?;
             return Err(failed);
         }
         Ok(ends)
     }
 
-    pub(crate) fn take_back(&mut self, now: Time, name: LeaseName) -> Result<(), OpFailed> {
-        self.journal.forget_lease(name);
-        if let Some(lent) = self.relocation.lender.lent.remove(&name) {
-            self.release_lent(lent);
+    pub(crate) fn take_back(&mut self, host: &mut Host, now: Time, name: LeaseName) -> Result<(), OpFailed> {
+        host.journal.forget_lease(name);
+        if let Some(lent) = self.lent.remove(&name) {
+            self.release_lent(host, lent);
         }
-        self.follow_loopback()?;
-        self.make_ready(now)
+        self.follow_loopback(host)?;
+        self.make_ready(host, now)
     }
 
     /// Programs of this host itself reach what is lent by the loopback device.
-    fn follow_loopback(&mut self) -> Result<(), OpFailed> {
-        let wanted = !self.relocation.lender.is_idle();
-        let attached = self.datapath.attached().iter().any(|(_, role)| *role == Role::Loopback);
+    fn follow_loopback(&mut self, host: &mut Host) -> Result<(), OpFailed> {
+        let wanted = !self.is_idle();
+        let attached = host.datapath.attached().iter().any(|(_, role)| *role == Role::Loopback);
         let done = match (wanted, attached) {
-            (true, false) => self.datapath.attach(LOOPBACK, Role::Loopback),
-            (false, true) => self.datapath.detach(LOOPBACK),
+            (true, false) => host.datapath.attach(LOOPBACK, Role::Loopback),
+            (false, true) => host.datapath.detach(LOOPBACK),
             _ => Ok(()),
         };
         done.map_err(|error| failed(Refusal::NoRights, &error))
     }
 
     /// Endpoints that nobody has, as they are wanted. Nobody else can have them from now on.
-    fn find_free(&mut self, wanted: &Ends, tenant: PeerId) -> Result<Ends, OpFailed> {
+    fn find_free(&mut self, host: &mut Host, wanted: &Ends, tenant: PeerId) -> Result<Ends, OpFailed> {
         let none = || failed(Refusal::NotLent, &"this host lends no such endpoints (`[anchor]` in the configuration)");
-        let lendable = self.relocation.lender.lendable.clone().ok_or_else(none)?;
+        let lendable = self.lendable.clone().ok_or_else(none)?;
         if wanted.count == 0 {
-            return self.find_address(&lendable, wanted.first.ip(), tenant);
+            return self.find_address(host, &lendable, wanted.first.ip(), tenant);
         }
         if lendable.ports.is_empty() {
             return Err(none());
         }
-        let usual = offer::lends_of(&lendable, &self.network, wanted.first.is_ipv4());
+        let usual = offer::lends_of(&lendable, &host.network, wanted.first.is_ipv4());
         let address = match wanted.first.ip() {
             any if any.is_unspecified() => {
                 usual.ok_or_else(|| failed(Refusal::NoFamily, &"this host lends ports of no address of that family"))?
@@ -295,20 +303,20 @@ impl Effects {
         if usual != Some(address) {
             return Err(failed(Refusal::NotLent, &format!("no ports of {address} are lent")));
         }
-        if !own_addresses(&self.network).contains(&address) {
+        if !own_addresses(&host.network).contains(&address) {
             return Err(failed(Refusal::NotLent, &format!("{address} is no address of this host's")));
         }
         if wanted.count > MOST_PORTS {
             return Err(failed(Refusal::NoRoom, &format!("{} ports are wanted at a time", wanted.count)));
         }
-        let lent = self.relocation.lender.ports();
+        let lent = self.ports();
         if lent + usize::from(wanted.count) > MOST_PORTS_IN_ALL {
             return Err(failed(Refusal::NoRoom, &format!("{lent} ports are lent already")));
         }
         let block = |first: u16| Ends { first: SocketAddr::new(address, first), count: wanted.count };
         let taken = || failed(Refusal::Taken, &"the ports are taken");
-        let passed_on = self.passed_on();
-        let gone: BTreeSet<SocketAddr> = self.relocation.lender.parts().map(|part| part.ends.first).collect();
+        let passed_on = self.passed_on(host);
+        let gone: BTreeSet<SocketAddr> = self.parts().map(|part| part.ends.first).collect();
         let shared = |end: SocketAddr| {
             passed_on.get(&end).is_some_and(|owners| owners.iter().eq([&tenant])) && !gone.contains(&end)
         };
@@ -319,20 +327,20 @@ impl Effects {
                 let ranges: Vec<_> = lendable.ports.iter().map(|of| format!("{}-{}", of.start(), of.end())).collect();
                 return Err(failed(Refusal::NotLent, &format!("the ports that are lent are {}", ranges.join(", "))));
             }
-            return self.take_ports(ends, shared).map(|()| ends).map_err(|_| taken());
+            return self.take_ports(host, ends, shared).map(|()| ends).map_err(|_| taken());
         }
         // From the end, so that ports of a program's choice are not in the midst of others'.
         let mut ranges = lendable.ports.iter().rev();
         let found = ranges.find_map(|range| {
-            free_block(range, wanted.count, |first| self.take_ports(block(first), shared).err()).map(block)
+            free_block(range, wanted.count, |first| self.take_ports(host, block(first), shared).err()).map(block)
         });
         found.ok_or_else(|| failed(Refusal::NoRoom, &"all ports that this host lends are taken"))
     }
 
     /// The ends of this host's that connections have whose sockets are with others, and with whom: some outlast the lease that they began with.
-    fn passed_on(&self) -> BTreeMap<SocketAddr, BTreeSet<PeerId>> {
+    fn passed_on(&self, host: &Host) -> BTreeMap<SocketAddr, BTreeSet<PeerId>> {
         let mut passed_on: BTreeMap<SocketAddr, BTreeSet<PeerId>> = BTreeMap::new();
-        for (flow, entry) in self.journal.flows().iter().filter(|(_, entry)| entry.end == LocalEnd::Behind) {
+        for (flow, entry) in host.journal.flows().iter().filter(|(_, entry)| entry.end == LocalEnd::Behind) {
             passed_on.entry(flow.remote).or_default().insert(entry.peer);
         }
         passed_on
@@ -342,13 +350,11 @@ impl Effects {
     ///
     /// # Errors
     /// The first that cannot be had.
-    fn take_ports(&mut self, ends: Ends, shared: impl Fn(SocketAddr) -> bool) -> Result<(), u16> {
+    fn take_ports(&mut self, host: &mut Host, ends: Ends, shared: impl Fn(SocketAddr) -> bool) -> Result<(), u16> {
         for (taken, port) in ends.ports().enumerate() {
             let end = SocketAddr::new(ends.first.ip(), port);
-            if !self.relocation.ports.take(end, shared(end)) {
-                ends.ports()
-                    .take(taken)
-                    .for_each(|port| self.relocation.ports.give_back(SocketAddr::new(end.ip(), port)));
+            if !host.ports.take(end, shared(end)) {
+                ends.ports().take(taken).for_each(|port| host.ports.give_back(SocketAddr::new(end.ip(), port)));
                 return Err(port);
             }
         }
@@ -356,14 +362,20 @@ impl Effects {
     }
 
     /// An address as a whole.
-    fn find_address(&mut self, lendable: &Lendable, wanted: IpAddr, tenant: PeerId) -> Result<Ends, OpFailed> {
-        let passed_on = self.passed_on();
+    fn find_address(
+        &mut self,
+        host: &mut Host,
+        lendable: &Lendable,
+        wanted: IpAddr,
+        tenant: PeerId,
+    ) -> Result<Ends, OpFailed> {
+        let passed_on = self.passed_on(host);
         let of_others = passed_on.iter().filter(|(_, owners)| !owners.iter().eq([&tenant]));
         let of_others: BTreeSet<IpAddr> = of_others.map(|(end, _)| end.ip()).collect();
-        let (lent, kept) = (self.relocation.lender.whole(), offer::kept(&self.network));
-        let gone = self.relocation.lender.gone(&self.network);
+        let (lent, kept) = (self.whole(), offer::kept(&host.network));
+        let gone = self.gone(&host.network);
         let is_gone =
-            |of: &IpAddr| lendable.addresses.iter().any(|prefix| offer::is_gone(prefix, &gone, &self.network)(*of));
+            |of: &IpAddr| lendable.addresses.iter().any(|prefix| offer::is_gone(prefix, &gone, &host.network)(*of));
         let free =
             |of: &IpAddr| !lent.contains(of) && !of_others.contains(of) && !kept.contains_key(of) && !is_gone(of);
         let covers = |prefix: &&Prefix| prefix.address.is_ipv4() == wanted.is_ipv4();
@@ -385,44 +397,44 @@ impl Effects {
         } else {
             return Err(failed(Refusal::NotLent, &format!("this host does not lend {wanted}")));
         };
-        self.announce_address(address).map_err(|error| refused(&error, Refusal::NoRights))?;
+        self.announce_address(host, address).map_err(|error| refused(&error, Refusal::NoRights))?;
         Ok(Ends { first: SocketAddr::new(address, 0), count: 0 })
     }
 
     /// Neighbours are told that the address is here, where it is one of theirs.
-    fn announce_address(&mut self, address: IpAddr) -> Result<(), whimbrel_kernel::Error> {
-        let interface = self.interface_for(address);
+    fn announce_address(&mut self, host: &mut Host, address: IpAddr) -> Result<(), whimbrel_kernel::Error> {
+        let interface = self.interface_for(host, address);
         // Without a scope that others choose, it is none of this host's own.
         let new = NewAddress { interface, address, scope: AddressScope::Global, deprecated: true };
-        self.routes.set_address(&new)
+        host.routes.set_address(&new)
     }
 
     /// The interface of the subnet that an address is of; else the loopback device, as it is routed here.
-    fn interface_for(&self, address: IpAddr) -> u32 {
+    fn interface_for(&self, host: &Host, address: IpAddr) -> u32 {
         let on_link = |usable: &&whimbrel_kernel::network::UsableAddress| {
             Prefix { address: usable.address, length: usable.prefix_length }.contains(address)
         };
         // IPv4 answers for any address that it has, whatever interface that is on (arp_ignore 0).
-        let found = self.network.addresses.iter().find(on_link).filter(|_| address.is_ipv6());
+        let found = host.network.addresses.iter().find(on_link).filter(|_| address.is_ipv6());
         found.map_or(LOOPBACK, |usable| usable.interface)
     }
 
     /// What comes for the endpoints goes to their tenant, and what it sends from them goes on; but for those that have gone on with a socket
     /// without another end.
-    fn lead_lent(&mut self, lent: LentOut) -> Result<(), Failure> {
+    fn lead_lent(&mut self, host: &mut Host, lent: LentOut) -> Result<(), Failure> {
         let LentOut { ends, moved, peer, .. } = lent;
         let to = if moved.is_some() { Lent::Shared(peer.0) } else { Lent::Leased(peer.0) };
         let address = ends.first.ip();
         for port in ends.ports() {
             for protocol in lent.protocols() {
                 let transport = Transport::from_protocol(protocol);
-                let apart = transport.is_some_and(|of| self.relocation.lender.is_apart(of, address, port));
+                let apart = transport.is_some_and(|of| self.is_apart(of, address, port));
                 if moved.is_none() && apart {
                     continue;
                 }
-                self.datapath.set_lent(&LentEnd { address, port, protocol }, to)?;
+                host.datapath.set_lent(&LentEnd { address, port, protocol }, to)?;
                 if let Some(transport) = transport {
-                    self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(Peer(peer.0)));
+                    host.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(Peer(peer.0)));
                 }
             }
         }
@@ -430,22 +442,22 @@ impl Effects {
     }
 
     /// What comes for an endpoint goes to who has it on lease, if anybody has: the socket that had gone elsewhere with it is no more.
-    fn lead_back(&mut self, transport: Transport, end: SocketAddr) -> Result<(), Failure> {
-        let lender = &self.relocation.lender;
+    fn lead_back(&mut self, host: &mut Host, transport: Transport, end: SocketAddr) -> Result<(), Failure> {
+        let lender = &self;
         let (address, port) = (end.ip(), end.port());
         let to = lender.lent.values().find(|lent| lent.moved.is_none() && lent.ends.contain(end)).copied();
         let Some(LentOut { peer, .. }) = to.filter(|_| !lender.is_apart(transport, address, port)) else {
             return Ok(());
         };
-        self.datapath.set_lent(&LentEnd { address, port, protocol: transport.protocol() }, Lent::Leased(peer.0))?;
-        self.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(Peer(peer.0)));
+        host.datapath.set_lent(&LentEnd { address, port, protocol: transport.protocol() }, Lent::Leased(peer.0))?;
+        host.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(Peer(peer.0)));
         Ok(())
     }
 
-    fn release_lent(&mut self, lent: LentOut) {
+    fn release_lent(&mut self, host: &mut Host, lent: LentOut) {
         let LentOut { ends, moved, .. } = lent;
         let same = |other: &LentOut| (other.ends, other.moved) == (ends, moved);
-        if moved.is_some() && self.relocation.lender.lent.values().any(same) {
+        if moved.is_some() && self.lent.values().any(same) {
             // It has moved on, and goes there already.
             return;
         }
@@ -453,76 +465,75 @@ impl Effects {
         for port in ends.ports() {
             for protocol in lent.protocols() {
                 let transport = Transport::from_protocol(protocol);
-                if moved.is_none() && transport.is_some_and(|of| self.relocation.lender.is_apart(of, address, port)) {
+                if moved.is_none() && transport.is_some_and(|of| self.is_apart(of, address, port)) {
                     // Another host has it with its socket.
                     continue;
                 }
-                if let Err(error) = self.datapath.remove_lent(&LentEnd { address, port, protocol }) {
+                if let Err(error) = host.datapath.remove_lent(&LentEnd { address, port, protocol }) {
                     tracing::warn!(%address, port, %error, "an endpoint stays lent");
                 }
                 if let Some(transport) = transport {
-                    self.tunnel.remove_lease(&LeasedEnd { transport, address, port });
+                    host.tunnel.remove_lease(&LeasedEnd { transport, address, port });
                 }
             }
             let end = SocketAddr::new(address, port);
             match moved {
                 Some(transport) => {
-                    self.relocation.ports.release(transport, end, User::Endpoint);
-                    if let Err(error) = self.lead_back(transport, end) {
+                    host.ports.release(transport, end, User::Endpoint);
+                    if let Err(error) = self.lead_back(host, transport, end) {
                         tracing::warn!(%end, %error, "an endpoint does not go back to who has it on lease");
                     }
                 }
-                None if ends.count > 0 => self.relocation.ports.give_back(end),
+                None if ends.count > 0 => host.ports.give_back(end),
                 None => {}
             }
         }
         if ends.count == 0 {
-            self.withdraw_address(ends.first.ip());
+            self.withdraw_address(host, ends.first.ip());
         }
     }
 
     /// Neighbours need not find an address here any more that is lent as a whole to nobody, and that no connection has.
-    pub(crate) fn withdraw_address(&mut self, address: IpAddr) {
-        let lender = &self.relocation.lender;
+    pub(crate) fn withdraw_address(&mut self, host: &mut Host, address: IpAddr) {
+        let lender = &self;
         let is_lendable = |of: &Lendable| of.addresses.iter().any(|prefix| prefix.contains(address));
         let is_lent = lender.lent.values().any(|lent| lent.ends.first.ip() == address);
-        let is_own = own_addresses(&self.network).contains(&address);
+        let is_own = own_addresses(&host.network).contains(&address);
         let whole = lender.lendable.as_ref().is_some_and(is_lendable) && !is_own;
-        let mut flows = self.journal.flows().iter();
+        let mut flows = host.journal.flows().iter();
         let is_had = |(flow, entry): (&FlowTuple, &whimbrel_protocol::FlowEntry)| {
             entry.end == LocalEnd::Behind && flow.remote.ip() == address
         };
         if !whole || is_lent || flows.any(is_had) {
             return;
         }
-        let interface = self.interface_for(address);
-        if let Err(error) = self.routes.delete_address(interface, address) {
+        let interface = self.interface_for(host, address);
+        if let Err(error) = host.routes.delete_address(interface, address) {
             tracing::warn!(%address, %error, "an address that was lent stays");
         }
     }
 
     /// The socket of a connection has come to this host, whose address it has.
-    pub(crate) fn take_home(&mut self, flow: &FlowTuple) -> Result<(), OpFailed> {
-        let lender = &mut self.relocation.lender;
-        if lender.lent.values().any(|lent| lent.moved.is_none() && lent.ends.contain(flow.local)) {
+    pub(crate) fn take_home(&mut self, host: &mut Host, flow: &FlowTuple) -> Result<(), OpFailed> {
+        if self.lent.values().any(|lent| lent.moved.is_none() && lent.ends.contain(flow.local)) {
             // What comes for a socket without another end does so once nobody else has its endpoint.
             if !flow.is_unconnected() {
-                let inserted = self.datapath.insert_flows(&[(*flow, OF_NOBODY)]);
+                let inserted = host.datapath.insert_flows(&[(*flow, OF_NOBODY)]);
                 inserted.map_err(|error| failed(Refusal::NotRestored, &error))?;
             }
-            lender.here.insert(*flow);
+            self.here.insert(*flow);
         }
         Ok(())
     }
 
     /// It is elsewhere, or over.
-    pub(crate) fn leave_home(&mut self, flow: &FlowTuple) {
-        if !self.relocation.lender.here.remove(flow) {
+    pub(crate) fn leave_home(&mut self, host: &mut Host, flow: &FlowTuple) {
+        if !self.here.remove(flow) {
             return;
         }
         let left = match flow.is_unconnected() {
-            true => self.lead_back(flow.transport, flow.local),
-            false => self.datapath.remove_flows(&[*flow]).map_err(Failure::from),
+            true => self.lead_back(host, flow.transport, flow.local),
+            false => host.datapath.remove_flows(&[*flow]).map_err(Failure::from),
         };
         if let Err(error) = left {
             tracing::warn!(%flow, %error, "a connection of a lent endpoint stays this host's own");
@@ -530,61 +541,66 @@ impl Effects {
     }
 
     /// Connections of lent endpoints that were here may be over.
-    pub(crate) fn look_for_left(&mut self) {
-        let here: Vec<FlowTuple> = self.relocation.lender.here.iter().copied().collect();
+    pub(crate) fn look_for_left(&mut self, wholes: &mut Wholes, host: &mut Host) {
+        let here: Vec<FlowTuple> = self.here.iter().copied().collect();
         for flow in here {
             // The sockets of a whole process come when it is rebuilt, which takes as long as its memory is large.
-            if !self.wholes.rebuilds(&flow) && matches!(self.socket_of(&flow), Ok(None)) {
-                self.leave_home(&flow);
+            if !wholes.rebuilds(&flow) && matches!(host.socket_of(&flow), Ok(None)) {
+                self.leave_home(host, &flow);
             }
         }
     }
 
     /// Whether the data plane has a flow on account of its socket, which is here; as a daemon before this one has left it.
-    pub(crate) fn adopt_home(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> bool {
-        let here = entry.binding == OF_NOBODY.binding && matches!(self.socket_of(flow), Ok(Some(_)));
+    pub(crate) fn adopt_home(&mut self, host: &mut Host, flow: &FlowTuple, entry: &FlowEntry) -> bool {
+        let here = entry.binding == OF_NOBODY.binding && matches!(host.socket_of(flow), Ok(Some(_)));
         if here {
-            self.relocation.lender.here.insert(*flow);
+            self.here.insert(*flow);
         }
         here
     }
 
     /// Endpoints that a daemon before this one had lent: they are as they were, but for what was its own.
-    pub(crate) fn adopt_leases(&mut self, saved: &[(SavedLease, bool)]) {
+    pub(crate) fn adopt_leases(&mut self, host: &mut Host, saved: &[(SavedLease, bool)]) {
         for (SavedLease { name, ends }, on_link) in saved {
             for port in ends.ports().filter(|_| ends.count > 0) {
-                self.relocation.ports.keep(SocketAddr::new(ends.first.ip(), port));
+                host.ports.keep(SocketAddr::new(ends.first.ip(), port));
             }
             // Whose they are, as a peer, is said by the node when it lends them on.
             let lent = LentOut { ends: *ends, moved: None, peer: PeerId(0), on_link: *on_link };
-            self.relocation.lender.lent.insert(*name, lent);
+            self.lent.insert(*name, lent);
         }
         if !saved.is_empty() {
-            self.find_home();
+            self.find_home(host);
         }
-        self.settle_ports();
+        host.settle_ports();
     }
 
     /// What leads to others though nothing says so is this host's own again: a daemon before this one died before it had noted that it lends it, or
     /// after it had noted that its socket has come home. To be called when all else was adopted. `own`: this host's key.
-    pub(crate) fn end_stray_leases(&mut self, own: &PublicKey, moves: &SavedMoves) -> Result<(), Failure> {
-        for (lent, _) in self.datapath.lent()? {
+    pub(crate) fn end_stray_leases(
+        &mut self,
+        host: &mut Host,
+        own: &PublicKey,
+        moves: &SavedMoves,
+    ) -> Result<(), Failure> {
+        for (lent, _) in host.datapath.lent()? {
             let transport = Transport::from_protocol(lent.protocol);
-            let lender = &self.relocation.lender;
+            let lender = &self;
             let apart = transport.is_some_and(|of| lender.is_apart(of, lent.address, lent.port));
             if !is_lent(moves, own, transport, SocketAddr::new(lent.address, lent.port), apart) {
                 tracing::info!(address = %lent.address, port = lent.port, "an endpoint is lent to nobody any more");
-                self.datapath.remove_lent(&lent)?;
+                host.datapath.remove_lent(&lent)?;
             }
         }
         Ok(())
     }
 
     /// Sockets without another end that have come to this host, whose endpoints are on lease: nothing else of its own can have them.
-    fn find_home(&mut self) {
-        let listening = self.connections.listeners().map(|all| (Transport::Tcp, all));
-        let unconnected = self.connections.unconnected().map(|all| (Transport::Udp, all));
-        let lender = &mut self.relocation.lender;
+    fn find_home(&mut self, host: &mut Host) {
+        let listening = host.connections.listeners().map(|all| (Transport::Tcp, all));
+        let unconnected = host.connections.unconnected().map(|all| (Transport::Udp, all));
+        let lender = self;
         for (transport, all) in [listening, unconnected].into_iter().filter_map(Result::ok) {
             let ends = all.into_iter().map(|of| SocketAddr::new(of.address.ip().to_canonical(), of.address.port()));
             let leased =

@@ -1,6 +1,5 @@
 //! What the role asks of the kernel.
 
 pub(crate) mod lender;
-pub(crate) mod ports;
 pub(crate) mod tenant;
 pub(crate) mod young;

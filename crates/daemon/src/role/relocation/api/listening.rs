@@ -90,7 +90,7 @@ impl EventLoop {
         if !flow.is_unconnected() {
             return Some(op);
         }
-        let connections = match self.effects.connections_of(&flow) {
+        let connections = match self.effects.relocation.connections_of(&mut self.effects.host, &flow) {
             Ok(connections) => connections,
             Err(failure) => {
                 let failed = OpFailed { refusal: Some(Refusal::Unmovable), sentence: failure.to_string() };
@@ -101,7 +101,7 @@ impl EventLoop {
         let mut open = HashSet::new();
         for connection in connections {
             if !self.node.has_flow(&connection) {
-                let hidden = self.effects.is_hidden(&connection);
+                let hidden = self.effects.host.is_hidden(&connection);
                 if self.node.claim_flow(now, connection, hidden) {
                     open.insert(connection);
                 }
@@ -116,7 +116,7 @@ impl EventLoop {
 
     fn leave_unsettled(&mut self, now: Time, id: OpId, op: &MoveOp, failed: OpFailed) {
         if let MoveOp::Freeze { name, flow } = op {
-            self.effects.let_new_in(flow);
+            self.effects.relocation.let_new_in(&mut self.effects.host, flow);
             self.note_unmovable(name, &failed);
         }
         self.node.handle_done(now, id, Err(failed));
@@ -129,7 +129,7 @@ impl EventLoop {
             match NAMES.iter().find_map(|(prefix, transport)| Some((*transport, name.strip_prefix(prefix)?))) {
                 Some((transport, end)) => {
                     let flow = FlowTuple::unconnected(transport, endpoint(end, name)?);
-                    if self.effects.is_nobodys(&flow) {
+                    if self.effects.host.is_nobodys(&flow) {
                         let failure = Failure::new("no socket of this host waits for clients there").on(name);
                         return Err(failure.code(Code::Unknown).hint("`whimbrel connections` shows those that do."));
                     }
@@ -150,8 +150,9 @@ impl EventLoop {
     pub(crate) fn retire_listeners(&mut self, now: Time) {
         for retiring in std::mem::take(&mut self.moves.retiring) {
             // Looked at first, so that none comes about between this and the last that is taken.
-            let is_over = retiring.until <= now || !self.effects.is_being_opened(&retiring.name);
-            for socket in self.effects.take_queued(&retiring.name) {
+            let is_over = retiring.until <= now
+                || !self.effects.relocation.is_being_opened(&mut self.effects.host, &retiring.name);
+            for socket in self.effects.relocation.take_queued(&retiring.name) {
                 let named = flow_of(&socket).and_then(|flow| Ok((flow, self.programs.names.of(socket.as_fd())?)));
                 let Ok((flow, uuid)) = named else { continue };
                 if let Some(why) = self.why_bound_here(&flow) {
@@ -159,14 +160,15 @@ impl EventLoop {
                     continue;
                 }
                 let luggage = Luggage { uuid: *uuid.as_bytes(), state: Vec::new() };
-                let family = self.effects.take_given(now, flow, socket.into(), luggage);
+                let family =
+                    self.effects.relocation.take_given(&mut self.effects.host, now, flow, socket.into(), luggage);
                 let (acceptor, receiver) = (retiring.to, retiring.receiver.clone());
                 let options = Vec::new();
                 let wish = Wish { client: ClientId::NOBODY, family, acceptor, receiver, options, prepares: false };
                 self.give_borrowed(flow, wish);
             }
             if is_over {
-                self.effects.end_retired(&retiring.name);
+                self.effects.relocation.end_retired(&mut self.effects.host, &retiring.name);
             } else {
                 self.moves.retiring.push(retiring);
             }

@@ -25,8 +25,9 @@ use crate::event_loop::{EventLoop, names};
 use crate::events::Told;
 use crate::host::inventory::flows::why_bound_to_host;
 use crate::host::inventory::servers;
-use crate::host::{Arrived, Known, NotBorrowed, own_addresses};
+use crate::host::own_addresses;
 use crate::role::anchor::api::reason_of;
+use crate::role::relocation::executor::{Arrived, Known, NotBorrowed};
 use crate::{clock, closing};
 use listening::{Retiring, Settling};
 use prepared::Prepared;
@@ -122,7 +123,8 @@ impl EventLoop {
         let now = clock::now();
         let names = &self.programs.names;
         let name = |socket: BorrowedFd<'_>| names.of(socket).map_or([0; 16], |uuid| *uuid.as_bytes());
-        let borrowed = self.effects.borrow_sockets(now, &flows, name);
+        let borrowed =
+            self.effects.relocation.borrow_sockets(&self.effects.helping, &mut self.effects.host, now, &flows, name);
         self.moves.open.insert(id, flows.len());
         for flow in flows {
             match borrowed.get(&flow) {
@@ -158,7 +160,7 @@ impl EventLoop {
         };
         self.server.answer_later(id);
         let luggage = Luggage { uuid: *uuid.as_bytes(), state: state.into_bytes() };
-        let family = self.effects.take_given(clock::now(), flow, socket, luggage);
+        let family = self.effects.relocation.take_given(&mut self.effects.host, clock::now(), flow, socket, luggage);
         let receiver = receiver.map(str::to_owned);
         self.give_borrowed(flow, Wish { client: id, family, acceptor, receiver, options: Vec::new(), prepares: false });
     }
@@ -168,7 +170,7 @@ impl EventLoop {
     fn flow_given(&mut self, socket: &OwnedFd) -> Result<FlowTuple, Failure> {
         let mut flow = flow_of(socket)?;
         if flow.is_unconnected() && flow.local.ip().is_unspecified() {
-            let inside = self.effects.namespace_with(socket.as_fd()).map(|(address, _)| address);
+            let inside = self.effects.host.namespace_with(socket.as_fd()).map(|(address, _)| address);
             let met = inside.or_else(|| servers::met_at(flow.local.ip(), &self.met_at()).first().copied());
             let Some(address) = met else {
                 let why = "the socket has all addresses of this host, which has none now that it could be met at";
@@ -176,10 +178,10 @@ impl EventLoop {
             };
             flow = FlowTuple::unconnected(flow.transport, SocketAddr::new(address, flow.local.port()));
         }
-        if self.effects.shares_its_end(&flow) {
+        if self.effects.host.shares_its_end(&flow) {
             return Err(Failure::new(NotBorrowed::Shared.to_string()).on(flow.local).code(Code::NotSupported));
         }
-        match self.effects.has_flow(&flow, socket.as_fd()) {
+        match self.effects.host.has_flow(&flow, socket.as_fd()) {
             Ok(true) => Ok(flow),
             Ok(false) => Err(Failure::new(NOT_ITS_OWN).on(views::flow(flow).called()).code(Code::NotSupported)),
             Err(error) => Err(Failure::new(error.to_string())),
@@ -204,10 +206,10 @@ impl EventLoop {
 
     /// The same once it is known which options the socket has: one that cannot go stays before anything is done with it.
     fn give_borrowed(&mut self, flow: FlowTuple, wish: Wish) {
-        match self.effects.options_of_borrowed(&flow) {
+        match self.effects.relocation.options_of_borrowed(&mut self.effects.host, &flow) {
             Ok(options) => self.give(flow, Wish { options, ..wish }),
             Err(failed) => {
-                let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
+                let uuid = self.effects.relocation.uuid_of(&flow).unwrap_or_default();
                 self.return_wished(clock::now(), &flow, &wish);
                 self.say_kept(wish.client, flow, uuid, &failed.sentence);
             }
@@ -217,7 +219,7 @@ impl EventLoop {
     /// Has the node give a socket away that the effects have.
     fn give(&mut self, flow: FlowTuple, wish: Wish) {
         if let Some(why) = self.why_bound_here(&flow) {
-            let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
+            let uuid = self.effects.relocation.uuid_of(&flow).unwrap_or_default();
             self.return_wished(clock::now(), &flow, &wish);
             return self.say_kept(wish.client, flow, uuid, &why);
         }
@@ -229,7 +231,7 @@ impl EventLoop {
 
     /// Why a socket would be of no use on another host, if it is so.
     fn why_bound_here(&self, flow: &FlowTuple) -> Option<String> {
-        let own = own_addresses(&self.effects.network);
+        let own = own_addresses(&self.effects.host.network);
         why_bound_to_host(flow, &|address| own.contains(&address))
     }
 
@@ -243,7 +245,7 @@ impl EventLoop {
         match claimed {
             Ok(()) => self.fulfil(flow, wish),
             Err(why) => {
-                let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
+                let uuid = self.effects.relocation.uuid_of(&flow).unwrap_or_default();
                 self.return_wished(clock::now(), &flow, &wish);
                 self.say_kept(wish.client, flow, uuid, sentence(why));
             }
@@ -252,7 +254,7 @@ impl EventLoop {
 
     fn fulfil(&mut self, flow: FlowTuple, wish: Wish) {
         let now = clock::now();
-        let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
+        let uuid = self.effects.relocation.uuid_of(&flow).unwrap_or_default();
         if self.is_stopping() {
             self.return_wished(now, &flow, &wish);
             return self.say_kept(wish.client, flow, uuid, STOPPING);
@@ -299,8 +301,8 @@ impl EventLoop {
     /// A socket is not to go, or not to be prepared, after all.
     fn return_wished(&mut self, now: Time, flow: &FlowTuple, wish: &Wish) {
         match wish.prepares {
-            true => self.effects.forget_gift(now, flow),
-            false => self.effects.return_socket(now, flow),
+            true => self.effects.relocation.forget_gift(&mut self.effects.host, now, flow),
+            false => self.effects.relocation.return_socket(&mut self.effects.host, now, flow),
         }
     }
 
@@ -400,7 +402,7 @@ impl EventLoop {
                 let unmovable = job.as_ref().and_then(|job| job.unmovable.clone());
                 let reason = unmovable.unwrap_or_else(|| sentence(*why).to_owned());
                 if let Some(Job { client, flow, uuid, .. }) = job {
-                    self.effects.return_socket(now, &flow);
+                    self.effects.relocation.return_socket(&mut self.effects.host, now, &flow);
                     self.say_kept(client, flow, *uuid.as_bytes(), &reason);
                 }
                 Told::of_socket("socket-kept", flow, format!("stays here: {reason}"))

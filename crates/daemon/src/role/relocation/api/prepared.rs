@@ -47,10 +47,11 @@ impl EventLoop {
             Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
         };
         self.server.answer_later(id);
-        let family = self.effects.expect_gift(clock::now(), flow, &socket, *uuid.as_bytes());
+        let family =
+            self.effects.relocation.expect_gift(&mut self.effects.host, clock::now(), flow, &socket, *uuid.as_bytes());
         let receiver = receiver.map(str::to_owned);
         let wish = Wish { client: id, family, acceptor, receiver, options: Vec::new(), prepares: true };
-        match self.effects.options_of(&flow, socket.as_fd()) {
+        match self.effects.host.options_of(&flow, socket.as_fd()) {
             Ok(options) => self.give(flow, Wish { options, ..wish }),
             Err(failed) => {
                 self.return_wished(clock::now(), &flow, &wish);
@@ -102,7 +103,7 @@ impl EventLoop {
     pub(crate) fn note_unprepared(&mut self, now: Time, name: &MoveName, why: Refusal) -> Option<Told> {
         let prepared = self.moves.prepared.get(name)?;
         let (flow, client) = (prepared.flow, prepared.client);
-        let uuid = self.effects.uuid_of(&flow).unwrap_or_default();
+        let uuid = self.effects.relocation.uuid_of(&flow).unwrap_or_default();
         self.forget_prepared(now, name);
         // Who was told that all are ready learns of it where it gives the socket away.
         let client = client?;
@@ -120,7 +121,7 @@ impl EventLoop {
     fn forget_prepared(&mut self, now: Time, name: &MoveName) {
         let Some(Prepared { flow, .. }) = self.moves.prepared.remove(name) else { return };
         if self.moves.prepared.values().all(|other| other.flow != flow) {
-            self.effects.forget_gift(now, &flow);
+            self.effects.relocation.forget_gift(&mut self.effects.host, now, &flow);
         }
     }
 }

@@ -18,7 +18,8 @@ use crate::clock;
 use crate::event_loop::EventLoop;
 use crate::events::Told;
 use crate::host::inventory::flows::{is_global, is_movable};
-use crate::host::{News, Place, own_addresses};
+use crate::host::own_addresses;
+use crate::role::relocation::process::executor::{News, Place};
 
 /// How long the acceptor may take to say that a process goes on there, once it is its.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
@@ -155,7 +156,7 @@ impl EventLoop {
                     .to_owned(),
             ));
         };
-        let own = own_addresses(&self.effects.network);
+        let own = own_addresses(&self.effects.host.network);
         let reached = self.reached_at(whole.root);
         if wanted.address.is_some_and(|said| !reached.contains(&said)) {
             return Err(refused(format!("{address} is no address that it is reached at here")));
@@ -185,7 +186,7 @@ impl EventLoop {
             }
         }
         let first = whole.flows.first().or(met.first()).copied();
-        if !first.is_some_and(|first| self.effects.is_in_place(whole.root, &first)) {
+        if !first.is_some_and(|first| self.effects.host.is_in_place(whole.root, &first)) {
             return Err(refused("it is in a network namespace that is not this host's".to_owned()));
         }
         Ok((whole, Going { met, deaf }))
@@ -223,15 +224,17 @@ impl EventLoop {
 
     /// The addresses that sockets of a process may be reached at.
     fn reached_at(&self, root: u32) -> Vec<IpAddr> {
-        match self.effects.address_of_namespace(root) {
+        match self.effects.host.address_of_namespace(root) {
             Some(address) => vec![address],
-            None => own_addresses(&self.effects.network).into_iter().filter(|address| is_global(*address)).collect(),
+            None => {
+                own_addresses(&self.effects.host.network).into_iter().filter(|address| is_global(*address)).collect()
+            }
         }
     }
 
     /// What threads have done of processes on their way.
     pub(crate) fn take_in_processes(&mut self, now: Time) {
-        let finished = self.effects.take_in_wholes(now);
+        let finished = self.effects.wholes.take_in(&mut self.effects.host, now);
         // First why, then that it is so.
         for news in self.effects.wholes.take_news() {
             match news {
@@ -330,7 +333,13 @@ impl EventLoop {
         let now = clock::now();
         let Some(job) = self.moves.processes.get(&root) else { return };
         let listening: Vec<FlowTuple> = job.going.met.iter().copied().filter(FlowTuple::listens).collect();
-        if let Err(why) = self.effects.quiet_process(now, root, &listening) {
+        if let Err(why) = self.effects.wholes.quiet_process(
+            &mut self.effects.relocation,
+            &mut self.effects.host,
+            now,
+            root,
+            &listening,
+        ) {
             self.call_process_back(now, root, Some(why));
         }
     }
@@ -360,7 +369,7 @@ impl EventLoop {
         let unclaimed: Vec<FlowTuple> = all.filter(|flow| self.is_unclaimed(flow)).collect();
         if !unclaimed.is_empty() && claimed_by.is_some_and(|until| now < until) {
             for flow in unclaimed {
-                let hidden = !flow.is_unconnected() && self.effects.is_hidden(&flow);
+                let hidden = !flow.is_unconnected() && self.effects.host.is_hidden(&flow);
                 self.node.claim_flow(now, flow, hidden);
             }
             return self.let_settle(root);
@@ -390,7 +399,7 @@ impl EventLoop {
         let flows: Vec<FlowTuple> = job.whole.flows.iter().chain(&job.going.met).copied().collect();
         let count = u32::try_from(flows.len()).unwrap_or(u32::MAX);
         self.call_prepared_off(now, &flows);
-        let mut given = self.effects.begin_leaving(now, &whole, flows.clone());
+        let mut given = self.effects.wholes.begin_leaving(&mut self.effects.host, now, &whole, flows.clone());
         let mut first = None;
         for (index, flow) in (0..count).zip(&flows) {
             if given.is_err() {
@@ -435,7 +444,7 @@ impl EventLoop {
 
     /// A process is not to go: what is under way of its connections is called back.
     fn call_process_back(&mut self, now: Time, root: u32, why: Option<String>) {
-        self.effects.doom_leaving(root);
+        self.effects.wholes.doom_leaving(root);
         let Some(job) = self.moves.processes.get_mut(&root) else { return };
         job.why = job.why.take().or(why);
         let open = job.open.clone();
@@ -481,7 +490,7 @@ impl EventLoop {
     /// All is decided, or nothing is to be waited for any more.
     fn answer_for_process(&mut self, root: u32) {
         let Some(job) = self.moves.processes.remove(&root) else { return };
-        self.effects.end_leaving(clock::now(), root);
+        self.effects.wholes.end_leaving(&mut self.effects.relocation, &mut self.effects.host, clock::now(), root);
         let ProcessJob { client, whole, going, to, gone, decided, lost, why, running, .. } = job;
         let to = self.peer_name(&to);
         let name = whole.name;

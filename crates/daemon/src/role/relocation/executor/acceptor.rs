@@ -1,24 +1,27 @@
 //! Getting a socket.
 
+use crate::role::anchor::executor::lender::Lender;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use whimbrel_datapath::{HelpedFlow, HelpedPhase, Toward};
+use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::frozen::{self, Frozen, Rights, Unmovable};
 use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::namespace;
 use whimbrel_kernel::owner::Owner;
-use whimbrel_kernel::{endpoint, namespace};
-use whimbrel_protocol::{FlowEntry, LocalEnd, MoveName, OpFailed, Refusal, Request, SavedAcceptance, Time};
+use whimbrel_protocol::{MoveName, OpFailed, Refusal, Request, SavedAcceptance, Time};
 use whimbrel_tunnel::Peer;
 use whimbrel_wire::snapshot::{Body, Family, Luggage, OptionKind, Queued, Snapshot, SocketOption, Stream};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::donor::is_of;
-use super::endpoints::PlaceName;
-use super::{Arrived, HIDDEN, Known, Relocation, failed, refusal_of, refused, unmovable};
-use crate::host::{Effects, Failure, Place, own_addresses};
+use super::{Arrived, Known, Relocation};
+use crate::host::endpoints::{HIDDEN, PlaceName};
+use crate::host::refusal::{failed, refusal_of, refused, unmovable};
+use crate::host::{Failure, Host, own_addresses};
+use crate::role::relocation::process::executor::Place;
 
 /// A socket that is coming.
 #[derive(Debug)]
@@ -50,10 +53,16 @@ fn restore(snapshot: &Snapshot, injector: &Injector, rights: Rights, owner: Owne
         .and_then(|restored| restored)
 }
 
-impl Effects {
-    pub(crate) fn admit(&mut self, now: Time, name: MoveName, request: Request) -> Result<(), OpFailed> {
+impl Relocation {
+    pub(crate) fn admit(
+        &mut self,
+        host: &mut Host,
+        now: Time,
+        name: MoveName,
+        request: Request,
+    ) -> Result<(), OpFailed> {
         self.is_admissible(&request)?;
-        self.make_place(now, name, &request)
+        self.make_place(host, now, name, &request)
     }
 
     /// Whether somebody takes a socket, of a family that this host has. Those of a whole process are taken by none but that.
@@ -66,47 +75,55 @@ impl Effects {
         if Place::of(receiver).is_some() {
             return Ok(());
         }
-        if !self.relocation.is_received(receiver) {
+        if !self.is_received(receiver) {
             let who = String::from_utf8_lossy(receiver);
             return Err(failed(
                 Refusal::NobodyReceives,
                 &format!("no program receives sockets under the name {who:?}"),
             ));
         }
-        if self.relocation.full.contains(receiver) {
+        if self.full.contains(receiver) {
             return Err(failed(Refusal::NoRoom, &"what has come already was not taken yet"));
         }
-        may_set(&request.options, request, self.relocation.rights)
+        may_set(&request.options, request, self.rights)
     }
 
     /// Sees to it that a socket has a place where its address is local.
-    pub(crate) fn make_place(&mut self, now: Time, name: MoveName, request: &Request) -> Result<(), OpFailed> {
+    pub(crate) fn make_place(
+        &mut self,
+        host: &mut Host,
+        now: Time,
+        name: MoveName,
+        request: &Request,
+    ) -> Result<(), OpFailed> {
         let Request { tuple, receiver, .. } = request.clone();
-        let own = own_addresses(&self.network).contains(&tuple.local.ip());
-        let endpoint = (!own).then(|| self.relocation.endpoints.name_of(tuple.local));
+        let own = own_addresses(&host.network).contains(&tuple.local.ip());
+        let endpoint = (!own).then(|| host.endpoints.name_of(tuple.local));
         if endpoint.is_some() {
-            let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
+            let Host { endpoints, datapath, .. } = &mut *host;
             endpoints.need(now, tuple.local, datapath).map_err(|failure| match failure {
                 Failure::Kernel(error) => refused(&error, Refusal::NotRestored),
                 Failure::Datapath(error) => failed(refusal_of(error.raw_os_error(), Refusal::NotRestored), &error),
                 other => failed(Refusal::NotRestored, &other),
             })?;
         }
-        self.relocation.taken.insert(name, Taken { flow: tuple, receiver, endpoint, frozen: None, queue: Vec::new() });
-        self.make_ready(now)
+        self.taken.insert(name, Taken { flow: tuple, receiver, endpoint, frozen: None, queue: Vec::new() });
+        self.make_ready(host, now)
     }
 
     /// The namespace that a daemon before this one has made for a socket that comes here is needed until the move is over.
-    pub(crate) fn find_place(&mut self, saved: &SavedAcceptance) {
+    pub(crate) fn find_place(&mut self, host: &mut Host, saved: &SavedAcceptance) {
         let Request { tuple: flow, receiver, .. } = saved.request.clone();
-        let endpoint = self.relocation.endpoints.adopt_move(&flow);
+        let endpoint = host.endpoints.adopt_move(&flow);
         let taken = Taken { flow, receiver, endpoint, frozen: None, queue: Vec::new() };
-        self.relocation.taken.insert(saved.ticket.name, taken);
+        self.taken.insert(saved.ticket.name, taken);
     }
 
     /// `donor` and `holder`: the peers that may send packets for it.
     pub(crate) fn rebuild(
         &mut self,
+        lender: &mut Lender,
+        host: &mut Host,
         name: MoveName,
         request: &Request,
         snapshot: &[u8],
@@ -114,7 +131,7 @@ impl Effects {
         holder: Option<Known>,
     ) -> Result<(), OpFailed> {
         let mut snapshot = announced(request, snapshot)?;
-        let rights = self.relocation.rights;
+        let rights = self.rights;
         let hidden = take_hidden(&mut snapshot);
         let options: Vec<u16> = snapshot.options.iter().map(|option| option.kind.number()).collect();
         may_set(&options, request, rights)?;
@@ -123,58 +140,59 @@ impl Effects {
             _ => Vec::new(),
         };
         // It may have ended since it was asked. Where nobody takes the socket the program that has it keeps it.
-        if !self.relocation.is_received(&request.receiver) {
+        if !self.is_received(&request.receiver) {
             return Err(failed(Refusal::NobodyReceives, &"the program that was to receive it has gone"));
         }
-        self.forget_late(&request.tuple);
-        self.make_way_for_listener(&request.tuple);
-        self.take_home(&request.tuple)?;
-        self.hold_until_awake(&request.tuple)?;
-        let rebuilt = self.rebuild_held(name, request, snapshot, queue, hidden, holder);
+        host.forget_late(&request.tuple);
+        self.make_way_for_listener(host, &request.tuple);
+        lender.take_home(host, &request.tuple)?;
+        self.hold_until_awake(host, &request.tuple)?;
+        let rebuilt = self.rebuild_held(host, name, request, snapshot, queue, hidden, holder);
         if rebuilt.is_err() {
-            self.end_hold(&request.tuple);
+            self.end_hold(host, &request.tuple);
             return rebuilt;
         }
         let from = [donor, holder].into_iter().flatten().map(|known| Peer(known.peer.0)).collect();
-        self.tunnel.expect_flow(request.tuple, from);
+        host.tunnel.expect_flow(request.tuple, from);
         Ok(())
     }
 
     /// A connection that is rebuilt here is another host's until that is decided: what its timers have it send goes nowhere, and what comes for it
     /// waits, since it would acknowledge that. Other sockets do nothing by themselves.
-    pub(crate) fn hold_until_awake(&mut self, flow: &FlowTuple) -> Result<(), OpFailed> {
+    pub(crate) fn hold_until_awake(&mut self, host: &mut Host, flow: &FlowTuple) -> Result<(), OpFailed> {
         if flow.transport != Transport::Tcp || flow.is_unconnected() {
             return Ok(());
         }
         let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
-        self.tunnel.set_aside(flow);
-        self.relocation.held.insert(*flow);
-        self.datapath.set_helped(flow, &rests).map_err(|error| {
-            self.end_hold(flow);
+        host.tunnel.set_aside(flow);
+        self.held.insert(*flow);
+        host.datapath.set_helped(flow, &rests).map_err(|error| {
+            self.end_hold(host, flow);
             failed(Refusal::NoRights, &error)
         })
     }
 
     /// It is this host's: it gets what has waited.
-    pub(crate) fn let_awake(&mut self, flow: &FlowTuple) {
-        if self.relocation.held.remove(flow) {
-            self.let_in(flow);
-            self.tunnel.hand_on(flow, None);
+    pub(crate) fn let_awake(&mut self, host: &mut Host, flow: &FlowTuple) {
+        if self.held.remove(flow) {
+            host.let_in(flow);
+            host.tunnel.hand_on(flow, None);
         }
         // Where the flow is of no peer's nobody else has said so.
-        self.tunnel.open_flow(flow);
+        host.tunnel.open_flow(flow);
     }
 
     /// It is not. Nobody here is to answer what has waited; it is sent again.
-    pub(crate) fn end_hold(&mut self, flow: &FlowTuple) {
-        if self.relocation.held.remove(flow) {
-            self.let_in(flow);
-            self.tunnel.forget_aside(flow);
+    pub(crate) fn end_hold(&mut self, host: &mut Host, flow: &FlowTuple) {
+        if self.held.remove(flow) {
+            host.let_in(flow);
+            host.tunnel.forget_aside(flow);
         }
     }
 
     fn rebuild_held(
         &mut self,
+        host: &mut Host,
         name: MoveName,
         request: &Request,
         snapshot: Snapshot,
@@ -182,9 +200,10 @@ impl Effects {
         hidden: bool,
         holder: Option<Known>,
     ) -> Result<(), OpFailed> {
-        let rights = self.relocation.rights;
-        let owner = self.relocation.owner_for(&request.receiver);
-        let Relocation { taken, endpoints, ports, .. } = &mut self.relocation;
+        let rights = self.rights;
+        let owner = self.owner_for(&request.receiver);
+        let Self { taken, .. } = self;
+        let Host { endpoints, ports, injector, .. } = host;
         let gone = || failed(Refusal::NotRestored, &"nobody has asked for it");
         let of = taken.get_mut(&name).ok_or_else(gone)?;
         let to_holder = holder.and_then(|holder| holder.round_trip);
@@ -209,7 +228,7 @@ impl Effects {
             None => {
                 ports.make_way(request.tuple.transport, request.tuple.local);
                 of.queue = queue;
-                restore(&snapshot, &self.injector, rights, owner)
+                restore(&snapshot, injector, rights, owner)
             }
         };
         let frozen = frozen.map_err(|why| unmovable(&why, Refusal::NotRestored))?;
@@ -219,190 +238,58 @@ impl Effects {
         of.frozen = Some((frozen, snapshot.luggage));
         Ok(())
     }
+}
 
-    /// Puts what waited in a UDP socket's queue into that of one which CRIU has rebuilt.
-    pub(crate) fn refill(&mut self, flow: &FlowTuple, snapshot: &Snapshot) -> Result<(), Unmovable> {
-        let injector = match self.relocation.endpoints.at(flow) {
-            Some(place) => &place.injector,
-            None => &self.injector,
-        };
-        Frozen::refill(snapshot, injector)
-    }
-
+impl Relocation {
     /// The socket goes on, in the hands of whoever receives it.
-    pub(crate) fn wake(&mut self, name: &MoveName) -> Result<(), OpFailed> {
+    pub(crate) fn wake(&mut self, host: &mut Host, name: &MoveName) -> Result<(), OpFailed> {
         let lost = |why: &str| failed(Refusal::NotWoken, &why);
-        let of = self.relocation.taken.get_mut(name).ok_or_else(|| lost("the socket is not there any more"))?;
+        let of = self.taken.get_mut(name).ok_or_else(|| lost("the socket is not there any more"))?;
         let Some((frozen, luggage)) = of.frozen.take() else { return Err(lost("the socket was not rebuilt")) };
         let (receiver, flow, endpoint) = (of.receiver.clone(), of.flow, of.endpoint);
         let queue = std::mem::take(&mut of.queue);
-        if !self.relocation.is_received(&receiver) {
+        if !self.is_received(&receiver) {
             // Dropped at rest, it says nothing by itself; the holder is told.
-            self.end_hold(&flow);
+            self.end_hold(host, &flow);
             return Err(lost("the program that was to receive it has gone"));
         }
         if !queue.is_empty() {
-            let refilled = frozen.requeue(flow.local, &queue, self.injector_at(endpoint));
+            let refilled = frozen.requeue(flow.local, &queue, host.injector_at(endpoint));
             refilled.map_err(|why| unmovable(&why, Refusal::NotWoken))?;
         }
         // First what holds its packets: its own first segment would be held with them.
-        self.let_awake(&flow);
-        let socket = frozen.thaw(self.injector_at(endpoint)).map_err(|why| unmovable(&why, Refusal::NotWoken))?;
+        self.let_awake(host, &flow);
+        let socket = frozen.thaw(host.injector_at(endpoint)).map_err(|why| unmovable(&why, Refusal::NotWoken))?;
         let luggage = luggage.unwrap_or(Luggage { uuid: [0; 16], state: Vec::new() });
-        self.relocation.arrived.push(Arrived { name: *name, receiver, flow, socket, luggage });
+        self.arrived.push(Arrived { name: *name, receiver, flow, socket, luggage });
         Ok(())
     }
+}
 
-    fn injector_at(&self, endpoint: Option<PlaceName>) -> &Injector {
-        endpoint.and_then(|name| self.relocation.endpoints.injector_at(name)).unwrap_or(&self.injector)
-    }
-
-    pub(crate) fn drop_taken(&mut self, name: &MoveName) -> Result<(), OpFailed> {
-        if let Some(flow) = self.relocation.taken.get(name).map(Taken::flow) {
-            self.leave_home(&flow);
+impl Relocation {
+    pub(crate) fn drop_taken(&mut self, lender: &mut Lender, host: &mut Host, name: &MoveName) -> Result<(), OpFailed> {
+        if let Some(flow) = self.taken.get(name).map(Taken::flow) {
+            lender.leave_home(host, &flow);
         }
-        let Some(of) = self.relocation.taken.get_mut(name) else { return Ok(()) };
+        let Some(of) = self.taken.get_mut(name) else { return Ok(()) };
         let (flow, Some((frozen, _))) = (of.flow(), of.frozen.take()) else { return Ok(()) };
-        let destroyed = frozen.destroy(self.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept));
-        self.end_hold(&flow);
+        let destroyed = frozen.destroy(host.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept));
+        self.end_hold(host, &flow);
         destroyed
     }
 
     /// A move is over, one way or the other: what was found on admittance is not kept free any more.
-    pub(crate) fn forget_taken(&mut self, now: Time, name: &MoveName) -> Result<(), OpFailed> {
-        self.journal.forget_acceptance(*name);
-        let taken = self.relocation.taken.remove(name);
+    pub(crate) fn forget_taken(&mut self, host: &mut Host, now: Time, name: &MoveName) -> Result<(), OpFailed> {
+        host.journal.forget_acceptance(*name);
+        let taken = self.taken.remove(name);
         if let Some(of) = &taken {
-            self.end_hold(&of.flow);
-            self.tunnel.forget_expected(&of.flow);
+            self.end_hold(host, &of.flow);
+            host.tunnel.forget_expected(&of.flow);
         }
         if let Some(place) = taken.and_then(|of| of.endpoint) {
-            self.relocation.endpoints.release(now, place);
+            host.endpoints.release(now, place);
         }
-        self.make_ready(now)
-    }
-
-    /// The namespace of an endpoint, where its address is not this host's own.
-    pub(crate) fn namespace_of(&mut self, flow: &FlowTuple) -> Option<BorrowedFd<'_>> {
-        self.relocation.endpoints.at(flow).map(|place| place.endpoint.as_fd())
-    }
-
-    /// The same for a whole process, which is to live in it.
-    pub(crate) fn namespace_to_live_in(&mut self, name: MoveName, flow: &FlowTuple) -> Option<BorrowedFd<'_>> {
-        self.relocation.endpoints.begin_rebuilding(name, flow);
-        self.keep_to_leases();
-        self.namespace_of(flow)
-    }
-
-    /// It has its sockets, or does not come: what programs bind there from now on is on lease.
-    pub(crate) fn note_lives(&mut self, name: &MoveName) {
-        self.relocation.endpoints.end_rebuilding(name);
-        self.keep_to_leases();
-    }
-
-    /// Whether that of a connection is one that a program has brought along, with ports of its own.
-    pub(crate) fn is_brought(&self, flow: &FlowTuple) -> bool {
-        self.relocation.endpoints.name_of_flow(flow).lease.is_some()
-    }
-
-    /// Sockets come back to their ports, which are left free until they [have](Self::end_way).
-    pub(crate) fn make_way(&mut self, flows: &[FlowTuple]) {
-        for flow in flows {
-            self.relocation.ports.make_way(flow.transport, flow.local);
-            self.relocation.ports.expect(flow.transport, flow.local, true);
-        }
-    }
-
-    /// They have their ports, or do not come.
-    pub(crate) fn end_way(&mut self, flows: &[FlowTuple]) {
-        flows.iter().for_each(|flow| self.relocation.ports.expect(flow.transport, flow.local, false));
-    }
-
-    /// A connection of a program that goes on here is not to be had: the program is told so.
-    pub(crate) fn abort_inside(&mut self, flow: &FlowTuple) {
-        if let Err(error) = self.abort(flow) {
-            tracing::warn!(%flow, %error, "a connection that is lost stays open");
-        }
-    }
-
-    /// Ends the socket of a connection, in this host's own namespace or in that of its address, if it is there.
-    pub(crate) fn abort(&mut self, flow: &FlowTuple) -> Result<(), whimbrel_kernel::Error> {
-        let Self { relocation: Relocation { endpoints, .. }, connections, .. } = self;
-        let connections = endpoints.at(flow).map_or(connections, |place| &mut place.connections);
-        match connections.find(flow)? {
-            Some(socket) => connections.destroy(&socket).map(drop),
-            None => Ok(()),
-        }
-    }
-
-    /// Where the data plane finds this host's end of a flow that is to be known to it.
-    pub(crate) fn toward(&mut self, now: Time, flow: &FlowTuple, entry: &FlowEntry) -> Toward {
-        let before = self.journal.flows().get(flow).map(|before| before.end);
-        if let Some(before) = before.filter(|before| *before != entry.end) {
-            self.release_flow_endpoint(now, flow, before);
-        }
-        if entry.end == LocalEnd::Endpoint && !self.relocation.endpoints.counts(flow) {
-            let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
-            if let Err(error) = endpoints.need_for(now, flow, datapath) {
-                tracing::error!(%flow, %error, "a connection has no namespace for its address");
-            }
-        }
-        self.toward_adopted(flow, entry)
-    }
-
-    /// As [`Effects::toward`], of a flow whose namespace is there, if it is to be in one: that of a daemon before this one, say.
-    pub(crate) fn toward_adopted(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> Toward {
-        self.keep_port(flow, entry);
-        match entry.end {
-            LocalEnd::Here => Toward::Stack,
-            LocalEnd::Behind => {
-                self.let_forward();
-                Toward::Routes
-            }
-            LocalEnd::Passing => {
-                self.let_forward();
-                Toward::Passing
-            }
-            // Without a namespace nothing of it gets anywhere.
-            LocalEnd::Endpoint => Toward::Endpoint(self.relocation.endpoints.interface(flow).unwrap_or_default()),
-        }
-    }
-
-    /// What comes by the tunnel for other hosts may be passed on.
-    pub(crate) fn let_forward(&mut self) {
-        if !std::mem::replace(&mut self.relocation.forwards, true)
-            && let Err(error) = endpoint::let_forward(self.tunnel.device().name())
-        {
-            tracing::error!(%error, "connections whose sockets are with other hosts stand still");
-        }
-    }
-
-    /// A flow is over, or its end not there any more: with a socket in a namespace of its own, or with another host's socket.
-    pub(crate) fn release_flow_endpoint(&mut self, now: Time, flow: &FlowTuple, end: LocalEnd) {
-        match end {
-            LocalEnd::Endpoint => self.relocation.endpoints.release_flow(now, flow),
-            LocalEnd::Behind => {
-                self.release_port(flow);
-                self.withdraw_address(flow.remote.ip());
-            }
-            LocalEnd::Here | LocalEnd::Passing => {}
-        }
-    }
-
-    /// When [`Effects::expire_endpoints`] is due.
-    pub(crate) fn endpoints_timeout(&self) -> Option<Time> {
-        self.relocation.endpoints.timeout()
-    }
-
-    /// Takes down the namespaces that nobody has needed for a while.
-    pub(crate) fn expire_endpoints(&mut self, now: Time) {
-        let (ended, result) = self.relocation.endpoints.expire(now, &self.datapath);
-        if let Err(error) = result {
-            tracing::warn!(%error, "what is left of a namespace stays");
-        }
-        if !ended.is_empty() {
-            self.making.take_down(ended);
-        }
+        self.make_ready(host, now)
     }
 }
 

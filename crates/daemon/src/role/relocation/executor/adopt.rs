@@ -1,23 +1,20 @@
 //! What a daemon before this one has left in the middle of moves.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::IpAddr;
+use crate::role::helpers::executor::Helping;
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::frozen::Frozen;
-use whimbrel_kernel::{endpoint, whole};
-use whimbrel_protocol::{
-    FlowEntry, Found, LocalEnd, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy, Time,
-};
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_kernel::whole;
+use whimbrel_protocol::{Found, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy, Time};
+use whimbrel_wire::Transport;
 
 use super::Relocation;
 use super::donor::Given;
-use crate::host::Effects;
-use crate::journal::{Journal, SavedMoves};
+use crate::host::Host;
+use crate::journal::Journal;
 
 /// Moves in the middle, and what is found of their sockets.
 pub(crate) struct FoundMoves {
@@ -31,110 +28,24 @@ pub(crate) struct FoundMoves {
     pub(crate) tenancies: Vec<SavedTenancy>,
 }
 
-impl Effects {
-    /// Takes over namespaces and sockets of moves. To be called before anything else is adopted: what is at rest must not be let
-    /// have its packets. `own`: this host's key.
-    pub(crate) fn adopt_moves(
-        &mut self,
-        now: Time,
-        own: &PublicKey,
-        flows: &HashMap<FlowTuple, FlowEntry>,
-        moves: &SavedMoves,
-    ) -> FoundMoves {
-        // By the cookies of namespaces that programs have brought along: one of the leases that these are for.
-        let mut brought: HashMap<u64, (u64, bool)> = HashMap::new();
-        // First the leases that they were asked for: what has come with a socket since is of such a one, under a number that others have drawn.
-        let (asked_for, moved): (Vec<_>, Vec<_>) =
-            moves.tenancies.values().partition(|(saved, _)| saved.moved.is_none());
-        for (saved, namespace) in asked_for.into_iter().chain(moved) {
-            let place = namespace.map(|of| brought.entry(of.cookie).or_insert((saved.number, of.hidden)).0);
-            self.relocation.endpoints.note_leased(saved.lease(), place, saved.ends, saved.moved.is_some());
-        }
-        let inside = || flows.iter().filter(|(_, entry)| entry.end == LocalEnd::Endpoint).map(|(flow, _)| flow);
-        let rented = || moves.tenancies.values().map(|(saved, _)| saved.ends.first);
-        let users = inside().map(|flow| flow.local.ip()).chain(rented().map(|end| end.ip()));
-        let of_moves = moves.donations.values().map(|saved| saved.tuple);
-        let of_moves = of_moves.chain(moves.acceptances.values().map(|saved| saved.request.tuple));
-        let wanted: HashSet<IpAddr> = users.chain(of_moves.map(|flow| flow.local.ip())).collect();
-        if !wanted.is_empty() {
-            let known = self.datapath.endpoints().unwrap_or_default();
-            let cookies = self.datapath.followed_namespaces().unwrap_or_default();
-            let found = endpoint::find(&cookies).unwrap_or_else(|error| {
-                tracing::error!(%error, "namespaces of a daemon before this one are not found");
-                Vec::new()
-            });
-            for found in found {
-                // There may be several of one address: the pair tells which is whose.
-                let outer = found.endpoint.outer().index;
-                let known = known.iter().find(|(index, _)| *index == outer).map(|(_, known)| known.address);
-                let Some(address) = known.filter(|address| wanted.contains(address)) else { continue };
-                let (lease, hidden) = brought.get(&found.cookie).copied().unzip();
-                let hidden = hidden.unwrap_or(false);
-                if let Err(error) = self.relocation.endpoints.adopt(address, lease, hidden, found) {
-                    tracing::error!(%address, %error, "a namespace of a daemon before this one cannot be used");
-                }
-            }
-        }
-        let endpoints = &mut self.relocation.endpoints;
-        let mut lost: HashSet<IpAddr> = HashSet::new();
-        lost.extend(inside().filter(|flow| !endpoints.adopt_flow(flow)).map(|flow| flow.local.ip()));
-        for end in rented() {
-            let name = endpoints.name_of(end);
-            lost.extend((!endpoints.adopt_user(name)).then_some(end.ip()));
-        }
-        for address in lost {
-            tracing::warn!(%address, "no program has a socket any more in the namespace of an address whose connections were moved here");
-        }
-        self.adopt_leaving();
-        let tenancies: Vec<_> = moves.tenancies.values().copied().collect();
-        self.adopt_tenancies(now, &tenancies);
-        let leases: Vec<_> = moves.leases.values().copied().collect();
-        self.adopt_leases(&leases);
-        if let Err(error) = self.end_stray_leases(own, moves) {
-            tracing::warn!(%error, "what comes for endpoints that are lent to nobody may be lost");
-        }
-        let leases = leases.into_iter().map(|(saved, _)| saved).collect();
-        let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();
-        self.let_halted_run();
-        self.wholes.let_undecided_go_on();
-        if let Err(error) = self.make_ready(now) {
-            tracing::warn!(%error, "what comes for sockets at rest may be lost");
-        }
-        let found = |saved: &SavedAcceptance, this: &mut Self| {
-            this.find_place(saved);
-            this.find_taken_of_whole(saved).unwrap_or_else(|| match this.socket_of(&saved.request.tuple) {
-                Ok(Some(_)) => Found::Awake,
-                // What was rebuilt and not handed on went with that daemon.
-                _ => Found::Gone,
-            })
-        };
-        let acceptances = moves.acceptances.values().map(|saved| (saved.clone(), found(saved, self))).collect();
-        self.end_unknown_wholes();
-        self.keep_to_leases();
-        let tenancies = tenancies.into_iter().map(|(saved, _)| saved).collect();
-        FoundMoves { donations, acceptances, held: moves.held.values().cloned().collect(), leases, tenancies }
-    }
-
+impl Relocation {
     /// Processes that a daemon before this one has stopped, or was about to, go on unless a socket of theirs rests.
-    fn let_halted_run(&mut self) {
-        for (pid, started) in self.journal.halted().clone() {
-            if !self.relocation.halted.contains_key(&pid) {
+    pub(crate) fn let_halted_run(&mut self, host: &mut Host) {
+        for (pid, started) in host.journal.halted().clone() {
+            if !self.halted.contains_key(&pid) {
                 go_on(pid, started);
-                self.journal.forget_halted(pid);
+                host.journal.forget_halted(pid);
             }
         }
     }
 
     /// A socket that was being given away.
-    fn find_given(&mut self, now: Time, saved: &SavedDonation) -> Found {
-        if let Some(found) = self.find_given_of_whole(saved) {
-            return found;
-        }
-        let found = self.borrow_sockets(now, &[saved.tuple], |_| [0; 16]);
+    pub(crate) fn find_given(&mut self, helping: &Helping, host: &mut Host, now: Time, saved: &SavedDonation) -> Found {
+        let found = self.borrow_sockets(helping, host, now, &[saved.tuple], |_| [0; 16]);
         if !found.get(&saved.tuple).is_some_and(Result::is_ok) {
             return Found::Gone;
         }
-        let Some(borrowed) = self.relocation.borrowed.remove(&saved.tuple) else { return Found::Gone };
+        let Some(borrowed) = self.borrowed.remove(&saved.tuple) else { return Found::Gone };
         // Nothing tells of a UDP socket, or of one that listens, whether it rests: its holder knows whose it is.
         let tells = saved.tuple.transport == Transport::Tcp && !saved.tuple.is_unconnected();
         if tells && !Frozen::is_at_rest(borrowed.socket().as_fd()) {
@@ -142,66 +53,21 @@ impl Effects {
         }
         match Given::adopt(saved.tuple, borrowed) {
             Ok(given) => {
-                self.relocation.halt_adopted(given.processes(), self.journal.halted());
+                self.halt_adopted(given.processes(), host.journal.halted());
                 if !saved.tuple.listens() {
-                    self.tunnel.set_aside(&saved.tuple);
-                } else if self.relocation.endpoints.at(&saved.tuple).is_some()
-                    && let Err(error) = self.keep_new(&saved.tuple)
+                    host.tunnel.set_aside(&saved.tuple);
+                } else if host.endpoints.at(&saved.tuple).is_some()
+                    && let Err(error) = self.keep_new(host, &saved.tuple)
                 {
                     tracing::warn!(flow = %saved.tuple, %error, "connections that are opened now may be lost");
                 }
-                self.relocation.given.insert(saved.name, given);
+                self.given.insert(saved.name, given);
                 Found::Frozen
             }
             Err(error) => {
                 tracing::error!(flow = %saved.tuple, %error, "a socket that rests cannot be woken");
                 Found::Gone
             }
-        }
-    }
-
-    /// Connections whose sockets are at rest, so that nothing may come to them.
-    pub(crate) fn at_rest(&self) -> HashSet<FlowTuple> {
-        self.relocation.given.values().map(Given::flow).chain(self.flows_of_leaving()).collect()
-    }
-
-    /// Flows whose sockets, in namespaces of their own, are gone: UDP ones, of which nothing else tells, and those that were
-    /// [said to be](Self::is_closed) closed while they were there.
-    pub(crate) fn ended_flows(&mut self) -> Vec<FlowTuple> {
-        if self.relocation.endpoints.is_empty() {
-            return Vec::new();
-        }
-        let doubted = std::mem::take(&mut self.relocation.doubted);
-        let flows = self.journal.flows().iter();
-        let inside = flows.filter(|(flow, entry)| {
-            entry.end == LocalEnd::Endpoint && (flow.transport == Transport::Udp || doubted.contains(flow))
-        });
-        let flows: Vec<FlowTuple> = inside.map(|(flow, _)| *flow).collect();
-        flows.into_iter().filter(|flow| self.has_ended(flow)).collect()
-    }
-
-    /// Whether a connection is closed of which that is said. Root of a namespace that a program has brought along can have a connection
-    /// of any name in there, and close it: what has its socket in another one does not end by that.
-    pub(crate) fn is_closed(&mut self, flow: &FlowTuple) -> bool {
-        let closed = self.has_ended(flow);
-        if !closed {
-            // It is said a moment before: it is looked again.
-            self.relocation.doubted.insert(*flow);
-        }
-        closed
-    }
-
-    /// Whether no process has the socket of a flow. What it leaves in the kernel ends by itself, or waits for what is on the way (TIME_WAIT).
-    fn has_ended(&mut self, flow: &FlowTuple) -> bool {
-        matches!(self.socket_of(flow), Ok(None | Some(0)))
-    }
-
-    /// Whether a flow whose end is not in this host's own namespace is still there.
-    pub(crate) fn is_elsewhere(&mut self, flow: &FlowTuple) -> bool {
-        match self.journal.flows().get(flow).map(|entry| entry.end) {
-            Some(LocalEnd::Behind | LocalEnd::Passing) => true,
-            Some(LocalEnd::Endpoint) => matches!(self.socket_of(flow), Ok(Some(_))),
-            Some(LocalEnd::Here) | None => false,
         }
     }
 }

@@ -1,22 +1,24 @@
 //! Giving a program's socket away.
 
+use crate::host::sockets::{beside, has_urgent, needs};
+use crate::role::anchor::executor::lender::Lender;
+use crate::role::helpers::executor::Helping;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use whimbrel_datapath::{Datapath, HelpedFlow, HelpedPhase};
+use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::{self, Halted};
-use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
-use whimbrel_kernel::sock_diag::{self, SockDiag};
-use whimbrel_kernel::{namespace, process, whole};
+use whimbrel_kernel::frozen::{Frozen, Unmovable};
+use whimbrel_kernel::{process, whole};
 use whimbrel_protocol::{MoveName, OpFailed, PeerId, Refusal, SavedDonation, Time};
-use whimbrel_wire::snapshot::{Body, Family, Luggage, OptionKind};
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::snapshot::{Body, Family, Luggage};
 
-use super::endpoints::{Endpoints, Place};
-use super::{HIDDEN, Relocation, failed, listening, refused, unmovable};
+use super::Relocation;
 use crate::closing::Received;
-use crate::host::Effects;
+use crate::host::Host;
+use crate::host::refusal::{failed, refused, unmovable};
 use crate::journal::JournalError;
 
 /// A socket that a move may ask for, and who has it.
@@ -64,48 +66,6 @@ impl Borrowed {
 pub(crate) const URGENT: &str =
     "its program has sent urgent data (MSG_OOB) that is not acknowledged; it can be moved once that is";
 
-/// Whether a TCP connection has urgent data that is not acknowledged. `place`: where its socket is, if not in this host's own namespace. A kernel that
-/// does not tell is one where nobody knows.
-fn has_urgent(datapath: &Datapath, flow: &FlowTuple, place: Option<&mut Place>) -> bool {
-    if flow.transport != Transport::Tcp || flow.is_unconnected() {
-        return false;
-    }
-    let inside = place.map(|place| place.endpoint.enter()).transpose();
-    let told = inside.map_err(|error| error.to_string());
-    let told = told.and_then(|_inside| datapath.is_urgent(flow).map_err(|error| error.to_string()));
-    told.unwrap_or_else(|error| {
-        tracing::debug!(%flow, %error, "whether a connection has urgent data is not known");
-        false
-    })
-}
-
-/// What sockets have whose programs have set nothing, where that of a flow is, and what tells of the sockets there.
-fn beside<'a>(
-    flow: &FlowTuple,
-    endpoints: &'a mut Endpoints,
-    own: &'a mut Option<Defaults>,
-    connections: &'a mut SockDiag,
-) -> Result<(&'a Defaults, &'a mut SockDiag), OpFailed> {
-    if let Some(place) = endpoints.at(flow) {
-        return Ok((&place.defaults, &mut place.connections));
-    }
-    let defaults = match own {
-        Some(defaults) => defaults,
-        None => own.insert(Defaults::look().map_err(|error| refused(&error, Refusal::Unmovable))?),
-    };
-    Ok((defaults, connections))
-}
-
-/// What a host has to set that takes a socket. The mark of those whose far ends are not to learn where they are is Whimbrel's own, and set by
-/// any host.
-fn needs(socket: BorrowedFd<'_>, (defaults, sockets): (&Defaults, &mut SockDiag)) -> Result<Vec<u16>, OpFailed> {
-    let mut options = Frozen::needs(socket, defaults, sockets).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
-    if namespace::mark_of(socket).is_ok_and(|mark| mark == HIDDEN) {
-        options.retain(|number| *number != OptionKind::Mark.number());
-    }
-    Ok(options)
-}
-
 impl Given {
     pub(crate) fn flow(&self) -> FlowTuple {
         self.flow
@@ -124,11 +84,13 @@ impl Given {
     }
 }
 
-impl Effects {
+impl Relocation {
     /// Gets hold of sockets that are to be moved, which changes nothing about them, and tells the family of each. `name` tells what a
     /// socket is called.
     pub(crate) fn borrow_sockets(
         &mut self,
+        helping: &Helping,
+        host: &mut Host,
         now: Time,
         flows: &[FlowTuple],
         name: impl Fn(BorrowedFd<'_>) -> [u8; 16],
@@ -136,15 +98,15 @@ impl Effects {
         let mut found = HashMap::new();
         let mut by_inode: HashMap<u32, FlowTuple> = HashMap::new();
         for flow in flows {
-            if self.helping.helpers.numbers_of_peer(flow).is_some() {
+            if helping.helpers.numbers_of_peer(flow).is_some() {
                 found.insert(*flow, Err(NotBorrowed::Helped));
                 continue;
             }
-            if self.shares_its_end(flow) {
+            if host.shares_its_end(flow) {
                 found.insert(*flow, Err(NotBorrowed::Shared));
                 continue;
             }
-            match self.socket_of(flow) {
+            match host.socket_of(flow) {
                 Ok(Some(inode)) if inode != 0 => {
                     by_inode.insert(inode, *flow);
                 }
@@ -184,50 +146,61 @@ impl Effects {
             let processes = others.filter(|pid| *pid != std::process::id()).collect();
             let luggage = Luggage { uuid: name(socket.as_fd()), state: Vec::new() };
             found.insert(flow, Ok(family_of(&socket)));
-            self.relocation.borrowed.insert(flow, Borrowed { socket: socket.into(), processes, luggage });
+            self.borrowed.insert(flow, Borrowed { socket: socket.into(), processes, luggage });
         }
-        if let Err(error) = self.make_ready(now) {
+        if let Err(error) = self.make_ready(host, now) {
             tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
         }
         found
     }
 
     /// The numbers of the options of a socket that was borrowed, or given by its program.
-    pub(crate) fn options_of_borrowed(&mut self, flow: &FlowTuple) -> Result<Vec<u16>, OpFailed> {
-        let Self { relocation: Relocation { borrowed, endpoints, defaults, .. }, connections, .. } = self;
+    pub(crate) fn options_of_borrowed(&mut self, host: &mut Host, flow: &FlowTuple) -> Result<Vec<u16>, OpFailed> {
+        let Self { borrowed, .. } = self;
+        let Host { endpoints, defaults, connections, .. } = &mut *host;
         let Some(Borrowed { socket, .. }) = borrowed.get(flow) else { return Ok(Vec::new()) };
         needs(socket.as_fd(), beside(flow, endpoints, defaults, connections)?)
     }
+}
 
-    /// The same of one that its program is about to give.
-    pub(crate) fn options_of(&mut self, flow: &FlowTuple, socket: BorrowedFd<'_>) -> Result<Vec<u16>, OpFailed> {
-        let Self { relocation: Relocation { endpoints, defaults, .. }, connections, .. } = self;
-        needs(socket, beside(flow, endpoints, defaults, connections)?)
-    }
-
+impl Relocation {
     /// Takes over a socket that its program hands to another host itself, with what goes along.
-    pub(crate) fn take_given(&mut self, now: Time, flow: FlowTuple, socket: Received, luggage: Luggage) -> Family {
+    pub(crate) fn take_given(
+        &mut self,
+        host: &mut Host,
+        now: Time,
+        flow: FlowTuple,
+        socket: Received,
+        luggage: Luggage,
+    ) -> Family {
         let family = family_of(&socket);
-        self.relocation.borrowed.insert(flow, Borrowed { socket, processes: Vec::new(), luggage });
-        if let Err(error) = self.make_ready(now) {
+        self.borrowed.insert(flow, Borrowed { socket, processes: Vec::new(), luggage });
+        if let Err(error) = self.make_ready(host, now) {
             tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
         }
         family
     }
 
     /// A program is about to give a socket away: what holds its packets then is attached now. Tells its family.
-    pub(crate) fn expect_gift(&mut self, now: Time, flow: FlowTuple, socket: &OwnedFd, uuid: [u8; 16]) -> Family {
-        self.relocation.expected.insert(flow, uuid);
-        if let Err(error) = self.make_ready(now) {
+    pub(crate) fn expect_gift(
+        &mut self,
+        host: &mut Host,
+        now: Time,
+        flow: FlowTuple,
+        socket: &OwnedFd,
+        uuid: [u8; 16],
+    ) -> Family {
+        self.expected.insert(flow, uuid);
+        if let Err(error) = self.make_ready(host, now) {
             tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
         }
         family_of(socket)
     }
 
     /// It does not, or has.
-    pub(crate) fn forget_gift(&mut self, now: Time, flow: &FlowTuple) {
-        if self.relocation.expected.remove(flow).is_some()
-            && let Err(error) = self.make_ready(now)
+    pub(crate) fn forget_gift(&mut self, host: &mut Host, now: Time, flow: &FlowTuple) {
+        if self.expected.remove(flow).is_some()
+            && let Err(error) = self.make_ready(host, now)
         {
             tracing::warn!(%error, "programs stay attached");
         }
@@ -235,109 +208,62 @@ impl Effects {
 
     /// What a socket that was borrowed, or is about to be given, is called.
     pub(crate) fn uuid_of(&self, flow: &FlowTuple) -> Option<[u8; 16]> {
-        let borrowed = self.relocation.borrowed.get(flow).map(|borrowed| borrowed.luggage.uuid);
-        let given = || self.relocation.given.values().find(|given| given.flow == *flow).map(|given| given.luggage.uuid);
-        borrowed.or_else(given).or_else(|| self.relocation.expected.get(flow).copied())
+        let borrowed = self.borrowed.get(flow).map(|borrowed| borrowed.luggage.uuid);
+        let given = || self.given.values().find(|given| given.flow == *flow).map(|given| given.luggage.uuid);
+        borrowed.or_else(given).or_else(|| self.expected.get(flow).copied())
     }
 
     /// A socket is not to be moved after all.
-    pub(crate) fn return_socket(&mut self, now: Time, flow: &FlowTuple) {
-        if self.relocation.borrowed.remove(flow).is_none() {
+    pub(crate) fn return_socket(&mut self, host: &mut Host, now: Time, flow: &FlowTuple) {
+        if self.borrowed.remove(flow).is_none() {
             return;
         }
-        self.forget_unhalted();
-        if let Err(error) = self.make_ready(now) {
+        self.forget_unhalted(host);
+        if let Err(error) = self.make_ready(host, now) {
             tracing::warn!(%error, "programs stay attached");
         }
     }
+}
 
-    /// The inode of a connection's socket, in this host's own namespace or in that of its address.
-    pub(crate) fn socket_of(&mut self, flow: &FlowTuple) -> Result<Option<u32>, whimbrel_kernel::Error> {
-        let connections = self.sockets_beside(flow);
-        if flow.is_unconnected() {
-            return Ok(listening::find(connections, flow)?.first().map(|socket| socket.inode));
-        }
-        Ok(connections.find(flow)?.map(|socket| socket.inode))
-    }
-
-    /// Whether this socket is the one that has the flow, in this host's own namespace or in that of its address. What a socket is bound to and
-    /// connected with holds in its own namespace, and programs may make some in which they have any address.
-    pub(crate) fn has_flow(
-        &mut self,
-        flow: &FlowTuple,
-        socket: BorrowedFd<'_>,
-    ) -> Result<bool, whimbrel_kernel::Error> {
-        let where_it_is = match self.relocation.endpoints.at(flow) {
-            Some(place) => place.cookie,
-            None => namespace::cookie()?,
-        };
-        if namespace::cookie_of(socket)? != where_it_is {
-            return Ok(false);
-        }
-        let cookie = sock_diag::cookie_of(socket)?;
-        let sockets = self.sockets_beside(flow);
-        Ok(match flow.is_unconnected() {
-            true => listening::find(sockets, flow)?.iter().any(|found| found.cookie == cookie),
-            false => sockets.find(flow)?.is_some_and(|found| found.cookie == cookie),
-        })
-    }
-
-    /// Whether no socket without another end is met at an endpoint.
-    pub(crate) fn is_nobodys(&mut self, flow: &FlowTuple) -> bool {
-        matches!(self.socket_of(flow), Ok(None))
-    }
-
-    /// Whether other sockets without another end take what comes to the same endpoint (SO_REUSEPORT).
-    pub(crate) fn shares_its_end(&mut self, flow: &FlowTuple) -> bool {
-        flow.is_unconnected() && listening::find(self.sockets_beside(flow), flow).is_ok_and(|found| found.len() > 1)
-    }
-
-    /// Tells of the sockets where those of an endpoint are.
-    pub(crate) fn sockets_beside(&mut self, flow: &FlowTuple) -> &mut SockDiag {
-        match self.relocation.endpoints.at(flow) {
-            Some(place) => &mut place.connections,
-            None => &mut self.connections,
-        }
-    }
-
-    pub(crate) fn freeze(&mut self, name: MoveName, flow: FlowTuple) -> Result<(), OpFailed> {
-        let Some(borrowed) = self.relocation.borrowed.remove(&flow) else {
+impl Relocation {
+    pub(crate) fn freeze(&mut self, host: &mut Host, name: MoveName, flow: FlowTuple) -> Result<(), OpFailed> {
+        let Some(borrowed) = self.borrowed.remove(&flow) else {
             return Err(failed(Refusal::Unmovable, &format!("the socket of {flow} is not there any more")));
         };
         // Its program has had it since it was looked at.
-        if !self.has_flow(&flow, borrowed.socket.as_fd()).map_err(|error| refused(&error, Refusal::Unmovable))? {
-            self.let_new_in(&flow);
+        if !host.has_flow(&flow, borrowed.socket.as_fd()).map_err(|error| refused(&error, Refusal::Unmovable))? {
+            self.let_new_in(host, &flow);
             return Err(failed(Refusal::Unmovable, &format!("the socket is not that of {flow} any more")));
         }
         if flow.listens() {
-            return self.freeze_listening(name, flow, borrowed);
+            return self.freeze_listening(host, name, flow, borrowed);
         }
         let Borrowed { socket, processes, luggage } = borrowed;
-        self.relocation.halt(&processes).map_err(|error| refused(&error, Refusal::Unmovable))?;
+        self.halt(&processes).map_err(|error| refused(&error, Refusal::Unmovable))?;
         let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
-        self.forget_late(&flow);
-        self.tunnel.set_aside(&flow);
-        let frozen = self
+        host.forget_late(&flow);
+        host.tunnel.set_aside(&flow);
+        let frozen = host
             .datapath
             .set_helped(&flow, &rests)
             .map_err(|error| failed(Refusal::NoRights, &error))
-            .and_then(|()| self.put_to_rest(&flow, socket));
+            .and_then(|()| self.put_to_rest(host, &flow, socket));
         match frozen {
             Ok(frozen) => {
-                self.relocation.given.insert(name, Given { flow, frozen, processes, luggage });
+                self.given.insert(name, Given { flow, frozen, processes, luggage });
                 Ok(())
             }
             Err(failed) => {
-                self.let_in(&flow);
-                self.tunnel.hand_on(&flow, None);
-                self.let_run(&processes);
+                host.let_in(&flow);
+                host.tunnel.hand_on(&flow, None);
+                self.let_run(host, &processes);
                 Err(failed)
             }
         }
     }
 
-    fn put_to_rest(&mut self, flow: &FlowTuple, socket: Received) -> Result<Frozen, OpFailed> {
-        let frozen = match self.relocation.endpoints.at(flow).filter(|_| flow.is_unconnected()) {
+    fn put_to_rest(&mut self, host: &mut Host, flow: &FlowTuple, socket: Received) -> Result<Frozen, OpFailed> {
+        let frozen = match host.endpoints.at(flow).filter(|_| flow.is_unconnected()) {
             Some(place) => {
                 let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::Unmovable))?;
                 freeze(socket)
@@ -346,15 +272,12 @@ impl Effects {
         };
         frozen.map_err(|why| unmovable(&why, Refusal::Unmovable))
     }
+}
 
-    /// Whether one of these connections has urgent data that is not acknowledged.
-    pub(crate) fn any_urgent(&mut self, flows: &[FlowTuple]) -> bool {
-        let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
-        flows.iter().any(|flow| has_urgent(datapath, flow, endpoints.at(flow)))
-    }
-
-    pub(crate) fn dump(&mut self, name: &MoveName) -> Result<Vec<u8>, OpFailed> {
-        let Self { relocation: Relocation { given, endpoints, defaults, .. }, connections, datapath, .. } = self;
+impl Relocation {
+    pub(crate) fn dump(&mut self, host: &mut Host, name: &MoveName) -> Result<Vec<u8>, OpFailed> {
+        let Self { given, .. } = self;
+        let Host { endpoints, defaults, connections, datapath, .. } = &mut *host;
         let gone = || failed(Refusal::Unmovable, &"the socket is not at rest");
         let Given { flow, frozen, luggage, .. } = given.get(name).ok_or_else(gone)?;
         if has_urgent(datapath, flow, endpoints.at(flow)) {
@@ -373,79 +296,79 @@ impl Effects {
     }
 
     /// The socket goes on here.
-    pub(crate) fn let_go_on(&mut self, name: &MoveName) -> Result<(), OpFailed> {
-        let Some(Given { flow, frozen, processes, .. }) = self.relocation.given.remove(name) else { return Ok(()) };
+    pub(crate) fn let_go_on(&mut self, host: &mut Host, name: &MoveName) -> Result<(), OpFailed> {
+        let Some(Given { flow, frozen, processes, .. }) = self.given.remove(name) else { return Ok(()) };
         // First what holds its packets: its own first segment would be held with them.
-        self.let_in(&flow);
-        let injector = match self.relocation.endpoints.at(&flow) {
+        host.let_in(&flow);
+        let injector = match host.endpoints.at(&flow) {
             Some(place) => &place.injector,
-            None => &self.injector,
+            None => &host.injector,
         };
-        self.relocation.kept_new.remove(&flow);
-        self.tunnel.hand_on(&flow, None);
+        self.kept_new.remove(&flow);
+        host.tunnel.hand_on(&flow, None);
         let thawed = frozen.thaw(injector).map(Received::from).map_err(|why| unmovable(&why, Refusal::NotWoken));
-        self.let_run(&processes);
+        self.let_run(host, &processes);
         thawed.map(drop)
     }
 
     /// The socket is another host's, to which goes what came for it meanwhile.
-    pub(crate) fn end_given(&mut self, now: Time, name: &MoveName, to: Option<PeerId>) -> Result<(), OpFailed> {
-        let Some(given) = self.relocation.given.remove(name) else { return Ok(()) };
+    pub(crate) fn end_given(
+        &mut self,
+        lender: &mut Lender,
+        host: &mut Host,
+        now: Time,
+        name: &MoveName,
+        to: Option<PeerId>,
+    ) -> Result<(), OpFailed> {
+        let Some(given) = self.given.remove(name) else { return Ok(()) };
         if given.flow.listens() {
             // What comes for it goes elsewhere from now on, or in a moment.
-            if self.relocation.kept_new.remove(&given.flow) {
-                self.part_with(now, given.flow, to);
+            if self.kept_new.remove(&given.flow) {
+                host.part_with(now, given.flow, to);
             }
-            self.leave_home(&given.flow);
-            self.relocation.retiring.insert(*name, given);
+            lender.leave_home(host, &given.flow);
+            self.retiring.insert(*name, given);
             return Ok(());
         }
         let Given { flow, frozen, processes, .. } = given;
-        let destroyed = frozen.destroy(self.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept));
-        self.leave_home(&flow);
-        self.settle_ports();
-        self.part_with(now, flow, to);
-        self.let_run(&processes);
+        let destroyed = frozen.destroy(host.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept));
+        lender.leave_home(host, &flow);
+        host.settle_ports();
+        host.part_with(now, flow, to);
+        self.let_run(host, &processes);
         destroyed
     }
 
-    pub(crate) fn save_given(&mut self, saved: SavedDonation) -> Result<(), JournalError> {
+    pub(crate) fn save_given(&mut self, host: &mut Host, saved: SavedDonation) -> Result<(), JournalError> {
         // Nobody stops what only listens. What stands still already is to stay so.
-        let borrowed = self.relocation.borrowed.get(&saved.tuple).filter(|_| !saved.tuple.listens());
+        let borrowed = self.borrowed.get(&saved.tuple).filter(|_| !saved.tuple.listens());
         let processes = borrowed.map_or(&[][..], |borrowed| &borrowed.processes);
-        let is_noted = |pid: &u32| self.journal.halted().contains_key(pid) || self.relocation.halted.contains_key(pid);
+        let is_noted = |pid: &u32| host.journal.halted().contains_key(pid) || self.halted.contains_key(pid);
         let fresh = processes.iter().filter(|pid| !is_noted(pid) && borrowed::stands_still(**pid) == Some(false));
         let halting: Vec<_> = fresh.filter_map(|pid| Some((*pid, whole::started(*pid)?))).collect();
-        self.journal.save_donation(saved, &halting)
+        host.journal.save_donation(saved, &halting)
     }
 
-    pub(crate) fn forget_given(&mut self, now: Time, name: &MoveName) -> Result<(), OpFailed> {
-        self.journal.forget_donation(*name);
-        self.forget_unhalted();
-        self.make_ready(now)
+    pub(crate) fn forget_given(&mut self, host: &mut Host, now: Time, name: &MoveName) -> Result<(), OpFailed> {
+        host.journal.forget_donation(*name);
+        self.forget_unhalted(host);
+        self.make_ready(host, now)
     }
 
     /// Forgets what was noted of processes that were not stopped after all.
-    fn forget_unhalted(&mut self) {
-        if self.relocation.borrowed.is_empty() {
-            let noted: Vec<u32> = self.journal.halted().keys().copied().collect();
-            for pid in noted.into_iter().filter(|pid| !self.relocation.halted.contains_key(pid)) {
-                self.journal.forget_halted(pid);
+    fn forget_unhalted(&mut self, host: &mut Host) {
+        if self.borrowed.is_empty() {
+            let noted: Vec<u32> = host.journal.halted().keys().copied().collect();
+            for pid in noted.into_iter().filter(|pid| !self.halted.contains_key(pid)) {
+                host.journal.forget_halted(pid);
             }
         }
     }
 
     /// Processes need not stand still on account of one socket any more.
-    fn let_run(&mut self, processes: &[u32]) {
-        for pid in self.relocation.release(processes) {
-            self.journal.forget_halted(pid);
-        }
-    }
-
-    /// Packets of a flow are not held any more.
-    pub(crate) fn let_in(&mut self, flow: &FlowTuple) {
-        if let Err(error) = self.datapath.remove_helped(flow) {
-            tracing::error!(%flow, %error, "packets of a connection stay held");
+    fn let_run(&mut self, host: &mut Host, processes: &[u32]) {
+        for pid in self.release(processes) {
+            host.journal.forget_halted(pid);
         }
     }
 }

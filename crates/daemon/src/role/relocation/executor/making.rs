@@ -2,19 +2,17 @@
 //! may be asked for at once. An op that needs one that is not there waits for it, and is carried out when it is.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use whimbrel_datapath::Guard;
-use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::Error;
-use whimbrel_kernel::endpoint::{self, Brought};
+use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::error::Effect;
-use whimbrel_protocol::{FlowName, MoveOp, OpDone, OpFailed, OpId, Refusal, Request, Time};
+use whimbrel_protocol::{MoveOp, OpDone, OpFailed, OpId, Refusal};
 
-use super::endpoints::{Endpoints, New, Place, PlaceName, take_down};
-use super::{Known, Relocation, failed, refused};
-use crate::host::{Effects, Failure, own_addresses};
+use crate::host::Failure;
+use crate::host::endpoints::{New, Place, PlaceName, take_down};
+use crate::host::refusal::failed;
 use crate::work::Work;
 
 /// What came of an op.
@@ -32,7 +30,7 @@ struct Order {
 
 /// What a thread has done.
 #[derive(Debug)]
-enum Done {
+pub(crate) enum Done {
     /// Made one, or not.
     Made(Box<Result<New, Failure>>),
     /// Taken some down; by the indices of their interfaces.
@@ -67,7 +65,8 @@ impl Making {
         self.work.wake()
     }
 
-    fn order(&mut self, name: PlaceName, brought: Option<Brought>, id: OpId, op: MoveOp) {
+    /// Has one be made, for an op.
+    pub(crate) fn order(&mut self, name: PlaceName, brought: Option<Brought>, id: OpId, op: MoveOp) {
         if let Some(order) = self.orders.iter_mut().find(|order| order.name == name) {
             order.waiting.push((id, op));
             return;
@@ -99,7 +98,7 @@ impl Making {
     }
 
     /// The ops of a move or lease that is over need no answer but that it is.
-    fn give_up(&mut self, is_over: impl Fn(&MoveOp) -> bool) {
+    pub(crate) fn give_up(&mut self, is_over: impl Fn(&MoveOp) -> bool) {
         for order in &mut self.orders {
             for (id, _) in order.waiting.extract_if(.., |(_, op)| is_over(op)) {
                 self.answers.push((id, Err(failed(Refusal::Cancelled, &"it is over"))));
@@ -107,108 +106,36 @@ impl Making {
             }
         }
     }
+
+    /// Takes what threads have done. One that [was made](Done::Made) is that of the next [order](Self::take_order).
+    pub(crate) fn take(&mut self) -> Vec<Done> {
+        self.work.take()
+    }
+
+    /// Takes which one was made, and the ops that wait for it; the next is begun.
+    pub(crate) fn take_order(&mut self) -> Option<(PlaceName, Vec<(OpId, MoveOp)>)> {
+        let Order { name, waiting, .. } = self.orders.pop_front()?;
+        self.begin();
+        Some((name, waiting))
+    }
+
+    /// What came of an op that has waited, where it is known already.
+    pub(crate) fn answer(&mut self, id: OpId, answer: Option<Answer>) {
+        self.answers.extend(answer.map(|answer| (id, answer)));
+    }
+
+    /// Takes the answers to ops.
+    pub(crate) fn take_answers(&mut self) -> Vec<(OpId, Answer)> {
+        std::mem::take(&mut self.answers)
+    }
+
+    /// Waits until no thread makes any or takes some down.
+    pub(crate) fn end(&mut self) {
+        self.orders.clear();
+        self.work.finish();
+    }
 }
 
 fn no_thread(detail: String) -> Error {
     Error::Answer { call: "clone", object: "a thread for a network namespace".to_owned(), detail }
-}
-
-impl Effects {
-    /// Has an op wait for the namespace that it needs. An op that need not wait is given back.
-    pub(crate) fn wait_for_namespace(&mut self, id: OpId, op: MoveOp) -> Option<MoveOp> {
-        match &op {
-            MoveOp::ForgetAcceptance { name } => {
-                self.making.give_up(|op| matches!(op, MoveOp::Admit { name: of, .. } if of == name));
-            }
-            MoveOp::Vacate { lease } => {
-                let is_of = |number: &u64, anchor: &PublicKey| FlowName::new(*anchor, *number) == *lease;
-                self.making.give_up(|op| matches!(op, MoveOp::Occupy { number, anchor, .. } if is_of(number, anchor)));
-            }
-            _ => {}
-        }
-        let Some(name) = self.namespace_to_make(&op) else { return Some(op) };
-        let brought = match &op {
-            MoveOp::Occupy { number, anchor, moved: None, .. } => {
-                self.relocation.take_brought(FlowName::new(*anchor, *number))
-            }
-            _ => None,
-        };
-        self.making.order(name, brought, id, op);
-        None
-    }
-
-    /// The namespace that an op needs and that is not there. None: it needs none, or is to be refused.
-    fn namespace_to_make(&self, op: &MoveOp) -> Option<PlaceName> {
-        let is_own = |address: &IpAddr| own_addresses(&self.network).contains(address);
-        let Relocation { endpoints, .. } = &self.relocation;
-        let name = match op {
-            MoveOp::Admit { request: Request { tuple, .. }, .. } if is_own(&tuple.local.ip()) => return None,
-            MoveOp::Admit { request, .. } => {
-                self.is_admissible(request).ok()?;
-                endpoints.name_of(request.tuple.local)
-            }
-            MoveOp::Occupy { number, anchor, ends, moved, fresh: true, .. } => {
-                if moved.is_none() {
-                    self.is_foreign(ends).ok()?;
-                }
-                self.relocation.place_of_lease(FlowName::new(*anchor, *number), ends, moved.is_some())
-            }
-            _ => return None,
-        };
-        (!endpoints.has(name)).then_some(name)
-    }
-
-    /// Takes in a namespace that was made, and carries out what waited for it; gives what came of that. `peer` tells which peer has a key.
-    pub(crate) fn take_in_namespaces(
-        &mut self,
-        now: Time,
-        peer: impl Fn(&PublicKey) -> Option<Known> + Copy,
-    ) -> Vec<(OpId, Answer)> {
-        for done in self.making.work.take() {
-            let new = match done {
-                Done::Made(new) => *new,
-                Done::TakenDown(gone) => {
-                    self.forget_interfaces(gone);
-                    continue;
-                }
-            };
-            let Some(Order { name, waiting, .. }) = self.making.orders.pop_front() else { continue };
-            self.making.begin();
-            let Self { relocation: Relocation { endpoints, .. }, datapath, .. } = self;
-            let made = new.and_then(|new| endpoints.install(now, name, new, datapath));
-            for (id, op) in waiting {
-                let answer = match (&made, &op) {
-                    (Ok(()), _) => self.carry_out_move(now, id, op, peer),
-                    (Err(failure), MoveOp::Occupy { .. }) => Some(Err(failed(Refusal::NoRights, failure))),
-                    (Err(Failure::Kernel(error)), _) => Some(Err(refused(error, Refusal::NotRestored))),
-                    (Err(failure), _) => Some(Err(failed(Refusal::NotRestored, failure))),
-                };
-                self.making.answers.extend(answer.map(|answer| (id, answer)));
-            }
-        }
-        std::mem::take(&mut self.making.answers)
-    }
-
-    /// Interfaces of namespaces are gone, or are not.
-    fn forget_interfaces(&mut self, gone: Vec<(u32, Result<(), Error>)>) {
-        for (interface, gone) in gone {
-            // One that could not be taken down is watched over as before: nothing gets through it.
-            let forgotten = gone.map_err(Failure::from).and_then(|()| Ok(self.datapath.forget(interface)?));
-            if let Err(failure) = forgotten {
-                tracing::warn!(interface, %failure, "what is left of a namespace stays");
-            }
-        }
-    }
-
-    /// Waits until no thread makes namespaces or takes some down any more, and takes all of them down.
-    ///
-    /// # Errors
-    /// The first; all is tried.
-    pub(crate) fn end_namespaces(&mut self) -> Result<(), Failure> {
-        self.making.orders.clear();
-        self.making.work.finish();
-        self.relocation.endpoints = Endpoints::default();
-        endpoint::remove_all()?;
-        Ok(())
-    }
 }

@@ -18,43 +18,37 @@
 pub(crate) mod acceptor;
 pub(crate) mod adopt;
 pub(crate) mod donor;
-pub(crate) mod endpoints;
-pub(crate) mod late;
 pub(crate) mod listening;
 pub(crate) mod making;
-pub(crate) mod senders;
-pub(crate) mod start;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use rustix::io::Errno;
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
-use whimbrel_kernel::frozen::{Defaults, Rights, Unmovable};
+use whimbrel_kernel::frozen::Rights;
 use whimbrel_kernel::owner::Owner;
-use whimbrel_protocol::{FlowName, LocalEnd, MoveName, MoveOp, OpDone, OpFailed, Refusal, SavedTenancy, Time};
+use whimbrel_protocol::{FlowName, LocalEnd, MoveName, OpFailed, PeerId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Luggage;
 
-use crate::host::{Effects, Failure};
-use crate::journal::JournalError;
-use crate::role::anchor::executor::lender::Lender;
-use crate::role::anchor::executor::ports::Ports;
-pub(crate) use crate::role::anchor::executor::tenant::HIDDEN;
-use crate::role::anchor::executor::tenant::Tenant;
-pub(crate) use crate::role::anchor::executor::young::Young;
+use crate::host::refusal::failed;
+use crate::host::{Host, Mover};
 use acceptor::Taken;
 pub(crate) use adopt::{FoundMoves, continue_halted};
 pub(crate) use donor::NotBorrowed;
 pub(crate) use donor::URGENT;
 use donor::{Borrowed, Given};
-use endpoints::Endpoints;
-use late::Late;
-pub(crate) use listening::at;
-pub(crate) use making::Making;
-pub(crate) use start::Known;
+
+/// A peer of a move, and how far it is, where that is known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    /// The peer.
+    pub(crate) peer: PeerId,
+    /// As the daemons' words have shown.
+    pub(crate) round_trip: Option<Duration>,
+}
 
 /// A socket that has come here, for the program that receives it.
 #[derive(Debug)]
@@ -88,10 +82,6 @@ pub(crate) struct Relocation {
     taken: HashMap<MoveName, Taken>,
     /// Connections that were rebuilt here and are not awake, whose packets are held.
     held: HashSet<FlowTuple>,
-    pub(crate) endpoints: Endpoints,
-    pub(crate) ports: Ports,
-    pub(crate) lender: Lender,
-    pub(crate) tenant: Tenant,
     /// Who is there to receive sockets, under these names.
     receivers: BTreeMap<Vec<u8>, Owner>,
     /// Of these, who has not taken what has come already.
@@ -99,37 +89,26 @@ pub(crate) struct Relocation {
     arrived: Vec<Arrived>,
     /// Processes that stand still, each as long as any of its sockets is at rest.
     halted: HashMap<u32, (Halted, usize)>,
-    late: Late,
-    /// Connections in endpoint namespaces that were said to be closed, and were there.
-    doubted: HashSet<FlowTuple>,
-    /// The TUN device passes packets of other hosts on.
-    forwards: bool,
-    /// This host's settings for sockets.
-    defaults: Option<Defaults>,
     /// What is set on sockets that come here.
     rights: Rights,
 }
 
 impl Relocation {
-    /// Whether the data plane has something to hold, or is about to.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.is_moving() || !self.lender.is_idle() || !self.tenant.is_idle()
-    }
-
-    /// Whether sockets come, go or wait to be closed.
-    fn is_moving(&self) -> bool {
+    /// The programs are attached before anything stops, since that takes the kernel tens of milliseconds.
+    pub(crate) fn make_ready(&self, host: &mut Host, now: Time) -> Result<(), OpFailed> {
         let moving = !self.borrowed.is_empty() || !self.given.is_empty() || !self.taken.is_empty();
-        moving || !self.expected.is_empty() || !self.late.is_empty()
+        let moving = moving || !self.expected.is_empty();
+        host.make_ready(now, Mover::Sockets, moving, moving).map_err(|error| failed(Refusal::NoRights, &error))
     }
 
-    /// Whether connections depend on what is in the kernel for endpoints that are lent, are on lease or have moved here, which the node knows nothing of.
-    pub(crate) fn is_depended_on(&self) -> bool {
-        !self.lender.is_idle() || !self.tenant.is_idle() || self.endpoints.in_use().next().is_some()
+    /// Whether a move gives a socket of this host away.
+    pub(crate) fn has_given(&self, name: &MoveName) -> bool {
+        self.given.contains_key(name)
     }
 
-    /// What the interfaces are called that lead to namespaces.
-    pub(crate) fn interface_names(&self) -> HashMap<u32, &str> {
-        self.endpoints.interface_names()
+    /// Connections whose sockets are at rest, to be given away.
+    pub(crate) fn at_rest(&self) -> impl Iterator<Item = FlowTuple> {
+        self.given.values().map(Given::flow)
     }
 
     /// Whether any sockets rest, to be given away or to wake here.
@@ -197,136 +176,22 @@ impl Relocation {
     }
 }
 
-impl Effects {
-    /// Carries out one op of a move. What fails has changed nothing, unless it is said otherwise there. `peer` tells which peer has a
-    /// key.
-    pub(crate) fn carry_out_move_of_socket(
-        &mut self,
-        now: Time,
-        op: MoveOp,
-        peer: impl Fn(&PublicKey) -> Option<Known>,
-    ) -> Result<OpDone, OpFailed> {
-        match op {
-            MoveOp::Admit { name, request } => self.admit(now, name, request)?,
-            MoveOp::Freeze { name, flow } => self.freeze(name, flow)?,
-            MoveOp::Dump { name } => return self.dump(&name).map(OpDone::Dumped),
-            MoveOp::Restore { name, request, snapshot } => {
-                let [donor, holder] = [name.donor, request.holder].map(|key| peer(&PublicKey::from(key)));
-                self.rebuild(name, &request, &snapshot, donor, holder)?;
-            }
-            MoveOp::Thaw { name } if self.relocation.given.contains_key(&name) => self.let_go_on(&name)?,
-            MoveOp::Thaw { name } => self.wake(&name)?,
-            MoveOp::Destroy { name, forward } if self.relocation.given.contains_key(&name) => {
-                self.end_given(now, &name, forward.as_ref().and_then(peer).map(|to| to.peer))?;
-            }
-            MoveOp::Destroy { name, .. } => self.drop_taken(&name)?,
-            MoveOp::CloseFarEnd { flow } => self.close_far_end(&flow, peer)?,
-            MoveOp::SaveDonation(saved) => self.save_given(saved).map_err(not_kept)?,
-            MoveOp::ForgetDonation { name } => self.forget_given(now, &name)?,
-            MoveOp::SaveAcceptance(saved) => self.journal.save_acceptance(saved).map_err(not_kept)?,
-            MoveOp::ForgetAcceptance { name } => self.forget_taken(now, &name)?,
-            MoveOp::SaveHeld(saved) => self.journal.save_held(saved).map_err(not_kept)?,
-            MoveOp::ForgetHeld { flow } => self.journal.forget_held(flow),
-            MoveOp::Lend { name, peer, ends, moved } => {
-                return self.lend(now, name, peer, ends, moved).map(OpDone::Lent);
-            }
-            MoveOp::TakeBack { name } => self.take_back(now, name)?,
-            MoveOp::Occupy { number, anchor, anchor_at, peer, ends, moved, fresh } => {
-                self.occupy(now, SavedTenancy { number, anchor, anchor_at, ends, moved }, peer, fresh)?;
-            }
-            MoveOp::Vacate { lease } => self.vacate(now, lease)?,
-        }
-        self.write_journal();
-        Ok(OpDone::Done)
-    }
-
+impl Relocation {
     /// The far end of a connection is to know that it is over.
-    fn close_far_end(&mut self, name: &FlowName, peer: impl Fn(&PublicKey) -> Option<Known>) -> Result<(), OpFailed> {
+    pub(crate) fn close_far_end(
+        &mut self,
+        host: &mut Host,
+        name: &FlowName,
+        peer: impl Fn(&PublicKey) -> Option<Known>,
+    ) -> Result<(), OpFailed> {
         let Some(owner) = peer(&name.peer()).map(|known| known.peer) else { return Ok(()) };
-        let Some((flow, entry)) = self.journal.flow_called(owner, name.value()) else { return Ok(()) };
+        let Some((flow, entry)) = host.journal.flow_called(owner, name.value()) else { return Ok(()) };
         if entry.end == LocalEnd::Here
-            && let Some(socket) = self.connections.find(&flow).map_err(|error| failed(Refusal::NotKept, &error))?
+            && let Some(socket) = host.connections.find(&flow).map_err(|error| failed(Refusal::NotKept, &error))?
         {
-            self.connections.destroy(&socket).map_err(|error| failed(Refusal::NotKept, &error))?;
+            host.connections.destroy(&socket).map_err(|error| failed(Refusal::NotKept, &error))?;
         }
         // For a far end that runs nothing the node has let the flow go by now.
         Ok(())
-    }
-
-    /// The programs are attached before anything stops, since that takes the kernel tens of milliseconds.
-    pub(crate) fn make_ready(&mut self, now: Time) -> Result<(), OpFailed> {
-        let busy = self.relocation.is_busy() || self.wholes.is_busy();
-        let resting = self.relocation.is_moving() || self.wholes.is_busy();
-        // What a daemon before this one has left is not touched before the node has said what it wants ([`Effects::begin`]).
-        let begun = !self.network.links.is_empty();
-        if self.hooks.note_moving(now, busy) && begun {
-            self.apply_hooks().map_err(|error| failed(Refusal::NoRights, &error))?;
-        }
-        if self.hooks.note_resting(now, resting) && resting && begun {
-            // So that what is set aside can come back.
-            self.settle_or_retry(now);
-        }
-        Ok(())
-    }
-}
-
-pub(crate) fn failed(refusal: Refusal, why: &dyn std::fmt::Display) -> OpFailed {
-    OpFailed { refusal: Some(refusal), sentence: why.to_string() }
-}
-
-/// A decision that cannot be written down is none.
-#[expect(clippy::needless_pass_by_value, reason = "it is given to `map_err`")]
-pub(crate) fn not_kept(error: JournalError) -> OpFailed {
-    failed(Refusal::NotKept, &error)
-}
-
-/// What the kernel says where there is no room: for descriptors of this process or of all, memory of sockets, entries of maps.
-const NO_ROOM: [Errno; 6] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOSPC, Errno::TOOBIG, Errno::AGAIN];
-
-/// As what another host is told of a failure of the kernel's.
-fn refusal_of(errno: Option<i32>, otherwise: Refusal) -> Refusal {
-    match errno.map(io::Error::from_raw_os_error).map(|error| error.kind()) {
-        Some(io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable) => Refusal::Taken,
-        Some(io::ErrorKind::PermissionDenied) => Refusal::NoRights,
-        Some(io::ErrorKind::OutOfMemory) => Refusal::NoRoom,
-        _ if errno == Some(Errno::AFNOSUPPORT.raw_os_error()) => Refusal::NoFamily,
-        _ if NO_ROOM.iter().any(|full| errno == Some(full.raw_os_error())) => Refusal::NoRoom,
-        _ => otherwise,
-    }
-}
-
-fn unmovable(why: &Unmovable, otherwise: Refusal) -> OpFailed {
-    let refusal = match why {
-        Unmovable::Kernel(error) => refusal_of(error.raw_os_error(), otherwise),
-        _ => Refusal::Unmovable,
-    };
-    failed(refusal, why)
-}
-
-pub(crate) fn refused(error: &whimbrel_kernel::Error, otherwise: Refusal) -> OpFailed {
-    failed(refusal_of(error.raw_os_error(), otherwise), error)
-}
-
-impl From<Failure> for OpFailed {
-    fn from(failure: Failure) -> Self {
-        failed(Refusal::NotKept, &failure)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_the_kernel_lacks_is_told_as_what_it_is() {
-        let told = |errno: Errno| refusal_of(Some(errno.raw_os_error()), Refusal::NotRestored);
-        for full in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::NOSPC, Errno::AGAIN] {
-            assert_eq!(told(full), Refusal::NoRoom, "{full}");
-        }
-        assert_eq!([Errno::PERM, Errno::ACCESS].map(told), [Refusal::NoRights; 2]);
-        assert_eq!([Errno::ADDRINUSE, Errno::ADDRNOTAVAIL].map(told), [Refusal::Taken; 2]);
-        assert_eq!(told(Errno::AFNOSUPPORT), Refusal::NoFamily);
-        assert_eq!(told(Errno::INVAL), Refusal::NotRestored);
-        assert_eq!(refusal_of(None, Refusal::NotKept), Refusal::NotKept);
     }
 }

@@ -1,5 +1,7 @@
 //! At the acceptor.
 
+use crate::role::anchor::executor::lender::Lender;
+use crate::role::relocation::executor::Relocation;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -13,8 +15,8 @@ use whimbrel_wire::snapshot::{Body, Datagrams, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Answer, News, Part, Place, Report, Wholes, failed, key_and_number};
-use crate::host::Effects;
-use crate::role::relocation::executor::not_kept;
+use crate::host::Host;
+use crate::host::refusal::not_kept;
 use crate::role::relocation::process::criu::Left;
 use crate::role::relocation::process::helper::Criu;
 use crate::role::relocation::process::load::{Manifest, extract, read_queues, unpack};
@@ -227,20 +229,27 @@ fn gone() -> OpFailed {
     failed(Refusal::NotRestored, "its process does not come any more")
 }
 
-impl Effects {
-    pub(crate) fn admit_of_whole(&mut self, now: Time, name: MoveName, request: Request) -> Result<(), OpFailed> {
+impl Wholes {
+    pub(crate) fn admit_of_whole(
+        &mut self,
+        relocation: &mut Relocation,
+        host: &mut Host,
+        now: Time,
+        name: MoveName,
+        request: Request,
+    ) -> Result<(), OpFailed> {
         let none = || failed(Refusal::NobodyReceives, "no process with this connection is on its way here");
         let place = Place::of(&request.receiver).ok_or_else(none)?;
         let of = MoveName { donor: name.donor, number: place.load };
         let flow = request.tuple;
-        let coming = self.wholes.coming.get_mut(&of).filter(|coming| !coming.begun && !coming.dropped);
+        let coming = self.coming.get_mut(&of).filter(|coming| !coming.begun && !coming.dropped);
         if !coming.is_some_and(|coming| coming.add(place, flow)) {
             return Err(none());
         }
-        self.is_admissible(&request)?;
-        self.make_place(now, name, &request)?;
-        self.wholes.taken.insert(name, Part { of, flow, first: place.index == 0 });
-        if let Some(coming) = self.wholes.coming.get_mut(&of) {
+        relocation.is_admissible(&request)?;
+        relocation.make_place(host, now, name, &request)?;
+        self.taken.insert(name, Part { of, flow, first: place.index == 0 });
+        if let Some(coming) = self.coming.get_mut(&of) {
             coming.moves.insert(name, Standing::OnItsWay);
             coming.note_owners(&flow, PublicKey::from(name.donor), PublicKey::from(request.holder));
         }
@@ -250,23 +259,26 @@ impl Effects {
     /// `from`: the peers that may send packets for this connection of it.
     pub(crate) fn rebuild_whole(
         &mut self,
+        relocation: &mut Relocation,
+        lender: &mut Lender,
+        host: &mut Host,
         id: OpId,
         name: MoveName,
         snapshot: &[u8],
         from: Vec<PeerId>,
     ) -> Option<Answer> {
-        if let Some(Part { flow, .. }) = self.wholes.taken.get(&name).copied() {
-            self.forget_late(&flow);
+        if let Some(Part { flow, .. }) = self.taken.get(&name).copied() {
+            host.forget_late(&flow);
             // Its end may be on lease to the donor yet.
-            if let Err(failed) = self.take_home(&flow) {
+            if let Err(failed) = lender.take_home(host, &flow) {
                 return Some(Err(failed));
             }
-            if let Err(failed) = self.hold_until_awake(&flow) {
+            if let Err(failed) = relocation.hold_until_awake(host, &flow) {
                 return Some(Err(failed));
             }
-            self.tunnel.expect_flow(flow, from.into_iter().map(|peer| Peer(peer.0)).collect());
+            host.tunnel.expect_flow(flow, from.into_iter().map(|peer| Peer(peer.0)).collect());
         }
-        let Some((Part { of, first, .. }, coming)) = self.wholes.coming_of(&name) else { return Some(Err(gone())) };
+        let Some((Part { of, first, .. }, coming)) = self.coming_of(&name) else { return Some(Err(gone())) };
         if coming.dropped {
             return Some(Err(gone()));
         }
@@ -281,12 +293,12 @@ impl Effects {
         let (manifest, directory, apart) = (coming.manifest.clone(), coming.directory.clone(), coming.apart);
         let (criu, flows): (_, Vec<FlowTuple>) = (coming.criu.clone(), coming.flows().collect());
         let owners = coming.owners.clone();
-        let network = self.network_for(of, &flows);
+        let network = self.network_for(host, of, &flows);
         if let (Ok(Some(_)), Some(first)) = (&network, flows.first())
-            && !self.is_brought(first)
+            && !host.is_brought(first)
         {
-            self.wholes.news.push(News::Settles { address: first.local.ip(), owners });
-            self.wholes.work.stir();
+            self.news.push(News::Settles { address: first.local.ip(), owners });
+            self.work.stir();
         }
         let work = move || {
             let rebuild = || {
@@ -299,13 +311,13 @@ impl Effects {
             };
             Report::Rebuilt(of, rebuild())
         };
-        self.wholes.work.begin(work, |why| Report::Rebuilt(of, Err(why)));
+        self.work.begin(work, |why| Report::Rebuilt(of, Err(why)));
         None
     }
 
     /// Puts what waited in the queues of a process's connected UDP sockets into those of the sockets that were rebuilt.
-    pub(crate) fn refill_queues(&mut self, name: &MoveName) {
-        let Some(coming) = self.wholes.coming.get(name) else { return };
+    pub(crate) fn refill_queues(&mut self, host: &mut Host, name: &MoveName) {
+        let Some(coming) = self.coming.get(name) else { return };
         let pids = criu::numbers_here(&coming.directory, &coming.manifest.pids);
         if coming.flows().any(|flow| flow.transport == Transport::Udp)
             && let Err(error) = whimbrel_kernel::whole::make_room(&pids)
@@ -318,13 +330,13 @@ impl Effects {
             let flow = FlowTuple { transport: Transport::Udp, local: snapshot.local, remote: *remote };
             // Of its own connections alone.
             if flows.contains(&flow) {
-                self.put_into_queue(&flow, &snapshot);
+                self.put_into_queue(host, &flow, &snapshot);
             }
         }
     }
 
     /// The same for one that is not connected, to which what is sent comes now.
-    fn refill_end(&mut self, flow: &FlowTuple, images: &Path) {
+    fn refill_end(&mut self, host: &mut Host, flow: &FlowTuple, images: &Path) {
         for snapshot in read_queues(images) {
             let Body::Datagram(Datagrams { remote: None, queue }) = snapshot.body else { continue };
             let there = snapshot.local.ip().is_unspecified() || snapshot.local.ip() == flow.local.ip();
@@ -334,66 +346,73 @@ impl Effects {
             // One that was bound to all addresses has nothing to say to the other family any more.
             let queue = queue.into_iter().filter(|datagram| datagram.from.is_ipv4() == flow.local.is_ipv4());
             let body = Body::Datagram(Datagrams { remote: None, queue: queue.collect() });
-            self.put_into_queue(flow, &Snapshot { local: flow.local, body, ..snapshot });
+            self.put_into_queue(host, flow, &Snapshot { local: flow.local, body, ..snapshot });
         }
     }
 
-    fn put_into_queue(&mut self, flow: &FlowTuple, snapshot: &Snapshot) {
-        if let Err(error) = self.refill(flow, snapshot) {
+    fn put_into_queue(&mut self, host: &mut Host, flow: &FlowTuple, snapshot: &Snapshot) {
+        if let Err(error) = host.refill(flow, snapshot) {
             tracing::warn!(%flow, %error, "datagrams that waited in a queue are lost");
         }
     }
 
     /// The network namespace that these connections are to be in, where it is not this one, and their ports kept free.
-    fn network_for(&mut self, name: MoveName, flows: &[FlowTuple]) -> Result<Option<OwnedFd>, String> {
+    fn network_for(&mut self, host: &mut Host, name: MoveName, flows: &[FlowTuple]) -> Result<Option<OwnedFd>, String> {
         let Some(first) = flows.first() else { return Ok(None) };
-        match self.namespace_to_live_in(name, first) {
+        match host.namespace_to_live_in(name, first) {
             Some(namespace) => namespace.try_clone_to_owned().map(Some).map_err(|error| error.to_string()),
             None => {
-                self.make_way(flows);
+                host.make_way(flows);
                 Ok(None)
             }
         }
     }
 
     /// The others are presented once the first is this host's: then nobody can revoke them on account of the process.
-    pub(crate) fn save_of_whole(&mut self, id: OpId, saved: SavedAcceptance) -> Option<Answer> {
-        let Some((Part { first, .. }, coming)) = self.wholes.coming_of(&saved.ticket.name) else {
+    pub(crate) fn save_of_whole(&mut self, host: &mut Host, id: OpId, saved: SavedAcceptance) -> Option<Answer> {
+        let Some((Part { first, .. }, coming)) = self.coming_of(&saved.ticket.name) else {
             return Some(Err(gone()));
         };
         if coming.dropped {
             return Some(Err(gone()));
         }
         if first || coming.decided.is_some() {
-            return Some(self.save_now(saved));
+            return Some(self.save_now(host, saved));
         }
         // So that the next daemon knows of it; what it may do, it knows from the first.
         let name = saved.ticket.name;
-        if let Err(failed) = self.save_now(saved) {
+        if let Err(failed) = self.save_now(host, saved) {
             return Some(Err(failed));
         }
-        if let Some((_, coming)) = self.wholes.coming_of(&name) {
+        if let Some((_, coming)) = self.coming_of(&name) {
             coming.saving.push(id);
         }
         None
     }
 
-    fn save_now(&mut self, saved: SavedAcceptance) -> Answer {
-        self.journal.save_acceptance(saved).map_err(not_kept)?;
+    fn save_now(&mut self, host: &mut Host, saved: SavedAcceptance) -> Answer {
+        host.journal.save_acceptance(saved).map_err(not_kept)?;
         Ok(OpDone::Done)
     }
 
-    pub(crate) fn wake_whole(&mut self, now: Time, id: OpId, name: MoveName) -> Option<Answer> {
-        let Some((Part { of, flow, first }, coming)) = self.wholes.coming_of(&name) else {
+    pub(crate) fn wake_whole(
+        &mut self,
+        relocation: &mut Relocation,
+        host: &mut Host,
+        now: Time,
+        id: OpId,
+        name: MoveName,
+    ) -> Option<Answer> {
+        let Some((Part { of, flow, first }, coming)) = self.coming_of(&name) else {
             return Some(Err(gone()));
         };
         let images = coming.directory.join(IMAGES);
         if coming.resuming && coming.waking.is_empty() {
             // It goes on already.
             if flow.is_unconnected() && flow.transport == Transport::Udp {
-                self.refill_end(&flow, &images);
+                self.refill_end(host, &flow, &images);
             }
-            self.let_awake(&flow);
+            relocation.let_awake(host, &flow);
             return Some(Ok(OpDone::Done));
         }
         coming.waking.push(id);
@@ -401,36 +420,42 @@ impl Effects {
         if first {
             coming.decided = Some(now + LAST_WITHIN);
             let waiting = std::mem::take(&mut coming.saving);
-            waiting.into_iter().for_each(|id| self.wholes.finish(id, Ok(OpDone::Done)));
+            waiting.into_iter().for_each(|id| self.finish(id, Ok(OpDone::Done)));
         }
         if flow.is_unconnected() && flow.transport == Transport::Udp {
-            self.refill_end(&flow, &images);
+            self.refill_end(host, &flow, &images);
         }
         // Its socket rests still, and takes what comes.
-        self.let_awake(&flow);
-        self.wholes.resume(of, false);
+        relocation.let_awake(host, &flow);
+        self.resume(of, false);
         None
     }
 
     /// A connection is not this host's. Where it is the first, neither is the process.
-    pub(crate) fn drop_of_whole(&mut self, name: &MoveName) -> Answer {
-        if let Some(Part { flow, .. }) = self.wholes.taken.get(name).copied() {
-            self.leave_home(&flow);
-            self.end_hold(&flow);
+    pub(crate) fn drop_of_whole(
+        &mut self,
+        relocation: &mut Relocation,
+        lender: &mut Lender,
+        host: &mut Host,
+        name: &MoveName,
+    ) -> Answer {
+        if let Some(Part { flow, .. }) = self.taken.get(name).copied() {
+            lender.leave_home(host, &flow);
+            relocation.end_hold(host, &flow);
         }
-        if let Some((Part { flow, first, .. }, coming)) = self.wholes.coming_of(name) {
+        if let Some((Part { flow, first, .. }, coming)) = self.coming_of(name) {
             if first {
                 self.drop_whole(name);
             } else if coming.decided.is_some() && !flow.is_unconnected() {
                 // Its program is to know.
-                self.abort_inside(&flow);
+                host.abort_inside(&flow);
             }
         }
         Ok(OpDone::Done)
     }
 
     fn drop_whole(&mut self, name: &MoveName) {
-        let Some((_, coming)) = self.wholes.coming_of(name) else { return };
+        let Some((_, coming)) = self.coming_of(name) else { return };
         if coming.decided.is_some() || std::mem::replace(&mut coming.dropped, true) {
             return;
         }
@@ -441,18 +466,24 @@ impl Effects {
         }
         let saving = std::mem::take(&mut coming.saving);
         let waiting: Vec<OpId> = std::mem::take(&mut coming.rebuilding).into_iter().chain(saving).collect();
-        self.wholes.finish_all(waiting, || Err(gone()));
+        self.finish_all(waiting, || Err(gone()));
     }
 
-    pub(crate) fn forget_taken_of_whole(&mut self, now: Time, name: &MoveName) -> Answer {
-        if let Some((Part { of, first, .. }, coming)) = self.wholes.coming_of(name) {
+    pub(crate) fn forget_taken_of_whole(
+        &mut self,
+        relocation: &mut Relocation,
+        host: &mut Host,
+        now: Time,
+        name: &MoveName,
+    ) -> Answer {
+        if let Some((Part { of, first, .. }, coming)) = self.coming_of(name) {
             coming.moves.insert(*name, Standing::Over);
             let over = coming.moves.values().all(|standing| *standing == Standing::Over);
             if first {
                 self.drop_whole(name);
             }
-            self.wholes.resume(of, false);
-            if over && let Some(coming) = self.wholes.coming.remove(&of) {
+            self.resume(of, false);
+            if over && let Some(coming) = self.coming.remove(&of) {
                 if !(coming.resuming || coming.dropped && coming.rebuilt) {
                     let _ = criu::tell(&coming.directory, false);
                 }
@@ -461,9 +492,9 @@ impl Effects {
                 }
             }
         }
-        self.wholes.taken.remove(name);
-        self.forget_taken(now, name)?;
-        self.write_journal();
+        self.taken.remove(name);
+        relocation.forget_taken(host, now, name)?;
+        host.write_journal();
         Ok(OpDone::Done)
     }
 
@@ -471,9 +502,9 @@ impl Effects {
     pub(crate) fn hasten_wholes(&mut self, now: Time) {
         let late = |coming: &Coming| coming.decided.is_some_and(|until| until <= now) && !coming.resuming;
         let late: Vec<MoveName> =
-            self.wholes.coming.iter().filter(|(_, coming)| late(coming)).map(|(name, _)| *name).collect();
-        late.into_iter().for_each(|name| self.wholes.resume(name, true));
-        self.wholes.coming.retain(|_, coming| {
+            self.coming.iter().filter(|(_, coming)| late(coming)).map(|(name, _)| *name).collect();
+        late.into_iter().for_each(|name| self.resume(name, true));
+        self.coming.retain(|_, coming| {
             let vain = coming.moves.is_empty() && coming.until.is_some_and(|until| until <= now);
             if vain {
                 let _ = remove(&coming.directory);
@@ -484,9 +515,9 @@ impl Effects {
 
     /// Ends what was on its way when the daemon before this one died, and that nothing is known of. To be called when all else was found.
     pub(crate) fn end_unknown_wholes(&mut self) {
-        let entries = fs::read_dir(&self.wholes.directory).into_iter().flatten().flatten();
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         for directory in entries.map(|entry| entry.path()) {
-            let known = self.wholes.coming.values().any(|coming| coming.directory == directory);
+            let known = self.coming.values().any(|coming| coming.directory == directory);
             let coming =
                 directory.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("in-"));
             if !coming || known {
@@ -506,13 +537,13 @@ impl Effects {
         let name = saved.ticket.name;
         let place = Place::of(&saved.request.receiver)?;
         let of = MoveName { donor: name.donor, number: place.load };
-        let directory = self.wholes.directory.join(format!("in-{}", key_and_number(&of)));
+        let directory = self.directory.join(format!("in-{}", key_and_number(&of)));
         let text = fs::read(directory.join(MANIFEST)).ok();
         let Some(manifest) = text.and_then(|text| serde_json::from_slice::<Manifest>(&text).ok()) else {
             return Some(Found::Gone);
         };
         let left = criu::left(&directory, &manifest.pids);
-        let coming = self.wholes.coming.entry(of).or_insert_with(|| {
+        let coming = self.coming.entry(of).or_insert_with(|| {
             let mut coming = Coming::new(manifest, directory.clone(), None, false);
             (coming.begun, coming.rebuilt) = (true, true);
             coming
@@ -520,7 +551,7 @@ impl Effects {
         coming.moves.insert(name, Standing::OnItsWay);
         let (flow, first) = (saved.request.tuple, place.index == 0);
         coming.add(place, flow);
-        self.wholes.taken.insert(name, Part { of, flow, first });
+        self.taken.insert(name, Part { of, flow, first });
         Some(match left {
             Left::Waits if first => Found::Frozen,
             Left::Waits => Found::Waiting,

@@ -1,5 +1,7 @@
 //! At the donor.
 
+use crate::role::anchor::executor::lender::Lender;
+use crate::role::relocation::executor::Relocation;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -14,7 +16,7 @@ use whimbrel_protocol::{Found, MoveName, OpDone, OpId, PeerId, Refusal, SavedDon
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Answer, News, Report, Wholes, failed};
-use crate::host::Effects;
+use crate::host::Host;
 use crate::role::relocation::executor::URGENT;
 use crate::role::relocation::process::helper::Criu;
 use crate::role::relocation::process::load::{Manifest, archive, pack, write_queues};
@@ -255,20 +257,27 @@ impl Wholes {
     }
 }
 
-impl Effects {
+impl Wholes {
     /// From now on no new connections come to the sockets of a process that listen, at these ends: they wait until it is decided where it goes on.
     /// News tells when those that have come are all its own ([`News::Quiet`]).
     ///
     /// # Errors
     /// A sentence.
-    pub(crate) fn quiet_process(&mut self, now: Time, root: u32, listening: &[FlowTuple]) -> Result<(), String> {
-        self.make_ready(now).map_err(|error| error.to_string())?;
-        let Some(leaving) = self.wholes.leaving.get(&root) else { return Err("it was given up".to_owned()) };
+    pub(crate) fn quiet_process(
+        &mut self,
+        relocation: &mut Relocation,
+        host: &mut Host,
+        now: Time,
+        root: u32,
+        listening: &[FlowTuple],
+    ) -> Result<(), String> {
+        self.make_ready(host, now).map_err(|error| error.to_string())?;
+        let Some(leaving) = self.leaving.get(&root) else { return Err("it was given up".to_owned()) };
         let pids = leaving.pids.clone();
         let fresh: Vec<FlowTuple> = listening.iter().copied().filter(|flow| !leaving.quiet.contains(flow)).collect();
         for flow in fresh {
-            self.keep_new(&flow).map_err(|error| error.to_string())?;
-            if let Some(leaving) = self.wholes.leaving.get_mut(&root) {
+            relocation.keep_new(host, &flow).map_err(|error| error.to_string())?;
+            if let Some(leaving) = self.leaving.get_mut(&root) {
                 leaving.quiet.push(flow);
             }
         }
@@ -277,70 +286,83 @@ impl Effects {
             let quiet = whole::grow_quiet(&pids, &ends, QUIET_WITHIN);
             Report::Quiet(root, quiet.map_err(|unfit| unfit.to_string()))
         };
-        self.wholes.work.begin(work, |why| Report::Quiet(root, Err(why)));
+        self.work.begin(work, |why| Report::Quiet(root, Err(why)));
         Ok(())
     }
 
     /// What comes for a flow's socket waits.
-    fn hold(&mut self, flow: &FlowTuple) -> Result<(), String> {
+    fn hold(&mut self, host: &mut Host, flow: &FlowTuple) -> Result<(), String> {
         let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
-        self.tunnel.set_aside(flow);
-        self.datapath.set_helped(flow, &rests).map_err(|error| error.to_string())
+        host.tunnel.set_aside(flow);
+        host.datapath.set_helped(flow, &rests).map_err(|error| error.to_string())
     }
 
     /// All of these of a process, as it was seen, are about to be given.
     ///
     /// # Errors
     /// A sentence.
-    pub(crate) fn begin_leaving(&mut self, now: Time, whole: &Whole, flows: Vec<FlowTuple>) -> Result<(), String> {
-        let leaving = self.wholes.leaving.get_mut(&whole.root);
+    pub(crate) fn begin_leaving(
+        &mut self,
+        host: &mut Host,
+        now: Time,
+        whole: &Whole,
+        flows: Vec<FlowTuple>,
+    ) -> Result<(), String> {
+        let leaving = self.leaving.get_mut(&whole.root);
         let Some(leaving) = leaving else { return Err("it was given up".to_owned()) };
         (leaving.flows, leaving.whole) = (flows, Some(whole.clone()));
         leaving.save().map_err(|error| error.to_string())?;
-        self.make_ready(now).map_err(|error| error.to_string())
+        self.make_ready(host, now).map_err(|error| error.to_string())
     }
 
     /// Nothing of a process is under way any more. Where it stays, what has waited comes to it.
-    pub(crate) fn end_leaving(&mut self, now: Time, root: u32) {
+    pub(crate) fn end_leaving(&mut self, relocation: &mut Relocation, host: &mut Host, now: Time, root: u32) {
         // What the process closed while it grew quiet goes nowhere with it.
-        let leaving = self.wholes.leaving.get(&root);
+        let leaving = self.leaving.get(&root);
         let waits = |leaving: &Leaving, flow: &FlowTuple| leaving.fate.is_none() || !leaving.flows.contains(flow);
         let quiet: Vec<FlowTuple> = leaving.map_or_else(Vec::new, |leaving| {
             leaving.quiet.iter().filter(|flow| waits(leaving, flow)).copied().collect()
         });
-        quiet.iter().for_each(|flow| self.let_in_again(flow));
-        self.wholes.forget_leaving(root);
-        if let Err(error) = self.make_ready(now) {
+        quiet.iter().for_each(|flow| self.let_in_again(relocation, host, flow));
+        self.forget_leaving(root);
+        if let Err(error) = self.make_ready(host, now) {
             tracing::warn!(%error, "programs stay attached");
         }
     }
 
     /// The process of these moves is not to go any more: what waits is told so.
     pub(crate) fn doom_leaving(&mut self, root: u32) {
-        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return };
+        let Some(leaving) = self.leaving.get_mut(&root) else { return };
         leaving.doomed = true;
         let waiting = std::mem::take(&mut leaving.freezing);
-        self.wholes.finish_all(waiting, || Err(failed(Refusal::Cancelled, "another of its connections does not move")));
+        self.finish_all(waiting, || Err(failed(Refusal::Cancelled, "another of its connections does not move")));
     }
 
-    pub(crate) fn freeze_whole(&mut self, id: OpId, name: MoveName, flow: FlowTuple) -> Option<Answer> {
-        let found = self.wholes.leaving.iter_mut().find(|(_, leaving)| leaving.flows.contains(&flow));
+    pub(crate) fn freeze_whole(
+        &mut self,
+        relocation: &mut Relocation,
+        host: &mut Host,
+        id: OpId,
+        name: MoveName,
+        flow: FlowTuple,
+    ) -> Option<Answer> {
+        let found = self.leaving.iter_mut().find(|(_, leaving)| leaving.flows.contains(&flow));
         let Some((root, leaving)) = found else { return Some(Err(failed(Refusal::Unmovable, "it was given up"))) };
         let root = *root;
         if leaving.doomed {
             return Some(Err(failed(Refusal::Cancelled, "another of its connections does not move")));
         }
-        self.wholes.given.insert(name, (root, flow));
+        self.given.insert(name, (root, flow));
         leaving.freezing.push(id);
         if leaving.freezing.len() < leaving.flows.len() {
             return None;
         }
         let waiting = std::mem::take(&mut leaving.freezing);
-        let stopped = self.stop_whole(root);
+        let stopped = self.stop_whole(relocation, host, root);
         if let Err(why) = &stopped {
-            self.wholes.news.push(News::Doomed { root, why: Some(why.clone()) });
-            self.wholes.given.retain(|_, (of, _)| *of != root);
-            if let Some(leaving) = self.wholes.leaving.get_mut(&root) {
+            self.news.push(News::Doomed { root, why: Some(why.clone()) });
+            self.given.retain(|_, (of, _)| *of != root);
+            if let Some(leaving) = self.leaving.get_mut(&root) {
                 leaving.doomed = true;
             }
         }
@@ -348,27 +370,27 @@ impl Effects {
             Ok(()) => Ok(OpDone::Done),
             Err(why) => Err(failed(Refusal::Unmovable, why.clone())),
         };
-        self.wholes.finish_all(waiting, answer);
+        self.finish_all(waiting, answer);
         None
     }
 
     /// Holds the packets of a process's connections, and has it stand still.
-    fn stop_whole(&mut self, root: u32) -> Result<(), String> {
-        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
+    fn stop_whole(&mut self, relocation: &mut Relocation, host: &mut Host, root: u32) -> Result<(), String> {
+        let Some(leaving) = self.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
         leaving.stopped = Some(Instant::now());
         let (flows, pids) = (leaving.flows.clone(), leaving.pids.clone());
         let (quiet, seen) = (leaving.quiet.clone(), leaving.whole.clone());
         let fresh: Vec<FlowTuple> = flows.iter().copied().filter(|flow| !quiet.contains(flow)).collect();
-        fresh.iter().for_each(|flow| self.forget_late(flow));
+        fresh.iter().for_each(|flow| host.forget_late(flow));
         let stop = || {
-            fresh.iter().try_for_each(|flow| self.hold(flow))?;
+            fresh.iter().try_for_each(|flow| self.hold(host, flow))?;
             let live = pids.iter().filter(|pid| !whole::is_over(**pid));
             let halted: Result<Vec<Halted>, _> = live.map(|pid| Halted::stop_within(*pid, STOPS_WITHIN)).collect();
             let halted = halted.map_err(|error| error.to_string())?;
             // Now that none of them does anything more.
             let seen = seen.ok_or("it does not go any more")?;
             seen.see_again().map_err(|unfit| unfit.to_string())?;
-            if self.any_urgent(&flows) {
+            if host.any_urgent(&flows) {
                 return Err(URGENT.to_owned());
             }
             // Whatever becomes of this daemon, they do not go on with sockets at rest.
@@ -378,8 +400,8 @@ impl Effects {
         let stopped: Result<(), String> = stop();
         if stopped.is_err() {
             // Those that waited before are let in with the end of it.
-            fresh.iter().for_each(|flow| self.let_in_again(flow));
-            if let Some(leaving) = self.wholes.leaving.get_mut(&root) {
+            fresh.iter().for_each(|flow| self.let_in_again(relocation, host, flow));
+            if let Some(leaving) = self.leaving.get_mut(&root) {
                 leaving.stopped = None;
             }
         }
@@ -387,8 +409,8 @@ impl Effects {
     }
 
     pub(crate) fn dump_whole(&mut self, id: OpId, name: &MoveName) -> Option<Answer> {
-        let (root, flow) = *self.wholes.given.get(name)?;
-        let Some(leaving) = self.wholes.leaving.get_mut(&root) else {
+        let (root, flow) = *self.given.get(name)?;
+        let Some(leaving) = self.leaving.get_mut(&root) else {
             return Some(Err(failed(Refusal::Unmovable, "it was given up")));
         };
         let criu = match leaving.criu.clone() {
@@ -416,29 +438,35 @@ impl Effects {
             let dumped = dumped.and_then(|()| archive(&written, &mut images));
             Report::Dumped(root, dumped.map(|()| images))
         };
-        self.wholes.work.begin(work, |why| Report::Dumped(root, Err(why)));
+        self.work.begin(work, |why| Report::Dumped(root, Err(why)));
         None
     }
 
     /// A connection stays. Whether the process does is for the first to say.
-    pub(crate) fn let_whole_go_on(&mut self, id: OpId, name: &MoveName) -> Option<Answer> {
-        let (root, flow) = *self.wholes.given.get(name)?;
-        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Some(Ok(OpDone::Done)) };
+    pub(crate) fn let_whole_go_on(
+        &mut self,
+        relocation: &mut Relocation,
+        host: &mut Host,
+        id: OpId,
+        name: &MoveName,
+    ) -> Option<Answer> {
+        let (root, flow) = *self.given.get(name)?;
+        let Some(leaving) = self.leaving.get_mut(&root) else { return Some(Ok(OpDone::Done)) };
         match leaving.fate {
             Some(Fate::Kept) => {
-                self.let_in_again(&flow);
+                self.let_in_again(relocation, host, &flow);
                 Some(Ok(OpDone::Done))
             }
             Some(Fate::Gone) => {
-                self.let_in(&flow);
-                self.tunnel.forget_aside(&flow);
+                host.let_in(&flow);
+                host.tunnel.forget_aside(&flow);
                 Some(Err(failed(Refusal::NotWoken, "its process is with the other host, without it")))
             }
             None if !leaving.leads(&flow) => {
                 leaving.doomed = true;
                 leaving.thawing.push(id);
-                self.wholes.news.push(News::Doomed { root, why: None });
-                self.wholes.work.stir();
+                self.news.push(News::Doomed { root, why: None });
+                self.work.stir();
                 None
             }
             None => {
@@ -451,64 +479,72 @@ impl Effects {
                     tracing::warn!(%error, "datagrams that have come for process {root} meanwhile may be lost");
                 }
                 // First what holds their packets: their own first segments would be held with them.
-                flows.iter().for_each(|flow| self.let_in_again(flow));
+                flows.iter().for_each(|flow| self.let_in_again(relocation, host, flow));
                 let woken = whole::wake(&seen);
                 let answer = || match &woken {
                     Ok(()) => Ok(OpDone::Done),
                     Err(error) => Err(failed(Refusal::NotWoken, error.to_string())),
                 };
-                self.wholes.finish_all(waiting, answer);
+                self.finish_all(waiting, answer);
                 Some(answer())
             }
         }
     }
 
     /// A connection is another host's, and so is the process.
-    pub(crate) fn end_whole(&mut self, now: Time, name: &MoveName, to: Option<PeerId>) -> Answer {
-        let Some((root, flow)) = self.wholes.given.get(name).copied() else { return Ok(OpDone::Done) };
+    pub(crate) fn end_whole(
+        &mut self,
+        relocation: &mut Relocation,
+        lender: &mut Lender,
+        host: &mut Host,
+        now: Time,
+        name: &MoveName,
+        to: Option<PeerId>,
+    ) -> Answer {
+        let Some((root, flow)) = self.given.get(name).copied() else { return Ok(OpDone::Done) };
         let mut ended = Ok(());
-        if let Some(leaving) = self.wholes.leaving.get_mut(&root).filter(|leaving| leaving.fate.is_none()) {
+        if let Some(leaving) = self.leaving.get_mut(&root).filter(|leaving| leaving.fate.is_none()) {
             leaving.fate = Some(Fate::Gone);
             if let Err(error) = fs::write(leaving.directory.join(GONE), "") {
                 tracing::warn!(%error, "that process {root} is another host's is not written down");
             }
             let waiting = std::mem::take(&mut leaving.thawing);
             ended = whole::end(&leaving.seen);
-            self.wholes.finish_all(waiting, || {
+            self.finish_all(waiting, || {
                 Err(failed(Refusal::NotWoken, "its process is with the other host, without it"))
             });
-            self.settle_ports();
+            host.settle_ports();
         }
-        self.relocation.kept_new.remove(&flow);
-        self.leave_home(&flow);
-        self.part_with(now, flow, to);
+        relocation.kept_new.remove(&flow);
+        lender.leave_home(host, &flow);
+        host.part_with(now, flow, to);
         ended.map(|()| OpDone::Done).map_err(|error| failed(Refusal::NotKept, error.to_string()))
     }
 
     /// What comes for a connection comes to it, after what has come meanwhile.
-    fn let_in_again(&mut self, flow: &FlowTuple) {
-        self.relocation.kept_new.remove(flow);
-        self.let_in(flow);
-        self.tunnel.hand_on(flow, None);
+    fn let_in_again(&mut self, relocation: &mut Relocation, host: &mut Host, flow: &FlowTuple) {
+        relocation.kept_new.remove(flow);
+        host.let_in(flow);
+        host.tunnel.hand_on(flow, None);
     }
 
-    pub(crate) fn forget_given_of_whole(&mut self, now: Time, name: &MoveName) -> Answer {
-        self.journal.forget_donation(*name);
-        if let Some((root, _)) = self.wholes.given.remove(name)
-            && self.wholes.given.values().all(|(of, _)| *of != root)
-            && self.wholes.leaving.get(&root).is_some_and(|leaving| leaving.fate.is_some() && leaving.criu.is_none())
+    pub(crate) fn forget_given_of_whole(&mut self, host: &mut Host, now: Time, name: &MoveName) -> Answer {
+        host.journal.forget_donation(*name);
+        if let Some((root, _)) = self.given.remove(name)
+            && self.given.values().all(|(of, _)| *of != root)
+            && self.leaving.get(&root).is_some_and(|leaving| leaving.fate.is_some() && leaving.criu.is_none())
         {
             // A daemon before this one had begun; nobody here waits to hear of it.
-            self.wholes.forget_leaving(root);
+            self.forget_leaving(root);
         }
-        self.make_ready(now)?;
-        self.write_journal();
+        self.make_ready(host, now)?;
+        host.write_journal();
         Ok(OpDone::Done)
     }
 
     /// Finds processes again that were leaving when the daemon before this one died.
     pub(crate) fn adopt_leaving(&mut self) {
-        let entries = fs::read_dir(&self.wholes.directory).into_iter().flatten().flatten();
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         for directory in entries.map(|entry| entry.path()) {
             let root = directory.file_name().and_then(|name| name.to_str()?.strip_prefix("out-")?.parse::<u32>().ok());
             let Some(root) = root else { continue };
@@ -549,22 +585,22 @@ impl Effects {
             };
             let flows = state.flows.iter().filter_map(flow).collect();
             let leaving = Leaving { doomed: true, ..Leaving::new(pids, state.inner, flows, directory) };
-            self.wholes.leaving.insert(root, leaving);
+            self.leaving.insert(root, leaving);
         }
     }
 
     /// What is found of a connection of such a process.
-    pub(crate) fn find_given_of_whole(&mut self, saved: &SavedDonation) -> Option<Found> {
-        let mut all = self.wholes.leaving.iter();
+    pub(crate) fn find_given_of_whole(&mut self, host: &mut Host, saved: &SavedDonation) -> Option<Found> {
+        let mut all = self.leaving.iter();
         let (root, _) = all.find(|(_, leaving)| leaving.flows.contains(&saved.tuple))?;
-        self.wholes.given.insert(saved.name, (*root, saved.tuple));
-        self.tunnel.set_aside(&saved.tuple);
+        self.given.insert(saved.name, (*root, saved.tuple));
+        host.tunnel.set_aside(&saved.tuple);
         Some(Found::Frozen)
     }
 
     /// Connections of processes at rest.
     pub(crate) fn flows_of_leaving(&self) -> impl Iterator<Item = FlowTuple> {
-        self.wholes.leaving.values().filter(|leaving| leaving.fate.is_none()).flat_map(|leaving| leaving.flows.clone())
+        self.leaving.values().filter(|leaving| leaving.fate.is_none()).flat_map(|leaving| leaving.flows.clone())
     }
 }
 

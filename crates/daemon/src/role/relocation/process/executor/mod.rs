@@ -11,18 +11,18 @@
 mod coming;
 mod leaving;
 
+use crate::host::Mover;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_kernel::whole;
-use whimbrel_protocol::{MoveName, MoveOp, OpDone, OpFailed, OpId, Refusal, Time};
+use whimbrel_protocol::{MoveName, OpDone, OpFailed, OpId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::OF_A_PROCESS;
 
-use crate::host::{Effects, Failure, Known};
+use crate::host::{Failure, Host};
 use crate::role::relocation::process;
 use crate::work::Work;
 use coming::Coming;
@@ -89,6 +89,11 @@ pub(crate) struct Wholes {
 }
 
 impl Wholes {
+    pub(crate) fn make_ready(&self, host: &mut Host, now: Time) -> Result<(), OpFailed> {
+        host.make_ready(now, Mover::Processes, self.is_busy(), self.is_busy())
+            .map_err(|error| failed(Refusal::NoRights, error.to_string()))
+    }
+
     pub(crate) fn new(run_dir: &std::path::Path) -> Result<Self, Failure> {
         let work = Work::new().map_err(|errno| whimbrel_kernel::Error::Call {
             call: "eventfd",
@@ -111,6 +116,46 @@ impl Wholes {
     /// Readable when there is something to take in.
     pub(crate) fn wake(&self) -> BorrowedFd<'_> {
         self.work.wake()
+    }
+
+    /// Takes in what threads have done, and gives what came of ops.
+    pub(crate) fn take_in(&mut self, host: &mut Host, now: Time) -> Vec<(OpId, Answer)> {
+        for report in self.work.take() {
+            match report {
+                Report::Packed(root, packed) => self.note_packed(root, packed),
+                Report::Quiet(root, result) => self.news.push(News::Quiet { root, result }),
+                Report::Dumped(root, images) => self.note_dumped(root, images),
+                Report::Prepared(name, Ok(coming)) => {
+                    self.note_prepared(now, name, *coming);
+                    self.news.push(News::Prepared { name, refused: None });
+                }
+                Report::Prepared(name, Err(why)) => {
+                    self.news.push(News::Prepared { name, refused: Some(why) });
+                }
+                Report::Rebuilt(name, result) => {
+                    let flows: Vec<FlowTuple> = self.coming.get(&name).into_iter().flat_map(Coming::flows).collect();
+                    host.end_way(&flows);
+                    host.note_lives(&name);
+                    if result.is_ok() {
+                        self.refill_queues(host, &name);
+                    }
+                    self.note_rebuilt(&name, result);
+                }
+                Report::Resumed(name, result) => self.note_resumed(name, result),
+            }
+        }
+        self.hasten_wholes(now);
+        std::mem::take(&mut self.finished)
+    }
+
+    /// Whether a move gives a connection of a process away.
+    pub(crate) fn has_given(&self, name: &MoveName) -> bool {
+        self.given.contains_key(name)
+    }
+
+    /// Whether a connection of a process comes here by a move.
+    pub(crate) fn has_taken(&self, name: &MoveName) -> bool {
+        self.taken.contains_key(name)
     }
 
     /// Whether the data plane has packets of a process to hold, or is about to.
@@ -178,99 +223,6 @@ struct Part {
 
 fn failed(refusal: Refusal, sentence: impl Into<String>) -> OpFailed {
     OpFailed { refusal: Some(refusal), sentence: sentence.into() }
-}
-
-impl Effects {
-    /// Carries out one op of a move. `None`: what came of it is told by [`take_in_wholes`](Self::take_in_wholes), or
-    /// [`take_in_namespaces`](Self::take_in_namespaces). `peer` tells which peer has a key.
-    pub(crate) fn carry_out_move(
-        &mut self,
-        now: Time,
-        id: OpId,
-        op: MoveOp,
-        peer: impl Fn(&PublicKey) -> Option<Known>,
-    ) -> Option<Answer> {
-        match self.wait_for_namespace(id, op)? {
-            MoveOp::Freeze { name, flow } if self.wholes.gives(&flow) => self.freeze_whole(id, name, flow),
-            MoveOp::Dump { name } if self.wholes.given.contains_key(&name) => self.dump_whole(id, &name),
-            MoveOp::Thaw { name } if self.wholes.given.contains_key(&name) => self.let_whole_go_on(id, &name),
-            MoveOp::Destroy { name, forward } if self.wholes.given.contains_key(&name) => {
-                Some(self.end_whole(now, &name, forward.as_ref().and_then(peer).map(|to| to.peer)))
-            }
-            MoveOp::ForgetDonation { name } if self.wholes.given.contains_key(&name) => {
-                Some(self.forget_given_of_whole(now, &name))
-            }
-            MoveOp::Admit { name, request } if Place::of(&request.receiver).is_some() => {
-                Some(self.admit_of_whole(now, name, request).map(|()| OpDone::Done))
-            }
-            MoveOp::Restore { name, request, snapshot } if self.wholes.taken.contains_key(&name) => {
-                let from = [name.donor, request.holder].map(PublicKey::from);
-                let from = from.iter().filter_map(peer).map(|known| known.peer).collect();
-                self.rebuild_whole(id, name, &snapshot, from)
-            }
-            MoveOp::SaveAcceptance(saved) if self.wholes.taken.contains_key(&saved.ticket.name) => {
-                self.save_of_whole(id, saved)
-            }
-            MoveOp::Thaw { name } if self.wholes.taken.contains_key(&name) => self.wake_whole(now, id, name),
-            MoveOp::Destroy { name, .. } if self.wholes.taken.contains_key(&name) => Some(self.drop_of_whole(&name)),
-            MoveOp::ForgetAcceptance { name } if self.wholes.taken.contains_key(&name) => {
-                Some(self.forget_taken_of_whole(now, &name))
-            }
-            op => Some(self.carry_out_move_of_socket(now, op, peer)),
-        }
-    }
-
-    /// Whether a process is in the network namespace that a socket of its is in: this one, or that of the address.
-    pub(crate) fn is_in_place(&mut self, pid: u32, flow: &FlowTuple) -> bool {
-        let number = |namespace: BorrowedFd<'_>| rustix::fs::fstat(namespace).map(|stat| stat.st_ino).ok();
-        let its = whole::network_of(pid).ok().and_then(|its| number(its.as_fd()));
-        let place = match self.namespace_of(flow) {
-            Some(namespace) => number(namespace),
-            None => std::fs::File::open("/proc/thread-self/ns/net").ok().and_then(|own| number(own.as_fd())),
-        };
-        its.is_some() && its == place
-    }
-
-    /// The address of the endpoint namespace that a process is in, if it is in one.
-    pub(crate) fn address_of_namespace(&self, pid: u32) -> Option<IpAddr> {
-        let cookie = {
-            let its = whole::network_of(pid).ok()?;
-            let _inside = whimbrel_kernel::namespace::Entered::descriptor(its.as_fd()).ok()?;
-            whimbrel_kernel::namespace::cookie().ok()?
-        };
-        self.address_with_cookie(cookie)
-    }
-
-    /// Takes in what threads have done, and gives what came of ops.
-    pub(crate) fn take_in_wholes(&mut self, now: Time) -> Vec<(OpId, Answer)> {
-        for report in self.wholes.work.take() {
-            match report {
-                Report::Packed(root, packed) => self.wholes.note_packed(root, packed),
-                Report::Quiet(root, result) => self.wholes.news.push(News::Quiet { root, result }),
-                Report::Dumped(root, images) => self.wholes.note_dumped(root, images),
-                Report::Prepared(name, Ok(coming)) => {
-                    self.wholes.note_prepared(now, name, *coming);
-                    self.wholes.news.push(News::Prepared { name, refused: None });
-                }
-                Report::Prepared(name, Err(why)) => {
-                    self.wholes.news.push(News::Prepared { name, refused: Some(why) });
-                }
-                Report::Rebuilt(name, result) => {
-                    let flows: Vec<FlowTuple> =
-                        self.wholes.coming.get(&name).into_iter().flat_map(Coming::flows).collect();
-                    self.end_way(&flows);
-                    self.note_lives(&name);
-                    if result.is_ok() {
-                        self.refill_queues(&name);
-                    }
-                    self.wholes.note_rebuilt(&name, result);
-                }
-                Report::Resumed(name, result) => self.wholes.note_resumed(name, result),
-            }
-        }
-        self.hasten_wholes(now);
-        std::mem::take(&mut self.wholes.finished)
-    }
 }
 
 /// A directory's name for a move of which another host is the donor.

@@ -19,14 +19,19 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
 use super::Failure;
-use super::start::Expected;
-use crate::host::inventory::servers::Inhabitants;
+use super::expected::Expected;
+use super::inventory::servers::Inhabitants;
 
 /// Of the interfaces outside: packets of connections to them come by any path, so the usual one.
 const MTU: u32 = 1500;
 /// How long one is kept that nobody needs any more. To make one and to take it down holds the kernel's interfaces for tens of milliseconds, which
 /// whoever moves sockets at that moment would wait for; and the next may come soon.
 const LINGER: Duration = Duration::from_secs(10);
+
+/// The mark (SO_MARK) of sockets in endpoint namespaces whose far ends are not to learn where they are. Sockets that such a one accepts have it
+/// as well, and it outlives the daemon. The kernel takes it off what leaves the namespace (`skb_scrub_packet`); none of its bits is one that routing
+/// looks at here ([`MARK`](super::MARK)).
+pub(crate) const HIDDEN: u32 = 0x0057_4248;
 
 /// A namespace and what works in it.
 #[derive(Debug)]
@@ -282,7 +287,7 @@ impl Endpoints {
     }
 
     /// Sees to it that there is one for an end, until as many have [released](Self::release) it. What is not there is made at once, which
-    /// everything else waits for ([`Making`](super::making::Making) does not).
+    /// everything else waits for (an op of a move waits for it elsewhere).
     pub(crate) fn need(&mut self, now: Time, end: SocketAddr, datapath: &mut Datapath) -> Result<(), Failure> {
         let name = self.name_of(end);
         if let Some(place) = self.places.get_mut(&name) {

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 use whimbrel_protocol::{FlowEntry, LocalEnd};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use crate::host::Effects;
+use crate::host::Host;
 
 /// The ports that are kept from being given away.
 #[derive(Debug, Default)]
@@ -172,32 +172,32 @@ impl Ports {
     }
 }
 
-impl Effects {
+impl Host {
     /// A flow's end is where `entry` says. Where that is another host's socket with an address of this one, its port is kept for it.
     pub(crate) fn keep_port(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
         if entry.end == LocalEnd::Behind {
             // As this host answers for the far end, that is `local`.
-            self.relocation.ports.need(flow.transport, flow.remote, User::Connection(flow.local));
+            self.ports.need(flow.transport, flow.remote, User::Connection(flow.local));
         }
     }
 
     pub(crate) fn release_port(&mut self, flow: &FlowTuple) {
-        self.relocation.ports.release(flow.transport, flow.remote, User::Connection(flow.local));
+        self.ports.release(flow.transport, flow.remote, User::Connection(flow.local));
     }
 
     /// Ports of this host's addresses that sockets of other hosts have. No socket of here shows them.
     pub(crate) fn ports_elsewhere(&self) -> impl Iterator<Item = u16> + '_ {
-        self.relocation.ports.all()
+        self.ports.all()
     }
 
-    /// As [`Effects::settle_ports`], at each tick.
+    /// As [`Host::settle_ports`], at each tick.
     pub(crate) fn look_for_ports(&mut self) {
-        self.relocation.ports.tick();
+        self.ports.tick();
     }
 
     /// Takes ports that somebody else had, if they are free by now.
     pub(crate) fn settle_ports(&mut self) {
-        self.relocation.ports.settle();
+        self.ports.settle();
     }
 }
 

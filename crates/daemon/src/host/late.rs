@@ -11,7 +11,7 @@ use whimbrel_protocol::{PeerId, Time};
 use whimbrel_tunnel::{LATE, Peer};
 use whimbrel_wire::FlowTuple;
 
-use crate::host::Effects;
+use super::Host;
 
 /// What ends by itself, soonest first.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl Late {
         self.resting.is_empty()
     }
 
-    fn timeout(&self) -> Option<Time> {
+    pub(crate) fn timeout(&self) -> Option<Time> {
         let flows = [&self.ends, &self.tunnelled].into_iter().filter_map(|queue| queue.front().map(|(due, _)| *due));
         flows.chain(self.names.front().map(|(due, _)| *due)).min()
     }
@@ -57,12 +57,12 @@ fn take_due<T>(queue: &mut VecDeque<(Time, T)>, now: Time) -> Vec<T> {
     queue.drain(..due).map(|(_, what)| what).collect()
 }
 
-impl Effects {
+impl Host {
     /// A socket has gone: what came for it meanwhile goes to who has it now, and for a while what still comes. `None`: nobody has it.
     pub(crate) fn part_with(&mut self, now: Time, flow: FlowTuple, to: Option<PeerId>) {
         if to.is_some() {
             self.tunnel.hand_on(&flow, to.map(|peer| Peer(peer.0)));
-            self.relocation.late.note_resting(now + LATE, flow);
+            self.late.note_resting(now + LATE, flow);
         } else {
             self.let_in(&flow);
             self.tunnel.forget_aside(&flow);
@@ -71,39 +71,34 @@ impl Effects {
 
     /// A flow has another owner, which gets it by the tunnel at first.
     pub(crate) fn tunnel_first(&mut self, now: Time, flow: FlowTuple) {
-        self.relocation.late.tunnelled.push_back((now + TUNNELLED, flow));
+        self.late.tunnelled.push_back((now + TUNNELLED, flow));
     }
 
     /// A flow goes to its far end directly from now on, or its socket has gone: what is on its way from who has passed it on, or to the
     /// socket, is taken for a while.
     pub(crate) fn forget_name_later(&mut self, now: Time, name: Option<FormerName>) {
-        self.relocation.late.names.extend(name.map(|name| (now + LATE, name)));
+        self.late.names.extend(name.map(|name| (now + LATE, name)));
     }
 
     /// A socket comes to where one of its name has been.
     pub(crate) fn forget_late(&mut self, flow: &FlowTuple) {
-        if self.relocation.late.resting.remove(flow).is_some() {
+        if self.late.resting.remove(flow).is_some() {
             self.let_in(flow);
             self.tunnel.forget_aside(flow);
         }
     }
 
-    /// When [`Effects::end_late`] is due.
-    pub(crate) fn late_timeout(&self) -> Option<Time> {
-        self.relocation.late.timeout()
-    }
-
     pub(crate) fn end_late(&mut self, now: Time) {
-        for flow in self.relocation.late.take_rested(now) {
+        for flow in self.late.take_rested(now) {
             self.let_in(&flow);
             self.tunnel.forget_aside(&flow);
         }
-        for name in take_due(&mut self.relocation.late.names, now) {
+        for name in take_due(&mut self.late.names, now) {
             if let Err(error) = self.datapath.forget_name(&name) {
                 tracing::warn!(%error, "a connection is taken under a name that it has no more");
             }
         }
-        let due = take_due(&mut self.relocation.late.tunnelled, now);
+        let due = take_due(&mut self.late.tunnelled, now);
         if due.is_empty() {
             return;
         }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use whimbrel_kernel::frozen;
 use whimbrel_kernel::inject::Injector;
-use whimbrel_protocol::PeerId;
 use whimbrel_wire::FlowTuple;
 
 /// Pairs of addresses, in each namespace, of which a round trip is said beforehand.
@@ -14,15 +13,6 @@ const MOST_EXPECTED: usize = 1024;
 
 /// From here on the kernel waits no longer for a path of which it knows nothing (`TCP_TIMEOUT_FALLBACK`, three times this).
 const LONGEST_EXPECTED: Duration = Duration::from_secs(1);
-
-/// A peer of a move, and how far it is, where that is known.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Known {
-    /// The peer.
-    pub(crate) peer: PeerId,
-    /// As the daemons' words have shown.
-    pub(crate) round_trip: Option<Duration>,
-}
 
 /// The round trips that connections of one namespace were made to reckon with at first.
 #[derive(Debug, Default)]

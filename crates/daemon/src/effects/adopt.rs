@@ -1,0 +1,80 @@
+//! What a daemon before this one has left.
+
+use std::collections::HashMap;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_protocol::{FlowEntry, Found, SavedAcceptance, SavedDonation, Time};
+use whimbrel_wire::FlowTuple;
+
+use super::Effects;
+use crate::host::Failure;
+use crate::journal::SavedMoves;
+use crate::role::relocation::executor::FoundMoves;
+
+impl Effects {
+    /// Takes over namespaces and sockets of moves. To be called before anything else is adopted: what is at rest must not be let
+    /// have its packets. `own`: this host's key.
+    pub(crate) fn adopt_moves(
+        &mut self,
+        now: Time,
+        own: &PublicKey,
+        flows: &HashMap<FlowTuple, FlowEntry>,
+        moves: &SavedMoves,
+    ) -> FoundMoves {
+        self.host.adopt_namespaces(flows, moves);
+        self.wholes.adopt_leaving();
+        let tenancies: Vec<_> = moves.tenancies.values().copied().collect();
+        self.tenant.adopt_tenancies(&mut self.host, now, &tenancies);
+        let leases: Vec<_> = moves.leases.values().copied().collect();
+        self.lender.adopt_leases(&mut self.host, &leases);
+        if let Err(error) = self.lender.end_stray_leases(&mut self.host, own, moves) {
+            tracing::warn!(%error, "what comes for endpoints that are lent to nobody may be lost");
+        }
+        let leases = leases.into_iter().map(|(saved, _)| saved).collect();
+        let given = |saved: &SavedDonation| {
+            let Self { host, relocation, helping, wholes, .. } = &mut *self;
+            let of_whole = wholes.find_given_of_whole(host, saved);
+            (saved.clone(), of_whole.unwrap_or_else(|| relocation.find_given(helping, host, now, saved)))
+        };
+        let donations = moves.donations.values().map(given).collect();
+        self.relocation.let_halted_run(&mut self.host);
+        self.wholes.let_undecided_go_on();
+        let Self { host, relocation, lender, tenant, wholes, .. } = &mut *self;
+        let ready = relocation.make_ready(host, now).and(wholes.make_ready(host, now));
+        if let Err(error) = ready.and(lender.make_ready(host, now)).and(tenant.make_ready(host, now)) {
+            tracing::warn!(%error, "what comes for sockets at rest may be lost");
+        }
+        let taken = |saved: &SavedAcceptance| {
+            relocation.find_place(host, saved);
+            let found =
+                wholes.find_taken_of_whole(saved).unwrap_or_else(|| match host.socket_of(&saved.request.tuple) {
+                    Ok(Some(_)) => Found::Awake,
+                    // What was rebuilt and not handed on went with that daemon.
+                    _ => Found::Gone,
+                });
+            (saved.clone(), found)
+        };
+        let acceptances = moves.acceptances.values().map(taken).collect();
+        self.wholes.end_unknown_wholes();
+        self.host.keep_to_leases();
+        let tenancies = tenancies.into_iter().map(|(saved, _)| saved).collect();
+        FoundMoves { donations, acceptances, held: moves.held.values().cloned().collect(), leases, tenancies }
+    }
+
+    /// Takes over flows that a daemon before this one had introduced: those that the data plane has and the journal does not
+    /// know are removed, those that are missing there are put back. What is moved stays so until the node says otherwise.
+    pub(crate) fn adopt(&mut self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) -> Result<(), Failure> {
+        let present: HashMap<_, _> = self.host.datapath.flows()?.into_iter().collect();
+        let Self { host, lender, .. } = &mut *self;
+        let mut strangers = Vec::new();
+        for (flow, entry) in present.iter().filter(|(flow, _)| !flows.contains_key(flow)) {
+            if !lender.adopt_home(host, flow, entry) {
+                strangers.push(*flow);
+            }
+        }
+        host.adopt_flows(now, flows, &present, &strangers)?;
+        let at_rest = self.at_rest();
+        self.helping.adopt_helped(&mut self.host, now, flows, &at_rest);
+        Ok(())
+    }
+}

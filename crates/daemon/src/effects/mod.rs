@@ -1,0 +1,313 @@
+//! Hands what the node asks for to whoever does it: the executors of the host, and those of roles.
+//!
+//! ```text
+//! moves.rs    ops of moves and leases, with the namespaces that some wait for
+//! adopt.rs    what a daemon before this one has left
+//! ```
+
+mod adopt;
+mod moves;
+
+use std::collections::HashSet;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use whimbrel_datapath::Datapath;
+use whimbrel_kernel::network::NetworkState;
+use whimbrel_kernel::tun::Tun;
+use whimbrel_protocol::{
+    AddressOp, BindingOp, FlowOp, LocalEnd, Op, OpDone, OpFailed, OpId, PeerId, StoreOp, Time, TunnelOp,
+};
+use whimbrel_tunnel::{Peer, Tunnel};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::introduction::Introduction;
+
+use crate::community_file::CommunityFile;
+use crate::host::introductions::{self, Snapshot};
+use crate::host::{DEFAULT_MTU, Failure, Host};
+use crate::journal::Journal;
+use crate::known_keys::KnownKeys;
+use crate::role::anchor::executor::lender::Lender;
+use crate::role::anchor::executor::tenant::Tenant;
+use crate::role::gateway::executor::Gateway;
+use crate::role::helpers::Helpers;
+use crate::role::helpers::executor::Helping;
+use crate::role::relocation::executor::Relocation;
+use crate::role::relocation::executor::making::Making;
+use crate::role::relocation::process::executor::Wholes;
+use crate::role::rendezvous::proxy::Deputy;
+
+/// What outlives the daemon on disk.
+pub(crate) struct Stores {
+    pub(crate) journal: Journal,
+    pub(crate) known_keys: KnownKeys,
+    pub(crate) community_file: CommunityFile,
+}
+
+/// All executors. Each op goes to the one that owns it.
+pub(crate) struct Effects {
+    pub(crate) host: Host,
+    pub(crate) known_keys: KnownKeys,
+    community_file: CommunityFile,
+    pub(crate) deputy: Deputy,
+    pub(crate) gateway: Gateway,
+    pub(crate) helping: Helping,
+    pub(crate) relocation: Relocation,
+    pub(crate) lender: Lender,
+    pub(crate) tenant: Tenant,
+    making: Making,
+    pub(crate) wholes: Wholes,
+}
+
+impl Effects {
+    /// `kick`: whether senders are woken.
+    pub(crate) fn new(
+        datapath: Datapath,
+        tunnel: Tunnel,
+        stores: Stores,
+        helpers: Helpers,
+        run_dir: &Path,
+        kick: bool,
+    ) -> Result<Self, Failure> {
+        Ok(Self {
+            making: Making::new(datapath.guard()?)?,
+            host: Host::new(datapath, tunnel, stores.journal, run_dir, kick)?,
+            known_keys: stores.known_keys,
+            community_file: stores.community_file,
+            deputy: Deputy::default(),
+            gateway: Gateway::default(),
+            helping: Helping::new(helpers),
+            relocation: Relocation::default(),
+            lender: Lender::default(),
+            tenant: Tenant::default(),
+            wholes: Wholes::new(run_dir)?,
+        })
+    }
+
+    /// Carries out ops in order and gives what came of each. What follows from them for all that is around them is
+    /// [`Effects::follow_up`]'s, so that peers who wait for a result need not wait for that.
+    pub(crate) fn carry_out(&mut self, now: Time, ops: Vec<(OpId, Op)>) -> Vec<(OpId, Result<OpDone, OpFailed>)> {
+        // One look at the sockets serves all ops that are queued together.
+        let mut snapshot = Snapshot::default();
+        self.host.look_ahead(&ops);
+        let mut results = Vec::with_capacity(ops.len());
+        for (id, op) in ops {
+            tracing::debug!(id = id.0, op = %Shown(&op), "op");
+            let result = self.carry_out_one(now, op, &mut snapshot);
+            self.withdraw_left();
+            let failed = |failure: Failure| OpFailed { refusal: None, sentence: failure.to_string() };
+            results.push((id, result.map(|()| OpDone::Done).map_err(failed)));
+        }
+        self.host.write_journal();
+        results
+    }
+
+    fn carry_out_one(&mut self, now: Time, op: Op, snapshot: &mut Snapshot) -> Result<(), Failure> {
+        let Self { host, gateway, helping, .. } = self;
+        match op {
+            Op::Flow(FlowOp::ListenForIntroductions { indices }) => host.listen_for_introductions(indices)?,
+            Op::Flow(FlowOp::Introduce { flow, end, index, nonce }) => {
+                let introduction = Introduction { index, nonce };
+                if end == LocalEnd::Passing && !host.is_in_endpoint(&flow) {
+                    gateway.introduce(&host.injector, flow, introduction)?;
+                } else {
+                    host.introduce(flow, introduction, snapshot)?;
+                }
+            }
+            Op::Flow(FlowOp::FindSockets { peer, remote }) => host.find_sockets(peer, remote, snapshot)?,
+            Op::Flow(FlowOp::Reset { flow }) => host.reset(&flow, snapshot)?,
+            Op::Flow(FlowOp::Abort { flow }) => host.abort(&flow)?,
+            Op::Flow(FlowOp::Expect { flow, from: Some(peer) }) => host.tunnel.expect_flow(flow, vec![Peer(peer.0)]),
+            Op::Flow(FlowOp::Expect { flow, from: None }) => host.tunnel.forget_expected(&flow),
+            Op::Flow(FlowOp::AskNatively { flow }) => {
+                host.ask_natively(flow, helping.helpers.numbers_of_peer(&flow), snapshot)?;
+            }
+            Op::Flow(FlowOp::Install { flow, entry }) => {
+                helping.note_flow(flow);
+                host.install_flow(now, flow, entry)?;
+            }
+            Op::Flow(FlowOp::Remove { flow }) => {
+                gateway.forget(&flow);
+                host.remove_flow(now, flow)?;
+            }
+            Op::Binding(BindingOp::Probe { wire, index, nonce }) => {
+                introductions::probe(&host.injector, wire, Introduction { index, nonce })?;
+            }
+            Op::Binding(BindingOp::Set { peer, binding, moved }) => {
+                host.set_binding(now, peer, binding, moved)?;
+                helping.note_peer(peer);
+            }
+            Op::Binding(BindingOp::Remove { peer }) => {
+                gateway.remove_peer(peer);
+                host.remove_binding(now, peer)?;
+            }
+            Op::Binding(BindingOp::Kick { peer, lost }) => {
+                if let Some(lost) = host.take_turn(now, peer, lost) {
+                    host.prepare_kick(now, snapshot);
+                    self.kick(now, peer, lost, snapshot)?;
+                }
+            }
+            Op::Address(AddressOp::Keep { addresses }) => host.change_addresses(|all| all.use_addresses(addresses)),
+            Op::Address(AddressOp::LeaveFrom { addresses }) => host.change_addresses(|all| all.leave(addresses)),
+            Op::Address(AddressOp::Reach { addresses }) => host.change_addresses(|all| all.reach(addresses)),
+            Op::Address(AddressOp::StandIn { addresses }) => self.deputy.set(now, &addresses, &host.network),
+            Op::Tunnel(TunnelOp::AddKeys { peer, receive_index, keys, aes }) => {
+                host.add_keys(peer, receive_index, &keys, aes);
+            }
+            Op::Tunnel(TunnelOp::RemoveKeys { receive_index }) => host.tunnel.remove_keys(receive_index),
+            Op::Tunnel(TunnelOp::SetPath { peer, receive_index, path }) => {
+                host.set_path(now, peer, receive_index, path)?;
+            }
+            Op::Store(StoreOp::SavePeer(peer)) => host.journal.save_peer(peer),
+            Op::Store(StoreOp::SaveSuspended(suspended)) => host.journal.save_suspended(suspended),
+            Op::Store(StoreOp::ForgetPeer { key }) => host.journal.forget_peer(key),
+            Op::Store(StoreOp::SaveLeft { flow, former }) => host.journal.save_left(flow, former),
+            // It happens by hand, or once in a long while, so the disk may be waited for.
+            Op::Store(StoreOp::SaveCommunity(saved)) => self.community_file.write(&saved)?,
+            Op::Store(StoreOp::ForgetCommunity) => self.community_file.remove()?,
+            Op::Store(StoreOp::RememberKey { address, key }) => self.known_keys.remember(address, key),
+            // The loop carries these out, behind all others.
+            Op::Move(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Wakes the senders of a peer, and hosts behind this one that send to it.
+    fn kick(&mut self, now: Time, peer: PeerId, lost: bool, snapshot: &mut Snapshot) -> Result<(), Failure> {
+        let Self { host, gateway, .. } = self;
+        let Some(shrink_to) = host.shrinks_to(peer, lost) else { return Ok(()) };
+        let result = host.wake_senders(now, peer, shrink_to, snapshot);
+        let woken = gateway.begin(now, peer, shrink_to, host.journal.flows(), &host.datapath, &host.injector);
+        host.tunnels.open(&host.tunnel, peer);
+        result.and(woken)
+    }
+
+    fn kick_or_warn(&mut self, now: Time, peer: PeerId, lost: bool, snapshot: &mut Snapshot) {
+        if let Err(failure) = self.kick(now, peer, lost, snapshot) {
+            tracing::warn!(%peer, %failure, "cannot wake senders");
+        }
+    }
+
+    /// Addresses of flows whose sockets are elsewhere no more need not be announced, where nobody has them on lease.
+    fn withdraw_left(&mut self) {
+        for address in self.host.take_left() {
+            self.lender.withdraw_address(&mut self.host, address);
+        }
+    }
+
+    /// Makes routes, names and sockets fit what was carried out.
+    pub(crate) fn follow_up(&mut self, now: Time) {
+        self.host.follow_up(now);
+        self.helping.help(&mut self.host, now);
+        self.host.write_journal();
+    }
+
+    /// Takes in another state of the network. The node may have to say more; what needs no word of it is done here.
+    pub(crate) fn network_changed(&mut self, now: Time, network: NetworkState) {
+        self.deputy.network_changed(&network);
+        self.host.network_changed(now, network);
+    }
+
+    /// Readable when namespaces were made.
+    pub(crate) fn namespaces_wake(&self) -> BorrowedFd<'_> {
+        self.making.wake()
+    }
+
+    /// Takes in what became of passes over the sockets.
+    pub(crate) fn take_in_passes(&mut self, now: Time) {
+        for passed in self.host.passes.take() {
+            for (peer, lost) in self.host.take_in_pass(now, passed) {
+                self.kick_or_warn(now, peer, lost, &mut Snapshot::default());
+            }
+            // What has become of flows meanwhile.
+            self.host.fit_sockets(now);
+        }
+    }
+
+    /// When [`Effects::handle_timeout`] is due.
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        let of_roles = [self.deputy.timeout(), self.helping.helpers.poll_timeout(), self.gateway.timeout()];
+        of_roles.into_iter().chain([self.host.poll_timeout()]).flatten().min()
+    }
+
+    /// Goes on with what takes several steps.
+    pub(crate) fn handle_timeout(&mut self, now: Time) {
+        self.host.handle_timeout(now);
+        let ended = self.host.expire_endpoints(now);
+        if !ended.is_empty() {
+            self.making.take_down(ended);
+        }
+        self.deputy.go_on(now);
+        self.gateway.kick_hosts(&self.host, now);
+        self.helping.handle_helpers_timeout(&mut self.host, now);
+        for (peer, lost) in self.host.take_postponed() {
+            let mut snapshot = Snapshot::default();
+            self.host.go_on(now, &[(peer, lost)], &mut snapshot);
+            self.kick_or_warn(now, peer, lost, &mut snapshot);
+        }
+        self.host.handle_timeout_of_sockets(now);
+    }
+
+    /// Connections whose sockets are at rest, so that nothing may come to them.
+    fn at_rest(&self) -> HashSet<FlowTuple> {
+        self.relocation.at_rest().chain(self.wholes.flows_of_leaving()).collect()
+    }
+
+    /// Whether sockets rest here: who stops now leaves programs standing still, or loses connections.
+    pub(crate) fn is_in_the_middle(&self) -> bool {
+        self.relocation.any_rests() || self.wholes.is_leaving_any()
+    }
+
+    /// Whether connections depend on what is in the kernel for endpoints that are lent, are on lease or have moved here,
+    /// which the node knows nothing of.
+    fn is_depended_on(&self) -> bool {
+        !self.lender.is_idle() || !self.tenant.is_idle() || self.host.endpoints.in_use().next().is_some()
+    }
+
+    /// Ends. While anything is moved all stays as it is, for the next daemon; else all is removed, and `true` returned.
+    pub(crate) fn shut_down(mut self) -> bool {
+        self.helping.helpers.let_go();
+        if self.relocation.leave() || self.wholes.is_leaving_any() {
+            tracing::warn!(
+                "a move is in the middle: what stands still for it does until a daemon is started here again"
+            );
+            return false;
+        }
+        if self.host.is_carrying() || self.is_depended_on() || self.helping.helpers.translates() {
+            tracing::info!("connections depend on this host: what they need stays, and the next start takes it over");
+            return false;
+        }
+        // Before the programs that watch over them.
+        self.making.end();
+        let ended = self.host.end_namespaces();
+        let released = self.host.addresses.release().map_err(Failure::from);
+        let spoken = self.gateway.speak_for_nobody();
+        let unloaded = self.host.datapath.unload().map_err(Failure::from);
+        // What is pinned still is the next daemon's to take over.
+        let is_unloaded = unloaded.is_ok();
+        let removed = released.and(ended).and(spoken).and(unloaded);
+        if let Err(failure) = removed {
+            tracing::warn!(%failure, "something is left behind");
+        }
+        let device = self.host.tunnel.device().name().to_owned();
+        drop(self.host.tunnel);
+        if let Err(error) = Tun::open(&device, DEFAULT_MTU).and_then(Tun::remove) {
+            tracing::warn!(%error, "the tunnel's device is left behind");
+        }
+        is_unloaded
+    }
+}
+
+/// An op without its secrets, in one line.
+struct Shown<'a>(&'a Op);
+
+impl std::fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Op::Tunnel(TunnelOp::AddKeys { peer, receive_index, .. }) => {
+                write!(f, "AddTunnelKeys {{ peer: {peer}, receive_index: {receive_index} }}")
+            }
+            op => write!(f, "{op:?}"),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Ops of moves and leases. Some wait for a namespace, which takes the kernel tens of milliseconds.
+
+use std::net::IpAddr;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_protocol::{FlowName, MoveOp, OpDone, OpFailed, OpId, Refusal, SavedTenancy, Time};
+
+use super::Effects;
+use crate::host::refusal::{failed, not_kept, refused};
+use crate::host::{Failure, PlaceName, own_addresses};
+use crate::role::relocation::executor::Known;
+use crate::role::relocation::executor::making::Done;
+use crate::role::relocation::process::executor::Place;
+
+/// What came of an op.
+type Answer = Result<OpDone, OpFailed>;
+
+impl Effects {
+    /// Carries out one op of a move. What fails has changed nothing, unless it is said otherwise there. `None`: the answer
+    /// comes later. `peer` tells which peer has a key.
+    pub(crate) fn carry_out_move(
+        &mut self,
+        now: Time,
+        id: OpId,
+        op: MoveOp,
+        peer: impl Fn(&PublicKey) -> Option<Known>,
+    ) -> Option<Answer> {
+        let op = self.wait_for_namespace(id, op)?;
+        let Self { host, relocation, lender, tenant, wholes, .. } = self;
+        let done = match op {
+            MoveOp::Admit { name, request } if Place::of(&request.receiver).is_some() => {
+                wholes.admit_of_whole(relocation, host, now, name, request)
+            }
+            MoveOp::Admit { name, request } => relocation.admit(host, now, name, request),
+            MoveOp::Freeze { name, flow } if wholes.gives(&flow) => {
+                return wholes.freeze_whole(relocation, host, id, name, flow);
+            }
+            MoveOp::Freeze { name, flow } => relocation.freeze(host, name, flow),
+            MoveOp::Dump { name } if wholes.has_given(&name) => return wholes.dump_whole(id, &name),
+            MoveOp::Dump { name } => return Some(relocation.dump(host, &name).map(OpDone::Dumped)),
+            MoveOp::Restore { name, request, snapshot } if wholes.has_taken(&name) => {
+                let from = [name.donor, request.holder].map(PublicKey::from);
+                let from = from.iter().filter_map(peer).map(|known| known.peer).collect();
+                return wholes.rebuild_whole(relocation, lender, host, id, name, &snapshot, from);
+            }
+            MoveOp::Restore { name, request, snapshot } => {
+                let [donor, holder] = [name.donor, request.holder].map(|key| peer(&PublicKey::from(key)));
+                relocation.rebuild(lender, host, name, &request, &snapshot, donor, holder)
+            }
+            MoveOp::Thaw { name } if wholes.has_given(&name) => {
+                return wholes.let_whole_go_on(relocation, host, id, &name);
+            }
+            MoveOp::Thaw { name } if wholes.has_taken(&name) => {
+                return wholes.wake_whole(relocation, host, now, id, name);
+            }
+            MoveOp::Thaw { name } if relocation.has_given(&name) => relocation.let_go_on(host, &name),
+            MoveOp::Thaw { name } => relocation.wake(host, &name),
+            MoveOp::Destroy { name, forward } if wholes.has_given(&name) => {
+                let to = forward.as_ref().and_then(peer).map(|to| to.peer);
+                return Some(wholes.end_whole(relocation, lender, host, now, &name, to));
+            }
+            MoveOp::Destroy { name, .. } if wholes.has_taken(&name) => {
+                return Some(wholes.drop_of_whole(relocation, lender, host, &name));
+            }
+            MoveOp::Destroy { name, forward } if relocation.has_given(&name) => {
+                let to = forward.as_ref().and_then(peer).map(|to| to.peer);
+                relocation.end_given(lender, host, now, &name, to)
+            }
+            MoveOp::Destroy { name, .. } => relocation.drop_taken(lender, host, &name),
+            MoveOp::CloseFarEnd { flow } => relocation.close_far_end(host, &flow, peer),
+            MoveOp::SaveDonation(saved) => relocation.save_given(host, saved).map_err(not_kept),
+            MoveOp::ForgetDonation { name } if wholes.has_given(&name) => {
+                return Some(wholes.forget_given_of_whole(host, now, &name));
+            }
+            MoveOp::ForgetDonation { name } => relocation.forget_given(host, now, &name),
+            MoveOp::SaveAcceptance(saved) if wholes.has_taken(&saved.ticket.name) => {
+                return wholes.save_of_whole(host, id, saved);
+            }
+            MoveOp::SaveAcceptance(saved) => host.journal.save_acceptance(saved).map_err(not_kept),
+            MoveOp::ForgetAcceptance { name } if wholes.has_taken(&name) => {
+                return Some(wholes.forget_taken_of_whole(relocation, host, now, &name));
+            }
+            MoveOp::ForgetAcceptance { name } => relocation.forget_taken(host, now, &name),
+            MoveOp::SaveHeld(saved) => host.journal.save_held(saved).map_err(not_kept),
+            MoveOp::ForgetHeld { flow } => {
+                host.journal.forget_held(flow);
+                Ok(())
+            }
+            MoveOp::Lend { name, peer, ends, moved } => {
+                let lent = lender.lend(host, now, name, peer, ends, moved);
+                return Some(lent.map(OpDone::Lent));
+            }
+            MoveOp::TakeBack { name } => lender.take_back(host, now, name),
+            MoveOp::Occupy { number, anchor, anchor_at, peer, ends, moved, fresh } => {
+                tenant.occupy(host, now, SavedTenancy { number, anchor, anchor_at, ends, moved }, peer, fresh)
+            }
+            MoveOp::Vacate { lease } => tenant.vacate(host, now, lease),
+        };
+        Some(done.map(|()| {
+            host.write_journal();
+            OpDone::Done
+        }))
+    }
+
+    /// Has an op wait for the namespace that it needs. An op that need not wait is given back.
+    fn wait_for_namespace(&mut self, id: OpId, op: MoveOp) -> Option<MoveOp> {
+        let Self { host, relocation, tenant, making, .. } = self;
+        let is_own = |address: &IpAddr| own_addresses(&host.network).contains(address);
+        let (name, brought): (PlaceName, _) = match &op {
+            MoveOp::Admit { request, .. } => {
+                let local = request.tuple.local;
+                if is_own(&local.ip()) || relocation.is_admissible(request).is_err() {
+                    return Some(op);
+                }
+                (host.endpoints.name_of(local), None)
+            }
+            MoveOp::Occupy { number, anchor, ends, moved, fresh: true, .. } => {
+                if moved.is_none() && tenant.is_foreign(host, ends).is_err() {
+                    return Some(op);
+                }
+                let lease = FlowName::new(*anchor, *number);
+                let name = tenant.place_of_lease(host, lease, ends, moved.is_some());
+                if host.endpoints.has(name) {
+                    return Some(op);
+                }
+                (name, if moved.is_none() { tenant.take_brought(lease) } else { None })
+            }
+            MoveOp::ForgetAcceptance { name } => {
+                making.give_up(|op| matches!(op, MoveOp::Admit { name: of, .. } if of == name));
+                return Some(op);
+            }
+            MoveOp::Vacate { lease } => {
+                let is_of = |number: &u64, anchor: &PublicKey| FlowName::new(*anchor, *number) == *lease;
+                making.give_up(|op| matches!(op, MoveOp::Occupy { number, anchor, .. } if is_of(number, anchor)));
+                return Some(op);
+            }
+            _ => return Some(op),
+        };
+        if host.endpoints.has(name) {
+            return Some(op);
+        }
+        making.order(name, brought, id, op);
+        None
+    }
+
+    /// Takes in a namespace that was made, and carries out what waited for it; gives what came of that. `peer` tells which
+    /// peer has a key.
+    pub(crate) fn take_in_namespaces(
+        &mut self,
+        now: Time,
+        peer: impl Fn(&PublicKey) -> Option<Known> + Copy,
+    ) -> Vec<(OpId, Answer)> {
+        for done in self.making.take() {
+            let new = match done {
+                Done::Made(new) => *new,
+                Done::TakenDown(gone) => {
+                    self.host.forget_interfaces(gone);
+                    continue;
+                }
+            };
+            let Some((name, waiting)) = self.making.take_order() else { continue };
+            let Self { host, .. } = self;
+            let made = new.and_then(|new| host.endpoints.install(now, name, new, &mut host.datapath));
+            for (id, op) in waiting {
+                let answer = match (&made, &op) {
+                    (Ok(()), _) => self.carry_out_move(now, id, op, peer),
+                    (Err(failure), MoveOp::Occupy { .. }) => Some(Err(failed(Refusal::NoRights, failure))),
+                    (Err(Failure::Kernel(error)), _) => Some(Err(refused(error, Refusal::NotRestored))),
+                    (Err(failure), _) => Some(Err(failed(Refusal::NotRestored, failure))),
+                };
+                self.making.answer(id, answer);
+            }
+        }
+        self.making.take_answers()
+    }
+}

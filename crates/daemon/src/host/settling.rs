@@ -1,0 +1,138 @@
+//! Routes, rules and programs are made to fit what is known of peers and of the network.
+
+use std::collections::{BTreeSet, HashMap};
+
+use whimbrel_datapath::Role;
+use whimbrel_kernel::kept_address::Straight;
+use whimbrel_kernel::network::NetworkState;
+use whimbrel_kernel::sysctl;
+use whimbrel_protocol::{Binding, PeerId, Time};
+
+use super::addresses::Surroundings;
+use super::path_mtus::WayOut;
+use super::{
+    Addresses, Failure, Host, RETRY_PAUSE, RETRY_PAUSE_LONGEST, TRIES_BEFORE_TOLD, hooks, own_addresses, source_ways,
+};
+
+impl Host {
+    /// Sets what addresses are wanted for.
+    pub(crate) fn change_addresses(&mut self, change: impl FnOnce(&mut Addresses)) {
+        change(&mut self.addresses);
+        self.surroundings_changed = true;
+    }
+
+    /// Makes the kernel's state fit what is known now.
+    fn settle(&mut self) -> Result<(), Failure> {
+        let hooked = self.apply_hooks();
+        let surroundings = self.surroundings();
+        self.filters = !surroundings.arrivals.is_empty();
+        self.look_at_filters()?;
+        let told = self.tell_paths();
+        // Programs may be shown what is in force once it is.
+        self.apply_names();
+        self.addresses.apply(&surroundings, &self.datapath)?;
+        hooked.and(told)
+    }
+
+    /// Somebody may have set a reverse path filter since.
+    pub(crate) fn look_at_filters(&self) -> Result<(), Failure> {
+        Ok(self.datapath.set_strict(self.filters && !sysctl::strict_filters().is_empty())?)
+    }
+
+    /// As [`Host::settle`]. Interfaces come and go while it works, so a failure is tried again before it is told.
+    pub(crate) fn settle_or_retry(&mut self, now: Time) {
+        match self.settle() {
+            Ok(()) => self.unsettled = None,
+            Err(failure) => {
+                let tries = self.unsettled.map_or(1, |(tries, _)| tries + 1);
+                if tries == TRIES_BEFORE_TOLD {
+                    tracing::error!(%failure, "cannot prepare the way of moved connections");
+                } else {
+                    tracing::debug!(%failure, tries, "cannot prepare the way of moved connections yet");
+                }
+                let pause = (RETRY_PAUSE * 2u32.pow(tries.min(9))).min(RETRY_PAUSE_LONGEST);
+                self.unsettled = Some((tries, now + pause));
+            }
+        }
+    }
+
+    fn surroundings(&mut self) -> Surroundings {
+        self.straight = self.straight_ways();
+        let mut straight = self.remotes.one_way(|peer| self.straight.get(&peer).copied());
+        // Where the peer is found in the other family only, flows of this one go through the tunnel.
+        straight.retain(|remote, way| remote.is_ipv4() == way.next_hop.is_ipv4());
+        let tun = self.tunnel.device().index();
+        let wires = || hooks::wires(&self.network, tun).map(|link| link.index);
+        let arrivals = if self.hooks.carrying() {
+            wires().collect()
+        } else if self.hooks.gives_back() {
+            // No route leads to it, so a reverse path filter lets nothing pass that comes from it, be it ever so loose.
+            BTreeSet::from([tun])
+        } else {
+            BTreeSet::new()
+        };
+        Surroundings {
+            own: own_addresses(&self.network),
+            ways: source_ways(&self.network),
+            locators: self.bindings.values().map(|binding| binding.peer_locator).collect(),
+            arrivals,
+            tun,
+            inner_mtu: self.tunnels.longest_inner(),
+            smaller: self.remotes.smaller(self.tunnels.longest_inner(), |peer| self.tunnels.known_inner_mtu(peer)),
+            straight,
+        }
+    }
+
+    fn straight_ways(&mut self) -> HashMap<PeerId, Straight> {
+        let attached = self.datapath.attached();
+        let Self { bindings, ways_out, addresses, .. } = self;
+        let way = |(peer, binding): (&PeerId, &Binding)| {
+            let interface = ways_out.get(peer)?.interface;
+            let carries = attached.contains(&(interface, Role::Wire));
+            Some((*peer, addresses.straight_way(binding, interface).filter(|_| carries)?))
+        };
+        bindings.iter().filter_map(way).collect()
+    }
+
+    /// Routes have changed, and nothing of the network's state: a binding may lead its packets out another way.
+    pub(crate) fn routes_changed(&mut self, now: Time) {
+        self.addresses.look_again();
+        let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
+        for (peer, binding) in bindings {
+            self.lead_out(peer, &binding);
+        }
+        if let Err(failure) = self.tell_paths() {
+            tracing::warn!(%failure, "cannot tell the data plane by which interface peers are heard");
+        }
+        let straight = self.straight_ways();
+        if self.straight != straight {
+            self.settle_or_retry(now);
+        }
+    }
+
+    /// Takes in another state of the network. The node may have to say more; what needs no word of it is done here.
+    pub(crate) fn network_changed(&mut self, now: Time, network: NetworkState) {
+        self.addresses.look_again();
+        self.network = network;
+        let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
+        for (peer, binding) in bindings {
+            // Setting it anew would grant an allowance twice; its confirmation sets it in a moment.
+            if self.tunnels.allowance(peer, binding.peer_locator).is_some() {
+                continue;
+            }
+            // The interface may have got another number, or the address another interface.
+            let wanted = self.data_plane_binding(peer, &binding);
+            if let Err(error) = self.datapath.set_binding(peer.0, &wanted) {
+                tracing::warn!(%peer, %error, "cannot put a binding in force again");
+            }
+            self.ways_out.insert(peer, WayOut::of(&wanted));
+        }
+        self.look_at_mtus();
+        self.settle_or_retry(now);
+    }
+
+    /// Routes that were made here are gone, perhaps by somebody else's doing.
+    pub(crate) fn look_again(&mut self) {
+        self.addresses.look_again();
+    }
+}

@@ -1,0 +1,286 @@
+//! Sockets of this host, in its own network namespace and in those of endpoints.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+
+use whimbrel_datapath::Datapath;
+use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
+use whimbrel_kernel::inject::Injector;
+use whimbrel_kernel::namespace;
+use whimbrel_kernel::sock_diag::{self, Listener, SockDiag};
+use whimbrel_protocol::{LocalEnd, OpFailed, Refusal};
+use whimbrel_wire::snapshot::{OptionKind, Snapshot as Snapshotted};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::endpoints::{Endpoints, HIDDEN, Place, PlaceName};
+use super::introductions::Snapshot;
+use super::refusal::{refused, unmovable};
+use super::{Failure, Host};
+
+impl Host {
+    /// The same of one that its program is about to give.
+    pub(crate) fn options_of(&mut self, flow: &FlowTuple, socket: BorrowedFd<'_>) -> Result<Vec<u16>, OpFailed> {
+        let Self { endpoints, defaults, connections, .. } = self;
+        needs(socket, beside(flow, endpoints, defaults, connections)?)
+    }
+
+    /// The inode of a connection's socket, in this host's own namespace or in that of its address.
+    pub(crate) fn socket_of(&mut self, flow: &FlowTuple) -> Result<Option<u32>, whimbrel_kernel::Error> {
+        let connections = self.sockets_beside(flow);
+        if flow.is_unconnected() {
+            return Ok(find(connections, flow)?.first().map(|socket| socket.inode));
+        }
+        Ok(connections.find(flow)?.map(|socket| socket.inode))
+    }
+
+    /// Whether this socket is the one that has the flow, in this host's own namespace or in that of its address. What a socket is bound to and
+    /// connected with holds in its own namespace, and programs may make some in which they have any address.
+    pub(crate) fn has_flow(
+        &mut self,
+        flow: &FlowTuple,
+        socket: BorrowedFd<'_>,
+    ) -> Result<bool, whimbrel_kernel::Error> {
+        let where_it_is = match self.endpoints.at(flow) {
+            Some(place) => place.cookie,
+            None => namespace::cookie()?,
+        };
+        if namespace::cookie_of(socket)? != where_it_is {
+            return Ok(false);
+        }
+        let cookie = sock_diag::cookie_of(socket)?;
+        let sockets = self.sockets_beside(flow);
+        Ok(match flow.is_unconnected() {
+            true => find(sockets, flow)?.iter().any(|found| found.cookie == cookie),
+            false => sockets.find(flow)?.is_some_and(|found| found.cookie == cookie),
+        })
+    }
+
+    /// Whether no socket without another end is met at an endpoint.
+    pub(crate) fn is_nobodys(&mut self, flow: &FlowTuple) -> bool {
+        matches!(self.socket_of(flow), Ok(None))
+    }
+
+    /// Whether other sockets without another end take what comes to the same endpoint (SO_REUSEPORT).
+    pub(crate) fn shares_its_end(&mut self, flow: &FlowTuple) -> bool {
+        flow.is_unconnected() && find(self.sockets_beside(flow), flow).is_ok_and(|found| found.len() > 1)
+    }
+
+    /// Tells of the sockets where those of an endpoint are.
+    pub(crate) fn sockets_beside(&mut self, flow: &FlowTuple) -> &mut SockDiag {
+        match self.endpoints.at(flow) {
+            Some(place) => &mut place.connections,
+            None => &mut self.connections,
+        }
+    }
+
+    /// Packets of a flow are not held any more.
+    pub(crate) fn let_in(&mut self, flow: &FlowTuple) {
+        if let Err(error) = self.datapath.remove_helped(flow) {
+            tracing::error!(%flow, %error, "packets of a connection stay held");
+        }
+    }
+
+    /// Whether one of these connections has urgent data that is not acknowledged.
+    pub(crate) fn any_urgent(&mut self, flows: &[FlowTuple]) -> bool {
+        let Self { endpoints, datapath, .. } = self;
+        flows.iter().any(|flow| has_urgent(datapath, flow, endpoints.at(flow)))
+    }
+
+    /// Flows whose sockets, in namespaces of their own, are gone: UDP ones, of which nothing else tells, and those that were
+    /// [said to be](Self::is_closed) closed while they were there.
+    pub(crate) fn ended_flows(&mut self) -> Vec<FlowTuple> {
+        if self.endpoints.is_empty() {
+            return Vec::new();
+        }
+        let doubted = std::mem::take(&mut self.doubted);
+        let flows = self.journal.flows().iter();
+        let inside = flows.filter(|(flow, entry)| {
+            entry.end == LocalEnd::Endpoint && (flow.transport == Transport::Udp || doubted.contains(flow))
+        });
+        let flows: Vec<FlowTuple> = inside.map(|(flow, _)| *flow).collect();
+        flows.into_iter().filter(|flow| self.has_ended(flow)).collect()
+    }
+
+    /// Whether a connection is closed of which that is said. Root of a namespace that a program has brought along can have a connection
+    /// of any name in there, and close it: what has its socket in another one does not end by that.
+    pub(crate) fn is_closed(&mut self, flow: &FlowTuple) -> bool {
+        let closed = self.has_ended(flow);
+        if !closed {
+            // It is said a moment before: it is looked again.
+            self.doubted.insert(*flow);
+        }
+        closed
+    }
+
+    /// Whether no process has the socket of a flow. What it leaves in the kernel ends by itself, or waits for what is on the way (TIME_WAIT).
+    fn has_ended(&mut self, flow: &FlowTuple) -> bool {
+        matches!(self.socket_of(flow), Ok(None | Some(0)))
+    }
+
+    /// Whether a flow whose end is not in this host's own namespace is still there.
+    pub(crate) fn is_elsewhere(&mut self, flow: &FlowTuple) -> bool {
+        match self.journal.flows().get(flow).map(|entry| entry.end) {
+            Some(LocalEnd::Behind | LocalEnd::Passing) => true,
+            Some(LocalEnd::Endpoint) => matches!(self.socket_of(flow), Ok(Some(_))),
+            Some(LocalEnd::Here) | None => false,
+        }
+    }
+
+    /// A connection of a program that goes on here is not to be had: the program is told so.
+    pub(crate) fn abort_inside(&mut self, flow: &FlowTuple) {
+        if let Err(error) = self.abort(flow) {
+            tracing::warn!(%flow, %error, "a connection that is lost stays open");
+        }
+    }
+
+    /// Ends the socket of a connection, in this host's own namespace or in that of its address, if it is there.
+    pub(crate) fn abort(&mut self, flow: &FlowTuple) -> Result<(), whimbrel_kernel::Error> {
+        let Self { endpoints, connections, .. } = self;
+        let connections = endpoints.at(flow).map_or(connections, |place| &mut place.connections);
+        match connections.find(flow)? {
+            Some(socket) => connections.destroy(&socket).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts what waited in a UDP socket's queue into that of one which CRIU has rebuilt.
+    pub(crate) fn refill(&mut self, flow: &FlowTuple, snapshot: &Snapshotted) -> Result<(), Unmovable> {
+        let injector = match self.endpoints.at(flow) {
+            Some(place) => &place.injector,
+            None => &self.injector,
+        };
+        Frozen::refill(snapshot, injector)
+    }
+
+    pub(crate) fn injector_at(&self, endpoint: Option<PlaceName>) -> &Injector {
+        endpoint.and_then(|name| self.endpoints.injector_at(name)).unwrap_or(&self.injector)
+    }
+
+    /// Looks the TCP sockets of flows up, of the host's own and of endpoint namespaces. `lapsed`: the flows go on after a lapse.
+    pub(crate) fn look_up(&self, flows: &[FlowTuple], lapsed: bool, snapshot: &mut Snapshot) -> Result<(), Failure> {
+        let mut look = |flows: &[FlowTuple]| -> Result<(), Failure> {
+            if lapsed {
+                let found = self.datapath.note_lapse(flows)?;
+                snapshot.take(flows, found);
+            } else {
+                snapshot.look_up(&self.datapath, flows)?;
+            }
+            Ok(())
+        };
+        let entries = self.journal.flows();
+        let inside = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
+        let (inside, own): (Vec<FlowTuple>, Vec<FlowTuple>) = flows.iter().partition(|flow| inside(flow));
+        if !own.is_empty() {
+            look(&own)?;
+        }
+        for (place, flows) in self.endpoints.by_place(inside) {
+            let _inside = place.endpoint.enter()?;
+            look(&flows)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a TCP connection has urgent data that is not acknowledged. `place`: where its socket is, if not in this host's own namespace. A kernel that
+/// does not tell is one where nobody knows.
+pub(crate) fn has_urgent(datapath: &Datapath, flow: &FlowTuple, place: Option<&mut Place>) -> bool {
+    if flow.transport != Transport::Tcp || flow.is_unconnected() {
+        return false;
+    }
+    let inside = place.map(|place| place.endpoint.enter()).transpose();
+    let told = inside.map_err(|error| error.to_string());
+    let told = told.and_then(|_inside| datapath.is_urgent(flow).map_err(|error| error.to_string()));
+    told.unwrap_or_else(|error| {
+        tracing::debug!(%flow, %error, "whether a connection has urgent data is not known");
+        false
+    })
+}
+
+/// What sockets have whose programs have set nothing, where that of a flow is, and what tells of the sockets there.
+pub(crate) fn beside<'a>(
+    flow: &FlowTuple,
+    endpoints: &'a mut Endpoints,
+    own: &'a mut Option<Defaults>,
+    connections: &'a mut SockDiag,
+) -> Result<(&'a Defaults, &'a mut SockDiag), OpFailed> {
+    if let Some(place) = endpoints.at(flow) {
+        return Ok((&place.defaults, &mut place.connections));
+    }
+    let defaults = match own {
+        Some(defaults) => defaults,
+        None => own.insert(Defaults::look().map_err(|error| refused(&error, Refusal::Unmovable))?),
+    };
+    Ok((defaults, connections))
+}
+
+/// What a host has to set that takes a socket. The mark of those whose far ends are not to learn where they are is Whimbrel's own, and set by
+/// any host.
+pub(crate) fn needs(
+    socket: BorrowedFd<'_>,
+    (defaults, sockets): (&Defaults, &mut SockDiag),
+) -> Result<Vec<u16>, OpFailed> {
+    let mut options = Frozen::needs(socket, defaults, sockets).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
+    if namespace::mark_of(socket).is_ok_and(|mark| mark == HIDDEN) {
+        options.retain(|number| *number != OptionKind::Mark.number());
+    }
+    Ok(options)
+}
+
+/// The sockets without another end that have this one: those of the endpoint itself, else of all addresses of its family, else those of
+/// IPv6 that take IPv4 as well.
+pub(crate) fn find(sockets: &mut SockDiag, flow: &FlowTuple) -> Result<Vec<Listener>, whimbrel_kernel::Error> {
+    let all = match flow.transport {
+        Transport::Tcp => sockets.listeners()?,
+        Transport::Udp => sockets.unconnected()?,
+    };
+    Ok(among(&all, flow.local).into_iter().copied().collect())
+}
+
+/// The inodes of those among `all` that take what comes to this endpoint.
+pub(crate) fn at(all: &[Listener], end: SocketAddr) -> Vec<u32> {
+    among(all, end).into_iter().map(|of| of.inode).collect()
+}
+
+fn among(all: &[Listener], end: SocketAddr) -> Vec<&Listener> {
+    let among = |is: &dyn Fn(IpAddr) -> bool| -> Vec<&Listener> {
+        all.iter().filter(|of| of.address.port() == end.port() && is(of.address.ip().to_canonical())).collect()
+    };
+    let everywhere = |v4: bool| move |ip: IpAddr| ip.is_unspecified() && ip.is_ipv4() == v4;
+    let mut found = among(&|ip| ip == end.ip());
+    for v4 in [end.is_ipv4(), false] {
+        if found.is_empty() {
+            found = among(&everywhere(v4));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_socket_that_takes_what_comes_is_the_one_that_the_kernel_would_take() {
+        let socket = |address: &str, inode| {
+            let address = address.parse().expect("an endpoint");
+            Listener { address, inode, cookie: u64::from(inode) }
+        };
+        let found = |all: &[Listener], end: &str| at(all, end.parse().expect("an endpoint"));
+        let all = [
+            socket("[::]:53", 1),
+            socket("0.0.0.0:53", 2),
+            socket("192.0.2.1:53", 3),
+            socket("192.0.2.1:54", 4),
+            socket("[fd00::1]:53", 5),
+        ];
+        assert_eq!(found(&all, "192.0.2.1:53"), [3]);
+        assert_eq!(found(&all, "192.0.2.2:53"), [2]);
+        assert_eq!(found(&all[..1], "192.0.2.2:53"), [1]);
+        assert_eq!(found(&all, "[fd00::1]:53"), [5]);
+        assert_eq!(found(&all, "[fd00::2]:53"), [1]);
+        assert!(found(&all[1..], "[fd00::2]:53").is_empty(), "one of IPv4 takes no IPv6");
+        assert!(found(&all, "192.0.2.2:54").is_empty());
+        let several = [socket("0.0.0.0:53", 6), socket("0.0.0.0:53", 7)];
+        assert_eq!(found(&several, "192.0.2.1:53"), [6, 7]);
+    }
+}
