@@ -2,9 +2,11 @@
 
 pub mod anchor;
 mod bed;
+pub mod beside;
 mod chart;
 mod course;
 pub mod flood;
+pub mod idle;
 pub mod machine;
 pub mod process;
 pub mod relocation;

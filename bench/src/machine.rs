@@ -1,8 +1,15 @@
 //! What this machine says of itself.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use crate::Result;
+
+/// A process that has used no more than this of a processor in [`CALM`] has done what there was to do.
+const IDLE: Duration = Duration::from_millis(5);
+const CALM: Duration = Duration::from_millis(500);
+/// For how long a process is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// CPU time that all processors together have been busy since the machine started, in seconds, in steps of a clock tick
 /// (proc_stat(5)): everything but idle, waiting for disks, and time that the hypervisor took.
@@ -66,4 +73,36 @@ pub fn map_bytes(pid: u32) -> Result<u64> {
         }
     }
     Ok(maps.values().sum())
+}
+
+/// Waits until a process has nothing to do.
+///
+/// # Errors
+/// When it has ended, or is busy all the time.
+pub fn wait_idle(pid: u32) -> Result<()> {
+    let mut before = cpu(pid)?;
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        std::thread::sleep(CALM);
+        let now = cpu(pid)?;
+        if now - before <= IDLE {
+            return Ok(());
+        }
+        before = now;
+    }
+    Err(format!("process {pid} is busy for {PATIENCE:?}").into())
+}
+
+/// CPU time of all threads of a process (/proc/PID/task/*/schedstat, first field, ns).
+///
+/// # Errors
+/// When it has ended.
+pub fn cpu(pid: u32) -> Result<Duration> {
+    let mut sum = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may have ended since.
+        let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
+        sum += text.split_whitespace().next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+    }
+    Ok(Duration::from_nanos(sum))
 }

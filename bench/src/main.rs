@@ -1,11 +1,12 @@
 //! What make bench runs: every figure beside its baseline.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use whimbrel_bench::relocation::{self, bare, bulk, call, criu, crowd, gap, thesis, tune};
 use whimbrel_bench::roam::{self, handoff, many, parked, throughput};
-use whimbrel_bench::{anchor, flood, process, tunnel, vnat};
+use whimbrel_bench::{anchor, beside, flood, idle, process, tunnel, vnat};
 
 /// Measures Whimbrel beside what it is held against, on this machine, in network namespaces of its own. As root.
 ///
@@ -32,6 +33,8 @@ enum Measurement {
     RoamMany(roam::Options),
     /// What connections cost whose other end is away
     RoamParked(roam::Options),
+    /// How soon a daemon is ready, and its memory
+    Idle(roam::Options),
     /// The VNAT paper's experiments: messages of 64 to 8192 bytes, beside nothing and beside connection tracking
     Vnat(roam::Options),
     /// What a host with 1,000 connections feels of 10,000 forged packets a second, and of 1,000 fresh keys a second
@@ -76,16 +79,54 @@ enum Measurement {
     All(roam::Options),
 }
 
+impl Measurement {
+    /// By what other program this is to be measured as well, and how. `roam-throughput` takes turns of its own, which
+    /// are shorter than whole runs.
+    fn beside(&self) -> Option<(PathBuf, roam::Options)> {
+        let options = match self {
+            Self::Tunnel(options) => options.in_turns(),
+            Self::Roam(options)
+            | Self::RoamHandoff(options)
+            | Self::RoamMany(options)
+            | Self::RoamParked(options)
+            | Self::Idle(options)
+            | Self::Vnat(options)
+            | Self::Flood(options)
+            | Self::Anchor(options)
+            | Self::Move(options)
+            | Self::MoveGap(options)
+            | Self::MoveBare(options)
+            | Self::MoveCrowd(options)
+            | Self::Process(options)
+            | Self::MoveCall(options)
+            | Self::MoveBulk(options)
+            | Self::MoveTune(options)
+            | Self::MoveThesis(options)
+            | Self::MoveCriu(options) => options.clone(),
+            Self::RoamThroughput(_) | Self::MoveSample { .. } | Self::MoveHold { .. } | Self::All(_) => return None,
+        };
+        Some((options.setup.beside.clone()?, options))
+    }
+}
+
 fn main() -> ExitCode {
+    let arguments = Arguments::parse();
     let tunnel = |options: &tunnel::Options| tunnel::run(options).map_err(|error| error.to_string());
     let roam = |result: whimbrel_bench::Result<()>| result.map_err(|error| error.to_string());
-    let result = match Arguments::parse().measurement {
+    // The first argument is the measurement's name: there are no options before it.
+    if let Some((program, options)) = arguments.measurement.beside()
+        && let Some(name) = std::env::args().nth(1)
+    {
+        return finish(roam(beside::run(&name, &program, &options)));
+    }
+    finish(match arguments.measurement {
         Measurement::Tunnel(options) => tunnel(&options),
         Measurement::Roam(options) => roam(roam::run(&options)),
         Measurement::RoamHandoff(options) => roam(handoff::run(&options)),
         Measurement::RoamThroughput(options) => roam(throughput::run(&options)),
         Measurement::RoamMany(options) => roam(many::run(&options)),
         Measurement::RoamParked(options) => roam(parked::run(&options)),
+        Measurement::Idle(options) => roam(idle::run(&options)),
         Measurement::Vnat(options) => roam(vnat::run(&options)),
         Measurement::Flood(options) => roam(flood::run(&options)),
         Measurement::Anchor(options) => roam(anchor::run(&options)),
@@ -106,7 +147,10 @@ fn main() -> ExitCode {
             .and_then(|()| roam(vnat::run(&options)))
             .and_then(|()| roam(relocation::run(&options)))
             .and_then(|()| roam(process::run(&options))),
-    };
+    })
+}
+
+fn finish(result: Result<(), String>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -53,11 +53,27 @@ pub struct Options {
     /// The wireguard-go to compare with
     #[arg(long, default_value = "wireguard-go")]
     wireguard_go: PathBuf,
+    /// Another whimbrel, which has a whimbrel-bench in its folder: both benches take turns
+    #[arg(long)]
+    beside: Option<PathBuf>,
+}
+
+impl Options {
+    /// The same as options of measurements that take turns with another program's.
+    #[must_use]
+    pub fn in_turns(&self) -> crate::roam::Options {
+        let setup = crate::roam::Setup {
+            beside: self.beside.clone(),
+            wireguard_go: self.wireguard_go.clone(),
+            ..crate::roam::Setup::default()
+        };
+        crate::roam::Options { runs: Some(self.rounds), only: self.only.clone(), setup, ..Default::default() }
+    }
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { rounds: 7, seconds: 4, only: String::new(), wireguard_go: "wireguard-go".into() }
+        Self { rounds: 7, seconds: 4, only: String::new(), wireguard_go: "wireguard-go".into(), beside: None }
     }
 }
 

@@ -42,7 +42,8 @@ pub struct Setup {
     /// The whimbrel to measure [default: WHIMBREL_BIN, or the one beside this program]
     #[arg(long)]
     pub whimbrel: Option<PathBuf>,
-    /// Another whimbrel, whose moved connections take turns with those of the one that is measured
+    /// Another whimbrel, which takes turns with the one that is measured: the figures are ratios of the two, and the
+    /// runs short ones [default of runs: 15]
     #[arg(long)]
     pub beside: Option<PathBuf>,
     /// How much the daemons log

@@ -1,6 +1,5 @@
 //! What connections cost whose other end is away: the passes over their sockets, memory, and the time between.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use whimbrel_lab::{Whimbrel, wait_for};
@@ -17,9 +16,6 @@ const LONG: Duration = Duration::from_secs(60);
 /// For how long they are parked; less in a short version.
 const PARKED: Duration = Duration::from_secs(60);
 const PARKED_QUICK: Duration = Duration::from_secs(10);
-/// A daemon that has used no more than this of a processor in [`CALM`] has done what there was to do.
-const IDLE: Duration = Duration::from_millis(5);
-const CALM: Duration = Duration::from_millis(500);
 
 /// One run, of the host that stays.
 #[derive(Clone, Copy, Debug)]
@@ -89,55 +85,29 @@ fn one_run(setup: &Setup, count: usize, round: usize, length: Duration) -> Resul
     let pid = server.process().pid();
     let memory = || -> Result<f64> { Ok((machine::status_bytes(pid, "VmRSS")? + machine::map_bytes(pid)?) as f64) };
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    calm(pid)?;
-    let (before, native) = (cpu(pid)?, memory()?);
+    machine::wait_idle(pid)?;
+    let (before, native) = (machine::cpu(pid)?, memory()?);
     laptop.cli(&["suspend"])?;
     wait_for(LONG, "the server parks", || Ok(server.status()?.counts.held.ge(&count).then_some(())))?;
-    calm(pid)?;
-    let (parked, held) = (cpu(pid)?, kept_back(&server)?);
+    machine::wait_idle(pid)?;
+    let (parked, held) = (machine::cpu(pid)?, kept_back(&server)?);
     let start = Instant::now();
     std::thread::sleep(length);
     let minutes = start.elapsed().as_secs_f64() / 60.0;
-    let (after, packets) = (cpu(pid)?, kept_back(&server)? - held);
+    let (after, packets) = (machine::cpu(pid)?, kept_back(&server)? - held);
     let grown = memory()? - native;
     laptop.cli(&["resume"])?;
     let echoes = crowd.echo(LONG)?;
-    calm(pid)?;
+    machine::wait_idle(pid)?;
     setup.keep(&name, &stage.lab)?;
     Ok(Outcome {
         park: ms(parked - before),
-        unpark: ms(cpu(pid)? - after),
+        unpark: ms(machine::cpu(pid)? - after),
         minute: ms(after - parked) / minutes,
         packets: packets / minutes,
         memory: grown / count as f64,
         lost: echoes.lost,
     })
-}
-
-/// Waits until a process has nothing to do.
-fn calm(pid: u32) -> Result<()> {
-    let mut before = cpu(pid)?;
-    let start = Instant::now();
-    while start.elapsed() < LONG {
-        std::thread::sleep(CALM);
-        let now = cpu(pid)?;
-        if now - before <= IDLE {
-            return Ok(());
-        }
-        before = now;
-    }
-    Err(format!("process {pid} is busy for {LONG:?}").into())
-}
-
-/// CPU time of all threads of a process (/proc/PID/task/*/schedstat, first field, ns).
-fn cpu(pid: u32) -> Result<Duration> {
-    let mut sum = 0;
-    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // A thread may have ended since.
-        let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
-        sum += text.split_whitespace().next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
-    }
-    Ok(Duration::from_nanos(sum))
 }
 
 /// Packets that the programs have kept back so far.
