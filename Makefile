@@ -84,6 +84,7 @@ LIBRARY := libwhimbrel.so.0.1.0
 PYTHON ?= $(PREFIX)/lib/python3/dist-packages
 
 install: ## after `make build`, as root: program, library, manual pages, documentation, systemd units
+	@[ -e $(TARGET)/release/whimbrel ] || { echo "There is nothing to install in $(TARGET)/release yet: run \`make build\` first." >&2; exit 1; }
 	install -D -m 755 $(TARGET)/release/whimbrel $(DESTDIR)$(PREFIX)/bin/whimbrel
 	install -D -m 755 $(TARGET)/release/irc-pong $(DESTDIR)$(PREFIX)/lib/whimbrel/irc-pong
 	install -D -m 644 docs/man/whimbrel.1 $(DESTDIR)$(PREFIX)/share/man/man1/whimbrel.1
@@ -96,8 +97,9 @@ install: ## after `make build`, as root: program, library, manual pages, documen
 	install -D -m 644 crates/capi/python/whimbrel/__init__.py $(DESTDIR)$(PYTHON)/whimbrel/__init__.py
 	sed 's|^prefix=.*|prefix=$(PREFIX)|' packaging/whimbrel.pc | \
 		install -D -m 644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/pkgconfig/whimbrel.pc
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/whimbrel packaging/whimbrel.toml \
-		$(addprefix docs/,roaming.md moving.md anchor.md gateway.md json.md helpers.md metrics.md)
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/whimbrel packaging/whimbrel.toml docs/*.md
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/whimbrel/decisions docs/decisions/*.md
+	sed -i 's|(\.\./packaging/|(|g' $(DESTDIR)$(PREFIX)/share/doc/whimbrel/*.md
 	install -D -m 644 packaging/whimbrel.sysusers $(DESTDIR)$(SYSUSERS)/whimbrel.conf
 	for unit in $(UNITS); do \
 		sed 's|/usr/bin/whimbrel|$(PREFIX)/bin/whimbrel|g' packaging/$$unit | \

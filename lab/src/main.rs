@@ -3,6 +3,7 @@
 mod jobs;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use whimbrel_lab::scenarios::{self, Scenario};
 use whimbrel_lab::{
-    Campus, Error, Gateway, Join, Lab, Options, Result, Shape, SiteSpec, bench_link, clean, demo, traffic,
+    Campus, Error, Gateway, Host, Join, Lab, Options, Result, Shape, SiteSpec, bench_link, clean, demo, traffic,
 };
 
 /// Hosts in network namespaces, emulated links, and scenarios with real daemons and real programs.
@@ -53,6 +54,9 @@ enum Command {
         /// Start a daemon on laptop and server
         #[arg(long)]
         daemons: bool,
+        /// The configuration of both daemons, or of that on HOST alone (laptop or server)
+        #[arg(long, value_name = "[HOST=]FILE", requires = "daemons")]
+        config: Vec<String>,
         /// The whimbrel binary [default: WHIMBREL_BIN, or the one beside this program]
         #[arg(long, value_name = "PATH")]
         whimbrel: Option<PathBuf>,
@@ -140,10 +144,7 @@ impl RunOptions {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::List { json } => {
-            list(json);
-            Ok(true)
-        }
+        Command::List { json } => list(json).map(|()| true),
         Command::Run(options) => run(&options),
         Command::Demo { plot, whimbrel } => Lab::new(Options { whimbrel, ..Options::default() })
             .and_then(|mut lab| demo::run(&mut lab, &plot))
@@ -158,7 +159,9 @@ fn main() -> ExitCode {
             }
             true
         }),
-        Command::Shell { topology, host, daemons, whimbrel } => shell(topology, &host, daemons, whimbrel),
+        Command::Shell { topology, host, daemons, config, whimbrel } => {
+            shell(topology, &host, daemons, &config, whimbrel)
+        }
         Command::BenchLink { seconds } => bench_link(seconds),
         Command::Traffic { role } => traffic::run(role).map(|()| true),
     };
@@ -190,7 +193,7 @@ fn bench_link(seconds: u64) -> Result<bool> {
 }
 
 /// Builds a topology and hands it to a person until the shell ends.
-fn shell(topology: Topology, host: &str, daemons: bool, whimbrel: Option<PathBuf>) -> Result<bool> {
+fn shell(topology: Topology, host: &str, daemons: bool, config: &[String], whimbrel: Option<PathBuf>) -> Result<bool> {
     let mut lab = Lab::new(Options { whimbrel, ..Options::default() })?;
     let site = |name| SiteSpec::named(name).uplink(Shape::delay_rate(20, 100));
     let b = match topology {
@@ -209,7 +212,8 @@ fn shell(topology: Topology, host: &str, daemons: bool, whimbrel: Option<PathBuf
     // The second interface is plugged in and down: `ip link set eth0 up` and an address are a move with overlap.
     let second = laptop.join(&b.network, &Join::by("eth0").metric(50))?;
     laptop.ip(["link set eth0 down"])?;
-    let running = if daemons { vec![laptop.whimbrel()?, server.whimbrel()?] } else { Vec::new() };
+    let start = |host: &Host| host.whimbrel_with(&configuration(config, host.name())?);
+    let running = if daemons { vec![start(&laptop)?, start(&server)?] } else { Vec::new() };
     let chosen = lab.hosts().iter().find(|h| h.name() == host);
     let chosen = chosen.ok_or_else(|| Error::Usage(format!("no host {host}")))?.clone();
     println!("The server has {} and {}.", at_server.ipv4()?, at_server.ipv6()?);
@@ -242,6 +246,15 @@ fn shell(topology: Topology, host: &str, daemons: bool, whimbrel: Option<PathBuf
     Ok(status.success())
 }
 
+/// What the files that were named for a host say, those for it alone last.
+fn configuration(named: &[String], host: &str) -> Result<String> {
+    let (own, all): (Vec<_>, Vec<_>) = named.iter().partition(|named| named.contains('='));
+    let own =
+        own.into_iter().filter_map(|named| named.split_once('=').filter(|(of, _)| *of == host).map(|(_, file)| file));
+    let read = |file: &str| std::fs::read_to_string(file).map_err(|e| Error::call("read", file, e));
+    all.into_iter().map(String::as_str).chain(own).map(read).collect()
+}
+
 /// Where a shell looks for programs: first where this one is.
 fn search_path(program: &Path, path: Option<OsString>) -> OsString {
     let own = std::path::absolute(program).ok().and_then(|program| Some(program.parent()?.to_owned()));
@@ -249,9 +262,10 @@ fn search_path(program: &Path, path: Option<OsString>) -> OsString {
     std::env::join_paths(own.into_iter().chain(rest)).or_else(|_| path.ok_or(())).unwrap_or_default()
 }
 
-fn list(json: bool) {
+/// Whoever reads it may have seen enough before its end.
+fn list(json: bool) -> Result<()> {
     let suite = || scenarios::all().filter(|scenario| !scenarios::is_quick(scenario));
-    if json {
+    let text = if json {
         let entry = |scenario: &Scenario, part: &str| serde_json::json!({"name": scenario.name, "description": scenario.description, "part": part});
         let quick = scenarios::all().filter(|scenario| scenarios::is_quick(scenario)).map(|s| entry(s, "quick"));
         let all: Vec<_> = quick
@@ -259,15 +273,19 @@ fn list(json: bool) {
             .chain(scenarios::programs().map(|s| entry(s, "programs")))
             .chain(scenarios::long().map(|s| entry(s, "long")))
             .collect();
-        println!("{:#}", serde_json::Value::from(all));
-        return;
+        format!("{:#}\n", serde_json::Value::from(all))
+    } else {
+        let show = |scenario: &Scenario| format!("{:26} {}\n", scenario.name, scenario.description);
+        let all = scenarios::all().map(show).chain(["\nmany real programs (first: ./setup programs)\n".to_owned()]);
+        let all = all.chain(scenarios::programs().map(show)).chain(["\nthat take minutes, by name only\n".to_owned()]);
+        all.chain(scenarios::long().map(show)).collect()
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::call("write", "standard output", error))
+        }
+        _ => Ok(()),
     }
-    let show = |scenario: &Scenario| println!("{:26} {}", scenario.name, scenario.description);
-    scenarios::all().for_each(show);
-    println!("\nmany real programs (first: ./setup programs)");
-    scenarios::programs().for_each(show);
-    println!("\nthat take minutes, by name only");
-    scenarios::long().for_each(show);
 }
 
 fn run(options: &RunOptions) -> Result<bool> {
@@ -333,6 +351,16 @@ fn run_one(scenario: &Scenario, options: &RunOptions) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_daemon_has_the_configuration_of_all_and_its_own() {
+        let file = std::env::temp_dir().join(format!("whimbrel-lab-configuration-{}", std::process::id()));
+        std::fs::write(&file, "kick = false\n").expect("written");
+        let named = [file.display().to_string(), format!("server={}", file.display()), "laptop=/nonexistent".into()];
+        assert_eq!(configuration(&named, "server").expect("a configuration"), "kick = false\nkick = false\n");
+        assert!(configuration(&named, "laptop").is_err());
+        std::fs::remove_file(&file).expect("removed");
+    }
 
     #[test]
     fn the_shell_finds_the_program_that_the_daemons_run() {

@@ -26,8 +26,8 @@ pub(crate) enum Complaint {
     NotIpv6(IpAddr),
     /// There is nothing to draw on.
     NoTerminal,
-    /// A file cannot be read or written.
-    File(PathBuf, io::Error),
+    /// A drawing cannot be written.
+    Drawing(PathBuf, io::Error),
     /// A program cannot be run, or is not there.
     Program(PathBuf, io::Error),
     /// What only another host could lend is wanted of this one.
@@ -93,7 +93,10 @@ impl Complaint {
                 .hint("-6 goes with `--address any`; an address says its family by itself."),
             Self::NoTerminal => Failure::new("`watch` draws on a terminal, and this is none")
                 .hint("`whimbrel events --follow --json` and `whimbrel connections --json` are for programs."),
-            Self::File(path, error) => Failure::new(error.to_string()).on(path.display()),
+            Self::Drawing(path, error) if error.kind() == io::ErrorKind::NotFound => {
+                Failure::new("there is no such directory to draw into").on(path.display())
+            }
+            Self::Drawing(path, error) => Failure::new(format!("cannot draw into it: {error}")).on(path.display()),
             Self::Program(path, error) if error.kind() == io::ErrorKind::NotFound => {
                 Failure::new("there is no such program").on(path.display())
             }

@@ -42,7 +42,7 @@ pub(crate) fn plot(run_dir: &Path, log: Option<&Path>, query: EventsQuery, file:
     if file == Path::new("-") {
         return print(&drawn);
     }
-    std::fs::write(file, drawn).map_err(|error| Complaint::File(file.to_owned(), error))?;
+    std::fs::write(file, drawn).map_err(|error| Complaint::Drawing(file.to_owned(), error))?;
     print(&format!("Drew {} into {}.\n", show::count(events.len(), "event"), file.display()))
 }
 

@@ -28,6 +28,30 @@ fn files(root: &Path) -> Vec<String> {
     found
 }
 
+/// Links of pages to files that are not there, each behind its page.
+fn broken_links(pages: &Path) -> Vec<String> {
+    let mut broken = Vec::new();
+    for page in files(pages).into_iter().filter(|page| page.ends_with(".md")) {
+        let text = fs::read_to_string(pages.join(&page)).unwrap();
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        let folder = pages.join(&page).parent().unwrap().to_owned();
+        let is_file = |link: &&str| !link.is_empty() && !link.contains(':') && !link.contains(' ');
+        let nowhere = links.filter(is_file).filter(|link| !folder.join(link).exists());
+        broken.extend(nowhere.map(|link| format!("{page}: {link}")));
+    }
+    broken
+}
+
+#[test]
+fn without_a_build_nothing_is_installed_and_that_is_said() {
+    let mut command = Command::new("make");
+    command.args(["--silent", "install", "TARGET=/nonexistent", "DESTDIR=/nonexistent"]);
+    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let output = command.env_remove("MAKEFLAGS").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("run `make build` first"), "{said}");
+}
+
 #[test]
 fn what_is_installed_is_uninstalled() {
     let folder = Folder(std::env::temp_dir().join(format!("whimbrel-packaging-{}", std::process::id())));
@@ -55,17 +79,10 @@ fn what_is_installed_is_uninstalled() {
     ]
     .map(str::to_owned)
     .to_vec();
-    let shared = [
-        "man/man1/whimbrel.1",
-        "doc/whimbrel/anchor.md",
-        "doc/whimbrel/gateway.md",
-        "doc/whimbrel/helpers.md",
-        "doc/whimbrel/json.md",
-        "doc/whimbrel/metrics.md",
-        "doc/whimbrel/moving.md",
-        "doc/whimbrel/roaming.md",
-        "doc/whimbrel/whimbrel.toml",
-    ];
+    let docs = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs"));
+    let pages = files(docs).into_iter().filter(|page| page.ends_with(".md"));
+    expected.extend(pages.map(|page| format!("opt/w/share/doc/whimbrel/{page}")));
+    let shared = ["man/man1/whimbrel.1", "doc/whimbrel/whimbrel.toml"];
     let library = [
         "include/libsockmand.h",
         "include/whimbrel.h",
@@ -93,6 +110,9 @@ fn what_is_installed_is_uninstalled() {
     assert_eq!(fs::read_to_string(root.join("opt/w/lib/libwhimbrel.so")).unwrap(), "a program");
     let described = fs::read_to_string(root.join("opt/w/lib/pkgconfig/whimbrel.pc")).unwrap();
     assert!(described.starts_with("prefix=/opt/w\n"), "{described}");
+
+    let missing = broken_links(&root.join("opt/w/share/doc/whimbrel"));
+    assert!(missing.is_empty(), "links that lead nowhere: {missing:?}");
 
     // A configuration that the administrator has changed is kept, by another installation too.
     let configuration = root.join("etc/whimbrel/whimbrel.toml");

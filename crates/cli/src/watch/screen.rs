@@ -60,19 +60,20 @@ fn head(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> {
     let (sent, received) =
         rates.values().fold((0.0, 0.0), |(sent, received), rate| (sent + rate.sent, received + rate.received));
     let counts = status.counts;
+    // What a narrow screen cuts is what is told below as well.
     vec![
         format!(
-            "whimbrel {}, process {}, up {}   {}: {} would survive{}, {} moved, {} held   out {} in {}",
+            "whimbrel {}, process {}, up {}   out {} in {}   {}: {} would survive{}, {} moved, {} held",
             status.version,
             status.pid,
             show::duration(Duration::from_millis(status.uptime_ms)),
+            bits(sent),
+            bits(received),
             show::count(counts.connections, "connection"),
             counts.introduced,
             if counts.introduced > 0 && counts.sessions == 0 { " once a session comes up" } else { "" },
             counts.moved,
             counts.held,
-            bits(sent),
-            bits(received)
         ),
         format!("addresses {addresses}{kept}"),
     ]
@@ -238,7 +239,8 @@ mod tests {
         now.taken = before.taken + Duration::from_secs(1);
         let rates = super::super::rates(&before, &now);
         assert_eq!(rates.values().next().unwrap().sent, 125_000.0);
-        let text = draw(&now, &rates, None, (100, 24)).join("\n");
-        assert!(text.contains("1.0 Mbit/s"), "{text}");
+        let lines = draw(&now, &rates, None, (80, 24));
+        assert!(lines[0].contains("out 1.0 Mbit/s in 0"), "{lines:?}");
+        assert!(lines[1..].iter().any(|line| line.contains("1.0 Mbit/s")), "{lines:?}");
     }
 }

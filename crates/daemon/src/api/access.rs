@@ -106,6 +106,11 @@ enum About {
     Others,
 }
 
+/// Whether nothing comes of a request but its answer.
+pub(crate) fn only_looks(request: &Request) -> bool {
+    about(request) == About::Look
+}
+
 fn about(request: &Request) -> About {
     match request {
         Request::Status

@@ -348,6 +348,9 @@ impl Config {
 /// Why a configuration is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
+    /// There is no such file.
+    #[error("there is no configuration {0}")]
+    Missing(PathBuf),
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}")]
     Read {
@@ -380,6 +383,7 @@ pub fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
     match fs::read_to_string(path) {
         Ok(text) => parse(path, &text),
         Err(error) if optional && error.kind() == io::ErrorKind::NotFound => Ok(Config::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ConfigError::Missing(path.to_owned())),
         Err(source) => Err(ConfigError::Read { path: path.to_owned(), source }),
     }
 }

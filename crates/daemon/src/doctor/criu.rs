@@ -16,7 +16,8 @@ use super::{Advice, ok, warning};
 
 const AREA: &str = "moving processes";
 /// What works on every kernel that Whimbrel works on.
-const NEWER: &str = "install CRIU 4.2 or newer";
+const NEWER: &str = "install CRIU 4.2 or newer (that of Debian 12 is older): `./setup test`, beside Whimbrel's source, fetches one from Debian's \
+                     unstable archive into /usr/local/lib/whimbrel-test/bin, which is to be in the daemon's PATH; or build it (https://criu.org)";
 const LOST: &str = "whole processes cannot be moved from or to this host; single connections can";
 
 /// What CRIU said of itself.
@@ -46,9 +47,7 @@ pub(super) fn finding(wanted: bool) -> Finding {
 
 /// None is installed where processes are to be taken.
 fn missed() -> Finding {
-    warning(AREA, "CRIU", "not installed, and `processes = true` in the configuration")
-        .lost(LOST)
-        .mend("`apt install criu`, where that is 4.2 or newer or the kernel as old as it; else build CRIU 4.2 (https://criu.org), or leave `processes` out")
+    warning(AREA, "CRIU", "not installed, and `processes = true` in the configuration").lost(LOST).mend(NEWER)
 }
 
 /// A CRIU that works on this host, and its version; or why there is none, in a sentence.
@@ -107,7 +106,7 @@ fn judge(tried: Tried) -> Finding {
         Tried::Absent => ok(
             AREA,
             check,
-            "not installed (`apt install criu`): connections can be moved, whole processes cannot; it is needed at both hosts",
+            "not installed: connections can be moved, whole processes cannot; it is needed at both hosts, version 4.2 or newer",
         ),
         Tried::Failed(error) => warning(AREA, check, format!("cannot be run: {error}"))
             .lost(LOST)

@@ -20,7 +20,7 @@ use whimbrel_kernel::network::NetworkMonitor;
 use whimbrel_kernel::privilege::{Capabilities, Capability};
 use whimbrel_kernel::sysctl;
 
-use crate::config::{self, Config, Lendable};
+use crate::config::{self, Config, ConfigError, Lendable};
 use crate::journal::Journal;
 use crate::role::anchor::offer;
 use crate::role::anchor::offer::Fault;
@@ -59,11 +59,12 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     let config = match config::read(path) {
         Ok(config) => config,
         Err(error) => {
-            findings.push(
-                problem("daemon", CONFIGURATION, error.to_string())
-                    .lost("the daemon does not start")
-                    .mend("correct the file, or remove it to use the defaults"),
-            );
+            findings.push(problem("daemon", CONFIGURATION, error.to_string()).lost("the daemon does not start").mend(
+                match error {
+                    ConfigError::Missing(_) => "name one that is there, or leave `--config` out to use the defaults",
+                    _ => "correct the file, or remove it to use the defaults",
+                },
+            ));
             Config::default()
         }
     };

@@ -25,6 +25,8 @@ impl Host {
             LocalEnd::Behind => before.is_none_or(|before| before.peer != entry.peer),
             LocalEnd::Endpoint | LocalEnd::Passing => false,
         };
+        // Before the data plane leads packets there: the tunnel would send them to whoever had the flow before, who may have forgotten it.
+        self.tunnel.set_flow(tunnel_flow(flow, &entry));
         let in_force = datapath::FlowEntry { tunnelled: led, ..data_plane_entry(&entry, toward) };
         // What is on its way from who has passed it on until now is taken as well.
         let passed_on = before.filter(|before| before.passed_on && before.peer != entry.peer).map(|before| before.peer);
@@ -36,7 +38,6 @@ impl Host {
             self.datapath.insert_flows(&[(flow, in_force)])?;
         }
         self.tunnel.open_flow(&flow);
-        self.tunnel.set_flow(tunnel_flow(flow, &entry));
         if led {
             self.tunnel_first(now, flow);
         }

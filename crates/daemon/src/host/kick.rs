@@ -11,16 +11,18 @@ use whimbrel_wire::FlowTuple;
 
 use super::introductions::{Snapshot, inquire};
 
-/// Pauses between looks at a peer's sockets. A retransmission shows at the next look.
-const PAUSES: [Duration; 7] = [
-    Duration::from_millis(3),
-    Duration::from_millis(6),
-    Duration::from_millis(12),
-    Duration::from_millis(25),
-    Duration::from_millis(50),
-    Duration::from_millis(100),
-    Duration::from_millis(200),
-];
+/// Between looks at a peer's sockets: this part of the time since they were woken, so that what a round trip brings is seen soon after it, within
+/// these.
+const PAUSE_PART: u32 = 8;
+const SHORTEST_PAUSE: Duration = Duration::from_millis(3);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long those that still wait are woken again.
+const WAKING: Duration = Duration::from_millis(400);
+/// When those that are stopped are asked once more: the first word may have been lost.
+const ASKING_AGAIN: Duration = Duration::from_millis(200);
+/// How long those are looked at that were told of a loss and have not been answered: a round trip of a second and more.
+const ANSWERED_WITHIN: Duration = Duration::from_millis(1400);
 
 /// Senders that are woken before something else has its turn: some 50 ms.
 const AT_ONCE: usize = 1_000;
@@ -28,9 +30,8 @@ const AT_ONCE: usize = 1_000;
 /// A look at sockets takes one part in so many of the daemon's time at the most.
 const LOOKS_SHARE: u32 = 4;
 
-/// Further looks, at those who were told of a loss and have not been answered: for a round trip of a second and more.
-const LATE_LOOKS: usize = 5;
-const LATE_PAUSE: Duration = Duration::from_millis(200);
+/// Before sockets that could not be looked at are looked at again.
+const PUT_OFF: Duration = Duration::from_millis(200);
 
 /// The kernel counts back-off steps in 8 bits; TCP gives up long before so many.
 const STEPS: u8 = 32;
@@ -50,7 +51,12 @@ pub(crate) struct Kicks {
 
 #[derive(Debug)]
 struct Round {
-    looks: usize,
+    /// When it began; once all have been looked at, when that was.
+    since: Time,
+    /// Not all have been looked at.
+    first: bool,
+    /// Those that are stopped have been asked twice.
+    asked_again: bool,
     next: Time,
     /// Those that have something to send, or to ask, and were not looked at in the first look yet. There may be very many,
     /// and peers wait for other words meanwhile.
@@ -71,6 +77,16 @@ impl Round {
         let told = self.told.keys().filter(|flow| !self.waiting.contains_key(flow));
         self.waiting.keys().chain(told).copied()
     }
+
+    fn elapsed(&self, now: Time) -> Duration {
+        now.since(self.since)
+    }
+
+    fn is_over(&self, now: Time) -> bool {
+        let elapsed = self.elapsed(now);
+        let waits = elapsed < WAKING && !self.waiting.is_empty();
+        !self.first && !waits && (elapsed >= ANSWERED_WITHIN || self.told.is_empty())
+    }
 }
 
 impl Kicks {
@@ -78,7 +94,9 @@ impl Kicks {
     pub(crate) fn begin(&mut self, now: Time, peer: PeerId, shrink_to: Option<u32>) {
         // What was lost is still lost when senders are woken once more.
         let told = self.rounds.remove(&peer).map(|round| round.told).unwrap_or_default();
-        self.rounds.insert(peer, Round { looks: 0, next: now, left: None, shrink_to, waiting: HashMap::new(), told });
+        let (waiting, left) = (HashMap::new(), None);
+        let round = Round { since: now, first: true, asked_again: false, next: now, left, shrink_to, waiting, told };
+        self.rounds.insert(peer, round);
     }
 
     /// Forgets a peer.
@@ -111,20 +129,20 @@ impl Kicks {
     pub(crate) fn wanted(&self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) -> Vec<FlowTuple> {
         let due = || self.rounds.iter().filter(|(_, round)| round.next <= now);
         let begin: BTreeSet<PeerId> =
-            due().filter(|(_, round)| round.looks == 0 && round.left.is_none()).map(|(peer, _)| *peer).collect();
+            due().filter(|(_, round)| round.first && round.left.is_none()).map(|(peer, _)| *peer).collect();
         let has_socket = |entry: &FlowEntry| matches!(entry.end, LocalEnd::Here | LocalEnd::Endpoint);
         let theirs = |entry: &FlowEntry| begin.contains(&entry.peer) && has_socket(entry);
         let fresh =
             flows.iter().filter(|_| !begin.is_empty()).filter(|(_, entry)| theirs(entry)).map(|(flow, _)| *flow);
-        let later = due().filter(|(_, round)| round.looks > 0);
+        let later = due().filter(|(_, round)| !round.first);
         later.flat_map(|(_, round)| round.of_interest()).chain(fresh).collect()
     }
 
-    /// What is due cannot be done now.
+    /// What is due cannot be done now. What could not be done for long is not done any more.
     pub(crate) fn put_off(&mut self, now: Time) {
+        self.rounds.retain(|_, round| round.next > now || round.elapsed(now) < ANSWERED_WITHIN);
         for round in self.rounds.values_mut().filter(|round| round.next <= now) {
-            round.next = now + LATE_PAUSE;
-            round.looks += 1;
+            round.next = now + PUT_OFF;
         }
     }
 
@@ -145,7 +163,7 @@ impl Kicks {
         let mut result = Ok(());
         for (peer, round) in self.rounds.iter_mut().filter(|(_, round)| round.next <= now) {
             let begun = Instant::now();
-            let first = round.looks == 0;
+            let first = round.first;
             let candidates: Vec<(FlowTuple, Option<TcpSocket>)> = if first {
                 let left = round.left.get_or_insert_with(|| {
                     open(*peer);
@@ -158,21 +176,21 @@ impl Kicks {
             } else {
                 round.of_interest().map(|flow| (flow, snapshot.get(&flow).copied())).collect()
             };
-            let unfinished = round.left.as_ref().is_some_and(|left| !left.is_empty());
-            if unfinished {
-                round.next = now;
-            } else {
-                round.left = None;
-                match PAUSES.get(round.looks) {
-                    Some(pause) => round.next = now + *pause,
-                    None => {
-                        round.waiting.clear();
-                        round.next = now + LATE_PAUSE;
-                    }
-                }
-                round.looks += 1;
+            let elapsed = round.elapsed(now);
+            let gives_up = !first && elapsed >= WAKING;
+            let asks = first || (!round.asked_again && elapsed >= ASKING_AGAIN);
+            if gives_up {
+                round.waiting.clear();
             }
-            let gives_up = round.looks > PAUSES.len();
+            if first && round.left.as_ref().is_some_and(|left| !left.is_empty()) {
+                round.next = now;
+            } else if first {
+                (round.first, round.left, round.since) = (false, None, now);
+                round.next = now + SHORTEST_PAUSE;
+            } else {
+                round.asked_again |= asks;
+                round.next = now + pause_after(elapsed);
+            }
             for (flow, socket) in candidates {
                 let (socket, injector) = (socket.as_ref(), injector_of(&flow));
                 let Some(socket) = socket.filter(|socket| in_flight(socket)) else {
@@ -183,7 +201,7 @@ impl Kicks {
                     };
                     // Twice, since the first may be lost; more often in half a second nobody answers (tcp_oow_rate_limited).
                     round.waiting.insert(flow, *socket);
-                    if first || round.looks == PAUSES.len() {
+                    if asks {
                         result = inquire(injector, socket, Way::default()).and(result);
                         kicked += 1;
                     }
@@ -231,12 +249,13 @@ impl Kicks {
                 round.next = round.next.max(now + LOOKS_SHARE * begun.elapsed());
             }
         }
-        self.rounds.retain(|_, round| {
-            let waits = round.looks <= PAUSES.len() && !round.waiting.is_empty();
-            round.left.is_some() || waits || (round.looks <= PAUSES.len() + LATE_LOOKS && !round.told.is_empty())
-        });
+        self.rounds.retain(|_, round| !round.is_over(now));
         result.map(|()| kicked)
     }
+}
+
+fn pause_after(elapsed: Duration) -> Duration {
+    (elapsed / PAUSE_PART).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
 }
 
 /// Ways (source, destination), what MTUs sockets were told of them, and until when.
@@ -331,6 +350,30 @@ mod tests {
             acknowledged: 0,
             received: 0,
         }
+    }
+
+    #[test]
+    fn an_answer_is_seen_soon_after_it_came_whatever_the_round_trip() {
+        let mut elapsed = Duration::ZERO;
+        while elapsed < ANSWERED_WITHIN {
+            let pause = pause_after(elapsed);
+            assert!(pause <= SHORTEST_PAUSE.max(elapsed / 8) && pause <= Duration::from_millis(50));
+            elapsed += pause;
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_looked_at_is_tried_again_and_not_for_ever() {
+        let (mut kicks, mut now) = (Kicks::default(), Time::default());
+        kicks.begin(now, PeerId(1), Some(1400));
+        let mut tries = 0;
+        while let Some(due) = kicks.timeout() {
+            now = due;
+            assert!(kicks.rounds.values().all(|round| round.first), "none was looked at yet");
+            kicks.put_off(now);
+            tries += 1;
+        }
+        assert!((5..10).contains(&tries), "{tries}");
     }
 
     #[test]

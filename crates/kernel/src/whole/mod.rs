@@ -182,6 +182,9 @@ impl Whole {
 
 /// The processes that go, the first first.
 fn members(root: u32, scope: Scope) -> Result<Vec<u32>, Unfit> {
+    if root == 1 {
+        return Err(Unfit::Company("process 1 starts and ends all others of this host, and cannot leave it".into()));
+    }
     if let Err(error) = fs::metadata(format!("/proc/{root}/ns/net")) {
         let closed = error.kind() == io::ErrorKind::PermissionDenied;
         return Err(if closed { Unfit::Closed(root) } else { Unfit::Gone(root) });
@@ -191,6 +194,9 @@ fn members(root: u32, scope: Scope) -> Result<Vec<u32>, Unfit> {
     }
     let parents = parents();
     let pids = descendants(root, &parents);
+    if pids.contains(&std::process::id()) {
+        return Err(Unfit::Company(format!("process {root} has started Whimbrel itself, which stays")));
+    }
     match scope {
         Scope::Alone if pids.len() > 1 => Err(Unfit::Company(format!(
             "process {root} has {} descendants, which would be left behind: `--tree` takes them along",
@@ -242,8 +248,9 @@ fn descendants(root: u32, parents: &HashMap<u32, u32>) -> Vec<u32> {
 fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
     let members: HashSet<u32> = whole.pids.iter().copied().collect();
     let mut sockets = Sockets::of(whole.root)?;
-    let mut pipes: HashMap<String, u32> = HashMap::new();
-    let mut inodes: HashSet<u32> = HashSet::new();
+    // Each with who has it, and as which descriptor.
+    let mut pipes: HashMap<String, (u32, String)> = HashMap::new();
+    let mut inodes: HashMap<u32, (u32, String)> = HashMap::new();
     let mut diagnosis = {
         let _inside = Entered::descriptor(network_of(whole.root)?.as_fd())?;
         SockDiag::open()?
@@ -265,7 +272,7 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
                 if sockets.find(inode).is_none() && !same() {
                     continue;
                 }
-                inodes.insert(inode);
+                inodes.entry(inode).or_insert_with(|| (*pid, number.clone()));
                 match sockets.find(inode) {
                     Some(Socket::Open(flow)) => whole.flows.push(*flow),
                     Some(Socket::Opening) => {
@@ -306,7 +313,7 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
                         .map_err(|why| tied(format!("{}: {why}", of(&number))))?;
                 }
             } else if text.starts_with("pipe:[") {
-                pipes.insert(text, *pid);
+                pipes.insert(text, (*pid, number));
             } else if let Some(kind) = text.strip_prefix("anon_inode:") {
                 if STRANGE.iter().any(|strange| kind.starts_with(strange)) {
                     return Err(tied(format!("{} ({kind}) is of a kind that cannot be moved", of(&number))));
@@ -335,7 +342,7 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
     whole.flows.sort_unstable();
     whole.flows.dedup();
     for (inode, end) in sockets.ends() {
-        if inodes.contains(&inode) {
+        if inodes.contains_key(&inode) {
             whole.ends.push(end);
         } else {
             whole.others.push(end);
@@ -348,7 +355,7 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
     whole.idle.sort_unstable();
     whole.idle.dedup();
     for (socket, peer) in
-        sockets.unix_peers().filter(|(socket, peer)| inodes.contains(socket) && !inodes.contains(peer))
+        sockets.unix_peers().filter(|(socket, peer)| inodes.contains_key(socket) && !inodes.contains_key(peer))
     {
         if sockets.is_datagram(socket) {
             whole.talks = true;
@@ -361,16 +368,16 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
     }
     // Who else has any of it?
     for pid in process::numbers().filter(|pid| !members.contains(pid)) {
-        for (_, link) in links(pid).unwrap_or_default() {
-            let shared = match process::socket_inode(&link) {
-                Some(inode) => inodes.contains(&inode).then_some(whole.root),
-                None => pipes.get(link.to_string_lossy().as_ref()).copied(),
+        for (there, link) in links(pid).unwrap_or_default() {
+            let (what, shared) = match process::socket_inode(&link) {
+                Some(inode) => ("socket", inodes.get(&inode)),
+                None => ("pipe", pipes.get(link.to_string_lossy().as_ref())),
             };
-            if let Some(member) = shared {
-                let (what, other) =
-                    (if link.to_string_lossy().starts_with("pipe") { "pipe" } else { "socket" }, process::name_of(pid));
+            if let Some((member, here)) = shared {
+                let other = process::name_of(pid);
                 return Err(tied(format!(
-                    "process {member} shares a {what} with process {pid} ({other}), which stays"
+                    "process {member} shares a {what} with process {pid} ({other}), which stays: descriptor {here} of \
+                     the one and {there} of the other"
                 )));
             }
         }

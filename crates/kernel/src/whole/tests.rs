@@ -91,16 +91,23 @@ fn a_file_that_grows_is_wanted_with_no_length() {
 
 #[test]
 fn a_process_that_may_not_be_looked_into_is_not_said_to_be_absent() {
-    let nobody = || {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root has what another may not look into");
+        return;
+    }
+    let child = start(Stdio::null(), Stdio::null());
+    let pid = child.id();
+    let nobody = move || {
         let mut held = rustix::thread::capabilities(None).expect("capget");
         held.effective = rustix::thread::CapabilitySet::empty();
         rustix::thread::set_capabilities(None, held).expect("capset");
-        look(1, Scope::Tree)
+        look(pid, Scope::Tree)
     };
     // The rights are those of one thread.
     let told = std::thread::spawn(nobody).join().expect("the thread").expect_err("it is another's");
-    assert!(matches!(told, Unfit::Closed(1)) && told.to_string().contains("CAP_SYS_PTRACE"), "{told}");
+    assert!(matches!(told, Unfit::Closed(of) if of == pid) && told.to_string().contains("CAP_SYS_PTRACE"), "{told}");
     assert!(matches!(look(u32::MAX, Scope::Tree), Err(Unfit::Gone(_))));
+    finish(child);
 }
 
 #[test]
@@ -133,6 +140,13 @@ fn what_is_not_there_is_said() {
     assert!(said[1].contains("instead of 3") && said[2] == "/ is no file of 3 bytes", "{said:?}");
     assert!(matches!(look(u32::MAX, Scope::Tree), Err(Unfit::Gone(_))));
     assert!(matches!(look(std::process::id(), Scope::Tree), Err(Unfit::Company(_))));
+    for scope in [Scope::Alone, Scope::Tree, Scope::Cgroup] {
+        let said = look(1, scope).expect_err("the first of all").to_string();
+        assert!(said.starts_with("process 1 starts and ends all others"), "{said}");
+        let parent = std::os::unix::process::parent_id();
+        let said = look(parent, scope).expect_err("what has started this one").to_string();
+        assert!(parent == 1 || said.ends_with("has started Whimbrel itself, which stays"), "{said}");
+    }
 }
 
 #[test]
@@ -140,6 +154,7 @@ fn a_pipe_to_a_process_that_stays_is_told() {
     let child = start(Stdio::piped(), Stdio::null());
     let said = looked(&child, Scope::Alone).expect_err("a pipe").to_string();
     assert!(said.contains("shares a pipe with process"), "{said}");
+    assert!(said.contains("descriptor 0 of the one and "), "{said}");
     finish(child);
 }
 

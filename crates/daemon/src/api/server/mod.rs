@@ -18,12 +18,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use whimbrel_ipc::{
     Code, EventRecord, Failure, Lines, MAX_GIVE_LINE, MAX_REQUEST_LINE, ReceivedLine, Reply, Request, reply_to_line,
     request_from_line,
 };
 pub use whimbrel_kernel::client::Credentials;
 
+use crate::access;
 use crate::closing::{ClosedApart, Received};
 use output::Output;
 use room::{CLIENTS, Place, STAYING};
@@ -368,7 +370,14 @@ impl Server {
         if let Some(client) = self.clients.get_mut(&id) {
             client.used = used;
         }
-        Some(asked(line))
+        let asked = asked(line);
+        let looks = asked.as_ref().is_ok_and(|asked| access::only_looks(&asked.request));
+        // Who reads no answer has asked for nothing.
+        if looks && self.clients.get(&id).is_some_and(|client| has_hung_up(&client.stream)) {
+            self.remove(id);
+            return None;
+        }
+        Some(asked)
     }
 
     /// The answer to a client's last request comes later. Until then it is asked for no other, however many it has sent
@@ -519,6 +528,13 @@ fn turn_away(stream: ClosedApart<UnixStream>) {
     if rustix::io::ioctl_fionread(&*stream).is_ok_and(|unread| unread == 0) {
         drop(stream.into_inner());
     }
+}
+
+/// Whether a client has gone, and not only said that it asks nothing more.
+fn has_hung_up(stream: &UnixStream) -> bool {
+    let mut watched = [PollFd::new(stream, PollFlags::empty())];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut watched, Some(&now)).is_ok() && watched[0].revents().contains(PollFlags::HUP)
 }
 
 fn credentials(stream: &UnixStream) -> Option<Credentials> {

@@ -35,6 +35,23 @@ fn requests_may_come_in_pieces_and_many_at_once() {
 }
 
 #[test]
+fn questions_of_who_has_left_are_not_answered_and_what_it_wants_done_is() {
+    let mut server = Server::bind(&socket("left"), 0o600).expect("bind");
+    for (request, served) in [
+        (Request::Connections, false),
+        (Request::Events(EventsQuery::default()), false),
+        (Request::Resume { connections: Vec::new() }, true),
+    ] {
+        let (mut stream, id) = connect(&mut server);
+        stream.write_all(request_to_line(&request).expect("line").repeat(2).as_bytes()).expect("write");
+        server.read(id);
+        drop(stream);
+        assert_eq!(server.request(id).is_some(), served, "{request:?}");
+        assert_eq!(server.client(id).is_some(), served, "{request:?}");
+    }
+}
+
+#[test]
 fn an_answer_that_takes_a_while_is_waited_for() {
     let mut server = Server::bind(&socket("late"), 0o600).expect("bind");
     let (mut stream, id) = connect(&mut server);

@@ -33,6 +33,9 @@ pub(crate) fn reason_of(why: Refusal, ends: &Ends, offered: &[(u16, u16)]) -> St
     let port = ends.first.port();
     let has = |(first, last): &(u16, u16)| (*first..=*last).contains(&port);
     match why {
+        Refusal::NotLent if ends.count == 0 && ends.first.ip().is_unspecified() => {
+            "it lends no address as a whole: `addresses` in its `[anchor]` would say which".to_owned()
+        }
         _ if ends.count == 0 => reason_whole(why).to_owned(),
         // It may refuse a port that it lends too: of another address, or while it does not have the address.
         Refusal::NotLent if port != 0 && !offered.is_empty() && !offered.iter().any(has) => {
@@ -77,5 +80,7 @@ mod tests {
         }
         assert_eq!(reason_of(Refusal::NotLent, &ends(7999, 1), &[]), reason(Refusal::NotLent));
         assert_eq!(reason_of(Refusal::NotLent, &ends(0, 0), &offered), reason_whole(Refusal::NotLent));
+        let any = Ends { first: SocketAddr::new([0; 4].into(), 0), count: 0 };
+        assert!(reason_of(Refusal::NotLent, &any, &[]).starts_with("it lends no address"));
     }
 }
