@@ -1,4 +1,4 @@
-//! Flows that the node knows, in everything that has to know them: data plane, tunnel, journal, routes, names.
+//! Flows that the node knows, in everything that has to know them: data plane, tunnel, store, routes, names.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use super::{Effects, Failure};
 impl Effects {
     pub(super) fn install_flow(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry) -> Result<(), Failure> {
         let toward = self.toward(now, &flow, &entry);
-        let before = self.journal.flows().get(&flow);
+        let before = self.flows.get(&flow);
         let other = |before: &&FlowEntry| (before.peer, before.wire_local_port) != (entry.peer, entry.wire_local_port);
         if let Some(before) = before.filter(other) {
             self.wire_ports.forget_flow(&flow, before.peer);
@@ -39,7 +39,7 @@ impl Effects {
         if led {
             self.tunnel_first(now, flow);
         }
-        let before = self.journal.flows().get(&flow);
+        let before = self.flows.get(&flow);
         if before.is_some_and(|before| before.waits != entry.waits) {
             self.fitting.want();
         }
@@ -49,7 +49,8 @@ impl Effects {
         }
         self.remotes.add(&flow, &entry);
         self.names.add(&flow, &entry);
-        self.journal.save_flow(flow, entry);
+        self.store.save_flow(&flow, &entry, before);
+        self.flows.insert(flow, entry);
         self.helping.note_flow(flow);
         if self.hooks.note_introduced(now, true) {
             self.apply_hooks()?;
@@ -64,13 +65,13 @@ impl Effects {
     }
 
     pub(super) fn remove_flow(&mut self, now: Time, flow: FlowTuple) -> Result<(), Failure> {
-        if let Some(before) = self.journal.flows().get(&flow) {
+        let before = self.flows.remove(&flow);
+        if let Some(before) = &before {
             self.remotes.remove(&flow, before);
             self.names.remove(&flow, before);
             self.wire_ports.forget_flow(&flow, before.peer);
+            self.store.forget_flow(&flow, before);
         }
-        let end = self.journal.flows().get(&flow).map(|before| before.end);
-        self.journal.remove_flow(flow);
         self.tunnel.remove_flow(&flow);
         self.gateway.forget(&flow);
         // What its socket's new host gets includes what the peer sends as it has until now.
@@ -80,14 +81,14 @@ impl Effects {
         } else {
             self.datapath.remove_flows(&[flow])?;
         }
-        if let Some(end) = end {
-            self.release_flow_endpoint(now, &flow, end);
+        if let Some(before) = before {
+            self.release_flow_endpoint(now, &flow, before.end);
         }
-        self.hooks.note_introduced(now, !self.journal.flows().is_empty());
+        self.hooks.note_introduced(now, !self.flows.all().is_empty());
         Ok(())
     }
 
-    /// Takes over what a daemon before this one left: the flows that the data plane has and the journal does not know
+    /// Takes over what a daemon before this one left: the flows that the data plane has and the store does not know
     /// are removed, those that are missing there are put back. What is moved stays so until the node says otherwise.
     pub(crate) fn adopt(&mut self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) -> Result<(), Failure> {
         let present: HashMap<_, _> = self.datapath.flows()?.into_iter().collect();

@@ -87,13 +87,13 @@ impl Effects {
         if self.helping.helpers.is_idle() || peers.is_empty() && flows.is_empty() {
             return;
         }
-        let known = self.journal.flows();
+        let known = self.flows.all();
         let concerned = known.iter().filter(|(flow, entry)| peers.contains(&entry.peer) || flows.contains(flow));
         let situations: Vec<Situation> = concerned
             .map(|(flow, entry)| Situation {
                 flow: *flow,
                 entry: *entry,
-                key: self.journal.key_of(entry.peer),
+                key: self.flows.key_of(entry.peer),
                 standing: self.helping.standing(entry, self.bindings.get(&entry.peer)),
             })
             .collect();

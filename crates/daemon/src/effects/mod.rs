@@ -45,9 +45,11 @@ use whimbrel_wire::introduction::Introduction;
 
 use crate::community_file::{CommunityFile, CommunityFileError};
 use crate::helpers::Helpers;
-use crate::journal::{Journal, JournalError};
+use crate::installed::Installed;
 use crate::known_keys::{KnownKeys, KnownKeysError};
 use crate::policy::Policies;
+use crate::store::StoreError;
+use crate::tables::Store;
 use crate::work::Work;
 
 pub(crate) use addresses::{Addresses, MARK};
@@ -89,7 +91,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Kernel(#[from] whimbrel_kernel::Error),
     #[error(transparent)]
-    Journal(#[from] JournalError),
+    Store(#[from] StoreError),
     #[error(transparent)]
     KnownKeys(#[from] KnownKeysError),
     #[error(transparent)]
@@ -106,7 +108,8 @@ pub(crate) enum Failure {
 
 /// What outlives the daemon on disk.
 pub(crate) struct Stores {
-    pub(crate) journal: Journal,
+    pub(crate) store: Store,
+    pub(crate) flows: Installed,
     pub(crate) known_keys: KnownKeys,
     pub(crate) community_file: CommunityFile,
 }
@@ -115,7 +118,8 @@ pub(crate) struct Stores {
 pub(crate) struct Effects {
     pub(crate) datapath: Datapath,
     pub(crate) tunnel: Tunnel,
-    pub(crate) journal: Journal,
+    store: Store,
+    pub(crate) flows: Installed,
     pub(crate) known_keys: KnownKeys,
     community_file: CommunityFile,
     pub(crate) network: NetworkState,
@@ -189,7 +193,8 @@ impl Effects {
             filters: false,
             datapath,
             tunnel,
-            journal: stores.journal,
+            store: stores.store,
+            flows: stores.flows,
             known_keys: stores.known_keys,
             community_file: stores.community_file,
             network: NetworkState::default(),
@@ -288,7 +293,7 @@ impl Effects {
             let failed = |failure: Failure| OpFailed { refusal: None, sentence: failure.to_string() };
             results.push((id, result.map(|()| OpDone::Done).map_err(failed)));
         }
-        self.write_journal();
+        self.write_store();
         results
     }
 
@@ -303,8 +308,8 @@ impl Effects {
     }
 
     /// Writes down what was said, if it can be: what was done stays done.
-    fn write_journal(&mut self) {
-        if let Err(error) = self.journal.flush() {
+    fn write_store(&mut self) {
+        if let Err(error) = self.store.flush() {
             tracing::error!(%error, "what is introduced, moved and stopped now may not outlive this process");
         }
     }
@@ -320,7 +325,7 @@ impl Effects {
             self.fit_sockets(now);
         }
         self.help(now);
-        self.write_journal();
+        self.write_store();
     }
 
     /// Takes the peers that are not to rewrite: somebody else of this host has the wire port of a flow with them.
@@ -406,8 +411,8 @@ impl Effects {
                     let shrink_to = lost.then(|| self.tunnels.inner_mtu_of(peer));
                     self.kicks.begin(now, peer, shrink_to);
                     let result = self.run_kicks(now, snapshot);
-                    let Self { gateway, datapath, injector, journal, .. } = self;
-                    let woken = gateway.begin(now, peer, shrink_to, journal.flows(), datapath, injector);
+                    let Self { gateway, datapath, injector, flows, .. } = self;
+                    let woken = gateway.begin(now, peer, shrink_to, flows.all(), datapath, injector);
                     let result = result.and(woken);
                     self.tunnels.open(&self.tunnel, peer);
                     result?;
@@ -448,10 +453,17 @@ impl Effects {
 
     fn store(&mut self, op: StoreOp) -> Result<(), Failure> {
         match op {
-            StoreOp::SavePeer(peer) => self.journal.save_peer(peer),
-            StoreOp::SaveSuspended(suspended) => self.journal.save_suspended(suspended),
-            StoreOp::ForgetPeer { key } => self.journal.forget_peer(key),
-            StoreOp::SaveLeft { flow, former } => self.journal.save_left(flow, former),
+            StoreOp::SavePeer(peer) => {
+                self.flows.note_peer(&peer);
+                self.store.save_peer(&peer);
+            }
+            StoreOp::SaveSuspended(suspended) => self.store.save_suspended(suspended),
+            StoreOp::ForgetPeer { key } => {
+                if let Some((peer, flows)) = self.flows.forget_peer(key) {
+                    self.store.forget_peer(peer, &flows);
+                }
+            }
+            StoreOp::SaveLeft { flow, former } => self.store.save_left(&flow, former),
             // It happens by hand, or once in a long while, so the disk may be waited for.
             StoreOp::SaveCommunity(saved) => self.community_file.write(&saved)?,
             StoreOp::ForgetCommunity => self.community_file.remove()?,
@@ -669,19 +681,18 @@ impl Effects {
     }
 
     fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {
-        let wanted = self.kicks.wanted(now, self.journal.flows());
+        let wanted = self.kicks.wanted(now, self.flows.all());
         if let Err(failure) = self.look_up(&wanted, false, snapshot) {
             self.kicks.put_off(now);
             return Err(failure);
         }
-        let Self { kicks, injector, journal, tunnels, tunnel, relocation, .. } = self;
+        let Self { kicks, injector, flows, tunnels, tunnel, relocation, .. } = self;
         let open = |peer| tunnels.open(tunnel, peer);
-        let flows = journal.flows();
         let injector_of = |flow: &FlowTuple| match flows.get(flow) {
             Some(entry) if entry.end == LocalEnd::Endpoint => relocation.injector_of(flow).unwrap_or(injector),
             _ => &*injector,
         };
-        let kicked = kicks.run(now, injector_of, flows, snapshot, open)?;
+        let kicked = kicks.run(now, injector_of, flows.all(), snapshot, open)?;
         if kicked > 0 {
             tracing::debug!(kicked, "woke senders");
         }
@@ -752,8 +763,7 @@ impl Effects {
         self.look_for_echoes(now);
         let lost: BTreeMap<PeerId, bool> = peers.iter().copied().collect();
         let has_socket = |entry: &FlowEntry| matches!(entry.end, LocalEnd::Here | LocalEnd::Endpoint);
-        let theirs =
-            self.journal.flows().iter().filter(|(_, entry)| lost.contains_key(&entry.peer) && has_socket(entry));
+        let theirs = self.flows.all().iter().filter(|(_, entry)| lost.contains_key(&entry.peer) && has_socket(entry));
         let theirs: Vec<(FlowTuple, PeerId)> = theirs.map(|(flow, entry)| (*flow, entry.peer)).collect();
         let flows: Vec<FlowTuple> = theirs.iter().map(|(flow, _)| *flow).collect();
         if let Err(failure) = self.look_up(&flows, true, snapshot) {
@@ -779,8 +789,7 @@ impl Effects {
 
     /// Whether any flows are parked.
     fn any_waits(&self) -> bool {
-        self.bindings.values().any(|binding| binding.parked)
-            || self.journal.flows().values().any(|entry| entry.waits.any())
+        self.bindings.values().any(|binding| binding.parked) || self.flows.all().values().any(|entry| entry.waits.any())
     }
 
     /// Drops what waits for an answer from a link that does not lead to where it is for any more. IPv4 takes whatever a

@@ -751,7 +751,7 @@ impl EventLoop {
             true
         };
         let (mut acknowledged, mut flows, mut leased, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let entries = effects.journal.flows();
+        let entries = effects.flows.all();
         let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
         let drained = effects.datapath.drain_events(most, |event| match event {
             // A frame on the link may name any destination.

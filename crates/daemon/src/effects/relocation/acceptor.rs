@@ -275,7 +275,7 @@ impl Effects {
 
     /// A move is over, one way or the other: what was found on admittance is not kept free any more.
     pub(in crate::effects) fn forget_taken(&mut self, now: Time, name: &MoveName) -> Result<(), OpFailed> {
-        self.journal.forget_acceptance(*name);
+        self.store.forget_acceptance(*name);
         let taken = self.relocation.taken.remove(name);
         if let Some(of) = &taken {
             self.end_hold(&of.flow);
@@ -346,7 +346,7 @@ impl Effects {
 
     /// Where the data plane finds this host's end of a flow that is to be known to it.
     pub(in crate::effects) fn toward(&mut self, now: Time, flow: &FlowTuple, entry: &FlowEntry) -> Toward {
-        let before = self.journal.flows().get(flow).map(|before| before.end);
+        let before = self.flows.get(flow).map(|before| before.end);
         if let Some(before) = before.filter(|before| *before != entry.end) {
             self.release_flow_endpoint(now, flow, before);
         }

@@ -17,7 +17,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::Relocation;
 use super::donor::Given;
 use crate::effects::Effects;
-use crate::journal::{Journal, SavedMoves};
+use crate::tables::{SavedMoves, resting_in};
 
 /// Moves in the middle, and what is found of their sockets.
 pub(crate) struct FoundMoves {
@@ -85,6 +85,8 @@ impl Effects {
         for address in lost {
             tracing::warn!(%address, "no program has a socket any more in the namespace of an address whose connections were moved here");
         }
+        self.relocation.noted.clone_from(&moves.halted);
+        self.relocation.lender.stopped = moves.lending_stopped;
         self.adopt_leaving();
         let tenancies: Vec<_> = moves.tenancies.values().copied().collect();
         self.adopt_tenancies(now, &tenancies);
@@ -117,10 +119,10 @@ impl Effects {
 
     /// Processes that a daemon before this one has stopped, or was about to, go on unless a socket of theirs rests.
     fn let_halted_run(&mut self) {
-        for (pid, started) in self.journal.halted().clone() {
+        for (pid, started) in self.relocation.noted.clone() {
             if !self.relocation.halted.contains_key(&pid) {
                 go_on(pid, started);
-                self.journal.forget_halted(pid);
+                self.forget_noted(pid);
             }
         }
     }
@@ -142,7 +144,8 @@ impl Effects {
         }
         match Given::adopt(saved.tuple, borrowed) {
             Ok(given) => {
-                self.relocation.halt_adopted(given.processes(), self.journal.halted());
+                let noted = self.relocation.noted.clone();
+                self.relocation.halt_adopted(given.processes(), &noted);
                 if !saved.tuple.listens() {
                     self.tunnel.set_aside(&saved.tuple);
                 } else if self.relocation.endpoints.at(&saved.tuple).is_some()
@@ -172,7 +175,7 @@ impl Effects {
             return Vec::new();
         }
         let doubted = std::mem::take(&mut self.relocation.doubted);
-        let flows = self.journal.flows().iter();
+        let flows = self.flows.all().iter();
         let inside = flows.filter(|(flow, entry)| {
             entry.end == LocalEnd::Endpoint && (flow.transport == Transport::Udp || doubted.contains(flow))
         });
@@ -198,7 +201,7 @@ impl Effects {
 
     /// Whether a flow whose end is not in this host's own namespace is still there.
     pub(crate) fn is_elsewhere(&mut self, flow: &FlowTuple) -> bool {
-        match self.journal.flows().get(flow).map(|entry| entry.end) {
+        match self.flows.get(flow).map(|entry| entry.end) {
             Some(LocalEnd::Behind | LocalEnd::Passing) => true,
             Some(LocalEnd::Endpoint) => matches!(self.socket_of(flow), Ok(Some(_))),
             Some(LocalEnd::Here) | None => false,
@@ -215,9 +218,9 @@ fn go_on(pid: u32, started: u64) {
     }
 }
 
-/// Continues what a daemon that is gone has stopped for moves, as its journal has it. No socket of theirs [rests](Journal::resting_in).
-pub(crate) fn continue_halted(journal: &Path) {
-    Journal::resting_in(journal).0.into_iter().for_each(|(pid, started)| go_on(pid, started));
+/// Continues what a daemon that is gone has stopped for moves, as its store has it. No socket of theirs [rests](resting_in).
+pub(crate) fn continue_halted(store: &Path) {
+    resting_in(store).0.into_iter().for_each(|(pid, started)| go_on(pid, started));
 }
 
 impl Relocation {

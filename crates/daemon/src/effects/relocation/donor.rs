@@ -17,7 +17,7 @@ use super::endpoints::{Endpoints, Place};
 use super::{HIDDEN, Relocation, failed, listening, refused, unmovable};
 use crate::closing::Received;
 use crate::effects::Effects;
-use crate::journal::JournalError;
+use crate::store::StoreError;
 
 /// A socket that a move may ask for, and who has it.
 #[derive(Debug)]
@@ -409,18 +409,20 @@ impl Effects {
         destroyed
     }
 
-    pub(super) fn save_given(&mut self, saved: SavedDonation) -> Result<(), JournalError> {
+    pub(super) fn save_given(&mut self, saved: SavedDonation) -> Result<(), StoreError> {
         // Nobody stops what only listens. What stands still already is to stay so.
         let borrowed = self.relocation.borrowed.get(&saved.tuple).filter(|_| !saved.tuple.listens());
         let processes = borrowed.map_or(&[][..], |borrowed| &borrowed.processes);
-        let is_noted = |pid: &u32| self.journal.halted().contains_key(pid) || self.relocation.halted.contains_key(pid);
+        let is_noted = |pid: &u32| self.relocation.noted.contains_key(pid) || self.relocation.halted.contains_key(pid);
         let fresh = processes.iter().filter(|pid| !is_noted(pid) && borrowed::stands_still(**pid) == Some(false));
         let halting: Vec<_> = fresh.filter_map(|pid| Some((*pid, whole::started(*pid)?))).collect();
-        self.journal.save_donation(saved, &halting)
+        self.store.save_donation(&saved, &halting)?;
+        self.relocation.noted.extend(halting);
+        Ok(())
     }
 
     pub(super) fn forget_given(&mut self, now: Time, name: &MoveName) -> Result<(), OpFailed> {
-        self.journal.forget_donation(*name);
+        self.store.forget_donation(*name);
         self.forget_unhalted();
         self.make_ready(now)
     }
@@ -428,17 +430,26 @@ impl Effects {
     /// Forgets what was noted of processes that were not stopped after all.
     fn forget_unhalted(&mut self) {
         if self.relocation.borrowed.is_empty() {
-            let noted: Vec<u32> = self.journal.halted().keys().copied().collect();
-            for pid in noted.into_iter().filter(|pid| !self.relocation.halted.contains_key(pid)) {
-                self.journal.forget_halted(pid);
+            let noted: Vec<u32> = self.relocation.noted.keys().copied().collect();
+            for pid in noted {
+                if !self.relocation.halted.contains_key(&pid) {
+                    self.forget_noted(pid);
+                }
             }
+        }
+    }
+
+    /// A process stands still for no move any more.
+    pub(super) fn forget_noted(&mut self, pid: u32) {
+        if self.relocation.noted.remove(&pid).is_some() {
+            self.store.forget_halted(pid);
         }
     }
 
     /// Processes need not stand still on account of one socket any more.
     fn let_run(&mut self, processes: &[u32]) {
         for pid in self.relocation.release(processes) {
-            self.journal.forget_halted(pid);
+            self.forget_noted(pid);
         }
     }
 

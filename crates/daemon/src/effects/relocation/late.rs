@@ -109,7 +109,7 @@ impl Effects {
         }
         let mut entries: Vec<(FlowTuple, FlowEntry)> = Vec::with_capacity(due.len());
         for flow in due {
-            if let Some(entry) = self.journal.flows().get(&flow).copied() {
+            if let Some(entry) = self.flows.get(&flow).copied() {
                 entries.push((flow, self.data_plane_entry(&flow, &entry)));
             }
         }

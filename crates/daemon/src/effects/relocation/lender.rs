@@ -22,7 +22,8 @@ use crate::anchors::BLOCK;
 use crate::anchors::offer::{self, About, Fault, LentOf};
 use crate::config::Lendable;
 use crate::effects::{Effects, Failure, own_addresses};
-use crate::journal::{JournalError, SavedMoves};
+use crate::store::StoreError;
+use crate::tables::SavedMoves;
 
 /// Addresses of a prefix that are looked at for a free one.
 const MOST_ADDRESSES: u32 = 1 << 16;
@@ -35,6 +36,8 @@ const MOST_PORTS_IN_ALL: usize = 16_384;
 #[derive(Debug, Default)]
 pub(super) struct Lender {
     lendable: Option<Lendable>,
+    /// Nothing new is lent.
+    pub(super) stopped: bool,
     lent: BTreeMap<LeaseName, LentOut>,
     /// Connections of lent endpoints whose sockets have come here, and sockets without another end: what comes for these, and these
     /// alone, is for this host itself.
@@ -113,12 +116,16 @@ impl Lender {
 impl Effects {
     /// Whether this host lends nothing new, as this daemon or one before it was told.
     pub(crate) fn is_lending_stopped(&self) -> bool {
-        self.journal.is_lending_stopped()
+        self.relocation.lender.stopped
     }
 
     /// Keeps over a restart whether this host lends nothing new.
-    pub(crate) fn save_lending_stopped(&mut self, stopped: bool) -> Result<(), JournalError> {
-        self.journal.save_lending_stopped(stopped)
+    pub(crate) fn save_lending_stopped(&mut self, stopped: bool) -> Result<(), StoreError> {
+        if self.relocation.lender.stopped != stopped {
+            self.store.save_lending_stopped(stopped)?;
+            self.relocation.lender.stopped = stopped;
+        }
+        Ok(())
     }
 
     /// What this host may lend from now on.
@@ -244,7 +251,8 @@ impl Effects {
         // What has moved is kept by whose it is.
         let kept = ready.and_then(|()| match moved {
             Some(_) => Ok(()),
-            None => self.journal.save_lease(SavedLease { name, ends }, on_link).map_err(not_kept),
+            None if before.is_some_and(|before| (before.ends, before.on_link) == (ends, on_link)) => Ok(()),
+            None => self.store.save_lease(SavedLease { name, ends }, on_link).map_err(not_kept),
         });
         if let Err(failed) = kept {
             self.take_back(now, name)?;
@@ -254,7 +262,7 @@ impl Effects {
     }
 
     pub(super) fn take_back(&mut self, now: Time, name: LeaseName) -> Result<(), OpFailed> {
-        self.journal.forget_lease(name);
+        self.store.forget_lease(name);
         if let Some(lent) = self.relocation.lender.lent.remove(&name) {
             self.release_lent(lent);
         }
@@ -331,7 +339,7 @@ impl Effects {
     /// The ends of this host's that connections have whose sockets are with others, and with whom: some outlast the lease that they began with.
     fn passed_on(&self) -> BTreeMap<SocketAddr, BTreeSet<PeerId>> {
         let mut passed_on: BTreeMap<SocketAddr, BTreeSet<PeerId>> = BTreeMap::new();
-        for (flow, entry) in self.journal.flows().iter().filter(|(_, entry)| entry.end == LocalEnd::Behind) {
+        for (flow, entry) in self.flows.all().iter().filter(|(_, entry)| entry.end == LocalEnd::Behind) {
             passed_on.entry(flow.remote).or_default().insert(entry.peer);
         }
         passed_on
@@ -487,7 +495,7 @@ impl Effects {
         let is_lent = lender.lent.values().any(|lent| lent.ends.first.ip() == address);
         let is_own = own_addresses(&self.network).contains(&address);
         let whole = lender.lendable.as_ref().is_some_and(is_lendable) && !is_own;
-        let mut flows = self.journal.flows().iter();
+        let mut flows = self.flows.all().iter();
         let is_had = |(flow, entry): (&FlowTuple, &whimbrel_protocol::FlowEntry)| {
             entry.end == LocalEnd::Behind && flow.remote.ip() == address
         };

@@ -43,7 +43,7 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Luggage;
 
 use super::{Effects, Failure};
-use crate::journal::JournalError;
+use crate::store::StoreError;
 use acceptor::Taken;
 pub(crate) use adopt::{FoundMoves, continue_halted};
 pub(crate) use donor::NotBorrowed;
@@ -103,6 +103,8 @@ pub(crate) struct Relocation {
     arrived: Vec<Arrived>,
     /// Processes that stand still, each as long as any of its sockets is at rest.
     halted: HashMap<u32, (Halted, usize)>,
+    /// Processes of which the next daemon knows that they may stand still for moves, and when they were started.
+    noted: BTreeMap<u32, u64>,
     late: Late,
     /// Connections in endpoint namespaces that were said to be closed, and were there.
     doubted: HashSet<FlowTuple>,
@@ -227,10 +229,10 @@ impl Effects {
             MoveOp::CloseFarEnd { flow } => self.close_far_end(&flow, peer)?,
             MoveOp::SaveDonation(saved) => self.save_given(saved).map_err(not_kept)?,
             MoveOp::ForgetDonation { name } => self.forget_given(now, &name)?,
-            MoveOp::SaveAcceptance(saved) => self.journal.save_acceptance(saved).map_err(not_kept)?,
+            MoveOp::SaveAcceptance(saved) => self.store.save_acceptance(&saved).map_err(not_kept)?,
             MoveOp::ForgetAcceptance { name } => self.forget_taken(now, &name)?,
-            MoveOp::SaveHeld(saved) => self.journal.save_held(saved).map_err(not_kept)?,
-            MoveOp::ForgetHeld { flow } => self.journal.forget_held(flow),
+            MoveOp::SaveHeld(saved) => self.store.save_held(&saved).map_err(not_kept)?,
+            MoveOp::ForgetHeld { flow } => self.store.forget_held(flow),
             MoveOp::Lend { name, peer, ends, moved } => {
                 return self.lend(now, name, peer, ends, moved).map(OpDone::Lent);
             }
@@ -240,14 +242,14 @@ impl Effects {
             }
             MoveOp::Vacate { lease } => self.vacate(now, lease)?,
         }
-        self.write_journal();
+        self.write_store();
         Ok(OpDone::Done)
     }
 
     /// The far end of a connection is to know that it is over.
     fn close_far_end(&mut self, name: &FlowName, peer: impl Fn(&PublicKey) -> Option<Known>) -> Result<(), OpFailed> {
         let Some(owner) = peer(&name.peer()).map(|known| known.peer) else { return Ok(()) };
-        let Some((flow, entry)) = self.journal.flow_called(owner, name.value()) else { return Ok(()) };
+        let Some((flow, entry)) = self.flows.called(owner, name.value()) else { return Ok(()) };
         if entry.end == LocalEnd::Here
             && let Some(socket) = self.connections.find(&flow).map_err(|error| failed(Refusal::NotKept, &error))?
         {
@@ -280,7 +282,7 @@ fn failed(refusal: Refusal, why: &dyn std::fmt::Display) -> OpFailed {
 
 /// A decision that cannot be written down is none.
 #[expect(clippy::needless_pass_by_value, reason = "it is given to `map_err`")]
-pub(in crate::effects) fn not_kept(error: JournalError) -> OpFailed {
+pub(in crate::effects) fn not_kept(error: StoreError) -> OpFailed {
     failed(Refusal::NotKept, &error)
 }
 

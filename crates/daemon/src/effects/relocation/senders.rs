@@ -34,7 +34,7 @@ impl Effects {
             }
             Ok(())
         };
-        let entries = self.journal.flows();
+        let entries = self.flows.all();
         let inside = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
         let (inside, own): (Vec<FlowTuple>, Vec<FlowTuple>) = flows.iter().partition(|flow| inside(flow));
         if !own.is_empty() {

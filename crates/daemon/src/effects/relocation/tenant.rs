@@ -19,7 +19,7 @@ use super::young::{Ripening, Young};
 use super::{Relocation, failed, not_kept};
 use crate::effects::introductions::{self, Snapshot};
 use crate::effects::{Effects, Failure, own_addresses};
-use crate::journal::SavedNamespace;
+use crate::tables::anchor::SavedNamespace;
 
 /// The states of connections that a socket that listens has, or is about to have.
 const OPEN: [TcpState; 7] = {
@@ -173,7 +173,7 @@ impl Effects {
         let done = self.furnish(lease, peer).and_then(|()| self.lead_rented(lease, peer));
         let done = done.map_err(|failure| failed(Refusal::NoRights, &failure)).and_then(|()| self.make_ready(now));
         let brought = self.brought(lease);
-        let done = done.and_then(|()| self.journal.save_tenancy(tenancy, brought).map_err(not_kept));
+        let done = done.and_then(|()| self.store.save_tenancy(tenancy, brought).map_err(not_kept));
         if let Err(failed) = done {
             self.vacate(now, lease)?;
             return Err(failed);
@@ -289,7 +289,7 @@ impl Effects {
     }
 
     pub(super) fn vacate(&mut self, now: Time, lease: FlowName) -> Result<(), OpFailed> {
-        self.journal.forget_tenancy(lease);
+        self.store.forget_tenancy(lease);
         self.forget_namespace(lease);
         let Some(rented) = self.relocation.tenant.rented.remove(&lease) else {
             // Its namespace was gone when this daemon began. The same endpoints may be on lease again from now on.
@@ -407,7 +407,7 @@ impl Effects {
 
     /// Whether a flow's socket is in an endpoint namespace.
     pub(in crate::effects) fn is_in_endpoint(&self, flow: &FlowTuple) -> bool {
-        self.journal.flows().get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint)
+        self.flows.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint)
     }
 
     /// Injects an introduction into a flow of an endpoint namespace: it goes the way that the flow goes (P-87).

@@ -379,7 +379,7 @@ impl Effects {
     }
 
     fn save_now(&mut self, saved: SavedAcceptance) -> Answer {
-        self.journal.save_acceptance(saved).map_err(not_kept)?;
+        self.store.save_acceptance(&saved).map_err(not_kept)?;
         Ok(OpDone::Done)
     }
 
@@ -463,7 +463,7 @@ impl Effects {
         }
         self.wholes.taken.remove(name);
         self.forget_taken(now, name)?;
-        self.write_journal();
+        self.write_store();
         Ok(OpDone::Done)
     }
 

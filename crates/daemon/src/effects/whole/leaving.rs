@@ -494,7 +494,7 @@ impl Effects {
     }
 
     pub(super) fn forget_given_of_whole(&mut self, now: Time, name: &MoveName) -> Answer {
-        self.journal.forget_donation(*name);
+        self.store.forget_donation(*name);
         if let Some((root, _)) = self.wholes.given.remove(name)
             && self.wholes.given.values().all(|(of, _)| *of != root)
             && self.wholes.leaving.get(&root).is_some_and(|leaving| leaving.fate.is_some() && leaving.criu.is_none())
@@ -503,7 +503,7 @@ impl Effects {
             self.wholes.forget_leaving(root);
         }
         self.make_ready(now)?;
-        self.write_journal();
+        self.write_store();
         Ok(OpDone::Done)
     }
 
