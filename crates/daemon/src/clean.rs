@@ -20,8 +20,9 @@ use whimbrel_wire::FlowTuple;
 use crate::DEVICE;
 use crate::host::{Addresses, DEFAULT_MTU, MARK};
 use crate::instance::{Instance, InstanceError};
-use crate::journal::Journal;
-use crate::place::Place;
+use crate::store::JOURNAL;
+use crate::store::place::Place;
+use crate::tables::{has_flows, resting_in};
 
 /// Why nothing, or not all, was removed. What was not can be tried again by the same call.
 #[derive(Debug, thiserror::Error)]
@@ -110,7 +111,7 @@ pub fn clean(run_dir: &Path) -> Result<Removed, CleanError> {
     let instance = match fs::exists(run_dir) {
         // Not made for this alone: what is in the kernel may have outlived its run directory.
         Ok(false) => None,
-        _ => Some(Instance::lock(run_dir).map_err(|error| match error {
+        _ => Some(Instance::lock(run_dir, has_flows).map_err(|error| match error {
             InstanceError::Taken { run_dir, pid } => CleanError::Runs { run_dir, pid },
             error => CleanError::Instance(error),
         })?),
@@ -118,7 +119,7 @@ pub fn clean(run_dir: &Path) -> Result<Removed, CleanError> {
     let removed = match &instance {
         Some(instance) if instance.is_orphaned() => return remove_orphans(instance, run_dir),
         _ => {
-            let (_, flows) = Journal::resting_in(&run_dir.join("journal"));
+            let (_, flows) = resting_in(&run_dir.join(JOURNAL));
             if !flows.is_empty() {
                 return Err(CleanError::Undecided { flows });
             }
@@ -180,14 +181,14 @@ fn remove_pins_and_files(
     }
     if let Some(instance) = instance {
         crate::role::helpers::continue_stopped(run_dir);
-        crate::role::relocation::executor::continue_halted(&run_dir.join("journal"));
+        crate::role::relocation::executor::continue_halted(&run_dir.join(JOURNAL));
         let helped = run_dir.join("helpers");
         for entry in fs::read_dir(&helped).into_iter().flatten().flatten() {
             remove_file(entry.path(), &mut removed)?;
         }
         let _ = fs::remove_dir(&helped);
         // The lock stays: a daemon that starts at this moment may hold it already.
-        for path in [run_dir.join("journal"), socket_path(run_dir)] {
+        for path in [run_dir.join(JOURNAL), socket_path(run_dir)] {
             remove_file(path, &mut removed)?;
         }
         instance.forget_namespace(run_dir);
@@ -234,7 +235,7 @@ mod tests {
     #[test]
     fn refuses_while_the_daemon_runs() {
         let run_dir = std::env::temp_dir().join(format!("whimbrel-clean-{}", std::process::id()));
-        let instance = Instance::lock(&run_dir).expect("lock");
+        let instance = Instance::lock(&run_dir, has_flows).expect("lock");
         let refusal = clean(&run_dir).expect_err("it runs");
         assert!(matches!(refusal, CleanError::Runs { .. }), "{refusal}");
         assert!(refusal.to_string().contains(&format!("kill {}", std::process::id())), "{refusal}");

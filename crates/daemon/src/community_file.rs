@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use whimbrel_protocol::SavedCommunity;
 use whimbrel_wire::community::{CommunitySecret, MemberStanding, Statement};
+use whimbrel_wire::hex::{parse as bytes, print as hex};
 use zeroize::Zeroizing;
 
 const HEAD: &str = "whimbrel community 1";
@@ -194,26 +195,6 @@ fn host(text: &str) -> Option<(Statement, Option<SocketAddr>)> {
     };
     let name = parts.next()?.to_owned();
     Some((Statement { host, serial, standing, name, signature }, at))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
-fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let digits = text.as_bytes();
-    if digits.len() != 2 * N {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-        let value = |digit: u8| char::from(digit).to_digit(16);
-        *byte = u8::try_from(16 * value(pair[0])? + value(pair[1])?).ok()?;
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]

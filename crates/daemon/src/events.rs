@@ -1,6 +1,8 @@
 //! What happened, kept for `whimbrel events`: the last few thousand, each as a sentence and in parts.
 
 mod community;
+#[cfg(test)]
+mod samples;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -813,6 +815,26 @@ mod tests {
         assert_eq!(of, ["flow-rebound", "op-failed"]);
         restraint.left_out(at(9000));
         assert!(restraint.hosts.is_empty());
+    }
+
+    /// What is told of each event stays as it was, to the byte: other programs read it.
+    #[test]
+    fn what_is_told_of_each_event_stays_as_it_was() {
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/events.jsonl");
+        let text: String = samples::all()
+            .iter()
+            .filter_map(Told::of)
+            .map(|told| {
+                let fields = Value::Object(told.fields).to_string();
+                format!("[\"{}\",{},{fields}]\n", told.kind, Value::from(told.sentence))
+            })
+            .collect();
+        if std::env::var_os("WHIMBREL_WRITE_DATA").is_some() {
+            std::fs::write(&file, &text).expect("write");
+        }
+        let then = std::fs::read_to_string(&file).expect("the file");
+        then.lines().zip(text.lines()).for_each(|(then, now)| assert_eq!(now, then));
+        assert_eq!(text.lines().count(), then.lines().count());
     }
 
     /// Kinds and fields as they stand in the code above: whoever adds one is reminded of the documentation.

@@ -7,7 +7,8 @@
 //! link/           the networks that this host is attached to
 //! api/            the local API: its socket, whom it answers, and what it tells
 //! policy/         what the configuration wants for which connections
-//! journal.rs      what the next daemon must know if this one is killed
+//! store/          what outlives the daemon on disk; tables/ is what the next one must know if this one is killed
+//! installed.rs    the flows that are in force, for all who have to know of them
 //! events.rs       what is told of what happens; event_log.rs tells it in a file
 //! metrics/        figures for monitoring, and the endpoint that serves them
 //! doctor/         what is wrong with a host; needs no daemon
@@ -28,17 +29,15 @@ mod event_log;
 mod event_loop;
 mod events;
 mod host;
-pub mod identity;
-pub mod instance;
-pub mod journal;
-pub mod known_keys;
+mod installed;
 mod link;
 mod log;
 mod metrics;
 pub mod name_server;
-mod place;
 pub mod policy;
 mod role;
+pub mod store;
+mod tables;
 mod work;
 
 use std::net::SocketAddr;
@@ -70,16 +69,18 @@ use crate::effects::{Effects, Stores};
 use crate::event_log::EventLog;
 use crate::event_loop::{EventLoop, Parts, Settings};
 use crate::host::{DEFAULT_MTU, MARK};
-use crate::instance::Instance;
-use crate::journal::{Journal, Restored};
+use crate::installed::Installed;
+use crate::instance::{Instance, StateLock};
 use crate::known_keys::KnownKeys;
 use crate::metrics::Endpoint;
-use crate::place::Place;
 pub use crate::role::helpers;
 use crate::role::helpers::Helpers;
 use crate::role::programs::SocketNames;
 use crate::role::relocation::executor::FoundMoves;
 pub use crate::role::relocation::process::helper::serve as serve_criu;
+use crate::store::place::Place;
+pub use crate::store::{identity, instance, known_keys};
+use crate::tables::{Restored, Store};
 
 /// Permission bits of the control socket until it is given to whom it is for.
 const ROOT_ONLY: u32 = 0o600;
@@ -92,7 +93,7 @@ const DEVICE: &str = "whimbrel0";
 pub struct Options {
     /// The configuration file; [`config::DEFAULT_PATH`], if it is there, where absent.
     pub config: Option<PathBuf>,
-    /// Where the control socket and the journal are; [`instance::DEFAULT_RUN_DIR`] for a machine's only daemon.
+    /// Where the control socket and the store are; [`instance::DEFAULT_RUN_DIR`] for a machine's only daemon.
     pub run_dir: PathBuf,
     /// Where the key is; [`identity::DEFAULT_STATE_DIR`] for a machine's only daemon.
     pub state_dir: PathBuf,
@@ -125,9 +126,9 @@ pub enum Error {
     /// The community's file cannot be used.
     #[error(transparent)]
     Community(#[from] community_file::CommunityFileError),
-    /// The journal cannot be used.
+    /// The store cannot be used.
     #[error(transparent)]
-    Journal(#[from] journal::JournalError),
+    Store(#[from] store::StoreError),
     /// The control socket cannot be made.
     #[error(transparent)]
     Server(#[from] server::ServerError),
@@ -213,23 +214,24 @@ pub fn run(options: Options) -> Result<(), Error> {
     // Before there are other threads, so that they block the signals too.
     let signals = Signals::open()?;
     let run_dir = options.run_dir.clone();
-    let instance = Instance::lock(&run_dir)?;
+    let instance = Instance::lock(&run_dir, tables::has_flows)?;
     if instance.is_orphaned() {
         let removed = clean::remove_orphans(&instance, &run_dir).map_err(|error| Error::Orphans(Box::new(error)))?;
         tracing::info!(?removed, "a daemon before this one worked in a network namespace that is gone");
     }
+    let _state = StateLock::lock(&options.state_dir)?;
     let key = identity::load_or_create(&options.state_dir)?;
     let known_keys = KnownKeys::open(&options.state_dir.join("known_keys"))?;
-    let (mut journal, mut restored) = Journal::open(&options.run_dir.join("journal"))?;
+    let (mut store, mut restored) = Store::open(&options.run_dir.join(store::JOURNAL))?;
     let lasting = options.state_dir.join("gateway");
     let memory = if config.gateway.behind.is_empty() {
         // What is not kept up to date is not to be believed later.
-        Journal::forget_lasting(&lasting)?;
+        store::remove(&lasting)?;
         0
     } else {
         let random = identity::random_bytes()?;
         let fresh = random.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte)).max(1);
-        journal.keep_lasting(&lasting, fresh, &mut restored)?
+        store.keep_lasting(&lasting, fresh, &mut restored)?
     };
     let event_log = config.event_log.as_ref().map(|path| {
         let path = options.state_dir.join(path);
@@ -256,7 +258,7 @@ pub fn run(options: Options) -> Result<(), Error> {
         signals,
         key,
         known_keys,
-        journal,
+        store,
         restored,
         memory,
         udp,
@@ -305,7 +307,7 @@ struct Start {
     signals: Signals,
     key: StaticKey,
     known_keys: KnownKeys,
-    journal: Journal,
+    store: Store,
     restored: Restored,
     memory: u64,
     udp: UdpSocket,
@@ -346,7 +348,7 @@ fn start_on(
         signals,
         key,
         known_keys,
-        journal,
+        store,
         restored,
         memory,
         udp,
@@ -360,7 +362,8 @@ fn start_on(
     let community_file = CommunityFile::new(&options.state_dir);
     let community = community_file.read()?;
     let forged = community_file.forged();
-    let stores = Stores { journal, known_keys, community_file };
+    let flows = Installed::restored(&restored.flows, restored.peers.values());
+    let stores = Stores { store, flows, known_keys, community_file };
     let mut effects =
         Effects::new(datapath, tunnel, stores, helpers, &options.run_dir, config.kick).map_err(adopting)?;
     let moves = effects.adopt_moves(clock::now(), &key.public(), &restored.flows, &restored.moves);
@@ -378,7 +381,7 @@ fn start_on(
     let mut node = Node::new(of_node, key, identity::random_bytes()?);
     let flows: Vec<_> = restored.flows.keys().copied().collect();
     let now = clock::now();
-    node.restore(now, restored.peers, restored.flows.into_iter().collect());
+    node.restore(now, restored.peers.into_values().collect(), restored.flows.into_iter().collect());
     node.restore_left(now, restored.left.into_iter().collect());
     if restored.suspended {
         node.restore_suspended(now);

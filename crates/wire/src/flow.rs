@@ -1,10 +1,15 @@
 //! The name that one host has for a connection.
 
+use alloc::string::String;
 use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A transport protocol whose flows can be moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Transport {
     /// RFC 9293, IP protocol 6.
@@ -83,6 +88,44 @@ impl fmt::Display for FlowTuple {
             Transport::Udp => "udp",
         };
         write!(f, "{transport} {} -> {}", self.local, self.remote)
+    }
+}
+
+/// Text that is not a flow's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAFlow;
+
+impl fmt::Display for NotAFlow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("this is no flow, as `tcp 192.0.2.1:40000 -> 203.0.113.5:22` is one")
+    }
+}
+
+impl FromStr for FlowTuple {
+    type Err = NotAFlow;
+
+    fn from_str(text: &str) -> Result<Self, NotAFlow> {
+        let (transport, ends) = text.split_once(' ').ok_or(NotAFlow)?;
+        let (local, remote) = ends.split_once(" -> ").ok_or(NotAFlow)?;
+        let transport = match transport {
+            "tcp" => Transport::Tcp,
+            "udp" => Transport::Udp,
+            _ => return Err(NotAFlow),
+        };
+        let end = |text: &str| text.parse().map_err(|_| NotAFlow);
+        Ok(Self { transport, local: end(local)?, remote: end(remote)? })
+    }
+}
+
+impl Serialize for FlowTuple {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for FlowTuple {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 

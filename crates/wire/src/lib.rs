@@ -20,6 +20,7 @@ pub mod community;
 pub mod datagram;
 pub mod flow;
 pub mod hello;
+pub mod hex;
 pub mod introduction;
 pub mod lending;
 pub mod message;

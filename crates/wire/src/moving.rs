@@ -7,9 +7,12 @@ use core::net::SocketAddr;
 
 mod stream;
 
+use serde::{Deserialize, Serialize};
+
 use crate::codec::{Malformed, Reader};
 use crate::codec::{put_endpoint, put_tuple, put_u16, put_u32, put_u64};
 use crate::flow::FlowTuple;
+use crate::hex;
 use crate::lending::{Ends, Granted};
 use crate::message::byte_enum;
 use crate::snapshot::Family;
@@ -22,38 +25,43 @@ pub type Key = [u8; 32];
 pub type TicketMac = [u8; 16];
 
 /// A move is named by its donor and a number that the donor drew by lot (P-70).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MoveName {
     /// Who had the socket when the move began.
+    #[serde(with = "hex")]
     pub donor: Key,
     /// Drawn by lot.
     pub number: u64,
 }
 
 /// What lets its acceptor, and nobody else, commit a move (P-73).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
     /// Which move.
     pub name: MoveName,
     /// What holder and donor call the flow.
     pub flow: u64,
     /// Who may present it.
+    #[serde(with = "hex")]
     pub acceptor: Key,
     /// The sequence number that the flow's binding has once it is committed.
     pub sequence: u32,
     /// How long the holder takes it, in seconds from its own announcement.
     pub lifetime: u32,
     /// Over all before it, under a key that donor and holder alone have.
+    #[serde(with = "hex")]
     pub mac: TicketMac,
 }
 
 /// What the name of a receiver begins with where the socket belongs to a process that moves (protocol.md P-94). No program's name does: it is no UTF-8.
 pub const OF_A_PROCESS: u8 = 0xff;
 
-/// What a donor says of a socket before anything is done with it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a donor says of a socket before anything is done with it. Size and options are used up once it is admitted, and not kept
+/// over a restart.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Who holds the binding of the far end.
+    #[serde(with = "hex")]
     pub holder: Key,
     /// Where the donor knows the holder to be; port 0 where it does not, or is the holder itself.
     pub holder_at: SocketAddr,
@@ -64,8 +72,10 @@ pub struct Request {
     /// The family of the socket.
     pub family: Family,
     /// How long its snapshot will be, about, in bytes.
+    #[serde(skip)]
     pub size: u32,
     /// The kinds of the socket options that it needs; at most [`MAX_OPTIONS`], what is beyond is not sent.
+    #[serde(skip)]
     pub options: Vec<u16>,
     /// The name under which a program of the acceptor's takes sockets; at most [`MAX_RECEIVER`] bytes.
     pub receiver: Vec<u8>,

@@ -13,6 +13,8 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::codec::Malformed;
 pub use option::{OptionKind, SocketOption};
 
@@ -34,7 +36,8 @@ pub const MAX_OUT_OF_ORDER: usize = 65_536;
 pub const MAX_STATE: usize = 1 << 20;
 
 /// The address family of a socket, which its endpoints do not tell: one of IPv6 may talk IPv4 (RFC 3493 §3.7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Family {
     /// AF_INET.
     Ipv4,

@@ -21,10 +21,9 @@ use whimbrel_kernel::privilege::{Capabilities, Capability};
 use whimbrel_kernel::sysctl;
 
 use crate::config::{self, Config, ConfigError, Lendable};
-use crate::journal::Journal;
 use crate::role::anchor::offer;
 use crate::role::anchor::offer::Fault;
-use crate::{identity, instance};
+use crate::{identity, instance, tables};
 
 use firewall::{Direction, Fate};
 
@@ -504,9 +503,9 @@ fn reverse_path_filters() -> Vec<Finding> {
 
 /// What a daemon that has stopped has left for the next one, if anything. `device`: where its device is, if it is there.
 fn leftovers(run_dir: &Path, device: &Path) -> Option<Finding> {
-    let journal = run_dir.join("journal");
+    let store = run_dir.join(crate::store::JOURNAL);
     // One that cannot be read says nothing.
-    let flows = fs::File::open(&journal).is_ok() && Journal::has_flows(&journal);
+    let flows = fs::File::open(&store).is_ok() && tables::has_flows(&store);
     let device = device.exists();
     let found = match (flows, device) {
         (false, false) => return None,
@@ -631,8 +630,8 @@ mod tests {
         assert!(found("/").is_some_and(|found| found.contains("the device whimbrel0")));
         let tuple = r#"[6,"192.0.2.1:1","192.0.2.2:2"]"#;
         let entry = r#""peer":1,"name":1,"home":[0,0],"waits":[false,false],"wire":[1,2]"#;
-        let line = format!(r#"{{"flow":{{"own":{tuple},"peer_tuple":{tuple},{entry}}}}}"#);
-        fs::write(run_dir.join("journal"), line).expect("a journal");
+        let line = format!(r#"{{"flow":{{"own":{tuple},"peer_tuple":{tuple},{entry}}}}}"#) + "\n";
+        fs::write(run_dir.join(crate::store::JOURNAL), line).expect("a journal");
         assert!(found("/nonexistent").is_some_and(|found| found.contains("notes about connections")));
         fs::remove_dir_all(&run_dir).expect("remove");
     }

@@ -8,8 +8,8 @@ use whimbrel_wire::FlowTuple;
 
 use super::Effects;
 use crate::host::Failure;
-use crate::journal::SavedMoves;
 use crate::role::relocation::executor::FoundMoves;
+use crate::tables::SavedMoves;
 
 impl Effects {
     /// Takes over namespaces and sockets of moves. To be called before anything else is adopted: what is at rest must not be let
@@ -22,6 +22,8 @@ impl Effects {
         moves: &SavedMoves,
     ) -> FoundMoves {
         self.host.adopt_namespaces(flows, moves);
+        self.relocation.adopt_noted(&moves.halted);
+        self.lender.adopt_stopped(moves.lending_stopped);
         self.wholes.adopt_leaving();
         let tenancies: Vec<_> = moves.tenancies.values().copied().collect();
         self.tenant.adopt_tenancies(&mut self.host, now, &tenancies);
@@ -61,7 +63,7 @@ impl Effects {
         FoundMoves { donations, acceptances, held: moves.held.values().cloned().collect(), leases, tenancies }
     }
 
-    /// Takes over flows that a daemon before this one had introduced: those that the data plane has and the journal does not
+    /// Takes over flows that a daemon before this one had introduced: those that the data plane has and the store does not
     /// know are removed, those that are missing there are put back. What is moved stays so until the node says otherwise.
     pub(crate) fn adopt(&mut self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) -> Result<(), Failure> {
         let present: HashMap<_, _> = self.host.datapath.flows()?.into_iter().collect();

@@ -25,7 +25,7 @@ use whimbrel_wire::introduction::Introduction;
 use crate::community_file::CommunityFile;
 use crate::host::introductions::{self, Snapshot};
 use crate::host::{DEFAULT_MTU, Failure, Host};
-use crate::journal::Journal;
+use crate::installed::Installed;
 use crate::known_keys::KnownKeys;
 use crate::role::anchor::executor::lender::Lender;
 use crate::role::anchor::executor::tenant::Tenant;
@@ -36,10 +36,12 @@ use crate::role::relocation::executor::Relocation;
 use crate::role::relocation::executor::making::Making;
 use crate::role::relocation::process::executor::Wholes;
 use crate::role::rendezvous::proxy::Deputy;
+use crate::tables::Store;
 
 /// What outlives the daemon on disk.
 pub(crate) struct Stores {
-    pub(crate) journal: Journal,
+    pub(crate) store: Store,
+    pub(crate) flows: Installed,
     pub(crate) known_keys: KnownKeys,
     pub(crate) community_file: CommunityFile,
 }
@@ -71,7 +73,7 @@ impl Effects {
     ) -> Result<Self, Failure> {
         Ok(Self {
             making: Making::new(datapath.guard()?)?,
-            host: Host::new(datapath, tunnel, stores.journal, run_dir, kick)?,
+            host: Host::new(datapath, tunnel, stores.store, stores.flows, run_dir, kick)?,
             known_keys: stores.known_keys,
             community_file: stores.community_file,
             deputy: Deputy::default(),
@@ -98,7 +100,7 @@ impl Effects {
             let failed = |failure: Failure| OpFailed { refusal: None, sentence: failure.to_string() };
             results.push((id, result.map(|()| OpDone::Done).map_err(failed)));
         }
-        self.host.write_journal();
+        self.host.write_store();
         results
     }
 
@@ -158,10 +160,10 @@ impl Effects {
             Op::Tunnel(TunnelOp::SetPath { peer, receive_index, path }) => {
                 host.set_path(now, peer, receive_index, path)?;
             }
-            Op::Store(StoreOp::SavePeer(peer)) => host.journal.save_peer(peer),
-            Op::Store(StoreOp::SaveSuspended(suspended)) => host.journal.save_suspended(suspended),
-            Op::Store(StoreOp::ForgetPeer { key }) => host.journal.forget_peer(key),
-            Op::Store(StoreOp::SaveLeft { flow, former }) => host.journal.save_left(flow, former),
+            Op::Store(StoreOp::SavePeer(peer)) => host.save_peer(&peer),
+            Op::Store(StoreOp::SaveSuspended(suspended)) => host.store.save_suspended(suspended),
+            Op::Store(StoreOp::ForgetPeer { key }) => host.forget_peer(key),
+            Op::Store(StoreOp::SaveLeft { flow, former }) => host.store.save_left(&flow, former),
             // It happens by hand, or once in a long while, so the disk may be waited for.
             Op::Store(StoreOp::SaveCommunity(saved)) => self.community_file.write(&saved)?,
             Op::Store(StoreOp::ForgetCommunity) => self.community_file.remove()?,
@@ -177,7 +179,7 @@ impl Effects {
         let Self { host, gateway, .. } = self;
         let Some(shrink_to) = host.shrinks_to(peer, lost) else { return Ok(()) };
         let result = host.wake_senders(now, peer, shrink_to, snapshot);
-        let woken = gateway.begin(now, peer, shrink_to, host.journal.flows(), &host.datapath, &host.injector);
+        let woken = gateway.begin(now, peer, shrink_to, host.flows.all(), &host.datapath, &host.injector);
         host.tunnels.open(&host.tunnel, peer);
         result.and(woken)
     }
@@ -199,7 +201,7 @@ impl Effects {
     pub(crate) fn follow_up(&mut self, now: Time) {
         self.host.follow_up(now);
         self.helping.help(&mut self.host, now);
-        self.host.write_journal();
+        self.host.write_store();
     }
 
     /// Takes in another state of the network. The node may have to say more; what needs no word of it is done here.

@@ -76,14 +76,14 @@ impl Effects {
             MoveOp::SaveAcceptance(saved) if wholes.has_taken(&saved.ticket.name) => {
                 return wholes.save_of_whole(host, id, saved);
             }
-            MoveOp::SaveAcceptance(saved) => host.journal.save_acceptance(saved).map_err(not_kept),
+            MoveOp::SaveAcceptance(saved) => host.store.save_acceptance(&saved).map_err(not_kept),
             MoveOp::ForgetAcceptance { name } if wholes.has_taken(&name) => {
                 return Some(wholes.forget_taken_of_whole(relocation, host, now, &name));
             }
             MoveOp::ForgetAcceptance { name } => relocation.forget_taken(host, now, &name),
-            MoveOp::SaveHeld(saved) => host.journal.save_held(saved).map_err(not_kept),
+            MoveOp::SaveHeld(saved) => host.store.save_held(&saved).map_err(not_kept),
             MoveOp::ForgetHeld { flow } => {
-                host.journal.forget_held(flow);
+                host.store.forget_held(flow);
                 Ok(())
             }
             MoveOp::Lend { name, peer, ends, moved } => {
@@ -97,7 +97,7 @@ impl Effects {
             MoveOp::Vacate { lease } => tenant.vacate(host, now, lease),
         };
         Some(done.map(|()| {
-            host.write_journal();
+            host.write_store();
             OpDone::Done
         }))
     }

@@ -282,7 +282,7 @@ impl EventLoop {
             .with("key", self.node.public_key().to_string())
             .with("restored_flows", restored.len());
         self.tell(told);
-        if self.effects.lender.is_lending_stopped(&self.effects.host) {
+        if self.effects.lender.is_lending_stopped() {
             self.keep_from_lending();
         }
         let known: Vec<_> =
@@ -751,7 +751,7 @@ impl EventLoop {
             true
         };
         let (mut acknowledged, mut flows, mut leased, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let entries = effects.host.journal.flows();
+        let entries = effects.host.flows.all();
         let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
         let drained = effects.host.datapath.drain_events(most, |event| match event {
             // A frame on the link may name any destination.

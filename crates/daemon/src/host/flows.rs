@@ -1,4 +1,4 @@
-//! Flows that the node knows, in everything that has to know them: data plane, tunnel, journal, routes, names.
+//! Flows that the node knows, in everything that has to know them: data plane, tunnel, store, routes, names.
 
 use std::collections::HashMap;
 use whimbrel_kernel::endpoint;
@@ -13,7 +13,7 @@ use super::{Failure, Host};
 impl Host {
     pub(crate) fn install_flow(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry) -> Result<(), Failure> {
         let toward = self.toward(now, &flow, &entry);
-        let before = self.journal.flows().get(&flow);
+        let before = self.flows.get(&flow);
         let other = |before: &&FlowEntry| (before.peer, before.wire_local_port) != (entry.peer, entry.wire_local_port);
         if let Some(before) = before.filter(other) {
             self.wire_ports.forget_flow(&flow, before.peer);
@@ -41,7 +41,7 @@ impl Host {
         if led {
             self.tunnel_first(now, flow);
         }
-        let before = self.journal.flows().get(&flow);
+        let before = self.flows.get(&flow);
         if before.is_some_and(|before| before.waits != entry.waits) {
             self.fitting.want();
         }
@@ -51,7 +51,8 @@ impl Host {
         }
         self.remotes.add(&flow, &entry);
         self.names.add(&flow, &entry);
-        self.journal.save_flow(flow, entry);
+        self.store.save_flow(&flow, &entry, before);
+        self.flows.insert(flow, entry);
         if self.hooks.note_introduced(now, true) {
             self.apply_hooks()?;
         }
@@ -65,13 +66,13 @@ impl Host {
     }
 
     pub(crate) fn remove_flow(&mut self, now: Time, flow: FlowTuple) -> Result<(), Failure> {
-        if let Some(before) = self.journal.flows().get(&flow) {
+        let before = self.flows.remove(&flow);
+        if let Some(before) = &before {
             self.remotes.remove(&flow, before);
             self.names.remove(&flow, before);
             self.wire_ports.forget_flow(&flow, before.peer);
+            self.store.forget_flow(&flow, before);
         }
-        let end = self.journal.flows().get(&flow).map(|before| before.end);
-        self.journal.remove_flow(flow);
         self.tunnel.remove_flow(&flow);
         // What its socket's new host gets includes what the peer sends as it has until now.
         if self.tunnel.sets_aside(&flow) {
@@ -80,10 +81,10 @@ impl Host {
         } else {
             self.datapath.remove_flows(&[flow])?;
         }
-        if let Some(end) = end {
-            self.release_flow_endpoint(now, &flow, end);
+        if let Some(before) = before {
+            self.release_flow_endpoint(now, &flow, before.end);
         }
-        self.hooks.note_introduced(now, !self.journal.flows().is_empty());
+        self.hooks.note_introduced(now, !self.flows.all().is_empty());
         Ok(())
     }
 
@@ -125,7 +126,7 @@ impl Host {
 
     /// Where the data plane finds this host's end of a flow that is to be known to it.
     pub(crate) fn toward(&mut self, now: Time, flow: &FlowTuple, entry: &FlowEntry) -> datapath::Toward {
-        let before = self.journal.flows().get(flow).map(|before| before.end);
+        let before = self.flows.get(flow).map(|before| before.end);
         if let Some(before) = before.filter(|before| *before != entry.end) {
             self.release_flow_endpoint(now, flow, before);
         }

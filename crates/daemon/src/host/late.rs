@@ -104,7 +104,7 @@ impl Host {
         }
         let mut entries: Vec<(FlowTuple, FlowEntry)> = Vec::with_capacity(due.len());
         for flow in due {
-            if let Some(entry) = self.journal.flows().get(&flow).copied() {
+            if let Some(entry) = self.flows.get(&flow).copied() {
                 entries.push((flow, self.data_plane_entry(&flow, &entry)));
             }
         }

@@ -38,6 +38,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use whimbrel_datapath::{self as datapath, Datapath, LeasedPorts, LocatorPair, Role};
+use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::Attachment;
 use whimbrel_kernel::frozen::Defaults;
 use whimbrel_kernel::inject::Injector;
@@ -46,14 +47,16 @@ use whimbrel_kernel::network::{NetworkState, UsableAddress};
 use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::source_way::SourceWay;
-use whimbrel_protocol::{Binding, BindingOp, FlowOp, Op, OpId, PeerId, SocketNumbers, Time};
+use whimbrel_protocol::{Binding, BindingOp, FlowOp, Op, OpId, PeerId, SavedPeer, SocketNumbers, Time};
 use whimbrel_tunnel::{PathError, Tunnel};
 use whimbrel_wire::FlowTuple;
 
 use crate::community_file::CommunityFileError;
-use crate::journal::{Journal, JournalError};
+use crate::installed::Installed;
 use crate::known_keys::KnownKeysError;
 use crate::policy::Policies;
+use crate::store::StoreError;
+use crate::tables::Store;
 use crate::work::Work;
 
 pub(crate) use addresses::{Addresses, MARK};
@@ -92,7 +95,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Kernel(#[from] whimbrel_kernel::Error),
     #[error(transparent)]
-    Journal(#[from] JournalError),
+    Store(#[from] StoreError),
     #[error(transparent)]
     KnownKeys(#[from] KnownKeysError),
     #[error(transparent)]
@@ -111,7 +114,8 @@ pub(crate) enum Failure {
 pub(crate) struct Host {
     pub(crate) datapath: Datapath,
     pub(crate) tunnel: Tunnel,
-    pub(crate) journal: Journal,
+    pub(crate) store: Store,
+    pub(crate) flows: Installed,
     pub(crate) network: NetworkState,
     pub(crate) addresses: Addresses,
     pub(crate) injector: Injector,
@@ -180,7 +184,8 @@ impl Host {
     pub(crate) fn new(
         mut datapath: Datapath,
         tunnel: Tunnel,
-        journal: Journal,
+        store: Store,
+        flows: Installed,
         run_dir: &Path,
         kick: bool,
     ) -> Result<Self, Failure> {
@@ -201,7 +206,8 @@ impl Host {
             filters: false,
             datapath,
             tunnel,
-            journal,
+            store,
+            flows,
             network: NetworkState::default(),
             hooks: Hooks::default(),
             listening: Listening::default(),
@@ -261,9 +267,22 @@ impl Host {
         self.addresses.kept()
     }
 
+    /// Keeps what is known of a peer.
+    pub(crate) fn save_peer(&mut self, peer: &SavedPeer) {
+        self.flows.note_peer(peer);
+        self.store.save_peer(peer);
+    }
+
+    /// Drops a peer, and its flows with it.
+    pub(crate) fn forget_peer(&mut self, key: PublicKey) {
+        if let Some((peer, flows)) = self.flows.forget_peer(key) {
+            self.store.forget_peer(peer, &flows);
+        }
+    }
+
     /// Writes down what was said, if it can be: what was done stays done.
-    pub(crate) fn write_journal(&mut self) {
-        if let Err(error) = self.journal.flush() {
+    pub(crate) fn write_store(&mut self) {
+        if let Err(error) = self.store.flush() {
             tracing::error!(%error, "what is introduced, moved and stopped now may not outlive this process");
         }
     }

@@ -13,7 +13,7 @@ use super::endpoints::{Endpoints, HIDDEN, Place, PlaceName};
 use super::introductions::{self, Snapshot};
 use super::inventory::servers::Inhabitants;
 use super::{Failure, Host};
-use crate::journal::SavedMoves;
+use crate::tables::SavedMoves;
 
 impl Host {
     /// The namespace of an endpoint, where its address is not this host's own.
@@ -109,7 +109,7 @@ impl Host {
 
     /// Whether a flow's socket is in an endpoint namespace.
     pub(crate) fn is_in_endpoint(&self, flow: &FlowTuple) -> bool {
-        self.journal.flows().get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint)
+        self.flows.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint)
     }
 
     /// Injects an introduction into a flow of an endpoint namespace: it goes the way that the flow goes (P-87).

@@ -7,7 +7,7 @@ use whimbrel_kernel::frozen::Unmovable;
 use whimbrel_protocol::{OpFailed, Refusal};
 
 use super::Failure;
-use crate::journal::JournalError;
+use crate::store::StoreError;
 
 pub(crate) fn failed(refusal: Refusal, why: &dyn std::fmt::Display) -> OpFailed {
     OpFailed { refusal: Some(refusal), sentence: why.to_string() }
@@ -15,7 +15,7 @@ pub(crate) fn failed(refusal: Refusal, why: &dyn std::fmt::Display) -> OpFailed 
 
 /// A decision that cannot be written down is none.
 #[expect(clippy::needless_pass_by_value, reason = "it is given to `map_err`")]
-pub(crate) fn not_kept(error: JournalError) -> OpFailed {
+pub(crate) fn not_kept(error: StoreError) -> OpFailed {
     failed(Refusal::NotKept, &error)
 }
 

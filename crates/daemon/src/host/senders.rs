@@ -42,14 +42,14 @@ impl Host {
     }
 
     pub(crate) fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {
-        let wanted = self.kicks.wanted(now, self.journal.flows());
+        let wanted = self.kicks.wanted(now, self.flows.all());
         if let Err(failure) = self.look_up(&wanted, false, snapshot) {
             self.kicks.put_off(now);
             return Err(failure);
         }
-        let Self { kicks, injector, journal, tunnels, tunnel, endpoints, .. } = self;
+        let Self { kicks, injector, flows, tunnels, tunnel, endpoints, .. } = self;
         let open = |peer| tunnels.open(tunnel, peer);
-        let flows = journal.flows();
+        let flows = flows.all();
         let injector_of = |flow: &FlowTuple| match flows.get(flow) {
             Some(entry) if entry.end == LocalEnd::Endpoint => endpoints.injector(flow).unwrap_or(injector),
             _ => &*injector,
@@ -112,8 +112,7 @@ impl Host {
         self.look_for_echoes(now);
         let lost: BTreeMap<PeerId, bool> = peers.iter().copied().collect();
         let has_socket = |entry: &FlowEntry| matches!(entry.end, LocalEnd::Here | LocalEnd::Endpoint);
-        let theirs =
-            self.journal.flows().iter().filter(|(_, entry)| lost.contains_key(&entry.peer) && has_socket(entry));
+        let theirs = self.flows.all().iter().filter(|(_, entry)| lost.contains_key(&entry.peer) && has_socket(entry));
         let theirs: Vec<(FlowTuple, PeerId)> = theirs.map(|(flow, entry)| (*flow, entry.peer)).collect();
         let flows: Vec<FlowTuple> = theirs.iter().map(|(flow, _)| *flow).collect();
         if let Err(failure) = self.look_up(&flows, true, snapshot) {
@@ -139,8 +138,7 @@ impl Host {
 
     /// Whether any flows are parked.
     pub(super) fn any_waits(&self) -> bool {
-        self.bindings.values().any(|binding| binding.parked)
-            || self.journal.flows().values().any(|entry| entry.waits.any())
+        self.bindings.values().any(|binding| binding.parked) || self.flows.all().values().any(|entry| entry.waits.any())
     }
 
     /// Drops what waits for an answer from a link that does not lead to where it is for any more. IPv4 takes whatever a

@@ -93,7 +93,7 @@ impl Host {
             return Vec::new();
         }
         let doubted = std::mem::take(&mut self.doubted);
-        let flows = self.journal.flows().iter();
+        let flows = self.flows.all().iter();
         let inside = flows.filter(|(flow, entry)| {
             entry.end == LocalEnd::Endpoint && (flow.transport == Transport::Udp || doubted.contains(flow))
         });
@@ -119,7 +119,7 @@ impl Host {
 
     /// Whether a flow whose end is not in this host's own namespace is still there.
     pub(crate) fn is_elsewhere(&mut self, flow: &FlowTuple) -> bool {
-        match self.journal.flows().get(flow).map(|entry| entry.end) {
+        match self.flows.get(flow).map(|entry| entry.end) {
             Some(LocalEnd::Behind | LocalEnd::Passing) => true,
             Some(LocalEnd::Endpoint) => matches!(self.socket_of(flow), Ok(Some(_))),
             Some(LocalEnd::Here) | None => false,
@@ -167,7 +167,7 @@ impl Host {
             }
             Ok(())
         };
-        let entries = self.journal.flows();
+        let entries = self.flows.all();
         let inside = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
         let (inside, own): (Vec<FlowTuple>, Vec<FlowTuple>) = flows.iter().partition(|flow| inside(flow));
         if !own.is_empty() {

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
+use serde::{Deserialize, Serialize};
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::moving::{Request, Ticket};
 
 /// What this host and another call a flow that is one of the two (P-132). Whoever has had the flow before knows what it
 /// is called, and may have another that is called the same: without the host that says it a name says nothing, and it
 /// is looked up among the flows of that host alone.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FlowName {
     // First, so that those of one value are beside one another.
     value: u64,

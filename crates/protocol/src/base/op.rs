@@ -5,6 +5,7 @@ pub(crate) mod relocation;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
 use whimbrel_handshake::{PublicKey, TunnelKeys};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::community::{CommunityKey, CommunitySecret, Statement};
@@ -259,7 +260,7 @@ pub enum StoreOp {
 }
 
 /// A peer's number on this host; the number of its binding in the data plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PeerId(pub u32);
 
 impl fmt::Display for PeerId {
@@ -270,7 +271,7 @@ impl fmt::Display for PeerId {
 
 /// A place of each end, counted by that end (`docs/protocol.md` §5). A flow is native while the binding's places
 /// are those that it was introduced at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Places {
     /// This host's place.
     pub local: u32,
@@ -279,7 +280,7 @@ pub struct Places {
 }
 
 /// A flow that was introduced: all that the data plane must know of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowEntry {
     /// Whose it is.
     pub peer: PeerId,
@@ -290,27 +291,39 @@ pub struct FlowEntry {
     /// The tuple that the peer's socket has (its own view).
     pub peer_tuple: FlowTuple,
     /// Who has it wait, whatever the binding says (P-48).
+    #[serde(default, skip_serializing_if = "is_usual")]
     pub waits: Waits,
     /// What the caller's policy wants for it.
+    #[serde(default, skip_serializing_if = "is_usual")]
     pub manner: Manner,
     /// This end's port in rewritten packets.
     pub wire_local_port: u16,
     /// The peer's port in rewritten packets.
     pub wire_remote_port: u16,
     /// Where this host's end is.
+    #[serde(default, skip_serializing_if = "is_usual")]
     pub end: LocalEnd,
     /// The peer is not the far end, but passes packets on for it: the far end may introduce the flow (P-87).
+    #[serde(default, skip_serializing_if = "is_usual")]
     pub passed_on: bool,
     /// The peer passes packets on, and the far end is not to learn where this host is: introductions in the flow are
     /// not for this host.
+    #[serde(default, skip_serializing_if = "is_usual")]
     pub hidden: bool,
     /// The peer is a gateway, and the far end's socket is a host's behind it: it lives on when the peer starts anew
     /// (P-123).
+    #[serde(default, skip_serializing_if = "is_usual")]
     pub beyond: bool,
 }
 
+/// What most flows have is not written down for each.
+fn is_usual<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// Where this host's end of a flow is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum LocalEnd {
     /// A socket in this host's own network namespace.
     #[default]
@@ -324,7 +337,7 @@ pub enum LocalEnd {
 }
 
 /// Who has a single flow wait.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
     /// This host.
     pub here: bool,
@@ -341,7 +354,8 @@ impl Waits {
 }
 
 /// How packets of moved flows are carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Carrier {
     /// Not at all, for now: the data plane swallows them, so that TCP backs off undisturbed.
     Hold,
@@ -407,7 +421,7 @@ pub struct SocketNumbers {
 }
 
 /// What survives a restart of the daemon about a peer. Flows survive as the [`FlowOp::Install`] that made them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedPeer {
     /// Its number.
     pub id: PeerId,
@@ -448,7 +462,7 @@ pub struct SavedPeer {
 }
 
 /// Where a peer was or is, by the number of the place (`docs/protocol.md` §5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownPlace {
     /// The number.
     pub number: u32,
@@ -471,7 +485,8 @@ impl KnownPlace {
 }
 
 /// Which addresses programs are shown for a flow that has moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum View {
     /// Those that its sockets were made with.
     #[default]
@@ -484,7 +499,7 @@ pub enum View {
 
 /// How a flow is treated once it is introduced. It goes with the flow to the data plane and the journal, and means
 /// nothing to the protocol.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Manner {
     /// What is shown of it.
     pub view: View,

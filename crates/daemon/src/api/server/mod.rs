@@ -25,7 +25,7 @@ use whimbrel_ipc::{
 };
 pub use whimbrel_kernel::client::Credentials;
 
-use crate::access;
+use crate::api::access;
 use crate::closing::{ClosedApart, Received};
 use output::Output;
 use room::{CLIENTS, Place, STAYING};

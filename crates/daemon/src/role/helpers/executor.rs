@@ -82,13 +82,13 @@ impl Helping {
         if self.helpers.is_idle() || peers.is_empty() && flows.is_empty() {
             return;
         }
-        let known = host.journal.flows();
+        let known = host.flows.all();
         let concerned = known.iter().filter(|(flow, entry)| peers.contains(&entry.peer) || flows.contains(flow));
         let situations: Vec<Situation> = concerned
             .map(|(flow, entry)| Situation {
                 flow: *flow,
                 entry: *entry,
-                key: host.journal.key_of(entry.peer),
+                key: host.flows.key_of(entry.peer),
                 standing: self.standing(entry, host.bindings.get(&entry.peer)),
             })
             .collect();

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::moving::{MoveName, Request, Ticket};
@@ -43,7 +44,7 @@ pub struct Lending {
 }
 
 /// A lease, by who has it and a number that this host drew.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LeaseName {
     /// Who has the endpoints.
     pub tenant: PublicKey,
@@ -61,7 +62,7 @@ pub struct Dependents {
 }
 
 /// What an anchor knows of a lease over a restart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedLease {
     /// Whose it is.
     pub name: LeaseName,
@@ -70,7 +71,7 @@ pub struct SavedLease {
 }
 
 /// What a tenant knows of a lease over a restart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedTenancy {
     /// Of the lease.
     pub number: u64,
@@ -329,7 +330,7 @@ pub enum Found {
 }
 
 /// What a donor knows over a restart: its socket may be frozen, and its ticket out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedDonation {
     /// Which move.
     pub name: MoveName,
@@ -344,7 +345,7 @@ pub struct SavedDonation {
 }
 
 /// What an acceptor knows over a restart: it may have presented the ticket.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedAcceptance {
     /// Which socket.
     pub request: Request,
@@ -355,7 +356,7 @@ pub struct SavedAcceptance {
 }
 
 /// What a holder knows over a restart of a flow that was moved.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedHeld {
     /// What the holder and who has the socket call the flow.
     pub flow: FlowName,

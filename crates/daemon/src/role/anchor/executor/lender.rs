@@ -22,10 +22,11 @@ use crate::config::Lendable;
 use crate::host::ports::User;
 use crate::host::refusal::{failed, not_kept, refused};
 use crate::host::{Failure, Host, own_addresses};
-use crate::journal::{JournalError, SavedMoves};
 use crate::role::anchor::api::BLOCK;
 use crate::role::anchor::offer;
 use crate::role::anchor::offer::{About, Fault, LentOf};
+use crate::store::StoreError;
+use crate::tables::SavedMoves;
 
 /// Addresses of a prefix that are looked at for a free one.
 const MOST_ADDRESSES: u32 = 1 << 16;
@@ -38,6 +39,8 @@ const MOST_PORTS_IN_ALL: usize = 16_384;
 #[derive(Debug, Default)]
 pub(crate) struct Lender {
     lendable: Option<Lendable>,
+    /// Nothing new is lent.
+    stopped: bool,
     lent: BTreeMap<LeaseName, LentOut>,
     /// Connections of lent endpoints whose sockets have come here, and sockets without another end: what comes for these, and these
     /// alone, is for this host itself.
@@ -119,13 +122,22 @@ impl Lender {
 
 impl Lender {
     /// Whether this host lends nothing new, as this daemon or one before it was told.
-    pub(crate) fn is_lending_stopped(&self, host: &Host) -> bool {
-        host.journal.is_lending_stopped()
+    pub(crate) fn is_lending_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Takes over whether a daemon before this one was told to lend nothing new.
+    pub(crate) fn adopt_stopped(&mut self, stopped: bool) {
+        self.stopped = stopped;
     }
 
     /// Keeps over a restart whether this host lends nothing new.
-    pub(crate) fn save_lending_stopped(&mut self, host: &mut Host, stopped: bool) -> Result<(), JournalError> {
-        host.journal.save_lending_stopped(stopped)
+    pub(crate) fn save_lending_stopped(&mut self, host: &mut Host, stopped: bool) -> Result<(), StoreError> {
+        if self.stopped != stopped {
+            host.store.save_lending_stopped(stopped)?;
+            self.stopped = stopped;
+        }
+        Ok(())
     }
 
     /// What this host may lend from now on.
@@ -253,7 +265,8 @@ impl Lender {
         // What has moved is kept by whose it is.
         let kept = ready.and_then(|()| match moved {
             Some(_) => Ok(()),
-            None => host.journal.save_lease(SavedLease { name, ends }, on_link).map_err(not_kept),
+            None if before.is_some_and(|before| (before.ends, before.on_link) == (ends, on_link)) => Ok(()),
+            None => host.store.save_lease(SavedLease { name, ends }, on_link).map_err(not_kept),
         });
         if let Err(failed) = kept {
             self.take_back(host, now, name)?;
@@ -263,7 +276,7 @@ impl Lender {
     }
 
     pub(crate) fn take_back(&mut self, host: &mut Host, now: Time, name: LeaseName) -> Result<(), OpFailed> {
-        host.journal.forget_lease(name);
+        host.store.forget_lease(name);
         if let Some(lent) = self.lent.remove(&name) {
             self.release_lent(host, lent);
         }
@@ -340,7 +353,7 @@ impl Lender {
     /// The ends of this host's that connections have whose sockets are with others, and with whom: some outlast the lease that they began with.
     fn passed_on(&self, host: &Host) -> BTreeMap<SocketAddr, BTreeSet<PeerId>> {
         let mut passed_on: BTreeMap<SocketAddr, BTreeSet<PeerId>> = BTreeMap::new();
-        for (flow, entry) in host.journal.flows().iter().filter(|(_, entry)| entry.end == LocalEnd::Behind) {
+        for (flow, entry) in host.flows.all().iter().filter(|(_, entry)| entry.end == LocalEnd::Behind) {
             passed_on.entry(flow.remote).or_default().insert(entry.peer);
         }
         passed_on
@@ -500,7 +513,7 @@ impl Lender {
         let is_lent = lender.lent.values().any(|lent| lent.ends.first.ip() == address);
         let is_own = own_addresses(&host.network).contains(&address);
         let whole = lender.lendable.as_ref().is_some_and(is_lendable) && !is_own;
-        let mut flows = host.journal.flows().iter();
+        let mut flows = host.flows.all().iter();
         let is_had = |(flow, entry): (&FlowTuple, &whimbrel_protocol::FlowEntry)| {
             entry.end == LocalEnd::Behind && flow.remote.ip() == address
         };

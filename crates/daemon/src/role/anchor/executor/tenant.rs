@@ -17,8 +17,8 @@ use super::young::{Ripening, Young};
 use crate::host::endpoints::PlaceName;
 use crate::host::refusal::{failed, not_kept};
 use crate::host::{Failure, Host, own_addresses};
-use crate::journal::SavedNamespace;
 use crate::role::relocation::executor::Relocation;
+use crate::tables::anchor::SavedNamespace;
 
 /// The states of connections that a socket that listens has, or is about to have.
 const OPEN: [TcpState; 7] = {
@@ -169,7 +169,7 @@ impl Tenant {
         let done =
             done.map_err(|failure| failed(Refusal::NoRights, &failure)).and_then(|()| self.make_ready(host, now));
         let brought = self.brought(host, lease);
-        let done = done.and_then(|()| host.journal.save_tenancy(tenancy, brought).map_err(not_kept));
+        let done = done.and_then(|()| host.store.save_tenancy(tenancy, brought).map_err(not_kept));
         if let Err(failed) = done {
             self.vacate(host, now, lease)?;
             return Err(failed);
@@ -268,7 +268,7 @@ impl Tenant {
     }
 
     pub(crate) fn vacate(&mut self, host: &mut Host, now: Time, lease: FlowName) -> Result<(), OpFailed> {
-        host.journal.forget_tenancy(lease);
+        host.store.forget_tenancy(lease);
         self.forget_namespace(lease);
         let Some(rented) = self.rented.remove(&lease) else {
             // Its namespace was gone when this daemon began. The same endpoints may be on lease again from now on.

@@ -280,7 +280,7 @@ impl Relocation {
 
     /// A move is over, one way or the other: what was found on admittance is not kept free any more.
     pub(crate) fn forget_taken(&mut self, host: &mut Host, now: Time, name: &MoveName) -> Result<(), OpFailed> {
-        host.journal.forget_acceptance(*name);
+        host.store.forget_acceptance(*name);
         let taken = self.taken.remove(name);
         if let Some(of) = &taken {
             self.end_hold(host, &of.flow);

@@ -14,7 +14,7 @@ use whimbrel_wire::Transport;
 use super::Relocation;
 use super::donor::Given;
 use crate::host::Host;
-use crate::journal::Journal;
+use crate::tables::resting_in;
 
 /// Moves in the middle, and what is found of their sockets.
 pub(crate) struct FoundMoves {
@@ -29,12 +29,17 @@ pub(crate) struct FoundMoves {
 }
 
 impl Relocation {
+    /// Takes over of which processes a daemon before this one has noted that they may stand still.
+    pub(crate) fn adopt_noted(&mut self, halted: &BTreeMap<u32, u64>) {
+        self.noted.clone_from(halted);
+    }
+
     /// Processes that a daemon before this one has stopped, or was about to, go on unless a socket of theirs rests.
     pub(crate) fn let_halted_run(&mut self, host: &mut Host) {
-        for (pid, started) in host.journal.halted().clone() {
+        for (pid, started) in self.noted.clone() {
             if !self.halted.contains_key(&pid) {
                 go_on(pid, started);
-                host.journal.forget_halted(pid);
+                self.forget_noted(host, pid);
             }
         }
     }
@@ -53,7 +58,8 @@ impl Relocation {
         }
         match Given::adopt(saved.tuple, borrowed) {
             Ok(given) => {
-                self.halt_adopted(given.processes(), host.journal.halted());
+                let noted = self.noted.clone();
+                self.halt_adopted(given.processes(), &noted);
                 if !saved.tuple.listens() {
                     host.tunnel.set_aside(&saved.tuple);
                 } else if host.endpoints.at(&saved.tuple).is_some()
@@ -81,9 +87,9 @@ fn go_on(pid: u32, started: u64) {
     }
 }
 
-/// Continues what a daemon that is gone has stopped for moves, as its journal has it. No socket of theirs [rests](Journal::resting_in).
-pub(crate) fn continue_halted(journal: &Path) {
-    Journal::resting_in(journal).0.into_iter().for_each(|(pid, started)| go_on(pid, started));
+/// Continues what a daemon that is gone has stopped for moves, as its store has it. No socket of theirs [rests](resting_in).
+pub(crate) fn continue_halted(store: &Path) {
+    resting_in(store).0.into_iter().for_each(|(pid, started)| go_on(pid, started));
 }
 
 impl Relocation {

@@ -19,7 +19,7 @@ use super::Relocation;
 use crate::closing::Received;
 use crate::host::Host;
 use crate::host::refusal::{failed, refused, unmovable};
-use crate::journal::JournalError;
+use crate::store::StoreError;
 
 /// A socket that a move may ask for, and who has it.
 #[derive(Debug)]
@@ -339,18 +339,20 @@ impl Relocation {
         destroyed
     }
 
-    pub(crate) fn save_given(&mut self, host: &mut Host, saved: SavedDonation) -> Result<(), JournalError> {
+    pub(crate) fn save_given(&mut self, host: &mut Host, saved: SavedDonation) -> Result<(), StoreError> {
         // Nobody stops what only listens. What stands still already is to stay so.
         let borrowed = self.borrowed.get(&saved.tuple).filter(|_| !saved.tuple.listens());
         let processes = borrowed.map_or(&[][..], |borrowed| &borrowed.processes);
-        let is_noted = |pid: &u32| host.journal.halted().contains_key(pid) || self.halted.contains_key(pid);
+        let is_noted = |pid: &u32| self.noted.contains_key(pid) || self.halted.contains_key(pid);
         let fresh = processes.iter().filter(|pid| !is_noted(pid) && borrowed::stands_still(**pid) == Some(false));
         let halting: Vec<_> = fresh.filter_map(|pid| Some((*pid, whole::started(*pid)?))).collect();
-        host.journal.save_donation(saved, &halting)
+        host.store.save_donation(&saved, &halting)?;
+        self.noted.extend(halting);
+        Ok(())
     }
 
     pub(crate) fn forget_given(&mut self, host: &mut Host, now: Time, name: &MoveName) -> Result<(), OpFailed> {
-        host.journal.forget_donation(*name);
+        host.store.forget_donation(*name);
         self.forget_unhalted(host);
         self.make_ready(host, now)
     }
@@ -358,17 +360,26 @@ impl Relocation {
     /// Forgets what was noted of processes that were not stopped after all.
     fn forget_unhalted(&mut self, host: &mut Host) {
         if self.borrowed.is_empty() {
-            let noted: Vec<u32> = host.journal.halted().keys().copied().collect();
-            for pid in noted.into_iter().filter(|pid| !self.halted.contains_key(pid)) {
-                host.journal.forget_halted(pid);
+            let noted: Vec<u32> = self.noted.keys().copied().collect();
+            for pid in noted {
+                if !self.halted.contains_key(&pid) {
+                    self.forget_noted(host, pid);
+                }
             }
+        }
+    }
+
+    /// A process stands still for no move any more.
+    pub(super) fn forget_noted(&mut self, host: &mut Host, pid: u32) {
+        if self.noted.remove(&pid).is_some() {
+            host.store.forget_halted(pid);
         }
     }
 
     /// Processes need not stand still on account of one socket any more.
     fn let_run(&mut self, host: &mut Host, processes: &[u32]) {
         for pid in self.release(processes) {
-            host.journal.forget_halted(pid);
+            self.forget_noted(host, pid);
         }
     }
 }

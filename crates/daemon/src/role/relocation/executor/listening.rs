@@ -116,7 +116,7 @@ impl Relocation {
             tracing::warn!(%flow, %error, "a socket that has moved is still there for its program");
         }
         // Connections that were claimed while they were being opened, and have not come about.
-        let flows = host.journal.flows().iter();
+        let flows = host.flows.all().iter();
         let of_it = flows.filter(|(of, entry)| entry.end == LocalEnd::Endpoint && of.local == flow.local);
         let of_it: Vec<FlowTuple> = of_it.map(|(of, _)| *of).collect();
         for flow in of_it {

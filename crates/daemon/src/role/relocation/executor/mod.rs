@@ -89,6 +89,8 @@ pub(crate) struct Relocation {
     arrived: Vec<Arrived>,
     /// Processes that stand still, each as long as any of its sockets is at rest.
     halted: HashMap<u32, (Halted, usize)>,
+    /// Processes of which the next daemon knows that they may stand still for moves, and when they were started.
+    noted: BTreeMap<u32, u64>,
     /// What is set on sockets that come here.
     rights: Rights,
 }
@@ -185,7 +187,7 @@ impl Relocation {
         peer: impl Fn(&PublicKey) -> Option<Known>,
     ) -> Result<(), OpFailed> {
         let Some(owner) = peer(&name.peer()).map(|known| known.peer) else { return Ok(()) };
-        let Some((flow, entry)) = host.journal.flow_called(owner, name.value()) else { return Ok(()) };
+        let Some((flow, entry)) = host.flows.called(owner, name.value()) else { return Ok(()) };
         if entry.end == LocalEnd::Here
             && let Some(socket) = host.connections.find(&flow).map_err(|error| failed(Refusal::NotKept, &error))?
         {

@@ -391,7 +391,7 @@ impl Wholes {
     }
 
     fn save_now(&mut self, host: &mut Host, saved: SavedAcceptance) -> Answer {
-        host.journal.save_acceptance(saved).map_err(not_kept)?;
+        host.store.save_acceptance(&saved).map_err(not_kept)?;
         Ok(OpDone::Done)
     }
 
@@ -494,7 +494,7 @@ impl Wholes {
         }
         self.taken.remove(name);
         relocation.forget_taken(host, now, name)?;
-        host.write_journal();
+        host.write_store();
         Ok(OpDone::Done)
     }
 

@@ -529,7 +529,7 @@ impl Wholes {
     }
 
     pub(crate) fn forget_given_of_whole(&mut self, host: &mut Host, now: Time, name: &MoveName) -> Answer {
-        host.journal.forget_donation(*name);
+        host.store.forget_donation(*name);
         if let Some((root, _)) = self.given.remove(name)
             && self.given.values().all(|(of, _)| *of != root)
             && self.leaving.get(&root).is_some_and(|leaving| leaving.fate.is_some() && leaving.criu.is_none())
@@ -538,7 +538,7 @@ impl Wholes {
             self.forget_leaving(root);
         }
         self.make_ready(host, now)?;
-        host.write_journal();
+        host.write_store();
         Ok(OpDone::Done)
     }
 

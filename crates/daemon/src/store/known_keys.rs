@@ -197,7 +197,7 @@ fn write(path: &Path, keys: &HashMap<IpAddr, PublicKey>) -> Result<(), KnownKeys
     let written =
         OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&fresh).and_then(|mut file| {
             file.write_all(text.as_bytes())?;
-            // Unlike the journal this must outlive a power failure.
+            // Unlike the store this must outlive a power failure.
             file.sync_all()?;
             fs::rename(&fresh, path)
         });
@@ -227,6 +227,15 @@ mod tests {
         fs::write(&path, "# a comment\n\n192.0.2.1 nonsense\n").expect("write");
         assert!(KnownKeys::open(&path).expect_err("a bad line").to_string().contains(":3:"));
         fs::remove_file(&path).expect("remove");
+    }
+
+    #[test]
+    fn what_a_daemon_of_before_has_written_is_taken_over() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/known_keys");
+        let known = KnownKeys::open(&path).expect("open");
+        let keys = [("2001:db8::7", 7), ("192.0.2.1", 8)];
+        let keys = keys.map(|(address, of)| (address.parse().expect("address"), PublicKey::from([of; 32])));
+        assert_eq!(known.all(), &HashMap::from(keys));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One daemon for each run directory.
+//! One daemon for each run directory, and for each state directory.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use whimbrel_kernel::namespace::{self, Whereabouts};
 
-use crate::journal::Journal;
+use super::JOURNAL;
 
 /// How long the lock may be had by what a daemon that is gone has begun to start.
 const LETS_GO_WITHIN: Duration = Duration::from_secs(2);
@@ -54,6 +54,17 @@ pub enum InstanceError {
         /// Where that namespace is.
         place: Whereabouts,
     },
+    /// Another daemon has the state directory.
+    #[error(
+        "a daemon (process {pid}) already has the state directory {state_dir}, and two would overwrite each other's keys \
+         and community; `kill {pid}` stops it, or give this one its own --state-dir"
+    )]
+    StateTaken {
+        /// The directory.
+        state_dir: PathBuf,
+        /// Its process id, as it wrote it.
+        pid: String,
+    },
     /// Another daemon runs there.
     #[error("a daemon (process {pid}) already runs in {run_dir}; another one needs its own --run-dir and --state-dir")]
     Taken {
@@ -93,48 +104,16 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Makes the run directory where it is missing and locks it.
+    /// Makes the run directory where it is missing and locks it. `has_flows`: whether a store tells of connections.
     ///
     /// # Errors
     /// When it cannot be made, or another daemon has it.
-    pub fn lock(run_dir: &Path) -> Result<Self, InstanceError> {
+    pub(crate) fn lock(run_dir: &Path, has_flows: fn(&Path) -> bool) -> Result<Self, InstanceError> {
         let path = run_dir.join("lock");
-        let unusable = |action, path: &Path| {
-            let path = path.to_owned();
-            move |source: io::Error| match source.kind() {
-                io::ErrorKind::PermissionDenied => InstanceError::NotRoot { action, path },
-                _ => InstanceError::Unusable { action, path, source },
-            }
-        };
-        DirBuilder::new().recursive(true).mode(0o755).create(run_dir).map_err(unusable("make", run_dir))?;
-        let mut lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .mode(LOCK_MODE)
-            .open(&path)
-            .map_err(unusable("open", &path))?;
-        // One of a former daemon may be open to everybody.
-        let mode = fs::Permissions::from_mode(LOCK_MODE);
-        lock.set_permissions(mode).map_err(unusable("close to others", &path))?;
-        let since = Instant::now();
-        loop {
-            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => break,
-                Err(rustix::io::Errno::WOULDBLOCK) => {
-                    let pid = fs::read_to_string(&path).unwrap_or_default().trim().to_owned();
-                    if pid.is_empty() || Path::new("/proc").join(&pid).exists() || since.elapsed() > LETS_GO_WITHIN {
-                        return Err(InstanceError::Taken { run_dir: run_dir.to_owned(), pid });
-                    }
-                    // It was killed, and what it was about to start has its descriptors until that is another program.
-                    std::thread::sleep(LOOK);
-                }
-                Err(errno) => return Err(unusable("lock", &path)(errno.into())),
-            }
-        }
-        let orphaned = check_namespace(run_dir, namespace().as_deref(), namespace::find)?;
-        lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(unusable("write to", &path))?;
+        let taken = |pid| InstanceError::Taken { run_dir: run_dir.to_owned(), pid };
+        let mut lock = lock(&path, 0o755, taken)?;
+        let orphaned = check_namespace(run_dir, namespace().as_deref(), namespace::find, has_flows)?;
+        sign(&mut lock, &path)?;
         Ok(Self { _lock: lock, orphaned })
     }
 
@@ -144,6 +123,70 @@ impl Instance {
     pub fn is_orphaned(&self) -> bool {
         self.orphaned
     }
+}
+
+/// The lock on a state directory; held as that on a run directory is.
+#[derive(Debug)]
+pub struct StateLock(#[expect(dead_code, reason = "it is let go of when it is dropped")] File);
+
+impl StateLock {
+    /// Makes the state directory where it is missing and locks it.
+    ///
+    /// # Errors
+    /// When it cannot be made, or another daemon has it.
+    pub fn lock(state_dir: &Path) -> Result<Self, InstanceError> {
+        // The same directory may be the run directory as well.
+        let path = state_dir.join("state.lock");
+        let taken = |pid| InstanceError::StateTaken { state_dir: state_dir.to_owned(), pid };
+        let mut lock = lock(&path, 0o700, taken)?;
+        sign(&mut lock, &path)?;
+        Ok(Self(lock))
+    }
+}
+
+fn unusable(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> InstanceError + use<> {
+    let path = path.to_owned();
+    move |source| match source.kind() {
+        io::ErrorKind::PermissionDenied => InstanceError::NotRoot { action, path },
+        _ => InstanceError::Unusable { action, path, source },
+    }
+}
+
+/// Locks a file, and makes it, and its directory with these permission bits, where they are missing. `taken`: what is said
+/// where the process of this number has it.
+fn lock(path: &Path, mode: u32, taken: impl Fn(String) -> InstanceError) -> Result<File, InstanceError> {
+    let directory = path.parent().unwrap_or(path);
+    DirBuilder::new().recursive(true).mode(mode).create(directory).map_err(unusable("make", directory))?;
+    let lock = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .mode(LOCK_MODE)
+        .open(path)
+        .map_err(unusable("open", path))?;
+    // One of a former daemon may be open to everybody.
+    lock.set_permissions(fs::Permissions::from_mode(LOCK_MODE)).map_err(unusable("close to others", path))?;
+    let since = Instant::now();
+    loop {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(lock),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let pid = fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+                if pid.is_empty() || Path::new("/proc").join(&pid).exists() || since.elapsed() > LETS_GO_WITHIN {
+                    return Err(taken(pid));
+                }
+                // It was killed, and what it was about to start has its descriptors until that is another program.
+                std::thread::sleep(LOOK);
+            }
+            Err(errno) => return Err(unusable("lock", path)(errno.into())),
+        }
+    }
+}
+
+/// Writes into a lock who has it.
+fn sign(lock: &mut File, path: &Path) -> Result<(), InstanceError> {
+    lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(unusable("write to", path))
 }
 
 /// The file that names the network namespace that a daemon's traces are in.
@@ -162,6 +205,7 @@ fn check_namespace(
     run_dir: &Path,
     here: Option<&str>,
     find: impl FnOnce(u64) -> Whereabouts,
+    has_flows: fn(&Path) -> bool,
 ) -> Result<bool, InstanceError> {
     let note = run_dir.join(NAMESPACE);
     let (Some(here), Ok(there)) = (here, fs::read_to_string(&note)) else { return Ok(false) };
@@ -175,7 +219,7 @@ fn check_namespace(
     }
     match cookie.and_then(|cookie| cookie.parse().ok()).map_or(Whereabouts::Unclear(note), find) {
         Whereabouts::Gone => Ok(true),
-        Whereabouts::Unclear(_) if !Journal::has_flows(&run_dir.join("journal")) => Ok(true),
+        Whereabouts::Unclear(_) if !has_flows(&run_dir.join(JOURNAL)) => Ok(true),
         place => Err(InstanceError::Namespace { run_dir: run_dir.to_owned(), place }),
     }
 }
@@ -217,6 +261,7 @@ pub fn is_running(run_dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tables::has_flows;
 
     #[test]
     fn a_lock_that_a_killed_daemon_s_child_has_for_a_moment_is_waited_for() {
@@ -233,9 +278,9 @@ mod tests {
             std::thread::sleep(Duration::from_millis(100));
             drop(held);
         });
-        let ours = Instance::lock(&run_dir).expect("it is let go");
+        let ours = Instance::lock(&run_dir, has_flows).expect("it is let go");
         let_go.join().expect("thread");
-        assert!(matches!(Instance::lock(&run_dir), Err(InstanceError::Taken { .. })), "this process has it");
+        assert!(matches!(Instance::lock(&run_dir, has_flows), Err(InstanceError::Taken { .. })), "this process has it");
         drop(ours);
         fs::remove_dir_all(&run_dir).expect("removed");
     }
@@ -244,11 +289,11 @@ mod tests {
     fn the_lock_is_nobody_elses_to_take() {
         let run_dir = std::env::temp_dir().join(format!("whimbrel-lock-mode-{}", std::process::id()));
         let mode = || fs::metadata(run_dir.join("lock")).expect("a lock").permissions().mode() & 0o777;
-        drop(Instance::lock(&run_dir).expect("free"));
+        drop(Instance::lock(&run_dir, has_flows).expect("free"));
         assert_eq!(mode(), 0o600);
         // As a daemon before this one made it.
         fs::set_permissions(run_dir.join("lock"), fs::Permissions::from_mode(0o644)).expect("mode");
-        let held = Instance::lock(&run_dir).expect("free");
+        let held = Instance::lock(&run_dir, has_flows).expect("free");
         assert_eq!(mode(), 0o600);
         drop(held);
         fs::remove_dir_all(&run_dir).expect("removed");
@@ -257,14 +302,29 @@ mod tests {
     #[test]
     fn the_second_daemon_is_told_who_is_there() {
         let run_dir = std::env::temp_dir().join(format!("whimbrel-instance-{}", std::process::id()));
-        let first = Instance::lock(&run_dir).expect("lock");
+        let first = Instance::lock(&run_dir, has_flows).expect("lock");
         assert!(is_running(&run_dir));
-        let error = Instance::lock(&run_dir).expect_err("taken");
+        let error = Instance::lock(&run_dir, has_flows).expect_err("taken");
         assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
         drop(first);
         assert!(!is_running(&run_dir));
-        Instance::lock(&run_dir).expect("free again");
+        Instance::lock(&run_dir, has_flows).expect("free again");
         fs::remove_dir_all(&run_dir).expect("remove");
+    }
+
+    #[test]
+    fn two_daemons_do_not_share_a_state_directory() {
+        let state_dir = std::env::temp_dir().join(format!("whimbrel-state-lock-{}", std::process::id()));
+        // One directory may be both.
+        let run = Instance::lock(&state_dir, has_flows).expect("lock");
+        let first = StateLock::lock(&state_dir).expect("lock");
+        let said = StateLock::lock(&state_dir).expect_err("taken").to_string();
+        let pid = std::process::id();
+        assert!(said.contains(&format!("`kill {pid}`")) && said.contains("--state-dir"), "{said}");
+        drop(first);
+        StateLock::lock(&state_dir).expect("free again");
+        drop(run);
+        fs::remove_dir_all(&state_dir).expect("remove");
     }
 
     #[test]
@@ -276,14 +336,14 @@ mod tests {
     #[test]
     fn what_is_left_in_another_namespace_is_not_touched() {
         let run_dir = std::env::temp_dir().join(format!("whimbrel-namespace-{}", std::process::id()));
-        let instance = Instance::lock(&run_dir).expect("lock");
+        let instance = Instance::lock(&run_dir, has_flows).expect("lock");
         instance.note_namespace(&run_dir).expect("noted");
         drop(instance);
-        let instance = Instance::lock(&run_dir).expect("the same namespace");
+        let instance = Instance::lock(&run_dir, has_flows).expect("the same namespace");
         assert!(!instance.is_orphaned());
         let check = |there: &str, found: Whereabouts| {
             fs::write(run_dir.join(NAMESPACE), there).expect("a note");
-            check_namespace(&run_dir, Some("boot 7\n"), |_| found)
+            check_namespace(&run_dir, Some("boot 7\n"), |_| found, has_flows)
         };
         let at = || Whereabouts::At("/run/netns/other".into());
         assert!(!check("boot 7\n", at()).expect("this one"));
@@ -293,7 +353,7 @@ mod tests {
         let unclear = || Whereabouts::Unclear("/proc/1/ns/net".into());
         assert!(check("boot 8\n", unclear()).expect("nothing is to be lost"), "no connection was introduced");
         // A journal that cannot be read may have some.
-        fs::create_dir(run_dir.join("journal")).expect("a directory");
+        fs::create_dir(run_dir.join(JOURNAL)).expect("a directory");
         let refusal = check("boot 8\n", unclear()).expect_err("perhaps").to_string();
         assert!(refusal.contains("/proc/1/ns/net") && refusal.contains("as root"), "{refusal}");
         assert!(check("boot nonsense\n", Whereabouts::Gone).is_err(), "nobody can look for that");

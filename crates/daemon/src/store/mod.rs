@@ -1,0 +1,99 @@
+//! What outlives the daemon on disk.
+//!
+//! ```text
+//! log.rs         an append-only file of changes to rows, which survives a kill at any write, and its compaction
+//! table.rs       typed tables in such a file
+//! former.rs      files that a daemon of before has written
+//! instance.rs    one daemon for each run directory and each state directory
+//! place.rs       where the data plane is pinned
+//! identity.rs    the host's key
+//! known_keys.rs  which key answered at which address
+//! ```
+//!
+//! Nothing here knows what is in the tables: they are declared beside their owners (`crate::tables`). What is live is
+//! asked of those owners; the store is read once, when a daemon starts.
+
+mod former;
+pub mod identity;
+pub mod instance;
+pub mod known_keys;
+mod log;
+pub(crate) mod place;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub(crate) use log::{Change, Found, Log, read};
+
+/// The file in the run directory.
+pub(crate) const JOURNAL: &str = "journal";
+
+/// The format of the files that this release writes.
+const VERSION: u32 = 2;
+
+/// A store cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The system refuses.
+    #[error("cannot {action} the store {path}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A later release has written it.
+    #[error(
+        "{path} was written by a later release of Whimbrel (format {version}, and this one knows {VERSION}). Start that \
+         release again; or end what it has left with `whimbrel clean` of that release, or `rm {path}`, which ends moved \
+         connections"
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        version: u32,
+    },
+}
+
+/// A table: what is kept under which key. What is on disk of it is JSON, so that people can read it.
+pub(crate) trait Table {
+    /// What its rows are called in the file. It stays the same over releases.
+    const NAME: &'static str;
+    /// What names a row. Its JSON has to be the same text each time, so it is no map.
+    type Key: serde::Serialize + serde::de::DeserializeOwned;
+    /// What is kept.
+    type Row: serde::Serialize + serde::de::DeserializeOwned;
+}
+
+/// Declares a table.
+macro_rules! table {
+    ($(#[$doc:meta])* $table:ident = $name:literal: $key:ty => $row:ty) => {
+        $(#[$doc])*
+        pub(crate) enum $table {}
+
+        impl $crate::store::Table for $table {
+            const NAME: &'static str = $name;
+            type Key = $key;
+            type Row = $row;
+        }
+    };
+}
+pub(crate) use table;
+
+/// Removes a store.
+///
+/// # Errors
+/// When it cannot be removed.
+pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
+    match std::fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(StoreError::Io { action: "remove", path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
