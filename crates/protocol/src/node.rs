@@ -14,13 +14,16 @@ use whimbrel_wire::message::{MESSAGE_HEADER_LEN, Message, decode_all};
 use whimbrel_wire::{Datagram, FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::arrival::{Arrival, costs_too_much};
+use crate::base::attachments::{Attachment, Routes};
 use crate::base::config::Config;
 use crate::base::event::Event;
 use crate::base::op::{BindingOp, FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp, TunnelOp};
-use crate::base::output::{Asked, Output, Outputs, State, Transmit};
+use crate::base::output::{Asked, Output, State, Transmit};
+use crate::base::pace::{FORMER, IDLE, KEEPALIVE, REFRESH};
 use crate::base::random::Random;
-use crate::base::timer::{Timer, Timers};
+use crate::base::timer::Timer;
 use crate::flow::Stage;
 use crate::flow::looks::Looks;
 use crate::flow::table::Flows;
@@ -29,28 +32,12 @@ use crate::role::community::Community;
 use crate::role::gateway::Unshown;
 use crate::role::gateway::opened::OpenedBehind;
 use crate::role::relocation::Moves;
-use crate::role::rendezvous::client::{REFRESH, Rendezvous};
+use crate::role::rendezvous::client::Rendezvous;
 use crate::role::rendezvous::proxy::StandIns;
 use crate::role::rendezvous::server::Meetings;
 use crate::session::contact::Contacts;
-use crate::session::peer::{Attachment, Away, Peer};
+use crate::session::peer::{Away, Peer};
 
-/// Which source address the host would use towards a destination.
-pub trait Routes {
-    /// The address, or `None` where the destination cannot be reached.
-    fn source_for(&self, destination: IpAddr) -> Option<IpAddr>;
-
-    /// Whether packets from `source`, an address of the host's, could still reach a destination by the interface that has
-    /// it, though the way that is preferred now may be another.
-    fn still_reaches(&self, source: IpAddr, destination: IpAddr) -> bool;
-}
-
-/// How long a peer without flows is kept.
-pub(crate) const IDLE: Duration = Duration::from_secs(600);
-/// Keeps the UDP mapping of a NAT; 30 s is what RFC 4787 §4.3 finds in the field at the least.
-pub(crate) const KEEPALIVE: Duration = Duration::from_secs(25);
-/// How long the former path of a peer is accepted (P-22).
-pub(crate) const FORMER: Duration = Duration::from_secs(60);
 /// Age of a session at which it is renewed.
 const RENEW: Duration = Duration::from_secs(3600);
 /// Unanswered checks of a path after which another handshake is begun.
@@ -61,15 +48,7 @@ const DATAGRAM_LIMIT: usize = 1200;
 /// One host's side of the protocol. It takes what happens by `handle_*`, and is drained by [`Node::poll`] after each of
 /// them; [`Node::poll_timeout`] tells when [`Node::handle_timeout`] is due.
 pub struct Node {
-    pub(crate) config: Config,
-    pub(crate) key: StaticKey,
-    pub(crate) random: Random,
-    /// In order, so that what is told of them does not depend on chance.
-    pub(crate) attachments: BTreeMap<IpAddr, Attachment>,
-    /// This host has gone away (P-44).
-    pub(crate) suspended: bool,
-    /// Addresses that are on another network than before, while a change of the network is looked at.
-    pub(crate) replaced: BTreeSet<IpAddr>,
+    pub(crate) base: Base,
     /// Peers that flows of other peers were bound to, whose senders are to be woken.
     pub(crate) rebound: BTreeSet<PeerId>,
     pub(crate) contacts: Contacts,
@@ -95,9 +74,7 @@ pub struct Node {
     /// Datagram flows of theirs that somebody has sent in from where their peers were, a moment after these had moved, and when that
     /// is looked for again.
     pub(crate) claimed: BTreeMap<FlowTuple, Time>,
-    pub(crate) timers: Timers,
     pub(crate) next_peer: u32,
-    pub(crate) output: Outputs,
     /// What could not be made so, and how often that was tried again.
     pub(crate) failed: BTreeSet<State>,
     pub(crate) mended: u32,
@@ -109,7 +86,6 @@ pub struct Node {
     pub(crate) keeping: Vec<IpAddr>,
     pub(crate) leaving: Vec<IpAddr>,
     pub(crate) reaching: Vec<(IpAddr, bool)>,
-    dropped: u64,
 }
 
 impl Node {
@@ -122,12 +98,7 @@ impl Node {
         let moves = Moves::of(&key, &config);
         let flows = Flows::new(&config, &mut random);
         Self {
-            config,
-            key,
-            random,
-            attachments: BTreeMap::new(),
-            suspended: false,
-            replaced: BTreeSet::new(),
+            base: Base::new(config, key, random),
             rebound: BTreeSet::new(),
             contacts,
             looks: Looks::default(),
@@ -145,9 +116,7 @@ impl Node {
             unshown: Unshown::default(),
             opened: OpenedBehind::default(),
             claimed: BTreeMap::new(),
-            timers: Timers::default(),
             next_peer: 1,
-            output: Outputs::default(),
             failed: BTreeSet::new(),
             mended: 0,
             pairs: HashMap::new(),
@@ -156,7 +125,6 @@ impl Node {
             keeping: Vec::new(),
             leaving: Vec::new(),
             reaching: Vec::new(),
-            dropped: 0,
         }
     }
 
@@ -178,7 +146,7 @@ impl Node {
         match Datagram::parse(payload) {
             Ok(Datagram::Control(control)) => {
                 let Some(&id) = self.by_index.get(&control.receiver) else {
-                    self.dropped += 1;
+                    self.base.drop_datagram();
                     return;
                 };
                 let index = control.receiver;
@@ -192,22 +160,22 @@ impl Node {
                 });
                 // P-1
                 let Some(Opened { plaintext, newest: is_newest, .. }) = opened else {
-                    self.dropped += 1;
+                    self.base.drop_datagram();
                     return;
                 };
                 let Ok(messages) = decode_all(&plaintext) else {
-                    self.dropped += 1;
+                    self.base.drop_datagram();
                     return;
                 };
                 if costs_too_much(&messages) {
-                    self.dropped += 1;
+                    self.base.drop_datagram();
                     return;
                 }
                 self.confirm_session(now, id, index);
                 let arrival = Arrival { source, destination, index, length: payload.len(), is_newest, passed_on };
                 self.handle_messages(now, id, &arrival, messages);
             }
-            Ok(Datagram::TunnelSealed(_) | Datagram::TunnelPlain(_)) | Err(_) => self.dropped += 1,
+            Ok(Datagram::TunnelSealed(_) | Datagram::TunnelPlain(_)) | Err(_) => self.base.drop_datagram(),
             Ok(datagram) => self.handle_handshake(now, source, destination, &datagram),
         }
     }
@@ -238,10 +206,10 @@ impl Node {
                 Message::PathChallenge { token } => {
                     answers.push(Message::PathResponse { token, observed: arrival.source });
                     // Once for them all: no answer is to be much larger than what it answers.
-                    let life = Message::Life { life: self.config.life };
-                    answers.extend((self.config.life != 0 && !answers.contains(&life)).then_some(life));
-                    let memory = Message::Memory { memory: self.config.memory };
-                    answers.extend((self.config.memory != 0 && !answers.contains(&memory)).then_some(memory));
+                    let life = Message::Life { life: self.base.config().life };
+                    answers.extend((self.base.config().life != 0 && !answers.contains(&life)).then_some(life));
+                    let memory = Message::Memory { memory: self.base.config().memory };
+                    answers.extend((self.base.config().memory != 0 && !answers.contains(&memory)).then_some(memory));
                 }
                 Message::PathResponse { token, observed } => {
                     self.handle_path_response(now, id, arrival, token, observed);
@@ -366,22 +334,19 @@ impl Node {
                 peer.remove_flow(flow, entry);
             }
 
-            self.output.ask(FlowOp::Remove { flow: *flow }, Asked::Effect("removing a flow"));
-            self.output.event(Event::FlowGone { flow: *flow, peer: entry.peer });
+            self.base.ask(FlowOp::Remove { flow: *flow }, Asked::Effect("removing a flow"));
+            self.base.event(Event::FlowGone { flow: *flow, peer: entry.peer });
         }
     }
 
     /// The network changed, or may have: `attachments` are all usable addresses of this host.
     pub fn handle_network(&mut self, now: Time, attachments: &[Attachment], routes: &dyn Routes) {
-        let before = std::mem::take(&mut self.attachments);
-        self.attachments = attachments.iter().map(|attachment| (attachment.address, *attachment)).collect();
-        let stays = |old: &Attachment| self.attachments.get(&old.address).is_none_or(|new| new == old);
-        self.replaced = before.values().filter(|old| !stays(old)).map(|old| old.address).collect();
+        self.base.attachments_mut().set(attachments);
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         for id in ids {
             self.look_for_move(now, id, routes, None);
         }
-        self.replaced.clear();
+        self.base.attachments_mut().settle();
         self.ask_rendezvous_again(now);
         self.hurry_community(now);
         // What the sets ask for may have been undone by the change.
@@ -402,7 +367,7 @@ impl Node {
             if self.flows.poll_timeout() == Some(due) {
                 self.mature_flows(now);
                 self.forget_closed(now);
-            } else if let Some(timer) = self.timers.take_due(now) {
+            } else if let Some(timer) = self.base.take_due_timer(now) {
                 self.handle_timer(now, timer);
             }
         }
@@ -480,7 +445,7 @@ impl Node {
         }
         if now < peer.last_heard + IDLE && !peer.replaced {
             let until = peer.last_heard + IDLE;
-            self.timers.set(Timer::Idle(id), until);
+            self.base.set_timer(Timer::Idle(id), until);
             return;
         }
         let reason = whimbrel_wire::message::CloseReason::Shutdown;
@@ -504,7 +469,7 @@ impl Node {
         for slot in std::mem::take(&mut peer.sessions) {
             let receive_index = slot.session.local_index();
             self.by_index.remove(&receive_index);
-            self.output.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
+            self.base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
         }
     }
 
@@ -543,10 +508,10 @@ impl Node {
             Timer::Idle(id),
             Timer::Vanished(id),
         ] {
-            self.timers.stop(timer);
+            self.base.stop_timer(timer);
         }
-        self.output.ask(BindingOp::Remove { peer: id }, Asked::Effect("removing a binding"));
-        self.output.ask(StoreOp::ForgetPeer { key: peer.key }, Asked::Effect("forgetting a peer"));
+        self.base.ask(BindingOp::Remove { peer: id }, Asked::Effect("removing a binding"));
+        self.base.ask(StoreOp::ForgetPeer { key: peer.key }, Asked::Effect("forgetting a peer"));
         if peer.is_in_sets() {
             self.refresh_sets();
         }
@@ -554,22 +519,22 @@ impl Node {
 
     /// Checks the path: that keeps a NAT's mapping, and shows whether the peer still knows us.
     fn keep_alive(&mut self, now: Time, id: PeerId) {
-        let token = self.random.u64();
+        let token = self.base.random().u64();
         let keeps = self.keeps(id);
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let unneeded = peer.flows.is_empty() && !keeps;
-        if unneeded || peer.attachment.is_none() || peer.away == Some(Away::Announced) || self.suspended {
+        if unneeded || peer.attachment.is_none() || peer.away == Some(Away::Announced) || self.base.is_suspended() {
             return;
         }
         if peer.update.is_some() {
             // It finds out the same.
-            self.timers.set(Timer::Keepalive(id), now + KEEPALIVE);
+            self.base.set_timer(Timer::Keepalive(id), now + KEEPALIVE);
             return;
         }
         if peer.check.is_some() {
             peer.check_tries += 1;
         }
-        let locators: Vec<IpAddr> = self.attachments.keys().copied().collect();
+        let locators: Vec<IpAddr> = self.base.attachments().addresses().copied().collect();
         peer.telling.clone_from(&locators);
         peer.check = Some((token, now));
         peer.checked = Some(peer.heading().ip());
@@ -582,11 +547,11 @@ impl Node {
         };
         let pause = peer.repeat_after(1).max(Duration::from_millis(least)) * 2u32.pow(tries.min(doublings));
         let pause = self.miss(now, id, tries).unwrap_or(pause.min(longest));
-        self.timers.set(Timer::Keepalive(id), now + pause);
+        self.base.set_timer(Timer::Keepalive(id), now + pause);
         self.send(id, &[Message::PathChallenge { token }, Message::Locators(locators)]);
         if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), self.peers.get(&id)) {
             // It may have started anew and not know where we are, or be elsewhere.
-            let whereabouts = peer.whereabouts(self.config.port, true);
+            let whereabouts = peer.whereabouts(self.base.config().port, true);
             self.start_handshake_at(now, id, whereabouts[beyond as usize % whereabouts.len()]);
         }
     }
@@ -597,11 +562,11 @@ impl Node {
         let keeps = self.keeps(id);
         let needed = keeps || !peer.flows.is_empty();
         if needed && (peer.translated() || peer.moved_flows() > 0) {
-            self.timers.set(Timer::Keepalive(id), now + KEEPALIVE);
+            self.base.set_timer(Timer::Keepalive(id), now + KEEPALIVE);
         } else if keeps {
-            self.timers.set(Timer::Keepalive(id), now + REFRESH);
+            self.base.set_timer(Timer::Keepalive(id), now + REFRESH);
         } else {
-            self.timers.stop(Timer::Keepalive(id));
+            self.base.stop_timer(Timer::Keepalive(id));
         }
     }
 
@@ -609,19 +574,19 @@ impl Node {
         self.forget_unheard(now, id);
         let Some(peer) = self.peers.get(&id) else { return };
         let needed = !peer.flows.is_empty() || self.keeps(id);
-        if needed && peer.attachment.is_some() && peer.away.is_none() && !self.suspended {
+        if needed && peer.attachment.is_some() && peer.away.is_none() && !self.base.is_suspended() {
             self.start_handshake_with(now, id);
         }
-        self.timers.set(Timer::Renew(id), now + RENEW);
+        self.base.set_timer(Timer::Renew(id), now + RENEW);
     }
 
     pub(crate) fn renew_later(&mut self, now: Time, id: PeerId) {
-        self.timers.set(Timer::Renew(id), now + RENEW);
-        self.timers.set_earlier(Timer::Idle(id), now + IDLE);
+        self.base.set_timer(Timer::Renew(id), now + RENEW);
+        self.base.set_timer_earlier(Timer::Idle(id), now + IDLE);
     }
 
     pub(crate) fn accept_former(&mut self, now: Time, id: PeerId) {
-        self.timers.set(Timer::Former(id), now + FORMER);
+        self.base.set_timer(Timer::Former(id), now + FORMER);
     }
 
     fn sweep(&mut self, now: Time) {
@@ -639,17 +604,12 @@ impl Node {
         }
         for receive_index in ended {
             self.by_index.remove(&receive_index);
-            self.output.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
+            self.base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
         }
         self.refresh_listening(now);
         if more {
-            self.sweep_later(now);
+            self.base.sweep_later(now);
         }
-    }
-
-    /// Sets the sweep, which is there to end what nobody answered.
-    pub(crate) fn sweep_later(&mut self, now: Time) {
-        self.timers.set_earlier(Timer::Sweep, now + Duration::from_secs(5));
     }
 
     pub(crate) fn new_peer(&mut self, now: Time, key: PublicKey, remote: SocketAddr) -> PeerId {
@@ -664,7 +624,7 @@ impl Node {
     pub(crate) fn idle_later(&mut self, now: Time, id: PeerId) {
         if let Some(peer) = self.peers.get(&id).filter(|peer| peer.flows.is_empty()) {
             let due = if peer.replaced { now } else { now + IDLE };
-            self.timers.set_earlier(Timer::Idle(id), due);
+            self.base.set_timer_earlier(Timer::Idle(id), due);
         }
     }
 
@@ -708,7 +668,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(slot) = peer.sessions.iter_mut().find(|slot| slot.session.local_index() == index) else { return };
         let Ok(payload) = slot.session.seal(plaintext) else { return };
-        self.output.transmit(Transmit { source, destination: to, payload });
+        self.base.transmit(Transmit { source, destination: to, payload });
     }
 
     fn send_plaintext(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, plaintext: &[u8]) {
@@ -721,28 +681,24 @@ impl Node {
         }
         let Some(slot) = peer.session() else { return };
         let Ok(payload) = slot.session.seal(plaintext) else { return };
-        self.output.transmit(Transmit { source, destination: to, payload });
+        self.base.transmit(Transmit { source, destination: to, payload });
     }
 
     /// Takes the next datagram, effect or event, in the order in which they are to be seen to. Each effect is answered by
     /// [`Node::handle_done`].
     pub fn poll(&mut self) -> Option<Output> {
-        self.output.poll()
+        self.base.poll()
     }
 
     /// When [`Node::handle_timeout`] is due.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        [self.timers.next(), self.flows.poll_timeout()].into_iter().flatten().min()
+        [self.base.next_timer(), self.flows.poll_timeout()].into_iter().flatten().min()
     }
 
     /// Datagrams that were dropped as malformed, forged, replayed or unknown (P-1).
     #[must_use]
     pub fn dropped(&self) -> u64 {
-        self.dropped
-    }
-
-    pub(crate) fn drop_datagram(&mut self) {
-        self.dropped += 1;
+        self.base.dropped()
     }
 }

@@ -7,13 +7,15 @@ use std::time::Duration;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::attachments::Routes;
 use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp};
 use crate::base::output::Asked;
+use crate::base::pace::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
 use crate::base::timer::Timer;
 use crate::binding::update::PendingUpdate;
 use crate::flow::{Flow, Stage};
-use crate::node::{Node, Routes};
+use crate::node::Node;
 use crate::session::peer::{Away, Peer};
 
 /// How long flows wait before their sockets are kept from giving up (P-46). The least that programs set as a
@@ -21,9 +23,6 @@ use crate::session::peer::{Away, Peer};
 const PARK_AFTER: Duration = Duration::from_secs(3);
 /// How long a peer may be silent until what this host passes on for it is over: so long sockets wait at the most (decision 0008).
 pub(crate) const VANISHED: Duration = Duration::from_secs(20 * 86_400);
-/// Pauses between looks for a silent peer, at first and at the longest.
-pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(2);
-pub(crate) const LOOK_PAUSE_LONGEST: Duration = Duration::from_secs(300);
 /// Unanswered checks of a path after which a peer with a stalled flow is taken to be away.
 pub(crate) const SILENT_AFTER: u32 = 3;
 /// What was said so long ago may be said again at once, where there is a reason.
@@ -37,17 +36,17 @@ impl Node {
     /// This host goes away: its peers are told, and its flows wait. [`Node::leaving_peers`] tells how many have not answered
     /// yet. Whatever changes in the network before [`Node::resume`] is not acted on.
     pub fn suspend(&mut self, now: Time) {
-        if std::mem::replace(&mut self.suspended, true) {
+        if self.base.set_suspended(true) {
             return;
         }
-        self.output.ask(StoreOp::SaveSuspended(true), Asked::Effect("saving that this host is suspended"));
+        self.base.ask(StoreOp::SaveSuspended(true), Asked::Effect("saving that this host is suspended"));
         self.part(now);
     }
 
     /// Takes over that this host was suspended when the daemon before this one ended. Its peers may not have heard of it:
     /// they are told as soon as anything is heard of them. Call it after [`Node::restore`], before anything else.
     pub fn restore_suspended(&mut self, now: Time) {
-        self.suspended = true;
+        self.base.set_suspended(true);
         for id in self.part(now) {
             if let Some(peer) = self.peers.get_mut(&id) {
                 peer.unheard = true;
@@ -63,7 +62,7 @@ impl Node {
         }
         self.refresh_sets();
         let flows = ids.iter().map(|id| self.living(*id)).sum();
-        self.output.event(Event::Suspended { flows });
+        self.base.event(Event::Suspended { flows });
         ids
     }
 
@@ -81,8 +80,8 @@ impl Node {
             peer.update = Some(PendingUpdate { absent: true, ..update });
             self.repeat_update(now, id);
         }
-        self.timers.stop(Timer::Probe(id));
-        self.timers.stop(Timer::Keepalive(id));
+        self.base.stop_timer(Timer::Probe(id));
+        self.base.stop_timer(Timer::Keepalive(id));
         self.park(id);
         self.hold(now, id);
     }
@@ -97,7 +96,7 @@ impl Node {
     /// Something was heard of a peer that never answered the word of parting: this host is not asleep yet, and the way is there
     /// again.
     pub(crate) fn part_again(&mut self, now: Time, id: PeerId) {
-        if self.suspended && self.peers.get(&id).is_some_and(|peer| peer.unheard && !peer.flows.is_empty()) {
+        if self.base.is_suspended() && self.peers.get(&id).is_some_and(|peer| peer.unheard && !peer.flows.is_empty()) {
             self.part_from(now, id);
         }
     }
@@ -105,30 +104,27 @@ impl Node {
     /// Whether this host is suspended.
     #[must_use]
     pub fn is_suspended(&self) -> bool {
-        self.suspended
+        self.base.is_suspended()
     }
 
     /// This host is back: its flows go on from where it is now.
     pub fn resume(&mut self, now: Time, routes: &dyn Routes) {
-        if !std::mem::replace(&mut self.suspended, false) {
+        if !self.base.set_suspended(false) {
             return;
         }
-        self.output
-            .ask(StoreOp::SaveSuspended(false), Asked::Effect("saving that this host is not suspended any more"));
-        self.output.event(Event::Resumed);
+        self.base.ask(StoreOp::SaveSuspended(false), Asked::Effect("saving that this host is not suspended any more"));
+        self.base.event(Event::Resumed);
         self.meet_later(now);
         self.hurry_community(now);
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         for id in ids {
-            if let Some(peer) =
-                self.peers.get_mut(&id).filter(|peer| peer.places.local == crate::session::peer::NOWHERE)
-            {
+            if let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.places.local == crate::base::op::NOWHERE) {
                 peer.unheard = false;
                 peer.update = None;
                 peer.attachment = None;
                 // A daemon that was started meanwhile has told nobody where it is.
                 peer.restored = false;
-                self.timers.stop(Timer::Update(id));
+                self.base.stop_timer(Timer::Update(id));
             }
             self.look_for_move(now, id, routes, None);
         }
@@ -141,9 +137,9 @@ impl Node {
         peer.leave_place(now);
         peer.candidate = None;
         peer.stalled = false;
-        self.timers.stop(Timer::Challenge(id));
-        self.timers.stop(Timer::Probe(id));
-        self.timers.stop(Timer::Keepalive(id));
+        self.base.stop_timer(Timer::Challenge(id));
+        self.base.stop_timer(Timer::Probe(id));
+        self.base.stop_timer(Timer::Keepalive(id));
         self.be_away(now, id, Away::Announced);
     }
 
@@ -161,7 +157,7 @@ impl Node {
         self.refresh_sets();
         self.refresh_listening(now);
         if flows > 0 {
-            self.output.event(Event::PeerAway { peer: id, announced: away == Away::Announced, flows });
+            self.base.event(Event::PeerAway { peer: id, announced: away == Away::Announced, flows });
         }
     }
 
@@ -188,7 +184,7 @@ impl Node {
         let here: Option<IpAddr> = peer.attachment.map(|attachment| attachment.address);
         let mut flows = peer.flows.iter().filter(|flow| flow.transport == Transport::Tcp);
         if let Some(flow) = flows.find(|flow| Some(flow.local.ip()) == here).copied() {
-            self.output.op(FlowOp::AskNatively { flow });
+            self.base.op(FlowOp::AskNatively { flow });
         }
     }
 
@@ -196,13 +192,13 @@ impl Node {
     pub(crate) fn tell_silence(&mut self, id: PeerId, tries: u32) {
         let Some(peer) = self.peers.get(&id) else { return };
         if tries == TOLD_AFTER
-            && !self.suspended
+            && !self.base.is_suspended()
             && !peer.has_session()
             && peer.away.is_none()
             && !peer.flows.is_empty()
         {
             let (remote, flows) = (peer.remote, self.living(id));
-            self.output.event(Event::PeerSilent { peer: id, remote, flows });
+            self.base.event(Event::PeerSilent { peer: id, remote, flows });
         }
     }
 
@@ -224,7 +220,7 @@ impl Node {
         if waited {
             self.wake_senders(now, id, false);
             let flows = self.living(id);
-            self.output.event(Event::PeerBack { peer: id, flows, carried: self.carried(id) });
+            self.base.event(Event::PeerBack { peer: id, flows, carried: self.carried(id) });
         }
         self.check_later(now, id);
         self.hurry(now, id);
@@ -236,7 +232,7 @@ impl Node {
         if let Some(update) = peer.update.as_mut().filter(|update| update.sent + HURRY <= now) {
             // First to where it is now.
             update.tries = 0;
-            self.timers.set_earlier(Timer::Update(id), now);
+            self.base.set_timer_earlier(Timer::Update(id), now);
         }
         if peer.waiting.said.is_none_or(|said| said + HURRY <= now) {
             self.tell_waiting_soon(now, id);
@@ -280,7 +276,7 @@ impl Node {
     fn save_peer(&mut self, id: PeerId) {
         if let Some(peer) = self.peers.get(&id) {
             let saved = peer.saved();
-            self.output.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+            self.base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
         }
     }
 
@@ -288,7 +284,7 @@ impl Node {
     fn end_flows(&mut self, now: Time, id: PeerId, ended: &[FlowTuple]) {
         for flow in ended {
             if flow.transport == Transport::Tcp {
-                self.output
+                self.base
                     .ask(FlowOp::Reset { flow: *flow }, Asked::Effect("ending a connection whose other end is gone"));
             }
             let entry = self.flows.get(flow).and_then(Flow::entry).copied();
@@ -296,7 +292,7 @@ impl Node {
             // Whoever else had the socket, it moves no more.
             entry.iter().for_each(|entry| self.end_moved_flow(entry));
         }
-        self.output.event(Event::PeerRestarted { peer: id, flows: ended.len() });
+        self.base.event(Event::PeerRestarted { peer: id, flows: ended.len() });
         self.put_binding_in_force(now, id);
         self.refresh_sets();
         self.idle_later(now, id);
@@ -321,7 +317,7 @@ impl Node {
         let flows = &self.flows;
         // A gateway without memory has given our place another number. Where no NAT was on the way the address says it as well.
         let at_home = |flow: &FlowTuple, entry: &FlowEntry| {
-            let ours = self.attachments.contains_key(&flow.local.ip()) && entry.peer_tuple.mirrored() == *flow;
+            let ours = self.base.attachments().has(&flow.local.ip()) && entry.peer_tuple.mirrored() == *flow;
             entry.home == places || ours
         };
         let entry = |flow: &FlowTuple| flows.get(flow).and_then(Flow::entry).copied().filter(|entry| entry.beyond);
@@ -354,7 +350,7 @@ impl Node {
         }
         let until = peer.last_heard + VANISHED;
         if until > now {
-            self.timers.set(Timer::Vanished(id), until);
+            self.base.set_timer(Timer::Vanished(id), until);
             return;
         }
         for flow in behind {
@@ -377,7 +373,7 @@ impl Node {
 
     /// From now on the sockets of a peer's flows do not give up (P-46).
     fn park(&mut self, id: PeerId) {
-        self.timers.stop(Timer::Park(id));
+        self.base.stop_timer(Timer::Park(id));
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.parked = true;
         }
@@ -388,11 +384,11 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.waits() {
             if !peer.parked {
-                self.timers.set_earlier(Timer::Park(id), now + PARK_AFTER);
+                self.base.set_timer_earlier(Timer::Park(id), now + PARK_AFTER);
             }
         } else {
             peer.parked = false;
-            self.timers.stop(Timer::Park(id));
+            self.base.stop_timer(Timer::Park(id));
         }
     }
 

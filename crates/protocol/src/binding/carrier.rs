@@ -8,12 +8,12 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::base::event::Event;
-use crate::base::op::{BindingOp, Carrier, PeerId, TunnelOp, TunnelPath};
+use crate::base::op::{BindingOp, Carrier, NOWHERE, PeerId, TunnelOp, TunnelPath};
 use crate::base::output::{Asked, OpId, State};
 use crate::base::timer::Timer;
 use crate::flow::introduction::PROBE_BIT;
 use crate::node::Node;
-use crate::session::peer::{CarrierProbe, NOWHERE};
+use crate::session::peer::CarrierProbe;
 
 /// Carrier probes in one round, and the pause between rounds at first (P-20).
 const PROBES: u32 = 3;
@@ -24,7 +24,7 @@ impl Node {
     /// How moved flows go at first, before any probe (P-19, P-20).
     pub(crate) fn choose_carrier(&mut self, now: Time, id: PeerId) {
         self.claim_pair(now, id);
-        let carriers = self.config.carriers;
+        let carriers = self.base.config().carriers;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let unconfirmed = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
         peer.carrier = if peer.places.local == NOWHERE || peer.is_held_away() {
@@ -42,7 +42,7 @@ impl Node {
 
     /// Tells the tunnel where the peer is.
     pub(crate) fn set_tunnel_path(&mut self, id: PeerId) {
-        let sealed = self.config.tunnel_sealed;
+        let sealed = self.base.config().tunnel_sealed;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let remote = peer.heading();
         let held = peer.places.local == NOWHERE && peer.meanwhile().is_none();
@@ -58,13 +58,13 @@ impl Node {
         let allowance = if held && !early { Some(0) } else { allowance };
         let path = TunnelPath { send_index, source, remote, allowance, sealed };
         let op = TunnelOp::SetPath { peer: id, receive_index, path };
-        self.output.ask(op, Asked::State("leading the tunnel", State::Path(id)));
+        self.base.ask(op, Asked::State("leading the tunnel", State::Path(id)));
     }
 
     /// Both ends want it, no NAT is known on the way, both locators are of one family, and the tunnel goes first (P-19).
     pub(crate) fn rewrite_possible(&self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(&id) else { return false };
-        self.config.carriers.rewrite && !peer.peer_refuses_rewrite && !peer.only_tunnel && peer.pair.is_some()
+        self.base.config().carriers.rewrite && !peer.peer_refuses_rewrite && !peer.only_tunnel && peer.pair.is_some()
     }
 
     /// Sends a carrier probe: the moving end begins, the other answers with one of its own (P-20).
@@ -72,8 +72,8 @@ impl Node {
         if !self.rewrite_possible(id) {
             return;
         }
-        let nonce = self.random.u64() | PROBE_BIT;
-        let port = 32768 + (self.random.u32() % 28000) as u16;
+        let nonce = self.base.random().u64() | PROBE_BIT;
+        let port = 32768 + (self.base.random().u32() % 28000) as u16;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let (Some(source), false) = (peer.source, peer.probe.forward) else { return };
         // As the flows go: a firewall on the way may let through the service's port alone, and theirs is another (P-16).
@@ -97,8 +97,8 @@ impl Node {
             peer.round_trip() * 2 + Duration::from_millis(20)
         };
         let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
-        self.timers.set(Timer::Probe(id), now + pause);
-        self.output.ask(BindingOp::Probe { wire, index, nonce }, Asked::Effect("probing the carrier"));
+        self.base.set_timer(Timer::Probe(id), now + pause);
+        self.base.ask(BindingOp::Probe { wire, index, nonce }, Asked::Effect("probing the carrier"));
     }
 
     /// A probe of the peer's arrived on `wire`.
@@ -129,14 +129,14 @@ impl Node {
     /// Somebody else of this host has the wire port of a UDP flow with this peer, and would get what comes under it. So nothing is to
     /// come rewritten until one of the ends moves (P-160).
     pub fn handle_wire_port_taken(&mut self, now: Time, id: PeerId) {
-        let tunnel = self.config.carriers.tunnel;
+        let tunnel = self.base.config().carriers.tunnel;
         let Some(peer) = self.peers.get_mut(&id).filter(|peer| tunnel && !peer.only_tunnel) else { return };
         peer.only_tunnel = true;
         peer.probe = CarrierProbe::default();
-        self.timers.stop(Timer::Probe(id));
+        self.base.stop_timer(Timer::Probe(id));
         if matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
             peer.carrier = Carrier::Tunnel;
-            self.output.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
+            self.base.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
         }
         self.put_binding_in_force(now, id);
         self.announce_again(now, id);
@@ -164,9 +164,9 @@ impl Node {
         // P-24
         peer.carrier = if peer.probe.leading { Carrier::Rewrite } else { Carrier::FollowRewrite };
         let carrier = peer.carrier;
-        self.timers.stop(Timer::Probe(id));
+        self.base.stop_timer(Timer::Probe(id));
         self.put_binding_in_force(now, id);
         self.refresh_sets();
-        self.output.event(Event::CarrierChanged { peer: id, carrier });
+        self.base.event(Event::CarrierChanged { peer: id, carrier });
     }
 }

@@ -19,11 +19,9 @@ impl Node {
         }
         // A gateway does not see what is bound at a host behind it (P-137). A daemon that was started a moment ago does not know its own
         // addresses yet: what came rewritten before it came to one of them, and nobody may answer it with a reset meanwhile.
-        let (own, behind) = (&self.attachments, &self.config.behind);
-        let goes_on = own.is_empty() && matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite);
-        let speaks = |source: &IpAddr| {
-            !goes_on && !own.contains_key(source) && behind.iter().any(|prefix| prefix.contains(*source))
-        };
+        let attachments = self.base.attachments();
+        let goes_on = attachments.is_empty() && matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite);
+        let speaks = |source: &IpAddr| !goes_on && attachments.is_behind(*source);
         let shared = self.sightings.is_shared(now, peer.remote.ip());
         let wanted = peer.wanted_pair(shared).filter(|(source, _)| !speaks(source));
         if peer.pair == wanted {
@@ -34,7 +32,7 @@ impl Node {
         }
         let Some(pair) = wanted.filter(|pair| !self.pairs.contains_key(pair)) else {
             if matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
-                peer.carrier = if self.config.carriers.tunnel { Carrier::Tunnel } else { Carrier::Hold };
+                peer.carrier = if self.base.config().carriers.tunnel { Carrier::Tunnel } else { Carrier::Hold };
                 peer.probe.forward = false;
             }
             return;
@@ -59,11 +57,11 @@ impl Node {
         let mut binding = peer.binding();
         binding.former.retain(|pair| self.pairs.get(pair).is_none_or(|holder| *holder == id));
         let op = BindingOp::Set { peer: id, binding, moved };
-        let asked = self.output.ask(op, Asked::State("putting a binding in force", State::Binding(id)));
+        let asked = self.base.ask(op, Asked::State("putting a binding in force", State::Binding(id)));
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.binding_asked = Some(asked);
         let saved = peer.saved();
-        self.output.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+        self.base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
     }
 
     /// Tells the caller the sets of addresses that moved flows need, where they changed.
@@ -103,17 +101,17 @@ impl Node {
 
     pub(crate) fn keep_addresses(&mut self) {
         let asked = Asked::State("keeping old addresses", State::Sets);
-        self.output.ask(AddressOp::Keep { addresses: self.keeping.clone() }, asked);
+        self.base.ask(AddressOp::Keep { addresses: self.keeping.clone() }, asked);
     }
 
     fn leave_from(&mut self) {
         let asked = Asked::State("leading packets out of the network that is left", State::Sets);
-        self.output.ask(AddressOp::LeaveFrom { addresses: self.leaving.clone() }, asked);
+        self.base.ask(AddressOp::LeaveFrom { addresses: self.leaving.clone() }, asked);
     }
 
     pub(crate) fn reach_peers(&mut self) {
         let asked = Asked::State("reaching moved peers", State::Sets);
-        self.output.ask(AddressOp::Reach { addresses: self.reaching.clone() }, asked);
+        self.base.ask(AddressOp::Reach { addresses: self.reaching.clone() }, asked);
     }
 
     /// Tells the caller the sets again.
@@ -126,7 +124,7 @@ impl Node {
     /// Tells the caller again which sessions introductions may come for.
     pub(crate) fn put_listening_in_force(&mut self) {
         let asked = Asked::State("looking for introductions", State::Listening);
-        self.output.ask(FlowOp::ListenForIntroductions { indices: self.listening.clone() }, asked);
+        self.base.ask(FlowOp::ListenForIntroductions { indices: self.listening.clone() }, asked);
     }
 
     /// Tells the caller which sessions introductions may come for, where that changed.

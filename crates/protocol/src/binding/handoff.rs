@@ -9,17 +9,17 @@ use whimbrel_wire::message::{BindingStatus, Message, UpdateFlags};
 
 use crate::Time;
 use crate::base::arrival::Arrival;
+use crate::base::attachments::{Attachment, Routes};
 use crate::base::event::Event;
-use crate::base::op::{BindingOp, Carrier, PeerId, StoreOp};
+use crate::base::op::{BindingOp, Carrier, NOWHERE, PeerId, StoreOp};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::binding::absence::PARTINGS;
 use crate::binding::update::{Meanwhile, PendingUpdate};
 use crate::flow::stall::Stalls;
-use crate::node::{Node, Routes};
+use crate::node::Node;
 use crate::path::challenge::{Awaited, Candidate};
-use crate::role::gateway::attached;
-use crate::session::peer::{Attachment, Away, CarrierProbe, NOWHERE, Peer};
+use crate::session::peer::{Away, CarrierProbe, Peer};
 
 /// Seconds that a binding is asked for; it is not renewed by time, since its flows end it.
 const LIFETIME: u32 = 0;
@@ -74,12 +74,12 @@ impl Node {
 
     /// Compares where we are towards a peer with where we were. `forced`: a hand-off by hand, perhaps to an address.
     pub(crate) fn look_for_move(&mut self, now: Time, id: PeerId, routes: &dyn Routes, forced: Option<Option<IpAddr>>) {
-        if self.suspended {
+        if self.base.is_suspended() {
             return;
         }
         let Some(peer) = self.peers.get(&id) else { return };
-        let by_hand = forced.map(|to| to.and_then(|to| self.attachments.get(&to).copied()));
-        let preferred = by_hand.unwrap_or(peer.preferred).filter(|a| self.attachments.get(&a.address) == Some(a));
+        let by_hand = forced.map(|to| to.and_then(|to| self.base.attachments().get(&to)));
+        let preferred = by_hand.unwrap_or(peer.preferred).filter(|a| self.base.attachments().is_current(&a));
         let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
         // P-53; else by the first.
         let mut ways = self.ways_to(peer, wanted, routes);
@@ -125,13 +125,13 @@ impl Node {
         for target in places.into_iter().chain(peer.locators.iter().copied()) {
             let alike = |address: &IpAddr| address.is_ipv4() == target.is_ipv4();
             // Each look at the routes costs, and a peer may tell many addresses.
-            if ways.iter().any(|way| alike(&way.address)) || !self.attachments.keys().any(alike) {
+            if ways.iter().any(|way| alike(&way.address)) || !self.base.attachments().addresses().any(alike) {
                 continue;
             }
             // Who has asked a host behind this one is answered from there, wherever this one is (P-100).
-            let asked = peer.source.filter(|source| alike(source) && self.speaks_at(*source));
+            let asked = peer.source.filter(|source| alike(source) && self.base.attachments().speaks_at(*source));
             let source = wanted.filter(alike).or(asked).or_else(|| routes.source_for(target));
-            ways.extend(source.and_then(|source| self.attachment_at(source)));
+            ways.extend(source.and_then(|source| self.base.attachments().at(source)));
             if peer.flows.is_empty() && !ways.is_empty() {
                 break;
             }
@@ -146,12 +146,12 @@ impl Node {
         peer.note_left();
         peer.attachment = None;
         peer.update = None;
-        self.timers.stop(Timer::Update(id));
-        self.timers.stop(Timer::Probe(id));
+        self.base.stop_timer(Timer::Update(id));
+        self.base.stop_timer(Timer::Probe(id));
         self.hold(now, id);
         let flows = self.living(id);
         if flows > 0 {
-            self.output.event(Event::Moving { peer: id, from, to: None, flows, kept: false });
+            self.base.event(Event::Moving { peer: id, from, to: None, flows, kept: false });
         }
     }
 
@@ -161,7 +161,7 @@ impl Node {
     }
 
     fn hold_as(&mut self, now: Time, id: PeerId, carrier: Carrier) {
-        let tunnel = carrier == Carrier::Tunnel && self.config.carriers.tunnel;
+        let tunnel = carrier == Carrier::Tunnel && self.base.config().carriers.tunnel;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.places.local = NOWHERE;
         peer.listens = false;
@@ -186,10 +186,10 @@ impl Node {
     /// Tells a peer with flows our addresses, where they are not those that it was told.
     pub(crate) fn tell_locators(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id) else { return };
-        let told = peer.told.iter().eq(self.attachments.keys());
+        let told = peer.told.iter().eq(self.base.attachments().addresses());
         if !told && !peer.flows.is_empty() && peer.has_session() {
             // They go along with a check of the path, so that they are repeated where they are lost.
-            self.timers.set(Timer::Keepalive(id), now);
+            self.base.set_timer(Timer::Keepalive(id), now);
         }
     }
 
@@ -203,7 +203,7 @@ impl Node {
             None => Meanwhile { binding: peer.binding(), attachment: peer.attachment? },
         };
         let attachment = meanwhile.attachment;
-        let there = self.attachments.get(&attachment.address) == Some(&attachment);
+        let there = self.base.attachments().is_current(&attachment);
         (there && routes.still_reaches(attachment.address, meanwhile.binding.peer_locator)).then_some(meanwhile)
     }
 
@@ -253,9 +253,9 @@ impl Node {
         let at = peer.source;
         self.put_binding_in_force(now, id);
         self.refresh_sets();
-        self.output.ask(BindingOp::Kick { peer: id, lost: false }, Asked::Effect("waking senders"));
+        self.base.ask(BindingOp::Kick { peer: id, lost: false }, Asked::Effect("waking senders"));
         let flows = self.living(id);
-        self.output.event(Event::NotMoved { peer: id, at, flows, carried: self.carried(id) });
+        self.base.event(Event::NotMoved { peer: id, at, flows, carried: self.carried(id) });
         self.refresh_listening(now);
     }
 
@@ -273,7 +273,7 @@ impl Node {
         peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
         peer.only_tunnel = false;
         peer.stalls = Stalls::default();
-        self.timers.stop(Timer::Probe(id));
+        self.base.stop_timer(Timer::Probe(id));
         let idle = peer.flows.is_empty() && peer.introductions.active.is_empty();
         if idle && !peer.has_session() {
             // Nothing to move, nobody to tell. The place gets its number when there is a session again: what is opened
@@ -293,7 +293,7 @@ impl Node {
         self.accept_former(now, id);
         let flows = self.living(id);
         if flows > 0 {
-            self.output.event(Event::Moving { peer: id, from, to: Some(attachment.address), flows, kept: !lost });
+            self.base.event(Event::Moving { peer: id, from, to: Some(attachment.address), flows, kept: !lost });
         }
     }
 
@@ -311,7 +311,7 @@ impl Node {
     /// Flows of a peer that are at home may use another address than the place names (P-33). Where one of those is gone,
     /// they are at home nowhere.
     pub(crate) fn uproot(&mut self, now: Time, id: PeerId) {
-        let gone = |address: &IpAddr| self.attachment_at(*address).is_none() || self.replaced.contains(address);
+        let gone = |address: &IpAddr| self.base.attachments().is_gone(*address);
         let Some(peer) = self.peers.get(&id) else { return };
         if peer.attachment.is_none() || peer.update.is_some() || !peer.is_rooted(gone) {
             return;
@@ -326,7 +326,7 @@ impl Node {
         self.accept_former(now, id);
         let Some(peer) = self.peers.get(&id) else { return };
         let (source, flows) = (peer.source, self.living(id));
-        self.output.event(Event::Moving { peer: id, from: source, to: source, flows, kept: false });
+        self.base.event(Event::Moving { peer: id, from: source, to: source, flows, kept: false });
     }
 
     /// A peer has other ideas of where we are.
@@ -360,7 +360,7 @@ impl Node {
         self.refresh_sets();
         if let Some(from) = tried {
             let flows = self.living(id);
-            self.output.event(Event::TakenBack { peer: id, from, flows });
+            self.base.event(Event::TakenBack { peer: id, from, flows });
         }
         true
     }
@@ -372,7 +372,7 @@ impl Node {
         let Some(update) = peer.update.as_ref() else { return };
         let strayed = peer.source.is_some_and(|source| source.is_ipv4() != peer.remote.is_ipv4());
         let due = strayed && update.tries >= UPDATES_TO_A_FAMILY;
-        let other = peer.otherwise.filter(|other| self.attachments.get(&other.address) == Some(other));
+        let other = peer.otherwise.filter(|other| self.base.attachments().is_current(&other));
         let (Some(other), true) = (other, due && update.held && !update.absent && update.meanwhile.is_none()) else {
             return;
         };
@@ -394,7 +394,7 @@ impl Node {
 
     /// There is a session with a peer that may not know where we are.
     pub(crate) fn announce_late(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get(&id).filter(|_| !self.suspended) else { return };
+        let Some(peer) = self.peers.get(&id).filter(|_| !self.base.is_suspended()) else { return };
         if peer.unannounced && peer.attachment.is_some() && peer.update.is_none() {
             let held = peer.places.local == NOWHERE;
             self.announce(now, id, false, held, false);
@@ -407,7 +407,7 @@ impl Node {
             return;
         }
         self.try_other_family(now, id);
-        let (port, keeps) = (self.config.port, self.keeps(id));
+        let (port, keeps) = (self.base.config().port, self.keeps(id));
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(source) = peer.source else { return };
         let repeat = peer.round_trip();
@@ -425,7 +425,7 @@ impl Node {
             (peer.remote, peer.repeat_after(peer.update.as_ref().map_or(1, |update| update.tries + 1)));
         let Some(update) = peer.update.as_mut() else { return };
         if addresses.is_empty() {
-            self.timers.set(Timer::Update(id), now + UPDATE_PAUSE_LONGEST);
+            self.base.set_timer(Timer::Update(id), now + UPDATE_PAUSE_LONGEST);
             return;
         }
         update.tries += 1;
@@ -457,7 +457,7 @@ impl Node {
         } else {
             (UPDATE_PAUSE * 2u32.pow(((tries - close) / UPDATES_TO_ONE).min(5))).min(UPDATE_PAUSE_LONGEST)
         };
-        self.timers.set(Timer::Update(id), now + again);
+        self.base.set_timer(Timer::Update(id), now + again);
         self.tell_silence(id, tries);
         let proven = self.peers.get(&id).is_some_and(|peer| peer.has_shown(to));
         self.say_update(id, to);
@@ -473,9 +473,9 @@ impl Node {
 
     /// Sends the pending update to an endpoint of the peer's, or to one that may be.
     pub(crate) fn say_update(&mut self, id: PeerId, to: SocketAddr) {
-        let port = self.config.port;
+        let port = self.base.config().port;
         let flags = self.own_flags(id);
-        let token = self.random.u64();
+        let token = self.base.random().u64();
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let (remote, proven) = (peer.remote, peer.has_shown(to));
         let (Some(source), Some(update)) = (peer.source, peer.update.as_mut()) else { return };
@@ -510,10 +510,10 @@ impl Node {
 
     fn own_flags(&self, id: PeerId) -> UpdateFlags {
         let mut flags = UpdateFlags::NONE;
-        if !self.config.tunnel_sealed {
+        if !self.base.config().tunnel_sealed {
             flags = flags.with(UpdateFlags::PLAIN_TUNNEL_ACCEPTED);
         }
-        if !self.config.carriers.rewrite || self.peers.get(&id).is_some_and(|peer| peer.only_tunnel) {
+        if !self.base.config().carriers.rewrite || self.peers.get(&id).is_some_and(|peer| peer.only_tunnel) {
             flags = flags.with(UpdateFlags::REWRITE_REFUSED);
         }
         flags
@@ -529,7 +529,7 @@ impl Node {
         answers: &mut Vec<Message>,
     ) {
         let mut flags_here = self.own_flags(id);
-        let token = self.random.u64();
+        let token = self.base.random().u64();
         let Update { sequence, flags, claimed } = *update;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let acknowledgement = |status, flags, newest, place| Message::BindingAcknowledgement {
@@ -597,7 +597,7 @@ impl Node {
             let challenge = peer.candidate.as_ref().filter(|candidate| candidate.remote == arrival.source);
             answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
             let saved = peer.saved();
-            self.output.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+            self.base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
             return;
         }
         let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST);
@@ -609,14 +609,14 @@ impl Node {
             peer.candidate = Some(Candidate { awaited: Some(awaited), ..candidate });
             let again = peer.repeat_after(1);
             answers.push(Message::PathChallenge { token });
-            self.timers.set(Timer::Challenge(id), now + again);
+            self.base.set_timer(Timer::Challenge(id), now + again);
             self.send_to(id, arrival.destination, arrival.source, answers);
             answers.clear();
             self.put_binding_in_force(now, id);
             return;
         }
         let asked = awaited.destination;
-        let asked = asked.and_then(|address| attached(&self.attachments, &self.config.behind, address));
+        let asked = asked.and_then(|address| self.base.attachments().at(address));
         peer.follow(now, &awaited, asked);
         peer.unbroken = false;
         peer.stalled = false;
@@ -625,22 +625,22 @@ impl Node {
         }
         if arrival.source == peer.remote {
             peer.candidate = None;
-            self.timers.stop(Timer::Challenge(id));
+            self.base.stop_timer(Timer::Challenge(id));
         } else {
             // P-18
             peer.candidate = Some(Candidate::new(arrival.source, token, now, arrival.length, true));
             answers.push(Message::PathChallenge { token });
             let again = peer.repeat_after(1);
-            self.timers.set(Timer::Challenge(id), now + again);
+            self.base.set_timer(Timer::Challenge(id), now + again);
         }
         let waited = !peer.flows.is_empty();
-        if self.suspended {
+        if self.base.is_suspended() {
             // Whoever is away has been told where the other end is for a long time: nothing else would tell the daemon after
             // this one.
             self.lead_flows(now, id);
             let (saved, told) = (self.peers[&id].saved(), std::mem::take(answers));
             let say = Asked::Say(id, arrival.destination, arrival.source, told);
-            self.output.ask(StoreOp::SavePeer(saved), say);
+            self.base.ask(StoreOp::SavePeer(saved), say);
         } else {
             // The answer before the effects: it is what the peer waits for.
             self.send_to(id, arrival.destination, arrival.source, answers);
@@ -650,13 +650,13 @@ impl Node {
         if waited {
             self.wake_senders(now, id, lost);
             let (flows, carried) = (self.living(id), self.carried(id));
-            self.output.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows, carried });
+            self.base.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows, carried });
         }
     }
 
     /// The flows of a peer that moved go where it is now.
     pub(crate) fn lead_flows(&mut self, now: Time, id: PeerId) {
-        self.timers.stop(Timer::Probe(id));
+        self.base.stop_timer(Timer::Probe(id));
         self.choose_carrier(now, id);
         self.set_tunnel_path(id);
         self.put_binding_in_force(now, id);
@@ -667,7 +667,7 @@ impl Node {
 
     /// The peer's answer to our update.
     pub(crate) fn handle_acknowledgement(&mut self, now: Time, id: PeerId, arrival: &Arrival, ack: &Acknowledgement) {
-        let token = self.random.u64();
+        let token = self.base.random().u64();
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(update) = peer.update.as_ref().filter(|update| update.sequence == ack.sequence) else { return };
         match ack.status {
@@ -690,14 +690,14 @@ impl Node {
             }
             _ => {
                 peer.update = None;
-                self.timers.stop(Timer::Update(id));
-                self.output.event(Event::Refused { peer: id, reason: "it refuses our move" });
+                self.base.stop_timer(Timer::Update(id));
+                self.base.event(Event::Refused { peer: id, reason: "it refuses our move" });
                 return;
             }
         }
         if update.absent {
             peer.update = None;
-            self.timers.stop(Timer::Update(id));
+            self.base.stop_timer(Timer::Update(id));
             return;
         }
         let (proven, asked) = (update.proven, update.asked.last().map(|(asked, _)| *asked));
@@ -706,7 +706,7 @@ impl Node {
         // P-160: it was found out after the update was sent.
         peer.unannounced = peer.only_tunnel && !update.only_tunnel;
         peer.update = None;
-        self.timers.stop(Timer::Update(id));
+        self.base.stop_timer(Timer::Update(id));
         if tries == 1 {
             peer.sample_round_trip(now.since(sent));
         }
@@ -723,7 +723,7 @@ impl Node {
                 self.probe_carrier(now, id);
             }
             let saved = self.peers[&id].saved();
-            self.output.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+            self.base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
             self.introduce_on(now, id);
             self.tell_waiting_soon(now, id);
             // An address that went meanwhile was not looked at.
@@ -744,17 +744,17 @@ impl Node {
             // One of its addresses that we can reach from here. It may still send by the one that it told.
             if remote != peer.remote {
                 peer.retire_path();
-                peer.note_other_address(remote, self.config.port);
+                peer.note_other_address(remote, self.base.config().port);
             }
             peer.remote = remote;
             peer.unproven = false;
             peer.candidate = None;
-            self.timers.stop(Timer::Challenge(id));
+            self.base.stop_timer(Timer::Challenge(id));
         } else if let Some(asked) = asked.filter(|_| !usable) {
             // The address that the answer came from proves nothing, nor has the one that was asked (P-18).
             peer.candidate = Some(Candidate::new(asked, token, now, arrival.length, true));
             let again = peer.repeat_after(1);
-            self.timers.set(Timer::Challenge(id), now + again);
+            self.base.set_timer(Timer::Challenge(id), now + again);
             challenge = Some(asked);
         }
         self.note_sighting(now, id, proven);
@@ -767,10 +767,10 @@ impl Node {
         self.refresh_sets();
         self.refresh_listening(now);
         if waited {
-            self.output.ask(BindingOp::Kick { peer: id, lost }, Asked::Effect("waking senders"));
+            self.base.ask(BindingOp::Kick { peer: id, lost }, Asked::Effect("waking senders"));
             if let Some(to) = source {
                 let (flows, carried) = (self.living(id), self.carried(id));
-                self.output.event(Event::Moved { peer: id, to, translated, took: now.since(started), flows, carried });
+                self.base.event(Event::Moved { peer: id, to, translated, took: now.since(started), flows, carried });
             }
         }
         if let Some(asked) = challenge {
@@ -789,7 +789,7 @@ impl Node {
     /// Introductions that waited for an update go on.
     fn introduce_on(&mut self, now: Time, id: PeerId) {
         if self.peers.get(&id).is_some_and(|peer| !peer.introductions.active.is_empty()) {
-            self.timers.set(Timer::Introductions(id), now);
+            self.base.set_timer(Timer::Introductions(id), now);
         }
     }
 }

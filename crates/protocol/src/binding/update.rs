@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use crate::Time;
+use crate::base::attachments::Attachment;
 use crate::base::op::Binding;
-use crate::session::peer::Attachment;
 
 /// A binding update of ours that was not acknowledged yet.
 #[derive(Debug)]

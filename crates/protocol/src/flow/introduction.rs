@@ -8,13 +8,12 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::base::event::Event;
-use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, PeerId, Places, Waits};
+use crate::base::op::{ASTRAY, FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, PeerId, Places, Waits};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::flow::policy::Ruled;
 use crate::flow::{Flow, Origin, Responding, Stage};
 use crate::node::Node;
-use crate::session::peer::{ASTRAY, NOWHERE};
 
 /// How long a host looks for introductions after it was asked to.
 const LISTEN: Duration = Duration::from_secs(15);
@@ -89,7 +88,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.introductions.active.insert(flow) {
             peer.introductions.queue.push_back(flow);
-            self.timers.set_earlier(Timer::Introductions(id), now);
+            self.base.set_timer_earlier(Timer::Introductions(id), now);
         }
     }
 
@@ -101,7 +100,7 @@ impl Node {
         if !listening {
             self.listen_also(now);
         }
-        self.sweep_later(now);
+        self.base.sweep_later(now);
     }
 
     /// There is another session with a peer, or might be. It may be one that introductions are looked for of.
@@ -117,7 +116,7 @@ impl Node {
         if self.listening.len() < LISTENING_FEW {
             self.refresh_listening(now);
         } else {
-            self.timers.set_earlier(Timer::Listening, now + LISTENING_PAUSE);
+            self.base.set_timer_earlier(Timer::Listening, now + LISTENING_PAUSE);
         }
     }
 
@@ -126,20 +125,20 @@ impl Node {
         if peer.introductions.tag == tag {
             peer.introductions.ready_until = Some(now + READY);
             peer.introductions.request_tries = 0;
-            self.timers.set(Timer::Introductions(id), now);
+            self.base.set_timer(Timer::Introductions(id), now);
         }
     }
 
     /// One step of a peer's introductions: asks it to look for them, begins some, repeats what was not answered.
     pub(crate) fn continue_introductions(&mut self, now: Time, id: PeerId) {
-        let tag = self.random.u32();
+        let tag = self.base.random().u32();
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.introductions.active.is_empty() {
             return;
         }
         if !peer.has_session() || peer.attachment.is_none() || peer.update.is_some() || peer.places.local == NOWHERE {
             // Goes on when the session is there or the move is over.
-            self.timers.set(Timer::Introductions(id), now + Duration::from_secs(1));
+            self.base.set_timer(Timer::Introductions(id), now + Duration::from_secs(1));
             return;
         }
         if peer.introductions.ready_until.is_none_or(|until| until <= now) {
@@ -159,7 +158,7 @@ impl Node {
             peer.introductions.request_tries += 1;
             let doubt = peer.introductions.request_tries == TRIES;
             let again = peer.repeat_after(peer.introductions.request_tries);
-            self.timers.set(Timer::Introductions(id), now + again);
+            self.base.set_timer(Timer::Introductions(id), now + again);
             self.listen_for_introductions(now, id);
             self.send(id, &[Message::IntroductionRequest { tag }]);
             if doubt {
@@ -171,12 +170,12 @@ impl Node {
         self.listen_for_introductions(now, id);
         self.begin_introductions(now, id);
         self.repeat_introductions(now, id);
-        self.timers.set(Timer::Introductions(id), now + STEP);
+        self.base.set_timer(Timer::Introductions(id), now + STEP);
     }
 
     fn begin_introductions(&mut self, now: Time, id: PeerId) {
         for _ in 0..BEGUN_PER_STEP {
-            let nonce = self.random.u64() & !(PROBE_BIT | ANSWER_BIT);
+            let nonce = self.base.random().u64() & !(PROBE_BIT | ANSWER_BIT);
             let Some(peer) = self.peers.get_mut(&id) else { return };
             let Some(flow) = peer.introductions.queue.pop_front() else { return };
             let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
@@ -185,7 +184,7 @@ impl Node {
                 self.exclude_flow(&flow, rule);
                 continue;
             }
-            let full = self.flows.introduced() >= self.config.flows;
+            let full = self.flows.introduced() >= self.base.config().flows;
             let Some(peer) = self.peers.get_mut(&id) else { return };
             match self.flows.get_mut(&flow) {
                 Some(known) if !known.closed && matches!(known.stage, Stage::Open) => {
@@ -200,7 +199,7 @@ impl Node {
                         self.fail_introduction(now, &flow, NOT_CONNECTED);
                         continue;
                     }
-                    if peer.flows.len() >= self.config.flows_per_peer || full {
+                    if peer.flows.len() >= self.base.config().flows_per_peer || full {
                         self.fail_introduction(now, &flow, "there are as many movable connections as may be");
                         continue;
                     }
@@ -208,8 +207,8 @@ impl Node {
                     known.beyond = false;
                     peer.introductions.begun.insert(flow);
                     self.flows.add_nonce(nonce, flow);
-                    let end = self.end_of(&flow);
-                    self.output.op(FlowOp::Introduce { flow, end, index, nonce });
+                    let end = self.base.attachments().end_of(&flow);
+                    self.base.op(FlowOp::Introduce { flow, end, index, nonce });
                 }
                 _ => {
                     peer.introductions.active.remove(&flow);
@@ -247,7 +246,7 @@ impl Node {
                     *tries += 1;
                     *next = now + Duration::from_millis(500) * *tries;
                     let nonce = *nonce;
-                    self.output.op(FlowOp::Introduce { flow, end: self.end_of(&flow), index, nonce });
+                    self.base.op(FlowOp::Introduce { flow, end: self.base.attachments().end_of(&flow), index, nonce });
                 }
                 Some(Stage::Echoing { echo, session, tries, next, .. }) if *next <= now => {
                     // It may have started anew, without the nonces. And an echo is not said in two sessions: it would be named twice.
@@ -281,7 +280,7 @@ impl Node {
     /// A nonce was consumed at ingress: an introduction on `flow`, or a carrier probe on a tuple of the wire.
     pub fn handle_introduction(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
         let Some(&id) = self.by_index.get(&index) else {
-            self.drop_datagram();
+            self.base.drop_datagram();
             return;
         };
         if nonce & PROBE_BIT != 0 {
@@ -334,7 +333,7 @@ impl Node {
                 let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
                 known.stage = Stage::Echoing { peer: id, nonce: *own, echo, session: their_index, tries: 1, next };
                 if known.referred.is_some() {
-                    self.output.op(FlowOp::Expect { flow, from: Some(id) });
+                    self.base.op(FlowOp::Expect { flow, from: Some(id) });
                 }
                 self.send(id, &[Message::IntroductionEcho(echo)]);
             }
@@ -344,13 +343,18 @@ impl Node {
                 if echo.responder_nonce == nonce {
                     // Both ends introduce, and the peer has not seen our nonce.
                     let nonce = *own;
-                    self.output.op(FlowOp::Introduce { flow, end: self.end_of(&flow), index: their_index, nonce });
+                    self.base.op(FlowOp::Introduce {
+                        flow,
+                        end: self.base.attachments().end_of(&flow),
+                        index: their_index,
+                        nonce,
+                    });
                 }
             }
             Stage::Introduced { entry, .. } if entry.peer != id && !entry.passed_on => {
                 // Another peer sits on a tuple that we know: an address got a new owner, or somebody tries. The one that
                 // is introduced keeps it until its socket closes.
-                self.output
+                self.base
                     .event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
             }
             Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } }
@@ -369,8 +373,8 @@ impl Node {
         if flow.transport == Transport::Udp && !self.is_there(now, id, &flow) {
             return;
         }
-        let fresh = self.random.u64() & !PROBE_BIT | ANSWER_BIT;
-        let room = self.flows.introduced() < self.config.flows;
+        let fresh = self.base.random().u64() & !PROBE_BIT | ANSWER_BIT;
+        let room = self.flows.introduced() < self.base.config().flows;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let before = peer.introductions.responding.get_mut(&flow);
         let nonce = match before {
@@ -385,7 +389,7 @@ impl Node {
             // Begun anew, which nobody does at once.
             Some(before) if before.begun + ANEW > now => return,
             before => {
-                let many = peer.flows.len() >= self.config.flows_per_peer || !room;
+                let many = peer.flows.len() >= self.base.config().flows_per_peer || !room;
                 let known = peer.flows.contains(&flow) || before.is_some();
                 if !known && (many || peer.introductions.responding.len() >= RESPONDING_MOST) {
                     self.refuse_introduction(id, introducer_nonce, IntroductionRefusal::Busy);
@@ -396,7 +400,7 @@ impl Node {
                     self.flows.forget_nonce(former.nonce);
                 }
                 self.flows.add_nonce(fresh, flow);
-                self.sweep_later(now);
+                self.base.sweep_later(now);
                 fresh
             }
         };
@@ -404,13 +408,16 @@ impl Node {
         if self.flows.get(&flow).and_then(Flow::entry).is_some_and(elsewhere) {
             self.send(id, &[Message::Seen { nonce: introducer_nonce }]);
         }
-        self.output.ask(FlowOp::Introduce { flow, end: self.end_of(&flow), index, nonce }, Asked::Answer(id, flow));
+        self.base.ask(
+            FlowOp::Introduce { flow, end: self.base.attachments().end_of(&flow), index, nonce },
+            Asked::Answer(id, flow),
+        );
     }
 
     /// Whether a peer that introduces a datagram flow receives at its far address; else it is asked there, and introduces the flow again
     /// meanwhile (P-150). What is put into such a flow is read by whatever program has its far end.
     fn is_there(&mut self, now: Time, id: PeerId, flow: &FlowTuple) -> bool {
-        let (address, fresh, port) = (flow.remote.ip(), self.random.u64(), self.config.port);
+        let (address, fresh, port) = (flow.remote.ip(), self.base.random().u64(), self.base.config().port);
         let Some(peer) = self.peers.get_mut(&id) else { return false };
         let here = peer.remote.ip() == address && !peer.unproven && peer.has_session();
         if here || peer.shown.contains(now, address) {
@@ -498,7 +505,10 @@ impl Node {
             return refused(IntroductionRefusal::Refused);
         }
         let known = peer.flows.contains(&flow);
-        if !known && (peer.flows.len() >= self.config.flows_per_peer || self.flows.introduced() >= self.config.flows) {
+        if !known
+            && (peer.flows.len() >= self.base.config().flows_per_peer
+                || self.flows.introduced() >= self.base.config().flows)
+        {
             self.forget_responding(id, &flow);
             return refused(IntroductionRefusal::Busy);
         }
@@ -525,7 +535,7 @@ impl Node {
             peer_tuple: echo.tuple,
             wire_local_port,
             wire_remote_port: echo.wire_port,
-            end: before.map_or(self.end_of(&flow), |before| before.end),
+            end: before.map_or(self.base.attachments().end_of(&flow), |before| before.end),
             passed_on: false,
             hidden: false,
             beyond: false,
@@ -680,19 +690,19 @@ impl Node {
         let first = peer.flows.is_empty();
         peer.add_flow(flow, &entry);
         let translated = entry.peer_tuple.mirrored() != flow;
-        self.timers.stop(Timer::Idle(id));
+        self.base.stop_timer(Timer::Idle(id));
         if first {
             // The data plane needs the places before the flow: without a binding a flow is native in any case.
             self.put_binding_in_force(now, id);
-            self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
+            self.base.set_timer_earlier(Timer::Keepalive(id), now + crate::base::pace::KEEPALIVE);
         }
-        self.output.ask(FlowOp::Install { flow, entry }, Asked::Install(flow));
+        self.base.ask(FlowOp::Install { flow, entry }, Asked::Install(flow));
         if entry.waits.here {
             self.note_word(id, entry.name, true);
             self.tell_waiting_soon(now, id);
         }
         self.remember_key(id, &flow);
-        self.output.event(Event::FlowIntroduced { flow, peer: id, translated });
+        self.base.event(Event::FlowIntroduced { flow, peer: id, translated });
         self.refresh_sets();
         if first {
             // Should it have to find us by another family than the one that it asked by.
@@ -758,7 +768,7 @@ impl Node {
             self.flows.note_failed(*flow);
         }
         self.abandon_introduction(flow, &unchanged);
-        self.output.event(Event::IntroductionFailed { flow: *flow, reason });
+        self.base.event(Event::IntroductionFailed { flow: *flow, reason });
     }
 
     /// Takes a flow out of the lists of its peer's introductions.

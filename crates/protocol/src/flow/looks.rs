@@ -115,10 +115,10 @@ impl Node {
             return;
         }
         if !self.looks.wakes.take(now) {
-            return self.timers.set_earlier(Timer::Looks, now + WAKES_PAUSE);
+            return self.base.set_timer_earlier(Timer::Looks, now + WAKES_PAUSE);
         }
         for (peer, lost) in std::mem::take(&mut self.looks.to_wake) {
-            self.output.ask(BindingOp::Kick { peer, lost }, Asked::Effect("waking senders"));
+            self.base.ask(BindingOp::Kick { peer, lost }, Asked::Effect("waking senders"));
         }
     }
 
@@ -127,7 +127,7 @@ impl Node {
             return;
         }
         if !self.looks.finds.take(now) {
-            return self.timers.set_earlier(Timer::Looks, now + FINDS_PAUSE);
+            return self.base.set_timer_earlier(Timer::Looks, now + FINDS_PAUSE);
         }
         for id in self.looks.take_to_find() {
             self.find_sockets_of(id);

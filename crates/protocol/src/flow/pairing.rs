@@ -9,14 +9,13 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::base::event::Event;
-use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, PeerId, Places, SocketNumbers, Waits};
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, PeerId, Places, SocketNumbers, Waits};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::flow::introduction::{DECLINED, TRIES};
 use crate::flow::policy::Ruled;
 use crate::flow::{Origin, Stage};
 use crate::node::Node;
-use crate::session::peer::NOWHERE;
 
 /// Claims of a peer that wait for a look at the sockets; what is beyond is told to come again.
 const CLAIMS: usize = 256;
@@ -60,7 +59,7 @@ impl Node {
         // P-51
         let fits = flow.transport == Transport::Tcp
             && flow.remote.ip() == remote
-            && self.attachments.contains_key(&flow.local.ip());
+            && self.base.attachments().has(&flow.local.ip());
         let Some(wire_port) = peer.free_wire_port(flow.remote.port(), self.flows.ports()) else { return false };
         let Some(known) = self.flows.get_mut(&flow).filter(|_| fits) else { return false };
         let Stage::Introducing { nonce, .. } = known.stage else { return false };
@@ -139,7 +138,7 @@ impl Node {
             return;
         }
         if let Some(again) = pairings.again.filter(|again| *again > now) {
-            self.timers.set_earlier(Timer::Pairings(id), again);
+            self.base.set_timer_earlier(Timer::Pairings(id), again);
             return;
         }
         pairings.again = Some(now + PAUSE);
@@ -153,7 +152,7 @@ impl Node {
             return;
         }
         let remote = peer.remote.ip();
-        self.output.ask(FlowOp::FindSockets { peer: id, remote }, Asked::FindSockets(id));
+        self.base.ask(FlowOp::FindSockets { peer: id, remote }, Asked::FindSockets(id));
     }
 
     /// It is time to look at the sockets again.
@@ -184,7 +183,7 @@ impl Node {
         let remote = peer.remote.ip();
         // P-51: also where the peer has moved since they were asked for.
         let fitting = |socket: &&SocketNumbers| {
-            socket.flow.remote.ip() == remote && self.attachments.contains_key(&socket.flow.local.ip())
+            socket.flow.remote.ip() == remote && self.base.attachments().has(&socket.flow.local.ip())
         };
         let mut candidates: Vec<SocketNumbers> = sockets.iter().filter(fitting).copied().collect();
         for socket in &candidates {
@@ -196,12 +195,12 @@ impl Node {
                 (*tries, *next) = (0, now);
             }
         }
-        self.timers.set_earlier(Timer::Introductions(id), now);
+        self.base.set_timer_earlier(Timer::Introductions(id), now);
         // One session's: proofs of another are others, and who has many sessions is not to have all made in each.
         let Some(&(session, _)) = claims.last() else { return };
         let all = candidates.len() <= CANDIDATES;
         if !all {
-            let first = self.random.u64() as usize % candidates.len();
+            let first = self.base.random().u64() as usize % candidates.len();
             candidates.rotate_left(first);
             candidates.truncate(CANDIDATES);
         }
@@ -267,7 +266,7 @@ impl Node {
         }
         pairings.misses += 1;
         if pairings.misses == MISSES {
-            self.output
+            self.base
                 .event(Event::Refused { peer: id, reason: "it claims connections by numbers that are not theirs" });
         }
     }
@@ -315,7 +314,8 @@ impl Node {
             return Some(answer(claim, IntroductionRefusal::Busy));
         }
         let room = peer.flows.contains(&flow)
-            || peer.flows.len() < self.config.flows_per_peer && self.flows.introduced() < self.config.flows;
+            || peer.flows.len() < self.base.config().flows_per_peer
+                && self.flows.introduced() < self.base.config().flows;
         // One that was not told of yet will be in a moment.
         let Some(known) = self.flows.get(&flow).filter(|known| room && !known.closed) else {
             return Some(answer(claim, IntroductionRefusal::Busy));
@@ -329,7 +329,7 @@ impl Node {
         }
         match &known.stage {
             Stage::Introduced { entry, .. } if entry.peer != id => {
-                self.output
+                self.base
                     .event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
                 return Some(answer(claim, IntroductionRefusal::Refused));
             }
@@ -409,7 +409,7 @@ impl Node {
         let name = name.filter(|name| !peer.has_another_named(*name, &flow));
         let differs = expected.iter().zip(proof).fold(0, |differs, (a, b)| differs | (a ^ b));
         if differs != 0 || introduced.tuple.transport != flow.transport {
-            self.output
+            self.base
                 .event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
             self.fail_introduction(now, &flow, STRIPPED);
         } else if let Some(name) = name.filter(|_| home == peer.places && home.peer != NOWHERE) {

@@ -10,8 +10,8 @@ use crate::Time;
 use crate::base::event::Event;
 use crate::base::op::{FlowOp, PeerId, Waits};
 use crate::base::output::Asked;
+use crate::base::pace::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
 use crate::base::timer::Timer;
-use crate::binding::absence::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
 use crate::flow::Stage;
 use crate::node::Node;
 use crate::session::peer::Away;
@@ -126,7 +126,7 @@ impl Node {
 
     /// A peer is to be told whether a flow waits here.
     pub(crate) fn note_word(&mut self, id: PeerId, name: u64, wait: bool) {
-        let first = self.random.u32();
+        let first = self.base.random().u32();
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.waiting.tell(name, wait, first);
         }
@@ -164,7 +164,7 @@ impl Node {
             peer.waiting.flows += usize::from(entry.waits.any());
             peer.waiting.flows -= usize::from(before.any());
         }
-        self.output.ask(FlowOp::Install { flow: *flow, entry }, Asked::Effect("having a connection wait, or go on"));
+        self.base.ask(FlowOp::Install { flow: *flow, entry }, Asked::Effect("having a connection wait, or go on"));
         true
     }
 
@@ -180,12 +180,12 @@ impl Node {
     pub(crate) fn wake_soon(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id) else { return };
         let due = peer.waiting.woken.map_or(now, |woken| (woken + WAKE_PAUSE).max(now));
-        self.timers.set_earlier(Timer::Wake(id), due);
+        self.base.set_timer_earlier(Timer::Wake(id), due);
     }
 
     fn event_of_waiting(&mut self, id: PeerId, wait: bool, by_peer: bool, flows: Vec<FlowTuple>) {
         let waiting = self.peers.get(&id).map_or(0, |peer| peer.waiting.flows);
-        self.output.event(Event::Waiting { peer: id, wait, by_peer, flows, waiting });
+        self.base.event(Event::Waiting { peer: id, wait, by_peer, flows, waiting });
     }
 
     /// Flows go on: their senders are woken.
@@ -201,14 +201,14 @@ impl Node {
     pub(crate) fn tell_waiting_soon(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id).filter(|peer| !peer.waiting.is_told()) else { return };
         peer.waiting.tries = 0;
-        self.timers.set_earlier(Timer::Waiting(id), now);
+        self.base.set_timer_earlier(Timer::Waiting(id), now);
     }
 
     /// Tells a peer what it has not acknowledged. One that is away, or out of reach, is told when it is back.
     pub(crate) fn tell_waiting(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.away == Some(Away::Announced) || peer.attachment.is_none() || !peer.has_session() {
-            self.timers.stop(Timer::Waiting(id));
+            self.base.stop_timer(Timer::Waiting(id));
             return;
         }
         let Some(Words { number, wait, names, .. }) = peer.waiting.next() else { return };
@@ -218,7 +218,7 @@ impl Node {
             Some(beyond) => (LOOK_PAUSE * 2u32.pow(beyond.min(8))).min(LOOK_PAUSE_LONGEST),
             None => peer.repeat_after(peer.waiting.tries),
         };
-        self.timers.set(Timer::Waiting(id), now + again);
+        self.base.set_timer(Timer::Waiting(id), now + again);
         self.send(id, &[Message::Waiting { number, wait, names }]);
     }
 
@@ -229,7 +229,7 @@ impl Node {
         if number == words.number {
             peer.waiting.telling = None;
             peer.waiting.tries = 0;
-            self.timers.stop(Timer::Waiting(id));
+            self.base.stop_timer(Timer::Waiting(id));
             self.tell_waiting(now, id);
         } else if number > words.number && number < NUMBERS - 1 {
             // This end has lost count, as after a start without memory. Once at once, as in P-17.

@@ -92,10 +92,10 @@ impl Node {
         let address = flow.remote.ip();
         let Some(ruling) = self.flows.get(flow).and_then(|known| known.ruling.as_ref()) else { return Ruled::Awaited };
         let expected = match self.contacts.addresses.get(&address) {
-            Some(Contact::Known(id)) => self.peers.get(id).map(|peer| &peer.key),
-            _ => self.config.known_keys.get(&address),
+            Some(Contact::Known(id)) => self.peers.get(id).map(|peer| peer.key),
+            _ => self.contacts.known_key(&address),
         };
-        let excluded = expected.map_or_else(|| ruling.excluded_by(), |key| ruling.with(key).excluded_by);
+        let excluded = expected.map_or_else(|| ruling.excluded_by(), |key| ruling.with(&key).excluded_by);
         excluded.map_or(Ruled::Free, Ruled::Excluded)
     }
 
@@ -107,10 +107,10 @@ impl Node {
             return self.handle_datagram_claim(now, flow, &entry);
         }
         let given_up = entry.manner.gives_way;
-        self.output.event(Event::Claimed { flow, peer: entry.peer, given_up });
+        self.base.event(Event::Claimed { flow, peer: entry.peer, given_up });
         if given_up {
             // The reset takes the way that the data plane still knows.
-            self.output.ask(FlowOp::Abort { flow }, Asked::Effect("aborting a connection"));
+            self.base.ask(FlowOp::Abort { flow }, Asked::Effect("aborting a connection"));
             self.forget_flow(&flow);
             self.idle_later(now, entry.peer);
             self.refresh_sets();

@@ -77,7 +77,7 @@ impl Node {
         // What never left home fares as without Whimbrel.
         let native = entry.home == peer.places_in_force();
         let otherwise = if native { peer.has_moved() } else { peer.carrier != Carrier::Tunnel };
-        let able = self.config.carriers.tunnel && peer.has_session();
+        let able = self.base.config().carriers.tunnel && peer.has_session();
         if peer.stalls.note(now, flow) && otherwise && able {
             peer.stalls.suspected = Some(now);
         }
@@ -88,11 +88,11 @@ impl Node {
         if peer.check.is_none() {
             let last = peer.stalls.answered.filter(|_| peer.stalls.suspected.is_none());
             let due = last.map_or(now, |answered| (answered + CHECKS_APART).max(now));
-            self.timers.set(Timer::Keepalive(id), due);
+            self.base.set_timer(Timer::Keepalive(id), due);
         } else {
             // One is under way, and may be repeated at long intervals.
             let due = now + peer.repeat_after(1);
-            self.timers.set_earlier(Timer::Keepalive(id), due);
+            self.base.set_timer_earlier(Timer::Keepalive(id), due);
         }
     }
 
@@ -104,8 +104,8 @@ impl Node {
         peer.stalled = false;
         peer.only_tunnel = true;
         peer.probe = CarrierProbe::default();
-        self.timers.stop(Timer::Probe(id));
+        self.base.stop_timer(Timer::Probe(id));
         self.uproot_all(now, id, true);
-        self.output.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
+        self.base.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
     }
 }

@@ -60,7 +60,7 @@ impl Node {
 
     /// The result of an op.
     pub fn handle_done(&mut self, now: Time, id: OpId, result: Result<OpDone, OpFailed>) {
-        let Some(asked) = self.output.answered(id) else { return };
+        let Some(asked) = self.base.answered(id) else { return };
         if let Asked::Move(number) = asked {
             self.with_moves(now, |moves, at| moves.handle_done(at, number, result));
             return;
@@ -86,15 +86,15 @@ impl Node {
             Asked::Say(..) | Asked::Move(_) => {}
             Asked::Install(flow) => {
                 self.undo_installed(now, &flow);
-                self.output.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });
+                self.base.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });
             }
             Asked::Lead(flow) => self.note_led(now, flow, Err(error.sentence)),
             Asked::Adopt(name) => self.note_adopted(now, name, Err(error.sentence)),
-            Asked::Effect(what) => self.output.event(Event::OpFailed { what: what.to_owned(), error: error.sentence }),
+            Asked::Effect(what) => self.base.event(Event::OpFailed { what: what.to_owned(), error: error.sentence }),
             Asked::State(what, state) => {
                 self.failed.insert(state);
-                self.timers.set_earlier(Timer::Mend, now + PAUSE * 2u32.pow(self.mended.min(PAUSE_DOUBLINGS)));
-                self.output.event(Event::OpFailed { what: what.to_owned(), error: error.sentence });
+                self.base.set_timer_earlier(Timer::Mend, now + PAUSE * 2u32.pow(self.mended.min(PAUSE_DOUBLINGS)));
+                self.base.event(Event::OpFailed { what: what.to_owned(), error: error.sentence });
                 if let State::Binding(peer) = state {
                     self.note_binding_done(now, peer, id);
                 }
@@ -116,7 +116,7 @@ impl Node {
             }
         }
         // Once they have succeeded for long enough, the next failure is the first one.
-        self.timers.set_earlier(Timer::Mended, now + PAUSE * 2u32.pow(PAUSE_DOUBLINGS));
+        self.base.set_timer_earlier(Timer::Mended, now + PAUSE * 2u32.pow(PAUSE_DOUBLINGS));
     }
 
     /// Nothing has failed for a while.
@@ -124,7 +124,7 @@ impl Node {
         if self.failed.is_empty() {
             self.mended = 0;
         } else {
-            self.timers.set_earlier(Timer::Mended, now + PAUSE * 2u32.pow(PAUSE_DOUBLINGS));
+            self.base.set_timer_earlier(Timer::Mended, now + PAUSE * 2u32.pow(PAUSE_DOUBLINGS));
         }
     }
 
@@ -135,7 +135,7 @@ impl Node {
             sessions.map(|slot| (slot.session.local_index(), slot.session.tunnel_keys().clone(), slot.aes)).collect();
         for (receive_index, keys, aes) in all {
             let asked = Asked::State("adding tunnel keys", State::Keys(id));
-            self.output.ask(TunnelOp::AddKeys { peer: id, receive_index, keys, aes }, asked);
+            self.base.ask(TunnelOp::AddKeys { peer: id, receive_index, keys, aes }, asked);
         }
         self.set_tunnel_path(id);
     }
@@ -183,7 +183,7 @@ impl Node {
             let ended = adopted && inside && flow.transport == Transport::Tcp;
             if ended && !known.closed {
                 let what = "ending a connection that its holder has ended";
-                self.output.ask(FlowOp::Abort { flow }, Asked::Effect(what));
+                self.base.ask(FlowOp::Abort { flow }, Asked::Effect(what));
             }
             self.forget_flow(&flow);
             if let Some(entry) = entry.filter(|entry| entry.end == LocalEnd::Behind) {
@@ -214,7 +214,7 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.introductions.closed.len() < CLOSED_MOST {
             peer.introductions.closed.push((name, 0));
-            self.timers.set_earlier(Timer::Closed(id), now + CLOSED_PAUSE);
+            self.base.set_timer_earlier(Timer::Closed(id), now + CLOSED_PAUSE);
         }
     }
 
@@ -237,7 +237,7 @@ impl Node {
             Duration::from_secs(5)
         };
         if self.peers.get(&id).is_some_and(|peer| !peer.introductions.closed.is_empty()) {
-            self.timers.set(Timer::Closed(id), now + pause);
+            self.base.set_timer(Timer::Closed(id), now + pause);
         }
     }
 }

@@ -5,10 +5,11 @@ use whimbrel_wire::FlowTuple;
 use crate::Time;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, SavedPeer};
 use crate::base::output::Asked;
+use crate::base::pace::{IDLE, LOOK_PAUSE};
 use crate::base::timer::Timer;
 use crate::binding::absence::VANISHED;
 use crate::flow::Flow;
-use crate::node::{IDLE, Node};
+use crate::node::Node;
 use crate::session::peer::Peer;
 
 impl Node {
@@ -22,9 +23,9 @@ impl Node {
             self.peers.insert(saved.id, peer);
         }
         for (flow, entry) in flows {
-            let spoken_for = entry.end != LocalEnd::Passing || self.is_behind(flow.local.ip());
+            let spoken_for = entry.end != LocalEnd::Passing || self.base.attachments().is_behind(flow.local.ip());
             let Some(peer) = self.peers.get_mut(&entry.peer).filter(|_| spoken_for) else {
-                self.output.ask(FlowOp::Remove { flow }, Asked::Effect("removing a flow of nobody"));
+                self.base.ask(FlowOp::Remove { flow }, Asked::Effect("removing a flow of nobody"));
                 continue;
             };
             peer.add_flow(flow, &entry);
@@ -33,17 +34,17 @@ impl Node {
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         for id in ids {
             if self.peers[&id].flows.is_empty() {
-                self.timers.set(Timer::Idle(id), now + IDLE);
+                self.base.set_timer(Timer::Idle(id), now + IDLE);
             } else {
                 if self.peers[&id].away.is_some() {
-                    self.timers.set(Timer::Keepalive(id), now + crate::binding::absence::LOOK_PAUSE);
+                    self.base.set_timer(Timer::Keepalive(id), now + LOOK_PAUSE);
                 }
                 // Before the peer is saved, with the numbers of these words.
                 self.tell_waiting_again(id);
                 self.put_binding_in_force(now, id);
                 self.accept_former(now, id);
                 self.reach_again(now, id);
-                self.timers.set(Timer::Vanished(id), now + VANISHED);
+                self.base.set_timer(Timer::Vanished(id), now + VANISHED);
             }
         }
         self.refresh_sets();

@@ -112,10 +112,16 @@ impl Node {
         })
     }
 
+    /// Whether an address is that of a host behind this one (P-100).
+    #[must_use]
+    pub fn is_behind(&self, address: IpAddr) -> bool {
+        self.base.attachments().is_behind(address)
+    }
+
     /// This host's public key.
     #[must_use]
     pub fn public_key(&self) -> PublicKey {
-        self.key.public()
+        self.base.public_key()
     }
 
     /// Entries of all tables together: what must not grow without bound.
@@ -124,7 +130,7 @@ impl Node {
         let peers: usize = self.peers.values().map(Peer::entries).sum();
         let own = [
             self.flows.entries(),
-            self.output.awaited(),
+            self.base.awaited(),
             self.by_index.len(),
             self.by_key.len(),
             self.listening.len(),

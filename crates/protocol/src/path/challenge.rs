@@ -10,7 +10,6 @@ use crate::base::event::Event;
 use crate::base::op::{Carrier, PeerId};
 use crate::base::timer::Timer;
 use crate::node::Node;
-use crate::role::gateway::attached;
 
 /// Unanswered challenges after which a candidate place is given up.
 const CHALLENGES: u32 = 10;
@@ -71,7 +70,7 @@ impl Node {
                 if !std::mem::replace(&mut candidate.doubted, true) {
                     let reason =
                         "its new place does not answer the path challenge, so its connections stay at the former one";
-                    self.output.event(Event::Refused { peer: id, reason });
+                    self.base.event(Event::Refused { peer: id, reason });
                     self.put_binding_in_force(now, id);
                 }
                 return;
@@ -84,12 +83,12 @@ impl Node {
             // Nobody there. The flows wait for the next update, or for anything to come from there.
             peer.carrier = Carrier::Hold;
             self.put_binding_in_force(now, id);
-            self.output.event(Event::Refused { peer: id, reason: "its new place does not answer the path challenge" });
+            self.base.event(Event::Refused { peer: id, reason: "its new place does not answer the path challenge" });
             return;
         }
         let (token, to, tries, source) = (candidate.token, candidate.remote, candidate.tries, peer.source);
         let again = peer.repeat_after(tries);
-        self.timers.set(Timer::Challenge(id), now + again);
+        self.base.set_timer(Timer::Challenge(id), now + again);
         self.send_to(id, source, to, &[Message::PathChallenge { token }]);
     }
 
@@ -103,7 +102,7 @@ impl Node {
         candidate.control += 3 * arrival.length as u64;
         if candidate.tries > CHALLENGES {
             candidate.tries = 0;
-            self.timers.set(Timer::Challenge(id), now);
+            self.base.set_timer(Timer::Challenge(id), now);
         }
     }
 
@@ -160,10 +159,10 @@ impl Node {
         }
         let confirmed = peer.candidate.take_if(|candidate| candidate.token == token);
         let Some(candidate) = confirmed else { return };
-        self.timers.stop(Timer::Challenge(id));
+        self.base.stop_timer(Timer::Challenge(id));
         if let Some(awaited) = &candidate.awaited {
             let asked = awaited.destination;
-            let asked = asked.and_then(|address| attached(&self.attachments, &self.config.behind, address));
+            let asked = asked.and_then(|address| self.base.attachments().at(address));
             peer.follow(now, awaited, asked);
             peer.unbroken = true;
         }
@@ -180,7 +179,7 @@ impl Node {
             self.lead_flows(now, id);
             if flows > 0 {
                 let carried = self.carried(id);
-                self.output.event(Event::PeerMoved { peer: id, to: candidate.remote, translated, flows, carried });
+                self.base.event(Event::PeerMoved { peer: id, to: candidate.remote, translated, flows, carried });
             }
         } else {
             if self.peers.get(&id).is_some_and(|peer| peer.carrier == Carrier::Hold) {
@@ -196,12 +195,12 @@ impl Node {
             self.wake_senders(now, id, false);
         }
         let carried = self.carried(id);
-        self.output.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip, carried });
+        self.base.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip, carried });
     }
 
     /// P-26: the peer's NAT gave it another mapping. `answered`: bytes of messages that went there already.
     pub(crate) fn notice_rebinding(&mut self, now: Time, id: PeerId, arrival: &Arrival, answered: usize) {
-        let token = self.random.u64();
+        let token = self.base.random().u64();
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if !arrival.is_newest || arrival.source == peer.remote || !peer.is_mapped() {
             return;
@@ -218,7 +217,7 @@ impl Node {
         candidate.control = candidate.control.saturating_sub(spent as u64);
         peer.candidate = Some(candidate);
         let again = peer.repeat_after(1);
-        self.timers.set(Timer::Challenge(id), now + again);
+        self.base.set_timer(Timer::Challenge(id), now + again);
         self.send_to(id, arrival.destination, arrival.source, &[Message::PathChallenge { token }]);
     }
 }

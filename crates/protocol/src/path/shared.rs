@@ -13,7 +13,7 @@ use crate::node::Node;
 use crate::session::peer::Peer;
 
 /// How long an address counts as shared after that was last seen: as long as a NAT keeps a mapping that is not used (RFC 4787,
-/// REQ-5), which is four checks of a path behind it ([`KEEPALIVE`](crate::node::KEEPALIVE)).
+/// REQ-5), which is four checks of a path behind it ([`KEEPALIVE`](crate::base::pace::KEEPALIVE)).
 const SHARED: Duration = Duration::from_secs(120);
 /// Addresses of a family that are remembered. Each stands for a host that has shown that it is there, so that only who has so many
 /// addresses can push one out; the longest unseen goes first.
@@ -115,17 +115,17 @@ impl Node {
     /// source says by itself counts (P-136).
     pub(crate) fn note_sighting(&mut self, now: Time, id: PeerId, at: Option<SocketAddr>) {
         let (Some(peer), Some(at)) = (self.peers.get(&id), at) else { return };
-        let translated = if at == peer.remote { peer.is_mapped() } else { at.port() != self.config.port };
+        let translated = if at == peer.remote { peer.is_mapped() } else { at.port() != self.base.config().port };
         if !self.sightings.note(now, at.ip(), peer.key, translated) {
             return;
         }
-        self.timers.set_earlier(Timer::Shared, now + SHARED);
+        self.base.set_timer_earlier(Timer::Shared, now + SHARED);
         // Nothing is taken from there for a peer's own any more, at once.
         let there = |pair: &(IpAddr, IpAddr)| pair.1 == at.ip();
         let in_force = |peer: &Peer| peer.meanwhile().is_some_and(|meanwhile| meanwhile.binding.is_at(at.ip()));
         let peers = self.peers.values();
         let peers = peers.filter(|peer| peer.pair.iter().chain(&peer.former).any(there) || in_force(peer));
-        let tunnel = self.config.carriers.tunnel;
+        let tunnel = self.base.config().carriers.tunnel;
         for other in peers.map(|peer| peer.id).collect::<Vec<_>>() {
             if let Some(peer) = self.peers.get_mut(&other) {
                 peer.former.retain(|pair| !there(pair));
@@ -144,7 +144,7 @@ impl Node {
     pub(crate) fn regain_pairs(&mut self, now: Time) {
         let (over, next) = self.sightings.take_over(now);
         if let Some(next) = next {
-            self.timers.set(Timer::Shared, next);
+            self.base.set_timer(Timer::Shared, next);
         }
         let peers = self.peers.values().filter(|peer| !peer.flows.is_empty() && over.contains(&peer.remote.ip()));
         for id in peers.map(|peer| peer.id).collect::<Vec<_>>() {

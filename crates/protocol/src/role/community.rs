@@ -125,13 +125,13 @@ impl Node {
     /// Whether a host belongs to this host's community. This host itself does, where there is one.
     #[must_use]
     pub fn is_in_community(&self, host: &PublicKey) -> bool {
-        self.community.own(&self.key.public()).is_some_and(|roster| roster.has(host))
+        self.community.own(&self.base.public_key()).is_some_and(|roster| roster.has(host))
     }
 
     /// What people call a host of this host's community, where no other host of it is called so (P-120).
     #[must_use]
     pub fn name_of_member(&self, host: &PublicKey) -> Option<&str> {
-        let roster = self.community.own(&self.key.public())?;
+        let roster = self.community.own(&self.base.public_key())?;
         let name = roster.about(host).filter(|_| roster.has(host))?.name.as_str();
         (!roster.is_another_called(name, host)).then_some(name)
     }
@@ -161,9 +161,9 @@ impl Node {
     pub fn found_community(&mut self, now: Time, name: &str) -> Result<(), CommunityRefused> {
         self.check_joinable(name)?;
         let mut seed = [0; 32];
-        self.random.fill(&mut seed);
+        self.base.random().fill(&mut seed);
         let mut roster = Roster::found(CommunitySecret(seed)).ok_or(CommunityRefused::Forged)?;
-        let me = self.key.public();
+        let me = self.base.public_key();
         roster.state(&me, MemberStanding::Steward, name).ok_or(CommunityRefused::Forged)?;
         self.community.hints.clear();
         self.community.roster = Some(roster);
@@ -196,7 +196,7 @@ impl Node {
     }
 
     fn open_offer(&mut self, now: Time, what: Offered) -> Result<OneTimeCode, CommunityRefused> {
-        if self.config.trust == Trust::Pinned {
+        if self.base.config().trust == Trust::Pinned {
             return Err(CommunityRefused::Pinned);
         }
         let grants = self.moves.as_ref().map_or(0, |moves| moves.grants().count());
@@ -204,7 +204,7 @@ impl Node {
             return Err(CommunityRefused::TooMany);
         }
         let number = self.free_number();
-        let code = OneTimeCode::draw(number, &mut self.random);
+        let code = OneTimeCode::draw(number, self.base.random());
         self.community.offers.insert(number, Offer::new(code, what, now + CODE_LIFETIME));
         self.schedule_community(now);
         Ok(code)
@@ -236,7 +236,7 @@ impl Node {
     /// # Errors
     /// This host may not say so, or the other is no member.
     pub fn revoke(&mut self, now: Time, host: &PublicKey) -> Result<(), CommunityRefused> {
-        if *host == self.key.public() {
+        if *host == self.base.public_key() {
             return Err(CommunityRefused::Itself);
         }
         self.steward()?;
@@ -244,7 +244,7 @@ impl Node {
         let name = roster.about(host).filter(|_| roster.has(host)).map(|statement| statement.name.clone());
         let name = name.ok_or(CommunityRefused::NoSuchHost)?;
         roster.state(host, MemberStanding::Revoked, &name).ok_or(CommunityRefused::Forged)?;
-        self.output.event(CommunityEvent::HostRevoked { host: *host, name });
+        self.base.event(CommunityEvent::HostRevoked { host: *host, name });
         self.save_community();
         // It learns that, too.
         self.tell_one(*host);
@@ -260,7 +260,7 @@ impl Node {
         self.community.roster.take().ok_or(CommunityRefused::NotIn)?;
         self.community.hints.clear();
         self.community.offers.retain(|_, offer| !offer.is_for_members());
-        self.output.ask(StoreOp::ForgetCommunity, Asked::Effect("forgetting the community"));
+        self.base.ask(StoreOp::ForgetCommunity, Asked::Effect("forgetting the community"));
         self.tell_everybody(now);
         Ok(())
     }
@@ -268,7 +268,7 @@ impl Node {
     /// What people are shown of the community.
     #[must_use]
     pub fn community(&self, now: Time) -> CommunityView {
-        let me = self.key.public();
+        let me = self.base.public_key();
         // One that has been joined a moment ago, and of which no statement has come yet, is none.
         let own = self.community.roster.as_ref().filter(|roster| roster.about(&me).is_some());
         let digest = own.map(Roster::digest);
@@ -305,7 +305,7 @@ impl Node {
 
     /// Whether this host may begin to belong to a community.
     fn check_joinable(&self, name: &str) -> Result<(), CommunityRefused> {
-        if self.community.own(&self.key.public()).is_some() {
+        if self.community.own(&self.base.public_key()).is_some() {
             return Err(CommunityRefused::AlreadyIn);
         }
         if !is_name(name) {
@@ -315,20 +315,20 @@ impl Node {
     }
 
     fn steward(&self) -> Result<(), CommunityRefused> {
-        let roster = self.community.own(&self.key.public()).ok_or(CommunityRefused::NotIn)?;
+        let roster = self.community.own(&self.base.public_key()).ok_or(CommunityRefused::NotIn)?;
         roster.secret().map(|_| ()).ok_or(CommunityRefused::NotSteward)
     }
 
     fn save_community(&mut self) {
         self.community.unsaved = None;
         if let Some(op) = self.community.saved().map(|saved| StoreOp::SaveCommunity(Box::new(saved))) {
-            self.output.ask(op, Asked::Effect("saving the community"));
+            self.base.ask(op, Asked::Effect("saving the community"));
         }
     }
 
     /// The roster is another: whoever belongs to it is told, and sockets are taken of these.
     fn tell_everybody(&mut self, now: Time) {
-        let me = self.key.public();
+        let me = self.base.public_key();
         let hosts: BTreeSet<PublicKey> = self
             .community
             .own(&me)
@@ -359,8 +359,8 @@ impl Node {
         let joining = community.joining.iter().map(Joining::due);
         let spent = community.spent.iter().map(|(until, _)| *until);
         match offers.chain(telling).chain(joining).chain(spent).chain(community.unsaved).min() {
-            Some(due) => self.timers.set(Timer::Community, due.max(now)),
-            None => self.timers.stop(Timer::Community),
+            Some(due) => self.base.set_timer(Timer::Community, due.max(now)),
+            None => self.base.stop_timer(Timer::Community),
         }
     }
 

@@ -3,13 +3,13 @@
 //! does not see.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
+use crate::base::attachments::Attachment;
 use crate::base::config::Prefix;
 use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId};
@@ -18,7 +18,6 @@ use crate::base::timer::Timer;
 use crate::flow::introduction::is_introducers;
 use crate::flow::{Flow, Stage};
 use crate::node::Node;
-use crate::session::peer::Attachment;
 
 pub(crate) mod opened;
 
@@ -76,39 +75,12 @@ impl Unshown {
     }
 }
 
-/// What this host is attached by where it is reached at `address`: by its own, or by that of a host behind it, which stays as long
-/// as the configuration says so.
-pub(crate) fn attached(own: &BTreeMap<IpAddr, Attachment>, behind: &[Prefix], address: IpAddr) -> Option<Attachment> {
-    let foreign =
-        || behind.iter().any(|prefix| prefix.contains(address)).then_some(Attachment { address, generation: 0 });
-    own.get(&address).copied().or_else(foreign)
-}
-
 impl Node {
-    /// Whether an address is that of a host behind this one (P-100).
-    #[must_use]
-    pub fn is_behind(&self, address: IpAddr) -> bool {
-        !self.attachments.contains_key(&address) && self.speaks_at(address)
-    }
-
-    /// Whether peers may ask at an address for hosts behind this one, or for what else they take for one: its own there.
-    pub(crate) fn speaks_at(&self, address: IpAddr) -> bool {
-        self.config.behind.iter().any(|prefix| prefix.contains(address))
-    }
-
-    pub(crate) fn attachment_at(&self, address: IpAddr) -> Option<Attachment> {
-        attached(&self.attachments, &self.config.behind, address)
-    }
-
-    /// Where this host's end of a flow is that its peer introduces.
-    pub(crate) fn end_of(&self, flow: &FlowTuple) -> LocalEnd {
-        if self.is_behind(flow.local.ip()) { LocalEnd::Passing } else { LocalEnd::Here }
-    }
-
     /// An introduction has come for a host behind this one: the flow is taken for one that is there, as its socket is not seen
     /// (P-101). The introduction, which has this nonce and came for the session of this index, is to be told after.
     pub fn handle_flow_passing(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
-        let between = self.is_behind(flow.local.ip()) && self.attachment_at(flow.remote.ip()).is_none();
+        let between = self.base.attachments().is_behind(flow.local.ip())
+            && self.base.attachments().at(flow.remote.ip()).is_none();
         if !is_introducers(nonce) || !between || self.has_flow(&flow) {
             return;
         }
@@ -124,9 +96,9 @@ impl Node {
 
     /// This peer has not shown to sit on a flow yet; unless that changes soon it is forgotten.
     pub(crate) fn doubt(&mut self, now: Time, flow: &FlowTuple, id: PeerId) {
-        if self.is_behind(flow.local.ip()) {
+        if self.base.attachments().is_behind(flow.local.ip()) {
             self.unshown.insert(*flow, id);
-            self.sweep_later(now);
+            self.base.sweep_later(now);
         }
     }
 
@@ -177,11 +149,11 @@ impl Node {
         if let Some(until) = peer.under_way_until(now, entry.home.peer) {
             // It may have been on the way. That is told once, until the flow is installed anew.
             self.claimed.insert(flow, until);
-            self.timers.set_earlier(Timer::Claims, until);
+            self.base.set_timer_earlier(Timer::Claims, until);
             return;
         }
         self.claimed.remove(&flow);
-        self.output.event(Event::Claimed { flow, peer: id, given_up: true });
+        self.base.event(Event::Claimed { flow, peer: id, given_up: true });
         self.forget_flow(&flow);
         self.tell_ended(now, id, entry.name);
         self.idle_later(now, id);
@@ -195,11 +167,11 @@ impl Node {
             self.claimed.remove(&flow);
             if let Some(entry) = self.flows.get(&flow).and_then(Flow::entry).copied() {
                 let asked = Asked::Effect("looking for who has an address");
-                self.output.ask(FlowOp::Install { flow, entry }, asked);
+                self.base.ask(FlowOp::Install { flow, entry }, asked);
             }
         }
         if let Some(next) = self.claimed.values().min() {
-            self.timers.set(Timer::Claims, *next);
+            self.base.set_timer(Timer::Claims, *next);
         }
     }
 
@@ -219,7 +191,7 @@ impl Node {
         if entry.end == LocalEnd::Here && !std::mem::replace(&mut entry.beyond, true) {
             let entry = *entry;
             let asked = Asked::Effect("noting that a connection's other end is behind a gateway");
-            self.output.ask(FlowOp::Install { flow, entry }, asked);
+            self.base.ask(FlowOp::Install { flow, entry }, asked);
         }
     }
 
@@ -232,9 +204,11 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
+    use crate::base::attachments::Routes;
     use crate::base::config::Config;
-    use crate::node::Routes;
     use whimbrel_handshake::StaticKey;
     use whimbrel_wire::Transport;
 
@@ -292,9 +266,9 @@ mod tests {
         node.handle_flow_passing(Time::default(), good, 77, 7);
         assert!(!node.has_flow(&good));
         node.handle_flow_passing(Time::default(), good, 1, 7);
-        assert!(node.has_flow(&good) && node.end_of(&good) == LocalEnd::Passing);
-        assert_eq!(node.end_of(&flow("192.0.2.1:80", far)), LocalEnd::Here);
-        assert!(node.attachment_at("192.0.2.7".parse().expect("an address")).is_some());
+        assert!(node.has_flow(&good) && node.base.attachments().end_of(&good) == LocalEnd::Passing);
+        assert_eq!(node.base.attachments().end_of(&flow("192.0.2.1:80", far)), LocalEnd::Here);
+        assert!(node.base.attachments().at("192.0.2.7".parse().expect("an address")).is_some());
     }
 
     #[test]

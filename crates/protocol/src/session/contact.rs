@@ -20,7 +20,6 @@ use crate::base::output::{Asked, State, Transmit};
 use crate::base::random::Random;
 use crate::base::timer::Timer;
 use crate::node::Node;
-use crate::role::gateway::attached;
 use crate::session::peer::{Met, Peer, SessionSlot};
 
 mod hello;
@@ -132,6 +131,8 @@ pub(crate) struct Contacts {
     questions: Questions,
     /// Refused handshakes that are told.
     refusals: Bucket,
+    /// Whose key answers at an address: configured, or remembered.
+    known_keys: HashMap<IpAddr, PublicKey>,
     /// Peers that may become known before it is looked whether there is room for more.
     room: usize,
 }
@@ -150,6 +151,7 @@ impl Contacts {
             proven: Bucket::new(handshakes_per_second.saturating_mul(PROVEN_SHARE)),
             questions: Questions::new(config.questions_per_second),
             refusals: Bucket::new(1),
+            known_keys: config.known_keys.clone(),
             room: IDLE_PEERS_MOST,
         }
     }
@@ -179,6 +181,11 @@ impl Contacts {
                 self.waiting.remove(&address);
             }
         }
+    }
+
+    /// Whose key is to answer at an address.
+    pub(crate) fn known_key(&self, address: &IpAddr) -> Option<PublicKey> {
+        self.known_keys.get(address).copied()
     }
 
     /// Whether this peer lives at an address.
@@ -220,10 +227,10 @@ impl Node {
     }
 
     pub(crate) fn may_ask(&self, address: IpAddr) -> bool {
-        let pinned = self.config.trust == Trust::Pinned;
-        self.config.ask.permits(address)
-            && !self.is_behind(address)
-            && (!pinned || self.config.known_keys.contains_key(&address))
+        let pinned = self.base.config().trust == Trust::Pinned;
+        self.base.config().ask.permits(address)
+            && !self.base.attachments().is_behind(address)
+            && (!pinned || self.contacts.known_keys.contains_key(&address))
     }
 
     /// What is known of whether an address runs Whimbrel.
@@ -251,10 +258,10 @@ impl Node {
             }
             Some(Contact::Asking { tries, source }) if tries < PAUSES.len() => {
                 if !self.may_ask_now(now, address) {
-                    self.timers.set(Timer::Contact(address), now + TURN);
+                    self.base.set_timer(Timer::Contact(address), now + TURN);
                     return;
                 }
-                let known = self.config.known_keys.get(&address).copied();
+                let known = self.contacts.known_key(&address);
                 // The last try is a first contact in any case: it finds out whether somebody else lives there now.
                 let last = tries + 1 == PAUSES.len();
                 let knowledge = match known {
@@ -262,9 +269,9 @@ impl Node {
                     _ => Knowledge::First,
                 };
                 self.contacts.addresses.insert(address, Contact::Asking { tries: tries + 1, source });
-                self.timers.set(Timer::Contact(address), now + PAUSES[tries]);
-                let to = SocketAddr::new(address, self.config.port);
-                let source = source.filter(|source| self.attachments.contains_key(source));
+                self.base.set_timer(Timer::Contact(address), now + PAUSES[tries]);
+                let to = SocketAddr::new(address, self.base.config().port);
+                let source = source.filter(|source| self.base.attachments().has(source));
                 self.initiate(now, knowledge, to, source, Purpose::Address(address));
             }
             Some(Contact::Asking { .. }) => self.give_up(now, address),
@@ -277,7 +284,7 @@ impl Node {
                     if until + pause <= now {
                         self.contacts.addresses.remove(&address);
                     } else {
-                        self.timers.set(Timer::Contact(address), until + pause);
+                        self.base.set_timer(Timer::Contact(address), until + pause);
                     }
                     return;
                 }
@@ -289,7 +296,7 @@ impl Node {
                 self.contacts.pauses.insert(address, pause);
                 self.continue_contact(now, address);
             }
-            Some(Contact::Silent { until, .. }) => self.timers.set(Timer::Contact(address), until),
+            Some(Contact::Silent { until, .. }) => self.base.set_timer(Timer::Contact(address), until),
             Some(Contact::Known(_)) | None => {}
         }
     }
@@ -299,8 +306,8 @@ impl Node {
         let (first, longest) = self.silence(address);
         let pause = self.contacts.pauses.remove(&address).map_or(first, |last| (last * 2).min(longest));
         self.contacts.addresses.insert(address, Contact::Silent { pause, until: now + pause });
-        self.timers.set(Timer::Contact(address), now + pause);
-        self.output.event(Event::NobodyThere { address, again_in: pause });
+        self.base.set_timer(Timer::Contact(address), now + pause);
+        self.base.event(Event::NobodyThere { address, again_in: pause });
     }
 
     /// An ICMP error says that nobody listens at `destination`. `quoted`: how the datagram that it is about begins. It
@@ -362,7 +369,7 @@ impl Node {
     pub(crate) fn reach_again(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id) else { return };
         let pause = if peer.reach_tries == 0 { Duration::ZERO } else { reach_pause(peer.reach_tries) };
-        self.timers.set_earlier(Timer::Reach(id), now + pause);
+        self.base.set_timer_earlier(Timer::Reach(id), now + pause);
     }
 
     pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId) {
@@ -380,11 +387,11 @@ impl Node {
             self.lose(now, id);
             return;
         }
-        if self.suspended && tries > REACHES {
+        if self.base.is_suspended() && tries > REACHES {
             // It is reached when this host is back.
             return;
         }
-        self.timers.set(Timer::Reach(id), now + reach_pause(tries));
+        self.base.set_timer(Timer::Reach(id), now + reach_pause(tries));
         self.tell_silence(id, tries);
         self.start_handshake_with(now, id);
     }
@@ -394,29 +401,31 @@ impl Node {
         let reason = match error {
             HandshakeError::PskMissing => "it uses a pre-shared key, and this host has none",
             HandshakeError::PskExpected => "it uses no pre-shared key, and this host demands one",
-            HandshakeError::NotAuthentic if self.config.psk.is_some() => "it seems to have another pre-shared key",
+            HandshakeError::NotAuthentic if self.base.config().psk.is_some() => {
+                "it seems to have another pre-shared key"
+            }
             _ => return,
         };
         if self.contacts.refusals.take(now) {
-            self.output.event(Event::HandshakeRefused { remote, reason });
+            self.base.event(Event::HandshakeRefused { remote, reason });
         }
     }
 
     fn initiate(&mut self, now: Time, knowledge: Knowledge, to: SocketAddr, source: Option<IpAddr>, purpose: Purpose) {
         let index = self.free_index();
         let hello = self.hello(now, source);
-        let local = Local { key: &self.key, psk: self.config.psk.as_deref() };
-        let random = &mut self.random;
+        let (key, config, random) = self.base.identity();
+        let local = Local { key, psk: config.psk.as_deref() };
         let started = Initiator::start(knowledge, local, index, hello, &mut |bytes| random.fill(bytes));
         let Ok((initiator, payload)) = started else { return };
         self.contacts.pending.insert(index, Pending { initiator, to, source, purpose, started: now });
-        self.sweep_later(now);
-        self.output.transmit(Transmit { source, destination: to, payload });
+        self.base.sweep_later(now);
+        self.base.transmit(Transmit { source, destination: to, payload });
     }
 
     fn free_index(&mut self) -> u32 {
         loop {
-            let index = self.random.u32();
+            let index = self.base.random().u32();
             let taken = self.by_index.contains_key(&index)
                 || self.contacts.pending.contains_key(&index)
                 || self.contacts.responding.has(index);
@@ -437,7 +446,7 @@ impl Node {
             Datagram::Initiation(initiation) => self.handle_initiation(now, source, destination, initiation),
             Datagram::Response(response) => {
                 let Some(pending) = self.contacts.pending.remove(&response.receiver) else {
-                    self.drop_datagram();
+                    self.base.drop_datagram();
                     return;
                 };
                 let Pending { initiator, to, source: from, purpose, started } = pending;
@@ -449,7 +458,7 @@ impl Node {
                         self.establish(now, finished, &established);
                     }
                     Err(rejected) => {
-                        self.drop_datagram();
+                        self.base.drop_datagram();
                         self.tell_refusal(now, to, &rejected.error);
                         let pending = Pending { initiator: rejected.state, to, source: from, purpose, started };
                         self.contacts.pending.insert(response.receiver, pending);
@@ -458,7 +467,7 @@ impl Node {
             }
             Datagram::Finish(finish) => {
                 let Some((responder, since, to)) = self.contacts.responding.remove(finish.receiver) else {
-                    self.drop_datagram();
+                    self.base.drop_datagram();
                     return;
                 };
                 match responder.handle_finish(finish, now.as_micros()) {
@@ -469,7 +478,7 @@ impl Node {
                         self.establish(now, finished, &established);
                     }
                     Err(rejected) => {
-                        self.drop_datagram();
+                        self.base.drop_datagram();
                         self.tell_refusal(now, source, &rejected.error);
                         self.contacts.responding.insert(finish.receiver, rejected.state, since, to);
                     }
@@ -477,16 +486,16 @@ impl Node {
             }
             Datagram::Cookie(reply) => {
                 let Some(pending) = self.contacts.pending.get_mut(&reply.receiver) else {
-                    self.drop_datagram();
+                    self.base.drop_datagram();
                     return;
                 };
                 let (to, from) = (pending.to, pending.source);
                 match pending.initiator.handle_cookie(reply) {
-                    Ok(payload) => self.output.transmit(Transmit { source: from, destination: to, payload }),
-                    Err(_) => self.drop_datagram(),
+                    Ok(payload) => self.base.transmit(Transmit { source: from, destination: to, payload }),
+                    Err(_) => self.base.drop_datagram(),
                 }
             }
-            _ => self.drop_datagram(),
+            _ => self.base.drop_datagram(),
         }
     }
 
@@ -500,26 +509,26 @@ impl Node {
         // P-3
         let loaded = !self.contacts.unproven.take(now) || self.contacts.responding.is_full();
         if loaded {
-            let random = &mut self.random;
+            let random = self.base.random();
             let cookies = &self.contacts.cookies;
             if !cookies.check(initiation, source, now.as_micros()) {
                 let payload = cookies.reply(initiation, source, now.as_micros(), &mut |bytes| random.fill(bytes));
-                self.output.transmit(Transmit { source: destination, destination: source, payload: payload.to_vec() });
+                self.base.transmit(Transmit { source: destination, destination: source, payload: payload.to_vec() });
                 return;
             }
             if !self.contacts.proven.take(now) {
-                self.drop_datagram();
+                self.base.drop_datagram();
                 return;
             }
         }
         let index = self.free_index();
         let hello = self.hello(now, destination);
-        let local = Local { key: &self.key, psk: self.config.psk.as_deref() };
-        let random = &mut self.random;
+        let (key, config, random) = self.base.identity();
+        let local = Local { key, psk: config.psk.as_deref() };
         let incoming = match Incoming::read(initiation, local, &mut |bytes| random.fill(bytes)) {
             Ok(incoming) => incoming,
             Err(error) => {
-                self.drop_datagram();
+                self.base.drop_datagram();
                 // Else it may be anything: made for another key, or no handshake at all.
                 if matches!(error, HandshakeError::PskMissing | HandshakeError::PskExpected) {
                     self.tell_refusal(now, source, &error);
@@ -530,23 +539,23 @@ impl Node {
         match incoming {
             Incoming::First(xx) => {
                 let Ok((responder, payload)) = xx.respond(index, hello) else {
-                    self.drop_datagram();
+                    self.base.drop_datagram();
                     return;
                 };
                 self.contacts.responding.insert(index, responder, now, source);
-                self.sweep_later(now);
-                self.output.transmit(Transmit { source: destination, destination: source, payload });
+                self.base.sweep_later(now);
+                self.base.transmit(Transmit { source: destination, destination: source, payload });
             }
             Incoming::Known(ik) => {
                 // P-9
                 let (remote, timestamp) = (ik.remote(), ik.hello().timestamp);
                 let known = self.by_key.get(&remote).and_then(|id| self.peers.get(id));
                 if known.is_some_and(|peer| timestamp <= peer.newest_initiation) || !self.trusts(now, &remote) {
-                    self.drop_datagram();
+                    self.base.drop_datagram();
                     return;
                 }
                 let Ok(finished) = ik.respond(index, hello, now.as_micros()) else {
-                    self.drop_datagram();
+                    self.base.drop_datagram();
                     return;
                 };
                 let established = Established { source, destination, started: now, purpose: Purpose::Theirs };
@@ -559,10 +568,10 @@ impl Node {
     fn establish(&mut self, now: Time, finished: Finished, how: &Established) {
         let Finished { session, remote: key, hello, answer } = finished;
         if let Purpose::Address(address) = how.purpose {
-            let expected = self.config.known_keys.get(&address).copied();
+            let expected = self.contacts.known_key(&address);
             if let Some(expected) = expected.filter(|expected| *expected != key) {
-                self.timers.stop(Timer::Contact(address));
-                self.output.event(Event::KeyMismatch { address, expected, found: Some(key) });
+                self.base.stop_timer(Timer::Contact(address));
+                self.base.event(Event::KeyMismatch { address, expected, found: Some(key) });
                 self.give_up(now, address);
                 return;
             }
@@ -570,16 +579,16 @@ impl Node {
         if let Purpose::Peer(expected) = how.purpose
             && expected != key
         {
-            self.drop_datagram();
+            self.base.drop_datagram();
             // Where only named keys count, any other says something only at an address that one is named for.
             let at = how.source.ip();
-            if self.trusts(now, &key) || self.config.known_keys.contains_key(&at) {
+            if self.trusts(now, &key) || self.contacts.known_keys.contains_key(&at) {
                 self.find_another(now, expected, key, at);
             }
             return;
         }
-        if key == self.key.public() || !self.trusts(now, &key) {
-            self.drop_datagram();
+        if key == self.base.public_key() || !self.trusts(now, &key) {
+            self.base.drop_datagram();
             return;
         }
         let known = self.by_key.get(&key).copied();
@@ -590,12 +599,12 @@ impl Node {
         if matches!(how.purpose, Purpose::Join) {
             self.note_joined_peer(id, how.source);
         }
-        let attachment = how.destination.and_then(|address| self.attachment_at(address));
+        let attachment = how.destination.and_then(|address| self.base.attachments().at(address));
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let reached = !peer.has_session();
         let life = hello.life;
         let idle = peer.flows.is_empty() && peer.update.is_none();
-        let claimed = SocketAddr::new(hello::claimed(&hello.locators, how.source.ip()), self.config.port);
+        let claimed = SocketAddr::new(hello::claimed(&hello.locators, how.source.ip()), self.base.config().port);
         if known.is_none() || (idle && session.is_confirmed()) {
             peer.candidate = None;
             peer.remote = how.source;
@@ -627,37 +636,37 @@ impl Node {
             if unsettled >= UNSETTLED_MOST { peer.sessions.iter().position(|slot| !slot.settled) } else { None };
         let surplus = surplus.map(|at| peer.sessions.remove(at).session.local_index());
         let origin = Some(Met { remote: how.source, destination: how.destination, claimed });
-        let aes = self.config.prefer_aes && hello.capabilities.contains(Capabilities::TUNNEL_AES);
+        let aes = self.base.config().prefer_aes && hello.capabilities.contains(Capabilities::TUNNEL_AES);
         let (until, begun, capabilities) = (Some(now + UNSETTLED), how.started, hello.capabilities);
         peer.sessions.push(SessionSlot { session, settled: false, until, begun, origin, aes, life, capabilities });
         peer.last_heard = now;
         if let Some(receive_index) = surplus {
             self.by_index.remove(&receive_index);
-            self.output.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
+            self.base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
         }
         self.by_index.insert(index, id);
         // The peer may introduce flows before its first word is read here: the programs read those, unless there are very many
         // sessions already that they look for.
         self.listen_in_new_session(now, id);
         let op = TunnelOp::AddKeys { peer: id, receive_index: index, keys, aes };
-        self.output.ask(op, Asked::State("adding tunnel keys", State::Keys(id)));
+        self.base.ask(op, Asked::State("adding tunnel keys", State::Keys(id)));
         if let Some(payload) = answer {
             // XX's finish is repeated by asking again; the question is the same until the session is confirmed.
-            self.output.transmit(Transmit { source: how.destination, destination: how.source, payload });
+            self.base.transmit(Transmit { source: how.destination, destination: how.source, payload });
         }
         if confirmed {
             self.confirm_session(now, id, index);
         }
         if initiated {
             // Confirms the session at the other end, measures the round trip and tells how we are seen.
-            let token = self.random.u64();
-            let locators = Message::Locators(self.attachments.keys().copied().collect());
+            let token = self.base.random().u64();
+            let locators = Message::Locators(self.base.attachments().addresses().copied().collect());
             if let Some(peer) = self.peers.get_mut(&id) {
                 peer.check = Some((token, now));
                 peer.checked = Some(how.source.ip());
-                peer.telling = self.attachments.keys().copied().collect();
+                peer.telling = self.base.attachments().addresses().copied().collect();
                 if !peer.flows.is_empty() {
-                    self.timers.set_earlier(Timer::Keepalive(id), now + peer.repeat_after(1));
+                    self.base.set_timer_earlier(Timer::Keepalive(id), now + peer.repeat_after(1));
                 }
             }
             let mut plaintext = Vec::new();
@@ -671,7 +680,7 @@ impl Node {
                 peer.answers_at.insert(address);
             }
             self.contacts.pauses.remove(&address);
-            self.timers.stop(Timer::Contact(address));
+            self.base.stop_timer(Timer::Contact(address));
             self.meet_later(now);
             for flow in self.contacts.waiting.remove(&address).unwrap_or_default() {
                 if self.is_introducible(&flow) {
@@ -680,17 +689,17 @@ impl Node {
             }
         }
         self.introduce_failed(now, id);
-        self.sweep_later(now);
+        self.base.sweep_later(now);
         // Until the peer has shown that it has the keys too, the last message of the handshake may have been lost.
         if self.peers.get(&id).is_some_and(|peer| !peer.has_session()) {
-            self.timers.set(Timer::Reach(id), now + UNCONFIRMED);
+            self.base.set_timer(Timer::Reach(id), now + UNCONFIRMED);
         }
         self.renew_later(now, id);
         if self.peers.get(&id).is_some_and(|peer| !peer.introductions.active.is_empty()) {
-            self.timers.set(Timer::Introductions(id), now);
+            self.base.set_timer(Timer::Introductions(id), now);
         }
         if reached {
-            self.output.event(Event::PeerReached { peer: id, key, remote: how.source, took: now.since(how.started) });
+            self.base.event(Event::PeerReached { peer: id, key, remote: how.source, took: now.since(how.started) });
         }
     }
 
@@ -744,7 +753,7 @@ impl Node {
                 }
                 peer.source = destination.or(peer.source);
                 let source = peer.source;
-                let attachment = source.and_then(|source| attached(&self.attachments, &self.config.behind, source));
+                let attachment = source.and_then(|source| self.base.attachments().at(source));
                 peer.attachment = attachment;
             } else {
                 peer.met = Some(remote);
@@ -758,13 +767,13 @@ impl Node {
         peer.sessions.push(slot);
         peer.reach_tries = 0;
         peer.handshakes = 0;
-        self.timers.stop(Timer::Reach(id));
+        self.base.stop_timer(Timer::Reach(id));
         self.set_tunnel_path(id);
         if shown {
             self.put_binding_in_force(now, id);
         }
         self.listen_in_new_session(now, id);
-        self.sweep_later(now);
+        self.base.sweep_later(now);
         if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
             // The session was wanted for this.
             update.tries = 0;
@@ -797,7 +806,7 @@ impl Node {
         for address in addresses {
             self.contacts.addresses.remove(&address);
             self.contacts.pauses.remove(&address);
-            self.timers.stop(Timer::Contact(address));
+            self.base.stop_timer(Timer::Contact(address));
             for flow in self.contacts.waiting.remove(&address).unwrap_or_default() {
                 if self.is_introducible(&flow) {
                     self.want_introduction(now, flow);

@@ -101,7 +101,7 @@ impl Node {
         let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed) else { return };
         let introducing =
             matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce));
-        if !introducing || known.referred.is_some() || key == self.key.public() {
+        if !introducing || known.referred.is_some() || key == self.base.public_key() {
             return;
         }
         let unchanged = known.clone();
@@ -145,7 +145,7 @@ impl Node {
         let (unchanged, asks) = (known.clone(), !known.accepted);
         known.stage = Stage::Open;
         self.abandon_introduction(flow, &unchanged);
-        self.output.op(FlowOp::Expect { flow: *flow, from: None });
+        self.base.op(FlowOp::Expect { flow: *flow, from: None });
         if asks {
             self.flows.put_off(now, *flow);
         }
@@ -186,7 +186,7 @@ impl Node {
     fn handle_sought(&mut self, now: Time, id: PeerId, name: u64, key: PublicKey, at: SocketAddr) {
         let passed_on = |flow: &FlowTuple| self.passed_on(flow).is_some_and(|entry| entry.peer == id);
         let known = self.peers.get(&id).and_then(|peer| peer.named.get(&name)).is_some_and(passed_on);
-        if !known || key == self.public_key() {
+        if !known || key == self.base.public_key() {
             return;
         }
         self.vouch(now, id, key, at);
@@ -240,7 +240,7 @@ impl Node {
         if let Origin::Answered { nonce, .. } = origin {
             self.flows.add_nonce(nonce, flow);
         }
-        self.output.event(Event::FlowIntroduced { flow, peer: entry.peer, translated });
+        self.base.event(Event::FlowIntroduced { flow, peer: entry.peer, translated });
         if let Some(former) = former {
             self.find_carrier(now, entry.peer);
             self.left.insert(flow, Left { due: now + PARTING, former });
@@ -250,7 +250,7 @@ impl Node {
             left.due = now + PARTING;
         }
         if !self.left.is_empty() {
-            self.timers.set_earlier(Timer::Left, now + PARTING);
+            self.base.set_timer_earlier(Timer::Left, now + PARTING);
         }
     }
 
@@ -263,7 +263,7 @@ impl Node {
     }
 
     fn save_left(&mut self, flow: FlowTuple, former: Option<FlowEntry>) {
-        self.output.ask(StoreOp::SaveLeft { flow, former }, Asked::Effect("keeping who has passed a flow on"));
+        self.base.ask(StoreOp::SaveLeft { flow, former }, Asked::Effect("keeping who has passed a flow on"));
     }
 
     /// Takes over flows that had just become direct when the daemon before this one ended, as they were before. To be called once, behind
@@ -276,7 +276,7 @@ impl Node {
                 continue;
             }
             self.left.insert(flow, Left { due: now + PARTING, former });
-            self.timers.set_earlier(Timer::Left, now + PARTING);
+            self.base.set_timer_earlier(Timer::Left, now + PARTING);
             self.reach_again(now, former.peer);
         }
     }
@@ -296,7 +296,7 @@ impl Node {
             }
         }
         if let Some(next) = self.left.values().map(|left| left.due).min() {
-            self.timers.set(Timer::Left, next);
+            self.base.set_timer(Timer::Left, next);
         }
     }
 

@@ -79,7 +79,7 @@ impl Node {
             let tries = telling.tries;
             telling.tries += 1;
             telling.due = now + (AGAIN * 2u32.pow(tries.min(DOUBLINGS))).min(ROUND);
-            if self.suspended {
+            if self.base.is_suspended() {
                 // All are asked when this host is back.
                 continue;
             }
@@ -113,7 +113,7 @@ impl Node {
     fn ask_roster(&mut self, id: PeerId) {
         let Some(roster) = &self.community.roster else { return };
         let community = *roster.community();
-        let own = roster.about(&self.key.public()).map(|statement| (statement.clone(), None));
+        let own = roster.about(&self.base.public_key()).map(|statement| (statement.clone(), None));
         let statements: Vec<_> = own.into_iter().collect();
         let state = Word::RosterState { community, digest: roster.digest(), asks: true };
         let mut messages = vec![Message::Community(state)];
@@ -178,7 +178,7 @@ impl Node {
         asks: bool,
     ) {
         let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
-        let me = self.key.public();
+        let me = self.base.public_key();
         let Some(roster) = self.community.own(&me).filter(|roster| roster.community() == community) else { return };
         let Some(about) = roster.about(&key).cloned() else { return };
         let (ours, community) = (roster.digest(), *community);
@@ -227,7 +227,7 @@ impl Node {
         community: &CommunityKey,
         statements: &[(Statement, Option<SocketAddr>)],
     ) {
-        let me = self.key.public();
+        let me = self.base.public_key();
         let Some(from) = self.peers.get(&id).map(|peer| peer.key) else { return };
         if self.community.roster.as_ref().is_none_or(|roster| roster.community() != community)
             || !self.community.rosters.take(now)
@@ -261,7 +261,7 @@ impl Node {
         self.take_hints(&from, statements);
         // What happened before this host belonged to it is no news.
         if before && after {
-            events.into_iter().for_each(|event| self.output.event(event));
+            events.into_iter().for_each(|event| self.base.event(event));
         }
         if (is_news || before != after) && (before || after) {
             self.save_community();
@@ -272,15 +272,15 @@ impl Node {
 
     /// This host belongs to the community from now on, or no more.
     fn note_own_standing(&mut self, belongs: bool, from: PublicKey) {
-        let me = self.key.public();
+        let me = self.base.public_key();
         let Some(roster) = &mut self.community.roster else { return };
         if belongs {
             let community = *roster.community();
-            self.output.event(CommunityEvent::Joined { community, by: from });
+            self.base.event(CommunityEvent::Joined { community, by: from });
         } else {
             roster.keep_only(&me);
             self.community.offers.retain(|_, offer| !offer.is_for_members());
-            self.output.event(CommunityEvent::Revoked);
+            self.base.event(CommunityEvent::Revoked);
         }
     }
 

@@ -170,7 +170,7 @@ impl Node {
         hosts: Vec<SocketAddr>,
         name: &str,
     ) -> Result<(), CommunityRefused> {
-        if self.config.trust == Trust::Pinned {
+        if self.base.config().trust == Trust::Pinned {
             return Err(CommunityRefused::Pinned);
         }
         if self.community.joining.is_some() {
@@ -260,8 +260,8 @@ impl Node {
             return;
         }
         let Some(inviter) = self.peers.get(&id).map(|peer| peer.key) else { return };
-        let between = Between { joiner: self.key.public(), inviter, purpose: joining.purpose };
-        let Some(begun) = begin(&joining.code, &between, &mut self.random) else { return };
+        let between = Between { joiner: self.base.public_key(), inviter, purpose: joining.purpose };
+        let Some(begun) = begin(&joining.code, &between, self.base.random()) else { return };
         joining.stage = Stage::Asked(begun);
         joining.tries = 0;
         joining.pause(now);
@@ -333,7 +333,7 @@ impl Node {
                 let number = self.free_number();
                 let lifetime = Duration::from_secs(joined.lifetime.into()).min(GRANT_LIFETIME);
                 self.grant(number, inviter, None, now + lifetime);
-                self.output.event(CommunityEvent::MayReceive { number, host: inviter });
+                self.base.event(CommunityEvent::MayReceive { number, host: inviter });
             }
         }
         self.schedule_community(now);
@@ -342,14 +342,14 @@ impl Node {
     /// The code has proven whose key answers at the address that people named: better than being the first to answer there. A key that is
     /// remembered for it stays until people have it forgotten (P-148).
     fn pin_inviter(&mut self, address: IpAddr, key: PublicKey) {
-        if self.config.trust != Trust::Tofu {
+        if self.base.config().trust != Trust::Tofu {
             return;
         }
-        match self.config.known_keys.get(&address).copied() {
+        match self.contacts.known_key(&address) {
             Some(known) if known == key => {}
             Some(known) => {
                 self.community.proven = Some((address, key));
-                self.output.event(CommunityEvent::OtherKeyKnown { address, known, proven: key });
+                self.base.event(CommunityEvent::OtherKeyKnown { address, known, proven: key });
             }
             None => self.remember_key_at(address, key),
         }
@@ -367,7 +367,7 @@ impl Node {
         if matches!(joining.stage, Stage::Proven(_)) {
             self.community.spent.push((now + CODE_LIFETIME, joining.code));
         }
-        self.output.event(CommunityEvent::JoinFailed { number, why });
+        self.base.event(CommunityEvent::JoinFailed { number, why });
         self.schedule_community(now);
     }
 
@@ -406,8 +406,8 @@ impl Node {
         if full || !self.community.exchanges.take(now) {
             return refused(JoinRefusal::Busy);
         }
-        let between = Between { joiner, inviter: self.key.public(), purpose };
-        let (ours, agreed) = answer(&offer.code, &between, &element, &mut self.random)?;
+        let between = Between { joiner, inviter: self.base.public_key(), purpose };
+        let (ours, agreed) = answer(&offer.code, &between, &element, self.base.random())?;
         offer.exchanges.insert(joiner, Exchange { begun: now, theirs: element, ours, agreed });
         Some(Word::JoinAnswer { number, element: ours })
     }
@@ -441,7 +441,7 @@ impl Node {
         if !exchange.agreed.is_joiners(proof, name.as_bytes()) {
             self.community.offers.remove(&number);
             let remote = arrival.source;
-            self.output.event(CommunityEvent::WrongCode { number, host: joiner, remote });
+            self.base.event(CommunityEvent::WrongCode { number, host: joiner, remote });
             return refused(JoinRefusal::WrongCode);
         }
         let what = offer.what.clone();
@@ -449,7 +449,7 @@ impl Node {
             let offer = self.community.offers.get_mut(&number)?;
             offer.end(now, joiner, *proof, Err(JoinRefusal::NameTaken));
             let name = name.to_owned();
-            self.output.event(CommunityEvent::NameTaken { number, host: joiner, name });
+            self.base.event(CommunityEvent::NameTaken { number, host: joiner, name });
             self.schedule_community(now);
             return refused(JoinRefusal::NameTaken);
         }
@@ -469,13 +469,13 @@ impl Node {
             Offered::Membership { steward } => {
                 self.community.hints.insert(joiner, arrival.source);
                 let name = name.to_owned();
-                self.output.event(CommunityEvent::HostJoined { host: joiner, name, steward });
+                self.base.event(CommunityEvent::HostJoined { host: joiner, name, steward });
                 self.say_joined(id, arrival, joined, joiner);
                 self.tell_everybody(now);
             }
             Offered::Connection { flow } => {
                 self.grant(number, joiner, Some(flow), now + GRANT_LIFETIME);
-                self.output.event(CommunityEvent::Granted { number, host: joiner, flow });
+                self.base.event(CommunityEvent::Granted { number, host: joiner, flow });
                 self.say_joined(id, arrival, joined, joiner);
             }
         }
@@ -516,7 +516,7 @@ impl Node {
         }
         let own = self.community.hints.clone();
         let roster = self.community.roster.as_ref();
-        let about = [joiner, self.key.public()];
+        let about = [joiner, self.base.public_key()];
         let statements: Vec<(Statement, Option<SocketAddr>)> = about
             .iter()
             .filter_map(|host| roster?.about(host).map(|statement| (statement.clone(), own.get(host).copied())))
@@ -524,7 +524,7 @@ impl Node {
         words.push(Message::Community(Word::Roster { community: joined.community, statements }));
         if let Some(saved) = self.community.saved() {
             let asked = Asked::Say(id, source, to, words);
-            self.output.ask(StoreOp::SaveCommunity(Box::new(saved)), asked);
+            self.base.ask(StoreOp::SaveCommunity(Box::new(saved)), asked);
         }
     }
 }
@@ -546,8 +546,8 @@ mod tests {
             let (now, peer, purpose) = (Time::default(), PeerId(1), JoinPurpose::Membership);
             node.found_community(now, "desk").expect("founded");
             let code = node.invite(now, false).expect("a code");
-            let between = Between { joiner: node.key.public(), inviter: PublicKey::from([5; 32]), purpose };
-            let begun = begin(&code, &between, &mut node.random).expect("begun");
+            let between = Between { joiner: node.base.public_key(), inviter: PublicKey::from([5; 32]), purpose };
+            let begun = begin(&code, &between, node.base.random()).expect("begun");
             let (number, name, until) = (code.number(), "laptop".to_owned(), now + JOIN_WITHIN);
             node.community.joining = Some(Joining {
                 code,
@@ -590,8 +590,8 @@ mod tests {
                 Some(id) => *id,
                 None => node.new_peer(now, key, remote),
             };
-            let between = Between { joiner: key, inviter: node.key.public(), purpose };
-            let begun = begin(&code, &between, &mut node.random).expect("begun");
+            let between = Between { joiner: key, inviter: node.base.public_key(), purpose };
+            let begun = begin(&code, &between, node.base.random()).expect("begun");
             let answer = node.handle_join(now, id, code.number(), purpose, begun.element);
             matches!(answer, Some(Word::JoinAnswer { .. }))
         };
@@ -615,8 +615,8 @@ mod tests {
             let remote = "192.0.2.1:2031".parse().expect("an endpoint");
             let ids = [1_u8, 2].map(|of| node.new_peer(start, PublicKey::from([of; 32]), remote));
             let element = |node: &mut Node, of: u8| {
-                let between = Between { joiner: PublicKey::from([of; 32]), inviter: node.key.public(), purpose };
-                begin(&code, &between, &mut node.random).expect("begun").element
+                let between = Between { joiner: PublicKey::from([of; 32]), inviter: node.base.public_key(), purpose };
+                begin(&code, &between, node.base.random()).expect("begun").element
             };
             let honest = element(&mut node, 2);
             let (mut let_in, mut tries) = (false, 0_u32);

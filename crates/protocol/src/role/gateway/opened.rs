@@ -97,9 +97,10 @@ impl OpenedBehind {
 impl Node {
     /// A host behind this one has opened a connection, which has been answered: this router has seen both.
     pub fn handle_passing_opened(&mut self, now: Time, flow: FlowTuple) {
-        let between = self.is_behind(flow.local.ip()) && self.attachment_at(flow.remote.ip()).is_none();
+        let between = self.base.attachments().is_behind(flow.local.ip())
+            && self.base.attachments().at(flow.remote.ip()).is_none();
         if flow.transport == Transport::Tcp && between && !self.has_flow(&flow) && self.opened.insert(now, flow) {
-            self.timers.set_earlier(Timer::Opened, now + MATURE);
+            self.base.set_timer_earlier(Timer::Opened, now + MATURE);
         }
     }
 
@@ -127,7 +128,7 @@ impl Node {
             }
         }
         if self.opened.len() > 0 {
-            self.timers.set(Timer::Opened, now + PAUSE);
+            self.base.set_timer(Timer::Opened, now + PAUSE);
         }
     }
 

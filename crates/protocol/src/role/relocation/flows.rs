@@ -14,13 +14,13 @@ use whimbrel_wire::moving::{MoveName, Terms};
 use super::glue::Others;
 use super::{At, FlowName, Moves, Rented};
 use crate::Time;
-use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, PeerId, Places, Waits};
+use crate::base::op::{ASTRAY, FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, PeerId, Places, Waits};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::binding::absence::VANISHED;
 use crate::flow::{Flow, Origin, Stage};
 use crate::node::Node;
-use crate::session::peer::{ASTRAY, CarrierProbe, NOWHERE};
+use crate::session::peer::CarrierProbe;
 
 /// On a host with no more flows than these, senders are woken each time that some are led elsewhere.
 const WOKEN_AT_ONCE: usize = 100;
@@ -51,7 +51,7 @@ impl Node {
                 FlowChange::Lead { flow, lent: Some(far), .. } if far.mirrored().is_unconnected() => {
                     let at = At { now, around: &Others { node: self } };
                     if let Some(done) = moves.lend_moved(at, flow, far) {
-                        let back = flow.peer() == self.public_key() && done.is_ok();
+                        let back = flow.peer() == self.base.public_key() && done.is_ok();
                         moves.handle_led(At { now, around: &Others { node: self } }, flow, done);
                         if back {
                             // There is nobody any more whom this host would have to tell where it is.
@@ -85,7 +85,7 @@ impl Node {
                 FlowChange::Remember { key } => {
                     if let Some(id) = self.by_key.get(&key).copied() {
                         self.put_binding_in_force(now, id);
-                        self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
+                        self.base.set_timer_earlier(Timer::Keepalive(id), now + crate::base::pace::KEEPALIVE);
                     }
                 }
             }
@@ -104,7 +104,7 @@ impl Node {
         restored: bool,
     ) -> Option<Result<Terms, String>> {
         let to = flow.peer();
-        if to == self.public_key() {
+        if to == self.base.public_key() {
             // The socket is here itself, at an address of this host's: nobody need be told of it.
             let far = lent?;
             self.release_flow(now, &far);
@@ -117,7 +117,7 @@ impl Node {
             return Some(Err(format!("another flow is called {flow}")));
         }
         let before = self.flows.get(&far).and_then(Flow::entry).copied();
-        let end = if lent.is_some() { LocalEnd::Behind } else { self.end_of(&far) };
+        let end = if lent.is_some() { LocalEnd::Behind } else { self.base.attachments().end_of(&far) };
         let peer = self.peer_of(&to);
         let as_before = |before: &FlowEntry| {
             (before.name, before.wire_remote_port, before.end) == (flow.value(), wire_port, end)
@@ -170,8 +170,8 @@ impl Node {
         wire_port: u16,
         terms: &Terms,
     ) -> Option<Result<(), String>> {
-        let (own, holder) = (self.attachments.contains_key(&tuple.local.ip()), flow.peer());
-        if holder == self.public_key() {
+        let (own, holder) = (self.base.attachments().has(&tuple.local.ip()), flow.peer());
+        if holder == self.base.public_key() {
             return Some(Ok(()));
         }
         let peer = self.by_key.get(&holder).and_then(|id| self.peers.get(id));
@@ -239,9 +239,9 @@ impl Node {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.add_flow(flow, &entry);
         let begins = unmoved && peer.moved_flows() > 0;
-        self.timers.stop(Timer::Idle(id));
+        self.base.stop_timer(Timer::Idle(id));
         if entry.end == LocalEnd::Behind {
-            self.timers.set_earlier(Timer::Vanished(id), now + VANISHED);
+            self.base.set_timer_earlier(Timer::Vanished(id), now + VANISHED);
         }
         if begins {
             // Nothing of the peer's was carried until now: what was found out before may not be so any more.
@@ -251,9 +251,9 @@ impl Node {
             self.put_binding_in_force(now, id);
         }
         if first || begins {
-            self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
+            self.base.set_timer_earlier(Timer::Keepalive(id), now + crate::base::pace::KEEPALIVE);
         }
-        self.output.ask(FlowOp::Install { flow, entry }, asked);
+        self.base.ask(FlowOp::Install { flow, entry }, asked);
         self.refresh_sets();
         if first {
             self.tell_locators(now, id);
@@ -280,7 +280,7 @@ impl Node {
             if few {
                 self.wake_flows(now, id);
             } else {
-                self.timers.set_earlier(Timer::Wake(id), now + REBOUND_PAUSE);
+                self.base.set_timer_earlier(Timer::Wake(id), now + REBOUND_PAUSE);
             }
         }
     }
@@ -331,7 +331,7 @@ impl Node {
     /// Who holds the far end of a connection of this host's, with what the two call it, and where that is: the peer that it is one with;
     /// else this host itself, which lends its address, under a name that is drawn now.
     pub fn holder_of(&mut self, flow: &FlowTuple) -> (FlowName, Option<SocketAddr>) {
-        let own = FlowName::new(self.public_key(), self.random.u64());
+        let own = FlowName::new(self.base.public_key(), self.base.random().u64());
         if flow.is_unconnected() {
             let came = |rented: &Rented| rented.moved == Some(flow.transport) && rented.ends.contain(flow.local);
             let lease = self.rented().find(came);

@@ -82,10 +82,10 @@ impl Node {
     fn give_out_moves(&mut self) {
         let Some(moves) = &mut self.moves else { return };
         while let Some((number, op)) = moves.poll_op() {
-            self.output.ask_for_move(op, number);
+            self.base.ask_for_move(op, number);
         }
         while let Some(event) = moves.poll_event() {
-            self.output.event(event);
+            self.base.event(event);
         }
     }
 
@@ -109,18 +109,18 @@ impl Node {
 
     /// A socket that is [prepared](Node::prepare_socket), or about to be, goes. `false`: it is not, or not any more.
     pub fn give_prepared(&mut self, now: Time, name: MoveName) -> bool {
-        let own = name.donor == *self.key.public().as_bytes();
+        let own = name.donor == *self.base.public_key().as_bytes();
         own && self.with_moves(now, |moves, at| moves.go_on(at, name.number)).unwrap_or(false)
     }
 
     fn give(&mut self, now: Time, gift: Gift, waits: bool) -> Result<MoveName, NotGiven> {
-        let number = self.random.u64();
+        let number = self.base.random().u64();
         self.with_moves(now, |moves, at| moves.give(at, number, gift, waits)).unwrap_or(Err(NotGiven::Disabled))
     }
 
     /// Whoever asked for a move wants it no more. It may be too late for that: an event tells.
     pub fn cancel_move(&mut self, now: Time, name: MoveName) {
-        if name.donor == *self.key.public().as_bytes() {
+        if name.donor == *self.base.public_key().as_bytes() {
             self.with_moves(now, |moves, at| moves.cancel(at, name.number));
         }
     }
@@ -128,7 +128,7 @@ impl Node {
     /// The socket of a move is gone from this host, though nobody was asked to destroy it: its program ended, or who was to receive
     /// it.
     pub fn handle_move_socket_gone(&mut self, now: Time, name: MoveName) {
-        let given = name.donor == *self.key.public().as_bytes();
+        let given = name.donor == *self.base.public_key().as_bytes();
         self.with_moves(now, |moves, at| {
             if given {
                 moves.handle_donor_gone(at, name.number);
@@ -215,7 +215,7 @@ impl Node {
         anchor_at: Option<SocketAddr>,
         ends: Ends,
     ) -> Option<FlowName> {
-        let number = self.random.u64();
+        let number = self.base.random().u64();
         self.with_moves(now, |moves, at| {
             moves.rent(at, number, anchor, anchor_at, ends);
             FlowName::new(anchor, number)
@@ -230,7 +230,7 @@ impl Node {
     /// Has a connection of a leased endpoint be a flow of this host and its anchor: [`MoveEvent::Claimed`] tells what comes of it.
     /// `hidden`: the far end is not to learn where this host is (P-87). `false`: its local end is not leased.
     pub fn claim_flow(&mut self, now: Time, tuple: FlowTuple, hidden: bool) -> bool {
-        let flow = self.random.u64();
+        let flow = self.base.random().u64();
         self.with_moves(now, |moves, at| moves.claim(at, flow, tuple, hidden)).unwrap_or(false)
     }
 
@@ -311,10 +311,10 @@ impl Node {
                     while let Some(message) = moves.poll_message(now, &key) {
                         self.send(id, &[message]);
                     }
-                    let checked = checks > 0 && self.timers.is_set(Timer::Keepalive(id));
+                    let checked = checks > 0 && self.base.has_timer(Timer::Keepalive(id));
                     if moves.lanes.doubts(&key) && !checked {
                         // It may have started anew, or be elsewhere. What the check finds out goes on by itself.
-                        self.timers.set_earlier(Timer::Keepalive(id), now);
+                        self.base.set_timer_earlier(Timer::Keepalive(id), now);
                     }
                 }
                 Some((id, false, _)) if moves.lanes.wants(&key) => self.reach_again(now, id),
@@ -329,8 +329,8 @@ impl Node {
         }
         let due = moves.deadline(At { now, around: &Others { node: self } });
         match due {
-            Some(due) => self.timers.set(Timer::Moves, due),
-            None => self.timers.stop(Timer::Moves),
+            Some(due) => self.base.set_timer(Timer::Moves, due),
+            None => self.base.stop_timer(Timer::Moves),
         }
         self.moves = Some(moves);
     }

@@ -12,14 +12,12 @@ use crate::base::arrival::Arrival;
 use crate::base::bucket::Bucket;
 use crate::base::event::Event;
 use crate::base::op::PeerId;
+use crate::base::pace::REFRESH;
 use crate::base::timer::Timer;
 use crate::node::Node;
 use crate::session::contact::{Contact, SILENCE, SILENCE_LONGEST};
 use crate::session::peer::Peer;
 
-/// How often the path to a rendezvous is checked where no NAT on the way asks for more (P-55). A rendezvous forgets a peer
-/// that it has not heard for 10 minutes.
-pub(crate) const REFRESH: Duration = Duration::from_secs(240);
 /// How soon a rendezvous that did not answer is asked again, at first. Doubles, to what holds for other hosts.
 const UNANSWERED: Duration = Duration::from_secs(30);
 /// Until a rendezvous that refused is asked again.
@@ -155,7 +153,7 @@ impl Node {
 
     /// Whether an address is asked since it is that of a rendezvous that is needed.
     pub(crate) fn is_rendezvous(&self, address: IpAddr) -> bool {
-        !self.rendezvous.tags.is_empty() && self.config.rendezvous.contains(&address)
+        !self.rendezvous.tags.is_empty() && self.base.config().rendezvous.contains(&address)
     }
 
     /// How long an address is left alone that did not answer, at first and at the longest (P-10, P-57).
@@ -165,14 +163,14 @@ impl Node {
 
     /// There is a peer to be met, a rendezvous answers at last, or time has passed.
     pub(crate) fn meet_later(&mut self, now: Time) {
-        if !self.config.rendezvous.is_empty() {
-            self.timers.set_earlier(Timer::Rendezvous, now);
+        if !self.base.config().rendezvous.is_empty() {
+            self.base.set_timer_earlier(Timer::Rendezvous, now);
         }
     }
 
     /// Looks which peers are to be met and which rendezvous answer.
     pub(crate) fn look_for_rendezvous(&mut self, now: Time) {
-        if self.config.rendezvous.is_empty() || self.suspended {
+        if self.base.config().rendezvous.is_empty() || self.base.is_suspended() {
             return;
         }
         self.name_meetings();
@@ -180,11 +178,11 @@ impl Node {
             let ids: Vec<PeerId> = self.rendezvous.registrars.keys().copied().collect();
             for id in ids {
                 self.register(now, id);
-                self.timers.set_earlier(Timer::Idle(id), now + REFRESH);
+                self.base.set_timer_earlier(Timer::Idle(id), now + REFRESH);
             }
             return;
         }
-        for address in self.config.rendezvous.clone() {
+        for address in self.base.config().rendezvous.clone() {
             match self.contacts.addresses.get(&address) {
                 Some(Contact::Known(id)) => {
                     let id = *id;
@@ -207,15 +205,15 @@ impl Node {
             }
         }
         self.ask_stand_ins(now);
-        self.timers.set(Timer::Rendezvous, now + REFRESH);
+        self.base.set_timer(Timer::Rendezvous, now + REFRESH);
     }
 
     /// The network is another: whoever did not answer may answer now.
     pub(crate) fn ask_rendezvous_again(&mut self, now: Time) {
-        for address in self.config.rendezvous.clone() {
+        for address in self.base.config().rendezvous.clone() {
             if matches!(self.contacts.addresses.get(&address), Some(Contact::Silent { .. })) {
                 self.contacts.addresses.remove(&address);
-                self.timers.stop(Timer::Contact(address));
+                self.base.stop_timer(Timer::Contact(address));
             }
         }
         self.meet_later(now);
@@ -231,7 +229,7 @@ impl Node {
         let registrars: Vec<PeerId> = self.rendezvous.registrars.keys().copied().collect();
         for registrar in registrars.into_iter().filter(|registrar| *registrar != id) {
             if self.peers.get(&registrar).is_some_and(|peer| peer.check_tries == 0) {
-                self.timers.set(Timer::Keepalive(registrar), now);
+                self.base.set_timer(Timer::Keepalive(registrar), now);
             }
         }
     }
@@ -245,11 +243,11 @@ impl Node {
                 self.rendezvous.by_tag.remove(&tag);
             }
             self.rendezvous.found.remove(&id);
-            self.timers.stop(Timer::Found(id));
+            self.base.stop_timer(Timer::Found(id));
         }
         for peer in peers.values().filter(|peer| !peer.flows.is_empty()) {
             if !self.rendezvous.tags.contains_key(&peer.id)
-                && let Some(tag) = self.key.meeting_tag(&peer.key)
+                && let Some(tag) = self.base.key().meeting_tag(&peer.key)
             {
                 self.rendezvous.tags.insert(peer.id, tag);
                 self.rendezvous.by_tag.insert(tag, peer.id);
@@ -271,7 +269,7 @@ impl Node {
 
     /// Tells a rendezvous what it does not know, for the first time or again.
     pub(crate) fn register(&mut self, now: Time, id: PeerId) {
-        if self.suspended {
+        if self.base.is_suspended() {
             return;
         }
         let Some(peer) = self.peers.get(&id).filter(|peer| peer.has_session() && peer.attachment.is_some()) else {
@@ -307,7 +305,7 @@ impl Node {
             _ => REGISTRATION_PAUSE,
         };
         let number = registrar.number;
-        self.timers.set(Timer::Registration(id), now + again);
+        self.base.set_timer(Timer::Registration(id), now + again);
         self.send(id, &[Message::Register { number, change, tags }]);
     }
 
@@ -322,7 +320,7 @@ impl Node {
     ) {
         let Some(registrar) = self.rendezvous.registrars.get_mut(&id).filter(|of| of.number == number) else { return };
         let Some((change, tags)) = registrar.untold.take() else { return };
-        self.timers.stop(Timer::Registration(id));
+        self.base.stop_timer(Timer::Registration(id));
         match status {
             RegistrationStatus::Accepted | RegistrationStatus::Full => {
                 // Those that it has no room for are not named again and again.
@@ -348,15 +346,15 @@ impl Node {
                 // Once at once: who says so again and again is told no sooner than who says nothing.
                 let pause =
                     if std::mem::replace(&mut registrar.corrected, true) { REGISTRATION_PAUSE } else { Duration::ZERO };
-                self.timers.set(Timer::Registration(id), now + pause);
+                self.base.set_timer(Timer::Registration(id), now + pause);
             }
             _ => {
                 registrar.standing = RegistrationStanding::Refused;
                 registrar.afresh = true;
                 registrar.told.clear();
-                self.timers.stop(Timer::Keepalive(id));
+                self.base.stop_timer(Timer::Keepalive(id));
                 self.idle_later(now, id);
-                self.timers.set(Timer::Registration(id), now + REFUSED);
+                self.base.set_timer(Timer::Registration(id), now + REFUSED);
             }
         }
     }
@@ -382,12 +380,12 @@ impl Node {
     }
 
     fn find(&mut self, now: Time, id: PeerId, endpoint: SocketAddr, by: PeerId) {
-        let own = self.attachments.contains_key(&endpoint.ip());
+        let own = self.base.attachments().has(&endpoint.ip());
         let address = endpoint.ip();
         if own || address.is_unspecified() || address.is_multicast() || address.is_loopback() || endpoint.port() == 0 {
             return;
         }
-        let token = self.random.u64();
+        let token = self.base.random().u64();
         let fresh = Found { endpoint, by, token, tries: 0, reported: false, budget: Bucket::of(BUDGET, BUDGET_PAUSE) };
         let found = self.rendezvous.found.entry(id).or_insert(fresh);
         found.by = by;
@@ -402,7 +400,7 @@ impl Node {
     pub(crate) fn try_found_again(&mut self, now: Time, id: PeerId) {
         if let Some(found) = self.rendezvous.found.get_mut(&id) {
             found.tries = 0;
-            self.timers.set(Timer::Found(id), now);
+            self.base.set_timer(Timer::Found(id), now);
         }
     }
 
@@ -414,7 +412,7 @@ impl Node {
         let Some(peer) = self.peers.get(&id) else { return };
         let same_family = peer.source.is_some_and(|source| source.is_ipv4() == endpoint.is_ipv4());
         let known = peer.has_shown(endpoint) || (peer.update.is_none() && peer.heading() == endpoint);
-        if self.suspended || known || peer.attachment.is_none() || !same_family {
+        if self.base.is_suspended() || known || peer.attachment.is_none() || !same_family {
             return;
         }
         let updating = peer.update.as_ref().map(|update| !update.absent);
@@ -427,7 +425,7 @@ impl Node {
             return;
         }
         if !found.budget.take(now) {
-            self.timers.set(Timer::Found(id), now + BUDGET_PAUSE);
+            self.base.set_timer(Timer::Found(id), now + BUDGET_PAUSE);
             return;
         }
         found.tries += 1;
@@ -437,7 +435,7 @@ impl Node {
             Some(beyond) => (TRY_PAUSE * 2u32.pow(beyond.min(5))).min(TRY_PAUSE_LONGEST),
         };
         let (source, session) = (peer.source, peer.has_session());
-        self.timers.set(Timer::Found(id), now + again);
+        self.base.set_timer(Timer::Found(id), now + again);
         // It may have started anew, and know of no session.
         if (!session && tries % HANDSHAKE_AT == 1) || (session && updating.is_some() && tries == HANDSHAKE_AT) {
             self.start_handshake_at(now, id, endpoint);
@@ -448,7 +446,7 @@ impl Node {
         if updating.is_some() {
             self.say_update(id, endpoint);
         } else {
-            let locators = Message::Locators(self.attachments.keys().copied().collect());
+            let locators = Message::Locators(self.base.attachments().addresses().copied().collect());
             self.send_to(id, source, endpoint, &[Message::PathChallenge { token }, locators]);
         }
     }
@@ -463,7 +461,7 @@ impl Node {
         // It was said truly, so there may be more of it.
         found.budget = Bucket::of(BUDGET, BUDGET_PAUSE);
         let (remote, rendezvous) = (found.endpoint, found.by);
-        self.output.event(Event::PeerFound { peer: id, remote, rendezvous });
+        self.base.event(Event::PeerFound { peer: id, remote, rendezvous });
     }
 
     /// An answer to a challenge that went to where a peer was said to be: it is there. Tells whether it was one.
@@ -472,7 +470,7 @@ impl Node {
         if let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.remote != found.endpoint) {
             peer.met = Some(found.endpoint);
         }
-        self.timers.stop(Timer::Found(id));
+        self.base.stop_timer(Timer::Found(id));
         true
     }
 
@@ -503,7 +501,7 @@ impl Node {
                 RegistrationStanding::Full => RendezvousStanding::Full { peers },
             }
         };
-        let configured = self.config.rendezvous.iter();
+        let configured = self.base.config().rendezvous.iter();
         configured.map(|address| RendezvousView { address: *address, standing: standing(address) }).collect()
     }
 }

@@ -11,11 +11,11 @@ use crate::Time;
 use crate::base::arrival::Arrival;
 use crate::base::bucket::Bucket;
 use crate::base::event::Event;
-use crate::base::op::{AddressOp, PeerId};
+use crate::base::op::{AddressOp, NOWHERE, PeerId};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::node::Node;
-use crate::session::peer::{NOWHERE, Peer};
+use crate::session::peer::Peer;
 
 /// Addresses that a host stands in for, of all hosts together.
 const STOOD_IN: usize = 64;
@@ -89,7 +89,7 @@ impl Node {
     /// A peer does not answer our updates: it may send its own to where we were.
     pub(crate) fn want_stand_in(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get(&id).filter(|peer| !peer.flows.is_empty()) else { return };
-        let Some(left) = peer.left.filter(|left| !self.attachments.contains_key(left)) else { return };
+        let Some(left) = peer.left.filter(|left| !self.base.attachments().has(left)) else { return };
         if self.stand_ins.unheard.insert(id, left) != Some(left) {
             self.ask_stand_ins(now);
         }
@@ -120,13 +120,13 @@ impl Node {
 
     /// Asks a rendezvous, for the first time or again.
     pub(crate) fn ask_stand_in(&mut self, now: Time, id: PeerId) {
-        if self.suspended || !self.registrars().contains(&id) {
+        if self.base.is_suspended() || !self.registrars().contains(&id) {
             return;
         }
         let Some(peer) = self.peers.get(&id) else { return };
         let needed = |of: &PeerId| *of != id && self.peers.get(of).is_some_and(|of| !of.flows.is_empty());
         let others = self.stand_ins.unheard.iter().filter(|(unheard, _)| needed(unheard));
-        let gone = others.map(|(_, left)| *left).filter(|left| !self.attachments.contains_key(left));
+        let gone = others.map(|(_, left)| *left).filter(|left| !self.base.attachments().has(left));
         let wanted: BTreeSet<IpAddr> = gone.take(MAX_STOOD_IN).collect();
         let known = self.stand_ins.asked.get(&id).map(|request| &request.addresses);
         if wanted.is_empty() && known.is_none() {
@@ -144,7 +144,7 @@ impl Node {
         request.tries += 1;
         let again = if request.tries > REQUESTS { REQUEST_PAUSE } else { peer.repeat_after(request.tries) };
         let addresses = request.addresses.iter().copied().collect();
-        self.timers.set(Timer::StandIn(id), now + again);
+        self.base.set_timer(Timer::StandIn(id), now + again);
         self.send(id, &[Message::StandIn { addresses }]);
     }
 
@@ -163,7 +163,7 @@ impl Node {
         let named: BTreeSet<IpAddr> = addresses.iter().map(|(address, _)| *address).collect();
         if named == request.addresses {
             request.answered = true;
-            self.timers.stop(Timer::StandIn(id));
+            self.base.stop_timer(Timer::StandIn(id));
         }
         let mut news = Vec::new();
         for (address, status) in addresses {
@@ -175,7 +175,7 @@ impl Node {
             self.stand_ins.asked.remove(&id);
         }
         for (address, status) in news {
-            self.output.event(Event::StoodInFor { by: id, address, status });
+            self.base.event(Event::StoodInFor { by: id, address, status });
         }
         self.check_later(now, id);
     }
@@ -194,7 +194,7 @@ impl Node {
         let asked = self.stand_ins.asked.get(&id).is_some_and(|request| request.addresses.contains(&left));
         let address = source.ip();
         let somewhere = !address.is_unspecified() && !address.is_multicast() && !address.is_loopback();
-        let own = self.attachments.contains_key(&address);
+        let own = self.base.attachments().has(&address);
         // Not in one another.
         if asked && somewhere && !own && source.port() != 0 && !arrival.passed_on {
             self.take_in_datagram(now, source, None, datagram, true);
@@ -226,10 +226,10 @@ impl Node {
         for address in addresses {
             let held = self.stand_ins.stands.get(address).copied();
             let status = match held {
-                _ if !self.config.stand_in => StandInStatus::Refused,
+                _ if !self.base.config().stand_in => StandInStatus::Refused,
                 Some(peer) if peer == id => StandInStatus::Accepted,
                 Some(_) => StandInStatus::Taken,
-                None if self.attachments.contains_key(address) || here == *address => StandInStatus::Taken,
+                None if self.base.attachments().has(address) || here == *address => StandInStatus::Taken,
                 None if !self.meetings.was_at(id, *address) => StandInStatus::Unproven,
                 None if self.stand_ins.stands.len() >= STOOD_IN => StandInStatus::Refused,
                 None if !self.stand_ins.may_begin(now, id) => {
@@ -239,7 +239,7 @@ impl Node {
                 None => {
                     self.stand_ins.stands.insert(*address, id);
                     self.stand_ins.budgets.entry(*address).or_insert_with(|| Bucket::of(BUDGET, BUDGET_PAUSE));
-                    self.output.event(Event::StandsIn { peer: id, address: *address });
+                    self.base.event(Event::StandsIn { peer: id, address: *address });
                     StandInStatus::Accepted
                 }
             };
@@ -255,7 +255,7 @@ impl Node {
     fn stand(&mut self, before: &[IpAddr]) {
         if !self.stand_ins.stands.keys().eq(before) {
             let addresses = self.stand_ins.stands.keys().copied().collect();
-            self.output.ask(AddressOp::StandIn { addresses }, Asked::Effect("standing in for hosts that have left"));
+            self.base.ask(AddressOp::StandIn { addresses }, Asked::Effect("standing in for hosts that have left"));
         }
     }
 
@@ -268,7 +268,7 @@ impl Node {
         if passable && there && budget.is_some_and(|budget| budget.take(now)) {
             self.send(id, &[Message::PassedOn { left: address, source, datagram: datagram.to_vec() }]);
         } else {
-            self.drop_datagram();
+            self.base.drop_datagram();
         }
     }
 
@@ -278,7 +278,7 @@ impl Node {
         let Some(peer) = self.stand_ins.stands.remove(&address) else { return };
         self.stand(&before);
         self.send(peer, &[Message::StandingIn { addresses: vec![(address, reason)] }]);
-        self.output.event(Event::StoodAside { peer, address, reason });
+        self.base.event(Event::StoodAside { peer, address, reason });
     }
 
     /// A peer is forgotten.

@@ -142,7 +142,8 @@ impl Node {
     ) -> Option<Message> {
         let answer = |status, newest| Some(Message::Registered { number, status, newest });
         let endpoint = self.peers.get(&id).filter(|peer| peer.has_session())?.remote;
-        if !self.config.serve_rendezvous || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_)) {
+        if !self.base.config().serve_rendezvous || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_))
+        {
             return answer(RegistrationStatus::Refused, 0);
         }
         let registrant = self.meetings.registrants.entry(id).or_insert_with(|| Registrant::new(endpoint));
@@ -203,7 +204,8 @@ impl Node {
         let Some(registrant) = self.meetings.registrants.get_mut(&id) else { return };
         let Some(peer) = self.peers.get(&id).filter(|peer| peer.has_session()) else { return };
         let here = peer.remote.ip();
-        if registrant.was_at.last() != Some(&here) && peer.remote.port() == self.config.port && !peer.is_mapped() {
+        if registrant.was_at.last() != Some(&here) && peer.remote.port() == self.base.config().port && !peer.is_mapped()
+        {
             registrant.was_at.retain(|address| *address != here);
             registrant.was_at.push(here);
             let over = registrant.was_at.len().saturating_sub(ADDRESSES);
@@ -252,7 +254,7 @@ impl Node {
         let known = |tag: &MeetingTag| Some((*tag, registrant.tags.get(tag).copied().flatten()?));
         let found = registrant.told.iter().filter_map(known).collect();
         let number = registrant.number;
-        self.timers.set(Timer::Whereabouts(id), now + again);
+        self.base.set_timer(Timer::Whereabouts(id), now + again);
         self.send(id, &[Message::Whereabouts { number, found }]);
     }
 
@@ -262,7 +264,7 @@ impl Node {
         if registrant.number == number && !registrant.told.is_empty() {
             registrant.told.clear();
             registrant.tries = 0;
-            self.timers.stop(Timer::Whereabouts(id));
+            self.base.stop_timer(Timer::Whereabouts(id));
             self.tell_whereabouts(now, id);
         }
     }

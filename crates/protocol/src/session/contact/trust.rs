@@ -19,8 +19,8 @@ impl Node {
     /// Whether a key that somebody shows may become a peer's. Under `tofu` everybody may: what a peer may move is
     /// proven flow by flow, and which key lives at an address that we ask is checked where we asked.
     pub(crate) fn counts(&self, key: &PublicKey) -> bool {
-        match self.config.trust {
-            Trust::Pinned => self.config.known_keys.values().any(|known| known == key) || self.is_in_community(key),
+        match self.base.config().trust {
+            Trust::Pinned => self.contacts.known_keys.values().any(|known| known == key) || self.is_in_community(key),
             Trust::Tofu | Trust::Psk => true,
         }
     }
@@ -49,10 +49,10 @@ impl Node {
             self.abandon_introduction(flow, &unchanged);
         }
         self.contacts.addresses.remove(&address);
-        match self.config.known_keys.get(&address).copied() {
+        match self.contacts.known_key(&address) {
             Some(expected) if expected != found => {
                 self.contacts.waiting.entry(address).or_default().extend(flows);
-                self.output.event(Event::KeyMismatch { address, expected, found: Some(found) });
+                self.base.event(Event::KeyMismatch { address, expected, found: Some(found) });
                 self.give_up(now, address);
             }
             _ => flows.into_iter().for_each(|flow| self.want_introduction(now, flow)),
@@ -68,10 +68,10 @@ impl Node {
     pub(crate) fn remember_key(&mut self, id: PeerId, flow: &FlowTuple) {
         let address = flow.remote.ip();
         let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
-        if self.config.trust == Trust::Tofu
+        if self.base.config().trust == Trust::Tofu
             && flow.transport == Transport::Tcp
             && self.contacts.is_known(address, id)
-            && !self.config.known_keys.contains_key(&address)
+            && !self.contacts.known_keys.contains_key(&address)
         {
             self.remember_key_at(address, key);
         }
@@ -79,8 +79,8 @@ impl Node {
 
     /// Remembers whose address it is.
     pub(crate) fn remember_key_at(&mut self, address: IpAddr, key: PublicKey) {
-        self.config.known_keys.insert(address, key);
-        self.output.ask(StoreOp::RememberKey { address, key }, Asked::Effect("remembering a key"));
+        self.contacts.known_keys.insert(address, key);
+        self.base.ask(StoreOp::RememberKey { address, key }, Asked::Effect("remembering a key"));
     }
 
     /// Forgets the key that was remembered for an address, so that another may answer there: that which a code has proven to be the
@@ -89,8 +89,8 @@ impl Node {
     pub fn forget_key(&mut self, address: IpAddr) -> bool {
         self.contacts.addresses.remove(&address);
         self.contacts.pauses.remove(&address);
-        self.timers.stop(Timer::Contact(address));
-        let forgotten = self.config.known_keys.remove(&address).is_some();
+        self.base.stop_timer(Timer::Contact(address));
+        let forgotten = self.contacts.known_keys.remove(&address).is_some();
         if let Some(proven) = self.take_proven_key(address).filter(|_| forgotten) {
             self.remember_key_at(address, proven);
         }
