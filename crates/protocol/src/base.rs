@@ -10,9 +10,11 @@ pub(crate) mod op;
 pub(crate) mod output;
 pub(crate) mod pace;
 pub(crate) mod random;
+pub(crate) mod signal;
 pub(crate) mod time;
 pub(crate) mod timer;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
@@ -25,6 +27,7 @@ use op::Op;
 use op::relocation::MoveOp;
 use output::{Asked, OpId, Output, Outputs, Transmit};
 use random::Random;
+use signal::Signal;
 use timer::{Timer, Timers};
 
 /// How soon what nobody answered is ended.
@@ -37,6 +40,7 @@ pub(crate) struct Base {
     random: Random,
     timers: Timers,
     output: Outputs,
+    signals: VecDeque<Signal>,
     attachments: Attachments,
     /// This host has gone away (P-44).
     suspended: bool,
@@ -47,7 +51,8 @@ impl Base {
     pub(crate) fn new(config: Config, key: StaticKey, random: Random) -> Self {
         let attachments = Attachments::new(config.behind.clone());
         let (timers, output) = (Timers::default(), Outputs::default());
-        Self { config, key, random, timers, output, attachments, suspended: false, dropped: 0 }
+        let signals = VecDeque::new();
+        Self { config, key, random, timers, output, signals, attachments, suspended: false, dropped: 0 }
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -136,6 +141,27 @@ impl Base {
 
 // Output.
 impl Base {
+    /// Tells those above a fact, once what is going on is done.
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        self.signals.push_back(signal);
+    }
+
+    /// Sets aside what has been told so far; what is told from now on is looked at before it counts.
+    pub(crate) fn hold_signals(&mut self) -> VecDeque<Signal> {
+        std::mem::take(&mut self.signals)
+    }
+
+    /// What was set aside is told, and of what was told since that which counts.
+    pub(crate) fn release_signals(&mut self, mut told: VecDeque<Signal>, counts: impl Fn(&Signal) -> bool) {
+        told.extend(std::mem::take(&mut self.signals).into_iter().filter(counts));
+        self.signals = told;
+    }
+
+    /// Takes the next fact.
+    pub(crate) fn poll_signal(&mut self) -> Option<Signal> {
+        self.signals.pop_front()
+    }
+
     pub(crate) fn transmit(&mut self, transmit: Transmit) {
         self.output.transmit(transmit);
     }

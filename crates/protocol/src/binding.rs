@@ -2,6 +2,12 @@
 
 pub(crate) mod absence;
 pub(crate) mod carrier;
+mod confirm;
 pub(crate) mod desired;
 pub(crate) mod handoff;
+mod install;
+mod keepalive;
+mod pairs;
+mod stall;
 pub(crate) mod update;
+mod view;

@@ -1,6 +1,8 @@
 //! A flow of this host, from the moment its socket is seen.
 
+pub(crate) mod asking;
 pub(crate) mod introduction;
+pub(crate) mod life;
 pub(crate) mod looks;
 pub(crate) mod pairing;
 pub(crate) mod pause;

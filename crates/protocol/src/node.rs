@@ -2,15 +2,16 @@
 
 mod outcome;
 mod restore;
+mod sessions;
+mod signals;
 pub(crate) mod view;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::time::Duration;
 
 use whimbrel_handshake::{Opened, PublicKey, StaticKey};
-use whimbrel_wire::message::{MESSAGE_HEADER_LEN, Message, decode_all};
+use whimbrel_wire::message::{IntroductionRefusal, Message, decode_all};
 use whimbrel_wire::{Datagram, FlowTuple, Transport};
 
 use crate::Time;
@@ -18,13 +19,13 @@ use crate::base::Base;
 use crate::base::arrival::{Arrival, costs_too_much};
 use crate::base::attachments::{Attachment, Routes};
 use crate::base::config::Config;
-use crate::base::event::Event;
-use crate::base::op::{BindingOp, FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp, TunnelOp};
-use crate::base::output::{Asked, Output, State, Transmit};
-use crate::base::pace::{FORMER, IDLE, KEEPALIVE, REFRESH};
+use crate::base::flow_name::FlowName;
+use crate::base::op::{BindingOp, FlowEntry, LocalEnd, PeerId, SocketNumbers, StoreOp, TunnelOp};
+use crate::base::output::{Asked, Output, State};
+use crate::base::pace::IDLE;
 use crate::base::random::Random;
 use crate::base::timer::Timer;
-use crate::flow::Stage;
+use crate::flow::introduction::{Echoed, PROBE_BIT, Proven};
 use crate::flow::looks::Looks;
 use crate::flow::table::Flows;
 use crate::path::shared::Sightings;
@@ -36,14 +37,7 @@ use crate::role::rendezvous::client::Rendezvous;
 use crate::role::rendezvous::proxy::StandIns;
 use crate::role::rendezvous::server::Meetings;
 use crate::session::contact::Contacts;
-use crate::session::peer::{Away, Peer};
-
-/// Age of a session at which it is renewed.
-const RENEW: Duration = Duration::from_secs(3600);
-/// Unanswered checks of a path after which another handshake is begun.
-const CHECKS: u32 = 3;
-/// Datagrams that carry less than this many bytes of messages are not split.
-const DATAGRAM_LIMIT: usize = 1200;
+use crate::session::peer::Peer;
 
 /// One host's side of the protocol. It takes what happens by `handle_*`, and is drained by [`Node::poll`] after each of
 /// them; [`Node::poll_timeout`] tells when [`Node::handle_timeout`] is due.
@@ -63,8 +57,6 @@ pub struct Node {
     pub(crate) by_key: HashMap<PublicKey, PeerId>,
     pub(crate) by_index: HashMap<u32, PeerId>,
     pub(crate) flows: Flows,
-    /// Hosts that a peer has referred to (P-87).
-    pub(crate) vouched: HashMap<PublicKey, crate::role::anchor::referral::Vouched>,
     /// Flows that have become direct a moment ago.
     pub(crate) left: BTreeMap<FlowTuple, crate::role::anchor::referral::Left>,
     /// Flows of hosts behind this one that nobody has shown to sit on yet.
@@ -75,6 +67,8 @@ pub struct Node {
     /// is looked for again.
     pub(crate) claimed: BTreeMap<FlowTuple, Time>,
     pub(crate) next_peer: u32,
+    /// When facts were last told.
+    settled: Time,
     /// What could not be made so, and how often that was tried again.
     pub(crate) failed: BTreeSet<State>,
     pub(crate) mended: u32,
@@ -111,12 +105,12 @@ impl Node {
             by_key: HashMap::new(),
             by_index: HashMap::new(),
             flows,
-            vouched: HashMap::new(),
             left: BTreeMap::new(),
             unshown: Unshown::default(),
             opened: OpenedBehind::default(),
             claimed: BTreeMap::new(),
             next_peer: 1,
+            settled: Time::default(),
             failed: BTreeSet::new(),
             mended: 0,
             pairs: HashMap::new(),
@@ -171,12 +165,12 @@ impl Node {
                     self.base.drop_datagram();
                     return;
                 }
-                self.confirm_session(now, id, index);
+                self.confirm(now, id, index);
                 let arrival = Arrival { source, destination, index, length: payload.len(), is_newest, passed_on };
                 self.handle_messages(now, id, &arrival, messages);
             }
             Ok(Datagram::TunnelSealed(_) | Datagram::TunnelPlain(_)) | Err(_) => self.base.drop_datagram(),
-            Ok(datagram) => self.handle_handshake(now, source, destination, &datagram),
+            Ok(datagram) => self.take_in_handshake(now, source, destination, &datagram),
         }
     }
 
@@ -202,6 +196,7 @@ impl Node {
                 )
             });
         for message in messages {
+            self.settle(now);
             match message {
                 Message::PathChallenge { token } => {
                     answers.push(Message::PathResponse { token, observed: arrival.source });
@@ -212,7 +207,9 @@ impl Node {
                     answers.extend((self.base.config().memory != 0 && !answers.contains(&memory)).then_some(memory));
                 }
                 Message::PathResponse { token, observed } => {
-                    self.handle_path_response(now, id, arrival, token, observed);
+                    if !self.handle_path_response(now, id, arrival, token, observed) {
+                        self.prove_found(id, token);
+                    }
                 }
                 Message::Life { life } => self.note_life_in_session(now, id, arrival.index, life),
                 Message::Memory { memory } => self.note_memory(now, id, arrival.index, memory),
@@ -228,11 +225,22 @@ impl Node {
                     answers.push(Message::IntroductionReady { tag });
                 }
                 Message::IntroductionReady { tag } => self.handle_introduction_ready(now, id, tag),
-                Message::IntroductionEcho(echo) => answers.extend(self.handle_echo(now, id, arrival.index, &echo)),
-                Message::IntroductionDone { nonce, outcome } => self.handle_introduced(now, id, nonce, outcome),
+                Message::IntroductionEcho(echo) => match self.handle_echo(now, id, arrival.index, &echo) {
+                    Echoed::Nothing => {}
+                    Echoed::Answer(answer) => answers.push(answer),
+                    Echoed::Proven(Proven { flow, entry, origin }) => self.install(now, flow, entry, origin),
+                },
+                Message::IntroductionDone { nonce, outcome } => {
+                    if let Some(Proven { flow, entry, origin }) = self.handle_introduced(now, id, nonce, outcome) {
+                        self.install(now, flow, entry, origin);
+                    }
+                }
                 Message::Pairing(pairing) => answers.extend(self.handle_pairing(now, id, arrival.index, &pairing)),
                 Message::Paired { nonce, proof, introduced } => {
-                    self.handle_paired(now, id, arrival.index, nonce, proof, introduced);
+                    let proven = self.handle_paired(now, id, arrival.index, nonce, proof, introduced);
+                    if let Some(Proven { flow, entry, origin }) = proven {
+                        self.install(now, flow, entry, origin);
+                    }
                 }
                 Message::BindingUpdate { sequence, flags, claimed, .. } => {
                     let update = crate::binding::handoff::Update { sequence, flags, claimed };
@@ -261,7 +269,9 @@ impl Node {
                 Message::StandIn { addresses } => answers.extend(self.handle_stand_in(now, id, arrival, &addresses)),
                 Message::StandingIn { addresses } => self.handle_standing_in(now, id, &addresses),
                 Message::PassedOn { left, source, datagram } => {
-                    self.handle_passed_on(now, id, arrival, left, source, &datagram);
+                    if self.is_passed_on(id, arrival, left, source) {
+                        self.take_in_datagram(now, source, None, &datagram, true);
+                    }
                 }
                 Message::Community(word) => answers.extend(self.handle_word(now, id, arrival, word)),
                 message @ (Message::Stream(_) | Message::Received(_)) => self.handle_move_message(now, id, message),
@@ -276,6 +286,7 @@ impl Node {
                 Message::Padding { .. } => {}
             }
         }
+        self.settle(now);
         let answered: usize = answers.iter().map(Message::encoded_len).sum();
         if !answers.is_empty() {
             self.send_to(id, arrival.destination, arrival.source, &answers);
@@ -294,49 +305,47 @@ impl Node {
         self.flows.set_bound_ports(bound, drawn);
     }
 
-    /// A socket came into being, or was found: only flows that were told so are introduced (P-35). `accepted`: its local port
-    /// listens, so the other end opened it.
-    pub fn handle_flow_opened(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
-        if let Some(old) = self.flows.get(&flow) {
-            if !old.closed {
-                return;
-            }
-            // The kernel took the tuple again before we had forgotten it.
-            self.forget_flow(&flow);
-        }
-        self.flows.open(now, flow, accepted);
-    }
-
-    /// A socket is gone, or in TIME_WAIT.
-    pub fn handle_flow_closed(&mut self, now: Time, flow: FlowTuple) {
-        let Some(known) = self.flows.get(&flow).filter(|known| !known.closed) else { return };
-        if flow.transport == Transport::Udp {
-            self.end_datagram_flow(now, &flow);
+    /// A nonce was consumed at ingress: an introduction on `flow`, or a carrier probe on a tuple of the wire.
+    pub fn handle_introduction(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
+        let Some(&id) = self.by_index.get(&index) else {
+            self.base.drop_datagram();
             return;
+        };
+        if nonce & PROBE_BIT != 0 {
+            self.handle_probe(now, id, flow, nonce);
+        } else if self.take_nonce(now, id, flow, nonce) {
+            // P-87, P-35
+            let hides = |node: &Self, name: &FlowName| node.hides(name);
+            if !self.refer(id, &flow, nonce, hides) {
+                self.refuse_introduction(id, nonce, IntroductionRefusal::Refused);
+            }
         }
-        let Some(entry) = known.entry().copied() else { return self.forget_flow(&flow) };
-        self.flows.close(now, flow);
-        if let Some(name) = self.name_of(&entry).filter(|_| entry.end == LocalEnd::Endpoint) {
-            self.with_moves(now, |moves, at| moves.say_ending(at, name));
-        }
+        self.settle(now);
     }
 
-    /// Forgets a flow altogether.
-    pub(crate) fn forget_flow(&mut self, flow: &FlowTuple) {
-        let Some(known) = self.flows.take(flow) else { return };
-        self.contacts.forget_waiting(flow);
-        self.abandon_introduction(flow, &known);
-        if let Stage::Introduced { entry, .. } = &known.stage {
-            if known.closed {
-                self.end_moved_flow(entry);
-            }
-            if let Some(peer) = self.peers.get_mut(&entry.peer) {
-                peer.remove_flow(flow, entry);
-            }
-
-            self.base.ask(FlowOp::Remove { flow: *flow }, Asked::Effect("removing a flow"));
-            self.base.event(Event::FlowGone { flow: *flow, peer: entry.peer });
+    /// Somebody else opened a connection under the names of a flow that has moved, and is refused, or will get through when
+    /// the flow has gone: as its ruling wants it.
+    pub fn handle_claim(&mut self, now: Time, flow: FlowTuple) {
+        let Some(entry) = self.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
+        match flow.transport {
+            Transport::Udp => self.handle_datagram_claim(now, flow, &entry),
+            _ => self.take_claimed(now, flow, &entry),
         }
+        self.settle(now);
+    }
+
+    /// Has single flows wait, or go on, at both ends. Returns those that are introduced and
+    /// did not already.
+    pub fn set_waiting(&mut self, now: Time, flows: &[FlowTuple], wait: bool) -> Vec<FlowTuple> {
+        let changed = self.let_flows_wait(now, flows, wait);
+        self.settle(now);
+        changed
+    }
+
+    /// The sockets whose remote address is the peer's, as [`FlowOp::FindSockets`] asked for them.
+    pub fn handle_sockets(&mut self, now: Time, id: PeerId, sockets: &[SocketNumbers]) {
+        self.take_claims(now, id, sockets);
+        self.settle(now);
     }
 
     /// The network changed, or may have: `attachments` are all usable addresses of this host.
@@ -359,6 +368,16 @@ impl Node {
         if !reaching.is_empty() && self.reaching.is_empty() {
             self.reach_peers();
         }
+        self.settle(now);
+    }
+
+    /// This host is back: its flows go on from where it is now.
+    pub fn resume(&mut self, now: Time, routes: &dyn Routes) {
+        if self.come_back(now, routes) {
+            self.meet_later(now);
+            self.hurry_community(now);
+            self.settle(now);
+        }
     }
 
     /// Whatever is due at `now` happens.
@@ -370,6 +389,7 @@ impl Node {
             } else if let Some(timer) = self.base.take_due_timer(now) {
                 self.handle_timer(now, timer);
             }
+            self.settle(now);
         }
     }
 
@@ -386,7 +406,7 @@ impl Node {
             Timer::Probe(id) => self.probe_carrier(now, id),
             Timer::Keepalive(id) => self.keep_alive(now, id),
             Timer::Renew(id) => self.renew(now, id),
-            Timer::Reach(id) => self.continue_reaching(now, id),
+            Timer::Reach(id) => self.reach(now, id),
             Timer::Former(id) => {
                 if let Some(peer) = self.peers.get_mut(&id) {
                     peer.former.clear();
@@ -464,15 +484,6 @@ impl Node {
         }
     }
 
-    pub(crate) fn drop_sessions(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        for slot in std::mem::take(&mut peer.sessions) {
-            let receive_index = slot.session.local_index();
-            self.by_index.remove(&receive_index);
-            self.base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
-        }
-    }
-
     pub(crate) fn drop_peer(&mut self, id: PeerId) {
         self.drop_sessions(id);
         let Some(peer) = self.peers.remove(&id) else { return };
@@ -483,9 +494,9 @@ impl Node {
         self.by_key.remove(&peer.key);
         self.pairs.retain(|_, holder| *holder != id);
         self.contacts.forget_peer(id);
-        self.rendezvous.forget(id);
+        self.leave_rendezvous(id);
         self.looks.forget(id);
-        self.leave_meetings(id);
+        self.leave_meetings(id, peer.key);
         self.forget_stand_ins(id);
         for timer in [
             Timer::Introductions(id),
@@ -517,59 +528,6 @@ impl Node {
         }
     }
 
-    /// Checks the path: that keeps a NAT's mapping, and shows whether the peer still knows us.
-    fn keep_alive(&mut self, now: Time, id: PeerId) {
-        let token = self.base.random().u64();
-        let keeps = self.keeps(id);
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let unneeded = peer.flows.is_empty() && !keeps;
-        if unneeded || peer.attachment.is_none() || peer.away == Some(Away::Announced) || self.base.is_suspended() {
-            return;
-        }
-        if peer.update.is_some() {
-            // It finds out the same.
-            self.base.set_timer(Timer::Keepalive(id), now + KEEPALIVE);
-            return;
-        }
-        if peer.check.is_some() {
-            peer.check_tries += 1;
-        }
-        let locators: Vec<IpAddr> = self.base.attachments().addresses().copied().collect();
-        peer.telling.clone_from(&locators);
-        peer.check = Some((token, now));
-        peer.checked = Some(peer.heading().ip());
-        let tries = peer.check_tries;
-        // Where a flow has stalled, programs may give up soon; a rendezvous is checked while one is needed.
-        let (least, doublings, longest) = match (peer.flows.is_empty(), peer.stalled) {
-            (true, _) => (300, 10, REFRESH),
-            (false, true) => (300, 5, KEEPALIVE),
-            (false, false) => (1000, 5, KEEPALIVE),
-        };
-        let pause = peer.repeat_after(1).max(Duration::from_millis(least)) * 2u32.pow(tries.min(doublings));
-        let pause = self.miss(now, id, tries).unwrap_or(pause.min(longest));
-        self.base.set_timer(Timer::Keepalive(id), now + pause);
-        self.send(id, &[Message::PathChallenge { token }, Message::Locators(locators)]);
-        if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), self.peers.get(&id)) {
-            // It may have started anew and not know where we are, or be elsewhere.
-            let whereabouts = peer.whereabouts(self.base.config().port, true);
-            self.start_handshake_at(now, id, whereabouts[beyond as usize % whereabouts.len()]);
-        }
-    }
-
-    /// Sets the next check of a path that has just shown that it works.
-    pub(crate) fn check_later(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get(&id) else { return };
-        let keeps = self.keeps(id);
-        let needed = keeps || !peer.flows.is_empty();
-        if needed && (peer.translated() || peer.moved_flows() > 0) {
-            self.base.set_timer(Timer::Keepalive(id), now + KEEPALIVE);
-        } else if keeps {
-            self.base.set_timer(Timer::Keepalive(id), now + REFRESH);
-        } else {
-            self.base.stop_timer(Timer::Keepalive(id));
-        }
-    }
-
     fn renew(&mut self, now: Time, id: PeerId) {
         self.forget_unheard(now, id);
         let Some(peer) = self.peers.get(&id) else { return };
@@ -577,16 +535,7 @@ impl Node {
         if needed && peer.attachment.is_some() && peer.away.is_none() && !self.base.is_suspended() {
             self.start_handshake_with(now, id);
         }
-        self.base.set_timer(Timer::Renew(id), now + RENEW);
-    }
-
-    pub(crate) fn renew_later(&mut self, now: Time, id: PeerId) {
-        self.base.set_timer(Timer::Renew(id), now + RENEW);
-        self.base.set_timer_earlier(Timer::Idle(id), now + IDLE);
-    }
-
-    pub(crate) fn accept_former(&mut self, now: Time, id: PeerId) {
-        self.base.set_timer(Timer::Former(id), now + FORMER);
+        self.base.set_timer(Timer::Renew(id), now + crate::session::peers::RENEW);
     }
 
     fn sweep(&mut self, now: Time) {
@@ -612,81 +561,10 @@ impl Node {
         }
     }
 
-    pub(crate) fn new_peer(&mut self, now: Time, key: PublicKey, remote: SocketAddr) -> PeerId {
-        let id = PeerId(self.next_peer);
-        self.next_peer += 1;
-        self.peers.insert(id, Peer::new(id, key, remote, now));
-        self.by_key.insert(key, id);
-        id
-    }
-
-    /// Lets a peer without flows be forgotten in time.
-    pub(crate) fn idle_later(&mut self, now: Time, id: PeerId) {
-        if let Some(peer) = self.peers.get(&id).filter(|peer| peer.flows.is_empty()) {
-            let due = if peer.replaced { now } else { now + IDLE };
-            self.base.set_timer_earlier(Timer::Idle(id), due);
-        }
-    }
-
-    /// Sends messages to a peer's confirmed endpoint. Without a session nothing is sent.
-    pub(crate) fn send(&mut self, id: PeerId, messages: &[Message]) {
-        let Some(peer) = self.peers.get(&id) else { return };
-        let (source, remote) = (peer.source, peer.remote);
-        self.send_to(id, source, remote, messages);
-    }
-
-    pub(crate) fn send_to(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, messages: &[Message]) {
-        let mut rest = messages;
-        while !rest.is_empty() {
-            let mut plaintext = Vec::new();
-            let mut count = 0;
-            for message in rest {
-                if count > 0 && plaintext.len() + message.encoded_len() > DATAGRAM_LIMIT {
-                    break;
-                }
-                message.encode(&mut plaintext);
-                count += 1;
-            }
-            rest = &rest[count..];
-            self.send_plaintext(id, source, to, &plaintext);
-        }
-    }
-
-    /// As [`Node::send_to`], filled up to 1200 bytes of messages, so that the answer has room (P-18).
-    pub(crate) fn send_padded(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, messages: &[Message]) {
-        let mut plaintext = Vec::new();
-        for message in messages {
-            message.encode(&mut plaintext);
-        }
-        let room = DATAGRAM_LIMIT.saturating_sub(plaintext.len() + MESSAGE_HEADER_LEN);
-        Message::Padding { length: room as u16 }.encode(&mut plaintext);
-        self.send_plaintext(id, source, to, &plaintext);
-    }
-
-    /// Sends in the session of this index of ours, whichever others there are.
-    pub(crate) fn send_in(&mut self, id: PeerId, index: u32, source: Option<IpAddr>, to: SocketAddr, plaintext: &[u8]) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let Some(slot) = peer.sessions.iter_mut().find(|slot| slot.session.local_index() == index) else { return };
-        let Ok(payload) = slot.session.seal(plaintext) else { return };
-        self.base.transmit(Transmit { source, destination: to, payload });
-    }
-
-    fn send_plaintext(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, plaintext: &[u8]) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if let Some(candidate) = peer.candidate.as_mut().filter(|candidate| candidate.remote == to) {
-            // P-18
-            let length = (plaintext.len() + whimbrel_handshake::CONTROL_OVERHEAD) as u64;
-            let Some(left) = candidate.control.checked_sub(length) else { return };
-            candidate.control = left;
-        }
-        let Some(slot) = peer.session() else { return };
-        let Ok(payload) = slot.session.seal(plaintext) else { return };
-        self.base.transmit(Transmit { source, destination: to, payload });
-    }
-
     /// Takes the next datagram, effect or event, in the order in which they are to be seen to. Each effect is answered by
     /// [`Node::handle_done`].
     pub fn poll(&mut self) -> Option<Output> {
+        self.settle(self.settled);
         self.base.poll()
     }
 

@@ -107,15 +107,13 @@ impl Node {
         self.base.is_suspended()
     }
 
-    /// This host is back: its flows go on from where it is now.
-    pub fn resume(&mut self, now: Time, routes: &dyn Routes) {
+    /// This host is back: its flows go on from where it is now. Tells whether it was away.
+    pub(crate) fn come_back(&mut self, now: Time, routes: &dyn Routes) -> bool {
         if !self.base.set_suspended(false) {
-            return;
+            return false;
         }
         self.base.ask(StoreOp::SaveSuspended(false), Asked::Effect("saving that this host is not suspended any more"));
         self.base.event(Event::Resumed);
-        self.meet_later(now);
-        self.hurry_community(now);
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         for id in ids {
             if let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.places.local == crate::base::op::NOWHERE) {
@@ -129,6 +127,7 @@ impl Node {
             self.look_for_move(now, id, routes, None);
         }
         self.refresh_sets();
+        true
     }
 
     /// A peer says that it goes away (P-44).
@@ -290,7 +289,7 @@ impl Node {
             let entry = self.flows.get(flow).and_then(Flow::entry).copied();
             self.forget_flow(flow);
             // Whoever else had the socket, it moves no more.
-            entry.iter().for_each(|entry| self.end_moved_flow(entry));
+            entry.iter().for_each(|entry| self.end_moved(entry));
         }
         self.base.event(Event::PeerRestarted { peer: id, flows: ended.len() });
         self.put_binding_in_force(now, id);
@@ -364,7 +363,7 @@ impl Node {
         let entry = self.flows.get(flow).and_then(Flow::entry).copied();
         self.forget_flow(flow);
         if let Some(entry) = entry {
-            self.end_moved_flow(&entry);
+            self.end_moved(&entry);
             self.tell_ended(now, entry.peer, entry.name);
             self.idle_later(now, entry.peer);
             self.refresh_sets();

@@ -3,49 +3,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use crate::Time;
-use crate::base::op::{AddressOp, BindingOp, Carrier, FlowOp, PeerId, StoreOp};
+use crate::base::op::{AddressOp, BindingOp, FlowOp, PeerId, StoreOp};
 use crate::base::output::{Asked, State};
+use crate::base::timer::Timer;
 use crate::node::Node;
 
-impl Node {
-    /// Lets the peer have the pair of locators that it is at now, if nobody else has it (P-40), and gives up the one that it
-    /// had.
-    pub(crate) fn claim_pair(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.meanwhile().is_some() {
-            return;
-        }
-        // A gateway does not see what is bound at a host behind it (P-137). A daemon that was started a moment ago does not know its own
-        // addresses yet: what came rewritten before it came to one of them, and nobody may answer it with a reset meanwhile.
-        let attachments = self.base.attachments();
-        let goes_on = attachments.is_empty() && matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite);
-        let speaks = |source: &IpAddr| !goes_on && attachments.is_behind(*source);
-        let shared = self.sightings.is_shared(now, peer.remote.ip());
-        let wanted = peer.wanted_pair(shared).filter(|(source, _)| !speaks(source));
-        if peer.pair == wanted {
-            return;
-        }
-        if let Some(before) = peer.pair.take() {
-            self.pairs.remove(&before);
-        }
-        let Some(pair) = wanted.filter(|pair| !self.pairs.contains_key(pair)) else {
-            if matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
-                peer.carrier = if self.base.config().carriers.tunnel { Carrier::Tunnel } else { Carrier::Hold };
-                peer.probe.forward = false;
-            }
-            return;
-        };
-        peer.pair = Some(pair);
-        self.pairs.insert(pair, id);
-        // Whoever was there before accepts nothing from there any more.
-        let others = self.peers.values().filter(|other| other.id != id && other.former.contains(&pair));
-        for other in others.map(|other| other.id).collect::<Vec<_>>() {
-            self.put_binding_in_force(now, other);
-        }
-    }
+/// With so many sessions that introductions are looked for of, what is added is told together with what else is in this time.
+const LISTENING_FEW: usize = 256;
+const LISTENING_PAUSE: Duration = Duration::from_millis(10);
 
+impl Node {
     /// Tells the data plane the binding of a peer as it is now.
     pub(crate) fn put_binding_in_force(&mut self, now: Time, id: PeerId) {
         self.claim_pair(now, id);
@@ -139,6 +109,16 @@ impl Node {
         if indices != self.listening {
             self.listening = indices;
             self.put_listening_in_force();
+        }
+    }
+
+    /// Introductions may come for another session. With many already, this and others are told of together: the caller gets all of
+    /// them each time, and who has keys made on the spot can ask as often as it likes.
+    pub(crate) fn listen_also(&mut self, now: Time) {
+        if self.listening.len() < LISTENING_FEW {
+            self.refresh_listening(now);
+        } else {
+            self.base.set_timer_earlier(Timer::Listening, now + LISTENING_PAUSE);
         }
     }
 }

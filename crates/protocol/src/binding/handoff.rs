@@ -13,6 +13,8 @@ use crate::base::attachments::{Attachment, Routes};
 use crate::base::event::Event;
 use crate::base::op::{BindingOp, Carrier, NOWHERE, PeerId, StoreOp};
 use crate::base::output::Asked;
+use crate::base::pace::FORMER;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::absence::PARTINGS;
 use crate::binding::update::{Meanwhile, PendingUpdate};
@@ -288,7 +290,7 @@ impl Node {
         if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
             update.meanwhile = meanwhile;
         }
-        self.try_found_again(now, id);
+        self.base.signal(Signal::Moving(id));
         self.hold_back(now, id);
         self.accept_former(now, id);
         let flows = self.living(id);
@@ -465,8 +467,7 @@ impl Node {
             self.start_handshake_at(now, id, if proven { to } else { remote });
         }
         if doubt {
-            self.check_rendezvous(now, id);
-            self.want_stand_in(now, id);
+            self.base.signal(Signal::Unanswered(id));
         }
         self.listen_natively(now, id, tries);
     }
@@ -712,7 +713,10 @@ impl Node {
         }
         peer.observed = Some(ack.observed);
         self.check_later(now, id);
-        self.stand_in_no_more(now, id);
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.left = None;
+        }
+        self.base.signal(Signal::Answered(id));
         if quiet {
             // Either end may have started anew, and know of no probe.
             let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -791,5 +795,9 @@ impl Node {
         if self.peers.get(&id).is_some_and(|peer| !peer.introductions.active.is_empty()) {
             self.base.set_timer(Timer::Introductions(id), now);
         }
+    }
+
+    pub(crate) fn accept_former(&mut self, now: Time, id: PeerId) {
+        self.base.set_timer(Timer::Former(id), now + FORMER);
     }
 }

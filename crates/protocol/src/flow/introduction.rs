@@ -10,6 +10,7 @@ use crate::Time;
 use crate::base::event::Event;
 use crate::base::op::{ASTRAY, FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, PeerId, Places, Waits};
 use crate::base::output::Asked;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::policy::Ruled;
 use crate::flow::{Flow, Origin, Responding, Stage};
@@ -17,9 +18,6 @@ use crate::node::Node;
 
 /// How long a host looks for introductions after it was asked to.
 const LISTEN: Duration = Duration::from_secs(15);
-/// With so many sessions that introductions are looked for of, what is added is told together with what else is in this time.
-const LISTENING_FEW: usize = 256;
-const LISTENING_PAUSE: Duration = Duration::from_millis(10);
 /// How long the asking host relies on it: less, so that both ends' clocks and the way may differ.
 const READY: Duration = Duration::from_secs(10);
 /// Step of the introducing timer.
@@ -52,53 +50,35 @@ pub(crate) const PROBE_BIT: u64 = 1 << 63;
 /// The next bit tells the responder's nonce (set) from the introducer's: an answer must never be answered.
 const ANSWER_BIT: u64 = 1 << 62;
 
+/// A flow that both ends have proven to sit on, to be installed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Proven {
+    pub(crate) flow: FlowTuple,
+    pub(crate) entry: FlowEntry,
+    pub(crate) origin: Origin,
+}
+
+/// What comes of an introducer's echo.
+#[derive(Debug)]
+pub(crate) enum Echoed {
+    Nothing,
+    Answer(Message),
+    Proven(Proven),
+}
+
 /// Whether a nonce is one that an introduction begins with.
 pub(crate) fn is_introducers(nonce: u64) -> bool {
     nonce & (PROBE_BIT | ANSWER_BIT) == 0
 }
 
 impl Node {
-    /// Flows that are old enough are introduced, or their remote address is asked whether it runs Whimbrel.
-    pub(crate) fn mature_flows(&mut self, now: Time) {
-        while let Some(flow) = self.flows.take_mature(now) {
-            if self.passed_on(&flow).is_some() {
-                self.want_introduction(now, flow);
-            } else if self.is_introducible(&flow) {
-                match self.ruled_beforehand(&flow) {
-                    Ruled::Free => self.want_introduction(now, flow),
-                    Ruled::Excluded(rule) => self.exclude_flow(&flow, rule),
-                    // It has its turn when that is there.
-                    Ruled::Awaited => {}
-                }
-            }
-        }
-    }
-
-    /// Queues a flow with the peer at its remote address, if that is known by now.
-    pub(crate) fn queue_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple) {
-        if self.passed_on(&flow).is_some() {
-            self.ask_to_be_introduced(now, id, flow);
-            return;
-        }
-        if self.is_moving(&flow) {
-            // Introduced now, the two would call it otherwise than those who decide whose it is. A move that comes to nothing leaves it here.
-            self.flows.put_off(now, flow);
-            return;
-        }
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.introductions.active.insert(flow) {
-            peer.introductions.queue.push_back(flow);
-            self.base.set_timer_earlier(Timer::Introductions(id), now);
-        }
-    }
-
     /// Looks for introductions of this peer from now on, for a while.
     pub(crate) fn listen_for_introductions(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let listening = peer.is_listened_for(now);
         peer.introductions.listen_until = Some(now + LISTEN);
         if !listening {
-            self.listen_also(now);
+            self.base.signal(Signal::Listening);
         }
         self.base.sweep_later(now);
     }
@@ -106,17 +86,7 @@ impl Node {
     /// There is another session with a peer, or might be. It may be one that introductions are looked for of.
     pub(crate) fn listen_in_new_session(&mut self, now: Time, id: PeerId) {
         if self.peers.get(&id).is_some_and(|peer| peer.is_listened_for(now)) {
-            self.listen_also(now);
-        }
-    }
-
-    /// Introductions may come for another session. With many already, this and others are told of together: the caller gets all of
-    /// them each time, and who has keys made on the spot can ask as often as it likes.
-    fn listen_also(&mut self, now: Time) {
-        if self.listening.len() < LISTENING_FEW {
-            self.refresh_listening(now);
-        } else {
-            self.base.set_timer_earlier(Timer::Listening, now + LISTENING_PAUSE);
+            self.base.signal(Signal::Listening);
         }
     }
 
@@ -230,7 +200,7 @@ impl Node {
                         let silent = last_heard <= *since;
                         // Whoever was referred to is not at the address that numbers would be looked for at (P-51).
                         // One that comes here by a move has a name, and another would take that one's place at the far end.
-                        let pairs = !self.is_referred(&flow, id) && !self.is_moving(&flow);
+                        let pairs = !self.is_referred(&flow, id) && !self.flows.is_reserved(&flow);
                         if pairs && self.begin_pairing(now, id, flow) {
                             continue;
                         }
@@ -277,36 +247,27 @@ impl Node {
         self.repeat_pairings(now, id);
     }
 
-    /// A nonce was consumed at ingress: an introduction on `flow`, or a carrier probe on a tuple of the wire.
-    pub fn handle_introduction(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
-        let Some(&id) = self.by_index.get(&index) else {
-            self.base.drop_datagram();
-            return;
-        };
-        if nonce & PROBE_BIT != 0 {
-            self.handle_probe(now, id, flow, nonce);
-            return;
-        }
+    /// A nonce of a peer's was consumed at ingress, in an introduction on `flow`. Tells whether there is no such flow.
+    pub(crate) fn take_nonce(&mut self, now: Time, id: PeerId, flow: FlowTuple, nonce: u64) -> bool {
         let answers = nonce & ANSWER_BIT != 0;
         let undecided = |known: &Flow| !known.closed && known.entry().is_none_or(|entry| entry.passed_on);
         if !answers && self.flows.get(&flow).is_some_and(undecided) {
             match self.ruled(&flow, id) {
                 Ruled::Free => {}
                 // It is asked again in a moment.
-                Ruled::Awaited => return,
+                Ruled::Awaited => return false,
                 // P-59
-                Ruled::Excluded(_) => return self.refuse_introduction(id, nonce, IntroductionRefusal::Declined),
+                Ruled::Excluded(_) => {
+                    self.refuse_introduction(id, nonce, IntroductionRefusal::Declined);
+                    return false;
+                }
             }
         }
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+        let Some(peer) = self.peers.get_mut(&id) else { return false };
+        let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return false };
         let known = self.flows.get_mut_with_ports(&flow);
         let Some((known, ports)) = known.filter(|(known, _)| !known.closed) else {
-            // P-87, P-35
-            if !answers && !self.refer(id, &flow, nonce) {
-                self.refuse_introduction(id, nonce, IntroductionRefusal::Refused);
-            }
-            return;
+            return !answers;
         };
         match &mut known.stage {
             // P-87: who has not said that ours arrived may only have guessed where to send this.
@@ -319,7 +280,8 @@ impl Node {
             }
             Stage::Introducing { peer: with, nonce: own, .. } if *with == id => {
                 let Some(wire_port) = peer.free_wire_port(flow.remote.port(), ports) else {
-                    return self.fail_introduction(now, &flow, NO_WIRE_PORT);
+                    self.fail_introduction(now, &flow, NO_WIRE_PORT);
+                    return false;
                 };
                 // Both nonces have travelled; P-13 wants them back in the sessions.
                 let echo = Echo {
@@ -362,11 +324,12 @@ impl Node {
             // Of one that is introduced already the peer has lost what it knew, or our answer.
             _ => self.answer_introduction(now, id, flow, their_index, nonce),
         }
+        false
     }
 
     /// Puts our nonce into a flow that a peer introduces, or the same one again.
     fn answer_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple, index: u32, introducer_nonce: u64) {
-        if self.is_moving(&flow) && self.passed_on(&flow).is_some() {
+        if self.flows.is_reserved(&flow) && self.passed_on(&flow).is_some() {
             // Who has it next is being decided where it is passed on.
             return;
         }
@@ -442,9 +405,9 @@ impl Node {
     }
 
     /// The introducer has seen both nonces travel, and says so in the session of this index of ours; the responder's answer, if one is due.
-    pub(crate) fn handle_echo(&mut self, now: Time, id: PeerId, index: u32, echo: &Echo) -> Option<Message> {
+    pub(crate) fn handle_echo(&mut self, now: Time, id: PeerId, index: u32, echo: &Echo) -> Echoed {
         let nonce = echo.introducer_nonce;
-        let refused = |refusal| Some(Message::IntroductionDone { nonce, outcome: Err(refusal) });
+        let refused = |refusal| Echoed::Answer(Message::IntroductionDone { nonce, outcome: Err(refusal) });
         // The nonce of ours that came back names the flow (P-13).
         let Some(flow) = self.flows.with_nonce(echo.responder_nonce) else {
             return refused(IntroductionRefusal::NotSeen);
@@ -467,7 +430,7 @@ impl Node {
             Some(Stage::Introducing { peer, nonce: own, .. } | Stage::Echoing { peer, nonce: own, .. })
                 if *peer == id && (*own < echo.introducer_nonce || !self.has_seen(&flow, echo.introducer_nonce)) =>
             {
-                return None;
+                return Echoed::Nothing;
             }
             Some(Stage::Echoing { peer, .. }) if *peer == id => None,
             _ => return refused(IntroductionRefusal::OtherFlow),
@@ -478,7 +441,7 @@ impl Node {
                 // The second for who has had our answer, and not this word.
                 self.send(id, &[Message::Passing { nonce }, Message::Passing { nonce: entry.name }]);
             }
-            return Some(Message::IntroductionDone { nonce, outcome: Ok(introduced) });
+            return Echoed::Answer(Message::IntroductionDone { nonce, outcome: Ok(introduced) });
         }
         let Some(peer) = self.peers.get(&id) else { return refused(IntroductionRefusal::Refused) };
         let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else {
@@ -497,7 +460,7 @@ impl Node {
                 self.fail_introduction(now, &flow, "one of the hosts moved meanwhile");
             }
             if misled {
-                self.announce_again(now, id);
+                self.base.signal(Signal::Misled(id));
             }
             return refused(IntroductionRefusal::OtherPlaces);
         }
@@ -518,7 +481,7 @@ impl Node {
         };
         // P-87
         let former = self.passed_on(&flow).copied();
-        if former.is_some() && self.is_moving(&flow) {
+        if former.is_some() && self.flows.is_reserved(&flow) {
             self.forget_responding(id, &flow);
             return refused(IntroductionRefusal::Busy);
         }
@@ -542,9 +505,8 @@ impl Node {
         };
         self.forget_responding(id, &flow);
         let origin = Origin::Answered { introducer_nonce: echo.introducer_nonce, nonce: echo.responder_nonce };
-        self.install(now, flow, entry, origin);
         // The answer waits until the flow is installed, so that whoever has it may rely on it.
-        None
+        Echoed::Proven(Proven { flow, entry, origin })
     }
 
     /// A flow was installed: the introducer is told, if we are not that.
@@ -579,8 +541,8 @@ impl Node {
         id: PeerId,
         nonce: u64,
         outcome: Result<Introduced, IntroductionRefusal>,
-    ) {
-        let Some(flow) = self.flows.with_nonce(nonce) else { return };
+    ) -> Option<Proven> {
+        let flow = self.flows.with_nonce(nonce)?;
         let echo = match self.flows.get(&flow).map(|known| &known.stage) {
             Some(Stage::Echoing { peer, nonce: own, echo, session, .. }) if *peer == id && *own == nonce => {
                 let name = self
@@ -591,8 +553,11 @@ impl Node {
                 Some((*echo, name))
             }
             Some(Stage::Introducing { peer, nonce: own, .. }) if *peer == id && *own == nonce => None,
-            Some(Stage::Pairing { peer, .. }) if *peer == id => return self.handle_not_paired(now, id, flow, outcome),
-            _ => return,
+            Some(Stage::Pairing { peer, .. }) if *peer == id => {
+                self.handle_not_paired(now, id, flow, outcome);
+                return None;
+            }
+            _ => return None,
         };
         match (outcome, echo) {
             (Err(_), _) if self.is_referred(&flow, id) => self.fail_introduction(now, &flow, NOT_CONNECTED),
@@ -603,7 +568,10 @@ impl Node {
             (Ok(introduced), Some((echo, name))) if introduced.tuple.transport == flow.transport => {
                 // P-132
                 let other = |name: &u64| self.peers.get(&id).is_some_and(|peer| peer.has_another_named(*name, &flow));
-                let Some(name) = name.filter(|name| !other(name)) else { return self.introduce_again(now, &flow) };
+                let Some(name) = name.filter(|name| !other(name)) else {
+                    self.introduce_again(now, &flow);
+                    return None;
+                };
                 let entry = FlowEntry {
                     peer: id,
                     name,
@@ -621,7 +589,7 @@ impl Node {
                     hidden: false,
                     beyond: self.flows.get(&flow).is_some_and(|known| known.beyond),
                 };
-                self.install(now, flow, entry, Origin::Introduced);
+                return Some(Proven { flow, entry, origin: Origin::Introduced });
             }
             (Ok(_), Some(_)) => {
                 self.fail_introduction(now, &flow, "the other host takes it for another kind of connection")
@@ -629,7 +597,7 @@ impl Node {
             // It has not heard from us what it answers to.
             (Ok(_), None) => {}
             (Err(IntroductionRefusal::OtherPlaces), _) => {
-                self.announce_again(now, id);
+                self.base.signal(Signal::Misled(id));
                 self.introduce_again(now, &flow);
             }
             // It has started anew, or the flow is no longer the one it was.
@@ -644,6 +612,7 @@ impl Node {
             (Err(IntroductionRefusal::Declined), _) => self.fail_introduction(now, &flow, DECLINED),
             (Err(_), _) => self.fail_introduction(now, &flow, "the other host refused"),
         }
+        None
     }
 
     /// The peer's socket cannot be moved, and so it is with all other connections to it (P-35).
@@ -659,57 +628,6 @@ impl Node {
             known.refused = true;
         }
         self.fail_introduction(now, flow, NOT_CONNECTED);
-    }
-
-    pub(crate) fn install(&mut self, now: Time, flow: FlowTuple, mut entry: FlowEntry, origin: Origin) {
-        let Some(known) = self.flows.get_mut(&flow) else { return };
-        // The peer may have forgotten it, and with it that it waits here (P-48).
-        entry.waits.here = known.entry().is_some_and(|former| former.waits.here);
-        if let (Some(ruling), Some(peer)) = (&known.ruling, self.peers.get(&entry.peer)) {
-            entry.manner = ruling.with(&peer.key).manner;
-        }
-        // What was restored has nothing else.
-        entry.manner = known.entry().map_or(entry.manner, |former| former.manner);
-        if entry.end == LocalEnd::Passing {
-            // P-64: a gateway cannot end the host's socket, and what that still sends would go to whoever has the address now.
-            entry.manner.gives_way = false;
-        }
-        if entry.home.peer == ASTRAY {
-            return self.install_direct(now, flow, entry, origin);
-        }
-        let Some(before) = self.flows.set_stage(&flow, Stage::Introduced { entry, origin }) else { return };
-        if let Origin::Answered { nonce, .. } = origin {
-            self.flows.add_nonce(nonce, flow);
-        }
-        let id = entry.peer;
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if let Stage::Introduced { entry: former, .. } = &before {
-            peer.remove_flow(&flow, former);
-        }
-        peer.introductions.active.remove(&flow);
-        let first = peer.flows.is_empty();
-        peer.add_flow(flow, &entry);
-        let translated = entry.peer_tuple.mirrored() != flow;
-        self.base.stop_timer(Timer::Idle(id));
-        if first {
-            // The data plane needs the places before the flow: without a binding a flow is native in any case.
-            self.put_binding_in_force(now, id);
-            self.base.set_timer_earlier(Timer::Keepalive(id), now + crate::base::pace::KEEPALIVE);
-        }
-        self.base.ask(FlowOp::Install { flow, entry }, Asked::Install(flow));
-        if entry.waits.here {
-            self.note_word(id, entry.name, true);
-            self.tell_waiting_soon(now, id);
-        }
-        self.remember_key(id, &flow);
-        self.base.event(Event::FlowIntroduced { flow, peer: id, translated });
-        self.refresh_sets();
-        if first {
-            // Should it have to find us by another family than the one that it asked by.
-            self.tell_locators(now, id);
-            self.meet_later(now);
-        }
-        self.uproot(now, id);
     }
 
     /// Gives up all introductions with a peer that does not answer.

@@ -1,7 +1,7 @@
 //! Pairing by sequence numbers (P-50 to P-52): where a path strips the option that nonces travel in, both ends still know
 //! where the connection's numbers began. They are proved to each other in the session, and never sent.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use whimbrel_wire::message::{Introduced, IntroductionRefusal, Message, Pairing, PairingProof};
@@ -11,8 +11,9 @@ use crate::Time;
 use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, PeerId, Places, SocketNumbers, Waits};
 use crate::base::output::Asked;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
-use crate::flow::introduction::{DECLINED, TRIES};
+use crate::flow::introduction::{DECLINED, Proven, TRIES};
 use crate::flow::policy::Ruled;
 use crate::flow::{Origin, Stage};
 use crate::node::Node;
@@ -49,6 +50,23 @@ pub(crate) struct Pairings {
 
 /// A connection whose numbers a proof fits, with the numbers as the introducer has them.
 type Fit = (FlowTuple, (u32, u32));
+
+/// What a peer claims, and the proofs that it can make of the sockets that were found.
+pub(crate) struct Claims {
+    claims: VecDeque<(u32, Pairing)>,
+    /// The session that the proofs are for.
+    session: u32,
+    /// They are of all sockets.
+    all: bool,
+    proofs: HashMap<PairingProof, Vec<Fit>>,
+}
+
+/// What comes of a claim.
+pub(crate) enum Claimed {
+    Nothing,
+    Answer(Message),
+    Proven(Proven),
+}
 
 impl Node {
     /// Nonces do not arrive on this flow of ours: it is named by its numbers, if it goes to where the peer is. Tells whether
@@ -175,9 +193,10 @@ impl Node {
         self.send(id, &busy);
     }
 
-    /// The sockets whose remote address is the peer's, as [`FlowOp::FindSockets`] asked for them.
-    pub fn handle_sockets(&mut self, now: Time, id: PeerId, sockets: &[SocketNumbers]) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    /// The sockets whose remote address is the peer's, as [`FlowOp::FindSockets`] asked for them. Gives what the peer claims, to be
+    /// looked at one after the other.
+    pub(crate) fn take_sockets(&mut self, now: Time, id: PeerId, sockets: &[SocketNumbers]) -> Option<Claims> {
+        let peer = self.peers.get_mut(&id)?;
         peer.introductions.pairings.asked = false;
         let claims = std::mem::take(&mut peer.introductions.pairings.claims);
         let remote = peer.remote.ip();
@@ -197,7 +216,7 @@ impl Node {
         }
         self.base.set_timer_earlier(Timer::Introductions(id), now);
         // One session's: proofs of another are others, and who has many sessions is not to have all made in each.
-        let Some(&(session, _)) = claims.last() else { return };
+        let &(session, _) = claims.last()?;
         let all = candidates.len() <= CANDIDATES;
         if !all {
             let first = self.base.random().u64() as usize % candidates.len();
@@ -206,21 +225,22 @@ impl Node {
         }
         self.charge_proofs(now, id, 4 * candidates.len());
         let proofs = self.proofs(id, session, &candidates);
-        let mut answers = Vec::new();
-        for (index, claim) in claims {
-            let fits = proofs.get(&claim.proof).map(Vec::as_slice).filter(|_| index == session);
-            let answer = match fits {
-                _ if self.has_missed_too_often(now, id) => Some(answer(&claim, IntroductionRefusal::Refused)),
-                Some(&[(flow, numbers)]) => self.accept_pairing(now, id, index, &claim, flow, numbers),
-                _ if index != session || !all => Some(answer(&claim, IntroductionRefusal::Busy)),
-                _ => {
-                    self.count_miss(now, id);
-                    Some(answer(&claim, IntroductionRefusal::Refused))
-                }
-            };
-            answers.extend(answer);
-        }
-        self.send(id, &answers);
+        Some(Claims { claims: claims.into(), session, all, proofs })
+    }
+
+    /// Looks at the next claim of a peer's.
+    pub(crate) fn take_claim(&mut self, now: Time, id: PeerId, claims: &mut Claims) -> Option<Claimed> {
+        let (index, claim) = claims.claims.pop_front()?;
+        let fits = claims.proofs.get(&claim.proof).map(Vec::as_slice).filter(|_| index == claims.session);
+        Some(match fits {
+            _ if self.has_missed_too_often(now, id) => refuse(&claim, IntroductionRefusal::Refused),
+            Some(&[(flow, numbers)]) => self.accept_pairing(id, index, &claim, flow, numbers),
+            _ if index != claims.session || !claims.all => refuse(&claim, IntroductionRefusal::Busy),
+            _ => {
+                self.count_miss(now, id);
+                refuse(&claim, IntroductionRefusal::Refused)
+            }
+        })
     }
 
     /// So many proofs are made for a peer: all wait for what that costs, and it itself longer.
@@ -290,65 +310,68 @@ impl Node {
     /// Exactly one connection has the numbers that the peer proved to know.
     fn accept_pairing(
         &mut self,
-        now: Time,
         id: PeerId,
         index: u32,
         claim: &Pairing,
         flow: FlowTuple,
         numbers: (u32, u32),
-    ) -> Option<Message> {
-        let peer = self.peers.get(&id)?;
+    ) -> Claimed {
+        let Some(peer) = self.peers.get(&id) else { return Claimed::Nothing };
         // P-14
         let home = Places { local: claim.responder_place, peer: claim.introducer_place };
         if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
             if home.local != peer.places.local {
-                self.announce_again(now, id);
+                self.base.signal(Signal::Misled(id));
             }
-            return Some(answer(claim, IntroductionRefusal::OtherPlaces));
+            return refuse(claim, IntroductionRefusal::OtherPlaces);
         }
         let nonce = claim.introducer_nonce;
-        let slot = peer.sessions.iter().find(|slot| slot.session.local_index() == index)?;
+        let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else {
+            return Claimed::Nothing;
+        };
         // P-132
         let name = slot.session.paired_flow_name(false, nonce, numbers);
         if peer.has_another_named(name, &flow) {
-            return Some(answer(claim, IntroductionRefusal::Busy));
+            return refuse(claim, IntroductionRefusal::Busy);
         }
         let room = peer.flows.contains(&flow)
             || peer.flows.len() < self.base.config().flows_per_peer
                 && self.flows.introduced() < self.base.config().flows;
         // One that was not told of yet will be in a moment.
         let Some(known) = self.flows.get(&flow).filter(|known| room && !known.closed) else {
-            return Some(answer(claim, IntroductionRefusal::Busy));
+            return refuse(claim, IntroductionRefusal::Busy);
         };
         if known.entry().is_none() {
             match self.ruled(&flow, id) {
                 Ruled::Free => {}
-                Ruled::Awaited => return Some(answer(claim, IntroductionRefusal::Busy)),
-                Ruled::Excluded(_) => return Some(answer(claim, IntroductionRefusal::Declined)),
+                Ruled::Awaited => return refuse(claim, IntroductionRefusal::Busy),
+                Ruled::Excluded(_) => return refuse(claim, IntroductionRefusal::Declined),
             }
         }
         match &known.stage {
             Stage::Introduced { entry, .. } if entry.peer != id => {
                 self.base
                     .event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
-                return Some(answer(claim, IntroductionRefusal::Refused));
+                return refuse(claim, IntroductionRefusal::Refused);
             }
             Stage::Introduced { origin: Origin::Paired { introducer_nonce, .. }, .. } if *introducer_nonce == nonce => {
                 self.confirm_paired(&flow);
-                return None;
+                return Claimed::Nothing;
             }
             // Moved, it may not be native where both are now.
             Stage::Introduced { entry, .. } if entry.home != home => {
-                return Some(answer(claim, IntroductionRefusal::OtherPlaces));
+                return refuse(claim, IntroductionRefusal::OtherPlaces);
             }
             // Both ends pair. The lower nonce is the introducer's.
-            Stage::Pairing { nonce: own, .. } if *own < nonce => return None,
-            Stage::Echoing { .. } => return None,
+            Stage::Pairing { nonce: own, .. } if *own < nonce => return Claimed::Nothing,
+            Stage::Echoing { .. } => return Claimed::Nothing,
             _ => {}
         }
         self.forget_responding(id, &flow);
-        let Some(wire_local_port) = self.peers.get(&id)?.free_wire_port(claim.wire_port, self.flows.ports()) else {
-            return Some(answer(claim, IntroductionRefusal::Busy));
+        let peer = self.peers.get(&id);
+        let Some(wire_local_port) = peer.and_then(|peer| peer.free_wire_port(claim.wire_port, self.flows.ports()))
+        else {
+            return refuse(claim, IntroductionRefusal::Busy);
         };
         let wire_remote_port = claim.wire_port;
         let peer_tuple = claim.tuple;
@@ -366,9 +389,9 @@ impl Node {
             hidden: false,
             beyond: false,
         };
-        self.install(now, flow, entry, Origin::Paired { introducer_nonce: nonce, numbers });
         // The answer waits until the flow is installed.
-        None
+        let origin = Origin::Paired { introducer_nonce: nonce, numbers };
+        Claimed::Proven(Proven { flow, entry, origin })
     }
 
     /// A flow that the peer named by its numbers is installed.
@@ -394,16 +417,16 @@ impl Node {
         nonce: u64,
         proof: PairingProof,
         introduced: Introduced,
-    ) {
-        let Some(flow) = self.flows.with_nonce(nonce) else { return };
+    ) -> Option<Proven> {
+        let flow = self.flows.with_nonce(nonce)?;
         let Some(&Stage::Pairing {
             peer: with, home, wire_port, numbers: Some(numbers), session: Some(named_in), ..
         }) = self.flows.get(&flow).map(|known| &known.stage)
         else {
-            return;
+            return None;
         };
-        let Some(peer) = self.peers.get(&id).filter(|_| with == id) else { return };
-        let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else { return };
+        let peer = self.peers.get(&id).filter(|_| with == id)?;
+        let slot = peer.sessions.iter().find(|slot| slot.session.local_index() == index)?;
         let expected = slot.session.pairing_proof(false, false, numbers);
         let name = peer.session_to(named_in).map(|slot| slot.session.paired_flow_name(true, nonce, numbers));
         let name = name.filter(|name| !peer.has_another_named(*name, &flow));
@@ -427,10 +450,11 @@ impl Node {
                 hidden: false,
                 beyond: false,
             };
-            self.install(now, flow, entry, Origin::Introduced);
+            return Some(Proven { flow, entry, origin: Origin::Introduced });
         } else {
             self.introduce_again(now, &flow);
         }
+        None
     }
 
     /// The responder does not take the flow that we named by its numbers.
@@ -443,7 +467,7 @@ impl Node {
     ) {
         match outcome {
             Err(IntroductionRefusal::OtherPlaces) => {
-                self.announce_again(now, id);
+                self.base.signal(Signal::Misled(id));
                 self.introduce_again(now, &flow);
             }
             Err(IntroductionRefusal::Busy) => self.introduce_again(now, &flow),
@@ -453,6 +477,10 @@ impl Node {
             Err(_) => self.fail_introduction(now, &flow, STRIPPED),
         }
     }
+}
+
+fn refuse(claim: &Pairing, refusal: IntroductionRefusal) -> Claimed {
+    Claimed::Answer(answer(claim, refusal))
 }
 
 fn answer(claim: &Pairing, refusal: IntroductionRefusal) -> Message {

@@ -11,6 +11,7 @@ use crate::base::event::Event;
 use crate::base::op::{FlowOp, PeerId, Waits};
 use crate::base::output::Asked;
 use crate::base::pace::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::Stage;
 use crate::node::Node;
@@ -99,9 +100,8 @@ impl Waiting {
 }
 
 impl Node {
-    /// Has single flows wait, or go on, at both ends. Returns those that are introduced and
-    /// did not already.
-    pub fn set_waiting(&mut self, now: Time, flows: &[FlowTuple], wait: bool) -> Vec<FlowTuple> {
+    /// Has single flows wait, or go on, at both ends. Returns those that did not already.
+    pub(crate) fn let_flows_wait(&mut self, now: Time, flows: &[FlowTuple], wait: bool) -> Vec<FlowTuple> {
         let mut changed: Vec<(PeerId, u64, FlowTuple)> = Vec::new();
         for flow in flows {
             let known = self.flows.get(flow).filter(|known| !known.closed);
@@ -170,7 +170,7 @@ impl Node {
 
     /// What flows of a peer wait for has changed.
     fn flows_wait(&mut self, now: Time, id: PeerId, wait: bool) {
-        self.put_binding_in_force(now, id);
+        self.base.signal(Signal::Waiting(id));
         if !wait {
             self.wake_soon(now, id);
         }

@@ -1,12 +1,13 @@
 //! What the caller's policy says of single flows: those that are left alone are not introduced, by neither end (P-59).
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::base::event::Event;
-use crate::base::op::{FlowOp, Manner, PeerId};
+use crate::base::op::{FlowEntry, FlowOp, Manner, PeerId};
 use crate::base::output::Asked;
+use crate::base::signal::Signal;
 use crate::flow::Stage;
 use crate::node::Node;
 use crate::session::contact::Contact;
@@ -101,11 +102,7 @@ impl Node {
 
     /// Somebody else opened a connection under the names of a flow that has moved, and is refused, or will get through when
     /// the flow has gone: as its ruling wants it.
-    pub fn handle_claim(&mut self, now: Time, flow: FlowTuple) {
-        let Some(entry) = self.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
-        if flow.transport == Transport::Udp {
-            return self.handle_datagram_claim(now, flow, &entry);
-        }
+    pub(crate) fn take_claimed(&mut self, now: Time, flow: FlowTuple, entry: &FlowEntry) {
         let given_up = entry.manner.gives_way;
         self.base.event(Event::Claimed { flow, peer: entry.peer, given_up });
         if given_up {
@@ -113,7 +110,7 @@ impl Node {
             self.base.ask(FlowOp::Abort { flow }, Asked::Effect("aborting a connection"));
             self.forget_flow(&flow);
             self.idle_later(now, entry.peer);
-            self.refresh_sets();
+            self.base.signal(Signal::FlowsGone);
         }
     }
 

@@ -1,65 +1,35 @@
 //! What comes of the ops that the caller carries out. What failed and matters is tried again.
 
-use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use whimbrel_wire::message::{IntroductionRefusal, Message};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
-use crate::base::event::{Carried, Event};
-use crate::base::op::{Carrier, FlowOp, LocalEnd, PeerId, TunnelOp};
+use crate::base::event::Event;
+use crate::base::op::{FlowOp, LocalEnd, PeerId, TunnelOp};
 use crate::base::output::{Asked, OpDone, OpFailed, OpId, State};
 use crate::base::timer::Timer;
+use crate::flow::life::CLOSED_PAUSE;
 use crate::flow::{Flow, Origin, Stage};
 use crate::node::Node;
-use crate::session::peer::Peer;
 
 /// Pause before failed ops are asked for again, at first and at the longest.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_DOUBLINGS: u32 = 7;
 
-/// Flows that ended are told together: so much later at the most, so many in a datagram, so often each, and no more of them
-/// waiting.
-const CLOSED_PAUSE: Duration = Duration::from_millis(100);
+/// Flows that ended are told so many in a datagram, so often each.
 const CLOSED_AT_ONCE: usize = 128;
 const CLOSED_TOLD: u32 = 3;
-const CLOSED_MOST: usize = 65_536;
 
 impl Node {
-    /// Introduced flows whose sockets are gone and that are still known, and how many of them are moved, of each peer.
-    pub(crate) fn ended(&self) -> HashMap<PeerId, (usize, usize)> {
-        let mut ended: HashMap<PeerId, (usize, usize)> = HashMap::new();
-        // A socket that was opened anew and closed again is there twice.
-        let flows: BTreeSet<&FlowTuple> = self.flows.lingering().collect();
-        for flow in flows {
-            let Some(entry) = self.flows.get(flow).filter(|known| known.closed).and_then(Flow::entry) else { continue };
-            let Some(peer) = self.peers.get(&entry.peer) else { continue };
-            let count = ended.entry(entry.peer).or_default();
-            count.0 += 1;
-            count.1 += usize::from(entry.home != peer.places_in_force());
-        }
-        ended
-    }
-
-    /// Introduced flows of a peer whose sockets are there: what is told of it counts these.
-    pub(crate) fn living(&self, id: PeerId) -> usize {
-        let ended = self.ended().get(&id).map_or(0, |ended| ended.0);
-        self.peers.get(&id).map_or(0, |peer| peer.flows.len()).saturating_sub(ended)
-    }
-
-    /// How a peer's flows go now whose sockets are there.
-    pub(crate) fn carried(&self, id: PeerId) -> Carried {
-        let ended = self.ended().get(&id).map_or(0, |ended| ended.1);
-        let peer = self.peers.get(&id);
-        Carried {
-            flows: peer.map_or(0, Peer::moved_flows).saturating_sub(ended),
-            carrier: peer.map_or(Carrier::Hold, |peer| peer.carrier),
-        }
-    }
-
     /// The result of an op.
     pub fn handle_done(&mut self, now: Time, id: OpId, result: Result<OpDone, OpFailed>) {
+        self.take_done(now, id, result);
+        self.settle(now);
+    }
+
+    fn take_done(&mut self, now: Time, id: OpId, result: Result<OpDone, OpFailed>) {
         let Some(asked) = self.base.answered(id) else { return };
         if let Asked::Move(number) = asked {
             self.with_moves(now, |moves, at| moves.handle_done(at, number, result));
@@ -187,7 +157,7 @@ impl Node {
             }
             self.forget_flow(&flow);
             if let Some(entry) = entry.filter(|entry| entry.end == LocalEnd::Behind) {
-                self.end_moved_flow(&entry);
+                self.end_moved(&entry);
             } else if !known.closed && !ended && entry.is_none_or(|entry| entry.end != LocalEnd::Passing) {
                 // Its socket is still there, and may be introduced again.
                 self.flows.put(flow, Flow { stage: Stage::Open, ..known });
@@ -196,26 +166,6 @@ impl Node {
         }
         self.idle_later(now, id);
         self.refresh_sets();
-    }
-
-    /// The socket of a datagram flow is gone, which the other end cannot see: it is told, and both forget the flow (P-35).
-    pub(crate) fn end_datagram_flow(&mut self, now: Time, flow: &FlowTuple) {
-        let stage = self.flows.get(flow).map(|known| known.stage.clone());
-        self.forget_flow(flow);
-        let Some(Stage::Introduced { entry, .. }) = stage else { return };
-        self.end_moved_flow(&entry);
-        self.tell_ended(now, entry.peer, entry.name);
-        self.idle_later(now, entry.peer);
-        self.refresh_sets();
-    }
-
-    /// A peer is to be told, in a moment, that a flow of this name has ended here.
-    pub(crate) fn tell_ended(&mut self, now: Time, id: PeerId, name: u64) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.introductions.closed.len() < CLOSED_MOST {
-            peer.introductions.closed.push((name, 0));
-            self.base.set_timer_earlier(Timer::Closed(id), now + CLOSED_PAUSE);
-        }
     }
 
     /// Tells a peer of datagram flows that ended, so often that it can be taken to know.

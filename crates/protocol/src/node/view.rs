@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
@@ -90,12 +89,6 @@ impl Node {
                 .rfind(|slot| slot.settled && slot.until.is_none())
                 .map(|slot| slot.capabilities),
         })
-    }
-
-    /// Whether there is a socket with this tuple, as far as the node was told.
-    #[must_use]
-    pub fn has_flow(&self, flow: &FlowTuple) -> bool {
-        self.flows.get(flow).is_some_and(|known| !known.closed)
     }
 
     /// All flows that are known and have not ended, in no order.

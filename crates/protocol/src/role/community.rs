@@ -32,6 +32,7 @@ use crate::base::config::Trust;
 use crate::base::event::community::CommunityEvent;
 use crate::base::op::{SavedCommunity, StoreOp};
 use crate::base::output::Asked;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::node::Node;
 use crate::role::relocation::Grant;
@@ -347,7 +348,8 @@ impl Node {
         self.community.telling.values_mut().for_each(|telling| telling.hurry(now));
         let roster = self.community.own(&me);
         let revoked: BTreeSet<PublicKey> = roster.map(|roster| roster.revoked().collect()).unwrap_or_default();
-        self.set_permitted(now, hosts, revoked, belongs);
+        self.contacts.pins.set_members(hosts.clone());
+        self.base.signal(Signal::Members { members: hosts, revoked, limited: belongs });
         self.schedule_community(now);
     }
 

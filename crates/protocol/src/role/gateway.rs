@@ -6,11 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use whimbrel_wire::FlowTuple;
-use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
-use crate::base::attachments::Attachment;
-use crate::base::config::Prefix;
 use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId};
 use crate::base::output::Asked;
@@ -194,12 +191,6 @@ impl Node {
             self.base.ask(FlowOp::Install { flow, entry }, asked);
         }
     }
-
-    /// Whether a peer is to be told when a flow of TCP with it is over, since it does not see its end (P-103).
-    pub(crate) fn sees_no_ends(&self, id: PeerId) -> bool {
-        let sessions = self.peers.get(&id).map(|peer| peer.sessions.as_slice()).unwrap_or_default();
-        sessions.iter().any(|slot| slot.capabilities.contains(Capabilities::GATEWAY))
-    }
 }
 
 #[cfg(test)]
@@ -207,6 +198,8 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
+    use crate::base::attachments::Attachment;
+    use crate::base::config::Prefix;
     use crate::base::attachments::Routes;
     use crate::base::config::Config;
     use whimbrel_handshake::StaticKey;

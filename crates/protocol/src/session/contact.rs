@@ -1,6 +1,6 @@
 //! First contact and handshakes: who is asked whether it runs Whimbrel, how often, and what comes of it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -20,24 +20,29 @@ use crate::base::output::{Asked, State, Transmit};
 use crate::base::random::Random;
 use crate::base::timer::Timer;
 use crate::node::Node;
-use crate::session::peer::{Met, Peer, SessionSlot};
+use crate::session::peer::{Met, SessionSlot};
+use crate::session::pins::{Pin, Pins, Want};
 
 mod hello;
 mod otherwise;
 mod questions;
 mod responding;
 mod trust;
+mod vouched;
 
 use questions::Questions;
 use responding::Responding;
+use vouched::Vouched;
 
 /// Pauses after each try (P-10).
 const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(3)];
 /// How long a question waits before it is looked again whether it may be asked.
 const TURN: Duration = Duration::from_millis(500);
 /// Silence after an address did not answer, at first and at the longest (P-10).
-pub(crate) const SILENCE: Duration = Duration::from_secs(600);
-pub(crate) const SILENCE_LONGEST: Duration = Duration::from_secs(86_400);
+const SILENCE: Duration = Duration::from_secs(600);
+const SILENCE_LONGEST: Duration = Duration::from_secs(86_400);
+/// How soon a rendezvous that did not answer is asked again, at first (P-57). Doubles, to what holds for other hosts at first.
+const UNANSWERED: Duration = Duration::from_secs(30);
 /// How long an answer to an initiation is waited for.
 const PENDING: Duration = Duration::from_secs(10);
 /// How long the peer's first datagram in a session is waited for before another handshake.
@@ -47,7 +52,7 @@ const FRESH_EVERY: u32 = 3;
 /// Tries to reach a peer that no introduced flow depends on.
 const REACHES: u32 = 8;
 /// The first byte of an initiation (§1).
-const INITIATION: u8 = Kind::Initiation as u8;
+pub(crate) const INITIATION: u8 = Kind::Initiation as u8;
 /// So many times more handshakes are answered in all than without asking for a cookie.
 const PROVEN_SHARE: u32 = 10;
 /// How long a former session is still received from (P-7).
@@ -63,7 +68,7 @@ const IDLE_PEERS_MOST: usize = 4096;
 const IDLE_PEERS_FORGOTTEN: usize = 64;
 /// For so long nobody is worth less for not having shown that it holds the session's keys: its first word takes a round
 /// trip.
-const CONFIRMED_WITHIN: Duration = Duration::from_secs(3);
+pub(crate) const CONFIRMED_WITHIN: Duration = Duration::from_secs(3);
 
 /// What is known of an address.
 #[derive(Clone, Copy, Debug)]
@@ -119,8 +124,12 @@ pub(crate) struct Contacts {
     pub(crate) addresses: HashMap<IpAddr, Contact>,
     /// The pause before the question that is being asked again.
     pauses: HashMap<IpAddr, Duration>,
-    /// Flows that wait for their remote address to answer.
-    waiting: HashMap<IpAddr, BTreeSet<FlowTuple>>,
+    /// Flows that wait for their remote address to answer, and who has opened them.
+    waiting: HashMap<IpAddr, BTreeMap<FlowTuple, Option<u32>>>,
+    /// What roles have written of hosts.
+    pub(crate) pins: Pins,
+    /// Hosts that a peer has named (P-87).
+    vouched: Vouched,
     pending: HashMap<u32, Pending>,
     responding: Responding,
     cookies: CookieChecker,
@@ -144,6 +153,8 @@ impl Contacts {
             addresses: HashMap::new(),
             pauses: HashMap::new(),
             waiting: HashMap::new(),
+            pins: Pins::default(),
+            vouched: Vouched::default(),
             pending: HashMap::new(),
             responding: Responding::default(),
             cookies: CookieChecker::new(public, &mut |bytes| random.fill(bytes)),
@@ -167,7 +178,7 @@ impl Contacts {
     }
 
     /// The addresses at which a peer answered.
-    fn addresses_of(&self, id: PeerId) -> Vec<IpAddr> {
+    pub(crate) fn addresses_of(&self, id: PeerId) -> Vec<IpAddr> {
         let known = |contact: &Contact| matches!(contact, Contact::Known(known) if *known == id);
         self.addresses.iter().filter(|(_, contact)| known(contact)).map(|(address, _)| *address).collect()
     }
@@ -183,6 +194,42 @@ impl Contacts {
         }
     }
 
+    /// A flow waits for an address to answer. `user`: who has opened it, where that is known.
+    pub(crate) fn await_answer(&mut self, address: IpAddr, flow: FlowTuple, user: Option<u32>) {
+        self.waiting.entry(address).or_default().insert(flow, user);
+    }
+
+    /// Takes the flows that wait for an address to answer.
+    pub(crate) fn take_waiting(&mut self, address: IpAddr) -> Vec<FlowTuple> {
+        self.waiting.remove(&address).unwrap_or_default().into_keys().collect()
+    }
+
+    /// The addresses that were silent.
+    pub(crate) fn silent(&self) -> Vec<IpAddr> {
+        let silent =
+            |(address, contact): (&IpAddr, &Contact)| matches!(contact, Contact::Silent { .. }).then_some(*address);
+        let mut addresses: Vec<IpAddr> = self.addresses.iter().filter_map(silent).collect();
+        addresses.sort_unstable();
+        addresses
+    }
+
+    /// The address that a handshake under way, of this index of ours, was begun with.
+    pub(crate) fn asked_at(&self, index: u32) -> Option<SocketAddr> {
+        self.pending.get(&index).map(|pending| pending.to)
+    }
+
+    /// Takes the room for one more peer. `None`: it is to be looked first whether there is any ([`Contacts::set_room`]).
+    pub(crate) fn take_room(&mut self) -> Option<()> {
+        self.room = self.room.checked_sub(1)?;
+        Some(())
+    }
+
+    /// So many peers have no flows. Tells how many of them are to be forgotten.
+    pub(crate) fn set_room(&mut self, idle: usize) -> usize {
+        self.room = IDLE_PEERS_MOST.saturating_sub(idle).max(IDLE_PEERS_FORGOTTEN);
+        (idle + IDLE_PEERS_FORGOTTEN).saturating_sub(IDLE_PEERS_MOST)
+    }
+
     /// Whose key is to answer at an address.
     pub(crate) fn known_key(&self, address: &IpAddr) -> Option<PublicKey> {
         self.known_keys.get(address).copied()
@@ -195,37 +242,6 @@ impl Contacts {
 }
 
 impl Node {
-    /// A flow that this host opened is old enough: its remote address is asked, or the peer there is known.
-    pub(crate) fn want_introduction(&mut self, now: Time, flow: FlowTuple) {
-        if let Some(key) = self.flows.get(&flow).and_then(|known| known.referred) {
-            self.introduce_elsewhere(now, flow, key);
-            return;
-        }
-        let address = flow.remote.ip();
-        match self.contacts.addresses.get(&address) {
-            Some(Contact::Known(id)) if self.peers.contains_key(id) => {
-                let id = *id;
-                if !self.peers[&id].has_session() {
-                    self.reach_again(now, id);
-                }
-                self.queue_introduction(now, id, flow);
-            }
-            Some(&contact @ (Contact::Asking { .. } | Contact::Silent { .. })) => {
-                self.contacts.waiting.entry(address).or_default().insert(flow);
-                if matches!(contact, Contact::Silent { until, .. } if until <= now) {
-                    self.continue_contact(now, address);
-                }
-            }
-            _ if !self.may_ask(address) => {}
-            _ => {
-                self.contacts.waiting.entry(address).or_default().insert(flow);
-                let source = Some(flow.local.ip());
-                self.contacts.addresses.insert(address, Contact::Asking { tries: 0, source });
-                self.continue_contact(now, address);
-            }
-        }
-    }
-
     pub(crate) fn may_ask(&self, address: IpAddr) -> bool {
         let pinned = self.base.config().trust == Trust::Pinned;
         self.base.config().ask.permits(address)
@@ -249,9 +265,7 @@ impl Node {
     pub(crate) fn continue_contact(&mut self, now: Time, address: IpAddr) {
         match self.contacts.addresses.get(&address).copied() {
             Some(Contact::Asking { tries: 0, .. })
-                if !self.contacts.waiting.contains_key(&address)
-                    && !self.is_rendezvous(address)
-                    && !self.opened.wants(address) =>
+                if !self.contacts.waiting.contains_key(&address) && !self.contacts.pins.is_wanted(address) =>
             {
                 // Whoever wanted to know is gone before it was its turn.
                 self.contacts.addresses.remove(&address);
@@ -276,10 +290,9 @@ impl Node {
             }
             Some(Contact::Asking { .. }) => self.give_up(now, address),
             Some(Contact::Silent { pause, until }) if until <= now => {
-                let mut waiting = self.contacts.waiting.remove(&address).unwrap_or_default();
-                waiting.retain(|flow| self.flows.get(flow).is_some_and(|known| !known.closed));
-                let source = waiting.first().map(|first| first.local.ip());
-                if source.is_none() && !self.is_rendezvous(address) && !self.opened.wants(address) {
+                let waiting = self.contacts.waiting.remove(&address).unwrap_or_default();
+                let source = waiting.keys().next().map(|first| first.local.ip());
+                if source.is_none() && !self.contacts.pins.is_wanted(address) {
                     // Remembered as long again, so that the next silence is the longer one.
                     if until + pause <= now {
                         self.contacts.addresses.remove(&address);
@@ -302,47 +315,13 @@ impl Node {
     }
 
     /// Nobody answered at an address.
-    fn give_up(&mut self, now: Time, address: IpAddr) {
-        let (first, longest) = self.silence(address);
+    pub(crate) fn give_up(&mut self, now: Time, address: IpAddr) {
+        let asked_sooner = self.contacts.pins.wants(Want::Rendezvous, address);
+        let (first, longest) = if asked_sooner { (UNANSWERED, SILENCE) } else { (SILENCE, SILENCE_LONGEST) };
         let pause = self.contacts.pauses.remove(&address).map_or(first, |last| (last * 2).min(longest));
         self.contacts.addresses.insert(address, Contact::Silent { pause, until: now + pause });
         self.base.set_timer(Timer::Contact(address), now + pause);
         self.base.event(Event::NobodyThere { address, again_in: pause });
-    }
-
-    /// An ICMP error says that nobody listens at `destination`. `quoted`: how the datagram that it is about begins. It
-    /// counts only where that is an initiation of ours (P-10): both ports are known to everybody, its index is not.
-    pub fn handle_unreachable(&mut self, now: Time, destination: SocketAddr, quoted: Option<[u8; 8]>) {
-        let address = destination.ip();
-        let index = match quoted {
-            Some([INITIATION, _, _, _, index @ ..]) => u32::from_be_bytes(index),
-            _ => return,
-        };
-        if self.contacts.pending.get(&index).is_none_or(|pending| pending.to != destination) {
-            return;
-        }
-        match self.contacts.addresses.get(&address).copied() {
-            Some(Contact::Asking { .. }) => self.give_up(now, address),
-            Some(Contact::Known(id)) => {
-                // It ran Whimbrel once.
-                let lost = |peer: &Peer| peer.flows.is_empty() && !peer.has_session() && peer.remote == destination;
-                if !self.keeps(id) && self.peers.get(&id).is_some_and(lost) {
-                    self.lose(now, id);
-                }
-            }
-            Some(Contact::Silent { .. }) | None => {}
-        }
-    }
-
-    /// A peer on which no connection depends has stopped answering: its addresses are left alone (P-10).
-    fn lose(&mut self, now: Time, id: PeerId) {
-        self.abandon_introductions(now, id);
-        let mut addresses = self.contacts.addresses_of(id);
-        addresses.sort_unstable();
-        self.drop_peer(id);
-        for address in addresses {
-            self.give_up(now, address);
-        }
     }
 
     /// Begins a handshake with a peer that is known, beside whatever session is there.
@@ -372,28 +351,29 @@ impl Node {
         self.base.set_timer_earlier(Timer::Reach(id), now + pause);
     }
 
-    pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId) {
-        let (keeps, needed) = (self.keeps(id) || self.is_left(id), self.moves_with(id));
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    /// Tries again to reach a peer, where that is wanted.
+    pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId) -> Reach {
+        let Some(peer) = self.peers.get_mut(&id) else { return Reach::Unneeded };
+        let pins = &self.contacts.pins;
+        let (keeps, needed) = (pins.keeps(&peer.key) || pins.has(Pin::Sought, &peer.key), pins.needs(&peer.key));
         // Whom nothing is heard of is looked for (P-45), and who said that it goes is not.
         let wanted = keeps || !peer.flows.is_empty() && peer.away.is_none();
         if peer.has_session() || peer.update.is_some() || (peer.introductions.active.is_empty() && !wanted) {
-            return;
+            return Reach::Unneeded;
         }
         peer.reach_tries += 1;
         let tries = peer.reach_tries;
         if peer.flows.is_empty() && tries > REACHES && !needed {
             // No connection depends on it.
-            self.lose(now, id);
-            return;
+            return Reach::Lost;
         }
         if self.base.is_suspended() && tries > REACHES {
             // It is reached when this host is back.
-            return;
+            return Reach::Unneeded;
         }
         self.base.set_timer(Timer::Reach(id), now + reach_pause(tries));
-        self.tell_silence(id, tries);
         self.start_handshake_with(now, id);
+        Reach::Tried(tries)
     }
 
     /// Tells why a handshake came to nothing, where this end alone knows and somebody can mend it (P-29).
@@ -441,61 +421,66 @@ impl Node {
         source: SocketAddr,
         destination: Option<IpAddr>,
         datagram: &Datagram<'_>,
-    ) {
+    ) -> Option<Ended> {
         match datagram {
             Datagram::Initiation(initiation) => self.handle_initiation(now, source, destination, initiation),
             Datagram::Response(response) => {
                 let Some(pending) = self.contacts.pending.remove(&response.receiver) else {
                     self.base.drop_datagram();
-                    return;
+                    return None;
                 };
                 let Pending { initiator, to, source: from, purpose, started } = pending;
                 match initiator.handle_response(response, now.as_micros()) {
                     Ok(finished) => {
                         // It is where it was asked, whatever address its answer names: that one has proven nothing.
-                        let established =
-                            Established { source: to, destination: destination.or(from), started, purpose };
-                        self.establish(now, finished, &established);
+                        let how = How { source: to, destination: destination.or(from), started, purpose };
+                        Some(Ended { finished, how })
                     }
                     Err(rejected) => {
                         self.base.drop_datagram();
                         self.tell_refusal(now, to, &rejected.error);
                         let pending = Pending { initiator: rejected.state, to, source: from, purpose, started };
                         self.contacts.pending.insert(response.receiver, pending);
+                        None
                     }
                 }
             }
             Datagram::Finish(finish) => {
                 let Some((responder, since, to)) = self.contacts.responding.remove(finish.receiver) else {
                     self.base.drop_datagram();
-                    return;
+                    return None;
                 };
                 match responder.handle_finish(finish, now.as_micros()) {
                     Ok(finished) => {
                         let purpose = Purpose::Theirs;
                         // It is where it was answered, wherever its last word comes from: that one has proven nothing.
-                        let established = Established { source: to, destination, started: since, purpose };
-                        self.establish(now, finished, &established);
+                        let how = How { source: to, destination, started: since, purpose };
+                        Some(Ended { finished, how })
                     }
                     Err(rejected) => {
                         self.base.drop_datagram();
                         self.tell_refusal(now, source, &rejected.error);
                         self.contacts.responding.insert(finish.receiver, rejected.state, since, to);
+                        None
                     }
                 }
             }
             Datagram::Cookie(reply) => {
                 let Some(pending) = self.contacts.pending.get_mut(&reply.receiver) else {
                     self.base.drop_datagram();
-                    return;
+                    return None;
                 };
                 let (to, from) = (pending.to, pending.source);
                 match pending.initiator.handle_cookie(reply) {
                     Ok(payload) => self.base.transmit(Transmit { source: from, destination: to, payload }),
                     Err(_) => self.base.drop_datagram(),
                 }
+                None
             }
-            _ => self.base.drop_datagram(),
+            _ => {
+                self.base.drop_datagram();
+                None
+            }
         }
     }
 
@@ -505,7 +490,7 @@ impl Node {
         source: SocketAddr,
         destination: Option<IpAddr>,
         initiation: &whimbrel_wire::datagram::Initiation<'_>,
-    ) {
+    ) -> Option<Ended> {
         // P-3
         let loaded = !self.contacts.unproven.take(now) || self.contacts.responding.is_full();
         if loaded {
@@ -514,11 +499,11 @@ impl Node {
             if !cookies.check(initiation, source, now.as_micros()) {
                 let payload = cookies.reply(initiation, source, now.as_micros(), &mut |bytes| random.fill(bytes));
                 self.base.transmit(Transmit { source: destination, destination: source, payload: payload.to_vec() });
-                return;
+                return None;
             }
             if !self.contacts.proven.take(now) {
                 self.base.drop_datagram();
-                return;
+                return None;
             }
         }
         let index = self.free_index();
@@ -533,18 +518,19 @@ impl Node {
                 if matches!(error, HandshakeError::PskMissing | HandshakeError::PskExpected) {
                     self.tell_refusal(now, source, &error);
                 }
-                return;
+                return None;
             }
         };
         match incoming {
             Incoming::First(xx) => {
                 let Ok((responder, payload)) = xx.respond(index, hello) else {
                     self.base.drop_datagram();
-                    return;
+                    return None;
                 };
                 self.contacts.responding.insert(index, responder, now, source);
                 self.base.sweep_later(now);
                 self.base.transmit(Transmit { source: destination, destination: source, payload });
+                None
             }
             Incoming::Known(ik) => {
                 // P-9
@@ -552,28 +538,28 @@ impl Node {
                 let known = self.by_key.get(&remote).and_then(|id| self.peers.get(id));
                 if known.is_some_and(|peer| timestamp <= peer.newest_initiation) || !self.trusts(now, &remote) {
                     self.base.drop_datagram();
-                    return;
+                    return None;
                 }
                 let Ok(finished) = ik.respond(index, hello, now.as_micros()) else {
                     self.base.drop_datagram();
-                    return;
+                    return None;
                 };
-                let established = Established { source, destination, started: now, purpose: Purpose::Theirs };
-                self.establish(now, finished, &established);
+                let how = How { source, destination, started: now, purpose: Purpose::Theirs };
+                Some(Ended { finished, how })
             }
         }
     }
 
-    /// A handshake ended well: the session begins.
-    fn establish(&mut self, now: Time, finished: Finished, how: &Established) {
-        let Finished { session, remote: key, hello, answer } = finished;
+    /// Whether the session that a handshake ended with is to be had: that is the right key, and one that counts.
+    pub(crate) fn check_key(&mut self, now: Time, ended: &Ended) -> Verdict {
+        let (key, how) = (ended.finished.remote, &ended.how);
         if let Purpose::Address(address) = how.purpose {
             let expected = self.contacts.known_key(&address);
             if let Some(expected) = expected.filter(|expected| *expected != key) {
                 self.base.stop_timer(Timer::Contact(address));
                 self.base.event(Event::KeyMismatch { address, expected, found: Some(key) });
                 self.give_up(now, address);
-                return;
+                return Verdict::Refused;
             }
         }
         if let Purpose::Peer(expected) = how.purpose
@@ -582,25 +568,24 @@ impl Node {
             self.base.drop_datagram();
             // Where only named keys count, any other says something only at an address that one is named for.
             let at = how.source.ip();
-            if self.trusts(now, &key) || self.contacts.known_keys.contains_key(&at) {
-                self.find_another(now, expected, key, at);
-            }
-            return;
+            let says = self.trusts(now, &key) || self.contacts.known_keys.contains_key(&at);
+            return if says { Verdict::Another { expected, found: key, at } } else { Verdict::Refused };
         }
         if key == self.base.public_key() || !self.trusts(now, &key) {
             self.base.drop_datagram();
-            return;
+            return Verdict::Refused;
         }
+        Verdict::Accepted { stranger: !self.by_key.contains_key(&key) }
+    }
+
+    /// The session begins that a handshake has ended with.
+    pub(crate) fn begin_session(&mut self, now: Time, ended: Ended) -> Option<Begun> {
+        let Ended { finished, how } = ended;
+        let Finished { session, remote: key, hello, answer } = finished;
         let known = self.by_key.get(&key).copied();
-        if known.is_none() {
-            self.make_room(now);
-        }
         let id = known.unwrap_or_else(|| self.new_peer(now, key, how.source));
-        if matches!(how.purpose, Purpose::Join) {
-            self.note_joined_peer(id, how.source);
-        }
         let attachment = how.destination.and_then(|address| self.base.attachments().at(address));
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let peer = self.peers.get_mut(&id)?;
         let reached = !peer.has_session();
         let life = hello.life;
         let idle = peer.flows.is_empty() && peer.update.is_none();
@@ -627,8 +612,7 @@ impl Node {
             peer.newest_initiation = peer.newest_initiation.max(hello.timestamp);
         }
         let index = session.local_index();
-        let initiated = session.is_initiator();
-        let confirmed = session.is_confirmed();
+        let (initiated, confirmed) = (session.is_initiator(), session.is_confirmed());
         let keys = session.tunnel_keys().clone();
         // One key may ask again and again without ever showing that it holds the session's keys.
         let unsettled = peer.sessions.iter().filter(|slot| !slot.settled).count();
@@ -645,91 +629,66 @@ impl Node {
             self.base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
         }
         self.by_index.insert(index, id);
-        // The peer may introduce flows before its first word is read here: the programs read those, unless there are very many
-        // sessions already that they look for.
-        self.listen_in_new_session(now, id);
         let op = TunnelOp::AddKeys { peer: id, receive_index: index, keys, aes };
         self.base.ask(op, Asked::State("adding tunnel keys", State::Keys(id)));
         if let Some(payload) = answer {
             // XX's finish is repeated by asking again; the question is the same until the session is confirmed.
             self.base.transmit(Transmit { source: how.destination, destination: how.source, payload });
         }
-        if confirmed {
-            self.confirm_session(now, id, index);
-        }
-        if initiated {
-            // Confirms the session at the other end, measures the round trip and tells how we are seen.
-            let token = self.base.random().u64();
-            let locators = Message::Locators(self.base.attachments().addresses().copied().collect());
-            if let Some(peer) = self.peers.get_mut(&id) {
-                peer.check = Some((token, now));
-                peer.checked = Some(how.source.ip());
-                peer.telling = self.base.attachments().addresses().copied().collect();
-                if !peer.flows.is_empty() {
-                    self.base.set_timer_earlier(Timer::Keepalive(id), now + peer.repeat_after(1));
-                }
-            }
-            let mut plaintext = Vec::new();
-            Message::PathChallenge { token }.encode(&mut plaintext);
-            locators.encode(&mut plaintext);
-            self.send_in(id, index, how.destination, how.source, &plaintext);
-        }
-        if let Purpose::Address(address) = how.purpose {
-            self.contacts.addresses.insert(address, Contact::Known(id));
-            if let Some(peer) = self.peers.get_mut(&id) {
-                peer.answers_at.insert(address);
-            }
-            self.contacts.pauses.remove(&address);
-            self.base.stop_timer(Timer::Contact(address));
-            self.meet_later(now);
-            for flow in self.contacts.waiting.remove(&address).unwrap_or_default() {
-                if self.is_introducible(&flow) {
-                    self.queue_introduction(now, id, flow);
-                }
+        let (asked, joins) = match how.purpose {
+            Purpose::Address(address) => (Some(address), false),
+            Purpose::Join => (None, true),
+            Purpose::Peer(_) | Purpose::Theirs => (None, false),
+        };
+        let (source, destination, started) = (how.source, how.destination, how.started);
+        Some(Begun { id, key, index, source, destination, started, reached, confirmed, initiated, asked, joins })
+    }
+
+    /// Confirms a session that this host has initiated at the other end, measures the round trip and tells how we are seen.
+    pub(crate) fn check_new_session(&mut self, now: Time, begun: &Begun) {
+        let token = self.base.random().u64();
+        let locators = Message::Locators(self.base.attachments().addresses().copied().collect());
+        let id = begun.id;
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.check = Some((token, now));
+            peer.checked = Some(begun.source.ip());
+            peer.telling = self.base.attachments().addresses().copied().collect();
+            if !peer.flows.is_empty() {
+                self.base.set_timer_earlier(Timer::Keepalive(id), now + peer.repeat_after(1));
             }
         }
-        self.introduce_failed(now, id);
+        let mut plaintext = Vec::new();
+        Message::PathChallenge { token }.encode(&mut plaintext);
+        locators.encode(&mut plaintext);
+        self.send_in(id, begun.index, begun.destination, begun.source, &plaintext);
+    }
+
+    /// A peer answers at an address that was asked: the flows that wait for that.
+    pub(crate) fn find_at(&mut self, id: PeerId, address: IpAddr) -> Vec<FlowTuple> {
+        self.contacts.addresses.insert(address, Contact::Known(id));
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.answers_at.insert(address);
+        }
+        self.contacts.pauses.remove(&address);
+        self.base.stop_timer(Timer::Contact(address));
+        self.contacts.take_waiting(address)
+    }
+
+    /// Until the peer has shown that it has the keys too, the last message of the handshake may have been lost.
+    pub(crate) fn await_confirmation(&mut self, now: Time, id: PeerId) {
         self.base.sweep_later(now);
-        // Until the peer has shown that it has the keys too, the last message of the handshake may have been lost.
         if self.peers.get(&id).is_some_and(|peer| !peer.has_session()) {
             self.base.set_timer(Timer::Reach(id), now + UNCONFIRMED);
         }
         self.renew_later(now, id);
-        if self.peers.get(&id).is_some_and(|peer| !peer.introductions.active.is_empty()) {
-            self.base.set_timer(Timer::Introductions(id), now);
-        }
-        if reached {
-            self.base.event(Event::PeerReached { peer: id, key, remote: how.source, took: now.since(how.started) });
-        }
-    }
-
-    /// Somebody becomes a peer. Where too many have no flows, those are forgotten that are worth least.
-    fn make_room(&mut self, now: Time) {
-        if self.contacts.room == 0 {
-            // Those first that have not shown in time that they hold the keys.
-            let worth = |peer: &Peer| {
-                let counts = peer.has_session() || peer.last_heard + CONFIRMED_WITHIN > now;
-                (counts, self.meetings.knows(peer.id), peer.last_heard, peer.id)
-            };
-            let mut idle: Vec<_> = self.peers.values().filter(|peer| self.is_idle(peer)).map(worth).collect();
-            let surplus = (idle.len() + IDLE_PEERS_FORGOTTEN).saturating_sub(IDLE_PEERS_MOST);
-            self.contacts.room = IDLE_PEERS_MOST.saturating_sub(idle.len()).max(IDLE_PEERS_FORGOTTEN);
-            if surplus > 0 {
-                idle.sort_unstable();
-                for (.., id) in idle.into_iter().take(surplus) {
-                    self.drop_peer(id);
-                }
-            }
-        }
-        self.contacts.room -= 1;
     }
 
     /// The peer has shown that it holds the keys of this session: it takes the place of the others (P-8).
-    pub(crate) fn confirm_session(&mut self, now: Time, id: PeerId, index: u32) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let Some(at) = peer.sessions.iter().position(|slot| slot.session.local_index() == index) else { return };
+    pub(crate) fn confirm_session(&mut self, now: Time, id: PeerId, index: u32) -> Option<Confirmed> {
+        let peer = self.peers.get_mut(&id)?;
+        let at = peer.sessions.iter().position(|slot| slot.session.local_index() == index)?;
         if peer.sessions[at].settled {
-            return;
+            return None;
         }
         let mut slot = peer.sessions.remove(at);
         (slot.settled, slot.until) = (true, None);
@@ -768,25 +727,14 @@ impl Node {
         peer.reach_tries = 0;
         peer.handshakes = 0;
         self.base.stop_timer(Timer::Reach(id));
-        self.set_tunnel_path(id);
-        if shown {
-            self.put_binding_in_force(now, id);
-        }
-        self.listen_in_new_session(now, id);
-        self.base.sweep_later(now);
-        if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
-            // The session was wanted for this.
-            update.tries = 0;
-            self.repeat_update(now, id);
-        }
-        self.announce_late(now, id);
-        self.note_life(now, id, life, begun);
-        self.note_sighting(now, id, proven);
-        self.tell_waiting(now, id);
-        self.register_anew(now, id);
-        self.note_endpoint(now, id);
-        self.note_move_session(now, id);
-        self.note_community_session(now, id);
+        Some(Confirmed { shown, proven, life, begun })
+    }
+
+    /// Nothing is known of an address any more: it is asked as if for the first time.
+    pub(crate) fn forget_contact(&mut self, address: IpAddr) {
+        self.contacts.addresses.remove(&address);
+        self.contacts.pauses.remove(&address);
+        self.base.stop_timer(Timer::Contact(address));
     }
 
     /// Drops what nobody answered. Tells whether more is under way.
@@ -795,27 +743,6 @@ impl Node {
         self.contacts.responding.forget_older(PENDING, now);
         !self.contacts.pending.is_empty() || !self.contacts.responding.is_empty()
     }
-
-    /// Asks all addresses that were silent as if for the first time: at once where a flow waits for one or it is a rendezvous,
-    /// else when the next connection opens. How many questions a second there are stays limited (P-10).
-    pub fn ask_again(&mut self, now: Time) {
-        let silent =
-            |(address, contact): (&IpAddr, &Contact)| matches!(contact, Contact::Silent { .. }).then_some(*address);
-        let mut addresses: Vec<IpAddr> = self.contacts.addresses.iter().filter_map(silent).collect();
-        addresses.sort_unstable();
-        for address in addresses {
-            self.contacts.addresses.remove(&address);
-            self.contacts.pauses.remove(&address);
-            self.base.stop_timer(Timer::Contact(address));
-            for flow in self.contacts.waiting.remove(&address).unwrap_or_default() {
-                if self.is_introducible(&flow) {
-                    self.want_introduction(now, flow);
-                }
-            }
-        }
-        // No flow waits for a rendezvous.
-        self.meet_later(now);
-    }
 }
 
 /// The pause after this many tries to reach a peer again.
@@ -823,10 +750,75 @@ fn reach_pause(tries: u32) -> Duration {
     (Duration::from_millis(500) * 2u32.pow(tries.min(7))).min(Duration::from_secs(60))
 }
 
-/// How a handshake ended.
-struct Established {
+/// How a handshake came about.
+struct How {
     source: SocketAddr,
     destination: Option<IpAddr>,
     started: Time,
     purpose: Purpose,
+}
+
+/// A handshake that ended well.
+pub(crate) struct Ended {
+    finished: Finished,
+    how: How,
+}
+
+/// Whether the session is to be had that a handshake has ended with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Verdict {
+    Refused,
+    /// Another key answers at an address than the one that was asked for there.
+    Another {
+        expected: PublicKey,
+        found: PublicKey,
+        at: IpAddr,
+    },
+    /// It is. `stranger`: no peer has this key.
+    Accepted { stranger: bool },
+}
+
+/// A session that begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begun {
+    pub(crate) id: PeerId,
+    pub(crate) key: PublicKey,
+    pub(crate) index: u32,
+    /// Where the peer is, and our address towards it.
+    pub(crate) source: SocketAddr,
+    pub(crate) destination: Option<IpAddr>,
+    /// When its handshake began.
+    pub(crate) started: Time,
+    /// There was no session with the peer.
+    pub(crate) reached: bool,
+    /// The peer has shown that it holds the keys.
+    pub(crate) confirmed: bool,
+    /// This host has asked for it.
+    pub(crate) initiated: bool,
+    /// To find out who lives at this address.
+    pub(crate) asked: Option<IpAddr>,
+    /// To use a code.
+    pub(crate) joins: bool,
+}
+
+/// A peer has shown that it holds the keys of a session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Confirmed {
+    /// It has shown for the first time that it is where a daemon before this one took it to be.
+    pub(crate) shown: bool,
+    /// Where it has shown to be.
+    pub(crate) proven: Option<SocketAddr>,
+    /// Its life, as it said when its handshake began.
+    pub(crate) life: u64,
+    pub(crate) begun: Time,
+}
+
+/// What comes of another try to reach a peer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reach {
+    Unneeded,
+    /// It was tried so often.
+    Tried(u32),
+    /// It does not answer, and nothing depends on it.
+    Lost,
 }

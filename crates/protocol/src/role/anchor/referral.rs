@@ -7,45 +7,25 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use whimbrel_handshake::{Contact as Knowledge, PublicKey};
+use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::{IntroductionRefusal, Message};
 
 use crate::Time;
-use crate::base::event::Event;
-use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp};
+use crate::base::flow_name::FlowName;
+use crate::base::op::{FlowEntry, LocalEnd, PeerId, StoreOp};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
-use crate::flow::introduction::TRIES;
+use crate::flow::asking::NOT_FOUND;
 use crate::flow::policy::Ruled;
 use crate::flow::{Flow, Origin, Stage};
 use crate::node::Node;
+use crate::session::pins::Pin;
 
-/// How long a key counts that somebody has vouched for: in that time there is a session, or there is none.
-const VOUCHED: Duration = Duration::from_secs(60);
-/// How many of these are remembered.
-const VOUCHED_MOST: usize = 1024;
-/// How soon a host is asked again that somebody has referred to.
-const ASKED_AGAIN: Duration = Duration::from_secs(1);
-/// How often an owner asks the far end to introduce a flow.
-const REQUESTS: u8 = 3;
 /// How often a flow's introduction is begun anew because somebody names an owner.
 const REFERRALS: u8 = 6;
 /// After that time the far end either leads a flow to its owner or has begun anew: its echoes are repeated for six seconds.
 const PARTING: Duration = Duration::from_secs(8);
-/// What users are told where the host that an address leads to passes a flow on for one that cannot be reached.
-const NOT_FOUND: &str = "its other end is on another host, which is not to be found";
-
-/// A host that a peer has referred to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Vouched {
-    /// It counts until then.
-    until: Time,
-    at: SocketAddr,
-    /// When it may be asked for a session again, and how often it was.
-    ask: Time,
-    tries: u32,
-}
 
 /// Who has passed a flow on that has become direct: it goes on with that until the far end is certain to know.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +51,13 @@ impl Node {
     /// A peer has put its nonce into a flow that this host passes on for another: the two are told of each other, unless the socket is
     /// hidden, or the peer is not where the flow's far end is: anybody may put a nonce into a flow whose ports he guesses. Tells whether it
     /// is such a flow.
-    pub(crate) fn refer(&mut self, id: PeerId, flow: &FlowTuple, nonce: u64) -> bool {
+    pub(crate) fn refer(
+        &mut self,
+        id: PeerId,
+        flow: &FlowTuple,
+        nonce: u64,
+        hides: impl Fn(&Self, &FlowName) -> bool,
+    ) -> bool {
         let Some(entry) = self.flows.get(&flow.mirrored()).filter(|known| !known.closed).and_then(Flow::entry) else {
             return false;
         };
@@ -82,7 +68,7 @@ impl Node {
         let (Some(far), Some(near)) = (self.peers.get(&id), self.peers.get(&owner)) else { return false };
         let at = flow.remote.ip();
         let there = far.remote.ip() == at || far.answers_at.contains(&at);
-        if !there || self.name_of(entry).is_none_or(|name| self.hides(&name)) || !near.has_session() {
+        if !there || self.name_of(entry).is_none_or(|name| hides(self, &name)) || !near.has_session() {
             self.refuse_introduction(id, nonce, IntroductionRefusal::Declined);
             return true;
         }
@@ -135,23 +121,6 @@ impl Node {
         self.introduce_elsewhere(now, flow, key);
     }
 
-    /// An introduction to whoever was named as the owner comes to nothing: the flow is as it was, and who opened it asks again where the
-    /// address leads, since the socket may be elsewhere by now. Tells whether it was one.
-    pub(crate) fn end_referral(&mut self, now: Time, flow: &FlowTuple) -> bool {
-        let Some(known) = self.flows.get_mut(flow) else { return false };
-        if known.referred.take().is_none() {
-            return false;
-        }
-        let (unchanged, asks) = (known.clone(), !known.accepted);
-        known.stage = Stage::Open;
-        self.abandon_introduction(flow, &unchanged);
-        self.base.op(FlowOp::Expect { flow: *flow, from: None });
-        if asks {
-            self.flows.put_off(now, *flow);
-        }
-        true
-    }
-
     /// The owner has our nonce, which nobody else could tell it: what it puts into the flow is an answer.
     fn handle_seen(&mut self, now: Time, id: PeerId, nonce: u64) {
         let Some(flow) = self.flows.with_nonce(nonce) else { return };
@@ -160,24 +129,9 @@ impl Node {
             return;
         }
         known.seen = true;
-        let index = self.peers.get_mut(&id).and_then(|peer| peer.session()).map(|slot| slot.session.local_index());
-        if let (Some(early), Some(index)) = (self.flows.get_mut(&flow).and_then(|known| known.early.take()), index) {
-            self.handle_introduction(now, flow, index, early);
+        if let Some(early) = self.flows.get_mut(&flow).and_then(|known| known.early.take()) {
+            self.take_nonce(now, id, flow, early);
         }
-    }
-
-    /// Introduces a flow to whoever was named as the owner of the socket at its other end, once there is a session.
-    pub(crate) fn introduce_elsewhere(&mut self, now: Time, flow: FlowTuple, key: PublicKey) {
-        let owner = self.by_key.get(&key).and_then(|id| self.peers.get(id)).filter(|peer| peer.has_session());
-        if let Some(id) = owner.map(|peer| peer.id) {
-            self.queue_introduction(now, id, flow);
-            return;
-        }
-        if !self.ask_vouched(now, key) {
-            self.fail_introduction(now, &flow, NOT_FOUND);
-            return;
-        }
-        self.flows.put_off(now, flow);
     }
 
     // ---- the owner
@@ -195,17 +149,6 @@ impl Node {
         }
     }
 
-    /// Whether a flow may be introduced: nobody has, or another host passes it on.
-    pub(crate) fn is_introducible(&self, flow: &FlowTuple) -> bool {
-        let open = |known: &Flow| !known.closed && matches!(known.stage, Stage::Open);
-        self.flows.get(flow).is_some_and(open) || self.passed_on(flow).is_some()
-    }
-
-    /// A flow that another host passes on for this one.
-    pub(crate) fn passed_on(&self, flow: &FlowTuple) -> Option<&FlowEntry> {
-        self.flows.get(flow).filter(|known| !known.closed).and_then(Flow::entry).filter(|entry| entry.passed_on)
-    }
-
     /// Looks whether the far end of a flow that is passed on for this host runs Whimbrel, and asks it to introduce the flow. To be said of
     /// connections that this host has opened: those that others open are introduced by them.
     pub fn seek_far_end(&mut self, now: Time, flow: FlowTuple) {
@@ -214,36 +157,13 @@ impl Node {
         }
     }
 
-    /// The far end of a flow that is passed on for this host is known.
-    pub(crate) fn ask_to_be_introduced(&mut self, now: Time, id: PeerId, flow: FlowTuple) {
-        let Some(known) = self.flows.get_mut(&flow).filter(|known| known.referrals < REQUESTS) else { return };
-        if self.peers.get(&id).is_some_and(|peer| peer.has_session()) {
-            known.referrals += 1;
-            self.send(id, &[Message::IntroduceMe { tuple: flow }]);
-        }
-        self.flows.put_off(now, flow);
-    }
-
     // ---- both
 
-    /// Whether a peer was named as the owner of the socket at a flow's other end.
-    pub(crate) fn is_referred(&self, flow: &FlowTuple, id: PeerId) -> bool {
-        let key = self.peers.get(&id).map(|peer| peer.key);
-        key.is_some() && self.flows.get(flow).is_some_and(|known| known.referred == key)
-    }
-
-    /// A flow goes from end to end from now on, that another host has passed on. It is at home nowhere.
-    pub(crate) fn install_direct(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, origin: Origin) {
-        let former = self.passed_on(&flow).copied();
-        let translated = entry.peer_tuple.mirrored() != flow;
-        self.install_moved(now, flow, entry, origin, Asked::Install(flow));
-        if let Origin::Answered { nonce, .. } = origin {
-            self.flows.add_nonce(nonce, flow);
-        }
-        self.base.event(Event::FlowIntroduced { flow, peer: entry.peer, translated });
+    /// A flow goes from end to end from now on, that another host, the `former`, has passed on.
+    pub(crate) fn note_direct(&mut self, now: Time, flow: FlowTuple, former: Option<FlowEntry>) {
         if let Some(former) = former {
-            self.find_carrier(now, entry.peer);
             self.left.insert(flow, Left { due: now + PARTING, former });
+            self.pin_left();
             self.save_left(flow, Some(former));
         } else if let Some(left) = self.left.get_mut(&flow) {
             // The far end has not had our answer, or has forgotten it.
@@ -254,9 +174,16 @@ impl Node {
         }
     }
 
+    /// Those that have passed flows on are looked for until they have been told that they need not any more.
+    fn pin_left(&mut self) {
+        let hosts = self.left.values().filter_map(|left| Some(self.peers.get(&left.former.peer)?.key)).collect();
+        self.contacts.pins.set(Pin::Sought, hosts);
+    }
+
     /// The far end does not take the flow after all: who has passed it on still does. Tells whether there is such a one.
     pub(crate) fn return_to_former(&mut self, now: Time, flow: &FlowTuple) -> bool {
         let Some(Left { former, .. }) = self.left.remove(flow) else { return false };
+        self.pin_left();
         self.install_moved(now, *flow, former, Origin::Restored, Asked::Install(*flow));
         self.save_left(*flow, None);
         true
@@ -276,14 +203,10 @@ impl Node {
                 continue;
             }
             self.left.insert(flow, Left { due: now + PARTING, former });
+            self.pin_left();
             self.base.set_timer_earlier(Timer::Left, now + PARTING);
             self.reach_again(now, former.peer);
         }
-    }
-
-    /// Whether a peer has passed a flow on, and was not told that it need not any more.
-    pub(crate) fn is_left(&self, id: PeerId) -> bool {
-        self.left.values().any(|left| left.former.peer == id)
     }
 
     /// Those that have passed flows on are told that they need not any more.
@@ -295,45 +218,9 @@ impl Node {
                 self.save_left(flow, None);
             }
         }
+        self.pin_left();
         if let Some(next) = self.left.values().map(|left| left.due).min() {
             self.base.set_timer(Timer::Left, next);
         }
-    }
-
-    /// A peer names a host. One that is only known because another has named it names nobody.
-    fn vouch(&mut self, now: Time, by: PeerId, key: PublicKey, at: SocketAddr) {
-        self.vouched.retain(|_, vouched| vouched.until > now);
-        let by = self.peers.get(&by).map(|peer| peer.key);
-        let sensible = !at.ip().is_unspecified() && !at.ip().is_multicast() && !at.ip().is_loopback() && at.port() != 0;
-        if !sensible || !by.is_some_and(|by| self.counts(&by)) || self.vouched.len() >= VOUCHED_MOST {
-            return;
-        }
-        let until = now + VOUCHED;
-        let vouched = self.vouched.entry(key).or_insert(Vouched { until, at, ask: now, tries: 0 });
-        vouched.at = at;
-    }
-
-    /// Whether a peer has named this key a moment ago.
-    pub(crate) fn is_vouched(&self, now: Time, key: &PublicKey) -> bool {
-        self.vouched.get(key).is_some_and(|vouched| vouched.until > now)
-    }
-
-    /// Asks a host for a session that a peer has named: three times, a second apart, and as seldom as all that is asked (P-10). Tells whether
-    /// there is hope.
-    fn ask_vouched(&mut self, now: Time, key: PublicKey) -> bool {
-        let Some(vouched) = self.vouched.get_mut(&key).filter(|vouched| vouched.until > now) else { return false };
-        if vouched.ask > now {
-            return true;
-        }
-        if vouched.tries >= TRIES {
-            return false;
-        }
-        if self.contacts.may_ask_another(now) {
-            let to = vouched.at;
-            vouched.tries += 1;
-            vouched.ask = now + ASKED_AGAIN;
-            self.initiate_with_key(now, Knowledge::Known(key), to, key);
-        }
-        true
     }
 }

@@ -18,6 +18,7 @@ use crate::flow::table::MATURE;
 use crate::flow::{Flow, Stage};
 use crate::node::Node;
 use crate::session::contact::Contact;
+use crate::session::pins::Want;
 
 /// Connections that are remembered at the most, of those of one host, and of those to one address.
 const OPENED_MOST: usize = 4096;
@@ -49,11 +50,6 @@ struct Wanted {
 }
 
 impl OpenedBehind {
-    /// Whether somebody at an address is wanted.
-    pub(crate) fn wants(&self, address: IpAddr) -> bool {
-        self.to.contains_key(&address)
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.count
     }
@@ -100,8 +96,15 @@ impl Node {
         let between = self.base.attachments().is_behind(flow.local.ip())
             && self.base.attachments().at(flow.remote.ip()).is_none();
         if flow.transport == Transport::Tcp && between && !self.has_flow(&flow) && self.opened.insert(now, flow) {
+            self.want_opened();
             self.base.set_timer_earlier(Timer::Opened, now + MATURE);
         }
+    }
+
+    /// The addresses that such connections lead to are asked, though no flow of this host's waits for them.
+    fn want_opened(&mut self) {
+        let addresses = self.opened.to.keys().copied().collect();
+        self.contacts.pins.want(Want::Opened, addresses);
     }
 
     /// Asks where such connections lead to, and tells who answers of them.
@@ -109,6 +112,7 @@ impl Node {
         let flows = &self.flows;
         let introduced = |flow: &FlowTuple| flows.get(flow).and_then(Flow::entry).is_some();
         self.opened.retain(|flow, wanted| wanted.until > now && wanted.requests < REQUESTS && !introduced(flow));
+        self.want_opened();
         let addresses: Vec<IpAddr> = self.opened.to.keys().copied().collect();
         let mut asked = 0;
         for address in addresses {
@@ -127,6 +131,7 @@ impl Node {
                 }
             }
         }
+        self.want_opened();
         if self.opened.len() > 0 {
             self.base.set_timer(Timer::Opened, now + PAUSE);
         }

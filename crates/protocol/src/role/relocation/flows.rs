@@ -14,13 +14,12 @@ use whimbrel_wire::moving::{MoveName, Terms};
 use super::glue::Others;
 use super::{At, FlowName, Moves, Rented};
 use crate::Time;
-use crate::base::op::{ASTRAY, FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, PeerId, Places, Waits};
+use crate::base::op::{ASTRAY, FlowEntry, LocalEnd, Manner, NOWHERE, PeerId, Places, Waits};
 use crate::base::output::Asked;
+use crate::base::pace::KEEPALIVE;
 use crate::base::timer::Timer;
-use crate::binding::absence::VANISHED;
-use crate::flow::{Flow, Origin, Stage};
+use crate::flow::{Flow, Origin};
 use crate::node::Node;
-use crate::session::peer::CarrierProbe;
 
 /// On a host with no more flows than these, senders are woken each time that some are led elsewhere.
 const WOKEN_AT_ONCE: usize = 100;
@@ -85,7 +84,7 @@ impl Node {
                 FlowChange::Remember { key } => {
                     if let Some(id) = self.by_key.get(&key).copied() {
                         self.put_binding_in_force(now, id);
-                        self.base.set_timer_earlier(Timer::Keepalive(id), now + crate::base::pace::KEEPALIVE);
+                        self.base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
                     }
                 }
             }
@@ -198,67 +197,6 @@ impl Node {
         self.install_moved(now, tuple, entry, Origin::Restored, Asked::Adopt(name));
         self.find_carrier(now, entry.peer);
         None
-    }
-
-    /// The end of a flow that moved finds out how it goes.
-    pub(crate) fn find_carrier(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let settled = peer.candidate.is_none() && peer.update.is_none();
-        if peer.moved_flows() > 0 && settled && !peer.probe.forward && !peer.probe.leading {
-            peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
-            self.probe_carrier(now, id);
-        }
-    }
-
-    /// Makes a flow one with a peer, whatever it was before.
-    pub(crate) fn install_moved(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, origin: Origin, asked: Asked) {
-        let id = entry.peer;
-        // Before this flow is taken from whose it was: that may be the same peer, as after a restart.
-        let known = self.peers.get(&id).map(|peer| (peer.flows.is_empty(), peer.moved_flows() == 0));
-        let Some((first, unmoved)) = known else { return };
-        let before = self.flows.get(&flow).cloned();
-        match &before {
-            Some(Flow { stage: Stage::Introduced { entry: former, origin }, .. }) => {
-                if let Origin::Answered { nonce, .. } = origin {
-                    self.flows.forget_nonce(*nonce);
-                }
-                if let Some(peer) = self.peers.get_mut(&former.peer) {
-                    peer.remove_flow(&flow, former);
-                }
-                self.idle_later(now, former.peer);
-            }
-            other => {
-                if let Some(known) = other {
-                    self.abandon_introduction(&flow, known);
-                }
-            }
-        }
-        let opened = before.unwrap_or_else(|| Flow::opened(now, false));
-        let stage = Stage::Introduced { entry, origin };
-        self.flows.put(flow, Flow { stage, closed: false, ..opened });
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        peer.add_flow(flow, &entry);
-        let begins = unmoved && peer.moved_flows() > 0;
-        self.base.stop_timer(Timer::Idle(id));
-        if entry.end == LocalEnd::Behind {
-            self.base.set_timer_earlier(Timer::Vanished(id), now + VANISHED);
-        }
-        if begins {
-            // Nothing of the peer's was carried until now: what was found out before may not be so any more.
-            peer.probe = CarrierProbe::default();
-            self.lead_flows(now, id);
-        } else if first {
-            self.put_binding_in_force(now, id);
-        }
-        if first || begins {
-            self.base.set_timer_earlier(Timer::Keepalive(id), now + crate::base::pace::KEEPALIVE);
-        }
-        self.base.ask(FlowOp::Install { flow, entry }, asked);
-        self.refresh_sets();
-        if first {
-            self.tell_locators(now, id);
-            self.meet_later(now);
-        }
     }
 
     /// A flow is not this host's business any more.

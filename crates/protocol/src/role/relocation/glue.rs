@@ -14,10 +14,12 @@ use super::{
     SavedHeld, SavedLease, SavedTenancy,
 };
 use crate::Time;
-use crate::base::op::{FlowEntry, PeerId};
+use crate::base::op::PeerId;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::Stage;
 use crate::node::Node;
+use crate::session::pins::Pin;
 
 /// Pause before a host is asked again for a session that a move waits for, at first and at the longest.
 const ASKED_AGAIN: Duration = Duration::from_secs(1);
@@ -70,7 +72,10 @@ impl Node {
     pub(crate) fn with_moves<T>(&mut self, now: Time, act: impl FnOnce(&mut Moves, At<'_>) -> T) -> Option<T> {
         let mut moves = self.moves.take()?;
         let done = act(&mut moves, At { now, around: &Others { node: self } });
+        // What moves do to flows is not told to them.
+        let told = self.base.hold_signals();
         self.change_flows(now, &mut moves);
+        self.base.release_signals(told, |signal| !matches!(signal, Signal::FlowEnded(_)));
         self.moves = Some(moves);
         self.wake_rebound(now);
         self.carry_moves(now);
@@ -81,6 +86,16 @@ impl Node {
     /// Passes on what moves ask of the caller and tell it.
     fn give_out_moves(&mut self) {
         let Some(moves) = &mut self.moves else { return };
+        for (flow, reserved) in moves.moving.take_changes() {
+            self.flows.reserve(flow, reserved);
+        }
+        self.contacts
+            .pins
+            .set(Pin::Moving, moves.lanes.keys().into_iter().filter(|key| moves.lanes.wants(key)).collect());
+        if moves.leases.take_touched() | moves.tenancies.take_touched() {
+            let hosts = moves.leases.keys().map(|lease| lease.tenant);
+            self.contacts.pins.set(Pin::Leased, hosts.chain(moves.tenancies.keys().map(FlowName::peer)).collect());
+        }
         while let Some((number, op)) = moves.poll_op() {
             self.base.ask_for_move(op, number);
         }
@@ -155,28 +170,17 @@ impl Node {
         self.with_moves(now, |moves, _| moves.end_flow(flow));
     }
 
-    /// Whether a flow's socket is on its way, from here or to here.
-    pub(crate) fn is_moving(&self, flow: &FlowTuple) -> bool {
-        self.moves.as_ref().is_some_and(|moves| moves.moving.contains(flow))
-    }
-
     /// Whether the far end of a flow that this host passes on for another is not to learn where its socket is.
     pub(crate) fn hides(&self, name: &FlowName) -> bool {
         self.moves.as_ref().is_none_or(|moves| moves.hides(name))
     }
 
-    /// This end's socket of an introduced flow is gone: whoever has the other end, it moves no more.
-    pub(crate) fn end_moved_flow(&mut self, entry: &FlowEntry) {
-        let name = self.name_of(entry);
-        if let (Some(moves), Some(name)) = (&mut self.moves, name) {
+    /// An end's socket of a flow is gone: whoever has the other end, it moves no more.
+    pub(crate) fn end_moved_flow(&mut self, name: FlowName) {
+        if let Some(moves) = &mut self.moves {
             moves.end_flow(name);
         }
         self.give_out_moves();
-    }
-
-    /// What an introduced flow is called.
-    pub(crate) fn name_of(&self, entry: &FlowEntry) -> Option<FlowName> {
-        self.peers.get(&entry.peer).map(|peer| FlowName::new(peer.key, entry.name))
     }
 
     /// Takes over what a daemon before this one left in the middle of. To be called once, behind [`Node::restore`] and with the
@@ -290,15 +294,6 @@ impl Node {
     /// Something is due.
     pub(crate) fn continue_moves(&mut self, now: Time) {
         self.with_moves(now, Moves::handle_timeout);
-    }
-
-    /// Whether a move or a lease depends on a peer.
-    pub(crate) fn moves_with(&self, id: PeerId) -> bool {
-        let key = self.peers.get(&id).map(|peer| peer.key);
-        self.moves
-            .as_ref()
-            .zip(key)
-            .is_some_and(|(moves, key)| moves.lanes.wants(&key) || moves.has_lent_to(&key) || moves.rents_of(&key))
     }
 
     /// Sends what may be sent now, and sees that there are sessions where they are needed.

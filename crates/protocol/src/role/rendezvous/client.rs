@@ -15,11 +15,9 @@ use crate::base::op::PeerId;
 use crate::base::pace::REFRESH;
 use crate::base::timer::Timer;
 use crate::node::Node;
-use crate::session::contact::{Contact, SILENCE, SILENCE_LONGEST};
-use crate::session::peer::Peer;
+use crate::session::contact::Contact;
+use crate::session::pins::{Pin, Want};
 
-/// How soon a rendezvous that did not answer is asked again, at first. Doubles, to what holds for other hosts.
-const UNANSWERED: Duration = Duration::from_secs(30);
 /// Until a rendezvous that refused is asked again.
 const REFUSED: Duration = Duration::from_secs(600);
 /// Registrations in close succession before the pauses become long.
@@ -127,7 +125,7 @@ impl Rendezvous {
         self.tags.len() + self.by_tag.len() + self.found.len() + told
     }
 
-    pub(crate) fn forget(&mut self, id: PeerId) {
+    fn forget(&mut self, id: PeerId) {
         self.registrars.remove(&id);
         self.found.remove(&id);
         if let Some(tag) = self.tags.remove(&id) {
@@ -137,28 +135,15 @@ impl Rendezvous {
 }
 
 impl Node {
-    /// Whether a session is kept with a peer, flows or not, since it is a rendezvous or a socket moves by its help.
-    pub(crate) fn keeps(&self, id: PeerId) -> bool {
-        let registrar = self.rendezvous.registrars.get(&id);
-        let meets = !self.rendezvous.tags.is_empty()
-            && registrar.is_some_and(|registrar| registrar.standing != RegistrationStanding::Refused);
-        meets || self.moves_with(id)
-    }
-
-    /// Whether nothing depends on a peer.
-    pub(crate) fn is_idle(&self, peer: &Peer) -> bool {
-        let introduces = !peer.introductions.active.is_empty() || !peer.introductions.queue.is_empty();
-        peer.flows.is_empty() && !introduces && !self.keeps(peer.id)
-    }
-
-    /// Whether an address is asked since it is that of a rendezvous that is needed.
-    pub(crate) fn is_rendezvous(&self, address: IpAddr) -> bool {
-        !self.rendezvous.tags.is_empty() && self.base.config().rendezvous.contains(&address)
-    }
-
-    /// How long an address is left alone that did not answer, at first and at the longest (P-10, P-57).
-    pub(crate) fn silence(&self, address: IpAddr) -> (Duration, Duration) {
-        if self.is_rendezvous(address) { (UNANSWERED, SILENCE) } else { (SILENCE, SILENCE_LONGEST) }
+    /// Sessions are kept with the rendezvous that serve this host, and those are asked that are not reached, while there is a peer to
+    /// be met.
+    fn pin_registrars(&mut self) {
+        let needed = !self.rendezvous.tags.is_empty();
+        let serving = self.registrars().into_iter().filter(|_| needed);
+        let hosts = serving.filter_map(|id| Some(self.peers.get(&id)?.key)).collect();
+        self.contacts.pins.set(Pin::Kept, hosts);
+        let addresses = self.base.config().rendezvous.iter().filter(|_| needed).copied().collect();
+        self.contacts.pins.want(Want::Rendezvous, addresses);
     }
 
     /// There is a peer to be met, a rendezvous answers at last, or time has passed.
@@ -174,6 +159,7 @@ impl Node {
             return;
         }
         self.name_meetings();
+        self.pin_registrars();
         if self.rendezvous.tags.is_empty() {
             let ids: Vec<PeerId> = self.rendezvous.registrars.keys().copied().collect();
             for id in ids {
@@ -187,7 +173,9 @@ impl Node {
                 Some(Contact::Known(id)) => {
                     let id = *id;
                     let registrar = self.rendezvous.registrars.entry(id).or_insert_with(Registrar::new);
-                    if registrar.standing == RegistrationStanding::Refused {
+                    let refused = registrar.standing == RegistrationStanding::Refused;
+                    self.pin_registrars();
+                    if refused {
                         // It is asked again in its own time.
                         continue;
                     }
@@ -206,6 +194,12 @@ impl Node {
         }
         self.ask_stand_ins(now);
         self.base.set_timer(Timer::Rendezvous, now + REFRESH);
+    }
+
+    /// A peer is forgotten.
+    pub(crate) fn leave_rendezvous(&mut self, id: PeerId) {
+        self.rendezvous.forget(id);
+        self.pin_registrars();
     }
 
     /// The network is another: whoever did not answer may answer now.
@@ -335,6 +329,7 @@ impl Node {
                 registrar.corrected = false;
                 let full = status == RegistrationStatus::Full;
                 registrar.standing = if full { RegistrationStanding::Full } else { RegistrationStanding::Accepted };
+                self.pin_registrars();
                 self.check_later(now, id);
                 self.register(now, id);
             }
@@ -352,6 +347,7 @@ impl Node {
                 registrar.standing = RegistrationStanding::Refused;
                 registrar.afresh = true;
                 registrar.told.clear();
+                self.pin_registrars();
                 self.base.stop_timer(Timer::Keepalive(id));
                 self.idle_later(now, id);
                 self.base.set_timer(Timer::Registration(id), now + REFUSED);

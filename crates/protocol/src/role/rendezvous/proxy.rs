@@ -11,11 +11,10 @@ use crate::Time;
 use crate::base::arrival::Arrival;
 use crate::base::bucket::Bucket;
 use crate::base::event::Event;
-use crate::base::op::{AddressOp, NOWHERE, PeerId};
+use crate::base::op::{AddressOp, PeerId};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::node::Node;
-use crate::session::peer::Peer;
 
 /// Addresses that a host stands in for, of all hosts together.
 const STOOD_IN: usize = 64;
@@ -75,15 +74,6 @@ impl StandIns {
     }
 }
 
-impl Peer {
-    /// This host leaves the place where the peer takes it to be.
-    pub(crate) fn note_left(&mut self) {
-        if self.places.local != NOWHERE {
-            self.left = self.source;
-        }
-    }
-}
-
 // Who has moved.
 impl Node {
     /// A peer does not answer our updates: it may send its own to where we were.
@@ -97,9 +87,6 @@ impl Node {
 
     /// A peer knows where we are: nobody need stand in for its sake.
     pub(crate) fn stand_in_no_more(&mut self, now: Time, id: PeerId) {
-        if let Some(peer) = self.peers.get_mut(&id) {
-            peer.left = None;
-        }
         if self.stand_ins.unheard.remove(&id).is_some() {
             self.ask_stand_ins(now);
         } else if !self.stand_ins.unheard.is_empty() {
@@ -180,25 +167,15 @@ impl Node {
         self.check_later(now, id);
     }
 
-    /// Who stands in for this host passes on what came (P-61). It is believed in nothing: what it hands over proves itself, or
-    /// does not.
-    pub(crate) fn handle_passed_on(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        arrival: &Arrival,
-        left: IpAddr,
-        source: SocketAddr,
-        datagram: &[u8],
-    ) {
+    /// Who stands in for this host passes on what came from `source` for an address that this host has left (P-61). It is believed in
+    /// nothing: what it hands over proves itself, or does not. Tells whether it is taken in.
+    pub(crate) fn is_passed_on(&self, id: PeerId, arrival: &Arrival, left: IpAddr, source: SocketAddr) -> bool {
         let asked = self.stand_ins.asked.get(&id).is_some_and(|request| request.addresses.contains(&left));
         let address = source.ip();
         let somewhere = !address.is_unspecified() && !address.is_multicast() && !address.is_loopback();
         let own = self.base.attachments().has(&address);
         // Not in one another.
-        if asked && somewhere && !own && source.port() != 0 && !arrival.passed_on {
-            self.take_in_datagram(now, source, None, datagram, true);
-        }
+        asked && somewhere && !own && source.port() != 0 && !arrival.passed_on
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
+use whimbrel_handshake::PublicKey;
 use whimbrel_wire::message::{MAX_WHEREABOUTS, MeetingTag, Message, RegistrationChange, RegistrationStatus};
 
 use crate::Time;
@@ -10,6 +11,7 @@ use crate::base::op::PeerId;
 use crate::base::timer::Timer;
 use crate::binding::handoff::SEQUENCES;
 use crate::node::Node;
+use crate::session::pins::Pin;
 
 /// Tags that are remembered of one host, and of all together (P-55).
 const TAGS_OF_ONE: usize = 4096;
@@ -54,11 +56,6 @@ impl Meetings {
     pub(crate) fn entries(&self) -> usize {
         let untold: usize = self.registrants.values().map(|of| 1 + of.untold.len() + of.told.len()).sum();
         self.tags.len() + 2 * self.count + untold
-    }
-
-    /// Whether a host is registered here.
-    pub(crate) fn knows(&self, id: PeerId) -> bool {
-        self.registrants.contains_key(&id)
     }
 
     /// Whether a host that is registered here was met at an address.
@@ -141,11 +138,13 @@ impl Node {
         tags: &[MeetingTag],
     ) -> Option<Message> {
         let answer = |status, newest| Some(Message::Registered { number, status, newest });
-        let endpoint = self.peers.get(&id).filter(|peer| peer.has_session())?.remote;
+        let peer = self.peers.get(&id).filter(|peer| peer.has_session())?;
+        let (key, endpoint) = (peer.key, peer.remote);
         if !self.base.config().serve_rendezvous || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_))
         {
             return answer(RegistrationStatus::Refused, 0);
         }
+        self.contacts.pins.pin(Pin::Registered, key, true);
         let registrant = self.meetings.registrants.entry(id).or_insert_with(|| Registrant::new(endpoint));
         let newest = registrant.newest;
         if number <= newest {
@@ -269,7 +268,9 @@ impl Node {
         }
     }
 
-    pub(crate) fn leave_meetings(&mut self, id: PeerId) {
+    /// A peer is forgotten, which has this key.
+    pub(crate) fn leave_meetings(&mut self, id: PeerId, key: PublicKey) {
+        self.contacts.pins.pin(Pin::Registered, key, false);
         self.meetings.forget(id);
     }
 
