@@ -6,6 +6,7 @@ pub(crate) mod bucket;
 pub(crate) mod config;
 pub(crate) mod event;
 pub(crate) mod flow_name;
+pub(crate) mod grant;
 pub(crate) mod op;
 pub(crate) mod output;
 pub(crate) mod pace;

@@ -91,6 +91,10 @@ impl Node {
         let contacts = Contacts::new(key.public(), &mut random, &config);
         let moves = Moves::of(&key, &config);
         let flows = Flows::new(&config, &mut random);
+        let mut community = Community::default();
+        if moves.is_some() {
+            community.set_grants(Vec::new());
+        }
         Self {
             base: Base::new(config, key, random),
             rebound: BTreeSet::new(),
@@ -99,7 +103,7 @@ impl Node {
             rendezvous: Rendezvous::default(),
             meetings: Meetings::default(),
             stand_ins: StandIns::default(),
-            community: Community::default(),
+            community,
             moves,
             peers: BTreeMap::new(),
             by_key: HashMap::new(),
@@ -369,6 +373,15 @@ impl Node {
             self.reach_peers();
         }
         self.settle(now);
+    }
+
+    /// Takes back a code that nobody has used, or a grant: a move that it let begin and that is not decided comes to nothing.
+    /// Tells whether there was one.
+    pub fn withdraw(&mut self, now: Time, number: u16) -> bool {
+        let offered = self.withdraw_offer(now, number);
+        let granted = self.withdraw_grant(now, number);
+        self.settle(now);
+        offered || granted
     }
 
     /// This host is back: its flows go on from where it is now.

@@ -6,6 +6,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 
 use crate::base::flow_name::FlowName;
+use crate::base::grant::Grant;
 use crate::base::op::{FlowEntry, PeerId};
 
 /// A fact. Whoever finds it out goes on; the node tells those whom it concerns once that is done, in order.
@@ -33,6 +34,8 @@ pub(crate) enum Signal {
     Unanswered(PeerId),
     /// It does.
     Answered(PeerId),
+    /// A stranger may be given a connection, or this host one of a stranger's, once.
+    Granted(Grant),
     /// The hosts of the community are these, beside this one, and others were `revoked`. `limited`: there is one.
     Members { members: BTreeSet<PublicKey>, revoked: BTreeSet<PublicKey>, limited: bool },
 }

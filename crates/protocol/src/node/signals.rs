@@ -31,6 +31,7 @@ impl Node {
                 self.want_stand_in(now, id);
             }
             Signal::Answered(id) => self.stand_in_no_more(now, id),
+            Signal::Granted(grant) => self.grant(grant),
             Signal::Members { members, revoked, limited } => self.set_permitted(now, members, revoked, limited),
         }
     }

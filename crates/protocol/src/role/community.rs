@@ -30,12 +30,12 @@ use crate::Time;
 use crate::base::bucket::Bucket;
 use crate::base::config::Trust;
 use crate::base::event::community::CommunityEvent;
+use crate::base::grant::Grant;
 use crate::base::op::{SavedCommunity, StoreOp};
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::node::Node;
-use crate::role::relocation::Grant;
 
 pub use code::{InvalidCode, OneTimeCode};
 pub use op::{CommunityRefused, CommunityView, GrantView, HostView, OfferView, Offered};
@@ -77,6 +77,8 @@ pub(crate) struct Community {
     next_number: u16,
     /// When places of hosts are saved that were met elsewhere than before.
     unsaved: Option<Time>,
+    /// What strangers are granted now; `None` where this host moves no sockets.
+    grants: Option<Vec<Grant>>,
 }
 
 impl Default for Community {
@@ -93,6 +95,7 @@ impl Default for Community {
             rosters: Bucket::of(ROSTERS.0, ROSTERS.1),
             next_number: 1,
             unsaved: None,
+            grants: None,
         }
     }
 }
@@ -101,6 +104,11 @@ impl Community {
     /// The roster of the community that this host belongs to.
     fn own(&self, me: &PublicKey) -> Option<&Roster> {
         self.roster.as_ref().filter(|roster| roster.has(me))
+    }
+
+    /// This host moves sockets, and strangers are granted these now.
+    pub(crate) fn set_grants(&mut self, grants: Vec<Grant>) {
+        self.grants = Some(grants);
     }
 
     /// Entries of all tables together.
@@ -187,7 +195,7 @@ impl Node {
     /// # Errors
     /// This host moves no sockets, has no such connection, or too many codes are open.
     pub fn offer_connection(&mut self, now: Time, flow: FlowTuple) -> Result<OneTimeCode, CommunityRefused> {
-        if self.moves.is_none() {
+        if self.community.grants.is_none() {
             return Err(CommunityRefused::NoMoves);
         }
         if !self.has_flow(&flow) {
@@ -200,7 +208,7 @@ impl Node {
         if self.base.config().trust == Trust::Pinned {
             return Err(CommunityRefused::Pinned);
         }
-        let grants = self.moves.as_ref().map_or(0, |moves| moves.grants().count());
+        let grants = self.community.grants.as_ref().map_or(0, Vec::len);
         if self.community.offers.len() + grants >= OPEN_MOST {
             return Err(CommunityRefused::TooMany);
         }
@@ -216,20 +224,18 @@ impl Node {
         loop {
             let number = self.community.next_number;
             self.community.next_number = number % 999 + 1;
-            let granted = self.moves.as_ref().is_some_and(|moves| moves.grants().any(|grant| grant.number == number));
+            let granted = self.community.grants.iter().flatten().any(|grant| grant.number == number);
             if !granted && !self.community.offers.contains_key(&number) {
                 return number;
             }
         }
     }
 
-    /// Takes back a code that nobody has used, or a grant: a move that it let begin and that is not decided comes to nothing.
-    /// Tells whether there was one.
-    pub fn withdraw(&mut self, now: Time, number: u16) -> bool {
+    /// Takes back a code that nobody has used. Tells whether there was one.
+    pub(crate) fn withdraw_offer(&mut self, now: Time, number: u16) -> bool {
         let offered = self.community.offers.remove(&number).is_some_and(|offer| !offer.is_done());
-        let granted = self.withdraw_grant(now, number);
         self.schedule_community(now);
-        offered || granted
+        offered
     }
 
     /// From now on a host belongs to the community no more.
@@ -288,7 +294,7 @@ impl Node {
             }
         });
         let offers = self.community.offers.iter().filter(|(_, offer)| !offer.is_done() && offer.until > now);
-        let grants = self.moves.iter().flat_map(|moves| moves.grants()).filter(|grant| grant.until > now);
+        let grants = self.community.grants.iter().flatten().filter(|grant| grant.until > now);
         CommunityView {
             community: own.map(|roster| *roster.community()),
             standing: own.and_then(|roster| roster.about(&me)).map(|statement| statement.standing),
@@ -300,7 +306,7 @@ impl Node {
                     left: offer.until.since(now),
                 })
                 .collect(),
-            grants: grants.map(|grant| grant.view(now)).collect(),
+            grants: grants.map(|grant| view(grant, now)).collect(),
         }
     }
 
@@ -385,8 +391,6 @@ impl Node {
     }
 }
 
-impl Grant {
-    fn view(&self, now: Time) -> GrantView {
-        GrantView { number: self.number, host: self.host, flow: self.flow, left: self.until.since(now) }
-    }
+fn view(grant: &Grant, now: Time) -> GrantView {
+    GrantView { number: grant.number, host: grant.host, flow: grant.flow, left: grant.until.since(now) }
 }

@@ -199,9 +199,9 @@ mod tests {
 
     use super::*;
     use crate::base::attachments::Attachment;
-    use crate::base::config::Prefix;
     use crate::base::attachments::Routes;
     use crate::base::config::Config;
+    use crate::base::config::Prefix;
     use whimbrel_handshake::StaticKey;
     use whimbrel_wire::Transport;
 

@@ -59,7 +59,6 @@ use flows::FlowChange;
 use held::Table;
 use lessor::Lease;
 use load::Loads;
-pub(crate) use permits::Grant;
 use permits::Permits;
 use tenant::{Claim, Tenancy};
 use written::{Reserved, Watched};

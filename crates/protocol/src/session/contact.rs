@@ -775,7 +775,9 @@ pub(crate) enum Verdict {
         at: IpAddr,
     },
     /// It is. `stranger`: no peer has this key.
-    Accepted { stranger: bool },
+    Accepted {
+        stranger: bool,
+    },
 }
 
 /// A session that begins.

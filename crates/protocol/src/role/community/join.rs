@@ -19,7 +19,9 @@ use crate::base::config::Trust;
 use crate::base::event::community::{CommunityEvent, JoinFailure};
 use crate::base::op::{PeerId, StoreOp};
 use crate::base::output::Asked;
+use crate::base::signal::Signal;
 use crate::node::Node;
+use crate::base::grant::Grant;
 
 /// Exchanges that are open about one code: strangers may begin them, and only a wrong proof ends the code.
 const EXCHANGES_MOST: usize = 16;
@@ -155,7 +157,7 @@ impl Node {
         code: OneTimeCode,
         hosts: Vec<SocketAddr>,
     ) -> Result<(), CommunityRefused> {
-        if self.moves.is_none() {
+        if self.community.grants.is_none() {
             return Err(CommunityRefused::NoMoves);
         }
         // The name is for members; another host's people know this one by its key.
@@ -332,7 +334,8 @@ impl Node {
             None => {
                 let number = self.free_number();
                 let lifetime = Duration::from_secs(joined.lifetime.into()).min(GRANT_LIFETIME);
-                self.grant(number, inviter, None, now + lifetime);
+                let until = now + lifetime;
+                self.base.signal(Signal::Granted(Grant { number, host: inviter, flow: None, until, used_by: None }));
                 self.base.event(CommunityEvent::MayReceive { number, host: inviter });
             }
         }
@@ -474,8 +477,11 @@ impl Node {
                 self.tell_everybody(now);
             }
             Offered::Connection { flow } => {
-                self.grant(number, joiner, Some(flow), now + GRANT_LIFETIME);
-                self.base.event(CommunityEvent::Granted { number, host: joiner, flow });
+                let (flow, until) = (Some(flow), now + GRANT_LIFETIME);
+                self.base.signal(Signal::Granted(Grant { number, host: joiner, flow, until, used_by: None }));
+                if let Some(flow) = flow {
+                    self.base.event(CommunityEvent::Granted { number, host: joiner, flow });
+                }
                 self.say_joined(id, arrival, joined, joiner);
             }
         }

@@ -84,7 +84,7 @@ impl Node {
     }
 
     /// Passes on what moves ask of the caller and tell it.
-    fn give_out_moves(&mut self) {
+    pub(super) fn give_out_moves(&mut self) {
         let Some(moves) = &mut self.moves else { return };
         for (flow, reserved) in moves.moving.take_changes() {
             self.flows.reserve(flow, reserved);
@@ -96,6 +96,7 @@ impl Node {
             let hosts = moves.leases.keys().map(|lease| lease.tenant);
             self.contacts.pins.set(Pin::Leased, hosts.chain(moves.tenancies.keys().map(FlowName::peer)).collect());
         }
+        self.community.set_grants(moves.grants().copied().collect());
         while let Some((number, op)) = moves.poll_op() {
             self.base.ask_for_move(op, number);
         }
