@@ -28,6 +28,12 @@ pub(crate) enum Signal {
     FlowsGone,
     /// A flow goes from end to end from now on, that another host has passed on, or goes so still.
     Direct { flow: FlowTuple, former: Option<FlowEntry> },
+    /// A session with a peer is confirmed.
+    SessionUp(PeerId),
+    /// The network is another.
+    NetworkChanged,
+    /// This host was away, and is back.
+    Returned,
     /// This host tells a peer that it is elsewhere.
     Moving(PeerId),
     /// A peer does not answer that.

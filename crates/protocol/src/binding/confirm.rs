@@ -5,17 +5,18 @@ use std::net::SocketAddr;
 use whimbrel_wire::message::Message;
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::event::Event;
 use crate::base::op::{Carrier, PeerId};
 use crate::base::timer::Timer;
-use crate::node::Node;
+use crate::binding::BindingLayer;
 use crate::path::challenge::{Awaited, CHALLENGES};
 
-impl Node {
+impl BindingLayer {
     /// Repeats the challenge to an endpoint that has not answered, or gives it up.
-    pub(crate) fn repeat_challenge(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn repeat_challenge(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         let Some(candidate) = peer.candidate.as_mut() else { return };
         candidate.tries += 1;
         if candidate.tries > CHALLENGES {
@@ -24,8 +25,8 @@ impl Node {
                 if !std::mem::replace(&mut candidate.doubted, true) {
                     let reason =
                         "its new place does not answer the path challenge, so its connections stay at the former one";
-                    self.base.event(Event::Refused { peer: id, reason });
-                    self.put_binding_in_force(now, id);
+                    base.event(Event::Refused { peer: id, reason });
+                    self.put_binding_in_force(now, id, base);
                 }
                 return;
             }
@@ -36,14 +37,14 @@ impl Node {
             }
             // Nobody there. The flows wait for the next update, or for anything to come from there.
             peer.carrier = Carrier::Hold;
-            self.put_binding_in_force(now, id);
-            self.base.event(Event::Refused { peer: id, reason: "its new place does not answer the path challenge" });
+            self.put_binding_in_force(now, id, base);
+            base.event(Event::Refused { peer: id, reason: "its new place does not answer the path challenge" });
             return;
         }
         let (token, to, tries, source) = (candidate.token, candidate.remote, candidate.tries, peer.source);
         let again = peer.repeat_after(tries);
-        self.base.set_timer(Timer::Challenge(id), now + again);
-        self.send_to(id, source, to, &[Message::PathChallenge { token }]);
+        base.set_timer(Timer::Challenge(id), now + again);
+        self.flow.path.send_to(id, source, to, &[Message::PathChallenge { token }], base);
     }
 
     /// An answer to a challenge: of a candidate, of an address that an update went to, or of a check of the present path. Tells
@@ -55,8 +56,9 @@ impl Node {
         arrival: &Arrival,
         token: u64,
         observed: SocketAddr,
+        base: &mut Base,
     ) -> bool {
-        let Some(peer) = self.peers.get_mut(&id) else { return false };
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return false };
         if let Some((expected, sent)) = peer.check
             && expected == token
         {
@@ -74,19 +76,19 @@ impl Node {
             let shown = peer.unproven && peer.checked == Some(peer.remote.ip());
             peer.unproven &= !shown;
             if shown {
-                self.put_binding_in_force(now, id);
+                self.put_binding_in_force(now, id, base);
             }
-            self.note_sighting(now, id, at);
-            self.check_later(now, id);
+            self.note_sighting(now, id, at, base);
+            self.check_later(now, id, base);
             if stands {
-                self.fall_back(now, id);
+                self.fall_back(now, id, base);
             }
             return true;
         }
-        if self.peers.get_mut(&id).is_some_and(|peer| peer.shown.handle_answer(now, token)) {
+        if self.flow.path.session.peers.get_mut(&id).is_some_and(|peer| peer.shown.handle_answer(now, token)) {
             return true;
         }
-        let Some(peer) = self.peers.get_mut(&id) else { return false };
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return false };
         // A token proves the way that it was sent by, whichever way it comes back (as RFC 9000 §8.2.3 has it): somebody
         // between the ends may send the answer on from elsewhere.
         if let Some(update) = peer.update.as_mut()
@@ -97,10 +99,10 @@ impl Node {
         }
         let confirmed = peer.candidate.take_if(|candidate| candidate.token == token);
         let Some(candidate) = confirmed else { return false };
-        self.base.stop_timer(Timer::Challenge(id));
+        base.stop_timer(Timer::Challenge(id));
         if let Some(awaited) = &candidate.awaited {
             let asked = awaited.destination;
-            let asked = asked.and_then(|address| self.base.attachments().at(address));
+            let asked = asked.and_then(|address| base.attachments().at(address));
             peer.follow(now, awaited, asked);
             peer.unbroken = true;
         }
@@ -111,29 +113,29 @@ impl Node {
             peer.sample_round_trip(round_trip);
         }
         peer.follow_mapping(candidate.remote);
-        self.note_sighting(now, id, Some(candidate.remote));
+        self.note_sighting(now, id, Some(candidate.remote), base);
         let flows = self.living(id);
         if let Some(Awaited { translated, .. }) = candidate.awaited {
-            self.lead_flows(now, id);
+            self.lead_flows(now, id, base);
             if flows > 0 {
                 let carried = self.carried(id);
-                self.base.event(Event::PeerMoved { peer: id, to: candidate.remote, translated, flows, carried });
+                base.event(Event::PeerMoved { peer: id, to: candidate.remote, translated, flows, carried });
             }
         } else {
-            if self.peers.get(&id).is_some_and(|peer| peer.carrier == Carrier::Hold) {
-                self.choose_carrier(now, id);
+            if self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.carrier == Carrier::Hold) {
+                self.choose_carrier(now, id, base);
             }
-            self.set_tunnel_path(id);
-            self.put_binding_in_force(now, id);
-            self.refresh_sets();
-            self.refresh_listening(now);
+            self.set_tunnel_path(id, base);
+            self.put_binding_in_force(now, id, base);
+            self.refresh_sets(base);
+            self.refresh_listening(now, base);
         }
         if candidate.announced || candidate.doubted {
             // The allowance may have been used up; what was dropped then is not waited for.
-            self.wake_senders(now, id, false);
+            self.flow.wake_senders(now, id, false, base);
         }
         let carried = self.carried(id);
-        self.base.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip, carried });
+        base.event(Event::PathConfirmed { peer: id, remote: candidate.remote, round_trip, carried });
         true
     }
 }

@@ -5,11 +5,11 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::Message;
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::op::{FlowEntry, FlowOp, PeerId};
 use crate::base::timer::Timer;
 use crate::flow::policy::Ruled;
-use crate::flow::{Flow, Stage};
-use crate::node::Node;
+use crate::flow::{Flow, FlowLayer, Stage};
 use crate::session::contact::Contact;
 
 /// How often an owner asks the far end to introduce a flow.
@@ -17,27 +17,33 @@ const REQUESTS: u8 = 3;
 /// What users are told where the host that an address leads to passes a flow on for one that cannot be reached.
 pub(crate) const NOT_FOUND: &str = "its other end is on another host, which is not to be found";
 
-impl Node {
+impl FlowLayer {
     /// Introduces a flow to whoever was named as the owner of the socket at its other end, once there is a session.
-    pub(crate) fn introduce_elsewhere(&mut self, now: Time, flow: FlowTuple, key: PublicKey) {
-        let owner = self.by_key.get(&key).and_then(|id| self.peers.get(id)).filter(|peer| peer.has_session());
+    pub(crate) fn introduce_elsewhere(&mut self, now: Time, flow: FlowTuple, key: PublicKey, base: &mut Base) {
+        let owner = self
+            .path
+            .session
+            .by_key
+            .get(&key)
+            .and_then(|id| self.path.session.peers.get(id))
+            .filter(|peer| peer.has_session());
         if let Some(id) = owner.map(|peer| peer.id) {
-            self.queue_introduction(now, id, flow);
+            self.queue_introduction(now, id, flow, base);
             return;
         }
-        if !self.ask_vouched(now, key) {
-            self.fail_introduction(now, &flow, NOT_FOUND);
+        if !self.path.session.ask_vouched(now, key, base) {
+            self.fail_introduction(now, &flow, NOT_FOUND, base);
             return;
         }
         self.flows.put_off(now, flow);
     }
 
     /// The far end of a flow that is passed on for this host is known.
-    pub(crate) fn ask_to_be_introduced(&mut self, now: Time, id: PeerId, flow: FlowTuple) {
+    pub(crate) fn ask_to_be_introduced(&mut self, now: Time, id: PeerId, flow: FlowTuple, base: &mut Base) {
         let Some(known) = self.flows.get_mut(&flow).filter(|known| known.referrals < REQUESTS) else { return };
-        if self.peers.get(&id).is_some_and(|peer| peer.has_session()) {
+        if self.path.session.peers.get(&id).is_some_and(|peer| peer.has_session()) {
             known.referrals += 1;
-            self.send(id, &[Message::IntroduceMe { tuple: flow }]);
+            self.path.send(id, &[Message::IntroduceMe { tuple: flow }], base);
         }
         self.flows.put_off(now, flow);
     }
@@ -55,13 +61,13 @@ impl Node {
 
     /// Whether a peer was named as the owner of the socket at a flow's other end.
     pub(crate) fn is_referred(&self, flow: &FlowTuple, id: PeerId) -> bool {
-        let key = self.peers.get(&id).map(|peer| peer.key);
+        let key = self.path.session.peers.get(&id).map(|peer| peer.key);
         key.is_some() && self.flows.get(flow).is_some_and(|known| known.referred == key)
     }
 
     /// An introduction to whoever was named as the owner comes to nothing: the flow is as it was, and who opened it asks again where the
     /// address leads, since the socket may be elsewhere by now. Tells whether it was one.
-    pub(crate) fn end_referral(&mut self, now: Time, flow: &FlowTuple) -> bool {
+    pub(crate) fn end_referral(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) -> bool {
         let Some(known) = self.flows.get_mut(flow) else { return false };
         if known.referred.take().is_none() {
             return false;
@@ -69,7 +75,7 @@ impl Node {
         let (unchanged, asks) = (known.clone(), !known.accepted);
         known.stage = Stage::Open;
         self.abandon_introduction(flow, &unchanged);
-        self.base.op(FlowOp::Expect { flow: *flow, from: None });
+        base.op(FlowOp::Expect { flow: *flow, from: None });
         if asks {
             self.flows.put_off(now, *flow);
         }
@@ -77,45 +83,45 @@ impl Node {
     }
 
     /// A flow that this host opened is old enough: its remote address is asked, or the peer there is known.
-    pub(crate) fn want_introduction(&mut self, now: Time, flow: FlowTuple) {
+    pub(crate) fn want_introduction(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
         if let Some(key) = self.flows.get(&flow).and_then(|known| known.referred) {
-            self.introduce_elsewhere(now, flow, key);
+            self.introduce_elsewhere(now, flow, key, base);
             return;
         }
         let address = flow.remote.ip();
         let user = self.flows.get(&flow).and_then(|known| known.user);
-        match self.contacts.addresses.get(&address) {
-            Some(Contact::Known(id)) if self.peers.contains_key(id) => {
+        match self.path.session.contacts.addresses.get(&address) {
+            Some(Contact::Known(id)) if self.path.session.peers.contains_key(id) => {
                 let id = *id;
-                if !self.peers[&id].has_session() {
-                    self.reach_again(now, id);
+                if !self.path.session.peers[&id].has_session() {
+                    self.path.session.reach_again(now, id, base);
                 }
-                self.queue_introduction(now, id, flow);
+                self.queue_introduction(now, id, flow, base);
             }
             Some(&contact @ (Contact::Asking { .. } | Contact::Silent { .. })) => {
-                self.contacts.await_answer(address, flow, user);
+                self.path.session.contacts.await_answer(address, flow, user);
                 if matches!(contact, Contact::Silent { until, .. } if until <= now) {
-                    self.continue_contact(now, address);
+                    self.path.session.continue_contact(now, address, base);
                 }
             }
-            _ if !self.may_ask(address) => {}
+            _ if !self.path.session.may_ask(address, base) => {}
             _ => {
-                self.contacts.await_answer(address, flow, user);
+                self.path.session.contacts.await_answer(address, flow, user);
                 let source = Some(flow.local.ip());
-                self.contacts.addresses.insert(address, Contact::Asking { tries: 0, source });
-                self.continue_contact(now, address);
+                self.path.session.contacts.addresses.insert(address, Contact::Asking { tries: 0, source });
+                self.path.session.continue_contact(now, address, base);
             }
         }
     }
 
     /// Flows that are old enough are introduced, or their remote address is asked whether it runs Whimbrel.
-    pub(crate) fn mature_flows(&mut self, now: Time) {
+    pub(crate) fn mature_flows(&mut self, now: Time, base: &mut Base) {
         while let Some(flow) = self.flows.take_mature(now) {
             if self.passed_on(&flow).is_some() {
-                self.want_introduction(now, flow);
+                self.want_introduction(now, flow, base);
             } else if self.is_introducible(&flow) {
                 match self.ruled_beforehand(&flow) {
-                    Ruled::Free => self.want_introduction(now, flow),
+                    Ruled::Free => self.want_introduction(now, flow, base),
                     Ruled::Excluded(rule) => self.exclude_flow(&flow, rule),
                     // It has its turn when that is there.
                     Ruled::Awaited => {}
@@ -125,9 +131,9 @@ impl Node {
     }
 
     /// Queues a flow with the peer at its remote address, if that is known by now.
-    pub(crate) fn queue_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple) {
+    pub(crate) fn queue_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple, base: &mut Base) {
         if self.passed_on(&flow).is_some() {
-            self.ask_to_be_introduced(now, id, flow);
+            self.ask_to_be_introduced(now, id, flow, base);
             return;
         }
         if self.flows.is_reserved(&flow) {
@@ -135,18 +141,17 @@ impl Node {
             self.flows.put_off(now, flow);
             return;
         }
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         if peer.introductions.active.insert(flow) {
             peer.introductions.queue.push_back(flow);
-            self.base.set_timer_earlier(Timer::Introductions(id), now);
+            base.set_timer_earlier(Timer::Introductions(id), now);
         }
     }
-
-    /// Who has opened a flow that this host was told of. Of those of nobody the questions count together.
-    pub fn note_user(&mut self, flow: &FlowTuple, user: u32) {
+    /// See [`Node::note_user`](crate::Node::note_user).
+    pub(crate) fn note_user(&mut self, flow: &FlowTuple, user: u32) {
         if let Some(known) = self.flows.get_mut(flow).filter(|known| !known.closed) {
             known.user = Some(user);
-            self.contacts.note_user(flow, user);
+            self.path.session.contacts.note_user(flow, user);
         }
     }
 }

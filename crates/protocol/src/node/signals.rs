@@ -1,8 +1,9 @@
-//! Who is told what: facts of lower layers and of roles, and whom they concern.
+//! Who is told what: facts of layers and of roles, and whom they concern.
 
 use crate::Time;
 use crate::base::signal::Signal;
 use crate::node::Node;
+use crate::role::Role;
 
 impl Node {
     /// Tells all facts that have come up to those whom they concern.
@@ -13,26 +14,30 @@ impl Node {
         }
     }
 
-    fn deliver(&mut self, now: Time, signal: Signal) {
+    /// Tells a fact to the bindings, and to all roles.
+    pub(super) fn deliver(&mut self, now: Time, signal: Signal) {
+        let (low, base) = (&mut self.binding, &mut self.base);
+        low.handle_signal(now, &signal, base);
+        self.rendezvous.handle_signal(now, &signal, low, base);
+        self.referral.handle_signal(now, &signal, low, base);
+        self.gateway.handle_signal(now, &signal, low, base);
+        // Before the community, which it may be told of.
+        self.tell_moves(now, &signal);
+        self.community.handle_signal(now, &signal, &mut self.binding, &mut self.base);
+    }
+
+    fn tell_moves(&mut self, now: Time, signal: &Signal) {
         match signal {
-            Signal::Listening => self.listen_also(now),
-            Signal::Waiting(id) => self.put_binding_in_force(now, id),
-            Signal::Misled(id) => self.announce_again(now, id),
-            Signal::FlowsBegun => self.meet_later(now),
-            Signal::FlowEnded(name) => self.end_moved_flow(name),
+            Signal::SessionUp(id) => self.note_move_session(now, *id),
+            Signal::FlowEnded(name) => self.end_moved_flow(*name),
             Signal::Closing(name) => {
-                self.with_moves(now, |moves, at| moves.say_ending(at, name));
+                self.with_moves(now, |moves, at| moves.say_ending(at, *name));
             }
-            Signal::FlowsGone => self.refresh_sets(),
-            Signal::Direct { flow, former } => self.note_direct(now, flow, former),
-            Signal::Moving(id) => self.try_found_again(now, id),
-            Signal::Unanswered(id) => {
-                self.check_rendezvous(now, id);
-                self.want_stand_in(now, id);
+            Signal::Granted(grant) => self.grant(*grant),
+            Signal::Members { members, revoked, limited } => {
+                self.set_permitted(now, members.clone(), revoked.clone(), *limited);
             }
-            Signal::Answered(id) => self.stand_in_no_more(now, id),
-            Signal::Granted(grant) => self.grant(grant),
-            Signal::Members { members, revoked, limited } => self.set_permitted(now, members, revoked, limited),
+            _ => {}
         }
     }
 }

@@ -5,10 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use whimbrel_wire::message::Message;
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::op::PeerId;
 use crate::base::timer::Timer;
-use crate::node::Node;
+use crate::path::PathLayer;
 
 /// Unanswered challenges after which a candidate place is given up.
 pub(crate) const CHALLENGES: u32 = 10;
@@ -57,25 +58,32 @@ impl Candidate {
     }
 }
 
-impl Node {
+impl PathLayer {
     /// Something authentic came from an endpoint that is not confirmed: as much more may go there (P-18), and one that
     /// was given up is challenged again.
-    pub(crate) fn hear_candidate(&mut self, now: Time, id: PeerId, arrival: &Arrival) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn hear_candidate(&mut self, now: Time, id: PeerId, arrival: &Arrival, base: &mut Base) {
+        let Some(peer) = self.session.peers.get_mut(&id) else { return };
         let Some(candidate) = peer.candidate.as_mut().filter(|candidate| candidate.remote == arrival.source) else {
             return;
         };
         candidate.control += 3 * arrival.length as u64;
         if candidate.tries > CHALLENGES {
             candidate.tries = 0;
-            self.base.set_timer(Timer::Challenge(id), now);
+            base.set_timer(Timer::Challenge(id), now);
         }
     }
 
     /// P-26: the peer's NAT gave it another mapping. `answered`: bytes of messages that went there already.
-    pub(crate) fn notice_rebinding(&mut self, now: Time, id: PeerId, arrival: &Arrival, answered: usize) {
-        let token = self.base.random().u64();
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn notice_rebinding(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        arrival: &Arrival,
+        answered: usize,
+        base: &mut Base,
+    ) {
+        let token = base.random().u64();
+        let Some(peer) = self.session.peers.get_mut(&id) else { return };
         if !arrival.is_newest || arrival.source == peer.remote || !peer.is_mapped() {
             return;
         }
@@ -91,7 +99,7 @@ impl Node {
         candidate.control = candidate.control.saturating_sub(spent as u64);
         peer.candidate = Some(candidate);
         let again = peer.repeat_after(1);
-        self.base.set_timer(Timer::Challenge(id), now + again);
-        self.send_to(id, arrival.destination, arrival.source, &[Message::PathChallenge { token }]);
+        base.set_timer(Timer::Challenge(id), now + again);
+        self.send_to(id, arrival.destination, arrival.source, &[Message::PathChallenge { token }], base);
     }
 }

@@ -4,22 +4,30 @@ use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_wire::message::{MESSAGE_HEADER_LEN, Message};
 
+use crate::base::Base;
 use crate::base::op::PeerId;
 use crate::base::output::Transmit;
-use crate::node::Node;
+use crate::path::PathLayer;
 
 /// Datagrams that carry less than this many bytes of messages are not split.
 const DATAGRAM_LIMIT: usize = 1200;
 
-impl Node {
+impl PathLayer {
     /// Sends messages to a peer's confirmed endpoint. Without a session nothing is sent.
-    pub(crate) fn send(&mut self, id: PeerId, messages: &[Message]) {
-        let Some(peer) = self.peers.get(&id) else { return };
+    pub(crate) fn send(&mut self, id: PeerId, messages: &[Message], base: &mut Base) {
+        let Some(peer) = self.session.peers.get(&id) else { return };
         let (source, remote) = (peer.source, peer.remote);
-        self.send_to(id, source, remote, messages);
+        self.send_to(id, source, remote, messages, base);
     }
 
-    pub(crate) fn send_to(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, messages: &[Message]) {
+    pub(crate) fn send_to(
+        &mut self,
+        id: PeerId,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        messages: &[Message],
+        base: &mut Base,
+    ) {
         let mut rest = messages;
         while !rest.is_empty() {
             let mut plaintext = Vec::new();
@@ -32,23 +40,37 @@ impl Node {
                 count += 1;
             }
             rest = &rest[count..];
-            self.send_plaintext(id, source, to, &plaintext);
+            self.send_plaintext(id, source, to, &plaintext, base);
         }
     }
 
     /// As [`Node::send_to`], filled up to 1200 bytes of messages, so that the answer has room (P-18).
-    pub(crate) fn send_padded(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, messages: &[Message]) {
+    pub(crate) fn send_padded(
+        &mut self,
+        id: PeerId,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        messages: &[Message],
+        base: &mut Base,
+    ) {
         let mut plaintext = Vec::new();
         for message in messages {
             message.encode(&mut plaintext);
         }
         let room = DATAGRAM_LIMIT.saturating_sub(plaintext.len() + MESSAGE_HEADER_LEN);
         Message::Padding { length: room as u16 }.encode(&mut plaintext);
-        self.send_plaintext(id, source, to, &plaintext);
+        self.send_plaintext(id, source, to, &plaintext, base);
     }
 
-    fn send_plaintext(&mut self, id: PeerId, source: Option<IpAddr>, to: SocketAddr, plaintext: &[u8]) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    fn send_plaintext(
+        &mut self,
+        id: PeerId,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        plaintext: &[u8],
+        base: &mut Base,
+    ) {
+        let Some(peer) = self.session.peers.get_mut(&id) else { return };
         if let Some(candidate) = peer.candidate.as_mut().filter(|candidate| candidate.remote == to) {
             // P-18
             let length = (plaintext.len() + whimbrel_handshake::CONTROL_OVERHEAD) as u64;
@@ -57,6 +79,6 @@ impl Node {
         }
         let Some(slot) = peer.session() else { return };
         let Ok(payload) = slot.session.seal(plaintext) else { return };
-        self.base.transmit(Transmit { source, destination: to, payload });
+        base.transmit(Transmit { source, destination: to, payload });
     }
 }

@@ -4,25 +4,23 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_handshake::{
-    Contact as Knowledge, CookieChecker, Error as HandshakeError, Finished, Incoming, Initiator, Local, PublicKey,
-};
+use whimbrel_handshake::{Contact as Knowledge, CookieChecker, PublicKey};
+use whimbrel_wire::FlowTuple;
 use whimbrel_wire::datagram::Kind;
-use whimbrel_wire::message::Message;
-use whimbrel_wire::{Capabilities, Datagram, FlowTuple};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::bucket::Bucket;
 use crate::base::config::{Config, Trust};
 use crate::base::event::Event;
-use crate::base::op::{PeerId, TunnelOp};
-use crate::base::output::{Asked, State, Transmit};
+use crate::base::op::PeerId;
 use crate::base::random::Random;
 use crate::base::timer::Timer;
-use crate::node::Node;
-use crate::session::peer::{Met, SessionSlot};
+use crate::session::SessionLayer;
+use crate::session::contact::handshake::Purpose;
 use crate::session::pins::{Pin, Pins, Want};
 
+pub(crate) mod handshake;
 mod hello;
 mod otherwise;
 mod questions;
@@ -30,6 +28,7 @@ mod responding;
 mod trust;
 mod vouched;
 
+use handshake::Pending;
 use questions::Questions;
 use responding::Responding;
 use vouched::Vouched;
@@ -55,12 +54,6 @@ const REACHES: u32 = 8;
 pub(crate) const INITIATION: u8 = Kind::Initiation as u8;
 /// So many times more handshakes are answered in all than without asking for a cookie.
 const PROVEN_SHARE: u32 = 10;
-/// How long a former session is still received from (P-7).
-const FORMER_SESSION: Duration = Duration::from_secs(30);
-/// How long a session waits to be confirmed: what confirms it may have been kept back until it does harm.
-const UNSETTLED: Duration = Duration::from_secs(60);
-/// Sessions of one peer that wait to be confirmed at the most.
-const UNSETTLED_MOST: usize = 4;
 /// Peers without flows that are kept at the most.
 const IDLE_PEERS_MOST: usize = 4096;
 /// So many of these are forgotten at a time: to find who goes takes a look at all, which no stranger's handshake is
@@ -97,26 +90,6 @@ pub enum Standing {
     Barred,
     /// It was not asked, or long ago.
     Unasked,
-}
-
-/// What a handshake is for.
-enum Purpose {
-    /// To find out who lives at an address.
-    Address(IpAddr),
-    /// To have a new session with the peer of this key.
-    Peer(PublicKey),
-    /// To use a code there.
-    Join,
-    /// The other end knows.
-    Theirs,
-}
-
-struct Pending {
-    initiator: Initiator,
-    to: SocketAddr,
-    source: Option<IpAddr>,
-    purpose: Purpose,
-    started: Time,
 }
 
 /// Addresses that were or are asked, and handshakes under way.
@@ -241,28 +214,26 @@ impl Contacts {
     }
 }
 
-impl Node {
-    pub(crate) fn may_ask(&self, address: IpAddr) -> bool {
-        let pinned = self.base.config().trust == Trust::Pinned;
-        self.base.config().ask.permits(address)
-            && !self.base.attachments().is_behind(address)
+impl SessionLayer {
+    pub(crate) fn may_ask(&self, address: IpAddr, base: &Base) -> bool {
+        let pinned = base.config().trust == Trust::Pinned;
+        base.config().ask.permits(address)
+            && !base.attachments().is_behind(address)
             && (!pinned || self.contacts.known_keys.contains_key(&address))
     }
-
-    /// What is known of whether an address runs Whimbrel.
-    #[must_use]
-    pub fn standing(&self, address: IpAddr) -> Standing {
+    /// See [`Node::standing`](crate::Node::standing).
+    pub(crate) fn standing(&self, address: IpAddr, base: &Base) -> Standing {
         match self.contacts.addresses.get(&address) {
             Some(Contact::Known(_)) => Standing::Known,
             Some(Contact::Asking { .. }) => Standing::Asking,
             Some(Contact::Silent { until, .. }) => Standing::Silent { until: *until },
-            None if !self.may_ask(address) => Standing::Barred,
+            None if !self.may_ask(address, base) => Standing::Barred,
             None => Standing::Unasked,
         }
     }
 
     /// Asks once more, or gives up; or the silence about an address is over.
-    pub(crate) fn continue_contact(&mut self, now: Time, address: IpAddr) {
+    pub(crate) fn continue_contact(&mut self, now: Time, address: IpAddr, base: &mut Base) {
         match self.contacts.addresses.get(&address).copied() {
             Some(Contact::Asking { tries: 0, .. })
                 if !self.contacts.waiting.contains_key(&address) && !self.contacts.pins.is_wanted(address) =>
@@ -272,7 +243,7 @@ impl Node {
             }
             Some(Contact::Asking { tries, source }) if tries < PAUSES.len() => {
                 if !self.may_ask_now(now, address) {
-                    self.base.set_timer(Timer::Contact(address), now + TURN);
+                    base.set_timer(Timer::Contact(address), now + TURN);
                     return;
                 }
                 let known = self.contacts.known_key(&address);
@@ -283,12 +254,12 @@ impl Node {
                     _ => Knowledge::First,
                 };
                 self.contacts.addresses.insert(address, Contact::Asking { tries: tries + 1, source });
-                self.base.set_timer(Timer::Contact(address), now + PAUSES[tries]);
-                let to = SocketAddr::new(address, self.base.config().port);
-                let source = source.filter(|source| self.base.attachments().has(source));
-                self.initiate(now, knowledge, to, source, Purpose::Address(address));
+                base.set_timer(Timer::Contact(address), now + PAUSES[tries]);
+                let to = SocketAddr::new(address, base.config().port);
+                let source = source.filter(|source| base.attachments().has(source));
+                self.initiate(now, knowledge, to, source, Purpose::Address(address), base);
             }
-            Some(Contact::Asking { .. }) => self.give_up(now, address),
+            Some(Contact::Asking { .. }) => self.give_up(now, address, base),
             Some(Contact::Silent { pause, until }) if until <= now => {
                 let waiting = self.contacts.waiting.remove(&address).unwrap_or_default();
                 let source = waiting.keys().next().map(|first| first.local.ip());
@@ -297,7 +268,7 @@ impl Node {
                     if until + pause <= now {
                         self.contacts.addresses.remove(&address);
                     } else {
-                        self.base.set_timer(Timer::Contact(address), until + pause);
+                        base.set_timer(Timer::Contact(address), until + pause);
                     }
                     return;
                 }
@@ -307,52 +278,52 @@ impl Node {
                 // Two tries less than at first contact.
                 self.contacts.addresses.insert(address, Contact::Asking { tries: PAUSES.len() - 1, source });
                 self.contacts.pauses.insert(address, pause);
-                self.continue_contact(now, address);
+                self.continue_contact(now, address, base);
             }
-            Some(Contact::Silent { until, .. }) => self.base.set_timer(Timer::Contact(address), until),
+            Some(Contact::Silent { until, .. }) => base.set_timer(Timer::Contact(address), until),
             Some(Contact::Known(_)) | None => {}
         }
     }
 
     /// Nobody answered at an address.
-    pub(crate) fn give_up(&mut self, now: Time, address: IpAddr) {
+    pub(crate) fn give_up(&mut self, now: Time, address: IpAddr, base: &mut Base) {
         let asked_sooner = self.contacts.pins.wants(Want::Rendezvous, address);
         let (first, longest) = if asked_sooner { (UNANSWERED, SILENCE) } else { (SILENCE, SILENCE_LONGEST) };
         let pause = self.contacts.pauses.remove(&address).map_or(first, |last| (last * 2).min(longest));
         self.contacts.addresses.insert(address, Contact::Silent { pause, until: now + pause });
-        self.base.set_timer(Timer::Contact(address), now + pause);
-        self.base.event(Event::NobodyThere { address, again_in: pause });
+        base.set_timer(Timer::Contact(address), now + pause);
+        base.event(Event::NobodyThere { address, again_in: pause });
     }
 
     /// Begins a handshake with a peer that is known, beside whatever session is there.
-    pub(crate) fn start_handshake_with(&mut self, now: Time, id: PeerId) {
+    pub(crate) fn start_handshake_with(&mut self, now: Time, id: PeerId, base: &mut Base) {
         if let Some(peer) = self.peers.get(&id) {
-            self.start_handshake_at(now, id, peer.remote);
+            self.start_handshake_at(now, id, peer.remote, base);
         }
     }
 
     /// The same, at an address that may be another of the peer's.
-    pub(crate) fn start_handshake_at(&mut self, now: Time, id: PeerId, to: SocketAddr) {
+    pub(crate) fn start_handshake_at(&mut self, now: Time, id: PeerId, to: SocketAddr, base: &mut Base) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let (key, source) = (peer.key, peer.source);
         peer.handshakes += 1;
         // A first contact is not refused for its timestamp, as P-9 demands where our clock was set back.
         let knowledge =
             if peer.handshakes.is_multiple_of(FRESH_EVERY) { Knowledge::First } else { Knowledge::Known(key) };
-        self.initiate(now, knowledge, to, source, Purpose::Peer(key));
+        self.initiate(now, knowledge, to, source, Purpose::Peer(key), base);
     }
 
     /// Makes sure that there will be a session with a peer, and goes on trying.
     ///
     /// Nothing is hurried that goes on already: every connection to a host that stopped running Whimbrel comes by here.
-    pub(crate) fn reach_again(&mut self, now: Time, id: PeerId) {
+    pub(crate) fn reach_again(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = self.peers.get(&id) else { return };
         let pause = if peer.reach_tries == 0 { Duration::ZERO } else { reach_pause(peer.reach_tries) };
-        self.base.set_timer_earlier(Timer::Reach(id), now + pause);
+        base.set_timer_earlier(Timer::Reach(id), now + pause);
     }
 
     /// Tries again to reach a peer, where that is wanted.
-    pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId) -> Reach {
+    pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId, base: &mut Base) -> Reach {
         let Some(peer) = self.peers.get_mut(&id) else { return Reach::Unneeded };
         let pins = &self.contacts.pins;
         let (keeps, needed) = (pins.keeps(&peer.key) || pins.has(Pin::Sought, &peer.key), pins.needs(&peer.key));
@@ -367,374 +338,40 @@ impl Node {
             // No connection depends on it.
             return Reach::Lost;
         }
-        if self.base.is_suspended() && tries > REACHES {
+        if base.is_suspended() && tries > REACHES {
             // It is reached when this host is back.
             return Reach::Unneeded;
         }
-        self.base.set_timer(Timer::Reach(id), now + reach_pause(tries));
-        self.start_handshake_with(now, id);
+        base.set_timer(Timer::Reach(id), now + reach_pause(tries));
+        self.start_handshake_with(now, id, base);
         Reach::Tried(tries)
     }
 
-    /// Tells why a handshake came to nothing, where this end alone knows and somebody can mend it (P-29).
-    fn tell_refusal(&mut self, now: Time, remote: SocketAddr, error: &HandshakeError) {
-        let reason = match error {
-            HandshakeError::PskMissing => "it uses a pre-shared key, and this host has none",
-            HandshakeError::PskExpected => "it uses no pre-shared key, and this host demands one",
-            HandshakeError::NotAuthentic if self.base.config().psk.is_some() => {
-                "it seems to have another pre-shared key"
-            }
-            _ => return,
-        };
-        if self.contacts.refusals.take(now) {
-            self.base.event(Event::HandshakeRefused { remote, reason });
-        }
-    }
-
-    fn initiate(&mut self, now: Time, knowledge: Knowledge, to: SocketAddr, source: Option<IpAddr>, purpose: Purpose) {
-        let index = self.free_index();
-        let hello = self.hello(now, source);
-        let (key, config, random) = self.base.identity();
-        let local = Local { key, psk: config.psk.as_deref() };
-        let started = Initiator::start(knowledge, local, index, hello, &mut |bytes| random.fill(bytes));
-        let Ok((initiator, payload)) = started else { return };
-        self.contacts.pending.insert(index, Pending { initiator, to, source, purpose, started: now });
-        self.base.sweep_later(now);
-        self.base.transmit(Transmit { source, destination: to, payload });
-    }
-
-    fn free_index(&mut self) -> u32 {
-        loop {
-            let index = self.base.random().u32();
-            let taken = self.by_index.contains_key(&index)
-                || self.contacts.pending.contains_key(&index)
-                || self.contacts.responding.has(index);
-            if !taken {
-                return index;
-            }
-        }
-    }
-
-    pub(crate) fn handle_handshake(
-        &mut self,
-        now: Time,
-        source: SocketAddr,
-        destination: Option<IpAddr>,
-        datagram: &Datagram<'_>,
-    ) -> Option<Ended> {
-        match datagram {
-            Datagram::Initiation(initiation) => self.handle_initiation(now, source, destination, initiation),
-            Datagram::Response(response) => {
-                let Some(pending) = self.contacts.pending.remove(&response.receiver) else {
-                    self.base.drop_datagram();
-                    return None;
-                };
-                let Pending { initiator, to, source: from, purpose, started } = pending;
-                match initiator.handle_response(response, now.as_micros()) {
-                    Ok(finished) => {
-                        // It is where it was asked, whatever address its answer names: that one has proven nothing.
-                        let how = How { source: to, destination: destination.or(from), started, purpose };
-                        Some(Ended { finished, how })
-                    }
-                    Err(rejected) => {
-                        self.base.drop_datagram();
-                        self.tell_refusal(now, to, &rejected.error);
-                        let pending = Pending { initiator: rejected.state, to, source: from, purpose, started };
-                        self.contacts.pending.insert(response.receiver, pending);
-                        None
-                    }
-                }
-            }
-            Datagram::Finish(finish) => {
-                let Some((responder, since, to)) = self.contacts.responding.remove(finish.receiver) else {
-                    self.base.drop_datagram();
-                    return None;
-                };
-                match responder.handle_finish(finish, now.as_micros()) {
-                    Ok(finished) => {
-                        let purpose = Purpose::Theirs;
-                        // It is where it was answered, wherever its last word comes from: that one has proven nothing.
-                        let how = How { source: to, destination, started: since, purpose };
-                        Some(Ended { finished, how })
-                    }
-                    Err(rejected) => {
-                        self.base.drop_datagram();
-                        self.tell_refusal(now, source, &rejected.error);
-                        self.contacts.responding.insert(finish.receiver, rejected.state, since, to);
-                        None
-                    }
-                }
-            }
-            Datagram::Cookie(reply) => {
-                let Some(pending) = self.contacts.pending.get_mut(&reply.receiver) else {
-                    self.base.drop_datagram();
-                    return None;
-                };
-                let (to, from) = (pending.to, pending.source);
-                match pending.initiator.handle_cookie(reply) {
-                    Ok(payload) => self.base.transmit(Transmit { source: from, destination: to, payload }),
-                    Err(_) => self.base.drop_datagram(),
-                }
-                None
-            }
-            _ => {
-                self.base.drop_datagram();
-                None
-            }
-        }
-    }
-
-    fn handle_initiation(
-        &mut self,
-        now: Time,
-        source: SocketAddr,
-        destination: Option<IpAddr>,
-        initiation: &whimbrel_wire::datagram::Initiation<'_>,
-    ) -> Option<Ended> {
-        // P-3
-        let loaded = !self.contacts.unproven.take(now) || self.contacts.responding.is_full();
-        if loaded {
-            let random = self.base.random();
-            let cookies = &self.contacts.cookies;
-            if !cookies.check(initiation, source, now.as_micros()) {
-                let payload = cookies.reply(initiation, source, now.as_micros(), &mut |bytes| random.fill(bytes));
-                self.base.transmit(Transmit { source: destination, destination: source, payload: payload.to_vec() });
-                return None;
-            }
-            if !self.contacts.proven.take(now) {
-                self.base.drop_datagram();
-                return None;
-            }
-        }
-        let index = self.free_index();
-        let hello = self.hello(now, destination);
-        let (key, config, random) = self.base.identity();
-        let local = Local { key, psk: config.psk.as_deref() };
-        let incoming = match Incoming::read(initiation, local, &mut |bytes| random.fill(bytes)) {
-            Ok(incoming) => incoming,
-            Err(error) => {
-                self.base.drop_datagram();
-                // Else it may be anything: made for another key, or no handshake at all.
-                if matches!(error, HandshakeError::PskMissing | HandshakeError::PskExpected) {
-                    self.tell_refusal(now, source, &error);
-                }
-                return None;
-            }
-        };
-        match incoming {
-            Incoming::First(xx) => {
-                let Ok((responder, payload)) = xx.respond(index, hello) else {
-                    self.base.drop_datagram();
-                    return None;
-                };
-                self.contacts.responding.insert(index, responder, now, source);
-                self.base.sweep_later(now);
-                self.base.transmit(Transmit { source: destination, destination: source, payload });
-                None
-            }
-            Incoming::Known(ik) => {
-                // P-9
-                let (remote, timestamp) = (ik.remote(), ik.hello().timestamp);
-                let known = self.by_key.get(&remote).and_then(|id| self.peers.get(id));
-                if known.is_some_and(|peer| timestamp <= peer.newest_initiation) || !self.trusts(now, &remote) {
-                    self.base.drop_datagram();
-                    return None;
-                }
-                let Ok(finished) = ik.respond(index, hello, now.as_micros()) else {
-                    self.base.drop_datagram();
-                    return None;
-                };
-                let how = How { source, destination, started: now, purpose: Purpose::Theirs };
-                Some(Ended { finished, how })
-            }
-        }
-    }
-
-    /// Whether the session that a handshake ended with is to be had: that is the right key, and one that counts.
-    pub(crate) fn check_key(&mut self, now: Time, ended: &Ended) -> Verdict {
-        let (key, how) = (ended.finished.remote, &ended.how);
-        if let Purpose::Address(address) = how.purpose {
-            let expected = self.contacts.known_key(&address);
-            if let Some(expected) = expected.filter(|expected| *expected != key) {
-                self.base.stop_timer(Timer::Contact(address));
-                self.base.event(Event::KeyMismatch { address, expected, found: Some(key) });
-                self.give_up(now, address);
-                return Verdict::Refused;
-            }
-        }
-        if let Purpose::Peer(expected) = how.purpose
-            && expected != key
-        {
-            self.base.drop_datagram();
-            // Where only named keys count, any other says something only at an address that one is named for.
-            let at = how.source.ip();
-            let says = self.trusts(now, &key) || self.contacts.known_keys.contains_key(&at);
-            return if says { Verdict::Another { expected, found: key, at } } else { Verdict::Refused };
-        }
-        if key == self.base.public_key() || !self.trusts(now, &key) {
-            self.base.drop_datagram();
-            return Verdict::Refused;
-        }
-        Verdict::Accepted { stranger: !self.by_key.contains_key(&key) }
-    }
-
-    /// The session begins that a handshake has ended with.
-    pub(crate) fn begin_session(&mut self, now: Time, ended: Ended) -> Option<Begun> {
-        let Ended { finished, how } = ended;
-        let Finished { session, remote: key, hello, answer } = finished;
-        let known = self.by_key.get(&key).copied();
-        let id = known.unwrap_or_else(|| self.new_peer(now, key, how.source));
-        let attachment = how.destination.and_then(|address| self.base.attachments().at(address));
-        let peer = self.peers.get_mut(&id)?;
-        let reached = !peer.has_session();
-        let life = hello.life;
-        let idle = peer.flows.is_empty() && peer.update.is_none();
-        let claimed = SocketAddr::new(hello::claimed(&hello.locators, how.source.ip()), self.base.config().port);
-        if known.is_none() || (idle && session.is_confirmed()) {
-            peer.candidate = None;
-            peer.remote = how.source;
-            if peer.source != how.destination {
-                // How another address of ours is seen says nothing of this one.
-                peer.observed = None;
-            }
-            peer.source = how.destination;
-            peer.attachment = attachment;
-            peer.meet_at(claimed, how.source);
-        } else if peer.attachment.is_none() && how.destination == peer.source {
-            peer.attachment = attachment;
-        }
-        peer.locators = hello.locators.into_iter().filter(|locator| !locator.is_unspecified()).collect();
-        if known.is_some() && peer.sequence_sent > 0 {
-            // It may have started anew and not know where we are.
-            peer.unannounced = true;
-        }
-        if hello.timestamp != 0 && !session.is_initiator() {
-            peer.newest_initiation = peer.newest_initiation.max(hello.timestamp);
-        }
-        let index = session.local_index();
-        let (initiated, confirmed) = (session.is_initiator(), session.is_confirmed());
-        let keys = session.tunnel_keys().clone();
-        // One key may ask again and again without ever showing that it holds the session's keys.
-        let unsettled = peer.sessions.iter().filter(|slot| !slot.settled).count();
-        let surplus =
-            if unsettled >= UNSETTLED_MOST { peer.sessions.iter().position(|slot| !slot.settled) } else { None };
-        let surplus = surplus.map(|at| peer.sessions.remove(at).session.local_index());
-        let origin = Some(Met { remote: how.source, destination: how.destination, claimed });
-        let aes = self.base.config().prefer_aes && hello.capabilities.contains(Capabilities::TUNNEL_AES);
-        let (until, begun, capabilities) = (Some(now + UNSETTLED), how.started, hello.capabilities);
-        peer.sessions.push(SessionSlot { session, settled: false, until, begun, origin, aes, life, capabilities });
-        peer.last_heard = now;
-        if let Some(receive_index) = surplus {
-            self.by_index.remove(&receive_index);
-            self.base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
-        }
-        self.by_index.insert(index, id);
-        let op = TunnelOp::AddKeys { peer: id, receive_index: index, keys, aes };
-        self.base.ask(op, Asked::State("adding tunnel keys", State::Keys(id)));
-        if let Some(payload) = answer {
-            // XX's finish is repeated by asking again; the question is the same until the session is confirmed.
-            self.base.transmit(Transmit { source: how.destination, destination: how.source, payload });
-        }
-        let (asked, joins) = match how.purpose {
-            Purpose::Address(address) => (Some(address), false),
-            Purpose::Join => (None, true),
-            Purpose::Peer(_) | Purpose::Theirs => (None, false),
-        };
-        let (source, destination, started) = (how.source, how.destination, how.started);
-        Some(Begun { id, key, index, source, destination, started, reached, confirmed, initiated, asked, joins })
-    }
-
-    /// Confirms a session that this host has initiated at the other end, measures the round trip and tells how we are seen.
-    pub(crate) fn check_new_session(&mut self, now: Time, begun: &Begun) {
-        let token = self.base.random().u64();
-        let locators = Message::Locators(self.base.attachments().addresses().copied().collect());
-        let id = begun.id;
-        if let Some(peer) = self.peers.get_mut(&id) {
-            peer.check = Some((token, now));
-            peer.checked = Some(begun.source.ip());
-            peer.telling = self.base.attachments().addresses().copied().collect();
-            if !peer.flows.is_empty() {
-                self.base.set_timer_earlier(Timer::Keepalive(id), now + peer.repeat_after(1));
-            }
-        }
-        let mut plaintext = Vec::new();
-        Message::PathChallenge { token }.encode(&mut plaintext);
-        locators.encode(&mut plaintext);
-        self.send_in(id, begun.index, begun.destination, begun.source, &plaintext);
-    }
-
     /// A peer answers at an address that was asked: the flows that wait for that.
-    pub(crate) fn find_at(&mut self, id: PeerId, address: IpAddr) -> Vec<FlowTuple> {
+    pub(crate) fn find_at(&mut self, id: PeerId, address: IpAddr, base: &mut Base) -> Vec<FlowTuple> {
         self.contacts.addresses.insert(address, Contact::Known(id));
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.answers_at.insert(address);
         }
         self.contacts.pauses.remove(&address);
-        self.base.stop_timer(Timer::Contact(address));
+        base.stop_timer(Timer::Contact(address));
         self.contacts.take_waiting(address)
     }
 
     /// Until the peer has shown that it has the keys too, the last message of the handshake may have been lost.
-    pub(crate) fn await_confirmation(&mut self, now: Time, id: PeerId) {
-        self.base.sweep_later(now);
+    pub(crate) fn await_confirmation(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        base.sweep_later(now);
         if self.peers.get(&id).is_some_and(|peer| !peer.has_session()) {
-            self.base.set_timer(Timer::Reach(id), now + UNCONFIRMED);
+            base.set_timer(Timer::Reach(id), now + UNCONFIRMED);
         }
-        self.renew_later(now, id);
-    }
-
-    /// The peer has shown that it holds the keys of this session: it takes the place of the others (P-8).
-    pub(crate) fn confirm_session(&mut self, now: Time, id: PeerId, index: u32) -> Option<Confirmed> {
-        let peer = self.peers.get_mut(&id)?;
-        let at = peer.sessions.iter().position(|slot| slot.session.local_index() == index)?;
-        if peer.sessions[at].settled {
-            return None;
-        }
-        let mut slot = peer.sessions.remove(at);
-        (slot.settled, slot.until) = (true, None);
-        let (life, begun) = (slot.life, slot.begun);
-        peer.replaced = false;
-        // It knows the keys, so it has received what was sent to where it asked from.
-        peer.met = None;
-        let origin = slot.origin.take();
-        let proven = origin.map(|met| met.remote);
-        origin.iter().for_each(|met| peer.shown.note(now, met.remote.ip()));
-        let met = origin.filter(|met| met.remote != peer.remote);
-        let shown = peer.unproven && met.is_none();
-        peer.unproven &= !shown;
-        if let Some(Met { remote, destination, claimed }) = met {
-            if peer.flows.is_empty() && peer.update.is_none() {
-                peer.candidate = None;
-                peer.remote = remote;
-                peer.meet_at(claimed, remote);
-                if destination.is_some_and(|destination| peer.source != Some(destination)) {
-                    peer.observed = None;
-                }
-                peer.source = destination.or(peer.source);
-                let source = peer.source;
-                let attachment = source.and_then(|source| self.base.attachments().at(source));
-                peer.attachment = attachment;
-            } else {
-                peer.met = Some(remote);
-            }
-        }
-        for former in &mut peer.sessions {
-            if former.settled {
-                former.until.get_or_insert(now + FORMER_SESSION);
-            }
-        }
-        peer.sessions.push(slot);
-        peer.reach_tries = 0;
-        peer.handshakes = 0;
-        self.base.stop_timer(Timer::Reach(id));
-        Some(Confirmed { shown, proven, life, begun })
+        self.renew_later(now, id, base);
     }
 
     /// Nothing is known of an address any more: it is asked as if for the first time.
-    pub(crate) fn forget_contact(&mut self, address: IpAddr) {
+    pub(crate) fn forget_contact(&mut self, address: IpAddr, base: &mut Base) {
         self.contacts.addresses.remove(&address);
         self.contacts.pauses.remove(&address);
-        self.base.stop_timer(Timer::Contact(address));
+        base.stop_timer(Timer::Contact(address));
     }
 
     /// Drops what nobody answered. Tells whether more is under way.
@@ -748,71 +385,6 @@ impl Node {
 /// The pause after this many tries to reach a peer again.
 fn reach_pause(tries: u32) -> Duration {
     (Duration::from_millis(500) * 2u32.pow(tries.min(7))).min(Duration::from_secs(60))
-}
-
-/// How a handshake came about.
-struct How {
-    source: SocketAddr,
-    destination: Option<IpAddr>,
-    started: Time,
-    purpose: Purpose,
-}
-
-/// A handshake that ended well.
-pub(crate) struct Ended {
-    finished: Finished,
-    how: How,
-}
-
-/// Whether the session is to be had that a handshake has ended with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Verdict {
-    Refused,
-    /// Another key answers at an address than the one that was asked for there.
-    Another {
-        expected: PublicKey,
-        found: PublicKey,
-        at: IpAddr,
-    },
-    /// It is. `stranger`: no peer has this key.
-    Accepted {
-        stranger: bool,
-    },
-}
-
-/// A session that begins.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Begun {
-    pub(crate) id: PeerId,
-    pub(crate) key: PublicKey,
-    pub(crate) index: u32,
-    /// Where the peer is, and our address towards it.
-    pub(crate) source: SocketAddr,
-    pub(crate) destination: Option<IpAddr>,
-    /// When its handshake began.
-    pub(crate) started: Time,
-    /// There was no session with the peer.
-    pub(crate) reached: bool,
-    /// The peer has shown that it holds the keys.
-    pub(crate) confirmed: bool,
-    /// This host has asked for it.
-    pub(crate) initiated: bool,
-    /// To find out who lives at this address.
-    pub(crate) asked: Option<IpAddr>,
-    /// To use a code.
-    pub(crate) joins: bool,
-}
-
-/// A peer has shown that it holds the keys of a session.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Confirmed {
-    /// It has shown for the first time that it is where a daemon before this one took it to be.
-    pub(crate) shown: bool,
-    /// Where it has shown to be.
-    pub(crate) proven: Option<SocketAddr>,
-    /// Its life, as it said when its handshake began.
-    pub(crate) life: u64,
-    pub(crate) begun: Time,
 }
 
 /// What comes of another try to reach a peer.

@@ -7,31 +7,47 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::Capabilities;
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::op::{PeerId, TunnelOp};
 use crate::base::output::{Asked, Transmit};
 use crate::base::pace::IDLE;
 use crate::base::timer::Timer;
-use crate::node::Node;
+use crate::session::SessionLayer;
 use crate::session::peer::Peer;
 
 /// Age of a session at which it is renewed.
 pub(crate) const RENEW: Duration = Duration::from_secs(3600);
 
-impl Node {
+impl SessionLayer {
+    /// Takes over a peer that a daemon before this one knew.
+    pub(crate) fn restore(&mut self, peer: Peer) {
+        self.next_peer = self.next_peer.max(peer.id.0 + 1);
+        self.by_key.insert(peer.key, peer.id);
+        self.peers.insert(peer.id, peer);
+    }
+
     /// Sends in the session of this index of ours, whichever others there are.
-    pub(crate) fn send_in(&mut self, id: PeerId, index: u32, source: Option<IpAddr>, to: SocketAddr, plaintext: &[u8]) {
+    pub(crate) fn send_in(
+        &mut self,
+        id: PeerId,
+        index: u32,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        plaintext: &[u8],
+        base: &mut Base,
+    ) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(slot) = peer.sessions.iter_mut().find(|slot| slot.session.local_index() == index) else { return };
         let Ok(payload) = slot.session.seal(plaintext) else { return };
-        self.base.transmit(Transmit { source, destination: to, payload });
+        base.transmit(Transmit { source, destination: to, payload });
     }
 
-    pub(crate) fn drop_sessions(&mut self, id: PeerId) {
+    pub(crate) fn drop_sessions(&mut self, id: PeerId, base: &mut Base) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         for slot in std::mem::take(&mut peer.sessions) {
             let receive_index = slot.session.local_index();
             self.by_index.remove(&receive_index);
-            self.base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
+            base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
         }
     }
 
@@ -43,9 +59,9 @@ impl Node {
         id
     }
 
-    pub(crate) fn renew_later(&mut self, now: Time, id: PeerId) {
-        self.base.set_timer(Timer::Renew(id), now + RENEW);
-        self.base.set_timer_earlier(Timer::Idle(id), now + IDLE);
+    pub(crate) fn renew_later(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        base.set_timer(Timer::Renew(id), now + RENEW);
+        base.set_timer_earlier(Timer::Idle(id), now + IDLE);
     }
 
     /// Whether a peer is to be told when a flow of TCP with it is over, since it does not see its end (P-103).

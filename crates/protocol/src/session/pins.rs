@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use whimbrel_handshake::PublicKey;
 
 use crate::base::op::PeerId;
-use crate::node::Node;
+use crate::session::SessionLayer;
 
 /// Why a role wants something of a host, the weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,7 +96,7 @@ impl Pins {
     }
 }
 
-impl Node {
+impl SessionLayer {
     /// Whether a session is kept with a peer, flows or not.
     pub(crate) fn keeps(&self, id: PeerId) -> bool {
         self.peers.get(&id).is_some_and(|peer| self.contacts.pins.keeps(&peer.key))

@@ -80,10 +80,10 @@ impl Node {
                     }
                 }
                 FlowChange::Release { tuple } => self.release_flow(now, &tuple),
-                FlowChange::End { tuple } => self.end_passed_on(now, &tuple),
+                FlowChange::End { tuple } => self.binding.end_passed_on(now, &tuple, &mut self.base),
                 FlowChange::Remember { key } => {
-                    if let Some(id) = self.by_key.get(&key).copied() {
-                        self.put_binding_in_force(now, id);
+                    if let Some(id) = self.binding.flow.path.session.by_key.get(&key).copied() {
+                        self.binding.put_binding_in_force(now, id, &mut self.base);
                         self.base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
                     }
                 }
@@ -115,7 +115,7 @@ impl Node {
         if led.is_some_and(|led| led != far) {
             return Some(Err(format!("another flow is called {flow}")));
         }
-        let before = self.flows.get(&far).and_then(Flow::entry).copied();
+        let before = self.binding.flow.flows.get(&far).and_then(Flow::entry).copied();
         let end = if lent.is_some() { LocalEnd::Behind } else { self.base.attachments().end_of(&far) };
         let peer = self.peer_of(&to);
         let as_before = |before: &FlowEntry| {
@@ -136,7 +136,7 @@ impl Node {
         let wire_local_port = match &before {
             // What was said to an owner that presents its ticket again may have come to it before the answer to that: it stays so.
             Some(before) if as_before(before) => Some(before.wire_local_port),
-            _ => peer.free_wire_port(wire_port, self.flows.ports()),
+            _ => peer.free_wire_port(wire_port, self.binding.flow.flows.ports()),
         };
         let Some(wire_local_port) = wire_local_port else {
             return Some(Err(format!("flows with {to} have all ports that are left for them")));
@@ -155,7 +155,7 @@ impl Node {
             hidden: false,
             beyond: false,
         };
-        self.install_moved(now, far, entry, Origin::Restored, Asked::Lead(flow));
+        self.binding.install_moved(now, far, entry, Origin::Restored, Asked::Lead(flow), &mut self.base);
         None
     }
 
@@ -173,7 +173,14 @@ impl Node {
         if holder == self.base.public_key() {
             return Some(Ok(()));
         }
-        let peer = self.by_key.get(&holder).and_then(|id| self.peers.get(id));
+        let peer = self
+            .binding
+            .flow
+            .path
+            .session
+            .by_key
+            .get(&holder)
+            .and_then(|id| self.binding.flow.path.session.peers.get(id));
         let Some(peer) = peer else { return Some(Err(format!("{holder} is not known any more"))) };
         if peer.named.get(&flow.value()).is_some_and(|known| *known != tuple) {
             return Some(Err(format!("another flow is called {flow}")));
@@ -194,18 +201,18 @@ impl Node {
             hidden: terms.hidden,
             beyond: false,
         };
-        self.install_moved(now, tuple, entry, Origin::Restored, Asked::Adopt(name));
-        self.find_carrier(now, entry.peer);
+        self.binding.install_moved(now, tuple, entry, Origin::Restored, Asked::Adopt(name), &mut self.base);
+        self.binding.find_carrier(now, entry.peer, &mut self.base);
         None
     }
 
     /// A flow is not this host's business any more.
     fn release_flow(&mut self, now: Time, flow: &FlowTuple) {
-        let peer = self.flows.get(flow).and_then(Flow::entry).map(|entry| entry.peer);
-        self.forget_flow(flow);
+        let peer = self.binding.flow.flows.get(flow).and_then(Flow::entry).map(|entry| entry.peer);
+        self.binding.flow.forget_flow(flow, &mut self.base);
         if let Some(peer) = peer {
-            self.idle_later(now, peer);
-            self.refresh_sets();
+            self.binding.flow.idle_later(now, peer, &mut self.base);
+            self.binding.refresh_sets(&mut self.base);
         }
     }
 
@@ -213,10 +220,10 @@ impl Node {
     /// long as to lead hundreds elsewhere, so that is done once for all that go to a peer within a while; they send again by themselves at
     /// about that time.
     pub(super) fn wake_rebound(&mut self, now: Time) {
-        let few = self.flows.len() <= WOKEN_AT_ONCE;
-        for id in self.rebound.clone() {
+        let few = self.binding.flow.flows.len() <= WOKEN_AT_ONCE;
+        for id in self.binding.flow.rebound.clone() {
             if few {
-                self.wake_flows(now, id);
+                self.binding.flow.wake_flows(now, id, &mut self.base);
             } else {
                 self.base.set_timer_earlier(Timer::Wake(id), now + REBOUND_PAUSE);
             }
@@ -228,7 +235,7 @@ impl Node {
         let terms = self.terms_of(&flow);
         if result.is_ok() {
             // Where the former place was lost with its host, senders wait. The new owner hears first.
-            self.rebound.extend(self.led_to(&flow));
+            self.binding.flow.rebound.extend(self.led_to(&flow));
         }
         self.with_moves(now, |moves, at| {
             let result = result.and_then(|()| terms.ok_or_else(|| "the flow is over".to_owned()));
@@ -252,14 +259,14 @@ impl Node {
 
     /// With which peer a flow is one that this host holds, where its end is this host's own, or that of a host behind it.
     fn led_to(&self, flow: &FlowName) -> Option<PeerId> {
-        let entry = self.flows.get(&self.flow_named(flow)?).and_then(Flow::entry)?;
+        let entry = self.binding.flow.flows.get(&self.flow_named(flow)?).and_then(Flow::entry)?;
         matches!(entry.end, LocalEnd::Here | LocalEnd::Passing).then_some(entry.peer)
     }
 
     /// How the owner of a flow that this host holds is to go on with it.
     fn terms_of(&self, flow: &FlowName) -> Option<Terms> {
         let far = self.flow_named(flow)?;
-        let entry = self.flows.get(&far).and_then(Flow::entry)?;
+        let entry = self.binding.flow.flows.get(&far).and_then(Flow::entry)?;
         let home = (entry.home.peer != ASTRAY).then_some((entry.home.local, entry.home.peer));
         let behind = entry.end == LocalEnd::Behind;
         let hidden = behind && self.hides(flow);
@@ -280,8 +287,8 @@ impl Node {
                 None => (own, None),
             };
         }
-        let entry = self.flows.get(flow).filter(|known| !known.closed).and_then(Flow::entry);
-        let peer = entry.and_then(|entry| Some((entry, self.peers.get(&entry.peer)?)));
+        let entry = self.binding.flow.flows.get(flow).filter(|known| !known.closed).and_then(Flow::entry);
+        let peer = entry.and_then(|entry| Some((entry, self.binding.flow.path.session.peers.get(&entry.peer)?)));
         match peer {
             Some((entry, peer)) => (FlowName::new(peer.key, entry.name), Some(peer.remote)),
             None => (own, None),

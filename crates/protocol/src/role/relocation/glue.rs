@@ -40,16 +40,16 @@ impl Around for Others<'_> {
     }
 
     fn is_known(&self, flow: &FlowTuple) -> bool {
-        self.node.flows.get(flow).is_some()
+        self.node.binding.flow.flows.get(flow).is_some()
     }
 
     fn partner(&self, flow: &FlowTuple) -> Option<PublicKey> {
-        let Stage::Introduced { entry, .. } = &self.node.flows.get(flow)?.stage else { return None };
-        self.node.peers.get(&entry.peer).map(|peer| peer.key)
+        let Stage::Introduced { entry, .. } = &self.node.binding.flow.flows.get(flow)?.stage else { return None };
+        self.node.binding.flow.path.session.peers.get(&entry.peer).map(|peer| peer.key)
     }
 
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> Option<u16> {
-        let ports = self.node.flows.ports();
+        let ports = self.node.binding.flow.flows.ports();
         let peer = self.node.peer_of(with);
         peer.map_or_else(|| ports.wire_port(|_| true), |peer| peer.free_wire_port(flow.remote.port(), ports))
     }
@@ -65,7 +65,7 @@ impl Around for Others<'_> {
 
 impl Node {
     pub(super) fn peer_of(&self, key: &PublicKey) -> Option<&crate::session::peer::Peer> {
-        self.by_key.get(key).and_then(|id| self.peers.get(id))
+        self.binding.flow.path.session.by_key.get(key).and_then(|id| self.binding.flow.path.session.peers.get(id))
     }
 
     /// Does something with the moves, and what follows from it.
@@ -87,14 +87,24 @@ impl Node {
     pub(super) fn give_out_moves(&mut self) {
         let Some(moves) = &mut self.moves else { return };
         for (flow, reserved) in moves.moving.take_changes() {
-            self.flows.reserve(flow, reserved);
+            self.binding.flow.flows.reserve(flow, reserved);
         }
-        self.contacts
+        self.binding
+            .flow
+            .path
+            .session
+            .contacts
             .pins
             .set(Pin::Moving, moves.lanes.keys().into_iter().filter(|key| moves.lanes.wants(key)).collect());
         if moves.leases.take_touched() | moves.tenancies.take_touched() {
             let hosts = moves.leases.keys().map(|lease| lease.tenant);
-            self.contacts.pins.set(Pin::Leased, hosts.chain(moves.tenancies.keys().map(FlowName::peer)).collect());
+            self.binding
+                .flow
+                .path
+                .session
+                .contacts
+                .pins
+                .set(Pin::Leased, hosts.chain(moves.tenancies.keys().map(FlowName::peer)).collect());
         }
         self.community.set_grants(moves.grants().copied().collect());
         while let Some((number, op)) = moves.poll_op() {
@@ -278,7 +288,7 @@ impl Node {
 
     /// A peer says something about moves.
     pub(crate) fn handle_move_message(&mut self, now: Time, id: PeerId, message: Message) {
-        let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
+        let Some(key) = self.binding.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
         self.with_moves(now, |moves, at| match message {
             Message::Stream(stretch) => moves.handle_stretch(at, key, stretch),
             Message::Received(received) => moves.handle_received(at, key, &received),
@@ -288,7 +298,7 @@ impl Node {
 
     /// There is a new session with a peer.
     pub(crate) fn note_move_session(&mut self, now: Time, id: PeerId) {
-        let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
+        let Some(key) = self.binding.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
         self.with_moves(now, |moves, at| moves.handle_session(at, key));
     }
 
@@ -301,11 +311,18 @@ impl Node {
     fn carry_moves(&mut self, now: Time) {
         let Some(mut moves) = self.moves.take() else { return };
         for key in moves.lanes.keys() {
-            let peer = self.by_key.get(&key).and_then(|id| self.peers.get(id));
+            let peer = self
+                .binding
+                .flow
+                .path
+                .session
+                .by_key
+                .get(&key)
+                .and_then(|id| self.binding.flow.path.session.peers.get(id));
             match peer.map(|peer| (peer.id, peer.has_session(), peer.check_tries)) {
                 Some((id, true, checks)) => {
                     while let Some(message) = moves.poll_message(now, &key) {
-                        self.send(id, &[message]);
+                        self.binding.flow.path.send(id, &[message], &mut self.base);
                     }
                     let checked = checks > 0 && self.base.has_timer(Timer::Keepalive(id));
                     if moves.lanes.doubts(&key) && !checked {
@@ -313,10 +330,17 @@ impl Node {
                         self.base.set_timer_earlier(Timer::Keepalive(id), now);
                     }
                 }
-                Some((id, false, _)) if moves.lanes.wants(&key) => self.reach_again(now, id),
+                Some((id, false, _)) if moves.lanes.wants(&key) => {
+                    self.binding.flow.path.session.reach_again(now, id, &mut self.base)
+                }
                 None if moves.lanes.wants(&key) && moves.may_ask(now, &key) => {
                     // Where it is a donor may have said, of a host that there is not.
-                    if let Some(to) = moves.hints.get(&key).copied().filter(|_| self.contacts.may_ask_another(now)) {
+                    if let Some(to) = moves
+                        .hints
+                        .get(&key)
+                        .copied()
+                        .filter(|_| self.binding.flow.path.session.contacts.may_ask_another(now))
+                    {
                         self.ask_for_move(now, key, to);
                     }
                 }
@@ -333,7 +357,7 @@ impl Node {
 
     /// Begins a handshake with a host that no peer is known of.
     fn ask_for_move(&mut self, now: Time, key: PublicKey, to: SocketAddr) {
-        self.initiate_with_key(now, Knowledge::Known(key), to, key);
+        self.binding.flow.path.session.initiate_with_key(now, Knowledge::Known(key), to, key, &mut self.base);
     }
 }
 

@@ -8,7 +8,7 @@ use whimbrel_wire::FlowTuple;
 use super::Contacts;
 use crate::Time;
 use crate::base::bucket::Bucket;
-use crate::node::Node;
+use crate::session::SessionLayer;
 
 /// A user has this share of what may be asked a second for certain.
 const SHARES: u32 = 8;
@@ -69,7 +69,7 @@ impl Contacts {
     }
 }
 
-impl Node {
+impl SessionLayer {
     /// Takes the question to an address, on account of one of those whose flows wait for its answer.
     pub(super) fn may_ask_now(&mut self, now: Time, address: IpAddr) -> bool {
         let flows = self.contacts.waiting.get(&address).into_iter().flatten().take(LOOKED_AT);

@@ -7,8 +7,9 @@ use std::time::Duration;
 use whimbrel_handshake::{Contact as Knowledge, PublicKey};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::op::PeerId;
-use crate::node::Node;
+use crate::session::SessionLayer;
 
 /// How long a key counts that somebody has vouched for: in that time there is a session, or there is none.
 const VOUCHED: Duration = Duration::from_secs(60);
@@ -40,11 +41,11 @@ impl Vouched {
     }
 }
 
-impl Node {
+impl SessionLayer {
     /// A peer names a host. One that is only known because another has named it names nobody.
-    pub(crate) fn vouch(&mut self, now: Time, by: PeerId, key: PublicKey, at: SocketAddr) {
+    pub(crate) fn vouch(&mut self, now: Time, by: PeerId, key: PublicKey, at: SocketAddr, base: &mut Base) {
         let by = self.peers.get(&by).map(|peer| peer.key);
-        let counts = by.is_some_and(|by| self.counts(&by));
+        let counts = by.is_some_and(|by| self.counts(&by, base));
         let hosts = &mut self.contacts.vouched.hosts;
         hosts.retain(|_, named| named.until > now);
         let sensible = !at.ip().is_unspecified() && !at.ip().is_multicast() && !at.ip().is_loopback() && at.port() != 0;
@@ -56,7 +57,7 @@ impl Node {
 
     /// Asks a host for a session that a peer has named: three times, a second apart, and as seldom as all that is asked (P-10). Tells
     /// whether there is hope.
-    pub(crate) fn ask_vouched(&mut self, now: Time, key: PublicKey) -> bool {
+    pub(crate) fn ask_vouched(&mut self, now: Time, key: PublicKey, base: &mut Base) -> bool {
         let named = self.contacts.vouched.hosts.get(&key).copied().filter(|named| named.until > now);
         let Some(named) = named else { return false };
         if named.ask > now {
@@ -68,7 +69,7 @@ impl Node {
         if self.contacts.may_ask_another(now) {
             let (ask, tries) = (now + ASKED_AGAIN, named.tries + 1);
             self.contacts.vouched.hosts.insert(key, Named { ask, tries, ..named });
-            self.initiate_with_key(now, Knowledge::Known(key), named.at, key);
+            self.initiate_with_key(now, Knowledge::Known(key), named.at, key, base);
         }
         true
     }
