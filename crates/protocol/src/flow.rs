@@ -1,7 +1,10 @@
 //! A flow of this host, from the moment its socket is seen.
 
+pub(crate) mod asking;
 pub(crate) mod introduction;
+pub(crate) mod life;
 pub(crate) mod looks;
+pub(crate) mod messages;
 pub(crate) mod pairing;
 pub(crate) mod pause;
 pub(crate) mod policy;
@@ -9,12 +12,32 @@ pub(crate) mod ports;
 pub(crate) mod stall;
 pub(crate) mod table;
 
+use std::collections::BTreeSet;
+
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::base::op::{FlowEntry, PeerId, Places};
+use crate::flow::looks::Looks;
 use crate::flow::policy::Ruling;
+use crate::flow::table::Flows;
+use crate::path::PathLayer;
+
+/// The flows of this host, and what is done about them with peers.
+pub(crate) struct FlowLayer {
+    pub(crate) path: PathLayer,
+    pub(crate) flows: Flows,
+    pub(crate) looks: Looks,
+    /// Peers that flows of other peers were bound to, whose senders are to be woken.
+    pub(crate) rebound: BTreeSet<PeerId>,
+}
+
+impl FlowLayer {
+    pub(crate) fn new(path: PathLayer, flows: Flows) -> Self {
+        Self { path, flows, looks: Looks::default(), rebound: BTreeSet::new() }
+    }
+}
 
 /// How far a flow's introduction is.
 #[derive(Clone, Debug)]

@@ -25,6 +25,7 @@ mod path;
 mod role;
 mod session;
 
+pub use base::attachments::{Attachment, Routes};
 pub use base::config::{Ask, Carriers, Config, Prefix, Trust};
 pub use base::event::community::{CommunityEvent, JoinFailure};
 pub use base::event::relocation::MoveEvent;
@@ -42,8 +43,8 @@ pub use base::output::{OpDone, OpFailed, OpId, Output, Transmit};
 pub use base::time::Time;
 pub use flow::policy::{Rule, Ruling};
 pub use flow::{FlowState, FlowView};
+pub use node::Node;
 pub use node::view::PeerView;
-pub use node::{Node, Routes};
 pub use role::community::{
     CODE_LIFETIME, CommunityRefused, CommunityView, GRANT_LIFETIME, GrantView, HostView, InvalidCode, OfferView,
     Offered, OneTimeCode,
@@ -51,6 +52,5 @@ pub use role::community::{
 pub use role::relocation::READY_FOR;
 pub use role::rendezvous::client::{RendezvousStanding, RendezvousView};
 pub use session::contact::Standing;
-pub use session::peer::Attachment;
 pub use whimbrel_wire::message::StandInStatus;
 pub use whimbrel_wire::moving::{LoadStanding, MoveName, Refusal, Request, Ticket};

@@ -269,6 +269,12 @@ impl fmt::Display for PeerId {
     }
 }
 
+/// The place of an end that is nowhere: no flow is at home there.
+pub(crate) const NOWHERE: u32 = u32::MAX;
+/// The place of the other end of a flow that is at home nowhere since it was moved: none that an end ever is at, nor
+/// [`NOWHERE`], which an end is at as long as its place is not confirmed.
+pub(crate) const ASTRAY: u32 = u32::MAX - 1;
+
 /// A place of each end, counted by that end (`docs/protocol.md` §5). A flow is native while the binding's places
 /// are those that it was introduced at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

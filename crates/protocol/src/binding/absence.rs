@@ -7,13 +7,16 @@ use std::time::Duration;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::Base;
+use crate::base::attachments::Routes;
 use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp};
 use crate::base::output::Asked;
+use crate::base::pace::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
 use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
 use crate::binding::update::PendingUpdate;
 use crate::flow::{Flow, Stage};
-use crate::node::{Node, Routes};
 use crate::session::peer::{Away, Peer};
 
 /// How long flows wait before their sockets are kept from giving up (P-46). The least that programs set as a
@@ -21,9 +24,6 @@ use crate::session::peer::{Away, Peer};
 const PARK_AFTER: Duration = Duration::from_secs(3);
 /// How long a peer may be silent until what this host passes on for it is over: so long sockets wait at the most (decision 0008).
 pub(crate) const VANISHED: Duration = Duration::from_secs(20 * 86_400);
-/// Pauses between looks for a silent peer, at first and at the longest.
-pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(2);
-pub(crate) const LOOK_PAUSE_LONGEST: Duration = Duration::from_secs(300);
 /// Unanswered checks of a path after which a peer with a stalled flow is taken to be away.
 pub(crate) const SILENT_AFTER: u32 = 3;
 /// What was said so long ago may be said again at once, where there is a reason.
@@ -33,43 +33,41 @@ const TOLD_AFTER: u32 = 4;
 /// How often a peer is told that this host goes away.
 pub(crate) const PARTINGS: u32 = 5;
 
-impl Node {
-    /// This host goes away: its peers are told, and its flows wait. [`Node::leaving_peers`] tells how many have not answered
-    /// yet. Whatever changes in the network before [`Node::resume`] is not acted on.
-    pub fn suspend(&mut self, now: Time) {
-        if std::mem::replace(&mut self.suspended, true) {
+impl BindingLayer {
+    /// See [`Node::suspend`](crate::Node::suspend).
+    pub(crate) fn suspend(&mut self, now: Time, base: &mut Base) {
+        if base.set_suspended(true) {
             return;
         }
-        self.output.ask(StoreOp::SaveSuspended(true), Asked::Effect("saving that this host is suspended"));
-        self.part(now);
+        base.ask(StoreOp::SaveSuspended(true), Asked::Effect("saving that this host is suspended"));
+        self.part(now, base);
     }
-
-    /// Takes over that this host was suspended when the daemon before this one ended. Its peers may not have heard of it:
-    /// they are told as soon as anything is heard of them. Call it after [`Node::restore`], before anything else.
-    pub fn restore_suspended(&mut self, now: Time) {
-        self.suspended = true;
-        for id in self.part(now) {
-            if let Some(peer) = self.peers.get_mut(&id) {
+    /// See [`Node::restore_suspended`](crate::Node::restore_suspended).
+    pub(crate) fn restore_suspended(&mut self, now: Time, base: &mut Base) {
+        base.set_suspended(true);
+        for id in self.part(now, base) {
+            if let Some(peer) = self.flow.path.session.peers.get_mut(&id) {
                 peer.unheard = true;
             }
         }
     }
 
     /// Has the flows of all peers wait, and tells those that can be told.
-    fn part(&mut self, now: Time) -> Vec<PeerId> {
-        let ids: Vec<PeerId> = self.peers.values().filter(|peer| !peer.flows.is_empty()).map(|peer| peer.id).collect();
+    fn part(&mut self, now: Time, base: &mut Base) -> Vec<PeerId> {
+        let ids: Vec<PeerId> =
+            self.flow.path.session.peers.values().filter(|peer| !peer.flows.is_empty()).map(|peer| peer.id).collect();
         for id in &ids {
-            self.part_from(now, *id);
+            self.part_from(now, *id, base);
         }
-        self.refresh_sets();
+        self.refresh_sets(base);
         let flows = ids.iter().map(|id| self.living(*id)).sum();
-        self.output.event(Event::Suspended { flows });
+        base.event(Event::Suspended { flows });
         ids
     }
 
     /// Tells a peer that we go, in an update that announces no place (P-44).
-    fn part_from(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    fn part_from(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         peer.preferred = None;
         peer.unheard = false;
         peer.note_left();
@@ -79,136 +77,132 @@ impl Node {
             peer.sequence_sent = (peer.sequence_sent + 1).min(crate::binding::handoff::SEQUENCES - 1);
             let update = PendingUpdate::new(peer.sequence_sent, now, false, true);
             peer.update = Some(PendingUpdate { absent: true, ..update });
-            self.repeat_update(now, id);
+            self.repeat_update(now, id, base);
         }
-        self.timers.stop(Timer::Probe(id));
-        self.timers.stop(Timer::Keepalive(id));
-        self.park(id);
-        self.hold(now, id);
+        base.stop_timer(Timer::Probe(id));
+        base.stop_timer(Timer::Keepalive(id));
+        self.park(id, base);
+        self.hold(now, id, base);
     }
-
-    /// How many peers were told that this host goes away, or that single flows wait, and have not answered.
-    #[must_use]
-    pub fn leaving_peers(&self) -> usize {
+    /// See [`Node::leaving_peers`](crate::Node::leaving_peers).
+    pub(crate) fn leaving_peers(&self) -> usize {
         let parting = |peer: &&Peer| peer.update.as_ref().is_some_and(|update| update.absent);
-        self.peers.values().filter(|peer| parting(peer) || !peer.waiting.is_told()).count()
+        self.flow.path.session.peers.values().filter(|peer| parting(peer) || !peer.waiting.is_told()).count()
     }
 
     /// Something was heard of a peer that never answered the word of parting: this host is not asleep yet, and the way is there
     /// again.
-    pub(crate) fn part_again(&mut self, now: Time, id: PeerId) {
-        if self.suspended && self.peers.get(&id).is_some_and(|peer| peer.unheard && !peer.flows.is_empty()) {
-            self.part_from(now, id);
+    pub(crate) fn part_again(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        if base.is_suspended()
+            && self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.unheard && !peer.flows.is_empty())
+        {
+            self.part_from(now, id, base);
         }
     }
-
-    /// Whether this host is suspended.
-    #[must_use]
-    pub fn is_suspended(&self) -> bool {
-        self.suspended
+    /// See [`Node::is_suspended`](crate::Node::is_suspended).
+    pub(crate) fn is_suspended(&self, base: &Base) -> bool {
+        base.is_suspended()
     }
 
-    /// This host is back: its flows go on from where it is now.
-    pub fn resume(&mut self, now: Time, routes: &dyn Routes) {
-        if !std::mem::replace(&mut self.suspended, false) {
-            return;
+    /// This host is back: its flows go on from where it is now. Tells whether it was away.
+    pub(crate) fn come_back(&mut self, now: Time, routes: &dyn Routes, base: &mut Base) -> bool {
+        if !base.set_suspended(false) {
+            return false;
         }
-        self.output
-            .ask(StoreOp::SaveSuspended(false), Asked::Effect("saving that this host is not suspended any more"));
-        self.output.event(Event::Resumed);
-        self.meet_later(now);
-        self.hurry_community(now);
-        let ids: Vec<PeerId> = self.peers.keys().copied().collect();
+        base.ask(StoreOp::SaveSuspended(false), Asked::Effect("saving that this host is not suspended any more"));
+        base.event(Event::Resumed);
+        let ids: Vec<PeerId> = self.flow.path.session.peers.keys().copied().collect();
         for id in ids {
             if let Some(peer) =
-                self.peers.get_mut(&id).filter(|peer| peer.places.local == crate::session::peer::NOWHERE)
+                self.flow.path.session.peers.get_mut(&id).filter(|peer| peer.places.local == crate::base::op::NOWHERE)
             {
                 peer.unheard = false;
                 peer.update = None;
                 peer.attachment = None;
                 // A daemon that was started meanwhile has told nobody where it is.
                 peer.restored = false;
-                self.timers.stop(Timer::Update(id));
+                base.stop_timer(Timer::Update(id));
             }
-            self.look_for_move(now, id, routes, None);
+            self.look_for_move(now, id, routes, None, base);
         }
-        self.refresh_sets();
+        self.refresh_sets(base);
+        true
     }
 
     /// A peer says that it goes away (P-44).
-    pub(crate) fn let_go(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn let_go(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         peer.leave_place(now);
         peer.candidate = None;
         peer.stalled = false;
-        self.timers.stop(Timer::Challenge(id));
-        self.timers.stop(Timer::Probe(id));
-        self.timers.stop(Timer::Keepalive(id));
-        self.be_away(now, id, Away::Announced);
+        base.stop_timer(Timer::Challenge(id));
+        base.stop_timer(Timer::Probe(id));
+        base.stop_timer(Timer::Keepalive(id));
+        self.be_away(now, id, Away::Announced, base);
     }
 
-    fn be_away(&mut self, now: Time, id: PeerId, away: Away) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    fn be_away(&mut self, now: Time, id: PeerId, away: Away, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         peer.away = Some(away);
         // Whatever is native cannot be told from what is another's, where the host that had the address is gone.
         peer.listens = away == Away::Silent { held: true };
         let flows = self.living(id);
-        self.park(id);
+        self.park(id, base);
         if away != (Away::Silent { held: false }) {
-            self.choose_carrier(now, id);
+            self.choose_carrier(now, id, base);
         }
-        self.put_binding_in_force(now, id);
-        self.refresh_sets();
-        self.refresh_listening(now);
+        self.put_binding_in_force(now, id, base);
+        self.refresh_sets(base);
+        self.refresh_listening(now, base);
         if flows > 0 {
-            self.output.event(Event::PeerAway { peer: id, announced: away == Away::Announced, flows });
+            base.event(Event::PeerAway { peer: id, announced: away == Away::Announced, flows });
         }
     }
 
     /// A check of the path stays unanswered. Tells whether the peer is away, so that it is looked for at longer intervals.
-    pub(crate) fn miss(&mut self, now: Time, id: PeerId, tries: u32) -> Option<Duration> {
-        let peer = self.peers.get_mut(&id)?;
+    pub(crate) fn miss(&mut self, now: Time, id: PeerId, tries: u32, base: &mut Base) -> Option<Duration> {
+        let peer = self.flow.path.session.peers.get_mut(&id)?;
         if peer.stalled && tries >= SILENT_AFTER && peer.away.is_none() {
             peer.stalled = false;
             let held = peer.moved_flows() == 0;
-            self.be_away(now, id, Away::Silent { held });
+            self.be_away(now, id, Away::Silent { held }, base);
         }
-        let peer = self.peers.get(&id)?;
+        let peer = self.flow.path.session.peers.get(&id)?;
         let Some(Away::Silent { held }) = peer.away else { return None };
         if held {
-            self.ask_natively(id);
+            self.ask_natively(id, base);
         }
         let doublings = tries.saturating_sub(SILENT_AFTER).min(8);
         Some((LOOK_PAUSE * 2u32.pow(doublings)).min(LOOK_PAUSE_LONGEST))
     }
 
     /// Has one of a peer's held flows ask whether it is at home here (P-39).
-    pub(crate) fn ask_natively(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get(&id) else { return };
+    pub(crate) fn ask_natively(&mut self, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
         let here: Option<IpAddr> = peer.attachment.map(|attachment| attachment.address);
         let mut flows = peer.flows.iter().filter(|flow| flow.transport == Transport::Tcp);
         if let Some(flow) = flows.find(|flow| Some(flow.local.ip()) == here).copied() {
-            self.output.op(FlowOp::AskNatively { flow });
+            base.op(FlowOp::AskNatively { flow });
         }
     }
 
     /// Tells, once in a row of tries, that connections wait for a session that does not come up.
-    pub(crate) fn tell_silence(&mut self, id: PeerId, tries: u32) {
-        let Some(peer) = self.peers.get(&id) else { return };
+    pub(crate) fn tell_silence(&mut self, id: PeerId, tries: u32, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
         if tries == TOLD_AFTER
-            && !self.suspended
+            && !base.is_suspended()
             && !peer.has_session()
             && peer.away.is_none()
             && !peer.flows.is_empty()
         {
             let (remote, flows) = (peer.remote, self.living(id));
-            self.output.event(Event::PeerSilent { peer: id, remote, flows });
+            base.event(Event::PeerSilent { peer: id, remote, flows });
         }
     }
 
     /// Something was heard of a peer: one that was only not heard is back where it was.
-    pub(crate) fn hear(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn hear(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         peer.stalled = false;
         let Some(Away::Silent { held }) = peer.away else { return };
         peer.away = None;
@@ -216,46 +210,46 @@ impl Node {
         peer.check_tries = 0;
         let waited = !peer.flows.is_empty();
         if held {
-            self.lead_flows(now, id);
+            self.lead_flows(now, id, base);
         } else {
             // They were carried on, and go on as they went.
-            self.put_binding_in_force(now, id);
+            self.put_binding_in_force(now, id, base);
         }
         if waited {
-            self.wake_senders(now, id, false);
+            self.flow.wake_senders(now, id, false, base);
             let flows = self.living(id);
-            self.output.event(Event::PeerBack { peer: id, flows, carried: self.carried(id) });
+            base.event(Event::PeerBack { peer: id, flows, carried: self.carried(id) });
         }
-        self.check_later(now, id);
-        self.hurry(now, id);
+        self.check_later(now, id, base);
+        self.hurry(now, id, base);
     }
 
     /// A peer is there (again), that what it was told last may have missed: it is told now, and not after a long pause.
-    pub(crate) fn hurry(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn hurry(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         if let Some(update) = peer.update.as_mut().filter(|update| update.sent + HURRY <= now) {
             // First to where it is now.
             update.tries = 0;
-            self.timers.set_earlier(Timer::Update(id), now);
+            base.set_timer_earlier(Timer::Update(id), now);
         }
         if peer.waiting.said.is_none_or(|said| said + HURRY <= now) {
-            self.tell_waiting_soon(now, id);
+            self.flow.tell_waiting_soon(now, id, base);
         }
     }
 
     /// As [`Node::note_life`], told in the session of this index of ours. One that another has taken the place of may be the
     /// session of a life before.
-    pub(crate) fn note_life_in_session(&mut self, now: Time, id: PeerId, index: u32, life: u64) {
-        let session = self.peers.get_mut(&id).and_then(|peer| peer.session());
+    pub(crate) fn note_life_in_session(&mut self, now: Time, id: PeerId, index: u32, life: u64, base: &mut Base) {
+        let session = self.flow.path.session.peers.get_mut(&id).and_then(|peer| peer.session());
         if let Some(since) = session.filter(|slot| slot.session.local_index() == index).map(|slot| slot.begun) {
-            self.note_life(now, id, life, since);
+            self.note_life(now, id, life, since, base);
         }
     }
 
     /// A peer has told the life of its sockets in a session that began at `since`, and shown that it is the peer: where it is
     /// another than before, its ends of our flows are gone (P-47).
-    pub(crate) fn note_life(&mut self, now: Time, id: PeerId, life: u64, since: Time) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn note_life(&mut self, now: Time, id: PeerId, life: u64, since: Time, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         if life == 0 || since < peer.life_since {
             return;
         }
@@ -265,48 +259,47 @@ impl Node {
             return;
         }
         // Those of hosts behind it live on (P-123).
-        let flows = &self.flows;
+        let flows = &self.flow.flows;
         let its_own = |flow: &&FlowTuple| !flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.beyond);
         let ended: Vec<FlowTuple> =
             if before == 0 { Vec::new() } else { peer.flows.iter().filter(its_own).copied().collect() };
         if !ended.is_empty() {
             peer.away = None;
             peer.listens = false;
-            self.end_flows(now, id, &ended);
+            self.end_flows(now, id, &ended, base);
         }
-        self.save_peer(id);
+        self.save_peer(id, base);
     }
 
-    fn save_peer(&mut self, id: PeerId) {
-        if let Some(peer) = self.peers.get(&id) {
+    fn save_peer(&mut self, id: PeerId, base: &mut Base) {
+        if let Some(peer) = self.flow.path.session.peers.get(&id) {
             let saved = peer.saved();
-            self.output.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+            base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
         }
     }
 
     /// The other ends of these flows with a peer are gone, or nobody leads the flows there any more.
-    fn end_flows(&mut self, now: Time, id: PeerId, ended: &[FlowTuple]) {
+    fn end_flows(&mut self, now: Time, id: PeerId, ended: &[FlowTuple], base: &mut Base) {
         for flow in ended {
             if flow.transport == Transport::Tcp {
-                self.output
-                    .ask(FlowOp::Reset { flow: *flow }, Asked::Effect("ending a connection whose other end is gone"));
+                base.ask(FlowOp::Reset { flow: *flow }, Asked::Effect("ending a connection whose other end is gone"));
             }
-            let entry = self.flows.get(flow).and_then(Flow::entry).copied();
-            self.forget_flow(flow);
+            let entry = self.flow.flows.get(flow).and_then(Flow::entry).copied();
+            self.flow.forget_flow(flow, base);
             // Whoever else had the socket, it moves no more.
-            entry.iter().for_each(|entry| self.end_moved_flow(entry));
+            entry.iter().for_each(|entry| self.flow.end_moved(entry, base));
         }
-        self.output.event(Event::PeerRestarted { peer: id, flows: ended.len() });
-        self.put_binding_in_force(now, id);
-        self.refresh_sets();
-        self.idle_later(now, id);
+        base.event(Event::PeerRestarted { peer: id, flows: ended.len() });
+        self.put_binding_in_force(now, id, base);
+        self.refresh_sets(base);
+        self.flow.idle_later(now, id, base);
     }
 
     /// A gateway has told what names its memory of flows of hosts behind it, in the session of this index of ours. Where it is another
     /// than before, it knows none of our flows with them any more: what is native goes on so and is introduced anew, what has moved
     /// nobody leads any more (P-123).
-    pub(crate) fn note_memory(&mut self, now: Time, id: PeerId, index: u32, memory: u64) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn note_memory(&mut self, now: Time, id: PeerId, index: u32, memory: u64, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         let session = peer.session().filter(|slot| slot.session.local_index() == index);
         let Some(since) = session.map(|slot| slot.begun) else { return };
         if memory == 0 || since < peer.memory_since {
@@ -318,10 +311,10 @@ impl Node {
             return;
         }
         let places = peer.places_in_force();
-        let flows = &self.flows;
+        let flows = &self.flow.flows;
         // A gateway without memory has given our place another number. Where no NAT was on the way the address says it as well.
         let at_home = |flow: &FlowTuple, entry: &FlowEntry| {
-            let ours = self.attachments.contains_key(&flow.local.ip()) && entry.peer_tuple.mirrored() == *flow;
+            let ours = base.attachments().has(&flow.local.ip()) && entry.peer_tuple.mirrored() == *flow;
             entry.home == places || ours
         };
         let entry = |flow: &FlowTuple| flows.get(flow).and_then(Flow::entry).copied().filter(|entry| entry.beyond);
@@ -329,24 +322,24 @@ impl Node {
         let (home, away): (Vec<_>, Vec<_>) = known.partition(|(_, home)| *home);
         if before != 0 {
             for (flow, _) in home {
-                let Some(known) = self.flows.get(&flow).cloned() else { continue };
-                self.forget_flow(&flow);
+                let Some(known) = self.flow.flows.get(&flow).cloned() else { continue };
+                self.flow.forget_flow(&flow, base);
                 if !known.closed {
-                    self.flows.put(flow, Flow { stage: Stage::Open, again: 0, beyond: false, ..known });
-                    self.flows.put_off(now, flow);
+                    self.flow.flows.put(flow, Flow { stage: Stage::Open, again: 0, beyond: false, ..known });
+                    self.flow.flows.put_off(now, flow);
                 }
             }
             let away: Vec<FlowTuple> = away.into_iter().map(|(flow, _)| flow).collect();
-            self.end_flows(now, id, &away);
+            self.end_flows(now, id, &away, base);
         }
-        self.save_peer(id);
+        self.save_peer(id, base);
     }
 
     /// Ends what this host passes on for a peer that has not been heard for so long that its sockets are gone (P-105).
-    pub(crate) fn end_vanished(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get(&id) else { return };
+    pub(crate) fn end_vanished(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
         let behind = |flow: &&FlowTuple| {
-            self.flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Behind)
+            self.flow.flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Behind)
         };
         let behind: Vec<FlowTuple> = peer.flows.iter().filter(behind).copied().collect();
         if behind.is_empty() {
@@ -354,53 +347,53 @@ impl Node {
         }
         let until = peer.last_heard + VANISHED;
         if until > now {
-            self.timers.set(Timer::Vanished(id), until);
+            base.set_timer(Timer::Vanished(id), until);
             return;
         }
         for flow in behind {
-            self.end_passed_on(now, &flow);
+            self.end_passed_on(now, &flow, base);
         }
     }
 
     /// A flow that this host passes on is over, whatever its owner says: the owner is told, and the far end hears from this host's own
     /// stack that there is no such connection.
-    pub(crate) fn end_passed_on(&mut self, now: Time, flow: &FlowTuple) {
-        let entry = self.flows.get(flow).and_then(Flow::entry).copied();
-        self.forget_flow(flow);
+    pub(crate) fn end_passed_on(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
+        let entry = self.flow.flows.get(flow).and_then(Flow::entry).copied();
+        self.flow.forget_flow(flow, base);
         if let Some(entry) = entry {
-            self.end_moved_flow(&entry);
-            self.tell_ended(now, entry.peer, entry.name);
-            self.idle_later(now, entry.peer);
-            self.refresh_sets();
+            self.flow.end_moved(&entry, base);
+            self.flow.tell_ended(now, entry.peer, entry.name, base);
+            self.flow.idle_later(now, entry.peer, base);
+            self.refresh_sets(base);
         }
     }
 
     /// From now on the sockets of a peer's flows do not give up (P-46).
-    fn park(&mut self, id: PeerId) {
-        self.timers.stop(Timer::Park(id));
-        if let Some(peer) = self.peers.get_mut(&id) {
+    fn park(&mut self, id: PeerId, base: &mut Base) {
+        base.stop_timer(Timer::Park(id));
+        if let Some(peer) = self.flow.path.session.peers.get_mut(&id) {
             peer.parked = true;
         }
     }
 
     /// Sees to it that flows that wait are parked before their sockets give up, and no longer than that.
-    pub(crate) fn park_in_time(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn park_in_time(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         if peer.waits() {
             if !peer.parked {
-                self.timers.set_earlier(Timer::Park(id), now + PARK_AFTER);
+                base.set_timer_earlier(Timer::Park(id), now + PARK_AFTER);
             }
         } else {
             peer.parked = false;
-            self.timers.stop(Timer::Park(id));
+            base.stop_timer(Timer::Park(id));
         }
     }
 
     /// Flows have waited for a while.
-    pub(crate) fn park_late(&mut self, now: Time, id: PeerId) {
-        if self.peers.get(&id).is_some_and(|peer| peer.waits() && !peer.parked) {
-            self.park(id);
-            self.put_binding_in_force(now, id);
+    pub(crate) fn park_late(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        if self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.waits() && !peer.parked) {
+            self.park(id, base);
+            self.put_binding_in_force(now, id, base);
         }
     }
 }

@@ -7,25 +7,26 @@ use whimbrel_wire::message::Message;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::event::Event;
-use crate::base::op::{BindingOp, Carrier, PeerId, TunnelOp, TunnelPath};
+use crate::base::op::{BindingOp, Carrier, NOWHERE, PeerId, TunnelOp, TunnelPath};
 use crate::base::output::{Asked, OpId, State};
 use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
 use crate::flow::introduction::PROBE_BIT;
-use crate::node::Node;
-use crate::session::peer::{CarrierProbe, NOWHERE};
+use crate::session::peer::CarrierProbe;
 
 /// Carrier probes in one round, and the pause between rounds at first (P-20).
 const PROBES: u32 = 3;
 const PROBE_PAUSE: Duration = Duration::from_secs(30);
 const PROBE_PAUSE_LONGEST: Duration = Duration::from_secs(1920);
 
-impl Node {
+impl BindingLayer {
     /// How moved flows go at first, before any probe (P-19, P-20).
-    pub(crate) fn choose_carrier(&mut self, now: Time, id: PeerId) {
-        self.claim_pair(now, id);
-        let carriers = self.config.carriers;
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn choose_carrier(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        self.claim_pair(now, id, base);
+        let carriers = base.config().carriers;
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         let unconfirmed = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
         peer.carrier = if peer.places.local == NOWHERE || peer.is_held_away() {
             // P-21, P-44
@@ -41,9 +42,9 @@ impl Node {
     }
 
     /// Tells the tunnel where the peer is.
-    pub(crate) fn set_tunnel_path(&mut self, id: PeerId) {
-        let sealed = self.config.tunnel_sealed;
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn set_tunnel_path(&mut self, id: PeerId, base: &mut Base) {
+        let sealed = base.config().tunnel_sealed;
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         let remote = peer.heading();
         let held = peer.places.local == NOWHERE && peer.meanwhile().is_none();
         let source = peer.meanwhile().map_or(peer.source, |meanwhile| meanwhile.binding.source);
@@ -58,26 +59,26 @@ impl Node {
         let allowance = if held && !early { Some(0) } else { allowance };
         let path = TunnelPath { send_index, source, remote, allowance, sealed };
         let op = TunnelOp::SetPath { peer: id, receive_index, path };
-        self.output.ask(op, Asked::State("leading the tunnel", State::Path(id)));
+        base.ask(op, Asked::State("leading the tunnel", State::Path(id)));
     }
 
     /// Both ends want it, no NAT is known on the way, both locators are of one family, and the tunnel goes first (P-19).
-    pub(crate) fn rewrite_possible(&self, id: PeerId) -> bool {
-        let Some(peer) = self.peers.get(&id) else { return false };
-        self.config.carriers.rewrite && !peer.peer_refuses_rewrite && !peer.only_tunnel && peer.pair.is_some()
+    pub(crate) fn rewrite_possible(&self, id: PeerId, base: &Base) -> bool {
+        let Some(peer) = self.flow.path.session.peers.get(&id) else { return false };
+        base.config().carriers.rewrite && !peer.peer_refuses_rewrite && !peer.only_tunnel && peer.pair.is_some()
     }
 
     /// Sends a carrier probe: the moving end begins, the other answers with one of its own (P-20).
-    pub(crate) fn probe_carrier(&mut self, now: Time, id: PeerId) {
-        if !self.rewrite_possible(id) {
+    pub(crate) fn probe_carrier(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        if !self.rewrite_possible(id, base) {
             return;
         }
-        let nonce = self.random.u64() | PROBE_BIT;
-        let port = 32768 + (self.random.u32() % 28000) as u16;
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let nonce = base.random().u64() | PROBE_BIT;
+        let port = 32768 + (base.random().u32() % 28000) as u16;
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         let (Some(source), false) = (peer.source, peer.probe.forward) else { return };
         // As the flows go: a firewall on the way may let through the service's port alone, and theirs is another (P-16).
-        let entry = peer.flows.iter().find_map(|flow| self.flows.get(flow)?.entry());
+        let entry = peer.flows.iter().find_map(|flow| self.flow.flows.get(flow)?.entry());
         let Some(theirs) = entry.map(|entry| entry.wire_remote_port) else { return };
         let leading = FlowTuple {
             transport: Transport::Tcp,
@@ -97,15 +98,15 @@ impl Node {
             peer.round_trip() * 2 + Duration::from_millis(20)
         };
         let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
-        self.timers.set(Timer::Probe(id), now + pause);
-        self.output.ask(BindingOp::Probe { wire, index, nonce }, Asked::Effect("probing the carrier"));
+        base.set_timer(Timer::Probe(id), now + pause);
+        base.ask(BindingOp::Probe { wire, index, nonce }, Asked::Effect("probing the carrier"));
     }
 
     /// A probe of the peer's arrived on `wire`.
-    pub(crate) fn handle_probe(&mut self, now: Time, id: PeerId, wire: FlowTuple, nonce: u64) {
-        let possible = self.rewrite_possible(id);
+    pub(crate) fn handle_probe(&mut self, now: Time, id: PeerId, wire: FlowTuple, nonce: u64, base: &mut Base) {
+        let possible = self.rewrite_possible(id, base);
         let unable = self.failed.contains(&State::Binding(id));
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         if peer.binding_asked.is_some() {
             // The peer may send as soon as it has the answer.
             peer.probed_early = Some((wire, nonce));
@@ -120,43 +121,45 @@ impl Node {
             peer.probe.wire = Some(wire);
             peer.probe.tries = 0;
         }
-        self.send(id, &[Message::ProbeSeen { token: nonce }]);
+        self.flow.path.send(id, &[Message::ProbeSeen { token: nonce }], base);
         if respond {
-            self.probe_carrier(now, id);
+            self.probe_carrier(now, id, base);
         }
     }
-
-    /// Somebody else of this host has the wire port of a UDP flow with this peer, and would get what comes under it. So nothing is to
-    /// come rewritten until one of the ends moves (P-160).
-    pub fn handle_wire_port_taken(&mut self, now: Time, id: PeerId) {
-        let tunnel = self.config.carriers.tunnel;
-        let Some(peer) = self.peers.get_mut(&id).filter(|peer| tunnel && !peer.only_tunnel) else { return };
+    /// See [`Node::handle_wire_port_taken`](crate::Node::handle_wire_port_taken).
+    pub(crate) fn handle_wire_port_taken(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let tunnel = base.config().carriers.tunnel;
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id).filter(|peer| tunnel && !peer.only_tunnel) else {
+            return;
+        };
         peer.only_tunnel = true;
         peer.probe = CarrierProbe::default();
-        self.timers.stop(Timer::Probe(id));
+        base.stop_timer(Timer::Probe(id));
         if matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
             peer.carrier = Carrier::Tunnel;
-            self.output.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
+            base.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
         }
-        self.put_binding_in_force(now, id);
-        self.announce_again(now, id);
+        self.put_binding_in_force(now, id, base);
+        self.announce_again(now, id, base);
     }
 
     /// An op that was to put a peer's binding in force has come to its end.
-    pub(crate) fn note_binding_done(&mut self, now: Time, id: PeerId, op: OpId) {
-        let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.binding_asked == Some(op)) else { return };
+    pub(crate) fn note_binding_done(&mut self, now: Time, id: PeerId, op: OpId, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id).filter(|peer| peer.binding_asked == Some(op)) else {
+            return;
+        };
         peer.binding_asked = None;
         if let Some((wire, nonce)) = peer.probed_early.take() {
-            self.handle_probe(now, id, wire, nonce);
+            self.handle_probe(now, id, wire, nonce, base);
         }
     }
 
     /// The peer saw our probe: we may rewrite.
-    pub(crate) fn handle_probe_seen(&mut self, now: Time, id: PeerId, nonce: u64) {
-        if !self.rewrite_possible(id) {
+    pub(crate) fn handle_probe_seen(&mut self, now: Time, id: PeerId, nonce: u64, base: &mut Base) {
+        if !self.rewrite_possible(id, base) {
             return;
         }
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         if peer.probe.nonce != nonce || peer.probe.forward || peer.places.local == NOWHERE {
             return;
         }
@@ -164,9 +167,9 @@ impl Node {
         // P-24
         peer.carrier = if peer.probe.leading { Carrier::Rewrite } else { Carrier::FollowRewrite };
         let carrier = peer.carrier;
-        self.timers.stop(Timer::Probe(id));
-        self.put_binding_in_force(now, id);
-        self.refresh_sets();
-        self.output.event(Event::CarrierChanged { peer: id, carrier });
+        base.stop_timer(Timer::Probe(id));
+        self.put_binding_in_force(now, id, base);
+        self.refresh_sets(base);
+        base.event(Event::CarrierChanged { peer: id, carrier });
     }
 }

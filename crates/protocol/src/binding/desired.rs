@@ -3,75 +3,44 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use crate::Time;
-use crate::base::op::{AddressOp, BindingOp, Carrier, FlowOp, PeerId, StoreOp};
+use crate::base::Base;
+use crate::base::op::{AddressOp, BindingOp, FlowOp, PeerId, StoreOp};
 use crate::base::output::{Asked, State};
-use crate::node::Node;
+use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
 
-impl Node {
-    /// Lets the peer have the pair of locators that it is at now, if nobody else has it (P-40), and gives up the one that it
-    /// had.
-    pub(crate) fn claim_pair(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.meanwhile().is_some() {
-            return;
-        }
-        // A gateway does not see what is bound at a host behind it (P-137). A daemon that was started a moment ago does not know its own
-        // addresses yet: what came rewritten before it came to one of them, and nobody may answer it with a reset meanwhile.
-        let (own, behind) = (&self.attachments, &self.config.behind);
-        let goes_on = own.is_empty() && matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite);
-        let speaks = |source: &IpAddr| {
-            !goes_on && !own.contains_key(source) && behind.iter().any(|prefix| prefix.contains(*source))
-        };
-        let shared = self.sightings.is_shared(now, peer.remote.ip());
-        let wanted = peer.wanted_pair(shared).filter(|(source, _)| !speaks(source));
-        if peer.pair == wanted {
-            return;
-        }
-        if let Some(before) = peer.pair.take() {
-            self.pairs.remove(&before);
-        }
-        let Some(pair) = wanted.filter(|pair| !self.pairs.contains_key(pair)) else {
-            if matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
-                peer.carrier = if self.config.carriers.tunnel { Carrier::Tunnel } else { Carrier::Hold };
-                peer.probe.forward = false;
-            }
-            return;
-        };
-        peer.pair = Some(pair);
-        self.pairs.insert(pair, id);
-        // Whoever was there before accepts nothing from there any more.
-        let others = self.peers.values().filter(|other| other.id != id && other.former.contains(&pair));
-        for other in others.map(|other| other.id).collect::<Vec<_>>() {
-            self.put_binding_in_force(now, other);
-        }
-    }
+/// With so many sessions that introductions are looked for of, what is added is told together with what else is in this time.
+const LISTENING_FEW: usize = 256;
+const LISTENING_PAUSE: Duration = Duration::from_millis(10);
 
+impl BindingLayer {
     /// Tells the data plane the binding of a peer as it is now.
-    pub(crate) fn put_binding_in_force(&mut self, now: Time, id: PeerId) {
-        self.claim_pair(now, id);
-        self.park_in_time(now, id);
-        let Some(peer) = self.peers.get(&id) else { return };
+    pub(crate) fn put_binding_in_force(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        self.claim_pair(now, id, base);
+        self.park_in_time(now, id, base);
+        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
         // While a move is under way what comes by the wrong path is to be seen, and what comes by the new one to be taken.
         let moving = peer.meanwhile().is_some() || peer.may_come_anew();
         let moved = peer.moved_flows() > 0 || peer.waiting.flows > 0 || moving;
         let mut binding = peer.binding();
         binding.former.retain(|pair| self.pairs.get(pair).is_none_or(|holder| *holder == id));
         let op = BindingOp::Set { peer: id, binding, moved };
-        let asked = self.output.ask(op, Asked::State("putting a binding in force", State::Binding(id)));
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let asked = base.ask(op, Asked::State("putting a binding in force", State::Binding(id)));
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
         peer.binding_asked = Some(asked);
         let saved = peer.saved();
-        self.output.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+        base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
     }
 
     /// Tells the caller the sets of addresses that moved flows need, where they changed.
-    pub(crate) fn refresh_sets(&mut self) {
+    pub(crate) fn refresh_sets(&mut self, base: &mut Base) {
         let mut keep: BTreeSet<IpAddr> = BTreeSet::new();
         let mut leave: BTreeSet<IpAddr> = BTreeSet::new();
         let mut reach: BTreeMap<IpAddr, bool> = BTreeMap::new();
-        for peer in self.peers.values() {
+        for peer in self.flow.path.session.peers.values() {
             keep.extend(peer.local_addresses());
             if peer.has_gone() {
                 let former = peer.former.iter().map(|(local, _)| *local);
@@ -87,52 +56,52 @@ impl Node {
         let keep: Vec<IpAddr> = keep.into_iter().collect();
         if keep != self.keeping {
             self.keeping = keep;
-            self.keep_addresses();
+            self.keep_addresses(base);
         }
         let leave: Vec<IpAddr> = leave.into_iter().collect();
         if leave != self.leaving {
             self.leaving = leave;
-            self.leave_from();
+            self.leave_from(base);
         }
         let reach: Vec<(IpAddr, bool)> = reach.into_iter().collect();
         if reach != self.reaching {
             self.reaching = reach;
-            self.reach_peers();
+            self.reach_peers(base);
         }
     }
 
-    pub(crate) fn keep_addresses(&mut self) {
+    pub(crate) fn keep_addresses(&mut self, base: &mut Base) {
         let asked = Asked::State("keeping old addresses", State::Sets);
-        self.output.ask(AddressOp::Keep { addresses: self.keeping.clone() }, asked);
+        base.ask(AddressOp::Keep { addresses: self.keeping.clone() }, asked);
     }
 
-    fn leave_from(&mut self) {
+    fn leave_from(&mut self, base: &mut Base) {
         let asked = Asked::State("leading packets out of the network that is left", State::Sets);
-        self.output.ask(AddressOp::LeaveFrom { addresses: self.leaving.clone() }, asked);
+        base.ask(AddressOp::LeaveFrom { addresses: self.leaving.clone() }, asked);
     }
 
-    pub(crate) fn reach_peers(&mut self) {
+    pub(crate) fn reach_peers(&mut self, base: &mut Base) {
         let asked = Asked::State("reaching moved peers", State::Sets);
-        self.output.ask(AddressOp::Reach { addresses: self.reaching.clone() }, asked);
+        base.ask(AddressOp::Reach { addresses: self.reaching.clone() }, asked);
     }
 
     /// Tells the caller the sets again.
-    pub(crate) fn put_sets_in_force(&mut self) {
-        self.keep_addresses();
-        self.leave_from();
-        self.reach_peers();
+    pub(crate) fn put_sets_in_force(&mut self, base: &mut Base) {
+        self.keep_addresses(base);
+        self.leave_from(base);
+        self.reach_peers(base);
     }
 
     /// Tells the caller again which sessions introductions may come for.
-    pub(crate) fn put_listening_in_force(&mut self) {
+    pub(crate) fn put_listening_in_force(&mut self, base: &mut Base) {
         let asked = Asked::State("looking for introductions", State::Listening);
-        self.output.ask(FlowOp::ListenForIntroductions { indices: self.listening.clone() }, asked);
+        base.ask(FlowOp::ListenForIntroductions { indices: self.listening.clone() }, asked);
     }
 
     /// Tells the caller which sessions introductions may come for, where that changed.
-    pub(crate) fn refresh_listening(&mut self, now: Time) {
+    pub(crate) fn refresh_listening(&mut self, now: Time, base: &mut Base) {
         let mut indices: Vec<u32> = Vec::new();
-        for peer in self.peers.values() {
+        for peer in self.flow.path.session.peers.values() {
             if peer.is_listened_for(now) {
                 indices.extend(peer.sessions.iter().map(|slot| slot.session.local_index()));
             }
@@ -140,7 +109,17 @@ impl Node {
         indices.sort_unstable();
         if indices != self.listening {
             self.listening = indices;
-            self.put_listening_in_force();
+            self.put_listening_in_force(base);
+        }
+    }
+
+    /// Introductions may come for another session. With many already, this and others are told of together: the caller gets all of
+    /// them each time, and who has keys made on the spot can ask as often as it likes.
+    pub(crate) fn listen_also(&mut self, now: Time, base: &mut Base) {
+        if self.listening.len() < LISTENING_FEW {
+            self.refresh_listening(now, base);
+        } else {
+            base.set_timer_earlier(Timer::Listening, now + LISTENING_PAUSE);
         }
     }
 }

@@ -7,20 +7,17 @@ use whimbrel_wire::message::{Echo, Introduced, IntroductionRefusal, Message};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::event::Event;
-use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, PeerId, Places, Waits};
+use crate::base::op::{ASTRAY, FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, PeerId, Places, Waits};
 use crate::base::output::Asked;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::policy::Ruled;
-use crate::flow::{Flow, Origin, Responding, Stage};
-use crate::node::Node;
-use crate::session::peer::{ASTRAY, NOWHERE};
+use crate::flow::{Flow, FlowLayer, Origin, Responding, Stage};
 
 /// How long a host looks for introductions after it was asked to.
 const LISTEN: Duration = Duration::from_secs(15);
-/// With so many sessions that introductions are looked for of, what is added is told together with what else is in this time.
-const LISTENING_FEW: usize = 256;
-const LISTENING_PAUSE: Duration = Duration::from_millis(10);
 /// How long the asking host relies on it: less, so that both ends' clocks and the way may differ.
 const READY: Duration = Duration::from_secs(10);
 /// Step of the introducing timer.
@@ -53,93 +50,65 @@ pub(crate) const PROBE_BIT: u64 = 1 << 63;
 /// The next bit tells the responder's nonce (set) from the introducer's: an answer must never be answered.
 const ANSWER_BIT: u64 = 1 << 62;
 
+/// A flow that both ends have proven to sit on, to be installed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Proven {
+    pub(crate) flow: FlowTuple,
+    pub(crate) entry: FlowEntry,
+    pub(crate) origin: Origin,
+}
+
+/// What comes of an introducer's echo.
+#[derive(Debug)]
+pub(crate) enum Echoed {
+    Nothing,
+    Answer(Message),
+    Proven(Proven),
+}
+
 /// Whether a nonce is one that an introduction begins with.
 pub(crate) fn is_introducers(nonce: u64) -> bool {
     nonce & (PROBE_BIT | ANSWER_BIT) == 0
 }
 
-impl Node {
-    /// Flows that are old enough are introduced, or their remote address is asked whether it runs Whimbrel.
-    pub(crate) fn mature_flows(&mut self, now: Time) {
-        while let Some(flow) = self.flows.take_mature(now) {
-            if self.passed_on(&flow).is_some() {
-                self.want_introduction(now, flow);
-            } else if self.is_introducible(&flow) {
-                match self.ruled_beforehand(&flow) {
-                    Ruled::Free => self.want_introduction(now, flow),
-                    Ruled::Excluded(rule) => self.exclude_flow(&flow, rule),
-                    // It has its turn when that is there.
-                    Ruled::Awaited => {}
-                }
-            }
-        }
-    }
-
-    /// Queues a flow with the peer at its remote address, if that is known by now.
-    pub(crate) fn queue_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple) {
-        if self.passed_on(&flow).is_some() {
-            self.ask_to_be_introduced(now, id, flow);
-            return;
-        }
-        if self.is_moving(&flow) {
-            // Introduced now, the two would call it otherwise than those who decide whose it is. A move that comes to nothing leaves it here.
-            self.flows.put_off(now, flow);
-            return;
-        }
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.introductions.active.insert(flow) {
-            peer.introductions.queue.push_back(flow);
-            self.timers.set_earlier(Timer::Introductions(id), now);
-        }
-    }
-
+impl FlowLayer {
     /// Looks for introductions of this peer from now on, for a while.
-    pub(crate) fn listen_for_introductions(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn listen_for_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         let listening = peer.is_listened_for(now);
         peer.introductions.listen_until = Some(now + LISTEN);
         if !listening {
-            self.listen_also(now);
+            base.signal(Signal::Listening);
         }
-        self.sweep_later(now);
+        base.sweep_later(now);
     }
 
     /// There is another session with a peer, or might be. It may be one that introductions are looked for of.
-    pub(crate) fn listen_in_new_session(&mut self, now: Time, id: PeerId) {
-        if self.peers.get(&id).is_some_and(|peer| peer.is_listened_for(now)) {
-            self.listen_also(now);
+    pub(crate) fn listen_in_new_session(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        if self.path.session.peers.get(&id).is_some_and(|peer| peer.is_listened_for(now)) {
+            base.signal(Signal::Listening);
         }
     }
 
-    /// Introductions may come for another session. With many already, this and others are told of together: the caller gets all of
-    /// them each time, and who has keys made on the spot can ask as often as it likes.
-    fn listen_also(&mut self, now: Time) {
-        if self.listening.len() < LISTENING_FEW {
-            self.refresh_listening(now);
-        } else {
-            self.timers.set_earlier(Timer::Listening, now + LISTENING_PAUSE);
-        }
-    }
-
-    pub(crate) fn handle_introduction_ready(&mut self, now: Time, id: PeerId, tag: u32) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn handle_introduction_ready(&mut self, now: Time, id: PeerId, tag: u32, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         if peer.introductions.tag == tag {
             peer.introductions.ready_until = Some(now + READY);
             peer.introductions.request_tries = 0;
-            self.timers.set(Timer::Introductions(id), now);
+            base.set_timer(Timer::Introductions(id), now);
         }
     }
 
     /// One step of a peer's introductions: asks it to look for them, begins some, repeats what was not answered.
-    pub(crate) fn continue_introductions(&mut self, now: Time, id: PeerId) {
-        let tag = self.random.u32();
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn continue_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let tag = base.random().u32();
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         if peer.introductions.active.is_empty() {
             return;
         }
         if !peer.has_session() || peer.attachment.is_none() || peer.update.is_some() || peer.places.local == NOWHERE {
             // Goes on when the session is there or the move is over.
-            self.timers.set(Timer::Introductions(id), now + Duration::from_secs(1));
+            base.set_timer(Timer::Introductions(id), now + Duration::from_secs(1));
             return;
         }
         if peer.introductions.ready_until.is_none_or(|until| until <= now) {
@@ -147,11 +116,11 @@ impl Node {
                 peer.introductions.request_tries = 0;
                 let flows: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
                 for flow in flows {
-                    self.introduce_again(now, &flow);
+                    self.introduce_again(now, &flow, base);
                 }
-                if self.peers.get(&id).is_some_and(|peer| peer.flows.is_empty()) {
+                if self.path.session.peers.get(&id).is_some_and(|peer| peer.flows.is_empty()) {
                     // Neither this nor another handshake was answered.
-                    self.drop_sessions(id);
+                    self.path.session.drop_sessions(id, base);
                 }
                 return;
             }
@@ -159,25 +128,25 @@ impl Node {
             peer.introductions.request_tries += 1;
             let doubt = peer.introductions.request_tries == TRIES;
             let again = peer.repeat_after(peer.introductions.request_tries);
-            self.timers.set(Timer::Introductions(id), now + again);
-            self.listen_for_introductions(now, id);
-            self.send(id, &[Message::IntroductionRequest { tag }]);
+            base.set_timer(Timer::Introductions(id), now + again);
+            self.listen_for_introductions(now, id, base);
+            self.path.send(id, &[Message::IntroductionRequest { tag }], base);
             if doubt {
                 // It may have dropped the session.
-                self.start_handshake_with(now, id);
+                self.path.session.start_handshake_with(now, id, base);
             }
             return;
         }
-        self.listen_for_introductions(now, id);
-        self.begin_introductions(now, id);
-        self.repeat_introductions(now, id);
-        self.timers.set(Timer::Introductions(id), now + STEP);
+        self.listen_for_introductions(now, id, base);
+        self.begin_introductions(now, id, base);
+        self.repeat_introductions(now, id, base);
+        base.set_timer(Timer::Introductions(id), now + STEP);
     }
 
-    fn begin_introductions(&mut self, now: Time, id: PeerId) {
+    fn begin_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
         for _ in 0..BEGUN_PER_STEP {
-            let nonce = self.random.u64() & !(PROBE_BIT | ANSWER_BIT);
-            let Some(peer) = self.peers.get_mut(&id) else { return };
+            let nonce = base.random().u64() & !(PROBE_BIT | ANSWER_BIT);
+            let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
             let Some(flow) = peer.introductions.queue.pop_front() else { return };
             let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
             let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
@@ -185,8 +154,8 @@ impl Node {
                 self.exclude_flow(&flow, rule);
                 continue;
             }
-            let full = self.flows.introduced() >= self.config.flows;
-            let Some(peer) = self.peers.get_mut(&id) else { return };
+            let full = self.flows.introduced() >= base.config().flows;
+            let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
             match self.flows.get_mut(&flow) {
                 Some(known) if !known.closed && matches!(known.stage, Stage::Open) => {
                     if peer.introductions.responding.contains_key(&flow) {
@@ -197,19 +166,19 @@ impl Node {
                     }
                     if peer.introductions.refused.get(&flow.remote).is_some_and(|until| *until > now) {
                         known.refused = true;
-                        self.fail_introduction(now, &flow, NOT_CONNECTED);
+                        self.fail_introduction(now, &flow, NOT_CONNECTED, base);
                         continue;
                     }
-                    if peer.flows.len() >= self.config.flows_per_peer || full {
-                        self.fail_introduction(now, &flow, "there are as many movable connections as may be");
+                    if peer.flows.len() >= base.config().flows_per_peer || full {
+                        self.fail_introduction(now, &flow, "there are as many movable connections as may be", base);
                         continue;
                     }
                     known.stage = Stage::Introducing { peer: id, nonce, since: now, tries: 1, next };
                     known.beyond = false;
                     peer.introductions.begun.insert(flow);
                     self.flows.add_nonce(nonce, flow);
-                    let end = self.end_of(&flow);
-                    self.output.op(FlowOp::Introduce { flow, end, index, nonce });
+                    let end = base.attachments().end_of(&flow);
+                    base.op(FlowOp::Introduce { flow, end, index, nonce });
                 }
                 _ => {
                     peer.introductions.active.remove(&flow);
@@ -218,8 +187,8 @@ impl Node {
         }
     }
 
-    fn repeat_introductions(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    fn repeat_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
         let begun: Vec<FlowTuple> = peer.introductions.begun.iter().copied().collect();
         let last_heard = peer.last_heard;
@@ -231,28 +200,28 @@ impl Node {
                         let silent = last_heard <= *since;
                         // Whoever was referred to is not at the address that numbers would be looked for at (P-51).
                         // One that comes here by a move has a name, and another would take that one's place at the far end.
-                        let pairs = !self.is_referred(&flow, id) && !self.is_moving(&flow);
-                        if pairs && self.begin_pairing(now, id, flow) {
+                        let pairs = !self.is_referred(&flow, id) && !self.flows.is_reserved(&flow);
+                        if pairs && self.begin_pairing(now, id, flow, base) {
                             continue;
                         }
                         if silent {
                             // The peer may be gone, or have started anew: it must say again that it looks.
                             unheard = true;
-                            self.introduce_again(now, &flow);
+                            self.introduce_again(now, &flow, base);
                         } else {
-                            self.fail_introduction(now, &flow, UNMARKED);
+                            self.fail_introduction(now, &flow, UNMARKED, base);
                         }
                         continue;
                     }
                     *tries += 1;
                     *next = now + Duration::from_millis(500) * *tries;
                     let nonce = *nonce;
-                    self.output.op(FlowOp::Introduce { flow, end: self.end_of(&flow), index, nonce });
+                    base.op(FlowOp::Introduce { flow, end: base.attachments().end_of(&flow), index, nonce });
                 }
                 Some(Stage::Echoing { echo, session, tries, next, .. }) if *next <= now => {
                     // It may have started anew, without the nonces. And an echo is not said in two sessions: it would be named twice.
                     if *tries >= 2 * TRIES || *session != index {
-                        self.introduce_again(now, &flow);
+                        self.introduce_again(now, &flow, base);
                         continue;
                     }
                     *tries += 1;
@@ -262,7 +231,7 @@ impl Node {
                 Some(Stage::Introducing { .. } | Stage::Echoing { .. } | Stage::Pairing { .. }) => {}
                 stage => {
                     let queued = matches!(stage, Some(Stage::Open));
-                    if let Some(peer) = self.peers.get_mut(&id) {
+                    if let Some(peer) = self.path.session.peers.get_mut(&id) {
                         peer.introductions.begun.remove(&flow);
                         if !queued {
                             peer.introductions.active.remove(&flow);
@@ -271,43 +240,34 @@ impl Node {
                 }
             }
         }
-        if let Some(peer) = self.peers.get_mut(&id).filter(|_| unheard) {
+        if let Some(peer) = self.path.session.peers.get_mut(&id).filter(|_| unheard) {
             peer.introductions.ready_until = None;
         }
-        self.send(id, &echoes);
-        self.repeat_pairings(now, id);
+        self.path.send(id, &echoes, base);
+        self.repeat_pairings(now, id, base);
     }
 
-    /// A nonce was consumed at ingress: an introduction on `flow`, or a carrier probe on a tuple of the wire.
-    pub fn handle_introduction(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
-        let Some(&id) = self.by_index.get(&index) else {
-            self.drop_datagram();
-            return;
-        };
-        if nonce & PROBE_BIT != 0 {
-            self.handle_probe(now, id, flow, nonce);
-            return;
-        }
+    /// A nonce of a peer's was consumed at ingress, in an introduction on `flow`. Tells whether there is no such flow.
+    pub(crate) fn take_nonce(&mut self, now: Time, id: PeerId, flow: FlowTuple, nonce: u64, base: &mut Base) -> bool {
         let answers = nonce & ANSWER_BIT != 0;
         let undecided = |known: &Flow| !known.closed && known.entry().is_none_or(|entry| entry.passed_on);
         if !answers && self.flows.get(&flow).is_some_and(undecided) {
             match self.ruled(&flow, id) {
                 Ruled::Free => {}
                 // It is asked again in a moment.
-                Ruled::Awaited => return,
+                Ruled::Awaited => return false,
                 // P-59
-                Ruled::Excluded(_) => return self.refuse_introduction(id, nonce, IntroductionRefusal::Declined),
+                Ruled::Excluded(_) => {
+                    self.refuse_introduction(id, nonce, IntroductionRefusal::Declined, base);
+                    return false;
+                }
             }
         }
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return false };
+        let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return false };
         let known = self.flows.get_mut_with_ports(&flow);
         let Some((known, ports)) = known.filter(|(known, _)| !known.closed) else {
-            // P-87, P-35
-            if !answers && !self.refer(id, &flow, nonce) {
-                self.refuse_introduction(id, nonce, IntroductionRefusal::Refused);
-            }
-            return;
+            return !answers;
         };
         match &mut known.stage {
             // P-87: who has not said that ours arrived may only have guessed where to send this.
@@ -320,7 +280,8 @@ impl Node {
             }
             Stage::Introducing { peer: with, nonce: own, .. } if *with == id => {
                 let Some(wire_port) = peer.free_wire_port(flow.remote.port(), ports) else {
-                    return self.fail_introduction(now, &flow, NO_WIRE_PORT);
+                    self.fail_introduction(now, &flow, NO_WIRE_PORT, base);
+                    return false;
                 };
                 // Both nonces have travelled; P-13 wants them back in the sessions.
                 let echo = Echo {
@@ -334,9 +295,9 @@ impl Node {
                 let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
                 known.stage = Stage::Echoing { peer: id, nonce: *own, echo, session: their_index, tries: 1, next };
                 if known.referred.is_some() {
-                    self.output.op(FlowOp::Expect { flow, from: Some(id) });
+                    base.op(FlowOp::Expect { flow, from: Some(id) });
                 }
-                self.send(id, &[Message::IntroductionEcho(echo)]);
+                self.path.send(id, &[Message::IntroductionEcho(echo)], base);
             }
             // Repeated on the way, or too late.
             _ if answers => {}
@@ -344,34 +305,47 @@ impl Node {
                 if echo.responder_nonce == nonce {
                     // Both ends introduce, and the peer has not seen our nonce.
                     let nonce = *own;
-                    self.output.op(FlowOp::Introduce { flow, end: self.end_of(&flow), index: their_index, nonce });
+                    base.op(FlowOp::Introduce {
+                        flow,
+                        end: base.attachments().end_of(&flow),
+                        index: their_index,
+                        nonce,
+                    });
                 }
             }
             Stage::Introduced { entry, .. } if entry.peer != id && !entry.passed_on => {
                 // Another peer sits on a tuple that we know: an address got a new owner, or somebody tries. The one that
                 // is introduced keeps it until its socket closes.
-                self.output
-                    .event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
+                base.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
             }
             Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } }
                 if entry.peer == id && *introducer_nonce == nonce => {}
             // Of one that is introduced already the peer has lost what it knew, or our answer.
-            _ => self.answer_introduction(now, id, flow, their_index, nonce),
+            _ => self.answer_introduction(now, id, flow, their_index, nonce, base),
         }
+        false
     }
 
     /// Puts our nonce into a flow that a peer introduces, or the same one again.
-    fn answer_introduction(&mut self, now: Time, id: PeerId, flow: FlowTuple, index: u32, introducer_nonce: u64) {
-        if self.is_moving(&flow) && self.passed_on(&flow).is_some() {
+    fn answer_introduction(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        flow: FlowTuple,
+        index: u32,
+        introducer_nonce: u64,
+        base: &mut Base,
+    ) {
+        if self.flows.is_reserved(&flow) && self.passed_on(&flow).is_some() {
             // Who has it next is being decided where it is passed on.
             return;
         }
-        if flow.transport == Transport::Udp && !self.is_there(now, id, &flow) {
+        if flow.transport == Transport::Udp && !self.is_there(now, id, &flow, base) {
             return;
         }
-        let fresh = self.random.u64() & !PROBE_BIT | ANSWER_BIT;
-        let room = self.flows.introduced() < self.config.flows;
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let fresh = base.random().u64() & !PROBE_BIT | ANSWER_BIT;
+        let room = self.flows.introduced() < base.config().flows;
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         let before = peer.introductions.responding.get_mut(&flow);
         let nonce = match before {
             Some(before) if before.introducer_nonce == introducer_nonce => {
@@ -385,10 +359,10 @@ impl Node {
             // Begun anew, which nobody does at once.
             Some(before) if before.begun + ANEW > now => return,
             before => {
-                let many = peer.flows.len() >= self.config.flows_per_peer || !room;
+                let many = peer.flows.len() >= base.config().flows_per_peer || !room;
                 let known = peer.flows.contains(&flow) || before.is_some();
                 if !known && (many || peer.introductions.responding.len() >= RESPONDING_MOST) {
-                    self.refuse_introduction(id, introducer_nonce, IntroductionRefusal::Busy);
+                    self.refuse_introduction(id, introducer_nonce, IntroductionRefusal::Busy, base);
                     return;
                 }
                 let begun = Responding { introducer_nonce, nonce: fresh, begun: now, answers: 1 };
@@ -396,84 +370,65 @@ impl Node {
                     self.flows.forget_nonce(former.nonce);
                 }
                 self.flows.add_nonce(fresh, flow);
-                self.sweep_later(now);
+                base.sweep_later(now);
                 fresh
             }
         };
         let elsewhere = |entry: &FlowEntry| !matches!(entry.end, LocalEnd::Here | LocalEnd::Passing);
         if self.flows.get(&flow).and_then(Flow::entry).is_some_and(elsewhere) {
-            self.send(id, &[Message::Seen { nonce: introducer_nonce }]);
+            self.path.send(id, &[Message::Seen { nonce: introducer_nonce }], base);
         }
-        self.output.ask(FlowOp::Introduce { flow, end: self.end_of(&flow), index, nonce }, Asked::Answer(id, flow));
+        base.ask(
+            FlowOp::Introduce { flow, end: base.attachments().end_of(&flow), index, nonce },
+            Asked::Answer(id, flow),
+        );
     }
 
     /// Whether a peer that introduces a datagram flow receives at its far address; else it is asked there, and introduces the flow again
     /// meanwhile (P-150). What is put into such a flow is read by whatever program has its far end.
-    fn is_there(&mut self, now: Time, id: PeerId, flow: &FlowTuple) -> bool {
-        let (address, fresh, port) = (flow.remote.ip(), self.random.u64(), self.config.port);
-        let Some(peer) = self.peers.get_mut(&id) else { return false };
+    fn is_there(&mut self, now: Time, id: PeerId, flow: &FlowTuple, base: &mut Base) -> bool {
+        let (address, fresh, port) = (flow.remote.ip(), base.random().u64(), base.config().port);
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return false };
         let here = peer.remote.ip() == address && !peer.unproven && peer.has_session();
         if here || peer.shown.contains(now, address) {
             return true;
         }
         if let Some(token) = peer.shown.ask(now, address, fresh) {
             let (source, to) = (Some(flow.local.ip()), SocketAddr::new(address, port));
-            self.send_to(id, source, to, &[Message::PathChallenge { token }]);
+            self.path.send_to(id, source, to, &[Message::PathChallenge { token }], base);
         }
         false
     }
 
-    pub(crate) fn refuse_introduction(&mut self, id: PeerId, nonce: u64, refusal: IntroductionRefusal) {
-        self.send(id, &[Message::IntroductionDone { nonce, outcome: Err(refusal) }]);
+    pub(crate) fn refuse_introduction(
+        &mut self,
+        id: PeerId,
+        nonce: u64,
+        refusal: IntroductionRefusal,
+        base: &mut Base,
+    ) {
+        self.path.send(id, &[Message::IntroductionDone { nonce, outcome: Err(refusal) }], base);
     }
 
     /// An answer of ours to a peer's introduction is over, one way or the other.
     pub(crate) fn forget_responding(&mut self, id: PeerId, flow: &FlowTuple) -> Option<Responding> {
-        let responding = self.peers.get_mut(&id)?.introductions.responding.remove(flow)?;
+        let responding = self.path.session.peers.get_mut(&id)?.introductions.responding.remove(flow)?;
         self.flows.forget_nonce(responding.nonce);
         Some(responding)
     }
 
     /// The introducer has seen both nonces travel, and says so in the session of this index of ours; the responder's answer, if one is due.
-    pub(crate) fn handle_echo(&mut self, now: Time, id: PeerId, index: u32, echo: &Echo) -> Option<Message> {
+    pub(crate) fn handle_echo(&mut self, now: Time, id: PeerId, index: u32, echo: &Echo, base: &mut Base) -> Echoed {
         let nonce = echo.introducer_nonce;
-        let refused = |refusal| Some(Message::IntroductionDone { nonce, outcome: Err(refusal) });
+        let refused = |refusal| Echoed::Answer(Message::IntroductionDone { nonce, outcome: Err(refusal) });
         // The nonce of ours that came back names the flow (P-13).
         let Some(flow) = self.flows.with_nonce(echo.responder_nonce) else {
             return refused(IntroductionRefusal::NotSeen);
         };
-        let Some(known) = self.flows.get(&flow) else { return refused(IntroductionRefusal::NotSeen) };
-        let answered = self.peers.get(&id).and_then(|peer| peer.introductions.responding.get(&flow)).filter(|own| {
-            (own.introducer_nonce, own.nonce) == (nonce, echo.responder_nonce) && own.begun >= known.opened
-        });
-        let done = match Some(&known.stage) {
-            Some(Stage::Introduced { entry, .. }) if entry.peer != id && !entry.passed_on => {
-                return refused(IntroductionRefusal::OtherFlow);
-            }
-            Some(Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } })
-                if entry.peer == id && *introducer_nonce == echo.introducer_nonce =>
-            {
-                Some(*entry)
-            }
-            _ if answered.is_some() => None,
-            // Both ends introduce. The lower nonce is the introducer's; the other end answers once it has seen it.
-            Some(Stage::Introducing { peer, nonce: own, .. } | Stage::Echoing { peer, nonce: own, .. })
-                if *peer == id && (*own < echo.introducer_nonce || !self.has_seen(&flow, echo.introducer_nonce)) =>
-            {
-                return None;
-            }
-            Some(Stage::Echoing { peer, .. }) if *peer == id => None,
-            _ => return refused(IntroductionRefusal::OtherFlow),
-        };
-        if let Some(entry) = done {
-            let introduced = Introduced { wire_port: entry.wire_local_port, tuple: flow };
-            if entry.end == LocalEnd::Passing {
-                // The second for who has had our answer, and not this word.
-                self.send(id, &[Message::Passing { nonce }, Message::Passing { nonce: entry.name }]);
-            }
-            return Some(Message::IntroductionDone { nonce, outcome: Ok(introduced) });
+        if let Some(over) = self.match_echo(id, flow, echo, base) {
+            return over;
         }
-        let Some(peer) = self.peers.get(&id) else { return refused(IntroductionRefusal::Refused) };
+        let Some(peer) = self.path.session.peers.get(&id) else { return refused(IntroductionRefusal::Refused) };
         let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else {
             return refused(IntroductionRefusal::NotSeen);
         };
@@ -487,10 +442,10 @@ impl Node {
         if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
             let misled = home.local != peer.places.local;
             if self.forget_responding(id, &flow).is_none() {
-                self.fail_introduction(now, &flow, "one of the hosts moved meanwhile");
+                self.fail_introduction(now, &flow, "one of the hosts moved meanwhile", base);
             }
             if misled {
-                self.announce_again(now, id);
+                base.signal(Signal::Misled(id));
             }
             return refused(IntroductionRefusal::OtherPlaces);
         }
@@ -498,7 +453,9 @@ impl Node {
             return refused(IntroductionRefusal::Refused);
         }
         let known = peer.flows.contains(&flow);
-        if !known && (peer.flows.len() >= self.config.flows_per_peer || self.flows.introduced() >= self.config.flows) {
+        if !known
+            && (peer.flows.len() >= base.config().flows_per_peer || self.flows.introduced() >= base.config().flows)
+        {
             self.forget_responding(id, &flow);
             return refused(IntroductionRefusal::Busy);
         }
@@ -508,7 +465,7 @@ impl Node {
         };
         // P-87
         let former = self.passed_on(&flow).copied();
-        if former.is_some() && self.is_moving(&flow) {
+        if former.is_some() && self.flows.is_reserved(&flow) {
             self.forget_responding(id, &flow);
             return refused(IntroductionRefusal::Busy);
         }
@@ -525,25 +482,61 @@ impl Node {
             peer_tuple: echo.tuple,
             wire_local_port,
             wire_remote_port: echo.wire_port,
-            end: before.map_or(self.end_of(&flow), |before| before.end),
+            end: before.map_or(base.attachments().end_of(&flow), |before| before.end),
             passed_on: false,
             hidden: false,
             beyond: false,
         };
         self.forget_responding(id, &flow);
         let origin = Origin::Answered { introducer_nonce: echo.introducer_nonce, nonce: echo.responder_nonce };
-        self.install(now, flow, entry, origin);
         // The answer waits until the flow is installed, so that whoever has it may rely on it.
-        None
+        Echoed::Proven(Proven { flow, entry, origin })
+    }
+
+    /// What an echo comes to where it is not one that a flow is to be installed for: that it is one, `None` tells.
+    fn match_echo(&mut self, id: PeerId, flow: FlowTuple, echo: &Echo, base: &mut Base) -> Option<Echoed> {
+        let nonce = echo.introducer_nonce;
+        let refused = |refusal| Echoed::Answer(Message::IntroductionDone { nonce, outcome: Err(refusal) });
+        let Some(known) = self.flows.get(&flow) else { return Some(refused(IntroductionRefusal::NotSeen)) };
+        let answered =
+            self.path.session.peers.get(&id).and_then(|peer| peer.introductions.responding.get(&flow)).filter(|own| {
+                (own.introducer_nonce, own.nonce) == (nonce, echo.responder_nonce) && own.begun >= known.opened
+            });
+        let done = match Some(&known.stage) {
+            Some(Stage::Introduced { entry, .. }) if entry.peer != id && !entry.passed_on => {
+                return Some(refused(IntroductionRefusal::OtherFlow));
+            }
+            Some(Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } })
+                if entry.peer == id && *introducer_nonce == echo.introducer_nonce =>
+            {
+                Some(*entry)
+            }
+            _ if answered.is_some() => None,
+            // Both ends introduce. The lower nonce is the introducer's; the other end answers once it has seen it.
+            Some(Stage::Introducing { peer, nonce: own, .. } | Stage::Echoing { peer, nonce: own, .. })
+                if *peer == id && (*own < echo.introducer_nonce || !self.has_seen(&flow, echo.introducer_nonce)) =>
+            {
+                return Some(Echoed::Nothing);
+            }
+            Some(Stage::Echoing { peer, .. }) if *peer == id => None,
+            _ => return Some(refused(IntroductionRefusal::OtherFlow)),
+        };
+        let entry = done?;
+        let introduced = Introduced { wire_port: entry.wire_local_port, tuple: flow };
+        if entry.end == LocalEnd::Passing {
+            // The second for who has had our answer, and not this word.
+            self.path.send(id, &[Message::Passing { nonce }, Message::Passing { nonce: entry.name }], base);
+        }
+        Some(Echoed::Answer(Message::IntroductionDone { nonce, outcome: Ok(introduced) }))
     }
 
     /// A flow was installed: the introducer is told, if we are not that.
-    pub(crate) fn confirm_installed(&mut self, flow: &FlowTuple) {
+    pub(crate) fn confirm_installed(&mut self, flow: &FlowTuple, base: &mut Base) {
         let (entry, nonce) = match self.flows.get(flow).map(|known| &known.stage) {
             Some(Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } }) => {
                 (entry, *introducer_nonce)
             }
-            Some(Stage::Introduced { origin: Origin::Paired { .. }, .. }) => return self.confirm_paired(flow),
+            Some(Stage::Introduced { origin: Origin::Paired { .. }, .. }) => return self.confirm_paired(flow, base),
             _ => return,
         };
         let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
@@ -551,8 +544,8 @@ impl Node {
         let done = Message::IntroductionDone { nonce, outcome: Ok(introduced) };
         match end {
             // P-123, and before the flow is taken for introduced
-            LocalEnd::Passing => self.send(id, &[Message::Passing { nonce }, done]),
-            _ => self.send(id, &[done]),
+            LocalEnd::Passing => self.path.send(id, &[Message::Passing { nonce }, done], base),
+            _ => self.path.send(id, &[done], base),
         }
     }
 
@@ -569,11 +562,14 @@ impl Node {
         id: PeerId,
         nonce: u64,
         outcome: Result<Introduced, IntroductionRefusal>,
-    ) {
-        let Some(flow) = self.flows.with_nonce(nonce) else { return };
+        base: &mut Base,
+    ) -> Option<Proven> {
+        let flow = self.flows.with_nonce(nonce)?;
         let echo = match self.flows.get(&flow).map(|known| &known.stage) {
             Some(Stage::Echoing { peer, nonce: own, echo, session, .. }) if *peer == id && *own == nonce => {
                 let name = self
+                    .path
+                    .session
                     .peers
                     .get(&id)
                     .and_then(|peer| peer.session_to(*session))
@@ -581,19 +577,27 @@ impl Node {
                 Some((*echo, name))
             }
             Some(Stage::Introducing { peer, nonce: own, .. }) if *peer == id && *own == nonce => None,
-            Some(Stage::Pairing { peer, .. }) if *peer == id => return self.handle_not_paired(now, id, flow, outcome),
-            _ => return,
+            Some(Stage::Pairing { peer, .. }) if *peer == id => {
+                self.handle_not_paired(now, id, flow, outcome, base);
+                return None;
+            }
+            _ => return None,
         };
         match (outcome, echo) {
-            (Err(_), _) if self.is_referred(&flow, id) => self.fail_introduction(now, &flow, NOT_CONNECTED),
+            (Err(_), _) if self.is_referred(&flow, id) => self.fail_introduction(now, &flow, NOT_CONNECTED, base),
             // It has not looked at the places that it was to agree to.
             (Ok(_), Some((echo, _))) if echo.introducer_place == NOWHERE || echo.responder_place == NOWHERE => {
-                self.introduce_again(now, &flow);
+                self.introduce_again(now, &flow, base);
             }
             (Ok(introduced), Some((echo, name))) if introduced.tuple.transport == flow.transport => {
                 // P-132
-                let other = |name: &u64| self.peers.get(&id).is_some_and(|peer| peer.has_another_named(*name, &flow));
-                let Some(name) = name.filter(|name| !other(name)) else { return self.introduce_again(now, &flow) };
+                let other = |name: &u64| {
+                    self.path.session.peers.get(&id).is_some_and(|peer| peer.has_another_named(*name, &flow))
+                };
+                let Some(name) = name.filter(|name| !other(name)) else {
+                    self.introduce_again(now, &flow, base);
+                    return None;
+                };
                 let entry = FlowEntry {
                     peer: id,
                     name,
@@ -611,34 +615,35 @@ impl Node {
                     hidden: false,
                     beyond: self.flows.get(&flow).is_some_and(|known| known.beyond),
                 };
-                self.install(now, flow, entry, Origin::Introduced);
+                return Some(Proven { flow, entry, origin: Origin::Introduced });
             }
             (Ok(_), Some(_)) => {
-                self.fail_introduction(now, &flow, "the other host takes it for another kind of connection")
+                self.fail_introduction(now, &flow, "the other host takes it for another kind of connection", base)
             }
             // It has not heard from us what it answers to.
             (Ok(_), None) => {}
             (Err(IntroductionRefusal::OtherPlaces), _) => {
-                self.announce_again(now, id);
-                self.introduce_again(now, &flow);
+                base.signal(Signal::Misled(id));
+                self.introduce_again(now, &flow, base);
             }
             // It has started anew, or the flow is no longer the one it was.
             (Err(IntroductionRefusal::NotSeen | IntroductionRefusal::OtherFlow | IntroductionRefusal::Busy), _) => {
-                self.introduce_again(now, &flow);
+                self.introduce_again(now, &flow, base);
             }
             (Err(IntroductionRefusal::Refused), _) if flow.transport == Transport::Udp => {
-                self.note_refused(now, id, &flow);
+                self.note_refused(now, id, &flow, base);
             }
             // A TCP connection that it does not know yet, as one that its program has not accepted.
-            (Err(IntroductionRefusal::Refused), None) => self.introduce_again(now, &flow),
-            (Err(IntroductionRefusal::Declined), _) => self.fail_introduction(now, &flow, DECLINED),
-            (Err(_), _) => self.fail_introduction(now, &flow, "the other host refused"),
+            (Err(IntroductionRefusal::Refused), None) => self.introduce_again(now, &flow, base),
+            (Err(IntroductionRefusal::Declined), _) => self.fail_introduction(now, &flow, DECLINED, base),
+            (Err(_), _) => self.fail_introduction(now, &flow, "the other host refused", base),
         }
+        None
     }
 
     /// The peer's socket cannot be moved, and so it is with all other connections to it (P-35).
-    fn note_refused(&mut self, now: Time, id: PeerId, flow: &FlowTuple) {
-        if let Some(peer) = self.peers.get_mut(&id) {
+    fn note_refused(&mut self, now: Time, id: PeerId, flow: &FlowTuple, base: &mut Base) {
+        if let Some(peer) = self.path.session.peers.get_mut(&id) {
             let refused = &mut peer.introductions.refused;
             refused.retain(|_, until| *until > now);
             if refused.len() < REFUSED_MOST {
@@ -648,74 +653,23 @@ impl Node {
         if let Some(known) = self.flows.get_mut(flow) {
             known.refused = true;
         }
-        self.fail_introduction(now, flow, NOT_CONNECTED);
-    }
-
-    pub(crate) fn install(&mut self, now: Time, flow: FlowTuple, mut entry: FlowEntry, origin: Origin) {
-        let Some(known) = self.flows.get_mut(&flow) else { return };
-        // The peer may have forgotten it, and with it that it waits here (P-48).
-        entry.waits.here = known.entry().is_some_and(|former| former.waits.here);
-        if let (Some(ruling), Some(peer)) = (&known.ruling, self.peers.get(&entry.peer)) {
-            entry.manner = ruling.with(&peer.key).manner;
-        }
-        // What was restored has nothing else.
-        entry.manner = known.entry().map_or(entry.manner, |former| former.manner);
-        if entry.end == LocalEnd::Passing {
-            // P-64: a gateway cannot end the host's socket, and what that still sends would go to whoever has the address now.
-            entry.manner.gives_way = false;
-        }
-        if entry.home.peer == ASTRAY {
-            return self.install_direct(now, flow, entry, origin);
-        }
-        let Some(before) = self.flows.set_stage(&flow, Stage::Introduced { entry, origin }) else { return };
-        if let Origin::Answered { nonce, .. } = origin {
-            self.flows.add_nonce(nonce, flow);
-        }
-        let id = entry.peer;
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        if let Stage::Introduced { entry: former, .. } = &before {
-            peer.remove_flow(&flow, former);
-        }
-        peer.introductions.active.remove(&flow);
-        let first = peer.flows.is_empty();
-        peer.add_flow(flow, &entry);
-        let translated = entry.peer_tuple.mirrored() != flow;
-        self.timers.stop(Timer::Idle(id));
-        if first {
-            // The data plane needs the places before the flow: without a binding a flow is native in any case.
-            self.put_binding_in_force(now, id);
-            self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
-        }
-        self.output.ask(FlowOp::Install { flow, entry }, Asked::Install(flow));
-        if entry.waits.here {
-            self.note_word(id, entry.name, true);
-            self.tell_waiting_soon(now, id);
-        }
-        self.remember_key(id, &flow);
-        self.output.event(Event::FlowIntroduced { flow, peer: id, translated });
-        self.refresh_sets();
-        if first {
-            // Should it have to find us by another family than the one that it asked by.
-            self.tell_locators(now, id);
-            self.meet_later(now);
-        }
-        self.uproot(now, id);
+        self.fail_introduction(now, flow, NOT_CONNECTED, base);
     }
 
     /// Gives up all introductions with a peer that does not answer.
-    pub(crate) fn abandon_introductions(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get(&id) else { return };
+    pub(crate) fn abandon_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get(&id) else { return };
         let flows: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
         for flow in flows {
-            self.fail_introduction(now, &flow, "the other host does not answer");
+            self.fail_introduction(now, &flow, "the other host does not answer", base);
         }
     }
 
     /// There is another session with a peer, which may have started anew: what could not be introduced is tried again.
     pub(crate) fn introduce_failed(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get(&id) else { return };
+        let Some(peer) = self.path.session.peers.get(&id) else { return };
         let mut young = Vec::new();
-        for address in peer.answers_at.iter().filter(|address| self.contacts.is_known(**address, id)) {
+        for address in peer.answers_at.iter().filter(|address| self.path.session.contacts.is_known(**address, id)) {
             for flow in self.flows.take_failed(*address) {
                 if let Some(known) = self.flows.get_mut(&flow)
                     && matches!(known.stage, Stage::Failed(_))
@@ -731,13 +685,13 @@ impl Node {
     }
 
     /// The ends did not agree about a flow: the introduction begins anew, a moment later.
-    pub(crate) fn introduce_again(&mut self, now: Time, flow: &FlowTuple) {
-        if self.end_referral(now, flow) {
+    pub(crate) fn introduce_again(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
+        if self.end_referral(now, flow, base) {
             return;
         }
         let Some(known) = self.flows.get_mut(flow) else { return };
         if known.again >= AGAIN {
-            self.fail_introduction(now, flow, "the other host does not answer, or the two keep moving meanwhile");
+            self.fail_introduction(now, flow, "the other host does not answer, or the two keep moving meanwhile", base);
             return;
         }
         known.again += 1;
@@ -747,8 +701,8 @@ impl Node {
         self.flows.put_off(now, *flow);
     }
 
-    pub(crate) fn fail_introduction(&mut self, now: Time, flow: &FlowTuple, reason: &'static str) {
-        if self.end_referral(now, flow) {
+    pub(crate) fn fail_introduction(&mut self, now: Time, flow: &FlowTuple, reason: &'static str, base: &mut Base) {
+        if self.end_referral(now, flow, base) {
             return;
         }
         let Some(known) = self.flows.get_mut(flow) else { return };
@@ -758,7 +712,7 @@ impl Node {
             self.flows.note_failed(*flow);
         }
         self.abandon_introduction(flow, &unchanged);
-        self.output.event(Event::IntroductionFailed { flow: *flow, reason });
+        base.event(Event::IntroductionFailed { flow: *flow, reason });
     }
 
     /// Takes a flow out of the lists of its peer's introductions.
@@ -768,13 +722,18 @@ impl Node {
         }
         let peers: Vec<PeerId> = match known.stage {
             Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } | Stage::Pairing { peer, .. } => vec![peer],
-            Stage::Open => {
-                self.peers.values().filter(|p| p.introductions.active.contains(flow)).map(|p| p.id).collect()
-            }
+            Stage::Open => self
+                .path
+                .session
+                .peers
+                .values()
+                .filter(|p| p.introductions.active.contains(flow))
+                .map(|p| p.id)
+                .collect(),
             _ => return,
         };
         for id in peers {
-            if let Some(peer) = self.peers.get_mut(&id) {
+            if let Some(peer) = self.path.session.peers.get_mut(&id) {
                 peer.introductions.active.remove(flow);
                 peer.introductions.queue.retain(|queued| queued != flow);
             }
@@ -783,8 +742,13 @@ impl Node {
 
     /// Ends introductions of peers that nobody echoed. Tells whether more are under way.
     pub(crate) fn sweep_introductions(&mut self, now: Time) -> bool {
-        let mut more = self.peers.values().any(|peer| peer.introductions.listen_until.is_some_and(|until| until > now));
-        for peer in self.peers.values_mut() {
+        let mut more = self
+            .path
+            .session
+            .peers
+            .values()
+            .any(|peer| peer.introductions.listen_until.is_some_and(|until| until > now));
+        for peer in self.path.session.peers.values_mut() {
             peer.introductions.responding.retain(|_, responding| {
                 let over = responding.begun + RESPONDING <= now;
                 if over {

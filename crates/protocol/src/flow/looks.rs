@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::bucket::Bucket;
 use crate::base::op::{BindingOp, PeerId};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
-use crate::node::Node;
+use crate::flow::FlowLayer;
 
 /// Moves of a peer that are followed in a row, and when there is another.
 const MOVES: f64 = 20.0;
@@ -86,52 +87,52 @@ impl Looks {
     }
 }
 
-impl Node {
+impl FlowLayer {
     /// Something that a peer has said lets its flows go on: their senders are woken, at once where that is not asked too often.
-    pub(crate) fn wake_senders(&mut self, now: Time, id: PeerId, lost: bool) {
+    pub(crate) fn wake_senders(&mut self, now: Time, id: PeerId, lost: bool, base: &mut Base) {
         *self.looks.to_wake.entry(id).or_default() |= lost;
-        self.look_for_senders(now);
+        self.look_for_senders(now, base);
     }
 
     /// The sockets of a peer are to be looked for, with its claims or this host's own.
-    pub(crate) fn look_for(&mut self, now: Time, id: PeerId) {
-        let known = self.peers.get(&id).is_some_and(|peer| !peer.flows.is_empty());
+    pub(crate) fn look_for(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let known = self.path.session.peers.get(&id).is_some_and(|peer| !peer.flows.is_empty());
         let looks = &mut self.looks;
         if looks.known.contains(&id) || looks.strangers.contains(&id) {
             return;
         }
         if known { &mut looks.known } else { &mut looks.strangers }.push_back(id);
-        self.look_for_connections(now);
+        self.look_for_connections(now, base);
     }
 
     /// There may be looks again.
-    pub(crate) fn continue_looks(&mut self, now: Time) {
-        self.look_for_senders(now);
-        self.look_for_connections(now);
+    pub(crate) fn continue_looks(&mut self, now: Time, base: &mut Base) {
+        self.look_for_senders(now, base);
+        self.look_for_connections(now, base);
     }
 
-    fn look_for_senders(&mut self, now: Time) {
+    fn look_for_senders(&mut self, now: Time, base: &mut Base) {
         if self.looks.to_wake.is_empty() {
             return;
         }
         if !self.looks.wakes.take(now) {
-            return self.timers.set_earlier(Timer::Looks, now + WAKES_PAUSE);
+            return base.set_timer_earlier(Timer::Looks, now + WAKES_PAUSE);
         }
         for (peer, lost) in std::mem::take(&mut self.looks.to_wake) {
-            self.output.ask(BindingOp::Kick { peer, lost }, Asked::Effect("waking senders"));
+            base.ask(BindingOp::Kick { peer, lost }, Asked::Effect("waking senders"));
         }
     }
 
-    fn look_for_connections(&mut self, now: Time) {
+    fn look_for_connections(&mut self, now: Time, base: &mut Base) {
         if self.looks.known.is_empty() && self.looks.strangers.is_empty() {
             return;
         }
         if !self.looks.finds.take(now) {
-            return self.timers.set_earlier(Timer::Looks, now + FINDS_PAUSE);
+            return base.set_timer_earlier(Timer::Looks, now + FINDS_PAUSE);
         }
         for id in self.looks.take_to_find() {
-            self.find_sockets_of(id);
+            self.find_sockets_of(id, base);
         }
-        self.look_for_connections(now);
+        self.look_for_connections(now, base);
     }
 }

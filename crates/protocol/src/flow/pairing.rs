@@ -1,22 +1,22 @@
 //! Pairing by sequence numbers (P-50 to P-52): where a path strips the option that nonces travel in, both ends still know
 //! where the connection's numbers began. They are proved to each other in the session, and never sent.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use whimbrel_wire::message::{Introduced, IntroductionRefusal, Message, Pairing, PairingProof};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::event::Event;
-use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, PeerId, Places, SocketNumbers, Waits};
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, PeerId, Places, SocketNumbers, Waits};
 use crate::base::output::Asked;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
-use crate::flow::introduction::{DECLINED, TRIES};
+use crate::flow::introduction::{DECLINED, Proven, TRIES};
 use crate::flow::policy::Ruled;
-use crate::flow::{Origin, Stage};
-use crate::node::Node;
-use crate::session::peer::NOWHERE;
+use crate::flow::{FlowLayer, Origin, Stage};
 
 /// Claims of a peer that wait for a look at the sockets; what is beyond is told to come again.
 const CLAIMS: usize = 256;
@@ -51,29 +51,45 @@ pub(crate) struct Pairings {
 /// A connection whose numbers a proof fits, with the numbers as the introducer has them.
 type Fit = (FlowTuple, (u32, u32));
 
-impl Node {
+/// What a peer claims, and the proofs that it can make of the sockets that were found.
+pub(crate) struct Claims {
+    claims: VecDeque<(u32, Pairing)>,
+    /// The session that the proofs are for.
+    session: u32,
+    /// They are of all sockets.
+    all: bool,
+    proofs: HashMap<PairingProof, Vec<Fit>>,
+}
+
+/// What comes of a claim.
+pub(crate) enum Claimed {
+    Nothing,
+    Answer(Message),
+    Proven(Proven),
+}
+
+impl FlowLayer {
     /// Nonces do not arrive on this flow of ours: it is named by its numbers, if it goes to where the peer is. Tells whether
     /// it does.
-    pub(crate) fn begin_pairing(&mut self, now: Time, id: PeerId, flow: FlowTuple) -> bool {
-        let Some(peer) = self.peers.get(&id) else { return false };
+    pub(crate) fn begin_pairing(&mut self, now: Time, id: PeerId, flow: FlowTuple, base: &mut Base) -> bool {
+        let Some(peer) = self.path.session.peers.get(&id) else { return false };
         let (home, remote) = (peer.places_agreed(), peer.remote.ip());
         // P-51
-        let fits = flow.transport == Transport::Tcp
-            && flow.remote.ip() == remote
-            && self.attachments.contains_key(&flow.local.ip());
+        let fits =
+            flow.transport == Transport::Tcp && flow.remote.ip() == remote && base.attachments().has(&flow.local.ip());
         let Some(wire_port) = peer.free_wire_port(flow.remote.port(), self.flows.ports()) else { return false };
         let Some(known) = self.flows.get_mut(&flow).filter(|_| fits) else { return false };
         let Stage::Introducing { nonce, .. } = known.stage else { return false };
         let (numbers, session) = (None, None);
         known.stage =
             Stage::Pairing { peer: id, nonce, home, wire_port, numbers, session, since: now, tries: 0, next: now };
-        self.find_sockets(now, id);
+        self.find_sockets(now, id, base);
         true
     }
 
     /// Says again what was not answered.
-    pub(crate) fn repeat_pairings(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn repeat_pairings(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         let begun: Vec<FlowTuple> = peer.introductions.begun.iter().copied().collect();
         let last_heard = peer.last_heard;
         let Some(slot) = peer.session() else { return };
@@ -116,75 +132,82 @@ impl Node {
                 tuple: flow,
             }));
         }
-        self.send(id, &messages);
-        if let Some(peer) = self.peers.get_mut(&id).filter(|_| !silent.is_empty()) {
+        self.path.send(id, &messages, base);
+        if let Some(peer) = self.path.session.peers.get_mut(&id).filter(|_| !silent.is_empty()) {
             // It may be gone, or have started anew: it must say again that it looks.
             peer.introductions.ready_until = None;
         }
         for flow in silent.into_iter().chain(anew) {
-            self.introduce_again(now, &flow);
+            self.introduce_again(now, &flow, base);
         }
         for flow in over {
-            self.fail_introduction(now, &flow, crate::flow::introduction::UNMARKED);
+            self.fail_introduction(now, &flow, crate::flow::introduction::UNMARKED, base);
         }
         if unknown {
-            self.find_sockets(now, id);
+            self.find_sockets(now, id, base);
         }
     }
 
-    fn find_sockets(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    fn find_sockets(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         let pairings = &mut peer.introductions.pairings;
         if pairings.asked {
             return;
         }
         if let Some(again) = pairings.again.filter(|again| *again > now) {
-            self.timers.set_earlier(Timer::Pairings(id), again);
+            base.set_timer_earlier(Timer::Pairings(id), again);
             return;
         }
         pairings.again = Some(now + PAUSE);
-        self.look_for(now, id);
+        self.look_for(now, id, base);
     }
 
     /// It is the turn of a peer's.
-    pub(crate) fn find_sockets_of(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn find_sockets_of(&mut self, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         if std::mem::replace(&mut peer.introductions.pairings.asked, true) {
             return;
         }
         let remote = peer.remote.ip();
-        self.output.ask(FlowOp::FindSockets { peer: id, remote }, Asked::FindSockets(id));
+        base.ask(FlowOp::FindSockets { peer: id, remote }, Asked::FindSockets(id));
     }
 
     /// It is time to look at the sockets again.
-    pub(crate) fn look_for_claims(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get(&id) else { return };
+    pub(crate) fn look_for_claims(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get(&id) else { return };
         let ours = |flow: &FlowTuple| {
             matches!(self.flows.get(flow).map(|known| &known.stage), Some(Stage::Pairing { numbers: None, .. }))
         };
         if !peer.introductions.pairings.claims.is_empty() || peer.introductions.begun.iter().any(ours) {
-            self.find_sockets(now, id);
+            self.find_sockets(now, id, base);
         }
     }
 
     /// The sockets could not be looked at: claims are answered so that they are made again.
-    pub(crate) fn note_not_found(&mut self, _now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn note_not_found(&mut self, _now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         peer.introductions.pairings.asked = false;
         let claims = std::mem::take(&mut peer.introductions.pairings.claims);
         let busy: Vec<Message> = claims.iter().map(|(_, claim)| answer(claim, IntroductionRefusal::Busy)).collect();
-        self.send(id, &busy);
+        self.path.send(id, &busy, base);
     }
 
-    /// The sockets whose remote address is the peer's, as [`FlowOp::FindSockets`] asked for them.
-    pub fn handle_sockets(&mut self, now: Time, id: PeerId, sockets: &[SocketNumbers]) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    /// The sockets whose remote address is the peer's, as [`FlowOp::FindSockets`] asked for them. Gives what the peer claims, to be
+    /// looked at one after the other.
+    pub(crate) fn take_sockets(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        sockets: &[SocketNumbers],
+        base: &mut Base,
+    ) -> Option<Claims> {
+        let peer = self.path.session.peers.get_mut(&id)?;
         peer.introductions.pairings.asked = false;
         let claims = std::mem::take(&mut peer.introductions.pairings.claims);
         let remote = peer.remote.ip();
         // P-51: also where the peer has moved since they were asked for.
         let fitting = |socket: &&SocketNumbers| {
-            socket.flow.remote.ip() == remote && self.attachments.contains_key(&socket.flow.local.ip())
+            socket.flow.remote.ip() == remote && base.attachments().has(&socket.flow.local.ip())
         };
         let mut candidates: Vec<SocketNumbers> = sockets.iter().filter(fitting).copied().collect();
         for socket in &candidates {
@@ -196,38 +219,45 @@ impl Node {
                 (*tries, *next) = (0, now);
             }
         }
-        self.timers.set_earlier(Timer::Introductions(id), now);
+        base.set_timer_earlier(Timer::Introductions(id), now);
         // One session's: proofs of another are others, and who has many sessions is not to have all made in each.
-        let Some(&(session, _)) = claims.last() else { return };
+        let &(session, _) = claims.last()?;
         let all = candidates.len() <= CANDIDATES;
         if !all {
-            let first = self.random.u64() as usize % candidates.len();
+            let first = base.random().u64() as usize % candidates.len();
             candidates.rotate_left(first);
             candidates.truncate(CANDIDATES);
         }
         self.charge_proofs(now, id, 4 * candidates.len());
         let proofs = self.proofs(id, session, &candidates);
-        let mut answers = Vec::new();
-        for (index, claim) in claims {
-            let fits = proofs.get(&claim.proof).map(Vec::as_slice).filter(|_| index == session);
-            let answer = match fits {
-                _ if self.has_missed_too_often(now, id) => Some(answer(&claim, IntroductionRefusal::Refused)),
-                Some(&[(flow, numbers)]) => self.accept_pairing(now, id, index, &claim, flow, numbers),
-                _ if index != session || !all => Some(answer(&claim, IntroductionRefusal::Busy)),
-                _ => {
-                    self.count_miss(now, id);
-                    Some(answer(&claim, IntroductionRefusal::Refused))
-                }
-            };
-            answers.extend(answer);
-        }
-        self.send(id, &answers);
+        Some(Claims { claims: claims.into(), session, all, proofs })
+    }
+
+    /// Looks at the next claim of a peer's.
+    pub(crate) fn take_claim(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        claims: &mut Claims,
+        base: &mut Base,
+    ) -> Option<Claimed> {
+        let (index, claim) = claims.claims.pop_front()?;
+        let fits = claims.proofs.get(&claim.proof).map(Vec::as_slice).filter(|_| index == claims.session);
+        Some(match fits {
+            _ if self.has_missed_too_often(now, id) => refuse(&claim, IntroductionRefusal::Refused),
+            Some(&[(flow, numbers)]) => self.accept_pairing(id, index, &claim, flow, numbers, base),
+            _ if index != claims.session || !claims.all => refuse(&claim, IntroductionRefusal::Busy),
+            _ => {
+                self.count_miss(now, id, base);
+                refuse(&claim, IntroductionRefusal::Refused)
+            }
+        })
     }
 
     /// So many proofs are made for a peer: all wait for what that costs, and it itself longer.
     fn charge_proofs(&mut self, now: Time, id: PeerId, proofs: usize) {
         let cost = self.looks.charge_proofs(proofs);
-        if let Some(peer) = self.peers.get_mut(&id) {
+        if let Some(peer) = self.path.session.peers.get_mut(&id) {
             let again = now + (cost * OWN_SHARE).max(PAUSE);
             peer.introductions.pairings.again = peer.introductions.pairings.again.max(Some(again));
         }
@@ -235,7 +265,7 @@ impl Node {
 
     /// Whether a peer has claimed too many connections that fit nothing (P-52).
     fn has_missed_too_often(&self, now: Time, id: PeerId) -> bool {
-        self.peers.get(&id).is_some_and(|peer| {
+        self.path.session.peers.get(&id).is_some_and(|peer| {
             let pairings = &peer.introductions.pairings;
             pairings.misses >= MISSES && pairings.counted_until.is_some_and(|until| until > now)
         })
@@ -245,7 +275,12 @@ impl Node {
     /// accepted it one more; it is not known for certain which end is which, so all that it may be is tried.
     fn proofs(&self, id: PeerId, index: u32, sockets: &[SocketNumbers]) -> HashMap<PairingProof, Vec<Fit>> {
         let mut proofs: HashMap<PairingProof, Vec<Fit>> = HashMap::new();
-        let slot = self.peers.get(&id).and_then(|peer| peer.sessions.iter().find(|s| s.session.local_index() == index));
+        let slot = self
+            .path
+            .session
+            .peers
+            .get(&id)
+            .and_then(|peer| peer.sessions.iter().find(|s| s.session.local_index() == index));
         let Some(slot) = slot else { return proofs };
         for socket in sockets {
             for sent in [socket.first_received.wrapping_sub(1), socket.first_received] {
@@ -258,8 +293,8 @@ impl Node {
         proofs
     }
 
-    fn count_miss(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    fn count_miss(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         let pairings = &mut peer.introductions.pairings;
         if pairings.counted_until.is_none_or(|until| until <= now) {
             pairings.counted_until = Some(now + MISSES_FOR);
@@ -267,88 +302,97 @@ impl Node {
         }
         pairings.misses += 1;
         if pairings.misses == MISSES {
-            self.output
-                .event(Event::Refused { peer: id, reason: "it claims connections by numbers that are not theirs" });
+            base.event(Event::Refused { peer: id, reason: "it claims connections by numbers that are not theirs" });
         }
     }
 
     /// The peer names a flow of its own by numbers. It is looked for; an answer at once is a refusal.
-    pub(crate) fn handle_pairing(&mut self, now: Time, id: PeerId, index: u32, claim: &Pairing) -> Option<Message> {
+    pub(crate) fn handle_pairing(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        index: u32,
+        claim: &Pairing,
+        base: &mut Base,
+    ) -> Option<Message> {
         // P-52
         if claim.tuple.transport != Transport::Tcp || self.has_missed_too_often(now, id) {
             return Some(answer(claim, IntroductionRefusal::Refused));
         }
-        let pairings = &mut self.peers.get_mut(&id)?.introductions.pairings;
+        let pairings = &mut self.path.session.peers.get_mut(&id)?.introductions.pairings;
         pairings.claims.retain(|(_, waiting)| waiting.introducer_nonce != claim.introducer_nonce);
         if pairings.claims.len() >= CLAIMS {
             return Some(answer(claim, IntroductionRefusal::Busy));
         }
         pairings.claims.push((index, *claim));
-        self.find_sockets(now, id);
+        self.find_sockets(now, id, base);
         None
     }
 
     /// Exactly one connection has the numbers that the peer proved to know.
     fn accept_pairing(
         &mut self,
-        now: Time,
         id: PeerId,
         index: u32,
         claim: &Pairing,
         flow: FlowTuple,
         numbers: (u32, u32),
-    ) -> Option<Message> {
-        let peer = self.peers.get(&id)?;
+        base: &mut Base,
+    ) -> Claimed {
+        let Some(peer) = self.path.session.peers.get(&id) else { return Claimed::Nothing };
         // P-14
         let home = Places { local: claim.responder_place, peer: claim.introducer_place };
         if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
             if home.local != peer.places.local {
-                self.announce_again(now, id);
+                base.signal(Signal::Misled(id));
             }
-            return Some(answer(claim, IntroductionRefusal::OtherPlaces));
+            return refuse(claim, IntroductionRefusal::OtherPlaces);
         }
         let nonce = claim.introducer_nonce;
-        let slot = peer.sessions.iter().find(|slot| slot.session.local_index() == index)?;
+        let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else {
+            return Claimed::Nothing;
+        };
         // P-132
         let name = slot.session.paired_flow_name(false, nonce, numbers);
         if peer.has_another_named(name, &flow) {
-            return Some(answer(claim, IntroductionRefusal::Busy));
+            return refuse(claim, IntroductionRefusal::Busy);
         }
         let room = peer.flows.contains(&flow)
-            || peer.flows.len() < self.config.flows_per_peer && self.flows.introduced() < self.config.flows;
+            || peer.flows.len() < base.config().flows_per_peer && self.flows.introduced() < base.config().flows;
         // One that was not told of yet will be in a moment.
         let Some(known) = self.flows.get(&flow).filter(|known| room && !known.closed) else {
-            return Some(answer(claim, IntroductionRefusal::Busy));
+            return refuse(claim, IntroductionRefusal::Busy);
         };
         if known.entry().is_none() {
             match self.ruled(&flow, id) {
                 Ruled::Free => {}
-                Ruled::Awaited => return Some(answer(claim, IntroductionRefusal::Busy)),
-                Ruled::Excluded(_) => return Some(answer(claim, IntroductionRefusal::Declined)),
+                Ruled::Awaited => return refuse(claim, IntroductionRefusal::Busy),
+                Ruled::Excluded(_) => return refuse(claim, IntroductionRefusal::Declined),
             }
         }
         match &known.stage {
             Stage::Introduced { entry, .. } if entry.peer != id => {
-                self.output
-                    .event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
-                return Some(answer(claim, IntroductionRefusal::Refused));
+                base.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
+                return refuse(claim, IntroductionRefusal::Refused);
             }
             Stage::Introduced { origin: Origin::Paired { introducer_nonce, .. }, .. } if *introducer_nonce == nonce => {
-                self.confirm_paired(&flow);
-                return None;
+                self.confirm_paired(&flow, base);
+                return Claimed::Nothing;
             }
             // Moved, it may not be native where both are now.
             Stage::Introduced { entry, .. } if entry.home != home => {
-                return Some(answer(claim, IntroductionRefusal::OtherPlaces));
+                return refuse(claim, IntroductionRefusal::OtherPlaces);
             }
             // Both ends pair. The lower nonce is the introducer's.
-            Stage::Pairing { nonce: own, .. } if *own < nonce => return None,
-            Stage::Echoing { .. } => return None,
+            Stage::Pairing { nonce: own, .. } if *own < nonce => return Claimed::Nothing,
+            Stage::Echoing { .. } => return Claimed::Nothing,
             _ => {}
         }
         self.forget_responding(id, &flow);
-        let Some(wire_local_port) = self.peers.get(&id)?.free_wire_port(claim.wire_port, self.flows.ports()) else {
-            return Some(answer(claim, IntroductionRefusal::Busy));
+        let peer = self.path.session.peers.get(&id);
+        let Some(wire_local_port) = peer.and_then(|peer| peer.free_wire_port(claim.wire_port, self.flows.ports()))
+        else {
+            return refuse(claim, IntroductionRefusal::Busy);
         };
         let wire_remote_port = claim.wire_port;
         let peer_tuple = claim.tuple;
@@ -366,13 +410,13 @@ impl Node {
             hidden: false,
             beyond: false,
         };
-        self.install(now, flow, entry, Origin::Paired { introducer_nonce: nonce, numbers });
         // The answer waits until the flow is installed.
-        None
+        let origin = Origin::Paired { introducer_nonce: nonce, numbers };
+        Claimed::Proven(Proven { flow, entry, origin })
     }
 
     /// A flow that the peer named by its numbers is installed.
-    pub(crate) fn confirm_paired(&mut self, flow: &FlowTuple) {
+    pub(crate) fn confirm_paired(&mut self, flow: &FlowTuple, base: &mut Base) {
         let Some(Stage::Introduced { entry, origin: Origin::Paired { introducer_nonce: nonce, numbers } }) =
             self.flows.get(flow).map(|known| &known.stage)
         else {
@@ -380,9 +424,9 @@ impl Node {
         };
         let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
         let (id, nonce, numbers) = (entry.peer, *nonce, *numbers);
-        let Some(slot) = self.peers.get_mut(&id).and_then(|peer| peer.session()) else { return };
+        let Some(slot) = self.path.session.peers.get_mut(&id).and_then(|peer| peer.session()) else { return };
         let proof = slot.session.pairing_proof(true, false, numbers);
-        self.send(id, &[Message::Paired { nonce, proof, introduced }]);
+        self.path.send(id, &[Message::Paired { nonce, proof, introduced }], base);
     }
 
     /// The responder has a connection with the numbers that we proved to know, and proves to know them.
@@ -394,24 +438,24 @@ impl Node {
         nonce: u64,
         proof: PairingProof,
         introduced: Introduced,
-    ) {
-        let Some(flow) = self.flows.with_nonce(nonce) else { return };
+        base: &mut Base,
+    ) -> Option<Proven> {
+        let flow = self.flows.with_nonce(nonce)?;
         let Some(&Stage::Pairing {
             peer: with, home, wire_port, numbers: Some(numbers), session: Some(named_in), ..
         }) = self.flows.get(&flow).map(|known| &known.stage)
         else {
-            return;
+            return None;
         };
-        let Some(peer) = self.peers.get(&id).filter(|_| with == id) else { return };
-        let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else { return };
+        let peer = self.path.session.peers.get(&id).filter(|_| with == id)?;
+        let slot = peer.sessions.iter().find(|slot| slot.session.local_index() == index)?;
         let expected = slot.session.pairing_proof(false, false, numbers);
         let name = peer.session_to(named_in).map(|slot| slot.session.paired_flow_name(true, nonce, numbers));
         let name = name.filter(|name| !peer.has_another_named(*name, &flow));
         let differs = expected.iter().zip(proof).fold(0, |differs, (a, b)| differs | (a ^ b));
         if differs != 0 || introduced.tuple.transport != flow.transport {
-            self.output
-                .event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
-            self.fail_introduction(now, &flow, STRIPPED);
+            base.event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
+            self.fail_introduction(now, &flow, STRIPPED, base);
         } else if let Some(name) = name.filter(|_| home == peer.places && home.peer != NOWHERE) {
             let entry = FlowEntry {
                 peer: id,
@@ -427,10 +471,11 @@ impl Node {
                 hidden: false,
                 beyond: false,
             };
-            self.install(now, flow, entry, Origin::Introduced);
+            return Some(Proven { flow, entry, origin: Origin::Introduced });
         } else {
-            self.introduce_again(now, &flow);
+            self.introduce_again(now, &flow, base);
         }
+        None
     }
 
     /// The responder does not take the flow that we named by its numbers.
@@ -440,19 +485,24 @@ impl Node {
         id: PeerId,
         flow: FlowTuple,
         outcome: Result<Introduced, IntroductionRefusal>,
+        base: &mut Base,
     ) {
         match outcome {
             Err(IntroductionRefusal::OtherPlaces) => {
-                self.announce_again(now, id);
-                self.introduce_again(now, &flow);
+                base.signal(Signal::Misled(id));
+                self.introduce_again(now, &flow, base);
             }
-            Err(IntroductionRefusal::Busy) => self.introduce_again(now, &flow),
-            Err(IntroductionRefusal::Declined) => self.fail_introduction(now, &flow, DECLINED),
+            Err(IntroductionRefusal::Busy) => self.introduce_again(now, &flow, base),
+            Err(IntroductionRefusal::Declined) => self.fail_introduction(now, &flow, DECLINED, base),
             // *Done* without a proof proves nothing.
             Ok(_) => {}
-            Err(_) => self.fail_introduction(now, &flow, STRIPPED),
+            Err(_) => self.fail_introduction(now, &flow, STRIPPED, base),
         }
     }
+}
+
+fn refuse(claim: &Pairing, refusal: IntroductionRefusal) -> Claimed {
+    Claimed::Answer(answer(claim, refusal))
 }
 
 fn answer(claim: &Pairing, refusal: IntroductionRefusal) -> Message {

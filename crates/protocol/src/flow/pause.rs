@@ -7,13 +7,14 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::{MAX_WAITING, Message};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::event::Event;
 use crate::base::op::{FlowOp, PeerId, Waits};
 use crate::base::output::Asked;
+use crate::base::pace::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
-use crate::binding::absence::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
-use crate::flow::Stage;
-use crate::node::Node;
+use crate::flow::{FlowLayer, Stage};
 use crate::session::peer::Away;
 
 /// Numbers of words are below this, so that there is always a next one.
@@ -98,10 +99,15 @@ impl Waiting {
     }
 }
 
-impl Node {
-    /// Has single flows wait, or go on, at both ends. Returns those that are introduced and
-    /// did not already.
-    pub fn set_waiting(&mut self, now: Time, flows: &[FlowTuple], wait: bool) -> Vec<FlowTuple> {
+impl FlowLayer {
+    /// Has single flows wait, or go on, at both ends. Returns those that did not already.
+    pub(crate) fn let_flows_wait(
+        &mut self,
+        now: Time,
+        flows: &[FlowTuple],
+        wait: bool,
+        base: &mut Base,
+    ) -> Vec<FlowTuple> {
         let mut changed: Vec<(PeerId, u64, FlowTuple)> = Vec::new();
         for flow in flows {
             let known = self.flows.get(flow).filter(|known| !known.closed);
@@ -111,47 +117,45 @@ impl Node {
         }
         changed.sort_unstable();
         for (id, name, flow) in &changed {
-            self.let_wait(flow, |waits| waits.here = wait);
-            self.note_word(*id, *name, wait);
+            self.let_wait(flow, |waits| waits.here = wait, base);
+            self.note_word(*id, *name, wait, base);
         }
         for of_peer in changed.chunk_by(|one, other| one.0 == other.0) {
             let id = of_peer[0].0;
-            self.flows_wait(now, id, wait);
+            self.flows_wait(now, id, wait, base);
             let flows = of_peer.iter().map(|(_, _, flow)| *flow).collect();
-            self.event_of_waiting(id, wait, false, flows);
-            self.tell_waiting_soon(now, id);
+            self.event_of_waiting(id, wait, false, flows, base);
+            self.tell_waiting_soon(now, id, base);
         }
         changed.into_iter().map(|(_, _, flow)| flow).collect()
     }
 
     /// A peer is to be told whether a flow waits here.
-    pub(crate) fn note_word(&mut self, id: PeerId, name: u64, wait: bool) {
-        let first = self.random.u32();
-        if let Some(peer) = self.peers.get_mut(&id) {
+    pub(crate) fn note_word(&mut self, id: PeerId, name: u64, wait: bool, base: &mut Base) {
+        let first = base.random().u32();
+        if let Some(peer) = self.path.session.peers.get_mut(&id) {
             peer.waiting.tell(name, wait, first);
         }
     }
 
     /// The daemon before this one may have died before a peer knew of its last words: it is told all of them.
-    pub(crate) fn tell_waiting_again(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get(&id) else { return };
+    pub(crate) fn tell_waiting_again(&mut self, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get(&id) else { return };
         let spoke = peer.waiting.sent > 0;
         let entries = peer.flows.iter().filter_map(|flow| self.flows.get(flow)?.entry());
         let words = entries.map(|entry| (entry.name, entry.waits.here)).filter(|(_, waits)| spoke || *waits);
         let words: Vec<(u64, bool)> = words.collect();
         for (name, wait) in words {
-            self.note_word(id, name, wait);
+            self.note_word(id, name, wait, base);
         }
     }
-
-    /// Flows that this host has wait.
-    #[must_use]
-    pub fn waiting_flows(&self) -> Vec<FlowTuple> {
+    /// See [`Node::waiting_flows`](crate::Node::waiting_flows).
+    pub(crate) fn waiting_flows(&self) -> Vec<FlowTuple> {
         let waits = self.flows.iter().filter(|(_, known)| known.entry().is_some_and(|entry| entry.waits.here));
         waits.map(|(flow, _)| *flow).collect()
     }
 
-    fn let_wait(&mut self, flow: &FlowTuple, change: impl FnOnce(&mut Waits)) -> bool {
+    fn let_wait(&mut self, flow: &FlowTuple, change: impl FnOnce(&mut Waits), base: &mut Base) -> bool {
         let Some(known) = self.flows.get_mut(flow) else { return false };
         let Stage::Introduced { entry, .. } = &mut known.stage else { return false };
         let before = entry.waits;
@@ -160,55 +164,55 @@ impl Node {
             return false;
         }
         let entry = *entry;
-        if let Some(peer) = self.peers.get_mut(&entry.peer) {
+        if let Some(peer) = self.path.session.peers.get_mut(&entry.peer) {
             peer.waiting.flows += usize::from(entry.waits.any());
             peer.waiting.flows -= usize::from(before.any());
         }
-        self.output.ask(FlowOp::Install { flow: *flow, entry }, Asked::Effect("having a connection wait, or go on"));
+        base.ask(FlowOp::Install { flow: *flow, entry }, Asked::Effect("having a connection wait, or go on"));
         true
     }
 
     /// What flows of a peer wait for has changed.
-    fn flows_wait(&mut self, now: Time, id: PeerId, wait: bool) {
-        self.put_binding_in_force(now, id);
+    fn flows_wait(&mut self, now: Time, id: PeerId, wait: bool, base: &mut Base) {
+        base.signal(Signal::Waiting(id));
         if !wait {
-            self.wake_soon(now, id);
+            self.wake_soon(now, id, base);
         }
     }
 
     /// Flows of a peer go on, or go elsewhere.
-    pub(crate) fn wake_soon(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get(&id) else { return };
+    pub(crate) fn wake_soon(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get(&id) else { return };
         let due = peer.waiting.woken.map_or(now, |woken| (woken + WAKE_PAUSE).max(now));
-        self.timers.set_earlier(Timer::Wake(id), due);
+        base.set_timer_earlier(Timer::Wake(id), due);
     }
 
-    fn event_of_waiting(&mut self, id: PeerId, wait: bool, by_peer: bool, flows: Vec<FlowTuple>) {
-        let waiting = self.peers.get(&id).map_or(0, |peer| peer.waiting.flows);
-        self.output.event(Event::Waiting { peer: id, wait, by_peer, flows, waiting });
+    fn event_of_waiting(&mut self, id: PeerId, wait: bool, by_peer: bool, flows: Vec<FlowTuple>, base: &mut Base) {
+        let waiting = self.path.session.peers.get(&id).map_or(0, |peer| peer.waiting.flows);
+        base.event(Event::Waiting { peer: id, wait, by_peer, flows, waiting });
     }
 
     /// Flows go on: their senders are woken.
-    pub(crate) fn wake_flows(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn wake_flows(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         peer.waiting.woken = Some(now);
         // What was under way to another host, whose flows these were, is handed on from there (P-99).
         self.rebound.remove(&id);
-        self.wake_senders(now, id, false);
+        self.wake_senders(now, id, false, base);
     }
 
     /// Tells a peer what it is to be told once what this end has done is done, and saved.
-    pub(crate) fn tell_waiting_soon(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id).filter(|peer| !peer.waiting.is_told()) else { return };
+    pub(crate) fn tell_waiting_soon(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id).filter(|peer| !peer.waiting.is_told()) else { return };
         peer.waiting.tries = 0;
-        self.timers.set_earlier(Timer::Waiting(id), now);
+        base.set_timer_earlier(Timer::Waiting(id), now);
     }
 
     /// Tells a peer what it has not acknowledged. One that is away, or out of reach, is told when it is back.
-    pub(crate) fn tell_waiting(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn tell_waiting(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         if peer.away == Some(Away::Announced) || peer.attachment.is_none() || !peer.has_session() {
-            self.timers.stop(Timer::Waiting(id));
+            base.stop_timer(Timer::Waiting(id));
             return;
         }
         let Some(Words { number, wait, names, .. }) = peer.waiting.next() else { return };
@@ -218,26 +222,26 @@ impl Node {
             Some(beyond) => (LOOK_PAUSE * 2u32.pow(beyond.min(8))).min(LOOK_PAUSE_LONGEST),
             None => peer.repeat_after(peer.waiting.tries),
         };
-        self.timers.set(Timer::Waiting(id), now + again);
-        self.send(id, &[Message::Waiting { number, wait, names }]);
+        base.set_timer(Timer::Waiting(id), now + again);
+        self.path.send(id, &[Message::Waiting { number, wait, names }], base);
     }
 
     /// The peer tells the highest number that it has acted on.
-    pub(crate) fn handle_waiting_seen(&mut self, now: Time, id: PeerId, number: u32) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+    pub(crate) fn handle_waiting_seen(&mut self, now: Time, id: PeerId, number: u32, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
         let Some(words) = peer.waiting.telling.as_mut() else { return };
         if number == words.number {
             peer.waiting.telling = None;
             peer.waiting.tries = 0;
-            self.timers.stop(Timer::Waiting(id));
-            self.tell_waiting(now, id);
+            base.stop_timer(Timer::Waiting(id));
+            self.tell_waiting(now, id, base);
         } else if number > words.number && number < NUMBERS - 1 {
             // This end has lost count, as after a start without memory. Once at once, as in P-17.
             words.number = number + 1;
             let at_once = !std::mem::replace(&mut words.corrected, true);
             peer.waiting.sent = number + 1;
             if at_once {
-                self.tell_waiting(now, id);
+                self.tell_waiting(now, id, base);
             }
         }
     }
@@ -250,18 +254,19 @@ impl Node {
         number: u32,
         wait: bool,
         names: &[u64],
+        base: &mut Base,
     ) -> Option<Message> {
-        let peer = self.peers.get_mut(&id).filter(|_| number < NUMBERS)?;
+        let peer = self.path.session.peers.get_mut(&id).filter(|_| number < NUMBERS)?;
         if number > peer.waiting.seen {
             peer.waiting.seen = number;
             let flows: Vec<FlowTuple> = names.iter().filter_map(|name| peer.named.get(name).copied()).collect();
             let mut changed = flows;
-            changed.retain(|flow| self.let_wait(flow, |waits| waits.there = wait));
+            changed.retain(|flow| self.let_wait(flow, |waits| waits.there = wait, base));
             if !changed.is_empty() {
-                self.flows_wait(now, id, wait);
-                self.event_of_waiting(id, wait, true, changed);
+                self.flows_wait(now, id, wait, base);
+                self.event_of_waiting(id, wait, true, changed, base);
             }
         }
-        self.peers.get(&id).map(|peer| Message::WaitingSeen { number: peer.waiting.seen })
+        self.path.session.peers.get(&id).map(|peer| Message::WaitingSeen { number: peer.waiting.seen })
     }
 }

@@ -1,14 +1,15 @@
 //! What the caller's policy says of single flows: those that are left alone are not introduced, by neither end (P-59).
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::FlowTuple;
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::event::Event;
-use crate::base::op::{FlowOp, Manner, PeerId};
+use crate::base::op::{FlowEntry, FlowOp, Manner, PeerId};
 use crate::base::output::Asked;
-use crate::flow::Stage;
-use crate::node::Node;
+use crate::base::signal::Signal;
+use crate::flow::{FlowLayer, Stage};
 use crate::session::contact::Contact;
 
 /// What is wanted for a flow.
@@ -54,21 +55,17 @@ pub(crate) enum Ruled {
     Free,
 }
 
-impl Node {
-    /// Whether flows that are opened from now on wait for [`Node::handle_ruling`] before anything is done about them. At first
-    /// they do not: then nothing is ruled of any flow.
-    pub fn await_rulings(&mut self, awaited: bool) {
+impl FlowLayer {
+    /// See [`Node::await_rulings`](crate::Node::await_rulings).
+    pub(crate) fn await_rulings(&mut self, awaited: bool) {
         self.flows.await_rulings(awaited);
     }
-
-    /// Whether a flow waits for its ruling.
-    #[must_use]
-    pub fn awaits_ruling(&self, flow: &FlowTuple) -> bool {
+    /// See [`Node::awaits_ruling`](crate::Node::awaits_ruling).
+    pub(crate) fn awaits_ruling(&self, flow: &FlowTuple) -> bool {
         self.flows.get(flow).is_some_and(|known| !known.closed && known.ruling.is_none())
     }
-
-    /// What is wanted for a flow; one that does not wait for it keeps what was said before.
-    pub fn handle_ruling(&mut self, now: Time, flow: FlowTuple, ruling: Ruling) {
+    /// See [`Node::handle_ruling`](crate::Node::handle_ruling).
+    pub(crate) fn handle_ruling(&mut self, now: Time, flow: FlowTuple, ruling: Ruling) {
         let Some(known) = self.flows.get_mut(&flow).filter(|known| known.ruling.is_none()) else { return };
         let excluded = ruling.excluded_by();
         known.ruling = Some(ruling);
@@ -83,7 +80,7 @@ impl Node {
     /// What is wanted for a flow with this peer.
     pub(crate) fn ruled(&self, flow: &FlowTuple, id: PeerId) -> Ruled {
         let Some(ruling) = self.flows.get(flow).and_then(|known| known.ruling.as_ref()) else { return Ruled::Awaited };
-        let rule = self.peers.get(&id).map_or(ruling.otherwise, |peer| ruling.with(&peer.key));
+        let rule = self.path.session.peers.get(&id).map_or(ruling.otherwise, |peer| ruling.with(&peer.key));
         rule.excluded_by.map_or(Ruled::Free, Ruled::Excluded)
     }
 
@@ -91,29 +88,25 @@ impl Node {
     pub(crate) fn ruled_beforehand(&self, flow: &FlowTuple) -> Ruled {
         let address = flow.remote.ip();
         let Some(ruling) = self.flows.get(flow).and_then(|known| known.ruling.as_ref()) else { return Ruled::Awaited };
-        let expected = match self.contacts.addresses.get(&address) {
-            Some(Contact::Known(id)) => self.peers.get(id).map(|peer| &peer.key),
-            _ => self.config.known_keys.get(&address),
+        let expected = match self.path.session.contacts.addresses.get(&address) {
+            Some(Contact::Known(id)) => self.path.session.peers.get(id).map(|peer| peer.key),
+            _ => self.path.session.contacts.known_key(&address),
         };
-        let excluded = expected.map_or_else(|| ruling.excluded_by(), |key| ruling.with(key).excluded_by);
+        let excluded = expected.map_or_else(|| ruling.excluded_by(), |key| ruling.with(&key).excluded_by);
         excluded.map_or(Ruled::Free, Ruled::Excluded)
     }
 
     /// Somebody else opened a connection under the names of a flow that has moved, and is refused, or will get through when
     /// the flow has gone: as its ruling wants it.
-    pub fn handle_claim(&mut self, now: Time, flow: FlowTuple) {
-        let Some(entry) = self.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
-        if flow.transport == Transport::Udp {
-            return self.handle_datagram_claim(now, flow, &entry);
-        }
+    pub(crate) fn take_claimed(&mut self, now: Time, flow: FlowTuple, entry: &FlowEntry, base: &mut Base) {
         let given_up = entry.manner.gives_way;
-        self.output.event(Event::Claimed { flow, peer: entry.peer, given_up });
+        base.event(Event::Claimed { flow, peer: entry.peer, given_up });
         if given_up {
             // The reset takes the way that the data plane still knows.
-            self.output.ask(FlowOp::Abort { flow }, Asked::Effect("aborting a connection"));
-            self.forget_flow(&flow);
-            self.idle_later(now, entry.peer);
-            self.refresh_sets();
+            base.ask(FlowOp::Abort { flow }, Asked::Effect("aborting a connection"));
+            self.forget_flow(&flow, base);
+            self.idle_later(now, entry.peer, base);
+            base.signal(Signal::FlowsGone);
         }
     }
 

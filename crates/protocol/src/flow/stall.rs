@@ -7,11 +7,6 @@ use std::time::Duration;
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
-use crate::base::event::Event;
-use crate::base::op::{Carrier, PeerId};
-use crate::base::timer::Timer;
-use crate::node::Node;
-use crate::session::peer::CarrierProbe;
 
 /// Flows whose stalls are remembered of one peer, and for how long.
 const STALLS: usize = 16;
@@ -38,7 +33,7 @@ impl Stalls {
     ///
     /// The kernel tells of the second, fourth, eighth … time that it sends the same, at pauses that double: after a third of
     /// the time between two reports it has been sent once more at the least.
-    fn note(&mut self, now: Time, flow: FlowTuple) -> bool {
+    pub(crate) fn note(&mut self, now: Time, flow: FlowTuple) -> bool {
         self.flows.retain(|_, last| *last + STALLS_FOR > now);
         let room = self.flows.len() < STALLS;
         let Some(last) = self.flows.get_mut(&flow) else {
@@ -58,54 +53,18 @@ impl Stalls {
         self.suspected.take().is_some_and(|suspected| now <= suspected + ANSWER_WITHIN)
     }
 
+    /// A flow stands still though the path was answered.
+    pub(crate) fn suspect(&mut self, now: Time) {
+        self.suspected = Some(now);
+    }
+
+    /// When the path is to be checked next.
+    pub(crate) fn next_check(&self, now: Time) -> Time {
+        let last = self.answered.filter(|_| self.suspected.is_none());
+        last.map_or(now, |answered| (answered + CHECKS_APART).max(now))
+    }
+
     pub(crate) fn entries(&self) -> usize {
         self.flows.len()
-    }
-}
-
-impl Node {
-    /// A flow has sent the same for the third time and more, and nobody answers. The checks of the path show whether its
-    /// peer is there (P-45).
-    pub fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple) {
-        let Some(entry) = self.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
-        let id = entry.peer;
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let waits = entry.waits.any() || peer.carrier == Carrier::Hold && peer.moved_flows() > 0;
-        if waits || !peer.carries() {
-            return;
-        }
-        // What never left home fares as without Whimbrel.
-        let native = entry.home == peer.places_in_force();
-        let otherwise = if native { peer.has_moved() } else { peer.carrier != Carrier::Tunnel };
-        let able = self.config.carriers.tunnel && peer.has_session();
-        if peer.stalls.note(now, flow) && otherwise && able {
-            peer.stalls.suspected = Some(now);
-        }
-        if peer.stalled {
-            return;
-        }
-        peer.stalled = true;
-        if peer.check.is_none() {
-            let last = peer.stalls.answered.filter(|_| peer.stalls.suspected.is_none());
-            let due = last.map_or(now, |answered| (answered + CHECKS_APART).max(now));
-            self.timers.set(Timer::Keepalive(id), due);
-        } else {
-            // One is under way, and may be repeated at long intervals.
-            let due = now + peer.repeat_after(1);
-            self.timers.set_earlier(Timer::Keepalive(id), due);
-        }
-    }
-
-    /// The peer answers, and flows with it that go as themselves or rewritten do not: something on the way has forgotten
-    /// them. They go by the tunnel from now on, both ways (P-49).
-    pub(crate) fn fall_back(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.carries()) else { return };
-        peer.stalls = Stalls::default();
-        peer.stalled = false;
-        peer.only_tunnel = true;
-        peer.probe = CarrierProbe::default();
-        self.timers.stop(Timer::Probe(id));
-        self.uproot_all(now, id, true);
-        self.output.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
     }
 }

@@ -1,6 +1,6 @@
 //! The flows of this host that are known, and what they are found by.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -33,6 +33,8 @@ pub(crate) struct Flows {
     closed: VecDeque<(Time, FlowTuple)>,
     /// Ports of this host that no moved flow is called by.
     ports: Ports,
+    /// Flows whose sockets are on their way, from here or to here: who has them is being decided.
+    reserved: HashSet<FlowTuple>,
     /// Flows that are opened from now on wait for their ruling.
     awaits_rulings: bool,
 }
@@ -47,6 +49,7 @@ impl Flows {
             young: VecDeque::new(),
             closed: VecDeque::new(),
             ports: Ports::new(config, random),
+            reserved: HashSet::new(),
             awaits_rulings: false,
         }
     }
@@ -127,6 +130,20 @@ impl Flows {
             }
         }
         Some(known)
+    }
+
+    /// A flow's socket is on its way from now on, or no more.
+    pub(crate) fn reserve(&mut self, flow: FlowTuple, reserved: bool) {
+        if reserved {
+            self.reserved.insert(flow);
+        } else {
+            self.reserved.remove(&flow);
+        }
+    }
+
+    /// Whether a flow's socket is on its way.
+    pub(crate) fn is_reserved(&self, flow: &FlowTuple) -> bool {
+        self.reserved.contains(flow)
     }
 
     /// The flow that a nonce of ours is in.

@@ -5,10 +5,11 @@ use whimbrel_wire::FlowTuple;
 use crate::Time;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, SavedPeer};
 use crate::base::output::Asked;
+use crate::base::pace::{IDLE, LOOK_PAUSE};
 use crate::base::timer::Timer;
 use crate::binding::absence::VANISHED;
 use crate::flow::Flow;
-use crate::node::{IDLE, Node};
+use crate::node::Node;
 use crate::session::peer::Peer;
 
 impl Node {
@@ -17,36 +18,34 @@ impl Node {
     pub fn restore(&mut self, now: Time, peers: Vec<SavedPeer>, flows: Vec<(FlowTuple, FlowEntry)>) {
         for saved in peers {
             let peer = Peer::restored(&saved, now);
-            self.next_peer = self.next_peer.max(saved.id.0 + 1);
-            self.by_key.insert(saved.key, saved.id);
-            self.peers.insert(saved.id, peer);
+            self.binding.flow.path.session.restore(peer);
         }
         for (flow, entry) in flows {
-            let spoken_for = entry.end != LocalEnd::Passing || self.is_behind(flow.local.ip());
-            let Some(peer) = self.peers.get_mut(&entry.peer).filter(|_| spoken_for) else {
-                self.output.ask(FlowOp::Remove { flow }, Asked::Effect("removing a flow of nobody"));
+            let spoken_for = entry.end != LocalEnd::Passing || self.base.attachments().is_behind(flow.local.ip());
+            let Some(peer) = self.binding.flow.path.session.peers.get_mut(&entry.peer).filter(|_| spoken_for) else {
+                self.base.ask(FlowOp::Remove { flow }, Asked::Effect("removing a flow of nobody"));
                 continue;
             };
             peer.add_flow(flow, &entry);
-            self.flows.put(flow, Flow::introduced(entry, now));
+            self.binding.flow.flows.put(flow, Flow::introduced(entry, now));
         }
-        let ids: Vec<PeerId> = self.peers.keys().copied().collect();
+        let ids: Vec<PeerId> = self.binding.flow.path.session.peers.keys().copied().collect();
         for id in ids {
-            if self.peers[&id].flows.is_empty() {
-                self.timers.set(Timer::Idle(id), now + IDLE);
+            if self.binding.flow.path.session.peers[&id].flows.is_empty() {
+                self.base.set_timer(Timer::Idle(id), now + IDLE);
             } else {
-                if self.peers[&id].away.is_some() {
-                    self.timers.set(Timer::Keepalive(id), now + crate::binding::absence::LOOK_PAUSE);
+                if self.binding.flow.path.session.peers[&id].away.is_some() {
+                    self.base.set_timer(Timer::Keepalive(id), now + LOOK_PAUSE);
                 }
                 // Before the peer is saved, with the numbers of these words.
-                self.tell_waiting_again(id);
-                self.put_binding_in_force(now, id);
-                self.accept_former(now, id);
-                self.reach_again(now, id);
-                self.timers.set(Timer::Vanished(id), now + VANISHED);
+                self.binding.flow.tell_waiting_again(id, &mut self.base);
+                self.binding.put_binding_in_force(now, id, &mut self.base);
+                self.binding.accept_former(now, id, &mut self.base);
+                self.binding.flow.path.session.reach_again(now, id, &mut self.base);
+                self.base.set_timer(Timer::Vanished(id), now + VANISHED);
             }
         }
-        self.refresh_sets();
-        self.meet_later(now);
+        self.binding.refresh_sets(&mut self.base);
+        self.rendezvous.meet_later(now, &mut self.base);
     }
 }

@@ -5,13 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
 use crate::base::op::{Carrier, FlowEntry, LocalEnd, PeerId, Places};
 use crate::flow::{Flow, FlowView};
 use crate::node::Node;
+use crate::role::Role;
 use crate::session::peer::{Away, Peer};
 
 /// A peer as `whimbrel peers` and `whimbrel paths` show it.
@@ -59,14 +59,14 @@ impl Node {
     /// The number of the peer with this key, and its smoothed round trip, where that was measured.
     #[must_use]
     pub fn peer_with(&self, key: &PublicKey) -> Option<(PeerId, Option<Duration>)> {
-        let id = *self.by_key.get(key)?;
-        Some((id, self.peers.get(&id).and_then(|peer| peer.round_trip)))
+        let id = *self.binding.flow.path.session.by_key.get(key)?;
+        Some((id, self.binding.flow.path.session.peers.get(&id).and_then(|peer| peer.round_trip)))
     }
 
     /// All peers, by number.
     pub fn peers(&self) -> impl Iterator<Item = PeerView> + '_ {
-        let ended = self.ended();
-        self.peers.values().map(move |peer| PeerView {
+        let ended = self.binding.ended();
+        self.binding.flow.path.session.peers.values().map(move |peer| PeerView {
             id: peer.id,
             key: peer.key,
             remote: peer.remote,
@@ -92,61 +92,61 @@ impl Node {
         })
     }
 
-    /// Whether there is a socket with this tuple, as far as the node was told.
-    #[must_use]
-    pub fn has_flow(&self, flow: &FlowTuple) -> bool {
-        self.flows.get(flow).is_some_and(|known| !known.closed)
-    }
-
     /// All flows that are known and have not ended, in no order.
     pub fn flows(&self) -> impl Iterator<Item = FlowView> + '_ {
         let ending = |entry: &FlowEntry| {
             let is_ending = |name| self.moves.as_ref().is_some_and(|moves| moves.is_ending(&name));
-            entry.end == LocalEnd::Behind && self.name_of(entry).is_some_and(is_ending)
+            entry.end == LocalEnd::Behind && self.binding.flow.name_of(entry).is_some_and(is_ending)
         };
         let there = move |flow: &Flow| !flow.closed && !flow.entry().is_some_and(ending);
-        self.flows.iter().filter(move |(_, flow)| there(flow)).map(|(tuple, flow)| {
-            let peer = flow.entry().and_then(|entry| self.peers.get(&entry.peer));
+        self.binding.flow.flows.iter().filter(move |(_, flow)| there(flow)).map(|(tuple, flow)| {
+            let peer = flow.entry().and_then(|entry| self.binding.flow.path.session.peers.get(&entry.peer));
             let places = peer.map(Peer::places_in_force);
             flow.view(*tuple, places)
         })
     }
 
+    /// Whether an address is that of a host behind this one (P-100).
+    #[must_use]
+    pub fn is_behind(&self, address: IpAddr) -> bool {
+        self.base.attachments().is_behind(address)
+    }
+
     /// This host's public key.
     #[must_use]
     pub fn public_key(&self) -> PublicKey {
-        self.key.public()
+        self.base.public_key()
     }
 
     /// Entries of all tables together: what must not grow without bound.
     #[must_use]
     pub fn entries(&self) -> usize {
-        let peers: usize = self.peers.values().map(Peer::entries).sum();
+        let peers: usize = self.binding.flow.path.session.peers.values().map(Peer::entries).sum();
         let own = [
-            self.flows.entries(),
-            self.output.awaited(),
-            self.by_index.len(),
-            self.by_key.len(),
-            self.listening.len(),
-            self.keeping.len(),
-            self.leaving.len(),
-            self.reaching.len(),
-            self.failed.len(),
-            self.sightings.entries(),
+            self.binding.flow.flows.entries(),
+            self.base.awaited(),
+            self.binding.flow.path.session.by_index.len(),
+            self.binding.flow.path.session.by_key.len(),
+            self.binding.listening.len(),
+            self.binding.keeping.len(),
+            self.binding.leaving.len(),
+            self.binding.reaching.len(),
+            self.binding.failed.len(),
+            self.binding.flow.path.sightings.entries(),
         ];
         peers
             + own.iter().sum::<usize>()
-            + self.contacts.entries()
+            + self.binding.flow.path.session.contacts.entries()
             + self.rendezvous.entries()
-            + self.meetings.entries()
-            + self.stand_ins.entries()
             + self.community.entries()
+            + self.gateway.entries()
+            + self.referral.entries()
             + self.moves.as_ref().map_or(0, |moves| moves.entries())
     }
 
     /// Distinct addresses of peers' flows; for tests of invariants.
     #[must_use]
     pub fn kept_addresses(&self) -> HashSet<IpAddr> {
-        self.keeping.iter().copied().collect()
+        self.binding.keeping.iter().copied().collect()
     }
 }

@@ -1,20 +1,16 @@
 //! Addresses that several hosts share, as behind a NAT: what comes from one may be anybody's there (`docs/protocol.md` §5, P-136).
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 
 use crate::Time;
-use crate::base::op::{Binding, Carrier, PeerId};
-use crate::base::timer::Timer;
-use crate::node::Node;
-use crate::session::peer::Peer;
 
 /// How long an address counts as shared after that was last seen: as long as a NAT keeps a mapping that is not used (RFC 4787,
-/// REQ-5), which is four checks of a path behind it ([`KEEPALIVE`](crate::node::KEEPALIVE)).
-const SHARED: Duration = Duration::from_secs(120);
+/// REQ-5), which is four checks of a path behind it ([`KEEPALIVE`](crate::base::pace::KEEPALIVE)).
+pub(crate) const SHARED: Duration = Duration::from_secs(120);
 /// Addresses of a family that are remembered. Each stands for a host that has shown that it is there, so that only who has so many
 /// addresses can push one out; the longest unseen goes first.
 const SIGHTINGS_MOST: usize = 4096;
@@ -37,7 +33,7 @@ pub(crate) struct Sightings {
 impl Sightings {
     /// Who has this key has shown to be at an address, `translated`: behind a NAT there. Tells whether the address counts as shared
     /// since then and not before.
-    fn note(&mut self, now: Time, address: IpAddr, key: PublicKey, translated: bool) -> bool {
+    pub(crate) fn note(&mut self, now: Time, address: IpAddr, key: PublicKey, translated: bool) -> bool {
         if !self.at.contains_key(&address) {
             self.make_room(now, address.is_ipv4());
         }
@@ -70,7 +66,7 @@ impl Sightings {
     }
 
     /// Takes the addresses that count as shared no more, and tells when the next one does not.
-    fn take_over(&mut self, now: Time) -> (Vec<IpAddr>, Option<Time>) {
+    pub(crate) fn take_over(&mut self, now: Time) -> (Vec<IpAddr>, Option<Time>) {
         let mut over = Vec::new();
         for (address, sighting) in &mut self.at {
             if sighting.shared.take_if(|until| *until <= now).is_some() {
@@ -84,75 +80,6 @@ impl Sightings {
 
     pub(crate) fn entries(&self) -> usize {
         self.at.len()
-    }
-}
-
-impl Binding {
-    /// Whether rewritten packets are taken from an address.
-    fn is_at(&self, address: IpAddr) -> bool {
-        let present = !self.local_locator.is_unspecified() && self.peer_locator == address;
-        present || self.former.iter().any(|(_, peer)| *peer == address)
-    }
-
-    /// Nothing is taken rewritten from an address any more. `otherwise`: how moved flows go that were rewritten to it.
-    fn leave_pairs(&mut self, address: IpAddr, otherwise: Carrier) {
-        self.former.retain(|(_, peer)| *peer != address);
-        if self.peer_locator != address {
-            return;
-        }
-        self.local_locator = match self.local_locator {
-            IpAddr::V4(_) => IpAddr::from([0; 4]),
-            IpAddr::V6(_) => IpAddr::from([0; 16]),
-        };
-        if matches!(self.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
-            self.carrier = otherwise;
-        }
-    }
-}
-
-impl Node {
-    /// A peer has shown that it is at an endpoint: what was sent there alone has come back in its session. Nothing that a datagram's
-    /// source says by itself counts (P-136).
-    pub(crate) fn note_sighting(&mut self, now: Time, id: PeerId, at: Option<SocketAddr>) {
-        let (Some(peer), Some(at)) = (self.peers.get(&id), at) else { return };
-        let translated = if at == peer.remote { peer.is_mapped() } else { at.port() != self.config.port };
-        if !self.sightings.note(now, at.ip(), peer.key, translated) {
-            return;
-        }
-        self.timers.set_earlier(Timer::Shared, now + SHARED);
-        // Nothing is taken from there for a peer's own any more, at once.
-        let there = |pair: &(IpAddr, IpAddr)| pair.1 == at.ip();
-        let in_force = |peer: &Peer| peer.meanwhile().is_some_and(|meanwhile| meanwhile.binding.is_at(at.ip()));
-        let peers = self.peers.values();
-        let peers = peers.filter(|peer| peer.pair.iter().chain(&peer.former).any(there) || in_force(peer));
-        let tunnel = self.config.carriers.tunnel;
-        for other in peers.map(|peer| peer.id).collect::<Vec<_>>() {
-            if let Some(peer) = self.peers.get_mut(&other) {
-                peer.former.retain(|pair| !there(pair));
-                // What stays in force until an update of ours is answered does so without them.
-                let meanwhile = peer.update.as_mut().and_then(|update| update.meanwhile.as_mut());
-                if let Some(meanwhile) = meanwhile {
-                    meanwhile.binding.leave_pairs(at.ip(), if tunnel { Carrier::Tunnel } else { Carrier::Hold });
-                }
-            }
-            self.put_binding_in_force(now, other);
-        }
-        self.refresh_sets();
-    }
-
-    /// Addresses count as shared no more: who is there alone may have what goes between it and this host.
-    pub(crate) fn regain_pairs(&mut self, now: Time) {
-        let (over, next) = self.sightings.take_over(now);
-        if let Some(next) = next {
-            self.timers.set(Timer::Shared, next);
-        }
-        let peers = self.peers.values().filter(|peer| !peer.flows.is_empty() && over.contains(&peer.remote.ip()));
-        for id in peers.map(|peer| peer.id).collect::<Vec<_>>() {
-            self.put_binding_in_force(now, id);
-            if self.peers.get(&id).is_some_and(|peer| peer.probe.leading && peer.moved_flows() > 0) {
-                self.probe_carrier(now, id);
-            }
-        }
     }
 }
 

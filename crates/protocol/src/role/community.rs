@@ -25,16 +25,21 @@ use std::time::Duration;
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::community::{CommunitySecret, MemberStanding, is_name};
+use whimbrel_wire::message::Message;
 
 use crate::Time;
+use crate::base::Base;
+use crate::base::arrival::Arrival;
 use crate::base::bucket::Bucket;
 use crate::base::config::Trust;
 use crate::base::event::community::CommunityEvent;
-use crate::base::op::{SavedCommunity, StoreOp};
+use crate::base::grant::Grant;
+use crate::base::op::{PeerId, SavedCommunity, StoreOp};
 use crate::base::output::Asked;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
-use crate::node::Node;
-use crate::role::relocation::Grant;
+use crate::binding::BindingLayer;
+use crate::role::Role;
 
 pub use code::{InvalidCode, OneTimeCode};
 pub use op::{CommunityRefused, CommunityView, GrantView, HostView, OfferView, Offered};
@@ -76,6 +81,8 @@ pub(crate) struct Community {
     next_number: u16,
     /// When places of hosts are saved that were met elsewhere than before.
     unsaved: Option<Time>,
+    /// What strangers are granted now; `None` where this host moves no sockets.
+    grants: Option<Vec<Grant>>,
 }
 
 impl Default for Community {
@@ -92,7 +99,54 @@ impl Default for Community {
             rosters: Bucket::of(ROSTERS.0, ROSTERS.1),
             next_number: 1,
             unsaved: None,
+            grants: None,
         }
+    }
+}
+
+impl Role for Community {
+    fn takes(message: &Message) -> bool {
+        matches!(message, Message::Community(_))
+    }
+
+    fn handle_message(
+        &mut self,
+        now: Time,
+        from: PeerId,
+        arrival: &Arrival,
+        message: Message,
+        answers: &mut Vec<Message>,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
+        if let Message::Community(word) = message {
+            answers.extend(self.handle_word(now, from, arrival, word, low, base));
+        }
+    }
+
+    fn handle_signal(&mut self, now: Time, signal: &Signal, low: &mut BindingLayer, base: &mut Base) {
+        match signal {
+            Signal::NetworkChanged | Signal::Returned => self.hurry_community(now, base),
+            Signal::SessionUp(id) => self.note_community_session(now, *id, low, base),
+            _ => {}
+        }
+    }
+
+    fn handle_timer(&mut self, now: Time, timer: Timer, low: &mut BindingLayer, base: &mut Base) -> bool {
+        let is_own = timer == Timer::Community;
+        if is_own {
+            self.continue_community(now, low, base);
+        }
+        is_own
+    }
+
+    fn forget_peer(&mut self, _: PeerId, _: PublicKey, _: &mut BindingLayer, _: &mut Base) {}
+
+    /// Entries of all tables together.
+    fn entries(&self) -> usize {
+        let exchanges: usize = self.offers.values().map(Offer::entries).sum();
+        let statements = self.roster.as_ref().map_or(0, |roster| roster.statements().count());
+        statements + self.hints.len() + self.telling.len() + exchanges + self.spent.len()
     }
 }
 
@@ -102,11 +156,9 @@ impl Community {
         self.roster.as_ref().filter(|roster| roster.has(me))
     }
 
-    /// Entries of all tables together.
-    pub(crate) fn entries(&self) -> usize {
-        let exchanges: usize = self.offers.values().map(Offer::entries).sum();
-        let statements = self.roster.as_ref().map_or(0, |roster| roster.statements().count());
-        statements + self.hints.len() + self.telling.len() + exchanges + self.spent.len()
+    /// This host moves sockets, and strangers are granted these now.
+    pub(crate) fn set_grants(&mut self, grants: Vec<Grant>) {
+        self.grants = Some(grants);
     }
 
     fn saved(&self) -> Option<SavedCommunity> {
@@ -121,173 +173,176 @@ impl Community {
     }
 }
 
-impl Node {
-    /// Whether a host belongs to this host's community. This host itself does, where there is one.
-    #[must_use]
-    pub fn is_in_community(&self, host: &PublicKey) -> bool {
-        self.community.own(&self.key.public()).is_some_and(|roster| roster.has(host))
+impl Community {
+    /// See [`Node::is_in_community`](crate::Node::is_in_community).
+    pub(crate) fn is_in_community(&self, host: &PublicKey, base: &Base) -> bool {
+        self.own(&base.public_key()).is_some_and(|roster| roster.has(host))
     }
-
-    /// What people call a host of this host's community, where no other host of it is called so (P-120).
-    #[must_use]
-    pub fn name_of_member(&self, host: &PublicKey) -> Option<&str> {
-        let roster = self.community.own(&self.key.public())?;
+    /// See [`Node::name_of_member`](crate::Node::name_of_member).
+    pub(crate) fn name_of_member(&self, host: &PublicKey, base: &Base) -> Option<&str> {
+        let roster = self.own(&base.public_key())?;
         let name = roster.about(host).filter(|_| roster.has(host))?.name.as_str();
         (!roster.is_another_called(name, host)).then_some(name)
     }
-
-    /// Takes over what was saved of the community, behind [`Node::restore`].
-    ///
-    /// # Errors
-    /// A statement is not the community's. Nothing is taken over.
-    pub fn restore_community(&mut self, now: Time, saved: &SavedCommunity) -> Result<(), CommunityRefused> {
+    /// See [`Node::restore_community`](crate::Node::restore_community).
+    pub(crate) fn restore_community(
+        &mut self,
+        now: Time,
+        saved: &SavedCommunity,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) -> Result<(), CommunityRefused> {
         let roster = Roster::of(saved.community, saved.secret.clone());
         let mut roster = roster.ok_or(CommunityRefused::Forged)?;
         for (statement, at) in &saved.statements {
             if roster.hear(statement) != roster::Told::News {
                 return Err(CommunityRefused::Forged);
             }
-            self.community.hints.extend(at.map(|at| (PublicKey::from(statement.host), at)));
+            self.hints.extend(at.map(|at| (PublicKey::from(statement.host), at)));
         }
-        self.community.roster = Some(roster);
-        self.tell_everybody(now);
+        self.roster = Some(roster);
+        self.tell_everybody(now, low, base);
         Ok(())
     }
-
-    /// Makes a community of this host alone. It is its steward.
-    ///
-    /// # Errors
-    /// This host belongs to one, or may not be called so.
-    pub fn found_community(&mut self, now: Time, name: &str) -> Result<(), CommunityRefused> {
-        self.check_joinable(name)?;
+    /// See [`Node::found_community`](crate::Node::found_community).
+    pub(crate) fn found_community(
+        &mut self,
+        now: Time,
+        name: &str,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) -> Result<(), CommunityRefused> {
+        self.check_joinable(name, base)?;
         let mut seed = [0; 32];
-        self.random.fill(&mut seed);
+        base.random().fill(&mut seed);
         let mut roster = Roster::found(CommunitySecret(seed)).ok_or(CommunityRefused::Forged)?;
-        let me = self.key.public();
+        let me = base.public_key();
         roster.state(&me, MemberStanding::Steward, name).ok_or(CommunityRefused::Forged)?;
-        self.community.hints.clear();
-        self.community.roster = Some(roster);
-        self.save_community();
-        self.tell_everybody(now);
+        self.hints.clear();
+        self.roster = Some(roster);
+        self.save_community(base);
+        self.tell_everybody(now, low, base);
         Ok(())
     }
-
-    /// Opens a code by which a host can join this host's community.
-    ///
-    /// # Errors
-    /// This host may not invite, or too many codes are open.
-    pub fn invite(&mut self, now: Time, steward: bool) -> Result<OneTimeCode, CommunityRefused> {
-        self.steward()?;
-        self.open_offer(now, Offered::Membership { steward })
+    /// See [`Node::invite`](crate::Node::invite).
+    pub(crate) fn invite(
+        &mut self,
+        now: Time,
+        steward: bool,
+        base: &mut Base,
+    ) -> Result<OneTimeCode, CommunityRefused> {
+        self.steward(base)?;
+        self.open_offer(now, Offered::Membership { steward }, base)
     }
-
-    /// Opens a code by which a host that is a stranger may be given one connection, once.
-    ///
-    /// # Errors
-    /// This host moves no sockets, has no such connection, or too many codes are open.
-    pub fn offer_connection(&mut self, now: Time, flow: FlowTuple) -> Result<OneTimeCode, CommunityRefused> {
-        if self.moves.is_none() {
+    /// See [`Node::offer_connection`](crate::Node::offer_connection).
+    pub(crate) fn offer_connection(
+        &mut self,
+        now: Time,
+        flow: FlowTuple,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) -> Result<OneTimeCode, CommunityRefused> {
+        if self.grants.is_none() {
             return Err(CommunityRefused::NoMoves);
         }
-        if !self.has_flow(&flow) {
+        if !low.flow.has_flow(&flow) {
             return Err(CommunityRefused::NoSuchConnection);
         }
-        self.open_offer(now, Offered::Connection { flow })
+        self.open_offer(now, Offered::Connection { flow }, base)
     }
 
-    fn open_offer(&mut self, now: Time, what: Offered) -> Result<OneTimeCode, CommunityRefused> {
-        if self.config.trust == Trust::Pinned {
+    fn open_offer(&mut self, now: Time, what: Offered, base: &mut Base) -> Result<OneTimeCode, CommunityRefused> {
+        if base.config().trust == Trust::Pinned {
             return Err(CommunityRefused::Pinned);
         }
-        let grants = self.moves.as_ref().map_or(0, |moves| moves.grants().count());
-        if self.community.offers.len() + grants >= OPEN_MOST {
+        let grants = self.grants.as_ref().map_or(0, Vec::len);
+        if self.offers.len() + grants >= OPEN_MOST {
             return Err(CommunityRefused::TooMany);
         }
         let number = self.free_number();
-        let code = OneTimeCode::draw(number, &mut self.random);
-        self.community.offers.insert(number, Offer::new(code, what, now + CODE_LIFETIME));
-        self.schedule_community(now);
+        let code = OneTimeCode::draw(number, base.random());
+        self.offers.insert(number, Offer::new(code, what, now + CODE_LIFETIME));
+        self.schedule_community(now, base);
         Ok(code)
     }
 
     /// A number that neither a code nor a grant has, and that none had a moment ago.
     fn free_number(&mut self) -> u16 {
         loop {
-            let number = self.community.next_number;
-            self.community.next_number = number % 999 + 1;
-            let granted = self.moves.as_ref().is_some_and(|moves| moves.grants().any(|grant| grant.number == number));
-            if !granted && !self.community.offers.contains_key(&number) {
+            let number = self.next_number;
+            self.next_number = number % 999 + 1;
+            let granted = self.grants.iter().flatten().any(|grant| grant.number == number);
+            if !granted && !self.offers.contains_key(&number) {
                 return number;
             }
         }
     }
 
-    /// Takes back a code that nobody has used, or a grant: a move that it let begin and that is not decided comes to nothing.
-    /// Tells whether there was one.
-    pub fn withdraw(&mut self, now: Time, number: u16) -> bool {
-        let offered = self.community.offers.remove(&number).is_some_and(|offer| !offer.is_done());
-        let granted = self.withdraw_grant(now, number);
-        self.schedule_community(now);
-        offered || granted
+    /// Takes back a code that nobody has used. Tells whether there was one.
+    pub(crate) fn withdraw_offer(&mut self, now: Time, number: u16, base: &mut Base) -> bool {
+        let offered = self.offers.remove(&number).is_some_and(|offer| !offer.is_done());
+        self.schedule_community(now, base);
+        offered
     }
-
-    /// From now on a host belongs to the community no more.
-    ///
-    /// # Errors
-    /// This host may not say so, or the other is no member.
-    pub fn revoke(&mut self, now: Time, host: &PublicKey) -> Result<(), CommunityRefused> {
-        if *host == self.key.public() {
+    /// See [`Node::revoke`](crate::Node::revoke).
+    pub(crate) fn revoke(
+        &mut self,
+        now: Time,
+        host: &PublicKey,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) -> Result<(), CommunityRefused> {
+        if *host == base.public_key() {
             return Err(CommunityRefused::Itself);
         }
-        self.steward()?;
-        let Some(roster) = &mut self.community.roster else { return Err(CommunityRefused::NotIn) };
+        self.steward(base)?;
+        let Some(roster) = &mut self.roster else { return Err(CommunityRefused::NotIn) };
         let name = roster.about(host).filter(|_| roster.has(host)).map(|statement| statement.name.clone());
         let name = name.ok_or(CommunityRefused::NoSuchHost)?;
         roster.state(host, MemberStanding::Revoked, &name).ok_or(CommunityRefused::Forged)?;
-        self.output.event(CommunityEvent::HostRevoked { host: *host, name });
-        self.save_community();
+        base.event(CommunityEvent::HostRevoked { host: *host, name });
+        self.save_community(base);
         // It learns that, too.
         self.tell_one(*host);
-        self.tell_everybody(now);
+        self.tell_everybody(now, low, base);
         Ok(())
     }
-
-    /// Forgets the community. The others go on to count this host as theirs until one of them revokes it.
-    ///
-    /// # Errors
-    /// There is none.
-    pub fn leave_community(&mut self, now: Time) -> Result<(), CommunityRefused> {
-        self.community.roster.take().ok_or(CommunityRefused::NotIn)?;
-        self.community.hints.clear();
-        self.community.offers.retain(|_, offer| !offer.is_for_members());
-        self.output.ask(StoreOp::ForgetCommunity, Asked::Effect("forgetting the community"));
-        self.tell_everybody(now);
+    /// See [`Node::leave_community`](crate::Node::leave_community).
+    pub(crate) fn leave_community(
+        &mut self,
+        now: Time,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) -> Result<(), CommunityRefused> {
+        self.roster.take().ok_or(CommunityRefused::NotIn)?;
+        self.hints.clear();
+        self.offers.retain(|_, offer| !offer.is_for_members());
+        base.ask(StoreOp::ForgetCommunity, Asked::Effect("forgetting the community"));
+        self.tell_everybody(now, low, base);
         Ok(())
     }
-
-    /// What people are shown of the community.
-    #[must_use]
-    pub fn community(&self, now: Time) -> CommunityView {
-        let me = self.key.public();
+    /// See [`Node::community`](crate::Node::community).
+    pub(crate) fn community(&self, now: Time, low: &BindingLayer, base: &Base) -> CommunityView {
+        let me = base.public_key();
         // One that has been joined a moment ago, and of which no statement has come yet, is none.
-        let own = self.community.roster.as_ref().filter(|roster| roster.about(&me).is_some());
+        let own = self.roster.as_ref().filter(|roster| roster.about(&me).is_some());
         let digest = own.map(Roster::digest);
         let statements = own.into_iter().flat_map(Roster::statements);
         let hosts = statements.map(|statement| {
             let key = PublicKey::from(statement.host);
-            let peer = self.by_key.get(&key).and_then(|id| self.peers.get(id));
+            let peer = low.flow.path.session.by_key.get(&key).and_then(|id| low.flow.path.session.peers.get(id));
             HostView {
                 key,
                 name: statement.name.clone(),
                 standing: statement.standing,
                 here: key == me,
-                at: peer.map(|peer| peer.remote).or_else(|| self.community.hints.get(&key).copied()),
+                at: peer.map(|peer| peer.remote).or_else(|| self.hints.get(&key).copied()),
                 session: peer.is_some_and(crate::session::peer::Peer::has_session),
-                knows: key == me || self.community.telling.get(&key).is_some_and(|telling| telling.knows(digest)),
+                knows: key == me || self.telling.get(&key).is_some_and(|telling| telling.knows(digest)),
             }
         });
-        let offers = self.community.offers.iter().filter(|(_, offer)| !offer.is_done() && offer.until > now);
-        let grants = self.moves.iter().flat_map(|moves| moves.grants()).filter(|grant| grant.until > now);
+        let offers = self.offers.iter().filter(|(_, offer)| !offer.is_done() && offer.until > now);
+        let grants = self.grants.iter().flatten().filter(|grant| grant.until > now);
         CommunityView {
             community: own.map(|roster| *roster.community()),
             standing: own.and_then(|roster| roster.about(&me)).map(|statement| statement.standing),
@@ -299,13 +354,13 @@ impl Node {
                     left: offer.until.since(now),
                 })
                 .collect(),
-            grants: grants.map(|grant| grant.view(now)).collect(),
+            grants: grants.map(|grant| view(grant, now)).collect(),
         }
     }
 
     /// Whether this host may begin to belong to a community.
-    fn check_joinable(&self, name: &str) -> Result<(), CommunityRefused> {
-        if self.community.own(&self.key.public()).is_some() {
+    fn check_joinable(&self, name: &str, base: &Base) -> Result<(), CommunityRefused> {
+        if self.own(&base.public_key()).is_some() {
             return Err(CommunityRefused::AlreadyIn);
         }
         if !is_name(name) {
@@ -314,77 +369,72 @@ impl Node {
         Ok(())
     }
 
-    fn steward(&self) -> Result<(), CommunityRefused> {
-        let roster = self.community.own(&self.key.public()).ok_or(CommunityRefused::NotIn)?;
+    fn steward(&self, base: &Base) -> Result<(), CommunityRefused> {
+        let roster = self.own(&base.public_key()).ok_or(CommunityRefused::NotIn)?;
         roster.secret().map(|_| ()).ok_or(CommunityRefused::NotSteward)
     }
 
-    fn save_community(&mut self) {
-        self.community.unsaved = None;
-        if let Some(op) = self.community.saved().map(|saved| StoreOp::SaveCommunity(Box::new(saved))) {
-            self.output.ask(op, Asked::Effect("saving the community"));
+    fn save_community(&mut self, base: &mut Base) {
+        self.unsaved = None;
+        if let Some(op) = self.saved().map(|saved| StoreOp::SaveCommunity(Box::new(saved))) {
+            base.ask(op, Asked::Effect("saving the community"));
         }
     }
 
     /// The roster is another: whoever belongs to it is told, and sockets are taken of these.
-    fn tell_everybody(&mut self, now: Time) {
-        let me = self.key.public();
-        let hosts: BTreeSet<PublicKey> = self
-            .community
-            .own(&me)
-            .map(|roster| roster.hosts().filter(|host| *host != me).collect())
-            .unwrap_or_default();
-        let revoked = |key: &PublicKey| self.community.roster.as_ref().is_some_and(|r| r.about(key).is_some());
-        let belongs = self.community.own(&me).is_some();
-        let gone: Vec<PublicKey> =
-            self.community.telling.keys().filter(|key| !belongs || !revoked(key)).copied().collect();
+    fn tell_everybody(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+        let me = base.public_key();
+        let hosts: BTreeSet<PublicKey> =
+            self.own(&me).map(|roster| roster.hosts().filter(|host| *host != me).collect()).unwrap_or_default();
+        let revoked = |key: &PublicKey| self.roster.as_ref().is_some_and(|r| r.about(key).is_some());
+        let belongs = self.own(&me).is_some();
+        let gone: Vec<PublicKey> = self.telling.keys().filter(|key| !belongs || !revoked(key)).copied().collect();
         gone.iter().for_each(|key| {
-            self.community.telling.remove(key);
+            self.telling.remove(key);
         });
         for host in &hosts {
-            self.community.telling.entry(*host).or_default();
+            self.telling.entry(*host).or_default();
         }
-        self.community.telling.values_mut().for_each(|telling| telling.hurry(now));
-        let roster = self.community.own(&me);
+        self.telling.values_mut().for_each(|telling| telling.hurry(now));
+        let roster = self.own(&me);
         let revoked: BTreeSet<PublicKey> = roster.map(|roster| roster.revoked().collect()).unwrap_or_default();
-        self.set_permitted(now, hosts, revoked, belongs);
-        self.schedule_community(now);
+        low.flow.path.session.contacts.pins.set_members(hosts.clone());
+        base.signal(Signal::Members { members: hosts, revoked, limited: belongs });
+        self.schedule_community(now, base);
     }
 
     /// When something is due.
-    pub(crate) fn schedule_community(&mut self, now: Time) {
-        let community = &self.community;
+    pub(crate) fn schedule_community(&mut self, now: Time, base: &mut Base) {
+        let community = &self;
         let offers = community.offers.values().map(|offer| offer.until);
         let telling = community.telling.values().map(Telling::due);
         let joining = community.joining.iter().map(Joining::due);
         let spent = community.spent.iter().map(|(until, _)| *until);
         match offers.chain(telling).chain(joining).chain(spent).chain(community.unsaved).min() {
-            Some(due) => self.timers.set(Timer::Community, due.max(now)),
-            None => self.timers.stop(Timer::Community),
+            Some(due) => base.set_timer(Timer::Community, due.max(now)),
+            None => base.stop_timer(Timer::Community),
         }
     }
 
     /// Something is due.
-    pub(crate) fn continue_community(&mut self, now: Time) {
-        self.community.offers.retain(|_, offer| offer.until > now);
-        self.community.spent.retain(|(until, _)| *until > now);
-        if self.community.unsaved.is_some_and(|at| at <= now) {
-            self.save_community();
+    pub(crate) fn continue_community(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+        self.offers.retain(|_, offer| offer.until > now);
+        self.spent.retain(|(until, _)| *until > now);
+        if self.unsaved.is_some_and(|at| at <= now) {
+            self.save_community(base);
         }
-        self.continue_joining(now);
-        self.continue_telling(now);
-        self.schedule_community(now);
+        self.continue_joining(now, low, base);
+        self.continue_telling(now, low, base);
+        self.schedule_community(now, base);
     }
 
     /// The network is another, or this host is back: whoever was asleep may have missed something.
-    pub(crate) fn hurry_community(&mut self, now: Time) {
-        self.community.telling.values_mut().for_each(|telling| telling.hurry(now));
-        self.schedule_community(now);
+    pub(crate) fn hurry_community(&mut self, now: Time, base: &mut Base) {
+        self.telling.values_mut().for_each(|telling| telling.hurry(now));
+        self.schedule_community(now, base);
     }
 }
 
-impl Grant {
-    fn view(&self, now: Time) -> GrantView {
-        GrantView { number: self.number, host: self.host, flow: self.flow, left: self.until.since(now) }
-    }
+fn view(grant: &Grant, now: Time) -> GrantView {
+    GrantView { number: grant.number, host: grant.host, flow: grant.flow, left: grant.until.since(now) }
 }

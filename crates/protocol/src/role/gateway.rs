@@ -3,22 +3,25 @@
 //! does not see.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::net::IpAddr;
 use std::time::Duration;
 
+use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
-use whimbrel_wire::hello::Capabilities;
+use whimbrel_wire::message::Message;
 
 use crate::Time;
-use crate::base::config::Prefix;
+use crate::base::Base;
+use crate::base::arrival::Arrival;
 use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId};
 use crate::base::output::Asked;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
 use crate::flow::introduction::is_introducers;
 use crate::flow::{Flow, Stage};
-use crate::node::Node;
-use crate::session::peer::Attachment;
+use crate::role::Role;
+use crate::role::gateway::opened::OpenedBehind;
 
 pub(crate) mod opened;
 
@@ -28,6 +31,18 @@ const FORGOTTEN: Duration = Duration::from_secs(5 * 86_400);
 /// Flows of hosts behind that somebody has begun to introduce and nobody has shown to sit on, at the most, and of one peer.
 const UNSHOWN_MOST: usize = 4096;
 const UNSHOWN_OF_PEER: usize = 1024;
+
+/// What this host does for hosts behind it.
+#[derive(Default)]
+pub(crate) struct GatewayRole {
+    /// Flows of hosts behind this one that nobody has shown to sit on yet.
+    unshown: Unshown,
+    /// Connections that hosts behind this one have opened.
+    opened: OpenedBehind,
+    /// Datagram flows of theirs that somebody has sent in from where their peers were, a moment after these had moved, and when that
+    /// is looked for again.
+    claimed: BTreeMap<FlowTuple, Time>,
+}
 
 /// Flows of hosts behind that a peer has begun to introduce, and has not shown yet to sit on.
 #[derive(Debug, Default)]
@@ -76,165 +91,196 @@ impl Unshown {
     }
 }
 
-/// What this host is attached by where it is reached at `address`: by its own, or by that of a host behind it, which stays as long
-/// as the configuration says so.
-pub(crate) fn attached(own: &BTreeMap<IpAddr, Attachment>, behind: &[Prefix], address: IpAddr) -> Option<Attachment> {
-    let foreign =
-        || behind.iter().any(|prefix| prefix.contains(address)).then_some(Attachment { address, generation: 0 });
-    own.get(&address).copied().or_else(foreign)
+impl Role for GatewayRole {
+    fn takes(message: &Message) -> bool {
+        matches!(message, Message::AskHere { .. } | Message::Passing { .. })
+    }
+
+    fn handle_message(
+        &mut self,
+        now: Time,
+        from: PeerId,
+        _: &Arrival,
+        message: Message,
+        _: &mut Vec<Message>,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
+        match message {
+            Message::AskHere { tuple } => self.handle_ask_here(now, from, &tuple, low, base),
+            Message::Passing { nonce } => self.handle_passing(from, nonce, low, base),
+            _ => {}
+        }
+    }
+
+    fn handle_signal(&mut self, _: Time, _: &Signal, _: &mut BindingLayer, _: &mut Base) {}
+
+    fn handle_timer(&mut self, now: Time, timer: Timer, low: &mut BindingLayer, base: &mut Base) -> bool {
+        match timer {
+            Timer::Opened => self.continue_opened(now, low, base),
+            Timer::Claims => self.look_for_claims_again(now, low, base),
+            _ => return false,
+        }
+        true
+    }
+
+    fn forget_peer(&mut self, _: PeerId, _: PublicKey, _: &mut BindingLayer, _: &mut Base) {}
+
+    /// They are few, and end by themselves.
+    fn entries(&self) -> usize {
+        0
+    }
 }
 
-impl Node {
-    /// Whether an address is that of a host behind this one (P-100).
-    #[must_use]
-    pub fn is_behind(&self, address: IpAddr) -> bool {
-        !self.attachments.contains_key(&address) && self.speaks_at(address)
-    }
-
-    /// Whether peers may ask at an address for hosts behind this one, or for what else they take for one: its own there.
-    pub(crate) fn speaks_at(&self, address: IpAddr) -> bool {
-        self.config.behind.iter().any(|prefix| prefix.contains(address))
-    }
-
-    pub(crate) fn attachment_at(&self, address: IpAddr) -> Option<Attachment> {
-        attached(&self.attachments, &self.config.behind, address)
-    }
-
-    /// Where this host's end of a flow is that its peer introduces.
-    pub(crate) fn end_of(&self, flow: &FlowTuple) -> LocalEnd {
-        if self.is_behind(flow.local.ip()) { LocalEnd::Passing } else { LocalEnd::Here }
-    }
-
-    /// An introduction has come for a host behind this one: the flow is taken for one that is there, as its socket is not seen
-    /// (P-101). The introduction, which has this nonce and came for the session of this index, is to be told after.
-    pub fn handle_flow_passing(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
-        let between = self.is_behind(flow.local.ip()) && self.attachment_at(flow.remote.ip()).is_none();
-        if !is_introducers(nonce) || !between || self.has_flow(&flow) {
+impl GatewayRole {
+    /// See [`Node::handle_flow_passing`](crate::Node::handle_flow_passing).
+    pub(crate) fn handle_flow_passing(
+        &mut self,
+        now: Time,
+        flow: FlowTuple,
+        index: u32,
+        nonce: u64,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
+        let between =
+            base.attachments().is_behind(flow.local.ip()) && base.attachments().at(flow.remote.ip()).is_none();
+        if !is_introducers(nonce) || !between || low.flow.has_flow(&flow) {
             return;
         }
-        let Some(&id) = self.by_index.get(&index) else { return };
+        let Some(&id) = low.flow.path.session.by_index.get(&index) else { return };
         let Some(gives_way) = self.unshown.room(id) else { return };
         if let Some(other) = gives_way {
             self.unshown.remove(&other);
-            self.forget_flow(&other);
+            low.flow.forget_flow(&other, base);
         }
-        self.handle_flow_opened(now, flow, true);
-        self.doubt(now, &flow, id);
+        low.flow.handle_flow_opened(now, flow, true, base);
+        self.doubt(now, &flow, id, base);
     }
 
     /// This peer has not shown to sit on a flow yet; unless that changes soon it is forgotten.
-    pub(crate) fn doubt(&mut self, now: Time, flow: &FlowTuple, id: PeerId) {
-        if self.is_behind(flow.local.ip()) {
+    pub(crate) fn doubt(&mut self, now: Time, flow: &FlowTuple, id: PeerId, base: &mut Base) {
+        if base.attachments().is_behind(flow.local.ip()) {
             self.unshown.insert(*flow, id);
-            self.sweep_later(now);
+            base.sweep_later(now);
         }
     }
 
     /// Forgets flows of hosts behind that nobody introduces any more. Tells whether any is left.
-    pub(crate) fn sweep_passing(&mut self) -> bool {
+    pub(crate) fn sweep_passing(&mut self, low: &mut BindingLayer, base: &mut Base) -> bool {
         if self.unshown.len() == 0 {
             return false;
         }
-        let peers = self.peers.values();
+        let peers = low.flow.path.session.peers.values();
         let answered: HashSet<FlowTuple> =
             peers.flat_map(|peer| peer.introductions.responding.keys().copied()).collect();
         for (flow, id) in std::mem::take(&mut self.unshown).flows {
-            match self.flows.get(&flow) {
+            match low.flow.flows.get(&flow) {
                 None | Some(Flow { stage: Stage::Introduced { .. }, .. }) => {}
                 Some(_) if answered.contains(&flow) => self.unshown.insert(flow, id),
-                Some(_) => self.forget_flow(&flow),
+                Some(_) => low.flow.forget_flow(&flow, base),
             }
         }
         self.unshown.len() > 0
     }
 
     /// Forgets what a peer that has not been heard for very long has with hosts behind this one (P-103).
-    pub(crate) fn forget_unheard(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get(&id).filter(|peer| peer.last_heard + FORGOTTEN <= now) else { return };
+    pub(crate) fn forget_unheard(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        let Some(peer) = low.flow.path.session.peers.get(&id).filter(|peer| peer.last_heard + FORGOTTEN <= now) else {
+            return;
+        };
         let passing = |flow: &&FlowTuple| {
-            self.flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Passing)
+            low.flow.flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Passing)
         };
         let flows: Vec<FlowTuple> = peer.flows.iter().filter(passing).copied().collect();
         if flows.is_empty() {
             return;
         }
         for flow in flows {
-            self.forget_flow(&flow);
+            low.flow.forget_flow(&flow, base);
         }
-        self.idle_later(now, id);
-        self.put_binding_in_force(now, id);
-        self.refresh_sets();
+        low.flow.idle_later(now, id, base);
+        low.put_binding_in_force(now, id, base);
+        low.refresh_sets(base);
     }
 
     /// Somebody sends, from where the peer of a datagram flow with a host behind this one was: after a while that is not the peer any
     /// more, and what he is answered is his (P-104).
-    pub(crate) fn handle_datagram_claim(&mut self, now: Time, flow: FlowTuple, entry: &FlowEntry) {
+    pub(crate) fn handle_datagram_claim(
+        &mut self,
+        now: Time,
+        flow: FlowTuple,
+        entry: &FlowEntry,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
         let id = entry.peer;
-        let Some(peer) = self.peers.get(&id) else { return };
+        let Some(peer) = low.flow.path.session.peers.get(&id) else { return };
         if peer.places_in_force() == entry.home {
             return;
         }
         if let Some(until) = peer.under_way_until(now, entry.home.peer) {
             // It may have been on the way. That is told once, until the flow is installed anew.
             self.claimed.insert(flow, until);
-            self.timers.set_earlier(Timer::Claims, until);
+            base.set_timer_earlier(Timer::Claims, until);
             return;
         }
         self.claimed.remove(&flow);
-        self.output.event(Event::Claimed { flow, peer: id, given_up: true });
-        self.forget_flow(&flow);
-        self.tell_ended(now, id, entry.name);
-        self.idle_later(now, id);
-        self.refresh_sets();
+        base.event(Event::Claimed { flow, peer: id, given_up: true });
+        low.flow.forget_flow(&flow, base);
+        low.flow.tell_ended(now, id, entry.name, base);
+        low.flow.idle_later(now, id, base);
+        low.refresh_sets(base);
     }
 
     /// What was on the way to peers' former places when they moved has arrived by now: who sends from there from now on is told of.
-    pub(crate) fn look_for_claims_again(&mut self, now: Time) {
+    pub(crate) fn look_for_claims_again(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
         let due = self.claimed.iter().filter(|(_, until)| **until <= now).map(|(flow, _)| *flow);
         for flow in due.collect::<Vec<_>>() {
             self.claimed.remove(&flow);
-            if let Some(entry) = self.flows.get(&flow).and_then(Flow::entry).copied() {
+            if let Some(entry) = low.flow.flows.get(&flow).and_then(Flow::entry).copied() {
                 let asked = Asked::Effect("looking for who has an address");
-                self.output.ask(FlowOp::Install { flow, entry }, asked);
+                base.ask(FlowOp::Install { flow, entry }, asked);
             }
         }
         if let Some(next) = self.claimed.values().min() {
-            self.timers.set(Timer::Claims, *next);
+            base.set_timer(Timer::Claims, *next);
         }
     }
 
     /// The peer's end of a flow that is being introduced to it is the socket of a host behind it (P-123).
-    pub(crate) fn handle_passing(&mut self, id: PeerId, nonce: u64) {
-        let Some(flow) = self.flows.with_nonce(nonce) else { return self.note_beyond(id, nonce) };
-        let Some(known) = self.flows.get_mut(&flow) else { return };
+    pub(crate) fn handle_passing(&mut self, id: PeerId, nonce: u64, low: &mut BindingLayer, base: &mut Base) {
+        let Some(flow) = low.flow.flows.with_nonce(nonce) else { return self.note_beyond(id, nonce, low, base) };
+        let Some(known) = low.flow.flows.get_mut(&flow) else { return };
         if matches!(known.stage, Stage::Echoing { peer, nonce: own, .. } if (peer, own) == (id, nonce)) {
             known.beyond = true;
         }
     }
 
     /// The same of a flow that is introduced already: the word was lost when it was.
-    fn note_beyond(&mut self, id: PeerId, name: u64) {
-        let Some(flow) = self.peers.get(&id).and_then(|peer| peer.named.get(&name).copied()) else { return };
-        let Some(Flow { stage: Stage::Introduced { entry, .. }, .. }) = self.flows.get_mut(&flow) else { return };
+    fn note_beyond(&mut self, id: PeerId, name: u64, low: &mut BindingLayer, base: &mut Base) {
+        let Some(flow) = low.flow.path.session.peers.get(&id).and_then(|peer| peer.named.get(&name).copied()) else {
+            return;
+        };
+        let Some(Flow { stage: Stage::Introduced { entry, .. }, .. }) = low.flow.flows.get_mut(&flow) else { return };
         if entry.end == LocalEnd::Here && !std::mem::replace(&mut entry.beyond, true) {
             let entry = *entry;
             let asked = Asked::Effect("noting that a connection's other end is behind a gateway");
-            self.output.ask(FlowOp::Install { flow, entry }, asked);
+            base.ask(FlowOp::Install { flow, entry }, asked);
         }
-    }
-
-    /// Whether a peer is to be told when a flow of TCP with it is over, since it does not see its end (P-103).
-    pub(crate) fn sees_no_ends(&self, id: PeerId) -> bool {
-        let sessions = self.peers.get(&id).map(|peer| peer.sessions.as_slice()).unwrap_or_default();
-        sessions.iter().any(|slot| slot.capabilities.contains(Capabilities::GATEWAY))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
+    use crate::base::attachments::Attachment;
+    use crate::base::attachments::Routes;
     use crate::base::config::Config;
-    use crate::node::Routes;
+    use crate::base::config::Prefix;
+    use crate::node::Node;
     use whimbrel_handshake::StaticKey;
     use whimbrel_wire::Transport;
 
@@ -257,7 +303,7 @@ mod tests {
         let own = Attachment { address: "192.0.2.1".parse().expect("an address"), generation: 1 };
         node.handle_network(Time::default(), &[own], &Nowhere);
         // Sessions with peers of these numbers.
-        node.by_index.extend((1..=6).map(|index| (index, PeerId(index))));
+        node.binding.flow.path.session.by_index.extend((1..=6).map(|index| (index, PeerId(index))));
         node
     }
 
@@ -280,21 +326,21 @@ mod tests {
             flow("192.0.2.7:80", "192.0.2.1:5000"),
         ];
         for other in others {
-            node.handle_flow_passing(Time::default(), other, 1, 7);
-            assert!(!node.has_flow(&other), "{other}");
+            node.gateway.handle_flow_passing(Time::default(), other, 1, 7, &mut node.binding, &mut node.base);
+            assert!(!node.binding.flow.has_flow(&other), "{other}");
         }
         // A carrier probe, and an answer to a nonce that nobody sent.
         for nonce in [1 << 63, 1 << 62] {
-            node.handle_flow_passing(Time::default(), good, 1, nonce);
-            assert!(!node.has_flow(&good));
+            node.gateway.handle_flow_passing(Time::default(), good, 1, nonce, &mut node.binding, &mut node.base);
+            assert!(!node.binding.flow.has_flow(&good));
         }
         // In nobody's session.
-        node.handle_flow_passing(Time::default(), good, 77, 7);
-        assert!(!node.has_flow(&good));
-        node.handle_flow_passing(Time::default(), good, 1, 7);
-        assert!(node.has_flow(&good) && node.end_of(&good) == LocalEnd::Passing);
-        assert_eq!(node.end_of(&flow("192.0.2.1:80", far)), LocalEnd::Here);
-        assert!(node.attachment_at("192.0.2.7".parse().expect("an address")).is_some());
+        node.gateway.handle_flow_passing(Time::default(), good, 77, 7, &mut node.binding, &mut node.base);
+        assert!(!node.binding.flow.has_flow(&good));
+        node.gateway.handle_flow_passing(Time::default(), good, 1, 7, &mut node.binding, &mut node.base);
+        assert!(node.binding.flow.has_flow(&good) && node.base.attachments().end_of(&good) == LocalEnd::Passing);
+        assert_eq!(node.base.attachments().end_of(&flow("192.0.2.1:80", far)), LocalEnd::Here);
+        assert!(node.base.attachments().at("192.0.2.7".parse().expect("an address")).is_some());
     }
 
     #[test]
@@ -304,22 +350,25 @@ mod tests {
         let begin = |node: &mut Node, index: u32, count: usize| {
             for port in 1..=u16::try_from(count).expect("a port") {
                 let flow = flow("192.0.2.7:80", &format!("198.51.100.{index}:{port}"));
-                node.handle_flow_passing(Time::default(), flow, index, 7);
+                node.gateway.handle_flow_passing(Time::default(), flow, index, 7, &mut node.binding, &mut node.base);
             }
         };
         // Nobody gets it all, and all together do not keep one out who comes later.
         begin(&mut node, 1, UNSHOWN_OF_PEER + 10);
-        assert_eq!((node.flows.len(), node.unshown.of(PeerId(1))), (UNSHOWN_OF_PEER, UNSHOWN_OF_PEER));
+        assert_eq!(
+            (node.binding.flow.flows.len(), node.gateway.unshown.of(PeerId(1))),
+            (UNSHOWN_OF_PEER, UNSHOWN_OF_PEER)
+        );
         (2..=4).for_each(|index| begin(&mut node, index, UNSHOWN_OF_PEER + 10));
-        assert_eq!(node.flows.len(), UNSHOWN_MOST);
+        assert_eq!(node.binding.flow.flows.len(), UNSHOWN_MOST);
         begin(&mut node, 5, 600);
-        assert_eq!((node.flows.len(), node.unshown.of(PeerId(5))), (UNSHOWN_MOST, 600));
+        assert_eq!((node.binding.flow.flows.len(), node.gateway.unshown.of(PeerId(5))), (UNSHOWN_MOST, 600));
         // Nor does the one who comes later push out others with fewer.
         begin(&mut node, 6, UNSHOWN_OF_PEER);
-        let held: Vec<usize> = (1..=6).map(|id| node.unshown.of(PeerId(id))).collect();
+        let held: Vec<usize> = (1..=6).map(|id| node.gateway.unshown.of(PeerId(id))).collect();
         assert!(held.iter().all(|held| (600..=UNSHOWN_MOST / 6 + 90).contains(held)), "{held:?}");
         let due = node.poll_timeout().expect("a timer");
         node.handle_timeout(due);
-        assert!(node.flows.len() == 0 && node.unshown.len() == 0);
+        assert!(node.binding.flow.flows.len() == 0 && node.gateway.unshown.len() == 0);
     }
 }

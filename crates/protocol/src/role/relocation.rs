@@ -27,6 +27,7 @@ mod permits;
 mod tenant;
 #[cfg(test)]
 mod tests;
+mod written;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -58,9 +59,9 @@ use flows::FlowChange;
 use held::Table;
 use lessor::Lease;
 use load::Loads;
-pub(crate) use permits::Grant;
 use permits::Permits;
 use tenant::{Claim, Tenancy};
+use written::{Reserved, Watched};
 
 /// How fast snapshots may be taken to be sent, at the least, in bytes a second.
 const RATE: u64 = 256 * 1024;
@@ -143,7 +144,7 @@ pub(crate) struct Moves {
     /// Of which they have not said so in time. No more than so many, and without what was in them.
     unheard: VecDeque<(u64, PublicKey)>,
     /// The sockets of these and of the acceptances.
-    moving: HashSet<FlowTuple>,
+    moving: Reserved,
     /// The flows of the donations.
     giving: HashSet<FlowName>,
     /// Length of the snapshots of the donations, about, in bytes.
@@ -159,13 +160,13 @@ pub(crate) struct Moves {
     /// The flows of moves whose donors have not said that they know.
     settling: HashMap<MoveName, FlowName>,
     /// What is lent to others.
-    leases: BTreeMap<LeaseName, Lease>,
+    leases: Watched<BTreeMap<LeaseName, Lease>>,
     /// Nothing new is lent.
     stopping: bool,
     /// Addresses of lent endpoints at which this host is not reached any more (P-131).
     unreached: BTreeSet<IpAddr>,
     /// What others have lent to this host, by what the two call the leases.
-    tenancies: BTreeMap<FlowName, Tenancy>,
+    tenancies: Watched<BTreeMap<FlowName, Tenancy>>,
     /// Connections of those endpoints, by the names that they are to have.
     claims: BTreeMap<FlowName, Claim>,
     limits: BTreeSet<(Time, Limit)>,
@@ -207,7 +208,7 @@ impl Moves {
             donations: BTreeMap::new(),
             entrusted: BTreeMap::new(),
             unheard: VecDeque::new(),
-            moving: HashSet::new(),
+            moving: Reserved::default(),
             giving: HashSet::new(),
             promised: 0,
             acceptances: BTreeMap::new(),
@@ -216,10 +217,10 @@ impl Moves {
             held: Table::default(),
             moved_again: Bucket::of(holder::AGAIN_ALL.0, holder::AGAIN_ALL.1),
             settling: HashMap::new(),
-            leases: BTreeMap::new(),
+            leases: Watched::default(),
             stopping: false,
             unreached: BTreeSet::new(),
-            tenancies: BTreeMap::new(),
+            tenancies: Watched::default(),
             claims: BTreeMap::new(),
             limits: BTreeSet::new(),
             own: VecDeque::new(),

@@ -9,36 +9,23 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
-use crate::base::op::{Binding, Carrier, FlowEntry, KnownPlace, LocalEnd, PeerId, Places, SavedPeer};
+use crate::base::attachments::Attachment;
+use crate::base::op::{Binding, Carrier, FlowEntry, KnownPlace, LocalEnd, NOWHERE, PeerId, Places, SavedPeer};
 use crate::base::output::OpId;
+use crate::base::pace::FORMER;
 use crate::binding::update::{Meanwhile, PendingUpdate};
 use crate::flow::Responding;
 use crate::flow::pairing::Pairings;
 use crate::flow::pause::Waiting;
 use crate::flow::ports::Ports;
 use crate::flow::stall::Stalls;
-use crate::node::FORMER;
 use crate::path::challenge::{Awaited, Candidate};
 use crate::path::shown::Shown;
 
-/// The place of an end that is nowhere: no flow is at home there.
-pub(crate) const NOWHERE: u32 = u32::MAX;
-/// The place of the other end of a flow that is at home nowhere since it was moved: none that an end ever is at, nor
-/// [`NOWHERE`], which an end is at as long as its place is not confirmed.
-pub(crate) const ASTRAY: u32 = u32::MAX - 1;
 /// Round trip assumed before one was measured.
 const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
 /// Places remembered for a return (P-25).
 const PLACES_REMEMBERED: usize = 8;
-
-/// One address of this host, during one stay on a network. The same address on another network has another generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Attachment {
-    /// The address.
-    pub address: IpAddr,
-    /// Rises whenever the address was away or its link without carrier.
-    pub generation: u64,
-}
 
 /// An association with a peer, as one slot of it.
 pub(crate) struct SessionSlot {

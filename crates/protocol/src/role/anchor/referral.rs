@@ -4,48 +4,33 @@
 //! Three hosts take part. The *far end* finds the host that passes the flow on when it introduces the flow there. That one *refers* it to
 //! the *owner* of the socket, and tells the owner. An owner that has opened the connection itself asks the far end to begin.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use whimbrel_handshake::{Contact as Knowledge, PublicKey};
+use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::{IntroductionRefusal, Message};
 
 use crate::Time;
-use crate::base::event::Event;
-use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp};
+use crate::base::Base;
+use crate::base::arrival::Arrival;
+use crate::base::flow_name::FlowName;
+use crate::base::op::{FlowEntry, LocalEnd, PeerId, StoreOp};
 use crate::base::output::Asked;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
-use crate::flow::introduction::TRIES;
+use crate::binding::BindingLayer;
+use crate::flow::asking::NOT_FOUND;
 use crate::flow::policy::Ruled;
 use crate::flow::{Flow, Origin, Stage};
-use crate::node::Node;
+use crate::role::Role;
+use crate::session::pins::Pin;
 
-/// How long a key counts that somebody has vouched for: in that time there is a session, or there is none.
-const VOUCHED: Duration = Duration::from_secs(60);
-/// How many of these are remembered.
-const VOUCHED_MOST: usize = 1024;
-/// How soon a host is asked again that somebody has referred to.
-const ASKED_AGAIN: Duration = Duration::from_secs(1);
-/// How often an owner asks the far end to introduce a flow.
-const REQUESTS: u8 = 3;
 /// How often a flow's introduction is begun anew because somebody names an owner.
 const REFERRALS: u8 = 6;
 /// After that time the far end either leads a flow to its owner or has begun anew: its echoes are repeated for six seconds.
 const PARTING: Duration = Duration::from_secs(8);
-/// What users are told where the host that an address leads to passes a flow on for one that cannot be reached.
-const NOT_FOUND: &str = "its other end is on another host, which is not to be found";
-
-/// A host that a peer has referred to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Vouched {
-    /// It counts until then.
-    until: Time,
-    at: SocketAddr,
-    /// When it may be asked for a session again, and how often it was.
-    ask: Time,
-    tries: u32,
-}
 
 /// Who has passed a flow on that has become direct: it goes on with that until the far end is certain to know.
 #[derive(Clone, Copy, Debug)]
@@ -54,286 +39,300 @@ pub(crate) struct Left {
     former: FlowEntry,
 }
 
-impl Node {
-    /// A peer says something of a flow that goes by way of a third host, or is to go directly.
-    pub(crate) fn handle_direct(&mut self, now: Time, id: PeerId, message: Message) {
+/// Flows that go from end to end instead of by way of a third host.
+#[derive(Default)]
+pub(crate) struct ReferralRole {
+    /// Flows that have become direct a moment ago.
+    left: BTreeMap<FlowTuple, Left>,
+}
+
+impl Role for ReferralRole {
+    fn takes(message: &Message) -> bool {
+        matches!(
+            message,
+            Message::Elsewhere { .. } | Message::Sought { .. } | Message::IntroduceMe { .. } | Message::Seen { .. }
+        )
+    }
+
+    fn handle_message(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        _: &Arrival,
+        message: Message,
+        _: &mut Vec<Message>,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
         match message {
-            Message::Elsewhere { nonce, key, at } => self.handle_elsewhere(now, id, nonce, PublicKey::from(key), at),
-            Message::Sought { name, key, at } => self.handle_sought(now, id, name, PublicKey::from(key), at),
-            Message::IntroduceMe { tuple } => self.handle_introduce_me(now, id, &tuple),
-            Message::Seen { nonce } => self.handle_seen(now, id, nonce),
+            Message::Elsewhere { nonce, key, at } => {
+                self.handle_elsewhere(now, id, nonce, PublicKey::from(key), at, low, base);
+            }
+            Message::Sought { name, key, at } => {
+                self.handle_sought(now, id, name, PublicKey::from(key), at, low, base);
+            }
+            Message::IntroduceMe { tuple } => self.handle_introduce_me(now, id, &tuple, low, base),
+            Message::Seen { nonce } => self.handle_seen(now, id, nonce, low, base),
             _ => {}
         }
     }
 
+    fn handle_signal(&mut self, now: Time, signal: &Signal, low: &mut BindingLayer, base: &mut Base) {
+        if let Signal::Direct { flow, former } = signal {
+            self.note_direct(now, *flow, *former, low, base);
+        }
+    }
+
+    fn handle_timer(&mut self, now: Time, timer: Timer, low: &mut BindingLayer, base: &mut Base) -> bool {
+        let is_own = timer == Timer::Left;
+        if is_own {
+            self.leave_holders(now, low, base);
+        }
+        is_own
+    }
+
+    fn forget_peer(&mut self, _: PeerId, _: PublicKey, _: &mut BindingLayer, _: &mut Base) {}
+
+    /// They are of flows, and end by themselves.
+    fn entries(&self) -> usize {
+        0
+    }
+}
+
+impl ReferralRole {
     // ---- the host that passes a flow on
 
     /// A peer has put its nonce into a flow that this host passes on for another: the two are told of each other, unless the socket is
     /// hidden, or the peer is not where the flow's far end is: anybody may put a nonce into a flow whose ports he guesses. Tells whether it
     /// is such a flow.
-    pub(crate) fn refer(&mut self, id: PeerId, flow: &FlowTuple, nonce: u64) -> bool {
-        let Some(entry) = self.flows.get(&flow.mirrored()).filter(|known| !known.closed).and_then(Flow::entry) else {
+    pub(crate) fn refer(
+        &mut self,
+        id: PeerId,
+        flow: &FlowTuple,
+        nonce: u64,
+        hides: impl Fn(&FlowName) -> bool,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) -> bool {
+        let Some(entry) = low.flow.flows.get(&flow.mirrored()).filter(|known| !known.closed).and_then(Flow::entry)
+        else {
             return false;
         };
         if entry.end != LocalEnd::Behind || entry.peer == id {
             return false;
         }
         let (name, owner) = (entry.name, entry.peer);
-        let (Some(far), Some(near)) = (self.peers.get(&id), self.peers.get(&owner)) else { return false };
+        let (Some(far), Some(near)) = (low.flow.path.session.peers.get(&id), low.flow.path.session.peers.get(&owner))
+        else {
+            return false;
+        };
         let at = flow.remote.ip();
         let there = far.remote.ip() == at || far.answers_at.contains(&at);
-        if !there || self.name_of(entry).is_none_or(|name| self.hides(&name)) || !near.has_session() {
-            self.refuse_introduction(id, nonce, IntroductionRefusal::Declined);
+        if !there || low.flow.name_of(entry).is_none_or(|name| hides(&name)) || !near.has_session() {
+            low.flow.refuse_introduction(id, nonce, IntroductionRefusal::Declined, base);
             return true;
         }
         let elsewhere = Message::Elsewhere { nonce, key: *near.key.as_bytes(), at: near.remote };
         let sought = Message::Sought { name, key: *far.key.as_bytes(), at: far.remote };
-        self.send(id, &[elsewhere]);
-        self.send(owner, &[sought]);
+        low.flow.path.send(id, &[elsewhere], base);
+        low.flow.path.send(owner, &[sought], base);
         true
     }
 
     // ---- the far end
 
     /// The host that a flow leads to passes it on for another, with which it is to be introduced.
-    fn handle_elsewhere(&mut self, now: Time, id: PeerId, nonce: u64, key: PublicKey, at: SocketAddr) {
-        let Some(flow) = self.flows.with_nonce(nonce) else { return };
-        let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed) else { return };
+    fn handle_elsewhere(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        nonce: u64,
+        key: PublicKey,
+        at: SocketAddr,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
+        let Some(flow) = low.flow.flows.with_nonce(nonce) else { return };
+        let Some(known) = low.flow.flows.get_mut(&flow).filter(|known| !known.closed) else { return };
         let introducing =
             matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce));
-        if !introducing || known.referred.is_some() || key == self.key.public() {
+        if !introducing || known.referred.is_some() || key == base.public_key() {
             return;
         }
         let unchanged = known.clone();
         known.stage = Stage::Open;
-        self.abandon_introduction(&flow, &unchanged);
-        self.vouch(now, id, key, at);
-        self.refer_to(now, flow, key);
+        low.flow.abandon_introduction(&flow, &unchanged);
+        low.flow.path.session.vouch(now, id, key, at, base);
+        self.refer_to(now, flow, key, low, base);
     }
 
     /// The owner of the socket at the other end of a connection, which has opened it and is not at the address that this host knows it by,
     /// has itself introduced. It may be anybody who says so: he proves it by what travels in the flow.
-    fn handle_introduce_me(&mut self, now: Time, id: PeerId, tuple: &FlowTuple) {
+    fn handle_introduce_me(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        tuple: &FlowTuple,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
         let flow = tuple.mirrored();
-        let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
-        let Some(known) = self.flows.get(&flow).filter(|known| !known.closed && known.accepted) else { return };
-        if matches!(known.stage, Stage::Open | Stage::Failed(_)) && matches!(self.ruled(&flow, id), Ruled::Free) {
-            self.refer_to(now, flow, key);
+        let Some(key) = low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
+        let Some(known) = low.flow.flows.get(&flow).filter(|known| !known.closed && known.accepted) else { return };
+        if matches!(known.stage, Stage::Open | Stage::Failed(_)) && matches!(low.flow.ruled(&flow, id), Ruled::Free) {
+            self.refer_to(now, flow, key, low, base);
         }
     }
 
     /// Has a flow introduced to whoever was named as the owner of the socket at its other end.
-    fn refer_to(&mut self, now: Time, flow: FlowTuple, key: PublicKey) {
-        let Some(known) = self.flows.get_mut(&flow) else { return };
+    fn refer_to(&mut self, now: Time, flow: FlowTuple, key: PublicKey, low: &mut BindingLayer, base: &mut Base) {
+        let Some(known) = low.flow.flows.get_mut(&flow) else { return };
         if known.referrals >= REFERRALS {
-            self.fail_introduction(now, &flow, NOT_FOUND);
+            low.flow.fail_introduction(now, &flow, NOT_FOUND, base);
             return;
         }
         known.referrals += 1;
         known.stage = Stage::Open;
         (known.referred, known.seen, known.early) = (Some(key), false, None);
-        self.introduce_elsewhere(now, flow, key);
-    }
-
-    /// An introduction to whoever was named as the owner comes to nothing: the flow is as it was, and who opened it asks again where the
-    /// address leads, since the socket may be elsewhere by now. Tells whether it was one.
-    pub(crate) fn end_referral(&mut self, now: Time, flow: &FlowTuple) -> bool {
-        let Some(known) = self.flows.get_mut(flow) else { return false };
-        if known.referred.take().is_none() {
-            return false;
-        }
-        let (unchanged, asks) = (known.clone(), !known.accepted);
-        known.stage = Stage::Open;
-        self.abandon_introduction(flow, &unchanged);
-        self.output.op(FlowOp::Expect { flow: *flow, from: None });
-        if asks {
-            self.flows.put_off(now, *flow);
-        }
-        true
+        low.flow.introduce_elsewhere(now, flow, key, base);
     }
 
     /// The owner has our nonce, which nobody else could tell it: what it puts into the flow is an answer.
-    fn handle_seen(&mut self, now: Time, id: PeerId, nonce: u64) {
-        let Some(flow) = self.flows.with_nonce(nonce) else { return };
-        let Some(known) = self.flows.get_mut(&flow).filter(|known| known.referred.is_some()) else { return };
+    fn handle_seen(&mut self, now: Time, id: PeerId, nonce: u64, low: &mut BindingLayer, base: &mut Base) {
+        let Some(flow) = low.flow.flows.with_nonce(nonce) else { return };
+        let Some(known) = low.flow.flows.get_mut(&flow).filter(|known| known.referred.is_some()) else { return };
         if !matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce)) {
             return;
         }
         known.seen = true;
-        let index = self.peers.get_mut(&id).and_then(|peer| peer.session()).map(|slot| slot.session.local_index());
-        if let (Some(early), Some(index)) = (self.flows.get_mut(&flow).and_then(|known| known.early.take()), index) {
-            self.handle_introduction(now, flow, index, early);
+        if let Some(early) = low.flow.flows.get_mut(&flow).and_then(|known| known.early.take()) {
+            low.flow.take_nonce(now, id, flow, early, base);
         }
-    }
-
-    /// Introduces a flow to whoever was named as the owner of the socket at its other end, once there is a session.
-    pub(crate) fn introduce_elsewhere(&mut self, now: Time, flow: FlowTuple, key: PublicKey) {
-        let owner = self.by_key.get(&key).and_then(|id| self.peers.get(id)).filter(|peer| peer.has_session());
-        if let Some(id) = owner.map(|peer| peer.id) {
-            self.queue_introduction(now, id, flow);
-            return;
-        }
-        if !self.ask_vouched(now, key) {
-            self.fail_introduction(now, &flow, NOT_FOUND);
-            return;
-        }
-        self.flows.put_off(now, flow);
     }
 
     // ---- the owner
 
     /// The far end of a flow that is passed on for this host runs Whimbrel. It may be behind a NAT, or this host may, so both ask.
-    fn handle_sought(&mut self, now: Time, id: PeerId, name: u64, key: PublicKey, at: SocketAddr) {
-        let passed_on = |flow: &FlowTuple| self.passed_on(flow).is_some_and(|entry| entry.peer == id);
-        let known = self.peers.get(&id).and_then(|peer| peer.named.get(&name)).is_some_and(passed_on);
-        if !known || key == self.public_key() {
+    fn handle_sought(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        name: u64,
+        key: PublicKey,
+        at: SocketAddr,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
+        let passed_on = |flow: &FlowTuple| low.flow.passed_on(flow).is_some_and(|entry| entry.peer == id);
+        let known = low.flow.path.session.peers.get(&id).and_then(|peer| peer.named.get(&name)).is_some_and(passed_on);
+        if !known || key == base.public_key() {
             return;
         }
-        self.vouch(now, id, key, at);
-        if !self.by_key.get(&key).and_then(|id| self.peers.get(id)).is_some_and(|peer| peer.has_session()) {
-            self.ask_vouched(now, key);
+        low.flow.path.session.vouch(now, id, key, at, base);
+        if !low
+            .flow
+            .path
+            .session
+            .by_key
+            .get(&key)
+            .and_then(|id| low.flow.path.session.peers.get(id))
+            .is_some_and(|peer| peer.has_session())
+        {
+            low.flow.path.session.ask_vouched(now, key, base);
         }
     }
-
-    /// Whether a flow may be introduced: nobody has, or another host passes it on.
-    pub(crate) fn is_introducible(&self, flow: &FlowTuple) -> bool {
-        let open = |known: &Flow| !known.closed && matches!(known.stage, Stage::Open);
-        self.flows.get(flow).is_some_and(open) || self.passed_on(flow).is_some()
-    }
-
-    /// A flow that another host passes on for this one.
-    pub(crate) fn passed_on(&self, flow: &FlowTuple) -> Option<&FlowEntry> {
-        self.flows.get(flow).filter(|known| !known.closed).and_then(Flow::entry).filter(|entry| entry.passed_on)
-    }
-
-    /// Looks whether the far end of a flow that is passed on for this host runs Whimbrel, and asks it to introduce the flow. To be said of
-    /// connections that this host has opened: those that others open are introduced by them.
-    pub fn seek_far_end(&mut self, now: Time, flow: FlowTuple) {
-        if self.passed_on(&flow).is_some() {
-            self.want_introduction(now, flow);
+    /// See [`Node::seek_far_end`](crate::Node::seek_far_end).
+    pub(crate) fn seek_far_end(&mut self, now: Time, flow: FlowTuple, low: &mut BindingLayer, base: &mut Base) {
+        if low.flow.passed_on(&flow).is_some() {
+            low.flow.want_introduction(now, flow, base);
         }
-    }
-
-    /// The far end of a flow that is passed on for this host is known.
-    pub(crate) fn ask_to_be_introduced(&mut self, now: Time, id: PeerId, flow: FlowTuple) {
-        let Some(known) = self.flows.get_mut(&flow).filter(|known| known.referrals < REQUESTS) else { return };
-        if self.peers.get(&id).is_some_and(|peer| peer.has_session()) {
-            known.referrals += 1;
-            self.send(id, &[Message::IntroduceMe { tuple: flow }]);
-        }
-        self.flows.put_off(now, flow);
     }
 
     // ---- both
 
-    /// Whether a peer was named as the owner of the socket at a flow's other end.
-    pub(crate) fn is_referred(&self, flow: &FlowTuple, id: PeerId) -> bool {
-        let key = self.peers.get(&id).map(|peer| peer.key);
-        key.is_some() && self.flows.get(flow).is_some_and(|known| known.referred == key)
-    }
-
-    /// A flow goes from end to end from now on, that another host has passed on. It is at home nowhere.
-    pub(crate) fn install_direct(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, origin: Origin) {
-        let former = self.passed_on(&flow).copied();
-        let translated = entry.peer_tuple.mirrored() != flow;
-        self.install_moved(now, flow, entry, origin, Asked::Install(flow));
-        if let Origin::Answered { nonce, .. } = origin {
-            self.flows.add_nonce(nonce, flow);
-        }
-        self.output.event(Event::FlowIntroduced { flow, peer: entry.peer, translated });
+    /// A flow goes from end to end from now on, that another host, the `former`, has passed on.
+    pub(crate) fn note_direct(
+        &mut self,
+        now: Time,
+        flow: FlowTuple,
+        former: Option<FlowEntry>,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
         if let Some(former) = former {
-            self.find_carrier(now, entry.peer);
             self.left.insert(flow, Left { due: now + PARTING, former });
-            self.save_left(flow, Some(former));
+            self.pin_left(low);
+            self.save_left(flow, Some(former), base);
         } else if let Some(left) = self.left.get_mut(&flow) {
             // The far end has not had our answer, or has forgotten it.
             left.due = now + PARTING;
         }
         if !self.left.is_empty() {
-            self.timers.set_earlier(Timer::Left, now + PARTING);
+            base.set_timer_earlier(Timer::Left, now + PARTING);
         }
+    }
+
+    /// Those that have passed flows on are looked for until they have been told that they need not any more.
+    fn pin_left(&mut self, low: &mut BindingLayer) {
+        let hosts = self
+            .left
+            .values()
+            .filter_map(|left| Some(low.flow.path.session.peers.get(&left.former.peer)?.key))
+            .collect();
+        low.flow.path.session.contacts.pins.set(Pin::Sought, hosts);
     }
 
     /// The far end does not take the flow after all: who has passed it on still does. Tells whether there is such a one.
-    pub(crate) fn return_to_former(&mut self, now: Time, flow: &FlowTuple) -> bool {
+    pub(crate) fn return_to_former(
+        &mut self,
+        now: Time,
+        flow: &FlowTuple,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) -> bool {
         let Some(Left { former, .. }) = self.left.remove(flow) else { return false };
-        self.install_moved(now, *flow, former, Origin::Restored, Asked::Install(*flow));
-        self.save_left(*flow, None);
+        self.pin_left(low);
+        low.install_moved(now, *flow, former, Origin::Restored, Asked::Install(*flow), base);
+        self.save_left(*flow, None, base);
         true
     }
 
-    fn save_left(&mut self, flow: FlowTuple, former: Option<FlowEntry>) {
-        self.output.ask(StoreOp::SaveLeft { flow, former }, Asked::Effect("keeping who has passed a flow on"));
+    fn save_left(&mut self, flow: FlowTuple, former: Option<FlowEntry>, base: &mut Base) {
+        base.ask(StoreOp::SaveLeft { flow, former }, Asked::Effect("keeping who has passed a flow on"));
     }
-
-    /// Takes over flows that had just become direct when the daemon before this one ended, as they were before. To be called once, behind
-    /// [`Node::restore`].
-    pub fn restore_left(&mut self, now: Time, left: Vec<(FlowTuple, FlowEntry)>) {
+    /// See [`Node::restore_left`](crate::Node::restore_left).
+    pub(crate) fn restore_left(
+        &mut self,
+        now: Time,
+        left: Vec<(FlowTuple, FlowEntry)>,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
         for (flow, former) in left {
-            let is_so = self.flows.get(&flow).and_then(Flow::entry).is_some_and(|entry| entry.peer == former.peer);
-            if is_so || !self.peers.contains_key(&former.peer) {
-                self.save_left(flow, None);
+            let is_so = low.flow.flows.get(&flow).and_then(Flow::entry).is_some_and(|entry| entry.peer == former.peer);
+            if is_so || !low.flow.path.session.peers.contains_key(&former.peer) {
+                self.save_left(flow, None, base);
                 continue;
             }
             self.left.insert(flow, Left { due: now + PARTING, former });
-            self.timers.set_earlier(Timer::Left, now + PARTING);
-            self.reach_again(now, former.peer);
+            self.pin_left(low);
+            base.set_timer_earlier(Timer::Left, now + PARTING);
+            low.flow.path.session.reach_again(now, former.peer, base);
         }
-    }
-
-    /// Whether a peer has passed a flow on, and was not told that it need not any more.
-    pub(crate) fn is_left(&self, id: PeerId) -> bool {
-        self.left.values().any(|left| left.former.peer == id)
     }
 
     /// Those that have passed flows on are told that they need not any more.
-    pub(crate) fn leave_holders(&mut self, now: Time) {
+    pub(crate) fn leave_holders(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
         let due: Vec<FlowTuple> = self.left.iter().filter(|(_, left)| left.due <= now).map(|(flow, _)| *flow).collect();
         for flow in due {
             if let Some(Left { former, .. }) = self.left.remove(&flow) {
-                self.tell_ended(now, former.peer, former.name);
-                self.save_left(flow, None);
+                low.flow.tell_ended(now, former.peer, former.name, base);
+                self.save_left(flow, None, base);
             }
         }
+        self.pin_left(low);
         if let Some(next) = self.left.values().map(|left| left.due).min() {
-            self.timers.set(Timer::Left, next);
+            base.set_timer(Timer::Left, next);
         }
-    }
-
-    /// A peer names a host. One that is only known because another has named it names nobody.
-    fn vouch(&mut self, now: Time, by: PeerId, key: PublicKey, at: SocketAddr) {
-        self.vouched.retain(|_, vouched| vouched.until > now);
-        let by = self.peers.get(&by).map(|peer| peer.key);
-        let sensible = !at.ip().is_unspecified() && !at.ip().is_multicast() && !at.ip().is_loopback() && at.port() != 0;
-        if !sensible || !by.is_some_and(|by| self.counts(&by)) || self.vouched.len() >= VOUCHED_MOST {
-            return;
-        }
-        let until = now + VOUCHED;
-        let vouched = self.vouched.entry(key).or_insert(Vouched { until, at, ask: now, tries: 0 });
-        vouched.at = at;
-    }
-
-    /// Whether a peer has named this key a moment ago.
-    pub(crate) fn is_vouched(&self, now: Time, key: &PublicKey) -> bool {
-        self.vouched.get(key).is_some_and(|vouched| vouched.until > now)
-    }
-
-    /// Asks a host for a session that a peer has named: three times, a second apart, and as seldom as all that is asked (P-10). Tells whether
-    /// there is hope.
-    fn ask_vouched(&mut self, now: Time, key: PublicKey) -> bool {
-        let Some(vouched) = self.vouched.get_mut(&key).filter(|vouched| vouched.until > now) else { return false };
-        if vouched.ask > now {
-            return true;
-        }
-        if vouched.tries >= TRIES {
-            return false;
-        }
-        if self.contacts.may_ask_another(now) {
-            let to = vouched.at;
-            vouched.tries += 1;
-            vouched.ask = now + ASKED_AGAIN;
-            self.initiate_with_key(now, Knowledge::Known(key), to, key);
-        }
-        true
     }
 }

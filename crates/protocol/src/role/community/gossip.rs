@@ -10,10 +10,12 @@ use whimbrel_wire::message::Message;
 use super::SAVED_LATER;
 use super::roster::{Roster, Told, belongs};
 use crate::Time;
+use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::event::community::CommunityEvent;
 use crate::base::op::PeerId;
-use crate::node::Node;
+use crate::binding::BindingLayer;
+use crate::role::community::Community;
 
 /// Pause before a host is asked again that has not answered, at first.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -56,53 +58,50 @@ impl Telling {
     }
 }
 
-impl Node {
+impl Community {
     /// A host is told that is not one of the community's: one that was revoked.
     pub(super) fn tell_one(&mut self, host: PublicKey) {
-        self.community.telling.insert(host, Telling::default());
+        self.telling.insert(host, Telling::default());
     }
 
     /// The one that has let this host in is asked for statements.
     pub(super) fn learn_from(&mut self, now: Time, inviter: PublicKey) {
         // It has just been heard, and tells by itself first.
         let due = now + AGAIN;
-        self.community.telling.insert(inviter, Telling { due, ..Telling::default() });
+        self.telling.insert(inviter, Telling { due, ..Telling::default() });
     }
 
     /// Asks those hosts what they know that it is time for.
-    pub(super) fn continue_telling(&mut self, now: Time) {
+    pub(super) fn continue_telling(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
         let due = |telling: &Telling| telling.due <= now;
         let hosts: Vec<PublicKey> =
-            self.community.telling.iter().filter(|(_, telling)| due(telling)).map(|(host, _)| *host).collect();
+            self.telling.iter().filter(|(_, telling)| due(telling)).map(|(host, _)| *host).collect();
         for host in hosts {
-            let Some(telling) = self.community.telling.get_mut(&host) else { continue };
+            let Some(telling) = self.telling.get_mut(&host) else { continue };
             let tries = telling.tries;
             telling.tries += 1;
             telling.due = now + (AGAIN * 2u32.pow(tries.min(DOUBLINGS))).min(ROUND);
-            if self.suspended {
+            if base.is_suspended() {
                 // All are asked when this host is back.
                 continue;
             }
-            let revoked = self
-                .community
-                .roster
-                .as_ref()
-                .is_some_and(|roster| roster.about(&host).is_some_and(|s| !belongs(s.standing)));
+            let revoked =
+                self.roster.as_ref().is_some_and(|roster| roster.about(&host).is_some_and(|s| !belongs(s.standing)));
             if revoked && tries >= PARTING_TRIES {
-                self.community.telling.remove(&host);
+                self.telling.remove(&host);
                 continue;
             }
-            let peer = self.by_key.get(&host).and_then(|id| self.peers.get(id));
+            let peer = low.flow.path.session.by_key.get(&host).and_then(|id| low.flow.path.session.peers.get(id));
             match peer.map(|peer| (peer.id, peer.has_session(), peer.away.is_some())) {
-                Some((id, true, _)) => self.ask_roster(id),
+                Some((id, true, _)) => self.ask_roster(id, low, base),
                 // It says itself when it is back.
                 Some((_, false, true)) => {}
-                Some((id, false, false)) => self.start_handshake_with(now, id),
+                Some((id, false, false)) => low.flow.path.session.start_handshake_with(now, id, base),
                 None => {
                     let fresh = tries % FRESH_EVERY == FRESH_EVERY - 1;
                     let knowledge = if fresh { Knowledge::First } else { Knowledge::Known(host) };
-                    if let Some(at) = self.community.hints.get(&host).copied() {
-                        self.initiate_with_key(now, knowledge, at, host);
+                    if let Some(at) = self.hints.get(&host).copied() {
+                        low.flow.path.session.initiate_with_key(now, knowledge, at, host, base);
                     }
                 }
             }
@@ -110,56 +109,68 @@ impl Node {
     }
 
     /// Tells a host what this one is, which it may not know, and asks it what it knows.
-    fn ask_roster(&mut self, id: PeerId) {
-        let Some(roster) = &self.community.roster else { return };
+    fn ask_roster(&mut self, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        let Some(roster) = &self.roster else { return };
         let community = *roster.community();
-        let own = roster.about(&self.key.public()).map(|statement| (statement.clone(), None));
+        let own = roster.about(&base.public_key()).map(|statement| (statement.clone(), None));
         let statements: Vec<_> = own.into_iter().collect();
         let state = Word::RosterState { community, digest: roster.digest(), asks: true };
         let mut messages = vec![Message::Community(state)];
         if !statements.is_empty() {
             messages.insert(0, Message::Community(Word::Roster { community, statements }));
         }
-        self.send(id, &messages);
+        low.flow.path.send(id, &messages, base);
     }
 
     /// There is a new session with a peer.
-    pub(crate) fn note_community_session(&mut self, now: Time, id: PeerId) {
-        self.begin_exchange(now, id);
-        let Some((key, remote)) = self.peers.get(&id).map(|peer| (peer.key, peer.remote)) else { return };
-        if let Some(telling) = self.community.telling.get_mut(&key) {
+    pub(crate) fn note_community_session(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        self.begin_exchange(now, id, low, base);
+        let Some((key, remote)) = low.flow.path.session.peers.get(&id).map(|peer| (peer.key, peer.remote)) else {
+            return;
+        };
+        if let Some(telling) = self.telling.get_mut(&key) {
             telling.hurry(now);
-            if self.community.hints.insert(key, remote) != Some(remote) && self.is_in_community(&key) {
-                self.community.unsaved.get_or_insert(now + SAVED_LATER);
+            if self.hints.insert(key, remote) != Some(remote) && self.is_in_community(&key, base) {
+                self.unsaved.get_or_insert(now + SAVED_LATER);
             }
-            self.continue_telling(now);
+            self.continue_telling(now, low, base);
         }
-        self.schedule_community(now);
+        self.schedule_community(now, base);
     }
 
     /// A peer says something about a community.
-    pub(crate) fn handle_word(&mut self, now: Time, id: PeerId, arrival: &Arrival, word: Word) -> Vec<Message> {
+    pub(crate) fn handle_word(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        arrival: &Arrival,
+        word: Word,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) -> Vec<Message> {
         let answer = match word {
-            Word::Join { number, purpose, element } => self.handle_join(now, id, number, purpose, element),
-            Word::JoinProof { number, proof, name } => self.handle_join_proof(now, id, arrival, number, &proof, &name),
+            Word::Join { number, purpose, element } => self.handle_join(now, id, number, purpose, element, low, base),
+            Word::JoinProof { number, proof, name } => {
+                self.handle_join_proof(now, id, arrival, number, &proof, &name, low, base)
+            }
             Word::JoinAnswer { number, element } => {
-                self.handle_join_answer(now, id, number, &element);
+                self.handle_join_answer(now, id, number, &element, low, base);
                 None
             }
             Word::JoinRefused { number, refusal } => {
-                self.handle_join_refused(now, id, number, refusal);
+                self.handle_join_refused(now, id, number, refusal, base);
                 None
             }
             Word::Joined(joined) => {
-                self.handle_joined(now, id, joined);
+                self.handle_joined(now, id, joined, low, base);
                 None
             }
             Word::RosterState { community, digest, asks } => {
-                self.handle_roster_state(now, id, arrival, &community, digest, asks);
+                self.handle_roster_state(now, id, arrival, &community, digest, asks, low, base);
                 None
             }
             Word::Roster { community, statements } => {
-                self.handle_roster(now, id, &community, &statements);
+                self.handle_roster(now, id, &community, &statements, low, base);
                 None
             }
         };
@@ -176,46 +187,55 @@ impl Node {
         community: &CommunityKey,
         theirs: RosterDigest,
         asks: bool,
+        low: &mut BindingLayer,
+        base: &mut Base,
     ) {
-        let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
-        let me = self.key.public();
-        let Some(roster) = self.community.own(&me).filter(|roster| roster.community() == community) else { return };
+        let Some(key) = low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
+        let me = base.public_key();
+        let Some(roster) = self.own(&me).filter(|roster| roster.community() == community) else { return };
         let Some(about) = roster.about(&key).cloned() else { return };
         let (ours, community) = (roster.digest(), *community);
         if !belongs(about.standing) {
             let told = Word::Roster { community, statements: vec![(about, None)] };
-            self.send_to(id, arrival.destination, arrival.source, &[Message::Community(told)]);
+            low.flow.path.send_to(id, arrival.destination, arrival.source, &[Message::Community(told)], base);
             return;
         }
-        if let Some(telling) = self.community.telling.get_mut(&key) {
+        if let Some(telling) = self.telling.get_mut(&key) {
             telling.note(now, theirs, ours);
         }
         if theirs != ours {
-            self.tell_all(id, arrival);
+            self.tell_all(id, arrival, low, base);
         }
         // An answer is not answered, whatever it says: two that never come to know the same would not come to rest.
         if asks {
             let state = Word::RosterState { community, digest: ours, asks: false };
-            self.send_to(id, arrival.destination, arrival.source, &[Message::Community(state)]);
+            low.flow.path.send_to(id, arrival.destination, arrival.source, &[Message::Community(state)], base);
         }
-        self.schedule_community(now);
+        self.schedule_community(now, base);
     }
 
     /// Tells a host all that this one knows.
-    fn tell_all(&mut self, id: PeerId, arrival: &Arrival) {
-        let Some(roster) = &self.community.roster else { return };
+    fn tell_all(&mut self, id: PeerId, arrival: &Arrival, low: &mut BindingLayer, base: &mut Base) {
+        let Some(roster) = &self.roster else { return };
         let community = *roster.community();
         let place = |host: &[u8; 32]| {
             let key = PublicKey::from(*host);
-            let peer = self.by_key.get(&key).and_then(|id| self.peers.get(id)).filter(|peer| peer.has_session());
-            peer.map(|peer| peer.remote).or_else(|| self.community.hints.get(&key).copied())
+            let peer = low
+                .flow
+                .path
+                .session
+                .by_key
+                .get(&key)
+                .and_then(|id| low.flow.path.session.peers.get(id))
+                .filter(|peer| peer.has_session());
+            peer.map(|peer| peer.remote).or_else(|| self.hints.get(&key).copied())
         };
         let all: Vec<(Statement, Option<SocketAddr>)> =
             roster.statements().map(|statement| (statement.clone(), place(&statement.host))).collect();
         for statements in all.chunks(MAX_STATEMENTS) {
             // One to a datagram (P-37).
             let told = Word::Roster { community, statements: statements.to_vec() };
-            self.send_to(id, arrival.destination, arrival.source, &[Message::Community(told)]);
+            low.flow.path.send_to(id, arrival.destination, arrival.source, &[Message::Community(told)], base);
         }
     }
 
@@ -226,19 +246,19 @@ impl Node {
         id: PeerId,
         community: &CommunityKey,
         statements: &[(Statement, Option<SocketAddr>)],
+        low: &mut BindingLayer,
+        base: &mut Base,
     ) {
-        let me = self.key.public();
-        let Some(from) = self.peers.get(&id).map(|peer| peer.key) else { return };
-        if self.community.roster.as_ref().is_none_or(|roster| roster.community() != community)
-            || !self.community.rosters.take(now)
-        {
+        let me = base.public_key();
+        let Some(from) = low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
+        if self.roster.as_ref().is_none_or(|roster| roster.community() != community) || !self.rosters.take(now) {
             return;
         }
-        let before = self.community.own(&me).is_some();
+        let before = self.own(&me).is_some();
         let mut events = Vec::new();
         let mut parted = Vec::new();
         for (statement, _) in statements {
-            let Some(roster) = &mut self.community.roster else { return };
+            let Some(roster) = &mut self.roster else { return };
             let host = PublicKey::from(statement.host);
             let belonged = roster.has(&host);
             if roster.hear(statement) != Told::News || host == me {
@@ -254,49 +274,62 @@ impl Node {
             }
         }
         let is_news = !events.is_empty();
-        let after = self.community.own(&me).is_some();
+        let after = self.own(&me).is_some();
         if before != after {
-            self.note_own_standing(after, from);
+            self.note_own_standing(after, from, base);
         }
-        self.take_hints(&from, statements);
+        self.take_hints(&from, statements, low, base);
         // What happened before this host belonged to it is no news.
         if before && after {
-            events.into_iter().for_each(|event| self.output.event(event));
+            events.into_iter().for_each(|event| base.event(event));
         }
         if (is_news || before != after) && (before || after) {
-            self.save_community();
+            self.save_community(base);
             parted.into_iter().for_each(|host| self.tell_one(host));
-            self.tell_everybody(now);
+            self.tell_everybody(now, low, base);
         }
     }
 
     /// This host belongs to the community from now on, or no more.
-    fn note_own_standing(&mut self, belongs: bool, from: PublicKey) {
-        let me = self.key.public();
-        let Some(roster) = &mut self.community.roster else { return };
+    fn note_own_standing(&mut self, belongs: bool, from: PublicKey, base: &mut Base) {
+        let me = base.public_key();
+        let Some(roster) = &mut self.roster else { return };
         if belongs {
             let community = *roster.community();
-            self.output.event(CommunityEvent::Joined { community, by: from });
+            base.event(CommunityEvent::Joined { community, by: from });
         } else {
             roster.keep_only(&me);
-            self.community.offers.retain(|_, offer| !offer.is_for_members());
-            self.output.event(CommunityEvent::Revoked);
+            self.offers.retain(|_, offer| !offer.is_for_members());
+            base.event(CommunityEvent::Revoked);
         }
     }
 
     /// Where hosts are said to be by one of them, where this host does not know better.
-    fn take_hints(&mut self, from: &PublicKey, statements: &[(Statement, Option<SocketAddr>)]) {
-        if !self.is_in_community(from) {
+    fn take_hints(
+        &mut self,
+        from: &PublicKey,
+        statements: &[(Statement, Option<SocketAddr>)],
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
+        if !self.is_in_community(from, base) {
             return;
         }
         for (statement, at) in statements {
             let host = PublicKey::from(statement.host);
-            let sought = self.community.telling.get(&host).is_none_or(|telling| telling.tries > 0);
-            let met = self.by_key.get(&host).and_then(|id| self.peers.get(id)).is_some_and(|peer| peer.has_session());
-            let known = self.community.roster.as_ref().is_some_and(|roster: &Roster| roster.has(&host));
+            let sought = self.telling.get(&host).is_none_or(|telling| telling.tries > 0);
+            let met = low
+                .flow
+                .path
+                .session
+                .by_key
+                .get(&host)
+                .and_then(|id| low.flow.path.session.peers.get(id))
+                .is_some_and(|peer| peer.has_session());
+            let known = self.roster.as_ref().is_some_and(|roster: &Roster| roster.has(&host));
             let at = at.filter(|at| !at.ip().is_unspecified() && !at.ip().is_multicast());
-            if let Some(at) = at.filter(|_| known && !met && (sought || !self.community.hints.contains_key(&host))) {
-                self.community.hints.insert(host, at);
+            if let Some(at) = at.filter(|_| known && !met && (sought || !self.hints.contains_key(&host))) {
+                self.hints.insert(host, at);
             }
         }
     }

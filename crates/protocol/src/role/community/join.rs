@@ -14,12 +14,16 @@ use super::exchange::{Agreed, Begun, Between, answer, begin};
 use super::roster::Roster;
 use super::{CODE_LIFETIME, CommunityRefused, GRANT_LIFETIME, Offered, OneTimeCode};
 use crate::Time;
+use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::config::Trust;
 use crate::base::event::community::{CommunityEvent, JoinFailure};
+use crate::base::grant::Grant;
 use crate::base::op::{PeerId, StoreOp};
 use crate::base::output::Asked;
-use crate::node::Node;
+use crate::base::signal::Signal;
+use crate::binding::BindingLayer;
+use crate::role::community::Community;
 
 /// Exchanges that are open about one code: strangers may begin them, and only a wrong proof ends the code.
 const EXCHANGES_MOST: usize = 16;
@@ -128,38 +132,34 @@ impl Joining {
     }
 }
 
-impl Node {
-    /// Joins a community by a code that somebody was told at a host of it, which is at one of these places. What comes of it is
-    /// told by events.
-    ///
-    /// # Errors
-    /// Nothing was done.
-    pub fn join_community(
+impl Community {
+    /// See [`Node::join_community`](crate::Node::join_community).
+    pub(crate) fn join_community(
         &mut self,
         now: Time,
         code: OneTimeCode,
         hosts: Vec<SocketAddr>,
         name: &str,
+        low: &mut BindingLayer,
+        base: &mut Base,
     ) -> Result<(), CommunityRefused> {
-        self.check_joinable(name)?;
-        self.use_code(now, code, JoinPurpose::Membership, hosts, name)
+        self.check_joinable(name, base)?;
+        self.use_code(now, code, JoinPurpose::Membership, hosts, name, low, base)
     }
-
-    /// Gets the right to receive one connection, by a code that somebody was told at the host that has it.
-    ///
-    /// # Errors
-    /// Nothing was done.
-    pub fn accept_connection(
+    /// See [`Node::accept_connection`](crate::Node::accept_connection).
+    pub(crate) fn accept_connection(
         &mut self,
         now: Time,
         code: OneTimeCode,
         hosts: Vec<SocketAddr>,
+        low: &mut BindingLayer,
+        base: &mut Base,
     ) -> Result<(), CommunityRefused> {
-        if self.moves.is_none() {
+        if self.grants.is_none() {
             return Err(CommunityRefused::NoMoves);
         }
         // The name is for members; another host's people know this one by its key.
-        self.use_code(now, code, JoinPurpose::Connection, hosts, "guest")
+        self.use_code(now, code, JoinPurpose::Connection, hosts, "guest", low, base)
     }
 
     fn use_code(
@@ -169,17 +169,19 @@ impl Node {
         purpose: JoinPurpose,
         hosts: Vec<SocketAddr>,
         name: &str,
+        low: &mut BindingLayer,
+        base: &mut Base,
     ) -> Result<(), CommunityRefused> {
-        if self.config.trust == Trust::Pinned {
+        if base.config().trust == Trust::Pinned {
             return Err(CommunityRefused::Pinned);
         }
-        if self.community.joining.is_some() {
+        if self.joining.is_some() {
             return Err(CommunityRefused::Joining);
         }
-        if self.community.spent.iter().any(|(until, spent)| *until > now && *spent == code) {
+        if self.spent.iter().any(|(until, spent)| *until > now && *spent == code) {
             return Err(CommunityRefused::Spent);
         }
-        self.community.joining = Some(Joining {
+        self.joining = Some(Joining {
             code,
             purpose,
             name: name.to_owned(),
@@ -192,14 +194,14 @@ impl Node {
             next: now,
             until: now + JOIN_WITHIN,
         });
-        self.continue_community(now);
+        self.continue_community(now, low, base);
         Ok(())
     }
 
     // ---- the host that was told the code
 
-    pub(super) fn continue_joining(&mut self, now: Time) {
-        let Some(joining) = &mut self.community.joining else { return };
+    pub(super) fn continue_joining(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+        let Some(joining) = &mut self.joining else { return };
         if joining.until <= now {
             let why = match joining.stage {
                 Stage::Reaching => JoinFailure::Unanswered,
@@ -207,7 +209,7 @@ impl Node {
                 Stage::Asked(_) => JoinFailure::Silent,
                 Stage::Proven(_) => JoinFailure::BrokenOff,
             };
-            self.end_joining(now, why);
+            self.end_joining(now, why, base);
             return;
         }
         if joining.next > now {
@@ -219,19 +221,19 @@ impl Node {
                 let to = joining.hosts.get(at % joining.hosts.len().max(1)).copied();
                 joining.pause(now);
                 if let Some(to) = to {
-                    self.initiate_to_join(now, to);
+                    low.flow.path.session.initiate_to_join(now, to, base);
                 }
             }
             Stage::Asked(_) | Stage::Proven(_) => {
                 joining.pause(now);
-                self.say_to_inviter();
+                self.say_to_inviter(low, base);
             }
         }
     }
 
     /// Says once more what the inviter is to answer.
-    fn say_to_inviter(&mut self) {
-        let Some(joining) = &self.community.joining else { return };
+    fn say_to_inviter(&mut self, low: &mut BindingLayer, base: &mut Base) {
+        let Some(joining) = &self.joining else { return };
         let (number, purpose) = (joining.code.number(), joining.purpose);
         let word = match &joining.stage {
             Stage::Reaching => return,
@@ -242,34 +244,42 @@ impl Node {
             }
         };
         if let Some(id) = joining.peer {
-            self.send(id, &[Message::Community(word)]);
+            low.flow.path.send(id, &[Message::Community(word)], base);
         }
     }
 
     /// A handshake that was begun to use a code has ended with a peer, that was asked at this endpoint.
     pub(crate) fn note_joined_peer(&mut self, id: PeerId, at: SocketAddr) {
-        if let Some(joining) = self.community.joining.as_mut().filter(|of| matches!(of.stage, Stage::Reaching)) {
+        if let Some(joining) = self.joining.as_mut().filter(|of| matches!(of.stage, Stage::Reaching)) {
             (joining.peer, joining.answered_at) = (Some(id), Some(at));
         }
     }
 
     /// There is a session with a peer that this host uses a code with.
-    pub(super) fn begin_exchange(&mut self, now: Time, id: PeerId) {
-        let Some(joining) = &mut self.community.joining else { return };
+    pub(super) fn begin_exchange(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        let Some(joining) = &mut self.joining else { return };
         if joining.peer != Some(id) || !matches!(joining.stage, Stage::Reaching) {
             return;
         }
-        let Some(inviter) = self.peers.get(&id).map(|peer| peer.key) else { return };
-        let between = Between { joiner: self.key.public(), inviter, purpose: joining.purpose };
-        let Some(begun) = begin(&joining.code, &between, &mut self.random) else { return };
+        let Some(inviter) = low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
+        let between = Between { joiner: base.public_key(), inviter, purpose: joining.purpose };
+        let Some(begun) = begin(&joining.code, &between, base.random()) else { return };
         joining.stage = Stage::Asked(begun);
         joining.tries = 0;
         joining.pause(now);
-        self.say_to_inviter();
+        self.say_to_inviter(low, base);
     }
 
-    pub(super) fn handle_join_answer(&mut self, now: Time, id: PeerId, number: u16, element: &Element) {
-        let Some(joining) = self.community.joining.as_mut() else { return };
+    pub(super) fn handle_join_answer(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        number: u16,
+        element: &Element,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
+        let Some(joining) = self.joining.as_mut() else { return };
         if joining.peer != Some(id) || joining.code.number() != number || !matches!(joining.stage, Stage::Asked(_)) {
             return;
         }
@@ -279,14 +289,21 @@ impl Node {
                 joining.stage = Stage::Proven(agreed);
                 joining.tries = 0;
                 joining.pause(now);
-                self.say_to_inviter();
+                self.say_to_inviter(low, base);
             }
-            None => self.end_joining(now, JoinFailure::NotProven),
+            None => self.end_joining(now, JoinFailure::NotProven, base),
         }
     }
 
-    pub(super) fn handle_join_refused(&mut self, now: Time, id: PeerId, number: u16, refusal: JoinRefusal) {
-        let Some(joining) = self.community.joining.as_mut() else { return };
+    pub(super) fn handle_join_refused(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        number: u16,
+        refusal: JoinRefusal,
+        base: &mut Base,
+    ) {
+        let Some(joining) = self.joining.as_mut() else { return };
         if joining.peer != Some(id) || joining.code.number() != number || matches!(joining.stage, Stage::Reaching) {
             return;
         }
@@ -302,13 +319,20 @@ impl Node {
             JoinRefusal::NameTaken => JoinFailure::NameTaken,
             JoinRefusal::NoSuchCode | JoinRefusal::Other(_) => JoinFailure::NoSuchCode,
         };
-        self.end_joining(now, why);
+        self.end_joining(now, why, base);
     }
 
-    pub(super) fn handle_joined(&mut self, now: Time, id: PeerId, joined: Joined) {
-        let Some(joining) = self.community.joining.as_ref() else { return };
+    pub(super) fn handle_joined(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        joined: Joined,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
+        let Some(joining) = self.joining.as_ref() else { return };
         let Some(at) = joining.answered_at else { return };
-        let Some(inviter) = self.peers.get(&id).map(|peer| peer.key) else { return };
+        let Some(inviter) = low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
         let Stage::Proven(agreed) = &joining.stage else { return };
         if joining.peer != Some(id) || joining.code.number() != joined.number {
             return;
@@ -316,59 +340,60 @@ impl Node {
         let membership = joining.purpose == JoinPurpose::Membership;
         let roster = if membership { Roster::of(joined.community, joined.secret.clone()) } else { None };
         if !agreed.is_inviters(&joined.proof, &joined.proven()) || roster.is_some() != membership {
-            self.end_joining(now, JoinFailure::NotProven);
+            self.end_joining(now, JoinFailure::NotProven, base);
             return;
         }
-        self.community.joining = None;
-        self.pin_inviter(at.ip(), inviter);
+        self.joining = None;
+        self.pin_inviter(at.ip(), inviter, low, base);
         match roster {
             Some(roster) => {
-                self.community.roster = Some(roster);
-                self.community.hints = BTreeMap::from([(inviter, at)]);
-                self.community.telling.clear();
+                self.roster = Some(roster);
+                self.hints = BTreeMap::from([(inviter, at)]);
+                self.telling.clear();
                 // Its statements follow; they are asked for until they are here.
                 self.learn_from(now, inviter);
             }
             None => {
                 let number = self.free_number();
                 let lifetime = Duration::from_secs(joined.lifetime.into()).min(GRANT_LIFETIME);
-                self.grant(number, inviter, None, now + lifetime);
-                self.output.event(CommunityEvent::MayReceive { number, host: inviter });
+                let until = now + lifetime;
+                base.signal(Signal::Granted(Grant { number, host: inviter, flow: None, until, used_by: None }));
+                base.event(CommunityEvent::MayReceive { number, host: inviter });
             }
         }
-        self.schedule_community(now);
+        self.schedule_community(now, base);
     }
 
     /// The code has proven whose key answers at the address that people named: better than being the first to answer there. A key that is
     /// remembered for it stays until people have it forgotten (P-148).
-    fn pin_inviter(&mut self, address: IpAddr, key: PublicKey) {
-        if self.config.trust != Trust::Tofu {
+    fn pin_inviter(&mut self, address: IpAddr, key: PublicKey, low: &mut BindingLayer, base: &mut Base) {
+        if base.config().trust != Trust::Tofu {
             return;
         }
-        match self.config.known_keys.get(&address).copied() {
+        match low.flow.path.session.contacts.known_key(&address) {
             Some(known) if known == key => {}
             Some(known) => {
-                self.community.proven = Some((address, key));
-                self.output.event(CommunityEvent::OtherKeyKnown { address, known, proven: key });
+                self.proven = Some((address, key));
+                base.event(CommunityEvent::OtherKeyKnown { address, known, proven: key });
             }
-            None => self.remember_key_at(address, key),
+            None => low.flow.path.session.remember_key_at(address, key, base),
         }
     }
 
     /// The key that a code has proven to be that of the host at this address, where another was remembered for it and is no more.
     pub(crate) fn take_proven_key(&mut self, address: IpAddr) -> Option<PublicKey> {
-        self.community.proven.take_if(|(at, _)| *at == address).map(|(_, key)| key)
+        self.proven.take_if(|(at, _)| *at == address).map(|(_, key)| key)
     }
 
-    fn end_joining(&mut self, now: Time, why: JoinFailure) {
-        let Some(joining) = self.community.joining.take() else { return };
+    fn end_joining(&mut self, now: Time, why: JoinFailure, base: &mut Base) {
+        let Some(joining) = self.joining.take() else { return };
         let number = joining.code.number();
         // Whoever was there has had a guess at it once it has this host's proof.
         if matches!(joining.stage, Stage::Proven(_)) {
-            self.community.spent.push((now + CODE_LIFETIME, joining.code));
+            self.spent.push((now + CODE_LIFETIME, joining.code));
         }
-        self.output.event(CommunityEvent::JoinFailed { number, why });
-        self.schedule_community(now);
+        base.event(CommunityEvent::JoinFailed { number, why });
+        self.schedule_community(now, base);
     }
 
     // ---- the host that has drawn it
@@ -380,11 +405,12 @@ impl Node {
         number: u16,
         purpose: JoinPurpose,
         element: Element,
+        low: &mut BindingLayer,
+        base: &mut Base,
     ) -> Option<Word> {
-        let joiner = self.peers.get(&id).map(|peer| peer.key)?;
+        let joiner = low.flow.path.session.peers.get(&id).map(|peer| peer.key)?;
         let refused = |refusal| Some(Word::JoinRefused { number, refusal });
-        let Some(offer) = self.community.offers.get_mut(&number).filter(|offer| offer.until > now && !offer.is_done())
-        else {
+        let Some(offer) = self.offers.get_mut(&number).filter(|offer| offer.until > now && !offer.is_done()) else {
             return refused(JoinRefusal::NoSuchCode);
         };
         if offer.purpose() != purpose {
@@ -403,11 +429,11 @@ impl Node {
             offer.drop_oldest_exchange(now);
         }
         let full = offer.exchanges.len() >= EXCHANGES_MOST && !offer.exchanges.contains_key(&joiner);
-        if full || !self.community.exchanges.take(now) {
+        if full || !self.exchanges.take(now) {
             return refused(JoinRefusal::Busy);
         }
-        let between = Between { joiner, inviter: self.key.public(), purpose };
-        let (ours, agreed) = answer(&offer.code, &between, &element, &mut self.random)?;
+        let between = Between { joiner, inviter: base.public_key(), purpose };
+        let (ours, agreed) = answer(&offer.code, &between, &element, base.random())?;
         offer.exchanges.insert(joiner, Exchange { begun: now, theirs: element, ours, agreed });
         Some(Word::JoinAnswer { number, element: ours })
     }
@@ -420,10 +446,12 @@ impl Node {
         number: u16,
         proof: &Proof,
         name: &str,
+        low: &mut BindingLayer,
+        base: &mut Base,
     ) -> Option<Word> {
-        let joiner = self.peers.get(&id).map(|peer| peer.key)?;
+        let joiner = low.flow.path.session.peers.get(&id).map(|peer| peer.key)?;
         let refused = |refusal| Some(Word::JoinRefused { number, refusal });
-        let Some(offer) = self.community.offers.get(&number).filter(|offer| offer.until > now) else {
+        let Some(offer) = self.offers.get(&number).filter(|offer| offer.until > now) else {
             return refused(JoinRefusal::NoSuchCode);
         };
         if let Some((who, shown, joined)) = &offer.done {
@@ -432,25 +460,25 @@ impl Node {
                 return refused(JoinRefusal::NoSuchCode);
             }
             match joined.clone() {
-                Ok(joined) => self.say_joined(id, arrival, joined, joiner),
+                Ok(joined) => self.say_joined(id, arrival, joined, joiner, low, base),
                 Err(refusal) => return refused(refusal),
             }
             return None;
         }
         let Some(exchange) = offer.exchanges.get(&joiner) else { return refused(JoinRefusal::NoSuchCode) };
         if !exchange.agreed.is_joiners(proof, name.as_bytes()) {
-            self.community.offers.remove(&number);
+            self.offers.remove(&number);
             let remote = arrival.source;
-            self.output.event(CommunityEvent::WrongCode { number, host: joiner, remote });
+            base.event(CommunityEvent::WrongCode { number, host: joiner, remote });
             return refused(JoinRefusal::WrongCode);
         }
         let what = offer.what.clone();
         if offer.is_for_members() && self.is_taken(name, &joiner) {
-            let offer = self.community.offers.get_mut(&number)?;
+            let offer = self.offers.get_mut(&number)?;
             offer.end(now, joiner, *proof, Err(JoinRefusal::NameTaken));
             let name = name.to_owned();
-            self.output.event(CommunityEvent::NameTaken { number, host: joiner, name });
-            self.schedule_community(now);
+            base.event(CommunityEvent::NameTaken { number, host: joiner, name });
+            self.schedule_community(now, base);
             return refused(JoinRefusal::NameTaken);
         }
         let (community, secret, lifetime) = match &what {
@@ -460,32 +488,35 @@ impl Node {
             },
             Offered::Connection { .. } => ([0; 32], None, GRANT_LIFETIME.as_secs() as u32),
         };
-        let offer = self.community.offers.get_mut(&number)?;
+        let offer = self.offers.get_mut(&number)?;
         let mut joined = Joined { number, proof: [0; 32], community, secret, lifetime };
         let exchange = offer.exchanges.get(&joiner)?;
         joined.proof = exchange.agreed.prove_inviter(&joined.proven());
         offer.end(now, joiner, *proof, Ok(joined.clone()));
         match what {
             Offered::Membership { steward } => {
-                self.community.hints.insert(joiner, arrival.source);
+                self.hints.insert(joiner, arrival.source);
                 let name = name.to_owned();
-                self.output.event(CommunityEvent::HostJoined { host: joiner, name, steward });
-                self.say_joined(id, arrival, joined, joiner);
-                self.tell_everybody(now);
+                base.event(CommunityEvent::HostJoined { host: joiner, name, steward });
+                self.say_joined(id, arrival, joined, joiner, low, base);
+                self.tell_everybody(now, low, base);
             }
             Offered::Connection { flow } => {
-                self.grant(number, joiner, Some(flow), now + GRANT_LIFETIME);
-                self.output.event(CommunityEvent::Granted { number, host: joiner, flow });
-                self.say_joined(id, arrival, joined, joiner);
+                let (flow, until) = (Some(flow), now + GRANT_LIFETIME);
+                base.signal(Signal::Granted(Grant { number, host: joiner, flow, until, used_by: None }));
+                if let Some(flow) = flow {
+                    base.event(CommunityEvent::Granted { number, host: joiner, flow });
+                }
+                self.say_joined(id, arrival, joined, joiner, low, base);
             }
         }
-        self.schedule_community(now);
+        self.schedule_community(now, base);
         None
     }
 
     /// Whether another host of the community is called so (P-120).
     fn is_taken(&self, name: &str, joiner: &PublicKey) -> bool {
-        let roster = self.community.roster.as_ref();
+        let roster = self.roster.as_ref();
         roster.is_some_and(|roster| roster.is_another_called(name, joiner))
     }
 
@@ -495,7 +526,7 @@ impl Node {
         name: &str,
         steward: bool,
     ) -> Option<(CommunityKey, Option<CommunitySecret>)> {
-        let roster = self.community.roster.as_mut()?;
+        let roster = self.roster.as_mut()?;
         if !roster.has_room_for(joiner) {
             return None;
         }
@@ -507,24 +538,32 @@ impl Node {
     }
 
     /// Tells a joiner that it was let in, once that is saved, and what it needs to know to say so to others.
-    fn say_joined(&mut self, id: PeerId, arrival: &Arrival, joined: Joined, joiner: PublicKey) {
+    fn say_joined(
+        &mut self,
+        id: PeerId,
+        arrival: &Arrival,
+        joined: Joined,
+        joiner: PublicKey,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
         let mut words = vec![Message::Community(Word::Joined(joined.clone()))];
         let (source, to) = (arrival.destination, arrival.source);
         if joined.lifetime > 0 {
-            self.send_to(id, source, to, &words);
+            low.flow.path.send_to(id, source, to, &words, base);
             return;
         }
-        let own = self.community.hints.clone();
-        let roster = self.community.roster.as_ref();
-        let about = [joiner, self.key.public()];
+        let own = self.hints.clone();
+        let roster = self.roster.as_ref();
+        let about = [joiner, base.public_key()];
         let statements: Vec<(Statement, Option<SocketAddr>)> = about
             .iter()
             .filter_map(|host| roster?.about(host).map(|statement| (statement.clone(), own.get(host).copied())))
             .collect();
         words.push(Message::Community(Word::Roster { community: joined.community, statements }));
-        if let Some(saved) = self.community.saved() {
+        if let Some(saved) = self.saved() {
             let asked = Asked::Say(id, source, to, words);
-            self.output.ask(StoreOp::SaveCommunity(Box::new(saved)), asked);
+            base.ask(StoreOp::SaveCommunity(Box::new(saved)), asked);
         }
     }
 }
@@ -537,6 +576,7 @@ mod tests {
     use crate::base::config::Config;
     use crate::base::event::Event;
     use crate::base::output::Output;
+    use crate::node::Node;
 
     #[test]
     fn an_inviter_that_says_that_it_is_busy_is_not_called_silent() {
@@ -544,10 +584,10 @@ mod tests {
         for busy in [false, true] {
             let mut node = Node::new(Config::default(), StaticKey::from_bytes([3; 32]), [4; 32]);
             let (now, peer, purpose) = (Time::default(), PeerId(1), JoinPurpose::Membership);
-            node.found_community(now, "desk").expect("founded");
-            let code = node.invite(now, false).expect("a code");
-            let between = Between { joiner: node.key.public(), inviter: PublicKey::from([5; 32]), purpose };
-            let begun = begin(&code, &between, &mut node.random).expect("begun");
+            node.community.found_community(now, "desk", &mut node.binding, &mut node.base).expect("founded");
+            let code = node.community.invite(now, false, &mut node.base).expect("a code");
+            let between = Between { joiner: node.base.public_key(), inviter: PublicKey::from([5; 32]), purpose };
+            let begun = begin(&code, &between, node.base.random()).expect("begun");
             let (number, name, until) = (code.number(), "laptop".to_owned(), now + JOIN_WITHIN);
             node.community.joining = Some(Joining {
                 code,
@@ -563,9 +603,9 @@ mod tests {
                 until,
             });
             if busy {
-                node.handle_join_refused(now, peer, number, JoinRefusal::Busy);
+                node.community.handle_join_refused(now, peer, number, JoinRefusal::Busy, &mut node.base);
             }
-            node.continue_joining(until);
+            node.community.continue_joining(until, &mut node.binding, &mut node.base);
             failures.extend(std::iter::from_fn(|| node.poll()).filter_map(|output| match output {
                 Output::Event(Event::Community(CommunityEvent::JoinFailed { why, .. })) => {
                     Some((why, why.leaves_code()))
@@ -581,18 +621,26 @@ mod tests {
         let mut node = Node::new(Config::default(), StaticKey::from_bytes([3; 32]), [4; 32]);
         let purpose = JoinPurpose::Membership;
         let now = Time::default() + Duration::from_secs(100);
-        node.found_community(now, "desk").expect("founded");
-        let code = node.invite(now, false).expect("a code");
+        node.community.found_community(now, "desk", &mut node.binding, &mut node.base).expect("founded");
+        let code = node.community.invite(now, false, &mut node.base).expect("a code");
         let mut join = |now: Time, joiner: u8| {
             let key = PublicKey::from([joiner; 32]);
             let remote = "192.0.2.1:2031".parse().expect("an endpoint");
-            let id = match node.by_key.get(&key) {
+            let id = match node.binding.flow.path.session.by_key.get(&key) {
                 Some(id) => *id,
-                None => node.new_peer(now, key, remote),
+                None => node.binding.flow.path.session.new_peer(now, key, remote),
             };
-            let between = Between { joiner: key, inviter: node.key.public(), purpose };
-            let begun = begin(&code, &between, &mut node.random).expect("begun");
-            let answer = node.handle_join(now, id, code.number(), purpose, begun.element);
+            let between = Between { joiner: key, inviter: node.base.public_key(), purpose };
+            let begun = begin(&code, &between, node.base.random()).expect("begun");
+            let answer = node.community.handle_join(
+                now,
+                id,
+                code.number(),
+                purpose,
+                begun.element,
+                &mut node.binding,
+                &mut node.base,
+            );
             matches!(answer, Some(Word::JoinAnswer { .. }))
         };
         assert!((1..=16).all(|stranger| join(now, stranger)));
@@ -610,13 +658,14 @@ mod tests {
             let mut node = Node::new(Config::default(), StaticKey::from_bytes([3; 32]), [run + 1; 32]);
             let purpose = JoinPurpose::Membership;
             let start = Time::default() + Duration::from_secs(100);
-            node.found_community(start, "desk").expect("founded");
-            let code = node.invite(start, false).expect("a code");
+            node.community.found_community(start, "desk", &mut node.binding, &mut node.base).expect("founded");
+            let code = node.community.invite(start, false, &mut node.base).expect("a code");
             let remote = "192.0.2.1:2031".parse().expect("an endpoint");
-            let ids = [1_u8, 2].map(|of| node.new_peer(start, PublicKey::from([of; 32]), remote));
+            let ids =
+                [1_u8, 2].map(|of| node.binding.flow.path.session.new_peer(start, PublicKey::from([of; 32]), remote));
             let element = |node: &mut Node, of: u8| {
-                let between = Between { joiner: PublicKey::from([of; 32]), inviter: node.key.public(), purpose };
-                begin(&code, &between, &mut node.random).expect("begun").element
+                let between = Between { joiner: PublicKey::from([of; 32]), inviter: node.base.public_key(), purpose };
+                begin(&code, &between, node.base.random()).expect("begun").element
             };
             let honest = element(&mut node, 2);
             let (mut let_in, mut tries) = (false, 0_u32);
@@ -624,13 +673,29 @@ mod tests {
             for step in 0..1000_u64 {
                 let now = start + Duration::from_millis(20 * step);
                 if now >= next {
-                    let answer = node.handle_join(now, ids[1], code.number(), purpose, honest);
+                    let answer = node.community.handle_join(
+                        now,
+                        ids[1],
+                        code.number(),
+                        purpose,
+                        honest,
+                        &mut node.binding,
+                        &mut node.base,
+                    );
                     let_in |= matches!(answer, Some(Word::JoinAnswer { .. }));
                     next = now + AGAIN * 2u32.pow(tries.min(DOUBLINGS));
                     tries += 1;
                 }
                 let fresh = element(&mut node, 1);
-                node.handle_join(now, ids[0], code.number(), purpose, fresh);
+                node.community.handle_join(
+                    now,
+                    ids[0],
+                    code.number(),
+                    purpose,
+                    fresh,
+                    &mut node.binding,
+                    &mut node.base,
+                );
             }
             out += u32::from(!let_in);
         }

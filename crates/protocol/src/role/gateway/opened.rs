@@ -10,14 +10,17 @@ use whimbrel_wire::message::Message;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::op::PeerId;
 use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
 use crate::flow::introduction::AGAIN;
 use crate::flow::policy::Ruled;
 use crate::flow::table::MATURE;
 use crate::flow::{Flow, Stage};
-use crate::node::Node;
+use crate::role::gateway::GatewayRole;
 use crate::session::contact::Contact;
+use crate::session::pins::Want;
 
 /// Connections that are remembered at the most, of those of one host, and of those to one address.
 const OPENED_MOST: usize = 4096;
@@ -49,11 +52,6 @@ struct Wanted {
 }
 
 impl OpenedBehind {
-    /// Whether somebody at an address is wanted.
-    pub(crate) fn wants(&self, address: IpAddr) -> bool {
-        self.to.contains_key(&address)
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.count
     }
@@ -94,46 +92,69 @@ impl OpenedBehind {
     }
 }
 
-impl Node {
-    /// A host behind this one has opened a connection, which has been answered: this router has seen both.
-    pub fn handle_passing_opened(&mut self, now: Time, flow: FlowTuple) {
-        let between = self.is_behind(flow.local.ip()) && self.attachment_at(flow.remote.ip()).is_none();
-        if flow.transport == Transport::Tcp && between && !self.has_flow(&flow) && self.opened.insert(now, flow) {
-            self.timers.set_earlier(Timer::Opened, now + MATURE);
+impl GatewayRole {
+    /// See [`Node::handle_passing_opened`](crate::Node::handle_passing_opened).
+    pub(crate) fn handle_passing_opened(
+        &mut self,
+        now: Time,
+        flow: FlowTuple,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
+        let between =
+            base.attachments().is_behind(flow.local.ip()) && base.attachments().at(flow.remote.ip()).is_none();
+        if flow.transport == Transport::Tcp && between && !low.flow.has_flow(&flow) && self.opened.insert(now, flow) {
+            self.want_opened(low);
+            base.set_timer_earlier(Timer::Opened, now + MATURE);
         }
+    }
+
+    /// The addresses that such connections lead to are asked, though no flow of this host's waits for them.
+    fn want_opened(&mut self, low: &mut BindingLayer) {
+        let addresses = self.opened.to.keys().copied().collect();
+        low.flow.path.session.contacts.pins.want(Want::Opened, addresses);
     }
 
     /// Asks where such connections lead to, and tells who answers of them.
-    pub(crate) fn continue_opened(&mut self, now: Time) {
-        let flows = &self.flows;
+    pub(crate) fn continue_opened(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+        let flows = &low.flow.flows;
         let introduced = |flow: &FlowTuple| flows.get(flow).and_then(Flow::entry).is_some();
         self.opened.retain(|flow, wanted| wanted.until > now && wanted.requests < REQUESTS && !introduced(flow));
+        self.want_opened(low);
         let addresses: Vec<IpAddr> = self.opened.to.keys().copied().collect();
         let mut asked = 0;
         for address in addresses {
-            match self.contacts.addresses.get(&address).copied() {
-                Some(Contact::Known(id)) => self.tell_opened(now, id, address),
+            match low.flow.path.session.contacts.addresses.get(&address).copied() {
+                Some(Contact::Known(id)) => self.tell_opened(now, id, address, low, base),
                 Some(Contact::Asking { .. }) => {}
-                Some(Contact::Silent { until, .. }) if until <= now => self.continue_contact(now, address),
+                Some(Contact::Silent { until, .. }) if until <= now => {
+                    low.flow.path.session.continue_contact(now, address, base)
+                }
                 // P-10
                 Some(Contact::Silent { .. }) => self.opened.forget(address),
-                None if !self.may_ask(address) => self.opened.forget(address),
+                None if !low.flow.path.session.may_ask(address, base) => self.opened.forget(address),
                 None if asked >= ASKED_AT_ONCE => {}
                 None => {
                     asked += 1;
-                    self.contacts.addresses.insert(address, Contact::Asking { tries: 0, source: None });
-                    self.continue_contact(now, address);
+                    low.flow
+                        .path
+                        .session
+                        .contacts
+                        .addresses
+                        .insert(address, Contact::Asking { tries: 0, source: None });
+                    low.flow.path.session.continue_contact(now, address, base);
                 }
             }
         }
+        self.want_opened(low);
         if self.opened.len() > 0 {
-            self.timers.set(Timer::Opened, now + PAUSE);
+            base.set_timer(Timer::Opened, now + PAUSE);
         }
     }
 
-    fn tell_opened(&mut self, now: Time, id: PeerId, address: IpAddr) {
-        if !self.peers.get(&id).is_some_and(|peer| peer.has_session()) {
-            return self.reach_again(now, id);
+    fn tell_opened(&mut self, now: Time, id: PeerId, address: IpAddr, low: &mut BindingLayer, base: &mut Base) {
+        if !low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_session()) {
+            return low.flow.path.session.reach_again(now, id, base);
         }
         let Some(flows) = self.opened.to.get_mut(&address) else { return };
         let mut tuples = Vec::new();
@@ -143,18 +164,25 @@ impl Node {
         }
         for tuple in tuples {
             // Each by itself: looking for one costs the peer a handshake.
-            self.send(id, &[Message::AskHere { tuple }]);
+            low.flow.path.send(id, &[Message::AskHere { tuple }], base);
         }
     }
 
     /// A host behind a gateway, this peer, has opened a connection to this host, which had nobody to ask about it. It may be anybody who
     /// says so: what is asked is who has the connection's remote address, as if this host had opened it.
-    pub(crate) fn handle_ask_here(&mut self, now: Time, id: PeerId, tuple: &FlowTuple) {
+    pub(crate) fn handle_ask_here(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        tuple: &FlowTuple,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
         let flow = tuple.mirrored();
-        if !self.sees_no_ends(id) || flow.transport != Transport::Tcp {
+        if !low.flow.path.session.sees_no_ends(id) || flow.transport != Transport::Tcp {
             return;
         }
-        let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed && known.accepted) else { return };
+        let Some(known) = low.flow.flows.get_mut(&flow).filter(|known| !known.closed && known.accepted) else { return };
         match known.stage {
             Stage::Open => {}
             // Whoever says it again and again has nothing done again and again.
@@ -164,8 +192,8 @@ impl Node {
             }
             _ => return,
         }
-        if matches!(self.ruled_beforehand(&flow), Ruled::Free) {
-            self.want_introduction(now, flow);
+        if matches!(low.flow.ruled_beforehand(&flow), Ruled::Free) {
+            low.flow.want_introduction(now, flow, base);
         }
     }
 }

@@ -14,13 +14,12 @@ use whimbrel_wire::moving::{MoveName, Terms};
 use super::glue::Others;
 use super::{At, FlowName, Moves, Rented};
 use crate::Time;
-use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, PeerId, Places, Waits};
+use crate::base::op::{ASTRAY, FlowEntry, LocalEnd, Manner, NOWHERE, PeerId, Places, Waits};
 use crate::base::output::Asked;
+use crate::base::pace::KEEPALIVE;
 use crate::base::timer::Timer;
-use crate::binding::absence::VANISHED;
-use crate::flow::{Flow, Origin, Stage};
+use crate::flow::{Flow, Origin};
 use crate::node::Node;
-use crate::session::peer::{ASTRAY, CarrierProbe, NOWHERE};
 
 /// On a host with no more flows than these, senders are woken each time that some are led elsewhere.
 const WOKEN_AT_ONCE: usize = 100;
@@ -51,7 +50,7 @@ impl Node {
                 FlowChange::Lead { flow, lent: Some(far), .. } if far.mirrored().is_unconnected() => {
                     let at = At { now, around: &Others { node: self } };
                     if let Some(done) = moves.lend_moved(at, flow, far) {
-                        let back = flow.peer() == self.public_key() && done.is_ok();
+                        let back = flow.peer() == self.base.public_key() && done.is_ok();
                         moves.handle_led(At { now, around: &Others { node: self } }, flow, done);
                         if back {
                             // There is nobody any more whom this host would have to tell where it is.
@@ -81,11 +80,11 @@ impl Node {
                     }
                 }
                 FlowChange::Release { tuple } => self.release_flow(now, &tuple),
-                FlowChange::End { tuple } => self.end_passed_on(now, &tuple),
+                FlowChange::End { tuple } => self.binding.end_passed_on(now, &tuple, &mut self.base),
                 FlowChange::Remember { key } => {
-                    if let Some(id) = self.by_key.get(&key).copied() {
-                        self.put_binding_in_force(now, id);
-                        self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
+                    if let Some(id) = self.binding.flow.path.session.by_key.get(&key).copied() {
+                        self.binding.put_binding_in_force(now, id, &mut self.base);
+                        self.base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
                     }
                 }
             }
@@ -104,7 +103,7 @@ impl Node {
         restored: bool,
     ) -> Option<Result<Terms, String>> {
         let to = flow.peer();
-        if to == self.public_key() {
+        if to == self.base.public_key() {
             // The socket is here itself, at an address of this host's: nobody need be told of it.
             let far = lent?;
             self.release_flow(now, &far);
@@ -116,8 +115,8 @@ impl Node {
         if led.is_some_and(|led| led != far) {
             return Some(Err(format!("another flow is called {flow}")));
         }
-        let before = self.flows.get(&far).and_then(Flow::entry).copied();
-        let end = if lent.is_some() { LocalEnd::Behind } else { self.end_of(&far) };
+        let before = self.binding.flow.flows.get(&far).and_then(Flow::entry).copied();
+        let end = if lent.is_some() { LocalEnd::Behind } else { self.base.attachments().end_of(&far) };
         let peer = self.peer_of(&to);
         let as_before = |before: &FlowEntry| {
             (before.name, before.wire_remote_port, before.end) == (flow.value(), wire_port, end)
@@ -137,7 +136,7 @@ impl Node {
         let wire_local_port = match &before {
             // What was said to an owner that presents its ticket again may have come to it before the answer to that: it stays so.
             Some(before) if as_before(before) => Some(before.wire_local_port),
-            _ => peer.free_wire_port(wire_port, self.flows.ports()),
+            _ => peer.free_wire_port(wire_port, self.binding.flow.flows.ports()),
         };
         let Some(wire_local_port) = wire_local_port else {
             return Some(Err(format!("flows with {to} have all ports that are left for them")));
@@ -156,7 +155,7 @@ impl Node {
             hidden: false,
             beyond: false,
         };
-        self.install_moved(now, far, entry, Origin::Restored, Asked::Lead(flow));
+        self.binding.install_moved(now, far, entry, Origin::Restored, Asked::Lead(flow), &mut self.base);
         None
     }
 
@@ -170,11 +169,18 @@ impl Node {
         wire_port: u16,
         terms: &Terms,
     ) -> Option<Result<(), String>> {
-        let (own, holder) = (self.attachments.contains_key(&tuple.local.ip()), flow.peer());
-        if holder == self.public_key() {
+        let (own, holder) = (self.base.attachments().has(&tuple.local.ip()), flow.peer());
+        if holder == self.base.public_key() {
             return Some(Ok(()));
         }
-        let peer = self.by_key.get(&holder).and_then(|id| self.peers.get(id));
+        let peer = self
+            .binding
+            .flow
+            .path
+            .session
+            .by_key
+            .get(&holder)
+            .and_then(|id| self.binding.flow.path.session.peers.get(id));
         let Some(peer) = peer else { return Some(Err(format!("{holder} is not known any more"))) };
         if peer.named.get(&flow.value()).is_some_and(|known| *known != tuple) {
             return Some(Err(format!("another flow is called {flow}")));
@@ -195,79 +201,18 @@ impl Node {
             hidden: terms.hidden,
             beyond: false,
         };
-        self.install_moved(now, tuple, entry, Origin::Restored, Asked::Adopt(name));
-        self.find_carrier(now, entry.peer);
+        self.binding.install_moved(now, tuple, entry, Origin::Restored, Asked::Adopt(name), &mut self.base);
+        self.binding.find_carrier(now, entry.peer, &mut self.base);
         None
-    }
-
-    /// The end of a flow that moved finds out how it goes.
-    pub(crate) fn find_carrier(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let settled = peer.candidate.is_none() && peer.update.is_none();
-        if peer.moved_flows() > 0 && settled && !peer.probe.forward && !peer.probe.leading {
-            peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
-            self.probe_carrier(now, id);
-        }
-    }
-
-    /// Makes a flow one with a peer, whatever it was before.
-    pub(crate) fn install_moved(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, origin: Origin, asked: Asked) {
-        let id = entry.peer;
-        // Before this flow is taken from whose it was: that may be the same peer, as after a restart.
-        let known = self.peers.get(&id).map(|peer| (peer.flows.is_empty(), peer.moved_flows() == 0));
-        let Some((first, unmoved)) = known else { return };
-        let before = self.flows.get(&flow).cloned();
-        match &before {
-            Some(Flow { stage: Stage::Introduced { entry: former, origin }, .. }) => {
-                if let Origin::Answered { nonce, .. } = origin {
-                    self.flows.forget_nonce(*nonce);
-                }
-                if let Some(peer) = self.peers.get_mut(&former.peer) {
-                    peer.remove_flow(&flow, former);
-                }
-                self.idle_later(now, former.peer);
-            }
-            other => {
-                if let Some(known) = other {
-                    self.abandon_introduction(&flow, known);
-                }
-            }
-        }
-        let opened = before.unwrap_or_else(|| Flow::opened(now, false));
-        let stage = Stage::Introduced { entry, origin };
-        self.flows.put(flow, Flow { stage, closed: false, ..opened });
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        peer.add_flow(flow, &entry);
-        let begins = unmoved && peer.moved_flows() > 0;
-        self.timers.stop(Timer::Idle(id));
-        if entry.end == LocalEnd::Behind {
-            self.timers.set_earlier(Timer::Vanished(id), now + VANISHED);
-        }
-        if begins {
-            // Nothing of the peer's was carried until now: what was found out before may not be so any more.
-            peer.probe = CarrierProbe::default();
-            self.lead_flows(now, id);
-        } else if first {
-            self.put_binding_in_force(now, id);
-        }
-        if first || begins {
-            self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
-        }
-        self.output.ask(FlowOp::Install { flow, entry }, asked);
-        self.refresh_sets();
-        if first {
-            self.tell_locators(now, id);
-            self.meet_later(now);
-        }
     }
 
     /// A flow is not this host's business any more.
     fn release_flow(&mut self, now: Time, flow: &FlowTuple) {
-        let peer = self.flows.get(flow).and_then(Flow::entry).map(|entry| entry.peer);
-        self.forget_flow(flow);
+        let peer = self.binding.flow.flows.get(flow).and_then(Flow::entry).map(|entry| entry.peer);
+        self.binding.flow.forget_flow(flow, &mut self.base);
         if let Some(peer) = peer {
-            self.idle_later(now, peer);
-            self.refresh_sets();
+            self.binding.flow.idle_later(now, peer, &mut self.base);
+            self.binding.refresh_sets(&mut self.base);
         }
     }
 
@@ -275,12 +220,12 @@ impl Node {
     /// long as to lead hundreds elsewhere, so that is done once for all that go to a peer within a while; they send again by themselves at
     /// about that time.
     pub(super) fn wake_rebound(&mut self, now: Time) {
-        let few = self.flows.len() <= WOKEN_AT_ONCE;
-        for id in self.rebound.clone() {
+        let few = self.binding.flow.flows.len() <= WOKEN_AT_ONCE;
+        for id in self.binding.flow.rebound.clone() {
             if few {
-                self.wake_flows(now, id);
+                self.binding.flow.wake_flows(now, id, &mut self.base);
             } else {
-                self.timers.set_earlier(Timer::Wake(id), now + REBOUND_PAUSE);
+                self.base.set_timer_earlier(Timer::Wake(id), now + REBOUND_PAUSE);
             }
         }
     }
@@ -290,7 +235,7 @@ impl Node {
         let terms = self.terms_of(&flow);
         if result.is_ok() {
             // Where the former place was lost with its host, senders wait. The new owner hears first.
-            self.rebound.extend(self.led_to(&flow));
+            self.binding.flow.rebound.extend(self.led_to(&flow));
         }
         self.with_moves(now, |moves, at| {
             let result = result.and_then(|()| terms.ok_or_else(|| "the flow is over".to_owned()));
@@ -314,14 +259,14 @@ impl Node {
 
     /// With which peer a flow is one that this host holds, where its end is this host's own, or that of a host behind it.
     fn led_to(&self, flow: &FlowName) -> Option<PeerId> {
-        let entry = self.flows.get(&self.flow_named(flow)?).and_then(Flow::entry)?;
+        let entry = self.binding.flow.flows.get(&self.flow_named(flow)?).and_then(Flow::entry)?;
         matches!(entry.end, LocalEnd::Here | LocalEnd::Passing).then_some(entry.peer)
     }
 
     /// How the owner of a flow that this host holds is to go on with it.
     fn terms_of(&self, flow: &FlowName) -> Option<Terms> {
         let far = self.flow_named(flow)?;
-        let entry = self.flows.get(&far).and_then(Flow::entry)?;
+        let entry = self.binding.flow.flows.get(&far).and_then(Flow::entry)?;
         let home = (entry.home.peer != ASTRAY).then_some((entry.home.local, entry.home.peer));
         let behind = entry.end == LocalEnd::Behind;
         let hidden = behind && self.hides(flow);
@@ -331,7 +276,7 @@ impl Node {
     /// Who holds the far end of a connection of this host's, with what the two call it, and where that is: the peer that it is one with;
     /// else this host itself, which lends its address, under a name that is drawn now.
     pub fn holder_of(&mut self, flow: &FlowTuple) -> (FlowName, Option<SocketAddr>) {
-        let own = FlowName::new(self.public_key(), self.random.u64());
+        let own = FlowName::new(self.base.public_key(), self.base.random().u64());
         if flow.is_unconnected() {
             let came = |rented: &Rented| rented.moved == Some(flow.transport) && rented.ends.contain(flow.local);
             let lease = self.rented().find(came);
@@ -342,8 +287,8 @@ impl Node {
                 None => (own, None),
             };
         }
-        let entry = self.flows.get(flow).filter(|known| !known.closed).and_then(Flow::entry);
-        let peer = entry.and_then(|entry| Some((entry, self.peers.get(&entry.peer)?)));
+        let entry = self.binding.flow.flows.get(flow).filter(|known| !known.closed).and_then(Flow::entry);
+        let peer = entry.and_then(|entry| Some((entry, self.binding.flow.path.session.peers.get(&entry.peer)?)));
         match peer {
             Some((entry, peer)) => (FlowName::new(peer.key, entry.name), Some(peer.remote)),
             None => (own, None),

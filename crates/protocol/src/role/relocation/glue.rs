@@ -14,10 +14,12 @@ use super::{
     SavedHeld, SavedLease, SavedTenancy,
 };
 use crate::Time;
-use crate::base::op::{FlowEntry, PeerId};
+use crate::base::op::PeerId;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::Stage;
 use crate::node::Node;
+use crate::session::pins::Pin;
 
 /// Pause before a host is asked again for a session that a move waits for, at first and at the longest.
 const ASKED_AGAIN: Duration = Duration::from_secs(1);
@@ -38,16 +40,16 @@ impl Around for Others<'_> {
     }
 
     fn is_known(&self, flow: &FlowTuple) -> bool {
-        self.node.flows.get(flow).is_some()
+        self.node.binding.flow.flows.get(flow).is_some()
     }
 
     fn partner(&self, flow: &FlowTuple) -> Option<PublicKey> {
-        let Stage::Introduced { entry, .. } = &self.node.flows.get(flow)?.stage else { return None };
-        self.node.peers.get(&entry.peer).map(|peer| peer.key)
+        let Stage::Introduced { entry, .. } = &self.node.binding.flow.flows.get(flow)?.stage else { return None };
+        self.node.binding.flow.path.session.peers.get(&entry.peer).map(|peer| peer.key)
     }
 
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> Option<u16> {
-        let ports = self.node.flows.ports();
+        let ports = self.node.binding.flow.flows.ports();
         let peer = self.node.peer_of(with);
         peer.map_or_else(|| ports.wire_port(|_| true), |peer| peer.free_wire_port(flow.remote.port(), ports))
     }
@@ -63,14 +65,17 @@ impl Around for Others<'_> {
 
 impl Node {
     pub(super) fn peer_of(&self, key: &PublicKey) -> Option<&crate::session::peer::Peer> {
-        self.by_key.get(key).and_then(|id| self.peers.get(id))
+        self.binding.flow.path.session.by_key.get(key).and_then(|id| self.binding.flow.path.session.peers.get(id))
     }
 
     /// Does something with the moves, and what follows from it.
     pub(crate) fn with_moves<T>(&mut self, now: Time, act: impl FnOnce(&mut Moves, At<'_>) -> T) -> Option<T> {
         let mut moves = self.moves.take()?;
         let done = act(&mut moves, At { now, around: &Others { node: self } });
+        // What moves do to flows is not told to them.
+        let told = self.base.hold_signals();
         self.change_flows(now, &mut moves);
+        self.base.release_signals(told, |signal| !matches!(signal, Signal::FlowEnded(_)));
         self.moves = Some(moves);
         self.wake_rebound(now);
         self.carry_moves(now);
@@ -79,13 +84,34 @@ impl Node {
     }
 
     /// Passes on what moves ask of the caller and tell it.
-    fn give_out_moves(&mut self) {
+    pub(super) fn give_out_moves(&mut self) {
         let Some(moves) = &mut self.moves else { return };
+        for (flow, reserved) in moves.moving.take_changes() {
+            self.binding.flow.flows.reserve(flow, reserved);
+        }
+        self.binding
+            .flow
+            .path
+            .session
+            .contacts
+            .pins
+            .set(Pin::Moving, moves.lanes.keys().into_iter().filter(|key| moves.lanes.wants(key)).collect());
+        if moves.leases.take_touched() | moves.tenancies.take_touched() {
+            let hosts = moves.leases.keys().map(|lease| lease.tenant);
+            self.binding
+                .flow
+                .path
+                .session
+                .contacts
+                .pins
+                .set(Pin::Leased, hosts.chain(moves.tenancies.keys().map(FlowName::peer)).collect());
+        }
+        self.community.set_grants(moves.grants().copied().collect());
         while let Some((number, op)) = moves.poll_op() {
-            self.output.ask_for_move(op, number);
+            self.base.ask_for_move(op, number);
         }
         while let Some(event) = moves.poll_event() {
-            self.output.event(event);
+            self.base.event(event);
         }
     }
 
@@ -109,18 +135,18 @@ impl Node {
 
     /// A socket that is [prepared](Node::prepare_socket), or about to be, goes. `false`: it is not, or not any more.
     pub fn give_prepared(&mut self, now: Time, name: MoveName) -> bool {
-        let own = name.donor == *self.key.public().as_bytes();
+        let own = name.donor == *self.base.public_key().as_bytes();
         own && self.with_moves(now, |moves, at| moves.go_on(at, name.number)).unwrap_or(false)
     }
 
     fn give(&mut self, now: Time, gift: Gift, waits: bool) -> Result<MoveName, NotGiven> {
-        let number = self.random.u64();
+        let number = self.base.random().u64();
         self.with_moves(now, |moves, at| moves.give(at, number, gift, waits)).unwrap_or(Err(NotGiven::Disabled))
     }
 
     /// Whoever asked for a move wants it no more. It may be too late for that: an event tells.
     pub fn cancel_move(&mut self, now: Time, name: MoveName) {
-        if name.donor == *self.key.public().as_bytes() {
+        if name.donor == *self.base.public_key().as_bytes() {
             self.with_moves(now, |moves, at| moves.cancel(at, name.number));
         }
     }
@@ -128,7 +154,7 @@ impl Node {
     /// The socket of a move is gone from this host, though nobody was asked to destroy it: its program ended, or who was to receive
     /// it.
     pub fn handle_move_socket_gone(&mut self, now: Time, name: MoveName) {
-        let given = name.donor == *self.key.public().as_bytes();
+        let given = name.donor == *self.base.public_key().as_bytes();
         self.with_moves(now, |moves, at| {
             if given {
                 moves.handle_donor_gone(at, name.number);
@@ -155,28 +181,17 @@ impl Node {
         self.with_moves(now, |moves, _| moves.end_flow(flow));
     }
 
-    /// Whether a flow's socket is on its way, from here or to here.
-    pub(crate) fn is_moving(&self, flow: &FlowTuple) -> bool {
-        self.moves.as_ref().is_some_and(|moves| moves.moving.contains(flow))
-    }
-
     /// Whether the far end of a flow that this host passes on for another is not to learn where its socket is.
     pub(crate) fn hides(&self, name: &FlowName) -> bool {
         self.moves.as_ref().is_none_or(|moves| moves.hides(name))
     }
 
-    /// This end's socket of an introduced flow is gone: whoever has the other end, it moves no more.
-    pub(crate) fn end_moved_flow(&mut self, entry: &FlowEntry) {
-        let name = self.name_of(entry);
-        if let (Some(moves), Some(name)) = (&mut self.moves, name) {
+    /// An end's socket of a flow is gone: whoever has the other end, it moves no more.
+    pub(crate) fn end_moved_flow(&mut self, name: FlowName) {
+        if let Some(moves) = &mut self.moves {
             moves.end_flow(name);
         }
         self.give_out_moves();
-    }
-
-    /// What an introduced flow is called.
-    pub(crate) fn name_of(&self, entry: &FlowEntry) -> Option<FlowName> {
-        self.peers.get(&entry.peer).map(|peer| FlowName::new(peer.key, entry.name))
     }
 
     /// Takes over what a daemon before this one left in the middle of. To be called once, behind [`Node::restore`] and with the
@@ -215,7 +230,7 @@ impl Node {
         anchor_at: Option<SocketAddr>,
         ends: Ends,
     ) -> Option<FlowName> {
-        let number = self.random.u64();
+        let number = self.base.random().u64();
         self.with_moves(now, |moves, at| {
             moves.rent(at, number, anchor, anchor_at, ends);
             FlowName::new(anchor, number)
@@ -230,7 +245,7 @@ impl Node {
     /// Has a connection of a leased endpoint be a flow of this host and its anchor: [`MoveEvent::Claimed`] tells what comes of it.
     /// `hidden`: the far end is not to learn where this host is (P-87). `false`: its local end is not leased.
     pub fn claim_flow(&mut self, now: Time, tuple: FlowTuple, hidden: bool) -> bool {
-        let flow = self.random.u64();
+        let flow = self.base.random().u64();
         self.with_moves(now, |moves, at| moves.claim(at, flow, tuple, hidden)).unwrap_or(false)
     }
 
@@ -273,7 +288,7 @@ impl Node {
 
     /// A peer says something about moves.
     pub(crate) fn handle_move_message(&mut self, now: Time, id: PeerId, message: Message) {
-        let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
+        let Some(key) = self.binding.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
         self.with_moves(now, |moves, at| match message {
             Message::Stream(stretch) => moves.handle_stretch(at, key, stretch),
             Message::Received(received) => moves.handle_received(at, key, &received),
@@ -283,7 +298,7 @@ impl Node {
 
     /// There is a new session with a peer.
     pub(crate) fn note_move_session(&mut self, now: Time, id: PeerId) {
-        let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
+        let Some(key) = self.binding.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
         self.with_moves(now, |moves, at| moves.handle_session(at, key));
     }
 
@@ -292,35 +307,40 @@ impl Node {
         self.with_moves(now, Moves::handle_timeout);
     }
 
-    /// Whether a move or a lease depends on a peer.
-    pub(crate) fn moves_with(&self, id: PeerId) -> bool {
-        let key = self.peers.get(&id).map(|peer| peer.key);
-        self.moves
-            .as_ref()
-            .zip(key)
-            .is_some_and(|(moves, key)| moves.lanes.wants(&key) || moves.has_lent_to(&key) || moves.rents_of(&key))
-    }
-
     /// Sends what may be sent now, and sees that there are sessions where they are needed.
     fn carry_moves(&mut self, now: Time) {
         let Some(mut moves) = self.moves.take() else { return };
         for key in moves.lanes.keys() {
-            let peer = self.by_key.get(&key).and_then(|id| self.peers.get(id));
+            let peer = self
+                .binding
+                .flow
+                .path
+                .session
+                .by_key
+                .get(&key)
+                .and_then(|id| self.binding.flow.path.session.peers.get(id));
             match peer.map(|peer| (peer.id, peer.has_session(), peer.check_tries)) {
                 Some((id, true, checks)) => {
                     while let Some(message) = moves.poll_message(now, &key) {
-                        self.send(id, &[message]);
+                        self.binding.flow.path.send(id, &[message], &mut self.base);
                     }
-                    let checked = checks > 0 && self.timers.is_set(Timer::Keepalive(id));
+                    let checked = checks > 0 && self.base.has_timer(Timer::Keepalive(id));
                     if moves.lanes.doubts(&key) && !checked {
                         // It may have started anew, or be elsewhere. What the check finds out goes on by itself.
-                        self.timers.set_earlier(Timer::Keepalive(id), now);
+                        self.base.set_timer_earlier(Timer::Keepalive(id), now);
                     }
                 }
-                Some((id, false, _)) if moves.lanes.wants(&key) => self.reach_again(now, id),
+                Some((id, false, _)) if moves.lanes.wants(&key) => {
+                    self.binding.flow.path.session.reach_again(now, id, &mut self.base)
+                }
                 None if moves.lanes.wants(&key) && moves.may_ask(now, &key) => {
                     // Where it is a donor may have said, of a host that there is not.
-                    if let Some(to) = moves.hints.get(&key).copied().filter(|_| self.contacts.may_ask_another(now)) {
+                    if let Some(to) = moves
+                        .hints
+                        .get(&key)
+                        .copied()
+                        .filter(|_| self.binding.flow.path.session.contacts.may_ask_another(now))
+                    {
                         self.ask_for_move(now, key, to);
                     }
                 }
@@ -329,15 +349,15 @@ impl Node {
         }
         let due = moves.deadline(At { now, around: &Others { node: self } });
         match due {
-            Some(due) => self.timers.set(Timer::Moves, due),
-            None => self.timers.stop(Timer::Moves),
+            Some(due) => self.base.set_timer(Timer::Moves, due),
+            None => self.base.stop_timer(Timer::Moves),
         }
         self.moves = Some(moves);
     }
 
     /// Begins a handshake with a host that no peer is known of.
     fn ask_for_move(&mut self, now: Time, key: PublicKey, to: SocketAddr) {
-        self.initiate_with_key(now, Knowledge::Known(key), to, key);
+        self.binding.flow.path.session.initiate_with_key(now, Knowledge::Known(key), to, key, &mut self.base);
     }
 }
 

@@ -366,8 +366,4 @@ impl Moves {
         let passed_on = others.filter_map(|(flow, held)| Some((flow.peer(), held.passed_on()?))).collect();
         Dependents { lent, passed_on }
     }
-
-    pub(super) fn has_lent_to(&self, tenant: &PublicKey) -> bool {
-        self.leases_of(*tenant).next().is_some()
-    }
 }

@@ -171,7 +171,7 @@ impl Node {
     /// [`MoveEvent::LoadAnswered`] under the number that is given back. `None`: this host takes no part in moves, or may not give that
     /// host anything.
     pub fn send_load(&mut self, now: Time, to: PublicKey, bytes: Vec<u8>) -> Option<u64> {
-        let number = self.random.u64();
+        let number = self.base.random().u64();
         let sent = self.with_moves(now, |moves, at| {
             let may = moves.config.enabled && moves.may_go_to(&to);
             if may {

@@ -9,20 +9,8 @@ use whimbrel_wire::moving::MoveName;
 
 use super::{At, Moves};
 use crate::Time;
+use crate::base::grant::Grant;
 use crate::node::Node;
-
-/// That one connection may go to a stranger, or come from one. It does not outlive the daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Grant {
-    pub(crate) number: u16,
-    /// The stranger.
-    pub(crate) host: PublicKey,
-    /// The connection that may be given, as this host's socket has it; `None` where one may be received.
-    pub(crate) flow: Option<FlowTuple>,
-    pub(crate) until: Time,
-    /// The move that uses it. Where that comes to nothing it may be used again.
-    used_by: Option<MoveName>,
-}
 
 /// Who may hand over what.
 #[derive(Debug, Default)]
@@ -154,10 +142,11 @@ impl Node {
     }
 
     /// A stranger may be given a connection, or this host one of a stranger's, once.
-    pub(crate) fn grant(&mut self, number: u16, host: PublicKey, flow: Option<FlowTuple>, until: Time) {
+    pub(crate) fn grant(&mut self, grant: Grant) {
         if let Some(moves) = &mut self.moves {
-            moves.permits.grants.insert(number, Grant { number, host, flow, until, used_by: None });
+            moves.permits.grants.insert(grant.number, grant);
         }
+        self.give_out_moves();
     }
 
     /// Takes a grant back. Tells whether there was one.

@@ -477,10 +477,6 @@ impl Moves {
         }
     }
 
-    pub(super) fn rents_of(&self, anchor: &PublicKey) -> bool {
-        self.tenancies.keys().any(|lease| lease.peer() == *anchor)
-    }
-
     /// All endpoints of others that this host has.
     pub(super) fn rented(&self) -> impl Iterator<Item = Rented> {
         let is_had = |tenancy: &Tenancy| !matches!(tenancy.stage, Stage::Asking | Stage::Parting);

@@ -8,20 +8,18 @@ use std::time::Duration;
 use whimbrel_wire::message::{MAX_REGISTERED, MeetingTag, Message, RegistrationChange, RegistrationStatus};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::bucket::Bucket;
 use crate::base::event::Event;
 use crate::base::op::PeerId;
+use crate::base::pace::REFRESH;
 use crate::base::timer::Timer;
-use crate::node::Node;
-use crate::session::contact::{Contact, SILENCE, SILENCE_LONGEST};
-use crate::session::peer::Peer;
+use crate::binding::BindingLayer;
+use crate::role::rendezvous::RendezvousRole;
+use crate::session::contact::Contact;
+use crate::session::pins::{Pin, Want};
 
-/// How often the path to a rendezvous is checked where no NAT on the way asks for more (P-55). A rendezvous forgets a peer
-/// that it has not heard for 10 minutes.
-pub(crate) const REFRESH: Duration = Duration::from_secs(240);
-/// How soon a rendezvous that did not answer is asked again, at first. Doubles, to what holds for other hosts.
-const UNANSWERED: Duration = Duration::from_secs(30);
 /// Until a rendezvous that refused is asked again.
 const REFUSED: Duration = Duration::from_secs(600);
 /// Registrations in close succession before the pauses become long.
@@ -129,7 +127,7 @@ impl Rendezvous {
         self.tags.len() + self.by_tag.len() + self.found.len() + told
     }
 
-    pub(crate) fn forget(&mut self, id: PeerId) {
+    fn forget(&mut self, id: PeerId) {
         self.registrars.remove(&id);
         self.found.remove(&id);
         if let Some(tag) = self.tags.remove(&id) {
@@ -138,149 +136,152 @@ impl Rendezvous {
     }
 }
 
-impl Node {
-    /// Whether a session is kept with a peer, flows or not, since it is a rendezvous or a socket moves by its help.
-    pub(crate) fn keeps(&self, id: PeerId) -> bool {
-        let registrar = self.rendezvous.registrars.get(&id);
-        let meets = !self.rendezvous.tags.is_empty()
-            && registrar.is_some_and(|registrar| registrar.standing != RegistrationStanding::Refused);
-        meets || self.moves_with(id)
-    }
-
-    /// Whether nothing depends on a peer.
-    pub(crate) fn is_idle(&self, peer: &Peer) -> bool {
-        let introduces = !peer.introductions.active.is_empty() || !peer.introductions.queue.is_empty();
-        peer.flows.is_empty() && !introduces && !self.keeps(peer.id)
-    }
-
-    /// Whether an address is asked since it is that of a rendezvous that is needed.
-    pub(crate) fn is_rendezvous(&self, address: IpAddr) -> bool {
-        !self.rendezvous.tags.is_empty() && self.config.rendezvous.contains(&address)
-    }
-
-    /// How long an address is left alone that did not answer, at first and at the longest (P-10, P-57).
-    pub(crate) fn silence(&self, address: IpAddr) -> (Duration, Duration) {
-        if self.is_rendezvous(address) { (UNANSWERED, SILENCE) } else { (SILENCE, SILENCE_LONGEST) }
+impl RendezvousRole {
+    /// Sessions are kept with the rendezvous that serve this host, and those are asked that are not reached, while there is a peer to
+    /// be met.
+    fn pin_registrars(&mut self, low: &mut BindingLayer, base: &mut Base) {
+        let needed = !self.client.tags.is_empty();
+        let serving = self.registrars().into_iter().filter(|_| needed);
+        let hosts = serving.filter_map(|id| Some(low.flow.path.session.peers.get(&id)?.key)).collect();
+        low.flow.path.session.contacts.pins.set(Pin::Kept, hosts);
+        let addresses = base.config().rendezvous.iter().filter(|_| needed).copied().collect();
+        low.flow.path.session.contacts.pins.want(Want::Rendezvous, addresses);
     }
 
     /// There is a peer to be met, a rendezvous answers at last, or time has passed.
-    pub(crate) fn meet_later(&mut self, now: Time) {
-        if !self.config.rendezvous.is_empty() {
-            self.timers.set_earlier(Timer::Rendezvous, now);
+    pub(crate) fn meet_later(&mut self, now: Time, base: &mut Base) {
+        if !base.config().rendezvous.is_empty() {
+            base.set_timer_earlier(Timer::Rendezvous, now);
         }
     }
 
     /// Looks which peers are to be met and which rendezvous answer.
-    pub(crate) fn look_for_rendezvous(&mut self, now: Time) {
-        if self.config.rendezvous.is_empty() || self.suspended {
+    pub(crate) fn look_for_rendezvous(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+        if base.config().rendezvous.is_empty() || base.is_suspended() {
             return;
         }
-        self.name_meetings();
-        if self.rendezvous.tags.is_empty() {
-            let ids: Vec<PeerId> = self.rendezvous.registrars.keys().copied().collect();
+        self.name_meetings(low, base);
+        self.pin_registrars(low, base);
+        if self.client.tags.is_empty() {
+            let ids: Vec<PeerId> = self.client.registrars.keys().copied().collect();
             for id in ids {
-                self.register(now, id);
-                self.timers.set_earlier(Timer::Idle(id), now + REFRESH);
+                self.register(now, id, low, base);
+                base.set_timer_earlier(Timer::Idle(id), now + REFRESH);
             }
             return;
         }
-        for address in self.config.rendezvous.clone() {
-            match self.contacts.addresses.get(&address) {
+        for address in base.config().rendezvous.clone() {
+            match low.flow.path.session.contacts.addresses.get(&address) {
                 Some(Contact::Known(id)) => {
                     let id = *id;
-                    let registrar = self.rendezvous.registrars.entry(id).or_insert_with(Registrar::new);
-                    if registrar.standing == RegistrationStanding::Refused {
+                    let registrar = self.client.registrars.entry(id).or_insert_with(Registrar::new);
+                    let refused = registrar.standing == RegistrationStanding::Refused;
+                    self.pin_registrars(low, base);
+                    if refused {
                         // It is asked again in its own time.
                         continue;
                     }
-                    if self.peers.get(&id).is_some_and(|peer| peer.has_session()) {
-                        self.register(now, id);
+                    if low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_session()) {
+                        self.register(now, id, low, base);
                     } else {
-                        self.reach_again(now, id);
+                        low.flow.path.session.reach_again(now, id, base);
                     }
                 }
                 Some(Contact::Asking { .. } | Contact::Silent { .. }) => {}
                 None => {
-                    self.contacts.addresses.insert(address, Contact::Asking { tries: 0, source: None });
-                    self.continue_contact(now, address);
+                    low.flow
+                        .path
+                        .session
+                        .contacts
+                        .addresses
+                        .insert(address, Contact::Asking { tries: 0, source: None });
+                    low.flow.path.session.continue_contact(now, address, base);
                 }
             }
         }
-        self.ask_stand_ins(now);
-        self.timers.set(Timer::Rendezvous, now + REFRESH);
+        self.ask_stand_ins(now, low, base);
+        base.set_timer(Timer::Rendezvous, now + REFRESH);
+    }
+
+    /// A peer is forgotten.
+    pub(crate) fn leave_rendezvous(&mut self, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        self.client.forget(id);
+        self.pin_registrars(low, base);
     }
 
     /// The network is another: whoever did not answer may answer now.
-    pub(crate) fn ask_rendezvous_again(&mut self, now: Time) {
-        for address in self.config.rendezvous.clone() {
-            if matches!(self.contacts.addresses.get(&address), Some(Contact::Silent { .. })) {
-                self.contacts.addresses.remove(&address);
-                self.timers.stop(Timer::Contact(address));
+    pub(crate) fn ask_rendezvous_again(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+        for address in base.config().rendezvous.clone() {
+            if matches!(low.flow.path.session.contacts.addresses.get(&address), Some(Contact::Silent { .. })) {
+                low.flow.path.session.contacts.addresses.remove(&address);
+                base.stop_timer(Timer::Contact(address));
             }
         }
-        self.meet_later(now);
-        self.ask_stand_ins(now);
+        self.meet_later(now, base);
+        self.ask_stand_ins(now, low, base);
     }
 
     /// A peer does not answer our updates. It may have moved as well, and a rendezvous may have forgotten us: that is found out
     /// sooner than it would be otherwise.
-    pub(crate) fn check_rendezvous(&mut self, now: Time, id: PeerId) {
-        if !self.rendezvous.tags.contains_key(&id) {
+    pub(crate) fn check_rendezvous(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        if !self.client.tags.contains_key(&id) {
             return;
         }
-        let registrars: Vec<PeerId> = self.rendezvous.registrars.keys().copied().collect();
+        let registrars: Vec<PeerId> = self.client.registrars.keys().copied().collect();
         for registrar in registrars.into_iter().filter(|registrar| *registrar != id) {
-            if self.peers.get(&registrar).is_some_and(|peer| peer.check_tries == 0) {
-                self.timers.set(Timer::Keepalive(registrar), now);
+            if low.flow.path.session.peers.get(&registrar).is_some_and(|peer| peer.check_tries == 0) {
+                base.set_timer(Timer::Keepalive(registrar), now);
             }
         }
     }
 
     /// Names the meetings with all peers that there are flows with, and no others.
-    fn name_meetings(&mut self) {
-        let peers = &self.peers;
-        let over: Vec<PeerId> = self.rendezvous.tags.keys().copied().collect();
+    fn name_meetings(&mut self, low: &mut BindingLayer, base: &mut Base) {
+        let peers = &low.flow.path.session.peers;
+        let over: Vec<PeerId> = self.client.tags.keys().copied().collect();
         for id in over.into_iter().filter(|id| peers.get(id).is_none_or(|peer| peer.flows.is_empty())) {
-            if let Some(tag) = self.rendezvous.tags.remove(&id) {
-                self.rendezvous.by_tag.remove(&tag);
+            if let Some(tag) = self.client.tags.remove(&id) {
+                self.client.by_tag.remove(&tag);
             }
-            self.rendezvous.found.remove(&id);
-            self.timers.stop(Timer::Found(id));
+            self.client.found.remove(&id);
+            base.stop_timer(Timer::Found(id));
         }
         for peer in peers.values().filter(|peer| !peer.flows.is_empty()) {
-            if !self.rendezvous.tags.contains_key(&peer.id)
-                && let Some(tag) = self.key.meeting_tag(&peer.key)
+            if !self.client.tags.contains_key(&peer.id)
+                && let Some(tag) = base.key().meeting_tag(&peer.key)
             {
-                self.rendezvous.tags.insert(peer.id, tag);
-                self.rendezvous.by_tag.insert(tag, peer.id);
+                self.client.tags.insert(peer.id, tag);
+                self.client.by_tag.insert(tag, peer.id);
             }
         }
     }
 
     /// There is a new session with a peer. If it is a rendezvous it may have started anew.
-    pub(crate) fn register_anew(&mut self, now: Time, id: PeerId) {
-        if let Some(registrar) = self.rendezvous.registrars.get_mut(&id) {
+    pub(crate) fn register_anew(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        if let Some(registrar) = self.client.registrars.get_mut(&id) {
             registrar.afresh = true;
             registrar.told.clear();
             registrar.untold = None;
             registrar.heard = 0;
-            self.register(now, id);
-            self.ask_stand_in_anew(now, id);
+            self.register(now, id, low, base);
+            self.ask_stand_in_anew(now, id, low, base);
         }
     }
 
     /// Tells a rendezvous what it does not know, for the first time or again.
-    pub(crate) fn register(&mut self, now: Time, id: PeerId) {
-        if self.suspended {
+    pub(crate) fn register(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        if base.is_suspended() {
             return;
         }
-        let Some(peer) = self.peers.get(&id).filter(|peer| peer.has_session() && peer.attachment.is_some()) else {
+        let Some(peer) =
+            low.flow.path.session.peers.get(&id).filter(|peer| peer.has_session() && peer.attachment.is_some())
+        else {
             return;
         };
-        let Some(registrar) = self.rendezvous.registrars.get_mut(&id) else { return };
+        let Some(registrar) = self.client.registrars.get_mut(&id) else { return };
         if registrar.untold.is_none() {
             // Nobody is met at a host that it has flows with itself.
-            let wanted = self.rendezvous.by_tag.iter().filter(|(_, with)| **with != id).map(|(tag, _)| *tag);
+            let wanted = self.client.by_tag.iter().filter(|(_, with)| **with != id).map(|(tag, _)| *tag);
             let wanted: BTreeSet<MeetingTag> = wanted.collect();
             let (change, tags): (_, Vec<MeetingTag>) = if registrar.afresh {
                 (RegistrationChange::Replace, wanted.into_iter().take(MAX_REGISTERED).collect())
@@ -307,8 +308,8 @@ impl Node {
             _ => REGISTRATION_PAUSE,
         };
         let number = registrar.number;
-        self.timers.set(Timer::Registration(id), now + again);
-        self.send(id, &[Message::Register { number, change, tags }]);
+        base.set_timer(Timer::Registration(id), now + again);
+        low.flow.path.send(id, &[Message::Register { number, change, tags }], base);
     }
 
     /// A rendezvous answers.
@@ -319,10 +320,12 @@ impl Node {
         number: u32,
         status: RegistrationStatus,
         newest: u32,
+        low: &mut BindingLayer,
+        base: &mut Base,
     ) {
-        let Some(registrar) = self.rendezvous.registrars.get_mut(&id).filter(|of| of.number == number) else { return };
+        let Some(registrar) = self.client.registrars.get_mut(&id).filter(|of| of.number == number) else { return };
         let Some((change, tags)) = registrar.untold.take() else { return };
-        self.timers.stop(Timer::Registration(id));
+        base.stop_timer(Timer::Registration(id));
         match status {
             RegistrationStatus::Accepted | RegistrationStatus::Full => {
                 // Those that it has no room for are not named again and again.
@@ -337,8 +340,9 @@ impl Node {
                 registrar.corrected = false;
                 let full = status == RegistrationStatus::Full;
                 registrar.standing = if full { RegistrationStanding::Full } else { RegistrationStanding::Accepted };
-                self.check_later(now, id);
-                self.register(now, id);
+                self.pin_registrars(low, base);
+                low.check_later(now, id, base);
+                self.register(now, id, low, base);
             }
             RegistrationStatus::NotNewer => {
                 // We lost count, as after a restart (P-17).
@@ -348,15 +352,16 @@ impl Node {
                 // Once at once: who says so again and again is told no sooner than who says nothing.
                 let pause =
                     if std::mem::replace(&mut registrar.corrected, true) { REGISTRATION_PAUSE } else { Duration::ZERO };
-                self.timers.set(Timer::Registration(id), now + pause);
+                base.set_timer(Timer::Registration(id), now + pause);
             }
             _ => {
                 registrar.standing = RegistrationStanding::Refused;
                 registrar.afresh = true;
                 registrar.told.clear();
-                self.timers.stop(Timer::Keepalive(id));
-                self.idle_later(now, id);
-                self.timers.set(Timer::Registration(id), now + REFUSED);
+                self.pin_registrars(low, base);
+                base.stop_timer(Timer::Keepalive(id));
+                low.flow.idle_later(now, id, base);
+                base.set_timer(Timer::Registration(id), now + REFUSED);
             }
         }
     }
@@ -368,53 +373,63 @@ impl Node {
         id: PeerId,
         number: u32,
         found: &[(MeetingTag, SocketAddr)],
+        low: &mut BindingLayer,
+        base: &mut Base,
     ) -> Option<Message> {
-        let registrar = self.rendezvous.registrars.get_mut(&id)?;
+        let registrar = self.client.registrars.get_mut(&id)?;
         if number > registrar.heard {
             registrar.heard = number;
             for (tag, endpoint) in found {
-                if let Some(peer) = self.rendezvous.by_tag.get(tag).copied() {
-                    self.find(now, peer, *endpoint, id);
+                if let Some(peer) = self.client.by_tag.get(tag).copied() {
+                    self.find(now, peer, *endpoint, id, low, base);
                 }
             }
         }
         Some(Message::WhereaboutsSeen { number })
     }
 
-    fn find(&mut self, now: Time, id: PeerId, endpoint: SocketAddr, by: PeerId) {
-        let own = self.attachments.contains_key(&endpoint.ip());
+    fn find(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        endpoint: SocketAddr,
+        by: PeerId,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
+        let own = base.attachments().has(&endpoint.ip());
         let address = endpoint.ip();
         if own || address.is_unspecified() || address.is_multicast() || address.is_loopback() || endpoint.port() == 0 {
             return;
         }
-        let token = self.random.u64();
+        let token = base.random().u64();
         let fresh = Found { endpoint, by, token, tries: 0, reported: false, budget: Bucket::of(BUDGET, BUDGET_PAUSE) };
-        let found = self.rendezvous.found.entry(id).or_insert(fresh);
+        let found = self.client.found.entry(id).or_insert(fresh);
         found.by = by;
         if found.endpoint != endpoint {
             (found.endpoint, found.token, found.reported) = (endpoint, token, false);
         }
         found.tries = 0;
-        self.try_found(now, id);
+        self.try_found(now, id, low, base);
     }
 
     /// This host has moved: a peer that it does not find where it was may be where a rendezvous said.
-    pub(crate) fn try_found_again(&mut self, now: Time, id: PeerId) {
-        if let Some(found) = self.rendezvous.found.get_mut(&id) {
+    pub(crate) fn try_found_again(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        if let Some(found) = self.client.found.get_mut(&id) {
             found.tries = 0;
-            self.timers.set(Timer::Found(id), now);
+            base.set_timer(Timer::Found(id), now);
         }
     }
 
     /// Sends something to where a peer is said to be: an update of ours that it does not know, or else a check, which opens
     /// the NAT before us for what it sends (P-58).
-    pub(crate) fn try_found(&mut self, now: Time, id: PeerId) {
-        let Some(found) = self.rendezvous.found.get_mut(&id) else { return };
+    pub(crate) fn try_found(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        let Some(found) = self.client.found.get_mut(&id) else { return };
         let (endpoint, token) = (found.endpoint, found.token);
-        let Some(peer) = self.peers.get(&id) else { return };
+        let Some(peer) = low.flow.path.session.peers.get(&id) else { return };
         let same_family = peer.source.is_some_and(|source| source.is_ipv4() == endpoint.is_ipv4());
         let known = peer.has_shown(endpoint) || (peer.update.is_none() && peer.heading() == endpoint);
-        if self.suspended || known || peer.attachment.is_none() || !same_family {
+        if base.is_suspended() || known || peer.attachment.is_none() || !same_family {
             return;
         }
         let updating = peer.update.as_ref().map(|update| !update.absent);
@@ -427,7 +442,7 @@ impl Node {
             return;
         }
         if !found.budget.take(now) {
-            self.timers.set(Timer::Found(id), now + BUDGET_PAUSE);
+            base.set_timer(Timer::Found(id), now + BUDGET_PAUSE);
             return;
         }
         found.tries += 1;
@@ -437,63 +452,62 @@ impl Node {
             Some(beyond) => (TRY_PAUSE * 2u32.pow(beyond.min(5))).min(TRY_PAUSE_LONGEST),
         };
         let (source, session) = (peer.source, peer.has_session());
-        self.timers.set(Timer::Found(id), now + again);
+        base.set_timer(Timer::Found(id), now + again);
         // It may have started anew, and know of no session.
         if (!session && tries % HANDSHAKE_AT == 1) || (session && updating.is_some() && tries == HANDSHAKE_AT) {
-            self.start_handshake_at(now, id, endpoint);
+            low.flow.path.session.start_handshake_at(now, id, endpoint, base);
         }
         if !session {
             return;
         }
         if updating.is_some() {
-            self.say_update(id, endpoint);
+            low.say_update(id, endpoint, base);
         } else {
-            let locators = Message::Locators(self.attachments.keys().copied().collect());
-            self.send_to(id, source, endpoint, &[Message::PathChallenge { token }, locators]);
+            let locators = Message::Locators(base.attachments().addresses().copied().collect());
+            low.flow.path.send_to(id, source, endpoint, &[Message::PathChallenge { token }, locators], base);
         }
     }
 
     /// A peer was heard from an endpoint: perhaps the one that a rendezvous told.
-    pub(crate) fn note_found(&mut self, id: PeerId, arrival: &Arrival) {
-        let Some(found) = self.rendezvous.found.get_mut(&id) else { return };
-        let elsewhere = self.peers.get(&id).is_some_and(|peer| peer.remote != arrival.source);
+    pub(crate) fn note_found(&mut self, id: PeerId, arrival: &Arrival, low: &mut BindingLayer, base: &mut Base) {
+        let Some(found) = self.client.found.get_mut(&id) else { return };
+        let elsewhere = low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.remote != arrival.source);
         if found.endpoint != arrival.source || !elsewhere || std::mem::replace(&mut found.reported, true) {
             return;
         }
         // It was said truly, so there may be more of it.
         found.budget = Bucket::of(BUDGET, BUDGET_PAUSE);
         let (remote, rendezvous) = (found.endpoint, found.by);
-        self.output.event(Event::PeerFound { peer: id, remote, rendezvous });
+        base.event(Event::PeerFound { peer: id, remote, rendezvous });
     }
 
     /// An answer to a challenge that went to where a peer was said to be: it is there. Tells whether it was one.
-    pub(crate) fn prove_found(&mut self, id: PeerId, token: u64) -> bool {
-        let Some(found) = self.rendezvous.found.get(&id).filter(|found| found.token == token) else { return false };
-        if let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.remote != found.endpoint) {
+    pub(crate) fn prove_found(&mut self, id: PeerId, token: u64, low: &mut BindingLayer, base: &mut Base) -> bool {
+        let Some(found) = self.client.found.get(&id).filter(|found| found.token == token) else { return false };
+        if let Some(peer) = low.flow.path.session.peers.get_mut(&id).filter(|peer| peer.remote != found.endpoint) {
             peer.met = Some(found.endpoint);
         }
-        self.timers.stop(Timer::Found(id));
+        base.stop_timer(Timer::Found(id));
         true
     }
 
     /// The rendezvous that serve this host.
     pub(crate) fn registrars(&self) -> Vec<PeerId> {
         let serves = |(_, registrar): &(&PeerId, &Registrar)| registrar.standing != RegistrationStanding::Refused;
-        self.rendezvous.registrars.iter().filter(serves).map(|(id, _)| *id).collect()
+        self.client.registrars.iter().filter(serves).map(|(id, _)| *id).collect()
     }
-
-    /// The configured rendezvous, and how they stand.
-    #[must_use]
-    pub fn rendezvous(&self) -> Vec<RendezvousView> {
+    /// See [`Node::rendezvous`](crate::Node::rendezvous).
+    pub(crate) fn rendezvous(&self, low: &BindingLayer, base: &Base) -> Vec<RendezvousView> {
         let standing = |address: &IpAddr| {
-            if self.rendezvous.tags.is_empty() {
+            if self.client.tags.is_empty() {
                 return RendezvousStanding::Unneeded;
             }
-            let Some(Contact::Known(id)) = self.contacts.addresses.get(address) else {
+            let Some(Contact::Known(id)) = low.flow.path.session.contacts.addresses.get(address) else {
                 return RendezvousStanding::Unanswered;
             };
-            let Some(registrar) = self.rendezvous.registrars.get(id) else { return RendezvousStanding::Unanswered };
-            let silent = self.peers.get(id).is_none_or(|peer| !peer.has_session() || peer.check_tries > 2);
+            let Some(registrar) = self.client.registrars.get(id) else { return RendezvousStanding::Unanswered };
+            let silent =
+                low.flow.path.session.peers.get(id).is_none_or(|peer| !peer.has_session() || peer.check_tries > 2);
             let peers = registrar.told.len();
             match registrar.standing {
                 RegistrationStanding::Refused => RendezvousStanding::Refused,
@@ -503,7 +517,7 @@ impl Node {
                 RegistrationStanding::Full => RendezvousStanding::Full { peers },
             }
         };
-        let configured = self.config.rendezvous.iter();
+        let configured = base.config().rendezvous.iter();
         configured.map(|address| RendezvousView { address: *address, standing: standing(address) }).collect()
     }
 }

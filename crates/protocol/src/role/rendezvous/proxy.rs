@@ -8,14 +8,15 @@ use std::time::Duration;
 use whimbrel_wire::message::{MAX_PASSED_ON, MAX_STOOD_IN, Message, StandInStatus};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::bucket::Bucket;
 use crate::base::event::Event;
 use crate::base::op::{AddressOp, PeerId};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
-use crate::node::Node;
-use crate::session::peer::{NOWHERE, Peer};
+use crate::binding::BindingLayer;
+use crate::role::rendezvous::RendezvousRole;
 
 /// Addresses that a host stands in for, of all hosts together.
 const STOOD_IN: usize = 64;
@@ -75,58 +76,47 @@ impl StandIns {
     }
 }
 
-impl Peer {
-    /// This host leaves the place where the peer takes it to be.
-    pub(crate) fn note_left(&mut self) {
-        if self.places.local != NOWHERE {
-            self.left = self.source;
-        }
-    }
-}
-
 // Who has moved.
-impl Node {
+impl RendezvousRole {
     /// A peer does not answer our updates: it may send its own to where we were.
-    pub(crate) fn want_stand_in(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.peers.get(&id).filter(|peer| !peer.flows.is_empty()) else { return };
-        let Some(left) = peer.left.filter(|left| !self.attachments.contains_key(left)) else { return };
+    pub(crate) fn want_stand_in(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        let Some(peer) = low.flow.path.session.peers.get(&id).filter(|peer| !peer.flows.is_empty()) else { return };
+        let Some(left) = peer.left.filter(|left| !base.attachments().has(left)) else { return };
         if self.stand_ins.unheard.insert(id, left) != Some(left) {
-            self.ask_stand_ins(now);
+            self.ask_stand_ins(now, low, base);
         }
     }
 
     /// A peer knows where we are: nobody need stand in for its sake.
-    pub(crate) fn stand_in_no_more(&mut self, now: Time, id: PeerId) {
-        if let Some(peer) = self.peers.get_mut(&id) {
-            peer.left = None;
-        }
+    pub(crate) fn stand_in_no_more(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         if self.stand_ins.unheard.remove(&id).is_some() {
-            self.ask_stand_ins(now);
+            self.ask_stand_ins(now, low, base);
         } else if !self.stand_ins.unheard.is_empty() {
             // It may be a rendezvous that knows only now that we are elsewhere.
-            self.ask_stand_in(now, id);
+            self.ask_stand_in(now, id, low, base);
         }
     }
 
     /// Tells all rendezvous what they are to stand in for, if they do not know.
-    pub(crate) fn ask_stand_ins(&mut self, now: Time) {
+    pub(crate) fn ask_stand_ins(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
         if self.stand_ins.unheard.is_empty() && self.stand_ins.asked.is_empty() {
             return;
         }
         for id in self.registrars() {
-            self.ask_stand_in(now, id);
+            self.ask_stand_in(now, id, low, base);
         }
     }
 
     /// Asks a rendezvous, for the first time or again.
-    pub(crate) fn ask_stand_in(&mut self, now: Time, id: PeerId) {
-        if self.suspended || !self.registrars().contains(&id) {
+    pub(crate) fn ask_stand_in(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        if base.is_suspended() || !self.registrars().contains(&id) {
             return;
         }
-        let Some(peer) = self.peers.get(&id) else { return };
-        let needed = |of: &PeerId| *of != id && self.peers.get(of).is_some_and(|of| !of.flows.is_empty());
+        let Some(peer) = low.flow.path.session.peers.get(&id) else { return };
+        let needed =
+            |of: &PeerId| *of != id && low.flow.path.session.peers.get(of).is_some_and(|of| !of.flows.is_empty());
         let others = self.stand_ins.unheard.iter().filter(|(unheard, _)| needed(unheard));
-        let gone = others.map(|(_, left)| *left).filter(|left| !self.attachments.contains_key(left));
+        let gone = others.map(|(_, left)| *left).filter(|left| !base.attachments().has(left));
         let wanted: BTreeSet<IpAddr> = gone.take(MAX_STOOD_IN).collect();
         let known = self.stand_ins.asked.get(&id).map(|request| &request.addresses);
         if wanted.is_empty() && known.is_none() {
@@ -144,26 +134,33 @@ impl Node {
         request.tries += 1;
         let again = if request.tries > REQUESTS { REQUEST_PAUSE } else { peer.repeat_after(request.tries) };
         let addresses = request.addresses.iter().copied().collect();
-        self.timers.set(Timer::StandIn(id), now + again);
-        self.send(id, &[Message::StandIn { addresses }]);
+        base.set_timer(Timer::StandIn(id), now + again);
+        low.flow.path.send(id, &[Message::StandIn { addresses }], base);
     }
 
     /// A rendezvous has started anew, perhaps, and stands in for nobody.
-    pub(crate) fn ask_stand_in_anew(&mut self, now: Time, id: PeerId) {
+    pub(crate) fn ask_stand_in_anew(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         if let Some(request) = self.stand_ins.asked.get_mut(&id) {
             request.answered = false;
             request.tries = 0;
-            self.ask_stand_in(now, id);
+            self.ask_stand_in(now, id, low, base);
         }
     }
 
     /// A rendezvous says what becomes of addresses.
-    pub(crate) fn handle_standing_in(&mut self, now: Time, id: PeerId, addresses: &[(IpAddr, StandInStatus)]) {
+    pub(crate) fn handle_standing_in(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        addresses: &[(IpAddr, StandInStatus)],
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
         let Some(request) = self.stand_ins.asked.get_mut(&id) else { return };
         let named: BTreeSet<IpAddr> = addresses.iter().map(|(address, _)| *address).collect();
         if named == request.addresses {
             request.answered = true;
-            self.timers.stop(Timer::StandIn(id));
+            base.stop_timer(Timer::StandIn(id));
         }
         let mut news = Vec::new();
         for (address, status) in addresses {
@@ -175,35 +172,32 @@ impl Node {
             self.stand_ins.asked.remove(&id);
         }
         for (address, status) in news {
-            self.output.event(Event::StoodInFor { by: id, address, status });
+            base.event(Event::StoodInFor { by: id, address, status });
         }
-        self.check_later(now, id);
+        low.check_later(now, id, base);
     }
 
-    /// Who stands in for this host passes on what came (P-61). It is believed in nothing: what it hands over proves itself, or
-    /// does not.
-    pub(crate) fn handle_passed_on(
-        &mut self,
-        now: Time,
+    /// Who stands in for this host passes on what came from `source` for an address that this host has left (P-61). It is believed in
+    /// nothing: what it hands over proves itself, or does not. Tells whether it is taken in.
+    pub(crate) fn is_passed_on(
+        &self,
         id: PeerId,
         arrival: &Arrival,
         left: IpAddr,
         source: SocketAddr,
-        datagram: &[u8],
-    ) {
+        base: &Base,
+    ) -> bool {
         let asked = self.stand_ins.asked.get(&id).is_some_and(|request| request.addresses.contains(&left));
         let address = source.ip();
         let somewhere = !address.is_unspecified() && !address.is_multicast() && !address.is_loopback();
-        let own = self.attachments.contains_key(&address);
+        let own = base.attachments().has(&address);
         // Not in one another.
-        if asked && somewhere && !own && source.port() != 0 && !arrival.passed_on {
-            self.take_in_datagram(now, source, None, datagram, true);
-        }
+        asked && somewhere && !own && source.port() != 0 && !arrival.passed_on
     }
 }
 
 // Who stands in.
-impl Node {
+impl RendezvousRole {
     /// A host asks to have somebody stand in for addresses that it has left. Gives the answer.
     pub(crate) fn handle_stand_in(
         &mut self,
@@ -211,8 +205,10 @@ impl Node {
         id: PeerId,
         arrival: &Arrival,
         addresses: &[IpAddr],
+        low: &mut BindingLayer,
+        base: &mut Base,
     ) -> Option<Message> {
-        let peer = self.peers.get(&id).filter(|peer| peer.has_session())?;
+        let peer = low.flow.path.session.peers.get(&id).filter(|peer| peer.has_session())?;
         let here = peer.remote.ip();
         // What was asked for before counts no more. Who has not shown yet that it is elsewhere asks again.
         if !arrival.is_newest || arrival.passed_on || peer.heading() != peer.remote {
@@ -226,10 +222,10 @@ impl Node {
         for address in addresses {
             let held = self.stand_ins.stands.get(address).copied();
             let status = match held {
-                _ if !self.config.stand_in => StandInStatus::Refused,
+                _ if !base.config().stand_in => StandInStatus::Refused,
                 Some(peer) if peer == id => StandInStatus::Accepted,
                 Some(_) => StandInStatus::Taken,
-                None if self.attachments.contains_key(address) || here == *address => StandInStatus::Taken,
+                None if base.attachments().has(address) || here == *address => StandInStatus::Taken,
                 None if !self.meetings.was_at(id, *address) => StandInStatus::Unproven,
                 None if self.stand_ins.stands.len() >= STOOD_IN => StandInStatus::Refused,
                 None if !self.stand_ins.may_begin(now, id) => {
@@ -239,60 +235,72 @@ impl Node {
                 None => {
                     self.stand_ins.stands.insert(*address, id);
                     self.stand_ins.budgets.entry(*address).or_insert_with(|| Bucket::of(BUDGET, BUDGET_PAUSE));
-                    self.output.event(Event::StandsIn { peer: id, address: *address });
+                    base.event(Event::StandsIn { peer: id, address: *address });
                     StandInStatus::Accepted
                 }
             };
             answer.push((*address, status));
         }
-        self.stand(&before);
-        self.idle_later(now, id);
+        self.stand(&before, base);
+        low.flow.idle_later(now, id, base);
         // Who is not answered asks again.
         (!too_soon).then_some(Message::StandingIn { addresses: answer })
     }
 
     /// Has the caller stand in for the addresses that are to be stood in for, if they are others than before.
-    fn stand(&mut self, before: &[IpAddr]) {
+    fn stand(&mut self, before: &[IpAddr], base: &mut Base) {
         if !self.stand_ins.stands.keys().eq(before) {
             let addresses = self.stand_ins.stands.keys().copied().collect();
-            self.output.ask(AddressOp::StandIn { addresses }, Asked::Effect("standing in for hosts that have left"));
+            base.ask(AddressOp::StandIn { addresses }, Asked::Effect("standing in for hosts that have left"));
         }
     }
-
-    /// A datagram came to the control port of an address that this host stands in for.
-    pub fn handle_intercepted(&mut self, now: Time, address: IpAddr, source: SocketAddr, datagram: &[u8]) {
+    /// See [`Node::handle_intercepted`](crate::Node::handle_intercepted).
+    pub(crate) fn handle_intercepted(
+        &mut self,
+        now: Time,
+        address: IpAddr,
+        source: SocketAddr,
+        datagram: &[u8],
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
         let Some(id) = self.stand_ins.stands.get(&address).copied() else { return };
         let passable = datagram.len() <= MAX_PASSED_ON && datagram.first().is_some_and(|kind| KINDS.contains(kind));
-        let there = self.peers.get(&id).is_some_and(|peer| peer.has_session() && peer.remote.ip() != address);
+        let there =
+            low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_session() && peer.remote.ip() != address);
         let budget = self.stand_ins.budgets.get_mut(&address);
         if passable && there && budget.is_some_and(|budget| budget.take(now)) {
-            self.send(id, &[Message::PassedOn { left: address, source, datagram: datagram.to_vec() }]);
+            low.flow.path.send(id, &[Message::PassedOn { left: address, source, datagram: datagram.to_vec() }], base);
         } else {
-            self.drop_datagram();
+            base.drop_datagram();
         }
     }
-
-    /// An address that this host stands in for is somebody's, or on none of its links: it is given up (P-62).
-    pub fn stand_aside(&mut self, address: IpAddr, reason: StandInStatus) {
+    /// See [`Node::stand_aside`](crate::Node::stand_aside).
+    pub(crate) fn stand_aside(
+        &mut self,
+        address: IpAddr,
+        reason: StandInStatus,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
         let before: Vec<IpAddr> = self.stand_ins.stands.keys().copied().collect();
         let Some(peer) = self.stand_ins.stands.remove(&address) else { return };
-        self.stand(&before);
-        self.send(peer, &[Message::StandingIn { addresses: vec![(address, reason)] }]);
-        self.output.event(Event::StoodAside { peer, address, reason });
+        self.stand(&before, base);
+        low.flow.path.send(peer, &[Message::StandingIn { addresses: vec![(address, reason)] }], base);
+        base.event(Event::StoodAside { peer, address, reason });
     }
 
     /// A peer is forgotten.
-    pub(crate) fn forget_stand_ins(&mut self, id: PeerId) {
+    pub(crate) fn forget_stand_ins(&mut self, id: PeerId, base: &mut Base) {
         self.stand_ins.unheard.remove(&id);
         self.stand_ins.asked.remove(&id);
         self.stand_ins.beginnings.remove(&id);
         let before: Vec<IpAddr> = self.stand_ins.stands.keys().copied().collect();
         self.stand_ins.stands.retain(|_, whose| *whose != id);
-        self.stand(&before);
+        self.stand(&before, base);
     }
-
-    /// Addresses that this host stands in for.
-    pub fn stands_in_for(&self) -> impl Iterator<Item = IpAddr> + '_ {
+    /// See [`Node::stands_in_for`](crate::Node::stands_in_for).
+    pub(crate) fn stands_in_for(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.stand_ins.stands.keys().copied()
     }
 }

@@ -3,13 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
+use whimbrel_handshake::PublicKey;
 use whimbrel_wire::message::{MAX_WHEREABOUTS, MeetingTag, Message, RegistrationChange, RegistrationStatus};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::op::PeerId;
 use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
 use crate::binding::handoff::SEQUENCES;
-use crate::node::Node;
+use crate::role::rendezvous::RendezvousRole;
+use crate::session::pins::Pin;
 
 /// Tags that are remembered of one host, and of all together (P-55).
 const TAGS_OF_ONE: usize = 4096;
@@ -54,11 +58,6 @@ impl Meetings {
     pub(crate) fn entries(&self) -> usize {
         let untold: usize = self.registrants.values().map(|of| 1 + of.untold.len() + of.told.len()).sum();
         self.tags.len() + 2 * self.count + untold
-    }
-
-    /// Whether a host is registered here.
-    pub(crate) fn knows(&self, id: PeerId) -> bool {
-        self.registrants.contains_key(&id)
     }
 
     /// Whether a host that is registered here was met at an address.
@@ -130,7 +129,7 @@ impl Meetings {
     }
 }
 
-impl Node {
+impl RendezvousRole {
     /// A host registers. Gives the answer.
     pub(crate) fn handle_registration(
         &mut self,
@@ -139,12 +138,16 @@ impl Node {
         number: u32,
         change: RegistrationChange,
         tags: &[MeetingTag],
+        low: &mut BindingLayer,
+        base: &mut Base,
     ) -> Option<Message> {
         let answer = |status, newest| Some(Message::Registered { number, status, newest });
-        let endpoint = self.peers.get(&id).filter(|peer| peer.has_session())?.remote;
-        if !self.config.serve_rendezvous || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_)) {
+        let peer = low.flow.path.session.peers.get(&id).filter(|peer| peer.has_session())?;
+        let (key, endpoint) = (peer.key, peer.remote);
+        if !base.config().serve_rendezvous || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_)) {
             return answer(RegistrationStatus::Refused, 0);
         }
+        low.flow.path.session.contacts.pins.pin(Pin::Registered, key, true);
         let registrant = self.meetings.registrants.entry(id).or_insert_with(|| Registrant::new(endpoint));
         let newest = registrant.newest;
         if number <= newest {
@@ -171,13 +174,20 @@ impl Node {
             registrant.status = status;
         }
         if change != RegistrationChange::Withdraw {
-            self.introduce_registrants(now, id, tags);
+            self.introduce_registrants(now, id, tags, low, base);
         }
         answer(status, number)
     }
 
     /// Has a registrant and those who share these tags with it told of one another.
-    fn introduce_registrants(&mut self, now: Time, id: PeerId, tags: &[MeetingTag]) {
+    fn introduce_registrants(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        tags: &[MeetingTag],
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
         let mut to_tell: BTreeSet<PeerId> = BTreeSet::new();
         for tag in tags {
             let hosts = self.meetings.tags.get(tag).cloned().unwrap_or_default();
@@ -194,16 +204,16 @@ impl Node {
             }
         }
         for to in to_tell {
-            self.tell_whereabouts_anew(now, to);
+            self.tell_whereabouts_anew(now, to, low, base);
         }
     }
 
     /// Something came from a peer: its confirmed endpoint may be another than before.
-    pub(crate) fn note_endpoint(&mut self, now: Time, id: PeerId) {
+    pub(crate) fn note_endpoint(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         let Some(registrant) = self.meetings.registrants.get_mut(&id) else { return };
-        let Some(peer) = self.peers.get(&id).filter(|peer| peer.has_session()) else { return };
+        let Some(peer) = low.flow.path.session.peers.get(&id).filter(|peer| peer.has_session()) else { return };
         let here = peer.remote.ip();
-        if registrant.was_at.last() != Some(&here) && peer.remote.port() == self.config.port && !peer.is_mapped() {
+        if registrant.was_at.last() != Some(&here) && peer.remote.port() == base.config().port && !peer.is_mapped() {
             registrant.was_at.retain(|address| *address != here);
             registrant.was_at.push(here);
             let over = registrant.was_at.len().saturating_sub(ADDRESSES);
@@ -213,25 +223,25 @@ impl Node {
         let given_up = registrant.tries > TELLS;
         if moved {
             let tags: Vec<MeetingTag> = registrant.tags.keys().copied().collect();
-            self.introduce_registrants(now, id, &tags);
+            self.introduce_registrants(now, id, &tags, low, base);
         }
         if given_up || moved {
-            self.tell_whereabouts_anew(now, id);
+            self.tell_whereabouts_anew(now, id, low, base);
         }
     }
 
     /// A host is told at once, whatever it has not acknowledged.
-    fn tell_whereabouts_anew(&mut self, now: Time, id: PeerId) {
+    fn tell_whereabouts_anew(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         if let Some(registrant) = self.meetings.registrants.get_mut(&id) {
             // What it was told and has not acknowledged is told again, with what is new.
             registrant.untold.extend(std::mem::take(&mut registrant.told));
             registrant.tries = 0;
-            self.tell_whereabouts(now, id);
+            self.tell_whereabouts(now, id, low, base);
         }
     }
 
     /// Tells a host where others are, for the first time or again.
-    pub(crate) fn tell_whereabouts(&mut self, now: Time, id: PeerId) {
+    pub(crate) fn tell_whereabouts(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         let Some(registrant) = self.meetings.registrants.get_mut(&id) else { return };
         if registrant.told.is_empty() {
             registrant.told = registrant.untold.iter().take(MAX_WHEREABOUTS).copied().collect();
@@ -241,7 +251,7 @@ impl Node {
             registrant.number += u32::from(!registrant.told.is_empty());
             registrant.tries = 0;
         }
-        let Some(peer) = self.peers.get(&id).filter(|_| !registrant.told.is_empty()) else { return };
+        let Some(peer) = low.flow.path.session.peers.get(&id).filter(|_| !registrant.told.is_empty()) else { return };
         registrant.tries += 1;
         if registrant.tries > TELLS || peer.away.is_some() {
             // It is told when it is heard again.
@@ -252,28 +262,35 @@ impl Node {
         let known = |tag: &MeetingTag| Some((*tag, registrant.tags.get(tag).copied().flatten()?));
         let found = registrant.told.iter().filter_map(known).collect();
         let number = registrant.number;
-        self.timers.set(Timer::Whereabouts(id), now + again);
-        self.send(id, &[Message::Whereabouts { number, found }]);
+        base.set_timer(Timer::Whereabouts(id), now + again);
+        low.flow.path.send(id, &[Message::Whereabouts { number, found }], base);
     }
 
     /// A host has acknowledged what it was told.
-    pub(crate) fn handle_whereabouts_seen(&mut self, now: Time, id: PeerId, number: u32) {
+    pub(crate) fn handle_whereabouts_seen(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        number: u32,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
         let Some(registrant) = self.meetings.registrants.get_mut(&id) else { return };
         if registrant.number == number && !registrant.told.is_empty() {
             registrant.told.clear();
             registrant.tries = 0;
-            self.timers.stop(Timer::Whereabouts(id));
-            self.tell_whereabouts(now, id);
+            base.stop_timer(Timer::Whereabouts(id));
+            self.tell_whereabouts(now, id, low, base);
         }
     }
 
-    pub(crate) fn leave_meetings(&mut self, id: PeerId) {
+    /// A peer is forgotten, which has this key.
+    pub(crate) fn leave_meetings(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer) {
+        low.flow.path.session.contacts.pins.pin(Pin::Registered, key, false);
         self.meetings.forget(id);
     }
-
-    /// Hosts that are registered here as wanting to be met, and pairs of them that could meet now.
-    #[must_use]
-    pub fn meetings(&self) -> (usize, usize) {
+    /// See [`Node::meetings`](crate::Node::meetings).
+    pub(crate) fn meetings(&self) -> (usize, usize) {
         let pairs = self.meetings.tags.values().filter(|hosts| hosts.len() == HOSTS_OF_A_TAG).count();
         (self.meetings.registrants.len(), pairs)
     }

@@ -5,31 +5,32 @@ use std::net::{IpAddr, Ipv4Addr};
 use whimbrel_wire::{Capabilities, Hello};
 
 use crate::Time;
-use crate::node::Node;
+use crate::base::Base;
+use crate::session::SessionLayer;
 
-impl Node {
+impl SessionLayer {
     /// `source`: the address that it is said from, as far as this host knows; where it does not, it says so, and [`claimed`] finds it among the others.
-    pub(super) fn hello(&self, now: Time, source: Option<IpAddr>) -> Hello {
+    pub(super) fn hello(&self, now: Time, source: Option<IpAddr>, base: &Base) -> Hello {
         let mut capabilities = Capabilities::IPV6_LOCATORS;
-        if self.config.carriers.rewrite {
+        if base.config().carriers.rewrite {
             capabilities = capabilities | Capabilities::REWRITE;
         }
-        if self.config.carriers.tunnel {
+        if base.config().carriers.tunnel {
             capabilities = capabilities | Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN;
         }
-        if self.config.prefer_aes {
+        if base.config().prefer_aes {
             capabilities = capabilities | Capabilities::TUNNEL_AES;
         }
-        if !self.config.behind.is_empty() {
+        if !base.config().behind.is_empty() {
             capabilities = capabilities | Capabilities::GATEWAY;
         }
         // The first is the source of this datagram as we know it: it tells the peer whether a NAT is on the way (P-19).
         let mut locators = vec![source.unwrap_or(NOT_KNOWN)];
-        locators.extend(self.attachments.keys().filter(|address| Some(**address) != source));
+        locators.extend(base.attachments().addresses().filter(|address| Some(**address) != source));
         Hello {
             capabilities,
-            timestamp: self.config.wall_clock_at_zero + now.as_millis(),
-            life: self.config.life,
+            timestamp: base.config().wall_clock_at_zero + now.as_millis(),
+            life: base.config().life,
             locators,
             ..Hello::default()
         }

@@ -4,18 +4,26 @@ use std::net::SocketAddr;
 
 use whimbrel_handshake::{Contact as Knowledge, PublicKey};
 
-use super::Purpose;
+use super::handshake::Purpose;
 use crate::Time;
-use crate::node::Node;
+use crate::base::Base;
+use crate::session::SessionLayer;
 
-impl Node {
+impl SessionLayer {
     /// Begins a handshake with a host that is known by its key alone.
-    pub(crate) fn initiate_with_key(&mut self, now: Time, knowledge: Knowledge, to: SocketAddr, key: PublicKey) {
-        self.initiate(now, knowledge, to, None, Purpose::Peer(key));
+    pub(crate) fn initiate_with_key(
+        &mut self,
+        now: Time,
+        knowledge: Knowledge,
+        to: SocketAddr,
+        key: PublicKey,
+        base: &mut Base,
+    ) {
+        self.initiate(now, knowledge, to, None, Purpose::Peer(key), base);
     }
 
     /// Begins a handshake with whoever is at an address, to use a code.
-    pub(crate) fn initiate_to_join(&mut self, now: Time, to: SocketAddr) {
-        self.initiate(now, Knowledge::First, to, None, Purpose::Join);
+    pub(crate) fn initiate_to_join(&mut self, now: Time, to: SocketAddr, base: &mut Base) {
+        self.initiate(now, Knowledge::First, to, None, Purpose::Join, base);
     }
 }

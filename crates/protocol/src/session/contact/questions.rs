@@ -8,7 +8,7 @@ use whimbrel_wire::FlowTuple;
 use super::Contacts;
 use crate::Time;
 use crate::base::bucket::Bucket;
-use crate::node::Node;
+use crate::session::SessionLayer;
 
 /// A user has this share of what may be asked a second for certain.
 const SHARES: u32 = 8;
@@ -57,25 +57,23 @@ impl Questions {
 }
 
 impl Contacts {
+    /// Who has opened a flow that waits for its remote address to answer.
+    pub(crate) fn note_user(&mut self, flow: &FlowTuple, user: u32) {
+        let known = self.waiting.get_mut(&flow.remote.ip()).and_then(|flows| flows.get_mut(flow));
+        known.into_iter().for_each(|known| *known = Some(user));
+    }
+
     /// Takes one question to a host of those that may be asked a second (P-10).
     pub(crate) fn may_ask_another(&mut self, now: Time) -> bool {
         self.questions.take(now, None)
     }
 }
 
-impl Node {
-    /// Who has opened a flow that this host was told of. Of those of nobody the questions count together.
-    pub fn note_user(&mut self, flow: &FlowTuple, user: u32) {
-        if let Some(known) = self.flows.get_mut(flow).filter(|known| !known.closed) {
-            known.user = Some(user);
-        }
-    }
-
+impl SessionLayer {
     /// Takes the question to an address, on account of one of those whose flows wait for its answer.
     pub(super) fn may_ask_now(&mut self, now: Time, address: IpAddr) -> bool {
         let flows = self.contacts.waiting.get(&address).into_iter().flatten().take(LOOKED_AT);
-        let mut users: BTreeSet<Option<u32>> =
-            flows.map(|flow| self.flows.get(flow).and_then(|known| known.user)).collect();
+        let mut users: BTreeSet<Option<u32>> = flows.map(|(_, user)| *user).collect();
         if users.is_empty() {
             users.insert(None);
         }

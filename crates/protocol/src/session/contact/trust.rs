@@ -6,94 +6,53 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::config::Trust;
-use crate::base::event::Event;
 use crate::base::op::{PeerId, StoreOp};
 use crate::base::output::Asked;
-use crate::base::timer::Timer;
-use crate::flow::Stage;
-use crate::node::Node;
-use crate::session::peer::Peer;
+use crate::session::SessionLayer;
 
-impl Node {
+impl SessionLayer {
     /// Whether a key that somebody shows may become a peer's. Under `tofu` everybody may: what a peer may move is
     /// proven flow by flow, and which key lives at an address that we ask is checked where we asked.
-    pub(crate) fn counts(&self, key: &PublicKey) -> bool {
-        match self.config.trust {
-            Trust::Pinned => self.config.known_keys.values().any(|known| known == key) || self.is_in_community(key),
+    pub(crate) fn counts(&self, key: &PublicKey, base: &Base) -> bool {
+        match base.config().trust {
+            Trust::Pinned => {
+                self.contacts.known_keys.values().any(|known| known == key) || self.contacts.pins.is_member(key)
+            }
             Trust::Tofu | Trust::Psk => true,
         }
     }
 
     /// Whether a session with this key may be had now: also of one that a peer which counts has named a moment ago (P-87).
-    pub(super) fn trusts(&self, now: Time, key: &PublicKey) -> bool {
-        self.counts(key) || self.is_vouched(now, key)
-    }
-
-    /// Another key answers where a peer was asked for, as after a host was set up anew: the address is that peer's no longer,
-    /// and what waits to be introduced there is another's. Of a peer that is known by nothing else nothing is kept.
-    pub(super) fn find_another(&mut self, now: Time, expected: PublicKey, found: PublicKey, address: IpAddr) {
-        let Some(&id) = self.by_key.get(&expected) else { return };
-        if !self.contacts.is_known(address, id) {
-            return;
-        }
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        peer.answers_at.remove(&address);
-        peer.replaced = true;
-        let flows: Vec<FlowTuple> =
-            peer.introductions.active.iter().filter(|flow| flow.remote.ip() == address).copied().collect();
-        for flow in &flows {
-            let Some(known) = self.flows.get_mut(flow) else { continue };
-            let unchanged = known.clone();
-            known.stage = Stage::Open;
-            self.abandon_introduction(flow, &unchanged);
-        }
-        self.contacts.addresses.remove(&address);
-        match self.config.known_keys.get(&address).copied() {
-            Some(expected) if expected != found => {
-                self.contacts.waiting.entry(address).or_default().extend(flows);
-                self.output.event(Event::KeyMismatch { address, expected, found: Some(found) });
-                self.give_up(now, address);
-            }
-            _ => flows.into_iter().for_each(|flow| self.want_introduction(now, flow)),
-        }
-        let forgotten = |peer: &Peer| peer.flows.is_empty() && peer.introductions.active.is_empty();
-        if !self.keeps(id) && self.peers.get(&id).is_some_and(forgotten) && self.contacts.addresses_of(id).is_empty() {
-            self.drop_peer(id);
-        }
+    pub(super) fn trusts(&self, now: Time, key: &PublicKey, base: &Base) -> bool {
+        self.counts(key, base) || self.contacts.vouched.counts(now, key)
     }
 
     /// Remembers whose address it is that a connection of ours leads to, where the peer has proven that it sits on that
     /// (P-42). A datagram flow proves it for a port alone, which any user of that host may have.
-    pub(crate) fn remember_key(&mut self, id: PeerId, flow: &FlowTuple) {
+    pub(crate) fn remember_key(&mut self, id: PeerId, flow: &FlowTuple, base: &mut Base) {
         let address = flow.remote.ip();
         let Some(key) = self.peers.get(&id).map(|peer| peer.key) else { return };
-        if self.config.trust == Trust::Tofu
+        if base.config().trust == Trust::Tofu
             && flow.transport == Transport::Tcp
             && self.contacts.is_known(address, id)
-            && !self.config.known_keys.contains_key(&address)
+            && !self.contacts.known_keys.contains_key(&address)
         {
-            self.remember_key_at(address, key);
+            self.remember_key_at(address, key, base);
         }
+    }
+
+    /// Forgets the key that was remembered for an address, so that another may answer there. It is asked again when the next connection
+    /// opens. Tells whether one was remembered.
+    pub(crate) fn forget_key_at(&mut self, address: IpAddr, base: &mut Base) -> bool {
+        self.forget_contact(address, base);
+        self.contacts.known_keys.remove(&address).is_some()
     }
 
     /// Remembers whose address it is.
-    pub(crate) fn remember_key_at(&mut self, address: IpAddr, key: PublicKey) {
-        self.config.known_keys.insert(address, key);
-        self.output.ask(StoreOp::RememberKey { address, key }, Asked::Effect("remembering a key"));
-    }
-
-    /// Forgets the key that was remembered for an address, so that another may answer there: that which a code has proven to be the
-    /// host's there takes its place (P-148), or else the next that answers. It is asked again when the next connection opens. Tells
-    /// whether one was remembered.
-    pub fn forget_key(&mut self, address: IpAddr) -> bool {
-        self.contacts.addresses.remove(&address);
-        self.contacts.pauses.remove(&address);
-        self.timers.stop(Timer::Contact(address));
-        let forgotten = self.config.known_keys.remove(&address).is_some();
-        if let Some(proven) = self.take_proven_key(address).filter(|_| forgotten) {
-            self.remember_key_at(address, proven);
-        }
-        forgotten
+    pub(crate) fn remember_key_at(&mut self, address: IpAddr, key: PublicKey, base: &mut Base) {
+        self.contacts.known_keys.insert(address, key);
+        base.ask(StoreOp::RememberKey { address, key }, Asked::Effect("remembering a key"));
     }
 }

@@ -1,0 +1,224 @@
+//! A peer moves: it says so, and its flows go where it is (`docs/protocol.md` §5).
+
+use std::net::SocketAddr;
+
+use whimbrel_wire::message::{BindingStatus, Message, UpdateFlags};
+
+use crate::Time;
+use crate::base::Base;
+use crate::base::arrival::Arrival;
+use crate::base::event::Event;
+use crate::base::op::{PeerId, StoreOp};
+use crate::base::output::Asked;
+use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
+use crate::binding::handoff::SEQUENCES;
+use crate::path::challenge::{Awaited, Candidate};
+use crate::session::peer::Away;
+
+impl BindingLayer {
+    /// The peer moved (or says so). `answers`: what is to be said beside the acknowledgement.
+    pub(crate) fn handle_update(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        arrival: &Arrival,
+        update: &Update,
+        answers: &mut Vec<Message>,
+        base: &mut Base,
+    ) {
+        let flags_here = self.own_flags(id, base);
+        let Update { sequence, flags, .. } = *update;
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let acknowledgement = |status, flags, newest, place| Message::BindingAcknowledgement {
+            sequence,
+            status,
+            flags,
+            newest,
+            place,
+            observed: arrival.source,
+        };
+        // P-17
+        if sequence >= SEQUENCES {
+            let (newest, place) = (peer.sequence_accepted, peer.places.peer);
+            answers.push(acknowledgement(BindingStatus::Refused, flags_here, newest, place));
+            return;
+        }
+        if sequence <= peer.sequence_accepted {
+            let (place, endpoint, _) = peer.announced();
+            // A daemon that died before it had saved that its host was to be absent begins anew at the same number.
+            let absent = flags.contains(UpdateFlags::ABSENT) == (peer.away == Some(Away::Announced));
+            let repeated = sequence == peer.sequence_accepted && endpoint == arrival.source && absent;
+            let status = if repeated { BindingStatus::Accepted } else { BindingStatus::NotNewer };
+            answers.push(acknowledgement(status, flags_here, peer.sequence_accepted, place));
+            let challenge = peer.candidate.as_ref().filter(|candidate| repeated && candidate.remote == arrival.source);
+            answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
+            return;
+        }
+        // P-143: whoever means it says so again.
+        if self.flow.looks.follows(now, id) {
+            self.accept_update(now, id, arrival, update, answers, base);
+        }
+    }
+
+    /// An update of a peer's is newer than what it said before.
+    fn accept_update(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        arrival: &Arrival,
+        update: &Update,
+        answers: &mut Vec<Message>,
+        base: &mut Base,
+    ) {
+        let mut flags_here = self.own_flags(id, base);
+        let Update { sequence, flags, claimed } = *update;
+        let acknowledgement = |status, flags, newest, place| Message::BindingAcknowledgement {
+            sequence,
+            status,
+            flags,
+            newest,
+            place,
+            observed: arrival.source,
+        };
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        if flags.contains(UpdateFlags::ABSENT) {
+            peer.sequence_accepted = sequence;
+            let (place, ..) = peer.announced();
+            answers.push(acknowledgement(BindingStatus::Accepted, flags_here, sequence, place));
+            self.flow.path.send_to(id, arrival.destination, arrival.source, answers, base);
+            answers.clear();
+            self.let_go(now, id, base);
+            return;
+        }
+        let returned = peer.away.take().is_some();
+        if returned {
+            // What went unanswered says nothing of where it is now.
+            (peer.check, peer.check_tries) = (None, 0);
+        }
+        self.hurry(now, id, base);
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let before = peer.announced();
+        // Behind a NAT even the place in force is not the same after the host was away: the NAT may have forgotten its flows.
+        let away = flags.contains(UpdateFlags::FORMER_PATH_LOST) && claimed != arrival.source;
+        let uprooted = away || flags.contains(UpdateFlags::UPROOTED);
+        let place = peer.number_place(sequence, claimed, arrival.source, uprooted);
+        peer.sequence_accepted = sequence;
+        if std::mem::take(&mut peer.only_tunnel) && (place, arrival.source) == (before.0, before.1) {
+            peer.only_tunnel = true;
+        } else {
+            flags_here = self.own_flags(id, base);
+        }
+        answers.push(acknowledgement(BindingStatus::Accepted, flags_here, sequence, place));
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let refuses = flags.contains(UpdateFlags::REWRITE_REFUSED);
+        if (place, arrival.source, refuses) == before && !returned {
+            // It only makes sure that we know.
+            let challenge = peer.candidate.as_ref().filter(|candidate| candidate.remote == arrival.source);
+            answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
+            let saved = peer.saved();
+            base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+            return;
+        }
+        let translated = claimed != arrival.source;
+        let awaited = Awaited { place, refuses_rewrite: refuses, translated, destination: arrival.destination };
+        let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST);
+        self.follow_peer(now, id, arrival, awaited, lost, returned, answers, base);
+    }
+
+    /// A peer is elsewhere. `lost`: what was under way to its former place is lost; `returned`: it was away.
+    #[expect(clippy::too_many_arguments, reason = "what an update says, and how it came")]
+    fn follow_peer(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        arrival: &Arrival,
+        awaited: Awaited,
+        lost: bool,
+        returned: bool,
+        answers: &mut Vec<Message>,
+        base: &mut Base,
+    ) {
+        let (token, translated) = (base.random().u64(), awaited.translated);
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        if !lost && !returned && arrival.source != peer.remote && peer.carries() {
+            // P-38
+            let candidate = Candidate::new(arrival.source, token, now, arrival.length, false);
+            peer.candidate = Some(Candidate { awaited: Some(awaited), ..candidate });
+            let again = peer.repeat_after(1);
+            answers.push(Message::PathChallenge { token });
+            base.set_timer(Timer::Challenge(id), now + again);
+            self.flow.path.send_to(id, arrival.destination, arrival.source, answers, base);
+            answers.clear();
+            self.put_binding_in_force(now, id, base);
+            return;
+        }
+        let asked = awaited.destination;
+        let asked = asked.and_then(|address| base.attachments().at(address));
+        peer.follow(now, &awaited, asked);
+        peer.unbroken = false;
+        peer.stalled = false;
+        if returned {
+            peer.listens = false;
+        }
+        if arrival.source == peer.remote {
+            peer.candidate = None;
+            base.stop_timer(Timer::Challenge(id));
+        } else {
+            // P-18
+            peer.candidate = Some(Candidate::new(arrival.source, token, now, arrival.length, true));
+            answers.push(Message::PathChallenge { token });
+            let again = peer.repeat_after(1);
+            base.set_timer(Timer::Challenge(id), now + again);
+        }
+        let waited = !peer.flows.is_empty();
+        if base.is_suspended() {
+            // Whoever is away has been told where the other end is for a long time: nothing else would tell the daemon after
+            // this one.
+            self.lead_flows(now, id, base);
+            let (saved, told) = (self.flow.path.session.peers[&id].saved(), std::mem::take(answers));
+            let say = Asked::Say(id, arrival.destination, arrival.source, told);
+            base.ask(StoreOp::SavePeer(saved), say);
+        } else {
+            // The answer before the effects: it is what the peer waits for.
+            self.flow.path.send_to(id, arrival.destination, arrival.source, answers, base);
+            answers.clear();
+            self.lead_flows(now, id, base);
+        }
+        if waited {
+            self.flow.wake_senders(now, id, lost, base);
+            let (flows, carried) = (self.living(id), self.carried(id));
+            base.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows, carried });
+        }
+    }
+
+    /// The flows of a peer that moved go where it is now.
+    pub(crate) fn lead_flows(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        base.stop_timer(Timer::Probe(id));
+        self.choose_carrier(now, id, base);
+        self.set_tunnel_path(id, base);
+        self.put_binding_in_force(now, id, base);
+        self.accept_former(now, id, base);
+        self.refresh_sets(base);
+        self.refresh_listening(now, base);
+    }
+
+    pub(super) fn own_flags(&self, id: PeerId, base: &Base) -> UpdateFlags {
+        let mut flags = UpdateFlags::NONE;
+        if !base.config().tunnel_sealed {
+            flags = flags.with(UpdateFlags::PLAIN_TUNNEL_ACCEPTED);
+        }
+        if !base.config().carriers.rewrite || self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.only_tunnel)
+        {
+            flags = flags.with(UpdateFlags::REWRITE_REFUSED);
+        }
+        flags
+    }
+}
+
+/// A binding update, as it stood in the message.
+pub(crate) struct Update {
+    pub(crate) sequence: u32,
+    pub(crate) flags: UpdateFlags,
+    pub(crate) claimed: SocketAddr,
+}

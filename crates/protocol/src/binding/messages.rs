@@ -1,0 +1,92 @@
+//! What the layers do with messages, timers and facts: each its own, and the rest is passed on.
+
+use whimbrel_wire::message::Message;
+
+use crate::Time;
+use crate::base::Base;
+use crate::base::arrival::Arrival;
+use crate::base::op::PeerId;
+use crate::base::signal::Signal;
+use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
+use crate::binding::follow::Update;
+use crate::binding::handoff::Acknowledgement;
+use crate::flow::messages::Handled;
+
+impl BindingLayer {
+    /// A peer has said something. Gives back what is a role's.
+    pub(crate) fn handle_message(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        arrival: &Arrival,
+        message: Message,
+        answers: &mut Vec<Message>,
+        base: &mut Base,
+    ) -> Option<Message> {
+        match message {
+            Message::PathResponse { token, observed } => {
+                let is_known = self.handle_path_response(now, id, arrival, token, observed, base);
+                return (!is_known).then_some(message);
+            }
+            Message::Life { life } => self.note_life_in_session(now, id, arrival.index, life, base),
+            Message::Memory { memory } => self.note_memory(now, id, arrival.index, memory, base),
+            Message::BindingUpdate { sequence, flags, claimed, .. } => {
+                self.handle_update(now, id, arrival, &Update { sequence, flags, claimed }, answers, base);
+            }
+            Message::BindingAcknowledgement { sequence, status, flags, newest, place, observed } => {
+                let acknowledgement = Acknowledgement { sequence, status, flags, newest, place, observed };
+                self.handle_acknowledgement(now, id, arrival, &acknowledgement, base);
+            }
+            Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token, base),
+            message => match self.flow.handle_message(now, id, arrival, message, answers, base) {
+                Handled::Done => {}
+                Handled::Proven(proven) => self.install(now, proven, base),
+                Handled::Other(message) => return Some(message),
+            },
+        }
+        None
+    }
+
+    /// A timer has gone off. Tells whether it is one of the layers'.
+    pub(crate) fn handle_timer(&mut self, now: Time, timer: Timer, base: &mut Base) -> bool {
+        match timer {
+            Timer::Contact(address) => self.flow.path.session.continue_contact(now, address, base),
+            Timer::Looks => self.flow.continue_looks(now, base),
+            Timer::Introductions(id) => self.flow.continue_introductions(now, id, base),
+            Timer::Pairings(id) => self.flow.look_for_claims(now, id, base),
+            Timer::Waiting(id) => self.flow.tell_waiting(now, id, base),
+            Timer::Wake(id) => self.flow.wake_flows(now, id, base),
+            Timer::Update(id) => self.repeat_update(now, id, base),
+            Timer::Challenge(id) => self.repeat_challenge(now, id, base),
+            Timer::Probe(id) => self.probe_carrier(now, id, base),
+            Timer::Keepalive(id) => self.keep_alive(now, id, base),
+            Timer::Former(id) => self.forget_former(now, id, base),
+            Timer::Park(id) => self.park_late(now, id, base),
+            Timer::Shared => self.regain_pairs(now, base),
+            Timer::Vanished(id) => self.end_vanished(now, id, base),
+            Timer::Listening => self.refresh_listening(now, base),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Something has happened in a layer below, or in a role.
+    pub(crate) fn handle_signal(&mut self, now: Time, signal: &Signal, base: &mut Base) {
+        match signal {
+            Signal::Listening => self.listen_also(now, base),
+            Signal::Waiting(id) => self.put_binding_in_force(now, *id, base),
+            Signal::Misled(id) => self.announce_again(now, *id, base),
+            Signal::FlowsGone => self.refresh_sets(base),
+            _ => {}
+        }
+    }
+
+    /// Former paths of a peer are no longer accepted (P-22).
+    fn forget_former(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        if let Some(peer) = self.flow.path.session.peers.get_mut(&id) {
+            peer.former.clear();
+            self.put_binding_in_force(now, id, base);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Flows that stand still while the peer answers go by the tunnel (P-49).
+
+use whimbrel_wire::FlowTuple;
+
+use crate::Time;
+use crate::base::Base;
+use crate::base::event::Event;
+use crate::base::op::{Carrier, PeerId};
+use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
+use crate::flow::stall::Stalls;
+use crate::session::peer::CarrierProbe;
+
+impl BindingLayer {
+    /// See [`Node::handle_flow_stalled`](crate::Node::handle_flow_stalled).
+    pub(crate) fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
+        let Some(entry) = self.flow.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
+        let id = entry.peer;
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let waits = entry.waits.any() || peer.carrier == Carrier::Hold && peer.moved_flows() > 0;
+        if waits || !peer.carries() {
+            return;
+        }
+        // What never left home fares as without Whimbrel.
+        let native = entry.home == peer.places_in_force();
+        let otherwise = if native { peer.has_moved() } else { peer.carrier != Carrier::Tunnel };
+        let able = base.config().carriers.tunnel && peer.has_session();
+        if peer.stalls.note(now, flow) && otherwise && able {
+            peer.stalls.suspect(now);
+        }
+        if peer.stalled {
+            return;
+        }
+        peer.stalled = true;
+        if peer.check.is_none() {
+            let due = peer.stalls.next_check(now);
+            base.set_timer(Timer::Keepalive(id), due);
+        } else {
+            // One is under way, and may be repeated at long intervals.
+            let due = now + peer.repeat_after(1);
+            base.set_timer_earlier(Timer::Keepalive(id), due);
+        }
+    }
+
+    /// The peer answers, and flows with it that go as themselves or rewritten do not: something on the way has forgotten
+    /// them. They go by the tunnel from now on, both ways (P-49).
+    pub(crate) fn fall_back(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.flow.path.session.peers.get_mut(&id).filter(|peer| peer.carries()) else { return };
+        peer.stalls = Stalls::default();
+        peer.stalled = false;
+        peer.only_tunnel = true;
+        peer.probe = CarrierProbe::default();
+        base.stop_timer(Timer::Probe(id));
+        self.uproot_all(now, id, true, base);
+        base.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
+    }
+}

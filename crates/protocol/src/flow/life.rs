@@ -1,0 +1,110 @@
+//! Flows as their sockets come and go.
+
+use std::time::Duration;
+
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::Time;
+use crate::base::Base;
+use crate::base::event::Event;
+use crate::base::flow_name::FlowName;
+use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId};
+use crate::base::output::Asked;
+use crate::base::pace::IDLE;
+use crate::base::signal::Signal;
+use crate::base::timer::Timer;
+use crate::flow::{FlowLayer, Stage};
+
+/// Flows that ended are told together: so much later at the most, and no more of them waiting.
+pub(crate) const CLOSED_PAUSE: Duration = Duration::from_millis(100);
+const CLOSED_MOST: usize = 65_536;
+
+impl FlowLayer {
+    /// See [`Node::handle_flow_opened`](crate::Node::handle_flow_opened).
+    pub(crate) fn handle_flow_opened(&mut self, now: Time, flow: FlowTuple, accepted: bool, base: &mut Base) {
+        if let Some(old) = self.flows.get(&flow) {
+            if !old.closed {
+                return;
+            }
+            // The kernel took the tuple again before we had forgotten it.
+            self.forget_flow(&flow, base);
+        }
+        self.flows.open(now, flow, accepted);
+    }
+    /// See [`Node::handle_flow_closed`](crate::Node::handle_flow_closed).
+    pub(crate) fn handle_flow_closed(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
+        let Some(known) = self.flows.get(&flow).filter(|known| !known.closed) else { return };
+        if flow.transport == Transport::Udp {
+            self.end_datagram_flow(now, &flow, base);
+            return;
+        }
+        let Some(entry) = known.entry().copied() else { return self.forget_flow(&flow, base) };
+        self.path.session.contacts.forget_waiting(&flow);
+        self.flows.close(now, flow);
+        if let Some(name) = self.name_of(&entry).filter(|_| entry.end == LocalEnd::Endpoint) {
+            base.signal(Signal::Closing(name));
+        }
+    }
+
+    /// Forgets a flow altogether.
+    pub(crate) fn forget_flow(&mut self, flow: &FlowTuple, base: &mut Base) {
+        let Some(known) = self.flows.take(flow) else { return };
+        self.path.session.contacts.forget_waiting(flow);
+        self.abandon_introduction(flow, &known);
+        if let Stage::Introduced { entry, .. } = &known.stage {
+            if known.closed {
+                self.end_moved(entry, base);
+            }
+            if let Some(peer) = self.path.session.peers.get_mut(&entry.peer) {
+                peer.remove_flow(flow, entry);
+            }
+
+            base.ask(FlowOp::Remove { flow: *flow }, Asked::Effect("removing a flow"));
+            base.event(Event::FlowGone { flow: *flow, peer: entry.peer });
+        }
+    }
+
+    /// Lets a peer without flows be forgotten in time.
+    pub(crate) fn idle_later(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        if let Some(peer) = self.path.session.peers.get(&id).filter(|peer| peer.flows.is_empty()) {
+            let due = if peer.replaced { now } else { now + IDLE };
+            base.set_timer_earlier(Timer::Idle(id), due);
+        }
+    }
+
+    /// The socket of a datagram flow is gone, which the other end cannot see: it is told, and both forget the flow (P-35).
+    pub(crate) fn end_datagram_flow(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
+        let stage = self.flows.get(flow).map(|known| known.stage.clone());
+        self.forget_flow(flow, base);
+        let Some(Stage::Introduced { entry, .. }) = stage else { return };
+        self.end_moved(&entry, base);
+        self.tell_ended(now, entry.peer, entry.name, base);
+        self.idle_later(now, entry.peer, base);
+        base.signal(Signal::FlowsGone);
+    }
+
+    /// A peer is to be told, in a moment, that a flow of this name has ended here.
+    pub(crate) fn tell_ended(&mut self, now: Time, id: PeerId, name: u64, base: &mut Base) {
+        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
+        if peer.introductions.closed.len() < CLOSED_MOST {
+            peer.introductions.closed.push((name, 0));
+            base.set_timer_earlier(Timer::Closed(id), now + CLOSED_PAUSE);
+        }
+    }
+    /// See [`Node::has_flow`](crate::Node::has_flow).
+    pub(crate) fn has_flow(&self, flow: &FlowTuple) -> bool {
+        self.flows.get(flow).is_some_and(|known| !known.closed)
+    }
+
+    /// An end's socket of an introduced flow is gone: it moves no more.
+    pub(crate) fn end_moved(&mut self, entry: &FlowEntry, base: &mut Base) {
+        if let Some(name) = self.name_of(entry) {
+            base.signal(Signal::FlowEnded(name));
+        }
+    }
+
+    /// What an introduced flow is called.
+    pub(crate) fn name_of(&self, entry: &FlowEntry) -> Option<FlowName> {
+        self.path.session.peers.get(&entry.peer).map(|peer| FlowName::new(peer.key, entry.name))
+    }
+}

@@ -1,0 +1,296 @@
+//! What the caller does with parts of the node, passed on to their owners.
+
+use std::net::{IpAddr, SocketAddr};
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
+
+use crate::Time;
+use crate::base::attachments::Routes;
+use crate::base::op::{FlowEntry, PeerId, SavedCommunity};
+use crate::flow::policy::Ruling;
+use crate::node::Node;
+use crate::role::rendezvous::client::RendezvousView;
+use crate::session::contact::Standing;
+
+use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
+use whimbrel_wire::message::StandInStatus;
+
+impl Node {
+    /// This host goes away: its peers are told, and its flows wait. [`Node::leaving_peers`] tells how many have not answered
+    /// yet. Whatever changes in the network before [`Node::resume`] is not acted on.
+    pub fn suspend(&mut self, now: Time) {
+        self.binding.suspend(now, &mut self.base);
+        self.settle(now);
+    }
+
+    /// Takes over that this host was suspended when the daemon before this one ended. Its peers may not have heard of it:
+    /// they are told as soon as anything is heard of them. Call it after [`Node::restore`], before anything else.
+    pub fn restore_suspended(&mut self, now: Time) {
+        self.binding.restore_suspended(now, &mut self.base);
+        self.settle(now);
+    }
+
+    /// How many peers were told that this host goes away, or that single flows wait, and have not answered.
+    #[must_use]
+    pub fn leaving_peers(&self) -> usize {
+        self.binding.leaving_peers()
+    }
+
+    /// Whether this host is suspended.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.binding.is_suspended(&self.base)
+    }
+
+    /// Somebody else of this host has the wire port of a UDP flow with this peer, and would get what comes under it. So nothing is to
+    /// come rewritten until one of the ends moves (P-160).
+    pub fn handle_wire_port_taken(&mut self, now: Time, id: PeerId) {
+        self.binding.handle_wire_port_taken(now, id, &mut self.base);
+        self.settle(now);
+    }
+
+    /// Moves by hand: every peer is told where we are now, from `to` where that is given and reaches it.
+    pub fn hand_off(&mut self, now: Time, routes: &dyn Routes, to: Option<IpAddr>) {
+        self.binding.hand_off(now, routes, to, &mut self.base);
+        self.settle(now);
+    }
+
+    /// As [`Node::hand_off`], towards one peer alone.
+    pub fn hand_off_towards(&mut self, now: Time, routes: &dyn Routes, to: Option<IpAddr>, peer: PeerId) {
+        self.binding.hand_off_towards(now, routes, to, peer, &mut self.base);
+        self.settle(now);
+    }
+
+    /// A packet came in on a held flow under its own names: the flow is at home here, whoever does not answer (P-39).
+    pub fn handle_heard_natively(&mut self, now: Time, flow: FlowTuple) {
+        self.binding.handle_heard_natively(now, flow, &mut self.base);
+        self.settle(now);
+    }
+
+    /// A flow has sent the same for the third time and more, and nobody answers. The checks of the path show whether its
+    /// peer is there (P-45).
+    pub fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple) {
+        self.binding.handle_flow_stalled(now, flow, &mut self.base);
+        self.settle(now);
+    }
+
+    /// Who has opened a flow that this host was told of. Of those of nobody the questions count together.
+    pub fn note_user(&mut self, flow: &FlowTuple, user: u32) {
+        self.binding.flow.note_user(flow, user);
+    }
+
+    /// A socket came into being, or was found: only flows that were told so are introduced (P-35). `accepted`: its local port
+    /// listens, so the other end opened it.
+    pub fn handle_flow_opened(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
+        self.binding.flow.handle_flow_opened(now, flow, accepted, &mut self.base);
+        self.settle(now);
+    }
+
+    /// A socket is gone, or in TIME_WAIT.
+    pub fn handle_flow_closed(&mut self, now: Time, flow: FlowTuple) {
+        self.binding.flow.handle_flow_closed(now, flow, &mut self.base);
+        self.settle(now);
+    }
+
+    /// Whether there is a socket with this tuple, as far as the node was told.
+    #[must_use]
+    pub fn has_flow(&self, flow: &FlowTuple) -> bool {
+        self.binding.flow.has_flow(flow)
+    }
+
+    /// Flows that this host has wait.
+    #[must_use]
+    pub fn waiting_flows(&self) -> Vec<FlowTuple> {
+        self.binding.flow.waiting_flows()
+    }
+
+    /// Whether flows that are opened from now on wait for [`Node::handle_ruling`] before anything is done about them. At first
+    /// they do not: then nothing is ruled of any flow.
+    pub fn await_rulings(&mut self, awaited: bool) {
+        self.binding.flow.await_rulings(awaited);
+    }
+
+    /// Whether a flow waits for its ruling.
+    #[must_use]
+    pub fn awaits_ruling(&self, flow: &FlowTuple) -> bool {
+        self.binding.flow.awaits_ruling(flow)
+    }
+
+    /// What is wanted for a flow; one that does not wait for it keeps what was said before.
+    pub fn handle_ruling(&mut self, now: Time, flow: FlowTuple, ruling: Ruling) {
+        self.binding.flow.handle_ruling(now, flow, ruling);
+        self.settle(now);
+    }
+
+    /// Looks whether the far end of a flow that is passed on for this host runs Whimbrel, and asks it to introduce the flow. To be said of
+    /// connections that this host has opened: those that others open are introduced by them.
+    pub fn seek_far_end(&mut self, now: Time, flow: FlowTuple) {
+        self.referral.seek_far_end(now, flow, &mut self.binding, &mut self.base);
+        self.settle(now);
+    }
+
+    /// Takes over flows that had just become direct when the daemon before this one ended, as they were before. To be called once, behind
+    /// [`Node::restore`].
+    pub fn restore_left(&mut self, now: Time, left: Vec<(FlowTuple, FlowEntry)>) {
+        self.referral.restore_left(now, left, &mut self.binding, &mut self.base);
+        self.settle(now);
+    }
+
+    /// Whether a host belongs to this host's community. This host itself does, where there is one.
+    #[must_use]
+    pub fn is_in_community(&self, host: &PublicKey) -> bool {
+        self.community.is_in_community(host, &self.base)
+    }
+
+    /// What people call a host of this host's community, where no other host of it is called so (P-120).
+    #[must_use]
+    pub fn name_of_member(&self, host: &PublicKey) -> Option<&str> {
+        self.community.name_of_member(host, &self.base)
+    }
+
+    /// Takes over what was saved of the community, behind [`Node::restore`].
+    ///
+    /// # Errors
+    /// A statement is not the community's. Nothing is taken over.
+    pub fn restore_community(&mut self, now: Time, saved: &SavedCommunity) -> Result<(), CommunityRefused> {
+        let result = self.community.restore_community(now, saved, &mut self.binding, &mut self.base);
+        self.settle(now);
+        result
+    }
+
+    /// Makes a community of this host alone. It is its steward.
+    ///
+    /// # Errors
+    /// This host belongs to one, or may not be called so.
+    pub fn found_community(&mut self, now: Time, name: &str) -> Result<(), CommunityRefused> {
+        let result = self.community.found_community(now, name, &mut self.binding, &mut self.base);
+        self.settle(now);
+        result
+    }
+
+    /// Opens a code by which a host can join this host's community.
+    ///
+    /// # Errors
+    /// This host may not invite, or too many codes are open.
+    pub fn invite(&mut self, now: Time, steward: bool) -> Result<OneTimeCode, CommunityRefused> {
+        let result = self.community.invite(now, steward, &mut self.base);
+        self.settle(now);
+        result
+    }
+
+    /// Opens a code by which a host that is a stranger may be given one connection, once.
+    ///
+    /// # Errors
+    /// This host moves no sockets, has no such connection, or too many codes are open.
+    pub fn offer_connection(&mut self, now: Time, flow: FlowTuple) -> Result<OneTimeCode, CommunityRefused> {
+        let result = self.community.offer_connection(now, flow, &mut self.binding, &mut self.base);
+        self.settle(now);
+        result
+    }
+
+    /// From now on a host belongs to the community no more.
+    ///
+    /// # Errors
+    /// This host may not say so, or the other is no member.
+    pub fn revoke(&mut self, now: Time, host: &PublicKey) -> Result<(), CommunityRefused> {
+        let result = self.community.revoke(now, host, &mut self.binding, &mut self.base);
+        self.settle(now);
+        result
+    }
+
+    /// Forgets the community. The others go on to count this host as theirs until one of them revokes it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn leave_community(&mut self, now: Time) -> Result<(), CommunityRefused> {
+        let result = self.community.leave_community(now, &mut self.binding, &mut self.base);
+        self.settle(now);
+        result
+    }
+
+    /// What people are shown of the community.
+    #[must_use]
+    pub fn community(&self, now: Time) -> CommunityView {
+        self.community.community(now, &self.binding, &self.base)
+    }
+
+    /// Joins a community by a code that somebody was told at a host of it, which is at one of these places. What comes of it is
+    /// told by events.
+    ///
+    /// # Errors
+    /// Nothing was done.
+    pub fn join_community(
+        &mut self,
+        now: Time,
+        code: OneTimeCode,
+        hosts: Vec<SocketAddr>,
+        name: &str,
+    ) -> Result<(), CommunityRefused> {
+        let result = self.community.join_community(now, code, hosts, name, &mut self.binding, &mut self.base);
+        self.settle(now);
+        result
+    }
+
+    /// Gets the right to receive one connection, by a code that somebody was told at the host that has it.
+    ///
+    /// # Errors
+    /// Nothing was done.
+    pub fn accept_connection(
+        &mut self,
+        now: Time,
+        code: OneTimeCode,
+        hosts: Vec<SocketAddr>,
+    ) -> Result<(), CommunityRefused> {
+        let result = self.community.accept_connection(now, code, hosts, &mut self.binding, &mut self.base);
+        self.settle(now);
+        result
+    }
+
+    /// An introduction has come for a host behind this one: the flow is taken for one that is there, as its socket is not seen
+    /// (P-101). The introduction, which has this nonce and came for the session of this index, is to be told after.
+    pub fn handle_flow_passing(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
+        self.gateway.handle_flow_passing(now, flow, index, nonce, &mut self.binding, &mut self.base);
+        self.settle(now);
+    }
+
+    /// A host behind this one has opened a connection, which has been answered: this router has seen both.
+    pub fn handle_passing_opened(&mut self, now: Time, flow: FlowTuple) {
+        self.gateway.handle_passing_opened(now, flow, &mut self.binding, &mut self.base);
+        self.settle(now);
+    }
+
+    /// The configured rendezvous, and how they stand.
+    #[must_use]
+    pub fn rendezvous(&self) -> Vec<RendezvousView> {
+        self.rendezvous.rendezvous(&self.binding, &self.base)
+    }
+
+    /// A datagram came to the control port of an address that this host stands in for.
+    pub fn handle_intercepted(&mut self, now: Time, address: IpAddr, source: SocketAddr, datagram: &[u8]) {
+        self.rendezvous.handle_intercepted(now, address, source, datagram, &mut self.binding, &mut self.base);
+        self.settle(now);
+    }
+
+    /// An address that this host stands in for is somebody's, or on none of its links: it is given up (P-62).
+    pub fn stand_aside(&mut self, address: IpAddr, reason: StandInStatus) {
+        self.rendezvous.stand_aside(address, reason, &mut self.binding, &mut self.base);
+    }
+
+    /// Addresses that this host stands in for.
+    pub fn stands_in_for(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.rendezvous.stands_in_for()
+    }
+
+    /// Hosts that are registered here as wanting to be met, and pairs of them that could meet now.
+    #[must_use]
+    pub fn meetings(&self) -> (usize, usize) {
+        self.rendezvous.meetings()
+    }
+
+    /// What is known of whether an address runs Whimbrel.
+    #[must_use]
+    pub fn standing(&self, address: IpAddr) -> Standing {
+        self.binding.flow.path.session.standing(address, &self.base)
+    }
+}

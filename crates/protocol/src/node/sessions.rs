@@ -1,0 +1,251 @@
+//! What follows from handshakes: for flows that wait, for bindings, and for roles.
+
+use std::net::{IpAddr, SocketAddr};
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::{Datagram, FlowTuple};
+
+use crate::Time;
+use crate::base::event::Event;
+use crate::base::op::PeerId;
+use crate::base::signal::Signal;
+use crate::base::timer::Timer;
+use crate::flow::Stage;
+use crate::node::Node;
+use crate::session::contact::handshake::{Ended, Verdict};
+use crate::session::contact::{CONFIRMED_WITHIN, Contact, INITIATION, Reach};
+use crate::session::peer::Peer;
+use crate::session::pins::Pin;
+
+impl Node {
+    /// A datagram of a handshake came.
+    pub(super) fn take_in_handshake(
+        &mut self,
+        now: Time,
+        source: SocketAddr,
+        destination: Option<IpAddr>,
+        datagram: &Datagram<'_>,
+    ) {
+        let Some(ended) =
+            self.binding.flow.path.session.handle_handshake(now, source, destination, datagram, &mut self.base)
+        else {
+            return;
+        };
+        match self.binding.flow.path.session.check_key(now, &ended, &mut self.base) {
+            Verdict::Refused => {}
+            Verdict::Another { expected, found, at } => self.find_another(now, expected, found, at),
+            Verdict::Accepted { stranger } => {
+                if stranger {
+                    self.make_room(now);
+                }
+                self.establish(now, ended);
+            }
+        }
+    }
+
+    /// A handshake ended well: the session begins.
+    fn establish(&mut self, now: Time, ended: Ended) {
+        let Some(begun) = self.binding.flow.path.session.begin_session(now, ended, &mut self.base) else { return };
+        let id = begun.id;
+        if begun.joins {
+            self.community.note_joined_peer(id, begun.source);
+        }
+        // The peer may introduce flows before its first word is read here: the programs read those, unless there are very many
+        // sessions already that they look for.
+        self.binding.flow.listen_in_new_session(now, id, &mut self.base);
+        self.settle(now);
+        if begun.confirmed {
+            self.confirm(now, id, begun.index);
+        }
+        if begun.initiated {
+            self.binding.flow.path.session.check_new_session(now, &begun, &mut self.base);
+        }
+        if let Some(address) = begun.asked {
+            let waiting = self.binding.flow.path.session.find_at(id, address, &mut self.base);
+            self.rendezvous.meet_later(now, &mut self.base);
+            for flow in waiting {
+                if self.binding.flow.is_introducible(&flow) {
+                    self.binding.flow.queue_introduction(now, id, flow, &mut self.base);
+                }
+            }
+        }
+        self.binding.flow.introduce_failed(now, id);
+        self.binding.flow.path.session.await_confirmation(now, id, &mut self.base);
+        if self.binding.flow.path.session.peers.get(&id).is_some_and(|peer| !peer.introductions.active.is_empty()) {
+            self.base.set_timer(Timer::Introductions(id), now);
+        }
+        if begun.reached {
+            let took = now.since(begun.started);
+            self.base.event(Event::PeerReached { peer: id, key: begun.key, remote: begun.source, took });
+        }
+    }
+
+    /// The peer may have shown that it holds the keys of a session.
+    pub(super) fn confirm(&mut self, now: Time, id: PeerId, index: u32) {
+        let Some(confirmed) = self.binding.flow.path.session.confirm_session(now, id, index, &mut self.base) else {
+            return;
+        };
+        self.binding.set_tunnel_path(id, &mut self.base);
+        if confirmed.shown {
+            self.binding.put_binding_in_force(now, id, &mut self.base);
+        }
+        self.binding.flow.listen_in_new_session(now, id, &mut self.base);
+        self.settle(now);
+        self.base.sweep_later(now);
+        if let Some(update) = self.binding.flow.path.session.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
+            // The session was wanted for this.
+            update.tries = 0;
+            self.binding.repeat_update(now, id, &mut self.base);
+        }
+        self.binding.announce_late(now, id, &mut self.base);
+        self.binding.note_life(now, id, confirmed.life, confirmed.begun, &mut self.base);
+        self.binding.note_sighting(now, id, confirmed.proven, &mut self.base);
+        self.binding.flow.tell_waiting(now, id, &mut self.base);
+        self.settle(now);
+        self.deliver(now, Signal::SessionUp(id));
+    }
+
+    /// A peer without a session is tried again.
+    pub(super) fn reach(&mut self, now: Time, id: PeerId) {
+        match self.binding.flow.path.session.continue_reaching(now, id, &mut self.base) {
+            Reach::Unneeded => {}
+            Reach::Tried(tries) => self.binding.tell_silence(id, tries, &mut self.base),
+            Reach::Lost => self.lose(now, id),
+        }
+    }
+
+    /// A peer on which no connection depends has stopped answering: its addresses are left alone (P-10).
+    fn lose(&mut self, now: Time, id: PeerId) {
+        self.binding.flow.abandon_introductions(now, id, &mut self.base);
+        let mut addresses = self.binding.flow.path.session.contacts.addresses_of(id);
+        addresses.sort_unstable();
+        self.drop_peer(id);
+        for address in addresses {
+            self.binding.flow.path.session.give_up(now, address, &mut self.base);
+        }
+    }
+
+    /// Somebody becomes a peer. Where too many have no flows, those are forgotten that are worth least.
+    fn make_room(&mut self, now: Time) {
+        if self.binding.flow.path.session.contacts.take_room().is_some() {
+            return;
+        }
+        // Those first that have not shown in time that they hold the keys.
+        let worth = |peer: &Peer| {
+            let counts = peer.has_session() || peer.last_heard + CONFIRMED_WITHIN > now;
+            (
+                counts,
+                self.binding.flow.path.session.contacts.pins.has(Pin::Registered, &peer.key),
+                peer.last_heard,
+                peer.id,
+            )
+        };
+        let mut idle: Vec<_> =
+            self.binding.flow.path.session.peers.values().filter(|peer| self.is_idle(peer)).map(worth).collect();
+        let surplus = self.binding.flow.path.session.contacts.set_room(idle.len());
+        if surplus > 0 {
+            idle.sort_unstable();
+            for (.., id) in idle.into_iter().take(surplus) {
+                self.drop_peer(id);
+            }
+        }
+        self.binding.flow.path.session.contacts.take_room();
+    }
+
+    /// Whether nothing depends on a peer.
+    fn is_idle(&self, peer: &Peer) -> bool {
+        let introduces = !peer.introductions.active.is_empty() || !peer.introductions.queue.is_empty();
+        peer.flows.is_empty() && !introduces && !self.binding.flow.path.session.contacts.pins.keeps(&peer.key)
+    }
+
+    /// Asks all addresses that were silent as if for the first time: at once where a flow waits for one or it is a rendezvous,
+    /// else when the next connection opens. How many questions a second there are stays limited (P-10).
+    pub fn ask_again(&mut self, now: Time) {
+        for address in self.binding.flow.path.session.contacts.silent() {
+            self.binding.flow.path.session.forget_contact(address, &mut self.base);
+            for flow in self.binding.flow.path.session.contacts.take_waiting(address) {
+                if self.binding.flow.is_introducible(&flow) {
+                    self.binding.flow.want_introduction(now, flow, &mut self.base);
+                }
+            }
+        }
+        // No flow waits for a rendezvous.
+        self.rendezvous.meet_later(now, &mut self.base);
+    }
+
+    /// An ICMP error says that nobody listens at `destination`. `quoted`: how the datagram that it is about begins. It
+    /// counts only where that is an initiation of ours (P-10): both ports are known to everybody, its index is not.
+    pub fn handle_unreachable(&mut self, now: Time, destination: SocketAddr, quoted: Option<[u8; 8]>) {
+        let address = destination.ip();
+        let index = match quoted {
+            Some([INITIATION, _, _, _, index @ ..]) => u32::from_be_bytes(index),
+            _ => return,
+        };
+        if self.binding.flow.path.session.contacts.asked_at(index) != Some(destination) {
+            return;
+        }
+        match self.binding.flow.path.session.contacts.addresses.get(&address).copied() {
+            Some(Contact::Asking { .. }) => self.binding.flow.path.session.give_up(now, address, &mut self.base),
+            Some(Contact::Known(id)) => {
+                // It ran Whimbrel once.
+                let lost = |peer: &Peer| peer.flows.is_empty() && !peer.has_session() && peer.remote == destination;
+                if !self.binding.flow.path.session.keeps(id)
+                    && self.binding.flow.path.session.peers.get(&id).is_some_and(lost)
+                {
+                    self.lose(now, id);
+                }
+            }
+            Some(Contact::Silent { .. }) | None => {}
+        }
+    }
+
+    /// Another key answers where a peer was asked for, as after a host was set up anew: the address is that peer's no longer,
+    /// and what waits to be introduced there is another's. Of a peer that is known by nothing else nothing is kept.
+    fn find_another(&mut self, now: Time, expected: PublicKey, found: PublicKey, address: IpAddr) {
+        let Some(&id) = self.binding.flow.path.session.by_key.get(&expected) else { return };
+        if !self.binding.flow.path.session.contacts.is_known(address, id) {
+            return;
+        }
+        let Some(peer) = self.binding.flow.path.session.peers.get_mut(&id) else { return };
+        peer.answers_at.remove(&address);
+        peer.replaced = true;
+        let flows: Vec<FlowTuple> =
+            peer.introductions.active.iter().filter(|flow| flow.remote.ip() == address).copied().collect();
+        for flow in &flows {
+            let Some(known) = self.binding.flow.flows.get_mut(flow) else { continue };
+            let unchanged = known.clone();
+            known.stage = Stage::Open;
+            self.binding.flow.abandon_introduction(flow, &unchanged);
+        }
+        self.binding.flow.path.session.contacts.addresses.remove(&address);
+        match self.binding.flow.path.session.contacts.known_key(&address) {
+            Some(expected) if expected != found => {
+                for flow in flows {
+                    let user = self.binding.flow.flows.get(&flow).and_then(|known| known.user);
+                    self.binding.flow.path.session.contacts.await_answer(address, flow, user);
+                }
+                self.base.event(Event::KeyMismatch { address, expected, found: Some(found) });
+                self.binding.flow.path.session.give_up(now, address, &mut self.base);
+            }
+            _ => flows.into_iter().for_each(|flow| self.binding.flow.want_introduction(now, flow, &mut self.base)),
+        }
+        let forgotten = |peer: &Peer| peer.flows.is_empty() && peer.introductions.active.is_empty();
+        if !self.binding.flow.path.session.keeps(id)
+            && self.binding.flow.path.session.peers.get(&id).is_some_and(forgotten)
+            && self.binding.flow.path.session.contacts.addresses_of(id).is_empty()
+        {
+            self.drop_peer(id);
+        }
+    }
+
+    /// Forgets the key that was remembered for an address, so that another may answer there: that which a code has proven to be the
+    /// host's there takes its place (P-148), or else the next that answers. It is asked again when the next connection opens. Tells
+    /// whether one was remembered.
+    pub fn forget_key(&mut self, address: IpAddr) -> bool {
+        let forgotten = self.binding.flow.path.session.forget_key_at(address, &mut self.base);
+        if let Some(proven) = self.community.take_proven_key(address).filter(|_| forgotten) {
+            self.binding.flow.path.session.remember_key_at(address, proven, &mut self.base);
+        }
+        forgotten
+    }
+}

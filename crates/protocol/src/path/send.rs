@@ -1,0 +1,84 @@
+//! Datagrams of messages to a peer, at its confirmed endpoint or another, within what may go there (P-18).
+
+use std::net::{IpAddr, SocketAddr};
+
+use whimbrel_wire::message::{MESSAGE_HEADER_LEN, Message};
+
+use crate::base::Base;
+use crate::base::op::PeerId;
+use crate::base::output::Transmit;
+use crate::path::PathLayer;
+
+/// Datagrams that carry less than this many bytes of messages are not split.
+const DATAGRAM_LIMIT: usize = 1200;
+
+impl PathLayer {
+    /// Sends messages to a peer's confirmed endpoint. Without a session nothing is sent.
+    pub(crate) fn send(&mut self, id: PeerId, messages: &[Message], base: &mut Base) {
+        let Some(peer) = self.session.peers.get(&id) else { return };
+        let (source, remote) = (peer.source, peer.remote);
+        self.send_to(id, source, remote, messages, base);
+    }
+
+    pub(crate) fn send_to(
+        &mut self,
+        id: PeerId,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        messages: &[Message],
+        base: &mut Base,
+    ) {
+        let mut rest = messages;
+        while !rest.is_empty() {
+            let mut plaintext = Vec::new();
+            let mut count = 0;
+            for message in rest {
+                if count > 0 && plaintext.len() + message.encoded_len() > DATAGRAM_LIMIT {
+                    break;
+                }
+                message.encode(&mut plaintext);
+                count += 1;
+            }
+            rest = &rest[count..];
+            self.send_plaintext(id, source, to, &plaintext, base);
+        }
+    }
+
+    /// As [`Node::send_to`], filled up to 1200 bytes of messages, so that the answer has room (P-18).
+    pub(crate) fn send_padded(
+        &mut self,
+        id: PeerId,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        messages: &[Message],
+        base: &mut Base,
+    ) {
+        let mut plaintext = Vec::new();
+        for message in messages {
+            message.encode(&mut plaintext);
+        }
+        let room = DATAGRAM_LIMIT.saturating_sub(plaintext.len() + MESSAGE_HEADER_LEN);
+        Message::Padding { length: room as u16 }.encode(&mut plaintext);
+        self.send_plaintext(id, source, to, &plaintext, base);
+    }
+
+    fn send_plaintext(
+        &mut self,
+        id: PeerId,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        plaintext: &[u8],
+        base: &mut Base,
+    ) {
+        let Some(peer) = self.session.peers.get_mut(&id) else { return };
+        if let Some(candidate) = peer.candidate.as_mut().filter(|candidate| candidate.remote == to) {
+            // P-18
+            let length = (plaintext.len() + whimbrel_handshake::CONTROL_OVERHEAD) as u64;
+            let Some(left) = candidate.control.checked_sub(length) else { return };
+            candidate.control = left;
+        }
+        let Some(slot) = peer.session() else { return };
+        let Ok(payload) = slot.session.seal(plaintext) else { return };
+        base.transmit(Transmit { source, destination: to, payload });
+    }
+}

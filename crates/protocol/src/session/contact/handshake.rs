@@ -1,0 +1,456 @@
+//! Handshakes: from a datagram to a session that is confirmed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_handshake::{
+    Contact as Knowledge, Error as HandshakeError, Finished, Incoming, Initiator, Local, PublicKey,
+};
+use whimbrel_wire::message::Message;
+use whimbrel_wire::{Capabilities, Datagram};
+
+use super::hello;
+use crate::Time;
+use crate::base::Base;
+use crate::base::event::Event;
+use crate::base::op::{PeerId, TunnelOp};
+use crate::base::output::{Asked, State, Transmit};
+use crate::base::timer::Timer;
+use crate::session::SessionLayer;
+use crate::session::peer::{Met, SessionSlot};
+
+/// How long a former session is still received from (P-7).
+const FORMER_SESSION: Duration = Duration::from_secs(30);
+/// How long a session waits to be confirmed: what confirms it may have been kept back until it does harm.
+const UNSETTLED: Duration = Duration::from_secs(60);
+/// Sessions of one peer that wait to be confirmed at the most.
+const UNSETTLED_MOST: usize = 4;
+
+impl SessionLayer {
+    /// Tells why a handshake came to nothing, where this end alone knows and somebody can mend it (P-29).
+    pub(super) fn tell_refusal(&mut self, now: Time, remote: SocketAddr, error: &HandshakeError, base: &mut Base) {
+        let reason = match error {
+            HandshakeError::PskMissing => "it uses a pre-shared key, and this host has none",
+            HandshakeError::PskExpected => "it uses no pre-shared key, and this host demands one",
+            HandshakeError::NotAuthentic if base.config().psk.is_some() => "it seems to have another pre-shared key",
+            _ => return,
+        };
+        if self.contacts.refusals.take(now) {
+            base.event(Event::HandshakeRefused { remote, reason });
+        }
+    }
+
+    pub(super) fn initiate(
+        &mut self,
+        now: Time,
+        knowledge: Knowledge,
+        to: SocketAddr,
+        source: Option<IpAddr>,
+        purpose: Purpose,
+        base: &mut Base,
+    ) {
+        let index = self.free_index(base);
+        let hello = self.hello(now, source, base);
+        let (key, config, random) = base.identity();
+        let local = Local { key, psk: config.psk.as_deref() };
+        let started = Initiator::start(knowledge, local, index, hello, &mut |bytes| random.fill(bytes));
+        let Ok((initiator, payload)) = started else { return };
+        self.contacts.pending.insert(index, Pending { initiator, to, source, purpose, started: now });
+        base.sweep_later(now);
+        base.transmit(Transmit { source, destination: to, payload });
+    }
+
+    pub(super) fn free_index(&mut self, base: &mut Base) -> u32 {
+        loop {
+            let index = base.random().u32();
+            let taken = self.by_index.contains_key(&index)
+                || self.contacts.pending.contains_key(&index)
+                || self.contacts.responding.has(index);
+            if !taken {
+                return index;
+            }
+        }
+    }
+
+    pub(crate) fn handle_handshake(
+        &mut self,
+        now: Time,
+        source: SocketAddr,
+        destination: Option<IpAddr>,
+        datagram: &Datagram<'_>,
+        base: &mut Base,
+    ) -> Option<Ended> {
+        match datagram {
+            Datagram::Initiation(initiation) => self.handle_initiation(now, source, destination, initiation, base),
+            Datagram::Response(response) => {
+                let Some(pending) = self.contacts.pending.remove(&response.receiver) else {
+                    base.drop_datagram();
+                    return None;
+                };
+                let Pending { initiator, to, source: from, purpose, started } = pending;
+                match initiator.handle_response(response, now.as_micros()) {
+                    Ok(finished) => {
+                        // It is where it was asked, whatever address its answer names: that one has proven nothing.
+                        let how = How { source: to, destination: destination.or(from), started, purpose };
+                        Some(Ended { finished, how })
+                    }
+                    Err(rejected) => {
+                        base.drop_datagram();
+                        self.tell_refusal(now, to, &rejected.error, base);
+                        let pending = Pending { initiator: rejected.state, to, source: from, purpose, started };
+                        self.contacts.pending.insert(response.receiver, pending);
+                        None
+                    }
+                }
+            }
+            Datagram::Finish(finish) => {
+                let Some((responder, since, to)) = self.contacts.responding.remove(finish.receiver) else {
+                    base.drop_datagram();
+                    return None;
+                };
+                match responder.handle_finish(finish, now.as_micros()) {
+                    Ok(finished) => {
+                        let purpose = Purpose::Theirs;
+                        // It is where it was answered, wherever its last word comes from: that one has proven nothing.
+                        let how = How { source: to, destination, started: since, purpose };
+                        Some(Ended { finished, how })
+                    }
+                    Err(rejected) => {
+                        base.drop_datagram();
+                        self.tell_refusal(now, source, &rejected.error, base);
+                        self.contacts.responding.insert(finish.receiver, rejected.state, since, to);
+                        None
+                    }
+                }
+            }
+            Datagram::Cookie(reply) => {
+                let Some(pending) = self.contacts.pending.get_mut(&reply.receiver) else {
+                    base.drop_datagram();
+                    return None;
+                };
+                let (to, from) = (pending.to, pending.source);
+                match pending.initiator.handle_cookie(reply) {
+                    Ok(payload) => base.transmit(Transmit { source: from, destination: to, payload }),
+                    Err(_) => base.drop_datagram(),
+                }
+                None
+            }
+            _ => {
+                base.drop_datagram();
+                None
+            }
+        }
+    }
+
+    pub(super) fn handle_initiation(
+        &mut self,
+        now: Time,
+        source: SocketAddr,
+        destination: Option<IpAddr>,
+        initiation: &whimbrel_wire::datagram::Initiation<'_>,
+        base: &mut Base,
+    ) -> Option<Ended> {
+        // P-3
+        let loaded = !self.contacts.unproven.take(now) || self.contacts.responding.is_full();
+        if loaded {
+            let random = base.random();
+            let cookies = &self.contacts.cookies;
+            if !cookies.check(initiation, source, now.as_micros()) {
+                let payload = cookies.reply(initiation, source, now.as_micros(), &mut |bytes| random.fill(bytes));
+                base.transmit(Transmit { source: destination, destination: source, payload: payload.to_vec() });
+                return None;
+            }
+            if !self.contacts.proven.take(now) {
+                base.drop_datagram();
+                return None;
+            }
+        }
+        let index = self.free_index(base);
+        let hello = self.hello(now, destination, base);
+        let (key, config, random) = base.identity();
+        let local = Local { key, psk: config.psk.as_deref() };
+        let incoming = match Incoming::read(initiation, local, &mut |bytes| random.fill(bytes)) {
+            Ok(incoming) => incoming,
+            Err(error) => {
+                base.drop_datagram();
+                // Else it may be anything: made for another key, or no handshake at all.
+                if matches!(error, HandshakeError::PskMissing | HandshakeError::PskExpected) {
+                    self.tell_refusal(now, source, &error, base);
+                }
+                return None;
+            }
+        };
+        match incoming {
+            Incoming::First(xx) => {
+                let Ok((responder, payload)) = xx.respond(index, hello) else {
+                    base.drop_datagram();
+                    return None;
+                };
+                self.contacts.responding.insert(index, responder, now, source);
+                base.sweep_later(now);
+                base.transmit(Transmit { source: destination, destination: source, payload });
+                None
+            }
+            Incoming::Known(ik) => {
+                // P-9
+                let (remote, timestamp) = (ik.remote(), ik.hello().timestamp);
+                let known = self.by_key.get(&remote).and_then(|id| self.peers.get(id));
+                if known.is_some_and(|peer| timestamp <= peer.newest_initiation) || !self.trusts(now, &remote, base) {
+                    base.drop_datagram();
+                    return None;
+                }
+                let Ok(finished) = ik.respond(index, hello, now.as_micros()) else {
+                    base.drop_datagram();
+                    return None;
+                };
+                let how = How { source, destination, started: now, purpose: Purpose::Theirs };
+                Some(Ended { finished, how })
+            }
+        }
+    }
+
+    /// Whether the session that a handshake ended with is to be had: that is the right key, and one that counts.
+    pub(crate) fn check_key(&mut self, now: Time, ended: &Ended, base: &mut Base) -> Verdict {
+        let (key, how) = (ended.finished.remote, &ended.how);
+        if let Purpose::Address(address) = how.purpose {
+            let expected = self.contacts.known_key(&address);
+            if let Some(expected) = expected.filter(|expected| *expected != key) {
+                base.stop_timer(Timer::Contact(address));
+                base.event(Event::KeyMismatch { address, expected, found: Some(key) });
+                self.give_up(now, address, base);
+                return Verdict::Refused;
+            }
+        }
+        if let Purpose::Peer(expected) = how.purpose
+            && expected != key
+        {
+            base.drop_datagram();
+            // Where only named keys count, any other says something only at an address that one is named for.
+            let at = how.source.ip();
+            let says = self.trusts(now, &key, base) || self.contacts.known_keys.contains_key(&at);
+            return if says { Verdict::Another { expected, found: key, at } } else { Verdict::Refused };
+        }
+        if key == base.public_key() || !self.trusts(now, &key, base) {
+            base.drop_datagram();
+            return Verdict::Refused;
+        }
+        Verdict::Accepted { stranger: !self.by_key.contains_key(&key) }
+    }
+
+    /// The session begins that a handshake has ended with.
+    pub(crate) fn begin_session(&mut self, now: Time, ended: Ended, base: &mut Base) -> Option<Begun> {
+        let Ended { finished, how } = ended;
+        let Finished { session, remote: key, hello, answer } = finished;
+        let known = self.by_key.get(&key).copied();
+        let id = known.unwrap_or_else(|| self.new_peer(now, key, how.source));
+        let attachment = how.destination.and_then(|address| base.attachments().at(address));
+        let peer = self.peers.get_mut(&id)?;
+        let reached = !peer.has_session();
+        let life = hello.life;
+        let idle = peer.flows.is_empty() && peer.update.is_none();
+        let claimed = SocketAddr::new(hello::claimed(&hello.locators, how.source.ip()), base.config().port);
+        if known.is_none() || (idle && session.is_confirmed()) {
+            peer.candidate = None;
+            peer.remote = how.source;
+            if peer.source != how.destination {
+                // How another address of ours is seen says nothing of this one.
+                peer.observed = None;
+            }
+            peer.source = how.destination;
+            peer.attachment = attachment;
+            peer.meet_at(claimed, how.source);
+        } else if peer.attachment.is_none() && how.destination == peer.source {
+            peer.attachment = attachment;
+        }
+        peer.locators = hello.locators.into_iter().filter(|locator| !locator.is_unspecified()).collect();
+        if known.is_some() && peer.sequence_sent > 0 {
+            // It may have started anew and not know where we are.
+            peer.unannounced = true;
+        }
+        if hello.timestamp != 0 && !session.is_initiator() {
+            peer.newest_initiation = peer.newest_initiation.max(hello.timestamp);
+        }
+        let index = session.local_index();
+        let (initiated, confirmed) = (session.is_initiator(), session.is_confirmed());
+        let keys = session.tunnel_keys().clone();
+        // One key may ask again and again without ever showing that it holds the session's keys.
+        let unsettled = peer.sessions.iter().filter(|slot| !slot.settled).count();
+        let surplus =
+            if unsettled >= UNSETTLED_MOST { peer.sessions.iter().position(|slot| !slot.settled) } else { None };
+        let surplus = surplus.map(|at| peer.sessions.remove(at).session.local_index());
+        let origin = Some(Met { remote: how.source, destination: how.destination, claimed });
+        let aes = base.config().prefer_aes && hello.capabilities.contains(Capabilities::TUNNEL_AES);
+        let (until, begun, capabilities) = (Some(now + UNSETTLED), how.started, hello.capabilities);
+        peer.sessions.push(SessionSlot { session, settled: false, until, begun, origin, aes, life, capabilities });
+        peer.last_heard = now;
+        if let Some(receive_index) = surplus {
+            self.by_index.remove(&receive_index);
+            base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
+        }
+        self.by_index.insert(index, id);
+        let op = TunnelOp::AddKeys { peer: id, receive_index: index, keys, aes };
+        base.ask(op, Asked::State("adding tunnel keys", State::Keys(id)));
+        if let Some(payload) = answer {
+            // XX's finish is repeated by asking again; the question is the same until the session is confirmed.
+            base.transmit(Transmit { source: how.destination, destination: how.source, payload });
+        }
+        let (asked, joins) = match how.purpose {
+            Purpose::Address(address) => (Some(address), false),
+            Purpose::Join => (None, true),
+            Purpose::Peer(_) | Purpose::Theirs => (None, false),
+        };
+        let (source, destination, started) = (how.source, how.destination, how.started);
+        Some(Begun { id, key, index, source, destination, started, reached, confirmed, initiated, asked, joins })
+    }
+
+    /// Confirms a session that this host has initiated at the other end, measures the round trip and tells how we are seen.
+    pub(crate) fn check_new_session(&mut self, now: Time, begun: &Begun, base: &mut Base) {
+        let token = base.random().u64();
+        let locators = Message::Locators(base.attachments().addresses().copied().collect());
+        let id = begun.id;
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.check = Some((token, now));
+            peer.checked = Some(begun.source.ip());
+            peer.telling = base.attachments().addresses().copied().collect();
+            if !peer.flows.is_empty() {
+                base.set_timer_earlier(Timer::Keepalive(id), now + peer.repeat_after(1));
+            }
+        }
+        let mut plaintext = Vec::new();
+        Message::PathChallenge { token }.encode(&mut plaintext);
+        locators.encode(&mut plaintext);
+        self.send_in(id, begun.index, begun.destination, begun.source, &plaintext, base);
+    }
+
+    /// The peer has shown that it holds the keys of this session: it takes the place of the others (P-8).
+    pub(crate) fn confirm_session(&mut self, now: Time, id: PeerId, index: u32, base: &mut Base) -> Option<Confirmed> {
+        let peer = self.peers.get_mut(&id)?;
+        let at = peer.sessions.iter().position(|slot| slot.session.local_index() == index)?;
+        if peer.sessions[at].settled {
+            return None;
+        }
+        let mut slot = peer.sessions.remove(at);
+        (slot.settled, slot.until) = (true, None);
+        let (life, begun) = (slot.life, slot.begun);
+        peer.replaced = false;
+        // It knows the keys, so it has received what was sent to where it asked from.
+        peer.met = None;
+        let origin = slot.origin.take();
+        let proven = origin.map(|met| met.remote);
+        origin.iter().for_each(|met| peer.shown.note(now, met.remote.ip()));
+        let met = origin.filter(|met| met.remote != peer.remote);
+        let shown = peer.unproven && met.is_none();
+        peer.unproven &= !shown;
+        if let Some(Met { remote, destination, claimed }) = met {
+            if peer.flows.is_empty() && peer.update.is_none() {
+                peer.candidate = None;
+                peer.remote = remote;
+                peer.meet_at(claimed, remote);
+                if destination.is_some_and(|destination| peer.source != Some(destination)) {
+                    peer.observed = None;
+                }
+                peer.source = destination.or(peer.source);
+                let source = peer.source;
+                let attachment = source.and_then(|source| base.attachments().at(source));
+                peer.attachment = attachment;
+            } else {
+                peer.met = Some(remote);
+            }
+        }
+        for former in &mut peer.sessions {
+            if former.settled {
+                former.until.get_or_insert(now + FORMER_SESSION);
+            }
+        }
+        peer.sessions.push(slot);
+        peer.reach_tries = 0;
+        peer.handshakes = 0;
+        base.stop_timer(Timer::Reach(id));
+        Some(Confirmed { shown, proven, life, begun })
+    }
+}
+
+/// How a handshake came about.
+struct How {
+    source: SocketAddr,
+    destination: Option<IpAddr>,
+    started: Time,
+    purpose: Purpose,
+}
+
+/// A handshake that ended well.
+pub(crate) struct Ended {
+    finished: Finished,
+    how: How,
+}
+
+/// Whether the session is to be had that a handshake has ended with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Verdict {
+    Refused,
+    /// Another key answers at an address than the one that was asked for there.
+    Another {
+        expected: PublicKey,
+        found: PublicKey,
+        at: IpAddr,
+    },
+    /// It is. `stranger`: no peer has this key.
+    Accepted {
+        stranger: bool,
+    },
+}
+
+/// A session that begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begun {
+    pub(crate) id: PeerId,
+    pub(crate) key: PublicKey,
+    pub(crate) index: u32,
+    /// Where the peer is, and our address towards it.
+    pub(crate) source: SocketAddr,
+    pub(crate) destination: Option<IpAddr>,
+    /// When its handshake began.
+    pub(crate) started: Time,
+    /// There was no session with the peer.
+    pub(crate) reached: bool,
+    /// The peer has shown that it holds the keys.
+    pub(crate) confirmed: bool,
+    /// This host has asked for it.
+    pub(crate) initiated: bool,
+    /// To find out who lives at this address.
+    pub(crate) asked: Option<IpAddr>,
+    /// To use a code.
+    pub(crate) joins: bool,
+}
+
+/// A peer has shown that it holds the keys of a session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Confirmed {
+    /// It has shown for the first time that it is where a daemon before this one took it to be.
+    pub(crate) shown: bool,
+    /// Where it has shown to be.
+    pub(crate) proven: Option<SocketAddr>,
+    /// Its life, as it said when its handshake began.
+    pub(crate) life: u64,
+    pub(crate) begun: Time,
+}
+
+pub(super) struct Pending {
+    pub(super) initiator: Initiator,
+    pub(super) to: SocketAddr,
+    pub(super) source: Option<IpAddr>,
+    pub(super) purpose: Purpose,
+    pub(super) started: Time,
+}
+
+/// What a handshake is for.
+pub(super) enum Purpose {
+    /// To find out who lives at an address.
+    Address(IpAddr),
+    /// To have a new session with the peer of this key.
+    Peer(PublicKey),
+    /// To use a code there.
+    Join,
+    /// The other end knows.
+    Theirs,
+}
