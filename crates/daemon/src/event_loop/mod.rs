@@ -302,6 +302,12 @@ impl EventLoop {
         self.track()?;
         self.drain();
         self.effects.host.settle_or_retry(clock::now());
+        if self.effects.host.datapath.others_work() {
+            tracing::info!(
+                "what another release has left in the kernel cannot be read: it is made anew, of the store"
+            );
+            self.effects.host.datapath.take_over()?;
+        }
         Ok(())
     }
 
