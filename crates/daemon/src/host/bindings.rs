@@ -27,7 +27,7 @@ impl Host {
         let wanted = self.data_plane_binding(peer, &binding);
         let fits = |other: &Binding| (other.places, other.parked) == (binding.places, binding.parked);
         if !self.bindings.get(&peer).is_some_and(fits) {
-            self.fitting.note_ways(now);
+            self.senders.note_ways(now);
         }
         self.wire_ports.keep(peer, &binding);
         let before = self.bindings.insert(peer, binding);
@@ -113,13 +113,11 @@ impl Host {
         self.surroundings_changed = true;
         self.hooks.note_peer(now, peer, false);
         self.hooks.note_listening(peer, false);
-        self.kicks.remove_peer(peer);
+        self.senders.remove_peer(peer);
         self.bindings.remove(&peer);
         self.ways_out.remove(&peer);
         self.wire_ports.release(peer);
-        self.postponed.remove(peer);
         self.tunnels.remove_peer(&self.tunnel, peer);
-        self.fitting.want();
         Ok(self.datapath.remove_binding(peer.0)?)
     }
 
@@ -133,7 +131,7 @@ impl Host {
     pub(crate) fn set_path(&mut self, now: Time, peer: PeerId, index: u32, path: TunnelPath) -> Result<(), Failure> {
         self.surroundings_changed = true;
         let mtu = self.path_mtu(path.remote.ip(), path.source).unwrap_or(DEFAULT_MTU);
-        let spare = self.spared.contains(&peer);
+        let spare = self.senders.spares(peer);
         self.tunnels.set_path(&self.tunnel, peer, index, path, mtu, spare)?;
         self.learn_mtu(peer);
         self.next_mtu_look.get_or_insert(now + MTU_PAUSE);

@@ -43,7 +43,7 @@ impl Host {
         }
         let before = self.flows.get(&flow);
         if before.is_some_and(|before| before.waits != entry.waits) {
-            self.fitting.want();
+            self.senders.want_fitting();
         }
         if let Some(before) = before {
             self.remotes.remove(&flow, before);
@@ -120,7 +120,7 @@ impl Host {
                 self.hooks.note_peer(now, peer, true);
             }
         }
-        self.fitting.note_ways(now);
+        self.senders.note_ways(now);
         Ok(())
     }
 

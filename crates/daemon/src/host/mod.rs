@@ -3,7 +3,7 @@
 //! ```text
 //! data plane   flows.rs, bindings.rs, hooks.rs, tunnels.rs, wire_ports.rs, remotes.rs, names.rs, path_mtus.rs, late.rs
 //! addresses    addresses.rs, settling.rs, ports.rs
-//! senders      kick.rs, postponed.rs, fitting.rs, senders.rs
+//! senders      senders/
 //! sockets      sockets.rs, introductions.rs, inventory/
 //! namespaces   namespaces.rs, endpoints.rs, expected.rs
 //! ```
@@ -12,21 +12,18 @@ pub(crate) mod addresses;
 mod bindings;
 pub(crate) mod endpoints;
 mod expected;
-mod fitting;
 mod flows;
 pub(crate) mod hooks;
 pub(crate) mod introductions;
 pub(crate) mod inventory;
-mod kick;
 mod late;
 mod names;
 mod namespaces;
 mod path_mtus;
 pub(crate) mod ports;
-mod postponed;
 pub(crate) mod refusal;
 mod remotes;
-mod senders;
+pub(crate) mod senders;
 mod settling;
 pub(crate) mod sockets;
 mod tunnels;
@@ -57,24 +54,21 @@ use crate::known_keys::KnownKeysError;
 use crate::policy::Policies;
 use crate::store::StoreError;
 use crate::tables::Store;
-use crate::work::Work;
 
 pub(crate) use addresses::{Addresses, MARK};
 pub(crate) use endpoints::PlaceName;
 pub(crate) use tunnels::DEFAULT_MTU;
 
 use endpoints::Endpoints;
-use fitting::{Fitting, Passed};
 use hooks::Hooks;
 pub(crate) use hooks::Mover;
-use introductions::{Listening, Snapshot};
-use kick::Kicks;
+use introductions::Listening;
 use late::Late;
 use names::Names;
 use path_mtus::WayOut;
 use ports::Ports;
-use postponed::Postponed;
 use remotes::Remotes;
+use senders::Senders;
 use tunnels::Tunnels;
 use wire_ports::WirePorts;
 
@@ -134,9 +128,9 @@ pub(crate) struct Host {
     wire_ports: WirePorts,
     /// Marked packets come in, past filters by reverse paths.
     filters: bool,
+    pub(crate) senders: Senders,
     pub(crate) hooks: Hooks,
     listening: Listening,
-    kicks: Kicks,
     pub(crate) tunnels: Tunnels,
     remotes: Remotes,
     names: Names,
@@ -150,27 +144,14 @@ pub(crate) struct Host {
     paths: BTreeMap<LocatorPair, u32>,
     /// The next hops of peers whose flows are all rewritten, as they were when routes were last made to fit.
     straight: HashMap<PeerId, Straight>,
-    /// Peers whose senders are woken by one of the ops at hand.
-    spared: BTreeSet<PeerId>,
-    /// Peers whose flows go on by one of the ops at hand, and whether what they had in flight is lost.
-    going_on: Vec<(PeerId, bool)>,
     /// Flows that are reset by one of the ops at hand.
     resetting: Vec<FlowTuple>,
-    postponed: Postponed,
     /// Ops were carried out that change what [`Host::surroundings`] tells.
     surroundings_changed: bool,
     /// How often the kernel's state could not be made to fit in a row, and when that is tried again.
     unsettled: Option<(u32, Time)>,
     /// Sockets that the node asked for and was not given yet.
     found: Vec<(PeerId, Vec<SocketNumbers>)>,
-    fitting: Fitting,
-    pub(crate) passes: Work<Passed>,
-    /// Peers whose senders are woken once more after the next pass, and whether what they had in flight is lost.
-    wake_again: BTreeMap<PeerId, bool>,
-    /// Sockets whose options cannot be put back yet.
-    unfitted: usize,
-    /// Senders are woken.
-    kick: bool,
     /// Remote addresses of flows whose sockets were elsewhere and are no more.
     left: Vec<IpAddr>,
     /// The TUN device passes packets of other hosts on.
@@ -211,7 +192,6 @@ impl Host {
             network: NetworkState::default(),
             hooks: Hooks::default(),
             listening: Listening::default(),
-            kicks: Kicks::default(),
             tunnels: Tunnels::default(),
             remotes: Remotes::default(),
             names: Names::default(),
@@ -221,27 +201,15 @@ impl Host {
             ways_out: HashMap::new(),
             paths: BTreeMap::new(),
             straight: HashMap::new(),
-            spared: BTreeSet::new(),
-            going_on: Vec::new(),
             resetting: Vec::new(),
-            postponed: Postponed::default(),
             surroundings_changed: false,
             unsettled: None,
             found: Vec::new(),
-            fitting: Fitting::default(),
-            passes: Work::new().map_err(|errno| Failure::NoThread(format!("eventfd: {errno}")))?,
-            wake_again: BTreeMap::new(),
-            unfitted: 0,
-            kick,
+            senders: Senders::new(kick)?,
             left: Vec::new(),
             forwards: false,
             tcx: datapath::has_tcx(),
         })
-    }
-
-    /// Whether senders are woken from now on.
-    pub(crate) fn set_kick(&mut self, kick: bool) {
-        self.kick = kick;
     }
 
     /// Takes in what policies want programs to be shown.
@@ -259,7 +227,7 @@ impl Host {
     /// Whether connections depend on what is in the kernel for moved flows, so that it must stay when the daemon stops.
     pub(crate) fn is_carrying(&self) -> bool {
         // What is being fitted may be left waiting.
-        self.hooks.moved() || self.unfitted > 0 || self.fitting.is_out()
+        self.hooks.moved() || self.senders.leaves_unfitted()
     }
 
     /// Addresses of this host that are kept.
@@ -307,12 +275,8 @@ impl Host {
             Op::Flow(FlowOp::Reset { flow }) => Some(*flow),
             _ => None,
         };
-        self.going_on = ops.iter().filter_map(kicked).collect();
         self.resetting = ops.iter().filter_map(reset).filter(|flow| !self.is_in_endpoint(flow)).collect();
-        // What is lost is the first that the peers lack: little may go to a path that is not confirmed, and senders that
-        // were not stopped would use it up with what comes after.
-        let lost = self.going_on.iter().filter(|(_, lost)| *lost && self.kick);
-        self.spared = lost.map(|(peer, _)| *peer).collect();
+        self.senders.note_going_on(ops.iter().filter_map(kicked).collect());
     }
 
     /// Makes routes, names and sockets fit what was carried out.
@@ -322,9 +286,7 @@ impl Host {
         } else if self.names.changed() {
             self.apply_names();
         }
-        if !self.postponed.leaves_sockets(now) {
-            self.fit_sockets(now);
-        }
+        self.fit_unless_postponed(now);
     }
 
     /// Takes the remote addresses of flows whose sockets were elsewhere and are no more.
@@ -335,10 +297,7 @@ impl Host {
     /// When [`Host::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let retry = self.unsettled.map(|(_, due)| due);
-        let postponed = self.postponed.timeout();
-        // A pass over the sockets that is put off is not due meanwhile.
-        let fitting = self.fitting.timeout().map(|due| postponed.map_or(due, |until| due.max(until)));
-        let own = [self.hooks.timeout(), self.kicks.timeout(), retry, self.next_mtu_look, fitting, postponed];
+        let own = [self.hooks.timeout(), self.senders.timeout(), retry, self.next_mtu_look];
         own.into_iter().chain([self.endpoints.timeout(), self.late.timeout()]).flatten().min()
     }
 
@@ -347,33 +306,14 @@ impl Host {
         if self.hooks.expire(now) | self.unsettled.is_some_and(|(_, due)| due <= now) {
             self.settle_or_retry(now);
         }
-        if self.kicks.timeout().is_some_and(|due| due <= now)
-            && let Err(failure) = self.run_kicks(now, &mut Snapshot::default())
-        {
-            tracing::warn!(%failure, "cannot wake senders");
-        }
+        self.handle_timeout_of_senders(now);
         self.forget_told(now);
         self.end_late(now);
-        self.postponed.expire(now);
         if self.next_mtu_look.is_some_and(|due| due <= now) {
             self.next_mtu_look = self.tunnels.paths().next().map(|_| now + MTU_PAUSE);
             if self.look_at_mtus() {
                 self.settle_or_retry(now);
             }
-        }
-    }
-
-    /// The same of the options of sockets, once senders whose turn it is are woken.
-    pub(crate) fn handle_timeout_of_sockets(&mut self, now: Time) {
-        if self.fitting.take_lapse(now) {
-            if self.any_waits() {
-                self.look_for_echoes(now);
-            } else if let Err(error) = self.datapath.set_lapses(false) {
-                tracing::warn!(%error, "what comes in is looked at for stale echoes until the next move");
-            }
-        }
-        if !self.postponed.leaves_sockets(now) {
-            self.fit_sockets(now);
         }
     }
 

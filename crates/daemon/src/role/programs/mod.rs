@@ -4,6 +4,8 @@ mod kept;
 mod listing;
 mod names;
 
+use crate::event_loop::FLOW_TICK;
+use crate::reactor::LoopError;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -67,6 +69,15 @@ impl Programs {
         let (kept, questions) = (KeptSockets::default(), HashMap::new());
         Self { names, kept, migrator: None, questions, next_question: 1 }
     }
+}
+
+/// Looks after sockets that are kept for programs.
+///
+/// # Errors
+/// When the kernel has no room.
+pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
+    this.reactor.every(clock::now(), FLOW_TICK, EventLoop::programs_due);
+    Ok(())
 }
 
 impl EventLoop {

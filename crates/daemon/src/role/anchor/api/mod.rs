@@ -11,6 +11,8 @@ mod choice;
 mod reasons;
 mod returns;
 
+use crate::event_loop::FLOW_TICK;
+use crate::reactor::LoopError;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -142,6 +144,15 @@ pub(crate) struct Anchors {
     stopping: bool,
     /// What this host is configured to lend and cannot, as it was told last.
     faults: Vec<Fault>,
+}
+
+/// Looks after leases.
+///
+/// # Errors
+/// When the kernel has no room.
+pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
+    this.reactor.every(clock::now(), FLOW_TICK, EventLoop::anchors_due);
+    Ok(())
 }
 
 impl EventLoop {

@@ -554,7 +554,7 @@ impl Lender {
     }
 
     /// Connections of lent endpoints that were here may be over.
-    pub(crate) fn look_for_left(&mut self, wholes: &mut Wholes, host: &mut Host) {
+    pub(crate) fn look_for_left(&mut self, wholes: &Wholes, host: &mut Host) {
         let here: Vec<FlowTuple> = self.here.iter().copied().collect();
         for flow in here {
             // The sockets of a whole process come when it is rebuilt, which takes as long as its memory is large.

@@ -6,6 +6,8 @@ mod prepared;
 mod processes;
 mod receivers;
 
+use crate::event_loop::FLOW_TICK;
+use crate::reactor::LoopError;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
@@ -97,6 +99,20 @@ struct Job {
     receiver: Option<String>,
     /// What the kernel said of its socket, where that could not be written down.
     unmovable: Option<String>,
+}
+
+/// Waits for processes and namespaces.
+///
+/// # Errors
+/// When the kernel has no room.
+pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
+    this.reactor.on(this.effects.wholes.wake(), |this| this.take_in_processes(clock::now()))?;
+    this.reactor.on(this.effects.namespaces_wake(), |this| this.take_in_namespaces(clock::now()))?;
+    this.reactor.every(clock::now(), FLOW_TICK, |this, now| {
+        this.take_in_processes(now);
+        this.retire_listeners(now);
+    });
+    Ok(())
 }
 
 impl EventLoop {

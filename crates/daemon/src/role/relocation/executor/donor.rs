@@ -126,10 +126,10 @@ impl Relocation {
             let first = holders.iter().map(|holder| holder.pid).min();
             first.map(|pid| of_process.entry(pid).or_default().insert(*inode));
         }
-        let mut sockets: HashMap<u32, OwnedFd> = HashMap::new();
+        let mut sockets: HashMap<u32, Received> = HashMap::new();
         for (pid, inodes) in of_process {
             match borrowed::borrow(pid, &inodes) {
-                Ok(some) => sockets.extend(some),
+                Ok(some) => sockets.extend(some.into_iter().map(|(inode, socket)| (inode, socket.into()))),
                 Err(error) => {
                     let flow = inodes.iter().find_map(|inode| by_inode.get(inode));
                     flow.map(|flow| found.insert(*flow, Err(error.into())));
@@ -146,7 +146,7 @@ impl Relocation {
             let processes = others.filter(|pid| *pid != std::process::id()).collect();
             let luggage = Luggage { uuid: name(socket.as_fd()), state: Vec::new() };
             found.insert(flow, Ok(family_of(&socket)));
-            self.borrowed.insert(flow, Borrowed { socket: socket.into(), processes, luggage });
+            self.borrowed.insert(flow, Borrowed { socket, processes, luggage });
         }
         if let Err(error) = self.make_ready(host, now) {
             tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");

@@ -9,7 +9,7 @@ use whimbrel_kernel::inject::{Injector, Way};
 use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
-use super::introductions::{Snapshot, inquire};
+use crate::host::introductions::{Snapshot, inquire};
 
 /// Between looks at a peer's sockets: this part of the time since they were woken, so that what a round trip brings is seen soon after it, within
 /// these.
@@ -138,7 +138,8 @@ impl Kicks {
         later.flat_map(|(_, round)| round.of_interest()).chain(fresh).collect()
     }
 
-    /// What is due cannot be done now. What could not be done for long is not done any more.
+    /// What is due cannot be done now. Whoever had no look yet has its first one later; what could not be done for long is
+    /// not done any more.
     pub(crate) fn put_off(&mut self, now: Time) {
         self.rounds.retain(|_, round| round.next > now || round.elapsed(now) < ANSWERED_WITHIN);
         for round in self.rounds.values_mut().filter(|round| round.next <= now) {
@@ -158,7 +159,7 @@ impl Kicks {
         flows: &HashMap<FlowTuple, FlowEntry>,
         snapshot: &Snapshot,
         mut open: impl FnMut(PeerId),
-    ) -> Result<usize, super::Failure> {
+    ) -> Result<usize, crate::host::Failure> {
         let mut kicked = 0;
         let mut result = Ok(());
         for (peer, round) in self.rounds.iter_mut().filter(|(_, round)| round.next <= now) {
@@ -262,7 +263,13 @@ fn pause_after(elapsed: Duration) -> Duration {
 type Told = BTreeMap<(IpAddr, IpAddr), (Vec<u16>, Time)>;
 
 /// Tells a socket of an MTU that is smaller than what it uses, and notes that.
-fn shrink(injector: &Injector, told: &mut Told, now: Time, socket: &TcpSocket, mtu: u16) -> Result<(), super::Failure> {
+fn shrink(
+    injector: &Injector,
+    told: &mut Told,
+    now: Time,
+    socket: &TcpSocket,
+    mtu: u16,
+) -> Result<(), crate::host::Failure> {
     let way = (socket.flow.local.ip(), socket.flow.remote.ip());
     let (mtus, until) = told.entry(way).or_insert_with(|| (Vec::new(), now));
     *until = now + BELIEVED;
