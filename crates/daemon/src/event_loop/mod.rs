@@ -40,7 +40,7 @@ use crate::clock;
 use crate::config::{Config, Level};
 use crate::effects::{Effects, FoundMoves, Gateway, own_addresses, source_ways};
 use crate::event_log::EventLog;
-use crate::events::{EventRing, Restraint, Told, restrained};
+use crate::events::{EventRing, Kind, Restraint, Told, restrained};
 use crate::flows::{UdpFlows, bound_ports, ephemeral_ports, is_movable, list_tcp};
 use crate::metrics::Tally;
 use crate::moves::{Moves, known};
@@ -278,9 +278,10 @@ impl EventLoop {
             1 => ", and takes over 1 connection".to_owned(),
             count => format!(", and takes over {count} connections"),
         };
-        let told = Told::new("started", format!("the daemon starts with key {}{taken_over}", self.node.public_key()))
-            .with("key", self.node.public_key().to_string())
-            .with("restored_flows", restored.len());
+        let told =
+            Told::new(Kind::Started, format!("the daemon starts with key {}{taken_over}", self.node.public_key()))
+                .with("key", self.node.public_key().to_string())
+                .with("restored_flows", restored.len());
         self.tell(told);
         if self.effects.is_lending_stopped() {
             self.keep_from_lending();
@@ -336,7 +337,7 @@ impl EventLoop {
                 return Err(Error::TunnelEnded);
             }
         }
-        self.tell(Told::new("stopping", "the daemon was asked to stop"));
+        self.tell(Told::new(Kind::Stopping, "the daemon was asked to stop"));
         Ok(())
     }
 
@@ -539,10 +540,10 @@ impl EventLoop {
 
     /// Keeps an event, logs it, and tells it to those who follow.
     pub(crate) fn tell(&mut self, told: Told) {
-        if told.is_of_connection() {
+        if told.kind.is_of_connection() {
             // A busy server would fill its log.
             tracing::debug!("{}", told.sentence);
-        } else if told.is_a_failure() {
+        } else if told.kind.is_a_failure() {
             tracing::warn!("{}", told.sentence);
         } else {
             tracing::info!("{}", told.sentence);

@@ -23,7 +23,7 @@ use crate::access::User;
 use crate::clock;
 use crate::closing::Received;
 use crate::event_loop::EventLoop;
-use crate::events::Told;
+use crate::events::{Kind, Told};
 use crate::server::{ClientId, Credentials};
 
 /// How long the migrator may take for an answer.
@@ -238,7 +238,7 @@ impl EventLoop {
         }
         for _ in self.programs.kept.expire(now) {
             let sentence = "a socket that had waited for its program for too long was closed".to_owned();
-            self.tell(Told::new("socket-lapsed", sentence));
+            self.tell(Told::new(Kind::SocketLapsed, sentence));
         }
     }
 }
