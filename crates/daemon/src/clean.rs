@@ -20,8 +20,8 @@ use whimbrel_wire::FlowTuple;
 use crate::DEVICE;
 use crate::host::{Addresses, DEFAULT_MTU, MARK};
 use crate::instance::{Instance, InstanceError};
-use crate::store::JOURNAL;
 use crate::store::place::Place;
+use crate::store::{JOURNAL, StoreError};
 use crate::tables::{has_flows, resting_in};
 
 /// Why nothing, or not all, was removed. What was not can be tried again by the same call.
@@ -57,6 +57,9 @@ pub enum CleanError {
     /// The run directory cannot be used.
     #[error(transparent)]
     Instance(InstanceError),
+    /// What is left is a later release's, and with it which processes stand still.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// The kernel refused.
     #[error("{0}. Run it as root, in the network namespace that the daemon ran in")]
     Kernel(#[from] whimbrel_kernel::Error),
@@ -119,7 +122,7 @@ pub fn clean(run_dir: &Path) -> Result<Removed, CleanError> {
     let removed = match &instance {
         Some(instance) if instance.is_orphaned() => return remove_orphans(instance, run_dir),
         _ => {
-            let (_, flows) = resting_in(&run_dir.join(JOURNAL));
+            let (_, flows) = resting_in(&run_dir.join(JOURNAL))?;
             if !flows.is_empty() {
                 return Err(CleanError::Undecided { flows });
             }
@@ -231,6 +234,17 @@ fn remove_pins(pins: &Path) -> Result<(), CleanError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_later_release_has_left_is_not_touched() {
+        let run_dir = std::env::temp_dir().join(format!("whimbrel-clean-later-{}", std::process::id()));
+        fs::create_dir_all(&run_dir).expect("a directory");
+        let store = run_dir.join(JOURNAL);
+        fs::write(&store, "{\"whimbrel\":\"store\",\"version\":9,\"rows\":0}\n").expect("write");
+        let refusal = clean(&run_dir).expect_err("later").to_string();
+        assert!(refusal.contains("later release") && store.exists(), "{refusal}");
+        fs::remove_dir_all(&run_dir).expect("remove");
+    }
 
     #[test]
     fn refuses_while_the_daemon_runs() {

@@ -30,7 +30,7 @@ use crate::clock;
 use crate::config::{Config, Level};
 use crate::effects::Effects;
 use crate::event_log::EventLog;
-use crate::events::{EventRing, Restraint, Told, restrained};
+use crate::events::{EventRing, Kind, Restraint, Told, restrained};
 use crate::host::inventory::flows::{UdpFlows, bound_ports, ephemeral_ports, is_movable, list_tcp};
 use crate::host::inventory::unmoved;
 use crate::host::{own_addresses, source_ways};
@@ -221,9 +221,10 @@ impl EventLoop {
             1 => ", and takes over 1 connection".to_owned(),
             count => format!(", and takes over {count} connections"),
         };
-        let told = Told::new("started", format!("the daemon starts with key {}{taken_over}", self.node.public_key()))
-            .with("key", self.node.public_key().to_string())
-            .with("restored_flows", restored.len());
+        let told =
+            Told::new(Kind::Started, format!("the daemon starts with key {}{taken_over}", self.node.public_key()))
+                .with("key", self.node.public_key().to_string())
+                .with("restored_flows", restored.len());
         self.tell(told);
         if self.effects.lender.is_lending_stopped() {
             self.keep_from_lending();
@@ -246,9 +247,7 @@ impl EventLoop {
         self.drain();
         self.effects.host.settle_or_retry(clock::now());
         if self.effects.host.datapath.others_work() {
-            tracing::info!(
-                "what another release has left in the kernel cannot be read: it is made anew, of the store"
-            );
+            tracing::info!("what another release has left in the kernel cannot be read: it is made anew, of the store");
             self.effects.host.datapath.take_over()?;
         }
         Ok(())
@@ -284,7 +283,7 @@ impl EventLoop {
                 return Err(Error::TunnelEnded);
             }
         }
-        self.tell(Told::new("stopping", "the daemon was asked to stop"));
+        self.tell(Told::new(Kind::Stopping, "the daemon was asked to stop"));
         Ok(())
     }
 
@@ -492,10 +491,10 @@ impl EventLoop {
 
     /// Keeps an event, logs it, and tells it to those who follow.
     pub(crate) fn tell(&mut self, told: Told) {
-        if told.is_of_connection() {
+        if told.kind.is_of_connection() {
             // A busy server would fill its log.
             tracing::debug!("{}", told.sentence);
-        } else if told.is_a_failure() {
+        } else if told.kind.is_a_failure() {
             tracing::warn!("{}", told.sentence);
         } else {
             tracing::info!("{}", told.sentence);

@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::config::{self, Config};
-use crate::events::Told;
+use crate::events::{Kind, Told};
 
 use super::EventLoop;
 
@@ -13,7 +13,7 @@ impl EventLoop {
         let config = match config::read(self.settings.config_path.as_deref()) {
             Ok(config) => config,
             Err(error) => {
-                self.tell(Told::new("reload-failed", format!("the configuration is kept as it was: {error}")));
+                self.tell(Told::new(Kind::ReloadFailed, format!("the configuration is kept as it was: {error}")));
                 return;
             }
         };
@@ -46,7 +46,7 @@ fn reloaded(differing: &[&'static str]) -> Told {
             list(waiting)
         )),
     }
-    Told::new("reloaded", sentence).with("changed", taken).with("restart", waiting)
+    Told::new(Kind::Reloaded, sentence).with("changed", taken).with("restart", waiting)
 }
 
 /// Warns where others than root can read the pre-shared key, and of what can hardly be meant or does not work now.

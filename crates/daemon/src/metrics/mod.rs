@@ -15,7 +15,7 @@ use whimbrel_tunnel::Counter;
 pub(crate) use endpoint::Endpoint;
 
 use crate::api::views;
-use crate::events::KINDS;
+use crate::events::Kind;
 
 /// Upper bounds of what hand-offs are told apart by, in seconds.
 const BOUNDS: [f64; 13] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
@@ -31,7 +31,7 @@ const LOST: &str = "flow_event_lost";
 #[derive(Debug)]
 pub(crate) struct Tally {
     since: SystemTime,
-    events: BTreeMap<&'static str, u64>,
+    events: BTreeMap<Kind, u64>,
     handoffs: [u64; HANDOFFS.len()],
     /// Hand-offs of each bound and of none, which lasted no longer than that and longer than the bound before.
     took: [u64; BOUNDS.len() + 1],
@@ -98,7 +98,7 @@ impl Tally {
     pub(crate) fn new(since: SystemTime) -> Self {
         Self {
             since,
-            events: KINDS.iter().map(|kind| (*kind, 0)).collect(),
+            events: Kind::ALL.iter().map(|kind| (*kind, 0)).collect(),
             handoffs: [0; HANDOFFS.len()],
             took: [0; BOUNDS.len() + 1],
             took_together: Duration::ZERO,
@@ -106,7 +106,7 @@ impl Tally {
     }
 
     /// An event happened, whether or not it is told.
-    pub(crate) fn count(&mut self, kind: &'static str) {
+    pub(crate) fn count(&mut self, kind: Kind) {
         *self.events.entry(kind).or_default() += 1;
     }
 
@@ -173,7 +173,7 @@ impl Tally {
         let mut events =
             Metric::new("whimbrel_events_total", Rises, "Events, by kind, those that were not told included.");
         for (kind, count) in &self.events {
-            events = events.sample("", &[("kind", kind)], *count as f64);
+            events = events.sample("", &[("kind", kind.word())], *count as f64);
         }
         let mut handoffs =
             Metric::new("whimbrel_handoffs_total", Rises, "Hand-offs, by the end that moved and by what came of them.");
@@ -304,7 +304,7 @@ mod tests {
             let took = Duration::from_micros(micros);
             let to = [192, 0, 2, 9].into();
             tally.note(&Event::Moved { peer: PeerId(1), to, translated: false, took, flows: 1, carried });
-            tally.count("moved");
+            tally.count(Kind::Moved);
         }
         tally.note(&Event::PeerMoved {
             peer: PeerId(1),

@@ -23,7 +23,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use whimbrel_ipc as ipc;
 
-use crate::events::Told;
+use crate::events::{Kind, Told};
 use crate::identity;
 use update::{Answer, Change, DomainName};
 
@@ -181,9 +181,9 @@ impl NameUpdates {
 /// What an event says of how the server stands.
 fn note(view: &mut ipc::NameServer, told: &Told) {
     view.state = match told.kind {
-        "name-updated" => ipc::NameServerState::Updated,
-        "name-withheld" => ipc::NameServerState::Withheld,
-        "name-refused" => ipc::NameServerState::Refused,
+        Kind::NameUpdated => ipc::NameServerState::Updated,
+        Kind::NameWithheld => ipc::NameServerState::Withheld,
+        Kind::NameRefused => ipc::NameServerState::Refused,
         _ => ipc::NameServerState::Unanswered,
     };
     view.sentence = Some(told.sentence.clone());
@@ -253,7 +253,7 @@ impl Teller {
             let sentence = format!("the name server {server} is not told where {name} is: {PRIVATE_ALONE}");
             if self.wanted.withheld && self.said.as_ref() != Some(&sentence) {
                 self.said = Some(sentence.clone());
-                self.tell(Told::new("name-withheld", sentence));
+                self.tell(Told::new(Kind::NameWithheld, sentence));
             }
             return None;
         }
@@ -273,7 +273,7 @@ impl Teller {
                     list => format!("the name server {server} was told that {name} is at {}", list.join(", ")),
                 };
                 self.said = None;
-                self.tell(Told::new("name-updated", sentence).with("addresses", list));
+                self.tell(Told::new(Kind::NameUpdated, sentence).with("addresses", list));
                 None
             }
             Ok(Answer::Refused { code, advice }) => {
@@ -282,7 +282,7 @@ impl Teller {
                     "the name server {server} does not take the address of {name} under the key \"{}\" ({code}): {advice}",
                     key.name()
                 );
-                let told = Told::new("name-refused", sentence.clone()).with("code", code).with("advice", advice);
+                let told = Told::new(Kind::NameRefused, sentence.clone()).with("code", code).with("advice", advice);
                 if self.said.as_ref() != Some(&sentence) {
                     self.said = Some(sentence);
                     self.tell(told);
@@ -296,7 +296,7 @@ impl Teller {
                     let NameServer { name, server, .. } = &self.server;
                     let sentence =
                         format!("the name server {server} is not told where {name} is: {error}; it is asked on");
-                    self.tell(Told::new("name-unanswered", sentence).with("again_in_ms", again.as_millis() as u64));
+                    self.tell(Told::new(Kind::NameUnanswered, sentence).with("again_in_ms", again.as_millis() as u64));
                 }
                 Some(again)
             }
@@ -427,13 +427,13 @@ mod tests {
             since: None,
             sentence: None,
         };
-        note(&mut view, &Told::new("name-updated", "it is so").with("addresses", vec!["198.51.100.7".to_owned()]));
+        note(&mut view, &Told::new(Kind::NameUpdated, "it is so").with("addresses", vec!["198.51.100.7".to_owned()]));
         assert_eq!((view.state, view.addresses.len()), (ipc::NameServerState::Updated, 1));
         // What it had stays there.
-        note(&mut view, &Told::new("name-unanswered", "no answer"));
+        note(&mut view, &Told::new(Kind::NameUnanswered, "no answer"));
         assert_eq!((view.state, view.addresses.len()), (ipc::NameServerState::Unanswered, 1));
         assert_eq!(view.sentence.as_deref(), Some("no answer"));
-        note(&mut view, &Told::new("name-refused", "refused"));
+        note(&mut view, &Told::new(Kind::NameRefused, "refused"));
         assert_eq!(view.state, ipc::NameServerState::Refused);
     }
 

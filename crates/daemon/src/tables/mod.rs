@@ -149,11 +149,14 @@ pub(crate) fn has_flows(path: &Path) -> bool {
     found.map_or(true, |mut found| !found.rows::<Flows>().is_empty() || found.skipped() > 0)
 }
 
-/// What the store at `path`, which stays as it is, says of processes that stand still, with the times when they were started, and of sockets that were
-/// being given away. Of one that cannot be read, nothing.
-pub(crate) fn resting_in(path: &Path) -> (BTreeMap<u32, u64>, BTreeSet<FlowTuple>) {
+/// What the store at `path`, which stays as it is, says of processes that stand still, with the times when they were
+/// started, and of sockets that were being given away. Of one that cannot be read, nothing.
+///
+/// # Errors
+/// When a later release has written it.
+pub(crate) fn resting_in(path: &Path) -> Result<(BTreeMap<u32, u64>, BTreeSet<FlowTuple>), StoreError> {
     let text = read(path).unwrap_or_default();
-    let Ok(mut found) = Found::parse(path, &text) else { return Default::default() };
+    let mut found = Found::parse(path, &text)?;
     let donations = found.rows::<Donations>().into_iter().map(|(_, saved)| saved.tuple).collect();
-    (found.rows::<Halted>().into_iter().collect(), donations)
+    Ok((found.rows::<Halted>().into_iter().collect(), donations))
 }

@@ -243,7 +243,7 @@ fn what_was_said_is_there_after_a_kill() {
     // The second look is at what the first has rewritten.
     for _ in 0..2 {
         assert_eq!(restored(&folder), everything());
-        assert_eq!(resting_in(&folder.file()), ([(71, 2)].into(), [flow(12)].into()));
+        assert_eq!(resting_in(&folder.file()).expect("of this release"), ([(71, 2)].into(), [flow(12)].into()));
     }
     let (mut store, _) = Store::open(&folder.file()).expect("open");
     store.save_peer(&peer(4));
@@ -265,7 +265,7 @@ fn what_a_daemon_of_before_has_written_is_taken_over() {
     ] {
         fs::write(folder.file(), text).expect("write");
         assert!(has_flows(&folder.file()));
-        assert_eq!(resting_in(&folder.file()), ([(71, 2)].into(), [flow(12)].into()));
+        assert_eq!(resting_in(&folder.file()).expect("of this release"), ([(71, 2)].into(), [flow(12)].into()));
         for _ in 0..2 {
             assert_eq!(restored(&folder), everything());
         }

@@ -7,7 +7,7 @@ use whimbrel_ipc as ipc;
 use whimbrel_kernel::other_protocols::{Bound, Protocol, bound};
 use whimbrel_kernel::process;
 
-use crate::events::Told;
+use crate::events::{Kind, Told};
 
 /// Connections that an event names one by one.
 const NAMED: usize = 16;
@@ -77,5 +77,5 @@ pub(crate) fn left_behind(gone: &[IpAddr]) -> Option<Told> {
         1 => format!("{} stays at an address that is gone: {}", flow(first), reasons.join("; ")),
         count => format!("{count} connections stay at an address that is gone: {}", reasons.join("; ")),
     };
-    Some(Told::new("left-behind", sentence).with("flows", flows).with("count", left.len()))
+    Some(Told::new(Kind::LeftBehind, sentence).with("flows", flows).with("count", left.len()))
 }

@@ -38,7 +38,7 @@ use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
 use whimbrel_protocol::{FlowEntry, PeerId, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use crate::events::Told;
+use crate::events::{Kind as EventKind, Told};
 use crate::policy::Subject;
 
 use running::Running;
@@ -319,7 +319,7 @@ impl Helpers {
                 }
                 Err(why) => {
                     let sentence = format!("the helper {name} is not started for {flow}, which waits: {why}");
-                    self.told.push(told("helper-failed", sentence, &flow, name));
+                    self.told.push(told(EventKind::HelperFailed, sentence, &flow, name));
                     match former {
                         Some(mut former) => {
                             former.put_in_force(means);
@@ -350,18 +350,18 @@ impl Helpers {
             over |= matches!(happened, Happened::Over { .. });
             self.told.push(match happened {
                 Happened::Started { pid } => {
-                    told("helper-started", format!("the helper {name} answers on {flow} while its peer is away"), &flow, &name)
+                    told(EventKind::HelperStarted, format!("the helper {name} answers on {flow} while its peer is away"), &flow, &name)
                         .with("pid", pid)
                 }
                 Happened::Failed { why } => {
-                    told("helper-failed", format!("the helper {name} {why}; {flow} waits"), &flow, &name)
+                    told(EventKind::HelperFailed, format!("the helper {name} {why}; {flow} waits"), &flow, &name)
                 }
                 Happened::Over { kept, answered } => {
                     let sentence = format!(
                         "{flow} goes on: its peer has the {kept} bytes that were kept for it; the helper {name} answered with \
                          {answered}"
                     );
-                    told("helper-over", sentence, &flow, &name).with("kept", kept).with("answered", answered)
+                    told(EventKind::HelperOver, sentence, &flow, &name).with("kept", kept).with("answered", answered)
                 }
             });
         }
@@ -578,7 +578,7 @@ fn listed(means: &Means<'_>) -> Result<Vec<TcpSocket>, crate::host::Failure> {
 }
 
 /// An event about a helper.
-fn told(kind: &'static str, sentence: String, flow: &FlowTuple, helper: &str) -> Told {
+fn told(kind: EventKind, sentence: String, flow: &FlowTuple, helper: &str) -> Told {
     Told::new(kind, sentence).with("flow", flow.to_string()).with("helper", helper)
 }
 

@@ -21,7 +21,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::section::{Scope, Section};
 use super::told;
-use crate::events::Told;
+use crate::events::{Kind as EventKind, Told};
 
 /// How long after it has failed something is tried to be continued again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -117,7 +117,7 @@ impl Stops {
             Ok(targets) => targets,
             Err(why) => {
                 let sentence = format!("what serves {flow} is not stopped by the helper {}: {why}", section.name);
-                return vec![told("helper-failed", sentence, &flow, &section.name)];
+                return vec![told(EventKind::HelperFailed, sentence, &flow, &section.name)];
             }
         };
         let mut events = Vec::new();
@@ -127,7 +127,7 @@ impl Stops {
             if !ours && is_stopped(&target) {
                 // Whoever did that has a reason, and is to end it.
                 let sentence = format!("{}, which serves {flow}, is stopped already", name(&target));
-                events.push(told("helper-failed", sentence, &flow, &section.name));
+                events.push(told(EventKind::HelperFailed, sentence, &flow, &section.name));
                 continue;
             }
             self.records.retain(|record| record.target != target || !record.due);
@@ -145,14 +145,14 @@ impl Stops {
             match set(&target, true) {
                 Ok(()) => {
                     let sentence = format!("{} is stopped, since the peer of {flow} is away", name(&target));
-                    let event = told("process-stopped", sentence, &flow, &section.name);
+                    let event = told(EventKind::ProcessStopped, sentence, &flow, &section.name);
                     events.push(with_target(event, &target));
                 }
                 Err(error) => {
                     self.records.retain(|record| record.target != target);
                     self.save();
                     let sentence = format!("{}, which serves {flow}, cannot be stopped: {error}", name(&target));
-                    events.push(told("helper-failed", sentence, &flow, &section.name));
+                    events.push(told(EventKind::HelperFailed, sentence, &flow, &section.name));
                 }
             }
         }
@@ -174,13 +174,13 @@ impl Stops {
             match set(target, false) {
                 Ok(()) => {
                     let sentence = format!("{} is continued, since {flow} goes on", name(target));
-                    events.push(with_target(told("process-continued", sentence, flow, &record.helper), target));
+                    events.push(with_target(told(EventKind::ProcessContinued, sentence, flow, &record.helper), target));
                 }
                 Err(error) => {
                     if !record.due {
                         let sentence =
                             format!("{}, which serves {flow}, cannot be continued yet: {error}", name(target));
-                        events.push(with_target(told("helper-failed", sentence, flow, &record.helper), target));
+                        events.push(with_target(told(EventKind::HelperFailed, sentence, flow, &record.helper), target));
                     }
                     self.retry_at = Some(now + RETRY);
                     self.records.push(Record { due: true, ..record });
@@ -439,7 +439,7 @@ mod tests {
         let mut stops = Stops::open(&folder);
         assert!(stops.has(&record(2, sleeper.target()).flow()));
         let events = stops.adopt(NOW, |_| false);
-        assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), ["process-continued"]);
+        assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), [EventKind::ProcessContinued]);
         sleeper.wait_state('S');
         assert!(stops.is_empty() && !folder.join("stopped").exists());
         fs::remove_dir_all(&folder).expect("removed");
@@ -499,7 +499,7 @@ mod tests {
         stops.records = vec![record(1, refusing)];
         let flow = stops.records[0].flow();
         let kinds = |events: Vec<Told>| events.iter().map(|event| event.kind).collect::<Vec<_>>();
-        assert_eq!(kinds(stops.resume(NOW, &flow)), ["helper-failed"]);
+        assert_eq!(kinds(stops.resume(NOW, &flow)), [EventKind::HelperFailed]);
         assert!(!stops.is_empty() && !stops.has(&flow), "it is to be continued");
         // Also by the next daemon, whatever it knows of the connection; it is told once.
         let mut stops = Stops::open(&folder);
@@ -511,7 +511,7 @@ mod tests {
         set(&sleeper.target(), true).expect("stopped");
         sleeper.wait_state('T');
         stops.records[0].target = sleeper.target();
-        assert_eq!(kinds(stops.handle_timeout(at)), ["process-continued"]);
+        assert_eq!(kinds(stops.handle_timeout(at)), [EventKind::ProcessContinued]);
         sleeper.wait_state('S');
         assert!(stops.is_empty() && stops.poll_timeout().is_none() && !folder.join("stopped").exists());
         fs::remove_dir_all(&folder).expect("removed");
@@ -564,7 +564,7 @@ mod tests {
         assert!(stops.is_empty());
         let named = Matcher { cgroup: Some("/".into()), ..Matcher::default() };
         for (uid, matcher) in [(uid + 1, named), (uid, Matcher::default())] {
-            assert_eq!(stop(&mut stops, &holder, uid, matcher)[0].kind, "process-stopped");
+            assert_eq!(stop(&mut stops, &holder, uid, matcher)[0].kind, EventKind::ProcessStopped);
             sleeper.wait_state('T');
             stops.adopt(NOW, |_| false);
             sleeper.wait_state('S');

@@ -26,7 +26,7 @@ use crate::api::server::{ClientId, Credentials};
 use crate::clock;
 use crate::closing::Received;
 use crate::event_loop::EventLoop;
-use crate::events::Told;
+use crate::events::{Kind, Told};
 
 /// How long the migrator may take for an answer.
 const MIGRATOR_WAIT: Duration = Duration::from_secs(2);
@@ -249,7 +249,7 @@ impl EventLoop {
         }
         for _ in self.programs.kept.expire(now) {
             let sentence = "a socket that had waited for its program for too long was closed".to_owned();
-            self.tell(Told::new("socket-lapsed", sentence));
+            self.tell(Told::new(Kind::SocketLapsed, sentence));
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::api::views;
 use crate::clock;
 use crate::closing::Received;
 use crate::event_loop::EventLoop;
-use crate::events::Told;
+use crate::events::{Kind, Told};
 use crate::host::endpoints::HIDDEN;
 use crate::role::anchor::executor::young::Young;
 use crate::role::programs::{WantedSocket, failed, plain_socket};
@@ -395,7 +395,7 @@ impl EventLoop {
             self.serve_wanted(lease, asked.wanted, asked.waits_until);
         }
         let sentence = format!("{} on lease from {}", shown(&ends), self.called(&anchor));
-        Told::new("lease", sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
+        Told::new(Kind::Lease, sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
     }
 
     /// Whether an anchor has the address of a lease is not as it was.
@@ -403,13 +403,13 @@ impl EventLoop {
         let (called, of) = (self.called(&anchor), shown(&ends));
         let told = match reached {
             false => Told::new(
-                "lease-unreached",
+                Kind::LeaseUnreached,
                 format!(
                     "{called} does not have the address of {of} any more: what is sent there does not come here until it has it \
                      again. A program that is started anew gets another if {called} has one to lend"
                 ),
             ),
-            true => Told::new("lease-reached", format!("{called} has the address of {of} again")),
+            true => Told::new(Kind::LeaseReached, format!("{called} has the address of {of} again")),
         };
         told.with("anchor", anchor.to_string()).with("ends", of)
     }
@@ -420,7 +420,7 @@ impl EventLoop {
         self.anchors.blocks.retain(|_, block| *block != lease);
         self.note_return(anchor);
         let told =
-            Told::new("lease-returned", format!("a lease of {} is returned: nobody needs it", self.called(&anchor)));
+            Told::new(Kind::LeaseReturned, format!("a lease of {} is returned: nobody needs it", self.called(&anchor)));
         told.with("anchor", anchor.to_string())
     }
 
@@ -487,10 +487,10 @@ impl EventLoop {
             }
             None => {
                 let sentence = format!("a lease of {called} is over: {reason}. New connections with it lead nowhere");
-                return Some(Told::new("lease-lost", sentence).with("anchor", anchor.to_string()));
+                return Some(Told::new(Kind::LeaseLost, sentence).with("anchor", anchor.to_string()));
             }
         }
-        let told = Told::new("lease-refused", format!("{called} lends no endpoint: {reason}"));
+        let told = Told::new(Kind::LeaseRefused, format!("{called} lends no endpoint: {reason}"));
         Some(told.with("anchor", anchor.to_string()))
     }
 
@@ -677,7 +677,7 @@ impl EventLoop {
             // That it could not be moved was told.
             let told = lasting.is_some_and(|young| young.tries > 0);
             return told.then(|| {
-                Told::of_socket("claimed-again", Some(flow), "can be moved now: its anchor has it".to_owned())
+                Told::of_socket(Kind::ClaimedAgain, Some(flow), "can be moved now: its anchor has it".to_owned())
             });
         };
         let again = lasting.filter(|_| may_pass(why));
@@ -693,7 +693,7 @@ impl EventLoop {
                 return None;
             }
         }
-        Some(Told::of_socket("claim-refused", Some(flow), what))
+        Some(Told::of_socket(Kind::ClaimRefused, Some(flow), what))
     }
 
     /// A peer is elsewhere, or this host.
@@ -719,7 +719,7 @@ impl EventLoop {
         if self.lends() {
             self.stop_lending(true);
             let sentence = "this host lends nothing new, as it was told before its daemon was started anew";
-            self.tell(Told::new("lending-stopped", sentence.to_owned()).with("restored", true));
+            self.tell(Told::new(Kind::LendingStopped, sentence.to_owned()).with("restored", true));
         }
     }
 
@@ -737,8 +737,8 @@ impl EventLoop {
         if stop != self.anchors.stopping {
             self.stop_lending(stop);
             let told = match stop {
-                true => Told::new("lending-stopped", "this host lends nothing new".to_owned()),
-                false => Told::new("lending-started", "this host lends again".to_owned()),
+                true => Told::new(Kind::LendingStopped, "this host lends nothing new".to_owned()),
+                false => Told::new(Kind::LendingStarted, "this host lends again".to_owned()),
             };
             self.tell(told);
         }
@@ -772,14 +772,14 @@ impl EventLoop {
         };
         let told = if faults.is_empty() {
             Told::new(
-                "can-lend",
+                Kind::CanLend,
                 "all that `[anchor]` names can be lent now, and all that is lent is reached".to_owned(),
             )
         } else {
             let one = |fault: &Fault| format!("{}, so {}: {}", fault.sentence, fault.lost, fault.mend);
             let sentences: Vec<String> = faults.iter().map(one).collect();
             let named: Vec<&str> = faults.iter().map(|fault| fault.sentence.as_str()).collect();
-            Told::new("cannot-lend", format!("`[anchor]`: {}", sentences.join("; "))).with("faults", named)
+            Told::new(Kind::CannotLend, format!("`[anchor]`: {}", sentences.join("; "))).with("faults", named)
         };
         let unreached = |fault: &Fault| match fault.about {
             About::Lent(address) => Some(address),

@@ -15,7 +15,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::{Moves, Wish, flow_of, sentence};
 use crate::api::server::ClientId;
 use crate::event_loop::EventLoop;
-use crate::events::Told;
+use crate::events::{Kind, Told};
 
 /// They are named by one of these and an address and port.
 const NAMES: [(&str, Transport); 2] = [("listener:", Transport::Tcp), ("udp:", Transport::Udp)];
@@ -185,7 +185,7 @@ impl EventLoop {
         let sentence = format!(
             "is over: nobody had accepted it when its server went to {to}, where it cannot follow, since {why}"
         );
-        self.tell(Told::of_socket("socket-lost", Some(flow), sentence));
+        self.tell(Told::of_socket(Kind::SocketLost, Some(flow), sentence));
     }
 }
 

@@ -24,7 +24,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::api::server::ClientId;
 use crate::api::views;
 use crate::event_loop::{EventLoop, names};
-use crate::events::Told;
+use crate::events::{Kind, Told};
 use crate::host::inventory::flows::why_bound_to_host;
 use crate::host::inventory::servers;
 use crate::host::own_addresses;
@@ -335,7 +335,7 @@ impl EventLoop {
             self.moves.come.insert(name, Come { flow, waits: receiver.is_empty() });
             if is_taken {
                 let sentence = "is called otherwise than where it comes from: another one waits by its name";
-                self.tell(Told::of_socket("socket-renamed", Some(flow), sentence.to_owned()));
+                self.tell(Told::of_socket(Kind::SocketRenamed, Some(flow), sentence.to_owned()));
             }
             if receiver.is_empty() {
                 // A program asks for it by its name.
@@ -400,7 +400,7 @@ impl EventLoop {
                     let moved = Moved { flow: views::flow(flow), uuid, to: to.clone() };
                     self.say_decided(client, &Reply::Moved(moved));
                 }
-                Told::of_socket("socket-given", flow, format!("is with {to} now"))
+                Told::of_socket(Kind::SocketGiven, flow, format!("is with {to} now"))
             }
             MoveEvent::Prepared { name } => match self.note_prepared(name) {
                 Some(told) => told,
@@ -421,24 +421,24 @@ impl EventLoop {
                     self.effects.relocation.return_socket(&mut self.effects.host, now, &flow);
                     self.say_kept(client, flow, *uuid.as_bytes(), &reason);
                 }
-                Told::of_socket("socket-kept", flow, format!("stays here: {reason}"))
+                Told::of_socket(Kind::SocketKept, flow, format!("stays here: {reason}"))
             }
             MoveEvent::LostThere { name, to, why, snapshot } => self.note_lost_there(now, name, to, *why, snapshot),
             MoveEvent::HeardOf { name, to, outcome } => self.note_heard_of(name, to, *outcome),
             MoveEvent::Undecided { name, holder } => {
                 let flow = self.moves.jobs.get(name).map(|job| job.flow);
                 let who = self.called(holder);
-                Told::of_socket("socket-undecided", flow, format!("rests, since {who} does not say whose it is"))
+                Told::of_socket(Kind::SocketUndecided, flow, format!("rests, since {who} does not say whose it is"))
             }
             MoveEvent::Taken { name } => {
                 let come = self.moves.come.remove(name);
                 let flow = come.map(|come| come.flow).or_else(|| self.effects.relocation.flow_of(name));
                 let sentence = come.map_or_else(|| "goes on here".to_owned(), |come| come.sentence());
-                Told::of_socket("socket-taken", flow, sentence)
+                Told::of_socket(Kind::SocketTaken, flow, sentence)
             }
             MoveEvent::NotTaken { name, why } => {
                 let flow = self.effects.relocation.flow_of(name);
-                Told::of_socket("socket-not-taken", flow, format!("does not come here: {}", sentence_here(*why)))
+                Told::of_socket(Kind::SocketNotTaken, flow, format!("does not come here: {}", sentence_here(*why)))
             }
             MoveEvent::Rebound { flow, far } => {
                 if flow.peer() == self.node.public_key() {
@@ -446,7 +446,7 @@ impl EventLoop {
                     self.node.end_held_flow(now, *flow);
                 }
                 let to = self.called(&flow.peer());
-                Told::of_socket("flow-rebound", *far, format!("has its other end with {to} now"))
+                Told::of_socket(Kind::FlowRebound, *far, format!("has its other end with {to} now"))
             }
             MoveEvent::Lost { name } => {
                 let job = self.moves.jobs.remove(name);
@@ -454,7 +454,7 @@ impl EventLoop {
                 if let Some(Job { client, flow, uuid, .. }) = job {
                     self.say_lost(client, flow, uuid, "its host has lost it, and the connection is over", false);
                 }
-                Told::of_socket("socket-lost", flow, "is lost, and its connection over".to_owned())
+                Told::of_socket(Kind::SocketLost, flow, "is lost, and its connection over".to_owned())
             }
             // Taken in above.
             MoveEvent::Loaded { .. } | MoveEvent::LoadAnswered { .. } => return,
@@ -464,10 +464,12 @@ impl EventLoop {
                     count => format!("{count} from port {}", ends.first.port()),
                 };
                 let sentence = format!("{} is lent to {}: {count}", ends.first.ip(), self.called(to));
-                Told::new("lent", sentence).with("tenant", to.to_string()).with("ends", ends.first.to_string())
+                Told::new(Kind::Lent, sentence).with("tenant", to.to_string()).with("ends", ends.first.to_string())
             }
-            MoveEvent::LeaseOver { to } => Told::new("lease-over", format!("{} has one lease less", self.called(to)))
-                .with("tenant", to.to_string()),
+            MoveEvent::LeaseOver { to } => {
+                Told::new(Kind::LeaseOver, format!("{} has one lease less", self.called(to)))
+                    .with("tenant", to.to_string())
+            }
             MoveEvent::Leased { number, anchor, ends } => self.note_leased(*number, *anchor, *ends),
             MoveEvent::NotLeased { number, anchor, ends, why, offered } => {
                 match self.note_not_leased(*number, *anchor, *why, &reason_of(*why, ends, offered)) {
@@ -481,7 +483,7 @@ impl EventLoop {
                 Some(told) => told,
                 None => return,
             },
-            MoveEvent::OpFailed { what, error } => Told::new("op-failed", format!("{what} failed: {error}")),
+            MoveEvent::OpFailed { what, error } => Told::new(Kind::OpFailed, format!("{what} failed: {error}")),
         };
         if self.restraint.admits_of_move(now, told.kind, &event) {
             self.tell(told);
@@ -512,7 +514,7 @@ impl EventLoop {
             self.say_lost(client, flow, uuid, &reason, unheard);
         }
         let becomes = if unheard { "may be lost" } else { "is lost" };
-        Told::of_socket("socket-lost", flow, format!("{becomes}: {reason}"))
+        Told::of_socket(Kind::SocketLost, flow, format!("{becomes}: {reason}"))
     }
 
     /// A host says after all what has become of a socket. What was kept of one that goes on is of no use any more.
@@ -522,11 +524,11 @@ impl EventLoop {
         match outcome {
             Ok(()) => {
                 left_over::remove(&files);
-                Told::of_socket("socket-given", flow, format!("goes on with {to}, which says so only now"))
+                Told::of_socket(Kind::SocketGiven, flow, format!("goes on with {to}, which says so only now"))
             }
             Err(_) => {
                 let left = left_over::sentence(Ok(files));
-                Told::of_socket("socket-lost", flow, format!("is lost: {to} says so only now; {left}"))
+                Told::of_socket(Kind::SocketLost, flow, format!("is lost: {to} says so only now; {left}"))
             }
         }
     }

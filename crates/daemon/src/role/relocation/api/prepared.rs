@@ -12,7 +12,7 @@ use crate::api::server::ClientId;
 use crate::clock;
 use crate::closing::Received;
 use crate::event_loop::EventLoop;
-use crate::events::Told;
+use crate::events::{Kind, Told};
 
 /// One of them.
 #[derive(Debug)]
@@ -96,7 +96,7 @@ impl EventLoop {
         let prepared = self.moves.prepared.get(name)?;
         let (flow, to) = (prepared.flow, self.called(&prepared.acceptor));
         self.say_prepared(name);
-        Some(Told::of_socket("socket-prepared", Some(flow), format!("may go to {to}, where all is ready for it")))
+        Some(Told::of_socket(Kind::SocketPrepared, Some(flow), format!("may go to {to}, where all is ready for it")))
     }
 
     /// It comes to nothing. `None`: nobody need be told, or it is no such move.
@@ -108,7 +108,7 @@ impl EventLoop {
         // Who was told that all are ready learns of it where it gives the socket away.
         let client = client?;
         self.say_kept(client, flow, uuid, sentence(why));
-        Some(Told::of_socket("socket-kept", Some(flow), format!("stays here: {}", sentence(why))))
+        Some(Told::of_socket(Kind::SocketKept, Some(flow), format!("stays here: {}", sentence(why))))
     }
 
     fn say_prepared(&mut self, name: &MoveName) {

@@ -16,7 +16,7 @@ use crate::api::server::ClientId;
 use crate::api::views;
 use crate::clock;
 use crate::event_loop::EventLoop;
-use crate::events::Told;
+use crate::events::{Kind, Told};
 use crate::host::inventory::flows::{is_global, is_movable};
 use crate::host::own_addresses;
 use crate::role::relocation::process::executor::{News, Place};
@@ -254,12 +254,12 @@ impl EventLoop {
                     self.node.answer_load(now, name, LoadStanding::Running, &pid.to_string());
                     let from = self.peer_name(&PublicKey::from(name.donor));
                     let sentence = format!("{program} has come from {from} and goes on here as process {pid}");
-                    self.tell(Told::new("process-taken", sentence).with("pid", pid).with("from", from.key));
+                    self.tell(Told::new(Kind::ProcessTaken, sentence).with("pid", pid).with("from", from.key));
                 }
                 News::Lost { name, why } => {
                     let from = self.peer_name(&PublicKey::from(name.donor));
                     let sentence = format!("a process that was {from}'s is lost: {why}");
-                    self.tell(Told::new("process-lost", sentence).with("from", from.key));
+                    self.tell(Told::new(Kind::ProcessLost, sentence).with("from", from.key));
                 }
             }
         }
@@ -508,12 +508,12 @@ impl EventLoop {
                 deaf: going.deaf,
             };
             let sentence = format!("{name} (process {root}) is with {to} now");
-            self.tell(Told::new("process-given", sentence).with("pid", root).with("to", to.key));
+            self.tell(Told::new(Kind::ProcessGiven, sentence).with("pid", root).with("to", to.key));
             Reply::MovedProcess(Box::new(moved))
         } else {
             let why = why.unwrap_or_else(|| "the move was called off".to_owned());
             self.tell(
-                Told::new("process-kept", format!("{name} (process {root}) stays here: {why}")).with("pid", root),
+                Told::new(Kind::ProcessKept, format!("{name} (process {root}) stays here: {why}")).with("pid", root),
             );
             Reply::Error(Failure::new(format!("it stays here: {why}")).on(format!("process {root}")))
         };

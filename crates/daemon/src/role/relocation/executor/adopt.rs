@@ -89,7 +89,7 @@ fn go_on(pid: u32, started: u64) {
 
 /// Continues what a daemon that is gone has stopped for moves, as its store has it. No socket of theirs [rests](resting_in).
 pub(crate) fn continue_halted(store: &Path) {
-    resting_in(store).0.into_iter().for_each(|(pid, started)| go_on(pid, started));
+    resting_in(store).unwrap_or_default().0.into_iter().for_each(|(pid, started)| go_on(pid, started));
 }
 
 impl Relocation {
