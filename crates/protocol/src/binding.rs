@@ -4,4 +4,6 @@ pub(crate) mod absence;
 pub(crate) mod carrier;
 pub(crate) mod desired;
 pub(crate) mod handoff;
+pub(crate) mod moved;
+pub(crate) mod transfer;
 pub(crate) mod update;

@@ -1,5 +1,6 @@
 //! The state of one host: its peers, its flows, and the order in which things are asked of the caller.
 
+mod moves;
 mod outcome;
 mod restore;
 pub(crate) mod view;
@@ -28,12 +29,12 @@ use crate::path::shared::Sightings;
 use crate::role::community::Community;
 use crate::role::gateway::Unshown;
 use crate::role::gateway::opened::OpenedBehind;
-use crate::role::relocation::Moves;
 use crate::role::rendezvous::client::{REFRESH, Rendezvous};
 use crate::role::rendezvous::proxy::StandIns;
 use crate::role::rendezvous::server::Meetings;
 use crate::session::contact::Contacts;
 use crate::session::peer::{Attachment, Away, Peer};
+use moves::Moves;
 
 /// Which source address the host would use towards a destination.
 pub trait Routes {
@@ -349,7 +350,7 @@ impl Node {
         let Some(entry) = known.entry().copied() else { return self.forget_flow(&flow) };
         self.flows.close(now, flow);
         if let Some(name) = self.name_of(&entry).filter(|_| entry.end == LocalEnd::Endpoint) {
-            self.with_moves(now, |moves, at| moves.say_ending(at, name));
+            self.say_ending(now, name);
         }
     }
 

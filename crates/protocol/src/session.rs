@@ -3,4 +3,6 @@
 pub(crate) mod channel;
 pub(crate) mod contact;
 pub(crate) mod peer;
+pub(crate) mod permits;
+pub(crate) mod records;
 mod stream;

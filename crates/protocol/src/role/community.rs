@@ -34,7 +34,7 @@ use crate::base::op::{SavedCommunity, StoreOp};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::node::Node;
-use crate::role::relocation::Grant;
+use crate::session::permits::Grant;
 
 pub use code::{InvalidCode, OneTimeCode};
 pub use op::{CommunityRefused, CommunityView, GrantView, HostView, OfferView, Offered};
@@ -215,7 +215,7 @@ impl Node {
         loop {
             let number = self.community.next_number;
             self.community.next_number = number % 999 + 1;
-            let granted = self.moves.as_ref().is_some_and(|moves| moves.grants().any(|grant| grant.number == number));
+            let granted = self.moves.as_ref().is_some_and(|moves| moves.grants().any(|grant| grant.number() == number));
             if !granted && !self.community.offers.contains_key(&number) {
                 return number;
             }
@@ -287,7 +287,7 @@ impl Node {
             }
         });
         let offers = self.community.offers.iter().filter(|(_, offer)| !offer.is_done() && offer.until > now);
-        let grants = self.moves.iter().flat_map(|moves| moves.grants()).filter(|grant| grant.until > now);
+        let grants = self.moves.iter().flat_map(|moves| moves.grants()).filter(|grant| grant.until() > now);
         CommunityView {
             community: own.map(|roster| *roster.community()),
             standing: own.and_then(|roster| roster.about(&me)).map(|statement| statement.standing),
@@ -299,7 +299,7 @@ impl Node {
                     left: offer.until.since(now),
                 })
                 .collect(),
-            grants: grants.map(|grant| grant.view(now)).collect(),
+            grants: grants.map(|grant| view_of(grant, now)).collect(),
         }
     }
 
@@ -383,8 +383,6 @@ impl Node {
     }
 }
 
-impl Grant {
-    fn view(&self, now: Time) -> GrantView {
-        GrantView { number: self.number, host: self.host, flow: self.flow, left: self.until.since(now) }
-    }
+fn view_of(grant: &Grant, now: Time) -> GrantView {
+    GrantView { number: grant.number(), host: grant.host(), flow: grant.flow(), left: grant.until().since(now) }
 }

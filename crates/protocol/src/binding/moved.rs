@@ -4,16 +4,15 @@
 //! owner's, in an endpoint namespace unless the address is the owner's own. Such flows are at home nowhere, so that the binding of
 //! the two carries them, as it carries what roams.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::{MoveName, Terms};
 
-use super::glue::Others;
-use super::{At, FlowName, Moves, Rented};
 use crate::Time;
+use crate::base::flow_name::FlowName;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, PeerId, Places, Waits};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
@@ -27,74 +26,10 @@ const WOKEN_AT_ONCE: usize = 100;
 /// On others so long after the first of them.
 const REBOUND_PAUSE: Duration = Duration::from_millis(500);
 
-/// Something that the node's table of flows is to say.
-#[derive(Clone, Debug)]
-pub(super) enum FlowChange {
-    /// Holder: the flow is one with its owner. Answered by [`Moves::handle_led`].
-    /// `from`: as it may be called still. `restored`: a daemon before this one has done so.
-    Lead { flow: FlowName, from: FlowName, wire_port: u16, lent: Option<FlowTuple>, restored: bool },
-    /// Acceptor: the flow is one with the holder. Answered by [`Moves::handle_adopted`].
-    Adopt { name: MoveName, tuple: FlowTuple, flow: FlowName, wire_port: u16, terms: Terms },
-    /// Donor: it has nothing to do with the flow any more.
-    Release { tuple: FlowTuple },
-    /// Holder: the flow that it passes on is over, and its owner is to know that.
-    End { tuple: FlowTuple },
-    /// Anchor and tenant: a lease depends on this host, so that it is to be known over a restart.
-    Remember { key: PublicKey },
-}
-
 impl Node {
-    /// Does what moves ask of the table of flows, and what follows from it.
-    pub(super) fn change_flows(&mut self, now: Time, moves: &mut Moves) {
-        while let Some(change) = moves.changes.pop_front() {
-            match change {
-                FlowChange::Lead { flow, lent: Some(far), .. } if far.mirrored().is_unconnected() => {
-                    let at = At { now, around: &Others { node: self } };
-                    if let Some(done) = moves.lend_moved(at, flow, far) {
-                        let back = flow.peer() == self.public_key() && done.is_ok();
-                        moves.handle_led(At { now, around: &Others { node: self } }, flow, done);
-                        if back {
-                            // There is nobody any more whom this host would have to tell where it is.
-                            moves.end_flow(flow);
-                        }
-                    }
-                }
-                FlowChange::Adopt { name, tuple, flow, .. } if tuple.is_unconnected() => {
-                    let at = At { now, around: &Others { node: self } };
-                    if let Some(done) = moves.rent_moved(at, flow, tuple) {
-                        moves.handle_adopted(At { now, around: &Others { node: self } }, name, done);
-                    }
-                }
-                FlowChange::Release { tuple } if tuple.is_unconnected() || tuple.mirrored().is_unconnected() => {}
-                FlowChange::Lead { flow, from, wire_port, lent, restored } => {
-                    if lent.is_none() && self.flow_named(&flow).or_else(|| self.flow_named(&from)).is_none() {
-                        // It ended between announcement and commit. Whoever has rebuilt the socket is not to wait for a way to nobody.
-                        moves.end_flow(flow);
-                    }
-                    if let Some(done) = self.lead_flow(now, flow, from, wire_port, lent, restored) {
-                        moves.handle_led(At { now, around: &Others { node: self } }, flow, done);
-                    }
-                }
-                FlowChange::Adopt { name, tuple, flow, wire_port, terms } => {
-                    if let Some(done) = self.adopt_flow(now, name, tuple, flow, wire_port, &terms) {
-                        moves.handle_adopted(At { now, around: &Others { node: self } }, name, done);
-                    }
-                }
-                FlowChange::Release { tuple } => self.release_flow(now, &tuple),
-                FlowChange::End { tuple } => self.end_passed_on(now, &tuple),
-                FlowChange::Remember { key } => {
-                    if let Some(id) = self.by_key.get(&key).copied() {
-                        self.put_binding_in_force(now, id);
-                        self.timers.set_earlier(Timer::Keepalive(id), now + crate::node::KEEPALIVE);
-                    }
-                }
-            }
-            moves.hear_own(At { now, around: &Others { node: self } });
-        }
-    }
-
     /// Has a flow whose far end this host holds be one with the host of its name. `None`: the result comes with that of an op.
-    fn lead_flow(
+    /// `hidden`: the far end is not to learn where its socket is.
+    pub(crate) fn lead_flow(
         &mut self,
         now: Time,
         flow: FlowName,
@@ -102,6 +37,7 @@ impl Node {
         wire_port: u16,
         lent: Option<FlowTuple>,
         restored: bool,
+        hidden: bool,
     ) -> Option<Result<Terms, String>> {
         let to = flow.peer();
         if to == self.public_key() {
@@ -124,7 +60,7 @@ impl Node {
                 && peer.is_some_and(|peer| peer.id == before.peer)
         };
         if restored && before.as_ref().is_some_and(as_before) {
-            return Some(self.terms_of(&flow).ok_or_else(|| format!("there is no flow {flow} any more")));
+            return Some(self.terms_of(&flow, hidden).ok_or_else(|| format!("there is no flow {flow} any more")));
         }
         let peer = peer.filter(|peer| peer.has_session());
         let Some(peer) = peer else { return Some(Err(format!("there is no session with {to}"))) };
@@ -161,7 +97,7 @@ impl Node {
     }
 
     /// Has a flow whose socket was moved here be one with its holder. `None`: the result comes with that of an op.
-    fn adopt_flow(
+    pub(crate) fn adopt_flow(
         &mut self,
         now: Time,
         name: MoveName,
@@ -262,7 +198,7 @@ impl Node {
     }
 
     /// A flow is not this host's business any more.
-    fn release_flow(&mut self, now: Time, flow: &FlowTuple) {
+    pub(crate) fn release_flow(&mut self, now: Time, flow: &FlowTuple) {
         let peer = self.flows.get(flow).and_then(Flow::entry).map(|entry| entry.peer);
         self.forget_flow(flow);
         if let Some(peer) = peer {
@@ -274,7 +210,7 @@ impl Node {
     /// Wakes the senders of flows that were bound to other peers meanwhile. To look for them among very many, whosever these are, takes as
     /// long as to lead hundreds elsewhere, so that is done once for all that go to a peer within a while; they send again by themselves at
     /// about that time.
-    pub(super) fn wake_rebound(&mut self, now: Time) {
+    pub(crate) fn wake_rebound(&mut self, now: Time) {
         let few = self.flows.len() <= WOKEN_AT_ONCE;
         for id in self.rebound.clone() {
             if few {
@@ -285,69 +221,35 @@ impl Node {
         }
     }
 
-    /// The data plane knows a flow that this host holds, or could not be told.
-    pub(crate) fn note_led(&mut self, now: Time, flow: FlowName, result: Result<(), String>) {
-        let terms = self.terms_of(&flow);
-        if result.is_ok() {
-            // Where the former place was lost with its host, senders wait. The new owner hears first.
-            self.rebound.extend(self.led_to(&flow));
-        }
-        self.with_moves(now, |moves, at| {
-            let result = result.and_then(|()| terms.ok_or_else(|| "the flow is over".to_owned()));
-            moves.handle_led(at, flow, result);
-            moves.hear_own(at);
-        });
+    /// The peer that a host is.
+    pub(crate) fn peer_of(&self, key: &PublicKey) -> Option<&crate::session::peer::Peer> {
+        self.by_key.get(key).and_then(|id| self.peers.get(id))
     }
 
-    /// The data plane knows a flow that was moved here, or could not be told.
-    pub(crate) fn note_adopted(&mut self, now: Time, name: MoveName, result: Result<(), String>) {
-        self.with_moves(now, |moves, at| {
-            moves.handle_adopted(at, name, result);
-            moves.hear_own(at);
-        });
+    /// What an introduced flow is called.
+    pub(crate) fn name_of(&self, entry: &FlowEntry) -> Option<FlowName> {
+        self.peers.get(&entry.peer).map(|peer| FlowName::new(peer.key, entry.name))
     }
 
     /// Which flow it is that this host and a peer call so, as its socket has it.
-    pub(super) fn flow_named(&self, flow: &FlowName) -> Option<FlowTuple> {
+    pub(crate) fn flow_named(&self, flow: &FlowName) -> Option<FlowTuple> {
         self.peer_of(&flow.peer())?.named.get(&flow.value()).copied()
     }
 
     /// With which peer a flow is one that this host holds, where its end is this host's own, or that of a host behind it.
-    fn led_to(&self, flow: &FlowName) -> Option<PeerId> {
+    pub(crate) fn led_to(&self, flow: &FlowName) -> Option<PeerId> {
         let entry = self.flows.get(&self.flow_named(flow)?).and_then(Flow::entry)?;
         matches!(entry.end, LocalEnd::Here | LocalEnd::Passing).then_some(entry.peer)
     }
 
-    /// How the owner of a flow that this host holds is to go on with it.
-    fn terms_of(&self, flow: &FlowName) -> Option<Terms> {
+    /// How the owner of a flow that this host holds is to go on with it. `hidden`: the far end is not to learn where its socket is.
+    pub(crate) fn terms_of(&self, flow: &FlowName, hidden: bool) -> Option<Terms> {
         let far = self.flow_named(flow)?;
         let entry = self.flows.get(&far).and_then(Flow::entry)?;
         let home = (entry.home.peer != ASTRAY).then_some((entry.home.local, entry.home.peer));
         let behind = entry.end == LocalEnd::Behind;
-        let hidden = behind && self.hides(flow);
+        let hidden = behind && hidden;
         Some(Terms { far, wire_port: entry.wire_local_port, home, passed_on: behind && !hidden, hidden })
-    }
-
-    /// Who holds the far end of a connection of this host's, with what the two call it, and where that is: the peer that it is one with;
-    /// else this host itself, which lends its address, under a name that is drawn now.
-    pub fn holder_of(&mut self, flow: &FlowTuple) -> (FlowName, Option<SocketAddr>) {
-        let own = FlowName::new(self.public_key(), self.random.u64());
-        if flow.is_unconnected() {
-            let came = |rented: &Rented| rented.moved == Some(flow.transport) && rented.ends.contain(flow.local);
-            let lease = self.rented().find(came);
-            return match lease {
-                Some(Rented { number, anchor, .. }) => {
-                    (FlowName::new(anchor, number), self.peer_of(&anchor).map(|peer| peer.remote))
-                }
-                None => (own, None),
-            };
-        }
-        let entry = self.flows.get(flow).filter(|known| !known.closed).and_then(Flow::entry);
-        let peer = entry.and_then(|entry| Some((entry, self.peers.get(&entry.peer)?)));
-        match peer {
-            Some((entry, peer)) => (FlowName::new(peer.key, entry.name), Some(peer.remote)),
-            None => (own, None),
-        }
     }
 }
 
