@@ -19,6 +19,7 @@ mod holder;
 #[cfg(test)]
 mod inspected;
 mod load;
+pub mod process;
 mod tickets;
 
 use std::time::Duration;
