@@ -4,6 +4,7 @@ pub(crate) mod arrival;
 pub(crate) mod attachments;
 pub(crate) mod bucket;
 pub(crate) mod config;
+pub(crate) mod deadlines;
 pub(crate) mod event;
 pub(crate) mod flow_name;
 pub(crate) mod grant;
@@ -14,6 +15,7 @@ pub(crate) mod random;
 pub(crate) mod signal;
 pub(crate) mod time;
 pub(crate) mod timer;
+pub(crate) mod watched;
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -16,8 +16,10 @@ pub(crate) mod handoff;
 mod install;
 mod keepalive;
 mod messages;
+pub(crate) mod moved;
 mod pairs;
 mod stall;
+pub(crate) mod transfer;
 pub(crate) mod update;
 mod view;
 

@@ -49,7 +49,7 @@ pub use role::community::{
     CODE_LIFETIME, CommunityRefused, CommunityView, GRANT_LIFETIME, GrantView, HostView, InvalidCode, OfferView,
     Offered, OneTimeCode,
 };
-pub use role::relocation::READY_FOR;
+pub use role::relocation::{READY_FOR, process};
 pub use role::rendezvous::client::{RendezvousStanding, RendezvousView};
 pub use session::contact::Standing;
 pub use whimbrel_wire::message::StandInStatus;

@@ -1,6 +1,7 @@
 //! The state of one host: its peers, its flows, and the order in which things are asked of the caller.
 
 mod api;
+mod moves;
 mod outcome;
 mod restore;
 mod sessions;
@@ -36,10 +37,10 @@ use crate::role::Role;
 use crate::role::anchor::referral::ReferralRole;
 use crate::role::community::Community;
 use crate::role::gateway::GatewayRole;
-use crate::role::relocation::Moves;
 use crate::role::rendezvous::RendezvousRole;
 use crate::session::SessionLayer;
 use crate::session::contact::Contacts;
+use moves::Moves;
 
 /// One host's side of the protocol. It takes what happens by `handle_*`, and is drained by [`Node::poll`] after each of
 /// them; [`Node::poll_timeout`] tells when [`Node::handle_timeout`] is due.

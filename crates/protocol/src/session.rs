@@ -12,7 +12,9 @@ pub(crate) mod channel;
 pub(crate) mod contact;
 pub(crate) mod peer;
 pub(crate) mod peers;
+pub(crate) mod permits;
 pub(crate) mod pins;
+pub(crate) mod records;
 mod stream;
 
 /// Who is known, and the sessions with them.

@@ -50,4 +50,4 @@ pub use random::Random;
 pub use relocation::{Connection, ConnectionId, Copy, SavedMoves};
 pub use speaker::Speaker;
 
-pub use world::{Carried, Flow, FlowId, World};
+pub use world::{Carried, Flow, FlowId, Process, Standing, World};

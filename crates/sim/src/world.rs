@@ -4,6 +4,7 @@ mod carry;
 mod drive;
 mod due;
 mod owners;
+mod process;
 mod relocate;
 
 use std::cmp::Reverse;
@@ -18,6 +19,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use due::{Due, What};
 use owners::{Owners, Watch};
+pub use process::{Process, Standing};
 
 use crate::dataplane::Verdict;
 use crate::drain::Drain;
@@ -85,6 +87,7 @@ pub struct World {
     former: BTreeMap<IpAddr, (NetworkId, HostId)>,
     flows: Vec<Flow>,
     connections: Vec<Connection>,
+    processes: Vec<Process>,
     talks: Option<Duration>,
     /// How long snapshots are.
     pub(crate) snapshot_length: usize,
@@ -142,6 +145,7 @@ impl World {
             former: BTreeMap::new(),
             flows: Vec::new(),
             connections: Vec::new(),
+            processes: Vec::new(),
             talks: None,
             snapshot_length: 24,
             ledger: Ledger::default(),
@@ -425,6 +429,7 @@ impl World {
             What::Timeout(host) => self.timeout(host),
             What::Done(host) => self.end_op(host),
             What::Beat => self.beat(),
+            What::Process(at) => self.hasten_process(at),
             What::Converse => {
                 if let Some(pause) = self.talks {
                     self.converse();

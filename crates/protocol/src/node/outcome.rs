@@ -32,14 +32,14 @@ impl Node {
     fn take_done(&mut self, now: Time, id: OpId, result: Result<OpDone, OpFailed>) {
         let Some(asked) = self.base.answered(id) else { return };
         if let Asked::Move(number) = asked {
-            self.with_moves(now, |moves, at| moves.handle_done(at, number, result));
+            self.handle_move_done(now, number, result);
             return;
         }
         let Err(error) = result else {
             match asked {
                 Asked::Install(flow) => self.binding.flow.confirm_installed(&flow, &mut self.base),
-                Asked::Lead(flow) => self.note_led(now, flow, Ok(())),
-                Asked::Adopt(name) => self.note_adopted(now, name, Ok(())),
+                Asked::Lead(flow) => self.handle_led(now, flow, Ok(())),
+                Asked::Adopt(name) => self.handle_adopted(now, name, Ok(())),
                 Asked::Say(peer, source, to, messages) => {
                     self.binding.flow.path.send_to(peer, source, to, &messages, &mut self.base)
                 }
@@ -60,8 +60,8 @@ impl Node {
                 self.undo_installed(now, &flow);
                 self.base.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });
             }
-            Asked::Lead(flow) => self.note_led(now, flow, Err(error.sentence)),
-            Asked::Adopt(name) => self.note_adopted(now, name, Err(error.sentence)),
+            Asked::Lead(flow) => self.handle_led(now, flow, Err(error.sentence)),
+            Asked::Adopt(name) => self.handle_adopted(now, name, Err(error.sentence)),
             Asked::Effect(what) => self.base.event(Event::OpFailed { what: what.to_owned(), error: error.sentence }),
             Asked::State(what, state) => {
                 self.binding.failed.insert(state);

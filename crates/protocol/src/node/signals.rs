@@ -30,9 +30,7 @@ impl Node {
         match signal {
             Signal::SessionUp(id) => self.note_move_session(now, *id),
             Signal::FlowEnded(name) => self.end_moved_flow(*name),
-            Signal::Closing(name) => {
-                self.with_moves(now, |moves, at| moves.say_ending(at, *name));
-            }
+            Signal::Closing(name) => self.say_ending(now, *name),
             Signal::Granted(grant) => self.grant(*grant),
             Signal::Members { members, revoked, limited } => {
                 self.set_permitted(now, members.clone(), revoked.clone(), *limited);

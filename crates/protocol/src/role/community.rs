@@ -271,7 +271,7 @@ impl Community {
         loop {
             let number = self.next_number;
             self.next_number = number % 999 + 1;
-            let granted = self.grants.iter().flatten().any(|grant| grant.number == number);
+            let granted = self.grants.iter().flatten().any(|grant| grant.number() == number);
             if !granted && !self.offers.contains_key(&number) {
                 return number;
             }
@@ -342,7 +342,7 @@ impl Community {
             }
         });
         let offers = self.offers.iter().filter(|(_, offer)| !offer.is_done() && offer.until > now);
-        let grants = self.grants.iter().flatten().filter(|grant| grant.until > now);
+        let grants = self.grants.iter().flatten().filter(|grant| grant.until() > now);
         CommunityView {
             community: own.map(|roster| *roster.community()),
             standing: own.and_then(|roster| roster.about(&me)).map(|statement| statement.standing),
@@ -436,5 +436,5 @@ impl Community {
 }
 
 fn view(grant: &Grant, now: Time) -> GrantView {
-    GrantView { number: grant.number, host: grant.host, flow: grant.flow, left: grant.until.since(now) }
+    GrantView { number: grant.number(), host: grant.host(), flow: grant.flow(), left: grant.until().since(now) }
 }

@@ -19,6 +19,11 @@ use crate::session::peer::Peer;
 pub(crate) const RENEW: Duration = Duration::from_secs(3600);
 
 impl SessionLayer {
+    /// The peer that a host is.
+    pub(crate) fn peer_of(&self, key: &PublicKey) -> Option<&Peer> {
+        self.by_key.get(key).and_then(|id| self.peers.get(id))
+    }
+
     /// Takes over a peer that a daemon before this one knew.
     pub(crate) fn restore(&mut self, peer: Peer) {
         self.next_peer = self.next_peer.max(peer.id.0 + 1);

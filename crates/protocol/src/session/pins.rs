@@ -19,8 +19,10 @@ pub(crate) enum Pin {
     Kept,
     /// A socket moves by its help: it is looked for without end.
     Moving,
-    /// It lends this host something, or this host it: likewise.
-    Leased,
+    /// This host lends it something: likewise.
+    Lent,
+    /// It lends this host something: likewise.
+    Rented,
 }
 
 /// Why an address is asked though no flow waits for it.
@@ -68,7 +70,7 @@ impl Pins {
 
     /// Whether a host is looked for without end.
     pub(crate) fn needs(&self, host: &PublicKey) -> bool {
-        self.has(Pin::Moving, host) || self.has(Pin::Leased, host)
+        [Pin::Moving, Pin::Lent, Pin::Rented].iter().any(|pin| self.has(*pin, host))
     }
 
     /// These are the addresses that a role wants asked.

@@ -101,6 +101,7 @@ impl World {
         of.under_way.clear();
         of.plane.lose_daemon();
         self.lose_descriptors(host);
+        self.lose_processes(host);
         self.trace(|w| format!("{} crashes", w.hosts[host.0].name));
     }
 
@@ -246,6 +247,7 @@ impl World {
                 self.trace(|w| format!("{} says {event:?}", w.hosts[host.0].name));
                 if let Event::Move(event) = &event {
                     self.note_move_event(host, event);
+                    self.note_process_event(host, event);
                 }
                 self.events.push((self.now, host, event));
             }
@@ -270,7 +272,12 @@ impl World {
         let fails = self.faults.fail == Some(self.ops);
         self.ops += 1;
         let result = match op {
-            Op::Move(op) => self.act_on_move(host, op, fails),
+            Op::Move(op) => {
+                if let Some(of) = self.process_of(host, &op) {
+                    return self.act_on_process(host, id, op, of, fails);
+                }
+                self.act_on_move(host, op, fails)
+            }
             op => self.act_on_kernel(host, &op, fails).map(|()| OpDone::Done),
         };
         let now = self.now;

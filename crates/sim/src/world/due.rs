@@ -23,6 +23,8 @@ pub(super) enum What {
     Converse,
     /// What was said there arrives, at a host that has or had the socket, or at the far end.
     Said(ConnectionId, Option<HostId>, Words),
+    /// Something of a process that comes may be due.
+    Process(usize),
     /// A daemon starts again.
     Boot(HostId),
     /// The op that has been under way for longest is done.

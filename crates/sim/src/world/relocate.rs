@@ -116,10 +116,6 @@ impl World {
     /// # Panics
     /// Its daemon does not run.
     pub fn give(&mut self, id: ConnectionId, from: HostId, to: HostId, size: usize) -> Result<MoveName, NotGiven> {
-        let endpoint = |w: &Self, host: HostId| {
-            let of = &w.hosts[host.0];
-            of.attached.first().map(|attached| (attached.address, of.config.port).into())
-        };
         let of = self.connections[id.0].clone();
         self.snapshot_length = size;
         let gift = Gift {
@@ -129,9 +125,9 @@ impl World {
             options: vec![1, 60],
             receiver: Vec::new(),
             flow: FlowName::new(self.hosts[of.holder.0].public_key(), of.name),
-            holder_at: endpoint(self, of.holder),
+            holder_at: self.endpoint_of(of.holder),
             acceptor: self.hosts[to.0].public_key(),
-            acceptor_at: endpoint(self, to),
+            acceptor_at: self.endpoint_of(to),
             after: None,
         };
         let now = self.now;
@@ -141,6 +137,12 @@ impl World {
         let mut given = None;
         self.with_node(from, |node| given = Some(node.give_socket(now, gift)));
         given.expect("its daemon runs")
+    }
+
+    /// Where a host is met.
+    pub(super) fn endpoint_of(&self, host: HostId) -> Option<std::net::SocketAddr> {
+        let of = &self.hosts[host.0];
+        of.attached.first().map(|attached| (attached.address, of.config.port).into())
     }
 
     /// A program ends, and its copy of a socket with it, frozen or not.
@@ -487,15 +489,21 @@ impl World {
                 Some(_) => Found::Frozen,
             }
         };
+        let all: Vec<SavedDonation> = saved.donations.values().cloned().collect();
+        let leaving = self.restore_departures(host, &all);
         let mut donations: Vec<(SavedDonation, Found)> = Vec::new();
-        for saved in saved.donations.values() {
+        for saved in all {
             self.hosts[host.0].moved_tuples.insert(saved.name, saved.tuple);
-            donations.push((saved.clone(), found(self, saved.tuple)));
+            let found = leaving.get(&saved.name).copied().unwrap_or_else(|| found(self, saved.tuple));
+            donations.push((saved, found));
         }
+        let all: Vec<SavedAcceptance> = saved.acceptances.values().cloned().collect();
+        let coming = self.restore_arrivals(host, &all);
         let mut acceptances: Vec<(SavedAcceptance, Found)> = Vec::new();
-        for saved in saved.acceptances.values() {
+        for saved in all {
             self.hosts[host.0].moved_tuples.insert(saved.ticket.name, saved.request.tuple);
-            acceptances.push((saved.clone(), found(self, saved.request.tuple)));
+            let found = coming.get(&saved.ticket.name).copied().unwrap_or_else(|| found(self, saved.request.tuple));
+            acceptances.push((saved, found));
         }
         let held: Vec<SavedHeld> = saved.held.into_values().collect();
         let leases: Vec<SavedLease> = saved.leases.into_iter().map(|(name, ends)| SavedLease { name, ends }).collect();

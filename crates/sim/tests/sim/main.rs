@@ -18,6 +18,7 @@ mod nat;
 mod orders;
 mod pairing;
 mod policy;
+mod processes;
 mod random;
 mod relocation;
 mod rendezvous;

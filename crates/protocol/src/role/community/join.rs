@@ -357,7 +357,7 @@ impl Community {
                 let number = self.free_number();
                 let lifetime = Duration::from_secs(joined.lifetime.into()).min(GRANT_LIFETIME);
                 let until = now + lifetime;
-                base.signal(Signal::Granted(Grant { number, host: inviter, flow: None, until, used_by: None }));
+                base.signal(Signal::Granted(Grant::new(number, inviter, None, until)));
                 base.event(CommunityEvent::MayReceive { number, host: inviter });
             }
         }
@@ -503,7 +503,7 @@ impl Community {
             }
             Offered::Connection { flow } => {
                 let (flow, until) = (Some(flow), now + GRANT_LIFETIME);
-                base.signal(Signal::Granted(Grant { number, host: joiner, flow, until, used_by: None }));
+                base.signal(Signal::Granted(Grant::new(number, joiner, flow, until)));
                 if let Some(flow) = flow {
                     base.event(CommunityEvent::Granted { number, host: joiner, flow });
                 }

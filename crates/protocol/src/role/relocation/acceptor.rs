@@ -1,19 +1,23 @@
 //! Getting a socket.
 
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
-use whimbrel_wire::moving::{AcceptorStanding, MoveName, OF_A_PROCESS, Record, Request, Terms, Ticket};
+use whimbrel_wire::moving::{AcceptorStanding, MoveName, OF_A_PROCESS, Record, Refusal, Request, Terms, Ticket};
 use whimbrel_wire::snapshot::MAX_LEN;
 
-use super::donor::is_told_of;
-use super::flows::FlowChange;
-use super::{
-    AGAIN, Asked, At, FlowName, Found, Limit, MoveEvent, MoveOp, Moves, OpDone, OpFailed, Refusal, SavedAcceptance,
-};
+use super::entrusted::is_told_of;
+use super::takes;
 use crate::Time;
+use crate::base::deadlines::Deadlines;
+use crate::base::event::relocation::MoveEvent;
+use crate::base::flow_name::FlowName;
+use crate::base::op::relocation::{Found, MoveOp, SavedAcceptance};
+use crate::base::output::{OpDone, OpFailed};
+use crate::binding::transfer::{AGAIN, Asked, Below, FlowChange};
 
 /// How long the holder may take to be reached, before anything is done.
 const REACHED_WITHIN: Duration = Duration::from_secs(8);
@@ -24,9 +28,29 @@ const DECIDED_WITHIN: Duration = Duration::from_secs(86_400);
 /// Room that is reckoned for a snapshot at the least, in bytes.
 const ROOM_LEAST: u64 = 4096;
 
+/// All that are on their way here.
+#[derive(Debug, Default)]
+pub(super) struct Acceptor {
+    acceptances: BTreeMap<MoveName, Acceptance>,
+    /// Their sockets.
+    moving: HashSet<FlowTuple>,
+    /// Their flows.
+    taking: HashSet<FlowName>,
+    /// Bytes that their snapshots may have.
+    reserved: u64,
+    limits: Deadlines<Limit>,
+}
+
+/// What has a deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Limit {
+    Acceptance(MoveName),
+    Adopt(MoveName),
+}
+
 /// A socket that is on its way here.
 #[derive(Debug)]
-pub(super) struct Acceptance {
+struct Acceptance {
     donor: PublicKey,
     holder: PublicKey,
     request: Request,
@@ -73,7 +97,7 @@ enum Stage {
 
 impl Acceptance {
     /// Whether it waits for a session with this host.
-    pub(super) fn reaches(&self, with: &PublicKey) -> bool {
+    fn reaches(&self, with: &PublicKey) -> bool {
         self.stage == Stage::Reaching && self.holder == *with
     }
 
@@ -87,56 +111,50 @@ impl Acceptance {
     }
 }
 
+/// Room that is reckoned for the snapshot of a socket, in bytes.
+fn room(request: &Request) -> u64 {
+    u64::from(request.size).max(ROOM_LEAST)
+}
+
 fn hint(of: SocketAddr) -> Option<SocketAddr> {
     (of.port() != 0 && !of.ip().is_unspecified() && !of.ip().is_multicast()).then_some(of)
 }
 
-impl Moves {
-    fn answer(&mut self, at: At<'_>, name: MoveName, standing: AcceptorStanding, refusal: Option<Refusal>) {
-        let donor = PublicKey::from(name.donor);
-        self.say(at, donor, Record::Answer { number: name.number, standing, refusal });
+impl Acceptor {
+    /// Whether a socket is on its way here.
+    pub(super) fn is_moving(&self, tuple: &FlowTuple) -> bool {
+        self.moving.contains(tuple)
     }
 
-    /// A donor asks whether this host takes a socket.
-    pub(super) fn handle_ask(&mut self, at: At<'_>, name: MoveName, donor: PublicKey, request: Request) {
+    fn answer(&self, below: &mut Below<'_>, name: MoveName, standing: AcceptorStanding, refusal: Option<Refusal>) {
+        let donor = PublicKey::from(name.donor);
+        below.say(donor, Record::Answer { number: name.number, standing, refusal });
+    }
+
+    /// A donor asks whether this host takes a socket. `lessor`: who lends its address to this host. `goes`: this host gives
+    /// it away.
+    pub(super) fn handle_ask(
+        &mut self,
+        below: &mut Below<'_>,
+        name: MoveName,
+        donor: PublicKey,
+        request: Request,
+        lessor: Option<PublicKey>,
+        goes: bool,
+    ) {
         if let Some(of) = self.acceptances.get(&name) {
             if !matches!(of.stage, Stage::Admitting | Stage::Reaching) {
-                self.answer(at, name, AcceptorStanding::Ready, None);
+                self.answer(below, name, AcceptorStanding::Ready, None);
             }
             return;
         }
-        self.supersede(at, &donor, &request.tuple);
-        let reserved = u64::from(request.size).max(ROOM_LEAST);
-        let has_room = request.size as usize <= MAX_LEN
-            && self.acceptances.len() < self.config.most
-            && self.reserved + reserved <= self.config.bytes;
-        // A flow that this host has with another, or passes on for one, is not a donor's to give.
-        let whose = at.around.partner(&request.tuple);
-        let flow = FlowName::requested(&request);
-        let is_anothers = whose.is_some_and(|whose| whose != donor && *whose.as_bytes() != request.holder);
-        // No more is an endpoint that it has on lease from another.
-        let lessor = self.lessor_of(request.tuple.local).filter(|_| request.tuple.is_unconnected());
-        let is_anothers = is_anothers || lessor.is_some_and(|lessor| *lessor.as_bytes() != request.holder);
-        let refusal = if !self.config.enabled || !self.expects(&donor) {
-            Some(Refusal::NotAllowed)
-        } else if is_anothers {
-            Some(Refusal::Taken)
-        } else if !has_room {
-            Some(Refusal::NoRoom)
-        } else if self.moving.contains(&request.tuple) {
-            Some(Refusal::Busy)
-        } else if self.is_called_so(at, &flow, &request.tuple) {
-            Some(Refusal::Taken)
-        } else if !self.admits(at.now, &donor, name) {
-            Some(Refusal::NotAllowed)
-        } else {
-            None
-        };
-        if refusal.is_some() {
-            self.answer(at, name, AcceptorStanding::Refused, refusal);
+        self.supersede(below, &donor, &request.tuple);
+        if let Some(refusal) = self.refusal(below, name, &donor, &request, lessor, goes) {
+            self.answer(below, name, AcceptorStanding::Refused, Some(refusal));
             return;
         }
         let holder = PublicKey::from(request.holder);
+        let (flow, reserved) = (FlowName::requested(&request), room(&request));
         let acceptance = Acceptance {
             donor,
             holder,
@@ -149,50 +167,87 @@ impl Moves {
             wire_port: 0,
             terms: None,
             why: None,
-            until: at.now + SENT_WITHIN,
+            until: below.now() + SENT_WITHIN,
         };
         self.reserved += reserved;
         self.moving.insert(acceptance.request.tuple);
+        below.reserve(acceptance.request.tuple, true);
         self.taking.insert(flow);
-        self.limit(acceptance.until, Limit::Acceptance(name));
+        self.limits.add(acceptance.until, Limit::Acceptance(name));
         self.acceptances.insert(name, acceptance);
-        self.op(MoveOp::Admit { name, request }, Asked::Acceptance(name));
+        below.ask(MoveOp::Admit { name, request }, Asked::Acceptance(name));
+    }
+
+    /// Why a socket is not taken.
+    fn refusal(
+        &self,
+        below: &mut Below<'_>,
+        name: MoveName,
+        donor: &PublicKey,
+        request: &Request,
+        lessor: Option<PublicKey>,
+        goes: bool,
+    ) -> Option<Refusal> {
+        let has_room = request.size as usize <= MAX_LEN
+            && self.acceptances.len() < below.config().most
+            && self.reserved + room(request) <= below.config().bytes;
+        // A flow that this host has with another, or passes on for one, is not a donor's to give.
+        let whose = below.around().partner(&request.tuple);
+        let is_anothers = whose.is_some_and(|whose| whose != *donor && *whose.as_bytes() != request.holder);
+        // No more is an endpoint that it has on lease from another.
+        let lessor = lessor.filter(|_| request.tuple.is_unconnected());
+        let is_anothers = is_anothers || lessor.is_some_and(|lessor| *lessor.as_bytes() != request.holder);
+        let now = below.now();
+        if !below.config().enabled || !below.permits().expects(donor) {
+            Some(Refusal::NotAllowed)
+        } else if is_anothers {
+            Some(Refusal::Taken)
+        } else if !has_room {
+            Some(Refusal::NoRoom)
+        } else if goes || self.moving.contains(&request.tuple) {
+            Some(Refusal::Busy)
+        } else if self.is_called_so(below, &FlowName::requested(request), &request.tuple) {
+            Some(Refusal::Taken)
+        } else if !below.permits().admits(now, donor, name) {
+            Some(Refusal::NotAllowed)
+        } else {
+            None
+        }
     }
 
     /// Whether the holder and this host have another flow, or are about to have one, that they call so (P-132).
-    fn is_called_so(&self, at: At<'_>, flow: &FlowName, tuple: &FlowTuple) -> bool {
-        let known = at.around.flow(flow).is_some_and(|known| known != *tuple);
+    fn is_called_so(&self, below: &mut Below<'_>, flow: &FlowName, tuple: &FlowTuple) -> bool {
+        let known = below.around().flow(flow).is_some_and(|known| known != *tuple);
         known || self.taking.contains(flow)
     }
 
     /// A donor asks anew about a socket: a daemon of its before this one, which has died, may have asked before (P-72).
-    fn supersede(&mut self, at: At<'_>, donor: &PublicKey, tuple: &FlowTuple) {
+    fn supersede(&mut self, below: &mut Below<'_>, donor: &PublicKey, tuple: &FlowTuple) {
         let is_it = |of: &Acceptance| of.donor == *donor && of.request.tuple == *tuple;
         // Nearly all are asked about once: who is to take thousands does not look through them for each.
         if !self.moving.contains(tuple) {
             return;
         }
         if let Some((name, _)) = self.acceptances.iter().find(|(_, of)| is_it(of)) {
-            self.handle_cancel(at, *name);
+            self.handle_cancel(below, *name);
         }
     }
 
     /// A daemon before this one left a move in the middle.
-    pub(super) fn restore_acceptance(&mut self, at: At<'_>, saved: &SavedAcceptance, found: Found) {
+    pub(super) fn restore(&mut self, below: &mut Below<'_>, saved: &SavedAcceptance, found: Found) {
         let SavedAcceptance { request, ticket, .. } = saved;
         let name = ticket.name;
         if found == Found::Awake {
             // It was woken, so it was committed.
-            self.take_woken(at, ticket);
             if is_told_of(request) {
-                self.answer(at, name, AcceptorStanding::GoesOn, None);
+                self.answer(below, name, AcceptorStanding::GoesOn, None);
             }
-            self.effect("forgetting a move", MoveOp::ForgetAcceptance { name });
-            self.event(MoveEvent::Taken { name });
+            below.effect("forgetting a move", MoveOp::ForgetAcceptance { name });
+            below.event(MoveEvent::Taken { name });
             return;
         }
         let holder = PublicKey::from(request.holder);
-        self.hints.extend(hint(request.holder_at).map(|hint| (holder, hint)));
+        below.hint(holder, hint(request.holder_at));
         let acceptance = Acceptance {
             donor: PublicKey::from(name.donor),
             holder,
@@ -209,33 +264,40 @@ impl Moves {
             wire_port: saved.wire_port,
             terms: None,
             why: None,
-            until: at.now + DECIDED_WITHIN,
+            until: below.now() + DECIDED_WITHIN,
         };
-        self.limit(acceptance.until, Limit::Acceptance(name));
-        self.wait(at, &[], &acceptance.waits_for());
+        self.limits.add(acceptance.until, Limit::Acceptance(name));
+        below.wait(&[], &acceptance.waits_for());
         self.moving.insert(acceptance.request.tuple);
+        below.reserve(acceptance.request.tuple, true);
         self.taking.insert(FlowName::requested(&acceptance.request));
         self.acceptances.insert(name, acceptance);
         if found == Found::Waiting {
-            self.op(MoveOp::SaveAcceptance(saved.clone()), Asked::Acceptance(name));
+            below.ask(MoveOp::SaveAcceptance(saved.clone()), Asked::Acceptance(name));
         }
-        self.say_acceptance(at, name, None);
+        self.say_acceptance(below, name, None);
+    }
+
+    /// A host has forgotten what it was told: all that it is to answer is said anew.
+    pub(super) fn say_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
+        let acceptances: Vec<MoveName> = self.acceptances.keys().copied().collect();
+        acceptances.into_iter().for_each(|name| self.say_acceptance(below, name, Some(to)));
     }
 
     /// Says to the holder what it is to answer.
-    pub(super) fn say_acceptance(&mut self, at: At<'_>, name: MoveName, to: Option<PublicKey>) {
+    fn say_acceptance(&mut self, below: &mut Below<'_>, name: MoveName, to: Option<PublicKey>) {
         let Some(of) = self.acceptances.get(&name) else { return };
         let (holder, ticket, wire_port) = (of.holder, of.ticket, of.wire_port);
         let Some(ticket) = ticket.filter(|_| to.is_none_or(|to| to == holder)) else { return };
         match of.stage {
-            Stage::Presented => self.say(at, holder, Record::Present { ticket, wire_port }),
-            Stage::Surrendering => self.say(at, holder, Record::Surrender(ticket)),
+            Stage::Presented => below.say(holder, Record::Present { ticket, wire_port }),
+            Stage::Surrendering => below.say(holder, Record::Surrender(ticket)),
             _ => {}
         }
     }
 
-    fn turn_acceptance(&mut self, at: At<'_>, name: MoveName, stage: Stage) {
-        let sent_within = SENT_WITHIN + Self::takes(self.reserved);
+    fn turn_acceptance(&mut self, below: &mut Below<'_>, name: MoveName, stage: Stage) {
+        let sent_within = SENT_WITHIN + takes(self.reserved);
         let Some(of) = self.acceptances.get_mut(&name) else { return };
         let before = of.waits_for();
         of.stage = stage;
@@ -248,86 +310,88 @@ impl Moves {
         };
         let (request, holder) = (of.request.clone(), of.holder);
         if let Some(within) = within {
-            let old = std::mem::replace(&mut of.until, at.now + within);
+            let old = std::mem::replace(&mut of.until, below.now() + within);
             let until = of.until;
-            self.limits.remove(&(old, Limit::Acceptance(name)));
-            self.limit(until, Limit::Acceptance(name));
+            self.limits.remove(old, Limit::Acceptance(name));
+            self.limits.add(until, Limit::Acceptance(name));
         }
-        self.wait(at, &before, &after);
+        below.wait(&before, &after);
         let asked = Asked::Acceptance(name);
         match stage {
             Stage::Admitting | Stage::Reaching => {}
-            Stage::Ready => self.answer(at, name, AcceptorStanding::Ready, None),
+            Stage::Ready => self.answer(below, name, AcceptorStanding::Ready, None),
             Stage::Restoring => {
                 let Some(of) = self.acceptances.get_mut(&name) else { return };
                 let snapshot = std::mem::take(&mut of.snapshot);
-                self.op(MoveOp::Restore { name, request, snapshot }, asked);
+                below.ask(MoveOp::Restore { name, request, snapshot }, asked);
             }
             Stage::Saving => {
-                let wire_port = at.around.wire_port(&holder, &request.tuple);
+                let wire_port = below.around().wire_port(&holder, &request.tuple);
                 let Some(of) = self.acceptances.get_mut(&name) else { return };
                 let Some(wire_port) = wire_port else {
                     of.why = Some(Refusal::NoRoom);
-                    self.turn_acceptance(at, name, Stage::Dropping);
+                    self.turn_acceptance(below, name, Stage::Dropping);
                     return;
                 };
                 let Some(ticket) = of.ticket else { return };
                 of.wire_port = wire_port;
                 // It is to be found again, wherever the donor took it to be.
-                let holder_at = at.around.whereabouts(&holder).unwrap_or(request.holder_at);
+                let holder_at = below.around().whereabouts(&holder).unwrap_or(request.holder_at);
                 let request = Request { holder_at, ..request };
-                self.op(MoveOp::SaveAcceptance(SavedAcceptance { request, ticket, wire_port }), asked);
+                below.ask(MoveOp::SaveAcceptance(SavedAcceptance { request, ticket, wire_port }), asked);
             }
-            Stage::Presented | Stage::Surrendering => self.say_acceptance(at, name, None),
-            Stage::Adopting => self.adopt(name),
+            Stage::Presented | Stage::Surrendering => self.say_acceptance(below, name, None),
+            Stage::Adopting => self.adopt(below, name),
             Stage::Waking => {
-                self.op(MoveOp::Thaw { name }, asked);
+                below.ask(MoveOp::Thaw { name }, asked);
             }
             Stage::Dropping => {
-                self.op(MoveOp::Destroy { name, forward: None }, asked);
+                below.ask(MoveOp::Destroy { name, forward: None }, asked);
             }
         }
     }
 
-    /// There is a session with the holder: its path is known before anything stops.
-    pub(super) fn handle_holder_reached(&mut self, at: At<'_>, name: MoveName) {
-        self.turn_acceptance(at, name, Stage::Ready);
+    /// There is a session with a host: where it is a holder, its path is known before anything stops.
+    pub(super) fn handle_session(&mut self, below: &mut Below<'_>, with: &PublicKey) {
+        let waiting = self.acceptances.iter().filter(|(_, of)| of.reaches(with)).map(|(name, _)| *name);
+        waiting.collect::<Vec<_>>().into_iter().for_each(|name| self.turn_acceptance(below, name, Stage::Ready));
     }
 
     /// A move is over here.
-    fn end_acceptance(&mut self, at: At<'_>, name: MoveName, event: MoveEvent) {
+    fn end_acceptance(&mut self, below: &mut Below<'_>, name: MoveName, event: MoveEvent) {
         let Some(of) = self.acceptances.remove(&name) else { return };
-        self.wait(at, &of.waits_for(), &[]);
+        below.wait(&of.waits_for(), &[]);
         self.reserved -= of.reserved;
         self.moving.remove(&of.request.tuple);
+        below.reserve(of.request.tuple, false);
         self.taking.remove(&FlowName::requested(&of.request));
-        self.limits.remove(&(of.until, Limit::Acceptance(name)));
+        self.limits.remove(of.until, Limit::Acceptance(name));
         // Also where it was never saved: what was found out on admittance is released with it.
-        self.effect("forgetting a move", MoveOp::ForgetAcceptance { name });
-        self.settle_grant(name, matches!(event, MoveEvent::Taken { .. } | MoveEvent::Lost { .. }));
+        below.effect("forgetting a move", MoveOp::ForgetAcceptance { name });
+        below.permits().settle(name, matches!(event, MoveEvent::Taken { .. } | MoveEvent::Lost { .. }));
         match event {
             MoveEvent::Taken { .. } if is_told_of(&of.request) => {
-                self.answer(at, name, AcceptorStanding::GoesOn, None);
+                self.answer(below, name, AcceptorStanding::GoesOn, None);
             }
             MoveEvent::Lost { .. } if is_told_of(&of.request) => {
-                self.answer(at, name, AcceptorStanding::Lost, Some(of.why.unwrap_or(Refusal::NotWoken)));
+                self.answer(below, name, AcceptorStanding::Lost, Some(of.why.unwrap_or(Refusal::NotWoken)));
             }
             _ => {}
         }
-        self.event(event);
+        below.event(event);
     }
 
     /// There is no copy here, and no ticket out.
-    fn refuse(&mut self, at: At<'_>, name: MoveName, why: Refusal) {
-        self.answer(at, name, AcceptorStanding::Refused, Some(why));
-        self.end_acceptance(at, name, MoveEvent::NotTaken { name, why });
+    fn refuse(&mut self, below: &mut Below<'_>, name: MoveName, why: Refusal) {
+        self.answer(below, name, AcceptorStanding::Refused, Some(why));
+        self.end_acceptance(below, name, MoveEvent::NotTaken { name, why });
     }
 
     /// A part of the snapshot.
-    pub(super) fn handle_part(&mut self, at: At<'_>, name: MoveName, total: u32, offset: u32, bytes: &[u8]) {
+    pub(super) fn handle_part(&mut self, below: &mut Below<'_>, name: MoveName, total: u32, offset: u32, bytes: &[u8]) {
         let Some(of) = self.acceptances.get_mut(&name) else {
             if offset == 0 {
-                self.answer(at, name, AcceptorStanding::Unknown, None);
+                self.answer(below, name, AcceptorStanding::Unknown, None);
             }
             return;
         };
@@ -339,26 +403,26 @@ impl Moves {
             of.snapshot.clear();
             of.total = total;
             let more = u64::from(total).saturating_sub(of.reserved);
-            if total as usize > MAX_LEN || self.reserved + more > self.config.bytes {
-                self.refuse(at, name, Refusal::NoRoom);
+            if total as usize > MAX_LEN || self.reserved + more > below.config().bytes {
+                self.refuse(below, name, Refusal::NoRoom);
                 return;
             }
             of.reserved += more;
             self.reserved += more;
         }
         if total != of.total || offset as usize != of.snapshot.len() {
-            self.refuse(at, name, Refusal::BadSnapshot);
+            self.refuse(below, name, Refusal::BadSnapshot);
             return;
         }
         of.snapshot.extend_from_slice(bytes);
     }
 
     /// The ticket, behind the snapshot.
-    pub(super) fn handle_ticket(&mut self, at: At<'_>, from: PublicKey, ticket: Ticket) {
+    pub(super) fn handle_ticket(&mut self, below: &mut Below<'_>, from: PublicKey, ticket: Ticket) {
         let name = ticket.name;
-        let me = self.me();
+        let me = below.me();
         let Some(of) = self.acceptances.get_mut(&name).filter(|of| of.donor == from) else {
-            self.answer(at, name, AcceptorStanding::Unknown, None);
+            self.answer(below, name, AcceptorStanding::Unknown, None);
             return;
         };
         if of.stage != Stage::Ready {
@@ -366,87 +430,97 @@ impl Moves {
         }
         let fits = ticket.acceptor == *me.as_bytes() && ticket.flow == of.request.flow;
         if !fits || of.total == 0 || of.snapshot.len() != of.total as usize {
-            self.refuse(at, name, Refusal::BadSnapshot);
+            self.refuse(below, name, Refusal::BadSnapshot);
             return;
         }
         of.ticket = Some(ticket);
-        self.turn_acceptance(at, name, Stage::Restoring);
+        self.turn_acceptance(below, name, Stage::Restoring);
     }
 
     /// The donor does not want it any more. What was presented is the holder's to decide.
-    pub(super) fn handle_cancel(&mut self, at: At<'_>, name: MoveName) {
+    pub(super) fn handle_cancel(&mut self, below: &mut Below<'_>, name: MoveName) {
         let Some(of) = self.acceptances.get_mut(&name) else { return };
         match of.stage {
             Stage::Admitting | Stage::Reaching | Stage::Ready => {
-                self.end_acceptance(at, name, MoveEvent::NotTaken { name, why: Refusal::Cancelled });
+                self.end_acceptance(below, name, MoveEvent::NotTaken { name, why: Refusal::Cancelled });
             }
             Stage::Restoring | Stage::Saving => of.why = Some(Refusal::Cancelled),
             Stage::Presented | Stage::Adopting | Stage::Waking | Stage::Dropping | Stage::Surrendering => {}
         }
     }
 
+    /// Ends what is under way from hosts that may hand nothing over any more, as far as it is not decided.
+    pub(super) fn end_unpermitted(&mut self, below: &mut Below<'_>) {
+        let taken: Vec<MoveName> = self.acceptances.keys().copied().collect();
+        for name in taken {
+            if !below.permits().lets_come(&PublicKey::from(name.donor), name) {
+                self.forbid(below, name);
+            }
+        }
+    }
+
     /// The donor may hand nothing over any more. What was presented is the holder's to decide.
-    pub(super) fn forbid_acceptance(&mut self, at: At<'_>, name: MoveName) {
+    fn forbid(&mut self, below: &mut Below<'_>, name: MoveName) {
         let Some(of) = self.acceptances.get_mut(&name) else { return };
         match of.stage {
-            Stage::Admitting | Stage::Reaching | Stage::Ready => self.refuse(at, name, Refusal::NotAllowed),
+            Stage::Admitting | Stage::Reaching | Stage::Ready => self.refuse(below, name, Refusal::NotAllowed),
             Stage::Restoring | Stage::Saving => of.why = Some(Refusal::NotAllowed),
             Stage::Presented | Stage::Adopting | Stage::Waking | Stage::Dropping | Stage::Surrendering => {}
         }
     }
 
-    pub(super) fn handle_acceptance_done(&mut self, at: At<'_>, name: MoveName, result: Result<OpDone, OpFailed>) {
+    pub(super) fn handle_done(&mut self, below: &mut Below<'_>, name: MoveName, result: Result<OpDone, OpFailed>) {
         let Some(of) = self.acceptances.get_mut(&name) else { return };
         let (stage, holder) = (of.stage, of.holder);
         let failed = result.as_ref().err().map(OpFailed::told);
         of.why = of.why.or(failed);
         let why = of.why;
         if let Err(failed) = &result {
-            self.event(MoveEvent::OpFailed { what: "taking a socket", error: failed.sentence.clone() });
+            below.event(MoveEvent::OpFailed { what: "taking a socket", error: failed.sentence.clone() });
         }
         match (stage, why) {
-            (Stage::Admitting, Some(why)) => self.refuse(at, name, why),
+            (Stage::Admitting, Some(why)) => self.refuse(below, name, why),
             (Stage::Admitting, None) => {
-                if holder == self.me() || at.around.has_session(&holder) {
-                    self.turn_acceptance(at, name, Stage::Ready);
+                if holder == below.me() || below.around().has_session(&holder) {
+                    self.turn_acceptance(below, name, Stage::Ready);
                 } else {
                     let hinted = self.acceptances.get(&name).and_then(|of| hint(of.request.holder_at));
-                    self.hints.extend(hinted.map(|hint| (holder, hint)));
-                    self.turn_acceptance(at, name, Stage::Reaching);
+                    below.hint(holder, hinted);
+                    self.turn_acceptance(below, name, Stage::Reaching);
                 }
             }
-            (Stage::Restoring, _) if failed.is_some() => self.refuse(at, name, why.unwrap_or(Refusal::NotRestored)),
+            (Stage::Restoring, _) if failed.is_some() => self.refuse(below, name, why.unwrap_or(Refusal::NotRestored)),
             (Stage::Saving, Some(_)) => {
-                self.surrender_along(at, name);
-                self.turn_acceptance(at, name, Stage::Dropping);
+                self.surrender_along(below, name);
+                self.turn_acceptance(below, name, Stage::Dropping);
             }
-            (Stage::Restoring, Some(_)) => self.turn_acceptance(at, name, Stage::Dropping),
-            (Stage::Restoring, None) => self.turn_acceptance(at, name, Stage::Saving),
-            (Stage::Saving, None) => self.turn_acceptance(at, name, Stage::Presented),
+            (Stage::Restoring, Some(_)) => self.turn_acceptance(below, name, Stage::Dropping),
+            (Stage::Restoring, None) => self.turn_acceptance(below, name, Stage::Saving),
+            (Stage::Saving, None) => self.turn_acceptance(below, name, Stage::Presented),
             (Stage::Waking, _) if failed.is_some() => {
                 // It was committed: whoever gave it need not wait for what the holder makes of it.
-                self.answer(at, name, AcceptorStanding::Lost, why);
-                self.turn_acceptance(at, name, Stage::Surrendering);
+                self.answer(below, name, AcceptorStanding::Lost, why);
+                self.turn_acceptance(below, name, Stage::Surrendering);
             }
-            (Stage::Waking, _) => self.end_acceptance(at, name, MoveEvent::Taken { name }),
-            (Stage::Dropping, why) => self.refuse(at, name, why.unwrap_or(Refusal::Cancelled)),
+            (Stage::Waking, _) => self.end_acceptance(below, name, MoveEvent::Taken { name }),
+            (Stage::Dropping, why) => self.refuse(below, name, why.unwrap_or(Refusal::Cancelled)),
             (Stage::Reaching | Stage::Ready | Stage::Presented | Stage::Adopting | Stage::Surrendering, _) => {}
         }
     }
 
     /// What belongs to a process may have been committed along with that (P-130), without having been presented: that the copy goes the holder is to know.
-    fn surrender_along(&mut self, at: At<'_>, name: MoveName) {
+    fn surrender_along(&mut self, below: &mut Below<'_>, name: MoveName) {
         let Some(of) = self.acceptances.get(&name) else { return };
         let belongs = of.request.receiver.first() == Some(&OF_A_PROCESS);
         if let Some(ticket) = of.ticket.filter(|_| belongs) {
-            self.say(at, of.holder, Record::Surrender(ticket));
+            below.say(of.holder, Record::Surrender(ticket));
         }
     }
 
     /// The holder says whose the socket is.
     pub(super) fn handle_verdict(
         &mut self,
-        at: At<'_>,
+        below: &mut Below<'_>,
         name: MoveName,
         from: PublicKey,
         outcome: Result<Terms, Refusal>,
@@ -455,24 +529,21 @@ impl Moves {
         match (of.stage, outcome) {
             (Stage::Presented, Ok(terms)) => {
                 of.terms = Some(terms);
-                self.turn_acceptance(at, name, Stage::Adopting);
+                self.turn_acceptance(below, name, Stage::Adopting);
             }
             (Stage::Presented, Err(why)) => {
                 of.why = Some(why);
-                self.turn_acceptance(at, name, Stage::Dropping);
+                self.turn_acceptance(below, name, Stage::Dropping);
             }
             // What was presented before is accepted; that the copy is lost is still to be heard.
             (Stage::Surrendering, Ok(_)) => {}
-            (Stage::Surrendering, Err(_)) => self.end_acceptance(at, name, MoveEvent::Lost { name }),
+            (Stage::Surrendering, Err(_)) => self.end_acceptance(below, name, MoveEvent::Lost { name }),
             _ => {}
         }
     }
 
     /// The move that waits for this lease: that of its socket's endpoint.
     pub(super) fn coming_with(&self, lease: &FlowName) -> Option<MoveName> {
-        if let Some(claimed) = self.claimed_endpoint(lease) {
-            return Some(claimed);
-        }
         let waits = |of: &Acceptance| {
             let awaits = of.stage == Stage::Adopting && of.request.tuple.is_unconnected();
             awaits && FlowName::requested(&of.request) == *lease
@@ -481,52 +552,80 @@ impl Moves {
     }
 
     /// Has the node know the flow as one with the holder.
-    pub(super) fn adopt(&mut self, name: MoveName) {
+    fn adopt(&self, below: &mut Below<'_>, name: MoveName) {
         let Some(of) = self.acceptances.get(&name).filter(|of| of.stage == Stage::Adopting) else { return };
         let (tuple, flow, wire_port) = (of.request.tuple, FlowName::requested(&of.request), of.wire_port);
-        let change = of.terms.map(|terms| FlowChange::Adopt { name, tuple, flow, wire_port, terms });
-        self.changes.extend(change);
+        if let Some(terms) = of.terms {
+            below.change(FlowChange::Adopt { name, tuple, flow, wire_port, terms });
+        }
     }
 
     /// The node knows the flow as one with the holder, or could not be told.
-    pub(super) fn handle_adopted(&mut self, at: At<'_>, name: MoveName, result: Result<(), String>) {
-        if self.handle_claim_adopted(at, name, &result)
-            || self.acceptances.get(&name).is_none_or(|of| of.stage != Stage::Adopting)
-        {
+    pub(super) fn handle_adopted(&mut self, below: &mut Below<'_>, name: MoveName, result: Result<(), String>) {
+        if self.acceptances.get(&name).is_none_or(|of| of.stage != Stage::Adopting) {
             return;
         }
         match result {
-            Ok(()) => self.turn_acceptance(at, name, Stage::Waking),
+            Ok(()) => self.turn_acceptance(below, name, Stage::Waking),
             Err(error) => {
-                self.event(MoveEvent::OpFailed { what: "leading a flow that was moved here", error });
-                self.limit(at.now + AGAIN, Limit::Adopt(name));
+                below.event(MoveEvent::OpFailed { what: "leading a flow that was moved here", error });
+                self.limits.add(below.now() + AGAIN, Limit::Adopt(name));
             }
         }
     }
 
-    pub(super) fn handle_acceptance_limit(&mut self, at: At<'_>, name: MoveName) {
-        let Some(of) = self.acceptances.get_mut(&name).filter(|of| of.until <= at.now) else { return };
+    fn handle_limit(&mut self, below: &mut Below<'_>, name: MoveName) {
+        let Some(of) = self.acceptances.get_mut(&name).filter(|of| of.until <= below.now()) else { return };
         match of.stage {
-            Stage::Reaching => self.refuse(at, name, Refusal::HolderUnreached),
-            Stage::Admitting | Stage::Ready => self.refuse(at, name, Refusal::Expired),
+            Stage::Reaching => self.refuse(below, name, Refusal::HolderUnreached),
+            Stage::Admitting | Stage::Ready => self.refuse(below, name, Refusal::Expired),
             Stage::Presented => {
                 of.why = Some(Refusal::HolderUnreached);
-                self.turn_acceptance(at, name, Stage::Dropping);
+                self.turn_acceptance(below, name, Stage::Dropping);
             }
-            Stage::Surrendering => self.end_acceptance(at, name, MoveEvent::Lost { name }),
+            Stage::Surrendering => self.end_acceptance(below, name, MoveEvent::Lost { name }),
             Stage::Restoring | Stage::Saving | Stage::Adopting | Stage::Waking | Stage::Dropping => {}
         }
     }
 
+    pub(super) fn handle_timeout(&mut self, below: &mut Below<'_>) {
+        while let Some(limit) = self.limits.pop(below.now()) {
+            match limit {
+                Limit::Acceptance(name) => self.handle_limit(below, name),
+                Limit::Adopt(name) => self.adopt(below, name),
+            }
+        }
+    }
+
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.limits.next()
+    }
+
+    /// Entries of all tables together.
+    pub(super) fn entries(&self) -> usize {
+        self.acceptances.len() + self.moving.len() + self.taking.len() + self.limits.len()
+    }
+
     /// The copy of a socket is lost, as when whoever was to receive it is gone.
-    pub(super) fn handle_acceptor_gone(&mut self, at: At<'_>, name: MoveName) {
+    pub(super) fn handle_gone(&mut self, below: &mut Below<'_>, name: MoveName) {
         let Some(of) = self.acceptances.get_mut(&name) else { return };
         match of.stage {
-            Stage::Admitting | Stage::Reaching | Stage::Ready => self.refuse(at, name, Refusal::NobodyReceives),
+            Stage::Admitting | Stage::Reaching | Stage::Ready => self.refuse(below, name, Refusal::NobodyReceives),
             Stage::Restoring | Stage::Saving => of.why = Some(Refusal::NobodyReceives),
-            Stage::Presented | Stage::Adopting => self.turn_acceptance(at, name, Stage::Surrendering),
+            Stage::Presented | Stage::Adopting => self.turn_acceptance(below, name, Stage::Surrendering),
             // It fails, and is surrendered then.
             Stage::Waking | Stage::Dropping | Stage::Surrendering => {}
         }
+    }
+}
+
+#[cfg(test)]
+impl Acceptor {
+    pub(super) fn under_way(&self) -> usize {
+        self.acceptances.len()
+    }
+
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved
     }
 }

@@ -1,18 +1,24 @@
 //! Having a socket, and giving it away.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::moving::{AcceptorStanding, Decision, MAX_PART, MoveName, OF_A_PROCESS, Record, Request, Ticket};
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::moving::{AcceptorStanding, Decision, MAX_PART, MoveName, Record, Refusal, Request, Ticket};
 use whimbrel_wire::snapshot::Family;
 
-use super::flows::FlowChange;
-use super::{
-    Asked, At, FlowName, Found, Gift, Limit, MoveEvent, MoveOp, Moves, NotGiven, OpDone, OpFailed, Refusal,
-    SavedDonation,
-};
+use super::entrusted::{Entrusted, is_told_of};
+use super::takes;
+use super::tickets::Tickets;
 use crate::Time;
+use crate::base::deadlines::Deadlines;
+use crate::base::event::relocation::MoveEvent;
+use crate::base::flow_name::FlowName;
+use crate::base::op::relocation::{Found, Gift, MoveOp, NotGiven, SavedDonation};
+use crate::base::output::{OpDone, OpFailed};
+use crate::binding::transfer::{Asked, Below, FlowChange};
 
 /// How long acceptor and holder may take to say that they are ready.
 const PREPARED_WITHIN: Duration = Duration::from_secs(10);
@@ -24,16 +30,31 @@ pub const READY_FOR: Duration = Duration::from_secs(30);
 const TAKEN_WITHIN: Duration = Duration::from_secs(20);
 /// How long a holder may be silent before people are told.
 const DECIDED_WITHIN: Duration = Duration::from_secs(30);
-/// How long an acceptor may take to say that a socket goes on there, once it is its own.
-const AWAKE_WITHIN: Duration = Duration::from_secs(20);
-/// Sockets of which nothing was heard in time, of which a later word is understood.
-const MOST_UNHEARD: usize = 256;
 /// How long a ticket is wanted to last, in seconds, beside the time that the snapshots take.
 const LIFETIME: u32 = 60;
 
+/// All that are given away.
+#[derive(Debug)]
+pub(super) struct Donor {
+    tickets: Tickets,
+    donations: BTreeMap<u64, Donation>,
+    entrusted: Entrusted,
+    /// The sockets of the donations.
+    moving: HashSet<FlowTuple>,
+    /// Their flows.
+    giving: HashSet<FlowName>,
+    /// Length of their snapshots, about, in bytes.
+    promised: u64,
+    /// When hosts that sockets are given to said last that they are ready for one.
+    ready_last: HashMap<PublicKey, Time>,
+    /// Flows that this host holds itself, whose moves are over.
+    over: Vec<FlowName>,
+    limits: Deadlines<u64>,
+}
+
 /// A socket that is being given away.
 #[derive(Debug)]
-pub(super) struct Donation {
+struct Donation {
     holder: PublicKey,
     acceptor: PublicKey,
     request: Request,
@@ -62,25 +83,6 @@ pub(super) struct Donation {
     until: Time,
 }
 
-/// A socket that is the acceptor's, which has not said yet that it goes on there (P-145).
-#[derive(Debug)]
-pub(super) struct Entrusted {
-    acceptor: PublicKey,
-    snapshot: Vec<u8>,
-    until: Time,
-}
-
-impl Entrusted {
-    pub(super) fn held(&self) -> usize {
-        self.snapshot.len()
-    }
-}
-
-/// Whether an acceptor says what has become of a socket. Of a whole process it is told with the process.
-pub(super) fn is_told_of(request: &Request) -> bool {
-    request.receiver.first() != Some(&OF_A_PROCESS)
-}
-
 /// How far it is. What is undone by whom when it fails stands with each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -106,14 +108,6 @@ enum Stage {
 }
 
 impl Donation {
-    pub(super) fn held(&self) -> usize {
-        self.snapshot.len()
-    }
-
-    pub(super) fn acceptor(&self) -> PublicKey {
-        self.acceptor
-    }
-
     fn waits_for(&self) -> Vec<PublicKey> {
         match self.stage {
             Stage::Preparing => {
@@ -133,36 +127,64 @@ impl Donation {
     }
 }
 
-impl Moves {
-    fn name(&self, number: u64) -> MoveName {
-        MoveName { donor: *self.me().as_bytes(), number }
+impl Donor {
+    pub(super) fn new(tickets: Tickets) -> Self {
+        Self {
+            tickets,
+            donations: BTreeMap::new(),
+            entrusted: Entrusted::default(),
+            moving: HashSet::new(),
+            giving: HashSet::new(),
+            promised: 0,
+            ready_last: HashMap::new(),
+            over: Vec::new(),
+            limits: Deadlines::default(),
+        }
     }
 
-    /// Begins to give a socket away. `number` is drawn by lot. `waits`: it goes once that is [said](Self::go_on) and no sooner.
-    pub(super) fn give(&mut self, at: At<'_>, number: u64, gift: Gift, waits: bool) -> Result<MoveName, NotGiven> {
+    /// Whether a socket is on its way from here.
+    pub(super) fn is_moving(&self, tuple: &FlowTuple) -> bool {
+        self.moving.contains(tuple)
+    }
+
+    /// A flow that this host holds itself, whose move is over.
+    pub(super) fn poll_over(&mut self) -> Option<FlowName> {
+        self.over.pop()
+    }
+
+    /// Begins to give a socket away. `number` is drawn by lot. `waits`: it goes once that is [said](Self::go_on) and no
+    /// sooner. `comes`: it is on its way to here.
+    pub(super) fn give(
+        &mut self,
+        below: &mut Below<'_>,
+        number: u64,
+        gift: Gift,
+        waits: bool,
+        comes: bool,
+    ) -> Result<MoveName, NotGiven> {
         let Gift { tuple, family, size, options, receiver, flow, holder_at, acceptor, acceptor_at, after } = gift;
         let holder = flow.peer();
-        if !self.config.enabled {
+        if !below.config().enabled {
             return Err(NotGiven::Disabled);
         }
-        if acceptor == self.me() {
+        if acceptor == below.me() {
             return Err(NotGiven::Here);
         }
-        let is_used = self.donations.contains_key(&number) || self.entrusted.contains_key(&number);
-        if self.moving.contains(&tuple) || self.giving.contains(&flow) || is_used {
+        let is_used = self.donations.contains_key(&number) || self.entrusted.contains(number);
+        if comes || self.moving.contains(&tuple) || self.giving.contains(&flow) || is_used {
             return Err(NotGiven::Moving);
         }
-        if self.donations.len() + self.entrusted.len() >= self.config.most {
+        if self.donations.len() + self.entrusted.len() >= below.config().most {
             return Err(NotGiven::TooMany);
         }
-        if !self.gives(at.now, &acceptor, &tuple, self.name(number)) {
+        let (now, name) = (below.now(), below.own(number));
+        if !below.permits().gives(now, &acceptor, &tuple, name) {
             return Err(NotGiven::Stranger);
         }
-        for (key, hint) in [(holder, holder_at), (acceptor, acceptor_at)] {
-            self.hints.extend(hint.map(|hint| (key, hint)));
-        }
+        below.hint(holder, holder_at);
+        below.hint(acceptor, acceptor_at);
         let unknown = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
-        let holder_at = if holder == self.me() { None } else { at.around.whereabouts(&holder).or(holder_at) };
+        let holder_at = if holder == below.me() { None } else { below.around().whereabouts(&holder).or(holder_at) };
         let request = Request {
             holder: *holder.as_bytes(),
             holder_at: holder_at.unwrap_or(unknown),
@@ -188,30 +210,25 @@ impl Moves {
             gone: false,
             why: None,
             outcome: None,
-            asked: at.now,
-            until: at.now + PREPARED_WITHIN,
+            asked: below.now(),
+            until: below.now() + PREPARED_WITHIN,
         };
-        if holder == self.me() && !self.held.contains_key(&flow) {
-            // Nobody else is there to hold the far end.
-            self.lend(flow, tuple.mirrored());
-        }
-        self.enter(at, number, donation);
-        self.hear_own(at);
-        Ok(self.name(number))
+        self.enter(below, number, donation);
+        Ok(name)
     }
 
     /// A daemon before this one left a move in the middle.
-    pub(super) fn restore_donation(&mut self, at: At<'_>, saved: &SavedDonation, found: Found) {
+    pub(super) fn restore(&mut self, below: &mut Below<'_>, saved: &SavedDonation, found: Found) {
         let SavedDonation { name, tuple, flow, holder_at, acceptor } = *saved;
         let holder = flow.peer();
         if found == Found::Awake {
             // It was not frozen yet, or is awake again: no ticket of it is good any more.
-            self.say(at, holder, Record::Recall { number: name.number, flow: flow.value(), gone: false });
-            self.effect("forgetting a move", MoveOp::ForgetDonation { name });
-            self.event(MoveEvent::Kept { name, why: Refusal::Cancelled });
+            below.say(holder, Record::Recall { number: name.number, flow: flow.value(), gone: false });
+            below.effect("forgetting a move", MoveOp::ForgetDonation { name });
+            below.event(MoveEvent::Kept { name, why: Refusal::Cancelled });
             return;
         }
-        self.hints.extend(holder_at.map(|hint| (holder, hint)));
+        below.hint(holder, holder_at);
         let family = if tuple.local.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
         let request = Request {
             holder: *holder.as_bytes(),
@@ -238,24 +255,31 @@ impl Moves {
             gone: found == Found::Gone,
             why: Some(Refusal::Cancelled),
             outcome: None,
-            asked: at.now,
-            until: at.now + DECIDED_WITHIN,
+            asked: below.now(),
+            until: below.now() + DECIDED_WITHIN,
         };
-        self.enter(at, name.number, donation);
+        self.enter(below, name.number, donation);
     }
 
-    fn enter(&mut self, at: At<'_>, number: u64, donation: Donation) {
-        self.limit(donation.until, Limit::Donation(number));
-        self.wait(at, &[], &donation.waits_for());
+    fn enter(&mut self, below: &mut Below<'_>, number: u64, donation: Donation) {
+        self.limits.add(donation.until, number);
+        below.wait(&[], &donation.waits_for());
         self.moving.insert(donation.request.tuple);
+        below.reserve(donation.request.tuple, true);
         self.giving.insert(FlowName::requested(&donation.request));
         self.promised += u64::from(donation.request.size);
         self.donations.insert(number, donation);
-        self.say_donation(at, number, None);
+        self.say_donation(below, number, None);
+    }
+
+    /// A host has forgotten what it was told: all that it is to answer is said anew.
+    pub(super) fn say_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
+        let donations: Vec<u64> = self.donations.keys().copied().collect();
+        donations.into_iter().for_each(|number| self.say_donation(below, number, Some(to)));
     }
 
     /// Says what a move waits to be answered: all, or what one host is to answer.
-    pub(super) fn say_donation(&mut self, at: At<'_>, number: u64, to: Option<PublicKey>) {
+    fn say_donation(&mut self, below: &mut Below<'_>, number: u64, to: Option<PublicKey>) {
         let Some(of) = self.donations.get(&number) else { return };
         let (holder, acceptor, stage, flow, after) = (of.holder, of.acceptor, of.stage, of.request.flow, of.after);
         let meant = |key: PublicKey| to.is_none_or(|to| to == key);
@@ -267,7 +291,7 @@ impl Moves {
                 }
                 if of.announced.is_none() && meant(holder) {
                     let acceptor = *acceptor.as_bytes();
-                    let longer = Self::takes(self.promised).as_secs();
+                    let longer = takes(self.promised).as_secs();
                     let lifetime = LIFETIME.saturating_add(u32::try_from(longer).unwrap_or(u32::MAX));
                     words.push((holder, Record::Announce { number, flow, lifetime, acceptor }));
                     words.extend(after.map(|first| (holder, Record::Belongs { number, flow, first })));
@@ -284,13 +308,13 @@ impl Moves {
             Stage::Recalling if meant(holder) => words.push((holder, Record::Recall { number, flow, gone: of.gone })),
             _ => {}
         }
-        words.into_iter().for_each(|(to, record)| self.say(at, to, record));
+        words.into_iter().for_each(|(to, record)| below.say(to, record));
     }
 
     /// Brings a move to another stage.
-    fn turn(&mut self, at: At<'_>, number: u64, stage: Stage) {
-        let (name, me) = (self.name(number), self.me());
-        let taken_within = TAKEN_WITHIN + Self::takes(self.promised);
+    fn turn(&mut self, below: &mut Below<'_>, number: u64, stage: Stage) {
+        let (name, me) = (below.own(number), below.me());
+        let taken_within = TAKEN_WITHIN + takes(self.promised);
         let Some(of) = self.donations.get_mut(&number) else { return };
         let before = of.waits_for();
         of.stage = stage;
@@ -304,127 +328,82 @@ impl Moves {
             _ => None,
         };
         if let Some(within) = within {
-            let old = std::mem::replace(&mut of.until, at.now + within);
+            let old = std::mem::replace(&mut of.until, below.now() + within);
             let until = of.until;
-            self.limits.remove(&(old, Limit::Donation(number)));
-            self.limit(until, Limit::Donation(number));
+            self.limits.remove(old, number);
+            self.limits.add(until, number);
         }
-        self.wait(at, &before, &after);
+        below.wait(&before, &after);
         let asked = Asked::Donation(number);
         match stage {
             Stage::Preparing => {}
-            Stage::Prepared => self.event(MoveEvent::Prepared { name }),
+            Stage::Prepared => below.event(MoveEvent::Prepared { name }),
             Stage::Saving => {
-                let holder_at = (holder != me).then(|| at.around.whereabouts(&holder)).flatten();
+                let holder_at = (holder != me).then(|| below.around().whereabouts(&holder)).flatten();
                 let saved = SavedDonation { name, tuple, flow, holder_at, acceptor };
-                self.op(MoveOp::SaveDonation(saved), asked);
+                below.ask(MoveOp::SaveDonation(saved), asked);
             }
             Stage::Freezing => {
-                self.op(MoveOp::Freeze { name, flow: tuple }, asked);
+                below.ask(MoveOp::Freeze { name, flow: tuple }, asked);
             }
             Stage::Dumping => {
-                self.op(MoveOp::Dump { name }, asked);
+                below.ask(MoveOp::Dump { name }, asked);
             }
-            Stage::Offered | Stage::Recalling => self.say_donation(at, number, None),
+            Stage::Offered | Stage::Recalling => self.say_donation(below, number, None),
             Stage::Destroying => {
-                self.op(MoveOp::Destroy { name, forward: Some(acceptor) }, asked);
+                below.ask(MoveOp::Destroy { name, forward: Some(acceptor) }, asked);
             }
             Stage::Thawing => {
-                self.op(MoveOp::Thaw { name }, asked);
+                below.ask(MoveOp::Thaw { name }, asked);
             }
         }
     }
 
     /// A move is over, one way or the other.
-    fn end_donation(&mut self, at: At<'_>, number: u64, event: MoveEvent) {
+    fn end_donation(&mut self, below: &mut Below<'_>, number: u64, event: MoveEvent) {
         let is_gone = matches!(event, MoveEvent::Given { .. } | MoveEvent::Lost { .. });
-        if self.close_donation(at, number, is_gone).is_some() {
-            self.event(event);
+        if self.close_donation(below, number, is_gone).is_some() {
+            below.event(event);
         }
     }
 
     /// Nothing is left to do for a move.
-    fn close_donation(&mut self, at: At<'_>, number: u64, is_gone: bool) -> Option<Donation> {
-        let name = self.name(number);
+    fn close_donation(&mut self, below: &mut Below<'_>, number: u64, is_gone: bool) -> Option<Donation> {
+        let name = below.own(number);
         let of = self.donations.remove(&number)?;
-        self.wait(at, &of.waits_for(), &[]);
-        self.limits.remove(&(of.until, Limit::Donation(number)));
+        below.wait(&of.waits_for(), &[]);
+        self.limits.remove(of.until, number);
         self.moving.remove(&of.request.tuple);
+        below.reserve(of.request.tuple, false);
         self.giving.remove(&FlowName::requested(&of.request));
         self.promised -= u64::from(of.request.size);
         if !of.is_untouched() {
-            self.effect("forgetting a move", MoveOp::ForgetDonation { name });
+            below.effect("forgetting a move", MoveOp::ForgetDonation { name });
         }
-        if of.holder == self.me() {
-            self.take_in_unmoved(FlowName::requested(&of.request));
+        if of.holder == below.me() {
+            self.over.push(FlowName::requested(&of.request));
         }
-        self.settle_grant(name, is_gone);
+        below.permits().settle(name, is_gone);
         Some(of)
     }
 
     /// The socket is the acceptor's, and has ended here. What was in it is kept until that goes on there (P-145).
-    fn entrust(&mut self, at: At<'_>, number: u64) {
-        let Some(Donation { acceptor, request, snapshot, outcome, .. }) = self.close_donation(at, number, true) else {
+    fn entrust(&mut self, below: &mut Below<'_>, number: u64) {
+        let Some(Donation { acceptor, request, snapshot, outcome, .. }) = self.close_donation(below, number, true)
+        else {
             return;
         };
         // A daemon before this one may have written it down.
         if !is_told_of(&request) || snapshot.is_empty() {
-            let name = self.name(number);
-            return self.event(MoveEvent::Given { name, to: acceptor });
+            let name = below.own(number);
+            return below.event(MoveEvent::Given { name, to: acceptor });
         }
-        let until = at.now + AWAKE_WITHIN;
-        let entrusted = Entrusted { acceptor, snapshot, until };
-        match outcome {
-            Some(outcome) => self.conclude(number, entrusted, outcome),
-            None => {
-                self.limit(until, Limit::Entrusted(number));
-                self.wait(at, &[], &[acceptor]);
-                self.entrusted.insert(number, entrusted);
-            }
-        }
-    }
-
-    fn end_entrusted(&mut self, at: At<'_>, number: u64, outcome: Result<(), Refusal>) {
-        let Some(of) = self.entrusted.remove(&number) else { return };
-        self.limits.remove(&(of.until, Limit::Entrusted(number)));
-        self.wait(at, &[of.acceptor], &[]);
-        self.conclude(number, of, outcome);
-    }
-
-    fn conclude(&mut self, number: u64, of: Entrusted, outcome: Result<(), Refusal>) {
-        let (name, to) = (self.name(number), of.acceptor);
-        self.event(match outcome {
-            Ok(()) => MoveEvent::Given { name, to },
-            Err(why) => MoveEvent::LostThere { name, to, why, snapshot: of.snapshot },
-        });
-    }
-
-    /// The acceptor has not said in time what has become of a socket. It may say so later.
-    pub(super) fn handle_entrusted_limit(&mut self, at: At<'_>, number: u64) {
-        let Some(acceptor) = self.entrusted.get(&number).filter(|of| of.until <= at.now).map(|of| of.acceptor) else {
-            return;
-        };
-        if self.unheard.len() >= MOST_UNHEARD {
-            self.unheard.pop_front();
-        }
-        self.unheard.push_back((number, acceptor));
-        self.end_entrusted(at, number, Err(Refusal::AcceptorUnreached));
-    }
-
-    /// The acceptor says what has become of a socket after people were told that it had not. `false`: it is none of these.
-    fn handle_late_outcome(&mut self, number: u64, from: PublicKey, outcome: Result<(), Refusal>) -> bool {
-        let Some(at) = self.unheard.iter().position(|of| *of == (number, from)) else { return false };
-        self.unheard.remove(at);
-        let name = self.name(number);
-        self.event(MoveEvent::HeardOf { name, to: from, outcome });
-        true
+        self.entrusted.add(below, number, acceptor, snapshot, outcome);
     }
 
     /// The acceptor says what has become of a socket that is its own by now.
-    fn handle_outcome(&mut self, at: At<'_>, number: u64, from: PublicKey, outcome: Result<(), Refusal>) {
-        if self.entrusted.get(&number).is_some_and(|of| of.acceptor == from) {
-            self.end_entrusted(at, number, outcome);
-        } else if !self.handle_late_outcome(number, from, outcome)
+    fn handle_outcome(&mut self, below: &mut Below<'_>, number: u64, from: PublicKey, outcome: Result<(), Refusal>) {
+        if !self.entrusted.handle_outcome(below, number, from, outcome)
             && let Some(of) = self.donations.get_mut(&number).filter(|of| of.acceptor == from)
         {
             // The holder's word is on its way, or acted upon.
@@ -433,20 +412,20 @@ impl Moves {
     }
 
     /// A move is not to be.
-    fn abort(&mut self, at: At<'_>, number: u64, why: Refusal) {
-        let name = self.name(number);
+    fn abort(&mut self, below: &mut Below<'_>, number: u64, why: Refusal) {
+        let name = below.own(number);
         let Some(of) = self.donations.get_mut(&number) else { return };
         of.why.get_or_insert(why);
         let (holder, acceptor, flow, why) = (of.holder, of.acceptor, of.request.flow, of.why.unwrap_or(why));
         match of.stage {
             Stage::Preparing | Stage::Prepared => {
-                self.say(at, acceptor, Record::Cancel { number });
-                self.say(at, holder, Record::Recall { number, flow, gone: false });
-                self.end_donation(at, number, MoveEvent::Kept { name, why });
+                below.say(acceptor, Record::Cancel { number });
+                below.say(holder, Record::Recall { number, flow, gone: false });
+                self.end_donation(below, number, MoveEvent::Kept { name, why });
             }
             Stage::Offered => {
-                self.say(at, acceptor, Record::Cancel { number });
-                self.turn(at, number, Stage::Recalling);
+                below.say(acceptor, Record::Cancel { number });
+                self.turn(below, number, Stage::Recalling);
             }
             // Looked at when the op is done, or a decision is on its way already.
             Stage::Saving | Stage::Freezing | Stage::Dumping => {}
@@ -454,9 +433,15 @@ impl Moves {
         }
     }
 
-    /// The acceptor may have nothing of this host's any more.
-    pub(super) fn forbid_donation(&mut self, at: At<'_>, number: u64) {
-        self.abort(at, number, Refusal::NotAllowed);
+    /// Ends what is under way to hosts that may have nothing of this one's any more, as far as it is not decided.
+    pub(super) fn end_unpermitted(&mut self, below: &mut Below<'_>) {
+        let given: Vec<(u64, PublicKey)> = self.donations.iter().map(|(number, of)| (*number, of.acceptor)).collect();
+        for (number, acceptor) in given {
+            let name = below.own(number);
+            if !below.permits().lets_go(&acceptor, name) {
+                self.abort(below, number, Refusal::NotAllowed);
+            }
+        }
     }
 
     /// Why its holder, which is this host, will say that a move is not to be.
@@ -469,40 +454,40 @@ impl Moves {
     /// The acceptor says how it stands.
     pub(super) fn handle_answer(
         &mut self,
-        at: At<'_>,
+        below: &mut Below<'_>,
         number: u64,
         from: PublicKey,
         standing: AcceptorStanding,
         refusal: Option<Refusal>,
     ) {
         match standing {
-            AcceptorStanding::GoesOn => return self.handle_outcome(at, number, from, Ok(())),
+            AcceptorStanding::GoesOn => return self.handle_outcome(below, number, from, Ok(())),
             AcceptorStanding::Lost => {
-                return self.handle_outcome(at, number, from, Err(refusal.unwrap_or(Refusal::NotWoken)));
+                return self.handle_outcome(below, number, from, Err(refusal.unwrap_or(Refusal::NotWoken)));
             }
             _ => {}
         }
         let Some(of) = self.donations.get_mut(&number).filter(|of| of.acceptor == from) else { return };
         if standing == AcceptorStanding::Ready {
-            self.ready_last.insert(from, at.now);
+            self.ready_last.insert(from, below.now());
         }
         match standing {
             AcceptorStanding::Ready if of.stage == Stage::Preparing => {
                 let before = of.waits_for();
                 of.ready = true;
                 let after = of.waits_for();
-                self.wait(at, &before, &after);
-                self.begin(at, number);
+                below.wait(&before, &after);
+                self.begin(below, number);
             }
             AcceptorStanding::Ready => {}
-            _ => self.abort(at, number, refusal.unwrap_or(Refusal::NotRestored)),
+            _ => self.abort(below, number, refusal.unwrap_or(Refusal::NotRestored)),
         }
     }
 
     /// The holder knows of the move, or does not want to.
     pub(super) fn handle_announced(
         &mut self,
-        at: At<'_>,
+        below: &mut Below<'_>,
         number: u64,
         from: PublicKey,
         sequence: u32,
@@ -514,39 +499,39 @@ impl Moves {
             return;
         }
         if let Some(refusal) = refusal {
-            self.abort(at, number, refusal);
+            self.abort(below, number, refusal);
             return;
         }
         let before = of.waits_for();
         of.announced = Some((sequence, lifetime));
         let after = of.waits_for();
-        self.wait(at, &before, &after);
-        self.begin(at, number);
+        below.wait(&before, &after);
+        self.begin(below, number);
     }
 
     /// Begins if both are ready.
-    fn begin(&mut self, at: At<'_>, number: u64) {
+    fn begin(&mut self, below: &mut Below<'_>, number: u64) {
         let ready = self.donations.get(&number).filter(|of| of.ready && of.announced.is_some());
         match ready.map(|of| of.waits) {
-            Some(true) => self.turn(at, number, Stage::Prepared),
-            Some(false) => self.turn(at, number, Stage::Saving),
+            Some(true) => self.turn(below, number, Stage::Prepared),
+            Some(false) => self.turn(below, number, Stage::Saving),
             None => {}
         }
     }
 
     /// A socket whose move [waits](Self::give) is to go. `false`: it does not wait, or is not being moved any more.
-    pub(super) fn go_on(&mut self, at: At<'_>, number: u64) -> bool {
+    pub(super) fn go_on(&mut self, below: &mut Below<'_>, number: u64) -> bool {
         let Some(of) = self.donations.get_mut(&number).filter(|of| of.waits && of.is_untouched()) else { return false };
         of.waits = false;
-        self.begin(at, number);
+        self.begin(below, number);
         true
     }
 
-    pub(super) fn handle_donation_done(&mut self, at: At<'_>, number: u64, result: Result<OpDone, OpFailed>) {
-        let name = self.name(number);
+    pub(super) fn handle_done(&mut self, below: &mut Below<'_>, number: u64, result: Result<OpDone, OpFailed>) {
+        let name = below.own(number);
         let failed = result.as_ref().err().map(OpFailed::told);
         if let Err(failed) = &result {
-            self.event(MoveEvent::OpFailed { what: "moving a socket away", error: failed.sentence.clone() });
+            below.event(MoveEvent::OpFailed { what: "moving a socket away", error: failed.sentence.clone() });
         }
         let Some(of) = self.donations.get_mut(&number) else { return };
         let (holder, acceptor, flow) = (of.holder, of.acceptor, of.request.flow);
@@ -556,9 +541,9 @@ impl Moves {
             Stage::Saving | Stage::Freezing => {
                 of.frozen |= of.stage == Stage::Freezing && failed.is_none();
                 match (of.stage, of.why) {
-                    (Stage::Saving, None) => self.turn(at, number, Stage::Freezing),
-                    (Stage::Freezing, None) => self.turn(at, number, Stage::Dumping),
-                    (_, Some(_)) => self.take_back(at, number),
+                    (Stage::Saving, None) => self.turn(below, number, Stage::Freezing),
+                    (Stage::Freezing, None) => self.turn(below, number, Stage::Dumping),
+                    (_, Some(_)) => self.take_back(below, number),
                     (_, None) => {}
                 }
             }
@@ -568,63 +553,63 @@ impl Moves {
                     of.snapshot = snapshot;
                     let acceptor = *acceptor.as_bytes();
                     let mut ticket = Ticket { name, flow, acceptor, sequence, lifetime, mac: [0; 16] };
-                    let signed = self.sign(&mut ticket, holder);
+                    let signed = self.tickets.sign(&mut ticket, holder);
                     if let Some(of) = self.donations.get_mut(&number).filter(|_| signed) {
                         of.ticket = Some(ticket);
-                        self.turn(at, number, Stage::Offered);
+                        self.turn(below, number, Stage::Offered);
                         return;
                     }
                 }
-                self.take_back(at, number);
+                self.take_back(below, number);
             }
             Stage::Destroying => {
                 // Where it failed the copy stays at rest.
-                self.say(at, holder, Record::Settled { number });
+                below.say(holder, Record::Settled { number });
                 match why_before {
-                    Some(Refusal::NoSuchFlow) => self.end_donation(at, number, MoveEvent::Lost { name }),
-                    _ => self.entrust(at, number),
+                    Some(Refusal::NoSuchFlow) => self.end_donation(below, number, MoveEvent::Lost { name }),
+                    _ => self.entrust(below, number),
                 }
             }
             Stage::Thawing if failed.is_some() || of.gone => {
                 of.gone = true;
-                self.turn(at, number, Stage::Recalling);
+                self.turn(below, number, Stage::Recalling);
             }
             Stage::Thawing => {
                 let why = of.why.unwrap_or(Refusal::Cancelled);
-                self.end_donation(at, number, MoveEvent::Kept { name, why });
+                self.end_donation(below, number, MoveEvent::Kept { name, why });
             }
             Stage::Preparing | Stage::Prepared | Stage::Offered | Stage::Recalling => {}
         }
     }
 
     /// No ticket is out: the socket goes on here, whatever the others think.
-    fn take_back(&mut self, at: At<'_>, number: u64) {
-        let name = self.name(number);
+    fn take_back(&mut self, below: &mut Below<'_>, number: u64) {
+        let name = below.own(number);
         let Some(of) = self.donations.get_mut(&number) else { return };
         let (holder, acceptor, flow) = (of.holder, of.acceptor, of.request.flow);
         let why = *of.why.get_or_insert(Refusal::NotKept);
         let (frozen, gone) = (of.frozen, of.gone);
-        self.say(at, acceptor, Record::Cancel { number });
+        below.say(acceptor, Record::Cancel { number });
         match (frozen, gone) {
-            (true, true) => self.turn(at, number, Stage::Recalling),
+            (true, true) => self.turn(below, number, Stage::Recalling),
             (true, false) => {
-                self.say(at, holder, Record::Recall { number, flow, gone: false });
-                self.turn(at, number, Stage::Thawing);
+                below.say(holder, Record::Recall { number, flow, gone: false });
+                self.turn(below, number, Stage::Thawing);
             }
             (false, _) => {
-                self.say(at, holder, Record::Recall { number, flow, gone: false });
-                self.end_donation(at, number, MoveEvent::Kept { name, why });
+                below.say(holder, Record::Recall { number, flow, gone: false });
+                self.end_donation(below, number, MoveEvent::Kept { name, why });
             }
         }
     }
 
     /// The holder has decided.
-    pub(super) fn handle_decided(&mut self, at: At<'_>, number: u64, from: PublicKey, decision: Decision) {
-        let name = self.name(number);
+    pub(super) fn handle_decided(&mut self, below: &mut Below<'_>, number: u64, from: PublicKey, decision: Decision) {
+        let name = below.own(number);
         let Some(of) = self.donations.get_mut(&number).filter(|of| of.holder == from) else {
             if decision == Decision::Committed {
                 // This host has acted on it already.
-                self.say(at, from, Record::Settled { number });
+                below.say(from, Record::Settled { number });
             }
             return;
         };
@@ -634,38 +619,38 @@ impl Moves {
         let (gone, acceptor) = (of.gone, of.acceptor);
         let Request { tuple, flow, .. } = of.request;
         if decision == Decision::Committed && tuple.is_unconnected() {
-            self.part_with_tenancy(at, FlowName::new(from, flow));
+            below.change(FlowChange::Part { lease: FlowName::new(from, flow) });
         }
         match decision {
             Decision::Committed if gone => {
-                self.changes.push_back(FlowChange::Release { tuple });
-                self.say(at, from, Record::Settled { number });
-                self.end_donation(at, number, MoveEvent::Given { name, to: acceptor });
+                below.change(FlowChange::Release { tuple });
+                below.say(from, Record::Settled { number });
+                self.end_donation(below, number, MoveEvent::Given { name, to: acceptor });
             }
             Decision::Committed => {
                 // What its kernel says of a socket that is not here any more does not go out.
-                self.changes.push_back(FlowChange::Release { tuple });
-                self.turn(at, number, Stage::Destroying);
+                below.change(FlowChange::Release { tuple });
+                self.turn(below, number, Stage::Destroying);
             }
             Decision::Revoked | Decision::NoSuchFlow if gone => {
-                self.end_donation(at, number, MoveEvent::Lost { name });
+                self.end_donation(below, number, MoveEvent::Lost { name });
             }
             Decision::Revoked if self.is_given_twice(number) => {
                 // Another move of the socket is undecided, which a daemon before this one has left: that one tells.
-                self.end_donation(at, number, MoveEvent::Kept { name, why: Refusal::Cancelled });
+                self.end_donation(below, number, MoveEvent::Kept { name, why: Refusal::Cancelled });
             }
             Decision::Revoked => {
                 let Some(of) = self.donations.get_mut(&number) else { return };
                 of.why.get_or_insert(Refusal::Cancelled);
-                self.say(at, acceptor, Record::Cancel { number });
-                self.turn(at, number, Stage::Thawing);
+                below.say(acceptor, Record::Cancel { number });
+                self.turn(below, number, Stage::Thawing);
             }
             // What was decided is not known any more; whichever it was, the far end of this is over.
             Decision::NoSuchFlow => {
                 let Some(of) = self.donations.get_mut(&number) else { return };
                 of.why = Some(Refusal::NoSuchFlow);
-                self.changes.push_back(FlowChange::Release { tuple: of.request.tuple });
-                self.turn(at, number, Stage::Destroying);
+                below.change(FlowChange::Release { tuple: of.request.tuple });
+                self.turn(below, number, Stage::Destroying);
             }
             Decision::Other(_) => {}
         }
@@ -678,44 +663,76 @@ impl Moves {
         self.donations.values().filter(same).nth(1).is_some()
     }
 
-    pub(super) fn handle_donation_limit(&mut self, at: At<'_>, number: u64) {
-        let name = self.name(number);
-        let Some(of) = self.donations.get_mut(&number).filter(|of| of.until <= at.now) else { return };
+    fn handle_limit(&mut self, below: &mut Below<'_>, number: u64) {
+        let name = below.own(number);
+        let Some(of) = self.donations.get_mut(&number).filter(|of| of.until <= below.now()) else { return };
         let holder = of.holder;
         if of.stage == Stage::Preparing && of.announced.is_some() {
             let answered = self.ready_last.get(&of.acceptor).map(|last| *last + PREPARED_WITHIN);
             let until = answered.map_or(of.until, |until| until.min(of.asked + PREPARED_AT_LAST));
-            if until > at.now {
+            if until > below.now() {
                 of.until = until;
-                self.limit(until, Limit::Donation(number));
+                self.limits.add(until, number);
                 return;
             }
         }
         match of.stage {
             Stage::Preparing => {
                 let why = if of.announced.is_none() { Refusal::HolderUnreached } else { Refusal::AcceptorUnreached };
-                self.abort(at, number, why);
+                self.abort(below, number, why);
             }
-            Stage::Prepared => self.abort(at, number, Refusal::Cancelled),
-            Stage::Offered => self.abort(at, number, Refusal::Expired),
-            Stage::Recalling => self.event(MoveEvent::Undecided { name, holder }),
+            Stage::Prepared => self.abort(below, number, Refusal::Cancelled),
+            Stage::Offered => self.abort(below, number, Refusal::Expired),
+            Stage::Recalling => below.event(MoveEvent::Undecided { name, holder }),
             _ => {}
         }
     }
 
     /// The program that had a socket is gone, and the socket with it.
-    pub(super) fn handle_donor_gone(&mut self, at: At<'_>, number: u64) {
+    pub(super) fn handle_gone(&mut self, below: &mut Below<'_>, number: u64) {
         let Some(of) = self.donations.get_mut(&number) else { return };
         of.gone = true;
         if of.stage == Stage::Recalling {
-            self.say_donation(at, number, None);
+            self.say_donation(below, number, None);
         }
-        self.abort(at, number, Refusal::Cancelled);
+        self.abort(below, number, Refusal::Cancelled);
     }
 
     /// Whoever asked for a move wants it no more.
-    pub(super) fn cancel(&mut self, at: At<'_>, number: u64) {
-        self.abort(at, number, Refusal::Cancelled);
-        self.hear_own(at);
+    pub(super) fn cancel(&mut self, below: &mut Below<'_>, number: u64) {
+        self.abort(below, number, Refusal::Cancelled);
+    }
+
+    pub(super) fn handle_timeout(&mut self, below: &mut Below<'_>) {
+        while let Some(number) = self.limits.pop(below.now()) {
+            self.handle_limit(below, number);
+        }
+        self.entrusted.handle_timeout(below);
+        if self.donations.is_empty() {
+            self.tickets.forget();
+            self.ready_last.clear();
+        }
+    }
+
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.limits.next().into_iter().chain(self.entrusted.deadline()).min()
+    }
+
+    /// Entries of all tables together, with a byte of a snapshot each.
+    pub(super) fn entries(&self) -> usize {
+        let given: usize = self.donations.values().map(|of| of.snapshot.len()).sum();
+        let tables = self.donations.len() + self.moving.len() + self.giving.len() + self.limits.len();
+        tables + given + self.entrusted.entries()
+    }
+}
+
+#[cfg(test)]
+impl Donor {
+    pub(super) fn tickets(&mut self) -> &mut Tickets {
+        &mut self.tickets
+    }
+
+    pub(super) fn under_way(&self) -> usize {
+        self.donations.len()
     }
 }

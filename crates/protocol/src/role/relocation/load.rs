@@ -10,9 +10,9 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::moving::{LoadStanding, MAX_PART, MoveName, Record};
 use whimbrel_wire::snapshot::MAX_LEN;
 
-use super::{At, Limit, MoveEvent, Moves};
 use crate::Time;
-use crate::node::Node;
+use crate::base::event::relocation::MoveEvent;
+use crate::binding::transfer::Below;
 
 /// How long nothing may come of a load, at either end, before it is given up.
 const STILL_WITHIN: Duration = Duration::from_secs(30);
@@ -43,26 +43,29 @@ struct Coming {
 }
 
 impl Loads {
+    /// When nothing has come of one of them for too long.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        let leaving = self.leaving.values().map(|load| load.until);
+        leaving.chain(self.coming.values().map(|load| load.until)).min()
+    }
+
     /// Entries of all tables together, with a byte each.
     pub(super) fn entries(&self) -> usize {
         let leaving: usize = self.leaving.values().map(|load| 1 + load.bytes.len()).sum();
         leaving + self.coming.values().map(|load| 1 + load.bytes.len()).sum::<usize>()
     }
-}
 
-impl Moves {
     /// Sends what a process needs ahead of its connections.
-    pub(super) fn send_load(&mut self, at: At<'_>, number: u64, to: PublicKey, bytes: Vec<u8>) {
-        let until = at.now + STILL_WITHIN;
-        let heard = self.lanes.heard(&to);
-        self.loads.leaving.insert(number, Leaving { to, bytes, heard, until });
-        self.limit(until, Limit::Load);
-        self.wait(at, &[], &[to]);
-        self.say_load(at, number);
+    pub(super) fn send(&mut self, below: &mut Below<'_>, number: u64, to: PublicKey, bytes: Vec<u8>) {
+        let until = below.now() + STILL_WITHIN;
+        let heard = below.heard(&to);
+        self.leaving.insert(number, Leaving { to, bytes, heard, until });
+        below.wait(&[], &[to]);
+        self.say_load(below, number);
     }
 
-    fn say_load(&mut self, at: At<'_>, number: u64) {
-        let Some(load) = self.loads.leaving.get(&number) else { return };
+    fn say_load(&mut self, below: &mut Below<'_>, number: u64) {
+        let Some(load) = self.leaving.get(&number) else { return };
         let (to, total) = (load.to, u32::try_from(load.bytes.len()).unwrap_or(u32::MAX));
         let part = |(part, bytes): (usize, &[u8])| Record::Load {
             number,
@@ -71,23 +74,23 @@ impl Moves {
             bytes: bytes.to_vec(),
         };
         let records: Vec<Record> = load.bytes.chunks(MAX_PART).enumerate().map(part).collect();
-        records.into_iter().for_each(|record| self.say(at, to, record));
+        records.into_iter().for_each(|record| below.say(to, record));
     }
 
     /// Of what was sent to a host that has forgotten it.
-    pub(super) fn say_loads_again(&mut self, at: At<'_>, to: PublicKey) {
-        let numbers = self.loads.leaving.iter().filter(|(_, load)| load.to == to).map(|(number, _)| *number);
-        numbers.collect::<Vec<_>>().into_iter().for_each(|number| self.say_load(at, number));
+    pub(super) fn say_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
+        let numbers = self.leaving.iter().filter(|(_, load)| load.to == to).map(|(number, _)| *number);
+        numbers.collect::<Vec<_>>().into_iter().for_each(|number| self.say_load(below, number));
     }
 
     /// A part of what another host's process needs.
-    pub(super) fn handle_load(&mut self, at: At<'_>, name: MoveName, total: u32, offset: u32, bytes: &[u8]) {
+    pub(super) fn handle_load(&mut self, below: &mut Below<'_>, name: MoveName, total: u32, offset: u32, bytes: &[u8]) {
         let (from, number) = (PublicKey::from(name.donor), name.number);
-        let refusal = if !self.config.enabled || !self.config.processes {
+        let refusal = if !below.config().enabled || !below.config().processes {
             Some("it is not configured to take processes (`processes = true`)")
-        } else if !self.trusts(&from) {
+        } else if !below.permits().trusts(&from) {
             Some("it takes no processes from this host")
-        } else if total as usize > MAX_LEN || u64::from(total) > self.config.bytes {
+        } else if total as usize > MAX_LEN || u64::from(total) > below.config().bytes {
             Some("that is more than it takes")
         } else if total == 0 {
             Some("nothing was sent of it")
@@ -96,94 +99,73 @@ impl Moves {
         };
         if let Some(refusal) = refusal {
             if offset == 0 {
-                self.answer_load(at, name, LoadStanding::Refused, refusal);
+                answer_load(below, name, LoadStanding::Refused, refusal);
             }
             return;
         }
         if offset == 0 {
-            let until = at.now + STILL_WITHIN;
-            self.loads.coming.insert(from, Coming { number, total, bytes: Vec::new(), until });
-            self.limit(until, Limit::Load);
+            let until = below.now() + STILL_WITHIN;
+            self.coming.insert(from, Coming { number, total, bytes: Vec::new(), until });
         }
-        let Some(load) = self.loads.coming.get_mut(&from).filter(|load| load.number == number) else { return };
+        let Some(load) = self.coming.get_mut(&from).filter(|load| load.number == number) else { return };
         if total != load.total || offset as usize != load.bytes.len() {
-            self.loads.coming.remove(&from);
-            self.answer_load(at, name, LoadStanding::Refused, "what came of it does not fit together");
+            self.coming.remove(&from);
+            answer_load(below, name, LoadStanding::Refused, "what came of it does not fit together");
             return;
         }
         load.bytes.extend_from_slice(bytes);
-        load.until = at.now + STILL_WITHIN;
+        load.until = below.now() + STILL_WITHIN;
         if load.bytes.len() == total as usize
-            && let Some(load) = self.loads.coming.remove(&from)
+            && let Some(load) = self.coming.remove(&from)
         {
-            self.event(MoveEvent::Loaded { name, bytes: load.bytes });
+            below.event(MoveEvent::Loaded { name, bytes: load.bytes });
         }
-    }
-
-    fn answer_load(&mut self, at: At<'_>, name: MoveName, standing: LoadStanding, sentence: &str) {
-        let sentence = sentence.as_bytes().to_vec();
-        self.say(at, PublicKey::from(name.donor), Record::Loaded { number: name.number, standing, sentence });
     }
 
     /// The acceptor says how a process stands.
     pub(super) fn handle_loaded(
         &mut self,
-        at: At<'_>,
+        below: &mut Below<'_>,
         from: PublicKey,
         number: u64,
         standing: LoadStanding,
         sentence: &[u8],
     ) {
-        if self.loads.leaving.get(&number).is_some_and(|load| load.to == from) {
-            self.loads.leaving.remove(&number);
-            self.wait(at, &[from], &[]);
+        if self.leaving.get(&number).is_some_and(|load| load.to == from) {
+            self.leaving.remove(&number);
+            below.wait(&[from], &[]);
         }
         let sentence = String::from_utf8_lossy(sentence).into_owned();
-        self.event(MoveEvent::LoadAnswered { from, number, standing, sentence });
+        below.event(MoveEvent::LoadAnswered { from, number, standing, sentence });
     }
 
     /// Loads that nothing comes of are given up, at either end.
-    pub(super) fn handle_load_limit(&mut self, at: At<'_>) {
-        self.loads.coming.retain(|_, load| load.until > at.now);
-        for load in self.loads.leaving.values_mut() {
-            let heard = self.lanes.heard(&load.to);
+    pub(super) fn handle_timeout(&mut self, below: &mut Below<'_>) {
+        let now = below.now();
+        if self.deadline().is_none_or(|due| due > now) {
+            return;
+        }
+        self.coming.retain(|_, load| load.until > now);
+        for load in self.leaving.values_mut() {
+            let heard = below.heard(&load.to);
             if std::mem::replace(&mut load.heard, heard) != heard {
-                load.until = at.now + STILL_WITHIN;
+                load.until = now + STILL_WITHIN;
             }
         }
-        let times = self.loads.coming.values().map(|load| load.until);
-        let next: Vec<Time> = times.chain(self.loads.leaving.values().map(|load| load.until)).collect();
-        next.into_iter().filter(|until| *until > at.now).for_each(|until| self.limit(until, Limit::Load));
         let late: Vec<u64> =
-            self.loads.leaving.iter().filter(|(_, load)| load.until <= at.now).map(|(number, _)| *number).collect();
+            self.leaving.iter().filter(|(_, load)| load.until <= now).map(|(number, _)| *number).collect();
         for number in late {
-            let Some(load) = self.loads.leaving.remove(&number) else { continue };
-            self.wait(at, &[load.to], &[]);
+            let Some(load) = self.leaving.remove(&number) else { continue };
+            below.wait(&[load.to], &[]);
             let sentence = "it does not answer, or takes no processes".to_owned();
             let (from, standing) = (load.to, LoadStanding::Refused);
-            self.event(MoveEvent::LoadAnswered { from, number, standing, sentence });
+            below.event(MoveEvent::LoadAnswered { from, number, standing, sentence });
         }
     }
 }
 
-impl Node {
-    /// Sends what a process needs ahead of its connections, whose host will be `to`. What comes of it is told by
-    /// [`MoveEvent::LoadAnswered`] under the number that is given back. `None`: this host takes no part in moves, or may not give that
-    /// host anything.
-    pub fn send_load(&mut self, now: Time, to: PublicKey, bytes: Vec<u8>) -> Option<u64> {
-        let number = self.base.random().u64();
-        let sent = self.with_moves(now, |moves, at| {
-            let may = moves.config.enabled && moves.may_go_to(&to);
-            if may {
-                moves.send_load(at, number, to, bytes);
-            }
-            may
-        });
-        sent.unwrap_or(false).then_some(number)
-    }
-
-    /// Tells the donor of a process how it stands here.
-    pub fn answer_load(&mut self, now: Time, name: MoveName, standing: LoadStanding, sentence: &str) {
-        self.with_moves(now, |moves, at| moves.answer_load(at, name, standing, sentence));
-    }
+/// Tells the donor of a process how it stands here.
+pub(super) fn answer_load(below: &mut Below<'_>, name: MoveName, standing: LoadStanding, sentence: &str) {
+    let sentence = sentence.as_bytes().to_vec();
+    below.say(PublicKey::from(name.donor), Record::Loaded { number: name.number, standing, sentence });
 }

@@ -7,8 +7,8 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::MoveName;
 
-use super::FlowName;
-use super::holder::Held;
+use super::Held;
+use crate::base::flow_name::FlowName;
 
 /// All of them. Others say which of them are looked for, so none is found by looking through all.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ impl Table {
     pub(super) fn insert(&mut self, flow: FlowName, held: Held) {
         self.remove(&flow);
         self.of_owners.entry(flow.peer()).or_default().insert(flow);
-        if let Some(far) = held.lent() {
+        if let Some(far) = held.lent {
             self.lent.entry(far).or_default().insert(flow);
         }
         self.all.insert(flow, held);
@@ -52,7 +52,7 @@ impl Table {
                 self.of_owners.remove(&flow.peer());
             }
         }
-        self.forget_lent(flow, held.lent());
+        self.forget_lent(flow, held.lent);
         self.leave_behind(flow);
         Some(held)
     }
@@ -60,7 +60,7 @@ impl Table {
     /// The far end of a flow is another host's, which runs nothing, and leads to this one; or it is this host's own.
     pub(super) fn set_lent(&mut self, flow: &FlowName, far: Option<FlowTuple>) {
         let Some(held) = self.all.get_mut(flow) else { return };
-        let before = held.set_lent(far);
+        let before = std::mem::replace(&mut held.lent, far);
         self.forget_lent(flow, before);
         if let Some(far) = far {
             self.lent.entry(far).or_default().insert(*flow);

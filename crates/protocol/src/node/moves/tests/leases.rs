@@ -65,7 +65,7 @@ fn endpoints_are_lent_to_whom_the_anchor_knows_and_as_long_as_they_are_asked_for
     assert!(anchor.carry_out().is_empty());
     anchor.hear(DONOR, Record::Return { number: 1 });
     assert_eq!(anchor.carry_out(), [taken_back(1)]);
-    anchor.moves.stop_lending(true);
+    anchor.moves.lessor.stop_lending(true);
     anchor.hear(DONOR, Record::Lease { number: 4, ends: ends() });
     assert_eq!(leased(&mut anchor, DONOR), Err(Refusal::Stopping));
 }
@@ -99,7 +99,7 @@ fn who_asks_for_what_is_not_lent_is_told_what_is() {
     tenant.hear(THIEF, Record::Offer { number: 1, ports: vec![(1, 2)] });
     tenant.hear(HOLDER, offer);
     tenant.hear(HOLDER, Record::Leased { number: 1, outcome: Err(Refusal::NotLent) });
-    let event = tenant.moves.poll_event();
+    let event = tenant.moves.outbox.poll_event();
     let (anchor, offered) = (key(HOLDER), vec![(8000, 8999)]);
     let expected = MoveEvent::NotLeased { number: 1, anchor, ends: ends(), why: Refusal::NotLent, offered };
     assert_eq!(event, Some(expected));
@@ -130,20 +130,23 @@ fn a_tenant_is_told_that_its_anchor_is_not_reached_at_what_it_lends() {
     tenant.hear(HOLDER, Record::Leased { number: 1, outcome: Ok(Granted { ends: ends(), lifetime: 60 }) });
     let (id, _) = tenant.op();
     tenant.moves.handle_done(At { now: tenant.now, around: &Known }, id, Ok(OpDone::Done));
-    assert!(matches!(tenant.moves.poll_event(), Some(MoveEvent::Leased { .. })), "it is told before it is on lease");
+    assert!(
+        matches!(tenant.moves.outbox.poll_event(), Some(MoveEvent::Leased { .. })),
+        "it is told before it is on lease"
+    );
     tenant.hear(THIEF, unreached.clone());
     tenant.hear(HOLDER, reached.clone());
-    assert_eq!(tenant.moves.poll_event(), None);
+    assert_eq!(tenant.moves.outbox.poll_event(), None);
     let mut hears = |records: &[&Record], after| {
         tenant.pass(after);
         records.iter().for_each(|record| tenant.hear(HOLDER, (*record).clone()));
-        std::iter::from_fn(|| tenant.moves.poll_event()).collect::<Vec<_>>()
+        std::iter::from_fn(|| tenant.moves.outbox.poll_event()).collect::<Vec<_>>()
     };
     let told = |reached| vec![MoveEvent::Reached { anchor: key(HOLDER), ends: ends(), reached }];
     assert_eq!(hears(&[&unreached], 0), told(false));
     assert_eq!(hears(&[&unreached], 0), [], "it says nothing new");
     assert_eq!(hears(&[&reached], 10), told(true));
-    assert_eq!(tenant.moves.limits.len(), 1);
+    assert_eq!(tenant.moves.tenant.limits(), 1);
 }
 
 #[test]
@@ -158,7 +161,7 @@ fn an_anchor_that_says_something_new_all_the_time_is_told_of_now_and_then() {
     says(&mut tenant, false);
     let (id, _) = tenant.op();
     tenant.done(id);
-    let told = |tenant: &mut Host| std::iter::from_fn(|| tenant.moves.poll_event()).collect::<Vec<_>>();
+    let told = |tenant: &mut Host| std::iter::from_fn(|| tenant.moves.outbox.poll_event()).collect::<Vec<_>>();
     let event = |reached| MoveEvent::Reached { anchor: key(HOLDER), ends: ends(), reached };
     let events = told(&mut tenant);
     assert!(matches!(&events[..], [MoveEvent::Leased { .. }, last] if *last == event(false)), "{events:?}");
@@ -182,9 +185,9 @@ fn an_anchor_that_says_something_new_all_the_time_is_told_of_now_and_then() {
     says(&mut tenant, true);
     says(&mut tenant, false);
     told(&mut tenant);
-    assert_eq!(tenant.moves.limits.len(), 2);
+    assert_eq!(tenant.moves.tenant.limits(), 2);
     tenant.hear(HOLDER, Record::Leased { number: 1, outcome: Err(Refusal::Expired) });
-    assert!(tenant.moves.limits.is_empty(), "{:?}", tenant.moves.limits);
+    assert!(tenant.moves.tenant.limits() == 0);
 }
 
 #[test]
@@ -199,8 +202,8 @@ fn who_is_cut_off_as_it_is_told_of_an_address_hears_of_it_later() {
         lend_for(&mut anchor, 1, granted);
         let told_in_vain = |anchor: &mut Host, unreached: BTreeSet<IpAddr>| {
             anchor.moves.note_unreached(At { now: anchor.now, around: &Known }, unreached);
-            while anchor.moves.lanes.wants(&key(DONOR)) {
-                while anchor.moves.poll_message(anchor.now, &key(DONOR)).is_some() {}
+            while anchor.moves.records.wants(&key(DONOR)) {
+                while anchor.moves.records.poll(anchor.now, &key(DONOR)).is_some() {}
                 let due = anchor.moves.deadline(At { now: anchor.now, around: &Known });
                 anchor.now = due.expect("it is given up").max(anchor.now + Duration::from_millis(1));
                 anchor.moves.handle_timeout(At { now: anchor.now, around: &Known });
@@ -305,7 +308,7 @@ fn what_has_ended_at_its_owner_depends_on_nobody() {
     anchor.hear(DONOR, claim);
     anchor.carry_out();
     assert_eq!(verdict(&mut anchor, DONOR), None);
-    let passed_on = |anchor: &Host| anchor.moves.dependents().passed_on.len();
+    let passed_on = |anchor: &Host| anchor.moves.relocation.passed_on(key(HOLDER)).count();
     assert_eq!(passed_on(&anchor), 1);
     anchor.hear(THIEF, Record::Ending { flow: FLOW });
     anchor.hear(DONOR, Record::Ending { flow: FLOW + 1 });
@@ -369,7 +372,7 @@ fn what_is_passed_on_for_a_host_that_is_revoked_is_over() {
     // P-105
     let claimed = || {
         let mut anchor = lessor();
-        anchor.moves.config.accept_from.clear();
+        anchor.moves.accept_nobody();
         set_members(&mut anchor, &[DONOR]);
         lend(&mut anchor, 1);
         anchor.hear(DONOR, Record::Claim { flow: FLOW, tuple: far().mirrored(), wire_port: 2048, hidden: false });
@@ -387,7 +390,7 @@ fn what_is_passed_on_for_a_host_that_is_revoked_is_over() {
     anchor.change_flows();
     assert_eq!(anchor.ended, [far()]);
     assert!(anchor.carry_out().contains(&forgotten));
-    assert!(anchor.moves.held.is_empty() && anchor.moves.leases.is_empty());
+    assert!(anchor.moves.relocation.held().is_empty() && anchor.moves.lessor.names().is_empty());
     // It is revoked while the claim is being kept.
     let mut anchor = claimed();
     let (id, _) = anchor.op();
@@ -396,7 +399,7 @@ fn what_is_passed_on_for_a_host_that_is_revoked_is_over() {
     anchor.change_flows();
     assert_eq!((&anchor.ended[..], &anchor.led[..]), (&[far()][..], &[][..]));
     assert!(anchor.carry_out().contains(&forgotten));
-    assert!(anchor.moves.held.is_empty());
+    assert!(anchor.moves.relocation.held().is_empty());
     // The connection has moved on to a host that is none of the community's any more; or was given by a grant to one that never was.
     for (revoked, goes_on) in [(true, false), (false, true)] {
         let mut anchor = claimed();
@@ -481,7 +484,7 @@ fn a_lease_that_ran_out_before_it_was_asked_for_anew_is_not_taken_for_refused() 
     tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Err(Refusal::Expired) });
     tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Ok(Granted { ends: ends(), lifetime: 60 }) });
     assert!(tenant.said(HOLDER).is_empty() && tenant.carry_out().is_empty());
-    assert_eq!(tenant.moves.lessor_of(ends().first), Some(key(HOLDER)));
+    assert_eq!(tenant.moves.tenant.lessor_of(ends().first), Some(key(HOLDER)));
     // In force it is over with that word.
     tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Err(Refusal::Expired) });
     assert_eq!(tenant.carry_out(), [MoveOp::Vacate { lease: with(HOLDER, 7) }]);

@@ -12,25 +12,27 @@ mod together;
 
 mod liars;
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::message::Message;
 use whimbrel_wire::moving::{
-    AcceptorStanding, Decision, LoadStanding, MAX_PART, MoveName, Record, Request, Stretch, Terms, Ticket,
+    AcceptorStanding, Decision, LoadStanding, MAX_PART, MoveName, Record, Refusal, Request, Stretch, Terms, Ticket,
 };
 use whimbrel_wire::snapshot::Family;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::flows::FlowChange;
 use super::{
-    Around, At, FlowName, LeaseName, MoveEvent, MoveOp, MoveOpId, Moves, Moving, OpDone, OpFailed, Refusal, SavedHeld,
+    Around, At, FlowChange, FlowName, Gift, LeaseName, MoveOpId, Moves, Moving, NotGiven, OpDone, OpFailed, Permits,
+    SavedHeld, SavedLease, SavedTenancy,
 };
 use crate::Time;
+use crate::base::event::relocation::MoveEvent;
 use crate::base::op::PeerId;
+use crate::base::op::relocation::MoveOp;
 
 const FLOW: u64 = 77;
 const NUMBER: u64 = 5;
@@ -110,6 +112,94 @@ impl Around for Known {
     }
 }
 
+/// What is asked of it directly.
+impl Moves {
+    fn accept_from(&mut self, donor: PublicKey) {
+        self.config.accept_from.push(donor);
+        self.permits = Permits::new(self.config.accept_from.clone());
+    }
+
+    fn accept_nobody(&mut self) {
+        self.config.accept_from.clear();
+        self.permits = Permits::new(Vec::new());
+    }
+
+    fn hear(&mut self, at: At<'_>, from: PublicKey, record: Record) {
+        self.roles(at).hear(from, record);
+    }
+
+    fn give(&mut self, at: At<'_>, number: u64, gift: Gift, waits: bool) -> Result<MoveName, NotGiven> {
+        let given = self.act(at, |roles| roles.relocation.give(&mut roles.below, number, gift, waits));
+        self.hear_own(at);
+        given
+    }
+
+    fn go_on(&mut self, at: At<'_>, number: u64) -> bool {
+        self.act(at, |roles| roles.relocation.go_on(&mut roles.below, number))
+    }
+
+    fn cancel(&mut self, at: At<'_>, number: u64) {
+        self.act(at, |roles| roles.relocation.cancel(&mut roles.below, number));
+        self.hear_own(at);
+    }
+
+    fn lend(&mut self, flow: FlowName, far: FlowTuple) {
+        self.relocation.lend(flow, far);
+    }
+
+    fn end_flow(&mut self, flow: FlowName) {
+        self.relocation.end_flow(&mut self.outbox, flow);
+    }
+
+    fn restore_held(&mut self, at: At<'_>, saved: &SavedHeld) {
+        self.act(at, |roles| roles.relocation.restore(&mut roles.below, &[], &[], std::slice::from_ref(saved)));
+    }
+
+    fn restore_leases(&mut self, at: At<'_>, saved: &[SavedLease]) {
+        self.act(at, |roles| roles.lessor.restore(&mut roles.below, saved));
+    }
+
+    fn restore_tenancies(&mut self, at: At<'_>, saved: &[SavedTenancy]) {
+        self.act(at, |roles| roles.tenant.restore(&mut roles.below, saved));
+    }
+
+    fn rent(&mut self, at: At<'_>, number: u64, anchor: PublicKey, anchor_at: Option<SocketAddr>, ends: Ends) {
+        self.act(at, |roles| roles.tenant.rent(&mut roles.below, number, anchor, anchor_at, ends));
+    }
+
+    fn rent_moved(&mut self, at: At<'_>, flow: FlowName, tuple: FlowTuple) -> Option<Result<(), String>> {
+        self.act(at, |roles| roles.tenant.rent_moved(&mut roles.below, flow, tuple))
+    }
+
+    fn part(&mut self, at: At<'_>, lease: FlowName) {
+        self.act(at, |roles| roles.tenant.part(&mut roles.below, lease));
+    }
+
+    fn handle_led(&mut self, at: At<'_>, flow: FlowName, result: Result<Terms, String>) {
+        self.act(at, |roles| roles.relocation.handle_led(&mut roles.below, flow, result));
+    }
+
+    fn handle_adopted(&mut self, at: At<'_>, name: MoveName, result: Result<(), String>) {
+        self.act(at, |roles| roles.handle_adopted(name, result));
+    }
+
+    fn note_unreached(&mut self, at: At<'_>, addresses: BTreeSet<IpAddr>) {
+        self.act(at, |roles| roles.lessor.note_unreached(&mut roles.below, addresses));
+    }
+
+    fn set_members(&mut self, at: At<'_>, members: BTreeSet<PublicKey>, revoked: BTreeSet<PublicKey>, limited: bool) {
+        self.act(at, |roles| {
+            roles.below.permits().set_members(members, revoked, limited);
+            roles.end_forbidden();
+        });
+        self.hear_own(at);
+    }
+
+    fn send_load(&mut self, at: At<'_>, number: u64, to: PublicKey, bytes: Vec<u8>) {
+        self.act(at, |roles| roles.relocation.send_load(&mut roles.below, number, to, bytes));
+    }
+}
+
 /// One host, whom others are made to speak to.
 struct Host {
     moves: Moves,
@@ -129,7 +219,7 @@ impl Host {
         let accept_from = vec![key(DONOR)];
         let config = Moving { enabled: true, accept_from, most: 4, bytes: 100_000, processes: true, lending: None };
         Self {
-            moves: Moves::new(secret(of), config, 0),
+            moves: Moves::new(&secret(of), config, 0),
             now: Time::from_micros(1_000_000),
             unread: BTreeMap::new(),
             led: Vec::new(),
@@ -154,18 +244,21 @@ impl Host {
     /// Its table of flows says what it is to say.
     fn change_flows(&mut self) {
         let at = At { now: self.now, around: &Known };
-        while let Some(change) = self.moves.changes.pop_front() {
+        while let Some(change) = self.moves.outbox.poll_change() {
             match change {
                 FlowChange::Lead { flow, lent: Some(far), .. } if far.mirrored().is_unconnected() => {
-                    if let Some(done) = self.moves.lend_moved(at, flow, far) {
-                        self.moves.handle_led(at, flow, done);
-                    }
+                    self.moves.act(at, |roles| {
+                        if let Some(done) = roles.lend_moved(flow, far) {
+                            roles.relocation.handle_led(&mut roles.below, flow, done);
+                        }
+                    });
                 }
                 FlowChange::Lead { flow, wire_port, .. } => {
                     self.led.push((flow.peer(), wire_port));
                     self.moves.handle_led(at, flow, Ok(terms()));
                 }
                 FlowChange::Adopt { name, .. } => self.moves.handle_adopted(at, name, Ok(())),
+                FlowChange::Part { lease } => self.moves.part(at, lease),
                 FlowChange::Release { tuple } => self.released.push(tuple),
                 FlowChange::End { tuple } => self.ended.push(tuple),
                 FlowChange::Remember { .. } => {}
@@ -179,7 +272,7 @@ impl Host {
         self.change_flows();
         let to = key(to);
         let bytes = self.unread.entry(to).or_default();
-        while let Some(message) = self.moves.poll_message(self.now, &to) {
+        while let Some(message) = self.moves.records.poll(self.now, &to) {
             if let Message::Stream(Stretch { stream, offset, bytes: some, .. }) = message {
                 bytes.extend_from_slice(&some);
                 let before = offset + some.len() as u64;
@@ -203,7 +296,7 @@ impl Host {
 
     fn ops(&mut self) -> Vec<(MoveOpId, MoveOp)> {
         self.change_flows();
-        std::iter::from_fn(|| self.moves.poll_op()).collect()
+        std::iter::from_fn(|| self.moves.outbox.poll_op()).collect()
     }
 
     /// The only op that it asks for.
@@ -277,7 +370,7 @@ fn ticket(number: u64, acceptor: usize, sequence: u32, lifetime: u32) -> Ticket 
     let acceptor = *key(acceptor).as_bytes();
     let mut ticket = Ticket { name: name(number), flow: FLOW, acceptor, sequence, lifetime, mac: [0; 16] };
     let mut donor = Host::new(DONOR);
-    assert!(donor.moves.sign(&mut ticket, key(HOLDER)));
+    assert!(donor.moves.relocation.sign(&mut ticket, key(HOLDER)));
     ticket
 }
 
@@ -346,7 +439,7 @@ fn a_ticket_that_is_presented_again_is_answered_and_changes_nothing() {
     holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor });
     let mut next = Ticket { sequence: ticket.sequence + 1, acceptor, ..ticket };
     next.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
-    assert!(Host::new(ACCEPTOR).moves.sign(&mut next, key(HOLDER)));
+    assert!(Host::new(ACCEPTOR).moves.relocation.sign(&mut next, key(HOLDER)));
     holder.hear(THIEF, present(next));
     holder.carry_out();
     holder.said(ACCEPTOR);
@@ -411,7 +504,7 @@ fn a_commit_is_not_overwritten_by_what_was_before_it() {
     holder.hear(ACCEPTOR, Record::Announce { number: 9, flow: FLOW, lifetime: 60, acceptor });
     let mut back = Ticket { sequence: first.sequence + 1, acceptor, ..first };
     back.name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
-    assert!(Host::new(ACCEPTOR).moves.sign(&mut back, key(HOLDER)));
+    assert!(Host::new(ACCEPTOR).moves.relocation.sign(&mut back, key(HOLDER)));
     holder.hear(DONOR, present(back));
     let (keep, op) = holder.op();
     assert!(matches!(op, MoveOp::SaveHeld(saved) if saved[0].flow.peer() == key(DONOR)));
@@ -452,7 +545,7 @@ fn a_lost_copy_closes_the_far_end_and_only_its_acceptor_may_say_so() {
     assert!(holder.said(DONOR).contains(&Record::Decided { number: NUMBER, decision: Decision::Committed }));
     holder.hear(DONOR, Record::Settled { number: NUMBER });
     assert_eq!(holder.carry_out(), [MoveOp::ForgetHeld { flow: with(ACCEPTOR, FLOW) }]);
-    assert!(holder.moves.held.is_empty());
+    assert!(holder.moves.relocation.held().is_empty());
 }
 
 fn request(port: u16, size: u32) -> Request {
@@ -498,7 +591,7 @@ fn an_acceptor_bounds_what_it_takes() {
     let no_room = |number| (number, AcceptorStanding::Refused, Some(Refusal::NoRoom));
     acceptor.hear(DONOR, Record::Ask { number: 6, request: request(3, 99_000) });
     assert_eq!(answers(acceptor.said(DONOR)), [no_room(6)]);
-    acceptor.moves.config.accept_from.push(key(THIEF));
+    acceptor.moves.accept_from(key(THIEF));
     acceptor.hear(THIEF, Record::Ask { number: 7, request: request(1, 10) });
     assert_eq!(answers(acceptor.said(THIEF)), [(7, AcceptorStanding::Refused, Some(Refusal::Busy))]);
     for number in 10..13 {
@@ -511,7 +604,7 @@ fn an_acceptor_bounds_what_it_takes() {
     assert_eq!(answers(acceptor.said(DONOR)), [no_room(NUMBER)]);
     (10..13).for_each(|number| acceptor.hear(DONOR, Record::Cancel { number }));
     assert!(acceptor.ops().iter().all(|(_, op)| matches!(op, MoveOp::Admit { .. } | MoveOp::ForgetAcceptance { .. })));
-    assert_eq!((acceptor.moves.reserved, acceptor.moves.acceptances.len()), (0, 0));
+    assert_eq!((acceptor.moves.relocation.reserved(), acceptor.moves.relocation.under_way().1), (0, 0));
 }
 
 #[test]
@@ -562,7 +655,7 @@ fn a_snapshot_that_does_not_fit_together_is_refused() {
         let refused = (NUMBER, AcceptorStanding::Refused, Some(Refusal::BadSnapshot));
         assert_eq!(answers(acceptor.said(DONOR)), [refused], "{records:?}");
         assert!(!acceptor.ops().iter().any(|(_, op)| matches!(op, MoveOp::Restore { .. })));
-        assert_eq!(acceptor.moves.reserved, 0);
+        assert_eq!(acceptor.moves.relocation.reserved(), 0);
     }
     // From its beginning again, as when the words had to be said anew.
     let mut acceptor = ready();
@@ -587,13 +680,13 @@ fn who_asks_and_does_not_listen_is_not_answered_for_ever() {
         let stretch = Stretch { stream: 1, fresh: true, offset, bytes: bytes.clone() };
         let at = At { now: acceptor.now, around: &Known };
         acceptor.moves.handle_stretch(at, key(THIEF), stretch);
-        let limit = acceptor.moves.poll_message(acceptor.now, &key(THIEF));
+        let limit = acceptor.moves.records.poll(acceptor.now, &key(THIEF));
         offset += bytes.len() as u64;
         drop(limit);
     }
     let entries = acceptor.moves.entries();
     assert!(entries < 2 << 20, "{entries}");
-    assert!(acceptor.moves.ticket_keys.is_empty() && acceptor.ops().is_empty());
+    assert!(acceptor.moves.relocation.keys() == 0 && acceptor.ops().is_empty());
 }
 
 #[test]
@@ -615,7 +708,7 @@ impl Three {
         let mut any = false;
         for from in 0..3 {
             for to in (0..3).filter(|to| *to != from) {
-                while let Some(message) = self.hosts[from].moves.poll_message(self.hosts[from].now, &key(to)) {
+                while let Some(message) = self.hosts[from].moves.records.poll(self.hosts[from].now, &key(to)) {
                     (any, self.datagrams) = (true, self.datagrams + 1);
                     let at = At { now: self.hosts[to].now, around: &Known };
                     match message {
@@ -676,10 +769,9 @@ fn thousands_move_at_once() {
         };
         assert!(three.hosts[DONOR].moves.give(at, 1_000_000 + flow, gift, false).is_ok());
     }
-    let taken = |three: &Three| three.hosts[HOLDER].moves.held.keys().all(|flow| flow.peer() == key(ACCEPTOR));
-    let busy = |three: &Three| {
-        three.hosts.iter().any(|host| !host.moves.donations.is_empty() || !host.moves.acceptances.is_empty())
-    };
+    let taken =
+        |three: &Three| three.hosts[HOLDER].moves.relocation.held().iter().all(|flow| flow.peer() == key(ACCEPTOR));
+    let busy = |three: &Three| three.hosts.iter().any(|host| host.moves.relocation.under_way() != (0, 0));
     while busy(&three) {
         if !three.step() {
             three.pass();
@@ -723,7 +815,7 @@ fn is_answered(donor: &mut Host, standing: AcceptorStanding, refusal: Option<Ref
 }
 
 fn events(host: &mut Host) -> Vec<MoveEvent> {
-    std::iter::from_fn(|| host.moves.poll_event()).collect()
+    std::iter::from_fn(|| host.moves.outbox.poll_event()).collect()
 }
 
 #[test]
@@ -849,7 +941,7 @@ fn a_socket_that_waits_goes_when_that_is_said_and_not_before() {
 /// A host that takes sockets of the donor since that belongs to its community, and not otherwise.
 fn of_one_community(of: usize) -> Host {
     let mut host = Host::new(of);
-    host.moves.config.accept_from.clear();
+    host.moves.accept_nobody();
     set_members(&mut host, &[DONOR, ACCEPTOR]);
     host
 }
@@ -888,10 +980,10 @@ fn a_donor_that_is_revoked_hands_nothing_over_that_is_not_decided() {
             let refused = (NUMBER, AcceptorStanding::Refused, Some(Refusal::NotAllowed));
             assert!(answers(acceptor.said(DONOR)).contains(&refused), "after {steps} steps");
             assert!(!after.iter().any(|op| matches!(op, MoveOp::Thaw { .. })));
-            assert_eq!((acceptor.moves.reserved, acceptor.moves.acceptances.len()), (0, 0));
+            assert_eq!((acceptor.moves.relocation.reserved(), acceptor.moves.relocation.under_way().1), (0, 0));
         } else {
             // The holder alone decides.
-            assert_eq!(acceptor.moves.acceptances.len(), 1);
+            assert_eq!(acceptor.moves.relocation.under_way().1, 1);
         }
         acceptor.hear(DONOR, Record::Ask { number: NUMBER + 1, request: request(9, 10) });
         let refused = (NUMBER + 1, AcceptorStanding::Refused, Some(Refusal::NotAllowed));

@@ -53,7 +53,7 @@ fn a_socket_is_given_once_it_goes_on_there() {
     is_answered(&mut donor, AcceptorStanding::Lost, Some(Refusal::NotWoken));
     donor.pass(60);
     assert_eq!(events(&mut donor), [], "it is said once");
-    assert_eq!(donor.moves.entries(), donor.moves.lanes.entries(), "nothing is left of it");
+    assert_eq!(donor.moves.entries(), donor.moves.records.entries(), "nothing is left of it");
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn two_hosts_have_a_flow_each_of_one_name_and_each_moves_its_own() {
         "{ops:?}"
     );
     assert_eq!(verdict(&mut holder, ACCEPTOR), None);
-    assert!(holder.moves.held.contains_key(&with(THIEF, FLOW)));
+    assert!(holder.moves.relocation.held().contains(&with(THIEF, FLOW)));
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn who_has_no_flow_of_a_name_can_do_nothing_with_it() {
     assert_eq!(holder.said(THIEF), [Record::Decided { number: NUMBER, decision: Decision::NoSuchFlow }]);
     holder.hear(THIEF, Record::Belongs { number: NUMBER, flow: FLOW, first: 1 });
     assert!(holder.carry_out().is_empty() && holder.released.is_empty());
-    assert_eq!(holder.moves.held.indexed()[2..], [0, 0]);
+    assert_eq!(holder.moves.relocation.indexed()[2..], [0, 0]);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_former_owner_knows_the_name_and_has_no_flow_of_it() {
         // As far as the table of flows knows the flow may still be the donor's.
         let table = Introduced(with(DONOR, FLOW), far());
         holder.hear_among(&table, DONOR, announce_of(NUMBER + 1, THIEF));
-        holder.moves.changes.clear();
+        while holder.moves.outbox.poll_change().is_some() {}
         let said = holder.said(DONOR);
         let Some(Record::Announced { refusal, .. }) = said.last() else { panic!("{said:?}") };
         assert_eq!(*refusal, (!led).then_some(Refusal::NoSuchFlow));
@@ -161,7 +161,7 @@ fn nothing_is_committed_to_a_host_that_has_another_flow_of_that_name() {
     let Some(Record::Announced { sequence, lifetime, refusal: None, .. }) = said.last() else { panic!("{said:?}") };
     let name = MoveName { donor: *key(THIEF).as_bytes(), number: NUMBER };
     let mut of_thief = Ticket { name, sequence: *sequence, lifetime: *lifetime, ..ticket };
-    assert!(Host::new(THIEF).moves.sign(&mut of_thief, key(HOLDER)));
+    assert!(Host::new(THIEF).moves.relocation.sign(&mut of_thief, key(HOLDER)));
     holder.hear(ACCEPTOR, present(ticket));
     holder.hear(ACCEPTOR, present(of_thief));
     assert_eq!(verdict(&mut holder, ACCEPTOR), Some(Refusal::Taken));
@@ -184,7 +184,7 @@ fn a_flow_comes_back_to_who_had_it() {
     let name = MoveName { donor: *key(ACCEPTOR).as_bytes(), number: 9 };
     let acceptor = *key(DONOR).as_bytes();
     let mut ticket = Ticket { name, flow: FLOW, acceptor, sequence: *sequence, lifetime: *lifetime, mac: [0; 16] };
-    assert!(Host::new(ACCEPTOR).moves.sign(&mut ticket, key(HOLDER)));
+    assert!(Host::new(ACCEPTOR).moves.relocation.sign(&mut ticket, key(HOLDER)));
     holder.hear(DONOR, present(ticket));
     let ops = holder.carry_out();
     let [MoveOp::SaveHeld(saved)] = &ops[..] else { panic!("{ops:?}") };
@@ -199,8 +199,8 @@ fn a_flow_comes_back_to_who_had_it() {
     holder.hear(DONOR, Record::Settled { number: NUMBER });
     holder.hear(ACCEPTOR, Record::Settled { number: 9 });
     holder.carry_out();
-    let keys: Vec<FlowName> = holder.moves.held.keys().copied().collect();
-    assert_eq!((keys, holder.moves.settling.len()), (vec![with(DONOR, FLOW)], 0));
+    let keys: Vec<FlowName> = holder.moves.relocation.held();
+    assert_eq!((keys, holder.moves.relocation.settling()), (vec![with(DONOR, FLOW)], 0));
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_claim_is_not_made_under_the_name_of_another_flow() {
         two.carry_out();
         assert_eq!(verdict(&mut two, host), None);
     }
-    let keys: Vec<FlowName> = two.moves.held.keys().copied().collect();
+    let keys: Vec<FlowName> = two.moves.relocation.held();
     assert_eq!(keys.len(), 2);
     // What is said again is answered again.
     two.hear(THIEF, claim(THIEF));
@@ -280,7 +280,7 @@ fn a_lease_of_another_host_does_not_end_with_a_socket_that_has_its_number() {
     lend(&mut holder, ends);
     lend(&mut holder, Ends { first: end.local, count: 1 });
     assert_eq!(verdict(&mut holder, ACCEPTOR), None);
-    let tenants: Vec<PublicKey> = holder.moves.leases.keys().map(|lease| lease.tenant).collect();
+    let tenants: Vec<PublicKey> = holder.moves.lessor.names().iter().map(|lease| lease.tenant).collect();
     assert!(tenants.contains(&key(THIEF)) && tenants.contains(&key(ACCEPTOR)), "{tenants:?}");
 }
 
@@ -317,15 +317,15 @@ fn an_acceptor_takes_no_socket_under_the_name_of_another_flow() {
     host.hear(DONOR, Record::Ask { number: 1, request });
     assert_eq!(refused(&mut host), None);
     assert_eq!(host.moves.rent_moved(at, with(HOLDER, FLOW), socket), None);
-    let leases: Vec<FlowName> = host.moves.tenancies.keys().copied().collect();
+    let leases: Vec<FlowName> = host.moves.tenant.names();
     assert!(leases.contains(&with(THIEF, FLOW)) && leases.contains(&with(HOLDER, FLOW)), "{leases:?}");
 }
 
 #[test]
 fn what_is_kept_is_found_by_the_next_daemon_under_its_owner() {
     let holder = committed();
-    let saved = holder.moves.held_to_save(with(ACCEPTOR, FLOW)).expect("saved");
-    assert_eq!(holder.moves.held_to_save(with(DONOR, FLOW)), None);
+    let saved = holder.moves.relocation.kept(with(ACCEPTOR, FLOW)).expect("saved");
+    assert_eq!(holder.moves.relocation.kept(with(DONOR, FLOW)), None);
     let mut next = Host::new(HOLDER);
     next.moves.restore_held(At { now: next.now, around: &Known }, &saved);
     next.carry_out();
@@ -341,8 +341,8 @@ fn what_is_kept_is_found_by_the_next_daemon_under_its_owner() {
     let mut next = Host::new(HOLDER);
     next.moves.restore_held(At { now: next.now, around: &Known }, &saved);
     next.hear_among(&table, DONOR, announce_of(3, THIEF));
-    next.moves.changes.clear();
+    while next.moves.outbox.poll_change().is_some() {}
     assert_eq!(answer(&mut next, DONOR), Some(Refusal::NoSuchFlow));
     next.moves.lend(with(DONOR, FLOW), far());
-    assert_eq!(next.moves.held.keys().collect::<Vec<_>>(), [&with(ACCEPTOR, FLOW)]);
+    assert_eq!(next.moves.relocation.held(), [with(ACCEPTOR, FLOW)]);
 }

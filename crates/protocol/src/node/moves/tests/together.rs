@@ -21,7 +21,7 @@ fn two_for(acceptor: usize) -> (Host, [Ticket; 2]) {
         let Some(Record::Announced { sequence, lifetime, refusal: None, .. }) = said.last() else { panic!("{said:?}") };
         let (sequence, lifetime) = (*sequence, *lifetime);
         let mut ticket = Ticket { name: name(number), flow, acceptor, sequence, lifetime, mac: [0; 16] };
-        assert!(Host::new(DONOR).moves.sign(&mut ticket, key(HOLDER)));
+        assert!(Host::new(DONOR).moves.relocation.sign(&mut ticket, key(HOLDER)));
         ticket
     });
     (holder, tickets)
@@ -80,7 +80,7 @@ fn what_comes_home_is_held_until_it_is_presented() {
     holder.hear(HOLDER, present(first));
     assert_eq!(saved(&holder.carry_out()).len(), 2);
     let rebound = |holder: &mut Host| {
-        let events = std::iter::from_fn(|| holder.moves.poll_event());
+        let events = std::iter::from_fn(|| holder.moves.outbox.poll_event());
         events.filter(|event| matches!(event, MoveEvent::Rebound { .. })).collect::<Vec<_>>()
     };
     let of = |flow| MoveEvent::Rebound { flow: with(HOLDER, flow), far: Some(far()) };

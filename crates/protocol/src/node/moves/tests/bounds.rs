@@ -18,7 +18,7 @@ fn a_flow_does_not_go_on_as_long_as_who_had_it_has_not_heard() {
         let name = MoveName { donor: *key(from).as_bytes(), number };
         let (sequence, lifetime) = (*sequence, *lifetime);
         let mut ticket = Ticket { name, flow: FLOW, acceptor, sequence, lifetime, mac: [0; 16] };
-        assert!(Host::new(from).moves.sign(&mut ticket, key(HOLDER)));
+        assert!(Host::new(from).moves.relocation.sign(&mut ticket, key(HOLDER)));
         holder.hear(to, Record::Present { ticket, wire_port: 2048 });
         holder.carry_out();
         let said = holder.said(to);
@@ -63,8 +63,8 @@ fn one_host_s_flows_leave_room_for_those_of_others() {
     assert_eq!(refusal(&mut holder, DONOR, 6), None);
     assert_eq!(refusal(&mut holder, THIEF, 1), None, "what is there already is no more");
     holder.pass(600);
-    assert!(holder.moves.held.is_empty());
-    assert_eq!(holder.moves.held.indexed(), [0; 4]);
+    assert!(holder.moves.relocation.held().is_empty());
+    assert_eq!(holder.moves.relocation.indexed(), [0; 4]);
 }
 
 /// Every host has every flow.
@@ -102,18 +102,19 @@ fn what_is_held_is_found_however_it_is_looked_for() {
         holder.moves.lend(with(DONOR, flow), other(flow as u16));
     }
     let found = |holder: &Host| {
-        let table = &holder.moves.held;
-        let of_owner: Vec<u64> = table.of(&key(DONOR)).map(|(flow, _)| flow.value()).collect();
-        let with_far = |port| table.with_far(&other(port)).map(|(flow, _)| flow.value()).collect::<Vec<u64>>();
-        let by_far: Vec<u64> = (1..=3).flat_map(with_far).collect();
+        let values = |flows: Vec<FlowName>| flows.iter().map(FlowName::value).collect::<Vec<u64>>();
+        let of_owner = values(holder.moves.relocation.held_of(&key(DONOR)).0);
+        let by_far = (1..=3).flat_map(|port| values(holder.moves.relocation.lent_as(&other(port)))).collect();
+        let by_far: Vec<u64> = by_far;
         (of_owner, by_far)
     };
     assert_eq!(found(&holder), (vec![1, 2, 3], vec![1, 2, 3]));
-    assert_eq!(holder.moves.held.count_of(&key(DONOR)), 3);
+    assert_eq!(holder.moves.relocation.held_of(&key(DONOR)).1, 3);
     holder.moves.end_flow(with(DONOR, 2));
     assert_eq!(found(&holder), (vec![1, 3], vec![1, 3]));
-    holder.moves.take_in_unmoved(with(DONOR, 3));
+    let at = At { now: holder.now, around: &Known };
+    holder.moves.act(at, |roles| roles.relocation.take_in_unmoved(&mut roles.below, with(DONOR, 3)));
     assert_eq!(found(&holder), (vec![1], vec![1]));
     holder.moves.end_flow(with(DONOR, 1));
-    assert_eq!(holder.moves.held.indexed(), [0; 4]);
+    assert_eq!(holder.moves.relocation.indexed(), [0; 4]);
 }

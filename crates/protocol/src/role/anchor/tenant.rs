@@ -1,18 +1,22 @@
 //! Having endpoints of an anchor's: the tenant's part (`docs/protocol.md` §11).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::lending::{Ends, Granted};
-use whimbrel_wire::moving::{MoveName, Record, Terms};
+use whimbrel_wire::moving::{MoveName, Record, Refusal, Terms};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::flows::FlowChange;
-use super::{
-    AGAIN, Asked, At, FlowName, Limit, MoveEvent, MoveOp, Moves, OpDone, OpFailed, Refusal, Rented, SavedTenancy,
-};
 use crate::Time;
+use crate::base::deadlines::Deadlines;
+use crate::base::event::relocation::MoveEvent;
+use crate::base::flow_name::FlowName;
+use crate::base::op::relocation::{MoveOp, Rented, SavedTenancy};
+use crate::base::output::{OpDone, OpFailed};
+use crate::base::watched::Watched;
+use crate::binding::transfer::{AGAIN, Asked, Below, FlowChange};
 
 /// How long an anchor may take to answer.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(8);
@@ -29,9 +33,29 @@ const PARTED_WITHIN: Duration = Duration::from_secs(10);
 /// A lease that lasts shorter is taken for one of so long: it is renewed all the time otherwise, and lost a little later.
 const LASTS_LEAST: Duration = Duration::from_secs(1);
 
+/// What others have lent to this host.
+#[derive(Debug, Default)]
+pub(crate) struct Tenant {
+    /// By what the two call the leases.
+    tenancies: Watched<BTreeMap<FlowName, Tenancy>>,
+    /// Connections of those endpoints, by the names that they are to have.
+    claims: BTreeMap<FlowName, Claim>,
+    limits: Deadlines<Limit>,
+}
+
+/// What has a deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Limit {
+    Tenancy(FlowName),
+    /// Whether the anchor of a lease is reached is told.
+    Reached(FlowName),
+    Claim(FlowName),
+    Adopt(MoveName),
+}
+
 /// Endpoints of another host's.
 #[derive(Debug)]
-pub(super) struct Tenancy {
+struct Tenancy {
     /// What was asked for, then what was granted.
     ends: Ends,
     /// The lease lasts until then.
@@ -83,7 +107,7 @@ enum Stage {
 
 /// A connection that is to be a flow of this host and the anchor.
 #[derive(Debug)]
-pub(super) struct Claim {
+struct Claim {
     tuple: FlowTuple,
     wire_port: u16,
     hidden: bool,
@@ -105,89 +129,94 @@ impl Tenancy {
     }
 }
 
-impl Moves {
+impl Tenant {
     /// Asks an anchor for endpoints; an event tells what comes of it. `number` is drawn by lot.
-    pub(super) fn rent(
+    pub(crate) fn rent(
         &mut self,
-        at: At<'_>,
+        below: &mut Below<'_>,
         number: u64,
         anchor: PublicKey,
         anchor_at: Option<SocketAddr>,
         ends: Ends,
     ) {
-        self.hints.extend(anchor_at.map(|hint| (anchor, hint)));
-        let due = at.now + ANSWERED_WITHIN;
+        below.hint(anchor, anchor_at);
+        let due = below.now() + ANSWERED_WITHIN;
         let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Asking);
         let offered = Vec::new();
         let tenancy = Tenancy { ends, until, due, lifetime, moved: None, offered, reach: Reach::default(), stage };
         let lease = FlowName::new(anchor, number);
         self.tenancies.insert(lease, tenancy);
-        self.limit(due, Limit::Tenancy(lease));
-        self.wait(at, &[], &[anchor]);
-        self.say(at, anchor, Record::Lease { number, ends });
+        self.limits.add(due, Limit::Tenancy(lease));
+        below.wait(&[], &[anchor]);
+        below.say(anchor, Record::Lease { number, ends });
     }
 
     /// A socket without another end has moved here (P-96): its endpoint is its holder's, who lends it. `None`: the result comes with that
     /// of an op, by [`Moves::handle_adopted`].
-    pub(super) fn rent_moved(&mut self, at: At<'_>, flow: FlowName, tuple: FlowTuple) -> Option<Result<(), String>> {
+    pub(crate) fn rent_moved(
+        &mut self,
+        below: &mut Below<'_>,
+        flow: FlowName,
+        tuple: FlowTuple,
+    ) -> Option<Result<(), String>> {
         match self.tenancies.get(&flow) {
             Some(tenancy) if tenancy.stage == Stage::Parting => {
                 // It comes back before it was gone. That its socket is there is found out, and the lease lasts again.
-                self.turn_tenancy(at, flow, Stage::Checking, Some(at.now + RESTORED_WITHIN));
-                self.occupy(at, flow);
+                self.turn_tenancy(below, flow, Stage::Checking, Some(below.now() + RESTORED_WITHIN));
+                self.occupy(below, flow);
                 return Some(Ok(()));
             }
             Some(_) => return Some(Ok(())),
-            None if flow.peer() == self.me() => return Some(Ok(())),
+            None if flow.peer() == below.me() => return Some(Ok(())),
             None => {}
         }
-        let due = at.now + ANSWERED_WITHIN * 6;
+        let due = below.now() + ANSWERED_WITHIN * 6;
         let ends = Ends { first: tuple.local, count: 1 };
         let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Occupying);
         let moved = Some(tuple.transport);
         let offered = Vec::new();
         self.tenancies
             .insert(flow, Tenancy { ends, until, due, lifetime, moved, offered, reach: Reach::default(), stage });
-        self.limit(due, Limit::Tenancy(flow));
-        self.occupy(at, flow);
+        self.limits.add(due, Limit::Tenancy(flow));
+        self.occupy(below, flow);
         None
     }
 
-    fn turn_tenancy(&mut self, at: At<'_>, lease: FlowName, stage: Stage, due: Option<Time>) {
+    fn turn_tenancy(&mut self, below: &mut Below<'_>, lease: FlowName, stage: Stage, due: Option<Time>) {
         let Some(tenancy) = self.tenancies.get_mut(&lease) else { return };
         let before = tenancy.is_awaited();
         tenancy.stage = stage;
         let after = tenancy.is_awaited();
         if let Some(due) = due {
             let old = std::mem::replace(&mut tenancy.due, due);
-            self.limits.remove(&(old, Limit::Tenancy(lease)));
-            self.limit(due, Limit::Tenancy(lease));
+            self.limits.remove(old, Limit::Tenancy(lease));
+            self.limits.add(due, Limit::Tenancy(lease));
         }
         let of = |awaited: bool| if awaited { vec![lease.peer()] } else { Vec::new() };
-        self.wait(at, &of(before), &of(after));
+        below.wait(&of(before), &of(after));
     }
 
     /// Has the caller make a place for the endpoints, or look whether it is needed.
-    fn occupy(&mut self, at: At<'_>, lease: FlowName) {
+    fn occupy(&mut self, below: &mut Below<'_>, lease: FlowName) {
         let Some(tenancy) = self.tenancies.get(&lease) else { return };
         let (anchor, ends, moved) = (lease.peer(), tenancy.ends, tenancy.moved);
         let fresh = tenancy.stage == Stage::Occupying;
-        match at.around.peer(&anchor) {
+        match below.around().peer(&anchor) {
             Some(peer) => {
-                let anchor_at = at.around.whereabouts(&anchor);
-                self.changes.push_back(FlowChange::Remember { key: anchor });
+                let anchor_at = below.around().whereabouts(&anchor);
+                below.change(FlowChange::Remember { key: anchor });
                 let op = MoveOp::Occupy { number: lease.value(), anchor, anchor_at, peer, ends, moved, fresh };
-                self.op(op, Asked::Tenancy(lease));
+                below.ask(op, Asked::Tenancy(lease));
             }
-            None => self.lose_tenancy(at, lease, Refusal::HolderUnreached),
+            None => self.lose_tenancy(below, lease, Refusal::HolderUnreached),
         }
     }
 
     /// An anchor says what it lends.
-    pub(super) fn handle_leased(&mut self, at: At<'_>, lease: FlowName, outcome: Result<Granted, Refusal>) {
+    pub(crate) fn handle_leased(&mut self, below: &mut Below<'_>, lease: FlowName, outcome: Result<Granted, Refusal>) {
         let Some(tenancy) = self.tenancies.get_mut(&lease) else {
             if outcome.is_ok() {
-                self.say(at, lease.peer(), Record::Return { number: lease.value() });
+                below.say(lease.peer(), Record::Return { number: lease.value() });
             }
             return;
         };
@@ -196,31 +225,31 @@ impl Moves {
             (Stage::Parting, Err(_)) => {}
             (Stage::Asking | Stage::Renewing, Ok(granted)) if tenancy.fits(&granted.ends) => {
                 tenancy.lifetime = Duration::from_secs(u64::from(granted.lifetime)).max(LASTS_LEAST);
-                tenancy.until = at.now + tenancy.lifetime;
+                tenancy.until = below.now() + tenancy.lifetime;
                 tenancy.ends = granted.ends;
                 let (fresh, until, due) =
-                    (tenancy.stage == Stage::Asking, tenancy.until, at.now + tenancy.lifetime / 3);
+                    (tenancy.stage == Stage::Asking, tenancy.until, below.now() + tenancy.lifetime / 3);
                 if fresh {
-                    self.turn_tenancy(at, lease, Stage::Occupying, Some(until));
-                    self.occupy(at, lease);
+                    self.turn_tenancy(below, lease, Stage::Occupying, Some(until));
+                    self.occupy(below, lease);
                 } else {
-                    self.turn_tenancy(at, lease, Stage::InForce, Some(due));
+                    self.turn_tenancy(below, lease, Stage::InForce, Some(due));
                 }
             }
             (Stage::Asking | Stage::Renewing, Ok(_)) => {
-                self.say(at, lease.peer(), Record::Return { number: lease.value() });
-                self.lose_tenancy(at, lease, Refusal::Taken);
+                below.say(lease.peer(), Record::Return { number: lease.value() });
+                self.lose_tenancy(below, lease, Refusal::Taken);
             }
             // The anchor said so before it heard that it is asked for anew, to a daemon before this one perhaps: the answer follows.
             (Stage::Renewing, Err(Refusal::Expired)) => {}
-            (_, Err(refusal)) => self.lose_tenancy(at, lease, refusal),
+            (_, Err(refusal)) => self.lose_tenancy(below, lease, refusal),
             // It was heard before.
             (Stage::Occupying | Stage::InForce | Stage::Checking | Stage::Parting, Ok(_)) => {}
         }
     }
 
     /// An anchor that refuses a lease says what it lends (P-129).
-    pub(super) fn handle_offer(&mut self, lease: FlowName, ports: Vec<(u16, u16)>) {
+    pub(crate) fn handle_offer(&mut self, lease: FlowName, ports: Vec<(u16, u16)>) {
         let asked = self.tenancies.get_mut(&lease).filter(|tenancy| tenancy.is_awaited());
         if let Some(tenancy) = asked {
             tenancy.offered = ports;
@@ -228,133 +257,137 @@ impl Moves {
     }
 
     /// An anchor says whether it is reached at what it lends (P-131).
-    pub(super) fn handle_reached(&mut self, at: At<'_>, lease: FlowName, reached: bool) {
+    pub(crate) fn handle_reached(&mut self, below: &mut Below<'_>, lease: FlowName, reached: bool) {
         let is_had = |tenancy: &&mut Tenancy| !matches!(tenancy.stage, Stage::Asking | Stage::Parting);
         let lent = self.tenancies.get_mut(&lease).filter(is_had);
         if let Some(tenancy) = lent {
             tenancy.reach.said = reached;
-            self.tell_reached(at, lease);
+            self.tell_reached(below, lease);
         }
     }
 
     /// Tells how it is last, if that was not told: now, or when some time has passed since the last time.
-    pub(super) fn tell_reached(&mut self, at: At<'_>, lease: FlowName) {
+    fn tell_reached(&mut self, below: &mut Below<'_>, lease: FlowName) {
         let Some(Tenancy { ends, reach, stage, .. }) = self.tenancies.get_mut(&lease) else { return };
         if reach.said == reach.told || matches!(stage, Stage::Asking | Stage::Occupying | Stage::Parting) {
             return;
         }
-        match reach.told_at.map(|told_at| told_at + TOLD_AGAIN).filter(|again| *again > at.now) {
-            Some(again) => self.limit(again, Limit::Reached(lease)),
+        match reach.told_at.map(|told_at| told_at + TOLD_AGAIN).filter(|again| *again > below.now()) {
+            Some(again) => self.limits.add(again, Limit::Reached(lease)),
             None => {
-                (reach.told, reach.told_at) = (reach.said, Some(at.now));
+                (reach.told, reach.told_at) = (reach.said, Some(below.now()));
                 let event = MoveEvent::Reached { anchor: lease.peer(), ends: *ends, reached: reach.said };
-                self.event(event);
+                below.event(event);
             }
         }
     }
 
-    /// There is a place for the endpoints, or it is needed still; or not.
-    pub(super) fn handle_occupied(&mut self, at: At<'_>, lease: FlowName, result: Result<OpDone, OpFailed>) {
+    /// There is a place for the endpoints, or it is needed still; or not. `comes`: a socket comes with them; gives what
+    /// [`Self::rent_moved`] comes to for it.
+    pub(crate) fn handle_occupied(
+        &mut self,
+        below: &mut Below<'_>,
+        lease: FlowName,
+        result: Result<OpDone, OpFailed>,
+        comes: bool,
+    ) -> Option<Result<(), String>> {
         let Some(tenancy) = self.tenancies.get(&lease) else {
-            self.effect("leaving endpoints of an anchor", MoveOp::Vacate { lease });
-            return;
+            below.effect("leaving endpoints of an anchor", MoveOp::Vacate { lease });
+            return None;
         };
         let (anchor, ends, until, third) = (lease.peer(), tenancy.ends, tenancy.until, tenancy.lifetime / 3);
         match (tenancy.stage, result) {
-            (Stage::Occupying, Err(failed)) if self.coming_with(&lease).is_some() => {
-                self.lose_tenancy(at, lease, failed.told());
-                if let Some(name) = self.coming_with(&lease) {
-                    self.handle_adopted(at, name, Err(failed.sentence));
-                }
+            (Stage::Occupying, Err(failed)) if comes => {
+                self.lose_tenancy(below, lease, failed.told());
+                return Some(Err(failed.sentence));
             }
             (Stage::Occupying, Ok(_)) => {
-                self.turn_tenancy(at, lease, Stage::InForce, Some(at.now + third));
-                self.event(MoveEvent::Leased { number: lease.value(), anchor, ends });
+                self.turn_tenancy(below, lease, Stage::InForce, Some(below.now() + third));
+                below.event(MoveEvent::Leased { number: lease.value(), anchor, ends });
                 // It may have been said with the lease.
-                self.tell_reached(at, lease);
-                if let Some(name) = self.coming_with(&lease) {
-                    self.handle_adopted(at, name, Ok(()));
-                }
+                self.tell_reached(below, lease);
+                return comes.then_some(Ok(()));
             }
             (Stage::Occupying, Err(failed)) => {
                 let why = failed.told();
-                self.event(MoveEvent::OpFailed {
+                below.event(MoveEvent::OpFailed {
                     what: "making a place for endpoints of an anchor",
                     error: failed.sentence,
                 });
-                self.say(at, anchor, Record::Return { number: lease.value() });
-                self.lose_tenancy(at, lease, why);
+                below.say(anchor, Record::Return { number: lease.value() });
+                self.lose_tenancy(below, lease, why);
             }
             (Stage::Checking, Ok(_)) => {
                 // Who has slept for longer asks nevertheless: the anchor knows whether it is over.
-                let until = until.max(at.now + ANSWERED_WITHIN);
-                self.turn_tenancy(at, lease, Stage::Renewing, Some(until));
-                self.say(at, anchor, Record::Lease { number: lease.value(), ends });
+                let until = until.max(below.now() + ANSWERED_WITHIN);
+                self.turn_tenancy(below, lease, Stage::Renewing, Some(until));
+                below.say(anchor, Record::Lease { number: lease.value(), ends });
             }
-            (Stage::Checking, Err(_)) => self.give_up_lease(at, lease),
+            (Stage::Checking, Err(_)) => self.give_up_lease(below, lease),
             (Stage::Asking | Stage::InForce | Stage::Renewing | Stage::Parting, _) => {}
         }
+        None
     }
 
     /// A socket without another end has gone on to another host, and its endpoint with it (P-115).
-    pub(super) fn part_with_tenancy(&mut self, at: At<'_>, lease: FlowName) {
+    pub(crate) fn part(&mut self, below: &mut Below<'_>, lease: FlowName) {
         if self.tenancies.get(&lease).is_some_and(|tenancy| tenancy.moved.is_some()) {
-            self.turn_tenancy(at, lease, Stage::Parting, Some(at.now + PARTED_WITHIN));
+            self.turn_tenancy(below, lease, Stage::Parting, Some(below.now() + PARTED_WITHIN));
         }
     }
 
     /// Nobody here needs the endpoints any more.
-    pub(super) fn give_up_lease(&mut self, at: At<'_>, lease: FlowName) {
-        if self.end_tenancy(at, lease).is_some() {
+    pub(crate) fn give_up_lease(&mut self, below: &mut Below<'_>, lease: FlowName) {
+        if self.end_tenancy(below, lease).is_some() {
             let anchor = lease.peer();
-            self.say(at, anchor, Record::Return { number: lease.value() });
-            self.event(MoveEvent::Returned { number: lease.value(), anchor });
+            below.say(anchor, Record::Return { number: lease.value() });
+            below.event(MoveEvent::Returned { number: lease.value(), anchor });
         }
     }
 
-    fn end_tenancy(&mut self, at: At<'_>, lease: FlowName) -> Option<Tenancy> {
+    fn end_tenancy(&mut self, below: &mut Below<'_>, lease: FlowName) -> Option<Tenancy> {
         let tenancy = self.tenancies.remove(&lease)?;
-        self.limits.remove(&(tenancy.due, Limit::Tenancy(lease)));
+        self.limits.remove(tenancy.due, Limit::Tenancy(lease));
         if let Some(told_at) = tenancy.reach.told_at {
-            self.limits.remove(&(told_at + TOLD_AGAIN, Limit::Reached(lease)));
+            self.limits.remove(told_at + TOLD_AGAIN, Limit::Reached(lease));
         }
         if tenancy.is_awaited() {
-            self.wait(at, &[lease.peer()], &[]);
+            below.wait(&[lease.peer()], &[]);
         }
         if tenancy.stage != Stage::Asking {
-            self.effect("leaving endpoints of an anchor", MoveOp::Vacate { lease });
+            below.effect("leaving endpoints of an anchor", MoveOp::Vacate { lease });
         }
         Some(tenancy)
     }
 
-    fn lose_tenancy(&mut self, at: At<'_>, lease: FlowName, why: Refusal) {
-        if let Some(Tenancy { ends, offered, .. }) = self.end_tenancy(at, lease) {
+    fn lose_tenancy(&mut self, below: &mut Below<'_>, lease: FlowName, why: Refusal) {
+        if let Some(Tenancy { ends, offered, .. }) = self.end_tenancy(below, lease) {
             let (number, anchor) = (lease.value(), lease.peer());
-            self.event(MoveEvent::NotLeased { number, anchor, ends, why, offered });
+            below.event(MoveEvent::NotLeased { number, anchor, ends, why, offered });
         }
     }
 
-    pub(super) fn handle_tenancy_limit(&mut self, at: At<'_>, lease: FlowName) {
-        let Some(tenancy) = self.tenancies.get(&lease).filter(|tenancy| tenancy.due <= at.now) else { return };
+    fn handle_tenancy_limit(&mut self, below: &mut Below<'_>, lease: FlowName) {
+        let Some(tenancy) = self.tenancies.get(&lease).filter(|tenancy| tenancy.due <= below.now()) else { return };
         match tenancy.stage {
             Stage::Asking => {
-                self.lose_tenancy(at, lease, Refusal::HolderUnreached);
+                self.lose_tenancy(below, lease, Refusal::HolderUnreached);
                 // It may have heard, and lent.
-                self.say(at, lease.peer(), Record::Return { number: lease.value() });
+                below.say(lease.peer(), Record::Return { number: lease.value() });
             }
             Stage::InForce => {
-                self.turn_tenancy(at, lease, Stage::Checking, None);
-                self.occupy(at, lease);
+                self.turn_tenancy(below, lease, Stage::Checking, None);
+                self.occupy(below, lease);
             }
-            Stage::Renewing => self.lose_tenancy(at, lease, Refusal::Expired),
+            Stage::Renewing => self.lose_tenancy(below, lease, Refusal::Expired),
             // Its anchor has ended it by leading it elsewhere.
-            Stage::Parting => drop(self.end_tenancy(at, lease)),
+            Stage::Parting => drop(self.end_tenancy(below, lease)),
             Stage::Occupying | Stage::Checking => {}
         }
     }
 
     /// Says to an anchor what it is to answer.
-    pub(super) fn say_tenancies(&mut self, at: At<'_>, to: PublicKey) {
+    pub(crate) fn say_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
         let mut records: Vec<Record> = Vec::new();
         let asked = self.tenancies.iter().filter(|(lease, tenancy)| lease.peer() == to && tenancy.is_awaited());
         records.extend(asked.map(|(lease, tenancy)| Record::Lease { number: lease.value(), ends: tenancy.ends }));
@@ -365,27 +398,27 @@ impl Moves {
             wire_port: claim.wire_port,
             hidden: claim.hidden,
         }));
-        records.into_iter().for_each(|record| self.say(at, to, record));
+        records.into_iter().for_each(|record| below.say(to, record));
     }
 
     /// A daemon before this one had endpoints of anchors. They are led here again, and asked for at once, as they may have run out.
-    pub(super) fn restore_tenancies(&mut self, at: At<'_>, saved: &[SavedTenancy]) {
+    pub(crate) fn restore(&mut self, below: &mut Below<'_>, saved: &[SavedTenancy]) {
         for SavedTenancy { number, anchor, anchor_at, ends, moved } in saved {
-            self.hints.extend(anchor_at.map(|hint| (*anchor, hint)));
-            let until = at.now + RESTORED_WITHIN;
+            below.hint(*anchor, *anchor_at);
+            let until = below.now() + RESTORED_WITHIN;
             let (lifetime, stage) = (Duration::ZERO, Stage::Checking);
             let (lease, ends, moved, offered) = (FlowName::new(*anchor, *number), *ends, *moved, Vec::new());
             let tenancy = Tenancy { ends, until, due: until, lifetime, moved, offered, reach: Reach::default(), stage };
             self.tenancies.insert(lease, tenancy);
-            self.limit(until, Limit::Tenancy(lease));
-            self.occupy(at, lease);
+            self.limits.add(until, Limit::Tenancy(lease));
+            self.occupy(below, lease);
         }
     }
 
     // ---- connections of leased endpoints
 
     /// The anchor that lends an endpoint.
-    pub(super) fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
+    pub(crate) fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
         let is_had = |stage| !matches!(stage, Stage::Asking | Stage::Parting);
         let lends = |(_, tenancy): &(&FlowName, &Tenancy)| is_had(tenancy.stage) && tenancy.ends.contain(end);
         self.tenancies.iter().find(lends).map(|(lease, _)| lease.peer())
@@ -393,97 +426,142 @@ impl Moves {
 
     /// Has a connection of a leased endpoint be a flow of this host and the anchor (P-86), or the endpoint a lease of its own (P-115). An
     /// event tells what comes of it. `number` is drawn by lot.
-    pub(super) fn claim(&mut self, at: At<'_>, number: u64, tuple: FlowTuple, hidden: bool) -> bool {
+    pub(crate) fn claim(&mut self, below: &mut Below<'_>, number: u64, tuple: FlowTuple, hidden: bool) -> bool {
         let Some(anchor) = self.lessor_of(tuple.local) else { return false };
         if self.claims.values().any(|claim| claim.tuple == tuple) {
             return true;
         }
-        let Some(wire_port) = at.around.wire_port(&anchor, &tuple) else { return false };
-        let until = at.now + ANSWERED_WITHIN;
+        let Some(wire_port) = below.around().wire_port(&anchor, &tuple) else { return false };
+        let until = below.now() + ANSWERED_WITHIN;
         let flow = FlowName::new(anchor, number);
         self.claims.insert(flow, Claim { tuple, wire_port, hidden, terms: None, until });
-        self.limit(until, Limit::Claim(flow));
-        self.wait(at, &[], &[anchor]);
-        self.say(at, anchor, Record::Claim { flow: number, tuple, wire_port, hidden });
+        self.limits.add(until, Limit::Claim(flow));
+        below.wait(&[], &[anchor]);
+        below.say(anchor, Record::Claim { flow: number, tuple, wire_port, hidden });
         true
     }
 
     /// The claim of an endpoint that this lease is to come of.
-    pub(super) fn claimed_endpoint(&self, lease: &FlowName) -> Option<MoveName> {
+    pub(crate) fn claimed_endpoint(&self, below: &Below<'_>, lease: &FlowName) -> Option<MoveName> {
         let claim = self.claims.get(lease)?;
         let comes = claim.tuple.is_unconnected() && claim.terms.is_some();
-        comes.then(|| MoveName { donor: *self.me().as_bytes(), number: lease.value() })
+        comes.then(|| below.own(lease.value()))
     }
 
     /// The flow of a claim, if a move's name is that of one.
-    fn claimed(&self, name: MoveName) -> Option<FlowName> {
-        let own = name.donor == *self.me().as_bytes();
+    fn claimed(&self, below: &Below<'_>, name: MoveName) -> Option<FlowName> {
+        let own = name.donor == *below.me().as_bytes();
         // This host has drawn them all: no two have the same number.
         let claimed = self.claims.range(FlowName::alike(name.number)).next().filter(|_| own);
         claimed.map(|(flow, _)| *flow)
     }
 
     /// An anchor answers a claim. Tells whether it was one.
-    pub(super) fn handle_claim_verdict(
+    pub(crate) fn handle_verdict(
         &mut self,
-        at: At<'_>,
+        below: &mut Below<'_>,
         name: MoveName,
         from: PublicKey,
         outcome: Result<Terms, Refusal>,
     ) -> bool {
-        let Some(flow) = self.claimed(name) else { return false };
+        let Some(flow) = self.claimed(below, name) else { return false };
         let Some(claim) = self.claims.get_mut(&flow).filter(|_| flow.peer() == from) else { return true };
         match outcome {
             Ok(terms) if claim.terms.is_none() => {
                 claim.terms = Some(terms);
-                self.adopt_claimed(name);
+                self.adopt_claimed(below, name);
             }
             Ok(_) => {}
-            Err(why) => self.end_claim(at, flow, Err(why)),
+            Err(why) => self.end_claim(below, flow, Err(why)),
         }
         true
     }
 
-    pub(super) fn adopt_claimed(&mut self, name: MoveName) {
-        let Some((flow, claim)) = self.claimed(name).and_then(|flow| self.claims.get_key_value(&flow)) else { return };
+    fn adopt_claimed(&self, below: &mut Below<'_>, name: MoveName) {
+        let Some((flow, claim)) = self.claimed(below, name).and_then(|flow| self.claims.get_key_value(&flow)) else {
+            return;
+        };
         let (tuple, flow, wire_port) = (claim.tuple, *flow, claim.wire_port);
-        let change = claim.terms.map(|terms| FlowChange::Adopt { name, tuple, flow, wire_port, terms });
-        self.changes.extend(change);
+        if let Some(terms) = claim.terms {
+            below.change(FlowChange::Adopt { name, tuple, flow, wire_port, terms });
+        }
     }
 
     /// The node knows a flow that was claimed, or could not be told. Tells whether it was one.
-    pub(super) fn handle_claim_adopted(&mut self, at: At<'_>, name: MoveName, result: &Result<(), String>) -> bool {
-        let Some(flow) = self.claimed(name) else { return false };
+    pub(crate) fn handle_adopted(
+        &mut self,
+        below: &mut Below<'_>,
+        name: MoveName,
+        result: &Result<(), String>,
+    ) -> bool {
+        let Some(flow) = self.claimed(below, name) else { return false };
         match result {
-            Ok(()) => self.end_claim(at, flow, Ok(())),
+            Ok(()) => self.end_claim(below, flow, Ok(())),
             Err(error) => {
-                self.event(MoveEvent::OpFailed { what: "leading a flow of an anchor's", error: error.clone() });
-                self.limit(at.now + AGAIN, Limit::Adopt(name));
+                below.event(MoveEvent::OpFailed { what: "leading a flow of an anchor's", error: error.clone() });
+                self.limits.add(below.now() + AGAIN, Limit::Adopt(name));
             }
         }
         true
     }
 
-    fn end_claim(&mut self, at: At<'_>, flow: FlowName, outcome: Result<(), Refusal>) {
+    fn end_claim(&mut self, below: &mut Below<'_>, flow: FlowName, outcome: Result<(), Refusal>) {
         let Some(claim) = self.claims.remove(&flow) else { return };
-        self.limits.remove(&(claim.until, Limit::Claim(flow)));
-        self.wait(at, &[flow.peer()], &[]);
-        self.event(MoveEvent::Claimed { tuple: claim.tuple, outcome });
+        self.limits.remove(claim.until, Limit::Claim(flow));
+        below.wait(&[flow.peer()], &[]);
+        below.event(MoveEvent::Claimed { tuple: claim.tuple, outcome });
     }
 
-    pub(super) fn handle_claim_limit(&mut self, at: At<'_>, flow: FlowName) {
-        if self.claims.get(&flow).is_some_and(|claim| claim.until <= at.now && claim.terms.is_none()) {
-            self.end_claim(at, flow, Err(Refusal::HolderUnreached));
+    fn handle_claim_limit(&mut self, below: &mut Below<'_>, flow: FlowName) {
+        if self.claims.get(&flow).is_some_and(|claim| claim.until <= below.now() && claim.terms.is_none()) {
+            self.end_claim(below, flow, Err(Refusal::HolderUnreached));
         }
     }
 
+    pub(crate) fn handle_timeout(&mut self, below: &mut Below<'_>) {
+        while let Some(limit) = self.limits.pop(below.now()) {
+            match limit {
+                Limit::Tenancy(lease) => self.handle_tenancy_limit(below, lease),
+                Limit::Reached(lease) => self.tell_reached(below, lease),
+                Limit::Claim(flow) => self.handle_claim_limit(below, flow),
+                Limit::Adopt(name) => self.adopt_claimed(below, name),
+            }
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        self.limits.next()
+    }
+
+    /// Entries of all tables together.
+    pub(crate) fn entries(&self) -> usize {
+        self.tenancies.len() + self.claims.len() + self.limits.len()
+    }
+
+    /// Who has lent this host something, where that may be others than it was asked last.
+    pub(crate) fn take_lessors(&mut self) -> Option<BTreeSet<PublicKey>> {
+        self.tenancies.take_touched().then(|| self.tenancies.keys().map(FlowName::peer).collect())
+    }
+
     /// All endpoints of others that this host has.
-    pub(super) fn rented(&self) -> impl Iterator<Item = Rented> {
+    pub(crate) fn rented(&self) -> impl Iterator<Item = Rented> {
         let is_had = |tenancy: &Tenancy| !matches!(tenancy.stage, Stage::Asking | Stage::Parting);
         let in_force = self.tenancies.iter().filter(move |(_, tenancy)| is_had(tenancy));
         in_force.map(|(lease, tenancy)| {
             let Tenancy { ends, moved, .. } = *tenancy;
             Rented { number: lease.value(), anchor: lease.peer(), ends, moved }
         })
+    }
+}
+
+#[cfg(test)]
+impl Tenant {
+    pub(crate) fn names(&self) -> Vec<FlowName> {
+        self.tenancies.keys().copied().collect()
+    }
+
+    /// Deadlines, of whatever.
+    pub(crate) fn limits(&self) -> usize {
+        self.limits.len()
     }
 }

@@ -8,7 +8,7 @@ fn race(sooner: bool) {
     // Its key sorts before the donor's: keys are free before one joins.
     let liar = (3..20).find(|of| key(*of).as_bytes() < key(DONOR).as_bytes()).expect("one");
     let mut host = Host::new(ACCEPTOR);
-    host.moves.config.accept_from.push(key(liar));
+    host.moves.accept_from(key(liar));
     let socket = |last: u8| {
         let local: SocketAddr = format!("192.0.2.{last}:443").parse().unwrap();
         FlowTuple::unconnected(Transport::Tcp, local)
@@ -41,7 +41,7 @@ fn race(sooner: bool) {
     };
     let adopt = |host: &mut Host| {
         let at = At { now: host.now, around: &Known };
-        while let Some(change) = host.moves.changes.pop_front() {
+        while let Some(change) = host.moves.outbox.poll_change() {
             if let FlowChange::Adopt { name, tuple, flow, .. } = change
                 && let Some(done) = host.moves.rent_moved(at, flow, tuple)
             {
@@ -58,7 +58,7 @@ fn race(sooner: bool) {
     }
     let mut woken = Vec::new();
     for second in 0..2000 {
-        while let Some((id, op)) = host.moves.poll_op() {
+        while let Some((id, op)) = host.moves.outbox.poll_op() {
             if let MoveOp::Thaw { name } = &op {
                 woken.push(*name);
             }
@@ -92,7 +92,7 @@ fn the_same_where_the_other_holder_is_faster() {
 #[test]
 fn an_endpoint_that_is_on_lease_is_nobody_else_s_to_give() {
     let mut host = Host::new(ACCEPTOR);
-    host.moves.config.accept_from.push(key(THIEF));
+    host.moves.accept_from(key(THIEF));
     let end: SocketAddr = "192.0.2.66:443".parse().unwrap();
     let at = At { now: host.now, around: &Known };
     host.moves.rent(at, 1, key(HOLDER), None, Ends { first: end, count: 1 });

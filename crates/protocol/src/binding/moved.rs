@@ -1,0 +1,235 @@
+//! What moves make of the table of flows: a flow's other end is another peer's from now on (P-79).
+//!
+//! The far end of a flow that moves is the holder's: a socket of its own, or that of a host that runs nothing. The near end is its
+//! owner's, in an endpoint namespace unless the address is the owner's own. Such flows are at home nowhere, so that the binding of
+//! the two carries them, as it carries what roams.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::moving::{MoveName, Terms};
+
+use crate::Time;
+use crate::base::Base;
+use crate::base::flow_name::FlowName;
+use crate::base::op::{ASTRAY, FlowEntry, LocalEnd, Manner, NOWHERE, PeerId, Places, Waits};
+use crate::base::output::Asked;
+use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
+use crate::binding::transfer::Around;
+use crate::flow::{Flow, Origin, Stage};
+use crate::session::peer::Peer;
+
+/// On a host with no more flows than these, senders are woken each time that some are led elsewhere.
+const WOKEN_AT_ONCE: usize = 100;
+/// On others so long after the first of them.
+const REBOUND_PAUSE: Duration = Duration::from_millis(500);
+
+impl BindingLayer {
+    /// Has a flow whose far end this host holds be one with the host of its name. `None`: the result comes with that of an op.
+    /// `hidden`: the far end is not to learn where its socket is.
+    #[expect(clippy::too_many_arguments, reason = "what was written of the flow, and what stands below")]
+    pub(crate) fn lead_flow(
+        &mut self,
+        now: Time,
+        flow: FlowName,
+        from: FlowName,
+        wire_port: u16,
+        lent: Option<FlowTuple>,
+        restored: bool,
+        hidden: bool,
+        base: &mut Base,
+    ) -> Option<Result<Terms, String>> {
+        let to = flow.peer();
+        if to == base.public_key() {
+            // The socket is here itself, at an address of this host's: nobody need be told of it.
+            let far = lent?;
+            self.release_flow(now, &far, base);
+            return Some(Ok(Terms { far, wire_port: 0, home: None, passed_on: false, hidden: false }));
+        }
+        let led = self.flow_named(&flow);
+        let known = lent.or(led).or_else(|| self.flow_named(&from));
+        let Some(far) = known else { return Some(Err(format!("there is no flow {flow} any more"))) };
+        if led.is_some_and(|led| led != far) {
+            return Some(Err(format!("another flow is called {flow}")));
+        }
+        let before = self.flow.flows.get(&far).and_then(Flow::entry).copied();
+        let end = if lent.is_some() { LocalEnd::Behind } else { base.attachments().end_of(&far) };
+        let peer = self.peer_of(&to);
+        let as_before = |before: &FlowEntry| {
+            (before.name, before.wire_remote_port, before.end) == (flow.value(), wire_port, end)
+                && peer.is_some_and(|peer| peer.id == before.peer)
+        };
+        if restored && before.as_ref().is_some_and(as_before) {
+            return Some(self.terms_of(&flow, hidden).ok_or_else(|| format!("there is no flow {flow} any more")));
+        }
+        let peer = peer.filter(|peer| peer.has_session());
+        let Some(peer) = peer else { return Some(Err(format!("there is no session with {to}"))) };
+        let home = match (&before, lent) {
+            (Some(before), None) if before.peer_tuple.mirrored() == far => {
+                peer.native_places(far.local.ip(), far.remote.ip())
+            }
+            _ => None,
+        };
+        let wire_local_port = match &before {
+            // What was said to an owner that presents its ticket again may have come to it before the answer to that: it stays so.
+            Some(before) if as_before(before) => Some(before.wire_local_port),
+            _ => peer.free_wire_port(wire_port, self.flow.flows.ports()),
+        };
+        let Some(wire_local_port) = wire_local_port else {
+            return Some(Err(format!("flows with {to} have all ports that are left for them")));
+        };
+        let entry = FlowEntry {
+            peer: peer.id,
+            name: flow.value(),
+            home: home.unwrap_or(Places { local: peer.places.local, peer: ASTRAY }),
+            peer_tuple: before.map_or(far.mirrored(), |before| before.peer_tuple),
+            waits: Waits::default(),
+            manner: before.map_or(Manner::default(), |before| before.manner),
+            wire_local_port,
+            wire_remote_port: wire_port,
+            end,
+            passed_on: false,
+            hidden: false,
+            beyond: false,
+        };
+        self.install_moved(now, far, entry, Origin::Restored, Asked::Lead(flow), base);
+        None
+    }
+
+    /// Has a flow whose socket was moved here be one with its holder. `None`: the result comes with that of an op.
+    #[expect(clippy::too_many_arguments, reason = "what was written of the flow, and what stands below")]
+    pub(crate) fn adopt_flow(
+        &mut self,
+        now: Time,
+        name: MoveName,
+        tuple: FlowTuple,
+        flow: FlowName,
+        wire_port: u16,
+        terms: &Terms,
+        base: &mut Base,
+    ) -> Option<Result<(), String>> {
+        let (own, holder) = (base.attachments().has(&tuple.local.ip()), flow.peer());
+        if holder == base.public_key() {
+            return Some(Ok(()));
+        }
+        let peer = self.peer_of(&holder);
+        let Some(peer) = peer else { return Some(Err(format!("{holder} is not known any more"))) };
+        if peer.named.get(&flow.value()).is_some_and(|known| *known != tuple) {
+            return Some(Err(format!("another flow is called {flow}")));
+        }
+        let native = peer.native_places(tuple.local.ip(), tuple.remote.ip());
+        let agreed = terms.home.map(|(holder, acceptor)| Places { local: acceptor, peer: holder });
+        let entry = FlowEntry {
+            peer: peer.id,
+            name: flow.value(),
+            home: native.filter(|_| native == agreed).unwrap_or(Places { local: peer.places.local, peer: ASTRAY }),
+            peer_tuple: terms.far,
+            waits: Waits::default(),
+            manner: Manner::default(),
+            wire_local_port: wire_port,
+            wire_remote_port: terms.wire_port,
+            end: if own { LocalEnd::Here } else { LocalEnd::Endpoint },
+            passed_on: terms.passed_on,
+            hidden: terms.hidden,
+            beyond: false,
+        };
+        self.install_moved(now, tuple, entry, Origin::Restored, Asked::Adopt(name), base);
+        self.find_carrier(now, entry.peer, base);
+        None
+    }
+
+    /// A flow is not this host's business any more.
+    pub(crate) fn release_flow(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
+        let peer = self.flow.flows.get(flow).and_then(Flow::entry).map(|entry| entry.peer);
+        self.flow.forget_flow(flow, base);
+        if let Some(peer) = peer {
+            self.flow.idle_later(now, peer, base);
+            self.refresh_sets(base);
+        }
+    }
+
+    /// Wakes the senders of flows that were bound to other peers meanwhile. To look for them among very many, whosever these are, takes as
+    /// long as to lead hundreds elsewhere, so that is done once for all that go to a peer within a while; they send again by themselves at
+    /// about that time.
+    pub(crate) fn wake_rebound(&mut self, now: Time, base: &mut Base) {
+        let few = self.flow.flows.len() <= WOKEN_AT_ONCE;
+        for id in self.flow.rebound.clone() {
+            if few {
+                self.flow.wake_flows(now, id, base);
+            } else {
+                base.set_timer_earlier(Timer::Wake(id), now + REBOUND_PAUSE);
+            }
+        }
+    }
+
+    fn peer_of(&self, key: &PublicKey) -> Option<&Peer> {
+        self.flow.path.session.peer_of(key)
+    }
+
+    /// Which flow it is that this host and a peer call so, as its socket has it.
+    pub(crate) fn flow_named(&self, flow: &FlowName) -> Option<FlowTuple> {
+        self.peer_of(&flow.peer())?.named.get(&flow.value()).copied()
+    }
+
+    /// With which peer a flow is one that this host holds, where its end is this host's own, or that of a host behind it.
+    pub(crate) fn led_to(&self, flow: &FlowName) -> Option<PeerId> {
+        let entry = self.flow.flows.get(&self.flow_named(flow)?).and_then(Flow::entry)?;
+        matches!(entry.end, LocalEnd::Here | LocalEnd::Passing).then_some(entry.peer)
+    }
+
+    /// How the owner of a flow that this host holds is to go on with it. `hidden`: the far end is not to learn where its socket is.
+    pub(crate) fn terms_of(&self, flow: &FlowName, hidden: bool) -> Option<Terms> {
+        let far = self.flow_named(flow)?;
+        let entry = self.flow.flows.get(&far).and_then(Flow::entry)?;
+        let home = (entry.home.peer != ASTRAY).then_some((entry.home.local, entry.home.peer));
+        let behind = entry.end == LocalEnd::Behind;
+        let hidden = behind && hidden;
+        Some(Terms { far, wire_port: entry.wire_local_port, home, passed_on: behind && !hidden, hidden })
+    }
+}
+
+impl Around for BindingLayer {
+    fn has_session(&self, with: &PublicKey) -> bool {
+        self.peer_of(with).is_some_and(Peer::has_session)
+    }
+
+    fn flow(&self, name: &FlowName) -> Option<FlowTuple> {
+        self.flow_named(name)
+    }
+
+    fn is_known(&self, flow: &FlowTuple) -> bool {
+        self.flow.flows.get(flow).is_some()
+    }
+
+    fn partner(&self, flow: &FlowTuple) -> Option<PublicKey> {
+        let Stage::Introduced { entry, .. } = &self.flow.flows.get(flow)?.stage else { return None };
+        self.flow.path.session.peers.get(&entry.peer).map(|peer| peer.key)
+    }
+
+    fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> Option<u16> {
+        let ports = self.flow.flows.ports();
+        let peer = self.peer_of(with);
+        peer.map_or_else(|| ports.wire_port(|_| true), |peer| peer.free_wire_port(flow.remote.port(), ports))
+    }
+
+    fn peer(&self, of: &PublicKey) -> Option<PeerId> {
+        self.peer_of(of).map(|peer| peer.id)
+    }
+
+    fn whereabouts(&self, of: &PublicKey) -> Option<SocketAddr> {
+        self.peer_of(of).map(|peer| peer.remote)
+    }
+}
+
+impl Peer {
+    /// The places at which a flow between these addresses, of this host and of the peer, is native now.
+    fn native_places(&self, local: IpAddr, remote: IpAddr) -> Option<Places> {
+        let places = self.places_agreed();
+        let there = self.source == Some(local) && self.remote.ip() == remote && !self.translated();
+        let settled = self.update.is_none() && self.candidate.is_none();
+        (there && settled && places.local != NOWHERE && places.peer != NOWHERE).then_some(places)
+    }
+}

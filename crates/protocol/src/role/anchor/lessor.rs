@@ -1,0 +1,338 @@
+//! Lending endpoints to other hosts: the anchor's part (`docs/protocol.md` §11).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::lending::{Ends, Granted};
+use whimbrel_wire::moving::{Record, Refusal, Terms};
+
+use crate::Time;
+use crate::base::deadlines::Deadlines;
+use crate::base::event::relocation::MoveEvent;
+use crate::base::flow_name::FlowName;
+use crate::base::op::relocation::{LeaseName, MoveOp, SavedLease};
+use crate::base::output::{OpDone, OpFailed};
+use crate::base::watched::Watched;
+use crate::binding::transfer::{Asked, Below, FlowChange};
+
+/// How long the endpoint of a socket that has moved away is its new host's at the least, unless that says that it needs it still. That may be
+/// away for days, and its server is to be met at its address again; it is returned when nobody needs it.
+const MOVED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// What is lent to others.
+#[derive(Debug, Default)]
+pub(crate) struct Lessor {
+    leases: Watched<BTreeMap<LeaseName, Lease>>,
+    /// Nothing new is lent.
+    stopping: bool,
+    /// Addresses of lent endpoints at which this host is not reached any more (P-131).
+    unreached: BTreeSet<IpAddr>,
+    limits: Deadlines<LeaseName>,
+}
+
+/// Endpoints that are another host's for a while.
+#[derive(Debug)]
+struct Lease {
+    /// Which, once they are found.
+    ends: Option<Ends>,
+    /// An address as a whole.
+    whole: bool,
+    /// They are the tenant's until then.
+    until: Time,
+    /// Its tenant was told whether this host is reached at the address (P-131), or may have been by a daemon before this one.
+    told: bool,
+    stage: Stage,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The caller looks for endpoints. Exits: `InForce`; it finds none (over).
+    Lending,
+    /// Exits: the tenant returns it, may have none any more, or does not ask for it again in time (over).
+    InForce,
+}
+
+impl Lease {
+    fn lends(&self, end: SocketAddr) -> bool {
+        self.stage == Stage::InForce && self.ends.is_some_and(|ends| ends.contain(end))
+    }
+}
+
+/// How long a lease lasts from the moment in which it is asked for. `moved`: it is of an endpoint that went with its socket.
+fn lifetime(below: &Below<'_>, moved: bool) -> Duration {
+    let configured = below.config().lending.as_ref().map_or(Duration::ZERO, |lending| lending.lifetime);
+    if moved { configured.max(MOVED_FOR) } else { configured }
+}
+
+/// How a host goes on with the endpoint of a socket that has moved to it.
+fn terms_of(far: FlowTuple) -> Terms {
+    Terms { far, wire_port: 0, home: None, passed_on: false, hidden: false }
+}
+
+/// Whether endpoints are lent to a host.
+fn lends_to(below: &mut Below<'_>, tenant: &PublicKey) -> bool {
+    let lending = below.config().lending.as_ref();
+    lending.is_some_and(|lending| lending.to.contains(tenant) || below.permits().trusts(tenant))
+}
+
+impl Lessor {
+    pub(crate) fn contains(&self, name: &LeaseName) -> bool {
+        self.leases.contains_key(name)
+    }
+
+    /// A socket of this host's own without another end is with another host now (P-96): its endpoint is lent to that one. `None`: the
+    /// result comes with that of an op, from [`Self::handle_lent`].
+    pub(crate) fn lend_moved(
+        &mut self,
+        below: &mut Below<'_>,
+        flow: FlowName,
+        far: FlowTuple,
+    ) -> Option<Result<Terms, String>> {
+        let to = flow.peer();
+        let name = LeaseName { tenant: to, number: flow.value() };
+        if self.leases.get(&name).is_some_and(|lease| lease.stage == Stage::InForce) {
+            return Some(Ok(terms_of(far)));
+        }
+        let Some(peer) = below.around().peer(&to) else { return Some(Err(format!("{to} is not known any more"))) };
+        let ends = Ends { first: far.remote, count: 1 };
+        let until = below.now() + lifetime(below, true);
+        self.leases.insert(name, Lease { ends: Some(ends), whole: false, until, told: false, stage: Stage::Lending });
+        below.change(FlowChange::Remember { key: to });
+        below.ask(MoveOp::Lend { name, peer, ends, moved: Some(far.transport) }, Asked::Lease(name));
+        None
+    }
+
+    fn leases_of(&self, tenant: PublicKey) -> impl Iterator<Item = (&LeaseName, &Lease)> {
+        self.leases.range(LeaseName { tenant, number: 0 }..=LeaseName { tenant, number: u64::MAX })
+    }
+
+    /// A host asks for endpoints, or for a lease to last (P-84, P-85). `moved`: its endpoint went with its socket. `false`: the
+    /// lease is to end, since the host may have none any more.
+    pub(crate) fn handle_lease(
+        &mut self,
+        below: &mut Below<'_>,
+        tenant: PublicKey,
+        number: u64,
+        ends: Ends,
+        moved: bool,
+    ) -> bool {
+        let name = LeaseName { tenant, number };
+        let until = below.now() + lifetime(below, moved);
+        let lends = lends_to(below, &tenant);
+        // What has moved to it does not depend on what is lent to it: a ticket has decided that.
+        if self.leases.contains_key(&name) && !moved && !lends {
+            below.say(tenant, Record::Leased { number, outcome: Err(Refusal::NotAllowed) });
+            return false;
+        }
+        if let Some(lease) = self.leases.get_mut(&name) {
+            if lease.stage == Stage::InForce {
+                let before = std::mem::replace(&mut lease.until, until);
+                self.limits.remove(before, name);
+                self.limits.add(until, name);
+                self.say_leased(below, name, moved);
+            }
+            return true;
+        }
+        let lending = below.config().lending.as_ref();
+        let most = lending.map_or(0, |lending| lending.most);
+        let peer = below.around().peer(&tenant);
+        let refusal = match lending {
+            None => Some(Refusal::NotLent),
+            Some(_) if !lends => Some(Refusal::NotAllowed),
+            Some(_) if self.stopping => Some(Refusal::Stopping),
+            Some(_) if self.leases_of(tenant).count() >= most => Some(Refusal::NoRoom),
+            Some(_) => None,
+        };
+        match (refusal, peer) {
+            (Some(refusal), _) => below.say(tenant, Record::Leased { number, outcome: Err(refusal) }),
+            // It is asked again in a session.
+            (None, None) => {}
+            (None, Some(peer)) => {
+                let (whole, stage) = (ends.count == 0, Stage::Lending);
+                self.leases.insert(name, Lease { ends: None, whole, until, told: false, stage });
+                below.change(FlowChange::Remember { key: tenant });
+                below.ask(MoveOp::Lend { name, peer, ends, moved: None }, Asked::Lease(name));
+            }
+        }
+        true
+    }
+
+    fn say_leased(&mut self, below: &mut Below<'_>, name: LeaseName, moved: bool) {
+        let lifetime = u32::try_from(lifetime(below, moved).as_secs()).unwrap_or(u32::MAX);
+        let Some(ends) = self.leases.get(&name).and_then(|lease| lease.ends) else { return };
+        let outcome = Ok(Granted { ends, lifetime });
+        below.say(name.tenant, Record::Leased { number: name.number, outcome });
+        self.say_reached(below, name);
+    }
+
+    /// Whether this host is reached at the address of a lease, for its tenant, unless that has always been so (P-131). What was said before
+    /// may be lost: a lane that nobody answers is given up.
+    fn say_reached(&mut self, below: &mut Below<'_>, name: LeaseName) {
+        let in_force = self.leases.get_mut(&name).filter(|lease| lease.stage == Stage::InForce);
+        let Some((lease, ends)) = in_force.and_then(|lease| lease.ends.map(|ends| (lease, ends))) else { return };
+        let reached = !self.unreached.contains(&ends.first.ip());
+        if !reached || lease.told {
+            lease.told = true;
+            below.say(name.tenant, Record::Reached { number: name.number, reached });
+        }
+    }
+
+    /// There is a new session with a tenant, for which there may have been none as it was told.
+    pub(crate) fn say_all_reached(&mut self, below: &mut Below<'_>, tenant: PublicKey) {
+        let all: Vec<LeaseName> = self.leases_of(tenant).map(|(name, _)| *name).collect();
+        all.into_iter().for_each(|name| self.say_reached(below, name));
+    }
+
+    /// Endpoints were found and lent, or not. `moved`: the endpoint that went with its socket, as its far ends have it; gives
+    /// what [`Self::lend_moved`] comes to for it.
+    pub(crate) fn handle_lent(
+        &mut self,
+        below: &mut Below<'_>,
+        name: LeaseName,
+        result: Result<OpDone, OpFailed>,
+        moved: Option<FlowTuple>,
+    ) -> Option<Result<Terms, String>> {
+        // It was returned, or forbidden, meanwhile.
+        let lease = self.leases.get_mut(&name)?;
+        match (result, moved) {
+            (Ok(OpDone::Lent(ends)), _) => {
+                let known = lease.ends.replace(ends);
+                lease.stage = Stage::InForce;
+                self.limits.add(lease.until, name);
+                if known.is_none() {
+                    self.say_leased(below, name, moved.is_some());
+                    below.event(MoveEvent::Lent { to: name.tenant, ends });
+                } else {
+                    self.say_reached(below, name);
+                }
+                moved.map(|far| Ok(terms_of(far)))
+            }
+            (Ok(OpDone::Done | OpDone::Dumped(_)), _) => {
+                self.leases.remove(&name);
+                None
+            }
+            (Err(failed), Some(_)) => {
+                self.leases.remove(&name);
+                Some(Err(failed.sentence))
+            }
+            (Err(failed), None) => {
+                let whole = self.leases.remove(&name).is_some_and(|lease| lease.whole);
+                let ports = below.config().lending.as_ref().map_or(&[][..], |lending| &lending.ports[..]);
+                if failed.told() == Refusal::NotLent && !whole && !ports.is_empty() {
+                    below.say(name.tenant, Record::Offer { number: name.number, ports: ports.to_vec() });
+                }
+                below.say(name.tenant, Record::Leased { number: name.number, outcome: Err(failed.told()) });
+                below.event(MoveEvent::OpFailed { what: "lending endpoints", error: failed.sentence });
+                None
+            }
+        }
+    }
+
+    /// A lease is over. Connections that were claimed go on until their ends (P-86).
+    pub(crate) fn end_lease(&mut self, below: &mut Below<'_>, name: LeaseName) {
+        let Some(lease) = self.leases.remove(&name) else { return };
+        self.limits.remove(lease.until, name);
+        // Also what is being looked for yet: whatever is asked for next may be the same.
+        below.effect("taking back endpoints", MoveOp::TakeBack { name });
+        if lease.stage == Stage::InForce {
+            below.event(MoveEvent::LeaseOver { to: name.tenant });
+        }
+    }
+
+    /// The next lease that was not asked for again in time, which is to end.
+    pub(crate) fn handle_timeout(&mut self, below: &mut Below<'_>) -> Option<LeaseName> {
+        while let Some(name) = self.limits.pop(below.now()) {
+            if self.leases.get(&name).is_some_and(|lease| lease.until <= below.now()) {
+                below.say(name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::Expired) });
+                return Some(name);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        self.limits.next()
+    }
+
+    /// The leases of hosts that nothing is lent to any more. What has moved to a host is that one's whether or not this one lends to it,
+    /// and also where it had it by a grant; but not if it was revoked. `moved`: those.
+    pub(crate) fn forbidden(&self, below: &mut Below<'_>, moved: impl Fn(&LeaseName) -> bool) -> Vec<LeaseName> {
+        let mut tenants: Vec<PublicKey> = self.leases.keys().map(|name| name.tenant).collect();
+        tenants.dedup();
+        tenants.retain(|tenant| !lends_to(below, tenant));
+        let mut forbidden = Vec::new();
+        for tenant in tenants {
+            let revoked = below.permits().was_revoked(&tenant);
+            let of = self.leases_of(tenant).map(|(name, _)| *name);
+            forbidden.extend(of.filter(|name| revoked || !moved(name)));
+        }
+        forbidden
+    }
+
+    /// A lease is to end since its tenant may have none.
+    pub(crate) fn forbid(&mut self, below: &mut Below<'_>, name: LeaseName) {
+        below.say(name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::NotAllowed) });
+    }
+
+    /// A daemon before this one had lent endpoints: they are lent on, as the tenant may not even have noticed.
+    pub(crate) fn restore(&mut self, below: &mut Below<'_>, saved: &[SavedLease]) {
+        for SavedLease { name, ends } in saved {
+            // Who belongs to the community is known later: the next renewal finds out who may have none.
+            let peer = below.around().peer(&name.tenant).filter(|_| below.config().lending.is_some());
+            let Some(peer) = peer else {
+                below.effect("taking back endpoints", MoveOp::TakeBack { name: *name });
+                continue;
+            };
+            let until = below.now() + lifetime(below, false);
+            let (whole, stage) = (ends.count == 0, Stage::Lending);
+            self.leases.insert(*name, Lease { ends: Some(*ends), whole, until, told: true, stage });
+            below.ask(MoveOp::Lend { name: *name, peer, ends: *ends, moved: None }, Asked::Lease(*name));
+        }
+    }
+
+    /// The leases of a tenant that an endpoint belongs to.
+    pub(crate) fn lending(&self, tenant: PublicKey, end: SocketAddr) -> impl Iterator<Item = &LeaseName> {
+        self.leases_of(tenant).filter(move |(_, lease)| lease.lends(end)).map(|(name, _)| name)
+    }
+
+    /// Nothing new is lent from now on, or is again. What is lent stays so until its end.
+    pub(crate) fn stop_lending(&mut self, stopping: bool) {
+        self.stopping = stopping;
+    }
+
+    /// These are the addresses of lent endpoints at which this host is not reached: their tenants are told (P-131).
+    pub(crate) fn note_unreached(&mut self, below: &mut Below<'_>, addresses: BTreeSet<IpAddr>) {
+        let before = std::mem::replace(&mut self.unreached, addresses);
+        let in_force = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::InForce);
+        let of = in_force.filter_map(|(name, lease)| Some((*name, lease.ends?.first.ip())));
+        let changed = of.filter(|(_, of)| before.contains(of) != self.unreached.contains(of));
+        let changed: Vec<LeaseName> = changed.map(|(name, _)| name).collect();
+        changed.into_iter().for_each(|name| self.say_reached(below, name));
+    }
+
+    /// What is lent, and to whom.
+    pub(crate) fn lent(&self) -> impl Iterator<Item = (PublicKey, Ends)> {
+        self.leases.iter().filter_map(|(name, lease)| Some((name.tenant, lease.ends?)))
+    }
+
+    /// Who has something lent, where that may be others than it was asked last.
+    pub(crate) fn take_tenants(&mut self) -> Option<BTreeSet<PublicKey>> {
+        self.leases.take_touched().then(|| self.leases.keys().map(|name| name.tenant).collect())
+    }
+
+    /// Entries of all tables together.
+    pub(crate) fn entries(&self) -> usize {
+        self.leases.len() + self.limits.len()
+    }
+}
+
+#[cfg(test)]
+impl Lessor {
+    pub(crate) fn names(&self) -> Vec<LeaseName> {
+        self.leases.keys().copied().collect()
+    }
+}
