@@ -388,6 +388,14 @@ fn fraction(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
+/// Whether `wanted` names a peer: its number, its key or at least four characters of its beginning, which are not taken for a
+/// name in the community, or an address of it.
+pub(crate) fn names(view: &PeerView, wanted: &str) -> bool {
+    view.id.0.to_string() == wanted.trim_start_matches('#')
+        || (wanted.len() >= 4 && view.key.to_string().starts_with(wanted))
+        || wanted.parse().is_ok_and(|address: IpAddr| view.remote.ip() == address || view.locators.contains(&address))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

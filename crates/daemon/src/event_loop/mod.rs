@@ -22,7 +22,6 @@ use crate::api::requests::Suspending;
 use crate::link::route_lookup::RouteLookup;
 
 use crate::Error;
-pub(crate) use crate::api::requests::names;
 pub(crate) use reload::warn_of;
 
 use crate::api::server::{ClientId, Server};
@@ -351,7 +350,7 @@ impl EventLoop {
         reactor.every(*now, LOSS_TICK, Self::look_for_losses);
         reactor.every(*now, UDP_TICK, |this, now| {
             this.take_in_udp(now);
-            this.effects.lender.look_for_left(&this.effects.wholes, &mut this.effects.host);
+            this.effects.lender.look_for_left(|flow| this.effects.wholes.rebuilds(flow), &mut this.effects.host);
         });
         Ok(())
     }

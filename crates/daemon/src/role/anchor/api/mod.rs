@@ -35,14 +35,11 @@ use crate::host::endpoints::HIDDEN;
 use crate::role::anchor::executor::young::Young;
 use crate::role::programs::{WantedSocket, failed, plain_socket};
 
-use crate::role::anchor::offer::{About, Fault};
+use crate::role::anchor::offer::{About, BLOCK, Fault};
 use choice::{Candidate, Experience, Policy};
 pub(crate) use reasons::reason_of;
 use reasons::{may_pass, reason};
 use returns::{Awaited, Returns};
-
-/// Ports that are leased at a time, for what programs leave to the kernel.
-pub(crate) const BLOCK: u16 = 128;
 
 /// Who wants an anchor, and for what.
 #[derive(Debug)]

@@ -106,9 +106,7 @@ impl Relocation {
             }
         }
     }
-}
 
-impl Relocation {
     /// Nothing comes to such a socket any more.
     pub(crate) fn end_retired(&mut self, host: &mut Host, name: &MoveName) {
         let Some(Given { flow, frozen, .. }) = self.retiring.remove(name) else { return };

@@ -255,9 +255,7 @@ impl Wholes {
             }
         }
     }
-}
 
-impl Wholes {
     /// From now on no new connections come to the sockets of a process that listen, at these ends: they wait until it is decided where it goes on.
     /// News tells when those that have come are all its own ([`News::Quiet`]).
     ///
