@@ -50,6 +50,7 @@ const DAEMON: Layered = Layered {
         ("closing", 0),
         ("work", 0),
         ("reactor", 0),
+        ("shown", 0),
         ("log", 0),
         ("apart", 0),
         ("identity", 1),

@@ -42,6 +42,7 @@ mod place;
 pub mod policy;
 mod reactor;
 mod role;
+mod shown;
 mod work;
 
 use std::net::SocketAddr;

@@ -16,14 +16,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::host::inventory::servers::Inhabitants;
 use crate::host::inventory::{servers, unmoved};
 use crate::known_keys::KnownKeys;
-
-pub(crate) fn flow(tuple: FlowTuple) -> ipc::Flow {
-    let transport = match tuple.transport {
-        Transport::Tcp => ipc::Transport::Tcp,
-        Transport::Udp => ipc::Transport::Udp,
-    };
-    ipc::Flow { transport, local: tuple.local, remote: tuple.remote }
-}
+pub(crate) use crate::shown::flow;
 
 pub(crate) fn trust(trust: Trust) -> ipc::Trust {
     match trust {
