@@ -14,8 +14,8 @@ use super::value::{KEY, kind, nearest};
 use crate::policy::Matcher;
 
 /// The keys that are sections, and those that are lists of sections.
-const SECTIONS: [&str; 6] = ["anchor", "ask", "dns", "gateway", "limits", "metrics"];
-const LISTED: [&str; 3] = ["helper", "peers", "policy"];
+pub(super) const SECTIONS: [&str; 6] = ["anchor", "ask", "dns", "gateway", "limits", "metrics"];
+pub(super) const LISTED: [&str; 3] = ["helper", "peers", "policy"];
 
 /// Why a configuration is not used.
 #[derive(Debug, thiserror::Error)]

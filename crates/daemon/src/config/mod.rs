@@ -24,14 +24,12 @@ use zeroize::Zeroizing;
 
 use crate::name_server::NameServer;
 use crate::policy::{Policies, Policy};
-use crate::role::helpers::section::Sections;
-
-use document::Document;
-use value::{KEY, Written, choose, limit, list};
-
 pub use crate::role::anchor::config::{Anchor, Lendable};
 pub use crate::role::gateway::config::Gateway;
+use crate::role::helpers::section::Sections;
+use document::Document;
 pub use document::{ConfigError, Doubt, Spot};
+use value::{KEY, Written, choose, limit, list};
 
 /// Where the configuration is looked for when nobody says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/whimbrel/whimbrel.toml";

@@ -1,17 +1,17 @@
 //! Flows that the node knows, in everything that has to know them: data plane, tunnel, journal, routes, names.
 
-use super::late::take_due;
-use super::ports::User;
 use std::collections::HashMap;
-use whimbrel_datapath::{FormerName, TUNNELLED};
-use whimbrel_kernel::endpoint;
-use whimbrel_tunnel::LATE;
 
 use whimbrel_datapath as datapath;
+use whimbrel_datapath::{FormerName, TUNNELLED};
+use whimbrel_kernel::endpoint;
 use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Places, Time, View};
+use whimbrel_tunnel::LATE;
 use whimbrel_tunnel::{Peer, TunnelFlow};
 use whimbrel_wire::FlowTuple;
 
+use super::late::take_due;
+use super::ports::User;
 use super::{Failure, Host};
 
 impl Host {

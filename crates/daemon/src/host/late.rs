@@ -56,6 +56,8 @@ pub(super) fn take_due<T>(queue: &mut VecDeque<(Time, T)>, now: Time) -> Vec<T> 
 
 #[cfg(test)]
 mod tests {
+    use whimbrel_tunnel::LATE;
+
     use whimbrel_wire::Transport;
 
     use super::*;

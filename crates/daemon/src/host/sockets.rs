@@ -1,22 +1,21 @@
 //! Sockets of this host, in its own network namespace and in those of endpoints.
 
-use super::introductions::{ask, introduce};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use whimbrel_protocol::PeerId;
-use whimbrel_wire::introduction::Introduction;
 
 use whimbrel_datapath::Datapath;
 use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::sock_diag::{self, Listener, SockDiag};
+use whimbrel_protocol::PeerId;
 use whimbrel_protocol::{LocalEnd, OpFailed, Refusal};
+use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::snapshot::{OptionKind, Snapshot as Snapshotted};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::endpoints::{Endpoints, HIDDEN, Place, PlaceName};
-use super::introductions::Snapshot;
+use super::introductions::{Snapshot, ask, introduce};
 use super::refusal::{refused, unmovable};
 use super::{Failure, Host};
 

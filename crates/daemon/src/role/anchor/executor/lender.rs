@@ -1,12 +1,12 @@
 //! Lending endpoints of this host: which are free, who else is kept from them, and what leads to the tenant.
 
-use crate::host::Mover;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use whimbrel_datapath::{FlowEntry, Lent, LentEnd, Role, Toward};
 use whimbrel_handshake::PublicKey;
+use whimbrel_ipc::{Offer, OfferedAddress, OfferedPrefix};
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::{AddressScope, LOOPBACK, NewAddress};
 use whimbrel_protocol::{LeaseName, LocalEnd, OpFailed, PeerId, Prefix, Refusal, SavedHeld, SavedLease, Time};
@@ -14,13 +14,11 @@ use whimbrel_tunnel::{Lease, LeasedEnd, Peer};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use whimbrel_ipc::{Offer, OfferedAddress, OfferedPrefix};
-
 use super::tenant::icmp_of;
 use crate::config::Lendable;
 use crate::host::ports::User;
 use crate::host::refusal::{failed, not_kept, refused};
-use crate::host::{Failure, Host, own_addresses};
+use crate::host::{Failure, Host, Mover, own_addresses};
 use crate::journal::{JournalError, SavedMoves};
 use crate::role::anchor::offer;
 use crate::role::anchor::offer::{About, BLOCK, Fault, LentOf};

@@ -1,6 +1,5 @@
 //! Endpoints of anchors: the namespaces that they are used in.
 
-use crate::host::Mover;
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -16,7 +15,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::young::{Ripening, Young};
 use crate::host::endpoints::PlaceName;
 use crate::host::refusal::{failed, not_kept};
-use crate::host::{Failure, Host, own_addresses};
+use crate::host::{Failure, Host, Mover, own_addresses};
 use crate::journal::SavedNamespace;
 
 /// Endpoints of others.

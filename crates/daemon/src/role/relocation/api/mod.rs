@@ -6,8 +6,6 @@ mod prepared;
 mod processes;
 mod receivers;
 
-use crate::event_loop::FLOW_TICK;
-use crate::reactor::LoopError;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
@@ -23,12 +21,13 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::api::server::ClientId;
 use crate::api::views;
-use crate::event_loop::EventLoop;
+use crate::event_loop::{EventLoop, FLOW_TICK};
 use crate::events::Told;
 use crate::host::inventory::flows::why_bound_to_host;
 use crate::host::inventory::servers;
 use crate::host::own_addresses;
 use crate::host::refusal::sentence;
+use crate::reactor::LoopError;
 use crate::role::anchor::api::reason_of;
 use crate::role::relocation::executor::{Arrived, Known, NotBorrowed};
 use crate::{clock, closing};

@@ -1,6 +1,5 @@
 //! Getting a socket.
 
-use crate::role::anchor::executor::lender::Lender;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -21,6 +20,7 @@ use super::{Arrived, Known, Relocation};
 use crate::host::endpoints::{HIDDEN, PlaceName};
 use crate::host::refusal::{failed, refusal_of, refused, unmovable};
 use crate::host::{Failure, Host, own_addresses};
+use crate::role::anchor::executor::lender::Lender;
 use crate::role::relocation::process::executor::Place;
 
 /// A socket that is coming.

@@ -1,8 +1,5 @@
 //! Giving a program's socket away.
 
-use crate::host::sockets::{beside, has_urgent, needs};
-use crate::role::anchor::executor::lender::Lender;
-use crate::role::helpers::executor::Helping;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,18 +7,21 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::{self, Halted};
 use whimbrel_kernel::frozen::{Frozen, Unmovable};
+use whimbrel_kernel::sock_diag::{MOVABLE, TcpState};
 use whimbrel_kernel::{process, whole};
 use whimbrel_protocol::{MoveName, OpFailed, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::Transport;
 use whimbrel_wire::snapshot::{Body, Family, Luggage};
 
 use super::Relocation;
 use crate::closing::Received;
 use crate::host::refusal::{failed, refused, unmovable};
+use crate::host::sockets::{beside, has_urgent, needs};
 use crate::host::{Failure, Host};
 use crate::journal::JournalError;
-use whimbrel_kernel::sock_diag::{MOVABLE, TcpState};
-use whimbrel_wire::Transport;
+use crate::role::anchor::executor::lender::Lender;
+use crate::role::helpers::executor::Helping;
 
 /// The states of connections that a socket that listens has, or is about to have.
 const OPEN: [TcpState; 7] = {
