@@ -39,6 +39,7 @@ pub mod name_server;
 pub mod policy;
 mod reactor;
 mod role;
+mod shown;
 pub mod store;
 mod tables;
 mod work;

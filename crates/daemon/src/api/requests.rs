@@ -662,7 +662,7 @@ fn one(descriptors: Vec<Received>) -> Result<Received, Failure> {
     descriptors.into_iter().next().ok_or_else(|| Failure::new("no descriptor came with it").code(Code::Descriptors))
 }
 
-/// The peers that `wanted` names: by their number, or else as [`names`] has it or by however little of the key.
+/// The peers that `wanted` names: by their number, or else as [`views::names`] has it or by however little of the key.
 fn chosen(views: Vec<PeerView>, wanted: &str) -> Vec<PeerView> {
     let (numbered, others): (Vec<_>, Vec<_>) =
         views.into_iter().partition(|view| view.id.0.to_string() == wanted.trim_start_matches('#'));
@@ -670,15 +670,7 @@ fn chosen(views: Vec<PeerView>, wanted: &str) -> Vec<PeerView> {
         return numbered;
     }
     let begins = |view: &PeerView| !wanted.is_empty() && view.key.to_string().starts_with(wanted);
-    others.into_iter().filter(|view| names(view, wanted) || begins(view)).collect()
-}
-
-/// Whether `wanted` names a peer: its number, its key or at least four characters of its beginning, which are not taken for a
-/// name in the community, or an address of it.
-pub(crate) fn names(view: &PeerView, wanted: &str) -> bool {
-    view.id.0.to_string() == wanted.trim_start_matches('#')
-        || (wanted.len() >= 4 && view.key.to_string().starts_with(wanted))
-        || wanted.parse().is_ok_and(|address: IpAddr| view.remote.ip() == address || view.locators.contains(&address))
+    others.into_iter().filter(|view| views::names(view, wanted) || begins(view)).collect()
 }
 
 #[cfg(test)]

@@ -1,51 +1,47 @@
 //! The control thread: waits for everything, tells the node, and carries out what it asks for.
 
 mod reload;
+mod reports;
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use whimbrel_datapath::{Event as DatapathEvent, Introduction, Most, Origin};
+use whimbrel_datapath::Most;
+use whimbrel_ipc::Reply;
 use whimbrel_kernel::conntrack::Tracking;
 use whimbrel_kernel::network::{NetworkMonitor, NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_protocol::{Event, LocalEnd, MoveOp, Node, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit};
+use whimbrel_protocol::{Event, MoveOp, Node, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit};
 use whimbrel_tunnel::Received;
 use whimbrel_wire::FlowTuple;
 
 use crate::api::requests::Suspending;
-use crate::link::route_lookup::RouteLookup;
-
-use crate::Error;
-pub(crate) use crate::api::requests::names;
-pub(crate) use reload::warn_of;
-
 use crate::api::server::{ClientId, Server};
-use crate::clock;
 use crate::config::{Config, Level};
 use crate::effects::Effects;
 use crate::event_log::EventLog;
 use crate::events::{EventRing, Kind, Restraint, Told, restrained};
-use crate::host::inventory::flows::{UdpFlows, bound_ports, ephemeral_ports, is_movable, list_tcp};
+use crate::host::inventory::flows::UdpFlows;
 use crate::host::inventory::unmoved;
 use crate::host::{own_addresses, source_ways};
 use crate::link::attachments::{Attachments, Sighting};
+use crate::link::route_lookup::RouteLookup;
 use crate::metrics::Tally;
 use crate::name_server::NameUpdates;
 use crate::policy::Judge;
 use crate::reactor::{LoopError, Reactor, Ready, clear};
 use crate::role::anchor::api::Anchors;
-use crate::role::gateway::executor::Gateway;
 use crate::role::programs::{Programs, SocketNames};
 use crate::role::relocation::api::{Moves, known};
 use crate::role::relocation::executor::FoundMoves;
 use crate::work::Work;
-use whimbrel_ipc::Reply;
+use crate::{Error, clock};
+pub(crate) use reload::warn_of;
 
 /// How often opened and closed connections are taken in: nothing is done about one in its first second (P-15), and the
 /// data plane does not wake us for each.
@@ -356,7 +352,7 @@ impl EventLoop {
         reactor.every(*now, LOSS_TICK, Self::look_for_losses);
         reactor.every(*now, UDP_TICK, |this, now| {
             this.take_in_udp(now);
-            this.effects.lender.look_for_left(&this.effects.wholes, &mut this.effects.host);
+            this.effects.lender.look_for_left(|flow| this.effects.wholes.rebuilds(flow), &mut this.effects.host);
         });
         Ok(())
     }
@@ -629,179 +625,10 @@ impl EventLoop {
         }
     }
 
-    /// Takes in what the data plane reports, `most` at once: whoever makes it report faster than can be answered is not to keep this
-    /// host from its timers, hand-offs and end (P-142).
-    pub(crate) fn take_in_datapath_events(&mut self, now: Time, most: Most) {
-        self.unread = false;
-        let Self { node, effects, sockets, judge, .. } = self;
-        let own = own_addresses(&effects.host.network);
-        let own = |address: IpAddr| own.contains(&address);
-        let kept = effects.host.kept_addresses().to_vec();
-        // P-35: what is introduced has a socket, with an address of this host's. That of a datagram flow may be younger than
-        // the last listing, and the birth of a connection may have been missed.
-        let here = |flow: &FlowTuple| own(flow.local.ip()) || kept.contains(&flow.local.ip());
-        let mut look_up = |node: &mut Node, judge: &mut Judge, flow: &FlowTuple| {
-            if node.has_flow(flow) || !is_movable(flow, &own) {
-                return;
-            }
-            match sockets.find(flow) {
-                Ok(Some(_)) => {
-                    node.handle_flow_opened(now, *flow, true);
-                    judge.consider(node, now, *flow);
-                }
-                Ok(None) => {}
-                Err(error) => tracing::warn!(%flow, %error, "cannot look for a socket"),
-            }
-        };
-        // A host behind this one may be the one that is meant; its sockets are not seen.
-        let passes = |node: &mut Node, judge: &mut Judge, gateway: &mut Gateway, seen: &Introduction| {
-            if !node.is_behind(seen.seen.local.ip()) || !is_movable(&seen.seen, &own) {
-                return false;
-            }
-            node.handle_flow_passing(now, seen.seen, seen.index, seen.nonce);
-            if node.has_flow(&seen.seen) {
-                gateway.hear(seen.seen, seen.sequence, seen.acknowledgement);
-                judge.consider(node, now, seen.seen);
-            }
-            true
-        };
-        let (mut acknowledged, mut flows, mut leased, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let entries = effects.host.flows.all();
-        let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
-        let drained = effects.host.datapath.drain_events(most, |event| match event {
-            // A frame on the link may name any destination.
-            DatapathEvent::Introduction(introduction) => {
-                if here(&introduction.seen) || in_endpoint(&introduction.seen) {
-                    look_up(node, judge, &introduction.seen);
-                } else if !passes(node, judge, &mut effects.gateway, &introduction) {
-                    return;
-                }
-                node.handle_introduction(now, introduction.seen, introduction.index, introduction.nonce);
-            }
-            DatapathEvent::FlowOpened { flow, origin, user } => {
-                flows.push((flow, true));
-                if node.lessor_of(flow.local).is_some() {
-                    leased.push((flow, Some(origin == Origin::Accepted)));
-                } else if is_movable(&flow, &own) {
-                    node.handle_flow_opened(now, flow, origin == Origin::Accepted);
-                    node.note_user(&flow, user);
-                    judge.consider(node, now, flow);
-                }
-            }
-            DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
-            DatapathEvent::FlowStalled(flow) => node.handle_flow_stalled(now, flow),
-            DatapathEvent::Acknowledged { flow, next, window } => acknowledged.push((flow, next, window)),
-            DatapathEvent::FlowClosed { flow } if in_endpoint(&flow) => closed.push(flow),
-            DatapathEvent::FlowClosed { flow } => {
-                flows.push((flow, false));
-                leased.push((flow, None));
-                node.handle_flow_closed(now, flow);
-            }
-            DatapathEvent::Claimed(flow) => node.handle_claim(now, flow),
-        });
-        for flow in closed.into_iter().filter(|flow| effects.host.is_closed(flow)) {
-            flows.push((flow, false));
-            node.handle_flow_closed(now, flow);
-        }
-        effects.helping.take_in_acknowledged(&mut effects.host, now, &acknowledged);
-        effects.helping.take_in_flows(&mut effects.host, now, &flows);
-        // Whatever became of them, in that order.
-        for (flow, opened) in leased {
-            match opened {
-                Some(accepted) => effects.tenant.note_young(now, flow, accepted),
-                None => effects.tenant.forget_young(&flow),
-            }
-        }
-        match drained {
-            Ok(more) => self.unread = more,
-            Err(error) => tracing::error!(%error, "cannot read what the data plane reports"),
-        }
-    }
-
-    /// Lists all connections. Those of `known` that are not among them are closed.
-    fn take_in_flows(&mut self, now: Time, known: &[FlowTuple]) -> Result<(), Error> {
-        let own = own_addresses(&self.effects.host.network);
-        let found = list_tcp(&mut self.sockets, &|address| own.contains(&address))?;
-        let there: HashSet<FlowTuple> = found.iter().map(|found| found.flow).collect();
-        for found in found {
-            self.node.handle_flow_opened(now, found.flow, found.accepted);
-            self.node.note_user(&found.flow, found.user);
-            self.judge.consider(&mut self.node, now, found.flow);
-        }
-        self.take_in_udp(now);
-        let udp = &self.udp;
-        for flow in known.iter().filter(|flow| !there.contains(flow) && !udp.contains(flow)) {
-            if !self.effects.host.is_elsewhere(flow) {
-                self.node.handle_flow_closed(now, *flow);
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) fn take_in_udp(&mut self, now: Time) {
-        let own = own_addresses(&self.effects.host.network);
-        match self.udp.update(&mut self.sockets, &|address| own.contains(&address)) {
-            Ok((opened, closed)) => {
-                for found in opened {
-                    self.node.handle_flow_opened(now, found.flow, found.accepted);
-                    self.node.note_user(&found.flow, found.user);
-                    self.judge.consider(&mut self.node, now, found.flow);
-                }
-                for flow in closed {
-                    self.node.handle_flow_closed(now, flow);
-                }
-            }
-            Err(error) => tracing::warn!(%error, "cannot list UDP sockets"),
-        }
-        match bound_ports(&mut self.sockets) {
-            Ok(mut bound) => {
-                bound.extend(self.effects.host.ports_elsewhere());
-                self.node.handle_bound_ports(bound, ephemeral_ports());
-            }
-            Err(error) => tracing::warn!(%error, "cannot list the ports that sockets are bound to"),
-        }
-        if let Err(failure) = self.effects.host.look_at_filters() {
-            tracing::warn!(%failure, "cannot tell the data plane whether a reverse path filter is strict");
-        }
-        for flow in self.effects.host.ended_flows() {
-            self.node.handle_flow_closed(now, flow);
-        }
-    }
-
     fn handle_due(&mut self) {
         let now = clock::now();
         let due = self.reactor.due(self, now);
         self.reactor.renew(now);
         due.into_iter().for_each(|handle| handle(self, now));
-    }
-
-    fn look_for_losses(&mut self, now: Time) {
-        self.make_up_for_losses(now);
-        for told in self.restraint.left_out(now) {
-            self.tell(told);
-        }
-        let there: HashSet<PeerId> = self.node.peers().map(|view| view.id).collect();
-        self.sessions.retain(|peer, _| there.contains(peer));
-    }
-
-    /// Lists all connections again where the data plane had more to report than was read in time.
-    fn make_up_for_losses(&mut self, now: Time) {
-        let lost = match self.effects.host.lost_flow_events() {
-            Ok(lost) => lost,
-            Err(failure) => {
-                tracing::warn!(%failure, "cannot read the data plane's counters");
-                return;
-            }
-        };
-        if lost == self.lost_flow_events {
-            return;
-        }
-        self.lost_flow_events = lost;
-        tracing::info!("connections opened and closed faster than could be followed; listing them all");
-        let known: Vec<FlowTuple> = self.node.flows().map(|flow| flow.tuple).collect();
-        if let Err(error) = self.take_in_flows(now, &known) {
-            tracing::warn!(%error, "cannot list connections");
-        }
-        self.effects.helping.look_for_ended(&mut self.effects.host, now);
     }
 }

@@ -60,7 +60,7 @@ impl Told {
         match flow {
             Some(flow) => {
                 let of =
-                    if flow.is_unconnected() { crate::api::views::flow(flow).called() } else { format!("of {flow}") };
+                    if flow.is_unconnected() { crate::shown::flow(flow).called() } else { format!("of {flow}") };
                 Self::new(kind, format!("the socket {of} {what}")).with("flow", flow.to_string())
             }
             None => Self::new(kind, format!("a socket {what}")),

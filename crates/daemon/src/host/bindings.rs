@@ -9,8 +9,9 @@ use whimbrel_protocol::{Binding, Carrier, PeerId, Time, TunnelPath};
 use whimbrel_transform::Algorithm;
 use whimbrel_tunnel::Peer;
 
-use super::path_mtus::WayOut;
-use super::{DEFAULT_MTU, Failure, Host, MTU_PAUSE, names, source_ways};
+use super::executors::MTU_PAUSE;
+use super::tunnels::WayOut;
+use super::{DEFAULT_MTU, Failure, Host, names, source_ways};
 
 impl Host {
     /// Puts the binding of a peer in force. `moved`: flows of it are not where they were made.
@@ -159,5 +160,15 @@ impl Host {
             (local.is_ipv4() == peer_at.is_ipv4()).then_some((LocatorPair { local, peer: peer_at }, holder))
         });
         of.collect()
+    }
+
+    /// The MTU of the way to a peer, in bytes, where it has a tunnel.
+    pub(crate) fn tunnel_mtu(&self, peer: PeerId) -> Option<u32> {
+        self.tunnels.mtu(peer)
+    }
+
+    /// The longest packet that fits all tunnels whole, in bytes.
+    pub(crate) fn inner_mtu(&self) -> u32 {
+        self.tunnels.inner_mtu()
     }
 }

@@ -2,24 +2,10 @@
 
 use std::net::IpAddr;
 
-use whimbrel_datapath as datapath;
 use whimbrel_protocol::{Binding, PeerId, Time};
 
+use super::tunnels::WayOut;
 use super::{DEFAULT_MTU, Host};
-
-/// How what is rewritten for a peer leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WayOut {
-    pub(crate) interface: u32,
-    /// As long as a packet may be, in bytes; 0: not known.
-    mtu: u32,
-}
-
-impl WayOut {
-    pub(crate) fn of(binding: &datapath::Binding) -> Self {
-        Self { interface: binding.interface, mtu: binding.mtu }
-    }
-}
 
 impl Host {
     /// Takes in what the kernel knows of the paths by now; returns whether any has changed.

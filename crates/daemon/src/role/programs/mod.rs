@@ -4,8 +4,6 @@ mod kept;
 mod listing;
 mod names;
 
-use crate::event_loop::FLOW_TICK;
-use crate::reactor::LoopError;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,15 +16,15 @@ use whimbrel_kernel::owner::Owner;
 use whimbrel_kernel::process;
 use whimbrel_protocol::Time;
 
-pub(crate) use kept::KeptSockets;
-pub(crate) use names::SocketNames;
-
 use crate::api::access::User;
 use crate::api::server::{ClientId, Credentials};
 use crate::clock;
 use crate::closing::Received;
-use crate::event_loop::EventLoop;
+use crate::event_loop::{EventLoop, FLOW_TICK};
 use crate::events::{Kind, Told};
+use crate::reactor::LoopError;
+pub(crate) use kept::KeptSockets;
+pub(crate) use names::SocketNames;
 
 /// How long the migrator may take for an answer.
 const MIGRATOR_WAIT: Duration = Duration::from_secs(2);

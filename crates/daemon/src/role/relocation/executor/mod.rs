@@ -176,9 +176,7 @@ impl Relocation {
     pub(crate) fn take_arrived(&mut self) -> Vec<Arrived> {
         std::mem::take(&mut self.arrived)
     }
-}
 
-impl Relocation {
     /// The far end of a connection is to know that it is over.
     pub(crate) fn close_far_end(
         &mut self,
