@@ -440,6 +440,14 @@ impl Whimbrel {
         self.wait_ready()
     }
 
+    /// Starts it again from another file with the same program in it, as when a package has replaced that. After [`Whimbrel::stop`].
+    pub fn upgrade(&mut self) -> Result<()> {
+        let fresh = self.dir.join(self.host.unique_label("whimbrel.new"));
+        fs::copy(&self.binary, &fresh).map_err(|e| Error::call("copy", fresh.display().to_string(), e))?;
+        self.binary = fresh;
+        self.restart()
+    }
+
     /// Its machine is started anew, after [`Whimbrel::kill`] or [`Whimbrel::stop`]: nothing is left of the daemon but its state directory, and the
     /// kernel tells another life. Whatever else the machine is stays as it is.
     pub fn reboot(&mut self) -> Result<()> {

@@ -728,6 +728,17 @@ impl Many {
         }
     }
 
+    /// Sends so many bytes of a stream of its own on each connection; each that comes back is checked. [`Many::finish_carry`] gives the result. What is
+    /// answered then has had all back. Not after [`Many::echo`].
+    pub fn start_carry(&mut self, bytes: u64, timeout: Duration) -> Result<()> {
+        self.program.0.send_line(&format!("carry {} {bytes}", timeout.as_millis()))
+    }
+
+    /// See [`Many::start_carry`].
+    pub fn finish_carry(&mut self, timeout: Duration) -> Result<EchoReport> {
+        self.finish_echo(timeout)
+    }
+
     /// Its process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.program.0

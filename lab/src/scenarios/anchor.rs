@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use whimbrel_ipc::{Carrier, ConnectionState};
 
+use super::library::{Program, far_end, is_over};
 use super::relocation::straight;
 use super::world::{LONG, REWRITTEN_WITHIN, World, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Attachment, EchoServer, Gateway, Host, Join, Lab, Leave, Many, MonoTime, Result, Site, SiteSpec, Ticker, TickerFar,
+    Attachment, EchoServer, Gateway, Host, Join, Lab, Leave, Many, MonoTime, Result, Shape, Site, SiteSpec, Ticker, TickerFar,
     Whimbrel, expect, patience, wait_until,
 };
 
@@ -43,12 +44,24 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "a connection to another host's address whose far end runs Whimbrel goes to the program's host directly, without that other host, and on to a third",
         |lab| direct(lab, false),
     ),
+    scenario(
+        "anchored-user",
+        "programs of a user without rights have another host's address and carry data, while their host roams and both daemons die",
+        of_a_user,
+    ),
+    scenario(
+        "anchored-chosen",
+        "of two anchors a policy chooses the nearer, or the one that stays; the other where that one has vanished; connections stay with what was chosen",
+        chosen,
+    ),
     scenario("anchored-direct-nat", "the same with the program's host behind a NAT", |lab| direct(lab, true)),
 ];
 
 /// What the anchor lends.
 pub(super) const LENDS: &str = "[anchor]\nports = \"8000-8999\"\n";
 pub(super) const PORT: u16 = 8001;
+/// Any user may ask the daemon.
+const ANYBODY: &str = "control_mode = \"0666\"\n";
 /// Connections that stay with one program.
 const COUNT: usize = 3;
 const EVERY: Duration = Duration::from_millis(1);
@@ -87,7 +100,7 @@ impl Four {
         let at_third = third_host.join(&world.b.network, &Join::by("eth0"))?;
         let anchor = world.server.whimbrel_with(lends)?;
         // Any user of the guest may ask its daemon.
-        let guest = guest_host.whimbrel_with("control_mode = \"0666\"\n")?;
+        let guest = guest_host.whimbrel_with(ANYBODY)?;
         let third = third_host.whimbrel()?;
         let at = address(&world.at_server, ipv6)?;
         anchor.befriend(&guest, at)?;
@@ -287,4 +300,96 @@ fn direct(lab: &mut Lab, behind_nat: bool) -> Result<()> {
     println!("    it was heard again {:.1} ms after its host had an address", gap.as_secs_f64() * 1e3);
     expect!(gap < SOON * patience(), "the far end heard nothing for {gap:?} more");
     four.world.no_resets()
+}
+
+/// Blocks that are sent and compared at a time, and who sends them.
+const BLOCKS: u32 = 50;
+const USER: u32 = 65_534;
+
+fn of_a_user(lab: &mut Lab) -> Result<()> {
+    let mut four = Four::new(lab, LENDS)?;
+    let to = four.world.at.ipv4()?;
+    let mut talks = Vec::new();
+    for _ in 0..2 {
+        let (far, port) = far_end(&four.world.laptop, to)?;
+        let mut program = Program::start_behind_by(&four.guest, "desk", USER)?;
+        program.does(&format!("dial {to} {port}"))?;
+        program.does(&format!("talk {BLOCKS}"))?;
+        talks.push((program, far));
+    }
+    let mut blocks = BLOCKS;
+    let mut go_on = |what: &str| -> Result<()> {
+        step(what);
+        talks.iter_mut().try_for_each(|(program, _)| program.does(&format!("talk {BLOCKS}")).map(drop))?;
+        blocks += BLOCKS;
+        Ok(())
+    };
+    let claimed = || four.anchor.anchors().is_ok_and(|all| all.passed_on.len() == 2);
+    wait_until(LONG, "the connections are claimed", claimed)?;
+    go_on("as flows")?;
+    let elsewhere = four.world.a.clone();
+    four.at_guest = four.guest_host.roam(&four.at_guest, &elsewhere.network, &Join::by("eth0"))?;
+    go_on("their host has roamed")?;
+    four.guest.kill()?;
+    four.guest.restart()?;
+    go_on("their host's daemon was killed")?;
+    four.anchor.kill()?;
+    four.anchor.restart()?;
+    go_on("the anchor's daemon was killed")?;
+    for (program, far) in &mut talks {
+        program.does("close")?;
+        is_over(far, blocks)?;
+    }
+    four.world.no_resets()
+}
+
+fn chosen(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (here, there) = (world.add(lab, site("c"))?, world.add(lab, site("t"))?);
+    let (guest_host, third_host) = (lab.host("guest")?, lab.host("third")?);
+    guest_host.join(&here.network, &Join::by("eth0"))?;
+    let at_third = third_host.join(&world.b.network, &Join::by("eth0"))?;
+    let desk = world.server.whimbrel_with(LENDS)?;
+    let (third, guest) = (third_host.whimbrel_with(LENDS)?, guest_host.whimbrel_with(ANYBODY)?);
+    let at_desk = world.at_server.ipv4()?;
+    desk.befriend(&guest, at_desk)?;
+    desk.invite(&third, at_desk, "third")?;
+    let to = world.at.ipv4()?;
+    // Whoever is talked with sees the anchor's address, and the connection stays with that one whatever is chosen later.
+    let mut talks = Vec::new();
+    let mut behind = |policy: &str, anchor: IpAddr| -> Result<()> {
+        let mut shown = String::new();
+        let chosen = wait_until(3 * LONG, &format!("`{policy}` chooses {anchor}"), || {
+            shown = guest.cli(&["run", "--anchor", policy, "--", "ip", "-brief", "address"]).unwrap_or_else(|e| e.to_string());
+            shown.contains(&format!("{anchor}/"))
+        });
+        println!("    `{policy}`: {}", shown.trim().replace('\n', "; "));
+        chosen?;
+        let (far, port) = far_end(&world.laptop, to)?;
+        let mut program = Program::start_behind_by(&guest, policy, USER)?;
+        let own = program.does(&format!("dial {to} {port}")).and_then(|_| program.does("own"))?;
+        expect!(own == anchor.to_string(), "behind `{policy}` a program has {own}, and a moment ago {anchor}");
+        program.does(&format!("talk {BLOCKS}"))?;
+        talks.push((program, far));
+        Ok(())
+    };
+    let far_away = Shape::delay_rate(100, 100);
+    step("the nearer one");
+    behind("nearest", at_desk)?;
+    step("the other one, which is nearer now");
+    world.s.link()?.set_both(&far_away);
+    behind("nearest", at_third.ipv4()?)?;
+    step("the one that stays, though it is farther away");
+    let moved = third_host.roam(&at_third, &there.network, &Join::by("eth0"))?;
+    let known = |address: IpAddr| guest.peers().is_ok_and(|all| all.iter().any(|peer| peer.address.ip() == address));
+    let there = moved.ipv4()?;
+    wait_until(LONG, "the guest knows where it is", || known(there))?;
+    behind("stable", at_desk)?;
+    step("the other one, where that one has vanished");
+    world.server.leave(&world.at_server, Leave::Orderly)?;
+    behind("stable", there)?;
+    // What was chosen before, and is there.
+    let (program, _) = &mut talks[1];
+    program.does(&format!("talk {BLOCKS}"))?;
+    Ok(())
 }

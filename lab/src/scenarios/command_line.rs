@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use whimbrel_ipc::{Carrier, ConnectionState, Path, Request, request_to_line};
 
-use super::world::{LONG, World, all_run, carried_by, is_native, site};
+use super::world::{LONG, World, all_run, carried_by, is_native, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Direction, FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, expect, patience, wait_for,
+    Direction, FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Process, Result, Side, Whimbrel, expect, patience,
+    wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -19,6 +20,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "handoff-without-default-route",
         "by hand to an interface that has an address and no default route: packets go as routing leads that address",
         without_default_route,
+    ),
+    scenario(
+        "watched",
+        "`watch` shows a connection come, move and end, and that the daemon is gone, and back; `doctor` says what would be in the way, and what to do",
+        watched,
     ),
     scenario("clean", "what a stopped daemon leaves for moved connections is removed by hand", clean),
     scenario(
@@ -134,6 +140,64 @@ fn without_default_route(lab: &mut Lab) -> Result<()> {
     is_native(&client, Side::Client, &pair)?;
     pair.wait_progress(super::world::SOME, LONG)?;
     world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// What `doctor` says, and whether it found something that keeps Whimbrel from working.
+fn doctor(daemon: &Whimbrel, more: &[&str]) -> Result<(String, bool)> {
+    let script = "\"$@\"; echo \"ended with $?\"";
+    let command = daemon.host().command("sh").args(["-c", script, "sh"]).arg(daemon.binary());
+    let said = command.arg("--run-dir").arg(daemon.run_dir()).arg("doctor").args(more).run()?;
+    let good = said.ends_with("ended with 0\n");
+    Ok((said, good))
+}
+
+fn watched(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let (said, good) = doctor(&client, &[])?;
+    expect!(good && said.contains("UDP port 2031"), "{said}");
+    step("a firewall is in the way");
+    let table = "table inet guard { chain in { type filter hook input priority 0; policy accept; udp dport 2031 drop; }\n}";
+    world.laptop.nft(table)?;
+    let (said, _) = doctor(&client, &[])?;
+    expect!(said.contains("guard") || said.contains("drops"), "the table is not named: {said}");
+    world.laptop.nft("delete table inet guard")?;
+    let (again, good) = doctor(&client, &[])?;
+    expect!(good && !again.contains("guard"), "{again}");
+    let (said, good) = doctor(&client, &["--config", "/nonexistent.toml"])?;
+    expect!(!good && said.contains("there is no configuration /nonexistent.toml"), "{said}");
+
+    step("somebody watches");
+    // On a terminal of its own (script(1)), from which keys are read.
+    let command = format!("{} --run-dir {} watch", client.binary().display(), client.run_dir().display());
+    let script = world.laptop.command("script").args(["--quiet", "--flush", "--return", "--command", &command, "/dev/null"]);
+    let mut watch = script.env("TERM", "vt100").label("watch").spawn()?;
+    let pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    // The screen as it was drawn last: each begins in the corner.
+    let screen = |watch: &Process| watch.stdout().rsplit("\x1b[H").nth(1).unwrap_or_default().to_owned();
+    let shows = |watch: &mut Process, what: &[&str]| {
+        let mut last = String::new();
+        let result = wait_until(LONG, &format!("`watch` shows {what:?}"), || {
+            last = screen(watch);
+            what.iter().all(|what| last.contains(what))
+        });
+        result.map_err(|error| crate::Error::Usage(format!("{error}; it shows {last:?}")))
+    };
+    let local = pair.local().to_string();
+    shows(&mut watch, &[&local, "native", "bit/s", "q quits"])?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    shows(&mut watch, &[&local, "moved", "rewrite"])?;
+    client.kill()?;
+    shows(&mut watch, &["!! no daemon answers", &local])?;
+    client.restart()?;
+    shows(&mut watch, &["the daemon was restarted", &local])?;
+    world.finish(pair)?;
+    shows(&mut watch, &["No connections."])?;
+    watch.send_line("q")?;
+    watch.wait_success(LONG)?;
     all_run(&mut [&mut client, &mut server])
 }
 

@@ -45,6 +45,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         anchored,
     ),
     scenario(
+        "library-sockmand",
+        "a program in C with the thesis's names opens a connection, which goes to another host and is rebuilt there by another such program",
+        sockmand,
+    ),
+    scenario(
         "library-hidden",
         "connections that programs open with another host's address go to the far end directly, where that runs Whimbrel; one that is hidden does not",
         hidden,
@@ -91,6 +96,15 @@ impl Program {
         run.extend(ipv6.then_some("-6"));
         run.extend(["--", "python3"]);
         Self::start_as(daemon.command(&run), daemon.host(), text, &daemon.run_dir())
+    }
+
+    /// The usual one behind an anchor, as a user without any rights who may ask the daemon.
+    pub(super) fn start_behind_by(daemon: &Whimbrel, anchor: &str, user: u32) -> Result<Self> {
+        let command = daemon.host().command("setpriv").args([format!("--reuid={user}"), format!("--regid={user}")]);
+        let command = command.args(["--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]);
+        let command = command.args(["env", "PATH=/usr/bin:/bin:/usr/sbin:/sbin"]).arg(daemon.binary());
+        let command = command.arg("--run-dir").arg(daemon.run_dir()).args(["run", "--anchor", anchor, "--", "python3"]);
+        Self::start_as(command, daemon.host(), PROGRAM, &daemon.run_dir())
     }
 
     fn start_as(command: Cmd, host: &Host, text: &str, run_dir: &Path) -> Result<Self> {
@@ -447,6 +461,67 @@ fn migrate(lab: &mut Lab) -> Result<()> {
     expect!(named == uuid, "it went as {uuid}, and is called {named}");
     second.does("close")?;
     is_over(&mut far, 2 * BLOCKS + 1)?;
+    world.no_resets()?;
+    all_run(&mut [&mut here, &mut there])
+}
+
+const IN_C: &str = include_str!("library/program.c");
+const HEADERS: [(&str, &str); 2] = [
+    ("libsockmand.h", include_str!("../../../crates/capi/include/libsockmand.h")),
+    ("whimbrel.h", include_str!("../../../crates/capi/include/whimbrel.h")),
+];
+
+/// Compiles the program in C, and starts it with these words as one of SOCKMAND's.
+fn in_c(daemon: &Whimbrel, words: &[String]) -> Result<Process> {
+    let host = daemon.host();
+    let directory = host.dir().join(host.unique_label("c"));
+    let failed = |error| Error::call("write", directory.display().to_string(), error);
+    fs::create_dir_all(&directory).map_err(failed)?;
+    for (name, text) in HEADERS.into_iter().chain([("program.c", IN_C)]) {
+        fs::write(directory.join(name), text).map_err(failed)?;
+    }
+    let library = crate::beside_this_program("libwhimbrel.so")
+        .ok_or_else(|| Error::Usage("libwhimbrel.so is not beside this program: build it".into()))?;
+    // As it is installed: programs name it by its interface (the soname).
+    fs::copy(&library, directory.join("libwhimbrel.so.0")).map_err(failed)?;
+    let [source, program] = ["program.c", "program"].map(|name| directory.join(name));
+    let compiler = host.command("cc").args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
+    compiler.arg(format!("-L{}", directory.display())).arg("-l:libwhimbrel.so.0").run()?;
+    let command = host.command(program).args(words).env("LD_LIBRARY_PATH", &directory);
+    command.env("WHIMBREL_RUN_DIR", daemon.run_dir()).label("a program of SOCKMAND's").spawn()
+}
+
+fn sockmand(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let network = world.add(lab, site("c"))?;
+    let tablet = lab.host("tablet")?;
+    tablet.join(&network.network, &Join::by("eth0"))?;
+    let (mut here, mut there) = (world.laptop.whimbrel()?, tablet.whimbrel()?);
+    here.befriend(&there, world.at.ipv4()?)?;
+    let to = world.at_server.ipv4()?;
+    let (mut far, port) = far_end(&world.server, to)?;
+    let words = |name: &str, more: &[String]| [&[name.to_owned()], more].concat();
+    let mut first = in_c(&here, &words("open", &[to.to_string(), port.to_string(), BLOCKS.to_string()]))?;
+    let line = |process: &mut Process, what: &str| {
+        process.wait_line(LONG, what, |line| line.strip_prefix(what)?.strip_prefix(' ').map(str::to_owned))
+    };
+    let uuid = line(&mut first, "uuid")?;
+    first.wait_success(LONG)?;
+    step("its program has ended, and the connection goes to another host");
+    let local = wait_for(LONG, "it is still there", || {
+        let all = here.connections()?;
+        Ok(all.into_iter().find(|one| one.flow.remote == SocketAddr::new(to, port)).map(|one| one.flow.local))
+    })?;
+    let said = here.cli(&["move", &local.to_string(), "--to", "guest"])?;
+    expect!(said.contains("is with"), "{said}");
+    let told = in_c(&here, &words("rebuild", &[uuid.clone(), BLOCKS.to_string(), "1".into()]))?.wait(LONG)?;
+    expect!(!told.success(), "it is here still");
+    step("a program there takes it up");
+    let mut second = in_c(&there, &words("rebuild", &[uuid, BLOCKS.to_string(), BLOCKS.to_string()]))?;
+    let next = line(&mut second, "next")?;
+    expect!(next == (2 * BLOCKS).to_string(), "the next block is {next}");
+    second.wait_success(LONG)?;
+    is_over(&mut far, 2 * BLOCKS)?;
     world.no_resets()?;
     all_run(&mut [&mut here, &mut there])
 }

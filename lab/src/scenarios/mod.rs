@@ -38,6 +38,7 @@ mod struck_servers;
 mod surroundings;
 mod udp_server;
 mod unmoved;
+mod upgrade;
 mod world;
 
 pub use self::long_absence::soak;
@@ -82,6 +83,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         pairing::SCENARIOS,
         policy::SCENARIOS,
         faults::SCENARIOS,
+        upgrade::SCENARIOS,
         hostile::SCENARIOS,
         real_programs::SCENARIOS,
         command_line::SCENARIOS,

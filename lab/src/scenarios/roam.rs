@@ -6,7 +6,7 @@ use whimbrel_ipc::Carrier;
 
 use super::world::{LONG, RATE, SOME, World, all_run, carried_by, goes_on_since, is_bare, is_native, ms, site};
 use super::{Scenario, scenario};
-use crate::{Direction, FlowPair, Gateway, Join, Lab, Leave, MonoTime, Result, Side, SiteSpec, expect, wait_until};
+use crate::{Direction, EchoServer, FlowPair, Gateway, Join, Lab, Leave, Many, MonoTime, Result, Side, SiteSpec, expect, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("roam-public", "the client moves between public networks; carried by rewriting", public),
@@ -28,6 +28,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario("roam-into-nat-firewall", "the same behind a NAT, as home routers are", into_nat_firewall),
     scenario("roam-family", "an IPv4 connection moves to a network that has IPv6 only", family),
+    scenario("roam-family-v6", "an IPv6 connection moves to a network that has IPv4 only, and home", family_v6),
+    scenario("roam-many", "1,000 connections are in full use while the laptop moves away and home: no byte is lost or wrong", thousand),
     scenario("both-move", "client and server move in turn", both_move),
     scenario("two-quick-handoffs", "a second move before the first is done", two_quick),
     scenario("outage-3s", "three seconds without any network", outage_3),
@@ -229,6 +231,54 @@ fn overlapping(lab: &mut Lab, from: SiteSpec, to: SiteSpec, carrier: Carrier, st
 
 fn family(lab: &mut Lab) -> Result<()> {
     one_move(lab, site("a"), site("b").v6_only(), Carrier::Tunnel)
+}
+
+fn family_v6(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b").v4_only())?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream_to(world.at_server.ipv6()?)?;
+    client.wait_introduced(&pair, LONG)?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    let bare = b.link()?.count(|_, packet| packet.tcp().is_some_and(|tcp| !tcp.payload.is_empty()));
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Tunnel)?;
+    expect!(bare.get() == 0, "{} segments went outside the tunnel", bare.get());
+    // Nothing that rewriting could do would make IPv4 of it: it stays in the tunnel when all is known of the path.
+    pair.wait_progress(RATE / 2, LONG)?;
+    carried_by(&server, Side::Server, &pair, Carrier::Tunnel)?;
+    world.roam(&a)?;
+    world.goes_on(&mut pair)?;
+    is_native(&client, Side::Client, &pair)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// Connections, and what each carries in either direction across a move, in bytes.
+const MANY: usize = 1000;
+const CARRIED: u64 = 40_000;
+
+fn thousand(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let echo = EchoServer::start(&world.server, world.at_server.ipv4()?)?;
+    let mut many = Many::open(&world.laptop, &echo, MANY)?;
+    let introduced = || client.status().is_ok_and(|status| status.counts.introduced >= MANY);
+    wait_until(3 * LONG, "all are introduced", introduced)?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    for to in [&b, &a] {
+        let under_way = world.at_server.access()?.count(|_, packet| packet.tcp().is_some_and(|tcp| !tcp.payload.is_empty()));
+        many.start_carry(CARRIED, 6 * LONG)?;
+        wait_until(LONG, "each has sent something", || under_way.get() > 4 * MANY as u64)?;
+        world.roam(to)?;
+        let moved = MonoTime::now();
+        let report = many.finish_carry(6 * LONG)?;
+        println!("    {} connections had all back {:.1} s after the move", report.answered(), MonoTime::now().since(moved).as_secs_f64());
+        expect!(report.closed == 0, "{} connections were closed", report.closed);
+        expect!(report.answered() == MANY, "{} of {MANY} connections had all back", report.answered());
+    }
+    world.no_resets()?;
+    all_run(&mut [&mut client, &mut server])
 }
 
 fn both_move(lab: &mut Lab) -> Result<()> {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use serde::{Deserialize, Serialize};
 
+use super::pattern::Pattern;
 use super::{Line, ReceiveOptions, end_with_stdin, print, receive_sockets};
 use crate::{Error, MonoTime, Result};
 
@@ -160,7 +161,8 @@ pub(super) fn serve(listen: SocketAddr, receive: ReceiveOptions, datagrams: bool
     }
 }
 
-/// Opens `count` connections, to each of `to` in turn. Command `echo MILLISECONDS` sends a byte on each and reports when each came back.
+/// Opens `count` connections, to each of `to` in turn. Command `echo MILLISECONDS` sends a byte on each and reports when each came back; command
+/// `carry MILLISECONDS BYTES` sends so many, of a stream of its own each, and reports when all of each were back.
 pub(super) fn hold(to: &[SocketAddr], count: usize) -> Result<()> {
     let start = Instant::now();
     let mut epoll = Epoll::new()?;
@@ -183,12 +185,18 @@ pub(super) fn hold(to: &[SocketAddr], count: usize) -> Result<()> {
         }
     }
     let commands = stdin_lines();
+    let mut positions = vec![0; streams.len()];
     print(&Line::Opened { count: streams.len(), seconds: start.elapsed().as_secs_f64() });
     for line in commands {
         let mut words = line.split_whitespace();
-        match (words.next(), words.next().and_then(|w| w.parse().ok())) {
-            (Some("echo"), Some(ms)) => {
+        let (command, mut numbers) = (words.next(), words.map_while(|word| word.parse().ok()));
+        match (command, numbers.next(), numbers.next()) {
+            (Some("echo"), Some(ms), None) => {
                 print(&Line::Echo(echo(&streams, &mut epoll, Duration::from_millis(ms))?));
+            }
+            (Some("carry"), Some(ms), Some(bytes)) => {
+                let timeout = Duration::from_millis(ms);
+                print(&Line::Echo(carry(&streams, &mut positions, &mut epoll, bytes, timeout)?));
             }
             _ => print(&Line::Failed { error: format!("unknown command: {line}") }),
         }
@@ -232,6 +240,65 @@ fn echo(streams: &[TcpStream], epoll: &mut Epoll, timeout: Duration) -> Result<E
                     }
                     open[i] = false;
                     report.closed += 1;
+                }
+            }
+        }
+    }
+    Ok(report)
+}
+
+/// What is under way of one connection at the most, in bytes: an echo server does not wait for who does not read.
+const UNDER_WAY: u64 = 8 << 10;
+
+/// Sends so many bytes on each connection, which has carried those up to its position before, and checks each that comes back.
+fn carry(
+    streams: &[TcpStream],
+    positions: &mut [u64],
+    epoll: &mut Epoll,
+    bytes: u64,
+    timeout: Duration,
+) -> Result<EchoReport> {
+    let started = MonoTime::now();
+    let mut report = EchoReport { started: Some(started), answered_us: vec![None; streams.len()], closed: 0 };
+    let patterns: Vec<Pattern> = (0..streams.len() as u64).map(|number| Pattern::new(number, true)).collect();
+    let ends: Vec<u64> = positions.iter().map(|position| position + bytes).collect();
+    let mut sent = positions.to_vec();
+    let (mut buffer, mut scratch) = (vec![0; 64 << 10], Vec::new());
+    let mut send = |i: usize, received: u64| {
+        let room = ends[i].min(received + UNDER_WAY) - sent[i];
+        let block = &mut buffer[..room as usize];
+        patterns[i].fill(sent[i], block);
+        if let Ok(n) = (&streams[i]).write(block) {
+            sent[i] += n as u64;
+        }
+    };
+    (0..streams.len()).for_each(|i| send(i, positions[i]));
+    let mut left = streams.len();
+    let mut read = vec![0; 64 << 10];
+    while left > 0 {
+        let remaining = timeout.saturating_sub(MonoTime::now().since(started));
+        if remaining.is_zero() {
+            break;
+        }
+        for number in epoll.wait(remaining)? {
+            let i = number as usize;
+            match (&streams[i]).read(&mut read) {
+                Ok(n) if n > 0 => {
+                    if let Some(at) = patterns[i].first_difference(positions[i], &read[..n], &mut scratch) {
+                        return Err(Error::Usage(format!("byte {at} of connection {i} came back as another")));
+                    }
+                    positions[i] += n as u64;
+                    send(i, positions[i]);
+                    if positions[i] >= ends[i] {
+                        report.answered_us[i] = Some(MonoTime::now().since(started).as_micros() as u64);
+                        left -= 1;
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                _ => {
+                    let _ = epoll::delete(&epoll.fd, &streams[i]);
+                    report.closed += 1;
+                    left -= 1;
                 }
             }
         }

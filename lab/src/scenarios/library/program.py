@@ -82,6 +82,10 @@ class Program:
         self.sock = socket.create_connection((host, int(port)))
         return "x"
 
+    def own(self):
+        """Its own address, as it knows it."""
+        return self.sock.getsockname()[0]
+
     def echo(self):
         """Sends one block back."""
         got = b""
