@@ -125,19 +125,32 @@ pub struct Datapath {
     /// How many flows are toward what.
     elsewhere: Mutex<Elsewhere>,
     hooks: Vec<Hook>,
+    /// What hangs on devices is still of another version, and has maps of its own.
+    others_work: bool,
     tcx: bool,
 }
 
 impl Datapath {
     /// Loads the programs. What is pinned in `pins` (a directory on a bpffs, made if missing) is taken over: maps keep
-    /// their contents, and the programs on devices are replaced by this version's, without a gap.
+    /// their contents, and the programs on devices are replaced by this version's, without a gap. Maps of a version that laid
+    /// them out otherwise are left to the programs of that one, and these begin with empty ones: the caller fills them, and
+    /// then has these programs [take over](Self::take_over).
     ///
     /// Acts on the calling thread's network namespace; all later calls have to come from the same one.
     ///
     /// # Errors
-    /// When the kernel refuses, and when `pins` holds maps of an incompatible version: what is pinned then stays as it
-    /// is, and works on.
+    /// When the kernel refuses. What is pinned then stays as it is, and works on.
     pub fn open(pins: &Path) -> Result<Self, Error> {
+        match Self::open_on(pins, false) {
+            Err(error) if error.is_of_another_layout() => {
+                Programs::leave_maps(pins)?;
+                Self::open_on(pins, true)
+            }
+            result => result,
+        }
+    }
+
+    fn open_on(pins: &Path, fresh: bool) -> Result<Self, Error> {
         let cookie = namespace_cookie()?;
         fs::create_dir_all(pins).map_err(|source| Error::call("mkdir", pins.display().to_string(), source))?;
         let programs = Programs::load_datapath(pins)?;
@@ -164,6 +177,7 @@ impl Datapath {
             accepted: Mutex::new(HashMap::new()),
             elsewhere: Mutex::default(),
             hooks: Vec::new(),
+            others_work: fresh,
             tcx: true,
             programs,
         };
@@ -186,12 +200,27 @@ impl Datapath {
             let ethernet = has_ethernet_header(hook.interface).unwrap_or(true);
             let program = Role::from_name(hook.role).and_then(|role| role.program(hook.direction, ethernet));
             let program = program.ok_or_else(|| Error::Mismatch { what: format!("{hook:?}") })?;
-            if hook.adopt(self.programs.program(program)?, &self.pins)? {
+            if self.others_work || hook.adopt(self.programs.program(program)?, &self.pins)? {
                 hooks.push(hook);
             }
         }
         self.hooks = hooks;
         Ok(())
+    }
+
+    /// Puts these programs in the place of those of a version whose maps could not be read, now that the maps are filled. What
+    /// was moved would be answered with resets before.
+    ///
+    /// # Errors
+    /// When the kernel refuses; programs of either version may be on devices then.
+    pub fn take_over(&mut self) -> Result<(), Error> {
+        if std::mem::take(&mut self.others_work) { self.adopt_hooks() } else { Ok(()) }
+    }
+
+    /// Whether programs of another version are at work until then.
+    #[must_use]
+    pub fn others_work(&self) -> bool {
+        self.others_work
     }
 
     /// Never use tcx for what is attached from now on, as on a kernel before 6.6.

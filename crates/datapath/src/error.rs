@@ -51,6 +51,16 @@ impl Error {
         }
     }
 
+    /// Whether pinned maps are in the way that are laid out otherwise than this version's.
+    pub(crate) fn is_of_another_layout(&self) -> bool {
+        match self {
+            // As libbpf says it (bpf_object__reuse_map).
+            Self::Load { log, .. } => log.contains("parameter mismatch"),
+            Self::Mismatch { .. } => true,
+            Self::Call { .. } | Self::Bpffs { .. } => false,
+        }
+    }
+
     pub(crate) fn call(call: &'static str, object: impl Into<String>, source: io::Error) -> Self {
         Self::Call { call, object: object.into(), source }
     }

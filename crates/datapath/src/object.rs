@@ -92,6 +92,11 @@ unsafe impl Send for Programs {}
 unsafe impl Sync for Programs {}
 
 impl Programs {
+    /// Removes the maps of the data plane that are pinned in `pins`. Programs that are attached go on with them.
+    pub(crate) fn leave_maps(pins: &Path) -> Result<(), Error> {
+        unpin_all(pins, &PINNED)
+    }
+
     /// Loads the data plane, on the maps pinned in `pins` if there are any, and pins them there else.
     pub(crate) fn load_datapath(pins: &Path) -> Result<Self, Error> {
         Self::load(DATAPATH, |object| {
@@ -126,7 +131,7 @@ impl Programs {
     }
 
     fn load_beside(datapath: &Self, object: (&'static str, &[u8]), pins: &Path) -> Result<Self, Error> {
-        Self::load(object, |object| {
+        let prepare = |object: &mut OpenObject| {
             for mut map in object.maps_mut() {
                 let name = map.name().to_owned();
                 if SHARED.iter().any(|shared| name == **shared) {
@@ -140,7 +145,14 @@ impl Programs {
                 }
             }
             Ok(())
-        })
+        };
+        match Self::load(object, prepare) {
+            Err(error) if error.is_of_another_layout() => {
+                unpin_all(pins, &PINNED_OF_SOCKETS)?;
+                Self::load(object, prepare)
+            }
+            result => result,
+        }
     }
 
     /// Would it load here, on maps of its own?
@@ -186,6 +198,18 @@ impl Programs {
         // SAFETY: libbpf keeps the program's descriptor open as long as the object lives, which `self` does.
         Ok(unsafe { BorrowedFd::borrow_raw(fd) })
     }
+}
+
+fn unpin_all(pins: &Path, maps: &[&str]) -> Result<(), Error> {
+    for path in maps.iter().map(|map| pins.join(map)) {
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::call("unlink", path.display().to_string(), source));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn duplicate(fd: BorrowedFd<'_>, object: &str) -> Result<OwnedFd, Error> {

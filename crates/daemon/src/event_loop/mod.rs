@@ -302,6 +302,10 @@ impl EventLoop {
         self.track()?;
         self.drain();
         self.effects.settle_or_retry(clock::now());
+        if self.effects.datapath.others_work() {
+            tracing::info!("what another release has left in the kernel cannot be read: it is made anew, of the journal");
+            self.effects.datapath.take_over()?;
+        }
         Ok(())
     }
 
