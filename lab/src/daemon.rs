@@ -45,7 +45,39 @@ struct Surroundings {
     boots: u64,
     /// A capability that it does not have, as setpriv(1) calls it.
     without: Option<&'static str>,
+    /// Its wall clock is its own, and may be set while it runs.
+    own_wall_clock: bool,
 }
+
+/// Shows every program that it is loaded into a wall clock that is ahead of the machine's by what a file says, in seconds. What the kernel counts since
+/// it was started stays as it is: nobody can set that.
+const WALL_CLOCK: &str = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+	int result = syscall(SYS_clock_gettime, clock, now);
+	char text[32] = "";
+	int file;
+	if (result || clock != CLOCK_REALTIME)
+		return result;
+	file = open(getenv("WALL_CLOCK_AHEAD"), O_RDONLY | O_CLOEXEC);
+	if (file >= 0) {
+		if (read(file, text, sizeof(text) - 1) > 0)
+			now->tv_sec += atoll(text);
+		close(file);
+	}
+	return 0;
+}
+"#;
+
+/// What [`WALL_CLOCK`] is compiled to, and the file that it reads.
+const WALL_CLOCK_LIBRARY: &str = "wall_clock.so";
+const WALL_CLOCK_AHEAD: &str = "wall_clock_ahead";
 
 /// Room of a narrow run directory.
 const NARROW: &str = "size=1m";
@@ -138,6 +170,11 @@ impl Host {
         self.whimbrel_in(config, Surroundings::default())
     }
 
+    /// Starts a daemon whose wall clock can be [set](Whimbrel::set_wall_clock), and waits until it is ready.
+    pub fn whimbrel_with_wall_clock(&self) -> Result<Whimbrel> {
+        self.whimbrel_in("", Surroundings { own_wall_clock: true, ..Surroundings::default() })
+    }
+
     /// Starts a daemon whose run directory can be filled ([`Whimbrel::fill`]), and waits until it is ready.
     pub fn whimbrel_with_little_room(&self) -> Result<Whimbrel> {
         self.whimbrel_in("", Surroundings { narrow: true, ..Surroundings::default() })
@@ -153,6 +190,11 @@ impl Host {
             let run = dir.join("run").display().to_string();
             self.command("mkdir").args(["-m", "700", &run]).run()?;
             self.command("mount").args(["-t", "tmpfs", "-o", NARROW, "narrow", &run]).run()?;
+        }
+        if surroundings.own_wall_clock {
+            let library = dir.join(WALL_CLOCK_LIBRARY);
+            let compiler = self.command("cc").args(["-shared", "-fPIC", "-x", "c", "-o"]).arg(&library).arg("-");
+            compiler.stdin(WALL_CLOCK).run()?;
         }
         let binary = whimbrel_binary(self.lab().whimbrel())?;
         let process = launch(self, &binary, &dir, configured, surroundings)?;
@@ -213,6 +255,12 @@ fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, surroundings
         let less = surroundings.without.map(|name| format!(",-{name}")).unwrap_or_default();
         words.extend([(capabilities() + &less).into(), "--".into()]);
     }
+    if surroundings.own_wall_clock {
+        let preload = |name: &str, file: &str| format!("{name}={}", dir.join(file).display()).into();
+        words.push("env".into());
+        words.push(preload("LD_PRELOAD", WALL_CLOCK_LIBRARY));
+        words.push(preload("WALL_CLOCK_AHEAD", WALL_CLOCK_AHEAD));
+    }
     words.push(binary.into());
     let mut command = host.command(&words[0]).args(&words[1..]);
     command = command.arg("--run-dir").arg(dir.join("run")).arg("up");
@@ -239,6 +287,15 @@ impl Whimbrel {
         expect!(self.surroundings.lame.is_some(), "the daemon on {} has everybody's CRIU", self.host.name());
         self.surroundings.lame = Some(lame);
         lame.write(&self.dir.join(PROGRAMS))
+    }
+
+    /// Sets the wall clock of a daemon that was started [so](Host::whimbrel_with_wall_clock): so many seconds ahead of the machine's.
+    pub fn set_wall_clock(&self, ahead: i64) -> Result<()> {
+        expect!(self.surroundings.own_wall_clock, "the daemon on {} has everybody's clock", self.host.name());
+        let (file, fresh) = (self.dir.join(WALL_CLOCK_AHEAD), self.dir.join("wall_clock_ahead.new"));
+        fs::write(&fresh, format!("{ahead}\n"))
+            .and_then(|()| fs::rename(&fresh, &file))
+            .map_err(|e| Error::call("write", file.display().to_string(), e))
     }
 
     /// From its next start on it does not have this capability, as setpriv(1) calls it.

@@ -10,8 +10,8 @@ use super::relocation::straight;
 use super::world::{LONG, REWRITTEN_WITHIN, World, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Attachment, EchoServer, Gateway, Host, Join, Lab, Leave, Many, MonoTime, Process, Result, Shape, Site, SiteSpec, Ticker, TickerFar,
-    Whimbrel, expect, patience, wait_until,
+    Attachment, EchoServer, Gateway, Host, Join, Lab, Leave, Many, MonoTime, Process, Result, Shape, Site, SiteSpec,
+    Ticker, TickerFar, Whimbrel, expect, patience, wait_until,
 };
 
 /// Says what user it is, and what it may bind, with both transports.
@@ -360,7 +360,9 @@ fn chosen(lab: &mut Lab) -> Result<()> {
     let mut behind = |policy: &str, anchor: IpAddr| -> Result<()> {
         let mut shown = String::new();
         let chosen = wait_until(3 * LONG, &format!("`{policy}` chooses {anchor}"), || {
-            shown = guest.cli(&["run", "--anchor", policy, "--", "ip", "-brief", "address"]).unwrap_or_else(|e| e.to_string());
+            shown = guest
+                .cli(&["run", "--anchor", policy, "--", "ip", "-brief", "address"])
+                .unwrap_or_else(|e| e.to_string());
             shown.contains(&format!("{anchor}/"))
         });
         println!("    `{policy}`: {}", shown.trim().replace('\n', "; "));

@@ -10,8 +10,8 @@ use whimbrel_ipc::{Carrier, ConnectionState, Path, Request, request_to_line};
 use super::world::{LONG, World, all_run, carried_by, is_native, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Direction, FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Process, Result, Side, Whimbrel, expect, patience,
-    wait_for, wait_until,
+    Direction, FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Process, Result, Side, Whimbrel, expect,
+    patience, wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -158,7 +158,8 @@ fn watched(lab: &mut Lab) -> Result<()> {
     let (said, good) = doctor(&client, &[])?;
     expect!(good && said.contains("UDP port 2031"), "{said}");
     step("a firewall is in the way");
-    let table = "table inet guard { chain in { type filter hook input priority 0; policy accept; udp dport 2031 drop; }\n}";
+    let table =
+        "table inet guard { chain in { type filter hook input priority 0; policy accept; udp dport 2031 drop; }\n}";
     world.laptop.nft(table)?;
     let (said, _) = doctor(&client, &[])?;
     expect!(said.contains("guard") || said.contains("drops"), "the table is not named: {said}");
@@ -171,7 +172,8 @@ fn watched(lab: &mut Lab) -> Result<()> {
     step("somebody watches");
     // On a terminal of its own (script(1)), from which keys are read.
     let command = format!("{} --run-dir {} watch", client.binary().display(), client.run_dir().display());
-    let script = world.laptop.command("script").args(["--quiet", "--flush", "--return", "--command", &command, "/dev/null"]);
+    let script =
+        world.laptop.command("script").args(["--quiet", "--flush", "--return", "--command", &command, "/dev/null"]);
     let mut watch = script.env("TERM", "vt100").label("watch").spawn()?;
     let pair = world.stream()?;
     client.wait_introduced(&pair, LONG)?;

@@ -1,6 +1,7 @@
 //! Daemons that die, peers that vanish, connections that were there before.
 
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use whimbrel_ipc::Carrier;
 
@@ -32,6 +33,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "restart-daemons",
         "both daemons are stopped and started in good order while a connection is moved",
         restart,
+    ),
+    scenario(
+        "wall-clock-jumps",
+        "while the daemons run, their wall clocks are set to another decade and back: connections roam on, and others are made meanwhile",
+        wall_clock_jumps,
     ),
     scenario(
         "clock-jumps",
@@ -214,6 +220,54 @@ fn clock_jumps(lab: &mut Lab) -> Result<()> {
     client.wait_introduced(&later, LONG)?;
     later.wait_progress(SOME, LONG)?;
     world.finish(later)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn wall_clock_jumps(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = (world.laptop.whimbrel_with_wall_clock()?, world.server.whimbrel_with_wall_clock()?);
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let (a, b) = (world.a.clone(), world.b.clone());
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs().cast_signed();
+    // At the laptop, and at the server. An hour is what a change of the zone does where the hardware's clock is local time.
+    let jumps =
+        [(3600, 0), (0, 3600), (DECADES, 0), (-since_1970 + 86_400, DECADES), (0, -since_1970 + 86_400), (0, 0)];
+    for ((laptop, at_server), to) in jumps.into_iter().zip([&b, &a].into_iter().cycle()) {
+        step(&format!("the laptop's clock is {laptop} s ahead, the server's {at_server} s"));
+        client.set_wall_clock(laptop)?;
+        server.set_wall_clock(at_server)?;
+        world.roam(to)?;
+        world.goes_on(&mut pair)?;
+        if to.network.name() == a.network.name() {
+            is_native(&client, Side::Client, &pair)?;
+        } else {
+            carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+        }
+        let mut later = world.stream()?;
+        client.wait_introduced(&later, LONG)?;
+        later.wait_progress(SOME, LONG)?;
+        world.finish(later)?;
+    }
+    step("one of them is killed while its clock is behind, and asks for a session anew");
+    client.set_wall_clock(-since_1970 + 86_400)?;
+    client.kill()?;
+    client.restart()?;
+    client.wait_introduced(&pair, LONG)?;
+    client.set_wall_clock(0)?;
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    for daemon in [&client, &server] {
+        let told = daemon.events(0)?;
+        let odd = told.iter().filter(|event| matches!(event.kind.as_str(), "op-failed" | "key-mismatch"));
+        expect!(odd.clone().count() == 0, "events on {}: {:?}", daemon.host().name(), odd.collect::<Vec<_>>());
+        let years: BTreeSet<&str> = told.iter().filter_map(|event| event.time.split('-').next()).collect();
+        println!("    {} tells of the years {years:?}", daemon.host().name());
+        expect!(years.len() >= 2, "the clock of the daemon on {} was never set: {years:?}", daemon.host().name());
+        let drawn = daemon.cli(&["events", "--plot", "-"])?;
+        expect!(drawn.contains("</svg>"), "nothing is drawn of these: {drawn}");
+    }
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }

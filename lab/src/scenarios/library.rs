@@ -485,7 +485,8 @@ fn in_c(daemon: &Whimbrel, words: &[String]) -> Result<Process> {
     // As it is installed: programs name it by its interface (the soname).
     fs::copy(&library, directory.join("libwhimbrel.so.0")).map_err(failed)?;
     let [source, program] = ["program.c", "program"].map(|name| directory.join(name));
-    let compiler = host.command("cc").args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
+    let compiler =
+        host.command("cc").args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
     compiler.arg(format!("-L{}", directory.display())).arg("-l:libwhimbrel.so.0").run()?;
     let command = host.command(program).args(words).env("LD_LIBRARY_PATH", &directory);
     command.env("WHIMBREL_RUN_DIR", daemon.run_dir()).label("a program of SOCKMAND's").spawn()

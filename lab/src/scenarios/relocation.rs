@@ -68,6 +68,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "connections of 200 addresses go to another host, which has a namespace made for each and answers meanwhile",
         many_addresses,
     ),
+    scenario(
+        "moved-many",
+        "1,000 connections that have carried data go to another host at once, and carry on there: no byte is lost or wrong",
+        many_move,
+    ),
     scenario("moved-again-direct", "the same with a far end that runs Whimbrel", |lab| again(lab, true)),
 ];
 
@@ -477,6 +482,32 @@ fn give(from: &Whimbrel, connections: &str, to: &str, receiver: &str) -> Result<
     let said = from.cli(&["move", connections, "--to", to, "--process", receiver])?;
     expect!(said.lines().filter(|line| line.contains("is with")).count() == COUNT, "{said}");
     Ok(())
+}
+
+/// Connections that move at once, and what each carries in either direction before and after it, in bytes.
+const MANY: usize = 1000;
+const CARRIED: u64 = 20_000;
+
+fn many_move(lab: &mut Lab) -> Result<()> {
+    let three = Three::new(lab, false)?;
+    let Three { world, donor_daemon, acceptor_daemon, .. } = &three;
+    let server = EchoServer::start(&world.server, world.at_server.ipv4()?)?;
+    let _there = EchoServer::receiving(acceptor_daemon, three.at_acceptor, "echo")?;
+    let mut far = Many::open(&world.laptop, &server, MANY)?;
+    for moved in [false, true] {
+        if moved {
+            let began = Instant::now();
+            let all = format!("pid:{}", server.pid());
+            let said = donor_daemon.cli(&["move", &all, "--to", "guest", "--process", "echo"])?;
+            println!("    {MANY} connections have moved in {:.1} s", began.elapsed().as_secs_f64());
+            let went = said.lines().filter(|line| line.contains("is with")).count();
+            expect!(went == MANY, "{went} of {MANY} connections have moved: {said}");
+        }
+        far.start_carry(CARRIED, 3 * LONG)?;
+        let report = far.finish_carry(3 * LONG)?;
+        expect!(report.answered() == MANY, "{} of {MANY} had all back, {} closed", report.answered(), report.closed);
+    }
+    world.no_resets()
 }
 
 /// Addresses of either family that connections are moved from.

@@ -6,7 +6,10 @@ use whimbrel_ipc::Carrier;
 
 use super::world::{LONG, RATE, SOME, World, all_run, carried_by, goes_on_since, is_bare, is_native, ms, site};
 use super::{Scenario, scenario};
-use crate::{Direction, EchoServer, FlowPair, Gateway, Join, Lab, Leave, Many, MonoTime, Result, Side, SiteSpec, expect, wait_until};
+use crate::{
+    Direction, EchoServer, FlowPair, Gateway, Join, Lab, Leave, Many, MonoTime, Result, Side, SiteSpec, expect,
+    wait_until,
+};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("roam-public", "the client moves between public networks; carried by rewriting", public),
@@ -29,7 +32,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("roam-into-nat-firewall", "the same behind a NAT, as home routers are", into_nat_firewall),
     scenario("roam-family", "an IPv4 connection moves to a network that has IPv6 only", family),
     scenario("roam-family-v6", "an IPv6 connection moves to a network that has IPv4 only, and home", family_v6),
-    scenario("roam-many", "1,000 connections are in full use while the laptop moves away and home: no byte is lost or wrong", thousand),
+    scenario(
+        "roam-many",
+        "1,000 connections are in full use while the laptop moves away and home: no byte is lost or wrong",
+        thousand,
+    ),
     scenario("both-move", "client and server move in turn", both_move),
     scenario("two-quick-handoffs", "a second move before the first is done", two_quick),
     scenario("outage-3s", "three seconds without any network", outage_3),
@@ -267,13 +274,18 @@ fn thousand(lab: &mut Lab) -> Result<()> {
     wait_until(3 * LONG, "all are introduced", introduced)?;
     let (a, b) = (world.a.clone(), world.b.clone());
     for to in [&b, &a] {
-        let under_way = world.at_server.access()?.count(|_, packet| packet.tcp().is_some_and(|tcp| !tcp.payload.is_empty()));
+        let under_way =
+            world.at_server.access()?.count(|_, packet| packet.tcp().is_some_and(|tcp| !tcp.payload.is_empty()));
         many.start_carry(CARRIED, 6 * LONG)?;
         wait_until(LONG, "each has sent something", || under_way.get() > 4 * MANY as u64)?;
         world.roam(to)?;
         let moved = MonoTime::now();
         let report = many.finish_carry(6 * LONG)?;
-        println!("    {} connections had all back {:.1} s after the move", report.answered(), MonoTime::now().since(moved).as_secs_f64());
+        println!(
+            "    {} connections had all back {:.1} s after the move",
+            report.answered(),
+            MonoTime::now().since(moved).as_secs_f64()
+        );
         expect!(report.closed == 0, "{} connections were closed", report.closed);
         expect!(report.answered() == MANY, "{} of {MANY} connections had all back", report.answered());
     }

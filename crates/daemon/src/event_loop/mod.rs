@@ -303,7 +303,9 @@ impl EventLoop {
         self.drain();
         self.effects.settle_or_retry(clock::now());
         if self.effects.datapath.others_work() {
-            tracing::info!("what another release has left in the kernel cannot be read: it is made anew, of the journal");
+            tracing::info!(
+                "what another release has left in the kernel cannot be read: it is made anew, of the journal"
+            );
             self.effects.datapath.take_over()?;
         }
         Ok(())
