@@ -42,7 +42,7 @@ pub use process::{Cmd, Process, cpu_seconds};
 pub use programs::{
     Bind, DhcpServer, Download, EchoServer, FlowPair, Iperf, IperfServer, Lease, Luggage, Many, Nginx, PairOptions,
     Side, SshServer, SshSession, Ticker, TickerFar, UdpRelay, Walker, WalkerReport, ZONE, criu_lacks,
-    criu_tracks_memory,
+    criu_starts_within, criu_tracks_memory,
 };
 pub(crate) use programs::{checksum, lab_binary};
 pub use random::Random;

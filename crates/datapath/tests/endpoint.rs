@@ -34,7 +34,7 @@ const OTHER: u16 = 5001;
 const FAR_PORT: u16 = 40_000;
 const PEER: u32 = 7;
 const BLOCK: usize = 4 << 20;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn address(n: u8, host: u8, v4: bool) -> IpAddr {
     let text = if v4 { format!("10.{n}.0.{host}") } else { format!("fd00:{n}::{host}") };
@@ -664,7 +664,7 @@ fn bound(address: SocketAddr) -> UdpSocket {
     let since = Instant::now();
     loop {
         match UdpSocket::bind(address) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse && since.elapsed() < Duration::from_secs(5) => {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && since.elapsed() < PATIENCE => {
                 std::thread::yield_now();
             }
             bound => return bound.expect("bind"),

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use hosts::{Host, wait};
 use whimbrel_kernel::endpoint::{self, Brought, Endpoint, Outer};
@@ -175,8 +175,8 @@ fn what_cannot_be_watched_over_leaves_nothing_behind() {
 
 const USER: u32 = 65_534;
 
-/// A process of that user that has gone into namespaces of its own, and says so.
-struct Apart(Child);
+/// A process of that user that has gone into namespaces of its own, and says so. Its output stays open: busybox's `cat` ends where nobody reads it.
+struct Apart(Child, #[expect(dead_code, reason = "it is only kept open")] BufReader<ChildStdout>);
 
 impl Apart {
     fn new(user: u32, flags: &str) -> Self {
@@ -185,9 +185,10 @@ impl Apart {
         child.args(&command[1..]).uid(user).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = child.spawn().unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
         assert_eq!(line, "\n");
-        Self(child)
+        Self(child, output)
     }
 
     fn brought(&self, owner: u32) -> Brought {

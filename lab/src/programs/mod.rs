@@ -9,7 +9,7 @@ mod ssh;
 mod traffic;
 
 pub use self::bind::{Bind, ZONE};
-pub use self::criu::{criu_lacks, criu_tracks_memory};
+pub use self::criu::{criu_lacks, criu_starts_within, criu_tracks_memory};
 pub use self::dhcp::{DhcpServer, Lease};
 pub(crate) use self::http::checksum;
 pub use self::http::{Download, Nginx};

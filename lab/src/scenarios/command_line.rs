@@ -339,6 +339,7 @@ fn local_api(lab: &mut Lab) -> Result<()> {
     let until = MonoTime::now() + Duration::from_secs(1);
     wait_for(LONG, "a second has passed", || Ok((MonoTime::now() > until).then_some(())))?;
     let used = crate::cpu_seconds(client.process().pid())? - used;
+    println!("    {used:.2} s of a processor in the second after they had gone");
     expect!(used < 0.5, "the daemon is busy with nobody: {used} s of a second");
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])

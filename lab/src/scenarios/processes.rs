@@ -9,8 +9,8 @@ use whimbrel_ipc::{ConnectionState, MovedProcess, Reply};
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    EchoServer, Host, Join, Lab, Lame, Luggage, Process, Result, Site, Walker, Whimbrel, criu_lacks, expect, patience,
-    wait_for, wait_until,
+    EchoServer, Host, Join, Lab, Lame, Luggage, Process, Result, Site, Walker, Whimbrel, criu_lacks,
+    criu_starts_within, expect, patience, wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -52,6 +52,9 @@ const COUNT: usize = 3;
 const MEMORY: usize = 2 << 20;
 /// How long connections may be silent on the way: CRIU starts several programs, on a machine that does other things as well.
 const SOON: Duration = Duration::from_secs(5);
+/// How often `criu check`, which does little more than start, fits into what a process stands still for, at the most. Beside four builds on two processors
+/// it took 0.26 to 0.43 s, and processes stood still for 3.5 to 7.4 s; their connections were silent for as long, to 30 ms.
+const CHECKS: u32 = 40;
 
 /// Goes on only where processes can be moved.
 pub(super) fn needs_criu() -> Result<()> {
@@ -147,8 +150,16 @@ pub(super) fn give_with(from: &Whimbrel, pid: u32, more: &[&str], to: &str) -> R
 fn walks(walker: &Walker, what: &str) -> Result<()> {
     walker.wait_progress(100)?;
     let report = walker.report()?;
-    println!("    {what}: silent for {:.0} ms at the most", report.longest_gap.as_secs_f64() * 1e3);
-    expect!(report.longest_gap < SOON * patience(), "{what}: silent for {:?}", report.longest_gap);
+    let silent = report.longest_gap;
+    println!("    {what}: silent for {:.0} ms at the most", silent.as_secs_f64() * 1e3);
+    if silent >= SOON * patience() {
+        let busy = criu_starts_within() * CHECKS;
+        println!("    {what}: this machine is busy enough for {:.0} ms", busy.as_secs_f64() * 1e3);
+        expect!(
+            silent < busy,
+            "{what}: silent for {silent:?}, and not more than {busy:?} is what else the machine does"
+        );
+    }
     walker.log_is_whole()
 }
 

@@ -69,6 +69,8 @@ struct Round {
     /// What was told of a loss, as it was then, and of which MTU. Where the segment that is sent again first had arrived,
     /// the answer says that, and the kernel takes the rest for not lost either (`tcp_try_undo_loss`).
     told: HashMap<FlowTuple, (TcpSocket, u32)>,
+    /// Until then these are looked at, and not woken.
+    spared_until: Time,
 }
 
 impl Round {
@@ -92,10 +94,14 @@ impl Round {
 impl Kicks {
     /// Begins with a peer's senders; [`Kicks::run`] does the rest.
     pub(crate) fn begin(&mut self, now: Time, peer: PeerId, shrink_to: Option<u32>) {
-        // What was lost is still lost when senders are woken once more.
-        let told = self.rounds.remove(&peer).map(|round| round.told).unwrap_or_default();
+        // What was lost is still lost when senders are woken once more. Their answers come at the same time as what confirms the path, of which they are
+        // woken, and the kernel begins anew with what is woken before: that would cost another round trip.
+        let before = self.rounds.remove(&peer);
+        let spared_until = now + before.as_ref().map_or(Duration::ZERO, |before| before.elapsed(now) / 4);
+        let told = before.map(|round| round.told).unwrap_or_default();
         let (waiting, left) = (HashMap::new(), None);
-        let round = Round { since: now, first: true, asked_again: false, next: now, left, shrink_to, waiting, told };
+        let (first, asked_again) = (true, false);
+        let round = Round { since: now, first, asked_again, next: now, left, shrink_to, waiting, told, spared_until };
         self.rounds.insert(peer, round);
     }
 
@@ -226,8 +232,9 @@ impl Kicks {
                     round.waiting.remove(&flow);
                     continue;
                 }
+                let spared = now < round.spared_until && round.told.contains_key(&flow);
                 // Its program would take the ICMP error that wakes it for the end of the connection.
-                let steps = if socket.reports_errors { 0 } else { socket.backoff.min(STEPS) };
+                let steps = if spared || socket.reports_errors { 0 } else { socket.backoff.min(STEPS) };
                 for _ in 0..steps {
                     if let Err(error) = injector.kick(&flow, socket.snd_una) {
                         result = Err(error.into());
@@ -237,7 +244,7 @@ impl Kicks {
                 // A step of back-off less is still at least the timer's smallest value since the last transmission. And a
                 // packet that is too big is no error that a program is told of (tcp_v4_err, tcp_v6_err).
                 let instead = (socket.reports_errors && socket.backoff > 0).then_some(socket.pmtu_cookie);
-                let shrink_to = round.shrink_to.or(instead).filter(|_| first);
+                let shrink_to = round.shrink_to.or(instead).filter(|_| first && !spared);
                 let shrink_to = shrink_to.filter(|mtu| may_resend(socket, shrunken(*mtu, socket)));
                 if let Some(mtu) = shrink_to {
                     round.told.insert(flow, (*socket, mtu));
@@ -367,6 +374,20 @@ mod tests {
             assert!(pause <= SHORTEST_PAUSE.max(elapsed / 8) && pause <= Duration::from_millis(50));
             elapsed += pause;
         }
+    }
+
+    #[test]
+    fn who_was_told_of_a_loss_is_spared_while_its_answer_may_be_on_its_way() {
+        let (mut kicks, now) = (Kicks::default(), Time::default());
+        kicks.begin(now, PeerId(1), Some(1400));
+        assert_eq!(kicks.rounds[&PeerId(1)].spared_until, now, "the first time nobody is");
+        let told = (socket(1).flow, (socket(1), 1400));
+        kicks.rounds.get_mut(&PeerId(1)).expect("a round").told.extend([told]);
+        // The path is confirmed.
+        let later = now + Duration::from_millis(200);
+        kicks.begin(later, PeerId(1), None);
+        let round = &kicks.rounds[&PeerId(1)];
+        assert_eq!((round.spared_until, round.told.len()), (later + Duration::from_millis(50), 1));
     }
 
     #[test]
