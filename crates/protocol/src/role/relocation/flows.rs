@@ -117,15 +117,15 @@ impl Node {
         }
         let before = self.binding.flow.flows.get(&far).and_then(Flow::entry).copied();
         let end = if lent.is_some() { LocalEnd::Behind } else { self.base.attachments().end_of(&far) };
-        let peer = self.peer_of(&to);
+        let with = self.peer_of(&to).map(|peer| peer.id);
         let as_before = |before: &FlowEntry| {
             (before.name, before.wire_remote_port, before.end) == (flow.value(), wire_port, end)
-                && peer.is_some_and(|peer| peer.id == before.peer)
+                && with == Some(before.peer)
         };
         if restored && before.as_ref().is_some_and(as_before) {
             return Some(self.terms_of(&flow).ok_or_else(|| format!("there is no flow {flow} any more")));
         }
-        let peer = peer.filter(|peer| peer.has_session());
+        let peer = self.peer_of(&to).filter(|peer| peer.has_session());
         let Some(peer) = peer else { return Some(Err(format!("there is no session with {to}"))) };
         let home = match (&before, lent) {
             (Some(before), None) if before.peer_tuple.mirrored() == far => {
@@ -136,7 +136,7 @@ impl Node {
         let wire_local_port = match &before {
             // What was said to an owner that presents its ticket again may have come to it before the answer to that: it stays so.
             Some(before) if as_before(before) => Some(before.wire_local_port),
-            _ => peer.free_wire_port(wire_port, self.binding.flow.flows.ports()),
+            _ => peer.flow.free_wire_port(wire_port, self.binding.flow.flows.ports()),
         };
         let Some(wire_local_port) = wire_local_port else {
             return Some(Err(format!("flows with {to} have all ports that are left for them")));
@@ -173,16 +173,9 @@ impl Node {
         if holder == self.base.public_key() {
             return Some(Ok(()));
         }
-        let peer = self
-            .binding
-            .flow
-            .path
-            .session
-            .by_key
-            .get(&holder)
-            .and_then(|id| self.binding.flow.path.session.peers.get(id));
+        let peer = self.binding.flow.path.session.by_key.get(&holder).and_then(|id| peer!(self.binding.flow, id));
         let Some(peer) = peer else { return Some(Err(format!("{holder} is not known any more"))) };
-        if peer.named.get(&flow.value()).is_some_and(|known| *known != tuple) {
+        if peer.flow.named.get(&flow.value()).is_some_and(|known| *known != tuple) {
             return Some(Err(format!("another flow is called {flow}")));
         }
         let native = peer.native_places(tuple.local.ip(), tuple.remote.ip());
@@ -254,7 +247,7 @@ impl Node {
 
     /// Which flow it is that this host and a peer call so, as its socket has it.
     pub(super) fn flow_named(&self, flow: &FlowName) -> Option<FlowTuple> {
-        self.peer_of(&flow.peer())?.named.get(&flow.value()).copied()
+        self.peer_of(&flow.peer())?.flow.named.get(&flow.value()).copied()
     }
 
     /// With which peer a flow is one that this host holds, where its end is this host's own, or that of a host behind it.

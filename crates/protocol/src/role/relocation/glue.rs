@@ -18,6 +18,7 @@ use crate::base::op::PeerId;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::Stage;
+use crate::flow::peers::PeerRef;
 use crate::node::Node;
 use crate::session::pins::Pin;
 
@@ -51,7 +52,7 @@ impl Around for Others<'_> {
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> Option<u16> {
         let ports = self.node.binding.flow.flows.ports();
         let peer = self.node.peer_of(with);
-        peer.map_or_else(|| ports.wire_port(|_| true), |peer| peer.free_wire_port(flow.remote.port(), ports))
+        peer.map_or_else(|| ports.wire_port(|_| true), |peer| peer.flow.free_wire_port(flow.remote.port(), ports))
     }
 
     fn peer(&self, of: &PublicKey) -> Option<PeerId> {
@@ -64,8 +65,8 @@ impl Around for Others<'_> {
 }
 
 impl Node {
-    pub(super) fn peer_of(&self, key: &PublicKey) -> Option<&crate::session::peer::Peer> {
-        self.binding.flow.path.session.by_key.get(key).and_then(|id| self.binding.flow.path.session.peers.get(id))
+    pub(super) fn peer_of(&self, key: &PublicKey) -> Option<PeerRef<'_>> {
+        self.binding.flow.path.session.by_key.get(key).and_then(|id| peer!(self.binding.flow, id))
     }
 
     /// Does something with the moves, and what follows from it.
