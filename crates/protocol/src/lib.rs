@@ -17,9 +17,10 @@
 //! Calls go down, facts go up as values; no role knows another (decision 0043).
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod flow;
 mod base;
 mod binding;
-mod flow;
 mod node;
 mod path;
 mod role;

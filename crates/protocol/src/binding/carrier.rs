@@ -75,10 +75,10 @@ impl BindingLayer {
         }
         let nonce = base.random().u64() | PROBE_BIT;
         let port = 32768 + (base.random().u32() % 28000) as u16;
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
         let (Some(source), false) = (peer.source, peer.probe.forward) else { return };
         // As the flows go: a firewall on the way may let through the service's port alone, and theirs is another (P-16).
-        let entry = peer.flows.iter().find_map(|flow| self.flow.flows.get(flow)?.entry());
+        let entry = peer.flow.flows.iter().find_map(|flow| self.flow.flows.get(flow)?.entry());
         let Some(theirs) = entry.map(|entry| entry.wire_remote_port) else { return };
         let leading = FlowTuple {
             transport: Transport::Tcp,

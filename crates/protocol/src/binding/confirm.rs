@@ -58,12 +58,12 @@ impl BindingLayer {
         observed: SocketAddr,
         base: &mut Base,
     ) -> bool {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return false };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return false };
         if let Some((expected, sent)) = peer.check
             && expected == token
         {
             peer.check = None;
-            let stands = peer.stalls.note_answer(now);
+            let stands = peer.flow.stalls.note_answer(now);
             peer.told = std::mem::take(&mut peer.telling);
             peer.check_tries = 0;
             peer.sample_round_trip(now.since(sent));
@@ -88,7 +88,7 @@ impl BindingLayer {
         if self.flow.path.session.peers.get_mut(&id).is_some_and(|peer| peer.shown.handle_answer(now, token)) {
             return true;
         }
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return false };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return false };
         // A token proves the way that it was sent by, whichever way it comes back (as RFC 9000 §8.2.3 has it): somebody
         // between the ends may send the answer on from elsewhere.
         if let Some(update) = peer.update.as_mut()

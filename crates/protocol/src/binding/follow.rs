@@ -97,7 +97,7 @@ impl BindingLayer {
             (peer.check, peer.check_tries) = (None, 0);
         }
         self.hurry(now, id, base);
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
         let before = peer.announced();
         // Behind a NAT even the place in force is not the same after the host was away: the NAT may have forgotten its flows.
         let away = flags.contains(UpdateFlags::FORMER_PATH_LOST) && claimed != arrival.source;
@@ -110,7 +110,7 @@ impl BindingLayer {
             flags_here = self.own_flags(id, base);
         }
         answers.push(acknowledgement(BindingStatus::Accepted, flags_here, sequence, place));
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(peer) = peer_mut!(self.flow, &id) else { return };
         let refuses = flags.contains(UpdateFlags::REWRITE_REFUSED);
         if (place, arrival.source, refuses) == before && !returned {
             // It only makes sure that we know.
@@ -140,7 +140,7 @@ impl BindingLayer {
         base: &mut Base,
     ) {
         let (token, translated) = (base.random().u64(), awaited.translated);
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
         if !lost && !returned && arrival.source != peer.remote && peer.carries() {
             // P-38
             let candidate = Candidate::new(arrival.source, token, now, arrival.length, false);
@@ -157,7 +157,7 @@ impl BindingLayer {
         let asked = asked.and_then(|address| base.attachments().at(address));
         peer.follow(now, &awaited, asked);
         peer.unbroken = false;
-        peer.stalled = false;
+        peer.flow.stalled = false;
         if returned {
             peer.listens = false;
         }
@@ -171,12 +171,12 @@ impl BindingLayer {
             let again = peer.repeat_after(1);
             base.set_timer(Timer::Challenge(id), now + again);
         }
-        let waited = !peer.flows.is_empty();
+        let waited = !peer.flow.flows.is_empty();
         if base.is_suspended() {
             // Whoever is away has been told where the other end is for a long time: nothing else would tell the daemon after
             // this one.
             self.lead_flows(now, id, base);
-            let (saved, told) = (self.flow.path.session.peers[&id].saved(), std::mem::take(answers));
+            let (Some(saved), told) = (self.saved(id), std::mem::take(answers)) else { return };
             let say = Asked::Say(id, arrival.destination, arrival.source, told);
             base.ask(StoreOp::SavePeer(saved), say);
         } else {

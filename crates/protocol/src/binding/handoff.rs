@@ -12,7 +12,7 @@ use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::attachments::{Attachment, Routes};
 use crate::base::event::Event;
-use crate::base::op::{BindingOp, Carrier, NOWHERE, PeerId, StoreOp};
+use crate::base::op::{BindingOp, Carrier, NOWHERE, PeerId, SavedPeer, StoreOp};
 use crate::base::output::Asked;
 use crate::base::pace::FORMER;
 use crate::base::signal::Signal;
@@ -53,6 +53,11 @@ pub(crate) struct Acknowledgement {
 }
 
 impl BindingLayer {
+    /// A peer as it is to be saved.
+    pub(super) fn saved(&self, id: PeerId) -> Option<SavedPeer> {
+        peer!(self.flow, &id).map(|peer| peer.saved())
+    }
+
     /// See [`Node::hand_off`](crate::Node::hand_off).
     pub(crate) fn hand_off(&mut self, now: Time, routes: &dyn Routes, to: Option<IpAddr>, base: &mut Base) {
         let ids: Vec<PeerId> = self.flow.path.session.peers.keys().copied().collect();
@@ -86,12 +91,12 @@ impl BindingLayer {
         if base.is_suspended() {
             return;
         }
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = peer!(self.flow, &id) else { return };
         let by_hand = forced.map(|to| to.and_then(|to| base.attachments().get(&to)));
         let preferred = by_hand.unwrap_or(peer.preferred).filter(|a| base.attachments().is_current(&a));
         let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
         // P-53; else by the first.
-        let mut ways = self.ways_to(peer, wanted, routes, base);
+        let mut ways = self.ways_to(id, &peer, wanted, routes, base);
         ways.sort_by_key(|way| {
             let deaf = Some(*way) == peer.unanswered;
             let home = |way: &Attachment| (peer.flows_at_home(way.address), peer.flows_of_family(way.address));
@@ -127,7 +132,14 @@ impl BindingLayer {
     }
 
     /// Where this host may reach a peer from, one address of each family at the most.
-    fn ways_to(&self, peer: &Peer, wanted: Option<IpAddr>, routes: &dyn Routes, base: &Base) -> Vec<Attachment> {
+    fn ways_to(
+        &self,
+        id: PeerId,
+        peer: &Peer,
+        wanted: Option<IpAddr>,
+        routes: &dyn Routes,
+        base: &Base,
+    ) -> Vec<Attachment> {
         // Where it is going counts more than where it was: the two may be of different families.
         let places = [peer.heading().ip(), peer.remote.ip()];
         let mut ways: Vec<Attachment> = Vec::new();
@@ -141,7 +153,7 @@ impl BindingLayer {
             let asked = peer.source.filter(|source| alike(source) && base.attachments().speaks_at(*source));
             let source = wanted.filter(alike).or(asked).or_else(|| routes.source_for(target));
             ways.extend(source.and_then(|source| base.attachments().at(source)));
-            if peer.flows.is_empty() && !ways.is_empty() {
+            if !self.flow.held(id).flows && !ways.is_empty() {
                 break;
             }
         }
@@ -171,13 +183,13 @@ impl BindingLayer {
 
     fn hold_as(&mut self, now: Time, id: PeerId, carrier: Carrier, base: &mut Base) {
         let tunnel = carrier == Carrier::Tunnel && base.config().carriers.tunnel;
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
         peer.places.local = NOWHERE;
         peer.listens = false;
         // Nothing goes to whom is away (P-44).
         let tunnel = tunnel && peer.has_session() && !peer.is_held_away();
         peer.carrier = if tunnel { Carrier::Tunnel } else { Carrier::Hold };
-        if peer.flows.is_empty() {
+        if peer.flow.flows.is_empty() {
             return;
         }
         if tunnel && peer.meanwhile().is_none() {
@@ -194,9 +206,9 @@ impl BindingLayer {
 
     /// Tells a peer with flows our addresses, where they are not those that it was told.
     pub(crate) fn tell_locators(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = peer!(self.flow, &id) else { return };
         let told = peer.told.iter().eq(base.attachments().addresses());
-        if !told && !peer.flows.is_empty() && peer.has_session() {
+        if !told && !peer.flow.flows.is_empty() && peer.has_session() {
             // They go along with a check of the path, so that they are repeated where they are lost.
             base.set_timer(Timer::Keepalive(id), now);
         }
@@ -204,7 +216,7 @@ impl BindingLayer {
 
     /// What carries the flows while an update is under way, if that still works: the path that they have now (P-38).
     fn former_path(&self, id: PeerId, routes: &dyn Routes, base: &Base) -> Option<Meanwhile> {
-        let peer = self.flow.path.session.peers.get(&id)?;
+        let peer = peer!(self.flow, &id)?;
         let holds = peer.places.local == NOWHERE || (peer.carrier == Carrier::Hold && peer.moved_flows() > 0);
         let meanwhile = match peer.meanwhile() {
             Some(meanwhile) => meanwhile.clone(),
@@ -228,7 +240,7 @@ impl BindingLayer {
     /// An update stays unanswered, and this host has the address that flows are at home at: perhaps nothing has moved, and
     /// only the peer's daemon is away. Then what comes in under the flows' own names shows it (P-39), and is asked for.
     fn listen_natively(&mut self, now: Time, id: PeerId, tries: u32, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
         let held = |update: &PendingUpdate| update.held && !update.absent && update.meanwhile.is_none();
         let held = peer.update.as_ref().is_some_and(held);
         if !held || tries < 2 || peer.places.local != NOWHERE || !peer.is_home_address() {
@@ -270,7 +282,7 @@ impl BindingLayer {
     /// We are somewhere else: the peer is told.
     fn arrive(&mut self, now: Time, id: PeerId, attachment: Attachment, routes: &dyn Routes, base: &mut Base) {
         let meanwhile = self.former_path(id, routes, base);
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
         let from = peer.source;
         let lost = meanwhile.is_none();
         peer.note_left();
@@ -280,9 +292,9 @@ impl BindingLayer {
         peer.observed = None;
         peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
         peer.only_tunnel = false;
-        peer.stalls = Stalls::default();
+        peer.flow.stalls = Stalls::default();
         base.stop_timer(Timer::Probe(id));
-        let idle = peer.flows.is_empty() && peer.introductions.active.is_empty();
+        let idle = peer.flow.flows.is_empty() && peer.flow.introductions.active.is_empty();
         if idle && !peer.has_session() {
             // Nothing to move, nobody to tell. The place gets its number when there is a session again: what is opened
             // here is not at home where we were before.
@@ -320,7 +332,7 @@ impl BindingLayer {
     /// they are at home nowhere.
     pub(crate) fn uproot(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let gone = |address: &IpAddr| base.attachments().is_gone(*address);
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = peer!(self.flow, &id) else { return };
         if peer.attachment.is_none() || peer.update.is_some() || !peer.is_rooted(gone) {
             return;
         }
@@ -416,7 +428,7 @@ impl BindingLayer {
         }
         self.try_other_family(now, id, base);
         let (port, keeps) = (base.config().port, self.flow.path.session.keeps(id));
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
         let Some(source) = peer.source else { return };
         let repeat = peer.round_trip();
         // Every third try goes to another of the peer's addresses of the family that we have.
@@ -445,7 +457,7 @@ impl BindingLayer {
             peer.unheard = true;
             return;
         }
-        if tries > UPDATES && peer.flows.is_empty() && !keeps {
+        if tries > UPDATES && peer.flow.flows.is_empty() && !keeps {
             // No connection depends on it: it is told when there is next a session.
             peer.update = None;
             peer.unannounced = true;
@@ -596,15 +608,16 @@ impl BindingLayer {
 
     /// A peer knows, as before, where this host is. Either end may have started anew, and know of no probe.
     fn stay_known(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
         // A peer that is on its way moved last: it probes, and is answered.
         let comes = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
         if peer.moved_flows() > 0 && !comes {
             peer.probe = CarrierProbe { leading: peer.has_gone(), ..CarrierProbe::default() };
             self.probe_carrier(now, id, base);
         }
-        let saved = self.flow.path.session.peers[&id].saved();
-        base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+        if let Some(saved) = self.saved(id) {
+            base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+        }
     }
 
     /// A peer knows that this host is elsewhere: its flows go on from there.
@@ -619,7 +632,7 @@ impl BindingLayer {
     ) {
         let token = base.random().u64();
         let (proven, asked) = (update.proven, update.asked.last().map(|(asked, _)| *asked));
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
         peer.places.local = ack.place;
         peer.note_own_place();
         peer.listens = false;
@@ -646,9 +659,9 @@ impl BindingLayer {
             challenge = Some(asked);
         }
         self.note_sighting(now, id, proven, base);
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = peer!(self.flow, &id) else { return };
         let translated = source.is_some_and(|source| source != ack.observed.ip());
-        let (waited, moved) = (!peer.flows.is_empty(), peer.moved_flows());
+        let (waited, moved) = (!peer.flow.flows.is_empty(), peer.moved_flows());
         self.choose_carrier(now, id, base);
         self.set_tunnel_path(id, base);
         self.put_binding_in_force(now, id, base);
@@ -673,7 +686,7 @@ impl BindingLayer {
 
     /// Introductions that waited for an update go on.
     fn introduce_on(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if self.flow.path.session.peers.get(&id).is_some_and(|peer| !peer.introductions.active.is_empty()) {
+        if peer!(self.flow, &id).is_some_and(|peer| !peer.flow.introductions.active.is_empty()) {
             base.set_timer(Timer::Introductions(id), now);
         }
     }

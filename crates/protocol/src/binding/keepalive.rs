@@ -21,8 +21,8 @@ impl BindingLayer {
     pub(crate) fn keep_alive(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let token = base.random().u64();
         let keeps = self.flow.path.session.keeps(id);
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        let unneeded = peer.flows.is_empty() && !keeps;
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
+        let unneeded = peer.flow.flows.is_empty() && !keeps;
         if unneeded || peer.attachment.is_none() || peer.away == Some(Away::Announced) || base.is_suspended() {
             return;
         }
@@ -40,7 +40,7 @@ impl BindingLayer {
         peer.checked = Some(peer.heading().ip());
         let tries = peer.check_tries;
         // Where a flow has stalled, programs may give up soon; a rendezvous is checked while one is needed.
-        let (least, doublings, longest) = match (peer.flows.is_empty(), peer.stalled) {
+        let (least, doublings, longest) = match (peer.flow.flows.is_empty(), peer.flow.stalled) {
             (true, _) => (300, 10, REFRESH),
             (false, true) => (300, 5, KEEPALIVE),
             (false, false) => (1000, 5, KEEPALIVE),
@@ -58,9 +58,9 @@ impl BindingLayer {
 
     /// Sets the next check of a path that has just shown that it works.
     pub(crate) fn check_later(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = peer!(self.flow, &id) else { return };
         let keeps = self.flow.path.session.keeps(id);
-        let needed = keeps || !peer.flows.is_empty();
+        let needed = keeps || !peer.flow.flows.is_empty();
         if needed && (peer.translated() || peer.moved_flows() > 0) {
             base.set_timer(Timer::Keepalive(id), now + KEEPALIVE);
         } else if keeps {

@@ -19,6 +19,7 @@ use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::transfer::Around;
+use crate::flow::peers::PeerRef;
 use crate::flow::{Flow, Origin, Stage};
 use crate::session::peer::Peer;
 
@@ -57,15 +58,15 @@ impl BindingLayer {
         }
         let before = self.flow.flows.get(&far).and_then(Flow::entry).copied();
         let end = if lent.is_some() { LocalEnd::Behind } else { base.attachments().end_of(&far) };
-        let peer = self.peer_of(&to);
+        let with = self.peer_of(&to).map(|peer| peer.id);
         let as_before = |before: &FlowEntry| {
             (before.name, before.wire_remote_port, before.end) == (flow.value(), wire_port, end)
-                && peer.is_some_and(|peer| peer.id == before.peer)
+                && with == Some(before.peer)
         };
         if restored && before.as_ref().is_some_and(as_before) {
             return Some(self.terms_of(&flow, hidden).ok_or_else(|| format!("there is no flow {flow} any more")));
         }
-        let peer = peer.filter(|peer| peer.has_session());
+        let peer = self.peer_of(&to).filter(|peer| peer.has_session());
         let Some(peer) = peer else { return Some(Err(format!("there is no session with {to}"))) };
         let home = match (&before, lent) {
             (Some(before), None) if before.peer_tuple.mirrored() == far => {
@@ -76,7 +77,7 @@ impl BindingLayer {
         let wire_local_port = match &before {
             // What was said to an owner that presents its ticket again may have come to it before the answer to that: it stays so.
             Some(before) if as_before(before) => Some(before.wire_local_port),
-            _ => peer.free_wire_port(wire_port, self.flow.flows.ports()),
+            _ => peer.flow.free_wire_port(wire_port, self.flow.flows.ports()),
         };
         let Some(wire_local_port) = wire_local_port else {
             return Some(Err(format!("flows with {to} have all ports that are left for them")));
@@ -117,7 +118,7 @@ impl BindingLayer {
         }
         let peer = self.peer_of(&holder);
         let Some(peer) = peer else { return Some(Err(format!("{holder} is not known any more"))) };
-        if peer.named.get(&flow.value()).is_some_and(|known| *known != tuple) {
+        if peer.flow.named.get(&flow.value()).is_some_and(|known| *known != tuple) {
             return Some(Err(format!("another flow is called {flow}")));
         }
         let native = peer.native_places(tuple.local.ip(), tuple.remote.ip());
@@ -165,13 +166,13 @@ impl BindingLayer {
         }
     }
 
-    fn peer_of(&self, key: &PublicKey) -> Option<&Peer> {
-        self.flow.path.session.peer_of(key)
+    fn peer_of(&self, key: &PublicKey) -> Option<PeerRef<'_>> {
+        self.flow.path.session.by_key.get(key).and_then(|id| peer!(self.flow, id))
     }
 
     /// Which flow it is that this host and a peer call so, as its socket has it.
     pub(crate) fn flow_named(&self, flow: &FlowName) -> Option<FlowTuple> {
-        self.peer_of(&flow.peer())?.named.get(&flow.value()).copied()
+        self.peer_of(&flow.peer())?.flow.named.get(&flow.value()).copied()
     }
 
     /// With which peer a flow is one that this host holds, where its end is this host's own, or that of a host behind it.
@@ -193,7 +194,7 @@ impl BindingLayer {
 
 impl Around for BindingLayer {
     fn has_session(&self, with: &PublicKey) -> bool {
-        self.peer_of(with).is_some_and(Peer::has_session)
+        self.peer_of(with).is_some_and(|peer| peer.has_session())
     }
 
     fn flow(&self, name: &FlowName) -> Option<FlowTuple> {
@@ -212,7 +213,7 @@ impl Around for BindingLayer {
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> Option<u16> {
         let ports = self.flow.flows.ports();
         let peer = self.peer_of(with);
-        peer.map_or_else(|| ports.wire_port(|_| true), |peer| peer.free_wire_port(flow.remote.port(), ports))
+        peer.map_or_else(|| ports.wire_port(|_| true), |peer| peer.flow.free_wire_port(flow.remote.port(), ports))
     }
 
     fn peer(&self, of: &PublicKey) -> Option<PeerId> {

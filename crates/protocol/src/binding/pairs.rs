@@ -69,16 +69,10 @@ impl BindingLayer {
         if let Some(next) = next {
             base.set_timer(Timer::Shared, next);
         }
-        let peers = self
-            .flow
-            .path
-            .session
-            .peers
-            .values()
-            .filter(|peer| !peer.flows.is_empty() && over.contains(&peer.remote.ip()));
+        let peers = self.flow.each().filter(|peer| !peer.flow.flows.is_empty() && over.contains(&peer.remote.ip()));
         for id in peers.map(|peer| peer.id).collect::<Vec<_>>() {
             self.put_binding_in_force(now, id, base);
-            if self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.probe.leading && peer.moved_flows() > 0) {
+            if peer!(self.flow, &id).is_some_and(|peer| peer.probe.leading && peer.moved_flows() > 0) {
                 self.probe_carrier(now, id, base);
             }
         }
@@ -87,7 +81,7 @@ impl BindingLayer {
     /// Lets the peer have the pair of locators that it is at now, if nobody else has it (P-40), and gives up the one that it
     /// had.
     pub(crate) fn claim_pair(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
         if peer.meanwhile().is_some() {
             return;
         }

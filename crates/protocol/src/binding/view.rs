@@ -8,7 +8,6 @@ use crate::base::event::Carried;
 use crate::base::op::{Carrier, PeerId};
 use crate::binding::BindingLayer;
 use crate::flow::Flow;
-use crate::session::peer::Peer;
 
 impl BindingLayer {
     /// Introduced flows whose sockets are gone and that are still known, and how many of them are moved, of each peer.
@@ -31,15 +30,15 @@ impl BindingLayer {
     /// Introduced flows of a peer whose sockets are there: what is told of it counts these.
     pub(crate) fn living(&self, id: PeerId) -> usize {
         let ended = self.ended().get(&id).map_or(0, |ended| ended.0);
-        self.flow.path.session.peers.get(&id).map_or(0, |peer| peer.flows.len()).saturating_sub(ended)
+        peer!(self.flow, &id).map_or(0, |peer| peer.flow.flows.len()).saturating_sub(ended)
     }
 
     /// How a peer's flows go now whose sockets are there.
     pub(crate) fn carried(&self, id: PeerId) -> Carried {
         let ended = self.ended().get(&id).map_or(0, |ended| ended.1);
-        let peer = self.flow.path.session.peers.get(&id);
+        let peer = peer!(self.flow, &id);
         Carried {
-            flows: peer.map_or(0, Peer::moved_flows).saturating_sub(ended),
+            flows: peer.as_ref().map_or(0, |peer| peer.moved_flows()).saturating_sub(ended),
             carrier: peer.map_or(Carrier::Hold, |peer| peer.carrier),
         }
     }

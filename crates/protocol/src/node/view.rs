@@ -66,7 +66,7 @@ impl Node {
     /// All peers, by number.
     pub fn peers(&self) -> impl Iterator<Item = PeerView> + '_ {
         let ended = self.binding.ended();
-        self.binding.flow.path.session.peers.values().map(move |peer| PeerView {
+        self.binding.flow.each().map(move |peer| PeerView {
             id: peer.id,
             key: peer.key,
             remote: peer.remote,
@@ -78,7 +78,7 @@ impl Node {
             places: peer.places,
             carrier: peer.carrier,
             translated: peer.translated(),
-            flows: peer.flows.len().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.0)),
+            flows: peer.flow.flows.len().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.0)),
             moved: peer.moved_flows().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.1)),
             locators: peer.locators.clone(),
             sequences: (peer.sequence_sent, peer.sequence_accepted),
@@ -121,7 +121,7 @@ impl Node {
     /// Entries of all tables together: what must not grow without bound.
     #[must_use]
     pub fn entries(&self) -> usize {
-        let peers: usize = self.binding.flow.path.session.peers.values().map(Peer::entries).sum();
+        let peers: usize = self.binding.flow.each().map(|peer| peer.entries() + peer.flow.entries()).sum();
         let own = [
             self.binding.flow.flows.entries(),
             self.base.awaited(),

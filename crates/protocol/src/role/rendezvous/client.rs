@@ -237,16 +237,16 @@ impl RendezvousRole {
 
     /// Names the meetings with all peers that there are flows with, and no others.
     fn name_meetings(&mut self, low: &mut BindingLayer, base: &mut Base) {
-        let peers = &low.flow.path.session.peers;
+        let flow = &low.flow;
         let over: Vec<PeerId> = self.client.tags.keys().copied().collect();
-        for id in over.into_iter().filter(|id| peers.get(id).is_none_or(|peer| peer.flows.is_empty())) {
+        for id in over.into_iter().filter(|id| !flow.held(*id).flows) {
             if let Some(tag) = self.client.tags.remove(&id) {
                 self.client.by_tag.remove(&tag);
             }
             self.client.found.remove(&id);
             base.stop_timer(Timer::Found(id));
         }
-        for peer in peers.values().filter(|peer| !peer.flows.is_empty()) {
+        for peer in flow.each().filter(|peer| !peer.flow.flows.is_empty()) {
             if !self.client.tags.contains_key(&peer.id)
                 && let Some(tag) = base.key().meeting_tag(&peer.key)
             {

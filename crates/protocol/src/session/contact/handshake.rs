@@ -18,6 +18,7 @@ use crate::base::output::{Asked, State, Transmit};
 use crate::base::timer::Timer;
 use crate::session::SessionLayer;
 use crate::session::peer::{Met, SessionSlot};
+use crate::session::pins::Held;
 
 /// How long a former session is still received from (P-7).
 const FORMER_SESSION: Duration = Duration::from_secs(30);
@@ -234,11 +235,11 @@ impl SessionLayer {
             base.drop_datagram();
             return Verdict::Refused;
         }
-        Verdict::Accepted { stranger: !self.by_key.contains_key(&key) }
+        Verdict::Accepted { known: self.by_key.get(&key).copied() }
     }
 
     /// The session begins that a handshake has ended with.
-    pub(crate) fn begin_session(&mut self, now: Time, ended: Ended, base: &mut Base) -> Option<Begun> {
+    pub(crate) fn begin_session(&mut self, now: Time, ended: Ended, held: Held, base: &mut Base) -> Option<Begun> {
         let Ended { finished, how } = ended;
         let Finished { session, remote: key, hello, answer } = finished;
         let known = self.by_key.get(&key).copied();
@@ -247,7 +248,7 @@ impl SessionLayer {
         let peer = self.peers.get_mut(&id)?;
         let reached = !peer.has_session();
         let life = hello.life;
-        let idle = peer.flows.is_empty() && peer.update.is_none();
+        let idle = !held.flows && peer.update.is_none();
         let claimed = SocketAddr::new(hello::claimed(&hello.locators, how.source.ip()), base.config().port);
         if known.is_none() || (idle && session.is_confirmed()) {
             peer.candidate = None;
@@ -304,7 +305,7 @@ impl SessionLayer {
     }
 
     /// Confirms a session that this host has initiated at the other end, measures the round trip and tells how we are seen.
-    pub(crate) fn check_new_session(&mut self, now: Time, begun: &Begun, base: &mut Base) {
+    pub(crate) fn check_new_session(&mut self, now: Time, begun: &Begun, held: Held, base: &mut Base) {
         let token = base.random().u64();
         let locators = Message::Locators(base.attachments().addresses().copied().collect());
         let id = begun.id;
@@ -312,7 +313,7 @@ impl SessionLayer {
             peer.check = Some((token, now));
             peer.checked = Some(begun.source.ip());
             peer.telling = base.attachments().addresses().copied().collect();
-            if !peer.flows.is_empty() {
+            if held.flows {
                 base.set_timer_earlier(Timer::Keepalive(id), now + peer.repeat_after(1));
             }
         }
@@ -323,7 +324,14 @@ impl SessionLayer {
     }
 
     /// The peer has shown that it holds the keys of this session: it takes the place of the others (P-8).
-    pub(crate) fn confirm_session(&mut self, now: Time, id: PeerId, index: u32, base: &mut Base) -> Option<Confirmed> {
+    pub(crate) fn confirm_session(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        index: u32,
+        held: Held,
+        base: &mut Base,
+    ) -> Option<Confirmed> {
         let peer = self.peers.get_mut(&id)?;
         let at = peer.sessions.iter().position(|slot| slot.session.local_index() == index)?;
         if peer.sessions[at].settled {
@@ -342,7 +350,7 @@ impl SessionLayer {
         let shown = peer.unproven && met.is_none();
         peer.unproven &= !shown;
         if let Some(Met { remote, destination, claimed }) = met {
-            if peer.flows.is_empty() && peer.update.is_none() {
+            if !held.flows && peer.update.is_none() {
                 peer.candidate = None;
                 peer.remote = remote;
                 peer.meet_at(claimed, remote);
@@ -394,9 +402,9 @@ pub(crate) enum Verdict {
         found: PublicKey,
         at: IpAddr,
     },
-    /// It is. `stranger`: no peer has this key.
+    /// It is, with this peer, if one has the key.
     Accepted {
-        stranger: bool,
+        known: Option<PeerId>,
     },
 }
 
