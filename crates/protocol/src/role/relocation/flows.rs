@@ -4,7 +4,7 @@
 //! owner's, in an endpoint namespace unless the address is the owner's own. Such flows are at home nowhere, so that the binding of
 //! the two carries them, as it carries what roams.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
@@ -14,7 +14,7 @@ use whimbrel_wire::moving::{MoveName, Terms};
 use super::glue::Others;
 use super::{At, FlowName, Moves, Rented};
 use crate::Time;
-use crate::base::op::{ASTRAY, FlowEntry, LocalEnd, Manner, NOWHERE, PeerId, Places, Waits};
+use crate::base::op::{ASTRAY, FlowEntry, LocalEnd, Manner, PeerId, Places, Waits};
 use crate::base::output::Asked;
 use crate::base::pace::KEEPALIVE;
 use crate::base::timer::Timer;
@@ -144,7 +144,7 @@ impl Node {
         let entry = FlowEntry {
             peer: peer.id,
             name: flow.value(),
-            home: home.unwrap_or(Places { local: peer.places.local, peer: ASTRAY }),
+            home: home.unwrap_or(Places { local: peer.flow.places.local, peer: ASTRAY }),
             peer_tuple: before.map_or(far.mirrored(), |before| before.peer_tuple),
             waits: Waits::default(),
             manner: before.map_or(Manner::default(), |before| before.manner),
@@ -173,7 +173,7 @@ impl Node {
         if holder == self.base.public_key() {
             return Some(Ok(()));
         }
-        let peer = self.binding.flow.path.session.by_key.get(&holder).and_then(|id| peer!(self.binding.flow, id));
+        let peer = self.binding.flow.path.session.by_key.get(&holder).and_then(|id| bound!(self.binding, id));
         let Some(peer) = peer else { return Some(Err(format!("{holder} is not known any more"))) };
         if peer.flow.named.get(&flow.value()).is_some_and(|known| *known != tuple) {
             return Some(Err(format!("another flow is called {flow}")));
@@ -183,7 +183,7 @@ impl Node {
         let entry = FlowEntry {
             peer: peer.id,
             name: flow.value(),
-            home: native.filter(|_| native == agreed).unwrap_or(Places { local: peer.places.local, peer: ASTRAY }),
+            home: native.filter(|_| native == agreed).unwrap_or(Places { local: peer.flow.places.local, peer: ASTRAY }),
             peer_tuple: terms.far,
             waits: Waits::default(),
             manner: Manner::default(),
@@ -286,15 +286,5 @@ impl Node {
             Some((entry, peer)) => (FlowName::new(peer.key, entry.name), Some(peer.remote)),
             None => (own, None),
         }
-    }
-}
-
-impl crate::session::peer::Peer {
-    /// The places at which a flow between these addresses, of this host and of the peer, is native now.
-    fn native_places(&self, local: IpAddr, remote: IpAddr) -> Option<Places> {
-        let places = self.places_agreed();
-        let there = self.source == Some(local) && self.remote.ip() == remote && !self.translated();
-        let settled = self.update.is_none() && self.candidate.is_none();
-        (there && settled && places.local != NOWHERE && places.peer != NOWHERE).then_some(places)
     }
 }

@@ -17,8 +17,8 @@ use crate::Time;
 use crate::base::op::PeerId;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
+use crate::binding::peers::BoundRef;
 use crate::flow::Stage;
-use crate::flow::peers::PeerRef;
 use crate::node::Node;
 use crate::session::pins::Pin;
 
@@ -65,8 +65,8 @@ impl Around for Others<'_> {
 }
 
 impl Node {
-    pub(super) fn peer_of(&self, key: &PublicKey) -> Option<PeerRef<'_>> {
-        self.binding.flow.path.session.by_key.get(key).and_then(|id| peer!(self.binding.flow, id))
+    pub(super) fn peer_of(&self, key: &PublicKey) -> Option<BoundRef<'_>> {
+        self.binding.flow.path.session.by_key.get(key).and_then(|id| bound!(self.binding, id))
     }
 
     /// Does something with the moves, and what follows from it.
