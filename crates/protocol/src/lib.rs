@@ -19,8 +19,9 @@
 
 #[macro_use]
 mod flow;
-mod base;
+#[macro_use]
 mod binding;
+mod base;
 mod node;
 mod path;
 mod role;

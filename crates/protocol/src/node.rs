@@ -166,7 +166,8 @@ impl Node {
             self.binding.flow.path.send_to(id, arrival.destination, arrival.source, &answers, &mut self.base);
         }
         if tells_place {
-            self.binding.flow.path.notice_rebinding(now, id, arrival, answered, &mut self.base);
+            let mapped = bound!(self.binding, &id).is_some_and(|peer| peer.is_mapped());
+            self.binding.flow.path.notice_rebinding(now, id, arrival, answered, mapped, &mut self.base);
         }
         self.rendezvous.note_endpoint(now, id, &mut self.binding, &mut self.base);
     }
@@ -380,6 +381,7 @@ impl Node {
         self.binding.flow.path.session.drop_sessions(id, &mut self.base);
         let Some(peer) = self.binding.flow.path.session.peers.remove(&id) else { return };
         let of_flows = self.binding.flow.peers.remove(&id).unwrap_or_default();
+        self.binding.peers.remove(&id);
         self.binding.flow.rebound.remove(&id);
         for responding in of_flows.introductions.responding.values() {
             self.binding.flow.flows.forget_nonce(responding.nonce);
@@ -422,7 +424,7 @@ impl Node {
         self.gateway.forget_unheard(now, id, &mut self.binding, &mut self.base);
         let Some(peer) = peer!(self.binding.flow, &id) else { return };
         let needed = !peer.flow.flows.is_empty() || self.binding.flow.path.session.keeps(id);
-        if needed && peer.attachment.is_some() && peer.away.is_none() && !self.base.is_suspended() {
+        if needed && peer.attachment.is_some() && peer.flow.away.is_none() && !self.base.is_suspended() {
             self.binding.flow.path.session.start_handshake_with(now, id, &mut self.base);
         }
         self.base.set_timer(Timer::Renew(id), now + crate::session::peers::RENEW);

@@ -4,7 +4,7 @@
 //! owner's, in an endpoint namespace unless the address is the owner's own. Such flows are at home nowhere, so that the binding of
 //! the two carries them, as it carries what roams.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
@@ -14,14 +14,13 @@ use whimbrel_wire::moving::{MoveName, Terms};
 use crate::Time;
 use crate::base::Base;
 use crate::base::flow_name::FlowName;
-use crate::base::op::{ASTRAY, FlowEntry, LocalEnd, Manner, NOWHERE, PeerId, Places, Waits};
+use crate::base::op::{ASTRAY, FlowEntry, LocalEnd, Manner, PeerId, Places, Waits};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
+use crate::binding::peers::BoundRef;
 use crate::binding::transfer::Around;
-use crate::flow::peers::PeerRef;
 use crate::flow::{Flow, Origin, Stage};
-use crate::session::peer::Peer;
 
 /// On a host with no more flows than these, senders are woken each time that some are led elsewhere.
 const WOKEN_AT_ONCE: usize = 100;
@@ -85,7 +84,7 @@ impl BindingLayer {
         let entry = FlowEntry {
             peer: peer.id,
             name: flow.value(),
-            home: home.unwrap_or(Places { local: peer.places.local, peer: ASTRAY }),
+            home: home.unwrap_or(Places { local: peer.flow.places.local, peer: ASTRAY }),
             peer_tuple: before.map_or(far.mirrored(), |before| before.peer_tuple),
             waits: Waits::default(),
             manner: before.map_or(Manner::default(), |before| before.manner),
@@ -126,7 +125,7 @@ impl BindingLayer {
         let entry = FlowEntry {
             peer: peer.id,
             name: flow.value(),
-            home: native.filter(|_| native == agreed).unwrap_or(Places { local: peer.places.local, peer: ASTRAY }),
+            home: native.filter(|_| native == agreed).unwrap_or(Places { local: peer.flow.places.local, peer: ASTRAY }),
             peer_tuple: terms.far,
             waits: Waits::default(),
             manner: Manner::default(),
@@ -166,8 +165,8 @@ impl BindingLayer {
         }
     }
 
-    fn peer_of(&self, key: &PublicKey) -> Option<PeerRef<'_>> {
-        self.flow.path.session.by_key.get(key).and_then(|id| peer!(self.flow, id))
+    fn peer_of(&self, key: &PublicKey) -> Option<BoundRef<'_>> {
+        self.flow.path.session.by_key.get(key).and_then(|id| bound!(self, id))
     }
 
     /// Which flow it is that this host and a peer call so, as its socket has it.
@@ -222,15 +221,5 @@ impl Around for BindingLayer {
 
     fn whereabouts(&self, of: &PublicKey) -> Option<SocketAddr> {
         self.peer_of(of).map(|peer| peer.remote)
-    }
-}
-
-impl Peer {
-    /// The places at which a flow between these addresses, of this host and of the peer, is native now.
-    fn native_places(&self, local: IpAddr, remote: IpAddr) -> Option<Places> {
-        let places = self.places_agreed();
-        let there = self.source == Some(local) && self.remote.ip() == remote && !self.translated();
-        let settled = self.update.is_none() && self.candidate.is_none();
-        (there && settled && places.local != NOWHERE && places.peer != NOWHERE).then_some(places)
     }
 }

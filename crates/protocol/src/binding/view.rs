@@ -19,7 +19,7 @@ impl BindingLayer {
             let Some(entry) = self.flow.flows.get(flow).filter(|known| known.closed).and_then(Flow::entry) else {
                 continue;
             };
-            let Some(peer) = self.flow.path.session.peers.get(&entry.peer) else { continue };
+            let Some(peer) = bound!(self, &entry.peer) else { continue };
             let count = ended.entry(entry.peer).or_default();
             count.0 += 1;
             count.1 += usize::from(entry.home != peer.places_in_force());
@@ -36,10 +36,10 @@ impl BindingLayer {
     /// How a peer's flows go now whose sockets are there.
     pub(crate) fn carried(&self, id: PeerId) -> Carried {
         let ended = self.ended().get(&id).map_or(0, |ended| ended.1);
-        let peer = peer!(self.flow, &id);
+        let peer = bound!(self, &id);
         Carried {
             flows: peer.as_ref().map_or(0, |peer| peer.moved_flows()).saturating_sub(ended),
-            carrier: peer.map_or(Carrier::Hold, |peer| peer.carrier),
+            carrier: peer.map_or(Carrier::Hold, |peer| peer.binding.carrier),
         }
     }
 }

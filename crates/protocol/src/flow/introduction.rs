@@ -76,19 +76,12 @@ impl FlowLayer {
     /// Looks for introductions of this peer from now on, for a while.
     pub(crate) fn listen_for_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
-        let listening = peer.is_listened_for(now);
+        let listening = peer.flow.introductions.listen_until.is_some_and(|until| until > now);
         peer.flow.introductions.listen_until = Some(now + LISTEN);
         if !listening {
             base.signal(Signal::Listening);
         }
         base.sweep_later(now);
-    }
-
-    /// There is another session with a peer, or might be. It may be one that introductions are looked for of.
-    pub(crate) fn listen_in_new_session(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if peer!(self, &id).is_some_and(|peer| peer.is_listened_for(now)) {
-            base.signal(Signal::Listening);
-        }
     }
 
     pub(crate) fn handle_introduction_ready(&mut self, now: Time, id: PeerId, tag: u32, base: &mut Base) {
@@ -107,7 +100,7 @@ impl FlowLayer {
         if peer.flow.introductions.active.is_empty() {
             return;
         }
-        if !peer.has_session() || peer.attachment.is_none() || peer.update.is_some() || peer.places.local == NOWHERE {
+        if !peer.has_session() || peer.attachment.is_none() || peer.flow.places.local == NOWHERE {
             // Goes on when the session is there or the move is over.
             base.set_timer(Timer::Introductions(id), now + Duration::from_secs(1));
             return;
@@ -288,8 +281,8 @@ impl FlowLayer {
                 let echo = Echo {
                     introducer_nonce: *own,
                     responder_nonce: nonce,
-                    introducer_place: peer.places.local,
-                    responder_place: peer.places_agreed().peer,
+                    introducer_place: peer.flow.places.local,
+                    responder_place: peer.flow.places_agreed().peer,
                     wire_port,
                     tuple: flow,
                 };
@@ -440,8 +433,8 @@ impl FlowLayer {
         }
         // P-14
         let home = Places { local: echo.responder_place, peer: echo.introducer_place };
-        if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
-            let misled = home.local != peer.places.local;
+        if home != peer.flow.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
+            let misled = home.local != peer.flow.places.local;
             if self.forget_responding(id, &flow).is_none() {
                 self.fail_introduction(now, &flow, "one of the hosts moved meanwhile", base);
             }

@@ -73,7 +73,7 @@ impl FlowLayer {
     /// it does.
     pub(crate) fn begin_pairing(&mut self, now: Time, id: PeerId, flow: FlowTuple, base: &mut Base) -> bool {
         let Some(peer) = peer!(self, &id) else { return false };
-        let (home, remote) = (peer.places_agreed(), peer.remote.ip());
+        let (home, remote) = (peer.flow.places_agreed(), peer.remote.ip());
         // P-51
         let fits =
             flow.transport == Transport::Tcp && flow.remote.ip() == remote && base.attachments().has(&flow.local.ip());
@@ -342,8 +342,8 @@ impl FlowLayer {
         let Some(peer) = peer!(self, &id) else { return Claimed::Nothing };
         // P-14
         let home = Places { local: claim.responder_place, peer: claim.introducer_place };
-        if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
-            if home.local != peer.places.local {
+        if home != peer.flow.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
+            if home.local != peer.flow.places.local {
                 base.signal(Signal::Misled(id));
             }
             return refuse(claim, IntroductionRefusal::OtherPlaces);
@@ -456,7 +456,7 @@ impl FlowLayer {
         if differs != 0 || introduced.tuple.transport != flow.transport {
             base.event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
             self.fail_introduction(now, &flow, STRIPPED, base);
-        } else if let Some(name) = name.filter(|_| home == peer.places && home.peer != NOWHERE) {
+        } else if let Some(name) = name.filter(|_| home == peer.flow.places && home.peer != NOWHERE) {
             let entry = FlowEntry {
                 peer: id,
                 name,

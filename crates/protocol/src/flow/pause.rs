@@ -14,8 +14,8 @@ use crate::base::output::Asked;
 use crate::base::pace::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
+use crate::flow::peers::Away;
 use crate::flow::{FlowLayer, Stage};
-use crate::session::peer::Away;
 
 /// Numbers of words are below this, so that there is always a next one.
 const NUMBERS: u32 = 1 << 31;
@@ -211,7 +211,7 @@ impl FlowLayer {
     /// Tells a peer what it has not acknowledged. One that is away, or out of reach, is told when it is back.
     pub(crate) fn tell_waiting(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
-        if peer.away == Some(Away::Announced) || peer.attachment.is_none() || !peer.has_session() {
+        if peer.flow.away == Some(Away::Announced) || peer.attachment.is_none() || !peer.has_session() {
             base.stop_timer(Timer::Waiting(id));
             return;
         }

@@ -179,7 +179,7 @@ impl Node {
 
     /// Tells a peer of datagram flows that ended, so often that it can be taken to know.
     pub(crate) fn tell_closed(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = peer_mut!(self.binding.flow, &id) else { return };
+        let Some(peer) = bound_mut!(self.binding, &id) else { return };
         let pause = if peer.has_session() && peer.carries() {
             let closed = &mut peer.flow.introductions.closed;
             let count = closed.len().min(CLOSED_AT_ONCE);

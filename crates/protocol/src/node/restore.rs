@@ -19,11 +19,11 @@ impl Node {
         for saved in peers {
             let peer = Peer::restored(&saved, now);
             self.binding.flow.path.session.restore(peer);
-            self.binding.flow.restore(&saved);
+            self.binding.restore(&saved, now);
         }
         for (flow, entry) in flows {
             let spoken_for = entry.end != LocalEnd::Passing || self.base.attachments().is_behind(flow.local.ip());
-            let Some(mut peer) = peer_mut!(self.binding.flow, &entry.peer).filter(|_| spoken_for) else {
+            let Some(mut peer) = bound_mut!(self.binding, &entry.peer).filter(|_| spoken_for) else {
                 self.base.ask(FlowOp::Remove { flow }, Asked::Effect("removing a flow of nobody"));
                 continue;
             };
@@ -35,7 +35,7 @@ impl Node {
             if !self.binding.flow.held(id).flows {
                 self.base.set_timer(Timer::Idle(id), now + IDLE);
             } else {
-                if self.binding.flow.path.session.peers[&id].away.is_some() {
+                if self.binding.held(id).away {
                     self.base.set_timer(Timer::Keepalive(id), now + LOOK_PAUSE);
                 }
                 // Before the peer is saved, with the numbers of these words.

@@ -46,18 +46,19 @@ impl Node {
 
     /// A handshake ended well: the session begins.
     fn establish(&mut self, now: Time, known: Option<PeerId>, ended: Ended) {
-        let held = known.map_or(Held::default(), |id| self.binding.flow.held(id));
+        let held = known.map_or(Held::default(), |id| self.binding.held(id));
         let Some(begun) = self.binding.flow.path.session.begin_session(now, ended, held, &mut self.base) else {
             return;
         };
         let id = begun.id;
-        self.binding.flow.know(id);
+        self.binding.know(id, begun.source);
+        self.binding.note_begun(&begun);
         if begun.joins {
             self.community.note_joined_peer(id, begun.source);
         }
         // The peer may introduce flows before its first word is read here: the programs read those, unless there are very many
         // sessions already that they look for.
-        self.binding.flow.listen_in_new_session(now, id, &mut self.base);
+        self.binding.listen_in_new_session(now, id, &mut self.base);
         self.settle(now);
         if begun.confirmed {
             self.confirm(now, id, begun.index);
@@ -87,19 +88,20 @@ impl Node {
 
     /// The peer may have shown that it holds the keys of a session.
     pub(super) fn confirm(&mut self, now: Time, id: PeerId, index: u32) {
-        let held = self.binding.flow.held(id);
+        let held = self.binding.held(id);
         let Some(confirmed) = self.binding.flow.path.session.confirm_session(now, id, index, held, &mut self.base)
         else {
             return;
         };
+        self.binding.meet_at(id, confirmed.met);
         self.binding.set_tunnel_path(id, &mut self.base);
         if confirmed.shown {
             self.binding.put_binding_in_force(now, id, &mut self.base);
         }
-        self.binding.flow.listen_in_new_session(now, id, &mut self.base);
+        self.binding.listen_in_new_session(now, id, &mut self.base);
         self.settle(now);
         self.base.sweep_later(now);
-        if let Some(update) = self.binding.flow.path.session.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
+        if let Some(update) = bound_mut!(self.binding, &id).and_then(|peer| peer.binding.update.as_mut()) {
             // The session was wanted for this.
             update.tries = 0;
             self.binding.repeat_update(now, id, &mut self.base);
@@ -114,7 +116,7 @@ impl Node {
 
     /// A peer without a session is tried again.
     pub(super) fn reach(&mut self, now: Time, id: PeerId) {
-        let held = self.binding.flow.held(id);
+        let held = self.binding.held(id);
         match self.binding.flow.path.session.continue_reaching(now, id, held, &mut self.base) {
             Reach::Unneeded => {}
             Reach::Tried(tries) => self.binding.tell_silence(id, tries, &mut self.base),

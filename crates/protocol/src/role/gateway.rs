@@ -215,7 +215,7 @@ impl GatewayRole {
         base: &mut Base,
     ) {
         let id = entry.peer;
-        let Some(peer) = low.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = bound!(low, &id) else { return };
         if peer.places_in_force() == entry.home {
             return;
         }

@@ -328,8 +328,8 @@ impl SessionLayer {
         let pins = &self.contacts.pins;
         let (keeps, needed) = (pins.keeps(&peer.key) || pins.has(Pin::Sought, &peer.key), pins.needs(&peer.key));
         // Whom nothing is heard of is looked for (P-45), and who said that it goes is not.
-        let wanted = keeps || held.flows && peer.away.is_none();
-        if peer.has_session() || peer.update.is_some() || (!held.introductions && !wanted) {
+        let wanted = keeps || held.flows && !held.away;
+        if peer.has_session() || held.updating || (!held.introductions && !wanted) {
             return Reach::Unneeded;
         }
         peer.reach_tries += 1;

@@ -15,6 +15,10 @@ pub(crate) struct Held {
     pub(crate) flows: bool,
     /// Others are being introduced to it.
     pub(crate) introductions: bool,
+    /// The peer is away, or is not heard.
+    pub(crate) away: bool,
+    /// It is being told where this host is.
+    pub(crate) updating: bool,
 }
 
 /// Why a role wants something of a host, the weakest first.

@@ -426,13 +426,13 @@ impl RendezvousRole {
     pub(crate) fn try_found(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         let Some(found) = self.client.found.get_mut(&id) else { return };
         let (endpoint, token) = (found.endpoint, found.token);
-        let Some(peer) = low.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = bound!(low, &id) else { return };
         let same_family = peer.source.is_some_and(|source| source.is_ipv4() == endpoint.is_ipv4());
-        let known = peer.has_shown(endpoint) || (peer.update.is_none() && peer.heading() == endpoint);
+        let known = peer.has_shown(endpoint) || (peer.binding.update.is_none() && peer.heading() == endpoint);
         if base.is_suspended() || known || peer.attachment.is_none() || !same_family {
             return;
         }
-        let updating = peer.update.as_ref().map(|update| !update.absent);
+        let updating = peer.binding.update.as_ref().map(|update| !update.absent);
         let most = match updating {
             Some(true) => TRIES,
             Some(false) => return,

@@ -112,7 +112,7 @@ impl RendezvousRole {
         if base.is_suspended() || !self.registrars().contains(&id) {
             return;
         }
-        let Some(peer) = low.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = bound!(low, &id) else { return };
         let needed = |of: &PeerId| *of != id && peer!(low.flow, of).is_some_and(|of| !of.flow.flows.is_empty());
         let others = self.stand_ins.unheard.iter().filter(|(unheard, _)| needed(unheard));
         let gone = others.map(|(_, left)| *left).filter(|left| !base.attachments().has(left));
@@ -126,7 +126,7 @@ impl RendezvousRole {
             *request = Request { addresses: wanted, ..Request::default() };
         }
         // It passes on to where it knows us to be, so it has to know that first.
-        let reached = peer.has_session() && peer.attachment.is_some() && peer.update.is_none();
+        let reached = peer.has_session() && peer.attachment.is_some() && peer.binding.update.is_none();
         if request.answered || !reached {
             return;
         }
