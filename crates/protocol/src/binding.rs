@@ -1,12 +1,15 @@
 //! Where a peer's flows go: how either end moves, what carries them, and what is wanted of the kernel for it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use crate::base::op::PeerId;
 use crate::base::output::State;
+use crate::binding::peers::BoundPeer;
 use crate::flow::FlowLayer;
 
+#[macro_use]
+pub(crate) mod peers;
 pub(crate) mod absence;
 pub(crate) mod carrier;
 mod confirm;
@@ -26,6 +29,7 @@ mod view;
 /// Where peers' flows go, and what the kernel is wanted to do for it.
 pub(crate) struct BindingLayer {
     pub(crate) flow: FlowLayer,
+    pub(crate) peers: BTreeMap<PeerId, BoundPeer>,
     /// What could not be made so, and how often that was tried again.
     pub(crate) failed: BTreeSet<State>,
     pub(crate) mended: u32,
@@ -41,6 +45,7 @@ impl BindingLayer {
     pub(crate) fn new(flow: FlowLayer) -> Self {
         Self {
             flow,
+            peers: BTreeMap::new(),
             failed: BTreeSet::new(),
             mended: 0,
             pairs: HashMap::new(),

@@ -1,5 +1,7 @@
 //! A flow of this host, from the moment its socket is seen.
 
+#[macro_use]
+pub(crate) mod peers;
 pub(crate) mod asking;
 pub(crate) mod introduction;
 pub(crate) mod life;
@@ -12,7 +14,7 @@ pub(crate) mod ports;
 pub(crate) mod stall;
 pub(crate) mod table;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
@@ -20,6 +22,7 @@ use whimbrel_wire::FlowTuple;
 use crate::Time;
 use crate::base::op::{FlowEntry, PeerId, Places};
 use crate::flow::looks::Looks;
+use crate::flow::peers::FlowPeer;
 use crate::flow::policy::Ruling;
 use crate::flow::table::Flows;
 use crate::path::PathLayer;
@@ -27,6 +30,7 @@ use crate::path::PathLayer;
 /// The flows of this host, and what is done about them with peers.
 pub(crate) struct FlowLayer {
     pub(crate) path: PathLayer,
+    pub(crate) peers: BTreeMap<PeerId, FlowPeer>,
     pub(crate) flows: Flows,
     pub(crate) looks: Looks,
     /// Peers that flows of other peers were bound to, whose senders are to be woken.
@@ -35,7 +39,7 @@ pub(crate) struct FlowLayer {
 
 impl FlowLayer {
     pub(crate) fn new(path: PathLayer, flows: Flows) -> Self {
-        Self { path, flows, looks: Looks::default(), rebound: BTreeSet::new() }
+        Self { path, peers: BTreeMap::new(), flows, looks: Looks::default(), rebound: BTreeSet::new() }
     }
 }
 

@@ -17,9 +17,11 @@
 //! Calls go down, facts go up as values; no role knows another (decision 0043).
 #![forbid(unsafe_code)]
 
-mod base;
-mod binding;
+#[macro_use]
 mod flow;
+#[macro_use]
+mod binding;
+mod base;
 mod node;
 mod path;
 mod role;

@@ -166,7 +166,8 @@ impl Node {
             self.binding.flow.path.send_to(id, arrival.destination, arrival.source, &answers, &mut self.base);
         }
         if tells_place {
-            self.binding.flow.path.notice_rebinding(now, id, arrival, answered, &mut self.base);
+            let mapped = bound!(self.binding, &id).is_some_and(|peer| peer.is_mapped());
+            self.binding.flow.path.notice_rebinding(now, id, arrival, answered, mapped, &mut self.base);
         }
         self.rendezvous.note_endpoint(now, id, &mut self.binding, &mut self.base);
     }
@@ -340,7 +341,7 @@ impl Node {
         }
         self.binding.refresh_sets(&mut self.base);
         for id in idle {
-            if self.binding.flow.path.session.peers.get(&id).is_some_and(|peer| peer.flows.is_empty()) {
+            if peer!(self.binding.flow, &id).is_some_and(|peer| peer.flow.flows.is_empty()) {
                 self.binding.flow.idle_later(now, id, &mut self.base);
                 self.binding.put_binding_in_force(now, id, &mut self.base);
             }
@@ -348,8 +349,11 @@ impl Node {
     }
 
     fn forget_idle(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.binding.flow.path.session.peers.get(&id) else { return };
-        if !peer.flows.is_empty() || !peer.introductions.active.is_empty() || self.binding.flow.path.session.keeps(id) {
+        let Some(peer) = peer!(self.binding.flow, &id) else { return };
+        if !peer.flow.flows.is_empty()
+            || !peer.flow.introductions.active.is_empty()
+            || self.binding.flow.path.session.keeps(id)
+        {
             return;
         }
         if now < peer.last_heard + IDLE && !peer.replaced {
@@ -363,8 +367,8 @@ impl Node {
     }
 
     pub(crate) fn handle_close(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.binding.flow.path.session.peers.get(&id) else { return };
-        if peer.flows.is_empty() && !self.binding.flow.path.session.keeps(id) {
+        let Some(peer) = peer!(self.binding.flow, &id) else { return };
+        if peer.flow.flows.is_empty() && !self.binding.flow.path.session.keeps(id) {
             self.binding.flow.abandon_introductions(now, id, &mut self.base);
             self.drop_peer(id);
         } else {
@@ -376,8 +380,10 @@ impl Node {
     pub(crate) fn drop_peer(&mut self, id: PeerId) {
         self.binding.flow.path.session.drop_sessions(id, &mut self.base);
         let Some(peer) = self.binding.flow.path.session.peers.remove(&id) else { return };
+        let of_flows = self.binding.flow.peers.remove(&id).unwrap_or_default();
+        self.binding.peers.remove(&id);
         self.binding.flow.rebound.remove(&id);
-        for responding in peer.introductions.responding.values() {
+        for responding in of_flows.introductions.responding.values() {
             self.binding.flow.flows.forget_nonce(responding.nonce);
         }
         self.binding.flow.path.session.by_key.remove(&peer.key);
@@ -409,16 +415,16 @@ impl Node {
         }
         self.base.ask(BindingOp::Remove { peer: id }, Asked::Effect("removing a binding"));
         self.base.ask(StoreOp::ForgetPeer { key: peer.key }, Asked::Effect("forgetting a peer"));
-        if peer.is_in_sets() {
+        if of_flows.is_in_sets() {
             self.binding.refresh_sets(&mut self.base);
         }
     }
 
     fn renew(&mut self, now: Time, id: PeerId) {
         self.gateway.forget_unheard(now, id, &mut self.binding, &mut self.base);
-        let Some(peer) = self.binding.flow.path.session.peers.get(&id) else { return };
-        let needed = !peer.flows.is_empty() || self.binding.flow.path.session.keeps(id);
-        if needed && peer.attachment.is_some() && peer.away.is_none() && !self.base.is_suspended() {
+        let Some(peer) = peer!(self.binding.flow, &id) else { return };
+        let needed = !peer.flow.flows.is_empty() || self.binding.flow.path.session.keeps(id);
+        if needed && peer.attachment.is_some() && peer.flow.away.is_none() && !self.base.is_suspended() {
             self.binding.flow.path.session.start_handshake_with(now, id, &mut self.base);
         }
         self.base.set_timer(Timer::Renew(id), now + crate::session::peers::RENEW);

@@ -15,9 +15,10 @@ use crate::base::output::Asked;
 use crate::base::pace::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
+use crate::binding::peers::BoundRef;
 use crate::binding::update::PendingUpdate;
+use crate::flow::peers::Away;
 use crate::flow::{Flow, Stage};
-use crate::session::peer::{Away, Peer};
 
 /// How long flows wait before their sockets are kept from giving up (P-46). The least that programs set as a
 /// TCP_USER_TIMEOUT is several seconds; hand-offs are over before.
@@ -46,16 +47,15 @@ impl BindingLayer {
     pub(crate) fn restore_suspended(&mut self, now: Time, base: &mut Base) {
         base.set_suspended(true);
         for id in self.part(now, base) {
-            if let Some(peer) = self.flow.path.session.peers.get_mut(&id) {
-                peer.unheard = true;
+            if let Some(peer) = bound_mut!(self, &id) {
+                peer.binding.unheard = true;
             }
         }
     }
 
     /// Has the flows of all peers wait, and tells those that can be told.
     fn part(&mut self, now: Time, base: &mut Base) -> Vec<PeerId> {
-        let ids: Vec<PeerId> =
-            self.flow.path.session.peers.values().filter(|peer| !peer.flows.is_empty()).map(|peer| peer.id).collect();
+        let ids: Vec<PeerId> = self.each().filter(|peer| !peer.flow.flows.is_empty()).map(|peer| peer.id).collect();
         for id in &ids {
             self.part_from(now, *id, base);
         }
@@ -67,16 +67,16 @@ impl BindingLayer {
 
     /// Tells a peer that we go, in an update that announces no place (P-44).
     fn part_from(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
         peer.preferred = None;
-        peer.unheard = false;
+        peer.binding.unheard = false;
         peer.note_left();
         let reachable = peer.attachment.is_some() && peer.has_session();
-        peer.update = None;
+        peer.binding.update = None;
         if reachable {
-            peer.sequence_sent = (peer.sequence_sent + 1).min(crate::binding::handoff::SEQUENCES - 1);
-            let update = PendingUpdate::new(peer.sequence_sent, now, false, true);
-            peer.update = Some(PendingUpdate { absent: true, ..update });
+            peer.binding.sequence_sent = (peer.binding.sequence_sent + 1).min(crate::binding::handoff::SEQUENCES - 1);
+            let update = PendingUpdate::new(peer.binding.sequence_sent, now, false, true);
+            peer.binding.update = Some(PendingUpdate { absent: true, ..update });
             self.repeat_update(now, id, base);
         }
         base.stop_timer(Timer::Probe(id));
@@ -86,15 +86,15 @@ impl BindingLayer {
     }
     /// See [`Node::leaving_peers`](crate::Node::leaving_peers).
     pub(crate) fn leaving_peers(&self) -> usize {
-        let parting = |peer: &&Peer| peer.update.as_ref().is_some_and(|update| update.absent);
-        self.flow.path.session.peers.values().filter(|peer| parting(peer) || !peer.waiting.is_told()).count()
+        let parting = |peer: &BoundRef<'_>| peer.binding.update.as_ref().is_some_and(|update| update.absent);
+        self.each().filter(|peer| parting(peer) || !peer.flow.waiting.is_told()).count()
     }
 
     /// Something was heard of a peer that never answered the word of parting: this host is not asleep yet, and the way is there
     /// again.
     pub(crate) fn part_again(&mut self, now: Time, id: PeerId, base: &mut Base) {
         if base.is_suspended()
-            && self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.unheard && !peer.flows.is_empty())
+            && bound!(self, &id).is_some_and(|peer| peer.binding.unheard && !peer.flow.flows.is_empty())
         {
             self.part_from(now, id, base);
         }
@@ -113,11 +113,11 @@ impl BindingLayer {
         base.event(Event::Resumed);
         let ids: Vec<PeerId> = self.flow.path.session.peers.keys().copied().collect();
         for id in ids {
-            if let Some(peer) =
-                self.flow.path.session.peers.get_mut(&id).filter(|peer| peer.places.local == crate::base::op::NOWHERE)
+            if let Some(mut peer) =
+                bound_mut!(self, &id).filter(|peer| peer.flow.places.local == crate::base::op::NOWHERE)
             {
-                peer.unheard = false;
-                peer.update = None;
+                peer.binding.unheard = false;
+                peer.binding.update = None;
                 peer.attachment = None;
                 // A daemon that was started meanwhile has told nobody where it is.
                 peer.restored = false;
@@ -131,10 +131,10 @@ impl BindingLayer {
 
     /// A peer says that it goes away (P-44).
     pub(crate) fn let_go(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
         peer.leave_place(now);
         peer.candidate = None;
-        peer.stalled = false;
+        peer.flow.stalled = false;
         base.stop_timer(Timer::Challenge(id));
         base.stop_timer(Timer::Probe(id));
         base.stop_timer(Timer::Keepalive(id));
@@ -142,10 +142,10 @@ impl BindingLayer {
     }
 
     fn be_away(&mut self, now: Time, id: PeerId, away: Away, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        peer.away = Some(away);
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        peer.flow.away = Some(away);
         // Whatever is native cannot be told from what is another's, where the host that had the address is gone.
-        peer.listens = away == Away::Silent { held: true };
+        peer.binding.listens = away == Away::Silent { held: true };
         let flows = self.living(id);
         self.park(id, base);
         if away != (Away::Silent { held: false }) {
@@ -161,14 +161,14 @@ impl BindingLayer {
 
     /// A check of the path stays unanswered. Tells whether the peer is away, so that it is looked for at longer intervals.
     pub(crate) fn miss(&mut self, now: Time, id: PeerId, tries: u32, base: &mut Base) -> Option<Duration> {
-        let peer = self.flow.path.session.peers.get_mut(&id)?;
-        if peer.stalled && tries >= SILENT_AFTER && peer.away.is_none() {
-            peer.stalled = false;
+        let peer = bound_mut!(self, &id)?;
+        if peer.flow.stalled && tries >= SILENT_AFTER && peer.flow.away.is_none() {
+            peer.flow.stalled = false;
             let held = peer.moved_flows() == 0;
             self.be_away(now, id, Away::Silent { held }, base);
         }
-        let peer = self.flow.path.session.peers.get(&id)?;
-        let Some(Away::Silent { held }) = peer.away else { return None };
+        let peer = peer!(self.flow, &id)?;
+        let Some(Away::Silent { held }) = peer.flow.away else { return None };
         if held {
             self.ask_natively(id, base);
         }
@@ -178,9 +178,9 @@ impl BindingLayer {
 
     /// Has one of a peer's held flows ask whether it is at home here (P-39).
     pub(crate) fn ask_natively(&mut self, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = peer!(self.flow, &id) else { return };
         let here: Option<IpAddr> = peer.attachment.map(|attachment| attachment.address);
-        let mut flows = peer.flows.iter().filter(|flow| flow.transport == Transport::Tcp);
+        let mut flows = peer.flow.flows.iter().filter(|flow| flow.transport == Transport::Tcp);
         if let Some(flow) = flows.find(|flow| Some(flow.local.ip()) == here).copied() {
             base.op(FlowOp::AskNatively { flow });
         }
@@ -188,12 +188,12 @@ impl BindingLayer {
 
     /// Tells, once in a row of tries, that connections wait for a session that does not come up.
     pub(crate) fn tell_silence(&mut self, id: PeerId, tries: u32, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = peer!(self.flow, &id) else { return };
         if tries == TOLD_AFTER
             && !base.is_suspended()
             && !peer.has_session()
-            && peer.away.is_none()
-            && !peer.flows.is_empty()
+            && peer.flow.away.is_none()
+            && !peer.flow.flows.is_empty()
         {
             let (remote, flows) = (peer.remote, self.living(id));
             base.event(Event::PeerSilent { peer: id, remote, flows });
@@ -202,13 +202,13 @@ impl BindingLayer {
 
     /// Something was heard of a peer: one that was only not heard is back where it was.
     pub(crate) fn hear(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        peer.stalled = false;
-        let Some(Away::Silent { held }) = peer.away else { return };
-        peer.away = None;
-        peer.listens = false;
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        peer.flow.stalled = false;
+        let Some(Away::Silent { held }) = peer.flow.away else { return };
+        peer.flow.away = None;
+        peer.binding.listens = false;
         peer.check_tries = 0;
-        let waited = !peer.flows.is_empty();
+        let waited = !peer.flow.flows.is_empty();
         if held {
             self.lead_flows(now, id, base);
         } else {
@@ -226,13 +226,13 @@ impl BindingLayer {
 
     /// A peer is there (again), that what it was told last may have missed: it is told now, and not after a long pause.
     pub(crate) fn hurry(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        if let Some(update) = peer.update.as_mut().filter(|update| update.sent + HURRY <= now) {
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        if let Some(update) = peer.binding.update.as_mut().filter(|update| update.sent + HURRY <= now) {
             // First to where it is now.
             update.tries = 0;
             base.set_timer_earlier(Timer::Update(id), now);
         }
-        if peer.waiting.said.is_none_or(|said| said + HURRY <= now) {
+        if peer.flow.waiting.said.is_none_or(|said| said + HURRY <= now) {
             self.flow.tell_waiting_soon(now, id, base);
         }
     }
@@ -249,12 +249,12 @@ impl BindingLayer {
     /// A peer has told the life of its sockets in a session that began at `since`, and shown that it is the peer: where it is
     /// another than before, its ends of our flows are gone (P-47).
     pub(crate) fn note_life(&mut self, now: Time, id: PeerId, life: u64, since: Time, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        if life == 0 || since < peer.life_since {
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        if life == 0 || since < peer.binding.life_since {
             return;
         }
-        peer.life_since = since;
-        let before = std::mem::replace(&mut peer.life, life);
+        peer.binding.life_since = since;
+        let before = std::mem::replace(&mut peer.binding.life, life);
         if before == life {
             return;
         }
@@ -262,17 +262,17 @@ impl BindingLayer {
         let flows = &self.flow.flows;
         let its_own = |flow: &&FlowTuple| !flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.beyond);
         let ended: Vec<FlowTuple> =
-            if before == 0 { Vec::new() } else { peer.flows.iter().filter(its_own).copied().collect() };
+            if before == 0 { Vec::new() } else { peer.flow.flows.iter().filter(its_own).copied().collect() };
         if !ended.is_empty() {
-            peer.away = None;
-            peer.listens = false;
+            peer.flow.away = None;
+            peer.binding.listens = false;
             self.end_flows(now, id, &ended, base);
         }
         self.save_peer(id, base);
     }
 
     fn save_peer(&mut self, id: PeerId, base: &mut Base) {
-        if let Some(peer) = self.flow.path.session.peers.get(&id) {
+        if let Some(peer) = bound!(self, &id) {
             let saved = peer.saved();
             base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
         }
@@ -299,14 +299,14 @@ impl BindingLayer {
     /// than before, it knows none of our flows with them any more: what is native goes on so and is introduced anew, what has moved
     /// nobody leads any more (P-123).
     pub(crate) fn note_memory(&mut self, now: Time, id: PeerId, index: u32, memory: u64, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
         let session = peer.session().filter(|slot| slot.session.local_index() == index);
         let Some(since) = session.map(|slot| slot.begun) else { return };
-        if memory == 0 || since < peer.memory_since {
+        if memory == 0 || since < peer.binding.memory_since {
             return;
         }
-        peer.memory_since = since;
-        let before = std::mem::replace(&mut peer.memory, memory);
+        peer.binding.memory_since = since;
+        let before = std::mem::replace(&mut peer.binding.memory, memory);
         if before == memory {
             return;
         }
@@ -318,7 +318,7 @@ impl BindingLayer {
             entry.home == places || ours
         };
         let entry = |flow: &FlowTuple| flows.get(flow).and_then(Flow::entry).copied().filter(|entry| entry.beyond);
-        let known = peer.flows.iter().filter_map(|flow| Some((*flow, at_home(flow, &entry(flow)?))));
+        let known = peer.flow.flows.iter().filter_map(|flow| Some((*flow, at_home(flow, &entry(flow)?))));
         let (home, away): (Vec<_>, Vec<_>) = known.partition(|(_, home)| *home);
         if before != 0 {
             for (flow, _) in home {
@@ -337,11 +337,11 @@ impl BindingLayer {
 
     /// Ends what this host passes on for a peer that has not been heard for so long that its sockets are gone (P-105).
     pub(crate) fn end_vanished(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = peer!(self.flow, &id) else { return };
         let behind = |flow: &&FlowTuple| {
             self.flow.flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Behind)
         };
-        let behind: Vec<FlowTuple> = peer.flows.iter().filter(behind).copied().collect();
+        let behind: Vec<FlowTuple> = peer.flow.flows.iter().filter(behind).copied().collect();
         if behind.is_empty() {
             return;
         }
@@ -371,27 +371,27 @@ impl BindingLayer {
     /// From now on the sockets of a peer's flows do not give up (P-46).
     fn park(&mut self, id: PeerId, base: &mut Base) {
         base.stop_timer(Timer::Park(id));
-        if let Some(peer) = self.flow.path.session.peers.get_mut(&id) {
-            peer.parked = true;
+        if let Some(peer) = bound_mut!(self, &id) {
+            peer.binding.parked = true;
         }
     }
 
     /// Sees to it that flows that wait are parked before their sockets give up, and no longer than that.
     pub(crate) fn park_in_time(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         if peer.waits() {
-            if !peer.parked {
+            if !peer.binding.parked {
                 base.set_timer_earlier(Timer::Park(id), now + PARK_AFTER);
             }
         } else {
-            peer.parked = false;
+            peer.binding.parked = false;
             base.stop_timer(Timer::Park(id));
         }
     }
 
     /// Flows have waited for a while.
     pub(crate) fn park_late(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.waits() && !peer.parked) {
+        if bound!(self, &id).is_some_and(|peer| peer.waits() && !peer.binding.parked) {
             self.park(id, base);
             self.put_binding_in_force(now, id, base);
         }

@@ -13,8 +13,8 @@ use crate::base::op::{BindingOp, Carrier, NOWHERE, PeerId, TunnelOp, TunnelPath}
 use crate::base::output::{Asked, OpId, State};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
+use crate::binding::peers::CarrierProbe;
 use crate::flow::introduction::PROBE_BIT;
-use crate::session::peer::CarrierProbe;
 
 /// Carrier probes in one round, and the pause between rounds at first (P-20).
 const PROBES: u32 = 3;
@@ -26,14 +26,15 @@ impl BindingLayer {
     pub(crate) fn choose_carrier(&mut self, now: Time, id: PeerId, base: &mut Base) {
         self.claim_pair(now, id, base);
         let carriers = base.config().carriers;
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let unconfirmed = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        peer.carrier = if peer.places.local == NOWHERE || peer.is_held_away() {
+        peer.binding.carrier = if peer.flow.places.local == NOWHERE || peer.flow.is_held_away() {
             // P-21, P-44
             Carrier::Hold
         } else if carriers.tunnel {
             Carrier::Tunnel
-        } else if carriers.rewrite && peer.pair.is_some() && !peer.peer_refuses_rewrite && !unconfirmed {
+        } else if carriers.rewrite && peer.binding.pair.is_some() && !peer.binding.peer_refuses_rewrite && !unconfirmed
+        {
             Carrier::Rewrite
         } else {
             // Nothing counts what goes out rewritten, so it waits for the path to be confirmed (P-18).
@@ -44,9 +45,9 @@ impl BindingLayer {
     /// Tells the tunnel where the peer is.
     pub(crate) fn set_tunnel_path(&mut self, id: PeerId, base: &mut Base) {
         let sealed = base.config().tunnel_sealed;
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
         let remote = peer.heading();
-        let held = peer.places.local == NOWHERE && peer.meanwhile().is_none();
+        let held = peer.flow.places.local == NOWHERE && peer.meanwhile().is_none();
         let source = peer.meanwhile().map_or(peer.source, |meanwhile| meanwhile.binding.source);
         let Some(slot) = peer.session() else { return };
         let (send_index, receive_index) = (slot.session.remote_index(), slot.session.local_index());
@@ -64,8 +65,11 @@ impl BindingLayer {
 
     /// Both ends want it, no NAT is known on the way, both locators are of one family, and the tunnel goes first (P-19).
     pub(crate) fn rewrite_possible(&self, id: PeerId, base: &Base) -> bool {
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return false };
-        base.config().carriers.rewrite && !peer.peer_refuses_rewrite && !peer.only_tunnel && peer.pair.is_some()
+        let Some(peer) = bound!(self, &id) else { return false };
+        base.config().carriers.rewrite
+            && !peer.binding.peer_refuses_rewrite
+            && !peer.binding.only_tunnel
+            && peer.binding.pair.is_some()
     }
 
     /// Sends a carrier probe: the moving end begins, the other answers with one of its own (P-20).
@@ -75,10 +79,10 @@ impl BindingLayer {
         }
         let nonce = base.random().u64() | PROBE_BIT;
         let port = 32768 + (base.random().u32() % 28000) as u16;
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        let (Some(source), false) = (peer.source, peer.probe.forward) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        let (Some(source), false) = (peer.source, peer.binding.probe.forward) else { return };
         // As the flows go: a firewall on the way may let through the service's port alone, and theirs is another (P-16).
-        let entry = peer.flows.iter().find_map(|flow| self.flow.flows.get(flow)?.entry());
+        let entry = peer.flow.flows.iter().find_map(|flow| self.flow.flows.get(flow)?.entry());
         let Some(theirs) = entry.map(|entry| entry.wire_remote_port) else { return };
         let leading = FlowTuple {
             transport: Transport::Tcp,
@@ -86,13 +90,13 @@ impl BindingLayer {
             remote: SocketAddr::new(peer.remote.ip(), theirs),
         };
         // The other end answers on the tuple that it was probed on, which the first probe has opened.
-        let answering = peer.probe.wire.filter(|_| !peer.probe.leading);
-        let Some(wire) = answering.or(peer.probe.leading.then_some(leading)) else { return };
-        peer.probe.nonce = nonce;
-        peer.probe.wire = Some(wire);
-        peer.probe.tries += 1;
-        let round = (peer.probe.tries - 1) / PROBES;
-        let pause = if peer.probe.tries % PROBES == 0 {
+        let answering = peer.binding.probe.wire.filter(|_| !peer.binding.probe.leading);
+        let Some(wire) = answering.or(peer.binding.probe.leading.then_some(leading)) else { return };
+        peer.binding.probe.nonce = nonce;
+        peer.binding.probe.wire = Some(wire);
+        peer.binding.probe.tries += 1;
+        let round = (peer.binding.probe.tries - 1) / PROBES;
+        let pause = if peer.binding.probe.tries % PROBES == 0 {
             (PROBE_PAUSE * 2u32.pow(round.min(6))).min(PROBE_PAUSE_LONGEST)
         } else {
             peer.round_trip() * 2 + Duration::from_millis(20)
@@ -106,20 +110,20 @@ impl BindingLayer {
     pub(crate) fn handle_probe(&mut self, now: Time, id: PeerId, wire: FlowTuple, nonce: u64, base: &mut Base) {
         let possible = self.rewrite_possible(id, base);
         let unable = self.failed.contains(&State::Binding(id));
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        if peer.binding_asked.is_some() {
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        if peer.binding.binding_asked.is_some() {
             // The peer may send as soon as it has the answer.
-            peer.probed_early = Some((wire, nonce));
+            peer.binding.probed_early = Some((wire, nonce));
             return;
         }
-        if peer.pair != Some((wire.local.ip(), wire.remote.ip())) || unable || peer.only_tunnel {
+        if peer.binding.pair != Some((wire.local.ip(), wire.remote.ip())) || unable || peer.binding.only_tunnel {
             // What came rewritten would not be taken for that. The peer has other ideas of the way, or asks again.
             return;
         }
-        let respond = possible && !peer.probe.leading && !peer.probe.forward;
+        let respond = possible && !peer.binding.probe.leading && !peer.binding.probe.forward;
         if respond {
-            peer.probe.wire = Some(wire);
-            peer.probe.tries = 0;
+            peer.binding.probe.wire = Some(wire);
+            peer.binding.probe.tries = 0;
         }
         self.flow.path.send(id, &[Message::ProbeSeen { token: nonce }], base);
         if respond {
@@ -129,14 +133,14 @@ impl BindingLayer {
     /// See [`Node::handle_wire_port_taken`](crate::Node::handle_wire_port_taken).
     pub(crate) fn handle_wire_port_taken(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let tunnel = base.config().carriers.tunnel;
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id).filter(|peer| tunnel && !peer.only_tunnel) else {
+        let Some(peer) = bound_mut!(self, &id).filter(|peer| tunnel && !peer.binding.only_tunnel) else {
             return;
         };
-        peer.only_tunnel = true;
-        peer.probe = CarrierProbe::default();
+        peer.binding.only_tunnel = true;
+        peer.binding.probe = CarrierProbe::default();
         base.stop_timer(Timer::Probe(id));
-        if matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
-            peer.carrier = Carrier::Tunnel;
+        if matches!(peer.binding.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
+            peer.binding.carrier = Carrier::Tunnel;
             base.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
         }
         self.put_binding_in_force(now, id, base);
@@ -145,11 +149,11 @@ impl BindingLayer {
 
     /// An op that was to put a peer's binding in force has come to its end.
     pub(crate) fn note_binding_done(&mut self, now: Time, id: PeerId, op: OpId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id).filter(|peer| peer.binding_asked == Some(op)) else {
+        let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.binding.binding_asked == Some(op)) else {
             return;
         };
-        peer.binding_asked = None;
-        if let Some((wire, nonce)) = peer.probed_early.take() {
+        peer.binding.binding_asked = None;
+        if let Some((wire, nonce)) = peer.binding.probed_early.take() {
             self.handle_probe(now, id, wire, nonce, base);
         }
     }
@@ -159,14 +163,14 @@ impl BindingLayer {
         if !self.rewrite_possible(id, base) {
             return;
         }
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        if peer.probe.nonce != nonce || peer.probe.forward || peer.places.local == NOWHERE {
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        if peer.binding.probe.nonce != nonce || peer.binding.probe.forward || peer.flow.places.local == NOWHERE {
             return;
         }
-        peer.probe.forward = true;
+        peer.binding.probe.forward = true;
         // P-24
-        peer.carrier = if peer.probe.leading { Carrier::Rewrite } else { Carrier::FollowRewrite };
-        let carrier = peer.carrier;
+        peer.binding.carrier = if peer.binding.probe.leading { Carrier::Rewrite } else { Carrier::FollowRewrite };
+        let carrier = peer.binding.carrier;
         base.stop_timer(Timer::Probe(id));
         self.put_binding_in_force(now, id, base);
         self.refresh_sets(base);

@@ -16,7 +16,7 @@ use crate::path::challenge::{Awaited, CHALLENGES};
 impl BindingLayer {
     /// Repeats the challenge to an endpoint that has not answered, or gives it up.
     pub(crate) fn repeat_challenge(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
         let Some(candidate) = peer.candidate.as_mut() else { return };
         candidate.tries += 1;
         if candidate.tries > CHALLENGES {
@@ -36,7 +36,7 @@ impl BindingLayer {
                 return;
             }
             // Nobody there. The flows wait for the next update, or for anything to come from there.
-            peer.carrier = Carrier::Hold;
+            peer.binding.carrier = Carrier::Hold;
             self.put_binding_in_force(now, id, base);
             base.event(Event::Refused { peer: id, reason: "its new place does not answer the path challenge" });
             return;
@@ -58,12 +58,12 @@ impl BindingLayer {
         observed: SocketAddr,
         base: &mut Base,
     ) -> bool {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return false };
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return false };
         if let Some((expected, sent)) = peer.check
             && expected == token
         {
             peer.check = None;
-            let stands = peer.stalls.note_answer(now);
+            let stands = peer.flow.stalls.note_answer(now);
             peer.told = std::mem::take(&mut peer.telling);
             peer.check_tries = 0;
             peer.sample_round_trip(now.since(sent));
@@ -88,10 +88,10 @@ impl BindingLayer {
         if self.flow.path.session.peers.get_mut(&id).is_some_and(|peer| peer.shown.handle_answer(now, token)) {
             return true;
         }
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return false };
+        let Some(mut peer) = bound_mut!(self, &id) else { return false };
         // A token proves the way that it was sent by, whichever way it comes back (as RFC 9000 §8.2.3 has it): somebody
         // between the ends may send the answer on from elsewhere.
-        if let Some(update) = peer.update.as_mut()
+        if let Some(update) = peer.binding.update.as_mut()
             && let Some((asked, _)) = update.asked.iter().find(|(_, sent)| *sent == token)
         {
             update.proven = Some(*asked);
@@ -104,7 +104,7 @@ impl BindingLayer {
             let asked = awaited.destination;
             let asked = asked.and_then(|address| base.attachments().at(address));
             peer.follow(now, awaited, asked);
-            peer.unbroken = true;
+            peer.binding.unbroken = true;
         }
         peer.remote = candidate.remote;
         peer.unproven = false;
@@ -122,7 +122,7 @@ impl BindingLayer {
                 base.event(Event::PeerMoved { peer: id, to: candidate.remote, translated, flows, carried });
             }
         } else {
-            if self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.carrier == Carrier::Hold) {
+            if bound!(self, &id).is_some_and(|peer| peer.binding.carrier == Carrier::Hold) {
                 self.choose_carrier(now, id, base);
             }
             self.set_tunnel_path(id, base);

@@ -17,20 +17,27 @@ const LISTENING_FEW: usize = 256;
 const LISTENING_PAUSE: Duration = Duration::from_millis(10);
 
 impl BindingLayer {
+    /// There is another session with a peer, or might be. It may be one that introductions are looked for of.
+    pub(crate) fn listen_in_new_session(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        if bound!(self, &id).is_some_and(|peer| peer.is_listened_for(now)) {
+            self.listen_also(now, base);
+        }
+    }
+
     /// Tells the data plane the binding of a peer as it is now.
     pub(crate) fn put_binding_in_force(&mut self, now: Time, id: PeerId, base: &mut Base) {
         self.claim_pair(now, id, base);
         self.park_in_time(now, id, base);
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = bound!(self, &id) else { return };
         // While a move is under way what comes by the wrong path is to be seen, and what comes by the new one to be taken.
         let moving = peer.meanwhile().is_some() || peer.may_come_anew();
-        let moved = peer.moved_flows() > 0 || peer.waiting.flows > 0 || moving;
+        let moved = peer.moved_flows() > 0 || peer.flow.waiting.flows > 0 || moving;
         let mut binding = peer.binding();
         binding.former.retain(|pair| self.pairs.get(pair).is_none_or(|holder| *holder == id));
         let op = BindingOp::Set { peer: id, binding, moved };
         let asked = base.ask(op, Asked::State("putting a binding in force", State::Binding(id)));
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        peer.binding_asked = Some(asked);
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        peer.binding.binding_asked = Some(asked);
         let saved = peer.saved();
         base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
     }
@@ -40,15 +47,15 @@ impl BindingLayer {
         let mut keep: BTreeSet<IpAddr> = BTreeSet::new();
         let mut leave: BTreeSet<IpAddr> = BTreeSet::new();
         let mut reach: BTreeMap<IpAddr, bool> = BTreeMap::new();
-        for peer in self.flow.path.session.peers.values() {
-            keep.extend(peer.local_addresses());
+        for peer in self.each() {
+            keep.extend(peer.flow.local_addresses());
             if peer.has_gone() {
-                let former = peer.former.iter().map(|(local, _)| *local);
-                leave.extend(peer.local_addresses().chain(former).chain(peer.source));
+                let former = peer.binding.former.iter().map(|(local, _)| *local);
+                leave.extend(peer.flow.local_addresses().chain(former).chain(peer.source));
             }
             if peer.has_left() {
                 let tunnelled = peer.needs_small_segments();
-                for address in peer.remote_addresses() {
+                for address in peer.flow.remote_addresses() {
                     *reach.entry(address).or_default() |= tunnelled;
                 }
             }
@@ -101,7 +108,7 @@ impl BindingLayer {
     /// Tells the caller which sessions introductions may come for, where that changed.
     pub(crate) fn refresh_listening(&mut self, now: Time, base: &mut Base) {
         let mut indices: Vec<u32> = Vec::new();
-        for peer in self.flow.path.session.peers.values() {
+        for peer in self.each() {
             if peer.is_listened_for(now) {
                 indices.extend(peer.sessions.iter().map(|slot| slot.session.local_index()));
             }

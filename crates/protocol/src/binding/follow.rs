@@ -13,8 +13,8 @@ use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::handoff::SEQUENCES;
+use crate::flow::peers::Away;
 use crate::path::challenge::{Awaited, Candidate};
-use crate::session::peer::Away;
 
 impl BindingLayer {
     /// The peer moved (or says so). `answers`: what is to be said beside the acknowledgement.
@@ -29,7 +29,7 @@ impl BindingLayer {
     ) {
         let flags_here = self.own_flags(id, base);
         let Update { sequence, flags, .. } = *update;
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let acknowledgement = |status, flags, newest, place| Message::BindingAcknowledgement {
             sequence,
             status,
@@ -40,17 +40,17 @@ impl BindingLayer {
         };
         // P-17
         if sequence >= SEQUENCES {
-            let (newest, place) = (peer.sequence_accepted, peer.places.peer);
+            let (newest, place) = (peer.binding.sequence_accepted, peer.flow.places.peer);
             answers.push(acknowledgement(BindingStatus::Refused, flags_here, newest, place));
             return;
         }
-        if sequence <= peer.sequence_accepted {
+        if sequence <= peer.binding.sequence_accepted {
             let (place, endpoint, _) = peer.announced();
             // A daemon that died before it had saved that its host was to be absent begins anew at the same number.
-            let absent = flags.contains(UpdateFlags::ABSENT) == (peer.away == Some(Away::Announced));
-            let repeated = sequence == peer.sequence_accepted && endpoint == arrival.source && absent;
+            let absent = flags.contains(UpdateFlags::ABSENT) == (peer.flow.away == Some(Away::Announced));
+            let repeated = sequence == peer.binding.sequence_accepted && endpoint == arrival.source && absent;
             let status = if repeated { BindingStatus::Accepted } else { BindingStatus::NotNewer };
-            answers.push(acknowledgement(status, flags_here, peer.sequence_accepted, place));
+            answers.push(acknowledgement(status, flags_here, peer.binding.sequence_accepted, place));
             let challenge = peer.candidate.as_ref().filter(|candidate| repeated && candidate.remote == arrival.source);
             answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
             return;
@@ -81,9 +81,9 @@ impl BindingLayer {
             place,
             observed: arrival.source,
         };
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
         if flags.contains(UpdateFlags::ABSENT) {
-            peer.sequence_accepted = sequence;
+            peer.binding.sequence_accepted = sequence;
             let (place, ..) = peer.announced();
             answers.push(acknowledgement(BindingStatus::Accepted, flags_here, sequence, place));
             self.flow.path.send_to(id, arrival.destination, arrival.source, answers, base);
@@ -91,26 +91,26 @@ impl BindingLayer {
             self.let_go(now, id, base);
             return;
         }
-        let returned = peer.away.take().is_some();
+        let returned = peer.flow.away.take().is_some();
         if returned {
             // What went unanswered says nothing of where it is now.
             (peer.check, peer.check_tries) = (None, 0);
         }
         self.hurry(now, id, base);
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
         let before = peer.announced();
         // Behind a NAT even the place in force is not the same after the host was away: the NAT may have forgotten its flows.
         let away = flags.contains(UpdateFlags::FORMER_PATH_LOST) && claimed != arrival.source;
         let uprooted = away || flags.contains(UpdateFlags::UPROOTED);
         let place = peer.number_place(sequence, claimed, arrival.source, uprooted);
-        peer.sequence_accepted = sequence;
-        if std::mem::take(&mut peer.only_tunnel) && (place, arrival.source) == (before.0, before.1) {
-            peer.only_tunnel = true;
+        peer.binding.sequence_accepted = sequence;
+        if std::mem::take(&mut peer.binding.only_tunnel) && (place, arrival.source) == (before.0, before.1) {
+            peer.binding.only_tunnel = true;
         } else {
             flags_here = self.own_flags(id, base);
         }
         answers.push(acknowledgement(BindingStatus::Accepted, flags_here, sequence, place));
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let refuses = flags.contains(UpdateFlags::REWRITE_REFUSED);
         if (place, arrival.source, refuses) == before && !returned {
             // It only makes sure that we know.
@@ -140,7 +140,7 @@ impl BindingLayer {
         base: &mut Base,
     ) {
         let (token, translated) = (base.random().u64(), awaited.translated);
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
         if !lost && !returned && arrival.source != peer.remote && peer.carries() {
             // P-38
             let candidate = Candidate::new(arrival.source, token, now, arrival.length, false);
@@ -156,10 +156,10 @@ impl BindingLayer {
         let asked = awaited.destination;
         let asked = asked.and_then(|address| base.attachments().at(address));
         peer.follow(now, &awaited, asked);
-        peer.unbroken = false;
-        peer.stalled = false;
+        peer.binding.unbroken = false;
+        peer.flow.stalled = false;
         if returned {
-            peer.listens = false;
+            peer.binding.listens = false;
         }
         if arrival.source == peer.remote {
             peer.candidate = None;
@@ -171,12 +171,12 @@ impl BindingLayer {
             let again = peer.repeat_after(1);
             base.set_timer(Timer::Challenge(id), now + again);
         }
-        let waited = !peer.flows.is_empty();
+        let waited = !peer.flow.flows.is_empty();
         if base.is_suspended() {
             // Whoever is away has been told where the other end is for a long time: nothing else would tell the daemon after
             // this one.
             self.lead_flows(now, id, base);
-            let (saved, told) = (self.flow.path.session.peers[&id].saved(), std::mem::take(answers));
+            let (Some(saved), told) = (self.saved(id), std::mem::take(answers)) else { return };
             let say = Asked::Say(id, arrival.destination, arrival.source, told);
             base.ask(StoreOp::SavePeer(saved), say);
         } else {
@@ -208,8 +208,7 @@ impl BindingLayer {
         if !base.config().tunnel_sealed {
             flags = flags.with(UpdateFlags::PLAIN_TUNNEL_ACCEPTED);
         }
-        if !base.config().carriers.rewrite || self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.only_tunnel)
-        {
+        if !base.config().carriers.rewrite || bound!(self, &id).is_some_and(|peer| peer.binding.only_tunnel) {
             flags = flags.with(UpdateFlags::REWRITE_REFUSED);
         }
         flags

@@ -12,17 +12,19 @@ use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::attachments::{Attachment, Routes};
 use crate::base::event::Event;
-use crate::base::op::{BindingOp, Carrier, NOWHERE, PeerId, StoreOp};
+use crate::base::op::{BindingOp, Carrier, NOWHERE, PeerId, SavedPeer, StoreOp};
 use crate::base::output::Asked;
 use crate::base::pace::FORMER;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::absence::PARTINGS;
+use crate::binding::peers::CarrierProbe;
 use crate::binding::update::{Meanwhile, PendingUpdate};
+use crate::flow::peers::Away;
 use crate::flow::stall::Stalls;
 use crate::path::challenge::Candidate;
-use crate::session::peer::{Away, CarrierProbe, Peer};
+use crate::session::peer::Peer;
 
 /// Seconds that a binding is asked for; it is not renewed by time, since its flows end it.
 const LIFETIME: u32 = 0;
@@ -53,6 +55,11 @@ pub(crate) struct Acknowledgement {
 }
 
 impl BindingLayer {
+    /// A peer as it is to be saved.
+    pub(super) fn saved(&self, id: PeerId) -> Option<SavedPeer> {
+        bound!(self, &id).map(|peer| peer.saved())
+    }
+
     /// See [`Node::hand_off`](crate::Node::hand_off).
     pub(crate) fn hand_off(&mut self, now: Time, routes: &dyn Routes, to: Option<IpAddr>, base: &mut Base) {
         let ids: Vec<PeerId> = self.flow.path.session.peers.keys().copied().collect();
@@ -86,12 +93,12 @@ impl BindingLayer {
         if base.is_suspended() {
             return;
         }
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = bound!(self, &id) else { return };
         let by_hand = forced.map(|to| to.and_then(|to| base.attachments().get(&to)));
         let preferred = by_hand.unwrap_or(peer.preferred).filter(|a| base.attachments().is_current(&a));
         let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
         // P-53; else by the first.
-        let mut ways = self.ways_to(peer, wanted, routes, base);
+        let mut ways = self.ways_to(id, &peer, wanted, routes, base);
         ways.sort_by_key(|way| {
             let deaf = Some(*way) == peer.unanswered;
             let home = |way: &Attachment| (peer.flows_at_home(way.address), peer.flows_of_family(way.address));
@@ -100,17 +107,17 @@ impl BindingLayer {
         let (found, otherwise) = (ways.first().copied(), ways.get(1).copied());
         // A peer that said that it goes is not asked for a session where this host has nothing to tell (P-44). A daemon that
         // died before it had told where it is has.
-        let untold = peer.places.local == NOWHERE && peer.away == Some(Away::Announced);
+        let untold = peer.flow.places.local == NOWHERE && peer.flow.away == Some(Away::Announced);
         let same = found.is_some_and(|attachment| Some(attachment.address) == peer.source);
         let adopted = peer.restored && same && !untold;
-        if let Some(peer) = self.flow.path.session.peers.get_mut(&id) {
+        if let Some(mut peer) = bound_mut!(self, &id) {
             peer.preferred = preferred;
             peer.otherwise = otherwise;
             peer.restored = false;
             if adopted {
                 peer.attachment = found;
                 // The daemon before us may have died in the middle of telling the peer.
-                peer.unannounced = true;
+                peer.binding.unannounced = true;
             }
         }
         let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
@@ -127,7 +134,14 @@ impl BindingLayer {
     }
 
     /// Where this host may reach a peer from, one address of each family at the most.
-    fn ways_to(&self, peer: &Peer, wanted: Option<IpAddr>, routes: &dyn Routes, base: &Base) -> Vec<Attachment> {
+    fn ways_to(
+        &self,
+        id: PeerId,
+        peer: &Peer,
+        wanted: Option<IpAddr>,
+        routes: &dyn Routes,
+        base: &Base,
+    ) -> Vec<Attachment> {
         // Where it is going counts more than where it was: the two may be of different families.
         let places = [peer.heading().ip(), peer.remote.ip()];
         let mut ways: Vec<Attachment> = Vec::new();
@@ -141,7 +155,7 @@ impl BindingLayer {
             let asked = peer.source.filter(|source| alike(source) && base.attachments().speaks_at(*source));
             let source = wanted.filter(alike).or(asked).or_else(|| routes.source_for(target));
             ways.extend(source.and_then(|source| base.attachments().at(source)));
-            if peer.flows.is_empty() && !ways.is_empty() {
+            if !self.flow.held(id).flows && !ways.is_empty() {
                 break;
             }
         }
@@ -150,11 +164,11 @@ impl BindingLayer {
 
     /// There is no way to the peer any more: its flows are held.
     fn leave(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
         let from = peer.source;
         peer.note_left();
         peer.attachment = None;
-        peer.update = None;
+        peer.binding.update = None;
         base.stop_timer(Timer::Update(id));
         base.stop_timer(Timer::Probe(id));
         self.hold(now, id, base);
@@ -171,13 +185,13 @@ impl BindingLayer {
 
     fn hold_as(&mut self, now: Time, id: PeerId, carrier: Carrier, base: &mut Base) {
         let tunnel = carrier == Carrier::Tunnel && base.config().carriers.tunnel;
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        peer.places.local = NOWHERE;
-        peer.listens = false;
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        peer.flow.places.local = NOWHERE;
+        peer.binding.listens = false;
         // Nothing goes to whom is away (P-44).
-        let tunnel = tunnel && peer.has_session() && !peer.is_held_away();
-        peer.carrier = if tunnel { Carrier::Tunnel } else { Carrier::Hold };
-        if peer.flows.is_empty() {
+        let tunnel = tunnel && peer.has_session() && !peer.flow.is_held_away();
+        peer.binding.carrier = if tunnel { Carrier::Tunnel } else { Carrier::Hold };
+        if peer.flow.flows.is_empty() {
             return;
         }
         if tunnel && peer.meanwhile().is_none() {
@@ -194,9 +208,9 @@ impl BindingLayer {
 
     /// Tells a peer with flows our addresses, where they are not those that it was told.
     pub(crate) fn tell_locators(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = peer!(self.flow, &id) else { return };
         let told = peer.told.iter().eq(base.attachments().addresses());
-        if !told && !peer.flows.is_empty() && peer.has_session() {
+        if !told && !peer.flow.flows.is_empty() && peer.has_session() {
             // They go along with a check of the path, so that they are repeated where they are lost.
             base.set_timer(Timer::Keepalive(id), now);
         }
@@ -204,8 +218,9 @@ impl BindingLayer {
 
     /// What carries the flows while an update is under way, if that still works: the path that they have now (P-38).
     fn former_path(&self, id: PeerId, routes: &dyn Routes, base: &Base) -> Option<Meanwhile> {
-        let peer = self.flow.path.session.peers.get(&id)?;
-        let holds = peer.places.local == NOWHERE || (peer.carrier == Carrier::Hold && peer.moved_flows() > 0);
+        let peer = bound!(self, &id)?;
+        let holds =
+            peer.flow.places.local == NOWHERE || (peer.binding.carrier == Carrier::Hold && peer.moved_flows() > 0);
         let meanwhile = match peer.meanwhile() {
             Some(meanwhile) => meanwhile.clone(),
             None if holds => return None,
@@ -218,7 +233,7 @@ impl BindingLayer {
 
     /// While an update is not answered: the path that is being left may go before.
     fn watch_former(&mut self, now: Time, id: PeerId, routes: &dyn Routes, base: &mut Base) {
-        let waiting = self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.meanwhile().is_some());
+        let waiting = bound!(self, &id).is_some_and(|peer| peer.meanwhile().is_some());
         if waiting && self.former_path(id, routes, base).is_none() {
             self.announce(now, id, true, true, false, base);
             self.hold_back(now, id, base);
@@ -228,14 +243,14 @@ impl BindingLayer {
     /// An update stays unanswered, and this host has the address that flows are at home at: perhaps nothing has moved, and
     /// only the peer's daemon is away. Then what comes in under the flows' own names shows it (P-39), and is asked for.
     fn listen_natively(&mut self, now: Time, id: PeerId, tries: u32, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let held = |update: &PendingUpdate| update.held && !update.absent && update.meanwhile.is_none();
-        let held = peer.update.as_ref().is_some_and(held);
-        if !held || tries < 2 || peer.places.local != NOWHERE || !peer.is_home_address() {
+        let held = peer.binding.update.as_ref().is_some_and(held);
+        if !held || tries < 2 || peer.flow.places.local != NOWHERE || !peer.is_home_address() {
             return;
         }
-        peer.listens = true;
-        peer.carrier = Carrier::Hold;
+        peer.binding.listens = true;
+        peer.binding.carrier = Carrier::Hold;
         self.put_binding_in_force(now, id, base);
         self.ask_natively(id, base);
     }
@@ -243,21 +258,22 @@ impl BindingLayer {
     pub(crate) fn handle_heard_natively(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
         let Some(entry) = self.flow.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
         let id = entry.peer;
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let here = peer.attachment.is_some_and(|attachment| attachment.address == flow.local.ip());
-        let waiting = peer.update.as_ref().is_some_and(|update| update.held) && peer.places.local == NOWHERE;
-        if !peer.listens || !here || entry.home.peer != peer.places.peer {
+        let waiting =
+            peer.binding.update.as_ref().is_some_and(|update| update.held) && peer.flow.places.local == NOWHERE;
+        if !peer.binding.listens || !here || entry.home.peer != peer.flow.places.peer {
             return;
         }
-        if peer.away.is_some() && entry.home.local == peer.places.local {
+        if peer.flow.away.is_some() && entry.home.local == peer.flow.places.local {
             self.hear(now, id, base);
             return;
         }
         if !waiting {
             return;
         }
-        peer.listens = false;
-        peer.places.local = entry.home.local;
+        peer.binding.listens = false;
+        peer.flow.places.local = entry.home.local;
         let at = peer.source;
         self.put_binding_in_force(now, id, base);
         self.refresh_sets(base);
@@ -270,7 +286,7 @@ impl BindingLayer {
     /// We are somewhere else: the peer is told.
     fn arrive(&mut self, now: Time, id: PeerId, attachment: Attachment, routes: &dyn Routes, base: &mut Base) {
         let meanwhile = self.former_path(id, routes, base);
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
         let from = peer.source;
         let lost = meanwhile.is_none();
         peer.note_left();
@@ -278,22 +294,22 @@ impl BindingLayer {
         peer.attachment = Some(attachment);
         peer.source = Some(attachment.address);
         peer.observed = None;
-        peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
-        peer.only_tunnel = false;
-        peer.stalls = Stalls::default();
+        peer.binding.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
+        peer.binding.only_tunnel = false;
+        peer.flow.stalls = Stalls::default();
         base.stop_timer(Timer::Probe(id));
-        let idle = peer.flows.is_empty() && peer.introductions.active.is_empty();
+        let idle = peer.flow.flows.is_empty() && peer.flow.introductions.active.is_empty();
         if idle && !peer.has_session() {
             // Nothing to move, nobody to tell. The place gets its number when there is a session again: what is opened
             // here is not at home where we were before.
-            peer.unannounced = true;
-            peer.update = None;
-            peer.places.local = NOWHERE;
+            peer.binding.unannounced = true;
+            peer.binding.update = None;
+            peer.flow.places.local = NOWHERE;
             return;
         }
         // The update first: nothing that the kernel must do delays it.
         self.announce(now, id, lost, true, false, base);
-        if let Some(update) = self.flow.path.session.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
+        if let Some(update) = bound_mut!(self, &id).and_then(|peer| peer.binding.update.as_mut()) {
             update.meanwhile = meanwhile;
         }
         base.signal(Signal::Moving(id));
@@ -307,12 +323,12 @@ impl BindingLayer {
 
     /// Sends an update that says where we are.
     fn announce(&mut self, now: Time, id: PeerId, lost: bool, held: bool, uprooted: bool, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        peer.unannounced = false;
-        peer.sequence_sent = (peer.sequence_sent + 1).min(SEQUENCES - 1);
-        let only_tunnel = peer.only_tunnel;
-        let update = PendingUpdate::new(peer.sequence_sent, now, lost, held);
-        peer.update = Some(PendingUpdate { uprooted, only_tunnel, ..update });
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        peer.binding.unannounced = false;
+        peer.binding.sequence_sent = (peer.binding.sequence_sent + 1).min(SEQUENCES - 1);
+        let only_tunnel = peer.binding.only_tunnel;
+        let update = PendingUpdate::new(peer.binding.sequence_sent, now, lost, held);
+        peer.binding.update = Some(PendingUpdate { uprooted, only_tunnel, ..update });
         self.repeat_update(now, id, base);
     }
 
@@ -320,8 +336,8 @@ impl BindingLayer {
     /// they are at home nowhere.
     pub(crate) fn uproot(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let gone = |address: &IpAddr| base.attachments().is_gone(*address);
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
-        if peer.attachment.is_none() || peer.update.is_some() || !peer.is_rooted(gone) {
+        let Some(peer) = bound!(self, &id) else { return };
+        if peer.attachment.is_none() || peer.binding.update.is_some() || !peer.is_rooted(gone) {
             return;
         }
         self.uproot_all(now, id, false, base);
@@ -339,8 +355,8 @@ impl BindingLayer {
 
     /// A peer has other ideas of where we are.
     pub(crate) fn announce_again(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if let Some(peer) = self.flow.path.session.peers.get_mut(&id) {
-            peer.unannounced = true;
+        if let Some(peer) = bound_mut!(self, &id) {
+            peer.binding.unannounced = true;
             self.announce_late(now, id, base);
         }
     }
@@ -348,9 +364,9 @@ impl BindingLayer {
     /// A hand-off by hand stays unanswered, and the path that was to be left still carries: it is taken back (P-38). Returns
     /// whether it is.
     fn take_back(&mut self, now: Time, id: PeerId, base: &mut Base) -> bool {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return false };
+        let Some(mut peer) = bound_mut!(self, &id) else { return false };
         let by_hand = peer.preferred.is_some() && peer.preferred == peer.attachment;
-        let tried = peer.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
+        let tried = peer.binding.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
         let Some(meanwhile) = peer.meanwhile().filter(|_| by_hand && tried).cloned() else { return false };
         let tried = peer.source;
         peer.preferred = None;
@@ -360,7 +376,7 @@ impl BindingLayer {
         peer.observed = None;
         // The peer may have accepted what it could not answer.
         self.announce(now, id, false, true, false, base);
-        if let Some(update) = self.flow.path.session.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
+        if let Some(update) = bound_mut!(self, &id).and_then(|peer| peer.binding.update.as_mut()) {
             update.meanwhile = Some(meanwhile);
         }
         self.hold_back(now, id, base);
@@ -376,8 +392,8 @@ impl BindingLayer {
     /// An update stays unanswered from an address of another family than the peer was last heard in: that one is gone back to.
     /// An address may be there long before it is routed.
     fn try_other_family(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        let Some(update) = peer.update.as_ref() else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        let Some(update) = peer.binding.update.as_ref() else { return };
         let strayed = peer.source.is_some_and(|source| source.is_ipv4() != peer.remote.is_ipv4());
         let due = strayed && update.tries >= UPDATES_TO_A_FAMILY;
         let other = peer.otherwise.filter(|other| base.attachments().is_current(&other));
@@ -389,9 +405,9 @@ impl BindingLayer {
         peer.unanswered = peer.otherwise;
         peer.source = Some(other.address);
         peer.observed = None;
-        peer.sequence_sent = (peer.sequence_sent + 1).min(SEQUENCES - 1);
-        let sequence = peer.sequence_sent;
-        if let Some(update) = peer.update.as_mut() {
+        peer.binding.sequence_sent = (peer.binding.sequence_sent + 1).min(SEQUENCES - 1);
+        let sequence = peer.binding.sequence_sent;
+        if let Some(update) = peer.binding.update.as_mut() {
             let (started, tries, lost, uprooted) = (update.started, update.tries, update.lost, update.uprooted);
             *update = PendingUpdate { started, tries, uprooted, ..PendingUpdate::new(sequence, now, lost, true) };
         }
@@ -402,9 +418,9 @@ impl BindingLayer {
 
     /// There is a session with a peer that may not know where we are.
     pub(crate) fn announce_late(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get(&id).filter(|_| !base.is_suspended()) else { return };
-        if peer.unannounced && peer.attachment.is_some() && peer.update.is_none() {
-            let held = peer.places.local == NOWHERE;
+        let Some(peer) = bound!(self, &id).filter(|_| !base.is_suspended()) else { return };
+        if peer.binding.unannounced && peer.attachment.is_some() && peer.binding.update.is_none() {
+            let held = peer.flow.places.local == NOWHERE;
             self.announce(now, id, false, held, false, base);
         }
     }
@@ -416,11 +432,11 @@ impl BindingLayer {
         }
         self.try_other_family(now, id, base);
         let (port, keeps) = (base.config().port, self.flow.path.session.keeps(id));
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let Some(source) = peer.source else { return };
         let repeat = peer.round_trip();
         // Every third try goes to another of the peer's addresses of the family that we have.
-        let long = peer.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
+        let long = peer.binding.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
         let mut addresses = peer.whereabouts(port, long);
         addresses.retain(|to| to.is_ipv4() == source.is_ipv4());
         let mut unproven = 0;
@@ -430,8 +446,8 @@ impl BindingLayer {
         });
         let session = peer.has_session();
         let (remote, pause) =
-            (peer.remote, peer.repeat_after(peer.update.as_ref().map_or(1, |update| update.tries + 1)));
-        let Some(update) = peer.update.as_mut() else { return };
+            (peer.remote, peer.repeat_after(peer.binding.update.as_ref().map_or(1, |update| update.tries + 1)));
+        let Some(update) = peer.binding.update.as_mut() else { return };
         if addresses.is_empty() {
             base.set_timer(Timer::Update(id), now + UPDATE_PAUSE_LONGEST);
             return;
@@ -441,14 +457,14 @@ impl BindingLayer {
         let tries = update.tries;
         if update.absent && tries > PARTINGS {
             // It will find out.
-            peer.update = None;
-            peer.unheard = true;
+            peer.binding.update = None;
+            peer.binding.unheard = true;
             return;
         }
-        if tries > UPDATES && peer.flows.is_empty() && !keeps {
+        if tries > UPDATES && peer.flow.flows.is_empty() && !keeps {
             // No connection depends on it: it is told when there is next a session.
-            peer.update = None;
-            peer.unannounced = true;
+            peer.binding.update = None;
+            peer.binding.unannounced = true;
             self.flow.abandon_introductions(now, id, base);
             return;
         }
@@ -483,9 +499,9 @@ impl BindingLayer {
         let port = base.config().port;
         let flags = self.own_flags(id, base);
         let token = base.random().u64();
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let (remote, proven) = (peer.remote, peer.has_shown(to));
-        let (Some(source), Some(update)) = (peer.source, peer.update.as_mut()) else { return };
+        let (Some(source), Some(update)) = (peer.source, peer.binding.update.as_mut()) else { return };
         let flags = if update.lost { flags.with(UpdateFlags::FORMER_PATH_LOST) } else { flags };
         let flags = if update.uprooted { flags.with(UpdateFlags::UPROOTED) } else { flags };
         let flags = if update.absent { flags.with(UpdateFlags::ABSENT) } else { flags };
@@ -524,20 +540,20 @@ impl BindingLayer {
         ack: &Acknowledgement,
         base: &mut Base,
     ) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        if peer.update.as_ref().is_none_or(|update| update.sequence != ack.sequence) {
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        if peer.binding.update.as_ref().is_none_or(|update| update.sequence != ack.sequence) {
             return;
         }
         match ack.status {
             BindingStatus::Accepted => {}
             BindingStatus::NotNewer => {
                 // We lost count, as after a restart without memory (P-17).
-                let newest = peer.sequence_sent.max(ack.newest);
+                let newest = peer.binding.sequence_sent.max(ack.newest);
                 if newest >= SEQUENCES - 1 {
                     return;
                 }
-                peer.sequence_sent = newest + 1;
-                if let Some(update) = peer.update.as_mut() {
+                peer.binding.sequence_sent = newest + 1;
+                if let Some(update) = peer.binding.update.as_mut() {
                     update.sequence = newest + 1;
                     // Once at once: who says so again and again is answered no sooner than who says nothing.
                     if !std::mem::replace(&mut update.corrected, true) {
@@ -547,14 +563,14 @@ impl BindingLayer {
                 return;
             }
             _ => {
-                peer.update = None;
+                peer.binding.update = None;
                 base.stop_timer(Timer::Update(id));
                 base.event(Event::Refused { peer: id, reason: "it refuses our move" });
                 return;
             }
         }
         base.stop_timer(Timer::Update(id));
-        if let Some(update) = peer.update.take().filter(|update| !update.absent) {
+        if let Some(update) = peer.binding.update.take().filter(|update| !update.absent) {
             self.take_answer(now, id, arrival, ack, &update, base);
         }
     }
@@ -569,10 +585,10 @@ impl BindingLayer {
         update: &PendingUpdate,
         base: &mut Base,
     ) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        let quiet = !update.held && update.proven.is_none() && ack.place == peer.places.local;
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        let quiet = !update.held && update.proven.is_none() && ack.place == peer.flow.places.local;
         // P-160: it was found out after the update was sent.
-        peer.unannounced = peer.only_tunnel && !update.only_tunnel;
+        peer.binding.unannounced = peer.binding.only_tunnel && !update.only_tunnel;
         if update.tries == 1 {
             peer.sample_round_trip(now.since(update.sent));
         }
@@ -596,15 +612,16 @@ impl BindingLayer {
 
     /// A peer knows, as before, where this host is. Either end may have started anew, and know of no probe.
     fn stay_known(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         // A peer that is on its way moved last: it probes, and is answered.
         let comes = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
         if peer.moved_flows() > 0 && !comes {
-            peer.probe = CarrierProbe { leading: peer.has_gone(), ..CarrierProbe::default() };
+            peer.binding.probe = CarrierProbe { leading: peer.has_gone(), ..CarrierProbe::default() };
             self.probe_carrier(now, id, base);
         }
-        let saved = self.flow.path.session.peers[&id].saved();
-        base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+        if let Some(saved) = self.saved(id) {
+            base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+        }
     }
 
     /// A peer knows that this host is elsewhere: its flows go on from there.
@@ -619,12 +636,12 @@ impl BindingLayer {
     ) {
         let token = base.random().u64();
         let (proven, asked) = (update.proven, update.asked.last().map(|(asked, _)| *asked));
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        peer.places.local = ack.place;
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        peer.flow.places.local = ack.place;
         peer.note_own_place();
-        peer.listens = false;
-        peer.probe.leading = true;
-        peer.peer_refuses_rewrite = ack.flags.contains(UpdateFlags::REWRITE_REFUSED);
+        peer.binding.listens = false;
+        peer.binding.probe.leading = true;
+        peer.binding.peer_refuses_rewrite = ack.flags.contains(UpdateFlags::REWRITE_REFUSED);
         let source = peer.source;
         let usable = source.is_some_and(|source| source.is_ipv4() == peer.remote.is_ipv4());
         let mut challenge = None;
@@ -646,9 +663,9 @@ impl BindingLayer {
             challenge = Some(asked);
         }
         self.note_sighting(now, id, proven, base);
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = bound!(self, &id) else { return };
         let translated = source.is_some_and(|source| source != ack.observed.ip());
-        let (waited, moved) = (!peer.flows.is_empty(), peer.moved_flows());
+        let (waited, moved) = (!peer.flow.flows.is_empty(), peer.moved_flows());
         self.choose_carrier(now, id, base);
         self.set_tunnel_path(id, base);
         self.put_binding_in_force(now, id, base);
@@ -673,7 +690,7 @@ impl BindingLayer {
 
     /// Introductions that waited for an update go on.
     fn introduce_on(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if self.flow.path.session.peers.get(&id).is_some_and(|peer| !peer.introductions.active.is_empty()) {
+        if peer!(self.flow, &id).is_some_and(|peer| !peer.flow.introductions.active.is_empty()) {
             base.set_timer(Timer::Introductions(id), now);
         }
     }

@@ -12,18 +12,18 @@ use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::absence::VANISHED;
+use crate::binding::peers::CarrierProbe;
 use crate::flow::introduction::Proven;
 use crate::flow::pairing::Claimed;
 use crate::flow::{Flow, Origin, Stage};
-use crate::session::peer::CarrierProbe;
 
 impl BindingLayer {
     /// The end of a flow that moved finds out how it goes.
     pub(crate) fn find_carrier(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        let settled = peer.candidate.is_none() && peer.update.is_none();
-        if peer.moved_flows() > 0 && settled && !peer.probe.forward && !peer.probe.leading {
-            peer.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        let settled = peer.candidate.is_none() && peer.binding.update.is_none();
+        if peer.moved_flows() > 0 && settled && !peer.binding.probe.forward && !peer.binding.probe.leading {
+            peer.binding.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
             self.probe_carrier(now, id, base);
         }
     }
@@ -40,7 +40,7 @@ impl BindingLayer {
     ) {
         let id = entry.peer;
         // Before this flow is taken from whose it was: that may be the same peer, as after a restart.
-        let known = self.flow.path.session.peers.get(&id).map(|peer| (peer.flows.is_empty(), peer.moved_flows() == 0));
+        let known = bound!(self, &id).map(|peer| (peer.flow.flows.is_empty(), peer.moved_flows() == 0));
         let Some((first, unmoved)) = known else { return };
         let before = self.flow.flows.get(&flow).cloned();
         match &before {
@@ -48,8 +48,8 @@ impl BindingLayer {
                 if let Origin::Answered { nonce, .. } = origin {
                     self.flow.flows.forget_nonce(*nonce);
                 }
-                if let Some(peer) = self.flow.path.session.peers.get_mut(&former.peer) {
-                    peer.remove_flow(&flow, former);
+                if let Some(peer) = peer_mut!(self.flow, &former.peer) {
+                    peer.flow.remove_flow(&flow, former);
                 }
                 self.flow.idle_later(now, former.peer, base);
             }
@@ -62,7 +62,7 @@ impl BindingLayer {
         let opened = before.unwrap_or_else(|| Flow::opened(now, false));
         let stage = Stage::Introduced { entry, origin };
         self.flow.flows.put(flow, Flow { stage, closed: false, ..opened });
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
         peer.add_flow(flow, &entry);
         let begins = unmoved && peer.moved_flows() > 0;
         base.stop_timer(Timer::Idle(id));
@@ -71,7 +71,7 @@ impl BindingLayer {
         }
         if begins {
             // Nothing of the peer's was carried until now: what was found out before may not be so any more.
-            peer.probe = CarrierProbe::default();
+            peer.binding.probe = CarrierProbe::default();
             self.lead_flows(now, id, base);
         } else if first {
             self.put_binding_in_force(now, id, base);
@@ -124,12 +124,12 @@ impl BindingLayer {
             self.flow.flows.add_nonce(nonce, flow);
         }
         let id = entry.peer;
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
         if let Stage::Introduced { entry: former, .. } = &before {
-            peer.remove_flow(&flow, former);
+            peer.flow.remove_flow(&flow, former);
         }
-        peer.introductions.active.remove(&flow);
-        let first = peer.flows.is_empty();
+        peer.flow.introductions.active.remove(&flow);
+        let first = peer.flow.flows.is_empty();
         peer.add_flow(flow, &entry);
         let translated = entry.peer_tuple.mirrored() != flow;
         base.stop_timer(Timer::Idle(id));

@@ -11,7 +11,7 @@ use crate::base::op::PeerId;
 use crate::base::pace::{KEEPALIVE, REFRESH};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
-use crate::session::peer::Away;
+use crate::flow::peers::Away;
 
 /// Unanswered checks of a path after which another handshake is begun.
 const CHECKS: u32 = 3;
@@ -21,12 +21,12 @@ impl BindingLayer {
     pub(crate) fn keep_alive(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let token = base.random().u64();
         let keeps = self.flow.path.session.keeps(id);
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        let unneeded = peer.flows.is_empty() && !keeps;
-        if unneeded || peer.attachment.is_none() || peer.away == Some(Away::Announced) || base.is_suspended() {
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        let unneeded = peer.flow.flows.is_empty() && !keeps;
+        if unneeded || peer.attachment.is_none() || peer.flow.away == Some(Away::Announced) || base.is_suspended() {
             return;
         }
-        if peer.update.is_some() {
+        if peer.binding.update.is_some() {
             // It finds out the same.
             base.set_timer(Timer::Keepalive(id), now + KEEPALIVE);
             return;
@@ -40,7 +40,7 @@ impl BindingLayer {
         peer.checked = Some(peer.heading().ip());
         let tries = peer.check_tries;
         // Where a flow has stalled, programs may give up soon; a rendezvous is checked while one is needed.
-        let (least, doublings, longest) = match (peer.flows.is_empty(), peer.stalled) {
+        let (least, doublings, longest) = match (peer.flow.flows.is_empty(), peer.flow.stalled) {
             (true, _) => (300, 10, REFRESH),
             (false, true) => (300, 5, KEEPALIVE),
             (false, false) => (1000, 5, KEEPALIVE),
@@ -49,7 +49,7 @@ impl BindingLayer {
         let pause = self.miss(now, id, tries, base).unwrap_or(pause.min(longest));
         base.set_timer(Timer::Keepalive(id), now + pause);
         self.flow.path.send(id, &[Message::PathChallenge { token }, Message::Locators(locators)], base);
-        if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), self.flow.path.session.peers.get(&id)) {
+        if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), bound!(self, &id)) {
             // It may have started anew and not know where we are, or be elsewhere.
             let whereabouts = peer.whereabouts(base.config().port, true);
             self.flow.path.session.start_handshake_at(now, id, whereabouts[beyond as usize % whereabouts.len()], base);
@@ -58,9 +58,9 @@ impl BindingLayer {
 
     /// Sets the next check of a path that has just shown that it works.
     pub(crate) fn check_later(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = bound!(self, &id) else { return };
         let keeps = self.flow.path.session.keeps(id);
-        let needed = keeps || !peer.flows.is_empty();
+        let needed = keeps || !peer.flow.flows.is_empty();
         if needed && (peer.translated() || peer.moved_flows() > 0) {
             base.set_timer(Timer::Keepalive(id), now + KEEPALIVE);
         } else if keeps {

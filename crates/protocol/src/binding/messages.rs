@@ -1,5 +1,8 @@
 //! What the layers do with messages, timers and facts: each its own, and the rest is passed on.
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use whimbrel_wire::message::Message;
 
 use crate::Time;
@@ -12,6 +15,7 @@ use crate::binding::BindingLayer;
 use crate::binding::follow::Update;
 use crate::binding::handoff::Acknowledgement;
 use crate::flow::messages::Handled;
+use crate::session::contact::handshake::Begun;
 
 impl BindingLayer {
     /// A peer has said something. Gives back what is a role's.
@@ -53,7 +57,7 @@ impl BindingLayer {
         match timer {
             Timer::Contact(address) => self.flow.path.session.continue_contact(now, address, base),
             Timer::Looks => self.flow.continue_looks(now, base),
-            Timer::Introductions(id) => self.flow.continue_introductions(now, id, base),
+            Timer::Introductions(id) => self.introduce(now, id, base),
             Timer::Pairings(id) => self.flow.look_for_claims(now, id, base),
             Timer::Waiting(id) => self.flow.tell_waiting(now, id, base),
             Timer::Wake(id) => self.flow.wake_flows(now, id, base),
@@ -82,10 +86,36 @@ impl BindingLayer {
         }
     }
 
+    /// Introductions of a peer go on, once its move or this host's is over.
+    fn introduce(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let held = self.held(id);
+        if held.updating && held.introductions {
+            base.set_timer(Timer::Introductions(id), now + Duration::from_secs(1));
+        } else {
+            self.flow.continue_introductions(now, id, base);
+        }
+    }
+
+    /// A session begins: what its handshake says of where the two met.
+    pub(crate) fn note_begun(&mut self, begun: &Begun) {
+        self.meet_at(begun.id, begun.met);
+        if let Some(peer) = self.peers.get_mut(&begun.id).filter(|peer| begun.again && peer.sequence_sent > 0) {
+            // It may have started anew and not know where we are.
+            peer.unannounced = true;
+        }
+    }
+
+    /// A peer that has no flows is met at another endpoint: which it claims, and which it is seen at.
+    pub(crate) fn meet_at(&mut self, id: PeerId, met: Option<(SocketAddr, SocketAddr)>) {
+        if let (Some(mut peer), Some((claimed, observed))) = (bound_mut!(self, &id), met) {
+            peer.meet_at(claimed, observed);
+        }
+    }
+
     /// Former paths of a peer are no longer accepted (P-22).
     fn forget_former(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if let Some(peer) = self.flow.path.session.peers.get_mut(&id) {
-            peer.former.clear();
+        if let Some(peer) = bound_mut!(self, &id) {
+            peer.binding.former.clear();
             self.put_binding_in_force(now, id, base);
         }
     }

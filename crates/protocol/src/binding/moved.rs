@@ -4,7 +4,7 @@
 //! owner's, in an endpoint namespace unless the address is the owner's own. Such flows are at home nowhere, so that the binding of
 //! the two carries them, as it carries what roams.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
@@ -14,13 +14,13 @@ use whimbrel_wire::moving::{MoveName, Terms};
 use crate::Time;
 use crate::base::Base;
 use crate::base::flow_name::FlowName;
-use crate::base::op::{ASTRAY, FlowEntry, LocalEnd, Manner, NOWHERE, PeerId, Places, Waits};
+use crate::base::op::{ASTRAY, FlowEntry, LocalEnd, Manner, PeerId, Places, Waits};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
+use crate::binding::peers::BoundRef;
 use crate::binding::transfer::Around;
 use crate::flow::{Flow, Origin, Stage};
-use crate::session::peer::Peer;
 
 /// On a host with no more flows than these, senders are woken each time that some are led elsewhere.
 const WOKEN_AT_ONCE: usize = 100;
@@ -57,15 +57,15 @@ impl BindingLayer {
         }
         let before = self.flow.flows.get(&far).and_then(Flow::entry).copied();
         let end = if lent.is_some() { LocalEnd::Behind } else { base.attachments().end_of(&far) };
-        let peer = self.peer_of(&to);
+        let with = self.peer_of(&to).map(|peer| peer.id);
         let as_before = |before: &FlowEntry| {
             (before.name, before.wire_remote_port, before.end) == (flow.value(), wire_port, end)
-                && peer.is_some_and(|peer| peer.id == before.peer)
+                && with == Some(before.peer)
         };
         if restored && before.as_ref().is_some_and(as_before) {
             return Some(self.terms_of(&flow, hidden).ok_or_else(|| format!("there is no flow {flow} any more")));
         }
-        let peer = peer.filter(|peer| peer.has_session());
+        let peer = self.peer_of(&to).filter(|peer| peer.has_session());
         let Some(peer) = peer else { return Some(Err(format!("there is no session with {to}"))) };
         let home = match (&before, lent) {
             (Some(before), None) if before.peer_tuple.mirrored() == far => {
@@ -76,7 +76,7 @@ impl BindingLayer {
         let wire_local_port = match &before {
             // What was said to an owner that presents its ticket again may have come to it before the answer to that: it stays so.
             Some(before) if as_before(before) => Some(before.wire_local_port),
-            _ => peer.free_wire_port(wire_port, self.flow.flows.ports()),
+            _ => peer.flow.free_wire_port(wire_port, self.flow.flows.ports()),
         };
         let Some(wire_local_port) = wire_local_port else {
             return Some(Err(format!("flows with {to} have all ports that are left for them")));
@@ -84,7 +84,7 @@ impl BindingLayer {
         let entry = FlowEntry {
             peer: peer.id,
             name: flow.value(),
-            home: home.unwrap_or(Places { local: peer.places.local, peer: ASTRAY }),
+            home: home.unwrap_or(Places { local: peer.flow.places.local, peer: ASTRAY }),
             peer_tuple: before.map_or(far.mirrored(), |before| before.peer_tuple),
             waits: Waits::default(),
             manner: before.map_or(Manner::default(), |before| before.manner),
@@ -117,7 +117,7 @@ impl BindingLayer {
         }
         let peer = self.peer_of(&holder);
         let Some(peer) = peer else { return Some(Err(format!("{holder} is not known any more"))) };
-        if peer.named.get(&flow.value()).is_some_and(|known| *known != tuple) {
+        if peer.flow.named.get(&flow.value()).is_some_and(|known| *known != tuple) {
             return Some(Err(format!("another flow is called {flow}")));
         }
         let native = peer.native_places(tuple.local.ip(), tuple.remote.ip());
@@ -125,7 +125,7 @@ impl BindingLayer {
         let entry = FlowEntry {
             peer: peer.id,
             name: flow.value(),
-            home: native.filter(|_| native == agreed).unwrap_or(Places { local: peer.places.local, peer: ASTRAY }),
+            home: native.filter(|_| native == agreed).unwrap_or(Places { local: peer.flow.places.local, peer: ASTRAY }),
             peer_tuple: terms.far,
             waits: Waits::default(),
             manner: Manner::default(),
@@ -165,13 +165,13 @@ impl BindingLayer {
         }
     }
 
-    fn peer_of(&self, key: &PublicKey) -> Option<&Peer> {
-        self.flow.path.session.peer_of(key)
+    fn peer_of(&self, key: &PublicKey) -> Option<BoundRef<'_>> {
+        self.flow.path.session.by_key.get(key).and_then(|id| bound!(self, id))
     }
 
     /// Which flow it is that this host and a peer call so, as its socket has it.
     pub(crate) fn flow_named(&self, flow: &FlowName) -> Option<FlowTuple> {
-        self.peer_of(&flow.peer())?.named.get(&flow.value()).copied()
+        self.peer_of(&flow.peer())?.flow.named.get(&flow.value()).copied()
     }
 
     /// With which peer a flow is one that this host holds, where its end is this host's own, or that of a host behind it.
@@ -193,7 +193,7 @@ impl BindingLayer {
 
 impl Around for BindingLayer {
     fn has_session(&self, with: &PublicKey) -> bool {
-        self.peer_of(with).is_some_and(Peer::has_session)
+        self.peer_of(with).is_some_and(|peer| peer.has_session())
     }
 
     fn flow(&self, name: &FlowName) -> Option<FlowTuple> {
@@ -212,7 +212,7 @@ impl Around for BindingLayer {
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> Option<u16> {
         let ports = self.flow.flows.ports();
         let peer = self.peer_of(with);
-        peer.map_or_else(|| ports.wire_port(|_| true), |peer| peer.free_wire_port(flow.remote.port(), ports))
+        peer.map_or_else(|| ports.wire_port(|_| true), |peer| peer.flow.free_wire_port(flow.remote.port(), ports))
     }
 
     fn peer(&self, of: &PublicKey) -> Option<PeerId> {
@@ -221,15 +221,5 @@ impl Around for BindingLayer {
 
     fn whereabouts(&self, of: &PublicKey) -> Option<SocketAddr> {
         self.peer_of(of).map(|peer| peer.remote)
-    }
-}
-
-impl Peer {
-    /// The places at which a flow between these addresses, of this host and of the peer, is native now.
-    fn native_places(&self, local: IpAddr, remote: IpAddr) -> Option<Places> {
-        let places = self.places_agreed();
-        let there = self.source == Some(local) && self.remote.ip() == remote && !self.translated();
-        let settled = self.update.is_none() && self.candidate.is_none();
-        (there && settled && places.local != NOWHERE && places.peer != NOWHERE).then_some(places)
     }
 }

@@ -7,8 +7,8 @@ use crate::base::Base;
 use crate::base::op::{Binding, Carrier, PeerId};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
+use crate::binding::peers::BoundRef;
 use crate::path::shared::SHARED;
-use crate::session::peer::Peer;
 
 impl Binding {
     /// Whether rewritten packets are taken from an address.
@@ -37,7 +37,7 @@ impl BindingLayer {
     /// A peer has shown that it is at an endpoint: what was sent there alone has come back in its session. Nothing that a datagram's
     /// source says by itself counts (P-136).
     pub(crate) fn note_sighting(&mut self, now: Time, id: PeerId, at: Option<SocketAddr>, base: &mut Base) {
-        let (Some(peer), Some(at)) = (self.flow.path.session.peers.get(&id), at) else { return };
+        let (Some(peer), Some(at)) = (bound!(self, &id), at) else { return };
         let translated = if at == peer.remote { peer.is_mapped() } else { at.port() != base.config().port };
         if !self.flow.path.sightings.note(now, at.ip(), peer.key, translated) {
             return;
@@ -45,15 +45,16 @@ impl BindingLayer {
         base.set_timer_earlier(Timer::Shared, now + SHARED);
         // Nothing is taken from there for a peer's own any more, at once.
         let there = |pair: &(IpAddr, IpAddr)| pair.1 == at.ip();
-        let in_force = |peer: &Peer| peer.meanwhile().is_some_and(|meanwhile| meanwhile.binding.is_at(at.ip()));
-        let peers = self.flow.path.session.peers.values();
-        let peers = peers.filter(|peer| peer.pair.iter().chain(&peer.former).any(there) || in_force(peer));
+        let in_force = |peer: &BoundRef<'_>| peer.meanwhile().is_some_and(|meanwhile| meanwhile.binding.is_at(at.ip()));
+        let peers = self.each();
+        let peers =
+            peers.filter(|peer| peer.binding.pair.iter().chain(&peer.binding.former).any(there) || in_force(peer));
         let tunnel = base.config().carriers.tunnel;
         for other in peers.map(|peer| peer.id).collect::<Vec<_>>() {
-            if let Some(peer) = self.flow.path.session.peers.get_mut(&other) {
-                peer.former.retain(|pair| !there(pair));
+            if let Some(peer) = bound_mut!(self, &other) {
+                peer.binding.former.retain(|pair| !there(pair));
                 // What stays in force until an update of ours is answered does so without them.
-                let meanwhile = peer.update.as_mut().and_then(|update| update.meanwhile.as_mut());
+                let meanwhile = peer.binding.update.as_mut().and_then(|update| update.meanwhile.as_mut());
                 if let Some(meanwhile) = meanwhile {
                     meanwhile.binding.leave_pairs(at.ip(), if tunnel { Carrier::Tunnel } else { Carrier::Hold });
                 }
@@ -69,16 +70,10 @@ impl BindingLayer {
         if let Some(next) = next {
             base.set_timer(Timer::Shared, next);
         }
-        let peers = self
-            .flow
-            .path
-            .session
-            .peers
-            .values()
-            .filter(|peer| !peer.flows.is_empty() && over.contains(&peer.remote.ip()));
+        let peers = self.each().filter(|peer| !peer.flow.flows.is_empty() && over.contains(&peer.remote.ip()));
         for id in peers.map(|peer| peer.id).collect::<Vec<_>>() {
             self.put_binding_in_force(now, id, base);
-            if self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.probe.leading && peer.moved_flows() > 0) {
+            if bound!(self, &id).is_some_and(|peer| peer.binding.probe.leading && peer.moved_flows() > 0) {
                 self.probe_carrier(now, id, base);
             }
         }
@@ -87,35 +82,35 @@ impl BindingLayer {
     /// Lets the peer have the pair of locators that it is at now, if nobody else has it (P-40), and gives up the one that it
     /// had.
     pub(crate) fn claim_pair(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         if peer.meanwhile().is_some() {
             return;
         }
         // A gateway does not see what is bound at a host behind it (P-137). A daemon that was started a moment ago does not know its own
         // addresses yet: what came rewritten before it came to one of them, and nobody may answer it with a reset meanwhile.
         let attachments = base.attachments();
-        let goes_on = attachments.is_empty() && matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite);
+        let goes_on =
+            attachments.is_empty() && matches!(peer.binding.carrier, Carrier::Rewrite | Carrier::FollowRewrite);
         let speaks = |source: &IpAddr| !goes_on && attachments.is_behind(*source);
         let shared = self.flow.path.sightings.is_shared(now, peer.remote.ip());
         let wanted = peer.wanted_pair(shared).filter(|(source, _)| !speaks(source));
-        if peer.pair == wanted {
+        if peer.binding.pair == wanted {
             return;
         }
-        if let Some(before) = peer.pair.take() {
+        if let Some(before) = peer.binding.pair.take() {
             self.pairs.remove(&before);
         }
         let Some(pair) = wanted.filter(|pair| !self.pairs.contains_key(pair)) else {
-            if matches!(peer.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
-                peer.carrier = if base.config().carriers.tunnel { Carrier::Tunnel } else { Carrier::Hold };
-                peer.probe.forward = false;
+            if matches!(peer.binding.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
+                peer.binding.carrier = if base.config().carriers.tunnel { Carrier::Tunnel } else { Carrier::Hold };
+                peer.binding.probe.forward = false;
             }
             return;
         };
-        peer.pair = Some(pair);
+        peer.binding.pair = Some(pair);
         self.pairs.insert(pair, id);
         // Whoever was there before accepts nothing from there any more.
-        let others =
-            self.flow.path.session.peers.values().filter(|other| other.id != id && other.former.contains(&pair));
+        let others = self.each().filter(|other| other.id != id && other.binding.former.contains(&pair));
         for other in others.map(|other| other.id).collect::<Vec<_>>() {
             self.put_binding_in_force(now, other, base);
         }

@@ -8,32 +8,32 @@ use crate::base::event::Event;
 use crate::base::op::{Carrier, PeerId};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
+use crate::binding::peers::CarrierProbe;
 use crate::flow::stall::Stalls;
-use crate::session::peer::CarrierProbe;
 
 impl BindingLayer {
     /// See [`Node::handle_flow_stalled`](crate::Node::handle_flow_stalled).
     pub(crate) fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
         let Some(entry) = self.flow.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
         let id = entry.peer;
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        let waits = entry.waits.any() || peer.carrier == Carrier::Hold && peer.moved_flows() > 0;
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        let waits = entry.waits.any() || peer.binding.carrier == Carrier::Hold && peer.moved_flows() > 0;
         if waits || !peer.carries() {
             return;
         }
         // What never left home fares as without Whimbrel.
         let native = entry.home == peer.places_in_force();
-        let otherwise = if native { peer.has_moved() } else { peer.carrier != Carrier::Tunnel };
+        let otherwise = if native { peer.has_moved() } else { peer.binding.carrier != Carrier::Tunnel };
         let able = base.config().carriers.tunnel && peer.has_session();
-        if peer.stalls.note(now, flow) && otherwise && able {
-            peer.stalls.suspect(now);
+        if peer.flow.stalls.note(now, flow) && otherwise && able {
+            peer.flow.stalls.suspect(now);
         }
-        if peer.stalled {
+        if peer.flow.stalled {
             return;
         }
-        peer.stalled = true;
+        peer.flow.stalled = true;
         if peer.check.is_none() {
-            let due = peer.stalls.next_check(now);
+            let due = peer.flow.stalls.next_check(now);
             base.set_timer(Timer::Keepalive(id), due);
         } else {
             // One is under way, and may be repeated at long intervals.
@@ -45,11 +45,11 @@ impl BindingLayer {
     /// The peer answers, and flows with it that go as themselves or rewritten do not: something on the way has forgotten
     /// them. They go by the tunnel from now on, both ways (P-49).
     pub(crate) fn fall_back(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id).filter(|peer| peer.carries()) else { return };
-        peer.stalls = Stalls::default();
-        peer.stalled = false;
-        peer.only_tunnel = true;
-        peer.probe = CarrierProbe::default();
+        let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.carries()) else { return };
+        peer.flow.stalls = Stalls::default();
+        peer.flow.stalled = false;
+        peer.binding.only_tunnel = true;
+        peer.binding.probe = CarrierProbe::default();
         base.stop_timer(Timer::Probe(id));
         self.uproot_all(now, id, true, base);
         base.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });

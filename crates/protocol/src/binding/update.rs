@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 
 use crate::Time;
 use crate::base::attachments::Attachment;
-use crate::base::op::{Binding, NOWHERE};
-use crate::session::peer::Peer;
+use crate::base::op::Binding;
 
 /// A binding update of ours that was not acknowledged yet.
 #[derive(Debug)]
@@ -41,15 +40,6 @@ pub(crate) struct Meanwhile {
     pub(crate) binding: Binding,
     /// What it depends on.
     pub(crate) attachment: Attachment,
-}
-
-impl Peer {
-    /// This host leaves the place where the peer takes it to be.
-    pub(crate) fn note_left(&mut self) {
-        if self.places.local != NOWHERE {
-            self.left = self.source;
-        }
-    }
 }
 
 impl PendingUpdate {

@@ -8,7 +8,6 @@ use crate::base::event::Carried;
 use crate::base::op::{Carrier, PeerId};
 use crate::binding::BindingLayer;
 use crate::flow::Flow;
-use crate::session::peer::Peer;
 
 impl BindingLayer {
     /// Introduced flows whose sockets are gone and that are still known, and how many of them are moved, of each peer.
@@ -20,7 +19,7 @@ impl BindingLayer {
             let Some(entry) = self.flow.flows.get(flow).filter(|known| known.closed).and_then(Flow::entry) else {
                 continue;
             };
-            let Some(peer) = self.flow.path.session.peers.get(&entry.peer) else { continue };
+            let Some(peer) = bound!(self, &entry.peer) else { continue };
             let count = ended.entry(entry.peer).or_default();
             count.0 += 1;
             count.1 += usize::from(entry.home != peer.places_in_force());
@@ -31,16 +30,16 @@ impl BindingLayer {
     /// Introduced flows of a peer whose sockets are there: what is told of it counts these.
     pub(crate) fn living(&self, id: PeerId) -> usize {
         let ended = self.ended().get(&id).map_or(0, |ended| ended.0);
-        self.flow.path.session.peers.get(&id).map_or(0, |peer| peer.flows.len()).saturating_sub(ended)
+        peer!(self.flow, &id).map_or(0, |peer| peer.flow.flows.len()).saturating_sub(ended)
     }
 
     /// How a peer's flows go now whose sockets are there.
     pub(crate) fn carried(&self, id: PeerId) -> Carried {
         let ended = self.ended().get(&id).map_or(0, |ended| ended.1);
-        let peer = self.flow.path.session.peers.get(&id);
+        let peer = bound!(self, &id);
         Carried {
-            flows: peer.map_or(0, Peer::moved_flows).saturating_sub(ended),
-            carrier: peer.map_or(Carrier::Hold, |peer| peer.carrier),
+            flows: peer.as_ref().map_or(0, |peer| peer.moved_flows()).saturating_sub(ended),
+            carrier: peer.map_or(Carrier::Hold, |peer| peer.binding.carrier),
         }
     }
 }

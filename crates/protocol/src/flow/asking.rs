@@ -141,9 +141,9 @@ impl FlowLayer {
             self.flows.put_off(now, flow);
             return;
         }
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        if peer.introductions.active.insert(flow) {
-            peer.introductions.queue.push_back(flow);
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        if peer.flow.introductions.active.insert(flow) {
+            peer.flow.introductions.queue.push_back(flow);
             base.set_timer_earlier(Timer::Introductions(id), now);
         }
     }

@@ -13,6 +13,7 @@ use crate::base::op::{ASTRAY, FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, Peer
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
+use crate::flow::peers::FlowPeer;
 use crate::flow::policy::Ruled;
 use crate::flow::{Flow, FlowLayer, Origin, Responding, Stage};
 
@@ -74,27 +75,20 @@ pub(crate) fn is_introducers(nonce: u64) -> bool {
 impl FlowLayer {
     /// Looks for introductions of this peer from now on, for a while.
     pub(crate) fn listen_for_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        let listening = peer.is_listened_for(now);
-        peer.introductions.listen_until = Some(now + LISTEN);
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        let listening = peer.flow.introductions.listen_until.is_some_and(|until| until > now);
+        peer.flow.introductions.listen_until = Some(now + LISTEN);
         if !listening {
             base.signal(Signal::Listening);
         }
         base.sweep_later(now);
     }
 
-    /// There is another session with a peer, or might be. It may be one that introductions are looked for of.
-    pub(crate) fn listen_in_new_session(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if self.path.session.peers.get(&id).is_some_and(|peer| peer.is_listened_for(now)) {
-            base.signal(Signal::Listening);
-        }
-    }
-
     pub(crate) fn handle_introduction_ready(&mut self, now: Time, id: PeerId, tag: u32, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        if peer.introductions.tag == tag {
-            peer.introductions.ready_until = Some(now + READY);
-            peer.introductions.request_tries = 0;
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        if peer.flow.introductions.tag == tag {
+            peer.flow.introductions.ready_until = Some(now + READY);
+            peer.flow.introductions.request_tries = 0;
             base.set_timer(Timer::Introductions(id), now);
         }
     }
@@ -102,32 +96,32 @@ impl FlowLayer {
     /// One step of a peer's introductions: asks it to look for them, begins some, repeats what was not answered.
     pub(crate) fn continue_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let tag = base.random().u32();
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        if peer.introductions.active.is_empty() {
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        if peer.flow.introductions.active.is_empty() {
             return;
         }
-        if !peer.has_session() || peer.attachment.is_none() || peer.update.is_some() || peer.places.local == NOWHERE {
+        if !peer.has_session() || peer.attachment.is_none() || peer.flow.places.local == NOWHERE {
             // Goes on when the session is there or the move is over.
             base.set_timer(Timer::Introductions(id), now + Duration::from_secs(1));
             return;
         }
-        if peer.introductions.ready_until.is_none_or(|until| until <= now) {
-            if peer.introductions.request_tries >= 2 * TRIES {
-                peer.introductions.request_tries = 0;
-                let flows: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
+        if peer.flow.introductions.ready_until.is_none_or(|until| until <= now) {
+            if peer.flow.introductions.request_tries >= 2 * TRIES {
+                peer.flow.introductions.request_tries = 0;
+                let flows: Vec<FlowTuple> = peer.flow.introductions.active.iter().copied().collect();
                 for flow in flows {
                     self.introduce_again(now, &flow, base);
                 }
-                if self.path.session.peers.get(&id).is_some_and(|peer| peer.flows.is_empty()) {
+                if peer!(self, &id).is_some_and(|peer| peer.flow.flows.is_empty()) {
                     // Neither this nor another handshake was answered.
                     self.path.session.drop_sessions(id, base);
                 }
                 return;
             }
-            peer.introductions.tag = tag;
-            peer.introductions.request_tries += 1;
-            let doubt = peer.introductions.request_tries == TRIES;
-            let again = peer.repeat_after(peer.introductions.request_tries);
+            peer.flow.introductions.tag = tag;
+            peer.flow.introductions.request_tries += 1;
+            let doubt = peer.flow.introductions.request_tries == TRIES;
+            let again = peer.repeat_after(peer.flow.introductions.request_tries);
             base.set_timer(Timer::Introductions(id), now + again);
             self.listen_for_introductions(now, id, base);
             self.path.send(id, &[Message::IntroductionRequest { tag }], base);
@@ -146,8 +140,8 @@ impl FlowLayer {
     fn begin_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
         for _ in 0..BEGUN_PER_STEP {
             let nonce = base.random().u64() & !(PROBE_BIT | ANSWER_BIT);
-            let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-            let Some(flow) = peer.introductions.queue.pop_front() else { return };
+            let Some(mut peer) = peer_mut!(self, &id) else { return };
+            let Some(flow) = peer.flow.introductions.queue.pop_front() else { return };
             let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
             let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
             if let Ruled::Excluded(rule) = self.ruled(&flow, id) {
@@ -155,42 +149,42 @@ impl FlowLayer {
                 continue;
             }
             let full = self.flows.introduced() >= base.config().flows;
-            let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
+            let Some(peer) = peer_mut!(self, &id) else { return };
             match self.flows.get_mut(&flow) {
                 Some(known) if !known.closed && matches!(known.stage, Stage::Open) => {
-                    if peer.introductions.responding.contains_key(&flow) {
+                    if peer.flow.introductions.responding.contains_key(&flow) {
                         // The peer was faster. Should nothing come of it, it is our turn.
-                        peer.introductions.active.remove(&flow);
+                        peer.flow.introductions.active.remove(&flow);
                         self.flows.put_off(now, flow);
                         continue;
                     }
-                    if peer.introductions.refused.get(&flow.remote).is_some_and(|until| *until > now) {
+                    if peer.flow.introductions.refused.get(&flow.remote).is_some_and(|until| *until > now) {
                         known.refused = true;
                         self.fail_introduction(now, &flow, NOT_CONNECTED, base);
                         continue;
                     }
-                    if peer.flows.len() >= base.config().flows_per_peer || full {
+                    if peer.flow.flows.len() >= base.config().flows_per_peer || full {
                         self.fail_introduction(now, &flow, "there are as many movable connections as may be", base);
                         continue;
                     }
                     known.stage = Stage::Introducing { peer: id, nonce, since: now, tries: 1, next };
                     known.beyond = false;
-                    peer.introductions.begun.insert(flow);
+                    peer.flow.introductions.begun.insert(flow);
                     self.flows.add_nonce(nonce, flow);
                     let end = base.attachments().end_of(&flow);
                     base.op(FlowOp::Introduce { flow, end, index, nonce });
                 }
                 _ => {
-                    peer.introductions.active.remove(&flow);
+                    peer.flow.introductions.active.remove(&flow);
                 }
             }
         }
     }
 
     fn repeat_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = peer_mut!(self, &id) else { return };
         let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
-        let begun: Vec<FlowTuple> = peer.introductions.begun.iter().copied().collect();
+        let begun: Vec<FlowTuple> = peer.flow.introductions.begun.iter().copied().collect();
         let last_heard = peer.last_heard;
         let (mut echoes, mut unheard) = (Vec::new(), false);
         for flow in begun {
@@ -231,17 +225,17 @@ impl FlowLayer {
                 Some(Stage::Introducing { .. } | Stage::Echoing { .. } | Stage::Pairing { .. }) => {}
                 stage => {
                     let queued = matches!(stage, Some(Stage::Open));
-                    if let Some(peer) = self.path.session.peers.get_mut(&id) {
-                        peer.introductions.begun.remove(&flow);
+                    if let Some(peer) = peer_mut!(self, &id) {
+                        peer.flow.introductions.begun.remove(&flow);
                         if !queued {
-                            peer.introductions.active.remove(&flow);
+                            peer.flow.introductions.active.remove(&flow);
                         }
                     }
                 }
             }
         }
-        if let Some(peer) = self.path.session.peers.get_mut(&id).filter(|_| unheard) {
-            peer.introductions.ready_until = None;
+        if let Some(peer) = peer_mut!(self, &id).filter(|_| unheard) {
+            peer.flow.introductions.ready_until = None;
         }
         self.path.send(id, &echoes, base);
         self.repeat_pairings(now, id, base);
@@ -263,7 +257,7 @@ impl FlowLayer {
                 }
             }
         }
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return false };
+        let Some(mut peer) = peer_mut!(self, &id) else { return false };
         let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return false };
         let known = self.flows.get_mut_with_ports(&flow);
         let Some((known, ports)) = known.filter(|(known, _)| !known.closed) else {
@@ -279,7 +273,7 @@ impl FlowLayer {
                 }
             }
             Stage::Introducing { peer: with, nonce: own, .. } if *with == id => {
-                let Some(wire_port) = peer.free_wire_port(flow.remote.port(), ports) else {
+                let Some(wire_port) = peer.flow.free_wire_port(flow.remote.port(), ports) else {
                     self.fail_introduction(now, &flow, NO_WIRE_PORT, base);
                     return false;
                 };
@@ -287,8 +281,8 @@ impl FlowLayer {
                 let echo = Echo {
                     introducer_nonce: *own,
                     responder_nonce: nonce,
-                    introducer_place: peer.places.local,
-                    responder_place: peer.places_agreed().peer,
+                    introducer_place: peer.flow.places.local,
+                    responder_place: peer.flow.places_agreed().peer,
                     wire_port,
                     tuple: flow,
                 };
@@ -345,8 +339,8 @@ impl FlowLayer {
         }
         let fresh = base.random().u64() & !PROBE_BIT | ANSWER_BIT;
         let room = self.flows.introduced() < base.config().flows;
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        let before = peer.introductions.responding.get_mut(&flow);
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        let before = peer.flow.introductions.responding.get_mut(&flow);
         let nonce = match before {
             Some(before) if before.introducer_nonce == introducer_nonce => {
                 // Our answer was lost. Each costs a look at the host's sockets, and who asks may be anybody.
@@ -359,14 +353,14 @@ impl FlowLayer {
             // Begun anew, which nobody does at once.
             Some(before) if before.begun + ANEW > now => return,
             before => {
-                let many = peer.flows.len() >= base.config().flows_per_peer || !room;
-                let known = peer.flows.contains(&flow) || before.is_some();
-                if !known && (many || peer.introductions.responding.len() >= RESPONDING_MOST) {
+                let many = peer.flow.flows.len() >= base.config().flows_per_peer || !room;
+                let known = peer.flow.flows.contains(&flow) || before.is_some();
+                if !known && (many || peer.flow.introductions.responding.len() >= RESPONDING_MOST) {
                     self.refuse_introduction(id, introducer_nonce, IntroductionRefusal::Busy, base);
                     return;
                 }
                 let begun = Responding { introducer_nonce, nonce: fresh, begun: now, answers: 1 };
-                if let Some(former) = peer.introductions.responding.insert(flow, begun) {
+                if let Some(former) = peer.flow.introductions.responding.insert(flow, begun) {
                     self.flows.forget_nonce(former.nonce);
                 }
                 self.flows.add_nonce(fresh, flow);
@@ -412,7 +406,7 @@ impl FlowLayer {
 
     /// An answer of ours to a peer's introduction is over, one way or the other.
     pub(crate) fn forget_responding(&mut self, id: PeerId, flow: &FlowTuple) -> Option<Responding> {
-        let responding = self.path.session.peers.get_mut(&id)?.introductions.responding.remove(flow)?;
+        let responding = self.peers.get_mut(&id)?.introductions.responding.remove(flow)?;
         self.flows.forget_nonce(responding.nonce);
         Some(responding)
     }
@@ -428,19 +422,19 @@ impl FlowLayer {
         if let Some(over) = self.match_echo(id, flow, echo, base) {
             return over;
         }
-        let Some(peer) = self.path.session.peers.get(&id) else { return refused(IntroductionRefusal::Refused) };
+        let Some(peer) = peer!(self, &id) else { return refused(IntroductionRefusal::Refused) };
         let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else {
             return refused(IntroductionRefusal::NotSeen);
         };
         // P-132
         let name = slot.session.flow_name(echo.introducer_nonce, echo.responder_nonce);
-        if peer.has_another_named(name, &flow) {
+        if peer.flow.has_another_named(name, &flow) {
             return refused(IntroductionRefusal::Busy);
         }
         // P-14
         let home = Places { local: echo.responder_place, peer: echo.introducer_place };
-        if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
-            let misled = home.local != peer.places.local;
+        if home != peer.flow.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
+            let misled = home.local != peer.flow.places.local;
             if self.forget_responding(id, &flow).is_none() {
                 self.fail_introduction(now, &flow, "one of the hosts moved meanwhile", base);
             }
@@ -452,14 +446,14 @@ impl FlowLayer {
         if echo.tuple.transport != flow.transport {
             return refused(IntroductionRefusal::Refused);
         }
-        let known = peer.flows.contains(&flow);
+        let known = peer.flow.flows.contains(&flow);
         if !known
-            && (peer.flows.len() >= base.config().flows_per_peer || self.flows.introduced() >= base.config().flows)
+            && (peer.flow.flows.len() >= base.config().flows_per_peer || self.flows.introduced() >= base.config().flows)
         {
             self.forget_responding(id, &flow);
             return refused(IntroductionRefusal::Busy);
         }
-        let Some(wire_local_port) = peer.free_wire_port(echo.wire_port, self.flows.ports()) else {
+        let Some(wire_local_port) = peer.flow.free_wire_port(echo.wire_port, self.flows.ports()) else {
             self.forget_responding(id, &flow);
             return refused(IntroductionRefusal::Busy);
         };
@@ -498,10 +492,9 @@ impl FlowLayer {
         let nonce = echo.introducer_nonce;
         let refused = |refusal| Echoed::Answer(Message::IntroductionDone { nonce, outcome: Err(refusal) });
         let Some(known) = self.flows.get(&flow) else { return Some(refused(IntroductionRefusal::NotSeen)) };
-        let answered =
-            self.path.session.peers.get(&id).and_then(|peer| peer.introductions.responding.get(&flow)).filter(|own| {
-                (own.introducer_nonce, own.nonce) == (nonce, echo.responder_nonce) && own.begun >= known.opened
-            });
+        let answered = peer!(self, &id).and_then(|peer| peer.flow.introductions.responding.get(&flow)).filter(|own| {
+            (own.introducer_nonce, own.nonce) == (nonce, echo.responder_nonce) && own.begun >= known.opened
+        });
         let done = match Some(&known.stage) {
             Some(Stage::Introduced { entry, .. }) if entry.peer != id && !entry.passed_on => {
                 return Some(refused(IntroductionRefusal::OtherFlow));
@@ -591,9 +584,7 @@ impl FlowLayer {
             }
             (Ok(introduced), Some((echo, name))) if introduced.tuple.transport == flow.transport => {
                 // P-132
-                let other = |name: &u64| {
-                    self.path.session.peers.get(&id).is_some_and(|peer| peer.has_another_named(*name, &flow))
-                };
+                let other = |name: &u64| peer!(self, &id).is_some_and(|peer| peer.flow.has_another_named(*name, &flow));
                 let Some(name) = name.filter(|name| !other(name)) else {
                     self.introduce_again(now, &flow, base);
                     return None;
@@ -643,8 +634,8 @@ impl FlowLayer {
 
     /// The peer's socket cannot be moved, and so it is with all other connections to it (P-35).
     fn note_refused(&mut self, now: Time, id: PeerId, flow: &FlowTuple, base: &mut Base) {
-        if let Some(peer) = self.path.session.peers.get_mut(&id) {
-            let refused = &mut peer.introductions.refused;
+        if let Some(peer) = peer_mut!(self, &id) {
+            let refused = &mut peer.flow.introductions.refused;
             refused.retain(|_, until| *until > now);
             if refused.len() < REFUSED_MOST {
                 refused.insert(flow.remote, now + REFUSED);
@@ -658,8 +649,8 @@ impl FlowLayer {
 
     /// Gives up all introductions with a peer that does not answer.
     pub(crate) fn abandon_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get(&id) else { return };
-        let flows: Vec<FlowTuple> = peer.introductions.active.iter().copied().collect();
+        let Some(peer) = peer!(self, &id) else { return };
+        let flows: Vec<FlowTuple> = peer.flow.introductions.active.iter().copied().collect();
         for flow in flows {
             self.fail_introduction(now, &flow, "the other host does not answer", base);
         }
@@ -722,33 +713,24 @@ impl FlowLayer {
         }
         let peers: Vec<PeerId> = match known.stage {
             Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } | Stage::Pairing { peer, .. } => vec![peer],
-            Stage::Open => self
-                .path
-                .session
-                .peers
-                .values()
-                .filter(|p| p.introductions.active.contains(flow))
-                .map(|p| p.id)
-                .collect(),
+            Stage::Open => {
+                let has = |(_, peer): &(&PeerId, &FlowPeer)| peer.introductions.active.contains(flow);
+                self.peers.iter().filter(has).map(|(id, _)| *id).collect()
+            }
             _ => return,
         };
         for id in peers {
-            if let Some(peer) = self.path.session.peers.get_mut(&id) {
-                peer.introductions.active.remove(flow);
-                peer.introductions.queue.retain(|queued| queued != flow);
+            if let Some(peer) = peer_mut!(self, &id) {
+                peer.flow.introductions.active.remove(flow);
+                peer.flow.introductions.queue.retain(|queued| queued != flow);
             }
         }
     }
 
     /// Ends introductions of peers that nobody echoed. Tells whether more are under way.
     pub(crate) fn sweep_introductions(&mut self, now: Time) -> bool {
-        let mut more = self
-            .path
-            .session
-            .peers
-            .values()
-            .any(|peer| peer.introductions.listen_until.is_some_and(|until| until > now));
-        for peer in self.path.session.peers.values_mut() {
+        let mut more = self.peers.values().any(|peer| peer.introductions.listen_until.is_some_and(|until| until > now));
+        for peer in self.peers.values_mut() {
             peer.introductions.responding.retain(|_, responding| {
                 let over = responding.begun + RESPONDING <= now;
                 if over {

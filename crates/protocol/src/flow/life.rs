@@ -55,8 +55,8 @@ impl FlowLayer {
             if known.closed {
                 self.end_moved(entry, base);
             }
-            if let Some(peer) = self.path.session.peers.get_mut(&entry.peer) {
-                peer.remove_flow(flow, entry);
+            if let Some(peer) = peer_mut!(self, &entry.peer) {
+                peer.flow.remove_flow(flow, entry);
             }
 
             base.ask(FlowOp::Remove { flow: *flow }, Asked::Effect("removing a flow"));
@@ -66,7 +66,7 @@ impl FlowLayer {
 
     /// Lets a peer without flows be forgotten in time.
     pub(crate) fn idle_later(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if let Some(peer) = self.path.session.peers.get(&id).filter(|peer| peer.flows.is_empty()) {
+        if let Some(peer) = peer!(self, &id).filter(|peer| peer.flow.flows.is_empty()) {
             let due = if peer.replaced { now } else { now + IDLE };
             base.set_timer_earlier(Timer::Idle(id), due);
         }
@@ -85,9 +85,9 @@ impl FlowLayer {
 
     /// A peer is to be told, in a moment, that a flow of this name has ended here.
     pub(crate) fn tell_ended(&mut self, now: Time, id: PeerId, name: u64, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        if peer.introductions.closed.len() < CLOSED_MOST {
-            peer.introductions.closed.push((name, 0));
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        if peer.flow.introductions.closed.len() < CLOSED_MOST {
+            peer.flow.introductions.closed.push((name, 0));
             base.set_timer_earlier(Timer::Closed(id), now + CLOSED_PAUSE);
         }
     }

@@ -96,7 +96,7 @@ impl FlowLayer {
 
     /// The sockets of a peer are to be looked for, with its claims or this host's own.
     pub(crate) fn look_for(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let known = self.path.session.peers.get(&id).is_some_and(|peer| !peer.flows.is_empty());
+        let known = peer!(self, &id).is_some_and(|peer| !peer.flow.flows.is_empty());
         let looks = &mut self.looks;
         if looks.known.contains(&id) || looks.strangers.contains(&id) {
             return;

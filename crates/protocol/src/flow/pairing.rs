@@ -72,12 +72,12 @@ impl FlowLayer {
     /// Nonces do not arrive on this flow of ours: it is named by its numbers, if it goes to where the peer is. Tells whether
     /// it does.
     pub(crate) fn begin_pairing(&mut self, now: Time, id: PeerId, flow: FlowTuple, base: &mut Base) -> bool {
-        let Some(peer) = self.path.session.peers.get(&id) else { return false };
-        let (home, remote) = (peer.places_agreed(), peer.remote.ip());
+        let Some(peer) = peer!(self, &id) else { return false };
+        let (home, remote) = (peer.flow.places_agreed(), peer.remote.ip());
         // P-51
         let fits =
             flow.transport == Transport::Tcp && flow.remote.ip() == remote && base.attachments().has(&flow.local.ip());
-        let Some(wire_port) = peer.free_wire_port(flow.remote.port(), self.flows.ports()) else { return false };
+        let Some(wire_port) = peer.flow.free_wire_port(flow.remote.port(), self.flows.ports()) else { return false };
         let Some(known) = self.flows.get_mut(&flow).filter(|_| fits) else { return false };
         let Stage::Introducing { nonce, .. } = known.stage else { return false };
         let (numbers, session) = (None, None);
@@ -89,8 +89,8 @@ impl FlowLayer {
 
     /// Says again what was not answered.
     pub(crate) fn repeat_pairings(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        let begun: Vec<FlowTuple> = peer.introductions.begun.iter().copied().collect();
+        let Some(mut peer) = peer_mut!(self, &id) else { return };
+        let begun: Vec<FlowTuple> = peer.flow.introductions.begun.iter().copied().collect();
         let last_heard = peer.last_heard;
         let Some(slot) = peer.session() else { return };
         let (mut messages, mut silent, mut anew, mut over) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -133,9 +133,9 @@ impl FlowLayer {
             }));
         }
         self.path.send(id, &messages, base);
-        if let Some(peer) = self.path.session.peers.get_mut(&id).filter(|_| !silent.is_empty()) {
+        if let Some(peer) = peer_mut!(self, &id).filter(|_| !silent.is_empty()) {
             // It may be gone, or have started anew: it must say again that it looks.
-            peer.introductions.ready_until = None;
+            peer.flow.introductions.ready_until = None;
         }
         for flow in silent.into_iter().chain(anew) {
             self.introduce_again(now, &flow, base);
@@ -149,8 +149,8 @@ impl FlowLayer {
     }
 
     fn find_sockets(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        let pairings = &mut peer.introductions.pairings;
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        let pairings = &mut peer.flow.introductions.pairings;
         if pairings.asked {
             return;
         }
@@ -164,8 +164,8 @@ impl FlowLayer {
 
     /// It is the turn of a peer's.
     pub(crate) fn find_sockets_of(&mut self, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        if std::mem::replace(&mut peer.introductions.pairings.asked, true) {
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        if std::mem::replace(&mut peer.flow.introductions.pairings.asked, true) {
             return;
         }
         let remote = peer.remote.ip();
@@ -174,20 +174,20 @@ impl FlowLayer {
 
     /// It is time to look at the sockets again.
     pub(crate) fn look_for_claims(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get(&id) else { return };
+        let Some(peer) = peer!(self, &id) else { return };
         let ours = |flow: &FlowTuple| {
             matches!(self.flows.get(flow).map(|known| &known.stage), Some(Stage::Pairing { numbers: None, .. }))
         };
-        if !peer.introductions.pairings.claims.is_empty() || peer.introductions.begun.iter().any(ours) {
+        if !peer.flow.introductions.pairings.claims.is_empty() || peer.flow.introductions.begun.iter().any(ours) {
             self.find_sockets(now, id, base);
         }
     }
 
     /// The sockets could not be looked at: claims are answered so that they are made again.
     pub(crate) fn note_not_found(&mut self, _now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        peer.introductions.pairings.asked = false;
-        let claims = std::mem::take(&mut peer.introductions.pairings.claims);
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        peer.flow.introductions.pairings.asked = false;
+        let claims = std::mem::take(&mut peer.flow.introductions.pairings.claims);
         let busy: Vec<Message> = claims.iter().map(|(_, claim)| answer(claim, IntroductionRefusal::Busy)).collect();
         self.path.send(id, &busy, base);
     }
@@ -201,9 +201,9 @@ impl FlowLayer {
         sockets: &[SocketNumbers],
         base: &mut Base,
     ) -> Option<Claims> {
-        let peer = self.path.session.peers.get_mut(&id)?;
-        peer.introductions.pairings.asked = false;
-        let claims = std::mem::take(&mut peer.introductions.pairings.claims);
+        let peer = peer_mut!(self, &id)?;
+        peer.flow.introductions.pairings.asked = false;
+        let claims = std::mem::take(&mut peer.flow.introductions.pairings.claims);
         let remote = peer.remote.ip();
         // P-51: also where the peer has moved since they were asked for.
         let fitting = |socket: &&SocketNumbers| {
@@ -257,16 +257,16 @@ impl FlowLayer {
     /// So many proofs are made for a peer: all wait for what that costs, and it itself longer.
     fn charge_proofs(&mut self, now: Time, id: PeerId, proofs: usize) {
         let cost = self.looks.charge_proofs(proofs);
-        if let Some(peer) = self.path.session.peers.get_mut(&id) {
+        if let Some(peer) = peer_mut!(self, &id) {
             let again = now + (cost * OWN_SHARE).max(PAUSE);
-            peer.introductions.pairings.again = peer.introductions.pairings.again.max(Some(again));
+            peer.flow.introductions.pairings.again = peer.flow.introductions.pairings.again.max(Some(again));
         }
     }
 
     /// Whether a peer has claimed too many connections that fit nothing (P-52).
     fn has_missed_too_often(&self, now: Time, id: PeerId) -> bool {
-        self.path.session.peers.get(&id).is_some_and(|peer| {
-            let pairings = &peer.introductions.pairings;
+        peer!(self, &id).is_some_and(|peer| {
+            let pairings = &peer.flow.introductions.pairings;
             pairings.misses >= MISSES && pairings.counted_until.is_some_and(|until| until > now)
         })
     }
@@ -294,8 +294,8 @@ impl FlowLayer {
     }
 
     fn count_miss(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        let pairings = &mut peer.introductions.pairings;
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        let pairings = &mut peer.flow.introductions.pairings;
         if pairings.counted_until.is_none_or(|until| until <= now) {
             pairings.counted_until = Some(now + MISSES_FOR);
             pairings.misses = 0;
@@ -319,7 +319,7 @@ impl FlowLayer {
         if claim.tuple.transport != Transport::Tcp || self.has_missed_too_often(now, id) {
             return Some(answer(claim, IntroductionRefusal::Refused));
         }
-        let pairings = &mut self.path.session.peers.get_mut(&id)?.introductions.pairings;
+        let pairings = &mut self.peers.get_mut(&id)?.introductions.pairings;
         pairings.claims.retain(|(_, waiting)| waiting.introducer_nonce != claim.introducer_nonce);
         if pairings.claims.len() >= CLAIMS {
             return Some(answer(claim, IntroductionRefusal::Busy));
@@ -339,11 +339,11 @@ impl FlowLayer {
         numbers: (u32, u32),
         base: &mut Base,
     ) -> Claimed {
-        let Some(peer) = self.path.session.peers.get(&id) else { return Claimed::Nothing };
+        let Some(peer) = peer!(self, &id) else { return Claimed::Nothing };
         // P-14
         let home = Places { local: claim.responder_place, peer: claim.introducer_place };
-        if home != peer.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
-            if home.local != peer.places.local {
+        if home != peer.flow.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
+            if home.local != peer.flow.places.local {
                 base.signal(Signal::Misled(id));
             }
             return refuse(claim, IntroductionRefusal::OtherPlaces);
@@ -354,11 +354,11 @@ impl FlowLayer {
         };
         // P-132
         let name = slot.session.paired_flow_name(false, nonce, numbers);
-        if peer.has_another_named(name, &flow) {
+        if peer.flow.has_another_named(name, &flow) {
             return refuse(claim, IntroductionRefusal::Busy);
         }
-        let room = peer.flows.contains(&flow)
-            || peer.flows.len() < base.config().flows_per_peer && self.flows.introduced() < base.config().flows;
+        let room = peer.flow.flows.contains(&flow)
+            || peer.flow.flows.len() < base.config().flows_per_peer && self.flows.introduced() < base.config().flows;
         // One that was not told of yet will be in a moment.
         let Some(known) = self.flows.get(&flow).filter(|known| room && !known.closed) else {
             return refuse(claim, IntroductionRefusal::Busy);
@@ -389,8 +389,8 @@ impl FlowLayer {
             _ => {}
         }
         self.forget_responding(id, &flow);
-        let peer = self.path.session.peers.get(&id);
-        let Some(wire_local_port) = peer.and_then(|peer| peer.free_wire_port(claim.wire_port, self.flows.ports()))
+        let peer = peer!(self, &id);
+        let Some(wire_local_port) = peer.and_then(|peer| peer.flow.free_wire_port(claim.wire_port, self.flows.ports()))
         else {
             return refuse(claim, IntroductionRefusal::Busy);
         };
@@ -447,16 +447,16 @@ impl FlowLayer {
         else {
             return None;
         };
-        let peer = self.path.session.peers.get(&id).filter(|_| with == id)?;
+        let peer = peer!(self, &id).filter(|_| with == id)?;
         let slot = peer.sessions.iter().find(|slot| slot.session.local_index() == index)?;
         let expected = slot.session.pairing_proof(false, false, numbers);
         let name = peer.session_to(named_in).map(|slot| slot.session.paired_flow_name(true, nonce, numbers));
-        let name = name.filter(|name| !peer.has_another_named(*name, &flow));
+        let name = name.filter(|name| !peer.flow.has_another_named(*name, &flow));
         let differs = expected.iter().zip(proof).fold(0, |differs, (a, b)| differs | (a ^ b));
         if differs != 0 || introduced.tuple.transport != flow.transport {
             base.event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
             self.fail_introduction(now, &flow, STRIPPED, base);
-        } else if let Some(name) = name.filter(|_| home == peer.places && home.peer != NOWHERE) {
+        } else if let Some(name) = name.filter(|_| home == peer.flow.places && home.peer != NOWHERE) {
             let entry = FlowEntry {
                 peer: id,
                 name,

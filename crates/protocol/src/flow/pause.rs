@@ -14,8 +14,8 @@ use crate::base::output::Asked;
 use crate::base::pace::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
+use crate::flow::peers::Away;
 use crate::flow::{FlowLayer, Stage};
-use crate::session::peer::Away;
 
 /// Numbers of words are below this, so that there is always a next one.
 const NUMBERS: u32 = 1 << 31;
@@ -133,16 +133,16 @@ impl FlowLayer {
     /// A peer is to be told whether a flow waits here.
     pub(crate) fn note_word(&mut self, id: PeerId, name: u64, wait: bool, base: &mut Base) {
         let first = base.random().u32();
-        if let Some(peer) = self.path.session.peers.get_mut(&id) {
-            peer.waiting.tell(name, wait, first);
+        if let Some(peer) = peer_mut!(self, &id) {
+            peer.flow.waiting.tell(name, wait, first);
         }
     }
 
     /// The daemon before this one may have died before a peer knew of its last words: it is told all of them.
     pub(crate) fn tell_waiting_again(&mut self, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get(&id) else { return };
-        let spoke = peer.waiting.sent > 0;
-        let entries = peer.flows.iter().filter_map(|flow| self.flows.get(flow)?.entry());
+        let Some(peer) = peer!(self, &id) else { return };
+        let spoke = peer.flow.waiting.sent > 0;
+        let entries = peer.flow.flows.iter().filter_map(|flow| self.flows.get(flow)?.entry());
         let words = entries.map(|entry| (entry.name, entry.waits.here)).filter(|(_, waits)| spoke || *waits);
         let words: Vec<(u64, bool)> = words.collect();
         for (name, wait) in words {
@@ -164,9 +164,9 @@ impl FlowLayer {
             return false;
         }
         let entry = *entry;
-        if let Some(peer) = self.path.session.peers.get_mut(&entry.peer) {
-            peer.waiting.flows += usize::from(entry.waits.any());
-            peer.waiting.flows -= usize::from(before.any());
+        if let Some(peer) = peer_mut!(self, &entry.peer) {
+            peer.flow.waiting.flows += usize::from(entry.waits.any());
+            peer.flow.waiting.flows -= usize::from(before.any());
         }
         base.ask(FlowOp::Install { flow: *flow, entry }, Asked::Effect("having a connection wait, or go on"));
         true
@@ -182,20 +182,20 @@ impl FlowLayer {
 
     /// Flows of a peer go on, or go elsewhere.
     pub(crate) fn wake_soon(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get(&id) else { return };
-        let due = peer.waiting.woken.map_or(now, |woken| (woken + WAKE_PAUSE).max(now));
+        let Some(peer) = peer!(self, &id) else { return };
+        let due = peer.flow.waiting.woken.map_or(now, |woken| (woken + WAKE_PAUSE).max(now));
         base.set_timer_earlier(Timer::Wake(id), due);
     }
 
     fn event_of_waiting(&mut self, id: PeerId, wait: bool, by_peer: bool, flows: Vec<FlowTuple>, base: &mut Base) {
-        let waiting = self.path.session.peers.get(&id).map_or(0, |peer| peer.waiting.flows);
+        let waiting = peer!(self, &id).map_or(0, |peer| peer.flow.waiting.flows);
         base.event(Event::Waiting { peer: id, wait, by_peer, flows, waiting });
     }
 
     /// Flows go on: their senders are woken.
     pub(crate) fn wake_flows(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        peer.waiting.woken = Some(now);
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        peer.flow.waiting.woken = Some(now);
         // What was under way to another host, whose flows these were, is handed on from there (P-99).
         self.rebound.remove(&id);
         self.wake_senders(now, id, false, base);
@@ -203,24 +203,24 @@ impl FlowLayer {
 
     /// Tells a peer what it is to be told once what this end has done is done, and saved.
     pub(crate) fn tell_waiting_soon(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id).filter(|peer| !peer.waiting.is_told()) else { return };
-        peer.waiting.tries = 0;
+        let Some(peer) = peer_mut!(self, &id).filter(|peer| !peer.flow.waiting.is_told()) else { return };
+        peer.flow.waiting.tries = 0;
         base.set_timer_earlier(Timer::Waiting(id), now);
     }
 
     /// Tells a peer what it has not acknowledged. One that is away, or out of reach, is told when it is back.
     pub(crate) fn tell_waiting(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        if peer.away == Some(Away::Announced) || peer.attachment.is_none() || !peer.has_session() {
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        if peer.flow.away == Some(Away::Announced) || peer.attachment.is_none() || !peer.has_session() {
             base.stop_timer(Timer::Waiting(id));
             return;
         }
-        let Some(Words { number, wait, names, .. }) = peer.waiting.next() else { return };
-        peer.waiting.tries += 1;
-        peer.waiting.said = Some(now);
-        let again = match peer.waiting.tries.checked_sub(WORDS) {
+        let Some(Words { number, wait, names, .. }) = peer.flow.waiting.next() else { return };
+        peer.flow.waiting.tries += 1;
+        peer.flow.waiting.said = Some(now);
+        let again = match peer.flow.waiting.tries.checked_sub(WORDS) {
             Some(beyond) => (LOOK_PAUSE * 2u32.pow(beyond.min(8))).min(LOOK_PAUSE_LONGEST),
-            None => peer.repeat_after(peer.waiting.tries),
+            None => peer.repeat_after(peer.flow.waiting.tries),
         };
         base.set_timer(Timer::Waiting(id), now + again);
         self.path.send(id, &[Message::Waiting { number, wait, names }], base);
@@ -228,18 +228,18 @@ impl FlowLayer {
 
     /// The peer tells the highest number that it has acted on.
     pub(crate) fn handle_waiting_seen(&mut self, now: Time, id: PeerId, number: u32, base: &mut Base) {
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return };
-        let Some(words) = peer.waiting.telling.as_mut() else { return };
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        let Some(words) = peer.flow.waiting.telling.as_mut() else { return };
         if number == words.number {
-            peer.waiting.telling = None;
-            peer.waiting.tries = 0;
+            peer.flow.waiting.telling = None;
+            peer.flow.waiting.tries = 0;
             base.stop_timer(Timer::Waiting(id));
             self.tell_waiting(now, id, base);
         } else if number > words.number && number < NUMBERS - 1 {
             // This end has lost count, as after a start without memory. Once at once, as in P-17.
             words.number = number + 1;
             let at_once = !std::mem::replace(&mut words.corrected, true);
-            peer.waiting.sent = number + 1;
+            peer.flow.waiting.sent = number + 1;
             if at_once {
                 self.tell_waiting(now, id, base);
             }
@@ -256,10 +256,10 @@ impl FlowLayer {
         names: &[u64],
         base: &mut Base,
     ) -> Option<Message> {
-        let peer = self.path.session.peers.get_mut(&id).filter(|_| number < NUMBERS)?;
-        if number > peer.waiting.seen {
-            peer.waiting.seen = number;
-            let flows: Vec<FlowTuple> = names.iter().filter_map(|name| peer.named.get(name).copied()).collect();
+        let peer = peer_mut!(self, &id).filter(|_| number < NUMBERS)?;
+        if number > peer.flow.waiting.seen {
+            peer.flow.waiting.seen = number;
+            let flows: Vec<FlowTuple> = names.iter().filter_map(|name| peer.flow.named.get(name).copied()).collect();
             let mut changed = flows;
             changed.retain(|flow| self.let_wait(flow, |waits| waits.there = wait, base));
             if !changed.is_empty() {
@@ -267,6 +267,6 @@ impl FlowLayer {
                 self.event_of_waiting(id, wait, true, changed, base);
             }
         }
-        self.path.session.peers.get(&id).map(|peer| Message::WaitingSeen { number: peer.waiting.seen })
+        peer!(self, &id).map(|peer| Message::WaitingSeen { number: peer.flow.waiting.seen })
     }
 }

@@ -121,8 +121,8 @@ impl Node {
             return;
         };
         self.binding.flow.flows.set_stage(flow, Stage::Open);
-        if let Some(peer) = self.binding.flow.path.session.peers.get_mut(&entry.peer) {
-            peer.remove_flow(flow, &entry);
+        if let Some(peer) = peer_mut!(self.binding.flow, &entry.peer) {
+            peer.flow.remove_flow(flow, &entry);
         }
         match origin {
             Origin::Answered { introducer_nonce: nonce, .. } | Origin::Paired { introducer_nonce: nonce, .. } => {
@@ -147,8 +147,8 @@ impl Node {
 
     /// The peer could not install these flows, or its sockets are gone (P-35).
     pub(crate) fn handle_flows_closed(&mut self, now: Time, id: PeerId, nonces: &[u64]) {
-        let Some(peer) = self.binding.flow.path.session.peers.get(&id) else { return };
-        let closed: Vec<FlowTuple> = nonces.iter().filter_map(|nonce| peer.named.get(nonce).copied()).collect();
+        let Some(peer) = peer!(self.binding.flow, &id) else { return };
+        let closed: Vec<FlowTuple> = nonces.iter().filter_map(|nonce| peer.flow.named.get(nonce).copied()).collect();
         if closed.is_empty() {
             return;
         }
@@ -179,9 +179,9 @@ impl Node {
 
     /// Tells a peer of datagram flows that ended, so often that it can be taken to know.
     pub(crate) fn tell_closed(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.binding.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(peer) = bound_mut!(self.binding, &id) else { return };
         let pause = if peer.has_session() && peer.carries() {
-            let closed = &mut peer.introductions.closed;
+            let closed = &mut peer.flow.introductions.closed;
             let count = closed.len().min(CLOSED_AT_ONCE);
             let mut told: Vec<(u64, u32)> = closed.drain(..count).collect();
             let nonces = told.iter().map(|(nonce, _)| *nonce).collect();
@@ -195,7 +195,7 @@ impl Node {
             // When the move is over, or there is a session.
             Duration::from_secs(5)
         };
-        if self.binding.flow.path.session.peers.get(&id).is_some_and(|peer| !peer.introductions.closed.is_empty()) {
+        if peer!(self.binding.flow, &id).is_some_and(|peer| !peer.flow.introductions.closed.is_empty()) {
             self.base.set_timer(Timer::Closed(id), now + pause);
         }
     }

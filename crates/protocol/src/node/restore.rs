@@ -19,10 +19,11 @@ impl Node {
         for saved in peers {
             let peer = Peer::restored(&saved, now);
             self.binding.flow.path.session.restore(peer);
+            self.binding.restore(&saved, now);
         }
         for (flow, entry) in flows {
             let spoken_for = entry.end != LocalEnd::Passing || self.base.attachments().is_behind(flow.local.ip());
-            let Some(peer) = self.binding.flow.path.session.peers.get_mut(&entry.peer).filter(|_| spoken_for) else {
+            let Some(mut peer) = bound_mut!(self.binding, &entry.peer).filter(|_| spoken_for) else {
                 self.base.ask(FlowOp::Remove { flow }, Asked::Effect("removing a flow of nobody"));
                 continue;
             };
@@ -31,10 +32,10 @@ impl Node {
         }
         let ids: Vec<PeerId> = self.binding.flow.path.session.peers.keys().copied().collect();
         for id in ids {
-            if self.binding.flow.path.session.peers[&id].flows.is_empty() {
+            if !self.binding.flow.held(id).flows {
                 self.base.set_timer(Timer::Idle(id), now + IDLE);
             } else {
-                if self.binding.flow.path.session.peers[&id].away.is_some() {
+                if self.binding.held(id).away {
                     self.base.set_timer(Timer::Keepalive(id), now + LOOK_PAUSE);
                 }
                 // Before the peer is saved, with the numbers of these words.

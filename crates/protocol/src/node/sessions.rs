@@ -11,11 +11,12 @@ use crate::base::op::PeerId;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::Stage;
+use crate::flow::peers::PeerRef;
 use crate::node::Node;
 use crate::session::contact::handshake::{Ended, Verdict};
 use crate::session::contact::{CONFIRMED_WITHIN, Contact, INITIATION, Reach};
 use crate::session::peer::Peer;
-use crate::session::pins::Pin;
+use crate::session::pins::{Held, Pin};
 
 impl Node {
     /// A datagram of a handshake came.
@@ -34,31 +35,36 @@ impl Node {
         match self.binding.flow.path.session.check_key(now, &ended, &mut self.base) {
             Verdict::Refused => {}
             Verdict::Another { expected, found, at } => self.find_another(now, expected, found, at),
-            Verdict::Accepted { stranger } => {
-                if stranger {
+            Verdict::Accepted { known } => {
+                if known.is_none() {
                     self.make_room(now);
                 }
-                self.establish(now, ended);
+                self.establish(now, known, ended);
             }
         }
     }
 
     /// A handshake ended well: the session begins.
-    fn establish(&mut self, now: Time, ended: Ended) {
-        let Some(begun) = self.binding.flow.path.session.begin_session(now, ended, &mut self.base) else { return };
+    fn establish(&mut self, now: Time, known: Option<PeerId>, ended: Ended) {
+        let held = known.map_or(Held::default(), |id| self.binding.held(id));
+        let Some(begun) = self.binding.flow.path.session.begin_session(now, ended, held, &mut self.base) else {
+            return;
+        };
         let id = begun.id;
+        self.binding.know(id, begun.source);
+        self.binding.note_begun(&begun);
         if begun.joins {
             self.community.note_joined_peer(id, begun.source);
         }
         // The peer may introduce flows before its first word is read here: the programs read those, unless there are very many
         // sessions already that they look for.
-        self.binding.flow.listen_in_new_session(now, id, &mut self.base);
+        self.binding.listen_in_new_session(now, id, &mut self.base);
         self.settle(now);
         if begun.confirmed {
             self.confirm(now, id, begun.index);
         }
         if begun.initiated {
-            self.binding.flow.path.session.check_new_session(now, &begun, &mut self.base);
+            self.binding.flow.path.session.check_new_session(now, &begun, held, &mut self.base);
         }
         if let Some(address) = begun.asked {
             let waiting = self.binding.flow.path.session.find_at(id, address, &mut self.base);
@@ -71,7 +77,7 @@ impl Node {
         }
         self.binding.flow.introduce_failed(now, id);
         self.binding.flow.path.session.await_confirmation(now, id, &mut self.base);
-        if self.binding.flow.path.session.peers.get(&id).is_some_and(|peer| !peer.introductions.active.is_empty()) {
+        if peer!(self.binding.flow, &id).is_some_and(|peer| !peer.flow.introductions.active.is_empty()) {
             self.base.set_timer(Timer::Introductions(id), now);
         }
         if begun.reached {
@@ -82,17 +88,20 @@ impl Node {
 
     /// The peer may have shown that it holds the keys of a session.
     pub(super) fn confirm(&mut self, now: Time, id: PeerId, index: u32) {
-        let Some(confirmed) = self.binding.flow.path.session.confirm_session(now, id, index, &mut self.base) else {
+        let held = self.binding.held(id);
+        let Some(confirmed) = self.binding.flow.path.session.confirm_session(now, id, index, held, &mut self.base)
+        else {
             return;
         };
+        self.binding.meet_at(id, confirmed.met);
         self.binding.set_tunnel_path(id, &mut self.base);
         if confirmed.shown {
             self.binding.put_binding_in_force(now, id, &mut self.base);
         }
-        self.binding.flow.listen_in_new_session(now, id, &mut self.base);
+        self.binding.listen_in_new_session(now, id, &mut self.base);
         self.settle(now);
         self.base.sweep_later(now);
-        if let Some(update) = self.binding.flow.path.session.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
+        if let Some(update) = bound_mut!(self.binding, &id).and_then(|peer| peer.binding.update.as_mut()) {
             // The session was wanted for this.
             update.tries = 0;
             self.binding.repeat_update(now, id, &mut self.base);
@@ -107,7 +116,8 @@ impl Node {
 
     /// A peer without a session is tried again.
     pub(super) fn reach(&mut self, now: Time, id: PeerId) {
-        match self.binding.flow.path.session.continue_reaching(now, id, &mut self.base) {
+        let held = self.binding.held(id);
+        match self.binding.flow.path.session.continue_reaching(now, id, held, &mut self.base) {
             Reach::Unneeded => {}
             Reach::Tried(tries) => self.binding.tell_silence(id, tries, &mut self.base),
             Reach::Lost => self.lose(now, id),
@@ -141,7 +151,7 @@ impl Node {
             )
         };
         let mut idle: Vec<_> =
-            self.binding.flow.path.session.peers.values().filter(|peer| self.is_idle(peer)).map(worth).collect();
+            self.binding.flow.each().filter(|peer| self.is_idle(peer)).map(|peer| worth(&peer)).collect();
         let surplus = self.binding.flow.path.session.contacts.set_room(idle.len());
         if surplus > 0 {
             idle.sort_unstable();
@@ -153,9 +163,9 @@ impl Node {
     }
 
     /// Whether nothing depends on a peer.
-    fn is_idle(&self, peer: &Peer) -> bool {
-        let introduces = !peer.introductions.active.is_empty() || !peer.introductions.queue.is_empty();
-        peer.flows.is_empty() && !introduces && !self.binding.flow.path.session.contacts.pins.keeps(&peer.key)
+    fn is_idle(&self, peer: &PeerRef<'_>) -> bool {
+        let introduces = !peer.flow.introductions.active.is_empty() || !peer.flow.introductions.queue.is_empty();
+        peer.flow.flows.is_empty() && !introduces && !self.binding.flow.path.session.contacts.pins.keeps(&peer.key)
     }
 
     /// Asks all addresses that were silent as if for the first time: at once where a flow waits for one or it is a rendezvous,
@@ -188,10 +198,9 @@ impl Node {
             Some(Contact::Asking { .. }) => self.binding.flow.path.session.give_up(now, address, &mut self.base),
             Some(Contact::Known(id)) => {
                 // It ran Whimbrel once.
-                let lost = |peer: &Peer| peer.flows.is_empty() && !peer.has_session() && peer.remote == destination;
-                if !self.binding.flow.path.session.keeps(id)
-                    && self.binding.flow.path.session.peers.get(&id).is_some_and(lost)
-                {
+                let lost =
+                    |peer: PeerRef<'_>| peer.flow.flows.is_empty() && !peer.has_session() && peer.remote == destination;
+                if !self.binding.flow.path.session.keeps(id) && peer!(self.binding.flow, &id).is_some_and(lost) {
                     self.lose(now, id);
                 }
             }
@@ -206,11 +215,11 @@ impl Node {
         if !self.binding.flow.path.session.contacts.is_known(address, id) {
             return;
         }
-        let Some(peer) = self.binding.flow.path.session.peers.get_mut(&id) else { return };
+        let Some(mut peer) = peer_mut!(self.binding.flow, &id) else { return };
         peer.answers_at.remove(&address);
         peer.replaced = true;
         let flows: Vec<FlowTuple> =
-            peer.introductions.active.iter().filter(|flow| flow.remote.ip() == address).copied().collect();
+            peer.flow.introductions.active.iter().filter(|flow| flow.remote.ip() == address).copied().collect();
         for flow in &flows {
             let Some(known) = self.binding.flow.flows.get_mut(flow) else { continue };
             let unchanged = known.clone();
@@ -229,9 +238,9 @@ impl Node {
             }
             _ => flows.into_iter().for_each(|flow| self.binding.flow.want_introduction(now, flow, &mut self.base)),
         }
-        let forgotten = |peer: &Peer| peer.flows.is_empty() && peer.introductions.active.is_empty();
+        let forgotten = |peer: PeerRef<'_>| peer.flow.flows.is_empty() && peer.flow.introductions.active.is_empty();
         if !self.binding.flow.path.session.keeps(id)
-            && self.binding.flow.path.session.peers.get(&id).is_some_and(forgotten)
+            && peer!(self.binding.flow, &id).is_some_and(forgotten)
             && self.binding.flow.path.session.contacts.addresses_of(id).is_empty()
         {
             self.drop_peer(id);

@@ -9,10 +9,10 @@ use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
 use crate::base::op::{Carrier, FlowEntry, LocalEnd, PeerId, Places};
+use crate::flow::peers::Away;
 use crate::flow::{Flow, FlowView};
 use crate::node::Node;
 use crate::role::Role;
-use crate::session::peer::{Away, Peer};
 
 /// A peer as `whimbrel peers` and `whimbrel paths` show it.
 #[derive(Clone, Debug)]
@@ -66,7 +66,7 @@ impl Node {
     /// All peers, by number.
     pub fn peers(&self) -> impl Iterator<Item = PeerView> + '_ {
         let ended = self.binding.ended();
-        self.binding.flow.path.session.peers.values().map(move |peer| PeerView {
+        self.binding.each().map(move |peer| PeerView {
             id: peer.id,
             key: peer.key,
             remote: peer.remote,
@@ -75,15 +75,15 @@ impl Node {
             observed: peer.observed,
             session: peer.has_session(),
             round_trip: peer.round_trip,
-            places: peer.places,
-            carrier: peer.carrier,
+            places: peer.flow.places,
+            carrier: peer.binding.carrier,
             translated: peer.translated(),
-            flows: peer.flows.len().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.0)),
+            flows: peer.flow.flows.len().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.0)),
             moved: peer.moved_flows().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.1)),
             locators: peer.locators.clone(),
-            sequences: (peer.sequence_sent, peer.sequence_accepted),
+            sequences: (peer.binding.sequence_sent, peer.binding.sequence_accepted),
             last_heard: peer.last_heard,
-            away: peer.away.map(|away| away == Away::Announced),
+            away: peer.flow.away.map(|away| away == Away::Announced),
             capabilities: peer
                 .sessions
                 .iter()
@@ -100,8 +100,8 @@ impl Node {
         };
         let there = move |flow: &Flow| !flow.closed && !flow.entry().is_some_and(ending);
         self.binding.flow.flows.iter().filter(move |(_, flow)| there(flow)).map(|(tuple, flow)| {
-            let peer = flow.entry().and_then(|entry| self.binding.flow.path.session.peers.get(&entry.peer));
-            let places = peer.map(Peer::places_in_force);
+            let peer = flow.entry().and_then(|entry| bound!(self.binding, &entry.peer));
+            let places = peer.map(|peer| peer.places_in_force());
             flow.view(*tuple, places)
         })
     }
@@ -121,7 +121,8 @@ impl Node {
     /// Entries of all tables together: what must not grow without bound.
     #[must_use]
     pub fn entries(&self) -> usize {
-        let peers: usize = self.binding.flow.path.session.peers.values().map(Peer::entries).sum();
+        let peers: usize =
+            self.binding.each().map(|peer| peer.entries() + peer.flow.entries() + peer.binding.entries()).sum();
         let own = [
             self.binding.flow.flows.entries(),
             self.base.awaited(),

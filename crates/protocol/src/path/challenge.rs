@@ -80,11 +80,12 @@ impl PathLayer {
         id: PeerId,
         arrival: &Arrival,
         answered: usize,
+        mapped: bool,
         base: &mut Base,
     ) {
         let token = base.random().u64();
         let Some(peer) = self.session.peers.get_mut(&id) else { return };
-        if !arrival.is_newest || arrival.source == peer.remote || !peer.is_mapped() {
+        if !arrival.is_newest || arrival.source == peer.remote || !mapped {
             return;
         }
         if peer.candidate.as_ref().is_some_and(|candidate| candidate.remote == arrival.source) {

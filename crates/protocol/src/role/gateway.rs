@@ -171,7 +171,7 @@ impl GatewayRole {
         if self.unshown.len() == 0 {
             return false;
         }
-        let peers = low.flow.path.session.peers.values();
+        let peers = low.flow.peers.values();
         let answered: HashSet<FlowTuple> =
             peers.flat_map(|peer| peer.introductions.responding.keys().copied()).collect();
         for (flow, id) in std::mem::take(&mut self.unshown).flows {
@@ -186,13 +186,13 @@ impl GatewayRole {
 
     /// Forgets what a peer that has not been heard for very long has with hosts behind this one (P-103).
     pub(crate) fn forget_unheard(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
-        let Some(peer) = low.flow.path.session.peers.get(&id).filter(|peer| peer.last_heard + FORGOTTEN <= now) else {
+        let Some(peer) = peer!(low.flow, &id).filter(|peer| peer.last_heard + FORGOTTEN <= now) else {
             return;
         };
         let passing = |flow: &&FlowTuple| {
             low.flow.flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Passing)
         };
-        let flows: Vec<FlowTuple> = peer.flows.iter().filter(passing).copied().collect();
+        let flows: Vec<FlowTuple> = peer.flow.flows.iter().filter(passing).copied().collect();
         if flows.is_empty() {
             return;
         }
@@ -215,7 +215,7 @@ impl GatewayRole {
         base: &mut Base,
     ) {
         let id = entry.peer;
-        let Some(peer) = low.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = bound!(low, &id) else { return };
         if peer.places_in_force() == entry.home {
             return;
         }
@@ -259,7 +259,7 @@ impl GatewayRole {
 
     /// The same of a flow that is introduced already: the word was lost when it was.
     fn note_beyond(&mut self, id: PeerId, name: u64, low: &mut BindingLayer, base: &mut Base) {
-        let Some(flow) = low.flow.path.session.peers.get(&id).and_then(|peer| peer.named.get(&name).copied()) else {
+        let Some(flow) = peer!(low.flow, &id).and_then(|peer| peer.flow.named.get(&name).copied()) else {
             return;
         };
         let Some(Flow { stage: Stage::Introduced { entry, .. }, .. }) = low.flow.flows.get_mut(&flow) else { return };

@@ -18,7 +18,7 @@ use crate::base::random::Random;
 use crate::base::timer::Timer;
 use crate::session::SessionLayer;
 use crate::session::contact::handshake::Purpose;
-use crate::session::pins::{Pin, Pins, Want};
+use crate::session::pins::{Held, Pin, Pins, Want};
 
 pub(crate) mod handshake;
 mod hello;
@@ -323,18 +323,18 @@ impl SessionLayer {
     }
 
     /// Tries again to reach a peer, where that is wanted.
-    pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId, base: &mut Base) -> Reach {
+    pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId, held: Held, base: &mut Base) -> Reach {
         let Some(peer) = self.peers.get_mut(&id) else { return Reach::Unneeded };
         let pins = &self.contacts.pins;
         let (keeps, needed) = (pins.keeps(&peer.key) || pins.has(Pin::Sought, &peer.key), pins.needs(&peer.key));
         // Whom nothing is heard of is looked for (P-45), and who said that it goes is not.
-        let wanted = keeps || !peer.flows.is_empty() && peer.away.is_none();
-        if peer.has_session() || peer.update.is_some() || (peer.introductions.active.is_empty() && !wanted) {
+        let wanted = keeps || held.flows && !held.away;
+        if peer.has_session() || held.updating || (!held.introductions && !wanted) {
             return Reach::Unneeded;
         }
         peer.reach_tries += 1;
         let tries = peer.reach_tries;
-        if peer.flows.is_empty() && tries > REACHES && !needed {
+        if !held.flows && tries > REACHES && !needed {
             // No connection depends on it.
             return Reach::Lost;
         }

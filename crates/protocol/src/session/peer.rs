@@ -1,31 +1,20 @@
 //! What a node knows of one peer: its sessions, where it is, where we are towards it, and how its flows are carried.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, Session};
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
 use crate::base::attachments::Attachment;
-use crate::base::op::{Binding, Carrier, FlowEntry, KnownPlace, LocalEnd, NOWHERE, PeerId, Places, SavedPeer};
-use crate::base::output::OpId;
-use crate::base::pace::FORMER;
-use crate::binding::update::{Meanwhile, PendingUpdate};
-use crate::flow::Responding;
-use crate::flow::pairing::Pairings;
-use crate::flow::pause::Waiting;
-use crate::flow::ports::Ports;
-use crate::flow::stall::Stalls;
-use crate::path::challenge::{Awaited, Candidate};
+use crate::base::op::{PeerId, SavedPeer};
+use crate::path::challenge::Candidate;
 use crate::path::shown::Shown;
 
 /// Round trip assumed before one was measured.
 const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
-/// Places remembered for a return (P-25).
-const PLACES_REMEMBERED: usize = 8;
 
 /// An association with a peer, as one slot of it.
 pub(crate) struct SessionSlot {
@@ -56,55 +45,6 @@ pub(crate) struct Met {
     pub(crate) claimed: SocketAddr,
 }
 
-/// A peer that is away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Away {
-    /// It said so; its next update brings it back (P-44).
-    Announced,
-    /// It is not heard, and neither are its flows: whatever is heard of it brings it back (P-45). The flows are `held` where
-    /// they were native, since another host may be given its address; moved ones are carried on.
-    Silent { held: bool },
-}
-
-/// The carrier probe towards the peer (P-20).
-#[derive(Debug, Default)]
-pub(crate) struct CarrierProbe {
-    /// Nonce and tuple of the outstanding one.
-    pub(crate) nonce: u64,
-    pub(crate) wire: Option<FlowTuple>,
-    pub(crate) tries: u32,
-    /// The peer saw ours.
-    pub(crate) forward: bool,
-    /// We are the end that moved last, so that we probe first.
-    pub(crate) leading: bool,
-}
-
-/// Introductions with one peer that are not finished.
-#[derive(Debug, Default)]
-pub(crate) struct Introductions {
-    /// Flows to be introduced by us, oldest first.
-    pub(crate) queue: VecDeque<FlowTuple>,
-    /// Flows whose introduction is under way.
-    pub(crate) active: BTreeSet<FlowTuple>,
-    /// Those of them that have been begun, and some that are over. All others, of which there may be very many, are not
-    /// looked at in every step.
-    pub(crate) begun: BTreeSet<FlowTuple>,
-    /// Tag of the request.
-    pub(crate) tag: u32,
-    pub(crate) request_tries: u32,
-    /// The peer looks for introductions until then.
-    pub(crate) ready_until: Option<Time>,
-    /// We look for the peer's until then.
-    pub(crate) listen_until: Option<Time>,
-    /// The peer's, of which each flow has one at the most: nobody else's can displace it.
-    pub(crate) responding: BTreeMap<FlowTuple, Responding>,
-    /// Datagram sockets of the peer's that cannot be moved, and until when that is believed.
-    pub(crate) refused: BTreeMap<SocketAddr, Time>,
-    /// Flows that ended here by their introducers' nonces, and how often the peer was told.
-    pub(crate) closed: Vec<(u64, u32)>,
-    pub(crate) pairings: Pairings,
-}
-
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
     pub(crate) key: PublicKey,
@@ -122,48 +62,19 @@ pub(crate) struct Peer {
     pub(crate) left: Option<IpAddr>,
     /// Other addresses that it told.
     pub(crate) locators: Vec<IpAddr>,
-    pub(crate) sequence_sent: u32,
-    pub(crate) sequence_accepted: u32,
-    pub(crate) places: Places,
-    pub(crate) carrier: Carrier,
-    pub(crate) former: Vec<(IpAddr, IpAddr)>,
-    pub(crate) update: Option<PendingUpdate>,
     pub(crate) candidate: Option<Candidate>,
-    pub(crate) probe: CarrierProbe,
-    /// The op that is to put the newest binding in force, until that is done.
-    pub(crate) binding_asked: Option<OpId>,
-    /// A probe of the peer's that is answered then: its tuple on the wire and its nonce.
-    pub(crate) probed_early: Option<(FlowTuple, u64)>,
-    pub(crate) known_places: Vec<KnownPlace>,
-    /// Our addresses at places of ours that flows are at home at.
-    pub(crate) own_places: BTreeMap<u32, IpAddr>,
     /// Our own address and port as the peer sees them.
     pub(crate) observed: Option<SocketAddr>,
-    pub(crate) peer_refuses_rewrite: bool,
     /// Token of the last unsolicited challenge, for the round trip and the observed address.
     pub(crate) check: Option<(u64, Time)>,
     /// Where it went.
     pub(crate) checked: Option<IpAddr>,
     /// How often it was repeated.
     pub(crate) check_tries: u32,
-    /// The peer may not know where we are: it is told when there is a session.
-    pub(crate) unannounced: bool,
     /// Addresses of ours that it has been told, and those that go along with the last check.
     pub(crate) told: Vec<IpAddr>,
     pub(crate) telling: Vec<IpAddr>,
     pub(crate) round_trip: Option<Duration>,
-    pub(crate) introductions: Introductions,
-    pub(crate) flows: BTreeSet<FlowTuple>,
-    /// Flows by their home and the address of this host that they use.
-    homes: BTreeMap<(Places, IpAddr), usize>,
-    /// Flows whose end here is no socket of the host's own namespace, nor one that it is the router of: they are at home nowhere, and
-    /// need no addresses of the host.
-    elsewhere: usize,
-    local_addresses: BTreeMap<IpAddr, usize>,
-    remote_addresses: BTreeMap<IpAddr, usize>,
-    wire_ports: HashSet<(u16, u16)>,
-    /// Flows by their names.
-    pub(crate) named: HashMap<u64, FlowTuple>,
     /// The addresses where we asked and it answered.
     pub(crate) answers_at: BTreeSet<IpAddr>,
     pub(crate) last_heard: Time,
@@ -178,37 +89,10 @@ pub(crate) struct Peer {
     pub(crate) unproven: bool,
     /// Where else it has received something.
     pub(crate) shown: Shown,
-    /// Its last move has broken nothing (P-38): what is under way need not be sent again.
-    pub(crate) unbroken: bool,
-    /// The pair of locators, ours and its own, that rewritten packets are accepted between as this peer's.
-    pub(crate) pair: Option<(IpAddr, IpAddr)>,
     /// Another key answers where it was: nothing of it is worth keeping once its flows are gone.
     pub(crate) replaced: bool,
-    /// Held flows that are heard under their own names after all are to be told (P-39).
-    pub(crate) listens: bool,
     /// The address that was chosen by hand, as long as this host has it.
     pub(crate) preferred: Option<Attachment>,
-    /// The life of its sockets, as it said last; 0: it said nothing (P-47).
-    pub(crate) life: u64,
-    /// When the session began that it was told in.
-    pub(crate) life_since: Time,
-    /// What names its memory of flows of hosts behind it, as it said last, and when the session began that it was told in (P-123).
-    pub(crate) memory: u64,
-    pub(crate) memory_since: Time,
-    /// Places of the peer's that it was seen to be at, by their numbers, and when it left them: those of the last minute (P-104).
-    pub(crate) left_places: BTreeMap<u32, Time>,
-    pub(crate) away: Option<Away>,
-    /// It never answered the word that this host goes away.
-    pub(crate) unheard: bool,
-    /// A flow of its sends again and again and is not answered: if the checks of its path are not either, it is away.
-    pub(crate) stalled: bool,
-    /// The sockets of its flows are kept from giving up (P-46).
-    pub(crate) parked: bool,
-    pub(crate) waiting: Waiting,
-    pub(crate) stalls: Stalls,
-    /// Its flows go by the tunnel as long as both ends are where they are: their own packets do not pass (P-49), or a program of this
-    /// host would get them (P-160).
-    pub(crate) only_tunnel: bool,
     /// The attachment of the other family that leads to it, tried where nobody answers by the one that was chosen.
     pub(crate) otherwise: Option<Attachment>,
     /// The one that it was left for since nobody answered.
@@ -227,35 +111,14 @@ impl Peer {
             attachment: None,
             left: None,
             locators: Vec::new(),
-            sequence_sent: 0,
-            sequence_accepted: 0,
-            places: Places::default(),
-            carrier: Carrier::Tunnel,
-            former: Vec::new(),
-            update: None,
             candidate: None,
-            probe: CarrierProbe::default(),
-            binding_asked: None,
-            probed_early: None,
-            known_places: vec![KnownPlace::new(0, remote, remote)],
-            own_places: BTreeMap::new(),
             observed: None,
-            peer_refuses_rewrite: false,
             check: None,
             checked: None,
             check_tries: 0,
-            unannounced: false,
             told: Vec::new(),
             telling: Vec::new(),
             round_trip: None,
-            introductions: Introductions::default(),
-            flows: BTreeSet::new(),
-            homes: BTreeMap::new(),
-            elsewhere: 0,
-            local_addresses: BTreeMap::new(),
-            remote_addresses: BTreeMap::new(),
-            wire_ports: HashSet::new(),
-            named: HashMap::new(),
             answers_at: BTreeSet::new(),
             last_heard: now,
             newest_initiation: 0,
@@ -264,23 +127,8 @@ impl Peer {
             restored: false,
             unproven: false,
             shown: Shown::default(),
-            unbroken: false,
-            pair: None,
-            listens: false,
             replaced: false,
             preferred: None,
-            life: 0,
-            life_since: Time::default(),
-            memory: 0,
-            memory_since: Time::default(),
-            left_places: BTreeMap::new(),
-            away: None,
-            unheard: false,
-            stalled: false,
-            parked: false,
-            waiting: Waiting::default(),
-            stalls: Stalls::default(),
-            only_tunnel: false,
             otherwise: None,
             unanswered: None,
         }
@@ -292,78 +140,8 @@ impl Peer {
         peer.unproven = true;
         peer.source = saved.source;
         peer.locators.clone_from(&saved.locators);
-        peer.sequence_sent = saved.sequence_sent;
-        peer.sequence_accepted = saved.sequence_accepted;
-        peer.places = saved.places;
-        peer.carrier = saved.carrier;
-        peer.former.clone_from(&saved.former);
         peer.observed = saved.observed;
-        peer.own_places = saved.own_places.iter().copied().collect();
-        peer.life = saved.life;
-        peer.memory = saved.memory;
-        peer.waiting = Waiting::restored(saved.waiting);
-        peer.away = match (saved.absent, saved.silent) {
-            (true, _) => Some(Away::Announced),
-            (false, true) => Some(Away::Silent { held: true }),
-            (false, false) => None,
-        };
-        peer.listens = peer.away == Some(Away::Silent { held: true });
-        // When it left them nobody has written down.
-        peer.left_places = saved.known_places.iter().map(|place| (place.number, now)).collect();
-        peer.parked = peer.away.is_some();
-        if saved.known_places.is_empty() {
-            peer.known_places[0].number = saved.places.peer;
-        } else {
-            peer.known_places.clone_from(&saved.known_places);
-        }
         peer
-    }
-
-    pub(crate) fn saved(&self) -> SavedPeer {
-        SavedPeer {
-            id: self.id,
-            key: self.key,
-            // The peer said that it is there. A session with it, without which nothing is sent, will prove it.
-            remote: self.heading(),
-            source: self.source,
-            locators: self.locators.clone(),
-            sequence_sent: self.sequence_sent,
-            sequence_accepted: self.sequence_accepted,
-            places: self.places,
-            carrier: self.carrier,
-            former: self.former.clone(),
-            absent: self.away == Some(Away::Announced),
-            silent: self.away == Some(Away::Silent { held: true }),
-            life: self.life,
-            memory: self.memory,
-            waiting: (self.waiting.sent, self.waiting.seen),
-            observed: self.observed,
-            known_places: self.known_places.clone(),
-            own_places: self.own_places.iter().map(|(number, address)| (*number, *address)).collect(),
-        }
-    }
-
-    /// Remembers which address of ours the place in force is at, and forgets where no flow is at home.
-    pub(crate) fn note_own_place(&mut self) {
-        let here = self.places.local;
-        self.own_places.extend(self.source.filter(|_| here != NOWHERE).map(|source| (here, source)));
-        let homes = &self.homes;
-        self.own_places.retain(|number, _| *number == here || homes.keys().any(|(home, _)| home.local == *number));
-    }
-
-    /// How many flows are at home where this host is at this address.
-    pub(crate) fn flows_at_home(&self, address: IpAddr) -> usize {
-        let homes = self.homes.iter().filter(|((home, _), _)| home.peer == self.places.peer);
-        let here = homes.filter(|((home, _), _)| self.own_places.get(&home.local) == Some(&address));
-        here.map(|(_, count)| count).sum()
-    }
-
-    /// How many flows that this host is away from home with are of this address's family. Those that only the peer is away with go where the
-    /// peer is.
-    pub(crate) fn flows_of_family(&self, address: IpAddr) -> usize {
-        let away = self.homes.iter().filter(|((home, _), _)| home.local != self.places.local);
-        let alike = away.filter(|((_, own), _)| own.is_ipv4() == address.is_ipv4());
-        alike.map(|(_, count)| count).sum()
     }
 
     /// The session to send with: the one that was confirmed last (P-8), or else one that we began, so that the peer can
@@ -376,11 +154,6 @@ impl Peer {
 
     pub(crate) fn has_session(&self) -> bool {
         self.sessions.iter().any(|slot| slot.settled && slot.until.is_none())
-    }
-
-    /// Whether segments of this peer's that introduce or probe are to be consumed.
-    pub(crate) fn is_listened_for(&self, now: Time) -> bool {
-        self.introductions.listen_until.is_some_and(|until| until > now) || self.moved_flows() > 0
     }
 
     pub(crate) fn round_trip(&self) -> Duration {
@@ -401,65 +174,11 @@ impl Peer {
         (first * 2u32.pow(tries.saturating_sub(1).min(8))).min(Duration::from_secs(2))
     }
 
-    /// The places as the data plane is to have them. No flow is at home at a place that is not confirmed: native
-    /// packets would know no allowance (P-18).
-    pub(crate) fn places_in_force(&self) -> Places {
-        if let Some(meanwhile) = self.meanwhile() {
-            return meanwhile.binding.places;
-        }
-        let unconfirmed = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        if unconfirmed || self.is_held_away() { Places { peer: NOWHERE, ..self.places } } else { self.places }
-    }
-
-    /// The places that an introduction is to agree about (P-14). With a peer that is away there are none: that it takes part in
-    /// an introduction shows that it is back, and it is made to say where.
-    pub(crate) fn places_agreed(&self) -> Places {
-        if self.is_held_away() { Places { peer: NOWHERE, ..self.places } } else { self.places }
-    }
-
-    /// Whether flows wait since the peer is away.
-    pub(crate) fn is_held_away(&self) -> bool {
-        matches!(self.away, Some(Away::Announced | Away::Silent { held: true }))
-    }
-
-    /// Whether flows wait for this host or for the peer, so that their sockets may come to give up.
-    pub(crate) fn waits(&self) -> bool {
-        let held = self.carrier == Carrier::Hold || self.places.local == NOWHERE;
-        !self.flows.is_empty() && (self.away.is_some() || (held && self.meanwhile().is_none()))
-    }
-
-    /// How many flows are not where they are at home.
-    pub(crate) fn moved_flows(&self) -> usize {
-        let places = self.places_in_force();
-        let away = self.homes.iter().filter(|((home, _), _)| *home != places).map(|(_, count)| count);
-        self.elsewhere + away.sum::<usize>()
-    }
-
-    /// Whether the peer is elsewhere than at the home of any of its flows.
-    pub(crate) fn has_left(&self) -> bool {
-        let places = self.places_in_force();
-        self.homes.keys().any(|(home, _)| home.peer != places.peer)
-    }
-
-    /// Whether any flow that is at home uses one of these addresses of this host.
-    pub(crate) fn is_rooted(&self, gone: impl Fn(&IpAddr) -> bool) -> bool {
-        self.homes.keys().any(|(home, address)| *home == self.places && gone(address))
-    }
-
     /// Where flows are led: the endpoint that was announced last, whether or not it is confirmed.
     pub(crate) fn heading(&self) -> SocketAddr {
         match &self.candidate {
             Some(candidate) if candidate.announced => candidate.remote,
             _ => self.remote,
-        }
-    }
-
-    /// The place and endpoint that the peer announced last, the refusal of rewritten packets that went with it.
-    pub(crate) fn announced(&self) -> (u32, SocketAddr, bool) {
-        let candidate = self.candidate.as_ref();
-        match candidate.and_then(|candidate| Some((candidate.remote, candidate.awaited?))) {
-            Some((remote, awaited)) => (awaited.place, remote, awaited.refuses_rewrite),
-            None => (self.places.peer, self.heading(), self.peer_refuses_rewrite),
         }
     }
 
@@ -469,142 +188,9 @@ impl Peer {
         self.candidate.as_ref().is_some_and(|candidate| candidate.awaited.is_some() && !candidate.doubted)
     }
 
-    /// Whether either end has said that it is elsewhere than where they met.
-    pub(crate) fn has_moved(&self) -> bool {
-        self.sequence_sent > 0 || self.sequence_accepted > 0
-    }
-
-    /// Whether the present path carries flows: no move of either end is under way.
-    pub(crate) fn carries(&self) -> bool {
-        let announced = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        self.update.is_none() && self.attachment.is_some() && !announced && self.away.is_none()
-    }
-
-    /// The peer is at another place. `asked`: that of this host's which it named.
-    pub(crate) fn follow(&mut self, now: Time, awaited: &Awaited, asked: Option<Attachment>) {
-        self.retire_path();
-        self.leave_place(now);
-        // Where it only says something else of the same place, this host's reason stays.
-        self.only_tunnel &= self.places.peer == awaited.place;
-        self.places.peer = awaited.place;
-        self.peer_refuses_rewrite = awaited.refuses_rewrite;
-        self.stalls = Stalls::default();
-        self.probe = CarrierProbe::default();
-        // The answer leaves from the address that the peer asked; that it is our locator towards it now.
-        if let (None, Some(attachment)) = (&self.update, asked) {
-            self.source = Some(attachment.address);
-            self.attachment = Some(attachment);
-        }
-    }
-
-    /// The peer leaves the place in force. That counts if it has shown that it was there, and not been absent since: else whoever says that
-    /// he was somewhere for a moment could say so again and again (P-104).
-    pub(crate) fn leave_place(&mut self, now: Time) {
-        self.left_places.retain(|_, left| *left + FORMER > now);
-        let number = self.places.peer;
-        let here = self.known_places.iter().find(|place| place.number == number);
-        if here.is_some_and(|place| place.observed.ip() == self.remote.ip()) && self.away != Some(Away::Announced) {
-            self.left_places.insert(number, now);
-        }
-    }
-
-    /// Until when what comes from a place of the peer's may be the peer's own still, since it was under way; `None`: it is not.
-    pub(crate) fn under_way_until(&self, now: Time, place: u32) -> Option<Time> {
-        let there = self.places.peer == place && self.away.is_none();
-        let until = |left: &Time| Some(*left + FORMER).filter(|until| *until > now);
-        if there { Some(now + FORMER) } else { self.left_places.get(&place).and_then(until) }
-    }
-
-    /// What carries the flows while an update is not answered.
-    pub(crate) fn meanwhile(&self) -> Option<&Meanwhile> {
-        self.update.as_ref()?.meanwhile.as_ref()
-    }
-
-    /// Whether segments of its flows are to be made small enough for the tunnel. To make them so has TCP send again all that
-    /// is under way, where a first segment of the old size meets the new route (`ip_fragment` tells of it by ICMP): after a
-    /// move that has broken nothing the tunnel cuts them instead.
-    pub(crate) fn needs_small_segments(&self) -> bool {
-        self.carrier != Carrier::Rewrite && !self.unbroken
-    }
-
-    /// Whether flows are at home at another place of this host than the one where it is or goes to.
-    pub(crate) fn has_gone(&self) -> bool {
-        self.homes.keys().any(|(home, _)| home.local != self.places.local)
-    }
-
-    /// Whether anything of what is wanted of the kernel for all peers together (`refresh_sets`) is on its account.
-    pub(crate) fn is_in_sets(&self) -> bool {
-        !self.homes.is_empty() || !self.local_addresses.is_empty()
-    }
-
-    /// The binding as the data plane is to have it.
-    pub(crate) fn binding(&self) -> Binding {
-        if let Some(meanwhile) = self.meanwhile() {
-            return meanwhile.binding.clone();
-        }
-        let peer_locator = self.heading().ip();
-        let unspecified = match peer_locator {
-            IpAddr::V4(_) => IpAddr::from([0; 4]),
-            IpAddr::V6(_) => IpAddr::from([0; 16]),
-        };
-        Binding {
-            places: self.places_in_force(),
-            carrier: self.carrier,
-            local_locator: self.pair.map_or(unspecified, |(local, _)| local),
-            peer_locator,
-            proven: Some(self.remote.ip()).filter(|_| !self.unproven),
-            source: self.source,
-            former: self.former.clone(),
-            listens: self.listens && self.carrier == Carrier::Hold,
-            parked: self.parked,
-        }
-    }
-
-    /// The pair of locators that rewritten packets may come between. Through a NAT nothing arrives rewritten, and what
-    /// arrives under its address may be anybody's (`shared`: other hosts have been seen under it); so may what seems to come
-    /// from a place that is not confirmed.
-    pub(crate) fn wanted_pair(&self, shared: bool) -> Option<(IpAddr, IpAddr)> {
-        let unconfirmed = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        if self.flows.is_empty() || unconfirmed || shared || self.translated() {
-            return None;
-        }
-        self.source.filter(|source| source.is_ipv4() == self.remote.is_ipv4()).map(|source| (source, self.remote.ip()))
-    }
-
-    /// Whether a flow is at home at the address where this host is.
-    pub(crate) fn is_home_address(&self) -> bool {
-        let here = self.attachment.map(|attachment| attachment.address);
-        self.homes.keys().any(|(home, address)| Some(*address) == here && home.peer == self.places.peer)
-    }
-
-    /// Where the peer may be, the likeliest first: where it said that it is, its other addresses, and where it was before.
-    /// `anywhere`: the last as well.
-    pub(crate) fn whereabouts(&self, port: u16, anywhere: bool) -> Vec<SocketAddr> {
-        let told = self.locators.iter().map(|address| SocketAddr::new(*address, port));
-        let before = self.known_places.iter().rev().filter(|place| anywhere && !place.translated);
-        let mut all = Vec::new();
-        let likely = [self.heading(), self.remote].into_iter().chain(self.met);
-        for to in likely.chain(told).chain(before.map(|place| place.observed)) {
-            if !all.contains(&to) {
-                all.push(to);
-            }
-        }
-        all
-    }
-
     /// Whether the peer has shown that it is at an endpoint. What it told, or announced once, shows nothing.
     pub(crate) fn has_shown(&self, endpoint: SocketAddr) -> bool {
         self.remote == endpoint || self.met == Some(endpoint)
-    }
-
-    /// Keeps the present pair of locators acceptable while another takes its place (P-22): the one that it had, and none
-    /// where it had none (P-135).
-    pub(crate) fn retire_path(&mut self) {
-        if let Some(pair) = self.pair {
-            self.former.retain(|former| *former != pair);
-            self.former.insert(0, pair);
-            self.former.truncate(2);
-        }
     }
 
     /// The session that the peer calls by this index of its.
@@ -612,168 +198,8 @@ impl Peer {
         self.sessions.iter().find(|slot| slot.session.remote_index() == remote_index)
     }
 
-    /// Whether another flow with this peer is called so (P-132).
-    pub(crate) fn has_another_named(&self, name: u64, flow: &FlowTuple) -> bool {
-        self.named.get(&name).is_some_and(|named| named != flow)
-    }
-
-    pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry) {
-        self.named.insert(entry.name, flow);
-        self.note_own_place();
-        if self.flows.insert(flow) {
-            if matches!(entry.end, LocalEnd::Here | LocalEnd::Passing) {
-                *self.homes.entry((entry.home, flow.local.ip())).or_default() += 1;
-            } else {
-                self.elsewhere += 1;
-            }
-            if entry.end == LocalEnd::Here {
-                *self.local_addresses.entry(flow.local.ip()).or_default() += 1;
-                *self.remote_addresses.entry(flow.remote.ip()).or_default() += 1;
-            }
-            self.wire_ports.insert((entry.wire_local_port, entry.wire_remote_port));
-            self.waiting.flows += usize::from(entry.waits.any());
-        }
-    }
-
-    pub(crate) fn remove_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
-        if self.named.get(&entry.name) == Some(flow) {
-            self.named.remove(&entry.name);
-        }
-        self.waiting.untold.remove(&entry.name);
-        if self.flows.remove(flow) {
-            if matches!(entry.end, LocalEnd::Here | LocalEnd::Passing) {
-                release(&mut self.homes, (entry.home, flow.local.ip()));
-            } else {
-                self.elsewhere -= 1;
-            }
-            if entry.end == LocalEnd::Here {
-                release(&mut self.local_addresses, flow.local.ip());
-                release(&mut self.remote_addresses, flow.remote.ip());
-            }
-            self.wire_ports.remove(&(entry.wire_local_port, entry.wire_remote_port));
-            self.waiting.flows -= usize::from(entry.waits.any());
-        }
-    }
-
     /// Entries of all tables together.
     pub(crate) fn entries(&self) -> usize {
-        let under_way = &self.introductions;
-        let introductions = under_way.queue.len() + under_way.active.len() + under_way.responding.len();
-        let introductions = introductions + under_way.refused.len() + under_way.closed.len() + self.answers_at.len();
-        let introductions = introductions + under_way.pairings.claims.len();
-        let absence = self.waiting.entries() + self.stalls.entries() + self.own_places.len();
-        let addresses = self.local_addresses.len() + self.remote_addresses.len() + self.locators.len();
-        let flows = self.flows.len() + self.homes.len() + self.wire_ports.len() + self.named.len();
-        1 + self.sessions.len()
-            + self.former.len()
-            + self.known_places.len()
-            + introductions
-            + addresses
-            + flows
-            + absence
-    }
-
-    pub(crate) fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        self.local_addresses.keys().copied()
-    }
-
-    pub(crate) fn remote_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        self.remote_addresses.keys().copied()
-    }
-
-    /// A local wire port that no other flow of this peer has together with `remote_port`, and that nothing else of this host has
-    /// (P-16), if one is found.
-    pub(crate) fn free_wire_port(&self, remote_port: u16, ports: &Ports) -> Option<u16> {
-        ports.wire_port(|port| !self.wire_ports.contains(&(port, remote_port)))
-    }
-
-    /// Whether something between us translates addresses, in either direction.
-    pub(crate) fn translated(&self) -> bool {
-        let theirs = self.is_mapped();
-        let ours = match (self.observed, self.source) {
-            // Seen by way of the other family, it says nothing of this one.
-            (Some(observed), Some(source)) if observed.is_ipv4() == source.is_ipv4() => observed.ip() != source,
-            _ => false,
-        };
-        theirs || ours
-    }
-
-    /// Whether the peer's place is behind a NAT, so that it may be seen under another mapping. A place that nothing is known
-    /// of may be.
-    pub(crate) fn is_mapped(&self) -> bool {
-        let here = self.known_places.iter().find(|place| place.number == self.places.peer);
-        here.is_none_or(|place| place.translated)
-    }
-
-    /// The place in force is seen under another mapping of its NAT from now on (P-26).
-    pub(crate) fn follow_mapping(&mut self, observed: SocketAddr) {
-        let here = self.places.peer;
-        if let Some(place) = self.known_places.iter_mut().find(|place| place.number == here)
-            && place.translated
-        {
-            place.observed = observed;
-        }
-    }
-
-    /// The peer, which has no flows, is met at another endpoint. Place 0 is where it was met before any update (§5).
-    pub(crate) fn meet_at(&mut self, claimed: SocketAddr, observed: SocketAddr) {
-        if self.sequence_accepted == 0 {
-            self.known_places = vec![KnownPlace::new(0, claimed, observed)];
-        }
-    }
-
-    /// It was reached at another of its addresses, at the same place. What does not bear out that this is its own is behind a NAT (P-19), and
-    /// so is the place from now on.
-    pub(crate) fn note_other_address(&mut self, remote: SocketAddr, port: u16) {
-        let own = remote.port() == port && self.locators.contains(&remote.ip());
-        let mut places = self.known_places.iter_mut();
-        let here = places.find(|place| place.number == self.places.peer && place.observed != remote);
-        here.into_iter().for_each(|place| place.translated |= !own);
-    }
-
-    /// Numbers the place that an update with `sequence` announces (P-25) and remembers it. `uprooted`: no flow is at home
-    /// there (P-33).
-    pub(crate) fn number_place(
-        &mut self,
-        sequence: u32,
-        claimed: SocketAddr,
-        observed: SocketAddr,
-        uprooted: bool,
-    ) -> u32 {
-        let in_force = self.places.peer;
-        let same = |place: &KnownPlace| (place.claimed, place.observed) == (claimed, observed);
-        // What is written down of the place in force stays until the peer has left it (P-135). After that its number is no
-        // longer that of its sources, if they have got another.
-        let newest = self.known_places.iter().rposition(same);
-        let mut at = 0;
-        self.known_places.retain(|place| {
-            let superseded = same(place) && (uprooted || newest != Some(at));
-            at += 1;
-            !superseded || place.number == in_force
-        });
-        let here = self.known_places.iter().rfind(|place| same(place)).filter(|_| !uprooted);
-        if let Some(place) = here.filter(|place| !place.translated || place.number == in_force) {
-            return place.number;
-        }
-        if self.known_places.len() >= PLACES_REMEMBERED {
-            let at_home = |place: &KnownPlace| self.homes.keys().any(|(home, _)| home.peer == place.number);
-            let known = &self.known_places;
-            let oldest = known.iter().position(|place| place.number != in_force && !at_home(place));
-            let oldest = oldest.or_else(|| known.iter().position(|place| place.number != in_force));
-            if let Some(oldest) = oldest {
-                self.known_places.remove(oldest);
-            }
-        }
-        self.known_places.push(KnownPlace::new(sequence, claimed, observed));
-        sequence
-    }
-}
-
-fn release<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
-    if let Some(count) = counts.get_mut(&key) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(&key);
-        }
+        1 + self.sessions.len() + self.answers_at.len() + self.locators.len()
     }
 }

@@ -8,6 +8,19 @@ use whimbrel_handshake::PublicKey;
 use crate::base::op::PeerId;
 use crate::session::SessionLayer;
 
+/// What a session is for, as whoever stands on it says.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Held {
+    /// Flows are ones with the peer.
+    pub(crate) flows: bool,
+    /// Others are being introduced to it.
+    pub(crate) introductions: bool,
+    /// The peer is away, or is not heard.
+    pub(crate) away: bool,
+    /// It is being told where this host is.
+    pub(crate) updating: bool,
+}
+
 /// Why a role wants something of a host, the weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Pin {

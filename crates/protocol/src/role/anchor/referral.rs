@@ -224,7 +224,7 @@ impl ReferralRole {
         base: &mut Base,
     ) {
         let passed_on = |flow: &FlowTuple| low.flow.passed_on(flow).is_some_and(|entry| entry.peer == id);
-        let known = low.flow.path.session.peers.get(&id).and_then(|peer| peer.named.get(&name)).is_some_and(passed_on);
+        let known = peer!(low.flow, &id).and_then(|peer| peer.flow.named.get(&name)).is_some_and(passed_on);
         if !known || key == base.public_key() {
             return;
         }

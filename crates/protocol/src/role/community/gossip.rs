@@ -91,8 +91,8 @@ impl Community {
                 self.telling.remove(&host);
                 continue;
             }
-            let peer = low.flow.path.session.by_key.get(&host).and_then(|id| low.flow.path.session.peers.get(id));
-            match peer.map(|peer| (peer.id, peer.has_session(), peer.away.is_some())) {
+            let peer = low.flow.path.session.by_key.get(&host).and_then(|id| peer!(low.flow, id));
+            match peer.map(|peer| (peer.id, peer.has_session(), peer.flow.away.is_some())) {
                 Some((id, true, _)) => self.ask_roster(id, low, base),
                 // It says itself when it is back.
                 Some((_, false, true)) => {}

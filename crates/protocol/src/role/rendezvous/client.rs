@@ -237,16 +237,16 @@ impl RendezvousRole {
 
     /// Names the meetings with all peers that there are flows with, and no others.
     fn name_meetings(&mut self, low: &mut BindingLayer, base: &mut Base) {
-        let peers = &low.flow.path.session.peers;
+        let flow = &low.flow;
         let over: Vec<PeerId> = self.client.tags.keys().copied().collect();
-        for id in over.into_iter().filter(|id| peers.get(id).is_none_or(|peer| peer.flows.is_empty())) {
+        for id in over.into_iter().filter(|id| !flow.held(*id).flows) {
             if let Some(tag) = self.client.tags.remove(&id) {
                 self.client.by_tag.remove(&tag);
             }
             self.client.found.remove(&id);
             base.stop_timer(Timer::Found(id));
         }
-        for peer in peers.values().filter(|peer| !peer.flows.is_empty()) {
+        for peer in flow.each().filter(|peer| !peer.flow.flows.is_empty()) {
             if !self.client.tags.contains_key(&peer.id)
                 && let Some(tag) = base.key().meeting_tag(&peer.key)
             {
@@ -426,13 +426,13 @@ impl RendezvousRole {
     pub(crate) fn try_found(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         let Some(found) = self.client.found.get_mut(&id) else { return };
         let (endpoint, token) = (found.endpoint, found.token);
-        let Some(peer) = low.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = bound!(low, &id) else { return };
         let same_family = peer.source.is_some_and(|source| source.is_ipv4() == endpoint.is_ipv4());
-        let known = peer.has_shown(endpoint) || (peer.update.is_none() && peer.heading() == endpoint);
+        let known = peer.has_shown(endpoint) || (peer.binding.update.is_none() && peer.heading() == endpoint);
         if base.is_suspended() || known || peer.attachment.is_none() || !same_family {
             return;
         }
-        let updating = peer.update.as_ref().map(|update| !update.absent);
+        let updating = peer.binding.update.as_ref().map(|update| !update.absent);
         let most = match updating {
             Some(true) => TRIES,
             Some(false) => return,

@@ -80,7 +80,7 @@ impl StandIns {
 impl RendezvousRole {
     /// A peer does not answer our updates: it may send its own to where we were.
     pub(crate) fn want_stand_in(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
-        let Some(peer) = low.flow.path.session.peers.get(&id).filter(|peer| !peer.flows.is_empty()) else { return };
+        let Some(peer) = peer!(low.flow, &id).filter(|peer| !peer.flow.flows.is_empty()) else { return };
         let Some(left) = peer.left.filter(|left| !base.attachments().has(left)) else { return };
         if self.stand_ins.unheard.insert(id, left) != Some(left) {
             self.ask_stand_ins(now, low, base);
@@ -112,9 +112,8 @@ impl RendezvousRole {
         if base.is_suspended() || !self.registrars().contains(&id) {
             return;
         }
-        let Some(peer) = low.flow.path.session.peers.get(&id) else { return };
-        let needed =
-            |of: &PeerId| *of != id && low.flow.path.session.peers.get(of).is_some_and(|of| !of.flows.is_empty());
+        let Some(peer) = bound!(low, &id) else { return };
+        let needed = |of: &PeerId| *of != id && peer!(low.flow, of).is_some_and(|of| !of.flow.flows.is_empty());
         let others = self.stand_ins.unheard.iter().filter(|(unheard, _)| needed(unheard));
         let gone = others.map(|(_, left)| *left).filter(|left| !base.attachments().has(left));
         let wanted: BTreeSet<IpAddr> = gone.take(MAX_STOOD_IN).collect();
@@ -127,7 +126,7 @@ impl RendezvousRole {
             *request = Request { addresses: wanted, ..Request::default() };
         }
         // It passes on to where it knows us to be, so it has to know that first.
-        let reached = peer.has_session() && peer.attachment.is_some() && peer.update.is_none();
+        let reached = peer.has_session() && peer.attachment.is_some() && peer.binding.update.is_none();
         if request.answered || !reached {
             return;
         }

@@ -211,7 +211,7 @@ impl RendezvousRole {
     /// Something came from a peer: its confirmed endpoint may be another than before.
     pub(crate) fn note_endpoint(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         let Some(registrant) = self.meetings.registrants.get_mut(&id) else { return };
-        let Some(peer) = low.flow.path.session.peers.get(&id).filter(|peer| peer.has_session()) else { return };
+        let Some(peer) = bound!(low, &id).filter(|peer| peer.has_session()) else { return };
         let here = peer.remote.ip();
         if registrant.was_at.last() != Some(&here) && peer.remote.port() == base.config().port && !peer.is_mapped() {
             registrant.was_at.retain(|address| *address != here);
@@ -251,9 +251,9 @@ impl RendezvousRole {
             registrant.number += u32::from(!registrant.told.is_empty());
             registrant.tries = 0;
         }
-        let Some(peer) = low.flow.path.session.peers.get(&id).filter(|_| !registrant.told.is_empty()) else { return };
+        let Some(peer) = peer!(low.flow, &id).filter(|_| !registrant.told.is_empty()) else { return };
         registrant.tries += 1;
-        if registrant.tries > TELLS || peer.away.is_some() {
+        if registrant.tries > TELLS || peer.flow.away.is_some() {
             // It is told when it is heard again.
             registrant.tries = TELLS + 1;
             return;

@@ -18,6 +18,7 @@ use crate::base::output::{Asked, State, Transmit};
 use crate::base::timer::Timer;
 use crate::session::SessionLayer;
 use crate::session::peer::{Met, SessionSlot};
+use crate::session::pins::Held;
 
 /// How long a former session is still received from (P-7).
 const FORMER_SESSION: Duration = Duration::from_secs(30);
@@ -234,11 +235,11 @@ impl SessionLayer {
             base.drop_datagram();
             return Verdict::Refused;
         }
-        Verdict::Accepted { stranger: !self.by_key.contains_key(&key) }
+        Verdict::Accepted { known: self.by_key.get(&key).copied() }
     }
 
     /// The session begins that a handshake has ended with.
-    pub(crate) fn begin_session(&mut self, now: Time, ended: Ended, base: &mut Base) -> Option<Begun> {
+    pub(crate) fn begin_session(&mut self, now: Time, ended: Ended, held: Held, base: &mut Base) -> Option<Begun> {
         let Ended { finished, how } = ended;
         let Finished { session, remote: key, hello, answer } = finished;
         let known = self.by_key.get(&key).copied();
@@ -247,7 +248,8 @@ impl SessionLayer {
         let peer = self.peers.get_mut(&id)?;
         let reached = !peer.has_session();
         let life = hello.life;
-        let idle = peer.flows.is_empty() && peer.update.is_none();
+        let mut met = None;
+        let idle = !held.flows && !held.updating;
         let claimed = SocketAddr::new(hello::claimed(&hello.locators, how.source.ip()), base.config().port);
         if known.is_none() || (idle && session.is_confirmed()) {
             peer.candidate = None;
@@ -258,15 +260,11 @@ impl SessionLayer {
             }
             peer.source = how.destination;
             peer.attachment = attachment;
-            peer.meet_at(claimed, how.source);
+            met = Some((claimed, how.source));
         } else if peer.attachment.is_none() && how.destination == peer.source {
             peer.attachment = attachment;
         }
         peer.locators = hello.locators.into_iter().filter(|locator| !locator.is_unspecified()).collect();
-        if known.is_some() && peer.sequence_sent > 0 {
-            // It may have started anew and not know where we are.
-            peer.unannounced = true;
-        }
         if hello.timestamp != 0 && !session.is_initiator() {
             peer.newest_initiation = peer.newest_initiation.max(hello.timestamp);
         }
@@ -300,11 +298,25 @@ impl SessionLayer {
             Purpose::Peer(_) | Purpose::Theirs => (None, false),
         };
         let (source, destination, started) = (how.source, how.destination, how.started);
-        Some(Begun { id, key, index, source, destination, started, reached, confirmed, initiated, asked, joins })
+        Some(Begun {
+            id,
+            key,
+            index,
+            source,
+            destination,
+            started,
+            reached,
+            confirmed,
+            initiated,
+            again: known.is_some(),
+            met,
+            asked,
+            joins,
+        })
     }
 
     /// Confirms a session that this host has initiated at the other end, measures the round trip and tells how we are seen.
-    pub(crate) fn check_new_session(&mut self, now: Time, begun: &Begun, base: &mut Base) {
+    pub(crate) fn check_new_session(&mut self, now: Time, begun: &Begun, held: Held, base: &mut Base) {
         let token = base.random().u64();
         let locators = Message::Locators(base.attachments().addresses().copied().collect());
         let id = begun.id;
@@ -312,7 +324,7 @@ impl SessionLayer {
             peer.check = Some((token, now));
             peer.checked = Some(begun.source.ip());
             peer.telling = base.attachments().addresses().copied().collect();
-            if !peer.flows.is_empty() {
+            if held.flows {
                 base.set_timer_earlier(Timer::Keepalive(id), now + peer.repeat_after(1));
             }
         }
@@ -323,7 +335,14 @@ impl SessionLayer {
     }
 
     /// The peer has shown that it holds the keys of this session: it takes the place of the others (P-8).
-    pub(crate) fn confirm_session(&mut self, now: Time, id: PeerId, index: u32, base: &mut Base) -> Option<Confirmed> {
+    pub(crate) fn confirm_session(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        index: u32,
+        held: Held,
+        base: &mut Base,
+    ) -> Option<Confirmed> {
         let peer = self.peers.get_mut(&id)?;
         let at = peer.sessions.iter().position(|slot| slot.session.local_index() == index)?;
         if peer.sessions[at].settled {
@@ -338,14 +357,15 @@ impl SessionLayer {
         let origin = slot.origin.take();
         let proven = origin.map(|met| met.remote);
         origin.iter().for_each(|met| peer.shown.note(now, met.remote.ip()));
+        let mut met_at = None;
         let met = origin.filter(|met| met.remote != peer.remote);
         let shown = peer.unproven && met.is_none();
         peer.unproven &= !shown;
         if let Some(Met { remote, destination, claimed }) = met {
-            if peer.flows.is_empty() && peer.update.is_none() {
+            if !held.flows && !held.updating {
                 peer.candidate = None;
                 peer.remote = remote;
-                peer.meet_at(claimed, remote);
+                met_at = Some((claimed, remote));
                 if destination.is_some_and(|destination| peer.source != Some(destination)) {
                     peer.observed = None;
                 }
@@ -366,7 +386,7 @@ impl SessionLayer {
         peer.reach_tries = 0;
         peer.handshakes = 0;
         base.stop_timer(Timer::Reach(id));
-        Some(Confirmed { shown, proven, life, begun })
+        Some(Confirmed { shown, proven, life, begun, met: met_at })
     }
 }
 
@@ -394,9 +414,9 @@ pub(crate) enum Verdict {
         found: PublicKey,
         at: IpAddr,
     },
-    /// It is. `stranger`: no peer has this key.
+    /// It is, with this peer, if one has the key.
     Accepted {
-        stranger: bool,
+        known: Option<PeerId>,
     },
 }
 
@@ -417,6 +437,9 @@ pub(crate) struct Begun {
     pub(crate) confirmed: bool,
     /// This host has asked for it.
     pub(crate) initiated: bool,
+    /// The peer was known before, or else where it is met now: which endpoint it claims, and which it is seen at.
+    pub(crate) again: bool,
+    pub(crate) met: Option<(SocketAddr, SocketAddr)>,
     /// To find out who lives at this address.
     pub(crate) asked: Option<IpAddr>,
     /// To use a code.
@@ -433,6 +456,8 @@ pub(crate) struct Confirmed {
     /// Its life, as it said when its handshake began.
     pub(crate) life: u64,
     pub(crate) begun: Time,
+    /// Where a peer without flows is met now: which endpoint it claims, and which it is seen at.
+    pub(crate) met: Option<(SocketAddr, SocketAddr)>,
 }
 
 pub(super) struct Pending {

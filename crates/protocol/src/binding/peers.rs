@@ -1,0 +1,554 @@
+//! What this host knows of where a peer's flows go, beside the peer and its flows.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::{Deref, DerefMut};
+
+use whimbrel_wire::FlowTuple;
+
+use crate::Time;
+use crate::base::attachments::Attachment;
+use crate::base::op::{Binding, Carrier, FlowEntry, KnownPlace, NOWHERE, PeerId, Places, SavedPeer};
+use crate::base::output::OpId;
+use crate::base::pace::FORMER;
+use crate::binding::BindingLayer;
+use crate::binding::update::{Meanwhile, PendingUpdate};
+use crate::flow::peers::{Away, FlowPeer, WithFlows};
+use crate::flow::stall::Stalls;
+use crate::path::challenge::Awaited;
+use crate::session::peer::Peer;
+use crate::session::pins::Held;
+
+/// Places remembered for a return (P-25).
+const PLACES_REMEMBERED: usize = 8;
+
+/// The carrier probe towards the peer (P-20).
+#[derive(Debug, Default)]
+pub(crate) struct CarrierProbe {
+    /// Nonce and tuple of the outstanding one.
+    pub(crate) nonce: u64,
+    pub(crate) wire: Option<FlowTuple>,
+    pub(crate) tries: u32,
+    /// The peer saw ours.
+    pub(crate) forward: bool,
+    /// We are the end that moved last, so that we probe first.
+    pub(crate) leading: bool,
+}
+
+/// Where a peer's flows go.
+pub(crate) struct BoundPeer {
+    pub(crate) sequence_sent: u32,
+    pub(crate) sequence_accepted: u32,
+    pub(crate) carrier: Carrier,
+    pub(crate) former: Vec<(IpAddr, IpAddr)>,
+    pub(crate) update: Option<PendingUpdate>,
+    pub(crate) probe: CarrierProbe,
+    /// The op that is to put the newest binding in force, until that is done.
+    pub(crate) binding_asked: Option<OpId>,
+    /// A probe of the peer's that is answered then: its tuple on the wire and its nonce.
+    pub(crate) probed_early: Option<(FlowTuple, u64)>,
+    pub(crate) known_places: Vec<KnownPlace>,
+    /// Our addresses at places of ours that flows are at home at.
+    pub(crate) own_places: BTreeMap<u32, IpAddr>,
+    pub(crate) peer_refuses_rewrite: bool,
+    /// The peer may not know where we are: it is told when there is a session.
+    pub(crate) unannounced: bool,
+    /// Its last move has broken nothing (P-38): what is under way need not be sent again.
+    pub(crate) unbroken: bool,
+    /// The pair of locators, ours and its own, that rewritten packets are accepted between as this peer's.
+    pub(crate) pair: Option<(IpAddr, IpAddr)>,
+    /// Held flows that are heard under their own names after all are to be told (P-39).
+    pub(crate) listens: bool,
+    /// The life of its sockets, as it said last; 0: it said nothing (P-47).
+    pub(crate) life: u64,
+    /// When the session began that it was told in.
+    pub(crate) life_since: Time,
+    /// What names its memory of flows of hosts behind it, as it said last, and when the session began that it was told in (P-123).
+    pub(crate) memory: u64,
+    pub(crate) memory_since: Time,
+    /// Places of the peer's that it was seen to be at, by their numbers, and when it left them: those of the last minute (P-104).
+    pub(crate) left_places: BTreeMap<u32, Time>,
+    /// It never answered the word that this host goes away.
+    pub(crate) unheard: bool,
+    /// The sockets of its flows are kept from giving up (P-46).
+    pub(crate) parked: bool,
+    /// Its flows go by the tunnel as long as both ends are where they are: their own packets do not pass (P-49), or a program of this
+    /// host would get them (P-160).
+    pub(crate) only_tunnel: bool,
+}
+
+impl BoundPeer {
+    pub(crate) fn new(remote: SocketAddr) -> Self {
+        Self {
+            sequence_sent: 0,
+            sequence_accepted: 0,
+            carrier: Carrier::Tunnel,
+            former: Vec::new(),
+            update: None,
+            probe: CarrierProbe::default(),
+            binding_asked: None,
+            probed_early: None,
+            known_places: vec![KnownPlace::new(0, remote, remote)],
+            own_places: BTreeMap::new(),
+            peer_refuses_rewrite: false,
+            unannounced: false,
+            unbroken: false,
+            pair: None,
+            listens: false,
+            life: 0,
+            life_since: Time::default(),
+            memory: 0,
+            memory_since: Time::default(),
+            left_places: BTreeMap::new(),
+            unheard: false,
+            parked: false,
+            only_tunnel: false,
+        }
+    }
+
+    /// Entries of all tables together.
+    pub(crate) fn entries(&self) -> usize {
+        self.former.len() + self.known_places.len() + self.own_places.len()
+    }
+
+    /// A peer that a daemon before this one knew.
+    fn restored(saved: &SavedPeer, now: Time) -> Self {
+        let mut known_places = saved.known_places.clone();
+        if known_places.is_empty() {
+            known_places
+                .push(KnownPlace { number: saved.places.peer, ..KnownPlace::new(0, saved.remote, saved.remote) });
+        }
+        Self {
+            sequence_sent: saved.sequence_sent,
+            sequence_accepted: saved.sequence_accepted,
+            carrier: saved.carrier,
+            former: saved.former.clone(),
+            own_places: saved.own_places.iter().copied().collect(),
+            life: saved.life,
+            memory: saved.memory,
+            listens: saved.silent && !saved.absent,
+            // When it left them nobody has written down.
+            left_places: saved.known_places.iter().map(|place| (place.number, now)).collect(),
+            parked: saved.absent || saved.silent,
+            known_places,
+            ..Self::new(saved.remote)
+        }
+    }
+}
+
+/// A peer, with its flows and where they go.
+pub(crate) struct Bound<S, F, B> {
+    pub(crate) peer: S,
+    pub(crate) flow: F,
+    pub(crate) binding: B,
+}
+
+/// To be looked at.
+pub(crate) type BoundRef<'a> = Bound<&'a Peer, &'a FlowPeer, &'a BoundPeer>;
+
+impl<S: Deref<Target = Peer>, F, B> Deref for Bound<S, F, B> {
+    type Target = Peer;
+
+    fn deref(&self) -> &Peer {
+        &self.peer
+    }
+}
+
+impl<S: DerefMut<Target = Peer>, F, B> DerefMut for Bound<S, F, B> {
+    fn deref_mut(&mut self) -> &mut Peer {
+        &mut self.peer
+    }
+}
+
+/// Looks a peer up in a binding layer, with its flows and where they go. A macro, so that what else is in the layer can be used meanwhile.
+macro_rules! bound {
+    ($layer:expr, $id:expr) => {
+        match (peer!($layer.flow, $id), $layer.peers.get($id)) {
+            (Some($crate::flow::peers::WithFlows { peer, flow }), Some(binding)) => {
+                Some($crate::binding::peers::Bound { peer, flow, binding })
+            }
+            _ => None,
+        }
+    };
+}
+
+/// As [`bound`], to be changed.
+macro_rules! bound_mut {
+    ($layer:expr, $id:expr) => {
+        match (peer_mut!($layer.flow, $id), $layer.peers.get_mut($id)) {
+            (Some($crate::flow::peers::WithFlows { peer, flow }), Some(binding)) => {
+                Some($crate::binding::peers::Bound { peer, flow, binding })
+            }
+            _ => None,
+        }
+    };
+}
+
+impl BindingLayer {
+    /// A peer is known from now on, or is already.
+    pub(crate) fn know(&mut self, id: PeerId, remote: SocketAddr) {
+        self.flow.know(id);
+        self.peers.entry(id).or_insert_with(|| BoundPeer::new(remote));
+    }
+
+    /// Takes over what a daemon before this one knew of a peer.
+    pub(crate) fn restore(&mut self, saved: &SavedPeer, now: Time) {
+        self.flow.restore(saved);
+        self.peers.insert(saved.id, BoundPeer::restored(saved, now));
+    }
+
+    /// What a peer's session is for.
+    pub(crate) fn held(&self, id: PeerId) -> Held {
+        let updating = self.peers.get(&id).is_some_and(|peer| peer.update.is_some());
+        Held { updating, ..self.flow.held(id) }
+    }
+
+    /// All peers, by number, with their flows and where these go.
+    pub(crate) fn each(&self) -> impl Iterator<Item = BoundRef<'_>> {
+        self.flow.each().filter_map(|WithFlows { peer, flow }| {
+            let binding = self.peers.get(&peer.id)?;
+            Some(Bound { peer, flow, binding })
+        })
+    }
+}
+
+impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = BoundPeer>> Bound<S, F, B> {
+    /// How many flows are at home where this host is at this address.
+    pub(crate) fn flows_at_home(&self, address: IpAddr) -> usize {
+        let homes = self.flow.homes.iter().filter(|((home, _), _)| home.peer == self.flow.places.peer);
+        let here = homes.filter(|((home, _), _)| self.binding.own_places.get(&home.local) == Some(&address));
+        here.map(|(_, count)| count).sum()
+    }
+
+    /// How many flows that this host is away from home with are of this address's family. Those that only the peer is away with go where the
+    /// peer is.
+    pub(crate) fn flows_of_family(&self, address: IpAddr) -> usize {
+        let away = self.flow.homes.iter().filter(|((home, _), _)| home.local != self.flow.places.local);
+        let alike = away.filter(|((_, own), _)| own.is_ipv4() == address.is_ipv4());
+        alike.map(|(_, count)| count).sum()
+    }
+
+    /// Whether flows are at home at another place of this host than the one where it is or goes to.
+    pub(crate) fn has_gone(&self) -> bool {
+        self.flow.homes.keys().any(|(home, _)| home.local != self.flow.places.local)
+    }
+
+    /// Whether the peer is elsewhere than at the home of any of its flows.
+    pub(crate) fn has_left(&self) -> bool {
+        let places = self.places_in_force();
+        self.flow.homes.keys().any(|(home, _)| home.peer != places.peer)
+    }
+
+    /// Whether a flow is at home at the address where this host is.
+    pub(crate) fn is_home_address(&self) -> bool {
+        let here = self.attachment.map(|attachment| attachment.address);
+        self.flow.homes.keys().any(|(home, address)| Some(*address) == here && home.peer == self.flow.places.peer)
+    }
+
+    /// Whether any flow that is at home uses one of these addresses of this host.
+    pub(crate) fn is_rooted(&self, gone: impl Fn(&IpAddr) -> bool) -> bool {
+        self.flow.homes.keys().any(|(home, address)| *home == self.flow.places && gone(address))
+    }
+
+    /// Whether segments of this peer's that introduce or probe are to be consumed.
+    pub(crate) fn is_listened_for(&self, now: Time) -> bool {
+        self.flow.introductions.listen_until.is_some_and(|until| until > now) || self.moved_flows() > 0
+    }
+
+    /// How many flows are not where they are at home.
+    pub(crate) fn moved_flows(&self) -> usize {
+        let places = self.places_in_force();
+        let away = self.flow.homes.iter().filter(|((home, _), _)| *home != places).map(|(_, count)| count);
+        self.flow.elsewhere + away.sum::<usize>()
+    }
+
+    pub(crate) fn saved(&self) -> SavedPeer {
+        SavedPeer {
+            id: self.id,
+            key: self.key,
+            // The peer said that it is there. A session with it, without which nothing is sent, will prove it.
+            remote: self.heading(),
+            source: self.source,
+            locators: self.locators.clone(),
+            sequence_sent: self.binding.sequence_sent,
+            sequence_accepted: self.binding.sequence_accepted,
+            places: self.flow.places,
+            carrier: self.binding.carrier,
+            former: self.binding.former.clone(),
+            absent: self.flow.away == Some(Away::Announced),
+            silent: self.flow.away == Some(Away::Silent { held: true }),
+            life: self.binding.life,
+            memory: self.binding.memory,
+            waiting: (self.flow.waiting.sent, self.flow.waiting.seen),
+            observed: self.observed,
+            known_places: self.binding.known_places.clone(),
+            own_places: self.binding.own_places.iter().map(|(number, address)| (*number, *address)).collect(),
+        }
+    }
+
+    /// Whether flows wait for this host or for the peer, so that their sockets may come to give up.
+    pub(crate) fn waits(&self) -> bool {
+        let held = self.binding.carrier == Carrier::Hold || self.flow.places.local == NOWHERE;
+        !self.flow.flows.is_empty() && (self.flow.away.is_some() || (held && self.meanwhile().is_none()))
+    }
+
+    /// The pair of locators that rewritten packets may come between. Through a NAT nothing arrives rewritten, and what
+    /// arrives under its address may be anybody's (`shared`: other hosts have been seen under it); so may what seems to come
+    /// from a place that is not confirmed.
+    pub(crate) fn wanted_pair(&self, shared: bool) -> Option<(IpAddr, IpAddr)> {
+        let unconfirmed = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        if self.flow.flows.is_empty() || unconfirmed || shared || self.translated() {
+            return None;
+        }
+        self.source.filter(|source| source.is_ipv4() == self.remote.is_ipv4()).map(|source| (source, self.remote.ip()))
+    }
+
+    /// The place and endpoint that the peer announced last, the refusal of rewritten packets that went with it.
+    pub(crate) fn announced(&self) -> (u32, SocketAddr, bool) {
+        let candidate = self.candidate.as_ref();
+        match candidate.and_then(|candidate| Some((candidate.remote, candidate.awaited?))) {
+            Some((remote, awaited)) => (awaited.place, remote, awaited.refuses_rewrite),
+            None => (self.flow.places.peer, self.heading(), self.binding.peer_refuses_rewrite),
+        }
+    }
+
+    /// Whether the present path carries flows: no move of either end is under way.
+    pub(crate) fn carries(&self) -> bool {
+        let announced = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        self.binding.update.is_none() && self.attachment.is_some() && !announced && self.flow.away.is_none()
+    }
+
+    /// Whether either end has said that it is elsewhere than where they met.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.binding.sequence_sent > 0 || self.binding.sequence_accepted > 0
+    }
+
+    /// Whether the peer's place is behind a NAT, so that it may be seen under another mapping. A place that nothing is known
+    /// of may be.
+    pub(crate) fn is_mapped(&self) -> bool {
+        let here = self.binding.known_places.iter().find(|place| place.number == self.flow.places.peer);
+        here.is_none_or(|place| place.translated)
+    }
+
+    /// What carries the flows while an update is not answered.
+    pub(crate) fn meanwhile(&self) -> Option<&Meanwhile> {
+        self.binding.update.as_ref()?.meanwhile.as_ref()
+    }
+
+    /// Whether segments of its flows are to be made small enough for the tunnel. To make them so has TCP send again all that
+    /// is under way, where a first segment of the old size meets the new route (`ip_fragment` tells of it by ICMP): after a
+    /// move that has broken nothing the tunnel cuts them instead.
+    pub(crate) fn needs_small_segments(&self) -> bool {
+        self.binding.carrier != Carrier::Rewrite && !self.binding.unbroken
+    }
+
+    /// The places as the data plane is to have them. No flow is at home at a place that is not confirmed: native
+    /// packets would know no allowance (P-18).
+    pub(crate) fn places_in_force(&self) -> Places {
+        if let Some(meanwhile) = self.meanwhile() {
+            return meanwhile.binding.places;
+        }
+        let unconfirmed = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        if unconfirmed || self.flow.is_held_away() {
+            Places { peer: NOWHERE, ..self.flow.places }
+        } else {
+            self.flow.places
+        }
+    }
+
+    /// Whether something between us translates addresses, in either direction.
+    pub(crate) fn translated(&self) -> bool {
+        let theirs = self.is_mapped();
+        let ours = match (self.observed, self.source) {
+            // Seen by way of the other family, it says nothing of this one.
+            (Some(observed), Some(source)) if observed.is_ipv4() == source.is_ipv4() => observed.ip() != source,
+            _ => false,
+        };
+        theirs || ours
+    }
+
+    /// Until when what comes from a place of the peer's may be the peer's own still, since it was under way; `None`: it is not.
+    pub(crate) fn under_way_until(&self, now: Time, place: u32) -> Option<Time> {
+        let there = self.flow.places.peer == place && self.flow.away.is_none();
+        let until = |left: &Time| Some(*left + FORMER).filter(|until| *until > now);
+        if there { Some(now + FORMER) } else { self.binding.left_places.get(&place).and_then(until) }
+    }
+
+    /// Where the peer may be, the likeliest first: where it said that it is, its other addresses, and where it was before.
+    /// `anywhere`: the last as well.
+    pub(crate) fn whereabouts(&self, port: u16, anywhere: bool) -> Vec<SocketAddr> {
+        let told = self.locators.iter().map(|address| SocketAddr::new(*address, port));
+        let before = self.binding.known_places.iter().rev().filter(|place| anywhere && !place.translated);
+        let mut all = Vec::new();
+        let likely = [self.heading(), self.remote].into_iter().chain(self.met);
+        for to in likely.chain(told).chain(before.map(|place| place.observed)) {
+            if !all.contains(&to) {
+                all.push(to);
+            }
+        }
+        all
+    }
+
+    /// The binding as the data plane is to have it.
+    pub(crate) fn binding(&self) -> Binding {
+        if let Some(meanwhile) = self.meanwhile() {
+            return meanwhile.binding.clone();
+        }
+        let peer_locator = self.heading().ip();
+        let unspecified = match peer_locator {
+            IpAddr::V4(_) => IpAddr::from([0; 4]),
+            IpAddr::V6(_) => IpAddr::from([0; 16]),
+        };
+        Binding {
+            places: self.places_in_force(),
+            carrier: self.binding.carrier,
+            local_locator: self.binding.pair.map_or(unspecified, |(local, _)| local),
+            peer_locator,
+            proven: Some(self.remote.ip()).filter(|_| !self.unproven),
+            source: self.source,
+            former: self.binding.former.clone(),
+            listens: self.binding.listens && self.binding.carrier == Carrier::Hold,
+            parked: self.binding.parked,
+        }
+    }
+
+    /// The places at which a flow between these addresses, of this host and of the peer, is native now.
+    pub(crate) fn native_places(&self, local: IpAddr, remote: IpAddr) -> Option<Places> {
+        let places = self.flow.places_agreed();
+        let there = self.source == Some(local) && self.remote.ip() == remote && !self.translated();
+        let settled = self.binding.update.is_none() && self.candidate.is_none();
+        (there && settled && places.local != NOWHERE && places.peer != NOWHERE).then_some(places)
+    }
+}
+
+impl<S, F, B> Bound<S, F, B>
+where
+    S: DerefMut<Target = Peer>,
+    F: DerefMut<Target = FlowPeer>,
+    B: DerefMut<Target = BoundPeer>,
+{
+    /// A flow is one with the peer from now on.
+    pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry) {
+        self.flow.named.insert(entry.name, flow);
+        self.note_own_place();
+        self.flow.add(flow, entry);
+    }
+
+    /// The peer is at another place. `asked`: that of this host's which it named.
+    pub(crate) fn follow(&mut self, now: Time, awaited: &Awaited, asked: Option<Attachment>) {
+        self.retire_path();
+        self.leave_place(now);
+        // Where it only says something else of the same place, this host's reason stays.
+        self.binding.only_tunnel &= self.flow.places.peer == awaited.place;
+        self.flow.places.peer = awaited.place;
+        self.binding.peer_refuses_rewrite = awaited.refuses_rewrite;
+        self.flow.stalls = Stalls::default();
+        self.binding.probe = CarrierProbe::default();
+        // The answer leaves from the address that the peer asked; that it is our locator towards it now.
+        if let (None, Some(attachment)) = (&self.binding.update, asked) {
+            self.source = Some(attachment.address);
+            self.attachment = Some(attachment);
+        }
+    }
+
+    /// Remembers which address of ours the place in force is at, and forgets where no flow is at home.
+    pub(crate) fn note_own_place(&mut self) {
+        let Bound { peer, flow, binding } = self;
+        let (here, source) = (flow.places.local, peer.source);
+        binding.own_places.extend(source.filter(|_| here != NOWHERE).map(|source| (here, source)));
+        let homes = &flow.homes;
+        binding.own_places.retain(|number, _| *number == here || homes.keys().any(|(home, _)| home.local == *number));
+    }
+
+    /// Numbers the place that an update with `sequence` announces (P-25) and remembers it. `uprooted`: no flow is at home
+    /// there (P-33).
+    pub(crate) fn number_place(
+        &mut self,
+        sequence: u32,
+        claimed: SocketAddr,
+        observed: SocketAddr,
+        uprooted: bool,
+    ) -> u32 {
+        let in_force = self.flow.places.peer;
+        let same = |place: &KnownPlace| (place.claimed, place.observed) == (claimed, observed);
+        // What is written down of the place in force stays until the peer has left it (P-135). After that its number is no
+        // longer that of its sources, if they have got another.
+        let newest = self.binding.known_places.iter().rposition(same);
+        let mut at = 0;
+        self.binding.known_places.retain(|place| {
+            let superseded = same(place) && (uprooted || newest != Some(at));
+            at += 1;
+            !superseded || place.number == in_force
+        });
+        let here = self.binding.known_places.iter().rfind(|place| same(place)).filter(|_| !uprooted);
+        if let Some(place) = here.filter(|place| !place.translated || place.number == in_force) {
+            return place.number;
+        }
+        if self.binding.known_places.len() >= PLACES_REMEMBERED {
+            let at_home = |place: &KnownPlace| self.flow.homes.keys().any(|(home, _)| home.peer == place.number);
+            let known = &self.binding.known_places;
+            let oldest = known.iter().position(|place| place.number != in_force && !at_home(place));
+            let oldest = oldest.or_else(|| known.iter().position(|place| place.number != in_force));
+            if let Some(oldest) = oldest {
+                self.binding.known_places.remove(oldest);
+            }
+        }
+        self.binding.known_places.push(KnownPlace::new(sequence, claimed, observed));
+        sequence
+    }
+
+    /// The place in force is seen under another mapping of its NAT from now on (P-26).
+    pub(crate) fn follow_mapping(&mut self, observed: SocketAddr) {
+        let here = self.flow.places.peer;
+        if let Some(place) = self.binding.known_places.iter_mut().find(|place| place.number == here)
+            && place.translated
+        {
+            place.observed = observed;
+        }
+    }
+
+    /// The peer leaves the place in force. That counts if it has shown that it was there, and not been absent since: else whoever says that
+    /// he was somewhere for a moment could say so again and again (P-104).
+    pub(crate) fn leave_place(&mut self, now: Time) {
+        self.binding.left_places.retain(|_, left| *left + FORMER > now);
+        let number = self.flow.places.peer;
+        let here = self.binding.known_places.iter().find(|place| place.number == number);
+        if here.is_some_and(|place| place.observed.ip() == self.remote.ip()) && self.flow.away != Some(Away::Announced)
+        {
+            self.binding.left_places.insert(number, now);
+        }
+    }
+
+    /// The peer, which has no flows, is met at another endpoint. Place 0 is where it was met before any update (§5).
+    pub(crate) fn meet_at(&mut self, claimed: SocketAddr, observed: SocketAddr) {
+        if self.binding.sequence_accepted == 0 {
+            self.binding.known_places = vec![KnownPlace::new(0, claimed, observed)];
+        }
+    }
+
+    /// It was reached at another of its addresses, at the same place. What does not bear out that this is its own is behind a NAT (P-19), and
+    /// so is the place from now on.
+    pub(crate) fn note_other_address(&mut self, remote: SocketAddr, port: u16) {
+        let own = remote.port() == port && self.locators.contains(&remote.ip());
+        let mut places = self.binding.known_places.iter_mut();
+        let here = places.find(|place| place.number == self.flow.places.peer && place.observed != remote);
+        here.into_iter().for_each(|place| place.translated |= !own);
+    }
+
+    /// Keeps the present pair of locators acceptable while another takes its place (P-22): the one that it had, and none
+    /// where it had none (P-135).
+    pub(crate) fn retire_path(&mut self) {
+        if let Some(pair) = self.binding.pair {
+            self.binding.former.retain(|former| *former != pair);
+            self.binding.former.insert(0, pair);
+            self.binding.former.truncate(2);
+        }
+    }
+
+    /// This host leaves the place where the peer takes it to be.
+    pub(crate) fn note_left(&mut self) {
+        if self.flow.places.local != NOWHERE {
+            self.left = self.source;
+        }
+    }
+}
