@@ -1,11 +1,12 @@
 //! What is done on this host, one file for each concern. Nothing in here knows of a role.
 //!
 //! ```text
-//! data plane   flows.rs, bindings.rs, hooks.rs, tunnels.rs, wire_ports.rs, remotes.rs, names.rs, path_mtus.rs, late.rs
-//! addresses    addresses.rs, settling.rs, ports.rs
-//! senders      senders/
-//! sockets      sockets.rs, introductions.rs, inventory/
-//! namespaces   namespaces.rs, endpoints.rs, expected.rs
+//! executors.rs  all of them, and what several do together; failure.rs, refusal.rs: why something does not come about
+//! data plane    flows.rs, bindings.rs, hooks.rs, tunnels.rs, wire_ports.rs, remotes.rs, names.rs, path_mtus.rs, late.rs
+//! addresses     addresses.rs, settling.rs, ports.rs
+//! senders       senders/, waking.rs
+//! sockets       sockets.rs, introductions.rs, inventory/
+//! namespaces    namespaces.rs, endpoints.rs, expected.rs
 //! ```
 
 pub(crate) mod addresses;

@@ -127,8 +127,7 @@ impl Relocation {
         name: MoveName,
         request: &Request,
         snapshot: &[u8],
-        donor: Option<Known>,
-        holder: Option<Known>,
+        [donor, holder]: [Option<Known>; 2],
     ) -> Result<(), OpFailed> {
         let mut snapshot = announced(request, snapshot)?;
         let rights = self.rights;
@@ -147,7 +146,7 @@ impl Relocation {
         self.make_way_for_listener(host, &request.tuple);
         lender.take_home(host, &request.tuple)?;
         self.hold_until_awake(host, &request.tuple)?;
-        let rebuilt = self.rebuild_held(host, name, request, snapshot, queue, hidden, holder);
+        let rebuilt = self.rebuild_held(host, name, request, (snapshot, queue), hidden, holder);
         if rebuilt.is_err() {
             self.end_hold(host, &request.tuple);
             return rebuilt;
@@ -195,8 +194,7 @@ impl Relocation {
         host: &mut Host,
         name: MoveName,
         request: &Request,
-        snapshot: Snapshot,
-        queue: Vec<Queued>,
+        (snapshot, queue): (Snapshot, Vec<Queued>),
         hidden: bool,
         holder: Option<Known>,
     ) -> Result<(), OpFailed> {

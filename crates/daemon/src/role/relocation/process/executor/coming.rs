@@ -262,8 +262,7 @@ impl Wholes {
         relocation: &mut Relocation,
         lender: &mut Lender,
         host: &mut Host,
-        id: OpId,
-        name: MoveName,
+        (id, name): (OpId, MoveName),
         snapshot: &[u8],
         from: Vec<PeerId>,
     ) -> Option<Answer> {
