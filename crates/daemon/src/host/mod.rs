@@ -26,6 +26,7 @@ mod remotes;
 pub(crate) mod senders;
 mod settling;
 pub(crate) mod sockets;
+pub(crate) mod table;
 mod tunnels;
 mod wire_ports;
 
@@ -52,8 +53,8 @@ use crate::community_file::CommunityFileError;
 use crate::installed::Installed;
 use crate::known_keys::KnownKeysError;
 use crate::policy::Policies;
+use crate::store::Store;
 use crate::store::StoreError;
-use crate::tables::Store;
 
 pub(crate) use addresses::{Addresses, MARK};
 pub(crate) use endpoints::PlaceName;

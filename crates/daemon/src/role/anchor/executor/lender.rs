@@ -21,12 +21,12 @@ use super::tenant::icmp_of;
 use crate::config::Lendable;
 use crate::host::ports::User;
 use crate::host::refusal::{failed, not_kept, refused};
+use crate::host::table::SavedMoves;
 use crate::host::{Failure, Host, own_addresses};
 use crate::role::anchor::api::BLOCK;
 use crate::role::anchor::offer;
 use crate::role::anchor::offer::{About, Fault, LentOf};
 use crate::store::StoreError;
-use crate::tables::SavedMoves;
 
 /// Addresses of a prefix that are looked at for a free one.
 const MOST_ADDRESSES: u32 = 1 << 16;

@@ -16,9 +16,9 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::young::{Ripening, Young};
 use crate::host::endpoints::PlaceName;
 use crate::host::refusal::{failed, not_kept};
+use crate::host::table::SavedNamespace;
 use crate::host::{Failure, Host, own_addresses};
 use crate::role::relocation::executor::Relocation;
-use crate::tables::anchor::SavedNamespace;
 
 /// The states of connections that a socket that listens has, or is about to have.
 const OPEN: [TcpState; 7] = {
