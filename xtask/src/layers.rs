@@ -53,7 +53,6 @@ const DAEMON: Layered = Layered {
         ("shown", 0),
         ("apart", 0),
         ("store", 1),
-        ("tables", 1),
         ("installed", 1),
         ("community_file", 1),
         ("event_log", 1),

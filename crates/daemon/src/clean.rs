@@ -18,11 +18,12 @@ use whimbrel_kernel::tun::Tun;
 use whimbrel_wire::FlowTuple;
 
 use crate::DEVICE;
+use crate::host::table::has_flows;
 use crate::host::{Addresses, DEFAULT_MTU, MARK};
 use crate::instance::{Instance, InstanceError};
+use crate::role::relocation::table::resting_in;
 use crate::store::place::Place;
 use crate::store::{JOURNAL, StoreError};
-use crate::tables::{has_flows, resting_in};
 
 /// Why nothing, or not all, was removed. What was not can be tried again by the same call.
 #[derive(Debug, thiserror::Error)]

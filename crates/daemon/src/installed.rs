@@ -71,7 +71,7 @@ impl Installed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tables::tests::{entry, flow, peer};
+    use crate::effects::restored::tests::{entry, flow, peer};
 
     #[test]
     fn a_flow_is_found_by_its_name_among_those_of_its_peer() {

@@ -9,7 +9,7 @@
 //! link/           the networks that this host is attached to
 //! api/            the local API: its socket, whom it answers, and what it tells
 //! policy/         what the configuration wants for which connections
-//! store/          what outlives the daemon on disk; tables/ is what the next one must know if this one is killed
+//! store/          what outlives the daemon on disk; what is in it is declared in host/table.rs and in table.rs of a role
 //! installed.rs    the flows that are in force, for all who have to know of them
 //! events.rs       what is told of what happens; event_log.rs tells it in a file
 //! metrics/        figures for monitoring, and the endpoint that serves them
@@ -41,7 +41,6 @@ mod reactor;
 mod role;
 mod shown;
 pub mod store;
-mod tables;
 mod work;
 
 use std::net::SocketAddr;
@@ -69,6 +68,7 @@ pub use crate::api::server;
 use crate::api::server::Server;
 use crate::community_file::CommunityFile;
 use crate::config::{Config, Level};
+use crate::effects::restored::Restored;
 use crate::effects::{Effects, Stores};
 use crate::event_log::EventLog;
 use crate::event_loop::{EventLoop, Parts, Settings};
@@ -77,14 +77,15 @@ use crate::installed::Installed;
 use crate::instance::{Instance, StateLock};
 use crate::known_keys::KnownKeys;
 use crate::metrics::Endpoint;
+use crate::role::gateway::table::keep_lasting;
 pub use crate::role::helpers;
 use crate::role::helpers::Helpers;
 use crate::role::programs::SocketNames;
 use crate::role::relocation::executor::FoundMoves;
 pub use crate::role::relocation::process::helper::serve as serve_criu;
+use crate::store::Store;
 use crate::store::place::Place;
 pub use crate::store::{identity, instance, known_keys};
-use crate::tables::{Restored, Store};
 
 /// Permission bits of the control socket until it is given to whom it is for.
 const ROOT_ONLY: u32 = 0o600;
@@ -218,7 +219,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     // Before there are other threads, so that they block the signals too.
     let signals = Signals::open()?;
     let run_dir = options.run_dir.clone();
-    let instance = Instance::lock(&run_dir, tables::has_flows)?;
+    let instance = Instance::lock(&run_dir, host::table::has_flows)?;
     if instance.is_orphaned() {
         let removed = clean::remove_orphans(&instance, &run_dir).map_err(|error| Error::Orphans(Box::new(error)))?;
         tracing::info!(?removed, "a daemon before this one worked in a network namespace that is gone");
@@ -226,7 +227,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     let _state = StateLock::lock(&options.state_dir)?;
     let key = identity::load_or_create(&options.state_dir)?;
     let known_keys = KnownKeys::open(&options.state_dir.join("known_keys"))?;
-    let (mut store, mut restored) = Store::open(&options.run_dir.join(store::JOURNAL))?;
+    let (mut store, mut restored) = Restored::open(&options.run_dir.join(store::JOURNAL))?;
     let lasting = options.state_dir.join("gateway");
     let memory = if config.gateway.behind.is_empty() {
         // What is not kept up to date is not to be believed later.
@@ -235,7 +236,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     } else {
         let random = identity::random_bytes()?;
         let fresh = random.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte)).max(1);
-        store.keep_lasting(&lasting, fresh, &mut restored)?
+        keep_lasting(&mut store, &lasting, fresh, &mut restored.peers, &mut restored.flows)?
     };
     let event_log = config.event_log.as_ref().map(|path| {
         let path = options.state_dir.join(path);

@@ -21,9 +21,10 @@ use whimbrel_kernel::privilege::{Capabilities, Capability};
 use whimbrel_kernel::sysctl;
 
 use crate::config::{self, Config, ConfigError, Lendable};
+use crate::host::table::has_flows;
 use crate::role::anchor::offer;
 use crate::role::anchor::offer::Fault;
-use crate::{identity, instance, tables};
+use crate::{identity, instance};
 
 use firewall::{Direction, Fate};
 
@@ -505,7 +506,7 @@ fn reverse_path_filters() -> Vec<Finding> {
 fn leftovers(run_dir: &Path, device: &Path) -> Option<Finding> {
     let store = run_dir.join(crate::store::JOURNAL);
     // One that cannot be read says nothing.
-    let flows = fs::File::open(&store).is_ok() && tables::has_flows(&store);
+    let flows = fs::File::open(&store).is_ok() && has_flows(&store);
     let device = device.exists();
     let found = match (flows, device) {
         (false, false) => return None,

@@ -8,8 +8,8 @@ use whimbrel_wire::FlowTuple;
 
 use super::Effects;
 use crate::host::Failure;
+use crate::host::table::SavedMoves;
 use crate::role::relocation::executor::FoundMoves;
-use crate::tables::SavedMoves;
 
 impl Effects {
     /// Takes over namespaces and sockets of moves. To be called before anything else is adopted: what is at rest must not be let

@@ -7,6 +7,7 @@
 
 mod adopt;
 mod moves;
+pub(crate) mod restored;
 
 use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
@@ -36,7 +37,7 @@ use crate::role::relocation::executor::Relocation;
 use crate::role::relocation::executor::making::Making;
 use crate::role::relocation::process::executor::Wholes;
 use crate::role::rendezvous::proxy::Deputy;
-use crate::tables::Store;
+use crate::store::Store;
 
 /// What outlives the daemon on disk.
 pub(crate) struct Stores {

@@ -19,8 +19,8 @@ use whimbrel_tunnel::Tunnel;
 use whimbrel_wire::FlowTuple;
 
 use crate::installed::Installed;
-use crate::tables::Store;
 use crate::policy::Policies;
+use crate::store::Store;
 
 use super::addresses::{Addresses, MARK, own_addresses};
 use super::endpoints::Endpoints;

@@ -5,8 +5,8 @@ use whimbrel_tunnel::PathError;
 use whimbrel_wire::FlowTuple;
 
 use crate::community_file::CommunityFileError;
-use crate::store::StoreError;
 use crate::known_keys::KnownKeysError;
+use crate::store::StoreError;
 
 /// Why an effect did not come about.
 #[derive(Debug, thiserror::Error)]

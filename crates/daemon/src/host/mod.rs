@@ -29,6 +29,7 @@ mod remotes;
 pub(crate) mod senders;
 mod settling;
 pub(crate) mod sockets;
+pub(crate) mod table;
 mod tunnels;
 mod waking;
 mod wire_ports;

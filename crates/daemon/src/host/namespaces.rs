@@ -13,7 +13,7 @@ use super::endpoints::{Endpoints, HIDDEN, Place, PlaceName};
 use super::introductions::{self, Snapshot};
 use super::inventory::servers::Inhabitants;
 use super::{Failure, Host};
-use crate::tables::SavedMoves;
+use crate::host::table::SavedMoves;
 
 impl Host {
     /// The namespace of an endpoint, where its address is not this host's own.

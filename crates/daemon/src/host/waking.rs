@@ -131,8 +131,7 @@ impl Host {
         self.look_for_echoes(now);
         let lost: BTreeMap<PeerId, bool> = peers.iter().copied().collect();
         let has_socket = |entry: &FlowEntry| matches!(entry.end, LocalEnd::Here | LocalEnd::Endpoint);
-        let theirs =
-            self.flows.all().iter().filter(|(_, entry)| lost.contains_key(&entry.peer) && has_socket(entry));
+        let theirs = self.flows.all().iter().filter(|(_, entry)| lost.contains_key(&entry.peer) && has_socket(entry));
         let theirs: Vec<(FlowTuple, PeerId)> = theirs.map(|(flow, entry)| (*flow, entry.peer)).collect();
         let flows: Vec<FlowTuple> = theirs.iter().map(|(flow, _)| *flow).collect();
         if let Err(failure) = self.look_up(&flows, true, snapshot) {
@@ -158,8 +157,7 @@ impl Host {
 
     /// Whether any flows are parked.
     pub(super) fn any_waits(&self) -> bool {
-        self.bindings.values().any(|binding| binding.parked)
-            || self.flows.all().values().any(|entry| entry.waits.any())
+        self.bindings.values().any(|binding| binding.parked) || self.flows.all().values().any(|entry| entry.waits.any())
     }
 
     /// Drops what waits for an answer from a link that does not lead to where it is for any more. IPv4 takes whatever a

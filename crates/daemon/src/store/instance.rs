@@ -261,7 +261,7 @@ pub fn is_running(run_dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tables::has_flows;
+    use crate::host::table::has_flows;
 
     #[test]
     fn a_lock_that_a_killed_daemon_s_child_has_for_a_moment_is_waited_for() {

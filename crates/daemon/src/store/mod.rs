@@ -2,7 +2,6 @@
 //!
 //! ```text
 //! log.rs         an append-only file of changes to rows, which survives a kill at any write, and its compaction
-//! table.rs       typed tables in such a file
 //! former.rs      files that a daemon of before has written
 //! instance.rs    one daemon for each run directory and each state directory
 //! place.rs       where the data plane is pinned
@@ -10,7 +9,7 @@
 //! known_keys.rs  which key answered at which address
 //! ```
 //!
-//! Nothing here knows what is in the tables: they are declared beside their owners (`crate::tables`). What is live is
+//! Nothing here knows what is in the tables: they are declared beside their owners (`host::table`, and `table` of a role). What is live is
 //! asked of those owners; the store is read once, when a daemon starts.
 
 mod former;
@@ -84,6 +83,63 @@ macro_rules! table {
     };
 }
 pub(crate) use table;
+
+/// The store of a running daemon.
+#[derive(Debug)]
+pub(crate) struct Store {
+    log: Log,
+    /// Of hosts behind this one alone: it outlives this host's own life.
+    lasting: Option<Log>,
+}
+
+impl Store {
+    /// That goes on with this file.
+    pub(crate) fn new(log: Log) -> Self {
+        Self { log, lasting: None }
+    }
+
+    /// The file that outlives this host's own life, where there is one.
+    pub(crate) fn lasting(&mut self) -> Option<&mut Log> {
+        self.lasting.as_mut()
+    }
+
+    /// Has one from now on.
+    pub(crate) fn set_lasting(&mut self, log: Log) {
+        self.lasting = Some(log);
+    }
+
+    /// Takes in a change: see [`Log::append`].
+    pub(crate) fn append(&mut self, change: Change) {
+        self.log.append(change);
+    }
+
+    /// Keeps a row.
+    pub(crate) fn put<T: Table>(&mut self, key: &T::Key, row: &T::Row) {
+        self.log.append(Change::default().put::<T>(key, row));
+    }
+
+    /// Drops a row.
+    pub(crate) fn remove<T: Table>(&mut self, key: &T::Key) {
+        self.log.append(Change::default().remove::<T>(key));
+    }
+
+    /// Keeps decisions: see [`Log::keep`].
+    ///
+    /// # Errors
+    /// When the file cannot be written. Then none is kept.
+    pub(crate) fn keep(&mut self, decisions: Vec<Change>) -> Result<(), StoreError> {
+        self.log.keep(decisions)
+    }
+
+    /// Hands all that was said since the last call to the system: see [`Log::flush`].
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub(crate) fn flush(&mut self) -> Result<(), StoreError> {
+        let lasting = self.lasting.as_mut().map_or(Ok(()), Log::flush);
+        self.log.flush().and(lasting)
+    }
+}
 
 /// Removes a store.
 ///

@@ -3,3 +3,4 @@
 pub(crate) mod api;
 pub(crate) mod config;
 pub(crate) mod executor;
+pub(crate) mod table;

@@ -3,3 +3,4 @@
 pub(crate) mod api;
 pub(crate) mod executor;
 pub(crate) mod process;
+pub(crate) mod table;

@@ -18,11 +18,11 @@ use super::tenant::icmp_of;
 use crate::config::Lendable;
 use crate::host::ports::User;
 use crate::host::refusal::{failed, not_kept, refused};
+use crate::host::table::SavedMoves;
 use crate::host::{Failure, Host, Mover, own_addresses};
-use crate::store::StoreError;
-use crate::tables::SavedMoves;
 use crate::role::anchor::offer;
 use crate::role::anchor::offer::{About, BLOCK, Fault, LentOf};
+use crate::store::StoreError;
 
 /// Addresses of a prefix that are looked at for a free one.
 const MOST_ADDRESSES: u32 = 1 << 16;

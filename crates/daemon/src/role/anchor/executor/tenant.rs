@@ -15,8 +15,8 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::young::{Ripening, Young};
 use crate::host::endpoints::PlaceName;
 use crate::host::refusal::{failed, not_kept};
+use crate::host::table::SavedNamespace;
 use crate::host::{Failure, Host, Mover, own_addresses};
-use crate::tables::anchor::SavedNamespace;
 
 /// Endpoints of others.
 #[derive(Debug, Default)]

@@ -13,8 +13,8 @@ use whimbrel_wire::Transport;
 use super::Relocation;
 use super::donor::Given;
 use crate::host::Host;
-use crate::tables::resting_in;
 use crate::role::helpers::executor::Helping;
+use crate::role::relocation::table::resting_in;
 
 /// Moves in the middle, and what is found of their sockets.
 pub(crate) struct FoundMoves {

@@ -19,9 +19,9 @@ use crate::closing::Received;
 use crate::host::refusal::{failed, refused, unmovable};
 use crate::host::sockets::{beside, has_urgent, needs};
 use crate::host::{Failure, Host};
-use crate::store::StoreError;
 use crate::role::anchor::executor::lender::Lender;
 use crate::role::helpers::executor::Helping;
+use crate::store::StoreError;
 
 /// The states of connections that a socket that listens has, or is about to have.
 const OPEN: [TcpState; 7] = {

@@ -2,12 +2,19 @@ use std::collections::HashMap;
 use std::fs;
 use std::net::SocketAddr;
 
-use whimbrel_protocol::{Carrier, KnownPlace, LocalEnd, Manner, Places, Request, Ticket, View, Waits};
+use whimbrel_handshake::PublicKey;
+use whimbrel_protocol::{
+    Carrier, FlowName, KnownPlace, LeaseName, LocalEnd, Manner, MoveName, Places, Request, SavedAcceptance,
+    SavedDonation, SavedHeld, SavedLease, SavedTenancy, Ticket, View, Waits,
+};
 use whimbrel_wire::Transport;
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::snapshot::Family;
 
 use super::*;
+use crate::host::table::{SavedNamespace, has_flows};
+use crate::role::gateway::table::keep_lasting;
+use crate::role::relocation::table::resting_in;
 use crate::store::remove;
 use crate::store::tests::Folder;
 
@@ -222,14 +229,14 @@ fn say_everything(store: &mut Store) {
 }
 
 fn restored(folder: &Folder) -> Restored {
-    Store::open(&folder.file()).expect("open").1
+    Restored::open(&folder.file()).expect("open").1
 }
 
 #[test]
 fn what_was_said_is_there_after_a_kill() {
     let folder = Folder::new("kill");
     assert!(!has_flows(&folder.file()));
-    let (mut store, nothing) = Store::open(&folder.file()).expect("open");
+    let (mut store, nothing) = Restored::open(&folder.file()).expect("open");
     assert_eq!(nothing, Restored::default());
     store.save_peer(&peer(1));
     store.flush().expect("flush");
@@ -245,7 +252,7 @@ fn what_was_said_is_there_after_a_kill() {
         assert_eq!(restored(&folder), everything());
         assert_eq!(resting_in(&folder.file()).expect("of this release"), ([(71, 2)].into(), [flow(12)].into()));
     }
-    let (mut store, _) = Store::open(&folder.file()).expect("open");
+    let (mut store, _) = Restored::open(&folder.file()).expect("open");
     store.save_peer(&peer(4));
     store.save_suspended(false);
     store.save_lending_stopped(false).expect("kept");
@@ -260,8 +267,8 @@ fn what_was_said_is_there_after_a_kill() {
 fn what_a_daemon_of_before_has_written_is_taken_over() {
     let folder = Folder::new("before");
     for text in [
-        &include_bytes!("../../tests/data/journal-1-appended")[..],
-        include_bytes!("../../tests/data/journal-1-rewritten"),
+        &include_bytes!("../../../tests/data/journal-1-appended")[..],
+        include_bytes!("../../../tests/data/journal-1-rewritten"),
     ] {
         fs::write(folder.file(), text).expect("write");
         assert!(has_flows(&folder.file()));
@@ -273,7 +280,7 @@ fn what_a_daemon_of_before_has_written_is_taken_over() {
         fs::write(folder.file(), text).expect("write");
         let blocked = folder.file().with_extension("new");
         fs::create_dir(&blocked).expect("a folder");
-        let (mut store, _) = Store::open(&folder.file()).expect("open");
+        let (mut store, _) = Restored::open(&folder.file()).expect("open");
         store.forget_donation(name(2));
         store.forget_flow(&flow(1), &entry(1));
         store.save_held(&[held(8, 1, 6)]).expect("kept");
@@ -299,10 +306,10 @@ fn what_a_daemon_of_before_has_written_is_taken_over() {
 fn what_this_release_writes_is_read_by_those_to_come() {
     let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/journal-2");
     let folder = Folder::new("now");
-    let (mut store, _) = Store::open(&folder.file()).expect("open");
+    let (mut store, _) = Restored::open(&folder.file()).expect("open");
     say_everything(&mut store);
     store.flush().expect("flush");
-    drop(Store::open(&folder.file()).expect("written anew"));
+    drop(Restored::open(&folder.file()).expect("written anew"));
     let text = fs::read(folder.file()).expect("read");
     if std::env::var_os("WHIMBREL_WRITE_DATA").is_some() {
         fs::write(&file, &text).expect("write");
@@ -319,16 +326,16 @@ fn what_this_release_writes_is_read_by_those_to_come() {
 #[test]
 fn what_names_a_row_is_one_text() {
     let folder = Folder::new("owners");
-    let (mut store, _) = Store::open(&folder.file()).expect("open");
+    let (mut store, _) = Restored::open(&folder.file()).expect("open");
     let kept = || restored(&folder).moves.held.into_values().collect::<Vec<_>>();
     // Two hosts have one each of the same name.
     store.save_held(&[held(1, 7, 1), held(2, 7, 2)]).expect("kept");
     assert_eq!(kept(), [held(1, 7, 1), held(2, 7, 2)]);
-    let (mut store, _) = Store::open(&folder.file()).expect("open");
+    let (mut store, _) = Restored::open(&folder.file()).expect("open");
     // One goes on to a third, and back.
     store.save_held(&[held(3, 7, 1)]).expect("kept");
     assert_eq!(kept(), [held(2, 7, 2), held(3, 7, 1)]);
-    let (mut store, _) = Store::open(&folder.file()).expect("open");
+    let (mut store, _) = Restored::open(&folder.file()).expect("open");
     store.save_held(&[held(1, 7, 3)]).expect("kept");
     store.forget_held(FlowName::new(key(2), 7));
     store.forget_held(FlowName::new(key(3), 7));
@@ -343,8 +350,9 @@ fn what_a_gateway_remembers_outlives_its_host() {
     let (run, state) = (folder.file(), folder.0.join("gateway"));
     let passing = FlowEntry { end: LocalEnd::Passing, ..entry(1) };
     let open = |fresh| {
-        let (mut store, mut restored) = Store::open(&run).expect("open");
-        let memory = store.keep_lasting(&state, fresh, &mut restored).expect("open the second");
+        let (mut store, mut restored) = Restored::open(&run).expect("open");
+        let memory =
+            keep_lasting(&mut store, &state, fresh, &mut restored.peers, &mut restored.flows).expect("open the second");
         (store, restored, memory)
     };
     let (mut store, nothing, memory) = open(5);
@@ -379,7 +387,7 @@ fn what_a_gateway_remembers_outlives_its_host() {
     remove(&state).expect("nothing to remove");
     assert_eq!(open(11).2, 11);
     // As a gateway of before has written it.
-    fs::write(&state, include_bytes!("../../tests/data/gateway-1")).expect("write");
+    fs::write(&state, include_bytes!("../../../tests/data/gateway-1")).expect("write");
     another_life();
     let (_, restored, memory) = open(12);
     assert_eq!((restored.flows, memory), (HashMap::from([(flow(1), passing)]), 5));

@@ -1,11 +1,10 @@
 //! Tables of endpoints that are lent.
 
-use serde::{Deserialize, Serialize};
 use whimbrel_protocol::{FlowEntry, FlowName, LeaseName, SavedLease, SavedTenancy};
 use whimbrel_wire::FlowTuple;
 
-use super::{Name, Store};
-use crate::store::{Change, StoreError, table};
+use crate::host::table::{Name, SavedNamespace};
+use crate::store::{Change, Store, StoreError, table};
 
 table! {
     /// What others have on lease, by tenant and number; and whether the address was of a subnet of this host's links when
@@ -26,15 +25,6 @@ table! {
 table! {
     /// Flows as they were before they became direct, of which who has passed them on is to be told.
     Left = "left": FlowTuple => FlowEntry
-}
-
-/// A network namespace that a program has brought along for a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SavedNamespace {
-    /// SO_NETNS_COOKIE.
-    pub(crate) cookie: u64,
-    /// Far ends are not to learn where it is.
-    pub(crate) hidden: bool,
 }
 
 impl Store {

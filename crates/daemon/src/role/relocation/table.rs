@@ -1,10 +1,14 @@
 //! Tables of sockets that change hosts.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{FlowName, MoveName, SavedAcceptance, SavedDonation, SavedHeld};
+use whimbrel_wire::FlowTuple;
 
-use super::{Name, Store};
-use crate::store::{Change, StoreError, table};
+use crate::host::table::Name;
+use crate::store::{Change, Found, Store, StoreError, read, table};
 
 table! {
     /// Sockets that are being given away, by donor and number of the move.
@@ -83,4 +87,16 @@ impl Store {
     pub(crate) fn forget_held(&mut self, flow: FlowName) {
         self.remove::<Held>(&of_flow(flow));
     }
+}
+
+/// What the store at `path`, which stays as it is, says of processes that stand still, with the times when they were
+/// started, and of sockets that were being given away. Of one that cannot be read, nothing.
+///
+/// # Errors
+/// When a later release has written it.
+pub(crate) fn resting_in(path: &Path) -> Result<(BTreeMap<u32, u64>, BTreeSet<FlowTuple>), StoreError> {
+    let text = read(path).unwrap_or_default();
+    let mut found = Found::parse(path, &text)?;
+    let donations = found.rows::<Donations>().into_iter().map(|(_, saved)| saved.tuple).collect();
+    Ok((found.rows::<Halted>().into_iter().collect(), donations))
 }
