@@ -349,8 +349,7 @@ impl Told {
     pub(crate) fn of_socket(kind: &'static str, flow: Option<FlowTuple>, what: impl std::fmt::Display) -> Self {
         match flow {
             Some(flow) => {
-                let of =
-                    if flow.is_unconnected() { crate::api::views::flow(flow).called() } else { format!("of {flow}") };
+                let of = if flow.is_unconnected() { crate::shown::flow(flow).called() } else { format!("of {flow}") };
                 Self::new(kind, format!("the socket {of} {what}")).with("flow", flow.to_string())
             }
             None => Self::new(kind, format!("a socket {what}")),

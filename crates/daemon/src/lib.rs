@@ -1,8 +1,10 @@
 //! The daemon: runs the protocol's [`Node`] on a real kernel.
 //!
 //! ```text
-//! event_loop/     the control thread: waits for everything, tells the node, drains it
-//! host/           carries out what the node asks of the kernel, one file for each kind of effect; inventory/ is what there is
+//! reactor.rs      waits for what registers itself
+//! event_loop/     the control thread: tells the node what has happened, and drains it
+//! effects/        hands what the node asks for to whoever does it
+//! host/           what is done on this host, one file for each concern; inventory/ is what there is
 //! role/           what hosts do for each other: each role's executor, its part of the API, its section of the configuration
 //! link/           the networks that this host is attached to
 //! api/            the local API: its socket, whom it answers, and what it tells
@@ -38,7 +40,9 @@ mod metrics;
 pub mod name_server;
 mod place;
 pub mod policy;
+mod reactor;
 mod role;
+mod shown;
 mod work;
 
 use std::net::SocketAddr;
@@ -188,7 +192,7 @@ pub enum Error {
     TunnelEnded,
     /// The control thread cannot go on.
     #[error(transparent)]
-    Loop(#[from] event_loop::LoopError),
+    Loop(#[from] reactor::LoopError),
     /// What a daemon before this one left cannot be taken over.
     #[error("what was left by a former daemon cannot be taken over: {0}")]
     Adopt(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -273,7 +277,7 @@ pub fn run(options: Options) -> Result<(), Error> {
             return Err(error);
         }
     };
-    let begun = event_loop.begin(&flows, &moves);
+    let begun = event_loop.begin(&flows, &moves, register);
     if begun.is_ok() {
         notify(NotifyState::Ready);
     }
@@ -285,6 +289,17 @@ pub fn run(options: Options) -> Result<(), Error> {
     }
     drop(instance);
     result
+}
+
+/// Has all that the loop does not know of wait for what they have to wait for.
+fn register(event_loop: &mut EventLoop) -> Result<(), reactor::LoopError> {
+    role::gateway::api::register(event_loop)?;
+    role::rendezvous::api::register(event_loop)?;
+    role::helpers::api::register(event_loop)?;
+    role::programs::register(event_loop)?;
+    role::anchor::api::register(event_loop)?;
+    role::relocation::api::register(event_loop)?;
+    api::requests::register(event_loop)
 }
 
 /// What a daemon cannot start without and does not have. CAP_SYS_ADMIN stands for the two of BPF (capabilities(7)).
@@ -319,7 +334,7 @@ fn start(start: Start, place: &Place) -> Result<(EventLoop, Vec<FlowTuple>, Foun
     datapath.track(true)?;
     let tunnel_wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .and_then(|wake| Ok((rustix::io::fcntl_dupfd_cloexec(&wake, 0)?, wake)))
-        .map_err(event_loop::LoopError::new("eventfd"))?;
+        .map_err(reactor::LoopError::new("eventfd"))?;
     let tun = Tun::open(DEVICE, DEFAULT_MTU).map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => Error::DeviceTaken,
         _ => error.into(),

@@ -522,7 +522,7 @@ fn index(name: &str) -> u32 {
 fn what_is_on_lease_elsewhere_keeps_its_names() {
     on_both_families(|fixture| {
         let (address, port) = (fixture.wire.0.ip(), fixture.wire.0.port());
-        // As daemon::effects::relocation::ports::hold() has them.
+        // As daemon::host::ports::hold() has them.
         let tcp = open(if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }, 0);
         let (storage, length) = raw(fixture.wire.0);
         let tcp_fd = std::os::fd::AsRawFd::as_raw_fd(&tcp);

@@ -2,13 +2,10 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
 
-use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::io::Errno;
+use rustix::event::epoll::EventFlags;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{
     Code, Configuration, Failure, HandoffStarted, LocalAddress, MAX_NAMES, Metric, Reply, Request, Status, Suspended,
@@ -20,13 +17,17 @@ use whimbrel_wire::FlowTuple;
 use crate::api::server::{Asked, ClientId};
 use crate::api::{access, views};
 use crate::closing::Received;
-use crate::event_loop::{EventLoop, FIRST_CLIENT, LoopError, Settings, clear};
+use crate::event_loop::{EventLoop, FLOW_TICK, Settings};
 use crate::host::own_addresses;
 use crate::metrics::{Connections, Looked};
 use crate::name_server::NameUpdates;
+use crate::reactor::LoopError;
 use crate::role::anchor::api::WantedNamespace;
 use crate::role::programs::WantedSocket;
 use crate::{clock, config};
+
+/// What clients have numbers, and this is the control socket itself.
+const LISTENER: u64 = u32::MAX as u64;
 
 /// How long peers are waited for when this host goes away.
 const SUSPEND_WAIT: Duration = Duration::from_secs(1);
@@ -44,66 +45,68 @@ pub(crate) struct Suspending {
     told: usize,
 }
 
-/// Answers that other threads find, since finding them takes a while.
-pub(crate) struct Answers {
-    sender: Sender<(ClientId, Reply)>,
-    receiver: Receiver<(ClientId, Reply)>,
-    wake: Arc<OwnedFd>,
-}
-
-impl Answers {
-    pub(crate) fn new() -> Result<Self, LoopError> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(LoopError::new("eventfd"))?;
-        let (sender, receiver) = channel();
-        Ok(Self { sender, receiver, wake: Arc::new(wake) })
-    }
-
-    /// Readable when there is an answer.
-    pub(crate) fn wake(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
-    }
-
-    /// Takes those that are there.
-    pub(crate) fn take(&self) -> Vec<(ClientId, Reply)> {
-        clear(&self.wake);
-        self.receiver.try_iter().collect()
-    }
-
-    /// Lets another thread find an answer; the client is served on when it is there.
-    fn find(&self, id: ClientId, find: impl FnOnce() -> Reply + Send + 'static) {
-        let (sender, wake) = (self.sender.clone(), Arc::clone(&self.wake));
-        let give = move |reply| {
-            // The loop ends only when the daemon does; then nobody waits for answers.
-            let _ = sender.send((id, reply));
-            let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
-        };
-        let give_up = give.clone();
-        if let Err(error) = std::thread::Builder::new().name("answer".to_owned()).spawn(move || give(find())) {
-            give_up(Reply::Error(Failure::new(format!("no thread could be started for the answer: {error}"))));
+/// Waits for clients of the control socket.
+///
+/// # Errors
+/// When the kernel has no room.
+pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
+    this.listen(EventFlags::IN);
+    this.reactor.on(this.answers.wake(), |this| {
+        for (id, reply) in this.answers.take() {
+            this.server.reply(id, &reply);
+            this.serve(id);
         }
-    }
+    })?;
+    this.reactor.every(clock::now(), FLOW_TICK, EventLoop::look_after_clients);
+    this.reactor.at(|this| this.suspending.as_ref().map(|suspending| suspending.until), |_, _| {});
+    this.reactor.at(|this| this.server.has_turns().then(Time::default), |_, _| {});
+    Ok(())
 }
 
 impl EventLoop {
     /// Has a client heard and written to as it is fitting now; after all that changes that.
     pub(crate) fn watch_client(&self, id: ClientId) {
         let (Some(fd), Some(interest)) = (self.server.client(id), self.server.interest(id)) else { return };
-        let mut flags = epoll::EventFlags::empty();
-        flags.set(epoll::EventFlags::IN, interest.readable);
-        flags.set(epoll::EventFlags::OUT, interest.writable);
-        let data = epoll::EventData::new_u64(FIRST_CLIENT + id.0);
-        let result = if flags.is_empty() {
-            // Who waits for an answer and hangs up would wake us again and again, whatever is asked for (epoll_ctl(2)).
-            epoll::delete(&self.epoll, fd)
-        } else {
-            match epoll::modify(&self.epoll, fd, data, flags) {
-                Err(Errno::NOENT) => epoll::add(&self.epoll, fd, data, flags),
-                result => result,
+        let mut flags = EventFlags::empty();
+        flags.set(EventFlags::IN, interest.readable);
+        flags.set(EventFlags::OUT, interest.writable);
+        if let Err(error) = self.reactor.watch(fd, id.0, flags) {
+            tracing::warn!(%error, "cannot watch a client of the control socket");
+        }
+    }
+
+    /// Whether whoever connects to the control socket wakes this thread.
+    fn listen(&self, flags: EventFlags) {
+        if let Err(error) = self.reactor.watch(self.server.listener(), LISTENER, flags) {
+            tracing::warn!(%error, "cannot change whether clients of the control socket are waited for");
+        }
+    }
+
+    /// A client has something to say, or can be told more.
+    pub(crate) fn handle_client(&mut self, id: ClientId) {
+        if id.0 == LISTENER {
+            for id in self.server.accept(clock::now()) {
+                self.watch_client(id);
             }
-        };
-        match result {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => tracing::warn!(%error, "cannot watch a client of the control socket"),
+            if self.server.is_deaf() {
+                self.listen(EventFlags::empty());
+            }
+            return;
+        }
+        self.server.write(id);
+        self.note_backlog(id);
+        self.server.read(id);
+        self.serve(id);
+    }
+
+    /// Clients that ask nothing go; where no descriptor was left for who waits, there may be one now.
+    fn look_after_clients(&mut self, now: Time) {
+        let was_deaf = self.server.is_deaf();
+        for id in self.server.look_again(now) {
+            self.watch_client(id);
+        }
+        if was_deaf && !self.server.is_deaf() {
+            self.listen(EventFlags::IN);
         }
     }
 
@@ -199,56 +202,60 @@ impl EventLoop {
                 Ok(()) => return,
                 Err(failure) => Reply::Error(failure),
             },
-            Request::Move { connections, to, receiver } => {
-                return self.move_sockets(id, &connections, &to, receiver.as_deref());
-            }
-            Request::MoveProcess { pid, scope, to, address } => {
-                return self.move_process(id, pid, scope, &to, address);
-            }
-            Request::Receive { name } => return self.receive_sockets(id, &name),
-            Request::Give { to, receiver, state } => {
-                return self.give_socket(id, descriptors, &to, receiver.as_deref(), state);
-            }
-            Request::Prepare { to, receiver } => {
-                return self.prepare_socket(id, descriptors, &to, receiver.as_deref());
-            }
-            Request::Socket { family, kind, anchor, hidden } => {
-                return self.make_socket(id, WantedSocket { family, kind, hidden }, &anchor);
-            }
-            Request::Bind { address } => {
-                match one(descriptors).and_then(|socket| self.bind_socket(id, socket.as_fd(), address)) {
-                    Ok(Some(reply)) => reply,
-                    Ok(None) => return,
-                    Err(failure) => Reply::Error(failure),
-                }
-            }
-            Request::Namespace { anchor, family, ports, address, hidden } => match descriptors.into_iter().next() {
-                Some(namespace) => {
-                    let wanted = WantedNamespace { family, ports, address, hidden };
-                    return self.want_namespace(id, namespace.into_inner(), &anchor, wanted);
-                }
-                None => Reply::Error(Failure::new("one descriptor is to come with this").code(Code::Descriptors)),
+            request => match self.answer_for_role(id, request, descriptors) {
+                Some(reply) => reply,
+                None => return,
             },
-            Request::Anchors { brief } => Reply::Anchors(self.anchors_view(brief)),
-            Request::Lending { stop } => self.set_lending(stop).unwrap_or_else(Reply::Error),
-            Request::Uuid => {
-                one(descriptors).and_then(|socket| self.name_socket(socket.as_fd())).unwrap_or_else(Reply::Error)
-            }
-            Request::Export => {
-                one(descriptors).and_then(|socket| self.export_socket(id, socket)).unwrap_or_else(Reply::Error)
-            }
-            Request::Rebuild { uuid } => match self.rebuild_socket(id, &uuid) {
-                Ok(()) => return,
-                Err(failure) => Reply::Error(failure),
-            },
-            Request::Sockets { pid } => {
-                let find = self.sockets_of(pid);
-                return self.find_answer(id, find);
-            }
-            Request::Migrator => self.be_migrator(id).unwrap_or_else(Reply::Error),
-            Request::Anchor { question, anchor } => return self.take_anchor(id, question, anchor.as_deref()),
         };
         self.server.reply(id, &reply);
+    }
+
+    /// What is a role's. `None`: it answers by itself.
+    fn answer_for_role(&mut self, id: ClientId, request: Request, descriptors: Vec<Received>) -> Option<Reply> {
+        match request {
+            Request::Move { connections, to, receiver } => {
+                self.move_sockets(id, &connections, &to, receiver.as_deref());
+            }
+            Request::MoveProcess { pid, scope, to, address } => self.move_process(id, pid, scope, &to, address),
+            Request::Receive { name } => self.receive_sockets(id, &name),
+            Request::Give { to, receiver, state } => {
+                self.give_socket(id, descriptors, &to, receiver.as_deref(), state);
+            }
+            Request::Prepare { to, receiver } => self.prepare_socket(id, descriptors, &to, receiver.as_deref()),
+            Request::Socket { family, kind, anchor, hidden } => {
+                self.make_socket(id, WantedSocket { family, kind, hidden }, &anchor);
+            }
+            Request::Bind { address } => {
+                let bound = one(descriptors).and_then(|socket| self.bind_socket(id, socket.as_fd(), address));
+                return bound.unwrap_or_else(|failure| Some(Reply::Error(failure)));
+            }
+            Request::Namespace { anchor, family, ports, address, hidden } => match one(descriptors) {
+                Ok(namespace) => {
+                    let wanted = WantedNamespace { family, ports, address, hidden };
+                    self.want_namespace(id, namespace.into_inner(), &anchor, wanted);
+                }
+                Err(failure) => return Some(Reply::Error(failure)),
+            },
+            Request::Anchors { brief } => return Some(Reply::Anchors(self.anchors_view(brief))),
+            Request::Lending { stop } => return Some(self.set_lending(stop).unwrap_or_else(Reply::Error)),
+            Request::Anchor { question, anchor } => self.take_anchor(id, question, anchor.as_deref()),
+            Request::Uuid => {
+                let named = one(descriptors).and_then(|socket| self.name_socket(socket.as_fd()));
+                return Some(named.unwrap_or_else(Reply::Error));
+            }
+            Request::Export => {
+                let exported = one(descriptors).and_then(|socket| self.export_socket(id, socket));
+                return Some(exported.unwrap_or_else(Reply::Error));
+            }
+            Request::Rebuild { uuid } => return self.rebuild_socket(id, &uuid).err().map(Reply::Error),
+            Request::Sockets { pid } => {
+                let find = self.sockets_of(pid);
+                self.find_answer(id, find);
+            }
+            Request::Migrator => return Some(self.be_migrator(id).unwrap_or_else(Reply::Error)),
+            _ => return Some(Reply::Error(Failure::new("nobody answers this"))),
+        }
+        None
     }
 
     /// Peers are told at once; the client is answered when they have answered, or after a while.
@@ -411,7 +418,8 @@ impl EventLoop {
     /// Lets another thread find the answer for a client.
     fn find_answer(&mut self, id: ClientId, find: impl FnOnce() -> Reply + Send + 'static) {
         self.server.answer_later(id);
-        self.answers.find(id, find);
+        let none = move |why| (id, Reply::Error(Failure::new(why)));
+        self.answers.begin(move || (id, find()), none);
     }
 
     fn hand_off(&mut self, to: Option<IpAddr>, peer: Option<&str>) -> Reply {
@@ -654,7 +662,7 @@ fn one(descriptors: Vec<Received>) -> Result<Received, Failure> {
     descriptors.into_iter().next().ok_or_else(|| Failure::new("no descriptor came with it").code(Code::Descriptors))
 }
 
-/// The peers that `wanted` names: by their number, or else as [`names`] has it or by however little of the key.
+/// The peers that `wanted` names: by their number, or else as [`views::names`] has it or by however little of the key.
 fn chosen(views: Vec<PeerView>, wanted: &str) -> Vec<PeerView> {
     let (numbered, others): (Vec<_>, Vec<_>) =
         views.into_iter().partition(|view| view.id.0.to_string() == wanted.trim_start_matches('#'));
@@ -662,15 +670,7 @@ fn chosen(views: Vec<PeerView>, wanted: &str) -> Vec<PeerView> {
         return numbered;
     }
     let begins = |view: &PeerView| !wanted.is_empty() && view.key.to_string().starts_with(wanted);
-    others.into_iter().filter(|view| names(view, wanted) || begins(view)).collect()
-}
-
-/// Whether `wanted` names a peer: its number, its key or at least four characters of its beginning, which are not taken for a
-/// name in the community, or an address of it.
-pub(crate) fn names(view: &PeerView, wanted: &str) -> bool {
-    view.id.0.to_string() == wanted.trim_start_matches('#')
-        || (wanted.len() >= 4 && view.key.to_string().starts_with(wanted))
-        || wanted.parse().is_ok_and(|address: IpAddr| view.remote.ip() == address || view.locators.contains(&address))
+    others.into_iter().filter(|view| views::names(view, wanted) || begins(view)).collect()
 }
 
 #[cfg(test)]

@@ -16,14 +16,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::host::inventory::servers::Inhabitants;
 use crate::host::inventory::{servers, unmoved};
 use crate::known_keys::KnownKeys;
-
-pub(crate) fn flow(tuple: FlowTuple) -> ipc::Flow {
-    let transport = match tuple.transport {
-        Transport::Tcp => ipc::Transport::Tcp,
-        Transport::Udp => ipc::Transport::Udp,
-    };
-    ipc::Flow { transport, local: tuple.local, remote: tuple.remote }
-}
+pub(crate) use crate::shown::flow;
 
 pub(crate) fn trust(trust: Trust) -> ipc::Trust {
     match trust {
@@ -386,6 +379,14 @@ fn millis(duration: Duration) -> u64 {
 
 fn fraction(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// Whether `wanted` names a peer: its number, its key or at least four characters of its beginning, which are not taken for a
+/// name in the community, or an address of it.
+pub(crate) fn names(view: &PeerView, wanted: &str) -> bool {
+    view.id.0.to_string() == wanted.trim_start_matches('#')
+        || (wanted.len() >= 4 && view.key.to_string().starts_with(wanted))
+        || wanted.parse().is_ok_and(|address: IpAddr| view.remote.ip() == address || view.locators.contains(&address))
 }
 
 #[cfg(test)]

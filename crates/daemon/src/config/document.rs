@@ -2,16 +2,41 @@
 //! what would be right there.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
 
 use super::value::{KEY, kind, nearest};
-use super::{Config, ConfigError, LISTED, SECTIONS};
 use crate::policy::Matcher;
+
+/// The keys that are sections, and those that are lists of sections.
+pub(super) const SECTIONS: [&str; 6] = ["anchor", "ask", "dns", "gateway", "limits", "metrics"];
+pub(super) const LISTED: [&str; 3] = ["helper", "peers", "policy"];
+
+/// Why a configuration is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Something in it is wrong.
+    #[error("{spot}: {sentence}")]
+    Wrong {
+        /// Where.
+        spot: Spot,
+        /// What is wrong and what would be right.
+        sentence: String,
+    },
+}
 
 /// A place in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,9 +93,9 @@ impl<'a> Document<'a> {
     }
 
     /// What the file says, each value by itself.
-    pub(crate) fn config(&self) -> Result<Config, ConfigError> {
+    pub(crate) fn config<C: DeserializeOwned>(&self) -> Result<C, ConfigError> {
         self.check_sections()?;
-        Config::deserialize(ValueDeserializer::from(self.root.clone())).map_err(|error| {
+        C::deserialize(ValueDeserializer::from(self.root.clone())).map_err(|error| {
             let at = error.span().unwrap_or_else(|| self.root.span());
             let (key, kind) = found("", &self.root, &at).unwrap_or_default();
             ConfigError::Wrong { spot: spot(self.path, self.text, at.start), sentence: sentence(&error, key, kind) }

@@ -24,14 +24,12 @@ use zeroize::Zeroizing;
 
 use crate::name_server::NameServer;
 use crate::policy::{Policies, Policy};
-use crate::role::helpers::section::Sections;
-
-use document::Document;
-use value::{KEY, Written, choose, limit, list};
-
 pub use crate::role::anchor::config::{Anchor, Lendable};
 pub use crate::role::gateway::config::Gateway;
-pub use document::{Doubt, Spot};
+use crate::role::helpers::section::Sections;
+use document::Document;
+pub use document::{ConfigError, Doubt, Spot};
+use value::{KEY, Written, choose, limit, list};
 
 /// Where the configuration is looked for when nobody says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/whimbrel/whimbrel.toml";
@@ -44,10 +42,6 @@ const MOST_RENDEZVOUS: usize = 8;
 
 /// Connections that the data plane has room for (`bpf/maps.h`).
 const MOST_CONNECTIONS: u32 = 1 << 20;
-
-/// The keys that are sections, and those that are lists of sections.
-const SECTIONS: [&str; 6] = ["anchor", "ask", "dns", "gateway", "limits", "metrics"];
-const LISTED: [&str; 3] = ["helper", "peers", "policy"];
 
 /// A peer whose key is configured.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -345,27 +339,6 @@ impl Config {
     }
 }
 
-/// Why a configuration is not used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the configuration {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Something in it is wrong.
-    #[error("{spot}: {sentence}")]
-    Wrong {
-        /// Where.
-        spot: Spot,
-        /// What is wrong and what would be right.
-        sentence: String,
-    },
-}
-
 /// Reads the configuration.
 ///
 /// With `path` the file must be there; without, [`DEFAULT_PATH`] is read if it exists and the defaults hold if not.
@@ -390,7 +363,7 @@ pub fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
 /// See [`read`].
 pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let document = Document::parse(path, text)?;
-    let mut config = document.config()?;
+    let mut config: Config = document.config()?;
     config.anchor.take_if(|_| !document.has_keys("anchor"));
     config.check(&document)?;
     config.complete(&document, path.parent().unwrap_or(Path::new("/")))?;

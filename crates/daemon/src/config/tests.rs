@@ -1,10 +1,12 @@
 //! Tests of what is read and what is complained of.
 
+use whimbrel_protocol::{Manner, View};
+use whimbrel_wire::Transport;
+
+use super::document::{LISTED, SECTIONS};
 use super::value::parse_prefix;
 use super::*;
 use crate::policy::{Matcher, PeerCondition, Policy, ProgramCondition, ProgramName, Treatment};
-use whimbrel_protocol::{Manner, View};
-use whimbrel_wire::Transport;
 
 fn complaint(text: &str) -> String {
     parse(Path::new("/etc/w.toml"), text).expect_err("a mistake").to_string()

@@ -215,7 +215,7 @@ impl Effects {
 
     /// Takes in what became of passes over the sockets.
     pub(crate) fn take_in_passes(&mut self, now: Time) {
-        for passed in self.host.passes.take() {
+        for passed in self.host.senders.take_passed() {
             for (peer, lost) in self.host.take_in_pass(now, passed) {
                 self.kick_or_warn(now, peer, lost, &mut Snapshot::default());
             }
@@ -240,7 +240,7 @@ impl Effects {
         self.deputy.go_on(now);
         self.gateway.kick_hosts(&self.host, now);
         self.helping.handle_helpers_timeout(&mut self.host, now);
-        for (peer, lost) in self.host.take_postponed() {
+        for (peer, lost) in self.host.senders.take_postponed() {
             let mut snapshot = Snapshot::default();
             self.host.go_on(now, &[(peer, lost)], &mut snapshot);
             self.kick_or_warn(now, peer, lost, &mut snapshot);

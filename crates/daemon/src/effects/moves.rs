@@ -41,11 +41,11 @@ impl Effects {
             MoveOp::Restore { name, request, snapshot } if wholes.has_taken(&name) => {
                 let from = [name.donor, request.holder].map(PublicKey::from);
                 let from = from.iter().filter_map(peer).map(|known| known.peer).collect();
-                return wholes.rebuild_whole(relocation, lender, host, id, name, &snapshot, from);
+                return wholes.rebuild_whole(relocation, lender, host, (id, name), &snapshot, from);
             }
             MoveOp::Restore { name, request, snapshot } => {
-                let [donor, holder] = [name.donor, request.holder].map(|key| peer(&PublicKey::from(key)));
-                relocation.rebuild(lender, host, name, &request, &snapshot, donor, holder)
+                let peers = [name.donor, request.holder].map(|key| peer(&PublicKey::from(key)));
+                relocation.rebuild(lender, host, name, &request, &snapshot, peers)
             }
             MoveOp::Thaw { name } if wholes.has_given(&name) => {
                 return wholes.let_whole_go_on(relocation, host, id, &name);

@@ -1,63 +1,56 @@
 //! The control thread: waits for everything, tells the node, and carries out what it asks for.
 
 mod reload;
+mod reports;
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::io;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use rustix::event::epoll;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
-};
-use whimbrel_datapath::{Event as DatapathEvent, Introduction, Most, Origin};
+use whimbrel_datapath::Most;
+use whimbrel_ipc::Reply;
 use whimbrel_kernel::conntrack::Tracking;
-use whimbrel_kernel::network::{Changed, NetworkMonitor, NetworkState, UsableAddress};
+use whimbrel_kernel::network::{NetworkMonitor, NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_kernel::stand_in::Seen;
-use whimbrel_protocol::{Event, LocalEnd, MoveOp, Node, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit};
+use whimbrel_protocol::{Event, MoveOp, Node, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit};
 use whimbrel_tunnel::Received;
 use whimbrel_wire::FlowTuple;
 
-use crate::api::requests::{Answers, Suspending};
-use crate::link::route_lookup::RouteLookup;
-
-use crate::Error;
-pub(crate) use crate::api::requests::names;
-pub(crate) use reload::warn_of;
-
+use crate::api::requests::Suspending;
 use crate::api::server::{ClientId, Server};
-use crate::clock;
 use crate::config::{Config, Level};
 use crate::effects::Effects;
 use crate::event_log::EventLog;
 use crate::events::{EventRing, Restraint, Told, restrained};
-use crate::host::inventory::flows::{UdpFlows, bound_ports, ephemeral_ports, is_movable, list_tcp};
+use crate::host::inventory::flows::UdpFlows;
 use crate::host::inventory::unmoved;
 use crate::host::{own_addresses, source_ways};
 use crate::link::attachments::{Attachments, Sighting};
+use crate::link::route_lookup::RouteLookup;
 use crate::metrics::Tally;
 use crate::name_server::NameUpdates;
 use crate::policy::Judge;
+use crate::reactor::{LoopError, Reactor, Ready, clear};
 use crate::role::anchor::api::Anchors;
-use crate::role::gateway::executor::Gateway;
 use crate::role::programs::{Programs, SocketNames};
 use crate::role::relocation::api::{Moves, known};
 use crate::role::relocation::executor::FoundMoves;
+use crate::work::Work;
+use crate::{Error, clock};
+pub(crate) use reload::warn_of;
 
 /// How often opened and closed connections are taken in: nothing is done about one in its first second (P-15), and the
 /// data plane does not wake us for each.
-const FLOW_TICK: Duration = Duration::from_millis(250);
+pub(crate) const FLOW_TICK: Duration = Duration::from_millis(250);
 /// How often UDP sockets are listed.
 const UDP_TICK: Duration = Duration::from_secs(5);
 /// Datagrams that are taken in before everything else is looked at again: whoever sends them faster than they can be answered
 /// is not to keep this host from noticing that it has moved, or from stopping.
-const DATAGRAMS: usize = 128;
+pub(crate) const DATAGRAMS: usize = 128;
 /// For how long they are at the most: the end of a handshake takes a tenth of this.
 const DATAGRAMS_WITHIN: Duration = Duration::from_millis(3);
 /// For how long initiations of handshakes are, after all else: each takes some tenths of a millisecond, and anybody may
@@ -71,38 +64,6 @@ const LOSS_TICK: Duration = Duration::from_secs(10);
 const OVER_WITHIN: Duration = Duration::from_secs(3);
 /// Connections of a daemon before this one that are told of one by one.
 const TAKEN_OVER: usize = 1000;
-
-const MONITOR: u64 = 1;
-const DATAPATH: u64 = 2;
-const TUNNEL: u64 = 3;
-const LISTENER: u64 = 4;
-const SIGNALS: u64 = 5;
-const TIMER: u64 = 6;
-const ANSWERS: u64 = 7;
-const HOLDERS: u64 = 8;
-const FOR_OTHERS: u64 = 9;
-const HELPERS: u64 = 10;
-const NAME_UPDATES: u64 = 11;
-const PROCESSES: u64 = 12;
-const TRACKING: u64 = 13;
-const NAMESPACES: u64 = 14;
-const PASSES: u64 = 15;
-/// Clients of the control socket have their number plus this.
-pub(crate) const FIRST_CLIENT: u64 = 16;
-
-/// The loop cannot go on.
-#[derive(Debug, thiserror::Error)]
-#[error("{call}: {source}")]
-pub struct LoopError {
-    call: &'static str,
-    source: io::Error,
-}
-
-impl LoopError {
-    pub(crate) fn new(call: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
-        move |errno| Self { call, source: errno.into() }
-    }
-}
 
 /// What the loop is made of.
 pub(crate) struct Parts {
@@ -160,8 +121,7 @@ pub(crate) struct EventLoop {
     signals: Signals,
     tunnel_wake: OwnedFd,
     pub(crate) settings: Settings,
-    pub(crate) epoll: OwnedFd,
-    timer: OwnedFd,
+    pub(crate) reactor: Reactor<Self>,
     pub(crate) attachments: Attachments,
     udp: UdpFlows,
     pub(crate) events: EventRing,
@@ -170,25 +130,24 @@ pub(crate) struct EventLoop {
     pub(crate) tally: Tally,
     /// When each peer's session came up.
     pub(crate) sessions: HashMap<PeerId, Time>,
-    pub(crate) answers: Answers,
+    pub(crate) answers: Work<(ClientId, Reply)>,
     judge: Judge,
     pub(crate) name_updates: Option<NameUpdates>,
     /// Connections of others that this host forwards, where it speaks for some of them.
-    tracking: Option<Tracking>,
+    pub(crate) tracking: Option<Tracking>,
     /// This host's addresses.
     own: BTreeSet<IpAddr>,
     /// Clients that suspended this host and have no answer yet.
     pub(crate) suspending: Option<Suspending>,
     pub(crate) moves: Moves,
-    next_flow_tick: Time,
-    next_udp_tick: Time,
-    next_loss_tick: Time,
     lost_flow_events: u64,
     /// The data plane has more to report than has been read.
     unread: bool,
     pub(crate) started: Time,
     /// It was asked to stop, and does so then at the latest.
     stopping: Option<Time>,
+    /// It cannot go on.
+    failed: Option<Error>,
 }
 
 impl EventLoop {
@@ -197,18 +156,15 @@ impl EventLoop {
     /// # Errors
     /// When the loop's own descriptors cannot be made, or the state cannot be read.
     pub(crate) fn new(parts: Parts) -> Result<Self, Error> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(LoopError::new("epoll_create1"))?;
-        let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
-            .map_err(LoopError::new("timerfd_create"))?;
         let now = clock::now();
         // The counter outlives daemons.
         let this_far = parts.effects.host.lost_flow_events().unwrap_or(0);
         let mut node = parts.node;
         let settings = &parts.settings;
         let name_updates = settings.config.dns.clone().map(|server| NameUpdates::start(server, &settings.state_dir));
-        let name_updates = name_updates.transpose().map_err(|source| LoopError { call: "clone", source })?;
+        let name_updates = name_updates.transpose().map_err(LoopError::new("clone"))?;
         let judge = Judge::new(parts.settings.config.policies.clone(), &mut node).map_err(LoopError::new("eventfd"))?;
-        let this = Self {
+        let mut this = Self {
             node,
             due: Due::default(),
             effects: parts.effects,
@@ -221,8 +177,7 @@ impl EventLoop {
             signals: parts.signals,
             tunnel_wake: parts.tunnel_wake,
             settings: parts.settings,
-            epoll,
-            timer,
+            reactor: Reactor::new()?,
             attachments: Attachments::default(),
             udp: UdpFlows::default(),
             events: EventRing::default(),
@@ -230,49 +185,33 @@ impl EventLoop {
             restraint: Restraint::default(),
             tally: Tally::new(SystemTime::now()),
             sessions: HashMap::new(),
-            answers: Answers::new()?,
+            answers: Work::new().map_err(LoopError::new("eventfd"))?,
             judge,
             name_updates,
             tracking: None,
             own: BTreeSet::new(),
             suspending: None,
             moves: Moves::default(),
-            next_flow_tick: now + FLOW_TICK,
-            next_udp_tick: now + UDP_TICK,
-            next_loss_tick: now + LOSS_TICK,
             lost_flow_events: this_far,
             unread: false,
             started: now,
             stopping: None,
+            failed: None,
         };
-        let sources = [
-            (this.monitor.as_fd(), MONITOR),
-            (this.effects.host.datapath.event_fd(), DATAPATH),
-            (this.tunnel_wake.as_fd(), TUNNEL),
-            (this.server.listener(), LISTENER),
-            (this.signals.as_fd(), SIGNALS),
-            (this.timer.as_fd(), TIMER),
-            (this.answers.wake(), ANSWERS),
-            (this.judge.wake(), HOLDERS),
-            (this.effects.helping.helpers_wake(), HELPERS),
-            (this.effects.wholes.wake(), PROCESSES),
-            (this.effects.namespaces_wake(), NAMESPACES),
-            (this.effects.host.passes.wake(), PASSES),
-        ];
-        let for_others = this.effects.deputy.fd().map(|fd| (fd, FOR_OTHERS));
-        let updates = this.name_updates.as_ref().map(|updates| (updates.wake(), NAME_UPDATES));
-        for (fd, token) in sources.into_iter().chain(for_others).chain(updates) {
-            epoll::add(&this.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
-                .map_err(LoopError::new("epoll_ctl"))?;
-        }
+        this.register()?;
         Ok(this)
     }
 
-    /// Takes in how things stand at the start. `restored`: flows that a daemon before this one had introduced.
+    /// Takes in how things stand at the start. `restored`: flows that a daemon before this one had introduced. `register`: what all others wait for.
     ///
     /// # Errors
     /// When the state cannot be read.
-    pub(crate) fn begin(&mut self, restored: &[FlowTuple], moves: &FoundMoves) -> Result<(), Error> {
+    pub(crate) fn begin(
+        &mut self,
+        restored: &[FlowTuple],
+        moves: &FoundMoves,
+        register: fn(&mut Self) -> Result<(), LoopError>,
+    ) -> Result<(), Error> {
         let taken_over = match restored.len() {
             0 => String::new(),
             1 => ", and takes over 1 connection".to_owned(),
@@ -299,7 +238,7 @@ impl EventLoop {
         self.node.restore_moves(clock::now(), &moves.donations, &moves.acceptances, &moves.held);
         self.node.restore_leases(clock::now(), &moves.leases, &moves.tenancies);
         self.look_after_leases(moves.tenancies.iter().map(SavedTenancy::lease));
-        self.track()?;
+        register(self)?;
         self.drain();
         self.effects.host.settle_or_retry(clock::now());
         Ok(())
@@ -310,16 +249,12 @@ impl EventLoop {
     /// # Errors
     /// When waiting itself fails.
     pub(crate) fn run(&mut self) -> Result<(), Error> {
-        let mut ready = Vec::with_capacity(64);
         while !self.may_stop() {
-            self.set_timer()?;
-            ready.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(LoopError::new("epoll_wait")(errno).into()),
-            }
-            for event in &ready {
-                self.handle_ready(event.data.u64())?;
+            for ready in self.reactor.wait(self)? {
+                match ready {
+                    Ready::Source(handle) => handle(self),
+                    Ready::Passing(client) => self.handle_client(ClientId(client)),
+                }
             }
             self.serve_turns();
             self.handle_due();
@@ -330,6 +265,9 @@ impl EventLoop {
                 self.clients_gone(&gone);
                 self.programs_gone(&gone);
                 self.anchors_gone(&gone);
+            }
+            if let Some(error) = self.failed.take() {
+                return Err(error);
             }
             // Asked each time round: a pump wakes us a moment before it has ended.
             if !self.effects.host.tunnel.is_running() {
@@ -365,65 +303,70 @@ impl EventLoop {
         self.effects.shut_down()
     }
 
-    fn handle_ready(&mut self, token: u64) -> Result<(), Error> {
-        match token {
-            MONITOR => {
-                let changed = self.monitor.drain()?;
-                if changed != Changed::default() {
-                    self.take_in_network_change(changed)?;
-                }
-            }
-            DATAPATH => self.unread = true,
-            TUNNEL => {
-                clear(&self.tunnel_wake);
-                let more = self.effects.helping.take_in_kept(&mut self.effects.host, clock::now(), DATAGRAMS);
-                if self.take_in_datagrams() || more {
-                    let _ = rustix::io::write(&self.tunnel_wake, &1u64.to_ne_bytes());
-                }
-            }
-            LISTENER => {
-                for id in self.server.accept(clock::now()) {
-                    self.watch_client(id);
-                }
-                if self.server.is_deaf() {
-                    self.listen(epoll::EventFlags::empty());
-                }
-            }
-            SIGNALS => {
-                while let Some(signal) = self.signals.take() {
-                    match signal {
-                        Signal::Stop => self.prepare_stop(),
-                        Signal::Reload => self.reload(),
-                    }
-                }
-            }
-            TIMER => clear(&self.timer),
-            FOR_OTHERS => self.take_in_for_others(),
-            HELPERS => self.effects.helping.take_in_helpers(&mut self.effects.host, clock::now()),
-            NAME_UPDATES => self.take_in_name_updates(),
-            PROCESSES => self.take_in_processes(clock::now()),
-            NAMESPACES => self.take_in_namespaces(clock::now()),
-            PASSES => self.effects.take_in_passes(clock::now()),
-            TRACKING => self.take_in_tracked(),
-            ANSWERS => {
-                for (id, reply) in self.answers.take() {
-                    self.server.reply(id, &reply);
-                    self.serve(id);
-                }
-            }
-            HOLDERS => {
-                clear(self.judge.wake());
-                self.judge.take(&mut self.node, clock::now());
-            }
-            client => {
-                let id = ClientId(client - FIRST_CLIENT);
-                self.server.write(id);
-                self.note_backlog(id);
-                self.server.read(id);
-                self.serve(id);
+    /// What the loop itself waits for. Moments that come together are served in this order.
+    fn register(&mut self) -> Result<(), LoopError> {
+        let Self { reactor, monitor, effects, tunnel_wake, signals, judge, name_updates, started: now, .. } = self;
+        reactor.on(&*monitor, Self::take_in_network_change)?;
+        reactor.on(effects.host.datapath.event_fd(), |this| {
+            this.unread = true;
+        })?;
+        reactor.on(&*tunnel_wake, |this| {
+            this.take_in_tunnel();
+        })?;
+        reactor.on(&*signals, |this| {
+            this.take_in_signals();
+        })?;
+        reactor.on(judge.wake(), |this| {
+            clear(this.judge.wake());
+            this.judge.take(&mut this.node, clock::now());
+        })?;
+        reactor.on(effects.host.senders.wake(), |this| {
+            this.effects.take_in_passes(clock::now());
+        })?;
+        if let Some(updates) = name_updates {
+            reactor.on(updates.wake(), |this| {
+                this.take_in_name_updates();
+            })?;
+        }
+        reactor.at(
+            |this| this.node.poll_timeout(),
+            |this, now| {
+                this.node.handle_timeout(now);
+                this.poll_node();
+            },
+        );
+        reactor.at(|this| this.effects.poll_timeout(), |this, now| this.effects.handle_timeout(now));
+        reactor.at(|this| this.unread.then_some(this.started), |this, now| this.take_in_datapath_events(now, REPORTS));
+        // There is something to do then, after all events.
+        reactor.at(|this| this.stopping, |_, _| {});
+        reactor.every(*now, FLOW_TICK, |this, now| {
+            this.take_in_datapath_events(now, REPORTS);
+            this.judge.look(&mut this.node, now);
+            this.effects.host.look_for_ports();
+        });
+        reactor.every(*now, LOSS_TICK, Self::look_for_losses);
+        reactor.every(*now, UDP_TICK, |this, now| {
+            this.take_in_udp(now);
+            this.effects.lender.look_for_left(|flow| this.effects.wholes.rebuilds(flow), &mut this.effects.host);
+        });
+        Ok(())
+    }
+
+    fn take_in_tunnel(&mut self) {
+        clear(&self.tunnel_wake);
+        let more = self.effects.helping.take_in_kept(&mut self.effects.host, clock::now(), DATAGRAMS);
+        if self.take_in_datagrams() || more {
+            let _ = rustix::io::write(&self.tunnel_wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn take_in_signals(&mut self) {
+        while let Some(signal) = self.signals.take() {
+            match signal {
+                Signal::Stop => self.prepare_stop(),
+                Signal::Reload => self.reload(),
             }
         }
-        Ok(())
     }
 
     /// Lets the node say all that it has to say: datagrams first, as others wait for them; then effects; then events.
@@ -557,14 +500,18 @@ impl EventLoop {
         }
     }
 
-    fn take_in_network_change(&mut self, changed: Changed) -> Result<(), Error> {
-        if changed.lost {
-            tracing::warn!("events of the network were lost; looking at all of it again");
-        }
-        if changed.own {
-            self.effects.host.look_again();
-        }
-        if changed.attachment() { self.take_in_network() } else { Ok(()) }
+    fn take_in_network_change(&mut self) {
+        let drained = self.monitor.drain().map_err(Error::from);
+        let taken_in = drained.and_then(|changed| {
+            if changed.lost {
+                tracing::warn!("events of the network were lost; looking at all of it again");
+            }
+            if changed.own {
+                self.effects.host.look_again();
+            }
+            if changed.attachment() { self.take_in_network() } else { Ok(()) }
+        });
+        self.failed = taken_in.err();
     }
 
     fn take_in_network(&mut self) -> Result<(), Error> {
@@ -673,285 +620,10 @@ impl EventLoop {
         }
     }
 
-    /// Takes in what came for hosts that have left this host's links.
-    fn take_in_for_others(&mut self) {
-        for _ in 0..DATAGRAMS {
-            match self.effects.deputy.receive() {
-                Some(Seen::Datagram { address, source, payload }) => {
-                    self.node.handle_intercepted(clock::now(), address, source, &payload);
-                }
-                Some(Seen::Claimed { .. } | Seen::Other) => {}
-                None => return,
-            }
-        }
-    }
-
-    /// Follows what hosts behind this one open.
-    fn track(&mut self) -> Result<(), Error> {
-        if self.settings.config.gateway.behind.is_empty() {
-            return Ok(());
-        }
-        let node = &self.node;
-        match Tracking::open(|flow| node.is_behind(flow.local.ip())) {
-            Ok((tracking, found)) => {
-                let now = clock::now();
-                found.into_iter().for_each(|flow| self.node.handle_passing_opened(now, flow));
-                epoll::add(&self.epoll, &tracking, epoll::EventData::new_u64(TRACKING), epoll::EventFlags::IN)
-                    .map_err(LoopError::new("epoll_ctl"))?;
-                self.tracking = Some(tracking);
-            }
-            Err(error) => {
-                tracing::warn!(%error, "connections that hosts behind this one open themselves cannot be moved");
-            }
-        }
-        Ok(())
-    }
-
-    fn take_in_tracked(&mut self) {
-        let Self { tracking, node, .. } = self;
-        let now = clock::now();
-        if let Some(tracking) = tracking {
-            tracking.take(|flow| node.handle_passing_opened(now, flow));
-        }
-    }
-
-    /// Takes in what the data plane reports, `most` at once: whoever makes it report faster than can be answered is not to keep this
-    /// host from its timers, hand-offs and end (P-142).
-    pub(crate) fn take_in_datapath_events(&mut self, now: Time, most: Most) {
-        let Self { node, effects, sockets, judge, .. } = self;
-        let own = own_addresses(&effects.host.network);
-        let own = |address: IpAddr| own.contains(&address);
-        let kept = effects.host.kept_addresses().to_vec();
-        // P-35: what is introduced has a socket, with an address of this host's. That of a datagram flow may be younger than
-        // the last listing, and the birth of a connection may have been missed.
-        let here = |flow: &FlowTuple| own(flow.local.ip()) || kept.contains(&flow.local.ip());
-        let mut look_up = |node: &mut Node, judge: &mut Judge, flow: &FlowTuple| {
-            if node.has_flow(flow) || !is_movable(flow, &own) {
-                return;
-            }
-            match sockets.find(flow) {
-                Ok(Some(_)) => {
-                    node.handle_flow_opened(now, *flow, true);
-                    judge.consider(node, now, *flow);
-                }
-                Ok(None) => {}
-                Err(error) => tracing::warn!(%flow, %error, "cannot look for a socket"),
-            }
-        };
-        // A host behind this one may be the one that is meant; its sockets are not seen.
-        let passes = |node: &mut Node, judge: &mut Judge, gateway: &mut Gateway, seen: &Introduction| {
-            if !node.is_behind(seen.seen.local.ip()) || !is_movable(&seen.seen, &own) {
-                return false;
-            }
-            node.handle_flow_passing(now, seen.seen, seen.index, seen.nonce);
-            if node.has_flow(&seen.seen) {
-                gateway.hear(seen.seen, seen.sequence, seen.acknowledgement);
-                judge.consider(node, now, seen.seen);
-            }
-            true
-        };
-        let (mut acknowledged, mut flows, mut leased, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let entries = effects.host.journal.flows();
-        let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
-        let drained = effects.host.datapath.drain_events(most, |event| match event {
-            // A frame on the link may name any destination.
-            DatapathEvent::Introduction(introduction) => {
-                if here(&introduction.seen) || in_endpoint(&introduction.seen) {
-                    look_up(node, judge, &introduction.seen);
-                } else if !passes(node, judge, &mut effects.gateway, &introduction) {
-                    return;
-                }
-                node.handle_introduction(now, introduction.seen, introduction.index, introduction.nonce);
-            }
-            DatapathEvent::FlowOpened { flow, origin, user } => {
-                flows.push((flow, true));
-                if node.lessor_of(flow.local).is_some() {
-                    leased.push((flow, Some(origin == Origin::Accepted)));
-                } else if is_movable(&flow, &own) {
-                    node.handle_flow_opened(now, flow, origin == Origin::Accepted);
-                    node.note_user(&flow, user);
-                    judge.consider(node, now, flow);
-                }
-            }
-            DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
-            DatapathEvent::FlowStalled(flow) => node.handle_flow_stalled(now, flow),
-            DatapathEvent::Acknowledged { flow, next, window } => acknowledged.push((flow, next, window)),
-            DatapathEvent::FlowClosed { flow } if in_endpoint(&flow) => closed.push(flow),
-            DatapathEvent::FlowClosed { flow } => {
-                flows.push((flow, false));
-                leased.push((flow, None));
-                node.handle_flow_closed(now, flow);
-            }
-            DatapathEvent::Claimed(flow) => node.handle_claim(now, flow),
-        });
-        for flow in closed.into_iter().filter(|flow| effects.host.is_closed(flow)) {
-            flows.push((flow, false));
-            node.handle_flow_closed(now, flow);
-        }
-        effects.helping.take_in_acknowledged(&mut effects.host, now, &acknowledged);
-        effects.helping.take_in_flows(&mut effects.host, now, &flows);
-        // Whatever became of them, in that order.
-        for (flow, opened) in leased {
-            match opened {
-                Some(accepted) => effects.tenant.note_young(now, flow, accepted),
-                None => effects.tenant.forget_young(&flow),
-            }
-        }
-        match drained {
-            Ok(more) => self.unread |= more,
-            Err(error) => tracing::error!(%error, "cannot read what the data plane reports"),
-        }
-    }
-
-    /// Lists all connections. Those of `known` that are not among them are closed.
-    fn take_in_flows(&mut self, now: Time, known: &[FlowTuple]) -> Result<(), Error> {
-        let own = own_addresses(&self.effects.host.network);
-        let found = list_tcp(&mut self.sockets, &|address| own.contains(&address))?;
-        let there: HashSet<FlowTuple> = found.iter().map(|found| found.flow).collect();
-        for found in found {
-            self.node.handle_flow_opened(now, found.flow, found.accepted);
-            self.node.note_user(&found.flow, found.user);
-            self.judge.consider(&mut self.node, now, found.flow);
-        }
-        self.take_in_udp(now);
-        let udp = &self.udp;
-        for flow in known.iter().filter(|flow| !there.contains(flow) && !udp.contains(flow)) {
-            if !self.effects.host.is_elsewhere(flow) {
-                self.node.handle_flow_closed(now, *flow);
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) fn take_in_udp(&mut self, now: Time) {
-        let own = own_addresses(&self.effects.host.network);
-        match self.udp.update(&mut self.sockets, &|address| own.contains(&address)) {
-            Ok((opened, closed)) => {
-                for found in opened {
-                    self.node.handle_flow_opened(now, found.flow, found.accepted);
-                    self.node.note_user(&found.flow, found.user);
-                    self.judge.consider(&mut self.node, now, found.flow);
-                }
-                for flow in closed {
-                    self.node.handle_flow_closed(now, flow);
-                }
-            }
-            Err(error) => tracing::warn!(%error, "cannot list UDP sockets"),
-        }
-        match bound_ports(&mut self.sockets) {
-            Ok(mut bound) => {
-                bound.extend(self.effects.host.ports_elsewhere());
-                self.node.handle_bound_ports(bound, ephemeral_ports());
-            }
-            Err(error) => tracing::warn!(%error, "cannot list the ports that sockets are bound to"),
-        }
-        if let Err(failure) = self.effects.host.look_at_filters() {
-            tracing::warn!(%failure, "cannot tell the data plane whether a reverse path filter is strict");
-        }
-        for flow in self.effects.host.ended_flows() {
-            self.node.handle_flow_closed(now, flow);
-        }
-    }
-
     fn handle_due(&mut self) {
         let now = clock::now();
-        if self.node.poll_timeout().is_some_and(|due| due <= now) {
-            self.node.handle_timeout(now);
-            self.poll_node();
-        }
-        if self.effects.poll_timeout().is_some_and(|due| due <= now) {
-            self.effects.handle_timeout(now);
-        }
-        if std::mem::take(&mut self.unread) || self.next_flow_tick <= now {
-            self.take_in_datapath_events(now, REPORTS);
-        }
-        if self.next_flow_tick <= now {
-            self.next_flow_tick = now + FLOW_TICK;
-            self.judge.look(&mut self.node, now);
-            self.programs_due(now);
-            self.anchors_due(now);
-            self.effects.host.look_for_ports();
-            self.take_in_processes(now);
-            self.retire_listeners(now);
-            self.look_after_clients(now);
-        }
-        if self.next_loss_tick <= now {
-            self.next_loss_tick = now + LOSS_TICK;
-            self.make_up_for_losses(now);
-            for told in self.restraint.left_out(now) {
-                self.tell(told);
-            }
-            let there: HashSet<PeerId> = self.node.peers().map(|view| view.id).collect();
-            self.sessions.retain(|peer, _| there.contains(peer));
-        }
-        if self.next_udp_tick <= now {
-            self.next_udp_tick = now + UDP_TICK;
-            self.take_in_udp(now);
-            self.effects.lender.look_for_left(&mut self.effects.wholes, &mut self.effects.host);
-        }
+        let due = self.reactor.due(self, now);
+        self.reactor.renew(now);
+        due.into_iter().for_each(|handle| handle(self, now));
     }
-
-    /// Clients that ask nothing go; where no descriptor was left for who waits, there may be one now.
-    fn look_after_clients(&mut self, now: Time) {
-        let was_deaf = self.server.is_deaf();
-        for id in self.server.look_again(now) {
-            self.watch_client(id);
-        }
-        if was_deaf && !self.server.is_deaf() {
-            self.listen(epoll::EventFlags::IN);
-        }
-    }
-
-    /// Whether whoever connects to the control socket wakes this thread.
-    fn listen(&self, flags: epoll::EventFlags) {
-        let data = epoll::EventData::new_u64(LISTENER);
-        if let Err(error) = epoll::modify(&self.epoll, self.server.listener(), data, flags) {
-            tracing::warn!(%error, "cannot change whether clients of the control socket are waited for");
-        }
-    }
-
-    /// Lists all connections again where the data plane had more to report than was read in time.
-    fn make_up_for_losses(&mut self, now: Time) {
-        let lost = match self.effects.host.lost_flow_events() {
-            Ok(lost) => lost,
-            Err(failure) => {
-                tracing::warn!(%failure, "cannot read the data plane's counters");
-                return;
-            }
-        };
-        if lost == self.lost_flow_events {
-            return;
-        }
-        self.lost_flow_events = lost;
-        tracing::info!("connections opened and closed faster than could be followed; listing them all");
-        let known: Vec<FlowTuple> = self.node.flows().map(|flow| flow.tuple).collect();
-        if let Err(error) = self.take_in_flows(now, &known) {
-            tracing::warn!(%error, "cannot list connections");
-        }
-        self.effects.helping.look_for_ended(&mut self.effects.host, now);
-    }
-
-    fn set_timer(&self) -> Result<(), Error> {
-        let told = self.suspending.as_ref().map(|suspending| suspending.until);
-        let unread = (self.unread || self.server.has_turns()).then_some(self.started);
-        let (node, effects) = (self.node.poll_timeout(), self.effects.poll_timeout());
-        let due = [node, effects, Some(self.next_flow_tick), told, self.stopping, unread];
-        // The clock starts at boot, so no moment that is meant is zero, which would stop the timer.
-        let micros = due.into_iter().flatten().min().map_or(0, Time::as_micros).max(1);
-        let value = Itimerspec {
-            it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
-            it_value: Timespec {
-                tv_sec: i64::try_from(micros / 1_000_000).unwrap_or(i64::MAX),
-                tv_nsec: i64::try_from(micros % 1_000_000 * 1000).unwrap_or(0),
-            },
-        };
-        timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &value).map_err(LoopError::new("timerfd_settime"))?;
-        Ok(())
-    }
-}
-
-/// Takes the count out of an eventfd or timerfd; what it stands for is looked at in any case.
-pub(crate) fn clear(fd: impl AsFd) {
-    let mut count = [0; 8];
-    let _ = rustix::io::read(fd, &mut count);
 }

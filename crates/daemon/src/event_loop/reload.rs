@@ -19,7 +19,7 @@ impl EventLoop {
         };
         (self.settings.set_log_level)(config.log);
         warn_of(&config);
-        self.effects.host.set_kick(config.kick);
+        self.effects.host.senders.set_kick(config.kick);
         crate::grant(&self.server, config.control_mode);
         self.judge.replace(config.policies.clone(), &mut self.node);
         self.effects.host.set_policies(&config.policies);

@@ -7,12 +7,13 @@ use std::path::Path;
 use whimbrel_datapath::Datapath;
 use whimbrel_kernel::Error;
 use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, MARKED_TABLE, Mark, OUTPUT_TABLE, Straight};
+use whimbrel_kernel::network::{NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::{PEER_TABLE, PeerRoutes, PeerWay};
 use whimbrel_kernel::route::{Route, RouteKind};
 use whimbrel_kernel::source_way::{SourceWay, SourceWays};
 use whimbrel_protocol::{self as protocol, Binding};
 
-use super::Failure;
+use super::failure::Failure;
 
 /// The mark of packets of moved flows. Two bits that neither Kubernetes (0xc000), Tailscale (0xff0000) nor wg-quick
 /// (its port) use; the second tells "looked at, and not of a moved flow" apart (`PeerRoutes::under`).
@@ -289,6 +290,24 @@ fn past_the_link(surroundings: &Surroundings, peer: IpAddr, source: Option<IpAdd
         }
         None => PeerWay { interface: tun, gateway: None, otherwise: None, source, mtu },
     }
+}
+
+/// How packets leave that are sent from each address of this host, where its interface has a way to everywhere.
+pub(crate) fn source_ways(network: &NetworkState) -> BTreeMap<IpAddr, SourceWay> {
+    let way = |usable: &UsableAddress| {
+        let ipv4 = usable.address.is_ipv4();
+        let defaults = network.default_routes.iter();
+        let own = defaults.filter(|route| route.ipv4 == ipv4 && route.interface == usable.interface);
+        let best = own.min_by_key(|route| route.metric)?;
+        Some((usable.address, SourceWay { interface: usable.interface, gateway: best.gateway }))
+    };
+    network.addresses.iter().filter_map(way).collect()
+}
+
+/// The addresses that this host has by itself.
+pub(crate) fn own_addresses(network: &NetworkState) -> BTreeSet<IpAddr> {
+    let connected = |index| network.link(index).is_some_and(|link| link.carrier);
+    network.addresses.iter().filter(|usable| connected(usable.interface)).map(|usable| usable.address).collect()
 }
 
 #[cfg(test)]

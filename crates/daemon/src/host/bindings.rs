@@ -9,8 +9,9 @@ use whimbrel_protocol::{Binding, Carrier, PeerId, Time, TunnelPath};
 use whimbrel_transform::Algorithm;
 use whimbrel_tunnel::Peer;
 
-use super::path_mtus::WayOut;
-use super::{DEFAULT_MTU, Failure, Host, MTU_PAUSE, names, source_ways};
+use super::executors::MTU_PAUSE;
+use super::tunnels::WayOut;
+use super::{DEFAULT_MTU, Failure, Host, names, source_ways};
 
 impl Host {
     /// Puts the binding of a peer in force. `moved`: flows of it are not where they were made.
@@ -27,7 +28,7 @@ impl Host {
         let wanted = self.data_plane_binding(peer, &binding);
         let fits = |other: &Binding| (other.places, other.parked) == (binding.places, binding.parked);
         if !self.bindings.get(&peer).is_some_and(fits) {
-            self.fitting.note_ways(now);
+            self.senders.note_ways(now);
         }
         self.wire_ports.keep(peer, &binding);
         let before = self.bindings.insert(peer, binding);
@@ -113,13 +114,11 @@ impl Host {
         self.surroundings_changed = true;
         self.hooks.note_peer(now, peer, false);
         self.hooks.note_listening(peer, false);
-        self.kicks.remove_peer(peer);
+        self.senders.remove_peer(peer);
         self.bindings.remove(&peer);
         self.ways_out.remove(&peer);
         self.wire_ports.release(peer);
-        self.postponed.remove(peer);
         self.tunnels.remove_peer(&self.tunnel, peer);
-        self.fitting.want();
         Ok(self.datapath.remove_binding(peer.0)?)
     }
 
@@ -133,7 +132,7 @@ impl Host {
     pub(crate) fn set_path(&mut self, now: Time, peer: PeerId, index: u32, path: TunnelPath) -> Result<(), Failure> {
         self.surroundings_changed = true;
         let mtu = self.path_mtu(path.remote.ip(), path.source).unwrap_or(DEFAULT_MTU);
-        let spare = self.spared.contains(&peer);
+        let spare = self.senders.spares(peer);
         self.tunnels.set_path(&self.tunnel, peer, index, path, mtu, spare)?;
         self.learn_mtu(peer);
         self.next_mtu_look.get_or_insert(now + MTU_PAUSE);
@@ -161,5 +160,15 @@ impl Host {
             (local.is_ipv4() == peer_at.is_ipv4()).then_some((LocatorPair { local, peer: peer_at }, holder))
         });
         of.collect()
+    }
+
+    /// The MTU of the way to a peer, in bytes, where it has a tunnel.
+    pub(crate) fn tunnel_mtu(&self, peer: PeerId) -> Option<u32> {
+        self.tunnels.mtu(peer)
+    }
+
+    /// The longest packet that fits all tunnels whole, in bytes.
+    pub(crate) fn inner_mtu(&self) -> u32 {
+        self.tunnels.inner_mtu()
     }
 }

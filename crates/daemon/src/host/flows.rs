@@ -1,13 +1,17 @@
 //! Flows that the node knows, in everything that has to know them: data plane, tunnel, journal, routes, names.
 
 use std::collections::HashMap;
-use whimbrel_kernel::endpoint;
 
 use whimbrel_datapath as datapath;
+use whimbrel_datapath::{FormerName, TUNNELLED};
+use whimbrel_kernel::endpoint;
 use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Places, Time, View};
+use whimbrel_tunnel::LATE;
 use whimbrel_tunnel::{Peer, TunnelFlow};
 use whimbrel_wire::FlowTuple;
 
+use super::late::take_due;
+use super::ports::User;
 use super::{Failure, Host};
 
 impl Host {
@@ -42,7 +46,7 @@ impl Host {
         }
         let before = self.journal.flows().get(&flow);
         if before.is_some_and(|before| before.waits != entry.waits) {
-            self.fitting.want();
+            self.senders.want_fitting();
         }
         if let Some(before) = before {
             self.remotes.remove(&flow, before);
@@ -118,7 +122,7 @@ impl Host {
                 self.hooks.note_peer(now, peer, true);
             }
         }
-        self.fitting.note_ways(now);
+        self.senders.note_ways(now);
         Ok(())
     }
 
@@ -174,6 +178,88 @@ impl Host {
             }
             LocalEnd::Here | LocalEnd::Passing => {}
         }
+    }
+
+    /// A socket has gone: what came for it meanwhile goes to who has it now, and for a while what still comes. `None`: nobody has it.
+    pub(crate) fn part_with(&mut self, now: Time, flow: FlowTuple, to: Option<PeerId>) {
+        if to.is_some() {
+            self.tunnel.hand_on(&flow, to.map(|peer| Peer(peer.0)));
+            self.late.note_resting(now + LATE, flow);
+        } else {
+            self.let_in(&flow);
+            self.tunnel.forget_aside(&flow);
+        }
+    }
+
+    /// A flow has another owner, which gets it by the tunnel at first.
+    pub(crate) fn tunnel_first(&mut self, now: Time, flow: FlowTuple) {
+        self.late.tunnelled.push_back((now + TUNNELLED, flow));
+    }
+
+    /// A flow goes to its far end directly from now on, or its socket has gone: what is on its way from who has passed it on, or to the
+    /// socket, is taken for a while.
+    pub(crate) fn forget_name_later(&mut self, now: Time, name: Option<FormerName>) {
+        self.late.names.extend(name.map(|name| (now + LATE, name)));
+    }
+
+    /// A socket comes to where one of its name has been.
+    pub(crate) fn forget_late(&mut self, flow: &FlowTuple) {
+        if self.late.resting.remove(flow).is_some() {
+            self.let_in(flow);
+            self.tunnel.forget_aside(flow);
+        }
+    }
+
+    pub(crate) fn end_late(&mut self, now: Time) {
+        for flow in self.late.take_rested(now) {
+            self.let_in(&flow);
+            self.tunnel.forget_aside(&flow);
+        }
+        for name in take_due(&mut self.late.names, now) {
+            if let Err(error) = self.datapath.forget_name(&name) {
+                tracing::warn!(%error, "a connection is taken under a name that it has no more");
+            }
+        }
+        let due = take_due(&mut self.late.tunnelled, now);
+        if due.is_empty() {
+            return;
+        }
+        let mut entries: Vec<_> = Vec::with_capacity(due.len());
+        for flow in due {
+            if let Some(entry) = self.journal.flows().get(&flow).copied() {
+                entries.push((flow, self.data_plane_entry(&flow, &entry)));
+            }
+        }
+        if let Err(error) = self.datapath.insert_flows(&entries) {
+            tracing::warn!(%error, "connections that have moved stay in the tunnel");
+        }
+    }
+
+    /// A flow's end is where `entry` says. Where that is another host's socket with an address of this one, its port is kept for it.
+    pub(crate) fn keep_port(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
+        if entry.end == LocalEnd::Behind {
+            // As this host answers for the far end, that is `local`.
+            self.ports.need(flow.transport, flow.remote, User::Connection(flow.local));
+        }
+    }
+
+    pub(crate) fn release_port(&mut self, flow: &FlowTuple) {
+        self.ports.release(flow.transport, flow.remote, User::Connection(flow.local));
+    }
+
+    /// Ports of this host's addresses that sockets of other hosts have. No socket of here shows them.
+    pub(crate) fn ports_elsewhere(&self) -> impl Iterator<Item = u16> + '_ {
+        self.ports.all()
+    }
+
+    /// As [`Host::settle_ports`], at each tick.
+    pub(crate) fn look_for_ports(&mut self) {
+        self.ports.tick();
+    }
+
+    /// Takes ports that somebody else had, if they are free by now.
+    pub(crate) fn settle_ports(&mut self) {
+        self.ports.settle();
     }
 }
 

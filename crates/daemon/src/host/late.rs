@@ -6,24 +6,21 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use whimbrel_datapath::{FlowEntry, FormerName, TUNNELLED};
-use whimbrel_protocol::{PeerId, Time};
-use whimbrel_tunnel::{LATE, Peer};
+use whimbrel_datapath::FormerName;
+use whimbrel_protocol::Time;
 use whimbrel_wire::FlowTuple;
-
-use super::Host;
 
 /// What ends by itself, soonest first.
 #[derive(Debug, Default)]
 pub(crate) struct Late {
     /// What comes for these is handed on, until then.
-    resting: HashMap<FlowTuple, Time>,
+    pub(super) resting: HashMap<FlowTuple, Time>,
     /// When it ends, also for those that it has ended for already: they may have been forgotten, or have moved again since.
-    ends: VecDeque<(Time, FlowTuple)>,
+    pub(super) ends: VecDeque<(Time, FlowTuple)>,
     /// These go by the tunnel.
-    tunnelled: VecDeque<(Time, FlowTuple)>,
+    pub(super) tunnelled: VecDeque<(Time, FlowTuple)>,
     /// What comes under these names is taken.
-    names: VecDeque<(Time, FormerName)>,
+    pub(super) names: VecDeque<(Time, FormerName)>,
 }
 
 impl Late {
@@ -36,13 +33,13 @@ impl Late {
         flows.chain(self.names.front().map(|(due, _)| *due)).min()
     }
 
-    fn note_resting(&mut self, until: Time, flow: FlowTuple) {
+    pub(super) fn note_resting(&mut self, until: Time, flow: FlowTuple) {
         self.resting.insert(flow, until);
         self.ends.push_back((until, flow));
     }
 
     /// Those for which nothing is handed on any more.
-    fn take_rested(&mut self, now: Time) -> Vec<FlowTuple> {
+    pub(super) fn take_rested(&mut self, now: Time) -> Vec<FlowTuple> {
         let mut rested = take_due(&mut self.ends, now);
         rested.retain(|flow| {
             let over = self.resting.get(flow).is_some_and(|until| *until <= now);
@@ -52,70 +49,15 @@ impl Late {
     }
 }
 
-fn take_due<T>(queue: &mut VecDeque<(Time, T)>, now: Time) -> Vec<T> {
+pub(super) fn take_due<T>(queue: &mut VecDeque<(Time, T)>, now: Time) -> Vec<T> {
     let due = queue.partition_point(|(due, _)| *due <= now);
     queue.drain(..due).map(|(_, what)| what).collect()
 }
 
-impl Host {
-    /// A socket has gone: what came for it meanwhile goes to who has it now, and for a while what still comes. `None`: nobody has it.
-    pub(crate) fn part_with(&mut self, now: Time, flow: FlowTuple, to: Option<PeerId>) {
-        if to.is_some() {
-            self.tunnel.hand_on(&flow, to.map(|peer| Peer(peer.0)));
-            self.late.note_resting(now + LATE, flow);
-        } else {
-            self.let_in(&flow);
-            self.tunnel.forget_aside(&flow);
-        }
-    }
-
-    /// A flow has another owner, which gets it by the tunnel at first.
-    pub(crate) fn tunnel_first(&mut self, now: Time, flow: FlowTuple) {
-        self.late.tunnelled.push_back((now + TUNNELLED, flow));
-    }
-
-    /// A flow goes to its far end directly from now on, or its socket has gone: what is on its way from who has passed it on, or to the
-    /// socket, is taken for a while.
-    pub(crate) fn forget_name_later(&mut self, now: Time, name: Option<FormerName>) {
-        self.late.names.extend(name.map(|name| (now + LATE, name)));
-    }
-
-    /// A socket comes to where one of its name has been.
-    pub(crate) fn forget_late(&mut self, flow: &FlowTuple) {
-        if self.late.resting.remove(flow).is_some() {
-            self.let_in(flow);
-            self.tunnel.forget_aside(flow);
-        }
-    }
-
-    pub(crate) fn end_late(&mut self, now: Time) {
-        for flow in self.late.take_rested(now) {
-            self.let_in(&flow);
-            self.tunnel.forget_aside(&flow);
-        }
-        for name in take_due(&mut self.late.names, now) {
-            if let Err(error) = self.datapath.forget_name(&name) {
-                tracing::warn!(%error, "a connection is taken under a name that it has no more");
-            }
-        }
-        let due = take_due(&mut self.late.tunnelled, now);
-        if due.is_empty() {
-            return;
-        }
-        let mut entries: Vec<(FlowTuple, FlowEntry)> = Vec::with_capacity(due.len());
-        for flow in due {
-            if let Some(entry) = self.journal.flows().get(&flow).copied() {
-                entries.push((flow, self.data_plane_entry(&flow, &entry)));
-            }
-        }
-        if let Err(error) = self.datapath.insert_flows(&entries) {
-            tracing::warn!(%error, "connections that have moved stay in the tunnel");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use whimbrel_tunnel::LATE;
+
     use whimbrel_wire::Transport;
 
     use super::*;

@@ -152,7 +152,7 @@ impl Host {
     /// The endpoint namespaces whose sockets are to fit what has become of their flows. A look at each takes as long as one at all sockets
     /// of the machine, so there are none where none waits, nor has waited at the last one.
     pub(crate) fn namespaces_to_fit(&self, waits: bool) -> Vec<OwnedFd> {
-        if !self.fitting.looks_inside(waits) {
+        if !self.senders.looks_inside(waits) {
             return Vec::new();
         }
         let places = self.endpoints.in_use();

@@ -2,24 +2,10 @@
 
 use std::net::IpAddr;
 
-use whimbrel_datapath as datapath;
 use whimbrel_protocol::{Binding, PeerId, Time};
 
+use super::tunnels::WayOut;
 use super::{DEFAULT_MTU, Host};
-
-/// How what is rewritten for a peer leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WayOut {
-    pub(crate) interface: u32,
-    /// As long as a packet may be, in bytes; 0: not known.
-    mtu: u32,
-}
-
-impl WayOut {
-    pub(crate) fn of(binding: &datapath::Binding) -> Self {
-        Self { interface: binding.interface, mtu: binding.mtu }
-    }
-}
 
 impl Host {
     /// Takes in what the kernel knows of the paths by now; returns whether any has changed.
@@ -63,14 +49,14 @@ impl Host {
     pub(crate) fn path_mtu(&mut self, remote: IpAddr, source: Option<IpAddr>) -> Option<u32> {
         let (learned, interface) = self.addresses.way_to(remote, source)?;
         let link = self.network.link(interface).map_or(DEFAULT_MTU, |link| link.mtu);
-        let learned = learned.filter(|mtu| !self.kicks.has_told(remote, *mtu));
+        let learned = learned.filter(|mtu| !self.senders.has_told(remote, *mtu));
         Some(learned.map_or(link, |learned| learned.min(link)))
     }
 
     /// Has the kernel forget the path MTUs that were told only to have something sent again. What a route says itself, or
     /// what was learned on the way, is not taken for it.
     pub(crate) fn forget_told(&mut self, now: Time) {
-        for ((source, destination), mtus) in self.kicks.take_told(now) {
+        for ((source, destination), mtus) in self.senders.take_told(now) {
             // It was noted with the route of that moment, which a route of ours may have taken the place of by now, so that
             // no look-up shows it. IPv4 forgets all that it learned in any case, so that need not be found out.
             if destination.is_ipv4() {

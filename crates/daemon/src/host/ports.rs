@@ -10,10 +10,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
-use whimbrel_protocol::{FlowEntry, LocalEnd};
-use whimbrel_wire::{FlowTuple, Transport};
-
-use crate::host::Host;
+use whimbrel_wire::Transport;
 
 /// The ports that are kept from being given away.
 #[derive(Debug, Default)]
@@ -169,35 +166,6 @@ impl Ports {
                 Err(error) => tracing::debug!(%local, %error, "the port of a socket that is elsewhere is not held"),
             }
         }
-    }
-}
-
-impl Host {
-    /// A flow's end is where `entry` says. Where that is another host's socket with an address of this one, its port is kept for it.
-    pub(crate) fn keep_port(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
-        if entry.end == LocalEnd::Behind {
-            // As this host answers for the far end, that is `local`.
-            self.ports.need(flow.transport, flow.remote, User::Connection(flow.local));
-        }
-    }
-
-    pub(crate) fn release_port(&mut self, flow: &FlowTuple) {
-        self.ports.release(flow.transport, flow.remote, User::Connection(flow.local));
-    }
-
-    /// Ports of this host's addresses that sockets of other hosts have. No socket of here shows them.
-    pub(crate) fn ports_elsewhere(&self) -> impl Iterator<Item = u16> + '_ {
-        self.ports.all()
-    }
-
-    /// As [`Host::settle_ports`], at each tick.
-    pub(crate) fn look_for_ports(&mut self) {
-        self.ports.tick();
-    }
-
-    /// Takes ports that somebody else had, if they are free by now.
-    pub(crate) fn settle_ports(&mut self) {
-        self.ports.settle();
     }
 }
 

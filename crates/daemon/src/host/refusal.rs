@@ -52,6 +52,45 @@ impl From<Failure> for OpFailed {
     }
 }
 
+/// Why a host does not do its part, for people.
+pub(crate) fn sentence(why: Refusal) -> &'static str {
+    match why {
+        Refusal::NotAllowed => {
+            "the other host takes no sockets from this one: the two are of no community, and no grant says otherwise \
+             (`whimbrel community`)"
+        }
+        Refusal::NoRoom => "the other host has no room for it",
+        Refusal::NoFamily => "the other host does not have its address family",
+        Refusal::NoRights => {
+            "the other host may not rebuild sockets: its daemon lacks a right (`whimbrel doctor` there)"
+        }
+        Refusal::NoOption => {
+            "the other host does not set an option that it has, as one that needs a privilege (`privileged_options`): its log says which"
+        }
+        Refusal::Taken => "its address and port are taken on the other host",
+        Refusal::NobodyReceives => {
+            "no program on the other host receives it under this name (`whimbrel receive`, or one with libwhimbrel; names of other users than \
+             root begin with theirs: `USER/NAME`)"
+        }
+        Refusal::AcceptorUnreached => "the other host does not answer",
+        Refusal::HolderUnreached => "the host that holds its far end was not reached",
+        Refusal::BadSnapshot => "the other host could not read it",
+        Refusal::NotRestored => "the other host could not rebuild it: its log says why",
+        Refusal::NoSuchFlow => "the host at its far end knows no such connection",
+        Refusal::OtherSequence | Refusal::Busy => "another move of it is under way",
+        Refusal::NotAnnounced | Refusal::NotYours | Refusal::Forged => "the move was not in order",
+        Refusal::Expired => "the other host took too long",
+        Refusal::NotKept => "what was decided could not be kept",
+        Refusal::Cancelled => "the move was called off",
+        Refusal::NotWoken => "the other host could not let it go on",
+        Refusal::FarEnd => "its far end is on that host itself",
+        Refusal::NotLent => "the other host lends no such endpoint",
+        Refusal::Stopping => "the other host is about to stop lending",
+        Refusal::Unmovable => "it is of a kind, or in a state, that cannot be moved",
+        Refusal::Other(_) => "the other host refused for a reason that this one does not know",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,10 +9,9 @@ use whimbrel_kernel::sysctl;
 use whimbrel_protocol::{Binding, PeerId, Time};
 
 use super::addresses::Surroundings;
-use super::path_mtus::WayOut;
-use super::{
-    Addresses, Failure, Host, RETRY_PAUSE, RETRY_PAUSE_LONGEST, TRIES_BEFORE_TOLD, hooks, own_addresses, source_ways,
-};
+use super::executors::{RETRY_PAUSE, RETRY_PAUSE_LONGEST, TRIES_BEFORE_TOLD};
+use super::tunnels::WayOut;
+use super::{Addresses, Failure, Host, hooks, own_addresses, source_ways};
 
 impl Host {
     /// Sets what addresses are wanted for.

@@ -8,12 +8,14 @@ use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::sock_diag::{self, Listener, SockDiag};
+use whimbrel_protocol::PeerId;
 use whimbrel_protocol::{LocalEnd, OpFailed, Refusal};
+use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::snapshot::{OptionKind, Snapshot as Snapshotted};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::endpoints::{Endpoints, HIDDEN, Place, PlaceName};
-use super::introductions::Snapshot;
+use super::introductions::{Snapshot, ask, introduce};
 use super::refusal::{refused, unmovable};
 use super::{Failure, Host};
 
@@ -178,6 +180,60 @@ impl Host {
             look(&flows)?;
         }
         Ok(())
+    }
+
+    /// Consumes introductions for these session indices and no others.
+    pub(crate) fn listen_for_introductions(&mut self, indices: Vec<u32>) -> Result<(), Failure> {
+        // Strangers change the list as often as they like; what is around it depends on whether there is one.
+        self.surroundings_changed |= self.hooks.note_introducing(!indices.is_empty());
+        self.listening.set(&self.datapath, indices)?;
+        // The peer begins as soon as it is told that we look.
+        self.apply_hooks()
+    }
+
+    /// Injects an introduction into a flow of a socket of this host, or of an endpoint namespace.
+    pub(crate) fn introduce(
+        &mut self,
+        flow: FlowTuple,
+        introduction: Introduction,
+        snapshot: &mut Snapshot,
+    ) -> Result<(), Failure> {
+        if self.is_in_endpoint(&flow) {
+            return self.introduce_in_endpoint(flow, introduction);
+        }
+        let Self { injector, datapath, connections, .. } = self;
+        introduce(injector, datapath, connections, snapshot, flow, introduction)
+    }
+
+    /// Finds the sockets that are connected to an address, for [`Host::take_found`].
+    pub(crate) fn find_sockets(&mut self, peer: PeerId, at: IpAddr, snapshot: &mut Snapshot) -> Result<(), Failure> {
+        self.found.push((peer, snapshot.numbers_of(&self.datapath, &mut self.connections, at)?));
+        Ok(())
+    }
+
+    /// Resets the socket of a flow.
+    pub(crate) fn reset(&mut self, flow: &FlowTuple, snapshot: &mut Snapshot) -> Result<(), Failure> {
+        if self.is_in_endpoint(flow) {
+            // A reset from outside would have to find its way into the namespace.
+            return Ok(self.abort(flow)?);
+        }
+        // One look serves all that are reset together.
+        snapshot.look_up(&self.datapath, &std::mem::take(&mut self.resetting))?;
+        // A socket that is gone by itself needs no reset.
+        if let Some(socket) = snapshot.socket(&self.datapath, flow)? {
+            self.injector.reset(flow, socket.rcv_nxt)?;
+        }
+        Ok(())
+    }
+
+    /// Has the peer of a flow answer natively. `helped` as in [`ask`].
+    pub(crate) fn ask_natively(
+        &mut self,
+        flow: FlowTuple,
+        helped: Option<(u32, u32)>,
+        snapshot: &mut Snapshot,
+    ) -> Result<(), Failure> {
+        ask(&self.injector, &mut self.datapath, snapshot, flow, helped)
     }
 }
 

@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
+use whimbrel_datapath as datapath;
 use whimbrel_protocol::{PeerId, TunnelPath};
 use whimbrel_tunnel::{PathError, Peer, Tunnel};
-
-use super::Host;
 
 /// Of Ethernet, where nothing better is known, in bytes.
 pub(crate) const DEFAULT_MTU: u32 = 1500;
@@ -137,14 +136,16 @@ impl Tunnels {
     }
 }
 
-impl Host {
-    /// The MTU of the way to a peer, in bytes, where it has a tunnel.
-    pub(crate) fn tunnel_mtu(&self, peer: PeerId) -> Option<u32> {
-        self.tunnels.mtu(peer)
-    }
+/// How what is rewritten for a peer leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WayOut {
+    pub(crate) interface: u32,
+    /// As long as a packet may be, in bytes; 0: not known.
+    mtu: u32,
+}
 
-    /// The longest packet that fits all tunnels whole, in bytes.
-    pub(crate) fn inner_mtu(&self) -> u32 {
-        self.tunnels.inner_mtu()
+impl WayOut {
+    pub(crate) fn of(binding: &datapath::Binding) -> Self {
+        Self { interface: binding.interface, mtu: binding.mtu }
     }
 }

@@ -12,10 +12,9 @@ use whimbrel_ipc::{ConnectionState, Metric, MetricKind};
 use whimbrel_protocol::{Carrier, Event, FlowState, FlowView, PeerId, PeerView, Standing};
 use whimbrel_tunnel::Counter;
 
-pub(crate) use endpoint::Endpoint;
-
 use crate::api::views;
 use crate::events::KINDS;
+pub(crate) use endpoint::Endpoint;
 
 /// Upper bounds of what hand-offs are told apart by, in seconds.
 const BOUNDS: [f64; 13] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];

@@ -7,12 +7,12 @@ pub(crate) mod config;
 mod judge;
 mod matcher;
 
-pub(crate) use judge::Judge;
-pub use matcher::{Holder, Matcher, PeerCondition, ProgramCondition, ProgramName, Subject};
-
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Manner, Rule, Ruling, View};
 use whimbrel_wire::FlowTuple;
+
+pub(crate) use judge::Judge;
+pub use matcher::{Holder, Matcher, PeerCondition, ProgramCondition, ProgramName, Subject};
 
 /// How a connection is to be treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

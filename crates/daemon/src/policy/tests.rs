@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use proptest::prelude::*;
 use whimbrel_protocol::Prefix;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::*;
+use proptest::prelude::*;
 
 fn flow(transport: Transport, local: u16, remote: SocketAddr) -> FlowTuple {
     FlowTuple { transport, local: SocketAddr::new([192, 0, 2, 1].into(), local), remote }

@@ -1,8 +1,10 @@
-use super::*;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+
 use whimbrel_ipc::{EventsQuery, State, reply_from_line, request_to_line, send_line};
 use whimbrel_protocol::Time;
+
+use super::*;
 
 fn socket(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("whimbrel-server-{name}-{}.sock", std::process::id()))

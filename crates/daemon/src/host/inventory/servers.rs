@@ -76,7 +76,7 @@ pub(crate) fn shown(places: &[Inhabitants], since: &str) -> Vec<ipc::Connection>
             1 => None,
             _ => Some(SHARED.to_owned()),
         };
-        let flow = crate::api::views::flow(FlowTuple::unconnected(transport, end));
+        let flow = crate::shown::flow(FlowTuple::unconnected(transport, end));
         Some(ipc::Connection {
             name: Some(flow.called()),
             process: owner.map(|owner| ipc::Process { pid: owner.pid, name: owner.name.clone() }),

@@ -14,7 +14,7 @@ use whimbrel_wire::moving::MAX_OFFERED;
 use crate::config::ConfigError;
 use crate::config::document::Document;
 use crate::config::value::{limit, list, parse_prefix, seconds};
-use crate::role::anchor::api::BLOCK;
+use crate::role::anchor::offer::BLOCK;
 
 /// The longest that a lease can last, in seconds.
 const LONGEST: u32 = 86_400;

@@ -9,6 +9,9 @@ use whimbrel_protocol::Prefix;
 use crate::config::Lendable;
 use crate::host::own_addresses;
 
+/// Ports that are leased at a time, for what programs leave to the kernel.
+pub(crate) const BLOCK: u16 = 128;
+
 /// What is configured and cannot be lent, or is lent and cannot be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {

@@ -239,9 +239,7 @@ impl Gateway {
         self.heard.remove(flow);
         self.heard_before.remove(flow);
     }
-}
 
-impl Gateway {
     /// Has what is said to the control port of these hosts come here, and of no others.
     ///
     /// # Errors

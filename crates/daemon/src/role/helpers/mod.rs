@@ -11,6 +11,7 @@
 //! stop.rs       stopping and continuing what serves a connection
 //! ```
 
+pub(crate) mod api;
 pub(crate) mod config;
 pub(crate) mod executor;
 mod keep;

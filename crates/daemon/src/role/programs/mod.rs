@@ -16,15 +16,15 @@ use whimbrel_kernel::owner::Owner;
 use whimbrel_kernel::process;
 use whimbrel_protocol::Time;
 
-pub(crate) use kept::KeptSockets;
-pub(crate) use names::SocketNames;
-
 use crate::api::access::User;
 use crate::api::server::{ClientId, Credentials};
 use crate::clock;
 use crate::closing::Received;
-use crate::event_loop::EventLoop;
+use crate::event_loop::{EventLoop, FLOW_TICK};
 use crate::events::Told;
+use crate::reactor::LoopError;
+pub(crate) use kept::KeptSockets;
+pub(crate) use names::SocketNames;
 
 /// How long the migrator may take for an answer.
 const MIGRATOR_WAIT: Duration = Duration::from_secs(2);
@@ -67,6 +67,15 @@ impl Programs {
         let (kept, questions) = (KeptSockets::default(), HashMap::new());
         Self { names, kept, migrator: None, questions, next_question: 1 }
     }
+}
+
+/// Looks after sockets that are kept for programs.
+///
+/// # Errors
+/// When the kernel has no room.
+pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
+    this.reactor.every(clock::now(), FLOW_TICK, EventLoop::programs_due);
+    Ok(())
 }
 
 impl EventLoop {

@@ -1,3 +1,4 @@
 //! What comes for hosts that have left a link of this one.
 
+pub(crate) mod api;
 pub(crate) mod proxy;

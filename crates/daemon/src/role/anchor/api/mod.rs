@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! choice.rs   which anchor, where a program leaves that to a policy
+//! lending.rs  what this host lends, as programs ask and are told
 //! offer.rs    what this host is configured to lend, and what of it cannot be lent
 //! reasons.rs  why an anchor does not lend, for people
 //! returns.rs  leases that nobody needs any more
 //! ```
 
 mod choice;
+mod lending;
 mod reasons;
 mod returns;
 
@@ -16,31 +18,27 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_ipc::{Anchored, Anchors as View, Code, Failure, Family, LentEnds, MadeSocket, PassedOn, Reply};
+use whimbrel_ipc::{Anchored, Code, Failure, Family, MadeSocket, Reply};
 use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::namespace;
-use whimbrel_protocol::{Dependents, Event, FlowName, Refusal, Time};
+use whimbrel_protocol::{Event, FlowName, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
 use crate::api::server::ClientId;
-use crate::api::views;
 use crate::clock;
 use crate::closing::Received;
-use crate::event_loop::EventLoop;
+use crate::event_loop::{EventLoop, FLOW_TICK};
 use crate::events::Told;
 use crate::host::endpoints::HIDDEN;
+use crate::reactor::LoopError;
 use crate::role::anchor::executor::young::Young;
+use crate::role::anchor::offer::{BLOCK, Fault};
 use crate::role::programs::{WantedSocket, failed, plain_socket};
-
-use crate::role::anchor::offer::{About, Fault};
 use choice::{Candidate, Experience, Policy};
 pub(crate) use reasons::reason_of;
 use reasons::{may_pass, reason};
 use returns::{Awaited, Returns};
-
-/// Ports that are leased at a time, for what programs leave to the kernel.
-pub(crate) const BLOCK: u16 = 128;
 
 /// Who wants an anchor, and for what.
 #[derive(Debug)]
@@ -142,6 +140,15 @@ pub(crate) struct Anchors {
     stopping: bool,
     /// What this host is configured to lend and cannot, as it was told last.
     faults: Vec<Fault>,
+}
+
+/// Looks after leases.
+///
+/// # Errors
+/// When the kernel has no room.
+pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
+    this.reactor.every(clock::now(), FLOW_TICK, EventLoop::anchors_due);
+    Ok(())
 }
 
 impl EventLoop {
@@ -696,87 +703,6 @@ impl EventLoop {
         if let Some(who) = who {
             self.anchors.experience.moved(now, who);
         }
-    }
-
-    fn stop_lending(&mut self, stop: bool) {
-        self.node.stop_lending(stop);
-        self.anchors.stopping = stop;
-    }
-
-    /// A daemon before this one was told to lend nothing new: nobody has taken that back.
-    pub(crate) fn keep_from_lending(&mut self) {
-        if self.lends() {
-            self.stop_lending(true);
-            let sentence = "this host lends nothing new, as it was told before its daemon was started anew";
-            self.tell(Told::new("lending-stopped", sentence.to_owned()).with("restored", true));
-        }
-    }
-
-    /// [`Request::Lending`](whimbrel_ipc::Request::Lending).
-    pub(crate) fn set_lending(&mut self, stop: bool) -> Result<Reply, Failure> {
-        if !self.lends() {
-            return Err(Failure::new("this host lends nothing")
-                .code(Code::Unavailable)
-                .hint("`[anchor]` in the configuration makes it lend ports or addresses."));
-        }
-        self.effects
-            .lender
-            .save_lending_stopped(&mut self.effects.host, stop)
-            .map_err(|error| Failure::new(error.to_string()))?;
-        if stop != self.anchors.stopping {
-            self.stop_lending(stop);
-            let told = match stop {
-                true => Told::new("lending-stopped", "this host lends nothing new".to_owned()),
-                false => Told::new("lending-started", "this host lends again".to_owned()),
-            };
-            self.tell(told);
-        }
-        Ok(Reply::Anchors(self.anchors_view(stop)))
-    }
-
-    /// [`Request::Anchors`](whimbrel_ipc::Request::Anchors). `brief`: without what it offers.
-    pub(crate) fn anchors_view(&mut self, brief: bool) -> View {
-        let Dependents { lent, passed_on } = self.node.dependents();
-        let ends = |key: &PublicKey, ends: &Ends| LentEnds {
-            host: self.peer_name(key),
-            address: ends.first.ip(),
-            port: ends.first.port(),
-            count: ends.count,
-        };
-        let lent = lent.iter().map(|(tenant, of)| ends(tenant, of)).collect();
-        let rented = self.node.rented().map(|of| ends(&of.anchor, &of.ends)).collect();
-        let passed = |(owner, far): (PublicKey, FlowTuple)| PassedOn {
-            host: self.peer_name(&owner),
-            flow: views::flow(far.mirrored()),
-        };
-        let passed_on = passed_on.into_iter().map(passed).collect();
-        let offer = if brief { None } else { self.effects.lender.offer(&mut self.effects.host) };
-        View { lends: self.lends(), stopping: self.anchors.stopping, offer, lent, passed_on, rented }
-    }
-
-    /// Tells what of the configuration cannot be lent, where that is not as it was.
-    pub(crate) fn look_at_offer(&mut self) {
-        let Some(faults) = self.effects.lender.new_lending_faults(&self.effects.host, &self.anchors.faults) else {
-            return;
-        };
-        let told = if faults.is_empty() {
-            Told::new(
-                "can-lend",
-                "all that `[anchor]` names can be lent now, and all that is lent is reached".to_owned(),
-            )
-        } else {
-            let one = |fault: &Fault| format!("{}, so {}: {}", fault.sentence, fault.lost, fault.mend);
-            let sentences: Vec<String> = faults.iter().map(one).collect();
-            let named: Vec<&str> = faults.iter().map(|fault| fault.sentence.as_str()).collect();
-            Told::new("cannot-lend", format!("`[anchor]`: {}", sentences.join("; "))).with("faults", named)
-        };
-        let unreached = |fault: &Fault| match fault.about {
-            About::Lent(address) => Some(address),
-            _ => None,
-        };
-        self.node.note_unreached(clock::now(), faults.iter().filter_map(unreached).collect());
-        self.anchors.faults = faults;
-        self.tell(told);
     }
 }
 

@@ -3,7 +3,7 @@
 use whimbrel_protocol::Refusal;
 use whimbrel_wire::lending::Ends;
 
-use crate::role::relocation::api::sentence;
+use crate::host::refusal::sentence;
 
 /// Whether an anchor may take a claim later that it does not take now (P-128).
 pub(crate) fn may_pass(why: Refusal) -> bool {

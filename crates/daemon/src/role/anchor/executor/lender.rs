@@ -1,13 +1,12 @@
 //! Lending endpoints of this host: which are free, who else is kept from them, and what leads to the tenant.
 
-use crate::host::Mover;
-use crate::role::relocation::process::executor::Wholes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use whimbrel_datapath::{FlowEntry, Lent, LentEnd, Role, Toward};
 use whimbrel_handshake::PublicKey;
+use whimbrel_ipc::{Offer, OfferedAddress, OfferedPrefix};
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::{AddressScope, LOOPBACK, NewAddress};
 use whimbrel_protocol::{LeaseName, LocalEnd, OpFailed, PeerId, Prefix, Refusal, SavedHeld, SavedLease, Time};
@@ -15,17 +14,14 @@ use whimbrel_tunnel::{Lease, LeasedEnd, Peer};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use whimbrel_ipc::{Offer, OfferedAddress, OfferedPrefix};
-
 use super::tenant::icmp_of;
 use crate::config::Lendable;
 use crate::host::ports::User;
 use crate::host::refusal::{failed, not_kept, refused};
-use crate::host::{Failure, Host, own_addresses};
+use crate::host::{Failure, Host, Mover, own_addresses};
 use crate::journal::{JournalError, SavedMoves};
-use crate::role::anchor::api::BLOCK;
 use crate::role::anchor::offer;
-use crate::role::anchor::offer::{About, Fault, LentOf};
+use crate::role::anchor::offer::{About, BLOCK, Fault, LentOf};
 
 /// Addresses of a prefix that are looked at for a free one.
 const MOST_ADDRESSES: u32 = 1 << 16;
@@ -115,9 +111,7 @@ impl Lender {
         let elsewhere = self.parts().any(|part| part.moved == Some(transport) && part.ends.first == end);
         elsewhere || self.here.contains(&FlowTuple::unconnected(transport, end))
     }
-}
 
-impl Lender {
     /// Whether this host lends nothing new, as this daemon or one before it was told.
     pub(crate) fn is_lending_stopped(&self, host: &Host) -> bool {
         host.journal.is_lending_stopped()
@@ -541,11 +535,11 @@ impl Lender {
     }
 
     /// Connections of lent endpoints that were here may be over.
-    pub(crate) fn look_for_left(&mut self, wholes: &mut Wholes, host: &mut Host) {
+    pub(crate) fn look_for_left(&mut self, rebuilds: impl Fn(&FlowTuple) -> bool, host: &mut Host) {
         let here: Vec<FlowTuple> = self.here.iter().copied().collect();
         for flow in here {
             // The sockets of a whole process come when it is rebuilt, which takes as long as its memory is large.
-            if !wholes.rebuilds(&flow) && matches!(host.socket_of(&flow), Ok(None)) {
+            if !rebuilds(&flow) && matches!(host.socket_of(&flow), Ok(None)) {
                 self.leave_home(host, &flow);
             }
         }

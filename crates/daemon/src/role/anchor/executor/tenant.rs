@@ -1,13 +1,12 @@
 //! Endpoints of anchors: the namespaces that they are used in.
 
-use crate::host::Mover;
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
 use whimbrel_datapath::{Endpoint as Known, Follow, Lent, LentEnd, Unknown};
 use whimbrel_kernel::endpoint::Brought;
-use whimbrel_kernel::sock_diag::{self, MOVABLE, TcpState};
+use whimbrel_kernel::sock_diag::{self, MOVABLE};
 use whimbrel_protocol::{FlowName, OpFailed, PeerId, Refusal, SavedTenancy, Time};
 use whimbrel_tunnel::{Lease, LeasedEnd, Peer};
 use whimbrel_wire::lending::Ends;
@@ -16,15 +15,8 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::young::{Ripening, Young};
 use crate::host::endpoints::PlaceName;
 use crate::host::refusal::{failed, not_kept};
-use crate::host::{Failure, Host, own_addresses};
+use crate::host::{Failure, Host, Mover, own_addresses};
 use crate::journal::SavedNamespace;
-use crate::role::relocation::executor::Relocation;
-
-/// The states of connections that a socket that listens has, or is about to have.
-const OPEN: [TcpState; 7] = {
-    let [a, b, c, d, e, f] = MOVABLE;
-    [TcpState::SynReceived, a, b, c, d, e, f]
-};
 
 /// Endpoints of others.
 #[derive(Debug, Default)]
@@ -78,9 +70,7 @@ impl Tenant {
         let is_of = |rented: &Rented| rented.ends.contain(end) && rented.transports().any(|of| of == transport);
         self.rented.values().any(is_of)
     }
-}
 
-impl Tenant {
     /// Takes the namespace that a program has brought along for a lease.
     pub(crate) fn take_brought(&mut self, lease: FlowName) -> Option<Brought> {
         self.namespaces.remove(&lease)
@@ -101,9 +91,7 @@ impl Tenant {
         let joined = self.joined.get(&lease).copied();
         PlaceName { address, lease: joined.or_else(|| endpoints.name_of(ends.first).lease) }
     }
-}
 
-impl Tenant {
     /// A program has brought a namespace along for a lease that is asked for.
     pub(crate) fn bring_namespace(&mut self, lease: FlowName, namespace: Brought, hidden: bool) {
         self.namespaces.insert(lease, namespace);
@@ -176,9 +164,7 @@ impl Tenant {
         }
         Ok(())
     }
-}
 
-impl Tenant {
     /// An anchor lends what is its own, and nothing that this host has, or has from another.
     pub(crate) fn is_foreign(&self, host: &Host, ends: &Ends) -> Result<(), OpFailed> {
         let address = ends.first.ip();
@@ -326,17 +312,13 @@ impl Tenant {
         // Who has opened them is not known any more: their far ends are not looked for, but may look for this host.
         flows.into_iter().for_each(|flow| self.note_young(now, flow, true));
     }
-}
 
-impl Tenant {
     /// Whether the namespace of an address has ports that the kernel draws from.
     pub(crate) fn draws_ports(&self, address: IpAddr) -> bool {
         let place = PlaceName { address, lease: None };
         self.rented.values().any(|rented| rented.place == place && rented.ends.count > 1)
     }
-}
 
-impl Tenant {
     /// Whether an endpoint that is leased belongs into the namespace that a socket is in.
     pub(crate) fn is_in_namespace_of(&self, host: &Host, socket: BorrowedFd<'_>, end: SocketAddr) -> bool {
         let leased = self.rented.values().any(|rented| rented.ends.contain(end));
@@ -358,29 +340,7 @@ impl Tenant {
     pub(crate) fn forget_young(&mut self, flow: &FlowTuple) {
         self.young.forget(flow);
     }
-}
 
-impl Relocation {
-    /// The connections of a socket without another end, and those that are being opened: what is of no flow among them would go where it
-    /// goes. New ones wait from now on, if it listens. Nothing where its address is this host's own.
-    pub(crate) fn connections_of(&mut self, host: &mut Host, socket: &FlowTuple) -> Result<Vec<FlowTuple>, Failure> {
-        if host.endpoints.at(socket).is_none() {
-            return Ok(Vec::new());
-        }
-        if socket.listens() {
-            self.keep_new(host, socket)?;
-        }
-        let Some(place) = host.endpoints.at(socket) else { return Ok(Vec::new()) };
-        let all = match socket.transport {
-            Transport::Tcp => place.connections.tcp(&OPEN)?,
-            Transport::Udp => place.connections.udp()?,
-        };
-        let flows = all.into_iter().map(|connection| connection.tuple);
-        Ok(flows.filter(|flow| flow.local == socket.local).collect())
-    }
-}
-
-impl Tenant {
     /// The connections among these that have lasted, and are there still.
     pub(crate) fn take_mature(&mut self, host: &mut Host, now: Time) -> Vec<Young> {
         let mut mature = Vec::new();

@@ -12,10 +12,11 @@ use whimbrel_protocol::{MoveName, MoveOp, OpFailed, OpId, Refusal, Time};
 use whimbrel_wire::snapshot::Luggage;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Moves, Wish, flow_of, sentence};
+use super::{Moves, Wish, flow_of};
 use crate::api::server::ClientId;
 use crate::event_loop::EventLoop;
 use crate::events::Told;
+use crate::host::refusal::sentence;
 
 /// They are named by one of these and an address and port.
 const NAMES: [(&str, Transport); 2] = [("listener:", Transport::Tcp), ("udp:", Transport::Udp)];

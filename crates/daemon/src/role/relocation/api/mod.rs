@@ -21,11 +21,13 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::api::server::ClientId;
 use crate::api::views;
-use crate::event_loop::{EventLoop, names};
+use crate::event_loop::{EventLoop, FLOW_TICK};
 use crate::events::Told;
 use crate::host::inventory::flows::why_bound_to_host;
 use crate::host::inventory::servers;
 use crate::host::own_addresses;
+use crate::host::refusal::sentence;
+use crate::reactor::LoopError;
 use crate::role::anchor::api::reason_of;
 use crate::role::relocation::executor::{Arrived, Known, NotBorrowed};
 use crate::{clock, closing};
@@ -97,6 +99,20 @@ struct Job {
     receiver: Option<String>,
     /// What the kernel said of its socket, where that could not be written down.
     unmovable: Option<String>,
+}
+
+/// Waits for processes and namespaces.
+///
+/// # Errors
+/// When the kernel has no room.
+pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
+    this.reactor.on(this.effects.wholes.wake(), |this| this.take_in_processes(clock::now()))?;
+    this.reactor.on(this.effects.namespaces_wake(), |this| this.take_in_namespaces(clock::now()))?;
+    this.reactor.every(clock::now(), FLOW_TICK, |this, now| {
+        this.take_in_processes(now);
+        this.retire_listeners(now);
+    });
+    Ok(())
 }
 
 impl EventLoop {
@@ -555,7 +571,7 @@ impl EventLoop {
 
     /// The host that this names.
     pub(crate) fn host(&self, wanted: &str) -> Result<PublicKey, Failure> {
-        let peers = self.node.peers().filter(|view| names(view, wanted)).map(|view| view.key);
+        let peers = self.node.peers().filter(|view| views::names(view, wanted)).map(|view| view.key);
         let mut found: Vec<PublicKey> = peers.collect();
         let community = self.node.community(clock::now());
         found.extend(community.called(wanted).into_iter().map(|host| host.key));
@@ -660,45 +676,6 @@ const NOT_ITS_OWN: &str = "the socket is not the one that has this on this host:
 const STOPPING: &str = "the daemon was asked to stop";
 /// What makes a stranger a host that sockets can be given to.
 pub(crate) const INVITE: &str = "`whimbrel community invite` has it join";
-
-/// Why a host does not do its part, for people.
-pub(crate) fn sentence(why: Refusal) -> &'static str {
-    match why {
-        Refusal::NotAllowed => {
-            "the other host takes no sockets from this one: the two are of no community, and no grant says otherwise \
-             (`whimbrel community`)"
-        }
-        Refusal::NoRoom => "the other host has no room for it",
-        Refusal::NoFamily => "the other host does not have its address family",
-        Refusal::NoRights => {
-            "the other host may not rebuild sockets: its daemon lacks a right (`whimbrel doctor` there)"
-        }
-        Refusal::NoOption => {
-            "the other host does not set an option that it has, as one that needs a privilege (`privileged_options`): its log says which"
-        }
-        Refusal::Taken => "its address and port are taken on the other host",
-        Refusal::NobodyReceives => {
-            "no program on the other host receives it under this name (`whimbrel receive`, or one with libwhimbrel; names of other users than \
-             root begin with theirs: `USER/NAME`)"
-        }
-        Refusal::AcceptorUnreached => "the other host does not answer",
-        Refusal::HolderUnreached => "the host that holds its far end was not reached",
-        Refusal::BadSnapshot => "the other host could not read it",
-        Refusal::NotRestored => "the other host could not rebuild it: its log says why",
-        Refusal::NoSuchFlow => "the host at its far end knows no such connection",
-        Refusal::OtherSequence | Refusal::Busy => "another move of it is under way",
-        Refusal::NotAnnounced | Refusal::NotYours | Refusal::Forged => "the move was not in order",
-        Refusal::Expired => "the other host took too long",
-        Refusal::NotKept => "what was decided could not be kept",
-        Refusal::Cancelled => "the move was called off",
-        Refusal::NotWoken => "the other host could not let it go on",
-        Refusal::FarEnd => "its far end is on that host itself",
-        Refusal::NotLent => "the other host lends no such endpoint",
-        Refusal::Stopping => "the other host is about to stop lending",
-        Refusal::Unmovable => "it is of a kind, or in a state, that cannot be moved",
-        Refusal::Other(_) => "the other host refused for a reason that this one does not know",
-    }
-}
 
 /// Why this host does not do its part as the one that a socket was to come to, for its own people.
 fn sentence_here(why: Refusal) -> &'static str {

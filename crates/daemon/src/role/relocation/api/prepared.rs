@@ -7,12 +7,13 @@ use whimbrel_ipc::{Code, Failure, Reply};
 use whimbrel_protocol::{MoveName, READY_FOR, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 
-use super::{Wish, sentence};
+use super::Wish;
 use crate::api::server::ClientId;
 use crate::clock;
 use crate::closing::Received;
 use crate::event_loop::EventLoop;
 use crate::events::Told;
+use crate::host::refusal::sentence;
 
 /// One of them.
 #[derive(Debug)]

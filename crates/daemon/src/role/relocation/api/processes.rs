@@ -11,7 +11,7 @@ use whimbrel_protocol::{Gift, LoadStanding, MoveEvent, MoveName, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Family;
 
-use super::{INVITE, SNAPSHOT_USUAL, STOPPING, sentence};
+use super::{INVITE, SNAPSHOT_USUAL, STOPPING};
 use crate::api::server::ClientId;
 use crate::api::views;
 use crate::clock;
@@ -19,6 +19,7 @@ use crate::event_loop::EventLoop;
 use crate::events::Told;
 use crate::host::inventory::flows::{is_global, is_movable};
 use crate::host::own_addresses;
+use crate::host::refusal::sentence;
 use crate::role::relocation::process::executor::{News, Place};
 
 /// How long the acceptor may take to say that a process goes on there, once it is its.

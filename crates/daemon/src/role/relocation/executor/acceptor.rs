@@ -1,6 +1,5 @@
 //! Getting a socket.
 
-use crate::role::anchor::executor::lender::Lender;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -21,6 +20,7 @@ use super::{Arrived, Known, Relocation};
 use crate::host::endpoints::{HIDDEN, PlaceName};
 use crate::host::refusal::{failed, refusal_of, refused, unmovable};
 use crate::host::{Failure, Host, own_addresses};
+use crate::role::anchor::executor::lender::Lender;
 use crate::role::relocation::process::executor::Place;
 
 /// A socket that is coming.
@@ -127,8 +127,7 @@ impl Relocation {
         name: MoveName,
         request: &Request,
         snapshot: &[u8],
-        donor: Option<Known>,
-        holder: Option<Known>,
+        [donor, holder]: [Option<Known>; 2],
     ) -> Result<(), OpFailed> {
         let mut snapshot = announced(request, snapshot)?;
         let rights = self.rights;
@@ -147,7 +146,7 @@ impl Relocation {
         self.make_way_for_listener(host, &request.tuple);
         lender.take_home(host, &request.tuple)?;
         self.hold_until_awake(host, &request.tuple)?;
-        let rebuilt = self.rebuild_held(host, name, request, snapshot, queue, hidden, holder);
+        let rebuilt = self.rebuild_held(host, name, request, (snapshot, queue), hidden, holder);
         if rebuilt.is_err() {
             self.end_hold(host, &request.tuple);
             return rebuilt;
@@ -195,8 +194,7 @@ impl Relocation {
         host: &mut Host,
         name: MoveName,
         request: &Request,
-        snapshot: Snapshot,
-        queue: Vec<Queued>,
+        (snapshot, queue): (Snapshot, Vec<Queued>),
         hidden: bool,
         holder: Option<Known>,
     ) -> Result<(), OpFailed> {
@@ -238,9 +236,7 @@ impl Relocation {
         of.frozen = Some((frozen, snapshot.luggage));
         Ok(())
     }
-}
 
-impl Relocation {
     /// The socket goes on, in the hands of whoever receives it.
     pub(crate) fn wake(&mut self, host: &mut Host, name: &MoveName) -> Result<(), OpFailed> {
         let lost = |why: &str| failed(Refusal::NotWoken, &why);
@@ -264,9 +260,7 @@ impl Relocation {
         self.arrived.push(Arrived { name: *name, receiver, flow, socket, luggage });
         Ok(())
     }
-}
 
-impl Relocation {
     pub(crate) fn drop_taken(&mut self, lender: &mut Lender, host: &mut Host, name: &MoveName) -> Result<(), OpFailed> {
         if let Some(flow) = self.taken.get(name).map(Taken::flow) {
             lender.leave_home(host, &flow);

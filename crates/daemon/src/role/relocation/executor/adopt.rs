@@ -1,6 +1,5 @@
 //! What a daemon before this one has left in the middle of moves.
 
-use crate::role::helpers::executor::Helping;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -15,6 +14,7 @@ use super::Relocation;
 use super::donor::Given;
 use crate::host::Host;
 use crate::journal::Journal;
+use crate::role::helpers::executor::Helping;
 
 /// Moves in the middle, and what is found of their sockets.
 pub(crate) struct FoundMoves {

@@ -1,8 +1,5 @@
 //! Giving a program's socket away.
 
-use crate::host::sockets::{beside, has_urgent, needs};
-use crate::role::anchor::executor::lender::Lender;
-use crate::role::helpers::executor::Helping;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,16 +7,27 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::borrowed::{self, Halted};
 use whimbrel_kernel::frozen::{Frozen, Unmovable};
+use whimbrel_kernel::sock_diag::{MOVABLE, TcpState};
 use whimbrel_kernel::{process, whole};
 use whimbrel_protocol::{MoveName, OpFailed, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::Transport;
 use whimbrel_wire::snapshot::{Body, Family, Luggage};
 
 use super::Relocation;
 use crate::closing::Received;
-use crate::host::Host;
 use crate::host::refusal::{failed, refused, unmovable};
+use crate::host::sockets::{beside, has_urgent, needs};
+use crate::host::{Failure, Host};
 use crate::journal::JournalError;
+use crate::role::anchor::executor::lender::Lender;
+use crate::role::helpers::executor::Helping;
+
+/// The states of connections that a socket that listens has, or is about to have.
+const OPEN: [TcpState; 7] = {
+    let [a, b, c, d, e, f] = MOVABLE;
+    [TcpState::SynReceived, a, b, c, d, e, f]
+};
 
 /// A socket that a move may ask for, and who has it.
 #[derive(Debug)]
@@ -126,10 +134,10 @@ impl Relocation {
             let first = holders.iter().map(|holder| holder.pid).min();
             first.map(|pid| of_process.entry(pid).or_default().insert(*inode));
         }
-        let mut sockets: HashMap<u32, OwnedFd> = HashMap::new();
+        let mut sockets: HashMap<u32, Received> = HashMap::new();
         for (pid, inodes) in of_process {
             match borrowed::borrow(pid, &inodes) {
-                Ok(some) => sockets.extend(some),
+                Ok(some) => sockets.extend(some.into_iter().map(|(inode, socket)| (inode, socket.into()))),
                 Err(error) => {
                     let flow = inodes.iter().find_map(|inode| by_inode.get(inode));
                     flow.map(|flow| found.insert(*flow, Err(error.into())));
@@ -146,7 +154,7 @@ impl Relocation {
             let processes = others.filter(|pid| *pid != std::process::id()).collect();
             let luggage = Luggage { uuid: name(socket.as_fd()), state: Vec::new() };
             found.insert(flow, Ok(family_of(&socket)));
-            self.borrowed.insert(flow, Borrowed { socket: socket.into(), processes, luggage });
+            self.borrowed.insert(flow, Borrowed { socket, processes, luggage });
         }
         if let Err(error) = self.make_ready(host, now) {
             tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
@@ -161,9 +169,7 @@ impl Relocation {
         let Some(Borrowed { socket, .. }) = borrowed.get(flow) else { return Ok(Vec::new()) };
         needs(socket.as_fd(), beside(flow, endpoints, defaults, connections)?)
     }
-}
 
-impl Relocation {
     /// Takes over a socket that its program hands to another host itself, with what goes along.
     pub(crate) fn take_given(
         &mut self,
@@ -223,9 +229,7 @@ impl Relocation {
             tracing::warn!(%error, "programs stay attached");
         }
     }
-}
 
-impl Relocation {
     pub(crate) fn freeze(&mut self, host: &mut Host, name: MoveName, flow: FlowTuple) -> Result<(), OpFailed> {
         let Some(borrowed) = self.borrowed.remove(&flow) else {
             return Err(failed(Refusal::Unmovable, &format!("the socket of {flow} is not there any more")));
@@ -272,9 +276,7 @@ impl Relocation {
         };
         frozen.map_err(|why| unmovable(&why, Refusal::Unmovable))
     }
-}
 
-impl Relocation {
     pub(crate) fn dump(&mut self, host: &mut Host, name: &MoveName) -> Result<Vec<u8>, OpFailed> {
         let Self { given, .. } = self;
         let Host { endpoints, defaults, connections, datapath, .. } = &mut *host;
@@ -371,9 +373,25 @@ impl Relocation {
             host.journal.forget_halted(pid);
         }
     }
-}
 
-impl Relocation {
+    /// The connections of a socket without another end, and those that are being opened: what is of no flow among them would go where it
+    /// goes. New ones wait from now on, if it listens. Nothing where its address is this host's own.
+    pub(crate) fn connections_of(&mut self, host: &mut Host, socket: &FlowTuple) -> Result<Vec<FlowTuple>, Failure> {
+        if host.endpoints.at(socket).is_none() {
+            return Ok(Vec::new());
+        }
+        if socket.listens() {
+            self.keep_new(host, socket)?;
+        }
+        let Some(place) = host.endpoints.at(socket) else { return Ok(Vec::new()) };
+        let all = match socket.transport {
+            Transport::Tcp => place.connections.tcp(&OPEN)?,
+            Transport::Udp => place.connections.udp()?,
+        };
+        let flows = all.into_iter().map(|connection| connection.tuple);
+        Ok(flows.filter(|flow| flow.local == socket.local).collect())
+    }
+
     /// Has processes stand still, once more each. All or none.
     fn halt(&mut self, processes: &[u32]) -> Result<(), whimbrel_kernel::Error> {
         let mut fresh = Vec::new();

@@ -4,7 +4,6 @@
 //! those go to the other host; they wait in the accept queue, which is emptied behind the socket. Where their address is an anchor's that knows connections by flows alone, what opens new
 //! ones waits meanwhile (P-116).
 
-use super::Relocation;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,6 +13,7 @@ use whimbrel_kernel::sock_diag::TcpState;
 use whimbrel_protocol::{LocalEnd, MoveName, OpFailed, Refusal};
 use whimbrel_wire::FlowTuple;
 
+use super::Relocation;
 use super::donor::{Borrowed, Given, freeze};
 use crate::host::refusal::unmovable;
 use crate::host::{Failure, Host};
@@ -106,9 +106,7 @@ impl Relocation {
             }
         }
     }
-}
 
-impl Relocation {
     /// Nothing comes to such a socket any more.
     pub(crate) fn end_retired(&mut self, host: &mut Host, name: &MoveName) {
         let Some(Given { flow, frozen, .. }) = self.retiring.remove(name) else { return };

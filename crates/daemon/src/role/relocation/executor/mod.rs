@@ -4,15 +4,8 @@
 //! donor.rs      freezing a program's socket, writing it down, ending it or letting it go on
 //! acceptor.rs   rebuilding it, and handing it to whoever is to receive it
 //! adopt.rs      what a daemon before this one has left of it
-//! late.rs       what comes where the socket was, for a while
-//! ports.rs      keeping ports of this host for sockets that have gone
-//! start.rs      what a connection begins with on its new path
-//! endpoints.rs  the namespaces in which addresses are local that are not this host's
-//! making.rs     making them, in a thread of its own
+//! making.rs     making the namespaces that ops wait for, in a thread of its own
 //! listening.rs  sockets without another end, of which the accept queue has to come along
-//! lender.rs     endpoints of this host that others have on lease
-//! tenant.rs     endpoints of others that this host has
-//! young.rs      connections of those that may end soon
 //! ```
 
 pub(crate) mod acceptor;
@@ -174,9 +167,7 @@ impl Relocation {
     pub(crate) fn take_arrived(&mut self) -> Vec<Arrived> {
         std::mem::take(&mut self.arrived)
     }
-}
 
-impl Relocation {
     /// The far end of a connection is to know that it is over.
     pub(crate) fn close_far_end(
         &mut self,

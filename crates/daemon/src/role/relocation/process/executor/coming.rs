@@ -1,7 +1,5 @@
 //! At the acceptor.
 
-use crate::role::anchor::executor::lender::Lender;
-use crate::role::relocation::executor::Relocation;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -17,6 +15,8 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::{Answer, News, Part, Place, Report, Wholes, failed, key_and_number};
 use crate::host::Host;
 use crate::host::refusal::not_kept;
+use crate::role::anchor::executor::lender::Lender;
+use crate::role::relocation::executor::Relocation;
 use crate::role::relocation::process::criu::Left;
 use crate::role::relocation::process::helper::Criu;
 use crate::role::relocation::process::load::{Manifest, extract, read_queues, unpack};
@@ -262,8 +262,7 @@ impl Wholes {
         relocation: &mut Relocation,
         lender: &mut Lender,
         host: &mut Host,
-        id: OpId,
-        name: MoveName,
+        (id, name): (OpId, MoveName),
         snapshot: &[u8],
         from: Vec<PeerId>,
     ) -> Option<Answer> {

@@ -1,7 +1,5 @@
 //! At the donor.
 
-use crate::role::anchor::executor::lender::Lender;
-use crate::role::relocation::executor::Relocation;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -17,7 +15,8 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Answer, News, Report, Wholes, failed};
 use crate::host::Host;
-use crate::role::relocation::executor::URGENT;
+use crate::role::anchor::executor::lender::Lender;
+use crate::role::relocation::executor::{Relocation, URGENT};
 use crate::role::relocation::process::helper::Criu;
 use crate::role::relocation::process::load::{Manifest, archive, pack, write_queues};
 use crate::role::relocation::process::{BEFORE, IMAGES, criu, helper, make, remove};
@@ -255,9 +254,7 @@ impl Wholes {
             }
         }
     }
-}
 
-impl Wholes {
     /// From now on no new connections come to the sockets of a process that listen, at these ends: they wait until it is decided where it goes on.
     /// News tells when those that have come are all its own ([`News::Quiet`]).
     ///

@@ -11,7 +11,6 @@
 mod coming;
 mod leaving;
 
-use crate::host::Mover;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -22,7 +21,7 @@ use whimbrel_protocol::{MoveName, OpDone, OpFailed, OpId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::OF_A_PROCESS;
 
-use crate::host::{Failure, Host};
+use crate::host::{Failure, Host, Mover};
 use crate::role::relocation::process;
 use crate::work::Work;
 use coming::Coming;

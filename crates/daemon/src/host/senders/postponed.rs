@@ -9,10 +9,8 @@ use std::time::Duration;
 
 use whimbrel_protocol::{PeerId, Time};
 
-use super::Host;
-
 /// The senders of a peer with no more flows than these are woken at once: a few milliseconds' work.
-const FEW: usize = 2_000;
+pub(in crate::host) const FEW: usize = 2_000;
 /// How long sockets are left as they are for a path that may never be confirmed.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -25,28 +23,6 @@ pub(crate) struct Postponed {
     until: Option<Time>,
     /// Those that are to be woken next, since when, and whether what they had in flight is lost.
     next: BTreeMap<PeerId, (Time, bool)>,
-}
-
-impl Host {
-    /// Whether the senders of a peer may be woken now, and then whether what they had in flight is lost. Very many are put off.
-    pub(crate) fn take_turn(&mut self, now: Time, peer: PeerId, lost: bool) -> Option<bool> {
-        if self.remotes.flows_of(peer) <= FEW {
-            return Some(self.postponed.remove(peer) | lost);
-        }
-        let locator = self.bindings.get(&peer).map(|binding| binding.peer_locator);
-        if locator.and_then(|locator| self.tunnels.allowance(peer, locator)).is_some() {
-            self.postponed.add(now, peer, lost);
-            self.tunnels.open(&self.tunnel, peer);
-        } else {
-            self.postponed.add_next(now, peer, lost);
-        }
-        None
-    }
-
-    /// Takes those whose turn it is, with whether what they had in flight is lost.
-    pub(crate) fn take_postponed(&mut self) -> Vec<(PeerId, bool)> {
-        self.postponed.take_next()
-    }
 }
 
 impl Postponed {

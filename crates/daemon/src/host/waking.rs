@@ -1,4 +1,4 @@
-//! Senders that have stopped go on when their peer can be reached again.
+//! Has senders go on, and sockets fit what has become of their flows.
 
 use std::collections::BTreeMap;
 
@@ -6,23 +6,38 @@ use whimbrel_datapath::Fitted;
 use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
-use super::fitting::{self, Passed};
 use super::introductions::Snapshot;
+use super::senders::{FEW, Passed, pass};
 use super::{Failure, Host};
 
 impl Host {
+    /// Whether the senders of a peer may be woken now, and then whether what they had in flight is lost. Very many are put off.
+    pub(crate) fn take_turn(&mut self, now: Time, peer: PeerId, lost: bool) -> Option<bool> {
+        if self.remotes.flows_of(peer) <= FEW {
+            return Some(self.senders.postponed.remove(peer) | lost);
+        }
+        let locator = self.bindings.get(&peer).map(|binding| binding.peer_locator);
+        if locator.and_then(|locator| self.tunnels.allowance(peer, locator)).is_some() {
+            self.senders.postponed.add(now, peer, lost);
+            self.tunnels.open(&self.tunnel, peer);
+        } else {
+            self.senders.postponed.add_next(now, peer, lost);
+        }
+        None
+    }
+
     /// Up to which length packets of a peer are to be sent again, where what was in flight is lost. `None`: no sender is woken.
     pub(crate) fn shrinks_to(&self, peer: PeerId, lost: bool) -> Option<Option<u32>> {
-        self.kick.then(|| lost.then(|| self.tunnels.inner_mtu_of(peer)))
+        self.senders.kick.then(|| lost.then(|| self.tunnels.inner_mtu_of(peer)))
     }
 
     /// Wakes the senders of peers that have lost nothing.
     pub(crate) fn wake_senders_of(&mut self, now: Time, peers: &[PeerId]) {
-        if peers.is_empty() || !self.kick {
+        if peers.is_empty() || !self.senders.kick {
             return;
         }
         for peer in peers {
-            self.kicks.begin(now, *peer, None);
+            self.senders.kicks.begin(now, *peer, None);
         }
         if let Err(failure) = self.run_kicks(now, &mut Snapshot::default()) {
             tracing::warn!(%failure, "cannot wake senders");
@@ -37,24 +52,24 @@ impl Host {
         shrink_to: Option<u32>,
         snapshot: &mut Snapshot,
     ) -> Result<(), Failure> {
-        self.kicks.begin(now, peer, shrink_to);
+        self.senders.kicks.begin(now, peer, shrink_to);
         self.run_kicks(now, snapshot)
     }
 
     pub(crate) fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {
-        let wanted = self.kicks.wanted(now, self.journal.flows());
+        let wanted = self.senders.kicks.wanted(now, self.journal.flows());
         if let Err(failure) = self.look_up(&wanted, false, snapshot) {
-            self.kicks.put_off(now);
+            self.senders.kicks.put_off(now);
             return Err(failure);
         }
-        let Self { kicks, injector, journal, tunnels, tunnel, endpoints, .. } = self;
+        let Self { senders, injector, journal, tunnels, tunnel, endpoints, .. } = self;
         let open = |peer| tunnels.open(tunnel, peer);
         let flows = journal.flows();
         let injector_of = |flow: &FlowTuple| match flows.get(flow) {
             Some(entry) if entry.end == LocalEnd::Endpoint => endpoints.injector(flow).unwrap_or(injector),
             _ => &*injector,
         };
-        let kicked = kicks.run(now, injector_of, flows, snapshot, open)?;
+        let kicked = senders.kicks.run(now, injector_of, flows, snapshot, open)?;
         if kicked > 0 {
             tracing::debug!(kicked, "woke senders");
         }
@@ -64,44 +79,48 @@ impl Host {
     /// Has a thread unbind the sockets of moved flows from their devices, keep those of flows that wait from giving up, and undo both
     /// where it is over, if that is due.
     pub(crate) fn fit_sockets(&mut self, now: Time) {
-        if !self.fitting.take(now) {
+        if !self.senders.fitting.take(now) {
             return;
         }
         // The first that a peer sends when it is back may be here before anybody says that its flows go on.
         if self.any_waits() {
             self.look_for_echoes(now);
         }
-        let bindable = self.network.links.iter().filter(|_| self.fitting.binds());
+        let bindable = self.network.links.iter().filter(|_| self.senders.fitting.binds());
         let interfaces: Vec<u32> = bindable.map(|link| link.index).collect();
-        let (wake, inside) = (std::mem::take(&mut self.wake_again), self.namespaces_to_fit(self.any_waits()));
+        let (wake, inside) = (std::mem::take(&mut self.senders.wake_again), self.namespaces_to_fit(self.any_waits()));
         let wake: Vec<(PeerId, bool)> = wake.into_iter().collect();
+        let number = self.senders.fitting.number();
         match self.datapath.sockets_apart() {
-            Ok(sockets) => self.passes.begin(
-                move || fitting::pass(&sockets, &interfaces, &inside, wake),
-                |why| Passed::failed(Failure::NoThread(why)),
+            Ok(sockets) => self.senders.passes.begin(
+                move || pass(number, &sockets, &interfaces, &inside, wake),
+                move |why| Passed::failed(number, Failure::NoThread(why)),
             ),
-            Err(error) => drop(self.take_in_pass(now, Passed::failed(error.into()))),
+            Err(error) => drop(self.take_in_pass(now, Passed::failed(number, error.into()))),
         }
     }
 
     /// Takes in what became of a pass over the sockets. Gives whose senders are to be woken once more.
     pub(crate) fn take_in_pass(&mut self, now: Time, passed: Passed) -> Vec<(PeerId, bool)> {
-        let Passed { fitted, took, wake, inside } = passed;
-        if let Some(waiting) = inside {
-            self.fitting.note_inside(waiting > 0 || self.any_waits());
+        let Passed { number, fitted, took, wake, inside } = passed;
+        let is_newest = self.senders.fitting.rest(now, number, took);
+        if let Some(waiting) = inside.filter(|_| is_newest) {
+            self.senders.fitting.note_inside(waiting > 0 || self.any_waits());
         }
         match fitted {
+            Ok(Fitted { changed, .. }) if !is_newest => {
+                tracing::debug!(changed, ?took, "a pass over the sockets is late")
+            }
             Ok(Fitted { changed, waiting }) => {
                 tracing::debug!(changed, waiting, ?took, "sockets fitted to their flows");
-                self.fitting.note_waiting(now, waiting);
-                self.unfitted = waiting;
+                self.senders.fitting.note_waiting(now, waiting);
+                self.senders.unfitted = waiting;
             }
             Err(error) => {
                 tracing::warn!(%error, "connections that wait may give up, and those bound to a device stand still");
-                self.fitting.note_waiting(now, 1);
+                self.senders.fitting.note_waiting(now, 1);
             }
         }
-        self.fitting.rest(now, took);
         self.release_waiting();
         wake
     }
@@ -121,11 +140,11 @@ impl Host {
         }
         for (flow, peer) in theirs {
             if snapshot.get(&flow).is_some_and(|socket| socket.bound_interface != 0) {
-                self.wake_again.insert(peer, lost[&peer]);
+                self.senders.wake_again.insert(peer, lost[&peer]);
             }
         }
-        self.fitting.want();
-        self.fitting.rested();
+        self.senders.fitting.want();
+        self.senders.fitting.rested();
         self.fit_sockets(now);
         self.release_waiting();
     }
@@ -134,7 +153,7 @@ impl Host {
         if let Err(error) = self.datapath.set_lapses(true) {
             tracing::warn!(%error, "the kernel may take the time away for a round trip");
         }
-        self.fitting.note_lapse(now);
+        self.senders.fitting.note_lapse(now);
     }
 
     /// Whether any flows are parked.
@@ -162,9 +181,38 @@ impl Host {
         if std::mem::take(&mut self.surroundings_changed) {
             self.settle_or_retry(now);
         }
-        let going_on = std::mem::take(&mut self.going_on);
+        let going_on = std::mem::take(&mut self.senders.going_on);
         if !going_on.is_empty() {
             self.go_on(now, &going_on, snapshot);
+        }
+    }
+
+    /// Wakes senders whose moment has come.
+    pub(super) fn handle_timeout_of_senders(&mut self, now: Time) {
+        if self.senders.kicks.timeout().is_some_and(|due| due <= now)
+            && let Err(failure) = self.run_kicks(now, &mut Snapshot::default())
+        {
+            tracing::warn!(%failure, "cannot wake senders");
+        }
+        self.senders.postponed.expire(now);
+    }
+
+    /// Fits the options of sockets, once senders whose turn it is are woken.
+    pub(crate) fn handle_timeout_of_sockets(&mut self, now: Time) {
+        if self.senders.fitting.take_lapse(now) {
+            if self.any_waits() {
+                self.look_for_echoes(now);
+            } else if let Err(error) = self.datapath.set_lapses(false) {
+                tracing::warn!(%error, "what comes in is looked at for stale echoes until the next move");
+            }
+        }
+        self.fit_unless_postponed(now);
+    }
+
+    /// As [`Host::fit_sockets`], unless sockets are left as they are for now.
+    pub(super) fn fit_unless_postponed(&mut self, now: Time) {
+        if !self.senders.postponed.leaves_sockets(now) {
+            self.fit_sockets(now);
         }
     }
 }

@@ -9,7 +9,7 @@ use whimbrel_kernel::inject::{Injector, Way};
 use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
-use super::introductions::{Snapshot, inquire};
+use crate::host::introductions::{Snapshot, inquire};
 
 /// Pauses between looks at a peer's sockets. A retransmission shows at the next look.
 const PAUSES: [Duration; 7] = [
@@ -120,11 +120,11 @@ impl Kicks {
         later.flat_map(|(_, round)| round.of_interest()).chain(fresh).collect()
     }
 
-    /// What is due cannot be done now.
+    /// What is due cannot be done now. Whoever had no look yet has its first one later.
     pub(crate) fn put_off(&mut self, now: Time) {
         for round in self.rounds.values_mut().filter(|round| round.next <= now) {
             round.next = now + LATE_PAUSE;
-            round.looks += 1;
+            round.looks += usize::from(round.looks > 0);
         }
     }
 
@@ -140,7 +140,7 @@ impl Kicks {
         flows: &HashMap<FlowTuple, FlowEntry>,
         snapshot: &Snapshot,
         mut open: impl FnMut(PeerId),
-    ) -> Result<usize, super::Failure> {
+    ) -> Result<usize, crate::host::Failure> {
         let mut kicked = 0;
         let mut result = Ok(());
         for (peer, round) in self.rounds.iter_mut().filter(|(_, round)| round.next <= now) {
@@ -243,7 +243,13 @@ impl Kicks {
 type Told = BTreeMap<(IpAddr, IpAddr), (Vec<u16>, Time)>;
 
 /// Tells a socket of an MTU that is smaller than what it uses, and notes that.
-fn shrink(injector: &Injector, told: &mut Told, now: Time, socket: &TcpSocket, mtu: u16) -> Result<(), super::Failure> {
+fn shrink(
+    injector: &Injector,
+    told: &mut Told,
+    now: Time,
+    socket: &TcpSocket,
+    mtu: u16,
+) -> Result<(), crate::host::Failure> {
     let way = (socket.flow.local.ip(), socket.flow.remote.ip());
     let (mtus, until) = told.entry(way).or_insert_with(|| (Vec::new(), now));
     *until = now + BELIEVED;

@@ -11,7 +11,7 @@ use whimbrel_datapath::{Fitted, SocketsApart};
 use whimbrel_kernel::namespace::Entered;
 use whimbrel_protocol::{PeerId, Time};
 
-use super::Failure;
+use crate::host::Failure;
 
 /// Pauses between looks at sockets whose options cannot be put back yet, at first and at the longest.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -36,6 +36,8 @@ const MOST_LATE: usize = 4;
 /// What a thread has come to that has made a pass.
 #[derive(Debug)]
 pub(crate) struct Passed {
+    /// Which one it was.
+    pub(crate) number: u64,
     pub(crate) fitted: Result<Fitted, Failure>,
     /// How long it took.
     pub(crate) took: Duration,
@@ -48,14 +50,15 @@ pub(crate) struct Passed {
 
 impl Passed {
     /// Nothing came of it.
-    pub(crate) fn failed(why: Failure) -> Self {
-        Self { fitted: Err(why), took: Duration::ZERO, wake: Vec::new(), inside: None }
+    pub(crate) fn failed(number: u64, why: Failure) -> Self {
+        Self { number, fitted: Err(why), took: Duration::ZERO, wake: Vec::new(), inside: None }
     }
 }
 
 /// Makes a pass over the sockets of the calling thread's network namespace, and then of those that are `inside`, where no device is
 /// theirs to be bound to.
 pub(crate) fn pass(
+    number: u64,
     sockets: &SocketsApart,
     interfaces: &[u32],
     inside: &[OwnedFd],
@@ -76,7 +79,7 @@ pub(crate) fn pass(
         Ok((all, waiting)) => (Ok(all), Some(waiting)),
         Err(failure) => (Err(failure), None),
     };
-    Passed { fitted, took: begun.elapsed(), wake, inside: waiting.filter(|_| !inside.is_empty()) }
+    Passed { number, fitted, took: begun.elapsed(), wake, inside: waiting.filter(|_| !inside.is_empty()) }
 }
 
 /// Whether a pass over the sockets is due.
@@ -92,6 +95,9 @@ pub(crate) struct Fitting {
     not_before: Option<Time>,
     /// No socket in an endpoint namespace waits, nor is any to be put back. A daemon before this one may have left such.
     none_inside: bool,
+    /// How many passes were begun, and the newest that is over.
+    passes: u64,
+    newest: u64,
     /// Passes that are being made, and when the last of them was begun.
     out: usize,
     begun: Time,
@@ -129,6 +135,7 @@ impl Fitting {
                 );
             }
             self.out += 1;
+            self.passes += 1;
             self.begun = now;
         }
         due
@@ -144,11 +151,19 @@ impl Fitting {
         Some(self.not_before.map_or(late, |until| until.max(late)))
     }
 
-    /// A pass is over, and took so long.
-    pub(crate) fn rest(&mut self, now: Time, took: Duration) {
+    /// The number of the pass that was begun last.
+    pub(crate) fn number(&self) -> u64 {
+        self.passes
+    }
+
+    /// A pass is over, and took so long. Whether it is the newest that is: one that was late says how things were.
+    pub(crate) fn rest(&mut self, now: Time, number: u64, took: Duration) -> bool {
+        let is_newest = number >= self.newest;
+        self.newest = self.newest.max(number);
         self.out = self.out.saturating_sub(1);
         // One that was kept waiting has taken nothing but time.
         self.not_before = Some(now + SHARE * took.min(LATE));
+        is_newest
     }
 
     /// Whether any pass is being made.
@@ -211,7 +226,7 @@ mod tests {
     fn passes(fitting: &mut Fitting, now: Time) -> bool {
         let due = fitting.take(now);
         if due {
-            fitting.rest(now, Duration::ZERO);
+            fitting.rest(now, fitting.number(), Duration::ZERO);
             fitting.rested();
         }
         due
@@ -264,7 +279,7 @@ mod tests {
             fitting.want();
             if fitting.take(moment) {
                 passes += 1;
-                fitting.rest(moment, took);
+                fitting.rest(moment, fitting.number(), took);
                 fitting.want();
             }
             assert!(fitting.timeout().is_some_and(|due| due > moment && due <= moment + SHARE * took));
@@ -287,7 +302,11 @@ mod tests {
             now = now + LATE;
         }
         assert!(!fitting.take(now + 10 * LATE), "as many as may be are late");
-        fitting.rest(now, 10 * LATE);
+        let last = fitting.number();
+        assert!(
+            fitting.rest(now, last, 10 * LATE) && !fitting.rest(now, last - 1, 10 * LATE),
+            "an older one ends last"
+        );
         let due = fitting.timeout().expect("another one");
         assert!(due <= now + SHARE * LATE && fitting.take(due) && fitting.is_out());
     }

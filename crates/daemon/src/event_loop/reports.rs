@@ -1,0 +1,186 @@
+//! What is reported of connections: by the data plane as it happens, and by the kernel's lists where that may have missed some.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use whimbrel_datapath::{Event as DatapathEvent, Introduction, Most, Origin};
+use whimbrel_protocol::{LocalEnd, Node, PeerId, Time};
+use whimbrel_wire::FlowTuple;
+
+use super::EventLoop;
+use crate::Error;
+use crate::host::inventory::flows::{bound_ports, ephemeral_ports, is_movable, list_tcp};
+use crate::host::own_addresses;
+use crate::policy::Judge;
+use crate::role::gateway::executor::Gateway;
+
+impl EventLoop {
+    /// Takes in what the data plane reports, `most` at once: whoever makes it report faster than can be answered is not to keep this
+    /// host from its timers, hand-offs and end (P-142).
+    pub(crate) fn take_in_datapath_events(&mut self, now: Time, most: Most) {
+        self.unread = false;
+        let Self { node, effects, sockets, judge, .. } = self;
+        let own = own_addresses(&effects.host.network);
+        let own = |address: IpAddr| own.contains(&address);
+        let kept = effects.host.kept_addresses().to_vec();
+        // P-35: what is introduced has a socket, with an address of this host's. That of a datagram flow may be younger than
+        // the last listing, and the birth of a connection may have been missed.
+        let here = |flow: &FlowTuple| own(flow.local.ip()) || kept.contains(&flow.local.ip());
+        let mut look_up = |node: &mut Node, judge: &mut Judge, flow: &FlowTuple| {
+            if node.has_flow(flow) || !is_movable(flow, &own) {
+                return;
+            }
+            match sockets.find(flow) {
+                Ok(Some(_)) => {
+                    node.handle_flow_opened(now, *flow, true);
+                    judge.consider(node, now, *flow);
+                }
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%flow, %error, "cannot look for a socket"),
+            }
+        };
+        // A host behind this one may be the one that is meant; its sockets are not seen.
+        let passes = |node: &mut Node, judge: &mut Judge, gateway: &mut Gateway, seen: &Introduction| {
+            if !node.is_behind(seen.seen.local.ip()) || !is_movable(&seen.seen, &own) {
+                return false;
+            }
+            node.handle_flow_passing(now, seen.seen, seen.index, seen.nonce);
+            if node.has_flow(&seen.seen) {
+                gateway.hear(seen.seen, seen.sequence, seen.acknowledgement);
+                judge.consider(node, now, seen.seen);
+            }
+            true
+        };
+        let (mut acknowledged, mut flows, mut leased, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let entries = effects.host.journal.flows();
+        let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
+        let drained = effects.host.datapath.drain_events(most, |event| match event {
+            // A frame on the link may name any destination.
+            DatapathEvent::Introduction(introduction) => {
+                if here(&introduction.seen) || in_endpoint(&introduction.seen) {
+                    look_up(node, judge, &introduction.seen);
+                } else if !passes(node, judge, &mut effects.gateway, &introduction) {
+                    return;
+                }
+                node.handle_introduction(now, introduction.seen, introduction.index, introduction.nonce);
+            }
+            DatapathEvent::FlowOpened { flow, origin, user } => {
+                flows.push((flow, true));
+                if node.lessor_of(flow.local).is_some() {
+                    leased.push((flow, Some(origin == Origin::Accepted)));
+                } else if is_movable(&flow, &own) {
+                    node.handle_flow_opened(now, flow, origin == Origin::Accepted);
+                    node.note_user(&flow, user);
+                    judge.consider(node, now, flow);
+                }
+            }
+            DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
+            DatapathEvent::FlowStalled(flow) => node.handle_flow_stalled(now, flow),
+            DatapathEvent::Acknowledged { flow, next, window } => acknowledged.push((flow, next, window)),
+            DatapathEvent::FlowClosed { flow } if in_endpoint(&flow) => closed.push(flow),
+            DatapathEvent::FlowClosed { flow } => {
+                flows.push((flow, false));
+                leased.push((flow, None));
+                node.handle_flow_closed(now, flow);
+            }
+            DatapathEvent::Claimed(flow) => node.handle_claim(now, flow),
+        });
+        for flow in closed.into_iter().filter(|flow| effects.host.is_closed(flow)) {
+            flows.push((flow, false));
+            node.handle_flow_closed(now, flow);
+        }
+        effects.helping.take_in_acknowledged(&mut effects.host, now, &acknowledged);
+        effects.helping.take_in_flows(&mut effects.host, now, &flows);
+        // Whatever became of them, in that order.
+        for (flow, opened) in leased {
+            match opened {
+                Some(accepted) => effects.tenant.note_young(now, flow, accepted),
+                None => effects.tenant.forget_young(&flow),
+            }
+        }
+        match drained {
+            Ok(more) => self.unread = more,
+            Err(error) => tracing::error!(%error, "cannot read what the data plane reports"),
+        }
+    }
+
+    /// Lists all connections. Those of `known` that are not among them are closed.
+    pub(super) fn take_in_flows(&mut self, now: Time, known: &[FlowTuple]) -> Result<(), Error> {
+        let own = own_addresses(&self.effects.host.network);
+        let found = list_tcp(&mut self.sockets, &|address| own.contains(&address))?;
+        let there: HashSet<FlowTuple> = found.iter().map(|found| found.flow).collect();
+        for found in found {
+            self.node.handle_flow_opened(now, found.flow, found.accepted);
+            self.node.note_user(&found.flow, found.user);
+            self.judge.consider(&mut self.node, now, found.flow);
+        }
+        self.take_in_udp(now);
+        let udp = &self.udp;
+        for flow in known.iter().filter(|flow| !there.contains(flow) && !udp.contains(flow)) {
+            if !self.effects.host.is_elsewhere(flow) {
+                self.node.handle_flow_closed(now, *flow);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn take_in_udp(&mut self, now: Time) {
+        let own = own_addresses(&self.effects.host.network);
+        match self.udp.update(&mut self.sockets, &|address| own.contains(&address)) {
+            Ok((opened, closed)) => {
+                for found in opened {
+                    self.node.handle_flow_opened(now, found.flow, found.accepted);
+                    self.node.note_user(&found.flow, found.user);
+                    self.judge.consider(&mut self.node, now, found.flow);
+                }
+                for flow in closed {
+                    self.node.handle_flow_closed(now, flow);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot list UDP sockets"),
+        }
+        match bound_ports(&mut self.sockets) {
+            Ok(mut bound) => {
+                bound.extend(self.effects.host.ports_elsewhere());
+                self.node.handle_bound_ports(bound, ephemeral_ports());
+            }
+            Err(error) => tracing::warn!(%error, "cannot list the ports that sockets are bound to"),
+        }
+        if let Err(failure) = self.effects.host.look_at_filters() {
+            tracing::warn!(%failure, "cannot tell the data plane whether a reverse path filter is strict");
+        }
+        for flow in self.effects.host.ended_flows() {
+            self.node.handle_flow_closed(now, flow);
+        }
+    }
+
+    pub(super) fn look_for_losses(&mut self, now: Time) {
+        self.make_up_for_losses(now);
+        for told in self.restraint.left_out(now) {
+            self.tell(told);
+        }
+        let there: HashSet<PeerId> = self.node.peers().map(|view| view.id).collect();
+        self.sessions.retain(|peer, _| there.contains(peer));
+    }
+
+    /// Lists all connections again where the data plane had more to report than was read in time.
+    fn make_up_for_losses(&mut self, now: Time) {
+        let lost = match self.effects.host.lost_flow_events() {
+            Ok(lost) => lost,
+            Err(failure) => {
+                tracing::warn!(%failure, "cannot read the data plane's counters");
+                return;
+            }
+        };
+        if lost == self.lost_flow_events {
+            return;
+        }
+        self.lost_flow_events = lost;
+        tracing::info!("connections opened and closed faster than could be followed; listing them all");
+        let known: Vec<FlowTuple> = self.node.flows().map(|flow| flow.tuple).collect();
+        if let Err(error) = self.take_in_flows(now, &known) {
+            tracing::warn!(%error, "cannot list connections");
+        }
+        self.effects.helping.look_for_ended(&mut self.effects.host, now);
+    }
+}

@@ -1,0 +1,96 @@
+//! What this host lends, as programs ask and are told.
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_ipc::{Anchors as View, Code, Failure, LentEnds, PassedOn, Reply};
+use whimbrel_protocol::Dependents;
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::lending::Ends;
+
+use crate::api::views;
+use crate::clock;
+use crate::event_loop::EventLoop;
+use crate::events::Told;
+use crate::role::anchor::offer::{About, Fault};
+
+impl EventLoop {
+    fn stop_lending(&mut self, stop: bool) {
+        self.node.stop_lending(stop);
+        self.anchors.stopping = stop;
+    }
+
+    /// A daemon before this one was told to lend nothing new: nobody has taken that back.
+    pub(crate) fn keep_from_lending(&mut self) {
+        if self.lends() {
+            self.stop_lending(true);
+            let sentence = "this host lends nothing new, as it was told before its daemon was started anew";
+            self.tell(Told::new("lending-stopped", sentence.to_owned()).with("restored", true));
+        }
+    }
+
+    /// [`Request::Lending`](whimbrel_ipc::Request::Lending).
+    pub(crate) fn set_lending(&mut self, stop: bool) -> Result<Reply, Failure> {
+        if !self.lends() {
+            return Err(Failure::new("this host lends nothing")
+                .code(Code::Unavailable)
+                .hint("`[anchor]` in the configuration makes it lend ports or addresses."));
+        }
+        self.effects
+            .lender
+            .save_lending_stopped(&mut self.effects.host, stop)
+            .map_err(|error| Failure::new(error.to_string()))?;
+        if stop != self.anchors.stopping {
+            self.stop_lending(stop);
+            let told = match stop {
+                true => Told::new("lending-stopped", "this host lends nothing new".to_owned()),
+                false => Told::new("lending-started", "this host lends again".to_owned()),
+            };
+            self.tell(told);
+        }
+        Ok(Reply::Anchors(self.anchors_view(stop)))
+    }
+
+    /// [`Request::Anchors`](whimbrel_ipc::Request::Anchors). `brief`: without what it offers.
+    pub(crate) fn anchors_view(&mut self, brief: bool) -> View {
+        let Dependents { lent, passed_on } = self.node.dependents();
+        let ends = |key: &PublicKey, ends: &Ends| LentEnds {
+            host: self.peer_name(key),
+            address: ends.first.ip(),
+            port: ends.first.port(),
+            count: ends.count,
+        };
+        let lent = lent.iter().map(|(tenant, of)| ends(tenant, of)).collect();
+        let rented = self.node.rented().map(|of| ends(&of.anchor, &of.ends)).collect();
+        let passed = |(owner, far): (PublicKey, FlowTuple)| PassedOn {
+            host: self.peer_name(&owner),
+            flow: views::flow(far.mirrored()),
+        };
+        let passed_on = passed_on.into_iter().map(passed).collect();
+        let offer = if brief { None } else { self.effects.lender.offer(&mut self.effects.host) };
+        View { lends: self.lends(), stopping: self.anchors.stopping, offer, lent, passed_on, rented }
+    }
+
+    /// Tells what of the configuration cannot be lent, where that is not as it was.
+    pub(crate) fn look_at_offer(&mut self) {
+        let Some(faults) = self.effects.lender.new_lending_faults(&self.effects.host, &self.anchors.faults) else {
+            return;
+        };
+        let told = if faults.is_empty() {
+            Told::new(
+                "can-lend",
+                "all that `[anchor]` names can be lent now, and all that is lent is reached".to_owned(),
+            )
+        } else {
+            let one = |fault: &Fault| format!("{}, so {}: {}", fault.sentence, fault.lost, fault.mend);
+            let sentences: Vec<String> = faults.iter().map(one).collect();
+            let named: Vec<&str> = faults.iter().map(|fault| fault.sentence.as_str()).collect();
+            Told::new("cannot-lend", format!("`[anchor]`: {}", sentences.join("; "))).with("faults", named)
+        };
+        let unreached = |fault: &Fault| match fault.about {
+            About::Lent(address) => Some(address),
+            _ => None,
+        };
+        self.node.note_unreached(clock::now(), faults.iter().filter_map(unreached).collect());
+        self.anchors.faults = faults;
+        self.tell(told);
+    }
+}

@@ -1,0 +1,15 @@
+//! The loop's part.
+
+use crate::clock;
+use crate::event_loop::EventLoop;
+use crate::reactor::LoopError;
+
+/// Waits for helper programs.
+///
+/// # Errors
+/// When the kernel has no room.
+pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
+    this.reactor.on(this.effects.helping.helpers_wake(), |this| {
+        this.effects.helping.take_in_helpers(&mut this.effects.host, clock::now());
+    })
+}
