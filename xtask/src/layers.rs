@@ -1,7 +1,8 @@
-//! Which part of a crate may use which: the layers and roles of `protocol`.
+//! Which part of a crate may use which: the layers and roles of `protocol` and of `daemon`.
 //!
 //! Calls go down: a file may import from its own part and from layers below, a role from no other role. What breaks
-//! that today is counted, and the counts are held against `xtask/layers.txt`: they may only fall.
+//! that today is counted, and the counts are held against `xtask/layers.txt` and `xtask/layers-daemon.txt`: they may only
+//! fall.
 
 mod source;
 
@@ -14,15 +15,78 @@ use crate::failure::{Failure, OnObject};
 use crate::workspace::files;
 use source::Source;
 
-/// Where the layered crate's sources are.
-const SOURCES: &str = "crates/protocol/src";
+/// A crate in layers.
+struct Layered {
+    /// Where its sources are.
+    sources: &'static str,
+    /// Where its counts are recorded.
+    baseline: &'static str,
+    /// The layers by their folders, with how high each stands. Two of the same height do not know each other. The first that
+    /// a module begins with is its own; `*` is any one folder.
+    layers: &'static [(&'static str, u8)],
+    /// The object that is to be small: what others declare of it, and what of that is called.
+    object: &'static str,
+    /// The front desk, which may have methods of it.
+    desk: &'static str,
+    /// Whether the lengths of files and functions count.
+    sizes: bool,
+}
 
-/// Where the counts are recorded.
-const BASELINE: &str = "xtask/layers.txt";
+const PROTOCOL: Layered = Layered {
+    sources: "crates/protocol/src",
+    baseline: "xtask/layers.txt",
+    layers: &[("base", 0), ("session", 1), ("path", 2), ("flow", 2), ("binding", 3), ("role", 4), ("node", 5)],
+    object: "Node",
+    desk: "node",
+    sizes: false,
+};
 
-/// The layers by their folders, with how high each stands. Two of the same height do not know each other.
-const LAYERS: &[(&str, u8)] =
-    &[("base", 0), ("session", 1), ("path", 2), ("flow", 2), ("binding", 3), ("role", 4), ("node", 5)];
+/// Executors of the host know no role, and no executor knows the loop; each role's part of the local API stands above it.
+const DAEMON: Layered = Layered {
+    sources: "crates/daemon/src",
+    baseline: "xtask/layers-daemon.txt",
+    layers: &[
+        ("clock", 0),
+        ("closing", 0),
+        ("work", 0),
+        ("reactor", 0),
+        ("shown", 0),
+        ("apart", 0),
+        ("identity", 1),
+        ("instance", 1),
+        ("place", 1),
+        ("known_keys", 1),
+        ("journal", 1),
+        ("store", 1),
+        ("community_file", 1),
+        ("event_log", 1),
+        ("events", 1),
+        ("observe", 1),
+        ("metrics", 1),
+        ("policy/config", 3),
+        ("policy", 1),
+        ("config/conditions", 2),
+        ("config/document", 2),
+        ("config/value", 1),
+        ("config", 5),
+        ("name_server", 4),
+        ("host", 3),
+        ("link", 3),
+        ("role/*/api", 8),
+        ("role/programs", 8),
+        ("role", 4),
+        ("effects", 5),
+        ("api/requests", 8),
+        ("api", 6),
+        ("event_loop", 7),
+        ("log", 9),
+        ("doctor", 9),
+        ("clean", 9),
+    ],
+    object: "EventLoop",
+    desk: "event_loop",
+    sizes: true,
+};
 
 /// A part of the crate: a layer, or one of the roles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +97,16 @@ struct Part<'a> {
 
 impl<'a> Part<'a> {
     /// The part that a module belongs to, by the folders that it is in.
-    fn of(module: &'a str) -> Option<Self> {
-        let (layer, rest) = module.split_once('/').unwrap_or((module, ""));
-        let (_, height) = LAYERS.iter().find(|(name, _)| *name == layer)?;
-        let name = match (layer, rest.split('/').next()) {
-            ("role", Some(role)) if !role.is_empty() => &module[..layer.len() + 1 + role.len()],
-            _ => layer,
+    fn of(layers: &[(&str, u8)], module: &'a str) -> Option<Self> {
+        let folders = || module.split('/');
+        let begins = |layer: &str| {
+            let mut own = folders();
+            layer.split('/').all(|folder| own.next().is_some_and(|own| folder == "*" || folder == own))
+        };
+        let (layer, height) = layers.iter().find(|(layer, _)| begins(layer))?;
+        let name = match (*layer, folders().nth(1)) {
+            ("role", Some(role)) => &module[..layer.len() + 1 + role.len()],
+            _ => module.match_indices('/').nth(layer.matches('/').count()).map_or(module, |(end, _)| &module[..end]),
         };
         Some(Self { height: *height, name })
     }
@@ -77,28 +145,35 @@ impl Counts {
 
 /// What was found in a crate: a count for each rule, and what was counted.
 #[derive(Debug, Default)]
-struct Found(BTreeMap<&'static str, Vec<String>>);
+struct Found(BTreeMap<String, Vec<String>>);
 
 const UPWARD_IMPORTS: &str = "imports against the layers";
 const UPWARD_CALLS: &str = "calls of Node's methods against the layers";
 const CIRCLE: &str = "files in the largest circle of imports";
 const NODE_FILES: &str = "files with `impl Node` outside the front desk";
 const OPEN_FIELDS: &str = "`pub(crate)` fields";
+/// In lines, without tests.
+const LONGEST_FILE: usize = 800;
+/// In lines.
+const LONGEST_FUNCTION: usize = 100;
+
+const LONG_FILES: &str = "files of more than 800 lines";
+const LONG_FUNCTIONS: &str = "functions of more than 100 lines";
 
 impl Found {
     fn counts(&self) -> Counts {
-        Counts(self.0.iter().map(|(name, found)| ((*name).to_owned(), found.len())).collect())
+        Counts(self.0.iter().map(|(name, found)| (name.clone(), found.len())).collect())
     }
 
     /// Sentences about the counts that have risen, with what was counted, and about those that fell.
-    fn compare(&self, baseline: &Counts) -> (Vec<String>, Vec<String>) {
+    fn compare(&self, sources: &str, baseline: &Counts) -> (Vec<String>, Vec<String>) {
         let (mut risen, mut fallen) = (Vec::new(), Vec::new());
         for (name, found) in &self.0 {
-            let (now, before) = (found.len(), baseline.0.get(*name).copied().unwrap_or_default());
+            let (now, before) = (found.len(), baseline.0.get(name).copied().unwrap_or_default());
             if now > before {
-                risen.push(format!("{SOURCES}: {name}: {now}, and {before} before:\n    {}", found.join("\n    ")));
+                risen.push(format!("{sources}: {name}: {now}, and {before} before:\n    {}", found.join("\n    ")));
             } else if now < before {
-                fallen.push(format!("{SOURCES}: {name}: {now}, and {before} before: record it (`edges --record`)"));
+                fallen.push(format!("{sources}: {name}: {now}, and {before} before: record it (`edges --record`)"));
             }
         }
         (risen, fallen)
@@ -107,26 +182,33 @@ impl Found {
 
 /// What has become worse than it was, and what has become better and is not recorded, as sentences.
 pub(crate) fn faults(root: &Path) -> Result<(Vec<String>, Vec<String>), Failure> {
-    let (found, mut faults) = examine(&read(root)?);
-    let path = root.join(BASELINE);
-    let text = fs::read_to_string(&path).failed("read", path.display())?;
-    let Some(baseline) = Counts::parse(&text) else {
-        return Err(Failure::new(format!("{BASELINE} has a line that is not `name = number`")));
-    };
-    let (risen, fallen) = found.compare(&baseline);
-    faults.extend(risen);
-    Ok((faults, fallen))
+    let (mut faults, mut better) = (Vec::new(), Vec::new());
+    for of in [&PROTOCOL, &DAEMON] {
+        let (found, misplaced) = examine(of, &read(of, root)?);
+        let path = root.join(of.baseline);
+        let text = fs::read_to_string(&path).failed("read", path.display())?;
+        let Some(baseline) = Counts::parse(&text) else {
+            return Err(Failure::new(format!("{} has a line that is not `name = number`", of.baseline)));
+        };
+        let (risen, fallen) = found.compare(of.sources, &baseline);
+        faults.extend(misplaced.into_iter().chain(risen));
+        better.extend(fallen);
+    }
+    Ok((faults, better))
 }
 
 /// Records the counts as they are now.
 pub(crate) fn record(root: &Path) -> Result<(), Failure> {
-    let (found, _) = examine(&read(root)?);
-    let path = root.join(BASELINE);
-    fs::write(&path, found.counts().render()).failed("write", path.display())
+    for of in [&PROTOCOL, &DAEMON] {
+        let (found, _) = examine(of, &read(of, root)?);
+        let path = root.join(of.baseline);
+        fs::write(&path, found.counts().render()).failed("write", path.display())?;
+    }
+    Ok(())
 }
 
-fn read(root: &Path) -> Result<BTreeMap<String, Source>, Failure> {
-    let sources = root.join(SOURCES);
+fn read(of: &Layered, root: &Path) -> Result<BTreeMap<String, Source>, Failure> {
+    let sources = root.join(of.sources);
     let mut found = BTreeMap::new();
     for path in files(&sources, "rs")? {
         let module = path.strip_prefix(&sources).unwrap_or(&path).with_extension("").display().to_string();
@@ -142,35 +224,48 @@ fn read(root: &Path) -> Result<BTreeMap<String, Source>, Failure> {
 
 /// Holds the modules of a crate, by their paths, against the layers. Second: modules that belong to no layer, as
 /// sentences.
-fn examine(modules: &BTreeMap<String, Source>) -> (Found, Vec<String>) {
+fn examine(of: &Layered, modules: &BTreeMap<String, Source>) -> (Found, Vec<String>) {
     let mut faults = Vec::new();
     let imports: Edges<'_> =
         modules.iter().map(|(name, source)| (name.as_str(), imports(modules, name, source))).collect();
-    let calls = calls(modules);
+    let calls = calls(of.object, modules);
     let mut found = Found::default();
     for (what, edges) in [(UPWARD_IMPORTS, &imports), (UPWARD_CALLS, &calls)] {
         let pairs = edges.iter().flat_map(|(from, to)| to.iter().map(move |to| (*from, *to)));
         let upward = pairs.filter(|(from, to)| {
             // The file of a folder passes on what is in it.
             let inside = to.strip_prefix(from).is_some_and(|rest| rest.starts_with('/'));
-            !inside && Part::of(from).zip(Part::of(to)).is_some_and(|(from, to)| !from.may_use(to))
+            !inside
+                && Part::of(of.layers, from).zip(Part::of(of.layers, to)).is_some_and(|(from, to)| !from.may_use(to))
         });
-        found.0.insert(what, upward.map(|(from, to)| format!("{from} -> {to}")).collect());
+        found.0.insert(what.to_owned(), upward.map(|(from, to)| format!("{from} -> {to}")).collect());
     }
-    found.0.insert(CIRCLE, largest_circle(&imports));
-    let mut node_files = Vec::new();
+    found.0.insert(CIRCLE.to_owned(), largest_circle(&imports));
+    let (mut node_files, mut long_files, mut long_functions) = (Vec::new(), Vec::new(), Vec::new());
     let mut fields = Vec::new();
     for (name, source) in modules.iter().filter(|(name, _)| !name.is_empty()) {
-        match Part::of(name) {
-            None => faults.push(format!("{SOURCES}/{name}.rs belongs to no layer: it is to be in the folder of one")),
-            Some(part) if part.name != "node" && !source.methods_of("Node").is_empty() => node_files.push(name.clone()),
+        let methods = source.methods_of(of.object);
+        match Part::of(of.layers, name) {
+            None => {
+                let faults_of =
+                    format!("{}/{name}.rs belongs to no layer: it is to be in the folder of one", of.sources);
+                faults.push(faults_of);
+            }
+            Some(part) if part.name != of.desk && !methods.is_empty() => node_files.push(name.clone()),
             Some(_) => {}
         }
+        long_files.extend((source.lines() > LONGEST_FILE).then(|| name.clone()));
+        long_functions.extend(source.functions_over(LONGEST_FUNCTION).map(|function| format!("{name}: {function}")));
         fields.extend(source.open_fields().into_iter().map(|field| format!("{name}: {field}")));
     }
-    found.0.insert(NODE_FILES, node_files);
-    found.0.insert(OPEN_FIELDS, fields);
-    (found, faults)
+    found.0.insert(NODE_FILES.to_owned(), node_files);
+    found.0.insert(OPEN_FIELDS.to_owned(), fields);
+    if of.sizes {
+        found.0.insert(LONG_FILES.to_owned(), long_files);
+        found.0.insert(LONG_FUNCTIONS.to_owned(), long_functions);
+    }
+    let of_object = |(what, found): (String, Vec<String>)| (what.replace("Node", of.object), found);
+    (Found(found.0.into_iter().map(of_object).collect()), faults)
 }
 
 type Edges<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
@@ -219,14 +314,14 @@ fn below(module: &str, name: &str) -> String {
     if module.is_empty() { name.to_owned() } else { format!("{module}/{name}") }
 }
 
-/// Which modules call methods of `Node` that others declare. These have a name once only, since they are of one type.
-fn calls(modules: &BTreeMap<String, Source>) -> Edges<'_> {
+/// Which modules call methods of an object that others declare. These have a name once only, since they are of one type.
+fn calls<'a>(object: &str, modules: &'a BTreeMap<String, Source>) -> Edges<'a> {
     let mut declared: BTreeMap<&str, &str> = BTreeMap::new();
     for (name, source) in modules {
-        declared.extend(source.methods_of("Node").into_iter().map(|method| (method, name.as_str())));
+        declared.extend(source.methods_of(object).into_iter().map(|method| (method, name.as_str())));
     }
     let called = |name: &str, source: &Source| -> BTreeSet<&str> {
-        let methods = source.calls_within("Node");
+        let methods = source.calls_within(object);
         methods.into_iter().filter_map(|method| declared.get(method).copied()).filter(|to| *to != name).collect()
     };
     modules.iter().map(|(name, source)| (name.as_str(), called(name, source))).collect()
@@ -264,7 +359,7 @@ mod tests {
     }
 
     fn found(sources: &[(&str, &str)], what: &str) -> Vec<String> {
-        examine(&modules(sources)).0.0.remove(what).unwrap()
+        examine(&PROTOCOL, &modules(sources)).0.0.remove(what).unwrap()
     }
 
     #[test]
@@ -275,12 +370,16 @@ mod tests {
 
     #[test]
     fn a_module_belongs_to_its_folder() {
-        let name = |module| Part::of(module).map(|part| part.name);
+        let name = |module| Part::of(PROTOCOL.layers, module).map(|part| part.name);
         assert_eq!(name("base/time"), Some("base"));
         assert_eq!(name("role/gateway/opened"), Some("role/gateway"));
         assert_eq!((name("role"), name("node"), name("node/view")), (Some("role"), Some("node"), Some("node")));
         assert_eq!(name("unheard_of"), None);
-        assert_eq!(examine(&modules(&[("unheard_of", "")])).1.len(), 1);
+        let of_daemon = |module| Part::of(DAEMON.layers, module).map(|part| (part.name, part.height));
+        assert_eq!(of_daemon("role/anchor/api/returns"), Some(("role/anchor/api", 8)));
+        assert_eq!(of_daemon("role/anchor/offer"), Some(("role/anchor", 4)));
+        assert_eq!(of_daemon("host/hooks"), Some(("host", 3)));
+        assert_eq!(examine(&PROTOCOL, &modules(&[("unheard_of", "")])).1.len(), 1);
     }
 
     #[test]
@@ -359,12 +458,12 @@ mod tests {
     #[test]
     fn counts_may_only_fall() {
         let mut found = Found::default();
-        found.0.insert(CIRCLE, vec!["a".to_owned(), "b".to_owned()]);
+        found.0.insert(CIRCLE.to_owned(), vec!["a".to_owned(), "b".to_owned()]);
         let of = |count: usize| Counts::parse(&format!("# why\n{CIRCLE} = {count}\n")).unwrap();
-        let (risen, fallen) = found.compare(&of(1));
+        let (risen, fallen) = found.compare("src", &of(1));
         assert!(risen.len() == 1 && risen[0].ends_with("2, and 1 before:\n    a\n    b") && fallen.is_empty());
-        assert_eq!(found.compare(&of(2)), (Vec::new(), Vec::new()));
-        let (risen, fallen) = found.compare(&of(3));
+        assert_eq!(found.compare("src", &of(2)), (Vec::new(), Vec::new()));
+        let (risen, fallen) = found.compare("src", &of(3));
         assert!(risen.is_empty() && fallen.len() == 1);
         assert_eq!(Counts::parse(&found.counts().render()), Some(of(2)));
     }

@@ -8,6 +8,9 @@ pub(super) struct Source {
     tokens: Vec<String>,
     /// What `use` makes of other modules' names in this one: the name here, the path there.
     imported: BTreeMap<String, Vec<String>>,
+    lines: usize,
+    /// Functions with how many lines each has.
+    functions: Vec<(String, usize)>,
 }
 
 impl Source {
@@ -19,7 +22,19 @@ impl Source {
                 imported.insert(name, path);
             }
         }
-        Self { tokens, imported }
+        let whole: Vec<&str> = text.lines().collect();
+        let lines = whole.iter().position(|line| line.starts_with("#[cfg(test)]")).unwrap_or(whole.len());
+        Self { tokens, imported, lines, functions: functions(&whole[..lines]) }
+    }
+
+    /// How long the file is without its tests.
+    pub(super) fn lines(&self) -> usize {
+        self.lines
+    }
+
+    /// The functions that are longer, with their length.
+    pub(super) fn functions_over(&self, most: usize) -> impl Iterator<Item = String> {
+        self.functions.iter().filter(move |(_, lines)| *lines > most).map(|(name, lines)| format!("{name} ({lines})"))
     }
 
     /// All paths that stand in the file: in `use`, and where something is named by its whole path.
@@ -78,6 +93,27 @@ impl Source {
         let starts = self.tokens.windows(3).enumerate().filter(|(_, three)| *three == ["impl", of, "{"]);
         starts.map(|(at, _)| balanced(&self.tokens[at + 2..])).collect()
     }
+}
+
+/// The functions of a file as rustfmt writes them, each with how many lines it has.
+fn functions(lines: &[&str]) -> Vec<(String, usize)> {
+    let begins = |(_, line): &(usize, &&str)| {
+        let words = line.trim_start().split(' ');
+        words
+            .take_while(|word| ["pub", "pub(crate)", "pub(super)", "const", "fn"].contains(word))
+            .any(|word| word == "fn")
+    };
+    let length = |(at, line): (usize, &&str)| {
+        let indent = line.len() - line.trim_start().len();
+        let is_end = |line: &&str| line.len() == indent + 1 && line.ends_with('}');
+        if line.ends_with(['}', ';']) {
+            return None;
+        }
+        let end = lines[at..].iter().position(is_end)?;
+        let name = line.split("fn ").nth(1)?.split(['(', '<']).next()?;
+        Some((name.to_owned(), end + 1))
+    };
+    lines.iter().enumerate().filter(begins).filter_map(length).collect()
 }
 
 /// What stands between an opening bracket, the first token, and its closing one.
