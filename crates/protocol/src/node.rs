@@ -305,7 +305,7 @@ impl Node {
                     self.handle_direct(now, id, message);
                 }
                 Message::Close { .. } => self.handle_close(now, id),
-                Message::Padding { .. } => {}
+                Message::Padding { .. } | Message::Chain(_) | Message::ChainSeen(_) => {}
             }
         }
         let answered: usize = answers.iter().map(Message::encoded_len).sum();
