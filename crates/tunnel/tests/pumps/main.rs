@@ -3,6 +3,8 @@
 
 mod chains;
 mod hosts;
+#[path = "../../../transform/tests/support/pairs.rs"]
+mod pairs;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
