@@ -2,6 +2,7 @@
 
 pub(crate) mod absence;
 pub(crate) mod carrier;
+pub(crate) mod chain;
 pub(crate) mod desired;
 pub(crate) mod handoff;
 pub(crate) mod update;

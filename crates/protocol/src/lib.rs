@@ -30,6 +30,7 @@ pub use base::event::community::{CommunityEvent, JoinFailure};
 pub use base::event::relocation::MoveEvent;
 pub use base::event::{Carried, Event};
 pub use base::flow_name::FlowName;
+pub use base::op::chain::ChainOp;
 pub use base::op::relocation::{
     Dependents, Found, Gift, LeaseName, Lending, MoveOp, Moving, NotGiven, Rented, SavedAcceptance, SavedDonation,
     SavedHeld, SavedLease, SavedTenancy,
@@ -40,6 +41,7 @@ pub use base::op::{
 };
 pub use base::output::{OpDone, OpFailed, OpId, Output, Transmit};
 pub use base::time::Time;
+pub use binding::chain::{ChainPhase, ChainTooLong, ChainView};
 pub use flow::policy::{Rule, Ruling};
 pub use flow::{FlowState, FlowView};
 pub use node::view::PeerView;
@@ -52,5 +54,6 @@ pub use role::relocation::READY_FOR;
 pub use role::rendezvous::client::{RendezvousStanding, RendezvousView};
 pub use session::contact::Standing;
 pub use session::peer::Attachment;
+pub use whimbrel_wire::chain::ChainStatus;
 pub use whimbrel_wire::message::StandInStatus;
 pub use whimbrel_wire::moving::{LoadStanding, MoveName, Refusal, Request, Ticket};

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::{Opened, PublicKey, StaticKey};
 use whimbrel_wire::message::{MESSAGE_HEADER_LEN, Message, decode_all};
-use whimbrel_wire::{Datagram, FlowTuple, Transport};
+use whimbrel_wire::{Capabilities, ChainSpec, Datagram, FlowTuple, Transport};
 
 use crate::Time;
 use crate::base::arrival::{Arrival, costs_too_much};
@@ -21,6 +21,7 @@ use crate::base::op::{BindingOp, FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp, T
 use crate::base::output::{Asked, Output, Outputs, State, Transmit};
 use crate::base::random::Random;
 use crate::base::timer::{Timer, Timers};
+use crate::binding::chain::{ChainAction, ChainSession, ChainTooLong, ChainView, Chains};
 use crate::flow::Stage;
 use crate::flow::looks::Looks;
 use crate::flow::table::Flows;
@@ -84,6 +85,7 @@ pub struct Node {
     pub(crate) by_key: HashMap<PublicKey, PeerId>,
     pub(crate) by_index: HashMap<u32, PeerId>,
     pub(crate) flows: Flows,
+    chains: Chains,
     /// Hosts that a peer has referred to (P-87).
     pub(crate) vouched: HashMap<PublicKey, crate::role::anchor::referral::Vouched>,
     /// Flows that have become direct a moment ago.
@@ -121,6 +123,7 @@ impl Node {
         let contacts = Contacts::new(key.public(), &mut random, &config);
         let moves = Moves::of(&key, &config);
         let flows = Flows::new(&config, &mut random);
+        let chains = Chains::new(config.carriers.tunnel, random.u32() as u8);
         Self {
             config,
             key,
@@ -140,6 +143,7 @@ impl Node {
             by_key: HashMap::new(),
             by_index: HashMap::new(),
             flows,
+            chains,
             vouched: HashMap::new(),
             left: BTreeMap::new(),
             unshown: Unshown::default(),
@@ -304,8 +308,18 @@ impl Node {
                 | Message::Seen { .. } => {
                     self.handle_direct(now, id, message);
                 }
+                Message::Chain(request) => {
+                    let current = self.sends_in(id, arrival.index);
+                    self.chains.handle_chain(now, id, current, request);
+                    self.carry_out_chains();
+                }
+                Message::ChainSeen(answer) => {
+                    let current = self.sends_in(id, arrival.index);
+                    self.chains.handle_chain_seen(now, id, current, &answer);
+                    self.carry_out_chains();
+                }
                 Message::Close { .. } => self.handle_close(now, id),
-                Message::Padding { .. } | Message::Chain(_) | Message::ChainSeen(_) => {}
+                Message::Padding { .. } => {}
             }
         }
         let answered: usize = answers.iter().map(Message::encoded_len).sum();
@@ -402,6 +416,9 @@ impl Node {
             if self.flows.poll_timeout() == Some(due) {
                 self.mature_flows(now);
                 self.forget_closed(now);
+            } else if self.chains.poll_timeout() == Some(due) {
+                self.chains.handle_timeout(now);
+                self.carry_out_chains();
             } else if let Some(timer) = self.timers.take_due(now) {
                 self.handle_timer(now, timer);
             }
@@ -506,10 +523,14 @@ impl Node {
             self.by_index.remove(&receive_index);
             self.output.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
         }
+        self.chains.on_no_session(id);
+        self.carry_out_chains();
     }
 
     pub(crate) fn drop_peer(&mut self, id: PeerId) {
         self.drop_sessions(id);
+        self.chains.forget(id);
+        self.carry_out_chains();
         let Some(peer) = self.peers.remove(&id) else { return };
         self.rebound.remove(&id);
         for responding in peer.introductions.responding.values() {
@@ -550,6 +571,62 @@ impl Node {
         if peer.is_in_sets() {
             self.refresh_sets();
         }
+    }
+
+    /// Leads what goes to and comes from a peer in the tunnel through these transforms, once it has agreed; `None`: through
+    /// none (P-170). Either end may ask, and the last one counts.
+    ///
+    /// # Errors
+    /// [`ChainTooLong`].
+    pub fn set_chain(&mut self, now: Time, id: PeerId, wanted: Option<ChainSpec>) -> Result<(), ChainTooLong> {
+        if self.peers.contains_key(&id) {
+            self.chains.ask(now, id, wanted)?;
+            self.carry_out_chains();
+        }
+        Ok(())
+    }
+
+    /// How far the chain of a peer's packets is.
+    #[must_use]
+    pub fn chain(&self, id: PeerId) -> Option<ChainView> {
+        self.chains.view(id)
+    }
+
+    /// A session has taken the place of others.
+    pub(crate) fn agree_on_chains_anew(&mut self, now: Time, id: PeerId) {
+        let own = self.key.public();
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let (lower, round_trip) = (own.as_bytes() < peer.key.as_bytes(), peer.round_trip());
+        let Some(slot) = peer.session() else { return };
+        let speaks = slot.capabilities.contains(Capabilities::TRANSFORMS) && self.config.carriers.tunnel;
+        self.chains.on_session(now, id, ChainSession::new(speaks, lower, round_trip));
+        self.carry_out_chains();
+    }
+
+    /// Whether the session of this index of ours is the one that is sent with.
+    fn sends_in(&mut self, id: PeerId, index: u32) -> bool {
+        let slot = self.peers.get_mut(&id).and_then(Peer::session);
+        slot.is_some_and(|slot| slot.session.local_index() == index)
+    }
+
+    fn carry_out_chains(&mut self) {
+        while let Some(action) = self.chains.poll() {
+            match action {
+                // Nothing but answers goes to who has left (P-44); it is asked again.
+                ChainAction::Send(id, Message::Chain(_)) if self.is_away(id) => {}
+                ChainAction::Send(id, message) => self.send(id, &[message]),
+                ChainAction::Await(id, chain, op) => {
+                    self.output.ask(TunnelOp::Chain(op), Asked::Chain(id, chain));
+                }
+                ChainAction::Do(op) => {
+                    self.output.ask(TunnelOp::Chain(op), Asked::Effect("leading packets through transforms"));
+                }
+            }
+        }
+    }
+
+    fn is_away(&self, id: PeerId) -> bool {
+        self.peers.get(&id).is_some_and(|peer| peer.away == Some(Away::Announced) || peer.attachment.is_none())
     }
 
     /// Checks the path: that keeps a NAT's mapping, and shows whether the peer still knows us.
@@ -733,7 +810,7 @@ impl Node {
     /// When [`Node::handle_timeout`] is due.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        [self.timers.next(), self.flows.poll_timeout()].into_iter().flatten().min()
+        [self.timers.next(), self.flows.poll_timeout(), self.chains.poll_timeout()].into_iter().flatten().min()
     }
 
     /// Datagrams that were dropped as malformed, forged, replayed or unknown (P-1).

@@ -1,6 +1,7 @@
 //! Carries out what the node asks of the kernel, one file for each kind of effect.
 
 mod addresses;
+mod chains;
 mod fitting;
 mod flows;
 mod gateway;
@@ -268,6 +269,11 @@ impl Effects {
             };
             tracing::debug!(id = id.0, op = %Shown(&op), "op");
             let result = match op {
+                Op::Tunnel(TunnelOp::Chain(op)) => {
+                    self.surroundings_changed = true;
+                    results.push((id, Ok(self.tunnels.carry_out_on_chain(&self.tunnel, &op))));
+                    continue;
+                }
                 Op::Flow(op) => self.carry_out_on_flow(now, op, &mut snapshot),
                 Op::Binding(op) => {
                     // One look at the sockets serves all whose flows go on.
@@ -429,6 +435,8 @@ impl Effects {
 
     fn carry_out_on_tunnel(&mut self, now: Time, op: TunnelOp) -> Result<(), Failure> {
         match op {
+            // Its result matters, so it was carried out already.
+            TunnelOp::Chain(_) => {}
             TunnelOp::AddKeys { peer, receive_index, keys, aes } => {
                 let algorithm = if aes { Algorithm::Aes256Gcm } else { Algorithm::ChaCha20Poly1305 };
                 self.tunnel.add_keys(Peer(peer.0), receive_index, algorithm, &keys);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
+use whimbrel_wire::chain::ChainStatus;
 use whimbrel_wire::message::{IntroductionRefusal, Message};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -65,6 +66,15 @@ impl Node {
             self.with_moves(now, |moves, at| moves.handle_done(at, number, result));
             return;
         }
+        if let Asked::Chain(peer, chain) = asked {
+            let result = match result {
+                Ok(OpDone::ChainRefused { status, stage }) => Err((status, stage)),
+                Ok(_) => Ok(()),
+                Err(_) => Err((ChainStatus::Refused, 0)),
+            };
+            self.chains.handle_done(now, peer, chain, result);
+            return self.carry_out_chains();
+        }
         let Err(error) = result else {
             match asked {
                 Asked::Install(flow) => self.confirm_installed(&flow),
@@ -83,7 +93,7 @@ impl Node {
             }
             Asked::FindSockets(id) => self.note_not_found(now, id),
             // It says so again. What moves have asked for has gone to them.
-            Asked::Say(..) | Asked::Move(_) => {}
+            Asked::Say(..) | Asked::Move(_) | Asked::Chain(..) => {}
             Asked::Install(flow) => {
                 self.undo_installed(now, &flow);
                 self.output.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });

@@ -759,6 +759,8 @@ impl Node {
         peer.reach_tries = 0;
         peer.handshakes = 0;
         self.timers.stop(Timer::Reach(id));
+        // Before the tunnel is led by it: the peer may know of no chain any more.
+        self.agree_on_chains_anew(now, id);
         self.set_tunnel_path(id);
         if shown {
             self.put_binding_in_force(now, id);

@@ -199,7 +199,7 @@ impl Moves {
                     self.handle_led(at, flow, Ok(terms));
                 }
             }
-            Ok(OpDone::Done | OpDone::Dumped(_)) => {
+            Ok(OpDone::Done | OpDone::Dumped(_) | OpDone::ChainRefused { .. }) => {
                 self.leases.remove(&name);
             }
             Err(failed) if self.moved(&name).is_some() => {

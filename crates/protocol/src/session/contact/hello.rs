@@ -15,7 +15,8 @@ impl Node {
             capabilities = capabilities | Capabilities::REWRITE;
         }
         if self.config.carriers.tunnel {
-            capabilities = capabilities | Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN;
+            let tunnel = Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN | Capabilities::TRANSFORMS;
+            capabilities = capabilities | tunnel;
         }
         if self.config.prefer_aes {
             capabilities = capabilities | Capabilities::TUNNEL_AES;
