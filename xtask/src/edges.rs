@@ -49,6 +49,8 @@ const ALLOWED: &[(&str, &str, &str)] = &[
 const ALLOWED_IN_TESTS: &[(&str, &str, &str)] = &[
     ("whimbrel-protocol", "whimbrel-sim", "its scenarios run on the simulator"),
     ("whimbrel-datapath", "whimbrel-kernel", "its root tests make namespaces and devices"),
+    ("whimbrel-tunnel", "whimbrel-protocol", "its ends agree on chains of transforms in tests"),
+    ("whimbrel-tunnel", "whimbrel-handshake", "so they need keys"),
     ("whimbrel-daemon", "whimbrel-sim", "what it makes of a node's orders is tested on the simulator"),
 ];
 

@@ -552,7 +552,7 @@ pub struct Session {
     pub heard_ms: Option<u64>,
     /// The protocol's version.
     pub version: u8,
-    /// What the peer is able to do: `rewrite`, `tunnel-plain`, `tunnel-sealed`, `ipv6`, `aes`.
+    /// What the peer is able to do: `rewrite`, `tunnel-plain`, `tunnel-sealed`, `ipv6`, `aes`, `transforms`.
     pub capabilities: Vec<String>,
 }
 

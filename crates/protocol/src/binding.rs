@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use crate::base::op::PeerId;
 use crate::base::output::State;
+use crate::binding::chain::Chains;
 use crate::binding::peers::BoundPeer;
 use crate::flow::FlowLayer;
 
@@ -12,6 +13,8 @@ use crate::flow::FlowLayer;
 pub(crate) mod peers;
 pub(crate) mod absence;
 pub(crate) mod carrier;
+pub(crate) mod chain;
+mod chains;
 mod confirm;
 pub(crate) mod desired;
 mod follow;
@@ -39,10 +42,11 @@ pub(crate) struct BindingLayer {
     pub(crate) keeping: Vec<IpAddr>,
     pub(crate) leaving: Vec<IpAddr>,
     pub(crate) reaching: Vec<(IpAddr, bool)>,
+    pub(crate) chains: Chains,
 }
 
 impl BindingLayer {
-    pub(crate) fn new(flow: FlowLayer) -> Self {
+    pub(crate) fn new(flow: FlowLayer, chains: Chains) -> Self {
         Self {
             flow,
             peers: BTreeMap::new(),
@@ -53,6 +57,7 @@ impl BindingLayer {
             keeping: Vec::new(),
             leaving: Vec::new(),
             reaching: Vec::new(),
+            chains,
         }
     }
 }

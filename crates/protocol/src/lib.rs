@@ -33,6 +33,7 @@ pub use base::event::community::{CommunityEvent, JoinFailure};
 pub use base::event::relocation::MoveEvent;
 pub use base::event::{Carried, Event};
 pub use base::flow_name::FlowName;
+pub use base::op::chain::ChainOp;
 pub use base::op::relocation::{
     Dependents, Found, Gift, LeaseName, Lending, MoveOp, Moving, NotGiven, Rented, SavedAcceptance, SavedDonation,
     SavedHeld, SavedLease, SavedTenancy,
@@ -43,6 +44,7 @@ pub use base::op::{
 };
 pub use base::output::{OpDone, OpFailed, OpId, Output, Transmit};
 pub use base::time::Time;
+pub use binding::chain::{ChainPhase, ChainTooLong, ChainView};
 pub use flow::policy::{Rule, Ruling};
 pub use flow::{FlowState, FlowView};
 pub use node::Node;
@@ -54,5 +56,6 @@ pub use role::community::{
 pub use role::relocation::{READY_FOR, process};
 pub use role::rendezvous::client::{RendezvousStanding, RendezvousView};
 pub use session::contact::Standing;
+pub use whimbrel_wire::chain::ChainStatus;
 pub use whimbrel_wire::message::StandInStatus;
 pub use whimbrel_wire::moving::{LoadStanding, MoveName, Refusal, Request, Ticket};

@@ -29,6 +29,7 @@ use crate::base::random::Random;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
+use crate::binding::chain::Chains;
 use crate::flow::FlowLayer;
 use crate::flow::introduction::PROBE_BIT;
 use crate::flow::table::Flows;
@@ -70,10 +71,11 @@ impl Node {
         if moves.is_some() {
             community.set_grants(Vec::new());
         }
+        let chains = Chains::new(config.carriers.tunnel, random.u32() as u8);
         let flow = FlowLayer::new(PathLayer::new(SessionLayer::new(contacts)), flows);
         Self {
             base: Base::new(config, key, random),
-            binding: BindingLayer::new(flow),
+            binding: BindingLayer::new(flow, chains),
             rendezvous: RendezvousRole::default(),
             community,
             gateway: GatewayRole::default(),
@@ -295,6 +297,8 @@ impl Node {
             if self.binding.flow.flows.poll_timeout() == Some(due) {
                 self.binding.flow.mature_flows(now, &mut self.base);
                 self.forget_closed(now);
+            } else if self.binding.chains.poll_timeout() == Some(due) {
+                self.binding.continue_chains(now, &mut self.base);
             } else if let Some(timer) = self.base.take_due_timer(now) {
                 self.handle_timer(now, timer);
             }
@@ -379,6 +383,7 @@ impl Node {
 
     pub(crate) fn drop_peer(&mut self, id: PeerId) {
         self.binding.flow.path.session.drop_sessions(id, &mut self.base);
+        self.binding.forget_chains(id, &mut self.base);
         let Some(peer) = self.binding.flow.path.session.peers.remove(&id) else { return };
         let of_flows = self.binding.flow.peers.remove(&id).unwrap_or_default();
         self.binding.peers.remove(&id);
@@ -465,7 +470,10 @@ impl Node {
     /// When [`Node::handle_timeout`] is due.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        [self.base.next_timer(), self.binding.flow.flows.poll_timeout()].into_iter().flatten().min()
+        [self.base.next_timer(), self.binding.flow.flows.poll_timeout(), self.binding.chains.poll_timeout()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Datagrams that were dropped as malformed, forged, replayed or unknown (P-1).

@@ -8,8 +8,9 @@ use std::time::Duration;
 use whimbrel_protocol::{
     AddressOp, Binding, BindingOp, Carrier, FlowEntry, FlowOp, LocalEnd, Op, PeerId, Time, TunnelOp, TunnelPath,
 };
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::{ChainNumber, FlowTuple, Transport};
 
+use crate::chains::HostChains;
 use crate::world::FlowId;
 
 /// How long programs work on after the last moved flow is gone or home: the daemon does so for what is under way.
@@ -36,6 +37,8 @@ pub enum Verdict {
         path: TunnelPath,
         /// Names of the inner packet at the peer.
         inner: FlowTuple,
+        /// The chain of transforms that it goes through: its number, and which it is.
+        chain: Option<(ChainNumber, u64)>,
     },
     /// Not at all; the reason.
     Hold(&'static str),
@@ -80,6 +83,7 @@ pub struct DataPlane {
     pub(crate) standing_in: BTreeSet<IpAddr>,
     keys: BTreeMap<u32, PeerId>,
     paths: BTreeMap<PeerId, TunnelPath>,
+    pub(crate) chains: HostChains,
     /// Until when programs work on after the last moved flow.
     carrying_until: Option<Time>,
 }
@@ -100,6 +104,7 @@ impl Default for DataPlane {
             standing_in: BTreeSet::new(),
             keys: BTreeMap::new(),
             paths: BTreeMap::new(),
+            chains: HostChains::default(),
             carrying_until: None,
         }
     }
@@ -164,6 +169,8 @@ impl DataPlane {
             TunnelOp::SetPath { peer, path, .. } => {
                 self.paths.insert(*peer, path.clone());
             }
+            // Its result matters, so it is carried out by itself.
+            TunnelOp::Chain(_) => {}
         }
     }
 
@@ -213,6 +220,7 @@ impl DataPlane {
         self.keys.clear();
         self.standing_in.clear();
         self.paths.clear();
+        self.chains = HostChains::default();
     }
 
     /// What would become of a segment of this flow, `length` bytes long. Takes them off the allowance.
@@ -256,7 +264,7 @@ impl DataPlane {
             }
             *left -= length;
         }
-        Verdict::Tunnel { path: path.clone(), inner: entry.peer_tuple }
+        Verdict::Tunnel { path: path.clone(), inner: entry.peer_tuple, chain: self.chains.outbound(peer) }
     }
 
     /// The own tuple of what came in between these endpoints, if that is a wire tuple.
@@ -332,6 +340,13 @@ impl DataPlane {
         self.carrying_until.is_some_and(|until| until >= now) || self.bindings.values().any(|(_, moved)| *moved)
     }
 
+    /// A packet came with this session by a chain of transforms: what is wrong with that.
+    pub(crate) fn take_in_chain(&mut self, index: u32, chain: (ChainNumber, u64)) -> Result<(), String> {
+        // What nobody has keys for is not looked at.
+        let Some(peer) = self.keys.get(&index) else { return Ok(()) };
+        self.chains.inbound(*peer, chain)
+    }
+
     /// Whether the tunnel takes a packet so named that came with this session (P-23), and the kernel what the tunnel hands it:
     /// its reverse path filter, be it loose, drops what comes by a device without addresses, unless routes for moved flows
     /// are there.
@@ -353,5 +368,6 @@ impl DataPlane {
             + self.reached.len()
             + self.keys.len()
             + self.paths.len()
+            + self.chains.len()
     }
 }

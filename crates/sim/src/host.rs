@@ -11,6 +11,7 @@ use whimbrel_protocol::{
 };
 use whimbrel_wire::FlowTuple;
 
+use crate::chains::Transforms;
 use crate::dataplane::DataPlane;
 use crate::network::NetworkId;
 use crate::relocation::SavedMoves;
@@ -55,6 +56,8 @@ pub struct Host {
     pub finds: u64,
     /// When either was asked for: what is asked for at one moment is one look at the sockets.
     pub looks: BTreeSet<Time>,
+    /// The transforms that its tunnel knows.
+    pub transforms: Transforms,
     /// Whether it is suspended: nothing moves on it, and nothing reaches it.
     pub asleep: bool,
     /// Whether somebody without a daemon reads its control port.
@@ -111,6 +114,7 @@ impl Host {
             kicks: 0,
             finds: 0,
             looks: BTreeSet::new(),
+            transforms: Transforms::default(),
             asleep: false,
             collects: false,
             answers_icmp: true,

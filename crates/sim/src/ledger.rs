@@ -26,6 +26,8 @@ pub enum Kind {
     Storm,
     /// A socket goes on at two hosts, or what its ends say does not fit together.
     Torn,
+    /// A packet came by a chain of transforms that was not made for it, or is not known.
+    Chain,
     /// A daemon does not come to rest at one moment.
     Endless,
 }

@@ -10,6 +10,7 @@
 //! network.rs    access networks and the core between them; links that delay, lose, duplicate, reorder
 //! nat.rs        address translation and stateful filtering
 //! dataplane.rs  the maps and programs of one host: native, rewritten, tunnelled, held
+//! chains.rs     chains of transforms, and whose packets come through them
 //! drain.rs      in which order a daemon sees to what its node gives out
 //! host.rs       one host: sockets, attachments, what outlives its daemon
 //! relocation.rs connections whose sockets change hosts
@@ -24,6 +25,7 @@
 //! else, and are judged where they arrive, so that races between the two ends show.
 #![forbid(unsafe_code)]
 
+mod chains;
 mod dataplane;
 mod drain;
 mod faults;
@@ -38,6 +40,7 @@ mod speaker;
 
 mod world;
 
+pub use chains::Transforms;
 pub use dataplane::{DataPlane, Guards, Verdict};
 pub use drain::Drain;
 pub use faults::{Faults, Mutation, Parting};

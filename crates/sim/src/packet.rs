@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::{ChainNumber, FlowTuple, Transport};
 
 use crate::host::HostId;
 use crate::world::FlowId;
@@ -63,6 +63,8 @@ pub enum Body {
         end: usize,
         /// As in data.
         acknowledgement: bool,
+        /// The chain of transforms that it has gone through: its number, and which it is in truth.
+        chain: Option<(ChainNumber, u64)>,
     },
     /// A reset, or an ICMP error that a UDP socket hears.
     Reset,
@@ -107,7 +109,12 @@ impl fmt::Display for Packet {
                 write!(f, "introduction {nonce:x} to {index:x} in {flow:?}")
             }
             Body::Introduction { index, nonce, flow: None } => write!(f, "probe {nonce:x} to {index:x}"),
-            Body::Tunnel { inner, flow, end, .. } => write!(f, "tunnel of {flow:?} from end {end} ({inner})"),
+            Body::Tunnel { inner, flow, end, chain: None, .. } => {
+                write!(f, "tunnel of {flow:?} from end {end} ({inner})")
+            }
+            Body::Tunnel { flow, end, chain: Some((number, name)), .. } => {
+                write!(f, "tunnel of {flow:?} from end {end} by chain {number} ({name:x})")
+            }
             Body::Reset => f.write_str("reset"),
             Body::Unreachable(endpoint, _) => write!(f, "unreachable {endpoint}"),
         }

@@ -276,6 +276,19 @@ impl Tunnel {
         self.table.set_chain(peer, number, chain);
     }
 
+    /// What is sent to a peer goes through this chain from now on, whatever its path says; `None`: through none. The one
+    /// before gives out what it keeps. Without a path to the peer nothing happens.
+    ///
+    /// # Errors
+    /// [`PathError::UnknownChain`]; nothing is changed.
+    pub fn send_through(&self, peer: Peer, number: Option<NonZeroU8>) -> Result<(), PathError> {
+        let before = self.table.send_through(peer, number)?;
+        if let Some(before) = before.filter(|before| Some(before.number) != number.map(NonZeroU8::get)) {
+            Chains::new(self).release(&before);
+        }
+        Ok(())
+    }
+
     /// Looks at a chain's counters, or changes its parameters; `None` if there is none of this number. Packets wait
     /// meanwhile, and so would a call of the tunnel in `work`.
     pub fn with_chain<T>(&self, peer: Peer, number: NonZeroU8, work: impl FnOnce(&mut Chain) -> T) -> Option<T> {

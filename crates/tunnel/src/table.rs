@@ -100,7 +100,9 @@ impl TunnelPath {
         self.inner_mtu_behind(0)
     }
 
-    fn inner_mtu_behind(&self, chain: u32) -> u32 {
+    /// The same where a chain adds so many bytes.
+    #[must_use]
+    pub fn inner_mtu_behind(&self, chain: u32) -> u32 {
         self.path_mtu.saturating_sub(self.overhead() + chain).max(1280)
     }
 
@@ -526,12 +528,7 @@ impl Table {
         let allowance = AtomicU64::new(path.allowance.unwrap_or(u64::MAX));
         let confirmed = path.allowance.is_none();
         let waiting = Mutex::new(Waiting { released: confirmed, ..Waiting::default() });
-        let overhead = chain.as_ref().map_or(0, |chained| {
-            let mut chain = chained.lock();
-            chain.set_mtu(path.longest_packet());
-            chain.overhead() as u32
-        });
-        let inner_mtu = path.inner_mtu_behind(overhead);
+        let inner_mtu = path.inner_mtu_behind(lead_into(chain.as_ref(), &path));
         let session = Arc::clone(&accepted.session);
         let way = Arc::new(Way { session, path, chain, inner_mtu, allowance, waiting });
         accepted.way = Some(Arc::clone(&way));
@@ -544,6 +541,32 @@ impl Table {
         // Sealed for the session before, which the peer still opens (P-7).
         way.wait(waited);
         Ok(Vec::new())
+    }
+
+    /// What is sent to a peer goes through this chain from now on. Gives the one that it went through before.
+    pub(crate) fn send_through(&self, peer: Peer, number: Option<NonZeroU8>) -> Result<Option<Chained>, PathError> {
+        let mut contents = self.write();
+        let known = |number: NonZeroU8| contents.chains.get(&(peer, number.get())).cloned();
+        let chained = |number| known(number).ok_or(PathError::UnknownChain { peer, number });
+        let chain = number.map(chained).transpose()?;
+        let Some(before) = contents.ways.get(&peer).cloned() else { return Ok(None) };
+        let path = TunnelPath { chain: number, ..before.path.clone() };
+        let inner_mtu = path.inner_mtu_behind(lead_into(chain.as_ref(), &path));
+        // What is left of what is allowed, and what waits for it, go along.
+        let confirmed = path.allowance.is_none();
+        let left = if confirmed { u64::MAX } else { before.allowance.swap(0, Ordering::Relaxed) };
+        let waiting = Mutex::new(Waiting { released: confirmed, ..Waiting::default() });
+        let (session, allowance) = (Arc::clone(&before.session), AtomicU64::new(left));
+        let way = Arc::new(Way { session, path, chain, inner_mtu, allowance, waiting });
+        if !confirmed {
+            way.wait(before.release());
+        }
+        let theirs = contents.sessions.values_mut();
+        for accepted in theirs.filter(|accepted| accepted.way.as_ref().is_some_and(|way| Arc::ptr_eq(way, &before))) {
+            accepted.way = Some(Arc::clone(&way));
+        }
+        contents.ways.insert(peer, way);
+        Ok(before.chain.clone())
     }
 
     /// Allows so many bytes more on the path to a peer, where that is not confirmed.
@@ -568,6 +591,15 @@ impl Table {
         self.generation.fetch_add(1, Ordering::Release);
         contents
     }
+}
+
+/// Tells a chain the path that it leads to. Gives what it adds to a packet, in bytes.
+fn lead_into(chain: Option<&Chained>, path: &TunnelPath) -> u32 {
+    chain.map_or(0, |chained| {
+        let mut chain = chained.lock();
+        chain.set_mtu(path.longest_packet());
+        chain.overhead() as u32
+    })
 }
 
 #[cfg(test)]

@@ -26,6 +26,8 @@ impl Capabilities {
     pub const TUNNEL_AES: Self = Self(1 << 4);
     /// Bit 5: the sender is a gateway, which sees no sockets of the hosts behind it: it is to be told of TCP flows that end (P-103).
     pub const GATEWAY: Self = Self(1 << 5);
+    /// Bit 6: chains of transforms may be asked for (P-170).
+    pub const TRANSFORMS: Self = Self(1 << 6);
 
     /// Whether all of `other` is in this set.
     #[must_use]

@@ -5,7 +5,7 @@
 //!
 //! From the outside in: [`datagram`] is what a UDP payload looks like before any key is used, [`hello`] what handshake
 //! messages carry, [`message`] what a control datagram holds once it is opened, and [`introduction`] the mark that is
-//! put into a flow itself; [`snapshot`] is a socket on its way to another host, and [`moving`] what is said about its way.
+//! put into a flow itself; [`chain`] is how tunnels are adapted, [`snapshot`] is a socket on its way to another host, and [`moving`] what is said about its way.
 //! All of them read and write through [`codec`], whose only error is [`Malformed`]. [`replay`] and [`tunnel_keys`] are
 //! what both ends of a session keep of its datagrams; [`packet`] and [`checksum`] are about the packets of flows.
 #![no_std]
@@ -14,6 +14,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod chain;
 pub mod checksum;
 pub mod codec;
 pub mod community;
@@ -30,6 +31,7 @@ pub mod replay;
 pub mod snapshot;
 pub mod tunnel_keys;
 
+pub use chain::{ChainNumber, ChainSpec, Stage, TransformId};
 pub use codec::Malformed;
 pub use datagram::Datagram;
 pub use flow::{FlowTuple, Transport};

@@ -6,6 +6,7 @@ mod status;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
+use crate::chain::{self, ChainAnswer, ChainRequest};
 use crate::codec::{ENDPOINT_LEN, Malformed, Reader, TUPLE_LEN};
 use crate::codec::{put_address, put_endpoint, put_tuple, put_u16, put_u32, put_u64};
 use crate::community::{self, Word};
@@ -174,6 +175,10 @@ pub enum Message {
         /// The highest that was acted on.
         number: u32,
     },
+    /// Type 0x35: asks for a chain of transforms (P-170).
+    Chain(ChainRequest),
+    /// Type 0x36: the answer to [`Message::Chain`].
+    ChainSeen(ChainAnswer),
     /// Type 0x40: meetings that the sender wants its peers to be told its endpoint for; until it is answered it is
     /// repeated (P-55).
     Register {
@@ -361,6 +366,8 @@ const BINDING_ACKNOWLEDGEMENT: u8 = 0x31;
 const PROBE_SEEN: u8 = 0x32;
 const WAITING: u8 = 0x33;
 const WAITING_SEEN: u8 = 0x34;
+const CHAIN: u8 = 0x35;
+const CHAIN_SEEN: u8 = 0x36;
 const REGISTER: u8 = 0x40;
 const REGISTERED: u8 = 0x41;
 const WHEREABOUTS: u8 = 0x42;
@@ -425,6 +432,8 @@ impl Message {
             Self::StandingIn { addresses } => 1 + 17 * addresses.len().min(MAX_STOOD_IN),
             Self::PassedOn { datagram, .. } => 16 + ENDPOINT_LEN + datagram.len().min(MAX_PASSED_ON),
             Self::Waiting { names, .. } => 7 + 8 * names.len().min(MAX_WAITING),
+            Self::Chain(request) => request.encoded_len(),
+            Self::ChainSeen(_) => chain::ANSWER_LEN,
             Self::IntroductionEcho(_) => 26 + TUPLE_LEN,
             Self::IntroductionDone { outcome: Ok(_), .. } => 11 + TUPLE_LEN,
             Self::IntroductionDone { outcome: Err(_), .. } => 9,
@@ -472,6 +481,8 @@ impl Message {
             Self::ProbeSeen { .. } => PROBE_SEEN,
             Self::Waiting { .. } => WAITING,
             Self::WaitingSeen { .. } => WAITING_SEEN,
+            Self::Chain(_) => CHAIN,
+            Self::ChainSeen(_) => CHAIN_SEEN,
             Self::Register { .. } => REGISTER,
             Self::Registered { .. } => REGISTERED,
             Self::Whereabouts { .. } => WHEREABOUTS,
@@ -563,6 +574,8 @@ impl Message {
                 names.iter().for_each(|name| put_u64(out, *name));
             }
             Self::WaitingSeen { number } | Self::WhereaboutsSeen { number } => put_u32(out, *number),
+            Self::Chain(request) => request.put(out),
+            Self::ChainSeen(answer) => answer.put(out),
             Self::Register { number, change, tags } => {
                 put_u32(out, *number);
                 out.push(change.number());
@@ -684,6 +697,8 @@ impl Message {
             PROBE_SEEN => Self::ProbeSeen { token: body.u64("probe nonce")? },
             WAITING => read_waiting(body)?,
             WAITING_SEEN => Self::WaitingSeen { number: body.u32("number")? },
+            CHAIN => Self::Chain(ChainRequest::read(body)?),
+            CHAIN_SEEN => Self::ChainSeen(ChainAnswer::read(body)?),
             REGISTER => read_register(body)?,
             REGISTERED => Self::Registered {
                 number: body.u32("number")?,

@@ -2,8 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use proptest::collection::vec;
+use proptest::collection::{btree_map, vec};
+use proptest::option;
 use proptest::prelude::*;
+use whimbrel_wire::chain::{ChainAnswer, ChainRequest, ChainStatus, MAX_PARAMETERS, MAX_STAGES, NamedChain, Parameter};
 use whimbrel_wire::community::{
     CommunitySecret, JoinPurpose, JoinRefusal, Joined, MAX_STATEMENTS, MemberStanding, Statement, Word,
 };
@@ -14,7 +16,10 @@ use whimbrel_wire::message::{
     UpdateFlags, decode_all,
 };
 use whimbrel_wire::moving::{MAX_RANGES, MAX_STRETCH, Received, Record, StreamStanding, Stretch};
-use whimbrel_wire::{Capabilities, Datagram, FlowTuple, Hello, Introduction, Message, Transport};
+use whimbrel_wire::{
+    Capabilities, ChainNumber, ChainSpec, Datagram, FlowTuple, Hello, Introduction, Message, Stage, TransformId,
+    Transport,
+};
 
 fn address() -> impl Strategy<Value = IpAddr> {
     // As read back: IPv4-mapped IPv6 is IPv4.
@@ -123,6 +128,11 @@ fn message() -> impl Strategy<Value = Message> {
         (any::<u32>(), any::<bool>(), vec(any::<u64>(), 0..=MAX_WAITING))
             .prop_map(|(number, wait, names)| Message::Waiting { number, wait, names }),
         any::<u32>().prop_map(|number| Message::WaitingSeen { number }),
+        chain_request().prop_map(Message::Chain),
+        (any::<[u32; 3]>(), any::<[u8; 3]>()).prop_map(|([number, binding, settled], [chain, status, stage])| {
+            let (in_force, status) = (ChainNumber::new(chain), ChainStatus::from_number(status));
+            Message::ChainSeen(ChainAnswer { number, binding, settled, in_force, status, stage })
+        }),
         (any::<u32>(), any::<u8>(), vec(any::<[u8; 16]>(), 0..=MAX_REGISTERED)).prop_map(|(number, change, tags)| {
             Message::Register { number, change: RegistrationChange::from_number(change), tags }
         }),
@@ -146,6 +156,30 @@ fn message() -> impl Strategy<Value = Message> {
         community().prop_map(Message::Community),
         any::<u8>().prop_map(|reason| Message::Close { reason: CloseReason::from_number(reason) }),
     ]
+}
+
+fn chain_request() -> impl Strategy<Value = ChainRequest> {
+    let parameters = btree_map(any::<u8>(), any::<u64>(), 0..=MAX_PARAMETERS);
+    let parameters = parameters.prop_map(|all| {
+        let all = all.into_iter().map(|(number, value)| Parameter { number, value });
+        all.collect::<Vec<_>>()
+    });
+    let stage = (any::<u16>(), any::<u8>(), parameters).prop_map(|(transform, version, parameters)| Stage {
+        transform: TransformId(transform),
+        version,
+        parameters,
+    });
+    let spec = vec(stage, 1..=MAX_STAGES).prop_map(|stages| ChainSpec::new(stages).unwrap());
+    let chain = (1..=255_u8, any::<bool>(), spec).prop_map(|(number, known, spec)| NamedChain {
+        number: ChainNumber::new(number).unwrap(),
+        known,
+        spec,
+    });
+    (any::<u32>(), any::<u32>(), option::of(chain)).prop_map(|(number, binding, chain)| ChainRequest {
+        number,
+        binding,
+        chain,
+    })
 }
 
 fn statement() -> impl Strategy<Value = Statement> {

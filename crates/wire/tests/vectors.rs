@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use whimbrel_wire::chain::{ChainAnswer, ChainRequest, ChainStatus, NamedChain, Parameter};
 use whimbrel_wire::codec::Malformed;
 use whimbrel_wire::community::{CommunitySecret, JoinPurpose, JoinRefusal, Joined, MemberStanding, Statement, Word};
 use whimbrel_wire::datagram::{self, Datagram, Pattern};
@@ -15,7 +16,9 @@ use whimbrel_wire::moving::{
     Terms, Ticket,
 };
 use whimbrel_wire::snapshot::Family;
-use whimbrel_wire::{Capabilities, FlowTuple, Hello, Introduction, Message, Transport};
+use whimbrel_wire::{
+    Capabilities, ChainNumber, ChainSpec, FlowTuple, Hello, Introduction, Message, Stage, TransformId, Transport,
+};
 
 fn bytes(name: &str) -> Vec<u8> {
     let path = format!("{}/tests/vectors/{name}.hex", env!("CARGO_MANIFEST_DIR"));
@@ -47,6 +50,16 @@ fn udp6() -> FlowTuple {
         local: endpoint("[2001:db8::1]:5000"),
         remote: endpoint("[2001:db8:f::2]:53"),
     }
+}
+
+fn named_chain() -> NamedChain {
+    let parameters = vec![Parameter { number: 1, value: 25_000 }, Parameter { number: 4, value: 1400 }];
+    let stages = vec![
+        Stage { transform: TransformId(0x0102), version: 1, parameters: vec![] },
+        Stage { transform: TransformId(3), version: 2, parameters },
+    ];
+    let spec = ChainSpec::new(stages).unwrap();
+    NamedChain { number: ChainNumber::new(9).unwrap(), known: true, spec }
 }
 
 fn messages() -> Vec<(&'static str, Message)> {
@@ -177,6 +190,19 @@ fn messages() -> Vec<(&'static str, Message)> {
             Message::Waiting { number: 5, wait: true, names: vec![0xa0a1_a2a3_a4a5_a6a7, 0xb0b1_b2b3_b4b5_b6b7] },
         ),
         ("waiting_seen", Message::WaitingSeen { number: 5 }),
+        ("chain", Message::Chain(ChainRequest { number: 6, binding: 0, chain: Some(named_chain()) })),
+        ("chain_empty", Message::Chain(ChainRequest { number: 7, binding: 0, chain: None })),
+        (
+            "chain_seen",
+            Message::ChainSeen(ChainAnswer {
+                number: 6,
+                binding: 0,
+                settled: 3,
+                in_force: ChainNumber::new(2),
+                status: ChainStatus::BadParameter,
+                stage: 1,
+            }),
+        ),
         (
             "stream",
             Message::Stream(Stretch { stream: 1_700_000_000_000, fresh: true, offset: 1024, bytes: b"hello".to_vec() }),
@@ -271,6 +297,32 @@ fn messages_cut_short_are_malformed() {
         longer[1..3].copy_from_slice(&((whole.len() - 2) as u16).to_be_bytes());
         let error = decode_all(&longer).unwrap_err();
         assert!(error.what == "end of message" || error.what.starts_with("count of"), "{name}: {error}");
+    }
+}
+
+#[test]
+fn what_is_no_chain_is_malformed() {
+    let whole = bytes("chain");
+    // Whether it is known; how many transforms; the number of the second parameter.
+    for (at, value) in [(3 + 9, 2), (3 + 10, 0), (3 + 10, 9), (3 + 14, 9), (3 + 18, 9), (3 + 28, 1), (3 + 28, 0)] {
+        let mut changed = whole.clone();
+        assert_ne!(std::mem::replace(&mut changed[at], value), value);
+        assert!(decode_all(&changed).is_err(), "{value} at {at}");
+    }
+    for at in [3 + 9, 3 + 10] {
+        let mut changed = bytes("chain_empty");
+        changed[at] = 1;
+        assert!(decode_all(&changed).is_err(), "the empty chain with 1 at {at}");
+    }
+    let stage = |parameters| Stage { transform: TransformId(1), version: 1, parameters };
+    let parameter = |number| Parameter { number, value: 0 };
+    for stages in [
+        vec![],
+        vec![stage(vec![]); 9],
+        vec![stage(vec![parameter(1), parameter(1)])],
+        vec![stage((0..9).map(parameter).collect())],
+    ] {
+        assert!(ChainSpec::new(stages).is_err());
     }
 }
 

@@ -130,6 +130,7 @@ fn capabilities(of: Capabilities) -> Vec<String> {
         (Capabilities::TUNNEL_SEALED, "tunnel-sealed"),
         (Capabilities::IPV6_LOCATORS, "ipv6"),
         (Capabilities::TUNNEL_AES, "aes"),
+        (Capabilities::TRANSFORMS, "transforms"),
     ];
     words.into_iter().filter(|(bit, _)| of.contains(*bit)).map(|(_, word)| word.to_owned()).collect()
 }

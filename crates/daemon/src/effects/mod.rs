@@ -99,13 +99,13 @@ impl Effects {
             let result = self.carry_out_one(now, op, &mut snapshot);
             self.withdraw_left();
             let failed = |failure: Failure| OpFailed { refusal: None, sentence: failure.to_string() };
-            results.push((id, result.map(|()| OpDone::Done).map_err(failed)));
+            results.push((id, result.map_err(failed)));
         }
         self.host.write_store();
         results
     }
 
-    fn carry_out_one(&mut self, now: Time, op: Op, snapshot: &mut Snapshot) -> Result<(), Failure> {
+    fn carry_out_one(&mut self, now: Time, op: Op, snapshot: &mut Snapshot) -> Result<OpDone, Failure> {
         let Self { host, gateway, helping, .. } = self;
         match op {
             Op::Flow(FlowOp::ListenForIntroductions { indices }) => host.listen_for_introductions(indices)?,
@@ -157,6 +157,7 @@ impl Effects {
             Op::Tunnel(TunnelOp::AddKeys { peer, receive_index, keys, aes }) => {
                 host.add_keys(peer, receive_index, &keys, aes);
             }
+            Op::Tunnel(TunnelOp::Chain(op)) => return Ok(host.carry_out_on_chain(&op)),
             Op::Tunnel(TunnelOp::RemoveKeys { receive_index }) => host.tunnel.remove_keys(receive_index),
             Op::Tunnel(TunnelOp::SetPath { peer, receive_index, path }) => {
                 host.set_path(now, peer, receive_index, path)?;
@@ -172,7 +173,7 @@ impl Effects {
             // The loop carries these out, behind all others.
             Op::Move(_) => {}
         }
-        Ok(())
+        Ok(OpDone::Done)
     }
 
     /// Wakes the senders of a peer, and hosts behind this one that send to it.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use whimbrel_datapath::{self as datapath, LocatorPair};
 use whimbrel_handshake::TunnelKeys;
-use whimbrel_protocol::{Binding, Carrier, PeerId, Time, TunnelPath};
+use whimbrel_protocol::{Binding, Carrier, ChainOp, OpDone, PeerId, Time, TunnelPath};
 use whimbrel_transform::Algorithm;
 use whimbrel_tunnel::Peer;
 
@@ -137,6 +137,12 @@ impl Host {
         self.learn_mtu(peer);
         self.next_mtu_look.get_or_insert(now + MTU_PAUSE);
         Ok(())
+    }
+
+    /// Carries out an op on chains of transforms.
+    pub(crate) fn carry_out_on_chain(&mut self, op: &ChainOp) -> OpDone {
+        self.surroundings_changed = true;
+        self.tunnels.carry_out_on_chain(&self.tunnel, op)
     }
 
     /// Tells the data plane by which interface each peer is heard.

@@ -11,6 +11,7 @@
 
 pub(crate) mod addresses;
 mod bindings;
+mod chains;
 pub(crate) mod endpoints;
 mod executors;
 mod expected;

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
 
 use whimbrel_datapath as datapath;
-use whimbrel_protocol::{PeerId, TunnelPath};
+use whimbrel_protocol::{ChainOp, OpDone, PeerId, TunnelPath};
 use whimbrel_tunnel::{PathError, Peer, Tunnel};
 
+use super::chains::Chains;
 /// Of Ethernet, where nothing better is known, in bytes.
 pub(crate) const DEFAULT_MTU: u32 = 1500;
 /// Before there is any path: fits a tunnel over Ethernet in either family.
@@ -18,12 +20,14 @@ const FORMER: usize = 2;
 #[derive(Debug, Default)]
 pub(crate) struct Tunnels {
     paths: HashMap<PeerId, Path>,
+    chains: Chains,
 }
 
 #[derive(Debug)]
 struct Path {
     receive_index: u32,
     said: TunnelPath,
+    whole: whimbrel_tunnel::TunnelPath,
     former: Vec<SocketAddr>,
     mtu: u32,
     /// The longest inner packet that fits whole.
@@ -63,12 +67,12 @@ impl Tunnels {
             remote: path.remote,
             allowance: path.allowance.map(|allowance| if spare { 0 } else { allowance }),
             path_mtu: mtu,
-            chain: None,
+            chain: self.chains.of(peer),
         };
-        let inner_mtu = whole.inner_mtu();
-        tunnel.set_path(Peer(peer.0), receive_index, whole)?;
+        let inner_mtu = whole.inner_mtu_behind(self.chains.added(peer));
+        tunnel.set_path(Peer(peer.0), receive_index, whole.clone())?;
         let spared = if spare { path.allowance.unwrap_or(0) } else { 0 };
-        self.paths.insert(peer, Path { receive_index, said: path, former, mtu, inner_mtu, spared });
+        self.paths.insert(peer, Path { receive_index, said: path, whole, former, mtu, inner_mtu, spared });
         Ok(())
     }
 
@@ -77,6 +81,20 @@ impl Tunnels {
         if let Some(path) = self.paths.get_mut(&peer).filter(|path| path.spared > 0) {
             tunnel.grant(Peer(peer.0), std::mem::take(&mut path.spared));
         }
+    }
+
+    /// Carries out an op on chains. The longest packet that fits the tunnel to a peer may be another then.
+    pub(crate) fn carry_out_on_chain(&mut self, tunnel: &Tunnel, op: &ChainOp) -> OpDone {
+        let done = self.chains.carry_out(tunnel, op);
+        if let ChainOp::SendThrough { peer, chain } = op {
+            if let Err(error) = tunnel.send_through(Peer(peer.0), chain.map(NonZeroU8::from)) {
+                tracing::error!(%peer, %error, "cannot lead packets through a chain of transforms");
+            }
+            if let Some(path) = self.paths.get_mut(peer) {
+                path.inner_mtu = path.whole.inner_mtu_behind(self.chains.added(*peer));
+            }
+        }
+        done
     }
 
     /// Sets the path of a peer again where another MTU is found for it; returns whether it is.

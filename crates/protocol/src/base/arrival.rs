@@ -34,6 +34,7 @@ pub(crate) fn costs_too_much(messages: &[Message]) -> bool {
                 | Message::Register { .. }
                 | Message::Whereabouts { .. }
                 | Message::Waiting { .. }
+                | Message::Chain(_)
                 | Message::StandIn { .. }
                 | Message::PassedOn { .. }
                 | Message::Stream(_)

@@ -1,5 +1,6 @@
 //! Effects that a node asks its caller for, and what they are about.
 
+pub(crate) mod chain;
 pub(crate) mod relocation;
 
 use std::fmt;
@@ -10,6 +11,7 @@ use whimbrel_handshake::{PublicKey, TunnelKeys};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::community::{CommunityKey, CommunitySecret, Statement};
 
+use chain::ChainOp;
 use relocation::MoveOp;
 
 /// An effect that the caller carries out.
@@ -224,6 +226,8 @@ pub enum TunnelOp {
         /// Where.
         path: TunnelPath,
     },
+    /// Something about the chains of transforms of a peer's packets.
+    Chain(ChainOp),
 }
 
 /// What is to be known over a restart.

@@ -3,10 +3,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::chain::ChainStatus;
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::message::Message;
 use whimbrel_wire::moving::{MoveName, Refusal};
+use whimbrel_wire::{ChainNumber, FlowTuple};
 
 use crate::base::event::Event;
 use crate::base::flow_name::FlowName;
@@ -50,6 +51,13 @@ pub enum OpDone {
     Dumped(Vec<u8>),
     /// [`MoveOp::Lend`]: the endpoints, definite.
     Lent(Ends),
+    /// A chain is not made so, and nothing has changed.
+    ChainRefused {
+        /// Why, as the peer is told if it asked.
+        status: ChainStatus,
+        /// Which of its transforms that is about, counted from 0.
+        stage: u8,
+    },
 }
 
 /// What an op that failed came to.
@@ -85,6 +93,8 @@ pub(crate) enum Asked {
     Say(PeerId, Option<IpAddr>, SocketAddr, Vec<Message>),
     /// Without it flows stand still.
     State(&'static str, State),
+    /// Making a chain of a peer's packets.
+    Chain(PeerId, ChainNumber),
     /// Something about a move, by the number that the move knows it by.
     Move(u64),
 }

@@ -30,6 +30,8 @@ pub(crate) enum Signal {
     Direct { flow: FlowTuple, former: Option<FlowEntry> },
     /// A session with a peer is confirmed.
     SessionUp(PeerId),
+    /// There is no session with a peer any more.
+    SessionsGone(PeerId),
     /// The network is another.
     NetworkChanged,
     /// This host was away, and is back.

@@ -42,6 +42,8 @@ impl BindingLayer {
                 let acknowledgement = Acknowledgement { sequence, status, flags, newest, place, observed };
                 self.handle_acknowledgement(now, id, arrival, &acknowledgement, base);
             }
+            Message::Chain(request) => self.handle_chain(now, id, arrival.index, request, base),
+            Message::ChainSeen(answer) => self.handle_chain_seen(now, id, arrival.index, &answer, base),
             Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token, base),
             message => match self.flow.handle_message(now, id, arrival, message, answers, base) {
                 Handled::Done => {}
@@ -82,6 +84,7 @@ impl BindingLayer {
             Signal::Waiting(id) => self.put_binding_in_force(now, *id, base),
             Signal::Misled(id) => self.announce_again(now, *id, base),
             Signal::FlowsGone => self.refresh_sets(base),
+            Signal::SessionsGone(id) => self.end_chains(*id, base),
             _ => {}
         }
     }

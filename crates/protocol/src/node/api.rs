@@ -3,11 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{ChainSpec, FlowTuple};
 
 use crate::Time;
 use crate::base::attachments::Routes;
 use crate::base::op::{FlowEntry, PeerId, SavedCommunity};
+use crate::binding::chain::{ChainTooLong, ChainView};
 use crate::flow::policy::Ruling;
 use crate::node::Node;
 use crate::role::rendezvous::client::RendezvousView;
@@ -17,6 +18,26 @@ use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
 use whimbrel_wire::message::StandInStatus;
 
 impl Node {
+    /// Leads what goes to and comes from a peer in the tunnel through these transforms, once it has agreed; `None`: through
+    /// none (P-170). Either end may ask, and the last one counts.
+    ///
+    /// # Errors
+    /// [`ChainTooLong`].
+    pub fn set_chain(&mut self, now: Time, id: PeerId, wanted: Option<ChainSpec>) -> Result<(), ChainTooLong> {
+        if self.binding.flow.path.session.peers.contains_key(&id) {
+            self.binding.chains.ask(now, id, wanted)?;
+            self.binding.carry_out_chains(&mut self.base);
+            self.settle(now);
+        }
+        Ok(())
+    }
+
+    /// How far the chain of a peer's packets is.
+    #[must_use]
+    pub fn chain(&self, id: PeerId) -> Option<ChainView> {
+        self.binding.chains.view(id)
+    }
+
     /// This host goes away: its peers are told, and its flows wait. [`Node::leaving_peers`] tells how many have not answered
     /// yet. Whatever changes in the network before [`Node::resume`] is not acted on.
     pub fn suspend(&mut self, now: Time) {

@@ -35,6 +35,10 @@ impl Node {
             self.handle_move_done(now, number, result);
             return;
         }
+        if let Asked::Chain(peer, chain) = asked {
+            self.binding.handle_chain_done(now, peer, chain, result, &mut self.base);
+            return;
+        }
         let Err(error) = result else {
             match asked {
                 Asked::Install(flow) => self.binding.flow.confirm_installed(&flow, &mut self.base),
@@ -55,7 +59,7 @@ impl Node {
             }
             Asked::FindSockets(id) => self.binding.flow.note_not_found(now, id, &mut self.base),
             // It says so again. What moves have asked for has gone to them.
-            Asked::Say(..) | Asked::Move(_) => {}
+            Asked::Say(..) | Asked::Move(_) | Asked::Chain(..) => {}
             Asked::Install(flow) => {
                 self.undo_installed(now, &flow);
                 self.base.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });

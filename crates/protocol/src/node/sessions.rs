@@ -94,6 +94,7 @@ impl Node {
             return;
         };
         self.binding.meet_at(id, confirmed.met);
+        self.binding.agree_on_chains_anew(now, id, &mut self.base);
         self.binding.set_tunnel_path(id, &mut self.base);
         if confirmed.shown {
             self.binding.put_binding_in_force(now, id, &mut self.base);

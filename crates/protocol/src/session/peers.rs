@@ -11,6 +11,7 @@ use crate::base::Base;
 use crate::base::op::{PeerId, TunnelOp};
 use crate::base::output::{Asked, Transmit};
 use crate::base::pace::IDLE;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::session::SessionLayer;
 use crate::session::peer::Peer;
@@ -54,6 +55,7 @@ impl SessionLayer {
             self.by_index.remove(&receive_index);
             base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
         }
+        base.signal(Signal::SessionsGone(id));
     }
 
     pub(crate) fn new_peer(&mut self, now: Time, key: PublicKey, remote: SocketAddr) -> PeerId {

@@ -51,13 +51,13 @@ impl World {
                 let Some(attached) = of.attached_with(source.ip()) else { return };
                 self.put_out(attached, packet, Sent::Data);
             }
-            Verdict::Tunnel { path, inner } => {
+            Verdict::Tunnel { path, inner, chain } => {
                 // The tunnel's threads die with the daemon.
                 if of.node.is_none() {
                     return;
                 }
                 let port = of.config.port;
-                packet.body = Body::Tunnel { index: path.send_index, inner, flow: id, end, acknowledgement };
+                packet.body = Body::Tunnel { index: path.send_index, inner, flow: id, end, acknowledgement, chain };
                 packet.transport = Transport::Udp;
                 packet.destination = path.remote;
                 let source = path.source.or_else(|| of.routes().source_for(path.remote.ip()));
@@ -350,7 +350,13 @@ impl World {
                 }
                 self.arrive(network, host, own, packet, (*flow, *end, *acknowledgement), carried);
             }
-            Body::Tunnel { index, inner, flow, end, acknowledgement } => {
+            Body::Tunnel { index, inner, flow, end, acknowledgement, chain } => {
+                let of = &mut self.hosts[host.0];
+                if let (Some(chain), true) = (chain, of.node.is_some())
+                    && let Err(what) = of.plane.take_in_chain(*index, *chain)
+                {
+                    self.ledger.violation(Kind::Chain, self.now, format!("{host:?}: {what}: {packet}"));
+                }
                 if self.is_hostile(host) && self.can_open(*index) {
                     self.judge(host, packet, (*flow, *end), true);
                 }

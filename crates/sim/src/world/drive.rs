@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_protocol::{
-    AddressOp, BindingOp, Event, FlowEntry, FlowOp, LocalEnd, Node, Op, OpDone, OpFailed, OpId, Output, Routes,
-    SavedPeer, SocketNumbers, StoreOp, Transmit, TunnelOp,
+    AddressOp, BindingOp, ChainOp, Event, FlowEntry, FlowOp, LocalEnd, Node, Op, OpDone, OpFailed, OpId, Output,
+    Routes, SavedPeer, SocketNumbers, StoreOp, Transmit, TunnelOp,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -278,6 +278,7 @@ impl World {
                 }
                 self.act_on_move(host, op, fails)
             }
+            Op::Tunnel(TunnelOp::Chain(op)) => self.act_on_chain(host, &op, fails),
             op => self.act_on_kernel(host, &op, fails).map(|()| OpDone::Done),
         };
         let now = self.now;
@@ -304,6 +305,22 @@ impl World {
             self.stir(host, op);
         }
         result
+    }
+
+    fn act_on_chain(&mut self, host: HostId, op: &ChainOp, fails: bool) -> Result<OpDone, OpFailed> {
+        self.trace(|w| format!("{} does {op:?}{}", w.hosts[host.0].name, if fails { ", in vain" } else { "" }));
+        // What makes nothing cannot fail.
+        if fails && matches!(op, ChainOp::Set { .. } | ChainOp::SetParameters { .. }) {
+            return Err(OpFailed { refusal: None, sentence: "it fails on purpose".to_owned() });
+        }
+        let of = &mut self.hosts[host.0];
+        match of.plane.chains.carry_out(&of.transforms, op, self.ops) {
+            Ok(done) => Ok(done),
+            Err(what) => {
+                self.ledger.violation(Kind::Chain, self.now, format!("{host:?}: {what}"));
+                Ok(OpDone::Done)
+            }
+        }
     }
 
     fn come_to_rest(&mut self, host: HostId) {

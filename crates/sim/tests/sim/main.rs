@@ -3,6 +3,7 @@
 
 mod absence;
 mod adversary;
+mod chains;
 mod chance;
 mod common;
 mod community;

@@ -9,7 +9,10 @@
 
 use std::time::{Duration, Instant};
 
-use whimbrel_transform::{Batch, Direction, DropReason, Packets, ParameterError, Transform};
+use whimbrel_transform::{
+    Batch, Direction, DropReason, Kind, Packets, ParameterError, ParameterKind, Registry, Transform,
+};
+use whimbrel_wire::TransformId;
 
 const ONE: u8 = 1;
 const TWO: u8 = 2;
@@ -19,6 +22,20 @@ const OVERHEAD: usize = 3;
 const DELAY: &str = "delay_us";
 const DELAY_MOST: u64 = 1_000_000;
 const LONGEST: &str = "longest";
+
+/// As ends of a session call it.
+pub(crate) const PAIRS: TransformId = TransformId(0xff01);
+/// What the pairs are known as to those who agree on them.
+pub(crate) const REGISTRY: Registry = Registry(&[Kind {
+    id: PAIRS,
+    name: "pairs",
+    versions: 1..=2,
+    parameters: &[
+        ParameterKind { number: 1, name: DELAY, range: 0..=DELAY_MOST, default: 20_000 },
+        ParameterKind { number: 2, name: LONGEST, range: 0..=65_000, default: 65_000 },
+    ],
+    make: |_| Box::new(Pairs::new(Duration::ZERO)),
+}]);
 
 pub(crate) struct Pairs {
     /// How long a packet waits for another at the most.

@@ -1,19 +1,16 @@
 //! Chains of transforms between two hosts.
 
-#[path = "../../../transform/tests/support/pairs.rs"]
-mod pairs;
-
 use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::num::NonZeroU8;
 use std::time::Duration;
 
-use pairs::Pairs;
 use whimbrel_transform::{Chain, Direction, DropReason, StageCounters, Traffic};
 use whimbrel_tunnel::{Counter, PathError};
 use whimbrel_wire::Transport;
 
 use super::hosts::{self, Host, Inner, Outer, PEER, Pair, is_root};
+use super::pairs::Pairs;
 use super::{PATIENCE, exchange_tcp, until};
 
 const NUMBER: NonZeroU8 = NonZeroU8::MIN;
@@ -172,6 +169,48 @@ fn what_comes_through_a_chain_is_checked_like_all_else() {
         (dropped.unwrap().of(DropReason::Malformed) == 1).then_some(())
     };
     until("the transform drops it", malformed);
+}
+
+/// P-18
+#[test]
+fn what_is_allowed_and_what_waits_go_along_when_another_chain_is_taken() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new(Inner::V4, Outer::V4, true, 1500);
+    for host in [&pair.a, &pair.b] {
+        host.tunnel.set_chain(PEER, NUMBER, chain(NEVER));
+    }
+    let names = pair.flow(Transport::Udp);
+    let a = pair.a.enter(|| UdpSocket::bind(names.a.local).unwrap());
+    let b = pair.b.enter(|| UdpSocket::bind(names.b.local).unwrap());
+    b.set_read_timeout(Some(PATIENCE)).unwrap();
+    let count = |counter| pair.a.tunnel.counters().get(counter);
+    let send = |byte, counter| {
+        let before = count(counter);
+        a.send_to(&[byte; 100], names.a.remote).unwrap();
+        until(&format!("{counter:?} to rise"), || (count(counter) > before).then_some(()));
+    };
+    let receive = || {
+        let mut buffer = [0; 200];
+        let len = until("a packet", || b.recv(&mut buffer).ok());
+        (len, buffer[0])
+    };
+    // Two datagrams of 162 bytes, or 163 with what the chain adds, and not three.
+    pair.a.set_path(|path| path.allowance = Some(330));
+    send(1, Counter::PacketsSent);
+    pair.a.tunnel.send_through(PEER, Some(NUMBER)).unwrap();
+    send(2, Counter::PacketsSent);
+    pair.a.tunnel.send_through(PEER, None).unwrap();
+    send(3, Counter::Unconfirmed);
+    pair.a.tunnel.send_through(PEER, Some(NUMBER)).unwrap();
+    assert_eq!([receive(), receive()], [(100, 1), (100, 2)]);
+    let before = count(Counter::PacketsSent);
+    pair.a.set_path(|path| (path.allowance, path.chain) = (None, Some(NUMBER)));
+    assert_eq!((count(Counter::PacketsSent), receive()), (before + 1, (100, 3)));
+    let unknown = NonZeroU8::MAX;
+    let refused = pair.a.tunnel.send_through(PEER, Some(unknown));
+    assert_eq!(refused, Err(PathError::UnknownChain { peer: PEER, number: unknown }));
 }
 
 #[test]

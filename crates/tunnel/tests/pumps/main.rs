@@ -1,8 +1,11 @@
 //! Two tunnels between two network namespaces, with real sockets on both ends. The two ends know each flow under
 //! different addresses and ports. Needs root; without it the tests say that they skip.
 
+mod agreed;
 mod chains;
 mod hosts;
+#[path = "../../../transform/tests/support/pairs.rs"]
+mod pairs;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};

@@ -211,7 +211,7 @@ impl Lessor {
                 }
                 moved.map(|far| Ok(terms_of(far)))
             }
-            (Ok(OpDone::Done | OpDone::Dumped(_)), _) => {
+            (Ok(OpDone::Done | OpDone::Dumped(_) | OpDone::ChainRefused { .. }), _) => {
                 self.leases.remove(&name);
                 None
             }

@@ -16,7 +16,8 @@ impl SessionLayer {
             capabilities = capabilities | Capabilities::REWRITE;
         }
         if base.config().carriers.tunnel {
-            capabilities = capabilities | Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN;
+            let tunnel = Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN | Capabilities::TRANSFORMS;
+            capabilities = capabilities | tunnel;
         }
         if base.config().prefer_aes {
             capabilities = capabilities | Capabilities::TUNNEL_AES;
