@@ -4,17 +4,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::message::StandInStatus;
 
 use crate::Time;
 use crate::base::attachments::Routes;
 use crate::base::op::{FlowEntry, PeerId, SavedCommunity};
 use crate::flow::policy::Ruling;
 use crate::node::Node;
+use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
 use crate::role::rendezvous::client::RendezvousView;
 use crate::session::contact::Standing;
-
-use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
-use whimbrel_wire::message::StandInStatus;
 
 impl Node {
     /// This host goes away: its peers are told, and its flows wait. [`Node::leaving_peers`] tells how many have not answered

@@ -91,7 +91,7 @@ pub(crate) trait Around {
 #[derive(Clone, Copy)]
 pub(crate) struct At<'a> {
     pub(crate) now: Time,
-    pub(crate) around: &'a dyn Around,
+    around: &'a dyn Around,
 }
 
 /// What has a deadline.
