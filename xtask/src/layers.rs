@@ -107,9 +107,10 @@ impl<'a> Part<'a> {
         Some(Self { height: *height, name })
     }
 
-    /// Whether this part may use the other.
+    /// Whether this part may use the other. What all roles have in common is each one's.
     fn may_use(self, other: Self) -> bool {
-        self.name == other.name || self.height > other.height
+        let is_inside = self.name.strip_prefix(other.name).is_some_and(|rest| rest.starts_with('/'));
+        self.name == other.name || is_inside || self.height > other.height
     }
 }
 
@@ -386,7 +387,7 @@ mod tests {
             ("session", "use crate::Time;"),
             ("path/link", "use crate::flow::table::Table;"),
             ("flow/table", "fn f() { let a = crate::session::Session::new(); }"),
-            ("role/gateway", "use crate::role::anchor::Lease;"),
+            ("role/gateway", "use crate::role::anchor::Lease; use crate::role::Role;"),
             ("role/anchor", "use crate::{flow, base::{time::Time}};"),
             ("node", "use crate::role::anchor::Lease;"),
         ];

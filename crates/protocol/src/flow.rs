@@ -88,7 +88,7 @@ pub(crate) enum Stage {
 /// stage is meanwhile stays: anybody with a session may begin one, and only the peer that sits on the flow ends it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Responding {
-    pub(crate) introducer_nonce: u64,
+    introducer_nonce: u64,
     /// Ours.
     pub(crate) nonce: u64,
     pub(crate) begun: Time,

@@ -5,7 +5,7 @@
 //! failures and its roll-back testable without a kernel.
 //!
 //! ```text
-//! node.rs   the front desk: decodes, passes on to the owner, keeps the timers, is polled
+//! node/     the front desk: decodes, passes on to the owner, is polled
 //! role/     rendezvous · community · relocation · anchor · gateway: what a host does for others, and they for it
 //! binding/  where a peer's flows go: hand-off, carrier, absence, what is wanted of the kernel
 //! path/     endpoints that are not confirmed, addresses that several hosts share
@@ -14,7 +14,8 @@
 //! base/     time, timers, randomness; what is asked of the caller, and what it is told
 //! ```
 //!
-//! Calls go down, facts go up as values; no role knows another (decision 0043).
+//! Each layer has the one below it as a field. Calls go down, facts go up as values; no role knows another (decisions 0043
+//! and 0051).
 #![forbid(unsafe_code)]
 
 #[macro_use]

@@ -43,6 +43,7 @@ impl BindingLayer {
         base.ask(StoreOp::SaveSuspended(true), Asked::Effect("saving that this host is suspended"));
         self.part(now, base);
     }
+
     /// See [`Node::restore_suspended`](crate::Node::restore_suspended).
     pub(crate) fn restore_suspended(&mut self, now: Time, base: &mut Base) {
         base.set_suspended(true);
@@ -84,6 +85,7 @@ impl BindingLayer {
         self.park(id, base);
         self.hold(now, id, base);
     }
+
     /// See [`Node::leaving_peers`](crate::Node::leaving_peers).
     pub(crate) fn leaving_peers(&self) -> usize {
         let parting = |peer: &BoundRef<'_>| peer.binding.update.as_ref().is_some_and(|update| update.absent);
@@ -99,6 +101,7 @@ impl BindingLayer {
             self.part_from(now, id, base);
         }
     }
+
     /// See [`Node::is_suspended`](crate::Node::is_suspended).
     pub(crate) fn is_suspended(&self, base: &Base) -> bool {
         base.is_suspended()
@@ -237,7 +240,7 @@ impl BindingLayer {
         }
     }
 
-    /// As [`Node::note_life`], told in the session of this index of ours. One that another has taken the place of may be the
+    /// As [`BindingLayer::note_life`], told in the session of this index of ours. One that another has taken the place of may be the
     /// session of a life before.
     pub(crate) fn note_life_in_session(&mut self, now: Time, id: PeerId, index: u32, life: u64, base: &mut Base) {
         let session = self.flow.path.session.peers.get_mut(&id).and_then(|peer| peer.session());

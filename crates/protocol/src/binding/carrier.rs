@@ -130,6 +130,7 @@ impl BindingLayer {
             self.probe_carrier(now, id, base);
         }
     }
+
     /// See [`Node::handle_wire_port_taken`](crate::Node::handle_wire_port_taken).
     pub(crate) fn handle_wire_port_taken(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let tunnel = base.config().carriers.tunnel;

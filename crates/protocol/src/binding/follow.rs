@@ -218,6 +218,6 @@ impl BindingLayer {
 /// A binding update, as it stood in the message.
 pub(crate) struct Update {
     pub(crate) sequence: u32,
-    pub(crate) flags: UpdateFlags,
+    pub(super) flags: UpdateFlags,
     pub(crate) claimed: SocketAddr,
 }

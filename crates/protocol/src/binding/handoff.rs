@@ -48,9 +48,9 @@ const UPDATES_TO_A_FAMILY: u32 = 6;
 pub(crate) struct Acknowledgement {
     pub(crate) sequence: u32,
     pub(crate) status: BindingStatus,
-    pub(crate) flags: UpdateFlags,
+    pub(super) flags: UpdateFlags,
     pub(crate) newest: u32,
-    pub(crate) place: u32,
+    pub(super) place: u32,
     pub(crate) observed: SocketAddr,
 }
 
@@ -68,6 +68,7 @@ impl BindingLayer {
         }
         self.refresh_sets(base);
     }
+
     /// See [`Node::hand_off_towards`](crate::Node::hand_off_towards).
     pub(crate) fn hand_off_towards(
         &mut self,
@@ -200,7 +201,7 @@ impl BindingLayer {
         self.put_binding_in_force(now, id, base);
     }
 
-    /// As [`Node::hold`], but what flows send meanwhile waits before the tunnel for the acknowledgement and is sent then: TCP
+    /// As [`BindingLayer::hold`], but what flows send meanwhile waits before the tunnel for the acknowledgement and is sent then: TCP
     /// would send a short segment that was swallowed again only when its timer runs out.
     fn hold_back(&mut self, now: Time, id: PeerId, base: &mut Base) {
         self.hold_as(now, id, Carrier::Tunnel, base);
@@ -254,6 +255,7 @@ impl BindingLayer {
         self.put_binding_in_force(now, id, base);
         self.ask_natively(id, base);
     }
+
     /// See [`Node::handle_heard_natively`](crate::Node::handle_heard_natively).
     pub(crate) fn handle_heard_natively(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
         let Some(entry) = self.flow.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };

@@ -27,12 +27,12 @@ const PLACES_REMEMBERED: usize = 8;
 pub(crate) struct CarrierProbe {
     /// Nonce and tuple of the outstanding one.
     pub(crate) nonce: u64,
-    pub(crate) wire: Option<FlowTuple>,
+    pub(super) wire: Option<FlowTuple>,
     pub(crate) tries: u32,
     /// The peer saw ours.
-    pub(crate) forward: bool,
+    pub(super) forward: bool,
     /// We are the end that moved last, so that we probe first.
-    pub(crate) leading: bool,
+    pub(super) leading: bool,
 }
 
 /// Where a peer's flows go.
@@ -42,39 +42,39 @@ pub(crate) struct BoundPeer {
     pub(crate) carrier: Carrier,
     pub(crate) former: Vec<(IpAddr, IpAddr)>,
     pub(crate) update: Option<PendingUpdate>,
-    pub(crate) probe: CarrierProbe,
+    pub(super) probe: CarrierProbe,
     /// The op that is to put the newest binding in force, until that is done.
-    pub(crate) binding_asked: Option<OpId>,
+    pub(super) binding_asked: Option<OpId>,
     /// A probe of the peer's that is answered then: its tuple on the wire and its nonce.
-    pub(crate) probed_early: Option<(FlowTuple, u64)>,
-    pub(crate) known_places: Vec<KnownPlace>,
+    pub(super) probed_early: Option<(FlowTuple, u64)>,
+    pub(super) known_places: Vec<KnownPlace>,
     /// Our addresses at places of ours that flows are at home at.
-    pub(crate) own_places: BTreeMap<u32, IpAddr>,
-    pub(crate) peer_refuses_rewrite: bool,
+    pub(super) own_places: BTreeMap<u32, IpAddr>,
+    pub(super) peer_refuses_rewrite: bool,
     /// The peer may not know where we are: it is told when there is a session.
-    pub(crate) unannounced: bool,
+    pub(super) unannounced: bool,
     /// Its last move has broken nothing (P-38): what is under way need not be sent again.
-    pub(crate) unbroken: bool,
+    pub(super) unbroken: bool,
     /// The pair of locators, ours and its own, that rewritten packets are accepted between as this peer's.
-    pub(crate) pair: Option<(IpAddr, IpAddr)>,
+    pub(super) pair: Option<(IpAddr, IpAddr)>,
     /// Held flows that are heard under their own names after all are to be told (P-39).
-    pub(crate) listens: bool,
+    pub(super) listens: bool,
     /// The life of its sockets, as it said last; 0: it said nothing (P-47).
     pub(crate) life: u64,
     /// When the session began that it was told in.
-    pub(crate) life_since: Time,
+    pub(super) life_since: Time,
     /// What names its memory of flows of hosts behind it, as it said last, and when the session began that it was told in (P-123).
     pub(crate) memory: u64,
-    pub(crate) memory_since: Time,
+    pub(super) memory_since: Time,
     /// Places of the peer's that it was seen to be at, by their numbers, and when it left them: those of the last minute (P-104).
-    pub(crate) left_places: BTreeMap<u32, Time>,
+    pub(super) left_places: BTreeMap<u32, Time>,
     /// It never answered the word that this host goes away.
     pub(crate) unheard: bool,
     /// The sockets of its flows are kept from giving up (P-46).
-    pub(crate) parked: bool,
+    pub(super) parked: bool,
     /// Its flows go by the tunnel as long as both ends are where they are: their own packets do not pass (P-49), or a program of this
     /// host would get them (P-160).
-    pub(crate) only_tunnel: bool,
+    pub(super) only_tunnel: bool,
 }
 
 impl BoundPeer {

@@ -16,7 +16,7 @@ pub(crate) struct PendingUpdate {
     /// The path before is gone, and with it what was under way.
     pub(crate) lost: bool,
     /// No flow is at home where we are (P-33).
-    pub(crate) uprooted: bool,
+    pub(super) uprooted: bool,
     /// Flows wait for the answer. Else it only tells a peer that may have forgotten it where we are.
     pub(crate) held: bool,
     /// It was given another sequence number already, since the peer knew of a newer one.
@@ -26,11 +26,11 @@ pub(crate) struct PendingUpdate {
     /// The one of these that has answered its challenge.
     pub(crate) proven: Option<SocketAddr>,
     /// What carries the flows until the answer is there.
-    pub(crate) meanwhile: Option<Meanwhile>,
+    pub(super) meanwhile: Option<Meanwhile>,
     /// It says that we go away (P-44).
     pub(crate) absent: bool,
     /// It said from the start that flows go by the tunnel alone.
-    pub(crate) only_tunnel: bool,
+    pub(super) only_tunnel: bool,
 }
 
 /// The path that is being left and still works: make before break (P-38).

@@ -147,6 +147,7 @@ impl FlowLayer {
             base.set_timer_earlier(Timer::Introductions(id), now);
         }
     }
+
     /// See [`Node::note_user`](crate::Node::note_user).
     pub(crate) fn note_user(&mut self, flow: &FlowTuple, user: u32) {
         if let Some(known) = self.flows.get_mut(flow).filter(|known| !known.closed) {

@@ -31,6 +31,7 @@ impl FlowLayer {
         }
         self.flows.open(now, flow, accepted);
     }
+
     /// See [`Node::handle_flow_closed`](crate::Node::handle_flow_closed).
     pub(crate) fn handle_flow_closed(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
         let Some(known) = self.flows.get(&flow).filter(|known| !known.closed) else { return };
@@ -91,6 +92,7 @@ impl FlowLayer {
             base.set_timer_earlier(Timer::Closed(id), now + CLOSED_PAUSE);
         }
     }
+
     /// See [`Node::has_flow`](crate::Node::has_flow).
     pub(crate) fn has_flow(&self, flow: &FlowTuple) -> bool {
         self.flows.get(flow).is_some_and(|known| !known.closed)

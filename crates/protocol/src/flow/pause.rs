@@ -149,6 +149,7 @@ impl FlowLayer {
             self.note_word(id, name, wait, base);
         }
     }
+
     /// See [`Node::waiting_flows`](crate::Node::waiting_flows).
     pub(crate) fn waiting_flows(&self) -> Vec<FlowTuple> {
         let waits = self.flows.iter().filter(|(_, known)| known.entry().is_some_and(|entry| entry.waits.here));

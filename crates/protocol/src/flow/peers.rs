@@ -27,19 +27,19 @@ pub(crate) struct Introductions {
     /// looked at in every step.
     pub(crate) begun: BTreeSet<FlowTuple>,
     /// Tag of the request.
-    pub(crate) tag: u32,
-    pub(crate) request_tries: u32,
+    pub(super) tag: u32,
+    pub(super) request_tries: u32,
     /// The peer looks for introductions until then.
-    pub(crate) ready_until: Option<Time>,
+    pub(super) ready_until: Option<Time>,
     /// We look for the peer's until then.
     pub(crate) listen_until: Option<Time>,
     /// The peer's, of which each flow has one at the most: nobody else's can displace it.
     pub(crate) responding: BTreeMap<FlowTuple, Responding>,
     /// Datagram sockets of the peer's that cannot be moved, and until when that is believed.
-    pub(crate) refused: BTreeMap<SocketAddr, Time>,
+    pub(super) refused: BTreeMap<SocketAddr, Time>,
     /// Flows that ended here by their introducers' nonces, and how often the peer was told.
     pub(crate) closed: Vec<(u64, u32)>,
-    pub(crate) pairings: Pairings,
+    pub(super) pairings: Pairings,
 }
 
 /// A peer that is away.

@@ -60,10 +60,12 @@ impl FlowLayer {
     pub(crate) fn await_rulings(&mut self, awaited: bool) {
         self.flows.await_rulings(awaited);
     }
+
     /// See [`Node::awaits_ruling`](crate::Node::awaits_ruling).
     pub(crate) fn awaits_ruling(&self, flow: &FlowTuple) -> bool {
         self.flows.get(flow).is_some_and(|known| !known.closed && known.ruling.is_none())
     }
+
     /// See [`Node::handle_ruling`](crate::Node::handle_ruling).
     pub(crate) fn handle_ruling(&mut self, now: Time, flow: FlowTuple, ruling: Ruling) {
         let Some(known) = self.flows.get_mut(&flow).filter(|known| known.ruling.is_none()) else { return };

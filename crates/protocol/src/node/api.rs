@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_handshake::PublicKey;
+use whimbrel_wire::message::StandInStatus;
 use whimbrel_wire::{ChainSpec, FlowTuple};
 
 use crate::Time;
@@ -11,11 +12,9 @@ use crate::base::op::{FlowEntry, PeerId, SavedCommunity};
 use crate::binding::chain::{ChainTooLong, ChainView};
 use crate::flow::policy::Ruling;
 use crate::node::Node;
+use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
 use crate::role::rendezvous::client::RendezvousView;
 use crate::session::contact::Standing;
-
-use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
-use whimbrel_wire::message::StandInStatus;
 
 impl Node {
     /// Leads what goes to and comes from a peer in the tunnel through these transforms, once it has agreed; `None`: through

@@ -44,7 +44,7 @@ impl PathLayer {
         }
     }
 
-    /// As [`Node::send_to`], filled up to 1200 bytes of messages, so that the answer has room (P-18).
+    /// As [`PathLayer::send_to`], filled up to 1200 bytes of messages, so that the answer has room (P-18).
     pub(crate) fn send_padded(
         &mut self,
         id: PeerId,

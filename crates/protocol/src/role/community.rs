@@ -178,12 +178,14 @@ impl Community {
     pub(crate) fn is_in_community(&self, host: &PublicKey, base: &Base) -> bool {
         self.own(&base.public_key()).is_some_and(|roster| roster.has(host))
     }
+
     /// See [`Node::name_of_member`](crate::Node::name_of_member).
     pub(crate) fn name_of_member(&self, host: &PublicKey, base: &Base) -> Option<&str> {
         let roster = self.own(&base.public_key())?;
         let name = roster.about(host).filter(|_| roster.has(host))?.name.as_str();
         (!roster.is_another_called(name, host)).then_some(name)
     }
+
     /// See [`Node::restore_community`](crate::Node::restore_community).
     pub(crate) fn restore_community(
         &mut self,
@@ -204,6 +206,7 @@ impl Community {
         self.tell_everybody(now, low, base);
         Ok(())
     }
+
     /// See [`Node::found_community`](crate::Node::found_community).
     pub(crate) fn found_community(
         &mut self,
@@ -224,6 +227,7 @@ impl Community {
         self.tell_everybody(now, low, base);
         Ok(())
     }
+
     /// See [`Node::invite`](crate::Node::invite).
     pub(crate) fn invite(
         &mut self,
@@ -234,6 +238,7 @@ impl Community {
         self.steward(base)?;
         self.open_offer(now, Offered::Membership { steward }, base)
     }
+
     /// See [`Node::offer_connection`](crate::Node::offer_connection).
     pub(crate) fn offer_connection(
         &mut self,
@@ -284,6 +289,7 @@ impl Community {
         self.schedule_community(now, base);
         offered
     }
+
     /// See [`Node::revoke`](crate::Node::revoke).
     pub(crate) fn revoke(
         &mut self,
@@ -307,6 +313,7 @@ impl Community {
         self.tell_everybody(now, low, base);
         Ok(())
     }
+
     /// See [`Node::leave_community`](crate::Node::leave_community).
     pub(crate) fn leave_community(
         &mut self,
@@ -321,6 +328,7 @@ impl Community {
         self.tell_everybody(now, low, base);
         Ok(())
     }
+
     /// See [`Node::community`](crate::Node::community).
     pub(crate) fn community(&self, now: Time, low: &BindingLayer, base: &Base) -> CommunityView {
         let me = base.public_key();

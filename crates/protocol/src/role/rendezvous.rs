@@ -22,9 +22,9 @@ pub(crate) mod server;
 /// Meeting by way of third hosts: those that serve this one, those that this one serves, and whom it stands in for.
 #[derive(Default)]
 pub(crate) struct RendezvousRole {
-    pub(crate) client: Rendezvous,
-    pub(crate) meetings: Meetings,
-    pub(crate) stand_ins: StandIns,
+    client: Rendezvous,
+    meetings: Meetings,
+    stand_ins: StandIns,
 }
 
 impl Role for RendezvousRole {

@@ -221,6 +221,7 @@ impl SessionLayer {
             && !base.attachments().is_behind(address)
             && (!pinned || self.contacts.known_keys.contains_key(&address))
     }
+
     /// See [`Node::standing`](crate::Node::standing).
     pub(crate) fn standing(&self, address: IpAddr, base: &Base) -> Standing {
         match self.contacts.addresses.get(&address) {

@@ -26,7 +26,7 @@ pub(crate) struct SessionSlot {
     /// When its handshake began here.
     pub(crate) begun: Time,
     /// Where the peer asked for it, and at which of our addresses. That it knows the keys will show that it is there.
-    pub(crate) origin: Option<Met>,
+    pub(super) origin: Option<Met>,
     /// The peer's life, as its hello says (P-47).
     pub(crate) life: u64,
     /// Whether the tunnel seals with AES.
@@ -79,10 +79,10 @@ pub(crate) struct Peer {
     pub(crate) answers_at: BTreeSet<IpAddr>,
     pub(crate) last_heard: Time,
     /// Timestamp of the newest IK initiation accepted (P-9).
-    pub(crate) newest_initiation: u64,
-    pub(crate) reach_tries: u32,
+    pub(super) newest_initiation: u64,
+    pub(super) reach_tries: u32,
     /// Handshakes begun since a session was confirmed.
-    pub(crate) handshakes: u32,
+    pub(super) handshakes: u32,
     /// It was taken over from a daemon before this one, and where we are was not looked at since.
     pub(crate) restored: bool,
     /// It has not shown since then that it is where it said.

@@ -241,6 +241,7 @@ impl ReferralRole {
             low.flow.path.session.ask_vouched(now, key, base);
         }
     }
+
     /// See [`Node::seek_far_end`](crate::Node::seek_far_end).
     pub(crate) fn seek_far_end(&mut self, now: Time, flow: FlowTuple, low: &mut BindingLayer, base: &mut Base) {
         if low.flow.passed_on(&flow).is_some() {
@@ -300,6 +301,7 @@ impl ReferralRole {
     fn save_left(&mut self, flow: FlowTuple, former: Option<FlowEntry>, base: &mut Base) {
         base.ask(StoreOp::SaveLeft { flow, former }, Asked::Effect("keeping who has passed a flow on"));
     }
+
     /// See [`Node::restore_left`](crate::Node::restore_left).
     pub(crate) fn restore_left(
         &mut self,

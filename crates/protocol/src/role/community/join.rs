@@ -146,6 +146,7 @@ impl Community {
         self.check_joinable(name, base)?;
         self.use_code(now, code, JoinPurpose::Membership, hosts, name, low, base)
     }
+
     /// See [`Node::accept_connection`](crate::Node::accept_connection).
     pub(crate) fn accept_connection(
         &mut self,

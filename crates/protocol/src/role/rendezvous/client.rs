@@ -496,6 +496,7 @@ impl RendezvousRole {
         let serves = |(_, registrar): &(&PeerId, &Registrar)| registrar.standing != RegistrationStanding::Refused;
         self.client.registrars.iter().filter(serves).map(|(id, _)| *id).collect()
     }
+
     /// See [`Node::rendezvous`](crate::Node::rendezvous).
     pub(crate) fn rendezvous(&self, low: &BindingLayer, base: &Base) -> Vec<RendezvousView> {
         let standing = |address: &IpAddr| {

@@ -253,6 +253,7 @@ impl RendezvousRole {
             base.ask(AddressOp::StandIn { addresses }, Asked::Effect("standing in for hosts that have left"));
         }
     }
+
     /// See [`Node::handle_intercepted`](crate::Node::handle_intercepted).
     pub(crate) fn handle_intercepted(
         &mut self,
@@ -274,6 +275,7 @@ impl RendezvousRole {
             base.drop_datagram();
         }
     }
+
     /// See [`Node::stand_aside`](crate::Node::stand_aside).
     pub(crate) fn stand_aside(
         &mut self,
@@ -298,6 +300,7 @@ impl RendezvousRole {
         self.stand_ins.stands.retain(|_, whose| *whose != id);
         self.stand(&before, base);
     }
+
     /// See [`Node::stands_in_for`](crate::Node::stands_in_for).
     pub(crate) fn stands_in_for(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.stand_ins.stands.keys().copied()

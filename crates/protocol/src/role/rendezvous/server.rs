@@ -289,6 +289,7 @@ impl RendezvousRole {
         low.flow.path.session.contacts.pins.pin(Pin::Registered, key, false);
         self.meetings.forget(id);
     }
+
     /// See [`Node::meetings`](crate::Node::meetings).
     pub(crate) fn meetings(&self) -> (usize, usize) {
         let pairs = self.meetings.tags.values().filter(|hosts| hosts.len() == HOSTS_OF_A_TAG).count();

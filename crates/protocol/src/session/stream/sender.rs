@@ -64,7 +64,7 @@ pub(crate) struct Sender {
     /// The receiver is to be asked how it stands at once.
     asks: bool,
     /// Whether the receiver is asked from time to time while nothing is under way: an answer is awaited.
-    pub(crate) awaits: bool,
+    pub(in crate::session) awaits: bool,
     credit: u64,
     credited: Time,
 }
