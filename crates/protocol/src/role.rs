@@ -24,7 +24,6 @@ pub(crate) trait Role {
     fn takes(message: &Message) -> bool;
 
     /// A peer has said something that the role [takes](Role::takes). `answers`: what goes back to where it came from.
-    #[expect(clippy::too_many_arguments, reason = "what came, and what stands below")]
     fn handle_message(
         &mut self,
         now: Time,

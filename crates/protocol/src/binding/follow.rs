@@ -127,7 +127,6 @@ impl BindingLayer {
     }
 
     /// A peer is elsewhere. `lost`: what was under way to its former place is lost; `returned`: it was away.
-    #[expect(clippy::too_many_arguments, reason = "what an update says, and how it came")]
     fn follow_peer(
         &mut self,
         now: Time,

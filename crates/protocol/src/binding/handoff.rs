@@ -96,7 +96,7 @@ impl BindingLayer {
         }
         let Some(peer) = bound!(self, &id) else { return };
         let by_hand = forced.map(|to| to.and_then(|to| base.attachments().get(&to)));
-        let preferred = by_hand.unwrap_or(peer.preferred).filter(|a| base.attachments().is_current(&a));
+        let preferred = by_hand.unwrap_or(peer.preferred).filter(|a| base.attachments().is_current(a));
         let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
         // P-53; else by the first.
         let mut ways = self.ways_to(id, &peer, wanted, routes, base);
@@ -398,7 +398,7 @@ impl BindingLayer {
         let Some(update) = peer.binding.update.as_ref() else { return };
         let strayed = peer.source.is_some_and(|source| source.is_ipv4() != peer.remote.is_ipv4());
         let due = strayed && update.tries >= UPDATES_TO_A_FAMILY;
-        let other = peer.otherwise.filter(|other| base.attachments().is_current(&other));
+        let other = peer.otherwise.filter(|other| base.attachments().is_current(other));
         let (Some(other), true) = (other, due && update.held && !update.absent && update.meanwhile.is_none()) else {
             return;
         };

@@ -30,7 +30,6 @@ const REBOUND_PAUSE: Duration = Duration::from_millis(500);
 impl BindingLayer {
     /// Has a flow whose far end this host holds be one with the host of its name. `None`: the result comes with that of an op.
     /// `hidden`: the far end is not to learn where its socket is.
-    #[expect(clippy::too_many_arguments, reason = "what was written of the flow, and what stands below")]
     pub(crate) fn lead_flow(
         &mut self,
         now: Time,
@@ -100,7 +99,6 @@ impl BindingLayer {
     }
 
     /// Has a flow whose socket was moved here be one with its holder. `None`: the result comes with that of an op.
-    #[expect(clippy::too_many_arguments, reason = "what was written of the flow, and what stands below")]
     pub(crate) fn adopt_flow(
         &mut self,
         now: Time,

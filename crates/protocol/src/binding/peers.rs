@@ -453,7 +453,7 @@ where
 
     /// Remembers which address of ours the place in force is at, and forgets where no flow is at home.
     pub(crate) fn note_own_place(&mut self) {
-        let Bound { peer, flow, binding } = self;
+        let Self { peer, flow, binding } = self;
         let (here, source) = (flow.places.local, peer.source);
         binding.own_places.extend(source.filter(|_| here != NOWHERE).map(|source| (here, source)));
         let homes = &flow.homes;

@@ -83,6 +83,7 @@ enum Fate {
 
 /// What is to be done for a process that comes.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "each is carried out at once, and none is kept")]
 pub enum ArrivalStep {
     /// An op is answered.
     Answer(OpId, Answer),
