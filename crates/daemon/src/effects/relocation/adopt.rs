@@ -9,6 +9,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::frozen::Frozen;
 use whimbrel_kernel::{endpoint, whole};
+use whimbrel_protocol::process::Place;
 use whimbrel_protocol::{
     FlowEntry, Found, LocalEnd, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy, Time,
 };
@@ -96,13 +97,17 @@ impl Effects {
         let leases = leases.into_iter().map(|(saved, _)| saved).collect();
         let donations = moves.donations.values().map(|saved| (saved.clone(), self.find_given(now, saved))).collect();
         self.let_halted_run();
-        self.wholes.let_undecided_go_on();
+        self.let_undecided_go_on(now);
         if let Err(error) = self.make_ready(now) {
             tracing::warn!(%error, "what comes for sockets at rest may be lost");
         }
         let found = |saved: &SavedAcceptance, this: &mut Self| {
             this.find_place(saved);
-            this.find_taken_of_whole(saved).unwrap_or_else(|| match this.socket_of(&saved.request.tuple) {
+            let first_saved = |load| {
+                let places = moves.acceptances.values().filter_map(|of| Place::of(&of.request.receiver));
+                places.into_iter().any(|place| place.load == load && place.index == 0)
+            };
+            this.find_taken_of_whole(saved, first_saved).unwrap_or_else(|| match this.socket_of(&saved.request.tuple) {
                 Ok(Some(_)) => Found::Awake,
                 // What was rebuilt and not handed on went with that daemon.
                 _ => Found::Gone,

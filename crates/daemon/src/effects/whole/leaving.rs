@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
+use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::whole::{self, Seen, Whole};
-use whimbrel_protocol::{Found, MoveName, OpDone, OpId, PeerId, Refusal, SavedDonation, Time};
+use whimbrel_protocol::process::{Departure, DepartureStep, Outcome};
+use whimbrel_protocol::{Found, MoveEvent, MoveName, MoveOp, OpDone, OpId, PeerId, SavedDonation, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Answer, News, Report, Wholes, failed};
-use crate::effects::Effects;
+use super::{Answer, News, Report, Wholes};
 use crate::effects::relocation::URGENT;
+use crate::effects::{Effects, Known};
 use crate::processes::criu;
 use crate::processes::helper::{self, Criu};
 use crate::processes::load::{Manifest, archive, pack, write_queues};
@@ -42,23 +44,17 @@ pub(super) struct Leaving {
     inner: u32,
     /// As it was seen last. None: a daemon before this one has begun, and it does not go any more.
     whole: Option<Whole>,
-    /// Its connections and sockets without another end, that which decides first; none before they are to be given.
-    flows: Vec<FlowTuple>,
     /// Where new connections wait already.
     quiet: Vec<FlowTuple>,
     directory: PathBuf,
     criu: Option<Criu>,
     /// Its memory was written down once while it ran, so that what has changed since is enough.
     before: bool,
-    /// Ops that wait until all connections have come as far.
-    freezing: Vec<OpId>,
-    dumping: Vec<OpId>,
-    thawing: Vec<OpId>,
-    dumped: bool,
     stopped: Option<Instant>,
-    fate: Option<Fate>,
-    /// It does not go any more: what is still asked of it for that fails.
-    doomed: bool,
+    /// How far its connections are; it has none before they are to be given.
+    pub(super) departure: Departure,
+    /// Who has it by now.
+    to: Option<PeerId>,
 }
 
 /// What goes ahead of a process, and how it was made.
@@ -67,12 +63,6 @@ pub(super) struct Packed {
     load: Vec<u8>,
     criu: Criu,
     before: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Kept,
-    Gone,
 }
 
 /// Of a [`Leaving`], for the next daemon.
@@ -97,29 +87,20 @@ impl State {
 
 impl Leaving {
     /// One that nothing has been done with yet.
-    fn new(pids: Vec<u32>, inner: u32, flows: Vec<FlowTuple>, directory: PathBuf) -> Self {
+    fn new(pids: Vec<u32>, inner: u32, departure: Departure, directory: PathBuf) -> Self {
         Self {
             seen: pids.iter().copied().map(Seen::now).collect(),
             pids,
             inner,
             whole: None,
-            flows,
             quiet: Vec::new(),
             directory,
             criu: None,
             before: false,
-            freezing: Vec::new(),
-            dumping: Vec::new(),
-            thawing: Vec::new(),
-            dumped: false,
             stopped: None,
-            fate: None,
-            doomed: false,
+            departure,
+            to: None,
         }
-    }
-
-    fn leads(&self, flow: &FlowTuple) -> bool {
-        self.flows.first() == Some(flow)
     }
 
     fn save(&self) -> std::io::Result<()> {
@@ -127,7 +108,7 @@ impl Leaving {
         let state = State {
             pids: self.seen.iter().map(|seen| (seen.pid(), seen.started())).collect(),
             inner: self.inner,
-            flows: self.flows.iter().map(flow).collect(),
+            flows: self.departure.parts().iter().map(flow).collect(),
             locks: self.criu.as_ref().is_some_and(Criu::leaves_lock),
         };
         fs::write(self.directory.join(STATE), serde_json::to_vec(&state)?)
@@ -135,13 +116,10 @@ impl Leaving {
 }
 
 impl Wholes {
-    pub(super) fn gives(&self, flow: &FlowTuple) -> bool {
-        self.leaving.values().any(|leaving| leaving.flows.contains(flow) && leaving.fate.is_none())
-    }
-
     /// Whether processes stand still, or are about to, since they go elsewhere.
     pub(in crate::effects) fn is_leaving_any(&self) -> bool {
-        self.leaving.values().any(|leaving| leaving.fate.is_none() && !leaving.flows.is_empty())
+        let of = |departure: &Departure| !departure.is_decided() && !departure.parts().is_empty();
+        self.leaving.values().any(|leaving| of(&leaving.departure))
     }
 
     /// Whether a process is on its way already.
@@ -158,7 +136,7 @@ impl Wholes {
         let directory = self.directory.join(format!("out-{root}"));
         make(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
         let inner = whole.inner.first().copied().unwrap_or(root);
-        let leaving = Leaving::new(whole.pids.clone(), inner, Vec::new(), directory.clone());
+        let leaving = Leaving::new(whole.pids.clone(), inner, Departure::new(Vec::new()), directory.clone());
         self.leaving.insert(root, Leaving { whole: Some(whole.clone()), ..leaving });
         let subject = whole.clone();
         let mut manifest = Manifest {
@@ -205,50 +183,16 @@ impl Wholes {
         self.news.push(News::Packed { root, load });
     }
 
-    pub(super) fn note_dumped(&mut self, root: u32, images: Result<Vec<u8>, String>) {
-        let Some(leaving) = self.leaving.get_mut(&root) else { return };
-        leaving.dumped = images.is_ok();
-        let waiting = std::mem::take(&mut leaving.dumping);
-        match images {
-            Ok(images) => {
-                // The first that asked is that of the connection which decides.
-                let mut images = Some(images);
-                for id in waiting {
-                    let bytes = images.take().unwrap_or_else(|| vec![0]);
-                    self.finish(id, Ok(OpDone::Dumped(bytes)));
-                }
-            }
-            Err(why) => {
-                leaving.doomed = true;
-                self.finish_all(waiting, || Err(failed(Refusal::Unmovable, why.clone())));
-                self.news.push(News::Doomed { root, why: Some(why) });
-            }
-        }
-    }
-
-    /// Processes that were found go on whose first connection is in no move: nobody has begun to move it, or it stays. It decides for all, and so nothing else
-    /// would tell what becomes of them, whichever others are in the middle of theirs.
-    pub(in crate::effects) fn let_undecided_go_on(&mut self) {
-        let moves = |root: u32, flow: &FlowTuple| self.given.values().any(|of| *of == (root, *flow));
-        let decided =
-            |(root, leaving): &(&u32, &Leaving)| leaving.flows.first().is_some_and(|first| moves(**root, first));
-        let idle: Vec<u32> = self.leaving.iter().filter(|found| !decided(found)).map(|(root, _)| *root).collect();
-        for root in idle {
-            let Some(leaving) = self.leaving.get_mut(&root) else { continue };
-            if let Err(error) = whole::wake(&leaving.seen) {
-                tracing::warn!(%error, "process {root} is not woken");
-            }
-            leaving.fate = Some(Fate::Kept);
-            if self.given.values().all(|(of, _)| *of != root) {
-                self.forget_leaving(root);
-            }
+    /// Why a process stays, where it does.
+    pub(super) fn note_stays(&mut self, root: u32, why: Option<&String>) {
+        if let Some(why) = why {
+            self.tell(News::Stays { root, why: why.clone() });
         }
     }
 
     /// Nothing of it is under way any more.
     fn forget_leaving(&mut self, root: u32) {
         if let Some(leaving) = self.leaving.remove(&root) {
-            self.given.retain(|_, (of, _)| *of != root);
             if let Err(error) = remove(&leaving.directory) {
                 tracing::warn!(%error, "what was written down of process {root} stays");
             }
@@ -296,7 +240,7 @@ impl Effects {
     pub(crate) fn begin_leaving(&mut self, now: Time, whole: &Whole, flows: Vec<FlowTuple>) -> Result<(), String> {
         let leaving = self.wholes.leaving.get_mut(&whole.root);
         let Some(leaving) = leaving else { return Err("it was given up".to_owned()) };
-        (leaving.flows, leaving.whole) = (flows, Some(whole.clone()));
+        (leaving.departure, leaving.whole) = (Departure::new(flows), Some(whole.clone()));
         leaving.save().map_err(|error| error.to_string())?;
         self.make_ready(now).map_err(|error| error.to_string())
     }
@@ -305,7 +249,9 @@ impl Effects {
     pub(crate) fn end_leaving(&mut self, now: Time, root: u32) {
         // What the process closed while it grew quiet goes nowhere with it.
         let leaving = self.wholes.leaving.get(&root);
-        let waits = |leaving: &Leaving, flow: &FlowTuple| leaving.fate.is_none() || !leaving.flows.contains(flow);
+        let waits = |leaving: &Leaving, flow: &FlowTuple| {
+            !leaving.departure.is_decided() || !leaving.departure.parts().contains(flow)
+        };
         let quiet: Vec<FlowTuple> = leaving.map_or_else(Vec::new, |leaving| {
             leaving.quiet.iter().filter(|flow| waits(leaving, flow)).copied().collect()
         });
@@ -316,48 +262,114 @@ impl Effects {
         }
     }
 
-    /// The process of these moves is not to go any more: what waits is told so.
-    pub(crate) fn doom_leaving(&mut self, root: u32) {
-        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return };
-        leaving.doomed = true;
-        let waiting = std::mem::take(&mut leaving.freezing);
-        self.wholes.finish_all(waiting, || Err(failed(Refusal::Cancelled, "another of its connections does not move")));
+    /// A process is not to go any more.
+    pub(crate) fn call_leaving_back(&mut self, now: Time, root: u32) {
+        self.with_leaving(now, root, Departure::call_back);
     }
 
-    pub(super) fn freeze_whole(&mut self, id: OpId, name: MoveName, flow: FlowTuple) -> Option<Answer> {
-        let found = self.wholes.leaving.iter_mut().find(|(_, leaving)| leaving.flows.contains(&flow));
-        let Some((root, leaving)) = found else { return Some(Err(failed(Refusal::Unmovable, "it was given up"))) };
-        let root = *root;
-        if leaving.doomed {
-            return Some(Err(failed(Refusal::Cancelled, "another of its connections does not move")));
+    /// What became of a connection: the process that it is of, the connection, and whether the process stays by that.
+    pub(crate) fn note_outcome_of_leaving(&mut self, now: Time, event: &MoveEvent) -> Option<(u32, FlowTuple, bool)> {
+        let (name, outcome) = match event {
+            MoveEvent::Given { name, .. } => (name, Outcome::Given),
+            MoveEvent::Kept { name, .. } => (name, Outcome::Kept),
+            MoveEvent::Lost { name } => (name, Outcome::Lost),
+            _ => return None,
+        };
+        let all = self.wholes.leaving.iter_mut();
+        let found = all.filter_map(|(root, leaving)| Some((*root, leaving.departure.handle_outcome(name, outcome)?)));
+        let (root, (flow, stays)) = found.into_iter().next()?;
+        self.take_leaving_steps(now, root);
+        Some((root, flow, stays))
+    }
+
+    /// Carries out an op of a move, where that is of a process that leaves. Tells whether it is.
+    pub(super) fn carry_out_of_leaving(
+        &mut self,
+        now: Time,
+        id: OpId,
+        op: &MoveOp,
+        peer: &impl Fn(&PublicKey) -> Option<Known>,
+    ) -> bool {
+        let root = match op {
+            MoveOp::Freeze { flow, .. } => {
+                let mut all = self.wholes.leaving.iter();
+                all.find(|(_, leaving)| leaving.departure.takes(flow)).map(|(root, _)| *root)
+            }
+            MoveOp::Dump { name }
+            | MoveOp::Thaw { name }
+            | MoveOp::Destroy { name, .. }
+            | MoveOp::ForgetDonation { name } => self.wholes.left_by(name),
+            _ => None,
+        };
+        let Some(root) = root else { return false };
+        match op {
+            MoveOp::Freeze { name, flow } => self.with_leaving(now, root, |of| of.freeze(id, *name, *flow)),
+            MoveOp::Dump { name } => self.with_leaving(now, root, |of| of.dump(id, name)),
+            MoveOp::Thaw { name } => self.with_leaving(now, root, |of| of.thaw(id, name)),
+            MoveOp::Destroy { name, forward } => {
+                if let Some(leaving) = self.wholes.leaving.get_mut(&root) {
+                    leaving.to = forward.as_ref().and_then(peer).map(|to| to.peer);
+                }
+                self.with_leaving(now, root, |of| of.destroy(id, name));
+            }
+            MoveOp::ForgetDonation { name } => {
+                let answer = self.forget_given_of_whole(now, root, name);
+                self.wholes.finish(id, answer);
+            }
+            _ => {}
         }
-        self.wholes.given.insert(name, (root, flow));
-        leaving.freezing.push(id);
-        if leaving.freezing.len() < leaving.flows.len() {
-            return None;
+        true
+    }
+
+    /// Does something with a process that leaves, and what follows from it.
+    pub(super) fn with_leaving(&mut self, now: Time, root: u32, act: impl FnOnce(&mut Departure)) {
+        if let Some(leaving) = self.wholes.leaving.get_mut(&root) {
+            act(&mut leaving.departure);
+            self.take_leaving_steps(now, root);
         }
-        let waiting = std::mem::take(&mut leaving.freezing);
-        let stopped = self.stop_whole(root);
-        if let Err(why) = &stopped {
-            self.wholes.news.push(News::Doomed { root, why: Some(why.clone()) });
-            self.wholes.given.retain(|_, (of, _)| *of != root);
-            if let Some(leaving) = self.wholes.leaving.get_mut(&root) {
-                leaving.doomed = true;
+    }
+
+    fn take_leaving_steps(&mut self, now: Time, root: u32) {
+        while let Some(leaving) = self.wholes.leaving.get_mut(&root)
+            && let Some(step) = leaving.departure.poll()
+        {
+            match step {
+                DepartureStep::Answer(id, answer) => self.wholes.finish(id, answer),
+                DepartureStep::Cancel(name) => self.wholes.tell(News::Cancel { name }),
+                DepartureStep::Stop => {
+                    let stopped = self.stop_whole(root);
+                    self.wholes.note_stays(root, stopped.as_ref().err());
+                    self.with_leaving(now, root, |of| of.handle_stopped(stopped));
+                }
+                DepartureStep::Write => self.write_whole_down(root),
+                DepartureStep::Wake => {
+                    let woken = self.wake_leaving(root);
+                    self.with_leaving(now, root, |of| of.handle_woken(woken));
+                }
+                DepartureStep::End => {
+                    let ended = self.end_leaving_whole(root);
+                    self.with_leaving(now, root, |of| of.handle_ended(ended));
+                }
+                DepartureStep::LetIn(flow) => self.let_in_again(&flow),
+                DepartureStep::PartWith(flow) => {
+                    let to = leaving.to;
+                    self.relocation.kept_new.remove(&flow);
+                    self.leave_home(&flow);
+                    self.part_with(now, flow, to);
+                }
+                DepartureStep::Leave(flow) => {
+                    self.let_in(&flow);
+                    self.tunnel.forget_aside(&flow);
+                }
             }
         }
-        let answer = || match &stopped {
-            Ok(()) => Ok(OpDone::Done),
-            Err(why) => Err(failed(Refusal::Unmovable, why.clone())),
-        };
-        self.wholes.finish_all(waiting, answer);
-        None
     }
 
     /// Holds the packets of a process's connections, and has it stand still.
     fn stop_whole(&mut self, root: u32) -> Result<(), String> {
         let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
         leaving.stopped = Some(Instant::now());
-        let (flows, pids) = (leaving.flows.clone(), leaving.pids.clone());
+        let (flows, pids) = (leaving.departure.parts().to_vec(), leaving.pids.clone());
         let (quiet, seen) = (leaving.quiet.clone(), leaving.whole.clone());
         let fresh: Vec<FlowTuple> = flows.iter().copied().filter(|flow| !quiet.contains(flow)).collect();
         fresh.iter().for_each(|flow| self.forget_late(flow));
@@ -387,29 +399,16 @@ impl Effects {
         stopped
     }
 
-    pub(super) fn dump_whole(&mut self, id: OpId, name: &MoveName) -> Option<Answer> {
-        let (root, flow) = *self.wholes.given.get(name)?;
-        let Some(leaving) = self.wholes.leaving.get_mut(&root) else {
-            return Some(Err(failed(Refusal::Unmovable, "it was given up")));
-        };
-        let criu = match leaving.criu.clone() {
-            Some(criu) if !leaving.doomed => criu,
-            _ => return Some(Err(failed(Refusal::Cancelled, "another of its connections does not move"))),
-        };
-        if !leaving.leads(&flow) {
-            if leaving.dumped {
-                return Some(Ok(OpDone::Dumped(vec![0])));
-            }
-            leaving.dumping.push(id);
-            return None;
-        }
-        leaving.dumping.insert(0, id);
+    fn write_whole_down(&mut self, root: u32) {
+        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return };
+        let criu = leaving.criu.clone();
         let (directory, before) = (leaving.directory.clone(), leaving.before);
         let (seen, pids) = (leaving.whole.clone(), leaving.pids.clone());
         let work = move || {
             let (mut images, written) = (Vec::new(), directory.join(IMAGES));
             let dumped = seen.ok_or_else(|| "it does not go any more".to_owned());
-            let dumped = dumped.and_then(|seen| criu.dump(&seen, &directory, before));
+            let criu = criu.ok_or_else(|| "there is no CRIU".to_owned());
+            let dumped = dumped.and_then(|seen| criu?.dump(&seen, &directory, before));
             let dumped = dumped.and_then(|()| {
                 let queues = whole::queues_of(&pids).map_err(|unfit| unfit.to_string())?;
                 write_queues(&queues, &written).map_err(|error| error.to_string())
@@ -418,72 +417,31 @@ impl Effects {
             Report::Dumped(root, dumped.map(|()| images))
         };
         self.wholes.work.begin(work, |why| Report::Dumped(root, Err(why)));
-        None
     }
 
-    /// A connection stays. Whether the process does is for the first to say.
-    pub(super) fn let_whole_go_on(&mut self, id: OpId, name: &MoveName) -> Option<Answer> {
-        let (root, flow) = *self.wholes.given.get(name)?;
-        let Some(leaving) = self.wholes.leaving.get_mut(&root) else { return Some(Ok(OpDone::Done)) };
-        match leaving.fate {
-            Some(Fate::Kept) => {
-                self.let_in_again(&flow);
-                Some(Ok(OpDone::Done))
-            }
-            Some(Fate::Gone) => {
-                self.let_in(&flow);
-                self.tunnel.forget_aside(&flow);
-                Some(Err(failed(Refusal::NotWoken, "its process is with the other host, without it")))
-            }
-            None if !leaving.leads(&flow) => {
-                leaving.doomed = true;
-                leaving.thawing.push(id);
-                self.wholes.news.push(News::Doomed { root, why: None });
-                self.wholes.work.stir();
-                None
-            }
-            None => {
-                leaving.fate = Some(Fate::Kept);
-                let waiting = std::mem::take(&mut leaving.thawing);
-                let (pids, seen, flows) = (leaving.pids.clone(), leaving.seen.clone(), leaving.flows.clone());
-                if flows.iter().any(|flow| flow.transport == Transport::Udp)
-                    && let Err(error) = whole::make_room(&pids)
-                {
-                    tracing::warn!(%error, "datagrams that have come for process {root} meanwhile may be lost");
-                }
-                // First what holds their packets: their own first segments would be held with them.
-                flows.iter().for_each(|flow| self.let_in_again(flow));
-                let woken = whole::wake(&seen);
-                let answer = || match &woken {
-                    Ok(()) => Ok(OpDone::Done),
-                    Err(error) => Err(failed(Refusal::NotWoken, error.to_string())),
-                };
-                self.wholes.finish_all(waiting, answer);
-                Some(answer())
-            }
+    /// A process goes on here.
+    fn wake_leaving(&mut self, root: u32) -> Result<(), String> {
+        let Some(leaving) = self.wholes.leaving.get(&root) else { return Ok(()) };
+        let (pids, seen, flows) = (leaving.pids.clone(), leaving.seen.clone(), leaving.departure.parts().to_vec());
+        if flows.iter().any(|flow| flow.transport == Transport::Udp)
+            && let Err(error) = whole::make_room(&pids)
+        {
+            tracing::warn!(%error, "datagrams that have come for process {root} meanwhile may be lost");
         }
+        // First what holds their packets: their own first segments would be held with them.
+        flows.iter().for_each(|flow| self.let_in_again(flow));
+        whole::wake(&seen).map_err(|error| error.to_string())
     }
 
-    /// A connection is another host's, and so is the process.
-    pub(super) fn end_whole(&mut self, now: Time, name: &MoveName, to: Option<PeerId>) -> Answer {
-        let Some((root, flow)) = self.wholes.given.get(name).copied() else { return Ok(OpDone::Done) };
-        let mut ended = Ok(());
-        if let Some(leaving) = self.wholes.leaving.get_mut(&root).filter(|leaving| leaving.fate.is_none()) {
-            leaving.fate = Some(Fate::Gone);
-            if let Err(error) = fs::write(leaving.directory.join(GONE), "") {
-                tracing::warn!(%error, "that process {root} is another host's is not written down");
-            }
-            let waiting = std::mem::take(&mut leaving.thawing);
-            ended = whole::end(&leaving.seen);
-            self.wholes.finish_all(waiting, || {
-                Err(failed(Refusal::NotWoken, "its process is with the other host, without it"))
-            });
-            self.settle_ports();
+    /// A process is another host's.
+    fn end_leaving_whole(&mut self, root: u32) -> Result<(), String> {
+        let Some(leaving) = self.wholes.leaving.get(&root) else { return Ok(()) };
+        if let Err(error) = fs::write(leaving.directory.join(GONE), "") {
+            tracing::warn!(%error, "that process {root} is another host's is not written down");
         }
-        self.relocation.kept_new.remove(&flow);
-        self.leave_home(&flow);
-        self.part_with(now, flow, to);
-        ended.map(|()| OpDone::Done).map_err(|error| failed(Refusal::NotKept, error.to_string()))
+        let ended = whole::end(&leaving.seen).map_err(|error| error.to_string());
+        self.settle_ports();
+        ended
     }
 
     /// What comes for a connection comes to it, after what has come meanwhile.
@@ -493,18 +451,32 @@ impl Effects {
         self.tunnel.hand_on(flow, None);
     }
 
-    pub(super) fn forget_given_of_whole(&mut self, now: Time, name: &MoveName) -> Answer {
+    fn forget_given_of_whole(&mut self, now: Time, root: u32, name: &MoveName) -> Answer {
         self.journal.forget_donation(*name);
-        if let Some((root, _)) = self.wholes.given.remove(name)
-            && self.wholes.given.values().all(|(of, _)| *of != root)
-            && self.wholes.leaving.get(&root).is_some_and(|leaving| leaving.fate.is_some() && leaving.criu.is_none())
-        {
-            // A daemon before this one had begun; nobody here waits to hear of it.
-            self.wholes.forget_leaving(root);
+        if let Some(leaving) = self.wholes.leaving.get_mut(&root) {
+            leaving.departure.forget(name);
         }
+        self.forget_restored(root);
         self.make_ready(now)?;
         self.write_journal();
         Ok(OpDone::Done)
+    }
+
+    /// A process that a daemon before this one has begun to give has come to its end: nobody here waits to hear of it.
+    fn forget_restored(&mut self, root: u32) {
+        let over = |leaving: &Leaving| leaving.departure.is_restored() && leaving.departure.is_over();
+        if self.wholes.leaving.get(&root).is_some_and(over) {
+            self.wholes.forget_leaving(root);
+        }
+    }
+
+    /// All connections of processes that were leaving are found.
+    pub(in crate::effects) fn let_undecided_go_on(&mut self, now: Time) {
+        let roots: Vec<u32> = self.wholes.leaving.keys().copied().collect();
+        for root in roots {
+            self.with_leaving(now, root, Departure::end_restoring);
+            self.forget_restored(root);
+        }
     }
 
     /// Finds processes again that were leaving when the daemon before this one died.
@@ -548,35 +520,31 @@ impl Effects {
                 let transport = Transport::from_protocol(*protocol)?;
                 Some(FlowTuple { transport, local: *local, remote: *remote })
             };
-            let flows = state.flows.iter().filter_map(flow).collect();
-            let leaving = Leaving { doomed: true, ..Leaving::new(pids, state.inner, flows, directory) };
+            let departure = Departure::restored(state.flows.iter().filter_map(flow).collect());
+            let leaving = Leaving::new(pids, state.inner, departure, directory);
             self.wholes.leaving.insert(root, leaving);
         }
     }
 
     /// What is found of a connection of such a process.
     pub(in crate::effects) fn find_given_of_whole(&mut self, saved: &SavedDonation) -> Option<Found> {
-        let mut all = self.wholes.leaving.iter();
-        let (root, _) = all.find(|(_, leaving)| leaving.flows.contains(&saved.tuple))?;
-        self.wholes.given.insert(saved.name, (*root, saved.tuple));
+        let mut all = self.wholes.leaving.values_mut();
+        let leaving = all.find(|leaving| leaving.departure.parts().contains(&saved.tuple))?;
+        leaving.departure.restore_move(saved.name, saved.tuple);
         self.tunnel.set_aside(&saved.tuple);
         Some(Found::Frozen)
     }
 
     /// Connections of processes at rest.
     pub(in crate::effects) fn flows_of_leaving(&self) -> impl Iterator<Item = FlowTuple> {
-        self.wholes.leaving.values().filter(|leaving| leaving.fate.is_none()).flat_map(|leaving| leaving.flows.clone())
+        let undecided = self.wholes.leaving.values().filter(|leaving| !leaving.departure.is_decided());
+        undecided.flat_map(|leaving| leaving.departure.parts().to_vec())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn flow(port: u16) -> FlowTuple {
-        let remote = SocketAddr::from(([192, 0, 2, 9], port));
-        FlowTuple { transport: Transport::Tcp, local: SocketAddr::from(([192, 0, 2, 1], 22)), remote }
-    }
 
     #[test]
     fn of_processes_that_stand_still_those_are_found_that_are_left() {
@@ -587,23 +555,5 @@ mod tests {
         // The first was killed, and the number of the last is another's by now.
         let started = |pid: u32| (pid != 7).then_some(if pid == 10 { 101 } else { 10 * u64::from(pid) });
         assert_eq!(state.left(started), [8]);
-    }
-
-    #[test]
-    fn processes_that_are_found_wait_for_their_first_connection_and_no_other() {
-        let directory = std::env::temp_dir().join(format!("whimbrel-found-{}", std::process::id()));
-        let mut wholes = Wholes::new(&directory).expect("an eventfd");
-        for root in [1, 2, 3] {
-            let flows = vec![flow(10 * root as u16), flow(10 * root as u16 + 1)];
-            let leaving = Leaving::new(Vec::new(), root, flows, directory.join(format!("out-{root}")));
-            wholes.leaving.insert(root, Leaving { doomed: true, ..leaving });
-        }
-        let name = |number| MoveName { donor: [1; 32], number };
-        // Of the first both are on their way, of the second the other one alone, of the third none.
-        wholes.given.extend([(name(1), (1, flow(10))), (name(2), (1, flow(11))), (name(3), (2, flow(21)))]);
-        wholes.let_undecided_go_on();
-        assert_eq!(wholes.leaving[&1].fate, None, "its first connection tells");
-        assert_eq!(wholes.leaving[&2].fate, Some(Fate::Kept), "nothing else would ever tell");
-        assert!(!wholes.leaving.contains_key(&3) && wholes.gives(&flow(10)) && !wholes.gives(&flow(21)));
     }
 }

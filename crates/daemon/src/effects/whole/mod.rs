@@ -1,7 +1,7 @@
 //! Whole processes on their way (decision 0020): CRIU has the process, the moves of its connections have their packets.
 //!
-//! Every connection of a process is moved as any other is (`docs/protocol.md` §9). That they belong together is known here, at both
-//! ends: an op of one of them is answered when all have come as far. The first of them decides for all.
+//! Every connection of a process is moved as any other is (`docs/protocol.md` §9). That an op of one of them is answered when all have come
+//! as far, and that the first decides for all, is `protocol::process`'s: its steps are taken here.
 //!
 //! ```text
 //! leaving.rs    at the donor: what is written down, ends, or goes on as if nothing had been
@@ -18,9 +18,9 @@ use std::path::PathBuf;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::whole;
+use whimbrel_protocol::process::{Answer, Departure};
 use whimbrel_protocol::{MoveName, MoveOp, OpDone, OpFailed, OpId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
-use whimbrel_wire::moving::OF_A_PROCESS;
 
 use super::Failure;
 use super::{Effects, Known};
@@ -28,11 +28,7 @@ use crate::processes;
 use crate::work::Work;
 use coming::Coming;
 use leaving::{Leaving, Packed};
-
-/// Connections that a process may have, and sockets without another end.
-const MOST_PARTS: u32 = 1 << 20;
-
-type Answer = Result<OpDone, OpFailed>;
+pub(crate) use whimbrel_protocol::process::Place;
 
 /// What a thread has done.
 #[derive(Debug)]
@@ -59,7 +55,9 @@ pub(crate) enum News {
     /// Donor: nothing new comes to it, so that its connections can be named; or they cannot.
     Quiet { root: u32, result: Result<(), String> },
     /// Donor: it is not to be moved after all.
-    Doomed { root: u32, why: Option<String> },
+    Stays { root: u32, why: String },
+    /// Donor: the move of one of its connections is to be called off.
+    Cancel { name: MoveName },
     /// Acceptor: whether it is taken.
     Prepared { name: MoveName, refused: Option<String> },
     /// Acceptor: it could not be rebuilt.
@@ -79,12 +77,8 @@ pub(crate) struct Wholes {
     work: Work<Report>,
     /// By the numbers of their first processes.
     leaving: HashMap<u32, Leaving>,
-    /// Moves of connections of these.
-    given: HashMap<MoveName, (u32, FlowTuple)>,
     /// By the names of their moves.
     coming: HashMap<MoveName, Coming>,
-    /// Moves of connections of these.
-    taken: HashMap<MoveName, Part>,
     finished: Vec<(OpId, Answer)>,
     news: Vec<News>,
 }
@@ -101,9 +95,7 @@ impl Wholes {
             directory: processes::directory(run_dir),
             work,
             leaving: HashMap::new(),
-            given: HashMap::new(),
             coming: HashMap::new(),
-            taken: HashMap::new(),
             finished: Vec::new(),
             news: Vec::new(),
         })
@@ -129,52 +121,32 @@ impl Wholes {
         self.work.stir();
     }
 
-    fn finish_all(&mut self, ids: Vec<OpId>, answer: impl Fn() -> Answer) {
-        ids.into_iter().for_each(|id| self.finish(id, answer()));
-    }
-}
-
-/// A connection of a process, or a socket of its without another end, as its move's receiver says it (P-94).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// Of the load.
-    pub(crate) load: u64,
-    /// The how manieth it is; the first decides for all.
-    pub(crate) index: u32,
-    /// Of how many.
-    pub(crate) count: u32,
-}
-
-impl Place {
-    /// Under which name such a one goes.
-    pub(crate) fn receiver(self) -> Vec<u8> {
-        let Self { load, index, count } = self;
-        [OF_A_PROCESS]
-            .into_iter()
-            .chain(load.to_be_bytes())
-            .chain(index.to_be_bytes())
-            .chain(count.to_be_bytes())
-            .collect()
+    fn tell(&mut self, news: News) {
+        self.news.push(news);
+        self.work.stir();
     }
 
-    /// Where the receiver says that it is of a process.
-    pub(in crate::effects) fn of(receiver: &[u8]) -> Option<Self> {
-        let (load, rest) = receiver.strip_prefix(&[OF_A_PROCESS])?.split_first_chunk::<8>()?;
-        let (index, count) = rest.split_first_chunk::<4>()?;
-        let (load, index) = (u64::from_be_bytes(*load), u32::from_be_bytes(*index));
-        let count = u32::from_be_bytes(count.try_into().ok()?);
-        (index < count && count <= MOST_PARTS).then_some(Self { load, index, count })
+    /// The process that a move is about, which goes to another host.
+    fn left_by(&self, name: &MoveName) -> Option<u32> {
+        self.leaving.iter().find(|(_, leaving)| leaving.departure.has_move(name)).map(|(root, _)| *root)
     }
-}
 
-/// Of a process that comes, what one of the moves is about.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    /// Which process.
-    of: MoveName,
-    flow: FlowTuple,
-    /// It decides for all.
-    first: bool,
+    /// The same of one that comes.
+    fn come_by(&self, name: &MoveName) -> Option<MoveName> {
+        self.coming.iter().find(|(_, coming)| coming.arrival.has_move(name)).map(|(of, _)| *of)
+    }
+
+    /// How far a process is that goes to another host.
+    pub(crate) fn departure(&self, root: u32) -> Option<&Departure> {
+        self.leaving.get(&root).map(|leaving| &leaving.departure)
+    }
+
+    /// One of its connections is being given, by this move.
+    pub(crate) fn give(&mut self, root: u32, name: MoveName, flow: FlowTuple) {
+        if let Some(leaving) = self.leaving.get_mut(&root) {
+            leaving.departure.give(name, flow);
+        }
+    }
 }
 
 fn failed(refusal: Refusal, sentence: impl Into<String>) -> OpFailed {
@@ -191,30 +163,34 @@ impl Effects {
         op: MoveOp,
         peer: impl Fn(&PublicKey) -> Option<Known>,
     ) -> Option<Answer> {
-        match self.wait_for_namespace(id, op)? {
-            MoveOp::Freeze { name, flow } if self.wholes.gives(&flow) => self.freeze_whole(id, name, flow),
-            MoveOp::Dump { name } if self.wholes.given.contains_key(&name) => self.dump_whole(id, &name),
-            MoveOp::Thaw { name } if self.wholes.given.contains_key(&name) => self.let_whole_go_on(id, &name),
-            MoveOp::Destroy { name, forward } if self.wholes.given.contains_key(&name) => {
-                Some(self.end_whole(now, &name, forward.as_ref().and_then(peer).map(|to| to.peer)))
-            }
-            MoveOp::ForgetDonation { name } if self.wholes.given.contains_key(&name) => {
-                Some(self.forget_given_of_whole(now, &name))
-            }
+        let op = self.wait_for_namespace(id, op)?;
+        if self.carry_out_of_leaving(now, id, &op, &peer) {
+            return None;
+        }
+        match op {
             MoveOp::Admit { name, request } if Place::of(&request.receiver).is_some() => {
                 Some(self.admit_of_whole(now, name, request).map(|()| OpDone::Done))
             }
-            MoveOp::Restore { name, request, snapshot } if self.wholes.taken.contains_key(&name) => {
+            MoveOp::Restore { name, request, snapshot } if self.wholes.come_by(&name).is_some() => {
                 let from = [name.donor, request.holder].map(PublicKey::from);
                 let from = from.iter().filter_map(peer).map(|known| known.peer).collect();
                 self.rebuild_whole(id, name, &snapshot, from)
             }
-            MoveOp::SaveAcceptance(saved) if self.wholes.taken.contains_key(&saved.ticket.name) => {
-                self.save_of_whole(id, saved)
+            MoveOp::SaveAcceptance(saved) if self.wholes.come_by(&saved.ticket.name).is_some() => {
+                let name = saved.ticket.name;
+                self.with_coming(&name, |arrival| arrival.save(id, saved));
+                None
             }
-            MoveOp::Thaw { name } if self.wholes.taken.contains_key(&name) => self.wake_whole(now, id, name),
-            MoveOp::Destroy { name, .. } if self.wholes.taken.contains_key(&name) => Some(self.drop_of_whole(&name)),
-            MoveOp::ForgetAcceptance { name } if self.wholes.taken.contains_key(&name) => {
+            MoveOp::Thaw { name } if self.wholes.come_by(&name).is_some() => {
+                self.with_coming(&name, |arrival| arrival.thaw(now, id, &name));
+                None
+            }
+            MoveOp::Destroy { name, .. } if self.wholes.come_by(&name).is_some() => {
+                self.drop_of_whole(id, &name);
+                None
+            }
+            MoveOp::ForgetAcceptance { name } if self.wholes.come_by(&name).is_some() => {
+                self.with_coming(&name, |arrival| arrival.forget(&name));
                 Some(self.forget_taken_of_whole(now, &name))
             }
             op => Some(self.carry_out_move_of_socket(now, op, peer)),
@@ -248,7 +224,10 @@ impl Effects {
             match report {
                 Report::Packed(root, packed) => self.wholes.note_packed(root, packed),
                 Report::Quiet(root, result) => self.wholes.news.push(News::Quiet { root, result }),
-                Report::Dumped(root, images) => self.wholes.note_dumped(root, images),
+                Report::Dumped(root, images) => {
+                    self.wholes.note_stays(root, images.as_ref().err());
+                    self.with_leaving(now, root, |departure| departure.handle_written(images));
+                }
                 Report::Prepared(name, Ok(coming)) => {
                     self.wholes.note_prepared(now, name, *coming);
                     self.wholes.news.push(News::Prepared { name, refused: None });
@@ -256,17 +235,8 @@ impl Effects {
                 Report::Prepared(name, Err(why)) => {
                     self.wholes.news.push(News::Prepared { name, refused: Some(why) });
                 }
-                Report::Rebuilt(name, result) => {
-                    let flows: Vec<FlowTuple> =
-                        self.wholes.coming.get(&name).into_iter().flat_map(Coming::flows).collect();
-                    self.end_way(&flows);
-                    self.note_lives(&name);
-                    if result.is_ok() {
-                        self.refill_queues(&name);
-                    }
-                    self.wholes.note_rebuilt(&name, result);
-                }
-                Report::Resumed(name, result) => self.wholes.note_resumed(name, result),
+                Report::Rebuilt(name, result) => self.note_rebuilt(name, result),
+                Report::Resumed(name, result) => self.note_resumed(name, result),
             }
         }
         self.hasten_wholes(now);
@@ -279,25 +249,4 @@ fn key_and_number(name: &MoveName) -> String {
     let key = PublicKey::from(name.donor).to_string();
     let plain: String = key.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
     format!("{plain}-{:016x}", name.number)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_part_of_a_process_says_which_it_is() {
-        let place = Place { load: 7, index: 2, count: 3 };
-        assert_eq!(Place::of(&place.receiver()), Some(place));
-        assert!(std::str::from_utf8(&place.receiver()).is_err(), "no program receives under that");
-        for bad in
-            [Place { index: 3, ..place }, Place { count: 0, index: 0, ..place }, Place { count: u32::MAX, ..place }]
-        {
-            assert_eq!(Place::of(&bad.receiver()), None, "{bad:?}");
-        }
-        let receiver = place.receiver();
-        for bad in [&receiver[..16], &receiver[1..], &[receiver.as_slice(), &[0]].concat(), b"program", b""] {
-            assert_eq!(Place::of(bad), None, "{bad:?}");
-        }
-    }
 }
