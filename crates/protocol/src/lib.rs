@@ -50,11 +50,12 @@ pub use flow::policy::{Rule, Ruling};
 pub use flow::{FlowState, FlowView};
 pub use node::Node;
 pub use node::view::PeerView;
+pub use role::anchor::{Awaited, Candidate, Experience, Policy, Refused, Returns, Search, Then};
 pub use role::community::{
     CODE_LIFETIME, CommunityRefused, CommunityView, GRANT_LIFETIME, GrantView, HostView, InvalidCode, OfferView,
     Offered, OneTimeCode,
 };
-pub use role::relocation::{READY_FOR, process};
+pub use role::relocation::{READY_FOR, Retired, Retiring, Settling, process};
 pub use role::rendezvous::client::{RendezvousStanding, RendezvousView};
 pub use session::contact::Standing;
 pub use whimbrel_wire::chain::ChainStatus;

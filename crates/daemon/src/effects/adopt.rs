@@ -10,6 +10,7 @@ use super::Effects;
 use crate::host::Failure;
 use crate::host::table::SavedMoves;
 use crate::role::relocation::executor::FoundMoves;
+use crate::role::relocation::process::executor::{Around, Place};
 
 impl Effects {
     /// Takes over namespaces and sockets of moves. To be called before anything else is adopted: what is at rest must not be let
@@ -40,7 +41,8 @@ impl Effects {
         };
         let donations = moves.donations.values().map(given).collect();
         self.relocation.let_halted_run(&mut self.host);
-        self.wholes.let_undecided_go_on();
+        let (wholes, mut around) = self.around_wholes();
+        wholes.let_undecided_go_on(&mut around, now);
         let Self { host, relocation, lender, tenant, wholes, .. } = &mut *self;
         let ready = relocation.make_ready(host, now).and(wholes.make_ready(host, now));
         if let Err(error) = ready.and(lender.make_ready(host, now)).and(tenant.make_ready(host, now)) {
@@ -48,12 +50,17 @@ impl Effects {
         }
         let taken = |saved: &SavedAcceptance| {
             relocation.find_place(host, saved);
-            let found =
-                wholes.find_taken_of_whole(saved).unwrap_or_else(|| match host.socket_of(&saved.request.tuple) {
-                    Ok(Some(_)) => Found::Awake,
-                    // What was rebuilt and not handed on went with that daemon.
-                    _ => Found::Gone,
-                });
+            let first_saved = |load| {
+                let mut places = moves.acceptances.values().filter_map(|of| Place::of(&of.request.receiver));
+                places.any(|place| place.load == load && place.index == 0)
+            };
+            let mut around = Around { relocation: &mut *relocation, lender: &mut *lender, host: &mut *host };
+            let of_whole = wholes.find_taken_of_whole(&mut around, saved, first_saved);
+            let found = of_whole.unwrap_or_else(|| match host.socket_of(&saved.request.tuple) {
+                Ok(Some(_)) => Found::Awake,
+                // What was rebuilt and not handed on went with that daemon.
+                _ => Found::Gone,
+            });
             (saved.clone(), found)
         };
         let acceptances = moves.acceptances.values().map(taken).collect();

@@ -35,7 +35,7 @@ use crate::role::helpers::Helpers;
 use crate::role::helpers::executor::Helping;
 use crate::role::relocation::executor::Relocation;
 use crate::role::relocation::executor::making::Making;
-use crate::role::relocation::process::executor::Wholes;
+use crate::role::relocation::process::executor::{Around, Wholes};
 use crate::role::rendezvous::proxy::Deputy;
 use crate::store::Store;
 
@@ -85,6 +85,12 @@ impl Effects {
             tenant: Tenant::default(),
             wholes: Wholes::new(run_dir)?,
         })
+    }
+
+    /// The processes on their way, and what their steps are taken with.
+    pub(crate) fn around_wholes(&mut self) -> (&mut Wholes, Around<'_>) {
+        let Self { host, relocation, lender, wholes, .. } = self;
+        (wholes, Around { relocation, lender, host })
     }
 
     /// Carries out ops in order and gives what came of each. What follows from them for all that is around them is

@@ -1,6 +1,7 @@
 //! Ops of moves and leases. Some wait for a namespace, which takes the kernel tens of milliseconds.
 
 use std::net::IpAddr;
+use std::ops::ControlFlow;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{FlowName, MoveOp, OpDone, OpFailed, OpId, Refusal, SavedTenancy, Time};
@@ -10,7 +11,6 @@ use crate::host::refusal::{failed, not_kept, refused};
 use crate::host::{Failure, PlaceName, own_addresses};
 use crate::role::relocation::executor::Known;
 use crate::role::relocation::executor::making::Done;
-use crate::role::relocation::process::executor::Place;
 
 /// What came of an op.
 type Answer = Result<OpDone, OpFailed>;
@@ -26,42 +26,22 @@ impl Effects {
         peer: impl Fn(&PublicKey) -> Option<Known>,
     ) -> Option<Answer> {
         let op = self.wait_for_namespace(id, op)?;
-        let Self { host, relocation, lender, tenant, wholes, .. } = self;
+        let (wholes, mut around) = self.around_wholes();
+        let op = match wholes.carry_out(&mut around, now, id, op, &peer) {
+            ControlFlow::Continue(op) => op,
+            ControlFlow::Break(answer) => return answer,
+        };
+        let Self { host, relocation, lender, tenant, .. } = self;
         let done = match op {
-            MoveOp::Admit { name, request } if Place::of(&request.receiver).is_some() => {
-                wholes.admit_of_whole(relocation, host, now, name, request)
-            }
             MoveOp::Admit { name, request } => relocation.admit(host, now, name, request),
-            MoveOp::Freeze { name, flow } if wholes.gives(&flow) => {
-                return wholes.freeze_whole(relocation, host, id, name, flow);
-            }
             MoveOp::Freeze { name, flow } => relocation.freeze(host, name, flow),
-            MoveOp::Dump { name } if wholes.has_given(&name) => return wholes.dump_whole(id, &name),
             MoveOp::Dump { name } => return Some(relocation.dump(host, &name).map(OpDone::Dumped)),
-            MoveOp::Restore { name, request, snapshot } if wholes.has_taken(&name) => {
-                let from = [name.donor, request.holder].map(PublicKey::from);
-                let from = from.iter().filter_map(peer).map(|known| known.peer).collect();
-                return wholes.rebuild_whole(relocation, lender, host, (id, name), &snapshot, from);
-            }
             MoveOp::Restore { name, request, snapshot } => {
                 let peers = [name.donor, request.holder].map(|key| peer(&PublicKey::from(key)));
                 relocation.rebuild(lender, host, name, &request, &snapshot, peers)
             }
-            MoveOp::Thaw { name } if wholes.has_given(&name) => {
-                return wholes.let_whole_go_on(relocation, host, id, &name);
-            }
-            MoveOp::Thaw { name } if wholes.has_taken(&name) => {
-                return wholes.wake_whole(relocation, host, now, id, name);
-            }
             MoveOp::Thaw { name } if relocation.has_given(&name) => relocation.let_go_on(host, &name),
             MoveOp::Thaw { name } => relocation.wake(host, &name),
-            MoveOp::Destroy { name, forward } if wholes.has_given(&name) => {
-                let to = forward.as_ref().and_then(peer).map(|to| to.peer);
-                return Some(wholes.end_whole(relocation, lender, host, now, &name, to));
-            }
-            MoveOp::Destroy { name, .. } if wholes.has_taken(&name) => {
-                return Some(wholes.drop_of_whole(relocation, lender, host, &name));
-            }
             MoveOp::Destroy { name, forward } if relocation.has_given(&name) => {
                 let to = forward.as_ref().and_then(peer).map(|to| to.peer);
                 relocation.end_given(lender, host, now, &name, to)
@@ -69,17 +49,8 @@ impl Effects {
             MoveOp::Destroy { name, .. } => relocation.drop_taken(lender, host, &name),
             MoveOp::CloseFarEnd { flow } => relocation.close_far_end(host, &flow, peer),
             MoveOp::SaveDonation(saved) => relocation.save_given(host, saved).map_err(not_kept),
-            MoveOp::ForgetDonation { name } if wholes.has_given(&name) => {
-                return Some(wholes.forget_given_of_whole(host, now, &name));
-            }
             MoveOp::ForgetDonation { name } => relocation.forget_given(host, now, &name),
-            MoveOp::SaveAcceptance(saved) if wholes.has_taken(&saved.ticket.name) => {
-                return wholes.save_of_whole(host, id, saved);
-            }
             MoveOp::SaveAcceptance(saved) => host.store.save_acceptance(&saved).map_err(not_kept),
-            MoveOp::ForgetAcceptance { name } if wholes.has_taken(&name) => {
-                return Some(wholes.forget_taken_of_whole(relocation, host, now, &name));
-            }
             MoveOp::ForgetAcceptance { name } => relocation.forget_taken(host, now, &name),
             MoveOp::SaveHeld(saved) => host.store.save_held(&saved).map_err(not_kept),
             MoveOp::ForgetHeld { flow } => {

@@ -18,6 +18,7 @@ mod entrusted;
 mod holder;
 #[cfg(test)]
 mod inspected;
+mod listening;
 mod load;
 pub mod process;
 mod tickets;
@@ -39,6 +40,7 @@ use donor::Donor;
 pub use donor::READY_FOR;
 use holder::Holder;
 pub(crate) use holder::{Claim, Claimed};
+pub use listening::{Retired, Retiring, Settling};
 use load::Loads;
 use tickets::Tickets;
 

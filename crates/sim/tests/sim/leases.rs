@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carrier, Config, LeaseName, Lending, MoveEvent, Moving, Refusal};
+use whimbrel_protocol::{Carrier, Config, LeaseName, Lending, MoveEvent, Moving, Refusal, Refused, Search, Then};
 use whimbrel_sim::{Access, Faults, HostId, Link, NetworkId, Parting, Random, World};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -280,6 +280,154 @@ fn a_lease_runs_out_while_its_tenant_is_not_reached_and_what_was_claimed_goes_on
     assert!(Scene::is_claimed(&scene.world, &scene.tuple));
     scene.mend();
     scene.check();
+}
+
+#[test]
+fn a_tenant_that_forgets_a_claim_as_its_lease_ends_has_the_connection_still() {
+    // P-86: its daemon dies before any step of a claim, and is back when the lease is over and nothing is lent any more.
+    let effects = {
+        let mut scene = Scene::new(0x5eed);
+        scene.rent(TENANT);
+        assert!(scene.world.wait(10 * SECOND, Scene::is_leased));
+        let before = scene.world.at(TENANT).effects;
+        scene.claim();
+        scene.world.run_for(5 * SECOND);
+        scene.world.at(TENANT).effects - before
+    };
+    let mut forgotten = 0;
+    for step in 0..effects {
+        tried(step, || {
+            let mut scene = Scene::new(0x5eed);
+            scene.rent(TENANT);
+            assert!(scene.world.wait(10 * SECOND, Scene::is_leased));
+            scene = scene.with(Faults {
+                crash: Some((TENANT, step)),
+                downtime: LIFETIME + 30 * SECOND,
+                ..Faults::default()
+            });
+            scene.claim();
+            scene.world.run_for(5 * SECOND);
+            scene.world.faults.crash = None;
+            scene.world.with_node(ANCHOR, |node| node.stop_lending(true));
+            let saved = &scene.world.at(ANCHOR).saved_moves;
+            let claimed = !saved.held.is_empty();
+            let known = Scene::is_claimed(&scene.world, &scene.tuple);
+            assert!(scene.world.wait(SETTLED, |w| w.at(TENANT).node.is_some()));
+            assert!(scene.world.at(ANCHOR).saved_moves.leases.is_empty(), "the lease is not over");
+            forgotten += usize::from(claimed && !Scene::is_claimed(&scene.world, &scene.tuple));
+            // As its daemon does when it begins.
+            scene.claim();
+            scene.world.run_for(20 * SECOND);
+            assert!(!Scene::is_leased(&scene.world), "it is lent anew");
+            assert_eq!(Scene::is_claimed(&scene.world, &scene.tuple), claimed || known, "at step {step}");
+            scene.check();
+        });
+    }
+    assert!(forgotten > 0, "no step of {effects} is between the anchor's and the tenant's knowing");
+}
+
+/// How the anchor that is asked first does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum First {
+    Lends,
+    Refuses,
+    /// Its daemon is dead for a while.
+    IsSilent,
+}
+
+/// Asks both anchors for a port, one after the other, as a daemon does for a program. Gives who lends it.
+fn seek(first: First, faults: Faults) -> (Scene, Option<HostId>) {
+    let mut scene = Scene::new(0x5eed);
+    scene.world.at_mut(OTHER).config.moving.lending = scene.world.at(ANCHOR).config.moving.lending.clone();
+    scene.world.restart(OTHER, Duration::from_millis(1));
+    scene.world.run_for(SECOND);
+    match first {
+        First::Lends => {}
+        First::Refuses => scene.world.with_node(ANCHOR, |node| node.stop_lending(true)),
+        First::IsSilent => scene.world.restart(ANCHOR, 30 * SECOND),
+    }
+    scene = scene.with(faults);
+    let mut search = Search::new([ANCHOR, OTHER].map(|host| Some(keys()[host.0])).into());
+    while let Some(Some(anchor)) = search.pop() {
+        let host = if anchor == keys()[ANCHOR.0] { ANCHOR } else { OTHER };
+        let (now, ends) = (scene.world.now(), Ends { first: "0.0.0.0:0".parse().expect("an endpoint"), count: COUNT });
+        search.note_asked(now);
+        let mut lease = None;
+        scene.world.with_node(TENANT, |node| lease = node.lease(now, anchor, Some(place(host)), ends));
+        // A program whose daemon has died is answered by nobody.
+        let Some(lease) = lease else { return (scene, None) };
+        let outcome = |w: &World| {
+            w.move_events(TENANT).find_map(|event| match event {
+                MoveEvent::Leased { number, .. } if *number == lease.value() => Some(Ok(())),
+                MoveEvent::NotLeased { number, why, .. } if *number == lease.value() => Some(Err(*why)),
+                _ => None,
+            })
+        };
+        scene.world.wait(30 * SECOND, |w| outcome(w).is_some());
+        match outcome(&scene.world) {
+            Some(Ok(())) => return (scene, Some(host)),
+            Some(Err(why)) => {
+                let refused = Refused { anchor, why, has_begun: false, has_less: false };
+                let then = search.handle_refused(scene.world.now(), refused);
+                assert!(matches!(then, Then::Next { late: false } | Then::GivenUp), "{then:?}");
+            }
+            None => return (scene, None),
+        }
+    }
+    (scene, None)
+}
+
+/// Nothing is lent to the tenant that it does not have.
+fn nothing_stays_lent(scene: &mut Scene) {
+    scene.world.run_for(SETTLED);
+    let tenant = keys()[TENANT.0];
+    let lent = [ANCHOR, OTHER].into_iter().flat_map(|host| {
+        let leases = scene.world.at(host).saved_moves.leases.keys();
+        leases.filter(|name| name.tenant == tenant).map(move |name| (host, name.number)).collect::<Vec<_>>()
+    });
+    let lent: Vec<(HostId, u64)> = lent.collect();
+    let had = scene
+        .world
+        .at(TENANT)
+        .saved_moves
+        .tenancies
+        .values()
+        .map(|of| (if of.anchor == keys()[ANCHOR.0] { ANCHOR } else { OTHER }, of.number));
+    assert_eq!(lent, had.collect::<Vec<_>>(), "lent, and had");
+    scene.world.check();
+}
+
+#[test]
+fn anchors_are_asked_one_after_the_other_and_nothing_stays_lent_that_nobody_has() {
+    for (first, by) in [(First::Lends, ANCHOR), (First::Refuses, OTHER), (First::IsSilent, OTHER)] {
+        let (mut scene, lender) = seek(first, Faults::default());
+        assert_eq!(lender, Some(by), "{first:?}");
+        let (sent, ops) = (scene.world.sent, scene.world.ops);
+        let effects = HOSTS.map(|host| scene.world.at(host).effects);
+        nothing_stays_lent(&mut scene);
+        for lose in (0..sent).step_by(stride(3)) {
+            for lose_also in [0, 3] {
+                tried((first, lose, lose_also), || {
+                    let (mut scene, lender) = seek(first, Faults { lose: Some(lose), lose_also, ..Faults::default() });
+                    assert!(lender.is_some(), "nobody lends it");
+                    nothing_stays_lent(&mut scene);
+                });
+            }
+        }
+        for fail in 0..ops {
+            tried((first, "fails", fail), || {
+                nothing_stays_lent(&mut seek(first, Faults { fail: Some(fail), ..Faults::default() }).0);
+            });
+        }
+        for host in HOSTS {
+            for step in (0..effects[host.0]).step_by(stride(3)) {
+                tried((first, host, step), || {
+                    let faults = Faults { crash: Some((host, step)), downtime: 2 * SECOND, ..Faults::default() };
+                    nothing_stays_lent(&mut seek(first, faults).0);
+                });
+            }
+        }
+    }
 }
 
 #[test]

@@ -101,6 +101,9 @@ enum Stage {
     Checking,
     /// Asked for again. Exits: `InForce`; the anchor refuses, or the lease runs out (over).
     Renewing,
+    /// The anchor has ended it, for this reason, and connections of it are being claimed that may be this host's already: a daemon before this one has
+    /// claimed them. Exits: all are answered, or time (over).
+    Closing(Refusal),
     /// The socket that they came with is another host's, and they with it. Exits: it comes back (`Checking`); a while has passed (over).
     Parting,
 }
@@ -222,7 +225,7 @@ impl Tenant {
         };
         match (tenancy.stage, outcome) {
             // It is over for this host anyway.
-            (Stage::Parting, Err(_)) => {}
+            (Stage::Parting | Stage::Closing(_), Err(_)) => {}
             (Stage::Asking | Stage::Renewing, Ok(granted)) if tenancy.fits(&granted.ends) => {
                 tenancy.lifetime = Duration::from_secs(u64::from(granted.lifetime)).max(LASTS_LEAST);
                 tenancy.until = below.now() + tenancy.lifetime;
@@ -242,9 +245,13 @@ impl Tenant {
             }
             // The anchor said so before it heard that it is asked for anew, to a daemon before this one perhaps: the answer follows.
             (Stage::Renewing, Err(Refusal::Expired)) => {}
+            (_, Err(refusal)) if self.is_being_claimed_of(&lease) => {
+                let until = below.now() + ANSWERED_WITHIN;
+                self.turn_tenancy(below, lease, Stage::Closing(refusal), Some(until));
+            }
             (_, Err(refusal)) => self.lose_tenancy(below, lease, refusal),
             // It was heard before.
-            (Stage::Occupying | Stage::InForce | Stage::Checking | Stage::Parting, Ok(_)) => {}
+            (Stage::Occupying | Stage::InForce | Stage::Checking | Stage::Parting | Stage::Closing(_), Ok(_)) => {}
         }
     }
 
@@ -324,7 +331,7 @@ impl Tenant {
                 below.say(anchor, Record::Lease { number: lease.value(), ends });
             }
             (Stage::Checking, Err(_)) => self.give_up_lease(below, lease),
-            (Stage::Asking | Stage::InForce | Stage::Renewing | Stage::Parting, _) => {}
+            (Stage::Asking | Stage::InForce | Stage::Renewing | Stage::Closing(_) | Stage::Parting, _) => {}
         }
         None
     }
@@ -380,6 +387,7 @@ impl Tenant {
                 self.occupy(below, lease);
             }
             Stage::Renewing => self.lose_tenancy(below, lease, Refusal::Expired),
+            Stage::Closing(why) => self.lose_tenancy(below, lease, why),
             // Its anchor has ended it by leading it elsewhere.
             Stage::Parting => drop(self.end_tenancy(below, lease)),
             Stage::Occupying | Stage::Checking => {}
@@ -439,6 +447,12 @@ impl Tenant {
         below.wait(&[], &[anchor]);
         below.say(anchor, Record::Claim { flow: number, tuple, wire_port, hidden });
         true
+    }
+
+    /// Whether connections of a lease are being claimed.
+    fn is_being_claimed_of(&self, lease: &FlowName) -> bool {
+        let Some(tenancy) = self.tenancies.get(lease) else { return false };
+        self.claims.iter().any(|(flow, claim)| flow.peer() == lease.peer() && tenancy.ends.contain(claim.tuple.local))
     }
 
     /// The claim of an endpoint that this lease is to come of.
@@ -510,6 +524,12 @@ impl Tenant {
         self.limits.remove(claim.until, Limit::Claim(flow));
         below.wait(&[flow.peer()], &[]);
         below.event(MoveEvent::Claimed { tuple: claim.tuple, outcome });
+        let closing = self.tenancies.iter().filter_map(|(lease, tenancy)| match tenancy.stage {
+            Stage::Closing(why) if !self.is_being_claimed_of(lease) => Some((*lease, why)),
+            _ => None,
+        });
+        let over: Vec<(FlowName, Refusal)> = closing.collect();
+        over.into_iter().for_each(|(lease, why)| self.lose_tenancy(below, lease, why));
     }
 
     fn handle_claim_limit(&mut self, below: &mut Below<'_>, flow: FlowName) {

@@ -1,14 +1,12 @@
 //! Endpoints of anchors for programs of this host, and of this host for others (`docs/protocol.md` §11, decision 0019).
 //!
 //! ```text
-//! choice.rs   which anchor, where a program leaves that to a policy
 //! lending.rs  what this host lends, as programs ask and are told
 //! offer.rs    what this host is configured to lend, and what of it cannot be lent
 //! reasons.rs  why an anchor does not lend, for people
 //! returns.rs  leases that nobody needs any more
 //! ```
 
-mod choice;
 mod lending;
 mod reasons;
 mod returns;
@@ -21,7 +19,9 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Anchored, Code, Failure, Family, MadeSocket, Reply};
 use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::namespace;
-use whimbrel_protocol::{Event, FlowName, Refusal, Time};
+use whimbrel_protocol::{
+    Awaited, Candidate, Event, Experience, FlowName, Policy, Refusal, Refused, Returns, Search, Then, Time,
+};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
@@ -35,10 +35,8 @@ use crate::reactor::LoopError;
 use crate::role::anchor::executor::young::Young;
 use crate::role::anchor::offer::{BLOCK, Fault};
 use crate::role::programs::{WantedSocket, failed, plain_socket};
-use choice::{Candidate, Experience, Policy};
 pub(crate) use reasons::reason_of;
 use reasons::{may_pass, reason};
-use returns::{Awaited, Returns};
 
 /// Who wants an anchor, and for what.
 #[derive(Debug)]
@@ -96,30 +94,19 @@ impl Wanted {
 #[derive(Debug)]
 pub(crate) struct Asked {
     wanted: Vec<Wanted>,
-    /// Who is asked where this one refuses; None: this host itself.
-    others: VecDeque<Option<PublicKey>>,
-    /// Who has refused it for want of something that is about to be returned.
-    late: Vec<PublicKey>,
-    /// How long it waits for that at most, once it has waited.
-    waits_until: Option<Time>,
-    /// When a host was asked last.
-    at: Time,
+    /// Who is asked where this one refuses.
+    search: Search,
 }
 
 impl Asked {
     /// Of these hosts, one after the other.
     fn new(wanted: Wanted, others: VecDeque<Option<PublicKey>>) -> Self {
-        Self { wanted: vec![wanted], others, late: Vec::new(), waits_until: None, at: Time::default() }
-    }
-
-    /// Of no other host than the first.
-    fn of(wanted: Wanted) -> Self {
-        Self::new(wanted, VecDeque::new())
+        Self { wanted: vec![wanted], search: Search::new(others) }
     }
 
     /// Of no other host than the first, by who has waited.
     fn after(waits_until: Option<Time>, wanted: Wanted) -> Self {
-        Self { waits_until, ..Self::of(wanted) }
+        Self { wanted: vec![wanted], search: Search::after(waits_until) }
     }
 }
 
@@ -131,7 +118,7 @@ pub(crate) struct Anchors {
     blocks: HashMap<(PublicKey, bool), FlowName>,
     /// Programs that run in namespaces of their own, by the clients that hold these.
     namespaces: HashMap<ClientId, Vec<FlowName>>,
-    returns: Returns,
+    returns: Returns<Vec<Wanted>>,
     /// Moves that wait for their connections to be flows of the anchor's.
     claiming: HashMap<FlowTuple, crate::role::relocation::api::Wish>,
     /// Connections that have lasted and are being claimed.
@@ -302,14 +289,14 @@ impl EventLoop {
     /// Whether an endpoint that another program has is waited for.
     fn may_wait_for(&self, asked: &Asked, anchor: PublicKey, end: SocketAddr) -> bool {
         let now = clock::now();
-        asked.may_wait(now) && self.is_about_to_return(now, &Awaited::End(anchor, end))
+        asked.search.may_wait(now) && self.is_about_to_return(now, &Awaited::End(anchor, end))
     }
 
     /// Asks the next anchor that comes into question.
     fn ask_next(&mut self, mut asked: Asked) {
         let Some(first) = asked.wanted.first() else { return };
         let (ipv4, client) = (first.ipv4(), first.client());
-        match asked.others.pop_front() {
+        match asked.search.pop() {
             Some(Some(anchor)) => {
                 let any: IpAddr = if ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
                 let block = match first {
@@ -325,7 +312,7 @@ impl EventLoop {
                         Some(lease) => match self.anchors.asked.get_mut(&lease) {
                             // Another program asks for the same.
                             Some(under_way) => under_way.wanted.append(&mut asked.wanted),
-                            None => self.serve_wanted(lease, asked.wanted, asked.waits_until),
+                            None => self.serve_wanted(lease, asked.wanted, asked.search.waits_until()),
                         },
                         None => {
                             if let Some(lease) = self.lease(asked, anchor, block) {
@@ -356,7 +343,8 @@ impl EventLoop {
         let configured = || self.configured_at(&anchor);
         match self.node.lease(now, anchor, known.or_else(configured), ends) {
             Some(lease) => {
-                let mut asked = Asked { at: now, ..asked };
+                let mut asked = asked;
+                asked.search.note_asked(now);
                 if let [Wanted::Namespace { namespace, wanted, .. }] = &mut asked.wanted[..]
                     && let Some(namespace) = namespace.take()
                 {
@@ -388,7 +376,7 @@ impl EventLoop {
         let lease = FlowName::new(anchor, number);
         self.anchors.experience.lent(clock::now(), anchor, true);
         if let Some(asked) = self.anchors.asked.remove(&lease) {
-            self.serve_wanted(lease, asked.wanted, asked.waits_until);
+            self.serve_wanted(lease, asked.wanted, asked.search.waits_until());
         }
         let sentence = format!("{} on lease from {}", shown(&ends), self.called(&anchor));
         Told::new(Kind::Lease, sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
@@ -414,7 +402,7 @@ impl EventLoop {
     pub(crate) fn note_returned(&mut self, number: u64, anchor: PublicKey) -> Told {
         let lease = FlowName::new(anchor, number);
         self.anchors.blocks.retain(|_, block| *block != lease);
-        self.note_return(anchor);
+        self.anchors.returns.note_returned(clock::now(), anchor);
         let told =
             Told::new(Kind::LeaseReturned, format!("a lease of {} is returned: nobody needs it", self.called(&anchor)));
         told.with("anchor", anchor.to_string())
@@ -433,35 +421,29 @@ impl EventLoop {
         let (now, called) = (clock::now(), self.called(&anchor));
         let asked = self.anchors.asked.remove(&lease);
         let whole = asked.as_ref().and_then(|asked| asked.wanted.first()?.whole());
-        let full = matches!(why, Refusal::NoRoom | Refusal::Taken);
         let has_begun = |asked: &Asked| {
             matches!(asked.wanted[..], [Wanted::Namespace { first: Some(_), .. } | Wanted::Port { .. }])
         };
-        // What it was refused for may be on its way back to the anchor.
-        let is_late =
-            |asked: &Asked| full && !has_begun(asked) && asked.may_wait(now) && self.has_less_since(asked.at, anchor);
-        let is_late = asked.as_ref().is_some_and(is_late);
+        let asked = asked.map(|mut asked| {
+            // What it was refused for may be on its way back to the anchor.
+            let has_less = self.has_less_since(asked.search.asked(), anchor);
+            let refused = Refused { anchor, why, has_begun: has_begun(&asked), has_less };
+            (asked.search.handle_refused(now, refused), asked)
+        });
+        let is_late = matches!(asked, Some((Then::Next { late: true } | Then::Wait { late: true }, _)));
         if why != Refusal::Taken && !is_late {
             self.anchors.experience.lent(now, anchor, false);
         }
         match asked {
-            Some(mut asked) if is_late => {
-                self.take_namespace_back(lease, &mut asked);
-                asked.wait_until(now);
-                asked.late.push(anchor);
-                // Another may have some now.
-                if asked.others.is_empty() || why == Refusal::Taken {
-                    self.wait_for_any(asked);
-                } else {
-                    self.ask_next(asked);
-                }
-                return None;
-            }
-            Some(mut asked) if asked.others.is_empty() && !asked.late.is_empty() && why != Refusal::Taken => {
+            Some((Then::Wait { .. }, mut asked)) => {
                 self.take_namespace_back(lease, &mut asked);
                 self.wait_for_any(asked);
             }
-            Some(asked) if asked.others.is_empty() || why == Refusal::Taken => {
+            Some((Then::Next { .. }, mut asked)) => {
+                self.take_namespace_back(lease, &mut asked);
+                self.ask_next(asked);
+            }
+            Some((Then::GivenUp, asked)) => {
                 self.effects.tenant.forget_namespace(lease);
                 let code = match why {
                     Refusal::Taken => Code::InUse,
@@ -477,14 +459,13 @@ impl EventLoop {
                 let failure = Failure::new(format!("the anchor {what}: {reason}")).on(&called).code(code);
                 self.refuse_all(asked.wanted, &failure);
             }
-            Some(mut asked) => {
-                self.take_namespace_back(lease, &mut asked);
-                self.ask_next(asked);
-            }
             None => {
                 let sentence = format!("a lease of {called} is over: {reason}. New connections with it lead nowhere");
                 return Some(Told::new(Kind::LeaseLost, sentence).with("anchor", anchor.to_string()));
             }
+        }
+        if is_late {
+            return None;
         }
         let told = Told::new(Kind::LeaseRefused, format!("{called} lends no endpoint: {reason}"));
         Some(told.with("anchor", anchor.to_string()))
@@ -501,11 +482,11 @@ impl EventLoop {
     fn ask_again(&mut self, mut asked: Asked) {
         match asked.wanted.pop() {
             Some(Wanted::Namespace { client, wanted, first: Some(first), .. }) => {
-                self.serve_namespace(client, wanted, first, asked.waits_until);
+                self.serve_namespace(client, wanted, first, asked.search.waits_until());
                 self.serve(client);
             }
             Some(Wanted::Port { client, socket, address }) => {
-                let reply = match self.bind_when_returned(client, socket.as_fd(), address, asked.waits_until) {
+                let reply = match self.bind_when_returned(client, socket.as_fd(), address, asked.search.waits_until()) {
                     Some(Ok(None)) => return,
                     Some(Ok(Some(reply))) => reply,
                     Some(Err(failure)) => Reply::Error(failure),

@@ -309,8 +309,11 @@ impl Tenant {
         let Some(place) = host.endpoints.place(name) else { return };
         let open = place.connections.tcp(&MOVABLE).unwrap_or_default().into_iter().map(|socket| socket.tuple);
         let flows: Vec<FlowTuple> = open.filter(|flow| ends.contain(flow.local)).collect();
-        // Who has opened them is not known any more: their far ends are not looked for, but may look for this host.
-        flows.into_iter().for_each(|flow| self.note_young(now, flow, true));
+        // Who has opened them is not known any more: their far ends are not looked for, but may look for this host. They are claimed at once:
+        // the anchor may have ended the lease, and not what was claimed of it already (P-86).
+        for flow in flows {
+            self.young.note_old(now, Young { flow, accepted: true, hidden: false, tries: 0 });
+        }
     }
 
     /// Whether the namespace of an address has ports that the kernel draws from.

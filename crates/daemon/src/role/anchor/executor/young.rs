@@ -38,7 +38,15 @@ impl Ripening {
             None => MATURE,
             Some(doublings) => (AGAIN * 2u32.pow(doublings.min(8))).min(AGAIN_LONGEST),
         };
-        let due = now + pause;
+        self.note_due(now + pause, young);
+    }
+
+    /// A connection that was there before this daemon: it has lasted.
+    pub(super) fn note_old(&mut self, now: Time, young: Young) {
+        self.note_due(now, young);
+    }
+
+    fn note_due(&mut self, due: Time, young: Young) {
         if let Some((before, _)) = self.all.insert(young.flow, (due, young)) {
             self.order.remove(&(before, young.flow));
         }
@@ -87,6 +95,8 @@ mod tests {
         assert_eq!([ripening.take(now), ripening.take(now)], [Some(lasts), None]);
         now = now + MATURE / 2;
         assert_eq!([ripening.take(now), ripening.take(now)], [Some(again), None]);
+        ripening.note_old(now, lasts);
+        assert_eq!([ripening.take(now), ripening.take(now)], [Some(lasts), None], "it has lasted");
         assert!(ripening.all.is_empty() && ripening.order.is_empty());
         // P-128: what was not claimed waits, longer each time, and holds up nothing that is younger.
         for (tries, pause) in [(1, AGAIN), (2, AGAIN * 2), (9, AGAIN_LONGEST)] {

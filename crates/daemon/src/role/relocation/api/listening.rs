@@ -8,61 +8,41 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure};
-use whimbrel_protocol::{MoveName, MoveOp, OpFailed, OpId, Refusal, Time};
+use whimbrel_protocol::{MoveName, MoveOp, OpFailed, OpId, Refusal, Retired, Time};
 use whimbrel_wire::snapshot::Luggage;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Moves, Wish, flow_of};
 use crate::api::server::ClientId;
+use crate::effects::Effects;
 use crate::event_loop::EventLoop;
 use crate::events::{Kind, Told};
 use crate::host::refusal::sentence;
 
 /// They are named by one of these and an address and port.
 const NAMES: [(&str, Transport); 2] = [("listener:", Transport::Tcp), ("udp:", Transport::Udp)];
-/// How long connections may come to such a socket that were being opened when it went: a lost word of TCP's is sent again twice meanwhile.
-/// Where none are any more it ends at once.
-const LINGER: Duration = Duration::from_secs(3);
 
-/// A socket that listens and has gone to another host.
+/// To whom those go that nobody has accepted, and under which name.
 #[derive(Debug)]
-pub(crate) struct Retiring {
-    name: MoveName,
+pub(crate) struct Followed {
     to: PublicKey,
     receiver: Option<String>,
-    until: Time,
-}
-
-impl Retiring {
-    pub(crate) fn begin(now: Time, name: MoveName, to: PublicKey, receiver: Option<String>) -> Self {
-        Self { name, to, receiver, until: now + LINGER }
-    }
-}
-
-/// A socket without another end that is to rest, once all of its connections are flows (P-116).
-#[derive(Debug)]
-pub(crate) struct Settling {
-    id: OpId,
-    op: MoveOp,
-    /// Connections that are being claimed.
-    open: HashSet<FlowTuple>,
-    /// Why one of them could not be.
-    refused: Option<Refusal>,
 }
 
 impl Moves {
+    /// A socket that listens has gone to another host.
+    pub(super) fn retire(&mut self, now: Time, name: MoveName, to: PublicKey, receiver: Option<String>) {
+        self.retiring.begin(now, name, Followed { to, receiver });
+    }
+
     /// Whether a socket may rest that has waited for its connections.
     pub(crate) fn may_go_on(&self) -> bool {
-        self.settling.iter().any(|settling| settling.open.is_empty())
+        self.settling.is_ready()
     }
 
     /// A connection is a flow of its anchor's, or cannot be.
     pub(crate) fn note_claimed(&mut self, flow: &FlowTuple, outcome: Result<(), Refusal>) {
-        for settling in &mut self.settling {
-            if settling.open.remove(flow) {
-                settling.refused = settling.refused.or(outcome.err());
-            }
-        }
+        self.settling.note_claimed(flow, outcome);
     }
 }
 
@@ -70,8 +50,7 @@ impl EventLoop {
     /// The next effect of a move that can be carried out.
     pub(crate) fn next_move_op(&mut self, now: Time) -> Option<(OpId, MoveOp)> {
         loop {
-            if let Some(at) = self.moves.settling.iter().position(|settling| settling.open.is_empty()) {
-                let Settling { id, op, refused, .. } = self.moves.settling.swap_remove(at);
+            if let Some(((id, op), refused)) = self.moves.settling.pop() {
                 let Some(why) = refused else { return Some((id, op)) };
                 let sentence = format!("its anchor does not take one of its connections: {}", sentence(why));
                 self.leave_unsettled(now, id, &op, OpFailed { refusal: Some(Refusal::Unmovable), sentence });
@@ -111,7 +90,7 @@ impl EventLoop {
         if open.is_empty() {
             return Some(op);
         }
-        self.moves.settling.push(Settling { id, op, open, refused: None });
+        self.moves.settling.begin((id, op), open);
         None
     }
 
@@ -149,10 +128,8 @@ impl EventLoop {
 
     /// Connections that were not accepted follow their sockets, which end when none can come any more.
     pub(crate) fn retire_listeners(&mut self, now: Time) {
-        for retiring in std::mem::take(&mut self.moves.retiring) {
-            // Looked at first, so that none comes about between this and the last that is taken.
-            let is_over = retiring.until <= now
-                || !self.effects.relocation.is_being_opened(&mut self.effects.host, &retiring.name);
+        let Effects { relocation, host, .. } = &mut self.effects;
+        for retiring in self.moves.retiring.take(now, |name| relocation.is_being_opened(host, name)) {
             for socket in self.effects.relocation.take_queued(&retiring.name) {
                 let named = flow_of(&socket).and_then(|flow| Ok((flow, self.programs.names.of(socket.as_fd())?)));
                 let Ok((flow, uuid)) = named else { continue };
@@ -163,26 +140,26 @@ impl EventLoop {
                 let luggage = Luggage { uuid: *uuid.as_bytes(), state: Vec::new() };
                 let family =
                     self.effects.relocation.take_given(&mut self.effects.host, now, flow, socket.into(), luggage);
-                let (acceptor, receiver) = (retiring.to, retiring.receiver.clone());
+                let (acceptor, receiver) = (retiring.with.to, retiring.with.receiver.clone());
                 let options = Vec::new();
                 let wish = Wish { client: ClientId::NOBODY, family, acceptor, receiver, options, prepares: false };
                 self.give_borrowed(flow, wish);
             }
-            if is_over {
+            if retiring.is_over() {
                 self.effects.relocation.end_retired(&mut self.effects.host, &retiring.name);
             } else {
-                self.moves.retiring.push(retiring);
+                self.moves.retiring.put_back(retiring);
             }
         }
     }
 
     /// A connection that nobody has accepted stays behind its socket: it ends as the kernel would have it when the socket is closed, so that
     /// its other end waits for nothing.
-    fn reset_queued(&mut self, retiring: &Retiring, flow: FlowTuple, socket: &OwnedFd, why: &str) {
+    fn reset_queued(&mut self, retiring: &Retired<Followed>, flow: FlowTuple, socket: &OwnedFd, why: &str) {
         if let Err(error) = sockopt::set_socket_linger(socket, Some(Duration::ZERO)) {
             tracing::warn!(%flow, %error, "a connection of a socket that has moved ends as if its program had closed it");
         }
-        let to = self.called(&retiring.to);
+        let to = self.called(&retiring.with.to);
         let sentence = format!(
             "is over: nobody had accepted it when its server went to {to}, where it cannot follow, since {why}"
         );

@@ -14,7 +14,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use whimbrel_datapath::Most;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, Kept, Moved, PeerName, Received, Reply, State, Uuid, WAITS_FOR};
-use whimbrel_protocol::{Gift, HostView, MoveEvent, MoveName, Node, NotGiven, OpFailed, Refusal, Rented, Time};
+use whimbrel_protocol::{
+    Gift, HostView, MoveEvent, MoveName, MoveOp, Node, NotGiven, OpFailed, OpId, Refusal, Rented, Retiring, Settling,
+    Time,
+};
 use whimbrel_wire::community::MemberStanding;
 use whimbrel_wire::snapshot::{Family, Luggage};
 use whimbrel_wire::{FlowTuple, Transport};
@@ -31,7 +34,7 @@ use crate::reactor::LoopError;
 use crate::role::anchor::api::reason_of;
 use crate::role::relocation::executor::{Arrived, Known, NotBorrowed};
 use crate::{clock, closing};
-use listening::{Retiring, Settling};
+use listening::Followed;
 use prepared::Prepared;
 use processes::ProcessJob;
 use receivers::Receiver;
@@ -49,13 +52,13 @@ pub(crate) struct Moves {
     /// Processes that are to be moved, by the numbers of their first.
     processes: HashMap<u32, ProcessJob>,
     /// Sockets that listen and have gone.
-    retiring: Vec<Retiring>,
+    retiring: Retiring<Followed>,
     /// Sockets that have gone, and of which nothing has been heard since.
     unheard: left_over::Unheard,
     /// Sockets that have come and were not told of yet.
     come: HashMap<MoveName, Come>,
     /// Sockets without another end that are to rest.
-    settling: Vec<Settling>,
+    settling: Settling<(OpId, MoveOp)>,
 }
 
 /// A socket that has come.
@@ -538,7 +541,7 @@ impl EventLoop {
         if job.is_none_or(|job| job.flow.listens()) {
             // Of a move that a daemon before this one began it is not known for whom it was.
             let receiver = job.and_then(|job| job.receiver.clone());
-            self.moves.retiring.push(Retiring::begin(now, name, to, receiver));
+            self.moves.retire(now, name, to, receiver);
             self.retire_listeners(now);
         }
     }

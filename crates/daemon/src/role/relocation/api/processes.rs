@@ -7,7 +7,8 @@ use whimbrel_datapath::Most;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, MovedProcess, ProcessScope, Reply};
 use whimbrel_kernel::whole::{self, Scope, Whole};
-use whimbrel_protocol::{Gift, LoadStanding, MoveEvent, MoveName, Time};
+use whimbrel_protocol::process::Departure;
+use whimbrel_protocol::{Gift, LoadStanding, MoveEvent, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Family;
 
@@ -40,15 +41,7 @@ pub(crate) struct ProcessJob {
     claimed_by: Option<Time>,
     /// Of the load that was sent.
     number: Option<u64>,
-    /// The moves of its connections that are under way.
-    open: Vec<(MoveName, FlowTuple)>,
     begun: bool,
-    /// How many of its connections have gone.
-    gone: usize,
-    /// The first has: the process is the other host's.
-    decided: bool,
-    /// Connections that it has lost on the way.
-    lost: Vec<FlowTuple>,
     /// Why it stays.
     why: Option<String>,
     /// It goes on there: how long it stood still, and its number there.
@@ -120,11 +113,7 @@ impl EventLoop {
             to: acceptor,
             claimed_by: None,
             number: None,
-            open: Vec::new(),
             begun: false,
-            gone: 0,
-            decided: false,
-            lost: Vec::new(),
             why: None,
             running: None,
             until: None,
@@ -235,7 +224,8 @@ impl EventLoop {
 
     /// What threads have done of processes on their way.
     pub(crate) fn take_in_processes(&mut self, now: Time) {
-        let finished = self.effects.wholes.take_in(&mut self.effects.host, now);
+        let (wholes, mut around) = self.effects.around_wholes();
+        let finished = wholes.take_in(&mut around, now);
         // First why, then that it is so.
         for news in self.effects.wholes.take_news() {
             match news {
@@ -244,7 +234,8 @@ impl EventLoop {
                     Ok(()) => self.name_connections(root),
                     Err(why) => self.call_process_back(now, root, Some(why)),
                 },
-                News::Doomed { root, why } => self.call_process_back(now, root, why),
+                News::Stays { root, why } => self.call_process_back(now, root, Some(why)),
+                News::Cancel { name } => self.node.cancel_move(now, name),
                 News::Prepared { name, refused } => match refused {
                     None => self.node.answer_load(now, name, LoadStanding::Ready, ""),
                     Some(why) => self.node.answer_load(now, name, LoadStanding::Refused, &why),
@@ -309,7 +300,7 @@ impl EventLoop {
             LoadStanding::Running => {
                 let still = self.effects.wholes.still_for(root).unwrap_or_default();
                 job.running = Some((still, said));
-                if job.open.is_empty() {
+                if self.effects.wholes.departure(root).is_none_or(Departure::is_told) {
                     self.answer_for_process(root);
                 }
             }
@@ -424,9 +415,7 @@ impl EventLoop {
             given = match self.node.give_socket(now, gift) {
                 Ok(name) => {
                     first.get_or_insert(name.number);
-                    if let Some(job) = self.moves.processes.get_mut(&root) {
-                        job.open.push((name, *flow));
-                    }
+                    self.effects.wholes.give(root, name, *flow);
                     Ok(())
                 }
                 Err(why) => Err(format!("{} -> {}: {why}", flow.local, flow.remote)),
@@ -445,45 +434,30 @@ impl EventLoop {
 
     /// A process is not to go: what is under way of its connections is called back.
     fn call_process_back(&mut self, now: Time, root: u32, why: Option<String>) {
-        self.effects.wholes.doom_leaving(root);
         let Some(job) = self.moves.processes.get_mut(&root) else { return };
         job.why = job.why.take().or(why);
-        let open = job.open.clone();
-        open.into_iter().for_each(|(name, _)| self.node.cancel_move(now, name));
-        if self.moves.processes.get(&root).is_some_and(|job| job.open.is_empty() && !job.decided) {
+        let (wholes, mut around) = self.effects.around_wholes();
+        wholes.call_leaving_back(&mut around, now, root);
+        if self.effects.wholes.departure(root).is_none_or(|of| of.is_told() && !of.is_given()) {
             self.answer_for_process(root);
         }
     }
 
     /// What became of a connection of a process. Tells whether it is of one.
     pub(crate) fn note_move_of_process(&mut self, event: &MoveEvent) -> bool {
-        let (MoveEvent::Given { name, .. } | MoveEvent::Kept { name, .. } | MoveEvent::Lost { name }) = event else {
-            return false;
-        };
-        let mut jobs = self.moves.processes.iter_mut();
-        let found =
-            jobs.find_map(|(root, job)| Some((*root, job.open.iter().position(|(open, _)| open == name)?, job)));
-        let Some((root, at, job)) = found else { return false };
-        let (_, flow) = job.open.swap_remove(at);
-        match event {
-            MoveEvent::Given { .. } => {
-                job.decided = true;
-                job.gone += usize::from(!flow.is_unconnected());
-            }
-            MoveEvent::Kept { why, .. } if !job.decided => {
-                let why = format!("{} -> {}: {}", flow.local, flow.remote, sentence(*why));
-                job.why.get_or_insert(why);
-                self.call_process_back(clock::now(), root, None);
-            }
-            _ => job.lost.push(flow),
-        }
         let now = clock::now();
-        if let Some(job) = self.moves.processes.get_mut(&root).filter(|job| job.open.is_empty()) {
-            if job.decided && job.running.is_none() {
-                job.until = Some(now + TOLD_WITHIN);
-            } else {
-                self.answer_for_process(root);
-            }
+        let (wholes, mut around) = self.effects.around_wholes();
+        let outcome = wholes.note_outcome_of_leaving(&mut around, now, event);
+        let Some((root, flow, stays)) = outcome else { return false };
+        let Some(job) = self.moves.processes.get_mut(&root) else { return true };
+        if let (true, MoveEvent::Kept { why, .. }) = (stays, event) {
+            job.why.get_or_insert_with(|| format!("{} -> {}: {}", flow.local, flow.remote, sentence(*why)));
+        }
+        let Some(departure) = self.effects.wholes.departure(root).filter(|of| of.is_told()) else { return true };
+        if departure.is_given() && job.running.is_none() {
+            job.until = Some(now + TOLD_WITHIN);
+        } else {
+            self.answer_for_process(root);
         }
         true
     }
@@ -491,8 +465,12 @@ impl EventLoop {
     /// All is decided, or nothing is to be waited for any more.
     fn answer_for_process(&mut self, root: u32) {
         let Some(job) = self.moves.processes.remove(&root) else { return };
+        let departure = self.effects.wholes.departure(root);
+        let decided = departure.is_some_and(Departure::is_given);
+        let gone = departure.map_or(0, Departure::gone);
+        let lost = departure.map(|of| of.lost().to_vec()).unwrap_or_default();
         self.effects.wholes.end_leaving(&mut self.effects.relocation, &mut self.effects.host, clock::now(), root);
-        let ProcessJob { client, whole, going, to, gone, decided, lost, why, running, .. } = job;
+        let ProcessJob { client, whole, going, to, why, running, .. } = job;
         let to = self.peer_name(&to);
         let name = whole.name;
         let reply = if decided {

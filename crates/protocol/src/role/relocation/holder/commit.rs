@@ -465,8 +465,10 @@ impl Holder {
             _ if known => self.claimed_before(&far, &tenant),
             _ => None,
         };
-        // What a part of the lease has gone elsewhere with is no more the tenant's, but for what it has claimed of it already.
-        let leased = leased && (before.is_some() || part.is_none_or(|part| part.flow.peer() == tenant));
+        // What a part of the lease has gone elsewhere with is no more the tenant's, except what it has claimed of it already: that is its own
+        // whether or not the lease is over meanwhile.
+        let claimed = before.is_some() && !tuple.is_unconnected();
+        let leased = claimed || leased && (before.is_some() || part.is_none_or(|part| part.flow.peer() == tenant));
         if self.is_taken(below, &flow, None) {
             Claimed::Refused(Refusal::Taken)
         } else if !leased {

@@ -182,6 +182,12 @@ impl Arrival {
         self.moves.get(name).map(|part| (part.flow, part.index == 0))
     }
 
+    /// Whether this connection comes with it: its socket may not be there yet.
+    #[must_use]
+    pub fn awaits(&self, flow: &FlowTuple) -> bool {
+        self.moves.values().any(|part| part.standing != Standing::Over && part.flow == *flow)
+    }
+
     /// Its connections that are announced, in their order.
     pub fn parts(&self) -> impl Iterator<Item = FlowTuple> {
         self.parts.values().copied()

@@ -398,3 +398,33 @@ impl Departure {
         self.steps.extend(ids.into_iter().map(|id| DepartureStep::Answer(id, answer())));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use whimbrel_wire::Transport;
+
+    use super::*;
+
+    fn flow(port: u16) -> FlowTuple {
+        let end = |port| SocketAddr::from(([192, 0, 2, 1], port));
+        FlowTuple { transport: Transport::Tcp, local: end(22), remote: end(port) }
+    }
+
+    #[test]
+    fn processes_that_are_found_wait_for_their_first_connection_and_no_other() {
+        let name = |number| MoveName { donor: [1; 32], number };
+        let found = |moves: &[u16]| {
+            let mut departure = Departure::restored(vec![flow(1), flow(2)]);
+            moves.iter().for_each(|port| departure.restore_move(name(u64::from(*port)), flow(*port)));
+            departure.end_restoring();
+            departure
+        };
+        let mut both = found(&[1, 2]);
+        assert!(!both.is_decided() && both.poll().is_none(), "its first connection tells");
+        let mut other = found(&[2]);
+        assert!(other.is_decided() && other.poll() == Some(DepartureStep::Wake), "nothing else would ever tell");
+        assert!(!other.is_over() && found(&[]).is_over());
+    }
+}

@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
+use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::borrowed::Halted;
 use whimbrel_kernel::whole::{self, Seen, Whole};
-use whimbrel_protocol::{Found, MoveName, OpDone, OpId, PeerId, Refusal, SavedDonation, Time};
+use whimbrel_protocol::process::{Departure, DepartureStep, Outcome};
+use whimbrel_protocol::{Found, MoveEvent, MoveName, MoveOp, OpDone, OpId, PeerId, SavedDonation, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Answer, News, Report, Wholes, failed};
+use super::{Answer, Around, News, Report, Wholes};
 use crate::host::Host;
-use crate::role::anchor::executor::lender::Lender;
-use crate::role::relocation::executor::{Relocation, URGENT};
+use crate::role::relocation::executor::{Known, Relocation, URGENT};
 use crate::role::relocation::process::helper::Criu;
 use crate::role::relocation::process::load::{Manifest, archive, pack, write_queues};
 use crate::role::relocation::process::{BEFORE, IMAGES, criu, helper, make, remove};
@@ -42,23 +43,17 @@ pub(crate) struct Leaving {
     inner: u32,
     /// As it was seen last. None: a daemon before this one has begun, and it does not go any more.
     whole: Option<Whole>,
-    /// Its connections and sockets without another end, that which decides first; none before they are to be given.
-    flows: Vec<FlowTuple>,
     /// Where new connections wait already.
     quiet: Vec<FlowTuple>,
     directory: PathBuf,
     criu: Option<Criu>,
     /// Its memory was written down once while it ran, so that what has changed since is enough.
     before: bool,
-    /// Ops that wait until all connections have come as far.
-    freezing: Vec<OpId>,
-    dumping: Vec<OpId>,
-    thawing: Vec<OpId>,
-    dumped: bool,
     stopped: Option<Instant>,
-    fate: Option<Fate>,
-    /// It does not go any more: what is still asked of it for that fails.
-    doomed: bool,
+    /// How far its connections are; it has none before they are to be given.
+    pub(super) departure: Departure,
+    /// Who has it by now.
+    to: Option<PeerId>,
 }
 
 /// What goes ahead of a process, and how it was made.
@@ -67,12 +62,6 @@ pub(crate) struct Packed {
     load: Vec<u8>,
     criu: Criu,
     before: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Kept,
-    Gone,
 }
 
 /// Of a [`Leaving`], for the next daemon.
@@ -97,29 +86,20 @@ impl State {
 
 impl Leaving {
     /// One that nothing has been done with yet.
-    fn new(pids: Vec<u32>, inner: u32, flows: Vec<FlowTuple>, directory: PathBuf) -> Self {
+    fn new(pids: Vec<u32>, inner: u32, departure: Departure, directory: PathBuf) -> Self {
         Self {
             seen: pids.iter().copied().map(Seen::now).collect(),
             pids,
             inner,
             whole: None,
-            flows,
             quiet: Vec::new(),
             directory,
             criu: None,
             before: false,
-            freezing: Vec::new(),
-            dumping: Vec::new(),
-            thawing: Vec::new(),
-            dumped: false,
             stopped: None,
-            fate: None,
-            doomed: false,
+            departure,
+            to: None,
         }
-    }
-
-    fn leads(&self, flow: &FlowTuple) -> bool {
-        self.flows.first() == Some(flow)
     }
 
     fn save(&self) -> std::io::Result<()> {
@@ -127,7 +107,7 @@ impl Leaving {
         let state = State {
             pids: self.seen.iter().map(|seen| (seen.pid(), seen.started())).collect(),
             inner: self.inner,
-            flows: self.flows.iter().map(flow).collect(),
+            flows: self.departure.parts().iter().map(flow).collect(),
             locks: self.criu.as_ref().is_some_and(Criu::leaves_lock),
         };
         fs::write(self.directory.join(STATE), serde_json::to_vec(&state)?)
@@ -135,13 +115,10 @@ impl Leaving {
 }
 
 impl Wholes {
-    pub(crate) fn gives(&self, flow: &FlowTuple) -> bool {
-        self.leaving.values().any(|leaving| leaving.flows.contains(flow) && leaving.fate.is_none())
-    }
-
     /// Whether processes stand still, or are about to, since they go elsewhere.
     pub(crate) fn is_leaving_any(&self) -> bool {
-        self.leaving.values().any(|leaving| leaving.fate.is_none() && !leaving.flows.is_empty())
+        let of = |departure: &Departure| !departure.is_decided() && !departure.parts().is_empty();
+        self.leaving.values().any(|leaving| of(&leaving.departure))
     }
 
     /// Whether a process is on its way already.
@@ -158,7 +135,7 @@ impl Wholes {
         let directory = self.directory.join(format!("out-{root}"));
         make(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
         let inner = whole.inner.first().copied().unwrap_or(root);
-        let leaving = Leaving::new(whole.pids.clone(), inner, Vec::new(), directory.clone());
+        let leaving = Leaving::new(whole.pids.clone(), inner, Departure::new(Vec::new()), directory.clone());
         self.leaving.insert(root, Leaving { whole: Some(whole.clone()), ..leaving });
         let subject = whole.clone();
         let mut manifest = Manifest {
@@ -205,53 +182,19 @@ impl Wholes {
         self.news.push(News::Packed { root, load });
     }
 
-    pub(crate) fn note_dumped(&mut self, root: u32, images: Result<Vec<u8>, String>) {
-        let Some(leaving) = self.leaving.get_mut(&root) else { return };
-        leaving.dumped = images.is_ok();
-        let waiting = std::mem::take(&mut leaving.dumping);
-        match images {
-            Ok(images) => {
-                // The first that asked is that of the connection which decides.
-                let mut images = Some(images);
-                for id in waiting {
-                    let bytes = images.take().unwrap_or_else(|| vec![0]);
-                    self.finish(id, Ok(OpDone::Dumped(bytes)));
-                }
-            }
-            Err(why) => {
-                leaving.doomed = true;
-                self.finish_all(waiting, || Err(failed(Refusal::Unmovable, why.clone())));
-                self.news.push(News::Doomed { root, why: Some(why) });
-            }
-        }
-    }
-
-    /// Processes that were found go on whose first connection is in no move: nobody has begun to move it, or it stays. It decides for all, and so nothing else
-    /// would tell what becomes of them, whichever others are in the middle of theirs.
-    pub(crate) fn let_undecided_go_on(&mut self) {
-        let moves = |root: u32, flow: &FlowTuple| self.given.values().any(|of| *of == (root, *flow));
-        let decided =
-            |(root, leaving): &(&u32, &Leaving)| leaving.flows.first().is_some_and(|first| moves(**root, first));
-        let idle: Vec<u32> = self.leaving.iter().filter(|found| !decided(found)).map(|(root, _)| *root).collect();
-        for root in idle {
-            let Some(leaving) = self.leaving.get_mut(&root) else { continue };
-            if let Err(error) = whole::wake(&leaving.seen) {
-                tracing::warn!(%error, "process {root} is not woken");
-            }
-            leaving.fate = Some(Fate::Kept);
-            if self.given.values().all(|(of, _)| *of != root) {
-                self.forget_leaving(root);
-            }
+    /// Why a process stays, where it does.
+    pub(crate) fn note_stays(&mut self, root: u32, why: Option<&String>) {
+        if let Some(why) = why {
+            self.tell(News::Stays { root, why: why.clone() });
         }
     }
 
     /// Nothing of it is under way any more.
     fn forget_leaving(&mut self, root: u32) {
-        if let Some(leaving) = self.leaving.remove(&root) {
-            self.given.retain(|_, (of, _)| *of != root);
-            if let Err(error) = remove(&leaving.directory) {
-                tracing::warn!(%error, "what was written down of process {root} stays");
-            }
+        if let Some(leaving) = self.leaving.remove(&root)
+            && let Err(error) = remove(&leaving.directory)
+        {
+            tracing::warn!(%error, "what was written down of process {root} stays");
         }
     }
 
@@ -307,7 +250,7 @@ impl Wholes {
     ) -> Result<(), String> {
         let leaving = self.leaving.get_mut(&whole.root);
         let Some(leaving) = leaving else { return Err("it was given up".to_owned()) };
-        (leaving.flows, leaving.whole) = (flows, Some(whole.clone()));
+        (leaving.departure, leaving.whole) = (Departure::new(flows), Some(whole.clone()));
         leaving.save().map_err(|error| error.to_string())?;
         self.make_ready(host, now).map_err(|error| error.to_string())
     }
@@ -316,7 +259,9 @@ impl Wholes {
     pub(crate) fn end_leaving(&mut self, relocation: &mut Relocation, host: &mut Host, now: Time, root: u32) {
         // What the process closed while it grew quiet goes nowhere with it.
         let leaving = self.leaving.get(&root);
-        let waits = |leaving: &Leaving, flow: &FlowTuple| leaving.fate.is_none() || !leaving.flows.contains(flow);
+        let waits = |leaving: &Leaving, flow: &FlowTuple| {
+            !leaving.departure.is_decided() || !leaving.departure.parts().contains(flow)
+        };
         let quiet: Vec<FlowTuple> = leaving.map_or_else(Vec::new, |leaving| {
             leaving.quiet.iter().filter(|flow| waits(leaving, flow)).copied().collect()
         });
@@ -327,55 +272,126 @@ impl Wholes {
         }
     }
 
-    /// The process of these moves is not to go any more: what waits is told so.
-    pub(crate) fn doom_leaving(&mut self, root: u32) {
-        let Some(leaving) = self.leaving.get_mut(&root) else { return };
-        leaving.doomed = true;
-        let waiting = std::mem::take(&mut leaving.freezing);
-        self.finish_all(waiting, || Err(failed(Refusal::Cancelled, "another of its connections does not move")));
+    /// A process is not to go any more.
+    pub(crate) fn call_leaving_back(&mut self, around: &mut Around<'_>, now: Time, root: u32) {
+        self.with_leaving(around, now, root, Departure::call_back);
     }
 
-    pub(crate) fn freeze_whole(
+    /// What became of a connection: the process that it is of, the connection, and whether the process stays by that.
+    pub(crate) fn note_outcome_of_leaving(
         &mut self,
-        relocation: &mut Relocation,
-        host: &mut Host,
+        around: &mut Around<'_>,
+        now: Time,
+        event: &MoveEvent,
+    ) -> Option<(u32, FlowTuple, bool)> {
+        let (name, outcome) = match event {
+            MoveEvent::Given { name, .. } => (name, Outcome::Given),
+            MoveEvent::Kept { name, .. } => (name, Outcome::Kept),
+            MoveEvent::Lost { name } => (name, Outcome::Lost),
+            _ => return None,
+        };
+        let all = self.leaving.iter_mut();
+        let found = all.filter_map(|(root, leaving)| Some((*root, leaving.departure.handle_outcome(name, outcome)?)));
+        let (root, (flow, stays)) = found.into_iter().next()?;
+        self.take_leaving_steps(around, now, root);
+        Some((root, flow, stays))
+    }
+
+    /// Carries out an op of a move, where that is of a process that leaves. Tells whether it is.
+    pub(crate) fn carry_out_of_leaving(
+        &mut self,
+        around: &mut Around<'_>,
+        now: Time,
         id: OpId,
-        name: MoveName,
-        flow: FlowTuple,
-    ) -> Option<Answer> {
-        let found = self.leaving.iter_mut().find(|(_, leaving)| leaving.flows.contains(&flow));
-        let Some((root, leaving)) = found else { return Some(Err(failed(Refusal::Unmovable, "it was given up"))) };
-        let root = *root;
-        if leaving.doomed {
-            return Some(Err(failed(Refusal::Cancelled, "another of its connections does not move")));
+        op: &MoveOp,
+        peer: &impl Fn(&PublicKey) -> Option<Known>,
+    ) -> bool {
+        let root = match op {
+            MoveOp::Freeze { flow, .. } => {
+                let mut all = self.leaving.iter();
+                all.find(|(_, leaving)| leaving.departure.takes(flow)).map(|(root, _)| *root)
+            }
+            MoveOp::Dump { name }
+            | MoveOp::Thaw { name }
+            | MoveOp::Destroy { name, .. }
+            | MoveOp::ForgetDonation { name } => self.left_by(name),
+            _ => None,
+        };
+        let Some(root) = root else { return false };
+        match op {
+            MoveOp::Freeze { name, flow } => self.with_leaving(around, now, root, |of| of.freeze(id, *name, *flow)),
+            MoveOp::Dump { name } => self.with_leaving(around, now, root, |of| of.dump(id, name)),
+            MoveOp::Thaw { name } => self.with_leaving(around, now, root, |of| of.thaw(id, name)),
+            MoveOp::Destroy { name, forward } => {
+                if let Some(leaving) = self.leaving.get_mut(&root) {
+                    leaving.to = forward.as_ref().and_then(peer).map(|to| to.peer);
+                }
+                self.with_leaving(around, now, root, |of| of.destroy(id, name));
+            }
+            MoveOp::ForgetDonation { name } => {
+                let answer = self.forget_given_of_whole(around.host, now, root, name);
+                self.finish(id, answer);
+            }
+            _ => {}
         }
-        self.given.insert(name, (root, flow));
-        leaving.freezing.push(id);
-        if leaving.freezing.len() < leaving.flows.len() {
-            return None;
+        true
+    }
+
+    /// Does something with a process that leaves, and what follows from it.
+    pub(crate) fn with_leaving(
+        &mut self,
+        around: &mut Around<'_>,
+        now: Time,
+        root: u32,
+        act: impl FnOnce(&mut Departure),
+    ) {
+        if let Some(leaving) = self.leaving.get_mut(&root) {
+            act(&mut leaving.departure);
+            self.take_leaving_steps(around, now, root);
         }
-        let waiting = std::mem::take(&mut leaving.freezing);
-        let stopped = self.stop_whole(relocation, host, root);
-        if let Err(why) = &stopped {
-            self.news.push(News::Doomed { root, why: Some(why.clone()) });
-            self.given.retain(|_, (of, _)| *of != root);
-            if let Some(leaving) = self.leaving.get_mut(&root) {
-                leaving.doomed = true;
+    }
+
+    fn take_leaving_steps(&mut self, around: &mut Around<'_>, now: Time, root: u32) {
+        while let Some(leaving) = self.leaving.get_mut(&root)
+            && let Some(step) = leaving.departure.poll()
+        {
+            match step {
+                DepartureStep::Answer(id, answer) => self.finish(id, answer),
+                DepartureStep::Cancel(name) => self.tell(News::Cancel { name }),
+                DepartureStep::Stop => {
+                    let stopped = self.stop_whole(around.relocation, around.host, root);
+                    self.note_stays(root, stopped.as_ref().err());
+                    self.with_leaving(around, now, root, |of| of.handle_stopped(stopped));
+                }
+                DepartureStep::Write => self.write_whole_down(root),
+                DepartureStep::Wake => {
+                    let woken = self.wake_leaving(around.relocation, around.host, root);
+                    self.with_leaving(around, now, root, |of| of.handle_woken(woken));
+                }
+                DepartureStep::End => {
+                    let ended = self.end_leaving_whole(around.host, root);
+                    self.with_leaving(around, now, root, |of| of.handle_ended(ended));
+                }
+                DepartureStep::LetIn(flow) => self.let_in_again(around.relocation, around.host, &flow),
+                DepartureStep::PartWith(flow) => {
+                    let to = leaving.to;
+                    around.relocation.kept_new.remove(&flow);
+                    around.lender.leave_home(around.host, &flow);
+                    around.host.part_with(now, flow, to);
+                }
+                DepartureStep::Leave(flow) => {
+                    around.host.let_in(&flow);
+                    around.host.tunnel.forget_aside(&flow);
+                }
             }
         }
-        let answer = || match &stopped {
-            Ok(()) => Ok(OpDone::Done),
-            Err(why) => Err(failed(Refusal::Unmovable, why.clone())),
-        };
-        self.finish_all(waiting, answer);
-        None
     }
 
     /// Holds the packets of a process's connections, and has it stand still.
     fn stop_whole(&mut self, relocation: &mut Relocation, host: &mut Host, root: u32) -> Result<(), String> {
         let Some(leaving) = self.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
         leaving.stopped = Some(Instant::now());
-        let (flows, pids) = (leaving.flows.clone(), leaving.pids.clone());
+        let (flows, pids) = (leaving.departure.parts().to_vec(), leaving.pids.clone());
         let (quiet, seen) = (leaving.quiet.clone(), leaving.whole.clone());
         let fresh: Vec<FlowTuple> = flows.iter().copied().filter(|flow| !quiet.contains(flow)).collect();
         fresh.iter().for_each(|flow| host.forget_late(flow));
@@ -405,29 +421,16 @@ impl Wholes {
         stopped
     }
 
-    pub(crate) fn dump_whole(&mut self, id: OpId, name: &MoveName) -> Option<Answer> {
-        let (root, flow) = *self.given.get(name)?;
-        let Some(leaving) = self.leaving.get_mut(&root) else {
-            return Some(Err(failed(Refusal::Unmovable, "it was given up")));
-        };
-        let criu = match leaving.criu.clone() {
-            Some(criu) if !leaving.doomed => criu,
-            _ => return Some(Err(failed(Refusal::Cancelled, "another of its connections does not move"))),
-        };
-        if !leaving.leads(&flow) {
-            if leaving.dumped {
-                return Some(Ok(OpDone::Dumped(vec![0])));
-            }
-            leaving.dumping.push(id);
-            return None;
-        }
-        leaving.dumping.insert(0, id);
+    fn write_whole_down(&mut self, root: u32) {
+        let Some(leaving) = self.leaving.get_mut(&root) else { return };
+        let criu = leaving.criu.clone();
         let (directory, before) = (leaving.directory.clone(), leaving.before);
         let (seen, pids) = (leaving.whole.clone(), leaving.pids.clone());
         let work = move || {
             let (mut images, written) = (Vec::new(), directory.join(IMAGES));
             let dumped = seen.ok_or_else(|| "it does not go any more".to_owned());
-            let dumped = dumped.and_then(|seen| criu.dump(&seen, &directory, before));
+            let criu = criu.ok_or_else(|| "there is no CRIU".to_owned());
+            let dumped = dumped.and_then(|seen| criu?.dump(&seen, &directory, before));
             let dumped = dumped.and_then(|()| {
                 let queues = whole::queues_of(&pids).map_err(|unfit| unfit.to_string())?;
                 write_queues(&queues, &written).map_err(|error| error.to_string())
@@ -436,86 +439,31 @@ impl Wholes {
             Report::Dumped(root, dumped.map(|()| images))
         };
         self.work.begin(work, |why| Report::Dumped(root, Err(why)));
-        None
     }
 
-    /// A connection stays. Whether the process does is for the first to say.
-    pub(crate) fn let_whole_go_on(
-        &mut self,
-        relocation: &mut Relocation,
-        host: &mut Host,
-        id: OpId,
-        name: &MoveName,
-    ) -> Option<Answer> {
-        let (root, flow) = *self.given.get(name)?;
-        let Some(leaving) = self.leaving.get_mut(&root) else { return Some(Ok(OpDone::Done)) };
-        match leaving.fate {
-            Some(Fate::Kept) => {
-                self.let_in_again(relocation, host, &flow);
-                Some(Ok(OpDone::Done))
-            }
-            Some(Fate::Gone) => {
-                host.let_in(&flow);
-                host.tunnel.forget_aside(&flow);
-                Some(Err(failed(Refusal::NotWoken, "its process is with the other host, without it")))
-            }
-            None if !leaving.leads(&flow) => {
-                leaving.doomed = true;
-                leaving.thawing.push(id);
-                self.news.push(News::Doomed { root, why: None });
-                self.work.stir();
-                None
-            }
-            None => {
-                leaving.fate = Some(Fate::Kept);
-                let waiting = std::mem::take(&mut leaving.thawing);
-                let (pids, seen, flows) = (leaving.pids.clone(), leaving.seen.clone(), leaving.flows.clone());
-                if flows.iter().any(|flow| flow.transport == Transport::Udp)
-                    && let Err(error) = whole::make_room(&pids)
-                {
-                    tracing::warn!(%error, "datagrams that have come for process {root} meanwhile may be lost");
-                }
-                // First what holds their packets: their own first segments would be held with them.
-                flows.iter().for_each(|flow| self.let_in_again(relocation, host, flow));
-                let woken = whole::wake(&seen);
-                let answer = || match &woken {
-                    Ok(()) => Ok(OpDone::Done),
-                    Err(error) => Err(failed(Refusal::NotWoken, error.to_string())),
-                };
-                self.finish_all(waiting, answer);
-                Some(answer())
-            }
+    /// A process goes on here.
+    fn wake_leaving(&mut self, relocation: &mut Relocation, host: &mut Host, root: u32) -> Result<(), String> {
+        let Some(leaving) = self.leaving.get(&root) else { return Ok(()) };
+        let (pids, seen, flows) = (leaving.pids.clone(), leaving.seen.clone(), leaving.departure.parts().to_vec());
+        if flows.iter().any(|flow| flow.transport == Transport::Udp)
+            && let Err(error) = whole::make_room(&pids)
+        {
+            tracing::warn!(%error, "datagrams that have come for process {root} meanwhile may be lost");
         }
+        // First what holds their packets: their own first segments would be held with them.
+        flows.iter().for_each(|flow| self.let_in_again(relocation, host, flow));
+        whole::wake(&seen).map_err(|error| error.to_string())
     }
 
-    /// A connection is another host's, and so is the process.
-    pub(crate) fn end_whole(
-        &mut self,
-        relocation: &mut Relocation,
-        lender: &mut Lender,
-        host: &mut Host,
-        now: Time,
-        name: &MoveName,
-        to: Option<PeerId>,
-    ) -> Answer {
-        let Some((root, flow)) = self.given.get(name).copied() else { return Ok(OpDone::Done) };
-        let mut ended = Ok(());
-        if let Some(leaving) = self.leaving.get_mut(&root).filter(|leaving| leaving.fate.is_none()) {
-            leaving.fate = Some(Fate::Gone);
-            if let Err(error) = fs::write(leaving.directory.join(GONE), "") {
-                tracing::warn!(%error, "that process {root} is another host's is not written down");
-            }
-            let waiting = std::mem::take(&mut leaving.thawing);
-            ended = whole::end(&leaving.seen);
-            self.finish_all(waiting, || {
-                Err(failed(Refusal::NotWoken, "its process is with the other host, without it"))
-            });
-            host.settle_ports();
+    /// A process is another host's.
+    fn end_leaving_whole(&mut self, host: &mut Host, root: u32) -> Result<(), String> {
+        let Some(leaving) = self.leaving.get(&root) else { return Ok(()) };
+        if let Err(error) = fs::write(leaving.directory.join(GONE), "") {
+            tracing::warn!(%error, "that process {root} is another host's is not written down");
         }
-        relocation.kept_new.remove(&flow);
-        lender.leave_home(host, &flow);
-        host.part_with(now, flow, to);
-        ended.map(|()| OpDone::Done).map_err(|error| failed(Refusal::NotKept, error.to_string()))
+        let ended = whole::end(&leaving.seen).map_err(|error| error.to_string());
+        host.settle_ports();
+        ended
     }
 
     /// What comes for a connection comes to it, after what has come meanwhile.
@@ -525,18 +473,32 @@ impl Wholes {
         host.tunnel.hand_on(flow, None);
     }
 
-    pub(crate) fn forget_given_of_whole(&mut self, host: &mut Host, now: Time, name: &MoveName) -> Answer {
+    fn forget_given_of_whole(&mut self, host: &mut Host, now: Time, root: u32, name: &MoveName) -> Answer {
         host.store.forget_donation(*name);
-        if let Some((root, _)) = self.given.remove(name)
-            && self.given.values().all(|(of, _)| *of != root)
-            && self.leaving.get(&root).is_some_and(|leaving| leaving.fate.is_some() && leaving.criu.is_none())
-        {
-            // A daemon before this one had begun; nobody here waits to hear of it.
-            self.forget_leaving(root);
+        if let Some(leaving) = self.leaving.get_mut(&root) {
+            leaving.departure.forget(name);
         }
+        self.forget_restored(root);
         self.make_ready(host, now)?;
         host.write_store();
         Ok(OpDone::Done)
+    }
+
+    /// A process that a daemon before this one has begun to give has come to its end: nobody here waits to hear of it.
+    fn forget_restored(&mut self, root: u32) {
+        let over = |leaving: &Leaving| leaving.departure.is_restored() && leaving.departure.is_over();
+        if self.leaving.get(&root).is_some_and(over) {
+            self.forget_leaving(root);
+        }
+    }
+
+    /// All connections of processes that were leaving are found.
+    pub(crate) fn let_undecided_go_on(&mut self, around: &mut Around<'_>, now: Time) {
+        let roots: Vec<u32> = self.leaving.keys().copied().collect();
+        for root in roots {
+            self.with_leaving(around, now, root, Departure::end_restoring);
+            self.forget_restored(root);
+        }
     }
 
     /// Finds processes again that were leaving when the daemon before this one died.
@@ -580,35 +542,31 @@ impl Wholes {
                 let transport = Transport::from_protocol(*protocol)?;
                 Some(FlowTuple { transport, local: *local, remote: *remote })
             };
-            let flows = state.flows.iter().filter_map(flow).collect();
-            let leaving = Leaving { doomed: true, ..Leaving::new(pids, state.inner, flows, directory) };
+            let departure = Departure::restored(state.flows.iter().filter_map(flow).collect());
+            let leaving = Leaving::new(pids, state.inner, departure, directory);
             self.leaving.insert(root, leaving);
         }
     }
 
     /// What is found of a connection of such a process.
     pub(crate) fn find_given_of_whole(&mut self, host: &mut Host, saved: &SavedDonation) -> Option<Found> {
-        let mut all = self.leaving.iter();
-        let (root, _) = all.find(|(_, leaving)| leaving.flows.contains(&saved.tuple))?;
-        self.given.insert(saved.name, (*root, saved.tuple));
+        let mut all = self.leaving.values_mut();
+        let leaving = all.find(|leaving| leaving.departure.parts().contains(&saved.tuple))?;
+        leaving.departure.restore_move(saved.name, saved.tuple);
         host.tunnel.set_aside(&saved.tuple);
         Some(Found::Frozen)
     }
 
     /// Connections of processes at rest.
     pub(crate) fn flows_of_leaving(&self) -> impl Iterator<Item = FlowTuple> {
-        self.leaving.values().filter(|leaving| leaving.fate.is_none()).flat_map(|leaving| leaving.flows.clone())
+        let undecided = self.leaving.values().filter(|leaving| !leaving.departure.is_decided());
+        undecided.flat_map(|leaving| leaving.departure.parts().to_vec())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn flow(port: u16) -> FlowTuple {
-        let remote = SocketAddr::from(([192, 0, 2, 9], port));
-        FlowTuple { transport: Transport::Tcp, local: SocketAddr::from(([192, 0, 2, 1], 22)), remote }
-    }
 
     #[test]
     fn of_processes_that_stand_still_those_are_found_that_are_left() {
@@ -619,23 +577,5 @@ mod tests {
         // The first was killed, and the number of the last is another's by now.
         let started = |pid: u32| (pid != 7).then_some(if pid == 10 { 101 } else { 10 * u64::from(pid) });
         assert_eq!(state.left(started), [8]);
-    }
-
-    #[test]
-    fn processes_that_are_found_wait_for_their_first_connection_and_no_other() {
-        let directory = std::env::temp_dir().join(format!("whimbrel-found-{}", std::process::id()));
-        let mut wholes = Wholes::new(&directory).expect("an eventfd");
-        for root in [1, 2, 3] {
-            let flows = vec![flow(10 * root as u16), flow(10 * root as u16 + 1)];
-            let leaving = Leaving::new(Vec::new(), root, flows, directory.join(format!("out-{root}")));
-            wholes.leaving.insert(root, Leaving { doomed: true, ..leaving });
-        }
-        let name = |number| MoveName { donor: [1; 32], number };
-        // Of the first both are on their way, of the second the other one alone, of the third none.
-        wholes.given.extend([(name(1), (1, flow(10))), (name(2), (1, flow(11))), (name(3), (2, flow(21)))]);
-        wholes.let_undecided_go_on();
-        assert_eq!(wholes.leaving[&1].fate, None, "its first connection tells");
-        assert_eq!(wholes.leaving[&2].fate, Some(Fate::Kept), "nothing else would ever tell");
-        assert!(!wholes.leaving.contains_key(&3) && wholes.gives(&flow(10)) && !wholes.gives(&flow(21)));
     }
 }

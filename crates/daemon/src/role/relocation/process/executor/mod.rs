@@ -1,7 +1,7 @@
 //! Whole processes on their way (decision 0020): CRIU has the process, the moves of its connections have their packets.
 //!
-//! Every connection of a process is moved as any other is (`docs/protocol.md` §9). That they belong together is known here, at both
-//! ends: an op of one of them is answered when all have come as far. The first of them decides for all.
+//! Every connection of a process is moved as any other is (`docs/protocol.md` §9). That an op of one of them is answered when all have come
+//! as far, and that the first decides for all, is `protocol::process`'s: its steps are taken here.
 //!
 //! ```text
 //! leaving.rs    at the donor: what is written down, ends, or goes on as if nothing had been
@@ -13,24 +13,23 @@ mod leaving;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::ops::ControlFlow;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{MoveName, OpDone, OpFailed, OpId, Refusal, Time};
+use whimbrel_protocol::process::{Answer, Departure};
+use whimbrel_protocol::{MoveName, MoveOp, OpDone, OpFailed, OpId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
-use whimbrel_wire::moving::OF_A_PROCESS;
 
 use crate::host::{Failure, Host, Mover};
+use crate::role::anchor::executor::lender::Lender;
+use crate::role::relocation::executor::{Known, Relocation};
 use crate::role::relocation::process;
 use crate::work::Work;
 use coming::Coming;
 use leaving::{Leaving, Packed};
-
-/// Connections that a process may have, and sockets without another end.
-const MOST_PARTS: u32 = 1 << 20;
-
-type Answer = Result<OpDone, OpFailed>;
+pub(crate) use whimbrel_protocol::process::Place;
 
 /// What a thread has done.
 #[derive(Debug)]
@@ -57,7 +56,9 @@ pub(crate) enum News {
     /// Donor: nothing new comes to it, so that its connections can be named; or they cannot.
     Quiet { root: u32, result: Result<(), String> },
     /// Donor: it is not to be moved after all.
-    Doomed { root: u32, why: Option<String> },
+    Stays { root: u32, why: String },
+    /// Donor: the move of one of its connections is to be called off.
+    Cancel { name: MoveName },
     /// Acceptor: whether it is taken.
     Prepared { name: MoveName, refused: Option<String> },
     /// Acceptor: it could not be rebuilt.
@@ -77,14 +78,17 @@ pub(crate) struct Wholes {
     work: Work<Report>,
     /// By the numbers of their first processes.
     leaving: HashMap<u32, Leaving>,
-    /// Moves of connections of these.
-    given: HashMap<MoveName, (u32, FlowTuple)>,
     /// By the names of their moves.
     coming: HashMap<MoveName, Coming>,
-    /// Moves of connections of these.
-    taken: HashMap<MoveName, Part>,
     finished: Vec<(OpId, Answer)>,
     news: Vec<News>,
+}
+
+/// What the steps of processes are taken with.
+pub(crate) struct Around<'a> {
+    pub(crate) relocation: &'a mut Relocation,
+    pub(crate) lender: &'a mut Lender,
+    pub(crate) host: &'a mut Host,
 }
 
 impl Wholes {
@@ -104,9 +108,7 @@ impl Wholes {
             directory: process::directory(run_dir),
             work,
             leaving: HashMap::new(),
-            given: HashMap::new(),
             coming: HashMap::new(),
-            taken: HashMap::new(),
             finished: Vec::new(),
             news: Vec::new(),
         })
@@ -115,46 +117,6 @@ impl Wholes {
     /// Readable when there is something to take in.
     pub(crate) fn wake(&self) -> BorrowedFd<'_> {
         self.work.wake()
-    }
-
-    /// Takes in what threads have done, and gives what came of ops.
-    pub(crate) fn take_in(&mut self, host: &mut Host, now: Time) -> Vec<(OpId, Answer)> {
-        for report in self.work.take() {
-            match report {
-                Report::Packed(root, packed) => self.note_packed(root, packed),
-                Report::Quiet(root, result) => self.news.push(News::Quiet { root, result }),
-                Report::Dumped(root, images) => self.note_dumped(root, images),
-                Report::Prepared(name, Ok(coming)) => {
-                    self.note_prepared(now, name, *coming);
-                    self.news.push(News::Prepared { name, refused: None });
-                }
-                Report::Prepared(name, Err(why)) => {
-                    self.news.push(News::Prepared { name, refused: Some(why) });
-                }
-                Report::Rebuilt(name, result) => {
-                    let flows: Vec<FlowTuple> = self.coming.get(&name).into_iter().flat_map(Coming::flows).collect();
-                    host.end_way(&flows);
-                    host.note_lives(&name);
-                    if result.is_ok() {
-                        self.refill_queues(host, &name);
-                    }
-                    self.note_rebuilt(&name, result);
-                }
-                Report::Resumed(name, result) => self.note_resumed(name, result),
-            }
-        }
-        self.hasten_wholes(now);
-        std::mem::take(&mut self.finished)
-    }
-
-    /// Whether a move gives a connection of a process away.
-    pub(crate) fn has_given(&self, name: &MoveName) -> bool {
-        self.given.contains_key(name)
-    }
-
-    /// Whether a connection of a process comes here by a move.
-    pub(crate) fn has_taken(&self, name: &MoveName) -> bool {
-        self.taken.contains_key(name)
     }
 
     /// Whether the data plane has packets of a process to hold, or is about to.
@@ -172,52 +134,103 @@ impl Wholes {
         self.work.stir();
     }
 
-    fn finish_all(&mut self, ids: Vec<OpId>, answer: impl Fn() -> Answer) {
-        ids.into_iter().for_each(|id| self.finish(id, answer()));
-    }
-}
-
-/// A connection of a process, or a socket of its without another end, as its move's receiver says it (P-94).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// Of the load.
-    pub(crate) load: u64,
-    /// The how manieth it is; the first decides for all.
-    pub(crate) index: u32,
-    /// Of how many.
-    pub(crate) count: u32,
-}
-
-impl Place {
-    /// Under which name such a one goes.
-    pub(crate) fn receiver(self) -> Vec<u8> {
-        let Self { load, index, count } = self;
-        [OF_A_PROCESS]
-            .into_iter()
-            .chain(load.to_be_bytes())
-            .chain(index.to_be_bytes())
-            .chain(count.to_be_bytes())
-            .collect()
+    fn tell(&mut self, news: News) {
+        self.news.push(news);
+        self.work.stir();
     }
 
-    /// Where the receiver says that it is of a process.
-    pub(crate) fn of(receiver: &[u8]) -> Option<Self> {
-        let (load, rest) = receiver.strip_prefix(&[OF_A_PROCESS])?.split_first_chunk::<8>()?;
-        let (index, count) = rest.split_first_chunk::<4>()?;
-        let (load, index) = (u64::from_be_bytes(*load), u32::from_be_bytes(*index));
-        let count = u32::from_be_bytes(count.try_into().ok()?);
-        (index < count && count <= MOST_PARTS).then_some(Self { load, index, count })
+    /// The process that a move is about, which goes to another host.
+    fn left_by(&self, name: &MoveName) -> Option<u32> {
+        self.leaving.iter().find(|(_, leaving)| leaving.departure.has_move(name)).map(|(root, _)| *root)
     }
-}
 
-/// Of a process that comes, what one of the moves is about.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    /// Which process.
-    of: MoveName,
-    flow: FlowTuple,
-    /// It decides for all.
-    first: bool,
+    /// The same of one that comes.
+    fn come_by(&self, name: &MoveName) -> Option<MoveName> {
+        self.coming.iter().find(|(_, coming)| coming.arrival.has_move(name)).map(|(of, _)| *of)
+    }
+
+    /// How far a process is that goes to another host.
+    pub(crate) fn departure(&self, root: u32) -> Option<&Departure> {
+        self.leaving.get(&root).map(|leaving| &leaving.departure)
+    }
+
+    /// One of its connections is being given, by this move.
+    pub(crate) fn give(&mut self, root: u32, name: MoveName, flow: FlowTuple) {
+        if let Some(leaving) = self.leaving.get_mut(&root) {
+            leaving.departure.give(name, flow);
+        }
+    }
+
+    /// Carries out one op of a move, where that is of a process. `None`: the answer comes from [`take_in`](Self::take_in). `peer` tells which peer
+    /// has a key. What is of no process is given back.
+    pub(crate) fn carry_out(
+        &mut self,
+        around: &mut Around<'_>,
+        now: Time,
+        id: OpId,
+        op: MoveOp,
+        peer: &impl Fn(&PublicKey) -> Option<Known>,
+    ) -> ControlFlow<Option<Answer>, MoveOp> {
+        if self.carry_out_of_leaving(around, now, id, &op, peer) {
+            return ControlFlow::Break(None);
+        }
+        ControlFlow::Break(match op {
+            MoveOp::Admit { name, request } if Place::of(&request.receiver).is_some() => {
+                Some(self.admit_of_whole(around, now, name, request).map(|()| {
+                    around.host.write_store();
+                    OpDone::Done
+                }))
+            }
+            MoveOp::Restore { name, request, snapshot } if self.come_by(&name).is_some() => {
+                let from = [name.donor, request.holder].map(PublicKey::from);
+                let from = from.iter().filter_map(peer).map(|known| known.peer).collect();
+                self.rebuild_whole(around, (id, name), &snapshot, from)
+            }
+            MoveOp::SaveAcceptance(saved) if self.come_by(&saved.ticket.name).is_some() => {
+                let name = saved.ticket.name;
+                self.with_coming(around, &name, |arrival| arrival.save(id, saved));
+                None
+            }
+            MoveOp::Thaw { name } if self.come_by(&name).is_some() => {
+                self.with_coming(around, &name, |arrival| arrival.thaw(now, id, &name));
+                None
+            }
+            MoveOp::Destroy { name, .. } if self.come_by(&name).is_some() => {
+                self.drop_of_whole(around, id, &name);
+                None
+            }
+            MoveOp::ForgetAcceptance { name } if self.come_by(&name).is_some() => {
+                self.with_coming(around, &name, |arrival| arrival.forget(&name));
+                Some(self.forget_taken_of_whole(around, now, &name))
+            }
+            op => return ControlFlow::Continue(op),
+        })
+    }
+
+    /// Takes in what threads have done, and gives what came of ops.
+    pub(crate) fn take_in(&mut self, around: &mut Around<'_>, now: Time) -> Vec<(OpId, Answer)> {
+        for report in self.work.take() {
+            match report {
+                Report::Packed(root, packed) => self.note_packed(root, packed),
+                Report::Quiet(root, result) => self.news.push(News::Quiet { root, result }),
+                Report::Dumped(root, images) => {
+                    self.note_stays(root, images.as_ref().err());
+                    self.with_leaving(around, now, root, |departure| departure.handle_written(images));
+                }
+                Report::Prepared(name, Ok(coming)) => {
+                    self.note_prepared(now, name, *coming);
+                    self.news.push(News::Prepared { name, refused: None });
+                }
+                Report::Prepared(name, Err(why)) => {
+                    self.news.push(News::Prepared { name, refused: Some(why) });
+                }
+                Report::Rebuilt(name, result) => self.note_rebuilt(around, name, result),
+                Report::Resumed(name, result) => self.note_resumed(around, name, result),
+            }
+        }
+        self.hasten_wholes(around, now);
+        std::mem::take(&mut self.finished)
+    }
 }
 
 fn failed(refusal: Refusal, sentence: impl Into<String>) -> OpFailed {
@@ -229,25 +242,4 @@ fn key_and_number(name: &MoveName) -> String {
     let key = PublicKey::from(name.donor).to_string();
     let plain: String = key.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
     format!("{plain}-{:016x}", name.number)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_part_of_a_process_says_which_it_is() {
-        let place = Place { load: 7, index: 2, count: 3 };
-        assert_eq!(Place::of(&place.receiver()), Some(place));
-        assert!(std::str::from_utf8(&place.receiver()).is_err(), "no program receives under that");
-        for bad in
-            [Place { index: 3, ..place }, Place { count: 0, index: 0, ..place }, Place { count: u32::MAX, ..place }]
-        {
-            assert_eq!(Place::of(&bad.receiver()), None, "{bad:?}");
-        }
-        let receiver = place.receiver();
-        for bad in [&receiver[..16], &receiver[1..], &[receiver.as_slice(), &[0]].concat(), b"program", b""] {
-            assert_eq!(Place::of(bad), None, "{bad:?}");
-        }
-    }
 }

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::Time;
+
+use crate::Time;
 
 /// What a refused, lost or silent anchor costs, as a round trip: as much as people notice (auto).
 const FAILURE_COST: f64 = 1.0;
@@ -17,7 +18,7 @@ const LEAST_DAYS: f64 = 0.05;
 
 /// What a program leaves to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Policy {
+pub enum Policy {
     /// The one with the shortest round trip.
     Nearest,
     /// The one that has moved least.
@@ -27,7 +28,9 @@ pub(crate) enum Policy {
 }
 
 impl Policy {
-    pub(crate) fn named(name: &str) -> Option<Self> {
+    /// By the name that programs give it.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
         match name {
             "nearest" => Some(Self::Nearest),
             "stable" => Some(Self::Stable),
@@ -39,14 +42,16 @@ impl Policy {
 
 /// A host that may be asked.
 #[derive(Clone, Debug)]
-pub(crate) struct Candidate {
-    pub(crate) key: PublicKey,
-    pub(crate) round_trip: Option<Duration>,
+pub struct Candidate {
+    /// Which.
+    pub key: PublicKey,
+    /// As it was measured last.
+    pub round_trip: Option<Duration>,
 }
 
 /// How hosts have done so far, in this daemon's life.
 #[derive(Debug, Default)]
-pub(crate) struct Experience {
+pub struct Experience {
     of: HashMap<PublicKey, Record>,
 }
 
@@ -64,17 +69,17 @@ impl Experience {
     }
 
     /// A host is known.
-    pub(crate) fn meet(&mut self, now: Time, of: PublicKey) {
+    pub fn meet(&mut self, now: Time, of: PublicKey) {
         self.record(now, of);
     }
 
     /// A host has another address.
-    pub(crate) fn moved(&mut self, now: Time, of: PublicKey) {
+    pub fn moved(&mut self, now: Time, of: PublicKey) {
         self.record(now, of).moves += 1;
     }
 
     /// A host has lent endpoints, or has not, or not as long as they were needed.
-    pub(crate) fn lent(&mut self, now: Time, of: PublicKey, well: bool) {
+    pub fn lent(&mut self, now: Time, of: PublicKey, well: bool) {
         let record = self.record(now, of);
         if well {
             record.lent += 1;
@@ -98,7 +103,8 @@ impl Experience {
 
     /// The hosts that are to be asked, the best first. `own`: this host, where it comes into question, which needs no lease, so that those
     /// behind it need not be asked; None is in its place.
-    pub(crate) fn order(
+    #[must_use]
+    pub fn order(
         &self,
         now: Time,
         policy: Policy,
