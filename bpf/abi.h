@@ -42,8 +42,8 @@ struct flow_entry {
 	__u8 conflict; /* enum conflict */
 	__u32 echoes_from; /* a TSval (RFC 7323) of this end's: echoes of older ones are not to be measured; see lib/lapse.h */
 	__u32 clock;	   /* what this end's TSvals are ahead of CLOCK_MONOTONIC by */
-	__u32 toward;	   /* where its local end is; see TOWARD_ROUTES */
-	__u32 sent; /* TOWARD_PASSING, TCP: where the last segment that its far end sent began; written by the programs */
+	__u32 delivery;	   /* where its local end is; see DELIVERY_ROUTES */
+	__u32 sent; /* DELIVERY_PASSING, TCP: where the last segment that its far end sent began; written by the programs */
 	__u32 tunnelled_until; /* until when HELD_TUNNELLED holds: CLOCK_MONOTONIC in ms, which wraps around */
 	__u32 free_at; /* TCP: when its wire names were last found to be nobody's; as `tunnelled_until`, written by the programs */
 };
@@ -52,10 +52,10 @@ struct flow_entry {
  * Where a local end is: 0, in this host's own stack; the index of the outer end of an endpoint namespace's pair of
  * interfaces; or this, at another host, which the routing table finds.
  */
-#define TOWARD_ROUTES 0xffffffffU
+#define DELIVERY_ROUTES 0xffffffffU
 
 /* The same of a host that this one is the router of: while the flow is native, this host's own forwarding does all. */
-#define TOWARD_PASSING 0xfffffffdU
+#define DELIVERY_PASSING 0xfffffffdU
 
 /*
  * The link-layer address of the inner end of every such pair (locally administered): what is put into a namespace from where
@@ -79,7 +79,7 @@ struct lent_key {
 
 /* Where packets for a lent end go that are of no flow. */
 struct lent {
-	__u32 toward;  /* into this endpoint namespace; 0: not here; see LENT_SHARED */
+	__u32 delivery;  /* into this endpoint namespace; 0: not here; see LENT_SHARED */
 	__u32 binding; /* to this peer, which has it on lease, by the TUN device; 0: to nobody */
 };
 
@@ -141,7 +141,7 @@ struct helped_flow {
 enum helped {
 	HELPED_KEPT = 1,      /* what the socket sends goes to the daemon, and nothing of the peer's gets in */
 	HELPED_HELD = 2,      /* it is held; nothing of the peer's gets in */
-	HELPED_DELIVERED = 3, /* it is held, but for acknowledgements, until the peer has what was kept */
+	HELPED_DELIVERED = 3, /* it is held, except for acknowledgements, until the peer has what was kept */
 	HELPED_OVER = 4,      /* numbers are translated */
 	HELPED_RESTS = 5,     /* of TCP or UDP: its socket is being moved. What comes for it goes to the daemon */
 };

@@ -227,7 +227,7 @@ static __always_inline struct lent *find_lent(const struct address *address, __b
 }
 
 /* Every local end is in this host's own stack. */
-#define IDLE_TOWARD (IDLE_ENDPOINTS | IDLE_FORWARDED)
+#define IDLE_DELIVERY (IDLE_ENDPOINTS | IDLE_FORWARDED)
 
 static __always_inline const struct settings *get_settings(void)
 {

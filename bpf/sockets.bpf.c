@@ -168,7 +168,7 @@ static __always_inline struct bpf_sock *socket_of(struct __sk_buff *skb, const s
 }
 
 /* From now on no echo of what was sent before is to be measured (lib/lapse.h). */
-static __always_inline void note_lapse(const struct tcp_sock *tcp, struct flow_entry *flow)
+static __always_inline void on_lapse(const struct tcp_sock *tcp, struct flow_entry *flow)
 {
 	__u8 unit = counts_microseconds(tcp) ? LAPSED_MICROSECONDS : LAPSED_MILLISECONDS;
 
@@ -235,7 +235,7 @@ static long look_up_one(__u32 index, struct look *look)
 	record->received = tcp->bytes_received;
 	flow = look->lapsed ? find_flow(&own) : NULL;
 	if (flow)
-		note_lapse(tcp, flow);
+		on_lapse(tcp, flow);
 	bpf_sk_release(socket);
 	return 0;
 }
@@ -355,7 +355,7 @@ int fit_sockets(struct bpf_iter__tcp *context)
 		fitted |= unpark(tcp, false);
 	/* Of a flow that waits already, since the first that its peer sends may be here before anybody says that it goes on. */
 	if (flow && waits)
-		note_lapse(tcp, flow);
+		on_lapse(tcp, flow);
 	if (fitted)
 		bpf_seq_write(context->meta->seq, &fitted, sizeof(fitted));
 	return 0;

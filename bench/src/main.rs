@@ -10,8 +10,8 @@ use whimbrel_bench::{anchor, beside, flood, idle, process, tunnel, vnat};
 
 /// Measures Whimbrel beside what it is held against, on this machine, in network namespaces of its own. As root.
 ///
-/// Each measurement prints a table and, last, a line that begins with BENCH, and writes target/bench/NAME.json. The exit
-/// status is 0 also when a bound is missed, which the report says, and 1 when something could not be measured.
+/// Each measurement prints a table and, last, a line that begins with BENCH, and writes target/bench/NAME.json. The
+/// exit status is 0 also when a bound is missed, which the report says, and 1 when something could not be measured.
 #[derive(Parser)]
 #[command(name = "whimbrel-bench")]
 struct Arguments {
@@ -39,7 +39,8 @@ enum Measurement {
     Vnat(roam::Options),
     /// What a host with 1,000 connections feels of 10,000 forged packets a second, and of 1,000 fresh keys a second
     Flood(roam::Options),
-    /// What an anchor costs: packets and time through it, beside the kernel's forwarding and VPNs; `wb_socket` beside plain sockets
+    /// What an anchor costs: packets and time through it, beside the kernel's forwarding and VPNs; `wb_socket` beside
+    /// plain sockets
     Anchor(roam::Options),
     /// Sockets that change hosts: the eight below, anchors, and one report
     Move(roam::Options),

@@ -1,4 +1,5 @@
-//! Whole processes that change hosts: how long they stand still, with what was written down of their memory while they ran and without.
+//! Whole processes that change hosts: how long they stand still, with what was written down of their memory while they
+//! ran and without.
 //!
 //! ```text
 //!  far ──(veth)── router ──┐
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use whimbrel_ipc::{MovedProcess, Reply};
 use whimbrel_lab::{
-    Campus, EchoServer, Host, Join, Lab, Lame, Luggage, SiteSpec, Walker, criu_lacks, criu_tracks_memory,
+    Campus, EchoServer, Host, Join, Lab, Lame, Metadata, SiteSpec, Walker, criu_lacks, criu_tracks_memory,
 };
 
 use crate::Result;
@@ -69,7 +70,8 @@ pub fn run(options: &Options) -> Result<()> {
 struct Came {
     /// How long the process stood still, as the donor says.
     still: f64,
-    /// The longest that one of its connections was silent, as the process sees it, from its beginning until it went on there.
+    /// The longest that one of its connections was silent, as the process sees it, from its beginning until it went on
+    /// there.
     gap: f64,
 }
 
@@ -90,8 +92,8 @@ fn one_move(options: &Options, size: usize, before: bool) -> Result<Came> {
     let acceptor = guest.whimbrel_for_processes(true)?;
     donor.befriend(&acceptor, at_desk)?;
     let echo = EchoServer::start(&far, at_far)?;
-    let luggage = Luggage { memory: size << 20, ..Luggage::default() };
-    let walker = Walker::start(&desk, &echo, CONNECTIONS, luggage)?;
+    let metadata = Metadata { memory: size << 20, ..Metadata::default() };
+    let walker = Walker::start(&desk, &echo, CONNECTIONS, metadata)?;
     let replies = donor.json(&["move", "--pid", &walker.pid().to_string(), "--to", "guest"])?;
     let moved: Option<MovedProcess> = replies.into_iter().find_map(|reply| match reply {
         Reply::MovedProcess(moved) => Some(*moved),

@@ -139,8 +139,8 @@ impl Figure {
         }
     }
 
-    /// A figure beside its baseline, where the two were measured in turns so short that what changes on the machine meets
-    /// both alike: the ratio is the median of those of neighbours.
+    /// A figure beside its baseline, where the two were measured in turns so short that what changes on the machine
+    /// meets both alike: the ratio is the median of those of neighbours.
     #[must_use]
     pub fn paired(id: &str, unit: &str, samples: &Samples, baseline: &Samples) -> Self {
         let ratios: Samples = samples.0.iter().zip(&baseline.0).map(|(value, base)| value / base).collect();
@@ -210,7 +210,7 @@ impl Report {
     }
 
     /// Adds all figures of another report, whose names get a prefix.
-    pub fn take_in(&mut self, prefix: &str, other: Self) {
+    pub fn absorb(&mut self, prefix: &str, other: Self) {
         let renamed =
             other.figures.into_iter().map(|figure| Figure { id: format!("{prefix}_{}", figure.id), ..figure });
         self.figures.extend(renamed);
@@ -292,8 +292,8 @@ fn percentile(values: &mut [f64], percent: f64) -> f64 {
     below + (above - below) * position.fract()
 }
 
-/// 95 % interval of the median, or of the ratio of two medians, by bootstrap. None below three samples: there is nothing
-/// to say. The draws are the same every time, so that a report can be made again from its data.
+/// 95 % interval of the median, or of the ratio of two medians, by bootstrap. None below three samples: there is
+/// nothing to say. The draws are the same every time, so that a report can be made again from its data.
 fn interval(samples: &Samples, baseline: Option<&Samples>) -> Option<[f64; 2]> {
     if samples.0.len() < 3 || baseline.is_some_and(|baseline| baseline.0.len() < 3) {
         return None;

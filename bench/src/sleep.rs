@@ -1,9 +1,9 @@
-//! How soon the first byte comes after a sleep of a minute, and of an hour: a laptop that has said that it goes, one that has not,
-//! and one that runs no Whimbrel and comes back to the very network that it had.
+//! How soon the first byte comes after a sleep of a minute, and of an hour: a laptop that has said that it goes, one
+//! that has not, and one that runs no Whimbrel and comes back to the very network that it had.
 //!
 //! The minute is one. The hour is a sixtieth of one, with the longest pause between two retransmissions scaled alike
-//! (`tcp_rto_max_ms`, Linux 6.15: 2 s instead of 120 s): a sender has sent as often in vain as in an hour, and its next try is as far
-//! away, in units of the sleep. Round trips, and what the daemons do, are as they are.
+//! (`tcp_rto_max_ms`, Linux 6.15: 2 s instead of 120 s): a sender has sent as often in vain as in an hour, and its next
+//! try is as far away, in units of the sleep. Round trips, and what the daemons do, are as they are.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

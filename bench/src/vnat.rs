@@ -1,6 +1,6 @@
-//! The experiments of the VNAT paper (§5.1 to §5.3): throughput, request and response, and connection set-up, for messages
-//! of 64 to 8192 bytes; without anything, with connection tracking loaded (the paper's *Netfilter*), with Whimbrel and nothing
-//! moved (*VNAT1*), and moved (*VNAT2*).
+//! The experiments of the VNAT paper (§5.1 to §5.3): throughput, request and response, and connection set-up, for
+//! messages of 64 to 8192 bytes; without anything, with connection tracking loaded (the paper's *Netfilter*), with
+//! Whimbrel and nothing moved (*VNAT1*), and moved (*VNAT2*).
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -64,8 +64,8 @@ impl Quantity {
     }
 
     /// What the paper measured for connections that moved (for connections made: that did not), beside a system without
-    /// anything, as ratios of rates (§5.1: 9 to 13 % less; §5.2: 14 to 20 % longer; §5.3: 11 to 18 % longer), and of processor time
-    /// (§5.1: 8 to 15 % more at the sender, 29 to 44 % at the receiver).
+    /// anything, as ratios of rates (§5.1: 9 to 13 % less; §5.2: 14 to 20 % longer; §5.3: 11 to 18 % longer), and of
+    /// processor time (§5.1: 8 to 15 % more at the sender, 29 to 44 % at the receiver).
     fn paper(self) -> Option<(f64, f64)> {
         match self {
             Self::Rate => Some((0.87, 0.91)),

@@ -124,10 +124,10 @@ static __always_inline bool comes_from(struct __sk_buff *skb, const struct packe
 				       const struct flow_tuple *own)
 {
 	if (packet->origin == FROM_ENDPOINT)
-		return flow->toward == skb->ifindex;
-	if (packet->origin == FROM_WIRE && flow->toward == TOWARD_PASSING)
+		return flow->delivery == skb->ifindex;
+	if (packet->origin == FROM_WIRE && flow->delivery == DELIVERY_PASSING)
 		return comes_from_side_of(skb, own);
-	return packet->origin == FROM_STACK || flow->toward == TOWARD_ROUTES;
+	return packet->origin == FROM_STACK || flow->delivery == DELIVERY_ROUTES;
 }
 
 #define TCP_HEADER_WORDS 4
@@ -283,7 +283,7 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 	flow = find_flow(&own);
 	if (packet->origin != FROM_STACK && !(flow && comes_from(skb, packet, flow, &own)))
 		return OF_NO_FLOW;
-	if (packet->origin == FROM_WIRE && flow && flow->toward == TOWARD_PASSING)
+	if (packet->origin == FROM_WIRE && flow && flow->delivery == DELIVERY_PASSING)
 		note_sent(skb, packet, flow);
 	if (packet->part == FRAGMENT_LATER)
 		count(COUNTER_FRAGMENT_OUT);
@@ -327,7 +327,7 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 			return hold(COUNTER_HELD_FAMILY);
 		carrier = CARRIER_TUNNEL;
 	}
-	if (carrier == CARRIER_REWRITE && flow->toward == TOWARD_PASSING && resets(skb, packet))
+	if (carrier == CARRIER_REWRITE && flow->delivery == DELIVERY_PASSING && resets(skb, packet))
 		carrier = CARRIER_TUNNEL;
 	if (carrier == CARRIER_REWRITE && are_names_taken(skb, packet, flow, binding)) {
 		count(COUNTER_TAKEN_OUT);

@@ -13,7 +13,7 @@
 #include "egress.h"
 #include "parse.h"
 #include "too_long.h"
-#include "toward.h"
+#include "delivery.h"
 #include "verdict.h"
 
 /* What goes out, under its own names, is of this flow: also for fragments and ICMP errors. */
@@ -67,7 +67,7 @@ __noinline int leave_unknown(struct __sk_buff *skb, const struct packet *packet)
 		return drop(COUNTER_DROPPED_ENDPOINT);
 	outbound_flow(skb, packet, &own);
 	lent = find_lent(&own.local, own.local_port, own.transport);
-	if (!lent || lent->toward != interface)
+	if (!lent || lent->delivery != interface)
 		return drop(COUNTER_DROPPED_ENDPOINT);
 	if (packet->part == FRAGMENT_FIRST) {
 		struct fragment key;
@@ -77,8 +77,8 @@ __noinline int leave_unknown(struct __sk_buff *skb, const struct packet *packet)
 	}
 	/* The other end may be in a namespace of this host, too, or in the same. */
 	lent = find_lent(&own.remote, own.remote_port, own.transport);
-	if (lent && lent->toward && lent->toward != LENT_SHARED)
-		return bpf_skb_change_type(skb, 0 /* PACKET_HOST */) ? TC_ACT_SHOT : into_endpoint(lent->toward);
+	if (lent && lent->delivery && lent->delivery != LENT_SHARED)
+		return bpf_skb_change_type(skb, 0 /* PACKET_HOST */) ? TC_ACT_SHOT : into_endpoint(lent->delivery);
 	if (endpoint->unknown == UNKNOWN_ROUTED)
 		return TO_BE_ROUTED;
 	if (!settings->tunnel)
@@ -116,7 +116,7 @@ static __always_inline int leave_endpoint(struct __sk_buff *skb)
 			return verdict;
 	}
 	if (verdict == TO_BE_TOLD)
-		return tell_too_long(skb, &packet);
+		return send_too_long(skb, &packet);
 	return verdict == TC_ACT_UNSPEC ? TC_ACT_SHOT : verdict;
 }
 
@@ -129,20 +129,20 @@ static __always_inline int egress_loopback(struct __sk_buff *skb)
 	const struct settings *settings = get_settings();
 	const __u8 inner[ETH_ALEN] = INNER_HARDWARE_ADDRESS;
 	struct packet packet = {};
-	__u32 toward;
+	__u32 delivery;
 
 	if (!settings || settings->idle & IDLE_ENDPOINTS || !parse(skb, ETH_HLEN, skb->protocol, &packet))
 		return pass();
-	toward = find_toward(skb, &packet);
-	if (!toward || toward == TOWARD_ROUTES)
+	delivery = find_delivery(skb, &packet);
+	if (!delivery || delivery == DELIVERY_ROUTES)
 		return pass();
-	if (toward == TOWARD_TUNNEL)
+	if (delivery == DELIVERY_TUNNEL)
 		return settings->tunnel ? to_tunnel(skb, &packet, settings->tunnel, COUNTER_LEASED_OUT) :
 					  hold(COUNTER_HELD_NO_TUNNEL);
 	if (bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_dest), inner, sizeof(inner), 0))
 		return drop(COUNTER_DROPPED_ENDPOINT);
 	count(COUNTER_ENDPOINT_IN);
-	return bpf_redirect(toward, 0);
+	return bpf_redirect(delivery, 0);
 }
 
 #endif

@@ -18,13 +18,13 @@
 #include "rewrite.h"
 #include "taken.h"
 #include "too_long.h"
-#include "toward.h"
+#include "delivery.h"
 #include "verdict.h"
 
 /*
  * The mark lets routing rules tell these packets from the rest: their destination may be an address that this host
  * gave up, and their source one that strict reverse path filtering would not expect here.
- * What comes under own names by the path that is being left gets none: its way back is a rule of its own (source_way.rs).
+ * What comes under own names by the path that is being left gets none: its way back is a rule of its own (source_routing.rs).
  */
 static __always_inline void set_mark(struct __sk_buff *skb, const struct settings *settings)
 {
@@ -40,7 +40,7 @@ static __always_inline bool is_present(const struct binding *binding, const stru
 
 /*
  * What a peer says to the daemon, and sends by the tunnel, is of no flow. From the moment that a better way to everywhere is there until the
- * daemon has seen it and made the rule of source_way.rs, a strict reverse path filter would drop it. So it gets the mark as long as it comes by
+ * daemon has seen it and made the rule of source_routing.rs, a strict reverse path filter would drop it. So it gets the mark as long as it comes by
  * the device that it always came by. Of fragments only the first has ports.
  */
 static __noinline bool is_of_path(struct __sk_buff *skb, const struct packet *packet)
@@ -202,7 +202,7 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 		return flow->conflict & CONFLICT_GIVES_WAY ? drop(COUNTER_CLAIMED) : TO_BE_REFUSED;
 	}
 	/* The peer's own come by where it is: somebody else has its former port, and nobody knows what socket he means (P-104). */
-	if (flow->toward == TOWARD_PASSING && packet->protocol == IPPROTO_UDP && binding && leads(binding) &&
+	if (flow->delivery == DELIVERY_PASSING && packet->protocol == IPPROTO_UDP && binding && leads(binding) &&
 	    has_moved(flow, binding))
 		report_claim(flow, &own);
 	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, &own))
@@ -289,9 +289,9 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 		return TC_ACT_SHOT;
 	if (!(settings->idle & IDLE_HELPED) && !raise(skb, packet, own))
 		return TC_ACT_SHOT;
-	/* find_toward() has something to write down about a first fragment. */
+	/* find_delivery() has something to write down about a first fragment. */
 	if (flow && packet->part == FRAGMENT_WHOLE) {
-		packet->toward = toward_of(flow);
+		packet->delivery = delivery_of(flow);
 		packet->led = 1;
 	}
 	if (same_names(packet, &names))
@@ -338,7 +338,7 @@ __noinline bool claim_fragment(struct __sk_buff *skb, const struct packet *packe
 }
 
 /* What comes in is for this host's own stack, once it is under its own names. */
-#define IDLE_BROUGHT (IDLE_TOWARD | IDLE_HELPED)
+#define IDLE_BROUGHT (IDLE_DELIVERY | IDLE_HELPED)
 
 /* While both are idle there is nothing to do for what comes in. */
 #define IDLE_ALL (IDLE_TRANSLATION | IDLE_INTRODUCTIONS)
@@ -391,7 +391,7 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 }
 
 /* Nothing has to be looked for in what the daemon writes to the TUN device. */
-#define IDLE_INNER (IDLE_LAPSES | IDLE_HELPED | IDLE_TOWARD | IDLE_INTRODUCTIONS)
+#define IDLE_INNER (IDLE_LAPSES | IDLE_HELPED | IDLE_DELIVERY | IDLE_INTRODUCTIONS)
 
 /* Packets that the daemon took out of a tunnel and wrote to the TUN device, under the own tuple already. */
 static __always_inline int ingress_inner(struct __sk_buff *skb)

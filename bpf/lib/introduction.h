@@ -123,7 +123,7 @@ static __always_inline bool is_hidden(const struct flow_tuple *own)
 	if (!settings || settings->idle & IDLE_ENDPOINTS)
 		return false;
 	lent = find_lent(&own->local, own->local_port, own->transport);
-	return lent && lent->toward;
+	return lent && lent->delivery;
 }
 
 /*

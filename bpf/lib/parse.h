@@ -54,8 +54,8 @@ struct packet {
 	__u8 part; /* enum fragment_part */
 	__u8 origin; /* enum origin */
 	__u8 hop_limit; /* as it came */
-	__u8 led; /* 1: it was restored, `toward` says where to, and its names here are those that it has now */
-	__u32 toward;
+	__u8 led; /* 1: it was restored, `delivery` says where to, and its names here are those that it has now */
+	__u32 delivery;
 };
 
 /*

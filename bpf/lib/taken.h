@@ -170,11 +170,11 @@ static __noinline bool is_taken(struct __sk_buff *skb, const struct packet *pack
 		flow = find_flow(names);
 		return !flow || !has_left(flow);
 	}
-	if ((settings->idle & (IDLE_TOWARD | IDLE_HELPED)) == (IDLE_TOWARD | IDLE_HELPED))
+	if ((settings->idle & (IDLE_DELIVERY | IDLE_HELPED)) == (IDLE_DELIVERY | IDLE_HELPED))
 		return false;
 	flow = find_flow(names);
 	if (flow)
-		return flow->toward && !has_left(flow);
+		return flow->delivery && !has_left(flow);
 	/* Of a socket that is being moved the kernel knows nothing for a moment. */
 	if (rests(skb, names))
 		return true;
@@ -183,7 +183,7 @@ static __noinline bool is_taken(struct __sk_buff *skb, const struct packet *pack
 	lent = find_lent(&names->local, names->local_port, names->transport);
 	if (!lent)
 		return false;
-	interface = lent->toward;
+	interface = lent->delivery;
 	endpoint = bpf_map_lookup_elem(&endpoints, &interface);
 	/* What another host has on lease this one cannot look into, and it is that host's own. */
 	if (!endpoint)

@@ -105,7 +105,7 @@ static __always_inline bool quote(struct __sk_buff *skb, const struct packet *pa
 }
 
 /* To an endpoint namespace, which knows of no route but the one out of it. `skb->cb[0]`: what may be sent, in bytes. */
-__noinline int tell_too_long(struct __sk_buff *skb, const struct packet *packet)
+__noinline int send_too_long(struct __sk_buff *skb, const struct packet *packet)
 {
 	count(COUNTER_TOO_LONG);
 	if (!packet || !quote(skb, packet) || bpf_skb_change_type(skb, 0 /* PACKET_HOST */))

@@ -37,7 +37,7 @@ enum unfinished {
 	TO_BE_REFUSED = 0x5744, /* refuse() */
 	OF_NO_FLOW,		/* of a packet that is not from this host's own stack */
 	TO_BE_ROUTED,		/* to_routes() */
-	TO_BE_TOLD,		/* tell_too_long() */
+	TO_BE_TOLD,		/* send_too_long() */
 };
 
 static __always_inline int pass(void)

@@ -22,8 +22,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Debian keeps `asm/types.h` in a directory of the host's architecture, which clang does not search for the bpf target. It says the same
-/// for all processors that the programs may be loaded on.
+/// Debian keeps `asm/types.h` in a directory of the host's architecture, which clang does not search for the bpf
+/// target. It says the same for all processors that the programs may be loaded on.
 fn clang_args() -> Vec<OsString> {
     let architecture = env::consts::ARCH;
     // -mcpu=v3 (Linux 5.12): 32-bit operations and atomics that return the value before.

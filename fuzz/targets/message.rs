@@ -1,4 +1,5 @@
-//! Messages of a control datagram, and records of a stream: what is read is written to the same length and read as the same.
+//! Messages of a control datagram, and records of a stream: what is read is written to the same length and read as the
+//! same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

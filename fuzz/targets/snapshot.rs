@@ -1,4 +1,4 @@
-//! Snapshots of sockets: what is read is what would be written, but for what a reader passes over.
+//! Snapshots of sockets: what is read is what would be written, except for what a reader passes over.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! The plaintext of tunnel datagrams, which a peer may fill as it likes: what is taken of it is whole, merged and cut alike, and
-//! can be sent on.
+//! The plaintext of tunnel datagrams, which a peer may fill as it likes: what is taken of it is whole, merged and cut
+//! alike, and can be sent on.
 #![no_main]
 
 use std::net::SocketAddr;

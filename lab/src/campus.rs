@@ -58,8 +58,8 @@ pub struct SiteSpec {
 }
 
 impl SiteSpec {
-    /// 20 ms one way beyond the gateway, 1 Gbit/s, both families, a plain router. The addresses go with the name: `a`, `b`,
-    /// `c` for clients, `s`, `t` for servers (whose uplink has no delay).
+    /// 20 ms one way beyond the gateway, 1 Gbit/s, both families, a plain router. The addresses go with the name: `a`,
+    /// `b`, `c` for clients, `s`, `t` for servers (whose uplink has no delay).
     pub fn named(name: &str) -> Self {
         let (v4, v6) = match name {
             "a" => ([198, 51, 100, 1], 0xa),

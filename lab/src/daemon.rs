@@ -49,8 +49,8 @@ struct Surroundings {
     own_wall_clock: bool,
 }
 
-/// Shows every program that it is loaded into a wall clock that is ahead of the machine's by what a file says, in seconds. What the kernel counts since
-/// it was started stays as it is: nobody can set that.
+/// Shows every program that it is loaded into a wall clock that is ahead of the machine's by what a file says, in
+/// seconds. What the kernel counts since it was started stays as it is: nobody can set that.
 const WALL_CLOCK: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -104,7 +104,7 @@ pub enum Lame {
 }
 
 impl Lame {
-    /// A CRIU like the next in the path, but for what is asked of it first.
+    /// A CRIU like the next in the path, except for what is asked of it first.
     fn script(self) -> String {
         let not = match self {
             Self::OnlyAtRest => "pre-dump",
@@ -133,7 +133,8 @@ impl Host {
         self.whimbrel_with("")
     }
 
-    /// Starts the daemon of another host, which was started anew, on this one: all that it has is that one's state directory.
+    /// Starts the daemon of another host, which was started anew, on this one: all that it has is that one's state
+    /// directory.
     pub fn whimbrel_reborn(&self, other: &Whimbrel) -> Result<Whimbrel> {
         let dir = self.dir().join(self.unique_label("whimbrel"));
         fs::create_dir(&dir).map_err(|e| Error::call("mkdir", dir.display().to_string(), e))?;
@@ -147,8 +148,8 @@ impl Host {
         Ok(daemon)
     }
 
-    /// Starts a daemon with all rights that there are, which takes whole processes, and waits until it is ready. `numbers`: it does not
-    /// see the machine's other processes, nor they it.
+    /// Starts a daemon with all rights that there are, which takes whole processes, and waits until it is ready.
+    /// `numbers`: it does not see the machine's other processes, nor they it.
     pub fn whimbrel_for_processes(&self, numbers: bool) -> Result<Whimbrel> {
         self.whimbrel_for_processes_with(numbers, "")
     }
@@ -204,7 +205,8 @@ impl Host {
     }
 }
 
-/// Writes a configuration file, with the lab's log level if it has none; none where that would be empty, and then false.
+/// Writes a configuration file, with the lab's log level if it has none; none where that would be empty, and then
+/// false.
 fn configure(host: &Host, path: &Path, config: &str) -> Result<bool> {
     let own = config.lines().any(|line| line.starts_with("log = "));
     let level = host.lab().log_level().filter(|_| !own).map(|level| format!("log = \"{level}\"\n"));
@@ -269,7 +271,7 @@ fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, surroundings
         command = command.arg("--config").arg(dir.join("whimbrel.toml"));
     }
     let process = command.spawn()?;
-    host.lab().note_log(host.name(), process.err_path());
+    host.lab().record_log(host.name(), process.err_path());
     Ok(process)
 }
 
@@ -289,7 +291,8 @@ impl Whimbrel {
         lame.write(&self.dir.join(PROGRAMS))
     }
 
-    /// Sets the wall clock of a daemon that was started [so](Host::whimbrel_with_wall_clock): so many seconds ahead of the machine's.
+    /// Sets the wall clock of a daemon that was started [so](Host::whimbrel_with_wall_clock): so many seconds ahead of
+    /// the machine's.
     pub fn set_wall_clock(&self, ahead: i64) -> Result<()> {
         expect!(self.surroundings.own_wall_clock, "the daemon on {} has everybody's clock", self.host.name());
         let (file, fresh) = (self.dir.join(WALL_CLOCK_AHEAD), self.dir.join("wall_clock_ahead.new"));
@@ -404,8 +407,8 @@ impl Whimbrel {
         }
     }
 
-    /// Founds a community on this host, of which `guest` becomes a member, so that the two may give each other sockets. They are
-    /// called `desk` and `guest` in it. `at` is this host's address.
+    /// Founds a community on this host, of which `guest` becomes a member, so that the two may give each other sockets.
+    /// They are called `desk` and `guest` in it. `at` is this host's address.
     pub fn befriend(&self, guest: &Self, at: IpAddr) -> Result<()> {
         self.cli(&["community", "init", "--name", "desk"])?;
         self.invite(guest, at, "guest")
@@ -476,8 +479,8 @@ impl Whimbrel {
         self.process.kill()
     }
 
-    /// Gives it another configuration and has it read that (SIGHUP), of which its event `reloaded` tells. Only for one that
-    /// was started with a configuration.
+    /// Gives it another configuration and has it read that (SIGHUP), of which its event `reloaded` tells. Only for one
+    /// that was started with a configuration.
     pub fn reconfigure(&mut self, config: &str) -> Result<()> {
         expect!(self.configured, "the daemon on {} was started without a configuration", self.host.name());
         configure(&self.host, &self.dir.join("whimbrel.toml"), config)?;
@@ -497,7 +500,8 @@ impl Whimbrel {
         self.wait_ready()
     }
 
-    /// Starts it again from another file with the same program in it, as when a package has replaced that. After [`Whimbrel::stop`].
+    /// Starts it again from another file with the same program in it, as when a package has replaced that. After
+    /// [`Whimbrel::stop`].
     pub fn upgrade(&mut self) -> Result<()> {
         let fresh = self.dir.join(self.host.unique_label("whimbrel.new"));
         fs::copy(&self.binary, &fresh).map_err(|e| Error::call("copy", fresh.display().to_string(), e))?;
@@ -505,8 +509,8 @@ impl Whimbrel {
         self.restart()
     }
 
-    /// Its machine is started anew, after [`Whimbrel::kill`] or [`Whimbrel::stop`]: nothing is left of the daemon but its state directory, and the
-    /// kernel tells another life. Whatever else the machine is stays as it is.
+    /// Its machine is started anew, after [`Whimbrel::kill`] or [`Whimbrel::stop`]: nothing is left of the daemon but
+    /// its state directory, and the kernel tells another life. Whatever else the machine is stays as it is.
     pub fn reboot(&mut self) -> Result<()> {
         self.process.kill()?;
         self.cli(&["clean"])?;
@@ -516,15 +520,15 @@ impl Whimbrel {
         self.restart()
     }
 
-    /// Starts it again with its CLOCK_BOOTTIME so many seconds ahead of the machine's (behind, if negative): the clock has
-    /// jumped since it ran last. The wall clock is everybody's, and stays.
+    /// Starts it again with its CLOCK_BOOTTIME so many seconds ahead of the machine's (behind, if negative): the clock
+    /// has jumped since it ran last. The wall clock is everybody's, and stays.
     pub fn restart_ahead(&mut self, seconds: i64) -> Result<()> {
         self.surroundings.ahead = seconds;
         self.restart()
     }
 
-    /// Starts it again in a network namespace of its own, without any network, that is gone when it is killed; or in its
-    /// host's again.
+    /// Starts it again in a network namespace of its own, without any network, that is gone when it is killed; or in
+    /// its host's again.
     pub fn restart_apart(&mut self, apart: bool) -> Result<()> {
         self.surroundings.apart = apart;
         self.restart()
@@ -539,7 +543,8 @@ impl Whimbrel {
         Ok(namespace(&self.process.pid().to_string())? != namespace("self")?)
     }
 
-    /// Takes all room that there is in its run directory, or gives it back. Only for one that has a file system of its own there.
+    /// Takes all room that there is in its run directory, or gives it back. Only for one that has a file system of its
+    /// own there.
     pub fn fill(&self, full: bool) -> Result<()> {
         expect!(self.surroundings.narrow, "the daemon on {} would fill everybody's disk", self.host.name());
         let path = self.run_dir().join(FILLING);

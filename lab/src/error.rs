@@ -67,7 +67,8 @@ pub enum Error {
     /// The caller asked for something impossible.
     #[error("{0}")]
     Usage(String),
-    /// A scenario cannot be run on this machine, for something is missing. Nothing was tried, so it neither passed nor failed.
+    /// A scenario cannot be run on this machine, for something is missing. Nothing was tried, so it neither passed nor
+    /// failed.
     #[error("{0}")]
     Skipped(String),
 }

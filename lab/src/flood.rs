@@ -1,5 +1,5 @@
-//! Somebody who sends more than a daemon can look at: introductions for a session whose index it has seen, and datagrams to the control
-//! port that nobody has asked for. It needs no key, and no address but its own.
+//! Somebody who sends more than a daemon can look at: introductions for a session whose index it has seen, and
+//! datagrams to the control port that nobody has asked for. It needs no key, and no address but its own.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;

@@ -177,8 +177,8 @@ impl Host {
         Ok(text.lines().skip(2).filter_map(|l| Some(l.split_once(':')?.0.trim().to_owned())).collect())
     }
 
-    /// Makes it translate what leaves by `outside` to that interface's address (masquerade). `random_ports`: source ports
-    /// are always changed, as carrier-grade NATs do.
+    /// Makes it translate what leaves by `outside` to that interface's address (masquerade). `random_ports`: source
+    /// ports are always changed, as carrier-grade NATs do.
     pub fn masquerade(&self, outside: &str, random_ports: bool) -> Result<()> {
         let how = if random_ports { " fully-random" } else { "" };
         self.nft(&format!(

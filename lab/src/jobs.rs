@@ -7,8 +7,8 @@ use std::thread;
 
 use whimbrel_lab::{Error, Result};
 
-/// Runs this program with each of these arguments, `jobs` at a time. What one prints is shown when it has ended, so that no two are mixed.
-/// Returns whether all succeeded.
+/// Runs this program with each of these arguments, `jobs` at a time. What one prints is shown when it has ended, so
+/// that no two are mixed. Returns whether all succeeded.
 pub(crate) fn run(each: &[Vec<String>], jobs: usize) -> Result<bool> {
     let program = std::env::current_exe().map_err(|e| Error::call("readlink", "/proc/self/exe", e))?;
     let waiting = Mutex::new(each.iter());

@@ -209,7 +209,7 @@ impl LabInner {
         self.log_level.as_deref()
     }
 
-    pub(crate) fn note_log(&self, host: &str, log: &Path) {
+    pub(crate) fn record_log(&self, host: &str, log: &Path) {
         self.logs.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((host.into(), log.into()));
     }
 

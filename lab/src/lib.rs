@@ -1,8 +1,8 @@
 //! Hosts in network namespaces, emulated links, and scenarios with real programs on the real kernel.
 //!
 //! A [`Lab`] holds [`Host`]s, [`Link`]s and [`Network`]s; hosts [`join`](Host::join), [`leave`](Host::leave) and
-//! [`roam`](Host::roam) between networks while programs run in them. Dropping the lab removes everything; so do a panic,
-//! SIGINT and SIGTERM, and [`clean`] does for runs that were killed.
+//! [`roam`](Host::roam) between networks while programs run in them. Dropping the lab removes everything; so do a
+//! panic, SIGINT and SIGTERM, and [`clean`] does for runs that were killed.
 
 pub mod bench_link;
 mod campus;
@@ -40,7 +40,7 @@ pub use netns::Netns;
 pub use network::{Attachment, Join, Leave, Network, NetworkSpec};
 pub use process::{Cmd, Process, cpu_seconds};
 pub use programs::{
-    Bind, DhcpServer, Download, EchoServer, FlowPair, Iperf, IperfServer, Lease, Luggage, Many, Nginx, PairOptions,
+    Bind, DhcpServer, Download, EchoServer, FlowPair, Iperf, IperfServer, Lease, Many, Metadata, Nginx, PairOptions,
     Side, SshServer, SshSession, Ticker, TickerFar, UdpRelay, Walker, WalkerReport, ZONE, criu_lacks,
     criu_starts_within, criu_tracks_memory,
 };

@@ -32,7 +32,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Run scenarios; the exit status is 1 if one fails. One that this machine lacks something for is skipped, and says so
+    /// Run scenarios; the exit status is 1 if one fails. One that this machine lacks something for is skipped, and says
+    /// so
     Run(RunOptions),
     /// Show a download and an ssh session crossing a move
     Demo {
@@ -61,7 +62,8 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         whimbrel: Option<PathBuf>,
     },
-    /// Have two laptops be away for real: one suspended, one that vanished; the exit status is 1 if a connection is lost
+    /// Have two laptops be away for real: one suspended, one that vanished; the exit status is 1 if a connection is
+    /// lost
     SoakAbsence {
         /// Hours of absence
         #[arg(long, default_value_t = 72.0, value_parser = hours)]

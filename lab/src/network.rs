@@ -238,8 +238,8 @@ impl Host {
         self.configure(network, join, link, false)
     }
 
-    /// Leaves the network at `from` and joins another with the same interface, in one go: the old address is there until
-    /// the new one appears. `join.interface` is not looked at.
+    /// Leaves the network at `from` and joins another with the same interface, in one go: the old address is there
+    /// until the new one appears. `join.interface` is not looked at.
     pub fn roam(&self, from: &Attachment, network: &Network, join: &Join) -> Result<Attachment> {
         let dev = &from.interface;
         let join = Join { interface: dev.clone(), ..join.clone() };
@@ -314,8 +314,8 @@ impl Host {
         port.remove()
     }
 
-    /// True once the interface has a link-local address. Without one a router sends no neighbour solicitation for what it
-    /// forwards, and does not say so; the kernel makes it when it has noticed the carrier.
+    /// True once the interface has a link-local address. Without one a router sends no neighbour solicitation for what
+    /// it forwards, and does not say so; the kernel makes it when it has noticed the carrier.
     fn has_link_local(&self, interface: &str) -> bool {
         let addresses = self.enter(|| std::fs::read_to_string("/proc/thread-self/net/if_inet6"));
         let addresses = addresses.and_then(|text| text.map_err(|e| Error::call("read", "/proc/net/if_inet6", e)));
@@ -374,8 +374,8 @@ impl Host {
         let default_v4 = v4.filter(|_| join.default_route).map(|(_, gateway, _)| default(gateway.into()));
         self.ip4(first.then(|| clear_v4(dev)).into_iter().flatten().chain(address_v4).chain(default_v4))?;
         if let Some((address, gateway, len)) = v6 {
-            // The kernel joins the group in which neighbours ask for the address a moment later. Where nobody can use the
-            // address before, no question is lost, which would cost a second.
+            // The kernel joins the group in which neighbours ask for the address a moment later. Where nobody can use
+            // the address before, no question is lost, which would cost a second.
             wait_until(Duration::from_secs(5), &format!("{address} can be asked for on {dev}"), || {
                 self.hears_solicitations(dev, address)
             })?;

@@ -138,8 +138,8 @@ impl Shower {
         });
     }
 
-    /// Sends from these hosts in turn, with the sources of what was heard and with `places` as sources, to the destinations
-    /// of what was heard and to `targets`.
+    /// Sends from these hosts in turn, with the sources of what was heard and with `places` as sources, to the
+    /// destinations of what was heard and to `targets`.
     pub(crate) fn start(self, hosts: &[&Host], places: Vec<Ipv4Addr>, targets: Vec<SocketAddrV4>) -> Result<Rain> {
         let sockets = hosts.iter().map(|host| raw_socket(host)).collect::<Result<Vec<_>>>()?;
         let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));

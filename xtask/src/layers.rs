@@ -1,8 +1,8 @@
 //! Which part of a crate may use which: the layers and roles of `protocol` and of `daemon`.
 //!
 //! Calls go down: a file may import from its own part and from layers below, a role from no other role. What breaks
-//! that today is counted, and the counts are held against `xtask/layers.txt` and `xtask/layers-daemon.txt`: they may only
-//! fall.
+//! that today is counted, and the counts are held against `xtask/layers.txt` and `xtask/layers-daemon.txt`: they may
+//! only fall.
 
 mod source;
 
@@ -21,8 +21,8 @@ struct Layered {
     sources: &'static str,
     /// Where its counts are recorded.
     baseline: &'static str,
-    /// The layers by their folders, with how high each stands. Two of the same height do not know each other. The first that
-    /// a module begins with is its own; `*` is any one folder.
+    /// The layers by their folders, with how high each stands. Two of the same height do not know each other. The first
+    /// that a module begins with is its own; `*` is any one folder.
     layers: &'static [(&'static str, u8)],
     /// The object that is to be small: what others declare of it, and what of that is called.
     object: &'static str,
@@ -41,7 +41,8 @@ const PROTOCOL: Layered = Layered {
     sizes: false,
 };
 
-/// Executors of the host know no role, and no executor knows the loop; each role's part of the local API stands above it.
+/// Executors of the host know no role, and no executor knows the loop; each role's part of the local API stands above
+/// it.
 const DAEMON: Layered = Layered {
     sources: "crates/daemon/src",
     baseline: "xtask/layers-daemon.txt",
@@ -311,7 +312,8 @@ fn below(module: &str, name: &str) -> String {
     if module.is_empty() { name.to_owned() } else { format!("{module}/{name}") }
 }
 
-/// Which modules call methods of an object that others declare. These have a name once only, since they are of one type.
+/// Which modules call methods of an object that others declare. These have a name once only, since they are of one
+/// type.
 fn calls<'a>(object: &str, modules: &'a BTreeMap<String, Source>) -> Edges<'a> {
     let mut declared: BTreeMap<&str, &str> = BTreeMap::new();
     for (name, source) in modules {

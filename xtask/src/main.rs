@@ -66,7 +66,8 @@ enum Task {
     },
     /// Boot other kernels and run the core scenario there
     TestKernels {
-        /// Series of Debian's cloud kernels, of another processor with its name: 6.1, 6.12, 6.1-arm64; arm64 is the newest of these
+        /// Series of Debian's cloud kernels, of another processor with its name: 6.1, 6.12, 6.1-arm64; arm64 is the
+        /// newest of these
         #[arg(value_name = "SYSTEM", default_values = ["6.1", "6.12"])]
         systems: Vec<System>,
         /// Only the tests of the crates that make system calls, no scenario

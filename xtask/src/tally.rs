@@ -1,4 +1,5 @@
-//! Counts of what is run in one piece: other kernels, and long fuzzing. What the suite runs has verdicts instead (`suite`).
+//! Counts of what is run in one piece: other kernels, and long fuzzing. What the suite runs has verdicts instead
+//! (`suite`).
 
 use std::time::Duration;
 

@@ -1,12 +1,13 @@
-//! What the middle itself can do: packets a second through it, and its CPU time for each, with next to nothing else on the way.
+//! What the middle itself can do: packets a second through it, and its CPU time for each, with next to nothing else on
+//! the way.
 //!
 //! ```text
 //!   trains of datagrams, cut by the kernel at the sender's device ──> middle ──> dropped, counted, as they come in
 //! ```
 //!
-//! Sender, middle and sink share a processor, each packet goes all the way before the next train is made, and nothing waits in a
-//! queue: what is sent in a turn is the rate without loss, and that nothing was lost is checked. The same without the middle is taken
-//! off for what a packet costs in the middle.
+//! Sender, middle and sink share a processor, each packet goes all the way before the next train is made, and nothing
+//! waits in a queue: what is sent in a turn is the rate without loss, and that nothing was lost is checked. The same
+//! without the middle is taken off for what a packet costs in the middle.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! A program whose sockets are of `wb_socket`, with its own host as their anchor, beside the same program with plain sockets on a host
-//! without Whimbrel (`local.c`).
+//! A program whose sockets are of `wb_socket`, with its own host as their anchor, beside the same program with plain
+//! sockets on a host without Whimbrel (`local.c`).
 
 use std::fs;
 use std::io::{Read, Write};

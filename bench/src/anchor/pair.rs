@@ -1,7 +1,9 @@
-//! The whole way from a socket of the far end to one of the guest and back: by a router, by an anchor, by VPNs that end in user space.
+//! The whole way from a socket of the far end to one of the guest and back: by a router, by an anchor, by VPNs that end
+//! in user space.
 //!
-//! A sender has so many datagrams on the way at most, and waits when these have not come: so it sends as fast as all of the way takes,
-//! and nothing is lost. The guest's part (endpoint namespace, or its end of a VPN) counts in, as do both programs.
+//! A sender has so many datagrams on the way at most, and waits when these have not come: so it sends as fast as all of
+//! the way takes, and nothing is lost. The guest's part (endpoint namespace, or its end of a VPN) counts in, as do both
+//! programs.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -177,7 +179,8 @@ fn send(from: &UdpSocket, to: &UdpSocket, received: &AtomicU64, payload: usize) 
             continue;
         }
         std::thread::park_timeout(LOST);
-        // Where something has come that nobody has read, who receives stands still on this machine. More would be lost in a full buffer.
+        // Where something has come that nobody has read, who receives stands still on this machine. More would be lost
+        // in a full buffer.
         let stands_still = rustix::io::ioctl_fionread(to)? > 0;
         if received.load(Ordering::Acquire) == arrived && !stands_still {
             lost = waiting;
@@ -188,7 +191,8 @@ fn send(from: &UdpSocket, to: &UdpSocket, received: &AtomicU64, payload: usize) 
     if arrived == 0 {
         return Err("nothing arrives".into());
     }
-    // Who receives may have stood still: what comes now was not lost, and what does not was, also where the window left room for it.
+    // Who receives may have stood still: what comes now was not lost, and what does not was, also where the window left
+    // room for it.
     let end = Instant::now();
     while received.load(Ordering::Acquire) < sent && end.elapsed() < LOST {
         std::thread::park_timeout(LOOK);

@@ -1,4 +1,5 @@
-//! Anchors in user space: VPNs whose one end is a program of the middle, which the far end's packets are routed through.
+//! Anchors in user space: VPNs whose one end is a program of the middle, which the far end's packets are routed
+//! through.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};

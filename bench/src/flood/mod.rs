@@ -40,7 +40,8 @@ const WARM_UP: u32 = 4;
 const LONG: Duration = Duration::from_secs(30);
 /// How much longer a hand-off may take than without a flood.
 const HANDOFF: f64 = 1.2;
-/// By how much the daemon's memory may grow after a quarter of the time, in bytes: what its allocator does, and no more.
+/// By how much the daemon's memory may grow after a quarter of the time, in bytes: what its allocator does, and no
+/// more.
 const GROWTH: f64 = 2.0 * 1024.0 * 1024.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +101,7 @@ pub fn run(options: &Options) -> Result<()> {
             for (subject, series) in [(Subject::Quiet, &mut without), (flood, &mut with)] {
                 let outcome = one_run(options, subject, round)?;
                 eprintln!("{}/{rounds} {}: {outcome:?}", round + 1, subject.name());
-                series.take_in(&outcome);
+                series.absorb(&outcome);
             }
         }
         add(&mut report, flood.name(), &with, &without);
@@ -110,7 +111,7 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 impl Series {
-    fn take_in(&mut self, outcome: &Outcome) {
+    fn absorb(&mut self, outcome: &Outcome) {
         outcome.all.values().iter().for_each(|all| self.all.push(*all));
         outcome.median.values().iter().for_each(|median| self.median.push(*median));
         self.cpu.push(outcome.cpu);

@@ -1,5 +1,5 @@
-//! What writing down and rebuilding a socket costs in CPU time, beside a bare loop of TCP_REPAIR in C (`bare.c`). Each sample is a
-//! process of its own, in a network namespace of its own, so that both begin alike.
+//! What writing down and rebuilding a socket costs in CPU time, beside a bare loop of TCP_REPAIR in C (`bare.c`). Each
+//! sample is a process of its own, in a network namespace of its own, so that both begin alike.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::process::Command;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
-use whimbrel_kernel::frozen::{Defaults, Frozen};
+use whimbrel_kernel::checkpoint::{Checkpoint, Defaults};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_lab::{Host, Lab};
@@ -40,7 +40,7 @@ struct Series {
 }
 
 impl Series {
-    fn take_in(&mut self, (dump, restore): (f64, f64)) {
+    fn absorb(&mut self, (dump, restore): (f64, f64)) {
         self.dump.push(dump);
         self.restore.push(restore);
         self.both.push(dump + restore);
@@ -69,8 +69,8 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
         let (mut ours, mut bare) = (Series::default(), Series::default());
         for _ in 0..runs {
             let words = [vec![own.as_os_str()], vec!["move-sample".as_ref()]].concat();
-            ours.take_in(sample(&host, &words, count)?);
-            bare.take_in(sample(&host, &[program.as_os_str()], count)?);
+            ours.absorb(sample(&host, &words, count)?);
+            bare.absorb(sample(&host, &[program.as_os_str()], count)?);
         }
         report.add(Figure::against(&format!("{id}_dump"), "us", &ours.dump, &bare.dump));
         report.add(Figure::against(&format!("{id}_restore"), "us", &ours.restore, &bare.restore));
@@ -109,16 +109,16 @@ pub fn print_sample(count: usize) -> Result<()> {
     mlockall(MlockAllFlags::CURRENT)?;
     let begun = processor();
     for socket in near {
-        let frozen = Frozen::freeze(socket.into())?;
+        let checkpoint = Checkpoint::freeze(socket.into())?;
         let mut bytes = Vec::new();
-        frozen.dump(&defaults, &mut sockets_here)?.encode(&mut bytes);
-        frozen.destroy(&mut sockets_here)?;
+        checkpoint.dump(&defaults, &mut sockets_here)?.encode(&mut bytes);
+        checkpoint.destroy(&mut sockets_here)?;
         snapshots.push(bytes);
     }
     let between = processor();
     let mut sockets = Vec::with_capacity(count);
     for bytes in &snapshots {
-        sockets.push(Frozen::restore(&Snapshot::decode(bytes)?, &injector)?.thaw(&injector)?);
+        sockets.push(Checkpoint::restore(&Snapshot::decode(bytes)?, &injector)?.thaw(&injector)?);
     }
     let ended = processor();
     println!("{:.1} {:.1}", between - begun, ended - between);

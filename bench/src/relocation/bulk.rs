@@ -1,4 +1,5 @@
-//! An upload at full rate whose receiver changes hosts: no byte is lost, doubled or out of place, and how far the goodput dips.
+//! An upload at full rate whose receiver changes hosts: no byte is lost, doubled or out of place, and how far the
+//! goodput dips.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -250,7 +251,7 @@ mod tests {
     #[test]
     fn a_pause_is_a_gap_and_what_it_cost_is_missing() {
         let asked = MonoTime(5_000_000_000);
-        // A byte each ms, but for 100 ms.
+        // A byte each ms, except for 100 ms.
         let times = (0..4_000u64).filter(|ms| !(1_100..1_200).contains(ms));
         let arrivals = times.map(|ms| (MonoTime(4_000_000_000 + ms * 1_000_000), 1)).collect();
         let came = judged(&arrivals, asked);

@@ -1,13 +1,15 @@
-//! The thesis's own case: a video call of ffmpeg goes from one machine to another and back, while the other party stays.
+//! The thesis's own case: a video call of ffmpeg goes from one machine to another and back, while the other party
+//! stays.
 //!
 //! ```text
 //!   ffmpeg ─(lo)─ party ══ RTP over one connected UDP socket, both ways ══ desk or guest ─(lo)─ ffmpeg, on each of them
 //! ```
 //!
-//! On both machines a camera (an ffmpeg that sends RTP to its own host) runs all the time. Who has the call's socket passes on what its
-//! camera sends, from a frame's beginning on, and numbers it on from where the other machine stopped: RTP's sequence number, time and
-//! source go along with the socket as its program's state. Each frame can be decoded by itself, so the party sees one stream. What the
-//! party's ffmpeg sends has its own numbers, which show whether all of it came, wherever it came.
+//! On both machines a camera (an ffmpeg that sends RTP to its own host) runs all the time. Who has the call's socket
+//! passes on what its camera sends, from a frame's beginning on, and numbers it on from where the other machine
+//! stopped: RTP's sequence number, time and source go along with the socket as its program's state. Each frame can be
+//! decoded by itself, so the party sees one stream. What the party's ffmpeg sends has its own numbers, which show
+//! whether all of it came, wherever it came.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;

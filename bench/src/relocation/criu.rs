@@ -1,5 +1,6 @@
-//! What idle connections add to CRIU's writing down and rebuilding of a process: that of one that has them less that of one that has
-//! none. Its library for sockets cannot be called by itself from the outside. Left out where there is no `criu` program.
+//! What idle connections add to CRIU's writing down and rebuilding of a process: that of one that has them less that of
+//! one that has none. Its library for sockets cannot be called by itself from the outside. Left out where there is no
+//! `criu` program.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -1,4 +1,5 @@
-//! Idle connections that change hosts together: how long it takes until all are there, and how long the longest was at rest.
+//! Idle connections that change hosts together: how long it takes until all are there, and how long the longest was at
+//! rest.
 
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ const ANSWER: Duration = Duration::from_secs(20);
 struct Came {
     /// From the request until all were decided.
     all: f64,
-    /// The longest time that a socket was at rest: from before it was frozen until after it was thawed elsewhere. Where the daemons
-    /// have logged each step, which takes them as long as some of these.
+    /// The longest time that a socket was at rest: from before it was frozen until after it was thawed elsewhere. Where
+    /// the daemons have logged each step, which takes them as long as some of these.
     rest: Option<f64>,
     /// CPU time of the daemons: donor, acceptor, and the far end's, ms.
     cpu: [f64; 3],

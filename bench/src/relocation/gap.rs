@@ -1,4 +1,5 @@
-//! How long a far end hears nothing of a connection that carries a byte every 100 µs while it changes hosts, again and again.
+//! How long a far end hears nothing of a connection that carries a byte every 100 µs while it changes hosts, again and
+//! again.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Sockets that change hosts: what the far end notices, what it costs, how many at once. Anchors are reported with them.
+//! Sockets that change hosts: what the far end notices, what it costs, how many at once. Anchors are reported with
+//! them.
 
 pub mod bare;
 pub mod bulk;
@@ -33,12 +34,12 @@ pub fn run(options: &Options) -> Result<()> {
         ("criu", criu::measure),
     ] {
         match measure(options) {
-            Ok(report) => all.take_in(name, report),
+            Ok(report) => all.absorb(name, report),
             Err(error) => failures.push(format!("{name}: {error}")),
         }
     }
     let (report, failed) = crate::anchor::measure(options);
-    all.take_in("anchor", report);
+    all.absorb("anchor", report);
     failures.extend(failed.err().map(|error| format!("anchor: {error}")));
     all.finish()?;
     if failures.is_empty() { Ok(()) } else { Err(failures.join("; ").into()) }

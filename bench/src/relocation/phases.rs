@@ -33,12 +33,12 @@ impl Ops {
 pub(super) fn read(lab: &Lab) -> Result<HashMap<u64, Ops>> {
     let mut moves = HashMap::new();
     for (_, path) in lab.daemon_logs() {
-        take_in(&mut moves, &fs::read_to_string(path)?);
+        absorb(&mut moves, &fs::read_to_string(path)?);
     }
     Ok(moves)
 }
 
-fn take_in(moves: &mut HashMap<u64, Ops>, log: &str) {
+fn absorb(moves: &mut HashMap<u64, Ops>, log: &str) {
     for line in log.lines() {
         let Some((_, told)) = line.split_once("move: ") else { continue };
         let kind = told.split_whitespace().next().unwrap_or_default();
@@ -63,11 +63,11 @@ mod tests {
                    2026-01-01T00:00:00Z DEBUG move: save-held at_us=1100 took_us=5 done=true\n\
                    2026-01-01T00:00:00Z DEBUG something else\n";
         let mut moves = HashMap::new();
-        take_in(&mut moves, log);
+        absorb(&mut moves, log);
         assert_eq!(moves.len(), 1);
         assert_eq!(moves[&7].get("freeze"), Some(Op { began: 1000, ended: 1040 }));
         assert_eq!(moves[&7].rest(), None, "it is still at rest");
-        take_in(&mut moves, "Z DEBUG move: thaw number=7 at_us=1500 took_us=60 done=true");
+        absorb(&mut moves, "Z DEBUG move: thaw number=7 at_us=1500 took_us=60 done=true");
         assert_eq!(moves[&7].rest(), Some(560));
     }
 }

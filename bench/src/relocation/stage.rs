@@ -95,8 +95,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Moves the connections that `from` names from one of the two hosts to the other. When it was asked for, when all was
-    /// decided, and how many moved; fails where one stayed.
+    /// Moves the connections that `from` names from one of the two hosts to the other. When it was asked for, when all
+    /// was decided, and how many moved; fails where one stayed.
     pub(super) fn give(&self, donor: usize, from: &str, receiver: &str) -> Result<(MonoTime, MonoTime, usize)> {
         give(&self.daemons[donor], from, NAMES[1 - donor], receiver)
     }

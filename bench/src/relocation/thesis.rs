@@ -1,5 +1,5 @@
-//! How long it takes to move one socket, by round trips: the three scenarios of the SOCKMAND thesis (§6.5.3), which differ in what the
-//! anchor has to do with the move, beside the thesis's model (§6.6.3).
+//! How long it takes to move one socket, by round trips: the three scenarios of the SOCKMAND thesis (§6.5.3), which
+//! differ in what the anchor has to do with the move, beside the thesis's model (§6.6.3).
 //!
 //! | scenario | the anchor is | model |
 //! |---|---|---|

@@ -1,5 +1,5 @@
-//! Bytes in the first second after a move to a faster path and to a slower one, by what the connection begins with there: all that it
-//! had, what every connection begins with, or what Whimbrel has it begin with (docs/decisions/0021).
+//! Bytes in the first second after a move to a faster path and to a slower one, by what the connection begins with
+//! there: all that it had, what every connection begins with, or what Whimbrel has it begin with (docs/decisions/0021).
 //!
 //! ```text
 //!                    ┌── rs ─20 ms, 20 Mbit/s── desk   HOME, at first
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use whimbrel_kernel::frozen::{Defaults, Frozen, expect_round_trip};
+use whimbrel_kernel::checkpoint::{Checkpoint, Defaults, expect_round_trip};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_lab::{Campus, Host, Join, Lab, MonoTime, Shape, Site, SiteSpec};
@@ -140,22 +140,22 @@ fn one_run(options: &Options, rate: u64, begins: Begins) -> Result<u64> {
     let sender = Sender::begin(near.try_clone()?)?;
     heard.wait(FILLED)?;
     let _left = sender.end()?;
-    let frozen = Frozen::freeze(near.into())?;
+    let checkpoint = Checkpoint::freeze(near.into())?;
     let mut sockets_here = desk.host.enter(SockDiag::open)??;
-    let snapshot = frozen.dump(&desk.host.enter(Defaults::look)??, &mut sockets_here)?;
+    let snapshot = checkpoint.dump(&desk.host.enter(Defaults::look)??, &mut sockets_here)?;
     let path = path_of(&snapshot)?;
     if let Some(window) = begins.window(path) {
         begin_with(&guest, far.address, window)?;
     }
-    let (injector, restored) = guest.host.enter(|| -> Result<(Injector, Frozen)> {
+    let (injector, restored) = guest.host.enter(|| -> Result<(Injector, Checkpoint)> {
         let injector = Injector::open()?;
         if let Some(round_trip) = begins.round_trip(path) {
             expect_round_trip(HOME.into(), far.address, round_trip, &injector)?;
         }
-        let restored = Frozen::restore(&snapshot, &injector)?;
+        let restored = Checkpoint::restore(&snapshot, &injector)?;
         Ok((injector, restored))
     })??;
-    frozen.destroy(&mut sockets_here)?;
+    checkpoint.destroy(&mut sockets_here)?;
     lead(&guest)?;
     let begun = MonoTime::now();
     let sender = Sender::begin(restored.thaw(&injector)?.into())?;

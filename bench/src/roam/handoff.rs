@@ -135,7 +135,7 @@ struct Series {
 }
 
 impl Series {
-    fn take_in(&mut self, outcome: &Outcome) {
+    fn absorb(&mut self, outcome: &Outcome) {
         self.first.push(outcome.first.unwrap_or(PATIENCE.as_secs_f64() * 1e3));
         self.stall.push(outcome.stall);
         self.before.push(outcome.before);
@@ -185,7 +185,7 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
     });
     let mut series: BTreeMap<(String, Subject), Series> = BTreeMap::new();
     for (case, outcome) in locked(&results).iter() {
-        series.entry((case.id(), case.subject)).or_default().take_in(outcome);
+        series.entry((case.id(), case.subject)).or_default().absorb(outcome);
     }
     let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(report(&cases, &series, failures.len()))

@@ -97,7 +97,7 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
                 outcome.maps as f64 / 1e6,
                 outcome.link
             );
-            series[index].take_in(&outcome, *count);
+            series[index].absorb(&outcome, *count);
         }
     }
     Ok(report(&cases, &series))
@@ -108,7 +108,7 @@ fn id(target: Target, count: usize) -> String {
 }
 
 impl Series {
-    fn take_in(&mut self, outcome: &Outcome, count: usize) {
+    fn absorb(&mut self, outcome: &Outcome, count: usize) {
         self.all.push(outcome.all);
         self.each.push(outcome.all / count as f64);
         self.median.push(outcome.median);

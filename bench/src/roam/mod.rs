@@ -103,7 +103,7 @@ pub fn run(options: &Options) -> Result<()> {
         ("parked", parked::measure),
     ] {
         match measure(options) {
-            Ok(report) => all.take_in(name, report),
+            Ok(report) => all.absorb(name, report),
             Err(error) => failures.push(format!("{name}: {error}")),
         }
     }

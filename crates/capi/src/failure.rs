@@ -77,8 +77,8 @@ thread_local! {
     static REASON: RefCell<CString> = RefCell::new(CString::default());
 }
 
-/// Why the last call of this library in this thread failed, as a sentence: what errno cannot say, such as why a socket was
-/// kept. Empty where none has failed. It counts until the next call of this library in this thread.
+/// Why the last call of this library in this thread failed, as a sentence: what errno cannot say, such as why a socket
+/// was kept. Empty where none has failed. It counts until the next call of this library in this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn wb_reason() -> *const c_char {
     REASON.with_borrow(|reason| reason.as_ptr())

@@ -12,17 +12,19 @@ use crate::failure::{Fault, give};
 use crate::name::{the_one, wb_uuid};
 use crate::text;
 
-/// Hands a socket to another host, with what the program there needs to go on with it: `state`, `length` bytes (at most 1 MiB; NULL
-/// where there is none). `to` is a host as for wb_socket(). `receiver` is the name that a program there receives under
-/// (wb_receiver_open()); where it is NULL the socket waits there for wb_rebuild(). `timeout` is in milliseconds, -1 for none. The
-/// program should not read or write meanwhile: what it does before the socket stops counts, what it does after fails. A socket that listens, or
-/// one of UDP that is bound and not connected, goes with the address that it is bound to, or else with this host's preferred one.
+/// Hands a socket to another host, with what the program there needs to go on with it: `state`, `length` bytes (at most
+/// 1 MiB; NULL where there is none). `to` is a host as for wb_socket(). `receiver` is the name that a program there
+/// receives under (wb_receiver_open()); where it is NULL the socket waits there for wb_rebuild(). `timeout` is in
+/// milliseconds, -1 for none. The program should not read or write meanwhile: what it does before the socket stops
+/// counts, what it does after fails. A socket that listens, or one of UDP that is bound and not connected, goes with
+/// the address that it is bound to, or else with this host's preferred one.
 ///
-/// Returns 0: the socket is there, and all descriptors of it here are at their end; or -1 with errno. ECANCELED: it stayed and goes on, and
-/// wb_reason() tells why. ENOENT: no such host is known. ETIMEDOUT: nothing is decided yet, and it may still go. EMSGSIZE: there is
-/// too much state. EOPNOTSUPP: this host moves no sockets. EFAULT: `to` is NULL, or `state` with a length. EINVAL: not UTF-8. EBADF, ENOTSOCK,
-/// EPROTONOSUPPORT, ECONNREFUSED, EACCES as wb_uuid_of(). ECONNABORTED: it is lost, or has gone and was not heard of, and wb_reason() tells which, and where what was in it is kept. With all
-/// but this and ETIMEDOUT the socket is as it was.
+/// Returns 0: the socket is there, and all descriptors of it here are at their end; or -1 with errno. ECANCELED: it
+/// stayed and goes on, and wb_reason() tells why. ENOENT: no such host is known. ETIMEDOUT: nothing is decided yet, and
+/// it may still go. EMSGSIZE: there is too much state. EOPNOTSUPP: this host moves no sockets. EFAULT: `to` is NULL, or
+/// `state` with a length. EINVAL: not UTF-8. EBADF, ENOTSOCK, EPROTONOSUPPORT, ECONNREFUSED, EACCES as wb_uuid_of().
+/// ECONNABORTED: it is lost, or has gone and was not heard of, and wb_reason() tells which, and where what was in it is
+/// kept. With all but this and ETIMEDOUT the socket is as it was.
 ///
 /// # Safety
 /// `to` and `receiver` are NULL or strings; `state` is NULL or has `length` bytes.
@@ -60,13 +62,14 @@ pub unsafe extern "C" fn wb_give(
     give(ask(), -1)
 }
 
-/// Sees to it that a host is ready for a socket, which goes on meanwhile: so that the program need be silent only for the last moment, in a
-/// wb_give() with the same `to` and `receiver` within half a minute. Nothing happens to the socket before that, or if that does not come.
-/// `timeout` is in milliseconds, -1 for none. It may take seconds where the host is hard to reach. The socket has to be connected.
+/// Sees to it that a host is ready for a socket, which goes on meanwhile: so that the program need be silent only for
+/// the last moment, in a wb_give() with the same `to` and `receiver` within half a minute. Nothing happens to the
+/// socket before that, or if that does not come. `timeout` is in milliseconds, -1 for none. It may take seconds where
+/// the host is hard to reach. The socket has to be connected.
 ///
-/// Returns 0: all is ready; or -1 with errno. ECANCELED: the host does not take the socket as things stand, and wb_reason() tells why. ETIMEDOUT: nobody
-/// knows yet. EOPNOTSUPP: this host moves no sockets. EPROTONOSUPPORT: it is of another protocol, or not connected. ENOENT, EFAULT, EINVAL, EBADF, ENOTSOCK,
-/// ECONNREFUSED, EACCES as wb_give().
+/// Returns 0: all is ready; or -1 with errno. ECANCELED: the host does not take the socket as things stand, and
+/// wb_reason() tells why. ETIMEDOUT: nobody knows yet. EOPNOTSUPP: this host moves no sockets. EPROTONOSUPPORT: it is
+/// of another protocol, or not connected. ENOENT, EFAULT, EINVAL, EBADF, ENOTSOCK, ECONNREFUSED, EACCES as wb_give().
 ///
 /// # Safety
 /// `to` and `receiver` are NULL or strings.
@@ -113,7 +116,8 @@ pub struct wb_received {
     pub local: sockaddr_storage,
     /// The other end's; of the unspecified address and port 0 where it is not connected.
     pub remote: sockaddr_storage,
-    /// What the program there has given with it: `state_length` bytes, and a zero behind them; never NULL. wb_received_free() frees it.
+    /// What the program there has given with it: `state_length` bytes, and a zero behind them; never NULL.
+    /// wb_received_free() frees it.
     pub state: *mut u8,
     /// Its length.
     pub state_length: size_t,
@@ -121,8 +125,9 @@ pub struct wb_received {
 
 /// Receives sockets under a name from now on. One program of a host may have a name.
 ///
-/// Returns what wb_receive() takes, to be closed by wb_receiver_close(), or NULL with errno: EADDRINUSE, somebody receives under this name;
-/// EFAULT, `name` is NULL; EINVAL, it is not UTF-8; EOPNOTSUPP, this host moves no sockets; ECONNREFUSED, EACCES and ETIMEDOUT as wb_uuid_of().
+/// Returns what wb_receive() takes, to be closed by wb_receiver_close(), or NULL with errno: EADDRINUSE, somebody
+/// receives under this name; EFAULT, `name` is NULL; EINVAL, it is not UTF-8; EOPNOTSUPP, this host moves no sockets;
+/// ECONNREFUSED, EACCES and ETIMEDOUT as wb_uuid_of().
 ///
 /// # Safety
 /// `name` is NULL or a string.
@@ -142,8 +147,8 @@ pub unsafe extern "C" fn wb_receiver_open(name: *const c_char) -> *mut wb_receiv
     give(open(), std::ptr::null_mut())
 }
 
-/// A descriptor that is readable when sockets may have come, for poll(2). Then call wb_receive() with a time-out of 0 until it fails
-/// with EAGAIN. It belongs to the receiver.
+/// A descriptor that is readable when sockets may have come, for poll(2). Then call wb_receive() with a time-out of 0
+/// until it fails with EAGAIN. It belongs to the receiver.
 ///
 /// Returns -1 with errno EFAULT where `receiver` is NULL.
 ///
@@ -158,8 +163,8 @@ pub unsafe extern "C" fn wb_receiver_fd(receiver: *const wb_receiver) -> c_int {
 
 /// Waits for a socket, for so many milliseconds; -1 without end.
 ///
-/// Returns 0, or -1 with errno: EAGAIN, none has come; ECONNRESET, the daemon has ended: open another receiver; EMFILE, one came that this
-/// process has no descriptor for, and it is lost; EFAULT, a pointer is NULL.
+/// Returns 0, or -1 with errno: EAGAIN, none has come; ECONNRESET, the daemon has ended: open another receiver; EMFILE,
+/// one came that this process has no descriptor for, and it is lost; EFAULT, a pointer is NULL.
 ///
 /// # Safety
 /// `receiver` is NULL or open; `received` is NULL or may be written to. What it held is not freed.

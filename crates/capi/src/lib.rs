@@ -1,7 +1,8 @@
 //! libwhimbrel: sockets that can change machines, as C sees them.
 //!
-//! The header `include/whimbrel.h` is generated from this crate, comments included; a test holds it to it. What a function
-//! promises stands with it and in `docs/man/whimbrel.3`. `include/libsockmand.h` puts SOCKMAND's names before it.
+//! The header `include/whimbrel.h` is generated from this crate, comments included; a test holds it to it. What a
+//! function promises stands with it and in `docs/man/whimbrel.3`. `include/libsockmand.h` puts SOCKMAND's names before
+//! it.
 //!
 //! There is no state but what handles point to: each function opens a connection of its own with the daemon. So all are
 //! thread-safe, and go on in a child after fork(2).

@@ -33,8 +33,8 @@ pub struct wb_question {
 
 /// Is asked, from now on, which host is to be the anchor of a socket whose program names a policy.
 ///
-/// Returns what wb_migrator_next() takes, to be closed by wb_migrator_close(), or NULL with errno: EADDRINUSE, there is a migrator
-/// already; ECONNREFUSED, EACCES and ETIMEDOUT as wb_uuid_of().
+/// Returns what wb_migrator_next() takes, to be closed by wb_migrator_close(), or NULL with errno: EADDRINUSE, there is
+/// a migrator already; ECONNREFUSED, EACCES and ETIMEDOUT as wb_uuid_of().
 #[unsafe(no_mangle)]
 pub extern "C" fn wb_migrator_open() -> *mut wb_migrator {
     let open = || {
@@ -49,8 +49,8 @@ pub extern "C" fn wb_migrator_open() -> *mut wb_migrator {
     give(open(), std::ptr::null_mut())
 }
 
-/// A descriptor that is readable when there may be a question, for poll(2). Then call wb_migrator_next() with a time-out of 0 until it
-/// fails with EAGAIN. It belongs to the migrator.
+/// A descriptor that is readable when there may be a question, for poll(2). Then call wb_migrator_next() with a
+/// time-out of 0 until it fails with EAGAIN. It belongs to the migrator.
 ///
 /// Returns -1 with errno EFAULT where `migrator` is NULL.
 ///
@@ -63,7 +63,8 @@ pub unsafe extern "C" fn wb_migrator_fd(migrator: *const wb_migrator) -> c_int {
     give(migrator.map(|migrator| migrator.descriptor), -1)
 }
 
-/// Waits for a question, for so many milliseconds; -1 without end. The program is refused when it is not answered for two seconds.
+/// Waits for a question, for so many milliseconds; -1 without end. The program is refused when it is not answered for
+/// two seconds.
 ///
 /// Returns 0, or -1 with errno: EAGAIN, there is none; ECONNRESET, the daemon has ended; EFAULT, a pointer is NULL.
 ///
@@ -98,8 +99,8 @@ pub unsafe extern "C" fn wb_migrator_next(
     give(wait(), -1)
 }
 
-/// Answers a question: `anchor` as for wb_socket(), but no policy. NULL: the program is refused. An answer that comes too late is
-/// passed over.
+/// Answers a question: `anchor` as for wb_socket(), but no policy. NULL: the program is refused. An answer that comes
+/// too late is passed over.
 ///
 /// Returns 0, or -1 with errno: EFAULT, `migrator` is NULL; EINVAL, `anchor` is not UTF-8; EPIPE, the daemon has ended.
 ///

@@ -34,10 +34,11 @@ pub struct wb_socket_info {
     pub reason: [c_char; 256],
 }
 
-/// Lists the sockets of TCP and UDP of a process, by its number in the daemon's PID namespace; writes at most `room` of them.
+/// Lists the sockets of TCP and UDP of a process, by its number in the daemon's PID namespace; writes at most `room` of
+/// them.
 ///
-/// Returns how many there are, which may be more, or -1 with errno: ESRCH, no such process; EFAULT, `sockets` is NULL with room;
-/// ECONNREFUSED, EACCES and ETIMEDOUT as wb_uuid_of().
+/// Returns how many there are, which may be more, or -1 with errno: ESRCH, no such process; EFAULT, `sockets` is NULL
+/// with room; ECONNREFUSED, EACCES and ETIMEDOUT as wb_uuid_of().
 ///
 /// # Safety
 /// `sockets` is NULL or has room for `room`.
@@ -121,8 +122,8 @@ pub struct wb_outcome {
     pub reason: [c_char; 256],
 }
 
-/// Begins to move all sockets of a process, as wb_move_start() does: while whoever calls this moves the process itself. They wait
-/// there until wb_rebuild() takes them, each by its name.
+/// Begins to move all sockets of a process, as wb_move_start() does: while whoever calls this moves the process itself.
+/// They wait there until wb_rebuild() takes them, each by its name.
 ///
 /// # Safety
 /// As for wb_move_start().
@@ -134,11 +135,12 @@ pub unsafe extern "C" fn wb_move_process(process: libc::pid_t, to: *const c_char
     give(begin(), std::ptr::null_mut())
 }
 
-/// Begins to move connections to a host, `to` and `receiver` as for wb_give(). Each of the `count` connections is named by an
-/// address and port of either end ("192.0.2.1:22") or a process ("pid:4711").
+/// Begins to move connections to a host, `to` and `receiver` as for wb_give(). Each of the `count` connections is named
+/// by an address and port of either end ("192.0.2.1:22") or a process ("pid:4711").
 ///
-/// Returns what wb_move_next() takes, to be closed by wb_move_close(), or NULL with errno: EFAULT, a pointer is NULL; EINVAL, text is not UTF-8;
-/// ECONNREFUSED, EACCES and ETIMEDOUT as wb_uuid_of(). What the daemon says comes by wb_move_next().
+/// Returns what wb_move_next() takes, to be closed by wb_move_close(), or NULL with errno: EFAULT, a pointer is NULL;
+/// EINVAL, text is not UTF-8; ECONNREFUSED, EACCES and ETIMEDOUT as wb_uuid_of(). What the daemon says comes by
+/// wb_move_next().
 ///
 /// # Safety
 /// Each pointer is NULL or to a string; `connections` is NULL or has `count` of them.
@@ -173,8 +175,8 @@ fn begin(connections: Vec<String>, to: &str, receiver: Option<&str>) -> Result<*
     Ok(Box::into_raw(Box::new(wb_move { descriptor, progress: Mutex::new(Progress { client, over: false }) })))
 }
 
-/// A descriptor that is readable when something may have become of a socket, for poll(2). Then call wb_move_next() with a time-out of 0
-/// until it fails with EAGAIN, or all is told. It belongs to the move.
+/// A descriptor that is readable when something may have become of a socket, for poll(2). Then call wb_move_next() with
+/// a time-out of 0 until it fails with EAGAIN, or all is told. It belongs to the move.
 ///
 /// Returns -1 with errno EFAULT where `moving` is NULL.
 ///
@@ -187,11 +189,12 @@ pub unsafe extern "C" fn wb_move_fd(moving: *const wb_move) -> c_int {
     give(moving.map(|moving| moving.descriptor), -1)
 }
 
-/// Waits for what becomes of the next socket, for so many milliseconds; -1 without end. A migrator that is told of one that stayed can
-/// still have its process stay too.
+/// Waits for what becomes of the next socket, for so many milliseconds; -1 without end. A migrator that is told of one
+/// that stayed can still have its process stay too.
 ///
-/// Returns 1 and the outcome; 0 where all is told; or -1 with errno: EAGAIN, nothing is decided yet; ENOENT, the daemon knows no such
-/// connection or host; EOPNOTSUPP, it moves none; ECONNRESET, it has ended, and what was not told is not known; EFAULT, a pointer is NULL.
+/// Returns 1 and the outcome; 0 where all is told; or -1 with errno: EAGAIN, nothing is decided yet; ENOENT, the daemon
+/// knows no such connection or host; EOPNOTSUPP, it moves none; ECONNRESET, it has ended, and what was not told is not
+/// known; EFAULT, a pointer is NULL.
 ///
 /// # Safety
 /// `moving` is NULL or open; `outcome` is NULL or may be written to.

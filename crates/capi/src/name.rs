@@ -11,8 +11,8 @@ use crate::text;
 /// Bytes of a socket's name as text, its end included.
 pub const WB_UUID_TEXT: usize = 37;
 
-/// The name of a socket for its life, on whichever host it is. Who knows it may take the socket where that waits for its
-/// program: keep it like a password.
+/// The name of a socket for its life, on whichever host it is. Who knows it may take the socket where that waits for
+/// its program: keep it like a password.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, reason = "as C has it")]
@@ -29,8 +29,9 @@ impl From<Uuid> for wb_uuid {
 
 /// The name of a socket of TCP or UDP, which it keeps wherever it goes.
 ///
-/// Returns 0, or -1 with errno: EBADF or ENOTSOCK, the descriptor is none of a socket; EPROTONOSUPPORT, a socket, but of neither TCP nor
-/// UDP; EFAULT, `uuid` is NULL; ECONNREFUSED, no daemon runs; EACCES, this user may not ask it; ETIMEDOUT, it does not answer.
+/// Returns 0, or -1 with errno: EBADF or ENOTSOCK, the descriptor is none of a socket; EPROTONOSUPPORT, a socket, but
+/// of neither TCP nor UDP; EFAULT, `uuid` is NULL; ECONNREFUSED, no daemon runs; EACCES, this user may not ask it;
+/// ETIMEDOUT, it does not answer.
 ///
 /// # Safety
 /// `uuid` is NULL or may be written to.
@@ -51,9 +52,9 @@ pub unsafe extern "C" fn wb_uuid_of(socket: c_int, uuid: *mut wb_uuid) -> c_int 
     give(ask(), -1)
 }
 
-/// Has the daemon keep a socket as well, so that it outlives this program, or is moved without it: until it is moved, or
-/// wb_rebuild() takes it back, or five minutes have passed. The program's own descriptor stays as it is; it should not read or write
-/// any more before it ends.
+/// Has the daemon keep a socket as well, so that it outlives this program, or is moved without it: until it is moved,
+/// or wb_rebuild() takes it back, or five minutes have passed. The program's own descriptor stays as it is; it should
+/// not read or write any more before it ends.
 ///
 /// Returns 0 and the socket's name, or -1 with errno as wb_uuid_of(); ENOBUFS, the daemon keeps as many as it will.
 ///
@@ -78,12 +79,12 @@ pub unsafe extern "C" fn wb_export(socket: c_int, uuid: *mut wb_uuid) -> c_int {
     give(ask(), -1)
 }
 
-/// Takes a socket that waits on this host for its program: it was exported here, or has come from another host
-/// without a program to receive it. It is as it was: connected or listening, with its options and all that was not read. The new
-/// descriptor is closed by execve(2).
+/// Takes a socket that waits on this host for its program: it was exported here, or has come from another host without
+/// a program to receive it. It is as it was: connected or listening, with its options and all that was not read. The
+/// new descriptor is closed by execve(2).
 ///
-/// Returns the descriptor, or -1 with errno: ENOENT, no socket of this name waits here (it may not have come yet); EFAULT, `uuid` is
-/// NULL; ECONNREFUSED, EACCES and ETIMEDOUT as wb_uuid_of().
+/// Returns the descriptor, or -1 with errno: ENOENT, no socket of this name waits here (it may not have come yet);
+/// EFAULT, `uuid` is NULL; ECONNREFUSED, EACCES and ETIMEDOUT as wb_uuid_of().
 ///
 /// # Safety
 /// `uuid` is NULL or may be read.

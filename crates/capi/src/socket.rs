@@ -12,27 +12,28 @@ use crate::failure::{Fault, give};
 use crate::name::the_one;
 use crate::text;
 
-/// For wb_socket(): hosts that run Whimbrel are not told where the socket is, beside its anchor, so that all that they send
-/// goes by that.
+/// For wb_socket(): hosts that run Whimbrel are not told where the socket is, beside its anchor, so that all that they
+/// send goes by that.
 pub const WB_HIDDEN: c_uint = 1;
 
 /// For wb_socket(): fail where a plain socket would be given instead.
 pub const WB_REQUIRED: c_uint = 2;
 
-/// A socket as by socket(2) that can change machines; `anchor` is the host that the other end takes it to be at, and that forwards
-/// once it has moved. All of POSIX works on it: it is the kernel's own, and no data goes through this library.
+/// A socket as by socket(2) that can change machines; `anchor` is the host that the other end takes it to be at, and
+/// that forwards once it has moved. All of POSIX works on it: it is the kernel's own, and no data goes through this
+/// library.
 ///
-/// `anchor` is NULL or "self": this host, which is the default and needs no configuration; "none": no host, the socket is not to
-/// be moved; "nearest", "stable" or "auto": the daemon chooses one that lends addresses; "policy:NUMBER": the migrator is asked; or a
-/// host, by its name, address, key, or number as a peer. `flags`: WB_HIDDEN, WB_REQUIRED.
+/// `anchor` is NULL or "self": this host, which is the default and needs no configuration; "none": no host, the socket
+/// is not to be moved; "nearest", "stable" or "auto": the daemon chooses one that lends addresses; "policy:NUMBER": the
+/// migrator is asked; or a host, by its name, address, key, or number as a peer. `flags`: WB_HIDDEN, WB_REQUIRED.
 ///
-/// Where no daemon runs, or this user may not ask it, or the socket is of neither TCP nor UDP over IP, it is a plain socket. The ports of a
-/// socket whose anchor is another host are that host's: one that the kernel draws is free there, another is leased by wb_bind(); bind(2) to one that
-/// is not on lease fails with EADDRINUSE.
+/// Where no daemon runs, or this user may not ask it, or the socket is of neither TCP nor UDP over IP, it is a plain
+/// socket. The ports of a socket whose anchor is another host are that host's: one that the kernel draws is free there,
+/// another is leased by wb_bind(); bind(2) to one that is not on lease fails with EADDRINUSE.
 ///
-/// Returns the descriptor, or -1 with errno: as socket(2); EINVAL, `flags` or `anchor` are none; ENOENT, no such anchor is known;
-/// EOPNOTSUPP, it lends nothing; with WB_REQUIRED also ECONNREFUSED, no daemon runs, EACCES, this user may not ask it, and EPROTONOSUPPORT,
-/// such sockets are not moved.
+/// Returns the descriptor, or -1 with errno: as socket(2); EINVAL, `flags` or `anchor` are none; ENOENT, no such anchor
+/// is known; EOPNOTSUPP, it lends nothing; with WB_REQUIRED also ECONNREFUSED, no daemon runs, EACCES, this user may
+/// not ask it, and EPROTONOSUPPORT, such sockets are not moved.
 ///
 /// # Safety
 /// `anchor` is NULL or a string.
@@ -61,8 +62,8 @@ fn make(domain: c_int, kind: c_int, protocol: c_int, anchor: &str, flags: c_uint
         }
         return plain(domain, kind, protocol);
     };
-    // A socket whose anchor is this host is this host's until it moves (decision 0018): this program is to make it, so that it counts
-    // as this program's, with its user, its control group and its network namespace.
+    // A socket whose anchor is this host is this host's until it moves (decision 0018): this program is to make it, so
+    // that it counts as this program's, with its user, its control group and its network namespace.
     if anchor == "self" && flags & WB_HIDDEN == 0 {
         if required {
             text::daemon()?;
@@ -119,10 +120,11 @@ fn as_asked(socket: OwnedFd, kind: c_int) -> Result<OwnedFd, Fault> {
     Ok(socket)
 }
 
-/// As bind(2), for any socket: where its anchor is another host it leases the port there. The unspecified address stands for the anchor's.
+/// As bind(2), for any socket: where its anchor is another host it leases the port there. The unspecified address
+/// stands for the anchor's.
 ///
-/// Returns 0, or -1 with errno: as bind(2); EADDRINUSE, the port is taken, at the anchor too; ECONNREFUSED, EACCES and ETIMEDOUT as
-/// wb_uuid_of(), where the daemon has to be asked.
+/// Returns 0, or -1 with errno: as bind(2); EADDRINUSE, the port is taken, at the anchor too; ECONNREFUSED, EACCES and
+/// ETIMEDOUT as wb_uuid_of(), where the daemon has to be asked.
 ///
 /// # Safety
 /// `address` is NULL or has `length` bytes.
@@ -148,7 +150,8 @@ pub unsafe extern "C" fn wb_bind(socket: c_int, address: *const sockaddr, length
     give(bind(), -1)
 }
 
-/// Whether a socket is in this program's network namespace. The kernel is not asked where it cannot tell (before Linux 5.14).
+/// Whether a socket is in this program's network namespace. The kernel is not asked where it cannot tell (before Linux
+/// 5.14).
 fn is_here(socket: c_int) -> bool {
     let Some(of_socket) = namespace(socket) else { return true };
     // SAFETY: takes numbers.

@@ -38,8 +38,8 @@ pub(crate) unsafe fn optional<'a>(text: *const c_char, what: &str) -> Result<Opt
 /// A descriptor argument that is a socket.
 pub(crate) fn socket<'a>(descriptor: c_int) -> Result<BorrowedFd<'a>, Fault> {
     integer_option(descriptor, libc::SO_TYPE)?;
-    // SAFETY: it was open just now. That it is closed by another thread meanwhile is the program's fault, and does no harm but
-    // to what it meant: the number is only given to system calls.
+    // SAFETY: it was open just now. That it is closed by another thread meanwhile is the program's fault, and does no
+    // harm but to what it meant: the number is only given to system calls.
     Ok(unsafe { BorrowedFd::borrow_raw(descriptor) })
 }
 

@@ -376,14 +376,16 @@ pub(crate) enum Command {
     /// Give open connections to another host, where a program receives them; their other ends notice nothing
     #[command(after_help = MOVE_HELP)]
     Move {
-        /// Which: an address and port of either end, pid:NUMBER for all of a process, or listener:ADDRESS:PORT or udp:ADDRESS:PORT for a server's socket
+        /// Which: an address and port of either end, pid:NUMBER for all of a process, or listener:ADDRESS:PORT or
+        /// udp:ADDRESS:PORT for a server's socket
         #[arg(required_unless_present = "pid", value_name = "CONNECTION")]
         connections: Vec<String>,
         /// The process with this number, as a whole, with its connections
         #[arg(long, value_name = "PID", conflicts_with_all = ["connections", "process"])]
         pid: Option<u32>,
         /// And all its descendants
-        // clap asks for nothing that conflicts with what was said: without the second the first is no rule where connections are named.
+        // clap asks for nothing that conflicts with what was said: without the second the first is no rule where
+        // connections are named.
         #[arg(long, requires = "pid", conflicts_with = "connections")]
         tree: bool,
         /// And all of its cgroup
@@ -426,7 +428,8 @@ pub(crate) enum Command {
         /// A port that the program is to have there, beside those that the kernel draws; may be said several times
         #[arg(long = "port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
         ports: Vec<u16>,
-        /// A whole address of those that the anchor lends, with all its ports, which nobody else has there: that one, or `any` for whichever is free (IPv4, or IPv6 with -6)
+        /// A whole address of those that the anchor lends, with all its ports, which nobody else has there: that one,
+        /// or `any` for whichever is free (IPv4, or IPv6 with -6)
         #[arg(long, value_name = "ADDRESS", value_parser = whole_address, conflicts_with = "ports")]
         address: Option<WholeAddress>,
         /// An IPv6 address; IPv4 where left out

@@ -43,7 +43,7 @@ pub(crate) fn handoff(
             Some(Err(ClientError::Timeout { .. })) | None => break,
             Some(Err(error)) => return Err(error.into()),
         };
-        if outcome.note(&event) {
+        if outcome.record(&event) {
             print(&if json { reply_to_line(&Reply::Event(event))? } else { show::event(&event) })?;
         }
     }
@@ -74,7 +74,7 @@ impl Outcome {
     }
 
     /// Takes an event in; whether it belongs to this hand-off.
-    fn note(&mut self, event: &EventRecord) -> bool {
+    fn record(&mut self, event: &EventRecord) -> bool {
         let Some(peer) = event.fields.get("peer").and_then(serde_json::Value::as_u64) else { return false };
         match event.kind.as_str() {
             "moved" => self.open.remove(&peer),
@@ -126,21 +126,21 @@ mod tests {
     #[test]
     fn done_when_every_peer_has_moved() {
         let mut outcome = Outcome::new(&started(&[1, 2]));
-        assert!(outcome.note(&event("moving", 1)));
-        assert!(outcome.note(&event("moved", 1)));
-        assert!(!outcome.note(&event("moved", 7)));
+        assert!(outcome.record(&event("moving", 1)));
+        assert!(outcome.record(&event("moved", 1)));
+        assert!(!outcome.record(&event("moved", 7)));
         assert!(outcome.verdict().is_err());
-        assert!(outcome.note(&event("moved", 2)));
+        assert!(outcome.record(&event("moved", 2)));
         assert!(outcome.verdict().is_ok());
     }
 
     #[test]
     fn failed_where_a_peer_stays() {
         let mut outcome = Outcome::new(&started(&[1, 2]));
-        assert!(outcome.note(&event("moved", 2)));
-        assert!(outcome.note(&event("taken-back", 1)));
+        assert!(outcome.record(&event("moved", 2)));
+        assert!(outcome.record(&event("taken-back", 1)));
         // Back where it was: that is no success.
-        assert!(!outcome.note(&event("moved", 1)));
+        assert!(!outcome.record(&event("moved", 1)));
         let told = outcome.verdict().unwrap_err().to_string();
         assert!(told.contains("1 peer did not answer from there") && told.contains("as before"), "{told}");
     }

@@ -46,8 +46,8 @@ pub(crate) fn plot(run_dir: &Path, log: Option<&Path>, query: EventsQuery, file:
     print(&format!("Drew {} into {}.\n", show::count(events.len(), "event"), file.display()))
 }
 
-/// The events of a log that a query asks for. What else it says (that no more events come, say) is left out; so is a last
-/// line that is not ended, which its writer was killed over.
+/// The events of a log that a query asks for. What else it says (that no more events come, say) is left out; so is a
+/// last line that is not ended, which its writer was killed over.
 fn read(log: &Path, query: &EventsQuery) -> Result<Vec<EventRecord>, Complaint> {
     let broken = |error| Complaint::Log(log.to_owned(), error);
     let mut lines = BufReader::new(File::open(log).map_err(broken)?);

@@ -170,7 +170,7 @@ fn register(run_dir: &Path, name: &str) -> Result<Client, Complaint> {
 /// A daemon that has gone may be being started anew: the name is registered with the next one.
 fn register_again(run_dir: &Path, name: &str, gone: Complaint) -> Result<Client, Complaint> {
     let mut absence = Absence::default();
-    absence.note(Instant::now(), STARTED_WITHIN, gone)?;
+    absence.record(Instant::now(), STARTED_WITHIN, gone)?;
     eprintln!(
         "whimbrel: the daemon has gone; another is waited for, for {} s, and nothing is received meanwhile",
         STARTED_WITHIN.as_secs()
@@ -178,13 +178,14 @@ fn register_again(run_dir: &Path, name: &str, gone: Complaint) -> Result<Client,
     loop {
         match register(run_dir, name) {
             Ok(client) => return Ok(client),
-            Err(error) => absence.note(Instant::now(), STARTED_WITHIN, error)?,
+            Err(error) => absence.record(Instant::now(), STARTED_WITHIN, error)?,
         }
         thread::sleep(LOOK);
     }
 }
 
-/// Whether a program can be run, as far as can be said without doing so. One without a `/` is looked for as execvp(3) does.
+/// Whether a program can be run, as far as can be said without doing so. One without a `/` is looked for as execvp(3)
+/// does.
 fn runnable(program: &str) -> io::Result<()> {
     let usual = || "/bin:/usr/bin".into();
     let places: Vec<PathBuf> = match program {

@@ -120,7 +120,7 @@ pub(crate) fn stop(run_dir: &Path, within: u64, json: bool) -> Result<ExitCode, 
         std::thread::sleep(LOOK);
         match ask(run_dir, &Request::Anchors { brief: true }) {
             Ok(now) => ((anchors, reply), absence) = (now, Absence::default()),
-            Err(error) => absence.note(Instant::now(), STARTED_WITHIN, error)?,
+            Err(error) => absence.record(Instant::now(), STARTED_WITHIN, error)?,
         }
     }
     if let Some((_, error)) = absence.0 {
@@ -142,11 +142,12 @@ pub(crate) fn stop(run_dir: &Path, within: u64, json: bool) -> Result<ExitCode, 
 pub(crate) struct Absence(Option<(Instant, Complaint)>);
 
 impl Absence {
-    /// It may be being started anew: the next one lends nothing new either, and lets others receive. It is waited for so long: `within`.
+    /// It may be being started anew: the next one lends nothing new either, and lets others receive. It is waited for
+    /// so long: `within`.
     ///
     /// # Errors
     /// No daemon is waited for any more.
-    pub(crate) fn note(&mut self, now: Instant, within: Duration, error: Complaint) -> Result<(), Complaint> {
+    pub(crate) fn record(&mut self, now: Instant, within: Duration, error: Complaint) -> Result<(), Complaint> {
         let since = self.0.as_ref().map_or(now, |(since, _)| *since);
         if !error.is_for_want_of_a_daemon() || now.duration_since(since) >= within {
             return Err(error);
@@ -346,15 +347,15 @@ mod tests {
         let begun = Instant::now();
         let mut absence = Absence::default();
         for (after, error) in [(0, connect(111)), (1, connect(2)), (9, timeout())] {
-            assert!(absence.note(begun + Duration::from_secs(after), STARTED_WITHIN, error.into()).is_ok());
+            assert!(absence.record(begun + Duration::from_secs(after), STARTED_WITHIN, error.into()).is_ok());
         }
         assert!(absence.0.as_ref().is_some_and(|(since, _)| *since == begun));
         assert!(
-            absence.note(begun + STARTED_WITHIN, STARTED_WITHIN, connect(111).into()).is_err(),
+            absence.record(begun + STARTED_WITHIN, STARTED_WITHIN, connect(111).into()).is_err(),
             "it does not come back"
         );
         // This user may not ask it: another daemon will not let him either.
-        assert!(Absence::default().note(begun, STARTED_WITHIN, connect(13).into()).is_err());
-        assert!(Absence::default().note(begun, STARTED_WITHIN, ClientError::Unexpected.into()).is_err());
+        assert!(Absence::default().record(begun, STARTED_WITHIN, connect(13).into()).is_err());
+        assert!(Absence::default().record(begun, STARTED_WITHIN, ClientError::Unexpected.into()).is_err());
     }
 }

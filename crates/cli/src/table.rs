@@ -94,8 +94,8 @@ fn shrink<const N: usize>(columns: &[Column; N], widths: &mut [usize; N], most: 
     }
 }
 
-/// The text, cut to so many characters, with nothing in it that a terminal would obey: any user may give a program of its
-/// own whatever name.
+/// The text, cut to so many characters, with nothing in it that a terminal would obey: any user may give a program of
+/// its own whatever name.
 pub(crate) fn cut(text: &str, width: usize) -> String {
     let shown = text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c });
     if length(text) <= width {

@@ -1,4 +1,5 @@
-//! What a running daemon lets other users see. It runs in network and mount namespaces of its own, where `whimbrel` is a group.
+//! What a running daemon lets other users see. It runs in network and mount namespaces of its own, where `whimbrel` is
+//! a group.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -2,8 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
-/// Moves the calling process, which must have one thread, into a network namespace of its own, and gives a descriptor of that. Root stays
-/// root; others get a user namespace besides, as whom they are.
+/// Moves the calling process, which must have one thread, into a network namespace of its own, and gives a descriptor
+/// of that. Root stays root; others get a user namespace besides, as whom they are.
 ///
 /// # Errors
 /// The system does not allow it.

@@ -13,7 +13,7 @@ use whimbrel_kernel::in_their_name::InTheirName;
 use whimbrel_kernel::kept_address::KeptAddresses;
 use whimbrel_kernel::network::NetworkMonitor;
 use whimbrel_kernel::peer_route::PeerRoutes;
-use whimbrel_kernel::source_way::SourceWays;
+use whimbrel_kernel::source_routing::SourceRoutes;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_wire::FlowTuple;
 
@@ -45,7 +45,8 @@ pub enum CleanError {
          was removed; name its run directory with --run-dir once it is stopped"
     )]
     Elsewhere,
-    /// A move is not decided: to let the program go on could make two copies of its socket, and to end it could end the connection.
+    /// A move is not decided: to let the program go on could make two copies of its socket, and to end it could end the
+    /// connection.
     #[error(
         "sockets rest here that were being given to another host, which may have them by now ({}). Nothing was removed: start the \
          daemon first (`systemctl start whimbrel`, or `whimbrel up`), which asks whose they are, and stop it again",
@@ -151,7 +152,7 @@ fn remove_from_kernel(run_dir: &Path) -> Result<Removed, CleanError> {
     };
     removed.kept_addresses = KeptAddresses::open(run_dir)?.kept()?;
     removed.peer_routes = PeerRoutes::open(MARK)?.routed()?;
-    removed.source_ways = SourceWays::open(MARK)?.apply(&BTreeMap::new())?;
+    removed.source_ways = SourceRoutes::open(MARK)?.apply(&BTreeMap::new())?;
     removed.spoken_for = InTheirName::open()?.release()?;
     Addresses::open(run_dir)?.release()?;
     // Before the programs that watch over them.

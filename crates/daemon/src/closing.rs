@@ -1,7 +1,8 @@
 //! What may take long to close: descriptors that programs have handed over, or that are shared with them.
 //!
-//! To close the last descriptor of a socket waits for as long as its program has said (SO_LINGER), and one of a file for its file
-//! system, which may be a program as well. So each is closed by a thread for its user, where only others of that user's wait for it.
+//! To close the last descriptor of a socket waits for as long as its program has said (SO_LINGER), and one of a file
+//! for its file system, which may be a program as well. So each is closed by a thread for its user, where only others
+//! of that user's wait for it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Deref, DerefMut};
@@ -11,7 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Who is taken for the user of what came from another host, or was borrowed.
 const NOBODY: u32 = u32::MAX;
 
-/// What waits to be closed, by whose it is. Where there is an entry, there is a thread that closes another one meanwhile.
+/// What waits to be closed, by whose it is. Where there is an entry, there is a thread that closes another one
+/// meanwhile.
 static WAITING: Mutex<BTreeMap<u32, VecDeque<Box<dyn Send>>>> = Mutex::new(BTreeMap::new());
 
 fn waiting() -> MutexGuard<'static, BTreeMap<u32, VecDeque<Box<dyn Send>>>> {

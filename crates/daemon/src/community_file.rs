@@ -7,8 +7,8 @@
 //! host KEY SERIAL STANDING SIGNATURE PLACE NAME   for each; PLACE is an endpoint, or -
 //! end
 //! ```
-//! Keys and signatures are hexadecimal. Whether the statements are genuine is the node's business; the last line tells that
-//! none is missing.
+//! Keys and signatures are hexadecimal. Whether the statements are genuine is the node's business; the last line tells
+//! that none is missing.
 
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};

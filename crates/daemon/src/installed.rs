@@ -1,5 +1,5 @@
-//! The flows that are in force at this host: what the daemon's parts are told of them by. The node decides about them, and
-//! the store keeps them for the next daemon; neither is asked.
+//! The flows that are in force at this host: what the daemon's parts are told of them by. The node decides about them,
+//! and the store keeps them for the next daemon; neither is asked.
 
 use std::collections::HashMap;
 
@@ -55,7 +55,7 @@ impl Installed {
     }
 
     /// A peer is there from now on.
-    pub(crate) fn note_peer(&mut self, peer: &SavedPeer) {
+    pub(crate) fn record_peer(&mut self, peer: &SavedPeer) {
         self.keys.insert(peer.id, peer.key);
     }
 

@@ -205,7 +205,8 @@ pub enum Error {
 /// # Errors
 /// When it cannot start, or cannot go on.
 pub fn run(options: Options) -> Result<(), Error> {
-    // Before there is any secret: no core file, and nobody but root looks in. It is only lost where the kernel lacks it.
+    // Before there is any secret: no core file, and nobody but root looks in. It is only lost where the kernel lacks
+    // it.
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         eprintln!("whimbrel: keys may get into core files (prctl PR_SET_DUMPABLE: {error})");
     }
@@ -254,7 +255,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     if !config.gateway.behind.is_empty() {
         udp.speak_for_others()?;
     }
-    instance.note_namespace(&run_dir)?;
+    instance.record_namespace(&run_dir)?;
     let place = Place::find(&options.run_dir)?;
     let parts = Start {
         options,
@@ -385,7 +386,7 @@ fn start_on(
     let moves = effects.adopt_moves(clock::now(), &key.public(), &restored.flows, &restored.moves);
     effects.adopt(clock::now(), &restored.flows).map_err(adopting)?;
     if config.stand_in {
-        effects.deputy.serve(config.port).map_err(host::Failure::from).map_err(adopting)?;
+        effects.proxy.serve(config.port).map_err(host::Failure::from).map_err(adopting)?;
     }
     effects.gateway.speak_for(&mut effects.host, &config.gateway.behind, config.port).map_err(adopting)?;
     effects.host.set_policies(&config.policies);
@@ -463,7 +464,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         questions_per_second: config.limits.questions,
         rendezvous: config.rendezvous.clone(),
         serve_rendezvous: config.serve_rendezvous,
-        stand_in: config.stand_in,
+        neighbour_proxy: config.stand_in,
         behind: config.gateway.behind.clone(),
         flows: config.limits.connections as usize,
         flows_per_peer: config.limits.connections_per_peer as usize,

@@ -83,7 +83,8 @@ impl<S> Reactor<S> {
         epoll::add(&self.epoll, fd, data, EventFlags::IN).map_err(LoopError::new("epoll_ctl"))
     }
 
-    /// Calls `handle` at the moment that `due` names. Moments that are due together come in the order in which they were registered.
+    /// Calls `handle` at the moment that `due` names. Moments that are due together come in the order in which they
+    /// were registered.
     pub(crate) fn at(&mut self, due: fn(&S) -> Option<Time>, handle: OnDue<S>) {
         self.moments.push((When::At(due), handle));
     }

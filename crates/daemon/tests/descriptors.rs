@@ -18,9 +18,9 @@ fn without_descriptors_the_listener_is_not_waited_for() {
     let next = File::open("/dev/null").expect("open").as_raw_fd();
     setrlimit(Resource::Nofile, Rlimit { current: u64::try_from(next).ok(), ..former }).expect("setrlimit");
     let none = server.accept(Time::default());
-    let (deaf, again) = (server.is_deaf(), server.look_again(Time::default()));
+    let (deaf, again) = (server.is_deaf(), server.check_again(Time::default()));
     setrlimit(Resource::Nofile, former).expect("setrlimit");
     assert!(none.is_empty() && deaf && again.is_empty() && server.is_deaf());
-    assert_eq!(server.look_again(Time::default()).len(), 1, "taken in once there is a descriptor");
+    assert_eq!(server.check_again(Time::default()).len(), 1, "taken in once there is a descriptor");
     assert!(!server.is_deaf());
 }

@@ -80,13 +80,13 @@ plain! {
         conflict: u8,
         echoes_from: u32,
         clock: u32,
-        toward: u32,
+        delivery: u32,
         sent: u32,
         tunnelled_until: u32,
         free_at: u32,
     }
     struct RawLentKey { address: RawAddress, port: u16, transport: u8, zero: [u8; 5] }
-    struct RawLent { toward: u32, binding: u32 }
+    struct RawLent { delivery: u32, binding: u32 }
     struct RawEndpoint { address: RawAddress, binding: u32, namespace: u32, unknown: u8, zero: [u8; 7] }
     struct RawAlias { program: [u8; 16], address: RawAddress, other: RawAddress, kind: u8, zero: [u8; 7] }
     struct RawPorts { words: [u64; 1024] }
@@ -167,10 +167,10 @@ const PLACE_NEVER: u32 = u32::MAX;
 pub(crate) const NAMESPACE_UNKNOWN: u32 = u32::MAX;
 /// `LENT_SHARED`
 pub(crate) const LENT_SHARED: u32 = 0xffff_fffd;
-/// `TOWARD_ROUTES`
-pub(crate) const TOWARD_ROUTES: u32 = u32::MAX;
-/// `TOWARD_PASSING`
-pub(crate) const TOWARD_PASSING: u32 = u32::MAX - 2;
+/// `DELIVERY_ROUTES`
+pub(crate) const DELIVERY_ROUTES: u32 = u32::MAX;
+/// `DELIVERY_PASSING`
+pub(crate) const DELIVERY_PASSING: u32 = u32::MAX - 2;
 
 /// The link-layer address that the inner end of every endpoint namespace's pair of interfaces has to have
 /// (`INNER_HARDWARE_ADDRESS`): the programs put it on what they send in there by the outer end.
@@ -274,14 +274,14 @@ pub enum Carrier {
     Rewrite = 1,
     /// Through the TUN device, to the daemon.
     Tunnel = 2,
-    /// Not at all for now: they disappear in a way that leaves TCP's back-off as it is. Window probes and keepalives are
-    /// answered for the peer, by a closed window, where there is a TUN device ([`crate::Datapath::set_tunnel`]).
+    /// Not at all for now: they disappear in a way that leaves TCP's back-off as it is. Window probes and keepalives
+    /// are answered for the peer, by a closed window, where there is a TUN device ([`crate::Datapath::set_tunnel`]).
     Hold = 3,
     /// As [`Self::Rewrite`] for flows that were heard rewritten since the binding's places are what they are, as
     /// [`Self::Tunnel`] for the rest (P-24).
     Follow = 4,
-    /// As [`Self::Hold`]; the first packet that comes in under a flow's own names is reported (P-39), and the binding is
-    /// on hold from then on.
+    /// As [`Self::Hold`]; the first packet that comes in under a flow's own names is reported (P-39), and the binding
+    /// is on hold from then on.
     Listen = 5,
 }
 
@@ -301,36 +301,38 @@ impl Carrier {
 
 /// Where a flow's local end is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Toward {
+pub enum Delivery {
     /// In this host's own stack.
     #[default]
     Stack,
     /// In the endpoint namespace whose pair of interfaces has this one (its index) as its outer end. That needs
     /// [`Role::Endpoint`](crate::Role::Endpoint) and an [`Endpoint`].
     Endpoint(u32),
-    /// At another host, which is found by the routing table: the far end of a connection whose socket has moved away from
-    /// here, or a host in whose name this one speaks. Needs [`Role::Wire`](crate::Role::Wire) on the devices that lead there. With each
-    /// pass the hop limit goes down by one. While the flow is native, what comes from there goes on as if it were unknown.
+    /// At another host, which is found by the routing table: the far end of a connection whose socket has moved away
+    /// from here, or a host in whose name this one speaks. Needs [`Role::Wire`](crate::Role::Wire) on the devices that
+    /// lead there. With each pass the hop limit goes down by one. While the flow is native, what comes from there goes
+    /// on as if it were unknown.
     Routes,
-    /// As [`Toward::Routes`], at a host that this one is the router of: while the flow is native, this host's own forwarding does all.
+    /// As [`Delivery::Routes`], at a host that this one is the router of: while the flow is native, this host's own
+    /// forwarding does all.
     Passing,
 }
 
-impl Toward {
+impl Delivery {
     fn raw(self) -> u32 {
         match self {
             Self::Stack => 0,
             Self::Endpoint(interface) => interface,
-            Self::Routes => TOWARD_ROUTES,
-            Self::Passing => TOWARD_PASSING,
+            Self::Routes => DELIVERY_ROUTES,
+            Self::Passing => DELIVERY_PASSING,
         }
     }
 
     fn from_raw(raw: u32) -> Self {
         match raw {
             0 => Self::Stack,
-            TOWARD_ROUTES => Self::Routes,
-            TOWARD_PASSING => Self::Passing,
+            DELIVERY_ROUTES => Self::Routes,
+            DELIVERY_PASSING => Self::Passing,
             interface => Self::Endpoint(interface),
         }
     }
@@ -352,14 +354,16 @@ pub struct LentEnd {
 pub enum Lent {
     /// In an endpoint namespace of this host, by the index of the outer end of its pair of interfaces.
     Endpoint(u32),
-    /// With the peer of this binding, which has it on lease from this host: what comes goes to the TUN device, and what that
-    /// peer sends from it comes by the TUN device and goes out by routes.
+    /// With the peer of this binding, which has it on lease from this host: what comes goes to the TUN device, and what
+    /// that peer sends from it comes by the TUN device and goes out by routes.
     Leased(u32),
-    /// The same, of an end that a socket of this host's own stack had before: connections that it has still, or is about to have, stay.
+    /// The same, of an end that a socket of this host's own stack had before: connections that it has still, or is
+    /// about to have, stay.
     Shared(u32),
 }
 
-/// What becomes of what an endpoint namespace sends that is of no flow, and from a [`LentEnd`] that is lent to it. The rest is dropped.
+/// What becomes of what an endpoint namespace sends that is of no flow, and from a [`LentEnd`] that is lent to it. The
+/// rest is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unknown {
     /// It is dropped: the address is another's.
@@ -390,8 +394,8 @@ pub struct Endpoint {
     pub unknown: Unknown,
 }
 
-/// How long a flow goes by the tunnel that is said to be [`tunnelled`](FlowEntry::tunnelled): until whoever it was led to has heard of it, on any
-/// path that is worth being used.
+/// How long a flow goes by the tunnel that is said to be [`tunnelled`](FlowEntry::tunnelled): until whoever it was led
+/// to has heard of it, on any path that is worth being used.
 pub const TUNNELLED: Duration = Duration::from_millis(500);
 
 /// What the programs know of a flow. Places as in P-14: while they equal the binding's, the flow is native.
@@ -410,21 +414,23 @@ pub struct FlowEntry {
     /// No packet of it leaves this host, native or moved, whatever the binding's carrier. Its TCP socket is kept from
     /// giving up ([`Datapath::fit_sockets`](crate::Datapath::fit_sockets)).
     pub held: bool,
-    /// While it has moved it goes by the tunnel also where its binding would have it rewritten, for [`TUNNELLED`] from when this is said. Nothing
-    /// that comes in ends it sooner: anybody who knows the flow's names can send that.
+    /// While it has moved it goes by the tunnel also where its binding would have it rewritten, for [`TUNNELLED`] from
+    /// when this is said. Nothing that comes in ends it sooner: anybody who knows the flow's names can send that.
     pub tunnelled: bool,
     /// Introductions in it are not for this host, and go to its socket.
     pub hidden: bool,
-    /// Its far end is a host behind its peer: a reset that comes rewritten is dropped, since where the peer is being started anew that host
-    /// answers so to names that it does not know.
+    /// Its far end is a host behind its peer: a reset that comes rewritten is dropped, since where the peer is being
+    /// started anew that host answers so to names that it does not know.
     pub beyond: bool,
-    /// While it has moved, its sockets are shown the binding's locators ([`Datapath::attach_names`](crate::Datapath::attach_names)).
+    /// While it has moved, its sockets are shown the binding's locators
+    /// ([`Datapath::attach_names`](crate::Datapath::attach_names)).
     pub real_view: bool,
-    /// While it has moved, a SYN that comes under its own names, as from whoever has its peer's former address now, is dropped
-    /// without an answer, since the caller will give the flow up ([`Event::Claimed`](crate::Event::Claimed)); else it is refused by a reset.
+    /// While it has moved, a SYN that comes under its own names, as from whoever has its peer's former address now, is
+    /// dropped without an answer, since the caller will give the flow up ([`Event::Claimed`](crate::Event::Claimed));
+    /// else it is refused by a reset.
     pub gives_way: bool,
     /// Where its local end is.
-    pub toward: Toward,
+    pub delivery: Delivery,
 }
 
 /// What becomes of a flow that is answered on in its peer's name, or was.
@@ -435,12 +441,14 @@ pub enum HelpedPhase {
     Kept = 1,
     /// What its socket sends is held as by [`Carrier::Hold`]; nothing of the peer's gets in.
     Held = 2,
-    /// What the daemon sends goes its way. Of what its socket sends only acknowledgements do, with a sequence number that
-    /// the peer expects. What the peer acknowledges is reported ([`Event::Acknowledged`](crate::Event::Acknowledged)).
+    /// What the daemon sends goes its way. Of what its socket sends only acknowledgements do, with a sequence number
+    /// that the peer expects. What the peer acknowledges is reported
+    /// ([`Event::Acknowledged`](crate::Event::Acknowledged)).
     Delivered = 3,
     /// Numbers are translated, and nothing else.
     Over = 4,
-    /// Its socket, of TCP or UDP, is being moved: what comes for it goes to the TUN device, as it came, and what it sends is held.
+    /// Its socket, of TCP or UDP, is being moved: what comes for it goes to the TUN device, as it came, and what it
+    /// sends is held.
     Rests = 5,
 }
 
@@ -457,9 +465,9 @@ impl HelpedPhase {
     }
 }
 
-/// A TCP flow that is answered on in its peer's name, or was: what was put into the peer's stream shifts what follows. The
-/// peer's sequence numbers are raised by the offset as they come in, what the socket acknowledges (SACK as well) is lowered as it
-/// goes out, whatever carries the flow. Sequence numbers wrap (RFC 9293 §3.4).
+/// A TCP flow that is answered on in its peer's name, or was: what was put into the peer's stream shifts what follows.
+/// The peer's sequence numbers are raised by the offset as they come in, what the socket acknowledges (SACK as well) is
+/// lowered as it goes out, whatever carries the flow. Sequence numbers wrap (RFC 9293 §3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HelpedFlow {
     /// What becomes of it now.
@@ -479,10 +487,11 @@ pub enum AliasUse {
     Reach(IpAddr),
     /// It binds a socket to this address, which was this host's. The socket goes on to show that, and what it accepts.
     Bind(IpAddr),
-    /// It is shown this address of a peer whose connection was accepted at a socket of [`AliasUse::Bind`], under no port below 1024.
+    /// It is shown this address of a peer whose connection was accepted at a socket of [`AliasUse::Bind`], under no
+    /// port below 1024.
     ShowPeer(IpAddr),
-    /// It is shown this address of this host, as that of a connection opened by [`AliasUse::Reach`] to a peer that is at the
-    /// other one.
+    /// It is shown this address of this host, as that of a connection opened by [`AliasUse::Reach`] to a peer that is
+    /// at the other one.
     ShowOwn(IpAddr, IpAddr),
 }
 
@@ -545,12 +554,12 @@ pub struct Binding {
     /// not always the one that has `local`. With 0 the programs look the route up, which the kernel allows only on an
     /// interface that forwards, and else stay on the interface where a packet already is.
     pub interface: u32,
-    /// Index of the interface that a reset of a flow at home has to arrive on to be believed (P-38), and where the host filters
-    /// strictly ([`Datapath::set_strict`](crate::Datapath::set_strict)) all that comes between `peer` and `local`, also once these have been
-    /// left; 0 where it may be any.
+    /// Index of the interface that a reset of a flow at home has to arrive on to be believed (P-38), and where the host
+    /// filters strictly ([`Datapath::set_strict`](crate::Datapath::set_strict)) all that comes between `peer` and
+    /// `local`, also once these have been left; 0 where it may be any.
     pub arrival: u32,
-    /// The longest rewritten packet, in bytes, that the path takes; 0 where that is not known. What is longer and was not sent by this host's own
-    /// stack is answered with an ICMP error that says so.
+    /// The longest rewritten packet, in bytes, that the path takes; 0 where that is not known. What is longer and was
+    /// not sent by this host's own stack is answered with an ICMP error that says so.
     pub mtu: u32,
     /// Bytes of IP packets that may still leave by rewriting (P-18); `None`: any number. The programs count it down and
     /// hold what does not fit. Read back, it is what is left.
@@ -625,7 +634,7 @@ impl RawFlowEntry {
             conflict: if entry.gives_way { CONFLICT_GIVES_WAY } else { 0 },
             echoes_from: 0,
             clock: 0,
-            toward: entry.toward.raw(),
+            delivery: entry.delivery.raw(),
             sent: 0,
             tunnelled_until: 0,
             free_at: 0,
@@ -645,7 +654,7 @@ impl RawFlowEntry {
             beyond: self.held & HELD_BEYOND != 0,
             real_view: self.real_view != 0,
             gives_way: self.conflict & CONFLICT_GIVES_WAY != 0,
-            toward: Toward::from_raw(self.toward),
+            delivery: Delivery::from_raw(self.delivery),
         }
     }
 
@@ -673,17 +682,17 @@ impl RawLentKey {
 impl RawLent {
     pub(crate) fn new(lent: Lent) -> Self {
         match lent {
-            Lent::Endpoint(toward) => Self { toward, binding: 0 },
-            Lent::Leased(binding) => Self { toward: 0, binding },
-            Lent::Shared(binding) => Self { toward: LENT_SHARED, binding },
+            Lent::Endpoint(delivery) => Self { delivery, binding: 0 },
+            Lent::Leased(binding) => Self { delivery: 0, binding },
+            Lent::Shared(binding) => Self { delivery: LENT_SHARED, binding },
         }
     }
 
     pub(crate) fn lent(&self) -> Lent {
-        match self.toward {
+        match self.delivery {
             0 => Lent::Leased(self.binding),
             LENT_SHARED => Lent::Shared(self.binding),
-            toward => Lent::Endpoint(toward),
+            delivery => Lent::Endpoint(delivery),
         }
     }
 }

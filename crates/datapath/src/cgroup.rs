@@ -1,4 +1,5 @@
-//! Programs on the root of cgroup v2, which run for all programs of the machine. Their links are pinned and outlive the process.
+//! Programs on the root of cgroup v2, which run for all programs of the machine. Their links are pinned and outlive the
+//! process.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,4 +1,4 @@
-mod elsewhere;
+mod deliveries;
 mod paths;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -27,8 +27,8 @@ use crate::names::Names;
 use crate::object::Programs;
 use crate::sockets::{Fitted, Follower, Position, Sockets, SocketsApart, TcpSocket};
 use crate::table::{GrowingTable, Table};
-use elsewhere::Elsewhere;
-pub use elsewhere::{Guard, Watched};
+use deliveries::Deliveries;
+pub use deliveries::{Guard, Watched};
 
 /// What an interface is to the data plane, and so which programs it gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,8 +43,8 @@ pub enum Role {
     /// The outer end of an endpoint namespace's pair of interfaces: what the namespace sends goes out as what this host
     /// sends, and nothing else of it gets anywhere.
     Endpoint,
-    /// The loopback device, where ends with an address of this host are lent: what this host's own programs send to them
-    /// goes there.
+    /// The loopback device, where ends with an address of this host are lent: what this host's own programs send to
+    /// them goes there.
     Loopback,
 }
 
@@ -123,7 +123,7 @@ pub struct Datapath {
     /// What `locators` holds for each binding.
     accepted: Mutex<HashMap<u32, Vec<LocatorPair>>>,
     /// How many flows are toward what.
-    elsewhere: Mutex<Elsewhere>,
+    deliveries: Mutex<Deliveries>,
     hooks: Vec<Hook>,
     /// What hangs on devices is still of another version, and has maps of its own.
     others_work: bool,
@@ -132,9 +132,9 @@ pub struct Datapath {
 
 impl Datapath {
     /// Loads the programs. What is pinned in `pins` (a directory on a bpffs, made if missing) is taken over: maps keep
-    /// their contents, and the programs on devices are replaced by this version's, without a gap. Maps of a version that laid
-    /// them out otherwise are left to the programs of that one, and these begin with empty ones: the caller fills them, and
-    /// then has these programs [take over](Self::take_over).
+    /// their contents, and the programs on devices are replaced by this version's, without a gap. Maps of a version
+    /// that laid them out otherwise are left to the programs of that one, and these begin with empty ones: the caller
+    /// fills them, and then has these programs [take over](Self::take_over).
     ///
     /// Acts on the calling thread's network namespace; all later calls have to come from the same one.
     ///
@@ -175,7 +175,7 @@ impl Datapath {
             introduction_indices: programs.table("introduction_indices")?,
             rings: Rings::new(programs.map("events")?, programs.map("arrivals")?)?,
             accepted: Mutex::new(HashMap::new()),
-            elsewhere: Mutex::default(),
+            deliveries: Mutex::default(),
             hooks: Vec::new(),
             others_work: fresh,
             tcx: true,
@@ -208,8 +208,8 @@ impl Datapath {
         Ok(())
     }
 
-    /// Puts these programs in the place of those of a version whose maps could not be read, now that the maps are filled. What
-    /// was moved would be answered with resets before.
+    /// Puts these programs in the place of those of a version whose maps could not be read, now that the maps are
+    /// filled. What was moved would be answered with resets before.
     ///
     /// # Errors
     /// When the kernel refuses; programs of either version may be on devices then.
@@ -241,9 +241,11 @@ impl Datapath {
         })
     }
 
-    /// What the attached programs have to do from now on: `translation` while any flow has moved or is held, `introductions` while
-    /// any are expected, `listening` while any binding is [`Carrier::Listen`](crate::Carrier::Listen). Where there is nothing they pass every packet at once; a new instance does both.
-    /// They translate as long as any flow is helped, or any local end is elsewhere ([`Toward`], [`LentEnd`]), whatever is said here.
+    /// What the attached programs have to do from now on: `translation` while any flow has moved or is held,
+    /// `introductions` while any are expected, `listening` while any binding is
+    /// [`Carrier::Listen`](crate::Carrier::Listen). Where there is nothing they pass every packet at once; a new
+    /// instance does both. They translate as long as any flow is helped, or any local end is elsewhere ([`Delivery`],
+    /// [`LentEnd`]), whatever is said here.
     ///
     /// Attaching waits for the kernel for tens of milliseconds; this is done in an instant.
     ///
@@ -251,7 +253,7 @@ impl Datapath {
     /// When the kernel refuses.
     pub fn set_busy(&self, translation: bool, introductions: bool, listening: bool) -> Result<(), Error> {
         let idle = |busy, bit| if busy { 0 } else { bit };
-        let translation = translation || !self.helped()?.is_empty() || self.elsewhere().any();
+        let translation = translation || !self.helped()?.is_empty() || self.deliveries().any();
         self.change_settings(|settings| {
             let all = idle(translation, IDLE_TRANSLATION)
                 | idle(introductions, IDLE_INTRODUCTIONS)
@@ -260,8 +262,9 @@ impl Datapath {
         })
     }
 
-    /// Whether a device of this host filters by reverse paths strictly. The mark takes packets of moved flows past such a filter, so those
-    /// that come by another device than [`Binding::arrival`](crate::Binding::arrival) are dropped then.
+    /// Whether a device of this host filters by reverse paths strictly. The mark takes packets of moved flows past such
+    /// a filter, so those that come by another device than [`Binding::arrival`](crate::Binding::arrival) are dropped
+    /// then.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -269,8 +272,8 @@ impl Datapath {
         self.change_settings(|settings| settings.strict = any.into())
     }
 
-    /// Whether any flow is parked, or has gone on after a lapse a moment ago ([`Datapath::fit_sockets`]), so that what comes
-    /// in is looked at for stale echoes.
+    /// Whether any flow is parked, or has gone on after a lapse a moment ago ([`Datapath::fit_sockets`]), so that what
+    /// comes in is looked at for stale echoes.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -279,8 +282,8 @@ impl Datapath {
         self.change_settings(|settings| settings.idle = settings.idle & !IDLE_LAPSES | bit)
     }
 
-    /// Sets what becomes of a helped flow. The programs have to be on every interface that it may go by, as long as it is there;
-    /// they are busy from now on ([`Datapath::set_busy`]).
+    /// Sets what becomes of a helped flow. The programs have to be on every interface that it may go by, as long as it
+    /// is there; they are busy from now on ([`Datapath::set_busy`]).
     ///
     /// # Errors
     /// When the kernel refuses, as it does when the map is full.
@@ -310,8 +313,8 @@ impl Datapath {
         Ok(entries.iter().filter_map(|(tuple, flow)| Some((tuple.tuple()?, flow.flow()?))).collect())
     }
 
-    /// Sets which addresses moved peers have vacated on links of this host, each with the index of the link's interface.
-    /// What is sent to such an address and is of no moved flow goes out there, to its owner of today.
+    /// Sets which addresses moved peers have vacated on links of this host, each with the index of the link's
+    /// interface. What is sent to such an address and is of no moved flow goes out there, to its owner of today.
     ///
     /// # Errors
     /// When the kernel refuses; some may have been set, and the same call may be made again.
@@ -330,8 +333,8 @@ impl Datapath {
         self.change_settings(|settings| settings.idle = settings.idle & !IDLE_VACATED | bit)
     }
 
-    /// Sets which addresses this host uses though it has them no longer. What it sends from them and is of no moved flow
-    /// leaves by no device but the TUN device.
+    /// Sets which addresses this host uses though it has them no longer. What it sends from them and is of no moved
+    /// flow leaves by no device but the TUN device.
     ///
     /// # Errors
     /// When the kernel refuses; some may have been set, and the same call may be made again.
@@ -413,8 +416,8 @@ impl Datapath {
         self.hooks.iter().filter_map(of_hook).filter(|attached| seen.insert(*attached)).collect()
     }
 
-    /// Makes flows known, or changes what is known of them. Wire tuples are the caller's to keep apart: of two flows with
-    /// the same binding, transport and wire ports the last inserted gets what comes in.
+    /// Makes flows known, or changes what is known of them. Wire tuples are the caller's to keep apart: of two flows
+    /// with the same binding, transport and wire ports the last inserted gets what comes in.
     ///
     /// # Errors
     /// When the kernel refuses, as it does when the map is full; some may have been inserted.
@@ -455,7 +458,7 @@ impl Datapath {
             let mut entry = RawFlowEntry { tunnelled_until: tunnelled_until(entry), ..RawFlowEntry::new(entry) };
             let wire = entry.wire_flow(tuple.transport);
             let former = self.flows.get(&tuple)?;
-            moves.push((former.map_or(0, |former| former.toward), entry.toward));
+            moves.push((former.map_or(0, |former| former.delivery), entry.delivery));
             if let Some(former) = former {
                 (entry.lapsed, entry.echoes_from, entry.clock) = (former.lapsed, former.echoes_from, former.clock);
                 entry.sent = former.sent;
@@ -463,7 +466,8 @@ impl Datapath {
                 if before != wire {
                     names.push(FormerName { wire: before, own: tuple });
                 } else if former.binding == entry.binding {
-                    // It is with the same peer, under the same names: what was heard of it holds, as far as the places are still those (P-24).
+                    // It is with the same peer, under the same names: what was heard of it holds, as far as the places
+                    // are still those (P-24).
                     entry.heard_local_place = former.heard_local_place;
                     entry.heard_peer_place = former.heard_peer_place;
                 }
@@ -475,7 +479,7 @@ impl Datapath {
         // What comes in has to find its way before anything goes out that may be answered.
         self.wire_flows.insert_all(&wires, &tuples)?;
         self.flows.insert_all(&tuples, &entries)?;
-        self.note_elsewhere(|elsewhere| moves.iter().for_each(|(from, to)| elsewhere.change(*from, *to)))?;
+        self.update_deliveries(|deliveries| moves.iter().for_each(|(from, to)| deliveries.change(*from, *to)))?;
         Ok(names)
     }
 
@@ -489,7 +493,7 @@ impl Datapath {
             if let Some(entry) = self.flows.get(&tuple)? {
                 self.flows.remove(&tuple)?;
                 self.remove_wire(&entry.wire_flow(tuple.transport), &tuple)?;
-                self.note_elsewhere(|elsewhere| elsewhere.change(entry.toward, 0))?;
+                self.update_deliveries(|deliveries| deliveries.change(entry.delivery, 0))?;
             }
         }
         Ok(())
@@ -504,7 +508,7 @@ impl Datapath {
         let own = RawTuple::new(flow);
         let Some(entry) = self.flows.get(&own)? else { return Ok(None) };
         self.flows.remove(&own)?;
-        self.note_elsewhere(|elsewhere| elsewhere.change(entry.toward, 0))?;
+        self.update_deliveries(|deliveries| deliveries.change(entry.delivery, 0))?;
         Ok(Some(FormerName { wire: entry.wire_flow(own.transport), own }))
     }
 
@@ -540,8 +544,8 @@ impl Datapath {
         Ok(entries.iter().filter(|(_, entry)| heard(entry)).filter_map(|(tuple, _)| tuple.tuple()).collect())
     }
 
-    /// Sets a binding: the one write that moves all its flows. New pairs are accepted before the binding changes, old ones
-    /// until after.
+    /// Sets a binding: the one write that moves all its flows. New pairs are accepted before the binding changes, old
+    /// ones until after.
     ///
     /// # Errors
     /// When the kernel refuses; some of it may have been done, and the same call may be made again.
@@ -607,7 +611,8 @@ impl Datapath {
         Ok(entries.iter().filter_map(|(id, binding)| Some((*id, binding.binding(pairs(id))?))).collect())
     }
 
-    /// Consume introductions that ask for this session index, and report as many of them as one index may bring (P-142).
+    /// Consume introductions that ask for this session index, and report as many of them as one index may bring
+    /// (P-142).
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -623,11 +628,11 @@ impl Datapath {
         self.introduction_indices.remove(&index).map(drop)
     }
 
-    /// Report TCP connections of this namespace as they open and close, and those of introduced flows that stall, or stop.
-    /// It ends with this process. That a probe has no answer is seen only where [`Datapath::sees_probes`].
+    /// Report TCP connections of this namespace as they open and close, and those of introduced flows that stall, or
+    /// stop. It ends with this process. That a probe has no answer is seen only where [`Datapath::sees_probes`].
     ///
-    /// That a connection opens or closes does not make [`Datapath::event_fd`] readable until many have gathered, since waking a process for each
-    /// one would cost more than all the rest: drain them on a timer.
+    /// That a connection opens or closes does not make [`Datapath::event_fd`] readable until many have gathered, since
+    /// waking a process for each one would cost more than all the rest: drain them on a timer.
     ///
     /// # Errors
     /// When the kernel refuses, or lacks what the programs on sockets need ([`crate::Features::sockets`]).
@@ -640,19 +645,19 @@ impl Datapath {
         Ok(())
     }
 
-    /// Whether connections are being followed, and the kernel lets programs be attached to its functions (fentry), which it
-    /// takes to report a keepalive or zero-window probe that has no answer.
+    /// Whether connections are being followed, and the kernel lets programs be attached to its functions (fentry),
+    /// which it takes to report a keepalive or zero-window probe that has no answer.
     #[must_use]
     pub fn sees_probes(&self) -> bool {
         self.follower.as_ref().is_some_and(|follower| follower.sees_probes)
     }
 
-    /// Has programs shown the locators of moved flows that are to be seen so ([`FlowEntry::real_view`]), by getsockname(2),
-    /// getpeername(2), accept(2) and recvmsg(2) of connected UDP sockets, and `aliases` applied to what they open: each is
-    /// an address and what is meant by it. Ports stay what they are. Both are of the same family.
+    /// Has programs shown the locators of moved flows that are to be seen so ([`FlowEntry::real_view`]), by
+    /// getsockname(2), getpeername(2), accept(2) and recvmsg(2) of connected UDP sockets, and `aliases` applied to what
+    /// they open: each is an address and what is meant by it. Ports stay what they are. Both are of the same family.
     ///
-    /// The programs hang on the root of cgroup v2 as long as this is not undone by [`Datapath::detach_names`], whether or
-    /// not this process lives. They pass over what is in other network namespaces.
+    /// The programs hang on the root of cgroup v2 as long as this is not undone by [`Datapath::detach_names`], whether
+    /// or not this process lives. They pass over what is in other network namespaces.
     ///
     /// # Errors
     /// When the kernel refuses, or lacks what they need ([`crate::Features::names`]).
@@ -673,11 +678,11 @@ impl Datapath {
         Names::detach(&self.pins)
     }
 
-    /// Has bind(2) of programs in these network namespaces refused (EADDRINUSE), of TCP and UDP, but to these ports and to loopback addresses; the calling
-    /// process is kept to nothing.
+    /// Has bind(2) of programs in these network namespaces refused (EADDRINUSE), of TCP and UDP, but to these ports and
+    /// to loopback addresses; the calling process is kept to nothing.
     ///
-    /// The programs hang on the root of cgroup v2 as long as this is not undone by [`Datapath::detach_leases`], whether or
-    /// not this process lives. They pass over all other network namespaces.
+    /// The programs hang on the root of cgroup v2 as long as this is not undone by [`Datapath::detach_leases`], whether
+    /// or not this process lives. They pass over all other network namespaces.
     ///
     /// # Errors
     /// When the kernel refuses, or lacks what they need ([`crate::Features::leases`]).
@@ -713,9 +718,9 @@ impl Datapath {
         self.rings.fd()
     }
 
-    /// Gives events that have happened to `receiver`: first those of sockets, then those that packets have caused, of either
-    /// kind oldest first and `most` at the most. True: there may be more, for which [`Datapath::event_fd`] need not be readable.
-    /// Never blocks.
+    /// Gives events that have happened to `receiver`: first those of sockets, then those that packets have caused, of
+    /// either kind oldest first and `most` at the most. True: there may be more, for which [`Datapath::event_fd`] need
+    /// not be readable. Never blocks.
     ///
     /// # Errors
     /// When libbpf cannot read a ring buffer.
@@ -723,9 +728,9 @@ impl Datapath {
         self.rings.drain(most, &mut receiver)
     }
 
-    /// The TCP sockets of these flows, of those that have one that is connected, in the calling thread's network namespace. None
-    /// of them is locked, so no program can have this take long; what is told of one that is busy may not be of one moment. The first
-    /// call loads programs, unless [`Datapath::track`] has done so.
+    /// The TCP sockets of these flows, of those that have one that is connected, in the calling thread's network
+    /// namespace. None of them is locked, so no program can have this take long; what is told of one that is busy may
+    /// not be of one moment. The first call loads programs, unless [`Datapath::track`] has done so.
     ///
     /// # Errors
     /// When the kernel refuses, or lacks what the programs on sockets need ([`crate::Features::sockets`]).
@@ -733,18 +738,19 @@ impl Datapath {
         self.sockets()?.look_up(flows, false)
     }
 
-    /// The same of flows that go on after a time in which what they sent may have got nowhere. Echoes of timestamps (RFC 7323) from before
-    /// the last such call are renewed in what comes in for them, while [`Datapath::set_lapses`] says that there are such: the kernel
-    /// would take the lapse for a round trip, and wait for multiples of it when something is lost next.
+    /// The same of flows that go on after a time in which what they sent may have got nowhere. Echoes of timestamps
+    /// (RFC 7323) from before the last such call are renewed in what comes in for them, while [`Datapath::set_lapses`]
+    /// says that there are such: the kernel would take the lapse for a round trip, and wait for multiples of it when
+    /// something is lost next.
     ///
     /// # Errors
     /// As [`Datapath::look_up`].
-    pub fn note_lapse(&self, flows: &[FlowTuple]) -> Result<Vec<TcpSocket>, Error> {
+    pub fn on_lapse(&self, flows: &[FlowTuple]) -> Result<Vec<TcpSocket>, Error> {
         self.sockets()?.look_up(flows, true)
     }
 
-    /// Where the TCP socket of a flow is in its streams: what [`Datapath::look_up`] would tell, for one. None where there is none that is
-    /// connected, or it is bound to a device.
+    /// Where the TCP socket of a flow is in its streams: what [`Datapath::look_up`] would tell, for one. None where
+    /// there is none that is connected, or it is bound to a device.
     ///
     /// # Errors
     /// As [`Datapath::look_up`].
@@ -752,8 +758,8 @@ impl Datapath {
         Ok(self.sockets()?.find(flow)?.map(|(position, _)| position))
     }
 
-    /// Whether the TCP socket of a flow, in the calling thread's network namespace, has sent an urgent byte (MSG_OOB), or is to, that its far end
-    /// has not acknowledged. What there is no such socket for has not.
+    /// Whether the TCP socket of a flow, in the calling thread's network namespace, has sent an urgent byte (MSG_OOB),
+    /// or is to, that its far end has not acknowledged. What there is no such socket for has not.
     ///
     /// # Errors
     /// When the program cannot be run.
@@ -771,21 +777,21 @@ impl Datapath {
 
     /// Makes TCP sockets fit what has become of their flows; orphans, which no process holds any more, are sockets too.
     ///
-    /// *Moved*: unbinds them from the devices that they are bound to (SO_BINDTODEVICE), where they would stand still, and
-    /// binds them again once their flows are native, if the device is among `interfaces` (indices).
+    /// *Moved*: unbinds them from the devices that they are bound to (SO_BINDTODEVICE), where they would stand still,
+    /// and binds them again once their flows are native, if the device is among `interfaces` (indices).
     ///
-    /// *Parked* ([`FlowEntry::held`], [`Binding::parked`]): keeps them from giving up, by the longest TCP_USER_TIMEOUT that
-    /// the kernel's arithmetic bears (20 days; 30 minutes on a route with `tcp_usec_ts`) and SO_KEEPALIVE off. Both are put
-    /// back once the flow is no longer parked, where the program has not set another value meanwhile, and as soon as that
-    /// does not end the connection: see [`Fitted::waiting`]. A flow that is not known is not parked.
+    /// *Parked* ([`FlowEntry::held`], [`Binding::parked`]): keeps them from giving up, by the longest TCP_USER_TIMEOUT
+    /// that the kernel's arithmetic bears (20 days; 30 minutes on a route with `tcp_usec_ts`) and SO_KEEPALIVE off.
+    /// Both are put back once the flow is no longer parked, where the program has not set another value meanwhile, and
+    /// as soon as that does not end the connection: see [`Fitted::waiting`]. A flow that is not known is not parked.
     ///
     /// What they had is remembered with each socket as long as `pins` is there.
     ///
-    /// Flows that are parked count as [lapsed](Self::note_lapse): the first that their peer sends may be here before anybody says that they
-    /// go on.
+    /// Flows that are parked count as [lapsed](Self::on_lapse): the first that their peer sends may be here before
+    /// anybody says that they go on.
     ///
-    /// Goes through all sockets of the namespace, and waits for each that is busy: a program can have that take as long as it likes. So
-    /// whoever has anything else to do lets another thread do it ([`Self::sockets_apart`]).
+    /// Goes through all sockets of the namespace, and waits for each that is busy: a program can have that take as long
+    /// as it likes. So whoever has anything else to do lets another thread do it ([`Self::sockets_apart`]).
     ///
     /// # Errors
     /// As [`Datapath::look_up`]; some may have been changed, and the same call may be made again.
@@ -810,7 +816,8 @@ impl Datapath {
         self.programs.program(name)
     }
 
-    /// Puts back what sockets had. A program may keep one of its own busy, and this is not to wait for that without end.
+    /// Puts back what sockets had. A program may keep one of its own busy, and this is not to wait for that without
+    /// end.
     fn release_sockets(&self) -> Result<(), Error> {
         const OBJECT: &str = "release_sockets";
         let (sockets, interfaces) = (Arc::clone(self.sockets()?), interfaces()?);
@@ -825,13 +832,13 @@ impl Datapath {
         receiver.recv_timeout(RELEASE_WITHIN).unwrap_or_else(late)
     }
 
-    /// Takes all programs off and removes all pins and the directory. Sockets get back what they had, at once, as nobody can
-    /// do it later: their devices, if those are in the calling thread's network namespace, and the options of those that are
-    /// parked. Connections that have waited for longer than these allow end.
+    /// Takes all programs off and removes all pins and the directory. Sockets get back what they had, at once, as
+    /// nobody can do it later: their devices, if those are in the calling thread's network namespace, and the options
+    /// of those that are parked. Connections that have waited for longer than these allow end.
     ///
     /// # Errors
-    /// The first one; everything that can be removed is. Nothing is where sockets cannot be given back what they had, as one of them is
-    /// busy, so that it can be done later.
+    /// The first one; everything that can be removed is. Nothing is where sockets cannot be given back what they had,
+    /// as one of them is busy, so that it can be done later.
     pub fn unload(mut self) -> Result<(), Error> {
         let noted = self.pins.join(crate::object::PARKED_SOCKETS).exists();
         if noted {

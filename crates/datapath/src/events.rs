@@ -26,14 +26,14 @@ pub enum Event {
         /// The user whose socket it is.
         user: u32,
     },
-    /// Something came in on a flow whose binding is [`Carrier::Listen`](crate::Carrier::Listen), under its own names. The
-    /// binding is on hold from then on.
+    /// Something came in on a flow whose binding is [`Carrier::Listen`](crate::Carrier::Listen), under its own names.
+    /// The binding is on hold from then on.
     HeardNatively {
         /// Its own tuple.
         flow: FlowTuple,
     },
-    /// The TCP socket of an introduced flow has had no answer to two retransmissions by its timer, or to a probe (keepalive
-    /// or zero window). Said again each time that their number has doubled.
+    /// The TCP socket of an introduced flow has had no answer to two retransmissions by its timer, or to a probe
+    /// (keepalive or zero window). Said again each time that their number has doubled.
     FlowStalled(FlowTuple),
     /// The peer of a helped flow has acknowledged some of what was kept for it
     /// ([`HelpedPhase::Delivered`](crate::HelpedPhase::Delivered)), or says again what it has.
@@ -45,8 +45,8 @@ pub enum Event {
         /// How much more it takes, as in the header, without the scale.
         window: u16,
     },
-    /// A SYN came under the names of a flow that has moved ([`FlowEntry::gives_way`](crate::FlowEntry::gives_way)). Said once for each
-    /// flow, until it is inserted again.
+    /// A SYN came under the names of a flow that has moved ([`FlowEntry::gives_way`](crate::FlowEntry::gives_way)).
+    /// Said once for each flow, until it is inserted again.
     Claimed(FlowTuple),
     /// Such a connection has left the state that its socket keeps. The kernel may still answer for it for a minute
     /// (TIME-WAIT), so its packets may still have to be carried.

@@ -17,16 +17,17 @@ pub struct Features {
     pub datapath: bool,
     /// tcx links (6.6). Without them filters on clsact are used.
     pub tcx: bool,
-    /// Filters on a clsact qdisc (CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_BPF), which only kernels without tcx need; `None`
-    /// where it may not be tried, for want of CAP_SYS_ADMIN.
+    /// Filters on a clsact qdisc (CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_BPF), which only kernels without tcx need;
+    /// `None` where it may not be tried, for want of CAP_SYS_ADMIN.
     pub clsact: Option<bool>,
     /// The programs on sockets load: listing by `iter/tcp` and following by `inet_sock_set_state`.
     pub sockets: bool,
-    /// The programs on names load (cgroup hooks, of which `getpeername` and `getsockname` came last, in 5.8), and there is a
-    /// cgroup v2 hierarchy to attach them to. Without them no program is shown other addresses than its sockets have.
+    /// The programs on names load (cgroup hooks, of which `getpeername` and `getsockname` came last, in 5.8), and there
+    /// is a cgroup v2 hierarchy to attach them to. Without them no program is shown other addresses than its sockets
+    /// have.
     pub names: bool,
-    /// The programs on leases load (`bpf_set_retval` in cgroup hooks, 5.18), and there is a cgroup v2 hierarchy. Without them a program may
-    /// bind a port that its anchor has not lent, and hears nothing there.
+    /// The programs on leases load (`bpf_set_retval` in cgroup hooks, 5.18), and there is a cgroup v2 hierarchy.
+    /// Without them a program may bind a port that its anchor has not lent, and hears nothing there.
     pub leases: bool,
 }
 
@@ -62,8 +63,8 @@ fn has_clsact() -> Option<bool> {
     trying.join().ok().flatten()
 }
 
-/// Whether there are tcx links: asks for the programs on the loopback device, which are there or not; a kernel without tcx
-/// does not know the question.
+/// Whether there are tcx links: asks for the programs on the loopback device, which are there or not; a kernel without
+/// tcx does not know the question.
 #[must_use]
 pub fn has_tcx() -> bool {
     let mut options = libbpf_sys::bpf_prog_query_opts::default();

@@ -1,8 +1,8 @@
 //! Programs on devices: tcx links where the kernel has them (6.6), else filters of a clsact qdisc.
 //!
 //! A link is pinned as `link-ROLE-INTERFACE-DIRECTION`. A filter holds its program by itself; the program is pinned as
-//! `filter-ROLE-INTERFACE-DIRECTION`, as the note that the filter is there. The clsact qdisc is left when a filter goes,
-//! since others may have filters on it.
+//! `filter-ROLE-INTERFACE-DIRECTION`, as the note that the filter is there. The clsact qdisc is left when a filter
+//! goes, since others may have filters on it.
 
 use std::ffi::CString;
 use std::fs;
@@ -294,8 +294,8 @@ pub(crate) fn unpin(path: &Path) -> Result<(), Error> {
     fs::remove_file(path).map_err(|source| Error::call("unlink", path.display().to_string(), source))
 }
 
-/// Do packets of this device have an Ethernet header? The others that carry IP (TUN, WireGuard, PPP, raw IP modems) have
-/// none where the programs see them.
+/// Do packets of this device have an Ethernet header? The others that carry IP (TUN, WireGuard, PPP, raw IP modems)
+/// have none where the programs see them.
 pub(crate) fn has_ethernet_header(interface: u32) -> Result<bool, Error> {
     let object = || format!("interface {interface}");
     let failed = |call| Error::call(call, object(), io::Error::last_os_error());

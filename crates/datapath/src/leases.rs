@@ -1,4 +1,5 @@
-//! The programs that keep programs to the ports that their anchor has lent (`bpf/leases.bpf.c`), on the root of cgroup v2.
+//! The programs that keep programs to the ports that their anchor has lent (`bpf/leases.bpf.c`), on the root of cgroup
+//! v2.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
@@ -32,7 +33,8 @@ pub(crate) struct Leases {
 }
 
 impl Leases {
-    /// Attaches them, those of a process before this one being replaced without a gap. They keep the calling process to nothing.
+    /// Attaches them, those of a process before this one being replaced without a gap. They keep the calling process to
+    /// nothing.
     pub(crate) fn attach(datapath: &Programs, pins: &Path) -> Result<Self, Error> {
         let programs = Programs::load_leases(datapath, pins)?;
         note_lessee(&programs)?;

@@ -1,8 +1,8 @@
 //! Loads the eBPF programs and gives typed access to their maps.
 //!
-//! [`Datapath`] is one instance: the maps, programs and attachments of one network namespace, pinned in a directory of a
-//! bpffs, so that they outlive the process. Whoever opens the same directory again takes over what is there. This crate is
-//! the only user of bpf(2).
+//! [`Datapath`] is one instance: the maps, programs and attachments of one network namespace, pinned in a directory of
+//! a bpffs, so that they outlive the process. Whoever opens the same directory again takes over what is there. This
+//! crate is the only user of bpf(2).
 //!
 //! Names follow `docs/protocol.md`: a flow's *own tuple* is what this host's socket has; its *wire tuple* is what
 //! rewritten packets carry, made of the binding's locators and the flow's wire ports.
@@ -24,8 +24,8 @@ mod sockets;
 mod table;
 
 pub use abi::{
-    Alias, AliasUse, Binding, Carrier, Endpoint, FlowEntry, Follow, HelpedFlow, HelpedPhase, INNER_HARDWARE_ADDRESS,
-    Lent, LentEnd, LocatorPair, TUNNELLED, Toward, Unknown,
+    Alias, AliasUse, Binding, Carrier, Delivery, Endpoint, FlowEntry, Follow, HelpedFlow, HelpedPhase,
+    INNER_HARDWARE_ADDRESS, Lent, LentEnd, LocatorPair, TUNNELLED, Unknown,
 };
 pub use bpffs::{bpffs, common_bpffs};
 pub use cgroup::cgroup_root;

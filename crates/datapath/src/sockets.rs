@@ -63,8 +63,8 @@ pub struct TcpSocket {
 }
 
 impl TcpSocket {
-    /// This end's initial sequence number where it opened the connection, one more where it accepted it (`tcp_connect_init`,
-    /// `tcp_create_openreq_child`). Means nothing after TCP_REPAIR.
+    /// This end's initial sequence number where it opened the connection, one more where it accepted it
+    /// (`tcp_connect_init`, `tcp_create_openreq_child`). Means nothing after TCP_REPAIR.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "sequence numbers wrap")]
     pub fn first_sent(&self) -> u32 {
@@ -124,8 +124,8 @@ impl From<&TcpSocket> for Position {
 pub struct Fitted {
     /// Sockets that were changed.
     pub changed: usize,
-    /// Sockets that are no longer parked and whose options cannot be put back yet, as that would end the connection: the
-    /// kernel reckons from before the absence until something new is acknowledged. The caller comes again.
+    /// Sockets that are no longer parked and whose options cannot be put back yet, as that would end the connection:
+    /// the kernel reckons from before the absence until something new is acknowledged. The caller comes again.
     pub waiting: usize,
 }
 
@@ -137,7 +137,8 @@ pub(crate) struct Sockets {
     interfaces: Mutex<Table<u32, u32>>,
 }
 
-/// What is done with sockets in another thread: [`crate::Datapath::sockets_apart`]. Acts on the network namespace of the thread that calls.
+/// What is done with sockets in another thread: [`crate::Datapath::sockets_apart`]. Acts on the network namespace of
+/// the thread that calls.
 #[derive(Clone, Debug)]
 pub struct SocketsApart(pub(crate) Arc<Sockets>);
 
@@ -197,7 +198,8 @@ impl Sockets {
         Ok(Follower { _links: links, sees_probes })
     }
 
-    /// The sockets of those of these flows that are of TCP and connected, in no order. `lapsed`: their flows go on after a lapse.
+    /// The sockets of those of these flows that are of TCP and connected, in no order. `lapsed`: their flows go on
+    /// after a lapse.
     pub(crate) fn look_up(&self, flows: &[FlowTuple], lapsed: bool) -> Result<Vec<TcpSocket>, Error> {
         let tcp = flows.iter().filter(|flow| flow.transport == Transport::Tcp);
         let wanted: Vec<RawTuple> = tcp.map(RawTuple::new).collect();
@@ -216,7 +218,8 @@ impl Sockets {
         Ok(found)
     }
 
-    /// As if packets came by this interface (0: by none that a socket is bound to). Gives those that have no socket there.
+    /// As if packets came by this interface (0: by none that a socket is bound to). Gives those that have no socket
+    /// there.
     fn look_up_at(
         &self,
         interface: u32,
@@ -256,8 +259,8 @@ impl Sockets {
         Ok(left)
     }
 
-    /// Where the socket of a flow is, if it is connected and bound to no device, and whether an urgent byte of it is not
-    /// acknowledged.
+    /// Where the socket of a flow is, if it is connected and bound to no device, and whether an urgent byte of it is
+    /// not acknowledged.
     pub(crate) fn find(&self, flow: &FlowTuple) -> Result<Option<(Position, bool)>, Error> {
         let tuple = RawTuple::new(flow);
         let mut frame = [0; FRAME];
@@ -325,8 +328,8 @@ impl Sockets {
         Ok(())
     }
 
-    /// Runs an iterator's program on each socket and gives `receiver` what it writes. Waits for each socket's lock, which a
-    /// program can hold for as long as it likes.
+    /// Runs an iterator's program on each socket and gives `receiver` what it writes. Waits for each socket's lock,
+    /// which a program can hold for as long as it likes.
     fn visit(&self, name: &'static str, receiver: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
         let program = self.programs.program(name)?;
         // SAFETY: null options mean defaults; an iterator has no target.

@@ -106,7 +106,8 @@ impl<K: Plain, V: Plain> Table<K, V> {
         let mut entries = Vec::new();
         let mut keys = vec![K::zeroed(); BATCH];
         let mut values = vec![V::zeroed(); BATCH];
-        // The kernel's place in the table: 4 bytes for hash maps (kernel/bpf/hashtab.c, __htab_map_lookup_and_delete_batch).
+        // The kernel's place in the table: 4 bytes for hash maps (kernel/bpf/hashtab.c,
+        // __htab_map_lookup_and_delete_batch).
         let mut position = 0u32;
         let mut started = false;
         loop {
@@ -150,7 +151,8 @@ impl<V: Plain> Table<u32, V> {
         let mut position = 0u32;
         #[expect(clippy::cast_possible_truncation, reason = "an array has no more")]
         let mut found = count as u32;
-        // SAFETY: room for `count` keys and values of the map's sizes, and for a position, which is a key of an array's.
+        // SAFETY: room for `count` keys and values of the map's sizes, and for a position, which is a key of an
+        // array's.
         let code = unsafe {
             libbpf_sys::bpf_map_lookup_batch(
                 self.fd.as_raw_fd(),
@@ -192,8 +194,8 @@ impl<V: Plain> Table<u32, V> {
     }
 }
 
-/// A hash map that makes room as it fills: the one slot of an array of maps, which the programs look into, holds the table,
-/// and gets a larger one when that is full. What the programs write to an entry meanwhile may be lost.
+/// A hash map that makes room as it fills: the one slot of an array of maps, which the programs look into, holds the
+/// table, and gets a larger one when that is full. What the programs write to an entry meanwhile may be lost.
 #[derive(Debug)]
 pub(crate) struct GrowingTable<K, V> {
     name: &'static str,

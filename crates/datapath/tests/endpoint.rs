@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use support::packet::{Packet, TCP, UDP, icmp};
 use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, run_on, tun, veth};
 use whimbrel_datapath::{
-    Binding, Carrier, Datapath, Endpoint, FlowEntry, HelpedFlow, HelpedPhase, Lent, LentEnd, LocatorPair, Role, Toward,
-    Unknown,
+    Binding, Carrier, Datapath, Delivery, Endpoint, FlowEntry, HelpedFlow, HelpedPhase, Lent, LentEnd, LocatorPair,
+    Role, Unknown,
 };
 use whimbrel_kernel::endpoint::{Endpoint as Space, let_forward};
 use whimbrel_kernel::route::RouteSocket;
@@ -87,7 +87,7 @@ fn space(datapath: &mut Datapath, address: IpAddr, unknown: Unknown) -> (Space, 
         Ok(())
     };
     let space = Space::create(address, 1500, watch).expect("an endpoint namespace");
-    datapath.take_in(watched.expect("it is watched"));
+    datapath.handle(watched.expect("it is watched"));
     let outer = space.outer().index;
     datapath.set_endpoint(outer, &Endpoint { address, unknown }).expect("set the endpoint");
     (space, outer)
@@ -174,7 +174,8 @@ fn exchange_datagrams(one: &UdpSocket, other: &UdpSocket) {
     }
 }
 
-/// What is sent to a closed port comes back as an error. The kernel sends no more errors than icmp(7) lets it, and a busy machine loses some.
+/// What is sent to a closed port comes back as an error. The kernel sends no more errors than icmp(7) lets it, and a
+/// busy machine loses some.
 fn expect_refusal(from: &UdpSocket, to: SocketAddr) {
     from.set_read_timeout(Some(Duration::from_secs(1))).expect("SO_RCVTIMEO");
     from.connect(to).expect("connect");
@@ -492,7 +493,7 @@ fn nothing_leaves_a_namespace_from_its_beginning_to_its_end() {
                 thread::yield_now();
             }
             let outer = space.outer().clone();
-            datapath.take_in(watched.expect("it is watched"));
+            datapath.handle(watched.expect("it is watched"));
             assert_eq!((datapath.attached(), notes()), (vec![(outer.index, Role::Endpoint)], 1));
 
             // A program keeps its socket.
@@ -563,7 +564,8 @@ fn carrying(namespace: &Namespace, net: &Net, name: &str, devices: &[&str]) -> (
     (datapath, device)
 }
 
-/// The middle is an anchor that forwards nothing else: its address on the far side is lent to the host, whose socket has it.
+/// The middle is an anchor that forwards nothing else: its address on the far side is lent to the host, whose socket
+/// has it.
 struct Anchored {
     net: Net,
     anchor: Datapath,
@@ -599,11 +601,11 @@ impl Anchored {
         let at_anchor = FlowTuple { transport, local: far, remote: lent };
         let (here, there) = (address(1, 2, self.v4), address(1, 1, self.v4));
         let ends = [
-            (&self.host, at_host, Toward::Endpoint(self.outer), here, there, (6000, 6001)),
-            (&self.anchor, at_anchor, Toward::Routes, there, here, (6001, 6000)),
+            (&self.host, at_host, Delivery::Endpoint(self.outer), here, there, (6000, 6001)),
+            (&self.anchor, at_anchor, Delivery::Routes, there, here, (6001, 6000)),
         ];
-        for (datapath, flow, toward, local, peer, wire) in ends {
-            let mtu = if toward == Toward::Routes { mtu } else { 0 };
+        for (datapath, flow, delivery, local, peer, wire) in ends {
+            let mtu = if delivery == Delivery::Routes { mtu } else { 0 };
             let entry = FlowEntry {
                 binding: PEER,
                 home_local_place: 1,
@@ -616,7 +618,7 @@ impl Anchored {
                 tunnelled: false,
                 hidden: false,
                 beyond: false,
-                toward,
+                delivery,
             };
             datapath.insert_flows(&[(flow, entry)]).expect("insert");
             let binding = Binding {
@@ -659,7 +661,8 @@ impl Anchored {
     }
 }
 
-/// A socket with an address that one before it had: a program that another test is just starting may have that one for a moment.
+/// A socket with an address that one before it had: a program that another test is just starting may have that one for
+/// a moment.
 fn bound(address: SocketAddr) -> UdpSocket {
     let since = Instant::now();
     loop {
@@ -752,8 +755,8 @@ fn an_anchor_forwards_datagrams_fragments_and_errors() {
     });
 }
 
-/// Sends datagrams that may not be cut until the system knows that one of so many bytes is too long, and sends one that is not. Tells how long
-/// an IP packet may be.
+/// Sends datagrams that may not be cut until the system knows that one of so many bytes is too long, and sends one that
+/// is not. Tells how long an IP packet may be.
 fn learn(from: &UdpSocket, to: &UdpSocket, payload: usize) -> i32 {
     let (v4, peer) = (peer_of(from).is_ipv4(), peer_of(to));
     let (level, discover, mtu) = if v4 {
@@ -819,7 +822,7 @@ fn an_anchor_tells_both_ends_what_is_too_long() {
 fn neighbours_are_answered_where_an_address_is_that_is_lent_as_a_whole() {
     // P-112
     on_both_families(|v4| {
-        let net = Forwarding::new(v4, Toward::Routes);
+        let net = Forwarding::new(v4, Delivery::Routes);
         let whole = address(6, 6, v4);
         let protocol = if v4 { 1 } else { 58 };
         let end = LentEnd { address: whole, port: 0, protocol };
@@ -960,7 +963,7 @@ fn what_is_known_outlives_the_process() {
             tunnelled: false,
             hidden: false,
             beyond: false,
-            toward: Toward::Routes,
+            delivery: Delivery::Routes,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
         let again = Datapath::open(&net.bpffs.pins("host")).expect("open again");
@@ -997,10 +1000,10 @@ struct Forwarding {
 }
 
 impl Forwarding {
-    fn new(v4: bool, toward: Toward) -> Self {
+    fn new(v4: bool, delivery: Delivery) -> Self {
         let (bpffs, namespace, beyond) = (Bpffs::new(), Namespace::new(), Namespace::new());
         let mut inside = 1;
-        if toward == Toward::Passing {
+        if delivery == Delivery::Passing {
             namespace.sysctl("net.ipv4.ip_forward", "1");
             namespace.sysctl("net.ipv6.conf.all.forwarding", "1");
             veth(&namespace, "inside", &beyond, "eth");
@@ -1008,7 +1011,7 @@ impl Forwarding {
             namespace.run("ip addr add fd00:9::1/64 dev inside nodad");
         }
         namespace.enter();
-        if toward == Toward::Passing {
+        if delivery == Delivery::Passing {
             inside = index("inside");
         }
         let mut datapath = Datapath::open(&bpffs.pins("packets")).expect("open");
@@ -1028,7 +1031,7 @@ impl Forwarding {
                 tunnelled: false,
                 hidden: false,
                 beyond: false,
-                toward,
+                delivery,
             };
             (FlowTuple { transport, local: far, remote: lent }, entry)
         });
@@ -1068,7 +1071,7 @@ impl Forwarding {
 #[test]
 fn what_is_forwarded_has_gone_one_hop_further() {
     on_both_families(|v4| {
-        let net = Forwarding::new(v4, Toward::Routes);
+        let net = Forwarding::new(v4, Delivery::Routes);
         let made = |source, destination, protocol, hops| Packet {
             hop_limit: hops,
             ..Packet::new(protocol, source, destination)
@@ -1104,7 +1107,7 @@ fn what_is_forwarded_has_gone_one_hop_further() {
 fn what_passes_here_by_itself_is_left_to_that_until_it_has_moved() {
     // P-102
     on_both_families(|v4| {
-        let net = Forwarding::new(v4, Toward::Passing);
+        let net = Forwarding::new(v4, Delivery::Passing);
         let out = Packet { sequence: 77, ..Packet::new(TCP, net.far, net.lent) };
         let back = Packet::new(TCP, net.lent, net.far).bytes();
         let rewritten = Packet::new(TCP, net.wire_remote, net.wire_local).bytes();
@@ -1117,7 +1120,7 @@ fn what_passes_here_by_itself_is_left_to_that_until_it_has_moved() {
         let acknowledges = Packet { sequence: 99, payload: Vec::new(), ..out.clone() };
         assert_eq!(net.ingress_inside(&acknowledges.bytes()).verdict, REDIRECT);
         let entries: Vec<_> = net.datapath.flows().expect("flows");
-        assert!(entries.iter().all(|(_, entry)| entry.toward == Toward::Passing));
+        assert!(entries.iter().all(|(_, entry)| entry.delivery == Delivery::Passing));
         net.datapath.insert_flows(&entries).expect("insert");
         assert_eq!(net.datapath.last_sent(&flow).expect("ask"), Some(77));
 
@@ -1132,7 +1135,7 @@ fn what_passes_here_by_itself_is_left_to_that_until_it_has_moved() {
 fn a_host_behind_is_who_sends_by_the_device_that_leads_to_it() {
     // P-126
     on_both_families(|v4| {
-        let net = Forwarding::new(v4, Toward::Passing);
+        let net = Forwarding::new(v4, Delivery::Passing);
         for protocol in [TCP, UDP] {
             let packet = Packet { sequence: 77, ..Packet::new(protocol, net.far, net.lent) }.bytes();
             let left = Outcome { verdict: NEXT, packet: packet.clone(), mark: 0 };
@@ -1154,7 +1157,7 @@ fn a_host_behind_is_who_sends_by_the_device_that_leads_to_it() {
 fn resets_of_a_host_behind_go_by_the_tunnel_and_count_nowhere_else() {
     // P-123
     on_both_families(|v4| {
-        let net = Forwarding::new(v4, Toward::Passing);
+        let net = Forwarding::new(v4, Delivery::Passing);
         let reset = Packet { tcp_flags: 0x14, payload: Vec::new(), ..Packet::new(TCP, net.far, net.lent) };
         let outcome = net.ingress_inside(&reset.bytes());
         // Under its own names.
@@ -1177,7 +1180,7 @@ fn resets_of_a_host_behind_go_by_the_tunnel_and_count_nowhere_else() {
 fn errors_about_what_was_said_for_a_host_behind_are_led_here() {
     // P-127
     on_both_families(|v4| {
-        let net = Forwarding::new(v4, Toward::Passing);
+        let net = Forwarding::new(v4, Delivery::Passing);
         let said = |port| Packet::new(UDP, SocketAddr::new(net.far.ip(), port), net.lent).ip();
         let router = address(3, 1, v4);
         // Too big.
@@ -1199,7 +1202,7 @@ fn errors_about_what_was_said_for_a_host_behind_are_led_here() {
 #[test]
 fn fragments_for_the_control_port_are_marked_where_hosts_are_spoken_for() {
     on_both_families(|v4| {
-        let net = Forwarding::new(v4, Toward::Passing);
+        let net = Forwarding::new(v4, Delivery::Passing);
         let to = |port| Packet::new(UDP, net.lent, SocketAddr::new(net.far.ip(), port)).fragments(48);
         let marks = |pieces: [Vec<u8>; 2]| -> Vec<u32> { pieces.iter().map(|piece| net.ingress(piece).mark).collect() };
         assert!(marks(to(2031)).iter().all(|mark| *mark == 0));
@@ -1214,16 +1217,19 @@ fn fragments_for_the_control_port_are_marked_where_hosts_are_spoken_for() {
 #[test]
 fn nobody_but_its_own_namespace_sends_in_a_flow() {
     on_both_families(|v4| {
-        for (toward, passes) in
-            [(Toward::Stack, false), (Toward::Routes, false), (Toward::Endpoint(2), false), (Toward::Endpoint(1), true)]
-        {
-            let net = Forwarding::new(v4, toward);
+        for (delivery, passes) in [
+            (Delivery::Stack, false),
+            (Delivery::Routes, false),
+            (Delivery::Endpoint(2), false),
+            (Delivery::Endpoint(1), true),
+        ] {
+            let net = Forwarding::new(v4, delivery);
             let packet = Packet::new(TCP, net.far, net.lent).bytes();
             // Not known; known by another address; known.
             assert_eq!(net.endpoint(&packet), SHOT);
             for (address, passes) in [(net.lent.ip(), false), (net.far.ip(), passes)] {
                 net.datapath.set_endpoint(1, &Endpoint { address, unknown: Unknown::Dropped }).expect("set");
-                assert_eq!(net.endpoint(&packet), if passes { REDIRECT } else { SHOT }, "{toward:?}");
+                assert_eq!(net.endpoint(&packet), if passes { REDIRECT } else { SHOT }, "{delivery:?}");
             }
             // Nor does that, while its socket is being moved.
             let flow = FlowTuple { transport: Transport::Tcp, local: net.far, remote: net.lent };
@@ -1233,15 +1239,15 @@ fn nobody_but_its_own_namespace_sends_in_a_flow() {
                 counter(&net.datapath, "held") > before
             };
             net.datapath.set_helped(&flow, &RESTS).expect("rest");
-            assert!(is_held(), "{toward:?}");
+            assert!(is_held(), "{delivery:?}");
             net.datapath.remove_helped(&flow).expect("wake");
-            assert!(!is_held(), "{toward:?}");
+            assert!(!is_held(), "{delivery:?}");
             // ARP.
             let mut other = packet.clone();
             other[12..14].copy_from_slice(&[8, 6]);
             assert_eq!(net.endpoint(&other), SHOT);
             // What is from the host's own stack is not forwarded, and what is not toward another host neither.
-            if toward != Toward::Routes {
+            if delivery != Delivery::Routes {
                 assert_eq!(net.ingress(&packet).verdict, NEXT);
             }
         }
@@ -1306,7 +1312,8 @@ fn packet_cost(from: &UdpSocket, to: SocketAddr) -> f64 {
     (processor_time() - before) as f64 / f64::from(PACKETS)
 }
 
-/// Whether there is to be measured: `WHIMBREL_MEASURE=1 cargo test --release --test endpoint costs -- --nocapture --test-threads=1`
+/// Whether there is to be measured: `WHIMBREL_MEASURE=1 cargo test --release --test endpoint costs -- --nocapture
+/// --test-threads=1`
 fn measures() -> bool {
     std::env::var_os("WHIMBREL_MEASURE").is_some()
 }

@@ -1,4 +1,5 @@
-//! Flows that were answered on in their peer's name: what was put into the peer's stream is made up for in every number.
+//! Flows that were answered on in their peer's name: what was put into the peer's stream is made up for in every
+//! number.
 
 mod support;
 
@@ -10,7 +11,7 @@ use support::packet::{Packet, TCP, UDP};
 use support::pair::{Pair, entry, find, flow, wait};
 use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, tun};
 use whimbrel_datapath::{
-    Binding, Carrier, Datapath, Event, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair, Most, Role, TUNNELLED, Toward,
+    Binding, Carrier, Datapath, Delivery, Event, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair, Most, Role, TUNNELLED,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -46,7 +47,7 @@ impl Fixture {
             tunnelled: false,
             hidden: false,
             beyond: false,
-            toward: Toward::Stack,
+            delivery: Delivery::Stack,
         };
         this.datapath.insert_flows(&[(this.flow(), entry)]).expect("insert");
         this.bind(Carrier::Rewrite);

@@ -90,7 +90,7 @@ fn stale_echoes_are_renewed_until_there_is_a_fresh_one() {
         datapath.fit_sockets(&[]).expect("fit");
         assert_eq!(arrive(locators, stale), whole(stale), "others have");
 
-        datapath.note_lapse(&[flow(&near)]).expect("note");
+        datapath.on_lapse(&[flow(&near)]).expect("note");
         for names in [locators, own_names] {
             renewed(&arrive(names, stale));
         }
@@ -102,7 +102,7 @@ fn stale_echoes_are_renewed_until_there_is_a_fresh_one() {
         assert_eq!(arrive(locators, fresh), whole(fresh));
         assert_eq!(arrive(locators, stale), whole(stale), "it is over");
 
-        datapath.note_lapse(&[flow(&near)]).expect("note");
+        datapath.on_lapse(&[flow(&near)]).expect("note");
         datapath.set_lapses(false).expect("no lapses");
         assert_eq!(arrive(locators, stale), whole(stale), "it is long ago");
         datapath.unload().expect("unload");
@@ -128,7 +128,8 @@ fn the_time_that_a_flow_waits_is_no_round_trip() {
         datapath.insert_flows(&[entry(&near, PEER, true)]).expect("insert");
         datapath.set_lapses(true).expect("lapses");
 
-        // The first is heard, and the answer to it is not. As long as they may be, so that they are not sent again as one.
+        // The first is heard, and the answer to it is not. As long as they may be, so that they are not sent again as
+        // one.
         let mut segment = vec![0; find(&datapath, &near).mss_cache as usize];
         pair.mute();
         datapath.set_busy(false, false, false).expect("not held yet");

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 
 use support::is_root;
 use support::pair::{Pair, binding, entry, flow};
-use whimbrel_datapath::{Alias, AliasUse, Binding, Carrier, Datapath, FlowEntry, Toward, features};
+use whimbrel_datapath::{Alias, AliasUse, Binding, Carrier, Datapath, Delivery, FlowEntry, features};
 use whimbrel_wire::{FlowTuple, Transport};
 
 const PEER: u32 = 7;
@@ -128,7 +128,7 @@ fn a_connected_datagram_socket_hears_from_where_its_peer_is_and_sends_there() {
             tunnelled: false,
             hidden: false,
             beyond: false,
-            toward: Toward::Stack,
+            delivery: Delivery::Stack,
         };
         datapath.insert_flows(&[(own, of)]).expect("insert");
         let peer = if own.local.is_ipv4() { "192.0.2.2" } else { "2001:db8::2" };

@@ -136,7 +136,8 @@ fn what_is_of_no_flow_and_no_socket_is_not_reset_between_locators() {
     }
 }
 
-/// What this host forwards by address translation has no socket here: published ports of containers, answers to those behind a masquerade.
+/// What this host forwards by address translation has no socket here: published ports of containers, answers to those
+/// behind a masquerade.
 #[test]
 fn ports_of_containers_are_reached_between_locators() {
     if !is_root() {

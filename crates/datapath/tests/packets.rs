@@ -1,5 +1,5 @@
-//! The programs on single packets, by BPF_PROG_TEST_RUN: a translated packet is the one that a host with the other names
-//! would have sent, byte by byte.
+//! The programs on single packets, by BPF_PROG_TEST_RUN: a translated packet is the one that a host with the other
+//! names would have sent, byte by byte.
 
 mod support;
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use support::packet::{ETHERNET, Packet, TCP, UDP, icmp};
 use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run};
-use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, LocatorPair, Most, Toward};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Delivery, Event, FlowEntry, LocatorPair, Most};
 use whimbrel_wire::{FlowTuple, Transport};
 
 const PEER: u32 = 3;
@@ -72,7 +72,7 @@ impl Fixture {
                 tunnelled: false,
                 hidden: false,
                 beyond: false,
-                toward: Toward::Stack,
+                delivery: Delivery::Stack,
             };
             (FlowTuple { transport, local: names.own_local, remote: names.own_remote }, entry)
         });
@@ -271,7 +271,8 @@ fn native_and_unknown_flows_are_untouched() {
         let mut other = fixture.own_out(TCP);
         other.source.set_port(1);
         fixture.assert_untouched(&other.bytes());
-        // Between the locators, of no flow and no socket: it is not reset, but a new connection is answered as ever (P-43).
+        // Between the locators, of no flow and no socket: it is not reset, but a new connection is answered as ever
+        // (P-43).
         let mut other = fixture.wire_in(TCP);
         other.source.set_port(1);
         fixture.assert_untouched(&other.bytes());
@@ -363,7 +364,7 @@ fn the_old_path_is_marked_and_nothing_else() {
             tunnelled: false,
             hidden: false,
             beyond: false,
-            toward: Toward::Stack,
+            delivery: Delivery::Stack,
         };
         fixture.datapath.insert_flows(&[(tuple, entry)]).expect("insert");
         let packet = Packet::new(TCP, names.own_remote, names.own_local).bytes();
@@ -398,7 +399,8 @@ fn what_a_strict_filter_would_drop_gets_no_mark() {
             assert_eq!((outcome.verdict, outcome.mark), (SHOT, 0));
         }
         fixture.counted("dropped_astray", packets.len() as u64 + fragments.len() as u64);
-        // By a path that was left they come by the device of that, and what is of no moved flow is judged by the filter itself.
+        // By a path that was left they come by the device of that, and what is of no moved flow is judged by the filter
+        // itself.
         let left = |fixture: &Fixture, arrival| {
             for (arrival, peer) in [(arrival, names.wire_remote.ip()), (5, names.own_remote.ip())] {
                 fixture.datapath.set_binding(PEER, &Binding { arrival, peer, ..fixture.binding() }).expect("bind");
@@ -892,7 +894,7 @@ fn maps_hold_what_was_put_in() {
                     tunnelled: false,
                     hidden: false,
                     beyond: false,
-                    toward: Toward::Stack,
+                    delivery: Delivery::Stack,
                 };
                 (FlowTuple { transport: Transport::Tcp, local, remote: names.own_remote }, entry)
             })

@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use support::{Bpffs, Namespace, is_root, tun, veth};
-use whimbrel_datapath::{Binding, Carrier, Datapath, FlowEntry, LocatorPair, Role, Toward};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Delivery, FlowEntry, LocatorPair, Role};
 use whimbrel_wire::{FlowTuple, Transport};
 
 const PEER: u32 = 7;
@@ -132,7 +132,7 @@ impl Host {
             tunnelled: false,
             hidden: false,
             beyond: false,
-            toward: Toward::Stack,
+            delivery: Delivery::Stack,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
         Self { datapath, flow }
@@ -232,7 +232,7 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
         tunnelled: false,
         hidden: false,
         beyond: false,
-        toward: Toward::Stack,
+        delivery: Delivery::Stack,
     };
     laptop.datapath.insert_flows(&[(other, entry)]).expect("insert");
     exchange(&mut stream, 7);
@@ -384,7 +384,8 @@ fn carries_fragments(new: &str, server: &str) {
         assert!(counter(&host.datapath, "fragment_out") > 40);
         assert!(counter(&host.datapath, "fragment_in") > 40);
     }
-    // Nobody there any more: the error finds the socket. The kernel sends so many a second only, to everybody together (`icmp_msgs_per_sec`).
+    // Nobody there any more: the error finds the socket. The kernel sends so many a second only, to everybody together
+    // (`icmp_msgs_per_sec`).
     drop(server);
     laptop.set_read_timeout(Some(Duration::from_secs(1))).expect("SO_RCVTIMEO");
     let refused = (0..20).any(|_| {
@@ -403,8 +404,8 @@ fn fragments_and_errors_find_their_sockets() {
     carries_fragments("fd00:2::2", "fd00:9::2");
 }
 
-/// What a roamed host does with its old address: nobody may take it for one of its own any more, and its packets go to the
-/// TUN device. Reverse path filtering is strict.
+/// What a roamed host does with its old address: nobody may take it for one of its own any more, and its packets go to
+/// the TUN device. Reverse path filtering is strict.
 fn give_up(net: &Net, old: IpAddr, bits: u8, family: &str, via: &str) {
     let laptop = &net.laptop;
     laptop.sysctl("net.ipv4.conf.all.rp_filter", "1");
@@ -466,7 +467,7 @@ fn gives_up_its_address(old: &str, new: &str, server: &str, bits: u8, family: &s
     // From the TUN device every packet has to be sent again.
     assert!(redirected >= rewritten, "{redirected} of {rewritten} were sent again");
 
-    // By a route that leads where they are to go they cross the output once, but for one every now and then.
+    // By a route that leads where they are to go they cross the output once, except for one every now and then.
     net.laptop.run(&format!("ip {family} route add {peer} via {via} dev lte onlink table 100"));
     laptop.datapath.set_kept(&[old].into()).expect("set");
     exchange(&mut stream, 8);

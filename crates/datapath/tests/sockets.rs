@@ -364,7 +364,7 @@ fn a_socket_that_its_program_holds_keeps_no_look_up_waiting() {
 
     let begun = std::time::Instant::now();
     assert_eq!(datapath.look_up(&flows).expect("look").len(), 2);
-    assert_eq!(datapath.note_lapse(&flows).expect("note").len(), 2);
+    assert_eq!(datapath.on_lapse(&flows).expect("note").len(), 2);
     assert!(datapath.tcp_position(&flows[0]).expect("look").is_some());
     assert!(begun.elapsed() < std::time::Duration::from_secs(5));
     // Whoever goes through them all waits, in a thread of its own.
@@ -449,13 +449,13 @@ fn flows_that_get_no_answer_are_told() {
     let pair = Pair::new();
     pair.near.enter();
     let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
-    let [mut known, mut stranger, idle, mut elsewhere] =
+    let [mut known, mut stranger, idle, mut deliveries] =
         [0, 1, 0, 1].map(|at| pair.connect(["10.0.0.2:0", "[fd00::2]:0"][at]));
     let flows = [&known.0, &idle.0].map(|stream| entry(stream, 7, false));
     datapath.insert_flows(&flows).expect("insert");
     // The other end of a flow of the same names is in another namespace.
     let (own, entry) = flows[0];
-    let far = FlowTuple { local: flow(&elsewhere.1).local, remote: flow(&elsewhere.1).remote, ..own };
+    let far = FlowTuple { local: flow(&deliveries.1).local, remote: flow(&deliveries.1).remote, ..own };
     datapath.insert_flows(&[(far, entry)]).expect("insert");
     datapath.track(true).expect("track");
     for (name, value) in [(libc::TCP_KEEPIDLE, 1), (libc::TCP_KEEPINTVL, 1)] {
@@ -473,7 +473,7 @@ fn flows_that_get_no_answer_are_told() {
     pair.cut();
     pair.mute();
     let sleeper = Sleeper::new(&datapath);
-    for stream in [&mut known.0, &mut stranger.0, &mut elsewhere.1] {
+    for stream in [&mut known.0, &mut stranger.0, &mut deliveries.1] {
         stream.write_all(&[0; 100]).expect("write");
     }
     let mut seen = Vec::new();

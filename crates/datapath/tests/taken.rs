@@ -1,4 +1,5 @@
-//! Wire names of moved flows that native connections have, or are about to have (P-140, P-141): these keep what is theirs.
+//! Wire names of moved flows that native connections have, or are about to have (P-140, P-141): these keep what is
+//! theirs.
 
 mod support;
 
@@ -12,7 +13,9 @@ use std::thread;
 use support::packet::{Packet, TCP, UDP, icmp};
 use support::pair::wait;
 use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, is_root, run, run_on, tun, veth};
-use whimbrel_datapath::{Binding, Carrier, Datapath, Endpoint, FlowEntry, Lent, LentEnd, LocatorPair, Toward, Unknown};
+use whimbrel_datapath::{
+    Binding, Carrier, Datapath, Delivery, Endpoint, FlowEntry, Lent, LentEnd, LocatorPair, Unknown,
+};
 use whimbrel_wire::{FlowTuple, Transport};
 
 const PEER: u32 = 3;
@@ -21,8 +24,8 @@ const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 const TRANSPORTS: [(u8, Transport); 2] = [(TCP, Transport::Tcp), (UDP, Transport::Udp)];
 
-/// A host with a flow of either transport that is rewritten. Its wire names are of an address of this host; what is sent to the other one goes
-/// into `wire`.
+/// A host with a flow of either transport that is rewritten. Its wire names are of an address of this host; what is
+/// sent to the other one goes into `wire`.
 struct Fixture {
     datapath: Datapath,
     own: (SocketAddr, SocketAddr),
@@ -49,13 +52,13 @@ impl Fixture {
         datapath.set_tunnel(1, MARK, 0xff).expect("settings");
         let (own, wire) = ((own_local, own_remote), (wire_local, wire_remote));
         let fixture = Self { datapath, own, wire, device, namespace, _bpffs: bpffs };
-        fixture.know(own, wire, Toward::Stack);
+        fixture.know(own, wire, Delivery::Stack);
         fixture.bind(6);
         fixture
     }
 
     /// A flow of either transport, at home at the places 4 and 5.
-    fn know(&self, own: (SocketAddr, SocketAddr), wire: (SocketAddr, SocketAddr), toward: Toward) {
+    fn know(&self, own: (SocketAddr, SocketAddr), wire: (SocketAddr, SocketAddr), delivery: Delivery) {
         for (_, transport) in TRANSPORTS {
             let entry = FlowEntry {
                 binding: PEER,
@@ -69,7 +72,7 @@ impl Fixture {
                 tunnelled: false,
                 hidden: false,
                 beyond: false,
-                toward,
+                delivery,
             };
             self.datapath
                 .insert_flows(&[(FlowTuple { transport, local: own.0, remote: own.1 }, entry)])
@@ -97,7 +100,7 @@ impl Fixture {
 
     fn egress(&self, packet: &[u8]) -> Outcome {
         // An answer of this tick of the clock is forgotten with what was known of the flows.
-        self.know(self.own, self.wire, Toward::Stack);
+        self.know(self.own, self.wire, Delivery::Stack);
         run(self.datapath.program("egress_l2").expect("program"), packet)
     }
 
@@ -175,7 +178,8 @@ impl Fixture {
         assert_eq!(self.count("taken_out"), 0);
     }
 
-    /// The other end of the wire names opens a connection, in somebody's name; returns the number that the answer begins with.
+    /// The other end of the wire names opens a connection, in somebody's name; returns the number that the answer
+    /// begins with.
     fn begin(&mut self, sequence: u32) -> u32 {
         let syn = Packet { tcp_flags: SYN, sequence, acknowledgement: 0, payload: Vec::new(), ..self.wire_in(TCP) };
         self.device.write_all(&syn.ip()).expect("write");
@@ -205,7 +209,8 @@ fn on_both_families(test: impl Fn(Fixture) + Copy + Send + 'static) {
     }
 }
 
-/// A connection of the calling thread's namespace with itself, `local` being the end that was accepted, and what listens.
+/// A connection of the calling thread's namespace with itself, `local` being the end that was accepted, and what
+/// listens.
 fn connection(namespace: &Namespace, local: SocketAddr, remote: SocketAddr) -> (TcpStream, TcpStream, TcpListener) {
     let (bits, nodad) = if remote.is_ipv4() { (32, "") } else { (128, "nodad") };
     // Before the route that there is.
@@ -413,8 +418,8 @@ fn names_that_a_flow_has_moved_away_from_are_free() {
         for protocol in [TCP, UDP] {
             fixture.assert_taken(protocol);
         }
-        let elsewhere = |port| (fixture.wire.0, SocketAddr::new(fixture.wire.1.ip(), port));
-        fixture.know(fixture.wire, elsewhere(9), Toward::Stack);
+        let deliveries = |port| (fixture.wire.0, SocketAddr::new(fixture.wire.1.ip(), port));
+        fixture.know(fixture.wire, deliveries(9), Delivery::Stack);
         for protocol in [TCP, UDP] {
             fixture.assert_is_of_flow(fixture.wire_in(protocol));
             assert_eq!(fixture.egress(&fixture.own_out(protocol).bytes()).verdict, REDIRECT);
@@ -440,10 +445,10 @@ fn a_socket_that_takes_everything_counts_whoever_the_flow_is_of() {
     on_both_families(|fixture| {
         let unspecified: IpAddr = if fixture.wire.0.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
         let anybodys = UdpSocket::bind((unspecified, fixture.wire.0.port())).expect("bind");
-        for (toward, number) in [(Toward::Routes, 1), (Toward::Passing, 2)] {
-            fixture.know(fixture.own, fixture.wire, toward);
+        for (delivery, number) in [(Delivery::Routes, 1), (Delivery::Passing, 2)] {
+            fixture.know(fixture.own, fixture.wire, delivery);
             fixture.ingress(&fixture.wire_in(UDP).bytes());
-            assert_eq!((fixture.count("taken_in"), fixture.count("rewritten_in")), (number, 0), "{toward:?}");
+            assert_eq!((fixture.count("taken_in"), fixture.count("rewritten_in")), (number, 0), "{delivery:?}");
         }
         drop(anybodys);
         fixture.ingress(&fixture.wire_in(UDP).bytes());
@@ -548,7 +553,8 @@ fn what_is_on_lease_elsewhere_keeps_its_names() {
     });
 }
 
-/// Whoever binds the wire port of a moved flow, or writes another source into his datagrams, and whoever this host forwards for.
+/// Whoever binds the wire port of a moved flow, or writes another source into his datagrams, and whoever this host
+/// forwards for.
 #[test]
 fn nobody_sends_under_the_wire_names_of_a_moved_flow() {
     on_both_families(|fixture| {

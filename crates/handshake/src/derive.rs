@@ -43,7 +43,8 @@ pub(crate) struct FlowKeys {
     pub(crate) name: hmac::Key,
 }
 
-/// Draws all keys of a session. What they are drawn from is wiped; *ring* does not wipe the keys that it has made ready for use.
+/// Draws all keys of a session. What they are drawn from is wiped; *ring* does not wipe the keys that it has made ready
+/// for use.
 pub(crate) fn session_keys(secrets: &Secrets, role: Role) -> (ControlKeys, TunnelKeys, FlowKeys) {
     let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, &secrets.hash);
     let root = salt.extract(&Zeroizing::new([secrets.from_initiator, secrets.from_responder].concat()));

@@ -70,8 +70,8 @@ impl StaticKey {
         self.shared_mac(peer, MEETING)?.first_chunk().copied()
     }
 
-    /// The key of the tickets that a donor of sockets has a holder of bindings accept (P-73): the same at both ends, and known
-    /// to nobody else. `None` where the peer's key is of small order (P-28).
+    /// The key of the tickets that a donor of sockets has a holder of bindings accept (P-73): the same at both ends,
+    /// and known to nobody else. `None` where the peer's key is of small order (P-28).
     #[must_use]
     pub fn ticket_key(&self, peer: &PublicKey) -> Option<[u8; KEY_LEN]> {
         self.shared_mac(peer, TICKET)

@@ -118,8 +118,8 @@ pub struct XxInitiation {
 }
 
 impl XxInitiation {
-    /// Answers, and gives the response to send. Of the hello's locators the first alone is told, and no life: whoever asks
-    /// could read them (P-30).
+    /// Answers, and gives the response to send. Of the hello's locators the first alone is told, and no life: whoever
+    /// asks could read them (P-30).
     ///
     /// # Errors
     /// The initiator's ephemeral key is of small order.

@@ -141,16 +141,16 @@ impl Session {
         proof
     }
 
-    /// What a flow is called whose two nonces came back in this session (P-132): both ends have the same name for it, and who has seen
-    /// the nonces travel has none.
+    /// What a flow is called whose two nonces came back in this session (P-132): both ends have the same name for it,
+    /// and who has seen the nonces travel has none.
     #[must_use]
     pub fn flow_name(&self, introducer_nonce: u64, responder_nonce: u64) -> u64 {
         let nonces = [introducer_nonce.to_be_bytes(), responder_nonce.to_be_bytes()].concat();
         self.name(0, &nonces)
     }
 
-    /// What a flow is called that was paired in this session by these numbers, which are the introducer's (P-132). `introducer`:
-    /// whether this end is that.
+    /// What a flow is called that was paired in this session by these numbers, which are the introducer's (P-132).
+    /// `introducer`: whether this end is that.
     #[must_use]
     pub fn paired_flow_name(&self, introducer: bool, introducer_nonce: u64, numbers: (u32, u32)) -> u64 {
         let first = self.pairing_proof(introducer, true, numbers);

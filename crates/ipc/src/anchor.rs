@@ -13,7 +13,8 @@ pub struct Anchored {
     pub anchor: PeerName,
     /// The address that is local in the namespace.
     pub address: IpAddr,
-    /// The ports that the kernel draws from there: the first, and how many. 0 and 0: the address is the program's as a whole.
+    /// The ports that the kernel draws from there: the first, and how many. 0 and 0: the address is the program's as a
+    /// whole.
     pub ports: (u16, u16),
 }
 
@@ -46,7 +47,8 @@ pub struct Offer {
     pub addresses: Vec<OfferedPrefix>,
     /// What of it cannot be lent as things stand, for people.
     pub faults: Vec<String>,
-    /// What is lent and does not reach this host any more, for people. Daemons before this field say so among the faults.
+    /// What is lent and does not reach this host any more, for people. Daemons before this field say so among the
+    /// faults.
     #[serde(default)]
     pub unreached: Vec<String>,
 }
@@ -61,7 +63,8 @@ pub struct OfferedAddress {
     /// How many more programs could be lent ports now, each so many in a row; `None` where the daemon does not say.
     #[serde(default)]
     pub room: Option<u32>,
-    /// Those of the ports that this host uses itself, so that they are not lent: the first and the last of each stretch.
+    /// Those of the ports that this host uses itself, so that they are not lent: the first and the last of each
+    /// stretch.
     #[serde(default)]
     pub used: Vec<(u16, u16)>,
     /// Why none can be lent as things stand, for people.

@@ -240,8 +240,9 @@ impl Client {
         }
     }
 
-    /// Makes one request, with as many descriptors as it takes ([`Request::descriptors`]), and waits for one reply with the
-    /// descriptors that come with it. `timeout`: how long; without bound where absent, as is fitting for [`Request::Give`].
+    /// Makes one request, with as many descriptors as it takes ([`Request::descriptors`]), and waits for one reply with
+    /// the descriptors that come with it. `timeout`: how long; without bound where absent, as is fitting for
+    /// [`Request::Give`].
     ///
     /// # Errors
     /// When the daemon does not answer, or refuses.
@@ -263,7 +264,8 @@ impl Client {
         self.send(request, &[], Some(REPLY_TIMEOUT))
     }
 
-    /// The next reply, with the descriptors that come with it: to requests that have several. `timeout`: how long it is waited for.
+    /// The next reply, with the descriptors that come with it: to requests that have several. `timeout`: how long it is
+    /// waited for.
     ///
     /// # Errors
     /// When none comes: [`ClientError::Timeout`], after which the next may still come; or the daemon refuses.
@@ -367,8 +369,8 @@ impl Client {
     }
 }
 
-/// Events as they come. Ends when the daemon has told all that were asked for; while it follows, never but with an error:
-/// [`ClientError::Stopped`] when the daemon stops.
+/// Events as they come. Ends when the daemon has told all that were asked for; while it follows, never but with an
+/// error: [`ClientError::Stopped`] when the daemon stops.
 #[derive(Debug)]
 pub struct Events {
     client: Client,
@@ -378,8 +380,8 @@ pub struct Events {
 }
 
 impl AsFd for Client {
-    /// Readable when a reply comes, or the daemon has gone. One that has come with the last stays behind it and is not told:
-    /// [`Client::has_more`].
+    /// Readable when a reply comes, or the daemon has gone. One that has come with the last stays behind it and is not
+    /// told: [`Client::has_more`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }

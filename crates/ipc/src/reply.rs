@@ -53,7 +53,8 @@ pub enum Reply {
         /// The key that was remembered for it.
         key: String,
     },
-    /// To [`Request::Move`](crate::Request::Move) and [`Request::Give`](crate::Request::Give): a socket is with another host.
+    /// To [`Request::Move`](crate::Request::Move) and [`Request::Give`](crate::Request::Give): a socket is with another
+    /// host.
     Moved(Moved),
     /// To these and [`Request::Prepare`](crate::Request::Prepare): a socket stays.
     Kept(Kept),
@@ -71,8 +72,8 @@ pub enum Reply {
     },
     /// A socket has come. Its descriptor comes with this line.
     Received(Box<Received>),
-    /// To [`Request::Socket`](crate::Request::Socket) and [`Request::Rebuild`](crate::Request::Rebuild): a socket, whose descriptor
-    /// comes with this line.
+    /// To [`Request::Socket`](crate::Request::Socket) and [`Request::Rebuild`](crate::Request::Rebuild): a socket,
+    /// whose descriptor comes with this line.
     Socket(MadeSocket),
     /// The answer to [`Request::Namespace`](crate::Request::Namespace).
     Namespace(Anchored),
@@ -329,8 +330,8 @@ pub struct Flow {
 /// What is known of a connection, and whether it outlives a move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
-    /// As this host's socket has it. Where that has no other end, its own is one at which it is met. Where it is passed on, as its far end
-    /// has it, which runs nothing.
+    /// As this host's socket has it. Where that has no other end, its own is one at which it is met. Where it is passed
+    /// on, as its far end has it, which runs nothing.
     pub flow: Flow,
     /// Its socket is another host's, the peer's, for which this host passes its packets on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -402,7 +403,8 @@ pub struct Helper {
     pub delivered: u64,
     /// Bytes that were answered in this absence.
     pub answered: u64,
-    /// Bytes that were answered in all absences together, modulo 2^32: the peer's sequence numbers are raised by so much.
+    /// Bytes that were answered in all absences together, modulo 2^32: the peer's sequence numbers are raised by so
+    /// much.
     pub shifted: u32,
 }
 
@@ -650,7 +652,8 @@ pub struct HandoffStarted {
     pub since: u64,
 }
 
-/// What came of a suspension. Connections wait whether or not a peer has answered: one that has not finds out by itself.
+/// What came of a suspension. Connections wait whether or not a peer has answered: one that has not finds out by
+/// itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suspended {
     /// Connections that wait.
@@ -679,7 +682,8 @@ impl fmt::Display for Transport {
 }
 
 impl Flow {
-    /// What it is called in words: a connection by its two ends, and what has no other end as [`Request::Move`](crate::Request::Move) names it.
+    /// What it is called in words: a connection by its two ends, and what has no other end as
+    /// [`Request::Move`](crate::Request::Move) names it.
     #[must_use]
     pub fn called(&self) -> String {
         match (self.transport, self.remote.ip().is_unspecified() && self.remote.port() == 0) {

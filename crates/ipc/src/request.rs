@@ -36,39 +36,41 @@ pub enum Request {
         peer: Option<String>,
     },
     /// This host goes away, to sleep for example: peers are told, and all connections wait until [`Request::Resume`];
-    /// [`Reply::Suspended`](crate::Reply::Suspended) once the peers have answered, or after a second. With `connections`:
-    /// these alone wait, and the host stays.
+    /// [`Reply::Suspended`](crate::Reply::Suspended) once the peers have answered, or after a second. With
+    /// `connections`: these alone wait, and the host stays.
     Suspend {
-        /// Each names connections that outlive a move: by an address and port of either end, or a process id (`pid:4711`).
+        /// Each names connections that outlive a move: by an address and port of either end, or a process id
+        /// (`pid:4711`).
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         connections: Vec<String>,
     },
-    /// This host is back, and all that it had wait goes on from where it is now; [`Reply::Resumed`](crate::Reply::Resumed).
-    /// With `connections`: these alone.
+    /// This host is back, and all that it had wait goes on from where it is now;
+    /// [`Reply::Resumed`](crate::Reply::Resumed). With `connections`: these alone.
     Resume {
         /// As for [`Request::Suspend`].
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         connections: Vec<String>,
     },
-    /// Drop the key that is remembered for an address (trust on first use); [`Reply::Forgotten`](crate::Reply::Forgotten).
+    /// Drop the key that is remembered for an address (trust on first use);
+    /// [`Reply::Forgotten`](crate::Reply::Forgotten).
     ForgetPeer {
         /// The address.
         address: IpAddr,
     },
-    /// Give sockets to another host: one [`Reply::Moved`](crate::Reply::Moved) or [`Reply::Kept`](crate::Reply::Kept) each, as it is
-    /// decided, then [`Reply::End`](crate::Reply::End).
+    /// Give sockets to another host: one [`Reply::Moved`](crate::Reply::Moved) or [`Reply::Kept`](crate::Reply::Kept)
+    /// each, as it is decided, then [`Reply::End`](crate::Reply::End).
     Move {
         /// As for [`Request::Suspend`]. None are refused.
         connections: Vec<String>,
         /// To this host: its number, key (or an unambiguous beginning of it), address, or name in the community.
         to: String,
-        /// To the program there that receives under this name. Where absent they wait there, until a program asks for each by its
-        /// UUID ([`Request::Rebuild`]).
+        /// To the program there that receives under this name. Where absent they wait there, until a program asks for
+        /// each by its UUID ([`Request::Rebuild`]).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         receiver: Option<String>,
     },
-    /// Give a whole process to another host, with its connections: [`Reply::MovedProcess`](crate::Reply::MovedProcess) when it goes on
-    /// there, or an error that says why it stays, and goes on as it was.
+    /// Give a whole process to another host, with its connections: [`Reply::MovedProcess`](crate::Reply::MovedProcess)
+    /// when it goes on there, or an error that says why it stays, and goes on as it was.
     MoveProcess {
         /// Its number; of a cgroup, of any process in it.
         pid: u32,
@@ -77,20 +79,21 @@ pub enum Request {
         scope: ProcessScope,
         /// As for [`Request::Move`].
         to: String,
-        /// The address at which it is met, and with which it goes. Where absent, that of its connections, or the only one at which it can be met.
+        /// The address at which it is met, and with which it goes. Where absent, that of its connections, or the only
+        /// one at which it can be met.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         address: Option<IpAddr>,
     },
     /// Receive sockets under a name: [`Reply::Receiving`](crate::Reply::Receiving), then a
-    /// [`Reply::Received`](crate::Reply::Received) for each socket, with its descriptor, until the client hangs up. Nothing else is
-    /// answered on that connection.
+    /// [`Reply::Received`](crate::Reply::Received) for each socket, with its descriptor, until the client hangs up.
+    /// Nothing else is answered on that connection.
     Receive {
         /// The name; one client at a time may have it.
         name: String,
     },
     /// Give the socket that comes with this line to another host. One [`Reply::Moved`](crate::Reply::Moved) or
-    /// [`Reply::Kept`](crate::Reply::Kept), when it is decided. The client keeps its own descriptor, which goes on where the
-    /// socket is kept, and is at its end where it is moved.
+    /// [`Reply::Kept`](crate::Reply::Kept), when it is decided. The client keeps its own descriptor, which goes on
+    /// where the socket is kept, and is at its end where it is moved.
     Give {
         /// As for [`Request::Move`].
         to: String,
@@ -101,8 +104,9 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "State::is_empty")]
         state: State,
     },
-    /// See to it that another host is ready for the socket that comes with this line, which goes on meanwhile: [`Reply::Prepared`](crate::Reply::Prepared), or
-    /// [`Reply::Kept`](crate::Reply::Kept) where the other host does not take it. A [`Request::Give`] to the same receiver takes less time then.
+    /// See to it that another host is ready for the socket that comes with this line, which goes on meanwhile:
+    /// [`Reply::Prepared`](crate::Reply::Prepared), or [`Reply::Kept`](crate::Reply::Kept) where the other host does
+    /// not take it. A [`Request::Give`] to the same receiver takes less time then.
     Prepare {
         /// As for [`Request::Move`].
         to: String,
@@ -116,27 +120,28 @@ pub enum Request {
         family: Family,
         /// Its kind.
         kind: SocketKind,
-        /// Whose address it is to have: `self`, `nearest`, `stable`, `auto`, `policy:NUMBER` (the migrator is asked), or a host as for
-        /// [`Request::Move`].
+        /// Whose address it is to have: `self`, `nearest`, `stable`, `auto`, `policy:NUMBER` (the migrator is asked),
+        /// or a host as for [`Request::Move`].
         anchor: String,
         /// Whether peers are not to learn where it is, beside its anchor.
         #[serde(default)]
         hidden: bool,
     },
     /// Give the socket that comes with this line this address, and lease the port at its anchor;
-    /// [`Reply::Bound`](crate::Reply::Bound). Needed where an anchor elsewhere is to lend a port that was not drawn by the
-    /// kernel (decision 0018).
+    /// [`Reply::Bound`](crate::Reply::Bound). Needed where an anchor elsewhere is to lend a port that was not drawn by
+    /// the kernel (decision 0018).
     Bind {
         /// Its address; the unspecified one stands for the anchor's. Port 0: any.
         address: SocketAddr,
     },
-    /// The name of the socket that comes with this line, which it gets now if it has none; [`Reply::Uuid`](crate::Reply::Uuid).
+    /// The name of the socket that comes with this line, which it gets now if it has none;
+    /// [`Reply::Uuid`](crate::Reply::Uuid).
     Uuid,
-    /// Keep the socket that comes with this line, so that it outlives its program: until it is moved, a program asks for it
-    /// ([`Request::Rebuild`]), or a while has passed. [`Reply::Exported`](crate::Reply::Exported).
+    /// Keep the socket that comes with this line, so that it outlives its program: until it is moved, a program asks
+    /// for it ([`Request::Rebuild`]), or a while has passed. [`Reply::Exported`](crate::Reply::Exported).
     Export,
-    /// A socket that waits for its program, since it was exported or came from another host; [`Reply::Socket`](crate::Reply::Socket),
-    /// with its descriptor.
+    /// A socket that waits for its program, since it was exported or came from another host;
+    /// [`Reply::Socket`](crate::Reply::Socket), with its descriptor.
     Rebuild {
         /// Its UUID, or the first eight digits of it (SOCKMAND's programs have room for no more).
         uuid: String,
@@ -147,8 +152,8 @@ pub enum Request {
         pid: u32,
     },
     /// Be asked where sockets are to be anchored: [`Reply::Migrator`](crate::Reply::Migrator), then a
-    /// [`Reply::WantedAnchor`](crate::Reply::WantedAnchor) for each question, which is to be answered by [`Request::Anchor`] on this
-    /// connection. One client at a time.
+    /// [`Reply::WantedAnchor`](crate::Reply::WantedAnchor) for each question, which is to be answered by
+    /// [`Request::Anchor`] on this connection. One client at a time.
     Migrator,
     /// An answer to a [`Reply::WantedAnchor`](crate::Reply::WantedAnchor). Has no reply.
     Anchor {
@@ -158,9 +163,9 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         anchor: Option<String>,
     },
-    /// The network namespace that comes with this line, in which there is nothing yet, is to have an address of an anchor's:
-    /// [`Reply::Namespace`](crate::Reply::Namespace). The client stays as long as its program uses it. Nothing else is answered on that
-    /// connection.
+    /// The network namespace that comes with this line, in which there is nothing yet, is to have an address of an
+    /// anchor's: [`Reply::Namespace`](crate::Reply::Namespace). The client stays as long as its program uses it.
+    /// Nothing else is answered on that connection.
     Namespace {
         /// As for [`Request::Socket`], but not `self`.
         anchor: String,
@@ -169,8 +174,8 @@ pub enum Request {
         /// Ports that are to be the program's, beside those that the kernel draws.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         ports: Vec<u16>,
-        /// The whole of this address of the anchor's, with all its ports; the unspecified address leaves it to the anchor which. It says the
-        /// family then.
+        /// The whole of this address of the anchor's, with all its ports; the unspecified address leaves it to the
+        /// anchor which. It says the family then.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         address: Option<IpAddr>,
         /// As for [`Request::Socket`], of all that is in the namespace.
@@ -179,7 +184,8 @@ pub enum Request {
     },
     /// What this host lends and what it has on lease; [`Reply::Anchors`](crate::Reply::Anchors).
     Anchors {
-        /// Only what is lent and on lease, not what more there is to be lent, for which all sockets of the host are looked through.
+        /// Only what is lent and on lease, not what more there is to be lent, for which all sockets of the host are
+        /// looked through.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         brief: bool,
     },

@@ -17,19 +17,19 @@ pub const MAX_STATE: usize = 1 << 20;
 pub const MAX_RECEIVER: usize = 64;
 /// Names of connections that a request may have, each counted once.
 pub const MAX_NAMES: usize = 256;
-/// How long a socket waits for a program to ask for it ([`Request::Rebuild`](crate::Request::Rebuild)), that its own has given to the daemon
-/// or that has come from another host where nobody receives it.
+/// How long a socket waits for a program to ask for it ([`Request::Rebuild`](crate::Request::Rebuild)), that its own
+/// has given to the daemon or that has come from another host where nobody receives it.
 pub const WAITS_FOR: Duration = Duration::from_secs(300);
 
-/// Names a socket for its life, wherever it is (SOCKMAND §4.3). It is drawn by lot, and who knows it may ask for the socket where
-/// that waits for its program: no more than that program's own state is to hold it.
+/// Names a socket for its life, wherever it is (SOCKMAND §4.3). It is drawn by lot, and who knows it may ask for the
+/// socket where that waits for its program: no more than that program's own state is to hold it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Uuid([u8; 16]);
 
 impl Uuid {
-    /// Of random bytes (RFC 9562 §5.4: version 4, six bits of which are fixed). The first bit is 0, so that the first eight digits are
-    /// a positive number of 31 bits: SOCKMAND's UUID.
+    /// Of random bytes (RFC 9562 §5.4: version 4, six bits of which are fixed). The first bit is 0, so that the first
+    /// eight digits are a positive number of 31 bits: SOCKMAND's UUID.
     #[must_use]
     pub fn from_random(mut bytes: [u8; 16]) -> Self {
         bytes[0] &= 0x7f;
@@ -105,7 +105,8 @@ impl TryFrom<String> for Uuid {
     }
 }
 
-/// What a program hands over with a socket: bytes that mean something to it alone. At most [`MAX_STATE`]; Base64 in JSON.
+/// What a program hands over with a socket: bytes that mean something to it alone. At most [`MAX_STATE`]; Base64 in
+/// JSON.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct State(Vec<u8>);
@@ -275,7 +276,8 @@ pub struct MovedProcess {
     /// Where it waits for others, and is reached there as it was here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub met_at: Vec<SocketAddr>,
-    /// How long it stood still, as seen from here, in milliseconds; absent where the other host did not say when it went on.
+    /// How long it stood still, as seen from here, in milliseconds; absent where the other host did not say when it
+    /// went on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub still_ms: Option<u64>,
     /// Its number there, where the other host has said so.

@@ -1,8 +1,8 @@
 //! Lines with descriptors (`unix(7)`, SCM_RIGHTS).
 //!
-//! A line's descriptors are sent with its first byte, by a call of its own that carries nothing of the line before. The kernel gives
-//! them to whoever reads that byte, and reads no further than to the end of what was sent in that call. So they
-//! belong to the line that the last byte of such a read is part of.
+//! A line's descriptors are sent with its first byte, by a call of its own that carries nothing of the line before. The
+//! kernel gives them to whoever reads that byte, and reads no further than to the end of what was sent in that call. So
+//! they belong to the line that the last byte of such a read is part of.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -17,8 +17,8 @@ use rustix::net::{
 /// Descriptors of a line. What comes beyond that is closed.
 pub const MAX_DESCRIPTORS: usize = 8;
 
-/// Descriptors that come at once at the most (SCM_MAX_FD, include/net/scm.h). There is room for all, since the kernel closes on
-/// the reader's thread what it finds no room for, and closing may take a while.
+/// Descriptors that come at once at the most (SCM_MAX_FD, include/net/scm.h). There is room for all, since the kernel
+/// closes on the reader's thread what it finds no room for, and closing may take a while.
 const MOST_AT_ONCE: usize = 253;
 
 /// Descriptors that wait for the ends of their lines. Who sends more without ending a line loses them.
@@ -27,8 +27,8 @@ const MAX_WAITING: usize = 4 * MAX_DESCRIPTORS;
 /// Bytes that are read at a time.
 const CHUNK: usize = 16 * 1024;
 
-/// Sends the beginning of a line, with its descriptors, or more of it, without; gives how many bytes were taken. If any were, so were the
-/// descriptors. No signal is raised where the other end is gone.
+/// Sends the beginning of a line, with its descriptors, or more of it, without; gives how many bytes were taken. If any
+/// were, so were the descriptors. No signal is raised where the other end is gone.
 ///
 /// # Errors
 /// Those of sendmsg(2); nothing was sent then.
@@ -60,7 +60,8 @@ pub struct ReceivedLine<D = OwnedFd> {
     pub truncated: bool,
 }
 
-/// What was read of a stream and is not a whole line yet, or was not asked for. `D` holds a descriptor, and closes it when dropped.
+/// What was read of a stream and is not a whole line yet, or was not asked for. `D` holds a descriptor, and closes it
+/// when dropped.
 #[derive(Debug)]
 pub struct Lines<D = OwnedFd> {
     bytes: Vec<u8>,

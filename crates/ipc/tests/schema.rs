@@ -481,7 +481,7 @@ fn replies_are_as_documented() {
     }
 }
 
-/// The names of all members of a value, however deep, but for those that `fields` of an event has.
+/// The names of all members of a value, however deep, except for those that `fields` of an event has.
 fn members(value: &serde_json::Value, into: &mut std::collections::BTreeSet<String>) {
     if let Some(object) = value.as_object() {
         into.extend(object.keys().cloned());

@@ -1,8 +1,8 @@
 //! A migration helper for servers of IRC (RFC 1459, 2812): answers PING for a client that is away, and nothing else.
 //!
-//! It is handed what the server sends to the client on standard input, in pieces that end anywhere, and what it writes to
-//! standard output reaches the server as the client's (docs/helpers.md). The client gets all of it when it is back, the PINGs
-//! as well; answers to those come late and do no harm.
+//! It is handed what the server sends to the client on standard input, in pieces that end anywhere, and what it writes
+//! to standard output reaches the server as the client's (docs/helpers.md). The client gets all of it when it is back,
+//! the PINGs as well; answers to those come late and do no harm.
 
 use std::io::{self, Read, Write};
 

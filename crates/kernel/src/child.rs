@@ -35,9 +35,9 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts a program: with these arguments and no environment but this, in this directory, as this user if the calling process is
-    /// root, without a way to more privileges (PR_SET_NO_NEW_PRIVS), with no descriptors but three pipes, and killed when
-    /// the calling thread ends (PR_SET_PDEATHSIG).
+    /// Starts a program: with these arguments and no environment but this, in this directory, as this user if the
+    /// calling process is root, without a way to more privileges (PR_SET_NO_NEW_PRIVS), with no descriptors but three
+    /// pipes, and killed when the calling thread ends (PR_SET_PDEATHSIG).
     ///
     /// # Errors
     /// When it cannot be executed, or a pipe or process cannot be made.

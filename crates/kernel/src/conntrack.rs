@@ -1,5 +1,6 @@
-//! What connection tracking knows of connections that others have and this host forwards (nf_conntrack, by ctnetlink): that they have been
-//! answered, and have not begun to end. It tells where a rule of the packet filter asks for it, as those of nearly every router do; else it knows of none.
+//! What connection tracking knows of connections that others have and this host forwards (nf_conntrack, by ctnetlink):
+//! that they have been answered, and have not begun to end. It tells where a rule of the packet filter asks for it, as
+//! those of nearly every router do; else it knows of none.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -72,8 +73,8 @@ impl Tracking {
         Ok((Self { socket, buffer: vec![0; 1 << 16] }, found))
     }
 
-    /// Gives the connections of TCP that were reported as answered since, as who opened them has them: those that are not translated, and
-    /// not all where there are very many. What was too much for the kernel to keep is lost.
+    /// Gives the connections of TCP that were reported as answered since, as who opened them has them: those that are
+    /// not translated, and not all where there are very many. What was too much for the kernel to keep is lost.
     pub fn take(&mut self, mut each: impl FnMut(FlowTuple)) {
         for _ in 0..AT_ONCE {
             match self.socket.recv(&mut &mut self.buffer[..], 0) {
@@ -121,8 +122,8 @@ fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     }
 }
 
-/// A connection of TCP that has been answered, is not translated, and goes on. What is told of a change need not say the state: it is told
-/// of as answered as it is established.
+/// A connection of TCP that has been answered, is not translated, and goes on. What is told of a change need not say
+/// the state: it is told of as answered as it is established.
 fn read(kind: u16, payload: &[u8]) -> Option<FlowTuple> {
     let attributes = payload.get(GENERIC_HEADER..).filter(|_| kind == NEW)?;
     let status = u32::from_be_bytes(attribute(attributes, STATUS)?.try_into().ok()?);
@@ -198,10 +199,10 @@ mod tests {
 
     #[test]
     fn what_is_cut_short_is_nothing() {
-        let whole = report(ASSURED, 6);
-        for length in 0..whole.len() {
-            let cut = read(NEW, &whole[..length]);
-            assert!(cut.is_none() || length == whole.len(), "{length}");
+        let process_tree = report(ASSURED, 6);
+        for length in 0..process_tree.len() {
+            let cut = read(NEW, &process_tree[..length]);
+            assert!(cut.is_none() || length == process_tree.len(), "{length}");
         }
         // A length of zero ends it.
         assert_eq!(attribute(&[0; 64], 1), None);

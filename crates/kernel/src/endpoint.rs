@@ -1,19 +1,20 @@
 //! Endpoint namespaces: a network namespace each in which one borrowed virtual address is local (DESIGN §1, §4).
 //!
-//! Sockets that moved here, and sockets of an address that is lent, live in one, so that two equal virtual endpoints can be on
-//! one host, and neither its addresses nor its routes know of them. A socket stays in the namespace that it was made in, whichever process
-//! it is passed to (unix(7), SCM_RIGHTS).
+//! Sockets that moved here, and sockets of an address that is lent, live in one, so that two equal virtual endpoints
+//! can be on one host, and neither its addresses nor its routes know of them. A socket stays in the namespace that it
+//! was made in, whichever process it is passed to (unix(7), SCM_RIGHTS).
 //!
-//! Inside, the address is on `lo`, and all that is sent leaves by `e0`; outside, it arrives on the other end of that veth pair, whose
-//! ingress program carries it on, and what arrives for the address is put in there. There is no ARP and no neighbour discovery: the
-//! programs care for link-layer addresses.
+//! Inside, the address is on `lo`, and all that is sent leaves by `e0`; outside, it arrives on the other end of that
+//! veth pair, whose ingress program carries it on, and what arrives for the address is put in there. There is no ARP
+//! and no neighbour discovery: the programs care for link-layer addresses.
 //!
 //! Nothing of it has a name in any file system: it lives as long as a descriptor or a socket in it, and the pair of
 //! interfaces ends with it. So what a killed daemon leaves is what programs still use, and a daemon finds it
 //! again by these ([`find`]).
 //!
-//! A namespace may be a program's, which renames, replaces and numbers what is in it as it likes. So the pair is only ever
-//! looked for outside, by the name that was drawn for it, and nothing that is read inside says what to do with an interface outside.
+//! A namespace may be a program's, which renames, replaces and numbers what is in it as it likes. So the pair is only
+//! ever looked for outside, by the name that was drawn for it, and nothing that is read inside says what to do with an
+//! interface outside.
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::UnshareFlags;
 
-use crate::borrowed;
+use crate::duplicated;
 use crate::error::Error;
 use crate::namespace::{self, Entered};
 use crate::process;
@@ -37,18 +38,18 @@ use crate::sysctl;
 
 /// The outer ends of pairs are called so, and an own number behind it: of namespaces that were made here,
 const MADE: &str = "whimbrel-e";
-/// and of those that programs have brought along. A daemon tells by that what is whose: processes are in either kind, since whole ones come into
-/// those that it has made.
+/// and of those that programs have brought along. A daemon tells by that what is whose: processes are in either kind,
+/// since whole ones come into those that it has made.
 const BROUGHT: &str = "whimbrel-b";
 /// How many names are tried: one in a million is taken for each namespace that is there.
 const DRAWS: u32 = 8;
-/// So many interfaces a namespace may have that a program brings along, and more than the kernel makes by itself in a new one (`sit0`,
-/// `tunl0`...): listing them takes time, and the program makes as many as it likes.
+/// So many interfaces a namespace may have that a program brings along, and more than the kernel makes by itself in a
+/// new one (`sit0`, `tunl0`...): listing them takes time, and the program makes as many as it likes.
 const MOST_LINKS: usize = 64;
 /// The inner end of the pair.
 const INNER: &str = "e0";
-/// Its link-layer address, in every endpoint namespace the same, since nobody asks for it: what the programs send in there bears it
-/// (`INNER_HARDWARE_ADDRESS` in `bpf/abi.h`). Locally administered.
+/// Its link-layer address, in every endpoint namespace the same, since nobody asks for it: what the programs send in
+/// there bears it (`INNER_HARDWARE_ADDRESS` in `bpf/abi.h`). Locally administered.
 pub const INNER_HARDWARE_ADDRESS: [u8; 6] = [0x02, b'W', b'B', b'e', b'p', 0];
 const MAIN_TABLE: u32 = 254;
 const LOCAL_TABLE: u32 = 255;
@@ -57,24 +58,26 @@ const ENTRANCE_TABLE: u32 = 100;
 const ENTRANCE_PRIORITY: u32 = 100;
 /// Of the pair, in bytes: what the host's own programs send comes from its loopback device, as long as that takes it.
 const MOST_MTU: u32 = 65_535;
-/// How long the kernel may take to make the local route of an IPv6 address, which it does by itself: milliseconds, but more than a second was
-/// seen on a busy machine.
+/// How long the kernel may take to make the local route of an IPv6 address, which it does by itself: milliseconds, but
+/// more than a second was seen on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// linux/sockios.h: a descriptor of the network namespace that a socket is in (Linux 4.10).
 const SIOCGSKNS: libc::c_ulong = 0x894c;
-/// linux/nsfs.h, ioctl_nsfs(2): the user namespace that a namespace belongs to; its type; the user who has made a user namespace.
+/// linux/nsfs.h, ioctl_nsfs(2): the user namespace that a namespace belongs to; its type; the user who has made a user
+/// namespace.
 const NS_GET_USERNS: libc::c_ulong = 0xb701;
 const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
 const NS_GET_OWNER_UID: libc::c_ulong = 0xb704;
 
-/// Settings of the host that programs notice in their sockets: those below `net/ipv4` that begin so (IPv6 goes by them as well).
+/// Settings of the host that programs notice in their sockets: those below `net/ipv4` that begin so (IPv6 goes by them
+/// as well).
 const COPIED: [&str; 5] = ["tcp_", "udp_", "ip_local_", "ip_default_ttl", "ip_no_pmtu_disc"];
 /// And these.
 const COPIED_TOO: [&str; 3] = ["net/core/somaxconn", "net/ipv6/conf/all/hop_limit", "net/ipv6/auto_flowlabels"];
 
 /// Settings of the outer end. The programs ask the routing table for it, which answers for interfaces that forward
-/// (`bpf_fib_lookup`). What they let pass up the host's stack is for its own programs, and comes from an address of the host's
-/// own, perhaps.
+/// (`bpf_fib_lookup`). What they let pass up the host's stack is for its own programs, and comes from an address of the
+/// host's own, perhaps.
 const OUTER_SETTINGS: [(&str, &str); 6] = [
     ("ipv4/conf/IF/forwarding", "1"),
     ("ipv4/conf/IF/accept_local", "1"),
@@ -85,8 +88,8 @@ const OUTER_SETTINGS: [(&str, &str); 6] = [
 ];
 const TUNNEL_SETTINGS: [(&str, &str); 3] =
     [("ipv4/conf/IF/forwarding", "1"), ("ipv4/conf/IF/accept_local", "1"), ("ipv6/conf/IF/forwarding", "1")];
-/// Settings inside. What comes in has come any way, even from the address itself, which the host may have as well; nobody
-/// else's routes or addresses are wanted here.
+/// Settings inside. What comes in has come any way, even from the address itself, which the host may have as well;
+/// nobody else's routes or addresses are wanted here.
 const INNER_SETTINGS: [(&str, &str); 4] = [
     ("ipv4/conf/IF/rp_filter", "0"),
     ("ipv4/conf/IF/accept_local", "1"),
@@ -129,8 +132,8 @@ impl Outer {
         self.name.starts_with(BROUGHT)
     }
 
-    /// Takes the pair down: nothing gets into the namespace any more, nor out of it. One that has gone is none the worse. In the network
-    /// namespace outside.
+    /// Takes the pair down: nothing gets into the namespace any more, nor out of it. One that has gone is none the
+    /// worse. In the network namespace outside.
     ///
     /// # Errors
     /// [`Error::Call`]; it is still there.
@@ -162,9 +165,9 @@ impl Outer {
 }
 
 impl Endpoint {
-    /// Makes one for `address`, with an end in the calling thread's network namespace, whose settings for TCP and UDP it takes over. `mtu`, in
-    /// bytes, is that of its route to everywhere. `guard` is given the index of that end before anything can come through it, and puts there what
-    /// watches over it. Needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
+    /// Makes one for `address`, with an end in the calling thread's network namespace, whose settings for TCP and UDP
+    /// it takes over. `mtu`, in bytes, is that of its route to everywhere. `guard` is given the index of that end
+    /// before anything can come through it, and puts there what watches over it. Needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
     ///
     /// # Errors
     /// [`Error::Call`], and what `guard` says; no interface is left of the attempt.
@@ -176,8 +179,8 @@ impl Endpoint {
         Self::equipped(new_namespace()?, MADE, address, mtu, guard)
     }
 
-    /// As [`Endpoint::create`], of a network namespace that a program has made for itself, perhaps in a user namespace of its own. There must be nothing
-    /// in it yet.
+    /// As [`Endpoint::create`], of a network namespace that a program has made for itself, perhaps in a user namespace
+    /// of its own. There must be nothing in it yet.
     ///
     /// # Errors
     /// As [`Endpoint::create`]; or it may not be used ([`Brought::check`]), and is as before.
@@ -254,8 +257,8 @@ impl Endpoint {
         sysctl::set("net/ipv4/ip_unprivileged_port_start", "0")
     }
 
-    /// Whether any process is in it, or any but the calling one has a socket of it; also where that cannot be told. Processes that may not be
-    /// looked into, with CAP_SYS_PTRACE, are passed over.
+    /// Whether any process is in it, or any but the calling one has a socket of it; also where that cannot be told.
+    /// Processes that may not be looked into, with CAP_SYS_PTRACE, are passed over.
     #[must_use]
     pub fn is_used(&self) -> bool {
         let look = || -> Result<bool, Error> {
@@ -273,7 +276,7 @@ impl Endpoint {
             }
             let is_inside = |socket: BorrowedFd<'_>| namespace::cookie_of(socket).map(|of| of == cookie);
             for pid in pids().filter(|pid| *pid != std::process::id()) {
-                match borrowed::any_socket(pid, is_inside) {
+                match duplicated::any_socket(pid, is_inside) {
                     Ok(true) => return Ok(true),
                     Err(error) if !is_beyond(error.raw_os_error()) => return Err(error),
                     Ok(false) | Err(_) => {}
@@ -284,8 +287,8 @@ impl Endpoint {
         look().unwrap_or(true)
     }
 
-    /// Changes the MTU of the route to everywhere of the namespace, whose address this is: what its sockets send fits links of so
-    /// many bytes from now on, also those that are connected.
+    /// Changes the MTU of the route to everywhere of the namespace, whose address this is: what its sockets send fits
+    /// links of so many bytes from now on, also those that are connected.
     ///
     /// # Errors
     /// [`Error::Call`]; nothing has changed then.
@@ -296,8 +299,8 @@ impl Endpoint {
         inside.set_route(&way_out(address, e0, mtu))
     }
 
-    /// TCP connections that are made in the namespace from now on, or rebuilt, begin with a congestion window of so many segments; `None`
-    /// for the kernel's own idea. The others stay as they are.
+    /// TCP connections that are made in the namespace from now on, or rebuilt, begin with a congestion window of so
+    /// many segments; `None` for the kernel's own idea. The others stay as they are.
     ///
     /// # Errors
     /// [`Error::Call`]; nothing has changed then.
@@ -327,15 +330,16 @@ pub struct Brought {
 }
 
 impl Brought {
-    /// Whether it may be made an endpoint namespace: it is a network namespace, not the calling thread's own, belongs to that user,
-    /// and has nothing but a loopback device that is down.
+    /// Whether it may be made an endpoint namespace: it is a network namespace, not the calling thread's own, belongs
+    /// to that user, and has nothing but a loopback device that is down.
     ///
     /// # Errors
     /// [`Error::Argument`]: it may not; [`Error::Call`].
     pub fn check(&self) -> Result<(), Error> {
         const HERE: &str = "/proc/thread-self/ns/net";
         let refused = |detail| Error::Argument { object: "the network namespace".to_owned(), detail };
-        // The descriptor is anything that a program has: what serves it may never answer, so that it is asked for by its name first.
+        // The descriptor is anything that a program has: what serves it may never answer, so that it is asked for by
+        // its name first.
         let link = format!("/proc/thread-self/fd/{}", self.namespace.as_raw_fd());
         let name = std::fs::read_link(&link).map_err(|e| Error::call("readlink", link, e))?;
         let is_network = name.to_str().is_some_and(|name| name.starts_with("net:["));
@@ -359,8 +363,8 @@ impl Brought {
         Ok(())
     }
 
-    /// The user whose it is: root where it belongs to the calling process's own user namespace, else who has made the user namespace that it
-    /// belongs to. `None`: that is out of sight.
+    /// The user whose it is: root where it belongs to the calling process's own user namespace, else who has made the
+    /// user namespace that it belongs to. `None`: that is out of sight.
     fn made_by(&self) -> Result<Option<u32>, Error> {
         let users = match self.ask(NS_GET_USERNS, "NS_GET_USERNS") {
             // SAFETY: the descriptor is new, and nobody else's.
@@ -401,8 +405,9 @@ pub struct Found {
     pub endpoint: Endpoint,
 }
 
-/// The endpoint namespaces with these cookies (SO_NETNS_COOKIE) that programs are in, or have sockets in, and whose pairs end in the calling
-/// thread's network namespace: how a daemon finds what one before it has made. Looks at every process that may be looked into, and its sockets.
+/// The endpoint namespaces with these cookies (SO_NETNS_COOKIE) that programs are in, or have sockets in, and whose
+/// pairs end in the calling thread's network namespace: how a daemon finds what one before it has made. Looks at every
+/// process that may be looked into, and its sockets.
 ///
 /// # Errors
 /// [`Error::Call`]: what is here cannot be listed.
@@ -419,7 +424,8 @@ pub fn find(cookies: &HashSet<u64>) -> Result<Vec<Found>, Error> {
         let Some(cookie) = cookie.ok().filter(|cookie| cookies.contains(cookie)) else { return };
         let Ok(id) = outside.namespace_id(namespace.as_fd()) else { return };
         let mut leading: Vec<&Link> = pairs.iter().filter(|link| link.beyond == Some(id)).collect();
-        // A program may move the inner end of a namespace of its own to another of its own. Then nobody knows which is whose.
+        // A program may move the inner end of a namespace of its own to another of its own. Then nobody knows which is
+        // whose.
         if let (Some(link), true) = (leading.pop(), leading.is_empty()) {
             let outer = Outer { index: link.index, name: link.name.clone(), namespace: id };
             found.push(Found { cookie, lived_in, endpoint: Endpoint { namespace, outer } });
@@ -431,7 +437,7 @@ pub fn find(cookies: &HashSet<u64>) -> Result<Vec<Found>, Error> {
         }
     }
     for pid in pids() {
-        let sockets = borrowed::borrow(pid, &process::sockets(pid)).unwrap_or_default();
+        let sockets = duplicated::borrow(pid, &process::sockets(pid)).unwrap_or_default();
         for (_, socket) in sockets {
             if namespace::cookie_of(socket.as_fd()).is_ok_and(|cookie| cookies.contains(&cookie)) {
                 of_socket(socket.as_fd()).into_iter().for_each(|namespace| consider(namespace, false));
@@ -441,8 +447,8 @@ pub fn find(cookies: &HashSet<u64>) -> Result<Vec<Found>, Error> {
     Ok(found)
 }
 
-/// Takes down all pairs of endpoint namespaces that end in the calling thread's network namespace, which sockets that are in these may survive.
-/// Gives their names.
+/// Takes down all pairs of endpoint namespaces that end in the calling thread's network namespace, which sockets that
+/// are in these may survive. Gives their names.
 ///
 /// # Errors
 /// [`Error::Call`] of the first that is still there; all are tried.
@@ -498,8 +504,8 @@ fn number_of(path: &str) -> Option<u64> {
     std::fs::metadata(path).ok().map(|metadata| metadata.ino())
 }
 
-/// Whether an error says that a process has ended, or that this one may not look into it: such there are in many a container, and leases
-/// would never be returned if they counted.
+/// Whether an error says that a process has ended, or that this one may not look into it: such there are in many a
+/// container, and leases would never be returned if they counted.
 fn is_beyond(errno: Option<i32>) -> bool {
     matches!(errno, Some(libc::ENOENT | libc::ESRCH | libc::EACCES | libc::EPERM))
 }
@@ -510,9 +516,10 @@ impl AsFd for Endpoint {
     }
 }
 
-/// Lets the programs ask the routing table for what comes by the TUN device, or by a device that does not forward, and the host's own programs
-/// be reached from an end that has the host's address and is leased to a peer. Needed where anything is forwarded for a socket that
-/// is elsewhere, or leased; the host does not become a router by it. It ends with the device.
+/// Lets the programs ask the routing table for what comes by the TUN device, or by a device that does not forward, and
+/// the host's own programs be reached from an end that has the host's address and is leased to a peer. Needed where
+/// anything is forwarded for a socket that is elsewhere, or leased; the host does not become a router by it. It ends
+/// with the device.
 ///
 /// # Errors
 /// [`Error::Call`]; some may have been set.
@@ -539,8 +546,8 @@ fn new_namespace() -> Result<OwnedFd, Error> {
 
 /// Makes the address local in the namespace that the thread is in, and leads everything out of it.
 ///
-/// It is local to what comes in alone. What is sent to it goes out as anything else does: the host may have the address too, and
-/// programs that hold other ports of it.
+/// It is local to what comes in alone. What is sent to it goes out as anything else does: the host may have the address
+/// too, and programs that hold other ports of it.
 fn furnish(address: IpAddr, mtu: u32) -> Result<(), Error> {
     set_all(INNER, &INNER_SETTINGS)?;
     set_all("", &NAMESPACE_SETTINGS)?;

@@ -1,10 +1,11 @@
-//! Datagrams to the control port of hosts that this one is the router of are delivered here, for a socket that is bound to no address
-//! ([`UdpSocket::speak_for_others`](crate::udp::UdpSocket::speak_for_others)): a gateway answers in their name.
+//! Datagrams to the control port of hosts that this one is the router of are delivered here, for a socket that is bound
+//! to no address ([`UdpSocket::speak_for_others`](crate::udp::UdpSocket::speak_for_others)): a gateway answers in their
+//! name.
 //!
-//! `to PREFIX ipproto udp dport PORT lookup` a table in which everything is local (as the kernel's documentation of TPROXY has it,
-//! Documentation/networking/tproxy.rst; ports in rules: Linux 4.17). Nothing else is touched, and no program has to look at packets for it.
-//! Fragments are another matter, since rules do not see their ports (`fib4_rules_early_flow_dissect` stops at the first): those that
-//! the ingress program has marked are led here too.
+//! `to PREFIX ipproto udp dport PORT lookup` a table in which everything is local (as the kernel's documentation of
+//! TPROXY has it, Documentation/networking/tproxy.rst; ports in rules: Linux 4.17). Nothing else is touched, and no
+//! program has to look at packets for it. Fragments are another matter, since rules do not see their ports
+//! (`fib4_rules_early_flow_dissect` stops at the first): those that the ingress program has marked are led here too.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -32,12 +33,12 @@ impl InTheirName {
         Ok(Self { route: RouteSocket::open()? })
     }
 
-    /// Has datagrams to `port` of these addresses, and of no others, delivered here; returns whether anything had to be changed. If a
-    /// step fails, those before it are undone. `mark`: of fragments of such datagrams.
+    /// Has datagrams to `port` of these addresses, and of no others, delivered here; returns whether anything had to be
+    /// changed. If a step fails, those before it are undone. `mark`: of fragments of such datagrams.
     ///
     /// # Errors
-    /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`](crate::Effect::Partial) only where undoing failed as
-    /// well; apply again then.
+    /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`](crate::Effect::Partial) only where
+    /// undoing failed as well; apply again then.
     pub fn apply(&mut self, behind: &[Prefix], port: u16, mark: Mark) -> Result<bool, Error> {
         let mut desired = Desired::default();
         for to in behind.iter().map(|prefix| prefix.masked()) {

@@ -1,15 +1,15 @@
 //! Packets that no socket would send: introductions inside flows, and ICMP errors that make this host's own TCP go on.
 //!
 //! **Kick.** After an outage TCP sits in its back-off. An ICMP "host unreachable" that quotes its oldest unacknowledged
-//! segment undoes one step of the back-off (RFC 6069, `tcp_ld_RTO_revert`), and the timer of the step before has mostly run
-//! out. Before the first timeout there is nothing to undo; a "packet too big" just below the MTU has everything resent that
-//! is in flight instead (`tcp_simple_retransmit`).
+//! segment undoes one step of the back-off (RFC 6069, `tcp_ld_RTO_revert`), and the timer of the step before has mostly
+//! run out. Before the first timeout there is nothing to undo; a "packet too big" just below the MTU has everything
+//! resent that is in flight instead (`tcp_simple_retransmit`).
 //!
-//! These errors bear the flow's local address as source and destination, but are **routed to the loopback address**: with
-//! IP_HDRINCL the kernel routes by what sendmsg is given and not by the header, and on `lo` it keeps that route. So they arrive
-//! whatever has happened to the socket's own address, its local route and rp_filter; they cannot get to the wire; and
-//! connection tracking finds them *related* to the flow, so that firewalls let them pass.
-//! A socket that is bound to a device is not found.
+//! These errors bear the flow's local address as source and destination, but are **routed to the loopback address**:
+//! with IP_HDRINCL the kernel routes by what sendmsg is given and not by the header, and on `lo` it keeps that route.
+//! So they arrive whatever has happened to the socket's own address, its local route and rp_filter; they cannot get to
+//! the wire; and connection tracking finds them *related* to the flow, so that firewalls let them pass. A socket that
+//! is bound to a device is not found.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -88,8 +88,8 @@ impl Injector {
         Ok(Self { v4, v6 })
     }
 
-    /// Sends an introduction or carrier probe on a TCP flow: a segment without data that bears the option. It is routed as
-    /// from `tuple.local` and passes the egress programs like the flow's own segments.
+    /// Sends an introduction or carrier probe on a TCP flow: a segment without data that bears the option. It is routed
+    /// as from `tuple.local` and passes the egress programs like the flow's own segments.
     ///
     /// # Errors
     /// [`Error::Call`], [`Error::Argument`] where the tuple is not TCP or mixes families.
@@ -115,27 +115,28 @@ impl Injector {
         self.send(&datagram, tuple, way)
     }
 
-    /// Kicks the socket of a TCP flow: an ICMP error that quotes its oldest unacknowledged segment, delivered on this host.
+    /// Kicks the socket of a TCP flow: an ICMP error that quotes its oldest unacknowledged segment, delivered on this
+    /// host.
     ///
-    /// `snd_una` must be exact. Undoes one step of the back-off: repeat until a retransmission is seen, or the back-off is
-    /// at 0. It makes the timeout no shorter than it is without back-off (some 200 ms, more on long paths), counted from the
-    /// last transmission: so soon after one, only [`shrink`](Self::shrink) has it resend at once. A socket with
-    /// IP_RECVERR reports the error to its program.
+    /// `snd_una` must be exact. Undoes one step of the back-off: repeat until a retransmission is seen, or the back-off
+    /// is at 0. It makes the timeout no shorter than it is without back-off (some 200 ms, more on long paths), counted
+    /// from the last transmission: so soon after one, only [`shrink`](Self::shrink) has it resend at once. A socket
+    /// with IP_RECVERR reports the error to its program.
     ///
     /// # Errors
-    /// [`Error::Call`], [`Error::Argument`] where the tuple is not TCP or mixes families. It is no error if there is no such
-    /// socket.
+    /// [`Error::Call`], [`Error::Argument`] where the tuple is not TCP or mixes families. It is no error if there is no
+    /// such socket.
     pub fn kick(&self, tuple: &FlowTuple, snd_una: u32) -> Result<(), Error> {
         self.report(tuple, snd_una, packet::IcmpError::HostUnreachable)
     }
 
-    /// Makes the socket of a TCP flow believe that packets larger than `mtu` bytes do not get through: it resends at once
-    /// whatever is larger, in back-off too, as far as its congestion window allows. Delivered on this host.
+    /// Makes the socket of a TCP flow believe that packets larger than `mtu` bytes do not get through: it resends at
+    /// once whatever is larger, in back-off too, as far as its congestion window allows. Delivered on this host.
     ///
-    /// A segment at the end of the flight that is smaller already is not resent. Where the route's MTU is larger, the kernel
-    /// remembers `mtu` for the destination: see
-    /// [`RouteSocket::forget_path_mtu`](crate::route::RouteSocket::forget_path_mtu). Where the route's MTU has been lowered
-    /// since the socket last sent, give one byte more than that MTU: nothing is left behind then
+    /// A segment at the end of the flight that is smaller already is not resent. Where the route's MTU is larger, the
+    /// kernel remembers `mtu` for the destination: see
+    /// [`RouteSocket::forget_path_mtu`](crate::route::RouteSocket::forget_path_mtu). Where the route's MTU has been
+    /// lowered since the socket last sent, give one byte more than that MTU: nothing is left behind then
     /// (`__ip_rt_update_pmtu`, `__ip6_rt_update_pmtu`).
     ///
     /// # Errors
@@ -144,8 +145,8 @@ impl Injector {
         self.report(tuple, snd_una, packet::IcmpError::TooBig { mtu })
     }
 
-    /// As [`kick`](Self::kick), of a TCP flow of another host's, which this one is the router of: `tuple` is as that host has it. The
-    /// error is sent there, as any router may (RFC 6069).
+    /// As [`kick`](Self::kick), of a TCP flow of another host's, which this one is the router of: `tuple` is as that
+    /// host has it. The error is sent there, as any router may (RFC 6069).
     ///
     /// # Errors
     /// As [`kick`](Self::kick).
@@ -153,8 +154,8 @@ impl Injector {
         self.report_to_host(tuple, snd_una, packet::IcmpError::HostUnreachable)
     }
 
-    /// As [`shrink`](Self::shrink), of a TCP flow of another host's, as [`kick_host`](Self::kick_host) is. That host remembers `mtu` for the
-    /// destination, for as long as it does (ten minutes on Linux).
+    /// As [`shrink`](Self::shrink), of a TCP flow of another host's, as [`kick_host`](Self::kick_host) is. That host
+    /// remembers `mtu` for the destination, for as long as it does (ten minutes on Linux).
     ///
     /// # Errors
     /// As [`kick`](Self::kick).
@@ -179,8 +180,8 @@ impl Injector {
         self.deliver(&packet::tcp_reset(&tuple.mirrored(), rcv_nxt)?, tuple)
     }
 
-    /// Ends what the other end of a TCP flow has to say: a FIN as from there, delivered on this host. `numbers` are those of the other
-    /// end: what the socket expects next, and what it has sent of late.
+    /// Ends what the other end of a TCP flow has to say: a FIN as from there, delivered on this host. `numbers` are
+    /// those of the other end: what the socket expects next, and what it has sent of late.
     ///
     /// # Errors
     /// As [`kick`](Self::kick).
@@ -207,8 +208,8 @@ impl Injector {
         self.deliver(&packet::tcp_data(&tuple.mirrored(), segment)?, tuple)
     }
 
-    /// Puts a segment into a TCP flow as from this end. It is routed as from `tuple.local` and passes the egress programs
-    /// like the flow's own segments.
+    /// Puts a segment into a TCP flow as from this end. It is routed as from `tuple.local` and passes the egress
+    /// programs like the flow's own segments.
     ///
     /// # Errors
     /// As [`kick`](Self::kick).
@@ -329,7 +330,8 @@ fn send_message(socket: &OwnedFd, packet: &[u8], ends: &FlowTuple, way: Way) -> 
     message.msg_iovlen = 1;
     message.msg_control = control.bytes.as_mut_ptr().cast();
     message.msg_controllen = control.used as _;
-    // SAFETY: every pointer in `message` is to a value that outlives the call, with its true length; sendmsg only reads.
+    // SAFETY: every pointer in `message` is to a value that outlives the call, with its true length; sendmsg only
+    // reads.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, 0) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }

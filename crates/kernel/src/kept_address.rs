@@ -2,26 +2,27 @@
 //!
 //! For each old address (OLD):
 //!
-//! - IPv4: OLD/32 is on `lo`, because the kernel sends from no address that is not its own (`ip_route_output_key_hash_rcu`).
-//!   Its scope is *host*, so that nothing new is sent from it. The `local` route that came with it is deleted: while the
-//!   local table has OLD, nobody on this host can talk with OLD's new owner. And with that route gone, ARP neither answers
-//!   for OLD nor asks in its name, whatever `arp_ignore` and `arp_announce` say: both look into the local table
-//!   (`arp_process`, `arp_solicit`).
+//! - IPv4: OLD/32 is on `lo`, because the kernel sends from no address that is not its own
+//!   (`ip_route_output_key_hash_rcu`). Its scope is *host*, so that nothing new is sent from it. The `local` route that
+//!   came with it is deleted: while the local table has OLD, nobody on this host can talk with OLD's new owner. And
+//!   with that route gone, ARP neither answers for OLD nor asks in its name, whatever `arp_ignore` and `arp_announce`
+//!   say: both look into the local table (`arp_process`, `arp_solicit`).
 //! - IPv6: OLD is on no interface. The kernel does not ask for it, and having it would make it the source of everything
 //!   that is sent to its new owner (RFC 6724 §5, rule 1).
-//! - `from OLD iif lo lookup` [`OUTPUT_TABLE`], whose default route is the TUN device, so that packets of moved flows reach
-//!   its egress program even where no route of their family exists. Where all packets to a destination are rewritten, a
-//!   route leads there straight ([`Straight`]), since the TUN device would be a second pass through the kernel's output; the
-//!   egress program there lets nothing else pass from OLD. Below is an `unreachable` route: should the
-//!   device be gone, nothing with an old address leaks into a foreign network.
+//! - `from OLD iif lo lookup` [`OUTPUT_TABLE`], whose default route is the TUN device, so that packets of moved flows
+//!   reach its egress program even where no route of their family exists. Where all packets to a destination are
+//!   rewritten, a route leads there straight ([`Straight`]), since the TUN device would be a second pass through the
+//!   kernel's output; the egress program there lets nothing else pass from OLD. Below is an `unreachable` route: should
+//!   the device be gone, nothing with an old address leaks into a foreign network.
 //! - `fwmark M lookup` [`MARKED_TABLE`], where OLD is local: packets of moved flows, marked by the ingress program, are
 //!   delivered.
 //!
-//! **Strict rp_filter**, on either end: a marked packet's way back is looked up with its mark (`src_valid_mark`), and in
-//! [`MARKED_TABLE`] the default route leads out of every interface that moved flows may arrive on, the TUN device among
-//! them (one multipath route: `fib_info_nh_uses_dev` looks at all its hops). So packets that are taken from the TUN device
-//! need the mark as well. What still arrives under its own names by the network that is being left has no mark; it passes
-//! once [`SourceWays`](crate::source_way::SourceWays) leads there what is sent from its destination.
+//! **Strict rp_filter**, on either end: a marked packet's way back is looked up with its mark (`src_valid_mark`), and
+//! in [`MARKED_TABLE`] the default route leads out of every interface that moved flows may arrive on, the TUN device
+//! among them (one multipath route: `fib_info_nh_uses_dev` looks at all its hops). So packets that are taken from the
+//! TUN device need the mark as well. What still arrives under its own names by the network that is being left has no
+//! mark; it passes once [`SourceRoutes`](crate::source_routing::SourceRoutes) leads there what is sent from its
+//! destination.
 //!
 //! Tables, priorities and [`PROTOCOL`](crate::route::PROTOCOL) are the same in every instance: an instance is a network
 //! namespace, and two daemons do not share one.
@@ -72,8 +73,8 @@ pub struct Carrier {
     pub mark: Mark,
 }
 
-/// The way of rewritten packets out of a host. A packet that is led there under its own names, with the Ethernet header that
-/// it will need, is rewritten in passing; from the TUN device it has to be sent again.
+/// The way of rewritten packets out of a host. A packet that is led there under its own names, with the Ethernet header
+/// that it will need, is rewritten in passing; from the TUN device it has to be sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Straight {
     /// The index of the interface.
@@ -92,14 +93,14 @@ impl Straight {
 /// The state that is wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Old addresses that sockets still use. Only such as are no longer on an interface: as long as OLD works, what is sent
-    /// from it should go the ordinary way.
+    /// Old addresses that sockets still use. Only such as are no longer on an interface: as long as OLD works, what is
+    /// sent from it should go the ordinary way.
     pub addresses: BTreeSet<IpAddr>,
-    /// Addresses that are still there, and may go at any moment: packets of moved flows are delivered to them in the moment
-    /// before that is noticed, too.
+    /// Addresses that are still there, and may go at any moment: packets of moved flows are delivered to them in the
+    /// moment before that is noticed, too.
     pub leaving: BTreeSet<IpAddr>,
-    /// The indexes of the interfaces that packets of moved flows may arrive on, beside the TUN device. Those that are down
-    /// are left out.
+    /// The indexes of the interfaces that packets of moved flows may arrive on, beside the TUN device. Those that are
+    /// down are left out.
     pub arrivals: BTreeSet<u32>,
     /// Destinations to which the MTU of packets from old addresses is less than the carrier's, in bytes.
     pub smaller: BTreeMap<IpAddr, u32>,
@@ -107,7 +108,8 @@ pub struct Kept {
     pub straight: BTreeMap<IpAddr, Straight>,
 }
 
-/// Keeps old addresses, in the network namespace of the thread that opened it. All calls have to be made in that namespace.
+/// Keeps old addresses, in the network namespace of the thread that opened it. All calls have to be made in that
+/// namespace.
 #[derive(Debug)]
 pub struct KeptAddresses {
     route: RouteSocket,
@@ -167,8 +169,8 @@ impl KeptAddresses {
     /// What is new is there before what is no longer wanted goes. If a step fails, those before it are undone.
     ///
     /// # Errors
-    /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`] only where undoing failed as well; apply
-    /// again then.
+    /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`] only where undoing failed as well;
+    /// apply again then.
     pub fn apply(&mut self, carrier: &Carrier, kept: &Kept) -> Result<bool, Error> {
         let wanted = self.wanted(carrier, kept)?;
         let nothing = wanted == State::default();
@@ -186,7 +188,8 @@ impl KeptAddresses {
         Ok(changed || marked || (nothing && !first))
     }
 
-    /// Removes everything, also what a killed daemon left, and puts settings back. The addresses that it has had here for other hosts go as well.
+    /// Removes everything, also what a killed daemon left, and puts settings back. The addresses that it has had here
+    /// for other hosts go as well.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).

@@ -54,16 +54,17 @@ pub fn mark_of(socket: BorrowedFd<'_>) -> Result<u32, Error> {
     Ok(sockopt::get_int(socket, option)?.cast_unsigned())
 }
 
-/// Moves the calling process into a network namespace of its own, in which there is nothing yet, and gives a descriptor of it. Where the
-/// process may not do that, it moves into a user namespace of its own first, as whom it is: with no more rights over anything outside.
-/// It must have one thread.
+/// Moves the calling process into a network namespace of its own, in which there is nothing yet, and gives a descriptor
+/// of it. Where the process may not do that, it moves into a user namespace of its own first, as whom it is: with no
+/// more rights over anything outside. It must have one thread.
 ///
 /// # Errors
 /// [`Error::Call`]: the process may not, or has several threads. It may be in a user namespace then.
 pub fn leave() -> Result<OwnedFd, Error> {
     const HERE: &str = "/proc/self/ns/net";
     let unshare = |flags, what| {
-        // SAFETY: neither the file system context nor descriptors are unshared, and with one thread there is none that would see others'.
+        // SAFETY: neither the file system context nor descriptors are unshared, and with one thread there is none that
+        // would see others'.
         unsafe { unshare_unsafe(flags) }.map_err(|e| Error::call("unshare", what, e))
     };
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -142,12 +143,12 @@ pub enum Whereabouts {
 #[must_use]
 pub fn find(wanted: u64) -> Whereabouts {
     // A thread of its own goes from one to the next, and home by ending.
-    let search = std::thread::Builder::new().name("namespaces".to_owned()).spawn(move || look_for(wanted));
+    let search = std::thread::Builder::new().name("namespaces".to_owned()).spawn(move || search_for(wanted));
     let found = search.ok().and_then(|thread| thread.join().ok());
     found.unwrap_or_else(|| Whereabouts::Unclear(PathBuf::from("/proc")))
 }
 
-fn look_for(wanted: u64) -> Whereabouts {
+fn search_for(wanted: u64) -> Whereabouts {
     let mut known: BTreeSet<(u64, u64)> = BTreeSet::new();
     let mut unclear = None;
     for path in holders() {

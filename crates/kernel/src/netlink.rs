@@ -9,8 +9,8 @@ use netlink_sys::{Socket, SocketAddr};
 
 use crate::error::Error;
 
-/// A dump that met a change half way is asked for again this often, then taken as it is: on a host whose tables never rest
-/// an answer with a seam is better than none.
+/// A dump that met a change half way is asked for again this often, then taken as it is: on a host whose tables never
+/// rest an answer with a seam is better than none.
 const CONSISTENT_TRIES: u32 = 5;
 const HEADER: usize = 16;
 const NLMSG_ERROR: u16 = 2;

@@ -1,7 +1,7 @@
 //! How this host is attached: interfaces, addresses, default routes, and being told when any of it changes.
 //!
-//! What the kernel tells is only taken as a hint to look again: events of carriers coalesce, and events get lost when they
-//! come faster than they are read.
+//! What the kernel tells is only taken as a hint to look again: events of carriers coalesce, and events get lost when
+//! they come faster than they are read.
 
 use std::io;
 use std::net::IpAddr;
@@ -109,11 +109,12 @@ pub struct DefaultRoute {
 /// How this host is attached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetworkState {
-    /// All interfaces, by index, but for the ends of endpoint namespaces ([`Outer`]): no packets of the network come through these.
+    /// All interfaces, by index, except for the ends of endpoint namespaces ([`Outer`]): no packets of the network come
+    /// through these.
     pub links: Vec<Link>,
-    /// Addresses of interfaces that are up, but for loopback and link-local ones, those that wait for or failed duplicate
-    /// address detection and Whimbrel's own; sorted. The loopback interface may have some: those of services that are
-    /// routed to this host, whichever interface that leads through (anycast).
+    /// Addresses of interfaces that are up, except for loopback and link-local ones, those that wait for or failed
+    /// duplicate address detection and Whimbrel's own; sorted. The loopback interface may have some: those of services
+    /// that are routed to this host, whichever interface that leads through (anycast).
     pub addresses: Vec<UsableAddress>,
     /// Default routes of all tables but Whimbrel's own; sorted.
     pub default_routes: Vec<DefaultRoute>,
@@ -132,8 +133,8 @@ impl NetworkState {
         self.default_routes.iter().any(|route| route.ipv4 == ipv4)
     }
 
-    /// Whether an interface's addresses say that this one is a neighbour there, or a default route, as where the address is
-    /// a host's alone and the gateway no neighbour by it. Link-local ones are on every link.
+    /// Whether an interface's addresses say that this one is a neighbour there, or a default route, as where the
+    /// address is a host's alone and the gateway no neighbour by it. Link-local ones are on every link.
     #[must_use]
     pub fn is_on_link(&self, interface: u32, address: IpAddr) -> bool {
         let link_local = match address {

@@ -57,8 +57,8 @@ impl Bound {
     }
 }
 
-/// All that is bound to an address of the thread's network namespace, but for loopback and wildcards, which need none. What the
-/// kernel has not is not there.
+/// All that is bound to an address of the thread's network namespace, except for loopback and wildcards, which need
+/// none. What the kernel has not is not there.
 ///
 /// # Errors
 /// [`Error::Call`] when associations of IPsec cannot be listed.

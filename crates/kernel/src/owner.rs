@@ -5,8 +5,9 @@ use crate::error::Error;
 
 /// A user and a group that sockets are made for.
 ///
-/// The kernel reckons a socket to whom its maker is for file systems (setfsuid(2)), for its life: which sockets may share a port with it (SO_REUSEPORT), and
-/// which rules of firewalls and routing are about what it sends (`skuid`, `uidrange`).
+/// The kernel reckons a socket to whom its maker is for file systems (setfsuid(2)), for its life: which sockets may
+/// share a port with it (SO_REUSEPORT), and which rules of firewalls and routing are about what it sends (`skuid`,
+/// `uidrange`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The user.
@@ -19,10 +20,12 @@ impl Owner {
     /// Whose what belongs to no user is (`overflowuid`, proc_sys_kernel(5)).
     pub const NOBODY: Self = Self { uid: 65_534, gid: 65_534 };
 
-    /// Runs something whose sockets are this owner's. Meanwhile the calling thread has no rights over files but the owner's; others that it has stay.
+    /// Runs something whose sockets are this owner's. Meanwhile the calling thread has no rights over files but the
+    /// owner's; others that it has stay.
     ///
     /// # Errors
-    /// [`Error::Call`]: CAP_SETUID or CAP_SETGID is lacking, or there is no such user in this user namespace. Nothing was run.
+    /// [`Error::Call`]: CAP_SETUID or CAP_SETGID is lacking, or there is no such user in this user namespace. Nothing
+    /// was run.
     pub fn make<T>(self, make: impl FnOnce() -> T) -> Result<T, Error> {
         let before = current();
         if before == self {

@@ -59,8 +59,8 @@ pub(crate) fn udp_datagram(tuple: &FlowTuple, payload: &[u8]) -> Result<Vec<u8>,
     ip(tuple).udp(tuple.local.port(), tuple.remote.port(), payload).map_err(|why| refused(tuple, why))
 }
 
-/// An ICMP error from an address to the flow's local one that quotes the head of a segment of `tuple`: as much of it as the
-/// kernel looks at.
+/// An ICMP error from an address to the flow's local one that quotes the head of a segment of `tuple`: as much of it as
+/// the kernel looks at.
 pub(crate) fn icmp_error(from: IpAddr, tuple: &FlowTuple, sequence: u32, kind: IcmpError) -> Result<Vec<u8>, Error> {
     let numbers = Numbers { sequence, acknowledgement: 0, window: 0 };
     let head = Tcp { flags: ACK, ..numbered(tuple, numbers) };

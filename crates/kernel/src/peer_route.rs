@@ -1,15 +1,15 @@
 //! Routes to the addresses of peers that have moved away, for the host that stays.
 //!
-//! tc egress comes after neighbour resolution: towards a peer that was on the link and has left, the kernel would only ask
-//! for its link-layer address and send nothing. A host route to the TUN device makes the packets reach an egress program; where
-//! all are rewritten, one to the next hop of its new address spares them a second pass through the kernel's output.
-//! A host route by the old next hop with a smaller MTU makes TCP send segments that fit into the tunnel: what is built already
-//! and does not fit comes back to TCP, which counts it as not sent (`tcp_write_xmit`) and cuts it smaller. Nothing that is in
-//! flight is resent.
+//! tc egress comes after neighbour resolution: towards a peer that was on the link and has left, the kernel would only
+//! ask for its link-layer address and send nothing. A host route to the TUN device makes the packets reach an egress
+//! program; where all are rewritten, one to the next hop of its new address spares them a second pass through the
+//! kernel's output. A host route by the old next hop with a smaller MTU makes TCP send segments that fit into the
+//! tunnel: what is built already and does not fit comes back to TCP, which counts it as not sent (`tcp_write_xmit`) and
+//! cuts it smaller. Nothing that is in flight is resent.
 //!
-//! The routes have a table of their own, in which only unmarked packets that this host sends itself are looked up: nothing
-//! that is forwarded is touched, no route of the administrator's is replaced, and [`PeerRoutes::under`] finds the route
-//! that would be taken without them.
+//! The routes have a table of their own, in which only unmarked packets that this host sends itself are looked up:
+//! nothing that is forwarded is touched, no route of the administrator's is replaced, and [`PeerRoutes::under`] finds
+//! the route that would be taken without them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -37,7 +37,8 @@ pub struct PeerWay {
     pub otherwise: Option<u32>,
     /// The address that new sockets send from. Without one the TUN device, having none, would let the kernel pick any.
     pub source: Option<IpAddr>,
-    /// In bytes, where it is not that of the interface. It is not locked: with a locked MTU IPv4 clears DF, and sends what TCP has built already in fragments.
+    /// In bytes, where it is not that of the interface. It is not locked: with a locked MTU IPv4 clears DF, and sends
+    /// what TCP has built already in fragments.
     pub mtu: Option<u32>,
 }
 
@@ -75,12 +76,12 @@ impl PeerRoutes {
         Ok(self.route.routes_of(PEER_TABLE)?.into_iter().map(|route| route.destination.address).collect())
     }
 
-    /// Makes the routes equal to what is wanted; returns whether anything had to be changed. If a step fails, those before
-    /// it are undone.
+    /// Makes the routes equal to what is wanted; returns whether anything had to be changed. If a step fails, those
+    /// before it are undone.
     ///
     /// # Errors
-    /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`](crate::Effect::Partial) only where undoing failed as well; apply
-    /// again then.
+    /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`](crate::Effect::Partial) only where
+    /// undoing failed as well; apply again then.
     pub fn apply(&mut self, wanted: &BTreeMap<IpAddr, PeerWay>) -> Result<bool, Error> {
         let desired = Desired {
             routes: wanted.iter().flat_map(|(peer, way)| host_routes(*peer, way)).collect(),

@@ -49,8 +49,8 @@ impl Capability {
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// The effective set of the calling thread. It counts in the user namespace of the process: inside a container it may
-    /// be full and still not suffice for the machine's own namespaces.
+    /// The effective set of the calling thread. It counts in the user namespace of the process: inside a container it
+    /// may be full and still not suffice for the machine's own namespaces.
     ///
     /// # Errors
     /// [`Error::Call`] and [`Error::Answer`] where `/proc` is missing or strange.
@@ -76,7 +76,8 @@ impl Capabilities {
     }
 }
 
-/// Does something without CAP_NET_ADMIN and CAP_NET_RAW, so that the kernel refuses the calling thread what it refuses any program.
+/// Does something without CAP_NET_ADMIN and CAP_NET_RAW, so that the kernel refuses the calling thread what it refuses
+/// any program.
 ///
 /// # Errors
 /// [`Error::Call`]: the thread's capabilities could not be changed; or the error of `work`.

@@ -13,8 +13,8 @@ pub struct Process {
 }
 
 /// The processes that have sockets with these inodes. Reads the descriptors of all processes, so ask for many at once.
-/// A socket that several processes share is given to the one with the lowest number; processes that may not be looked into
-/// (no CAP_SYS_PTRACE, another user) are left out, and so are those that end meanwhile.
+/// A socket that several processes share is given to the one with the lowest number; processes that may not be looked
+/// into (no CAP_SYS_PTRACE, another user) are left out, and so are those that end meanwhile.
 #[must_use]
 pub fn owners(inodes: &HashSet<u32>) -> HashMap<u32, Process> {
     let mut pids: Vec<u32> = std::fs::read_dir("/proc")
@@ -46,8 +46,8 @@ pub struct Holder {
     pub pid: u32,
     /// The first 15 bytes of its name (`/proc/PID/comm`).
     pub name: String,
-    /// The file that it executes (`/proc/PID/exe`); of a script that is its interpreter. One that was replaced or removed ends
-    /// in ` (deleted)`. Empty where that may not be read.
+    /// The file that it executes (`/proc/PID/exe`); of a script that is its interpreter. One that was replaced or
+    /// removed ends in ` (deleted)`. Empty where that may not be read.
     pub executable: PathBuf,
     /// Its place in the cgroup v2 hierarchy, beginning with `/`; empty where there is none.
     pub cgroup: String,
@@ -85,7 +85,8 @@ pub(crate) fn numbers() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// The inodes of the sockets that a process has open, shared ones too; none where it may not be looked into, or is gone.
+/// The inodes of the sockets that a process has open, shared ones too; none where it may not be looked into, or is
+/// gone.
 #[must_use]
 pub fn sockets(pid: u32) -> HashSet<u32> {
     open_sockets(pid).collect()

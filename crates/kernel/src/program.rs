@@ -1,8 +1,9 @@
 //! Programs of this host that are run in namespaces of others.
 //!
-//! What is started as root inside the namespaces of a process is never looked up there: it is found in the calling process's own mount namespace, opened,
-//! looked at, and executed by that descriptor (execveat(2)). The mount namespace that it runs in has to belong to this user namespace
-//! ([`Namespace`]), since its loader and libraries are those that are mounted there.
+//! What is started as root inside the namespaces of a process is never looked up there: it is found in the calling
+//! process's own mount namespace, opened, looked at, and executed by that descriptor (execveat(2)). The mount namespace
+//! that it runs in has to belong to this user namespace ([`Namespace`]), since its loader and libraries are those that
+//! are mounted there.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File, Metadata};
@@ -17,7 +18,7 @@ use std::sync::Arc;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::whole::{Identity, Namespace, own_root};
+use crate::process_tree::{Identity, Namespace, own_root};
 
 /// Bits of a mode: writable by its group, by everybody, and sticky (inode(7)).
 const GROUP: u32 = 0o020;
@@ -74,8 +75,9 @@ pub struct Inside<'a> {
 }
 
 impl Program {
-    /// Looks for a program in the directories of `PATH`, in the mount namespace of the calling process, and opens it. It has to be root's, and
-    /// written by nobody else, as every directory on the way to it, links followed (in a sticky directory nobody replaces what is root's).
+    /// Looks for a program in the directories of `PATH`, in the mount namespace of the calling process, and opens it.
+    /// It has to be root's, and written by nobody else, as every directory on the way to it, links followed (in a
+    /// sticky directory nobody replaces what is root's).
     ///
     /// # Errors
     /// [`Unsuited`].
@@ -156,7 +158,8 @@ impl Program {
     ) -> io::Result<T> {
         let mut command = self.command(arguments, inside)?;
         let Some(pid) = inside.pid else { return start(&mut command) };
-        // The PID namespace is that of children to come; a thread of its own is not there any more when others start some.
+        // The PID namespace is that of children to come; a thread of its own is not there any more when others start
+        // some.
         let work = || {
             move_into_link_name_space(pid.as_fd(), Some(LinkNameSpaceType::ProcessID))?;
             start(&mut command)

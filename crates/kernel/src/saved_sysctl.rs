@@ -73,7 +73,7 @@ impl SavedSysctls {
         Ok(true)
     }
 
-    /// Puts all settings back, but for those that somebody else has changed meanwhile.
+    /// Puts all settings back, except for those that somebody else has changed meanwhile.
     ///
     /// # Errors
     /// [`Error::Call`]; the settings that are not back yet are still remembered.

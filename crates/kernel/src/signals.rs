@@ -22,8 +22,8 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Blocks the signals in the calling thread and in those that it starts from now on. Call it before there are others:
-    /// a thread that does not block them would still be killed by them.
+    /// Blocks the signals in the calling thread and in those that it starts from now on. Call it before there are
+    /// others: a thread that does not block them would still be killed by them.
     ///
     /// # Errors
     /// [`Error::Call`]; the signals may be blocked then.

@@ -1,7 +1,7 @@
 //! The sockets of a network namespace (sock_diag(7)).
 //!
-//! The dump's records are read by their offsets instead of by a netlink library: they have a fixed layout, and a host may
-//! have a hundred thousand of them.
+//! The dump's records are read by their offsets instead of by a netlink library: they have a fixed layout, and a host
+//! may have a hundred thousand of them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -30,14 +30,14 @@ const SEND_SHUTDOWN: u8 = 2;
 /// One octet: whether a socket that is bound to all IPv6 addresses leaves those of IPv4 to others.
 const INET_DIAG_SKV6ONLY: u16 = 11;
 const INET_DIAG_MARK: u16 = 15;
-/// Number of the attribute that holds a `struct tcp_info`. The kernel takes the lock of a connected TCP socket for it, which its program
-/// may hold for as long as it likes, so it is asked for of single ones alone.
+/// Number of the attribute that holds a `struct tcp_info`. The kernel takes the lock of a connected TCP socket for it,
+/// which its program may hold for as long as it likes, so it is asked for of single ones alone.
 const INET_DIAG_INFO: u16 = 2;
-/// The keys that a TCP socket signs its segments with (RFC 2385), where it has any. Told beside INET_DIAG_INFO, to those alone who have
-/// CAP_NET_ADMIN.
+/// The keys that a TCP socket signs its segments with (RFC 2385), where it has any. Told beside INET_DIAG_INFO, to
+/// those alone who have CAP_NET_ADMIN.
 const INET_DIAG_MD5SIG: u16 = 18;
-/// `struct unix_diag_req`: family, protocol, pad, states, inode, what is to be shown, cookie; `struct unix_diag_msg`, and where that has
-/// the inode (include/uapi/linux/unix_diag.h).
+/// `struct unix_diag_req`: family, protocol, pad, states, inode, what is to be shown, cookie; `struct unix_diag_msg`,
+/// and where that has the inode (include/uapi/linux/unix_diag.h).
 const UNIX_REQUEST_LEN: usize = 24;
 const UNIX_RECORD_LEN: usize = 16;
 const UNIX_INODE: usize = 4;
@@ -191,8 +191,8 @@ impl SockDiag {
         self.dump(Transport::Udp, CONNECTED_BIT, |record| connection(Transport::Udp, record))
     }
 
-    /// The one connected socket with this tuple, however many others there are. A socket that is bound to an interface is
-    /// not found.
+    /// The one connected socket with this tuple, however many others there are. A socket that is bound to an interface
+    /// is not found.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -220,8 +220,8 @@ impl SockDiag {
         }
     }
 
-    /// Whether a UDP socket sends no more, since its program has shut that down: nothing else tells. `tuple` is where it is looked for first.
-    /// `None`: there is no such socket.
+    /// Whether a UDP socket sends no more, since its program has shut that down: nothing else tells. `tuple` is where
+    /// it is looked for first. `None`: there is no such socket.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -231,8 +231,8 @@ impl SockDiag {
         })
     }
 
-    /// Whether a TCP socket signs its segments with a key (TCP_MD5SIG). `tuple` is where it is looked for first. `None`: there is no such socket.
-    /// Needs CAP_NET_ADMIN.
+    /// Whether a TCP socket signs its segments with a key (TCP_MD5SIG). `tuple` is where it is looked for first.
+    /// `None`: there is no such socket. Needs CAP_NET_ADMIN.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -290,9 +290,9 @@ impl SockDiag {
                 };
             }
         }
-        // One of several that share their names, or of IPv6 that has IPv4 as well.
-        // The kernel locks each socket that it tells INET_DIAG_INFO of except those that listen (`tcp_get_info`), and any user can hold the
-        // lock of one that is bound: all of these are looked at only if it is one of them.
+        // One of several that share their names, or of IPv6 that has IPv4 as well. The kernel locks each socket that it
+        // tells INET_DIAG_INFO of except those that listen (`tcp_get_info`), and any user can hold the lock of one that
+        // is bound: all of these are looked at only if it is one of them.
         let states: &[u32] = match tuple.transport {
             Transport::Tcp => &[LISTEN_BIT, UNCONNECTED_BIT | BOUND_BIT],
             Transport::Udp => &[!TcpState::TimeWait.bit()],
@@ -321,8 +321,8 @@ impl SockDiag {
         self.dump(Transport::Udp, UNCONNECTED_BIT, |record| listener(record).filter(|found| found.address.port() != 0))
     }
 
-    /// Whether any TCP or UDP socket has this local port, at whatever address: bound (TCP: where [`lists_bound`]), listening, or
-    /// connected; not what only waits for what is still on the way (TIME_WAIT).
+    /// Whether any TCP or UDP socket has this local port, at whatever address: bound (TCP: where [`lists_bound`]),
+    /// listening, or connected; not what only waits for what is still on the way (TIME_WAIT).
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -339,8 +339,9 @@ impl SockDiag {
         Ok(!self.dump(transport, !TcpState::TimeWait.bit(), local)?.is_empty())
     }
 
-    /// The ports at which nothing else can be bound to each of these addresses of the host's, of both transports, since a socket has them: one
-    /// that is bound to it or to all addresses (TCP: where [`lists_bound`]), listening, connected, or waiting for what is still on the way.
+    /// The ports at which nothing else can be bound to each of these addresses of the host's, of both transports, since
+    /// a socket has them: one that is bound to it or to all addresses (TCP: where [`lists_bound`]), listening,
+    /// connected, or waiting for what is still on the way.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -398,8 +399,8 @@ impl SockDiag {
         result.map(|()| found).map_err(|refusal| refusal.of("SOCK_DIAG_BY_FAMILY", "UNIX sockets".to_owned()))
     }
 
-    /// Destroys a socket: its program gets ECONNABORTED, and a TCP peer a reset. Returns whether it was there; a socket with
-    /// the same tuple but another cookie is left alone. Needs CAP_NET_ADMIN.
+    /// Destroys a socket: its program gets ECONNABORTED, and a TCP peer a reset. Returns whether it was there; a socket
+    /// with the same tuple but another cookie is left alone. Needs CAP_NET_ADMIN.
     ///
     /// # Errors
     /// [`Error::Call`]: EOPNOTSUPP where the kernel was built without (CONFIG_INET_DIAG_DESTROY).
@@ -433,8 +434,8 @@ impl SockDiag {
         self.dump_with(transport, states, 0, decode)
     }
 
-    /// `extensions`: attributes that each record is to have, bit n for the one with number n + 1. None of those that take the locks of
-    /// connected TCP sockets.
+    /// `extensions`: attributes that each record is to have, bit n for the one with number n + 1. None of those that
+    /// take the locks of connected TCP sockets.
     fn dump_with<T>(
         &mut self,
         transport: Transport,
@@ -566,7 +567,8 @@ fn listener(record: &[u8]) -> Option<Listener> {
     Some(Listener { address, inode: number(record, INODE)?, cookie: id.cookie })
 }
 
-/// The content of an attribute among those of a record (netlink(7); `struct nlattr`: length, type; each begins at a multiple of four).
+/// The content of an attribute among those of a record (netlink(7); `struct nlattr`: length, type; each begins at a
+/// multiple of four).
 fn attribute(mut rest: &[u8], wanted: u16) -> Option<&[u8]> {
     loop {
         let length = usize::from(u16::from_ne_bytes(*rest.first_chunk()?));

@@ -36,8 +36,8 @@ pub fn set(key: &str, value: &str) -> Result<(), Error> {
     std::fs::write(&path, value).map_err(|e| Error::call("write", path.display().to_string(), e))
 }
 
-/// The interfaces that filter what comes in by its reverse path, and strictly so (`rp_filter`, RFC 3704 section 2.2), sorted; of the
-/// calling process's network namespace. None where the kernel does not tell.
+/// The interfaces that filter what comes in by its reverse path, and strictly so (`rp_filter`, RFC 3704 section 2.2),
+/// sorted; of the calling process's network namespace. None where the kernel does not tell.
 #[must_use]
 pub fn strict_filters() -> Vec<String> {
     let setting = |interface: &str| get_number(&format!("net/ipv4/conf/{interface}/rp_filter")).unwrap_or(0);

@@ -170,8 +170,8 @@ impl Tun {
     }
 }
 
-/// Packets that wait to be read. Thousands of connections that have a word to say at once, as after a move, are as many small
-/// packets, and what is lost of such waits for TCP's timer; the kernel's 500 are gone while the reader wakes up.
+/// Packets that wait to be read. Thousands of connections that have a word to say at once, as after a move, are as many
+/// small packets, and what is lost of such waits for TCP's timer; the kernel's 500 are gone while the reader wakes up.
 const QUEUE: u32 = 4096;
 
 /// A `struct ifreq`: 16 bytes of name, then the argument.

@@ -201,7 +201,8 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// Lets datagrams be sent from addresses that are other hosts', which this one speaks for (IP_TRANSPARENT, ip(7)). Needs CAP_NET_ADMIN.
+    /// Lets datagrams be sent from addresses that are other hosts', which this one speaks for (IP_TRANSPARENT, ip(7)).
+    /// Needs CAP_NET_ADMIN.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -484,9 +485,9 @@ impl UdpSocket {
     }
 }
 
-/// Tries to receive until it is not an error about an earlier datagram that comes back. Such errors can come faster than
-/// they are taken, as anybody can send ICMP messages; after a few it is as if nothing were there, and the caller waits
-/// for the socket, which is readable as long as something is.
+/// Tries to receive until it is not an error about an earlier datagram that comes back. Such errors can come faster
+/// than they are taken, as anybody can send ICMP messages; after a few it is as if nothing were there, and the caller
+/// waits for the socket, which is readable as long as something is.
 fn past_stale_errors(mut receive: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     for _ in 0..STALE_ERRORS {
         match receive() {
@@ -501,7 +502,8 @@ fn past_stale_errors(mut receive: impl FnMut() -> io::Result<usize>) -> io::Resu
     Ok(0)
 }
 
-/// Whether an error number can stem from an ICMP message about an earlier datagram (net/ipv4/icmp.c `icmp_err_convert`).
+/// Whether an error number can stem from an ICMP message about an earlier datagram (net/ipv4/icmp.c
+/// `icmp_err_convert`).
 fn is_about_a_datagram(number: i32) -> bool {
     matches!(
         number,
@@ -579,8 +581,8 @@ const EMPTY_MESSAGE: libc::mmsghdr = libc::mmsghdr {
     msg_len: 0,
 };
 
-/// A socket that has a port, so that no other gets it, and takes nothing: it is connected to nobody's. The address may be one that this host has
-/// no longer, for which CAP_NET_ADMIN is needed.
+/// A socket that has a port, so that no other gets it, and takes nothing: it is connected to nobody's. The address may
+/// be one that this host has no longer, for which CAP_NET_ADMIN is needed.
 ///
 /// # Errors
 /// Of socket(2), bind(2) and connect(2).

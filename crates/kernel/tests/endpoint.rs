@@ -175,7 +175,8 @@ fn what_cannot_be_watched_over_leaves_nothing_behind() {
 
 const USER: u32 = 65_534;
 
-/// A process of that user that has gone into namespaces of its own, and says so. Its output stays open: busybox's `cat` ends where nobody reads it.
+/// A process of that user that has gone into namespaces of its own, and says so. Its output stays open: busybox's `cat`
+/// ends where nobody reads it.
 struct Apart(Child, #[expect(dead_code, reason = "it is only kept open")] BufReader<ChildStdout>);
 
 impl Apart {

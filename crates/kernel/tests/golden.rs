@@ -1,10 +1,10 @@
 //! Snapshots that other kernels and processors have written are restored by this one. Run as root.
 //!
 //! `vectors/linux-KERNEL-PROCESSOR` holds sockets that were written down there, all in the same state:
-//! - `near` and `far`: both ends of a connection over IPv4. The near end has data that was not read, data that was sent and lost, and data that
-//!   was never sent; the far end has data that was not read. Its program has set options.
-//! - `closing-near` and `closing-far`: the same over IPv6, where both programs have closed what they say: the far end's has been told the near
-//!   one's, whose own end waits behind its data.
+//! - `near` and `far`: both ends of a connection over IPv4. The near end has data that was not read, data that was sent
+//!   and lost, and data that was never sent; the far end has data that was not read. Its program has set options.
+//! - `closing-near` and `closing-far`: the same over IPv6, where both programs have closed what they say: the far end's
+//!   has been told the near one's, whose own end waits behind its data.
 //! - `datagrams`: a connected UDP socket with three datagrams that were not read, one of them empty.
 //! - `listener`: a socket that listens.
 //!
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use hosts::{Host, PATIENCE, wait};
 use rustix::net::sockopt;
-use whimbrel_kernel::frozen::{Defaults, Frozen};
+use whimbrel_kernel::checkpoint::{Checkpoint, Defaults};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_wire::snapshot::{Body, Snapshot, Stream, StreamState};
@@ -152,9 +152,9 @@ fn stream(snapshot: &mut Snapshot) -> &mut Stream {
 
 /// Written down, and gone.
 fn take(socket: impl Into<std::os::fd::OwnedFd>) -> Snapshot {
-    let frozen = Frozen::freeze(socket.into()).unwrap();
-    let snapshot = frozen.dump(&Defaults::look().unwrap(), &mut SockDiag::open().unwrap()).unwrap();
-    frozen.destroy(&mut SockDiag::open().unwrap()).unwrap();
+    let checkpoint = Checkpoint::freeze(socket.into()).unwrap();
+    let snapshot = checkpoint.dump(&Defaults::look().unwrap(), &mut SockDiag::open().unwrap()).unwrap();
+    checkpoint.destroy(&mut SockDiag::open().unwrap()).unwrap();
     snapshot
 }
 
@@ -183,8 +183,8 @@ fn arrived(bytes: &[u8], local: IpAddr, remote: Option<IpAddr>) -> Snapshot {
 /// Rebuilt, and awake.
 fn goes_on(host: &Host, snapshot: &Snapshot) -> std::os::fd::OwnedFd {
     let injector = host.on(|| Injector::open().unwrap());
-    let frozen = host.on(|| Frozen::restore(snapshot, &injector)).unwrap();
-    frozen.thaw(&injector).unwrap()
+    let checkpoint = host.on(|| Checkpoint::restore(snapshot, &injector)).unwrap();
+    checkpoint.thaw(&injector).unwrap()
 }
 
 /// Both ends of a connection over IPv4.
@@ -275,12 +275,12 @@ fn both_ends(plan: Plan, bytes: [&[u8]; 2]) -> [TcpStream; 2] {
     // Neither says anything before both are there.
     let rebuilt = [&near, &far].into_iter().zip(&ends).map(|(host, snapshot)| {
         let injector = host.on(|| Injector::open().unwrap());
-        (host.on(|| Frozen::restore(snapshot, &injector)).unwrap(), injector)
+        (host.on(|| Checkpoint::restore(snapshot, &injector)).unwrap(), injector)
     });
     let woken: Vec<TcpStream> = rebuilt
         .collect::<Vec<_>>()
         .into_iter()
-        .map(|(frozen, injector)| TcpStream::from(frozen.thaw(&injector).unwrap()))
+        .map(|(checkpoint, injector)| TcpStream::from(checkpoint.thaw(&injector).unwrap()))
         .collect();
     let Ok([mut here, mut there]) = <[TcpStream; 2]>::try_from(woken) else { panic!("two ends") };
     for end in [&here, &there] {

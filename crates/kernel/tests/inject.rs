@@ -167,8 +167,8 @@ fn what_cannot_be_sent_is_an_error() {
     }
 }
 
-/// Waits until the sender is deep in its back-off, and longer after its last attempt than its timeout was in the beginning:
-/// the kick makes it no shorter.
+/// Waits until the sender is deep in its back-off, and longer after its last attempt than its timeout was in the
+/// beginning: the kick makes it no shorter.
 fn back_off(near: &TcpStream) {
     wait("the back-off", || {
         let info = Info::of(near);
@@ -274,8 +274,8 @@ fn a_kick_reaches_a_socket_whose_address_is_gone() {
     }
 }
 
-/// Sends full segments that get lost, and the loss probe after them. Returns `snd_una`, or nothing if the first timeout came
-/// before the way was free again.
+/// Sends full segments that get lost, and the loss probe after them. Returns `snd_una`, or nothing if the first timeout
+/// came before the way was free again.
 fn lose_a_flight(near: &mut TcpStream, flight: &[u8], server: &Host, meanwhile: impl FnOnce()) -> Option<u32> {
     let (snd_una, _) = numbers(near);
     let before = Info::of(near).retransmitted();
@@ -336,8 +336,8 @@ fn a_smaller_mtu_resends_what_is_in_flight() {
     }
 }
 
-/// In back-off, but too soon after the last attempt for a kick: the timer is at its shortest already or becomes so, and that
-/// is all. Full segments can be had at once all the same.
+/// In back-off, but too soon after the last attempt for a kick: the timer is at its shortest already or becomes so, and
+/// that is all. Full segments can be had at once all the same.
 fn shrunk_in_back_off(plan: &Plan, congestion: &str) {
     let (client, server) = plan.build();
     let (mut near, mut far) = client.connect(&server, plan.server_socket());

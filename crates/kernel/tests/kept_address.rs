@@ -1,7 +1,7 @@
 //! A host that has roamed goes on with its old address: real sockets, a TUN device, strict rp_filter on both ends.
 //!
-//! In place of the eBPF programs, nftables marks what comes from the TUN device; in place of the daemon, a thread carries
-//! packets from one TUN device to the other.
+//! In place of the eBPF programs, nftables marks what comes from the TUN device; in place of the daemon, a thread
+//! carries packets from one TUN device to the other.
 
 mod hosts;
 

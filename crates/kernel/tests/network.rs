@@ -32,7 +32,8 @@ fn a_namespace_is_found_as_long_as_something_holds_it() {
     assert_eq!(there.join().unwrap(), cookie);
     assert!(matches!(namespace::find(namespace::cookie().unwrap()), Whereabouts::At(_)), "the own one");
     drop(host);
-    // A thread that was there goes a moment after it was waited for. And there may be processes that not even root may look at.
+    // A thread that was there goes a moment after it was waited for. And there may be processes that not even root may
+    // look at.
     wait("the namespace is not found any more", || !matches!(namespace::find(cookie), Whereabouts::At(_)));
 }
 

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use hosts::Host;
-use whimbrel_kernel::frozen::{Defaults, Frozen, Rights, Unmovable};
+use whimbrel_kernel::checkpoint::{Checkpoint, Defaults, Rights, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_wire::snapshot::{OptionKind, Snapshot};
@@ -244,8 +244,8 @@ fn dump(host: &Host, socket: &OwnedFd) -> Result<Snapshot, Unmovable> {
     host.on(|| {
         let defaults = Defaults::look().unwrap();
         let mut sockets = SockDiag::open().unwrap();
-        let needs = Frozen::needs(socket.as_fd(), &defaults, &mut sockets)?;
-        let snapshot = Frozen::freeze(socket.try_clone().unwrap())?.dump(&defaults, &mut sockets)?;
+        let needs = Checkpoint::needs(socket.as_fd(), &defaults, &mut sockets)?;
+        let snapshot = Checkpoint::freeze(socket.try_clone().unwrap())?.dump(&defaults, &mut sockets)?;
         let numbers: Vec<u16> = snapshot.options.iter().map(|option| option.kind.number()).collect();
         assert_eq!(needs, numbers, "what is asked for is what goes");
         let mut bytes = Vec::new();
@@ -281,11 +281,11 @@ fn every_option_that_goes_along_is_there() {
                 let snapshot = dump(&donor, &socket).unwrap_or_else(|why| panic!("{what}: {why}"));
                 // What needs a privilege is not set without it, and nothing else is refused.
                 let privileged = snapshot.options.iter().any(|option| option.kind.is_privileged());
-                let plain = acceptor.on(|| Frozen::restore(&snapshot, &injector));
+                let plain = acceptor.on(|| Checkpoint::restore(&snapshot, &injector));
                 assert_eq!(plain.is_err(), privileged, "{what}: {plain:?}");
                 drop(plain);
                 // A process that another test is starting may have what was closed for a moment.
-                let with_all = || acceptor.on(|| Frozen::restore_with(&snapshot, &injector, Rights { all: true }));
+                let with_all = || acceptor.on(|| Checkpoint::restore_with(&snapshot, &injector, Rights { all: true }));
                 let mut restored = with_all();
                 hosts::wait("the port is free", || {
                     let says = |what| restored.as_ref().is_err_and(|why| why.to_string().contains(what));
@@ -324,7 +324,7 @@ fn every_other_value_that_goes_along_is_there() {
                 set_bytes(socket.as_fd(), level, name, &value).unwrap_or_else(|error| panic!("{what}: {error}"));
                 let before = get_bytes(socket.as_fd(), level, name);
                 let snapshot = dump(&donor, &socket).unwrap_or_else(|why| panic!("{what}: {why}"));
-                let restored = acceptor.on(|| Frozen::restore_with(&snapshot, &injector, Rights { all: true }));
+                let restored = acceptor.on(|| Checkpoint::restore_with(&snapshot, &injector, Rights { all: true }));
                 let restored = restored.unwrap_or_else(|why| panic!("{what}: {why}"));
                 let awake = acceptor.on(|| restored.thaw(&injector)).unwrap_or_else(|why| panic!("{what}: {why}"));
                 assert_eq!(get_bytes(awake.as_fd(), level, name), before, "{what}");
@@ -346,7 +346,7 @@ fn a_priority_that_outranks_a_type_of_service_outlives_it() {
         let snapshot = dump(&donor, &socket).unwrap();
         let high = snapshot.options.iter().any(|option| option.kind == OptionKind::HighPriority);
         assert_eq!(high, privileged);
-        let restored = acceptor.on(|| Frozen::restore_with(&snapshot, &injector, Rights { all: true })).unwrap();
+        let restored = acceptor.on(|| Checkpoint::restore_with(&snapshot, &injector, Rights { all: true })).unwrap();
         assert_eq!(get(restored.as_fd(), SOCKET, libc::SO_PRIORITY).unwrap(), priority);
     }
 }
@@ -361,7 +361,7 @@ fn a_listeners_congestion_control_goes_along() {
     let (socket, _beside) = socket(&donor, Listener, false);
     set(socket.as_fd(), TCP, libc::TCP_CONGESTION, &name).unwrap();
     let snapshot = dump(&donor, &socket).unwrap();
-    let restored = acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
+    let restored = acceptor.on(|| Checkpoint::restore(&snapshot, &injector)).unwrap();
     // The first four letters of it.
     assert_eq!(get(restored.as_fd(), TCP, libc::TCP_CONGESTION).unwrap().to_ne_bytes(), name[..4]);
 }
@@ -382,7 +382,7 @@ fn what_cannot_go_along_keeps_its_socket_and_is_said() {
                 let why = dump(&donor, &socket).expect_err(&what).to_string();
                 assert!(why.contains(said) && why.contains("cannot be moved"), "{what}: {why}");
                 // It is as it was.
-                assert!(!Frozen::is_at_rest(socket.as_fd()), "{what}");
+                assert!(!Checkpoint::is_at_rest(socket.as_fd()), "{what}");
             }
         }
     }
@@ -443,7 +443,7 @@ fn what_else_cannot_go_along_is_said_where_the_kernel_has_it() {
                 }
                 let why = dump(&donor, &socket).expect_err(&what).to_string();
                 assert!(why.contains(said) && why.contains("cannot be moved"), "{what}: {why}");
-                assert!(!Frozen::is_at_rest(socket.as_fd()), "{what}");
+                assert!(!Checkpoint::is_at_rest(socket.as_fd()), "{what}");
                 said_of.insert(said);
             }
         }
@@ -481,7 +481,8 @@ fn passing() -> OwnedFd {
     // `mov32 r0, -1` and `exit`: code, registers, offset, immediate.
     let program: [u8; 16] = [0xb4, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x95, 0, 0, 0, 0, 0, 0, 0];
     let license = c"GPL";
-    // The beginning of `union bpf_attr` for this command: type, count of instructions, where they are, where the license is.
+    // The beginning of `union bpf_attr` for this command: type, count of instructions, where they are, where the
+    // license is.
     let mut attributes = [0u64; 6];
     attributes[0] = u64::from_ne_bytes(ints(&[BPF_PROG_TYPE_SOCKET_FILTER as i32, 2]).try_into().unwrap());
     (attributes[1], attributes[2]) = (program.as_ptr() as u64, license.as_ptr() as u64);

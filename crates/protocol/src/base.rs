@@ -36,7 +36,8 @@ use timer::{Timer, Timers};
 /// How soon what nobody answered is ended.
 const SWEEP: Duration = Duration::from_secs(5);
 
-/// What each layer and role is given: who this host is, where it is attached, its timers, and where what it gives out goes.
+/// What each layer and role is given: who this host is, where it is attached, its timers, and where what it gives out
+/// goes.
 pub(crate) struct Base {
     config: Config,
     key: StaticKey,

@@ -23,7 +23,7 @@ use crate::Time;
 use crate::base::op::{FlowEntry, PeerId, Places};
 use crate::flow::looks::Looks;
 use crate::flow::peers::FlowPeer;
-use crate::flow::policy::Ruling;
+use crate::flow::policy::Verdict;
 use crate::flow::table::Flows;
 use crate::path::PathLayer;
 
@@ -62,8 +62,8 @@ pub(crate) enum Stage {
         tries: u32,
         next: Time,
     },
-    /// Our nonce did not arrive, so the flow is named by its sequence numbers (P-50). Exits: *paired* (`Introduced`), a refusal
-    /// or tries over (`Failed`).
+    /// Our nonce did not arrive, so the flow is named by its sequence numbers (P-50). Exits: *paired* (`Introduced`), a
+    /// refusal or tries over (`Failed`).
     Pairing {
         peer: PeerId,
         nonce: u64,
@@ -148,12 +148,12 @@ pub(crate) struct Flow {
     /// The user who has opened it, where the caller has said.
     pub(crate) user: Option<u32>,
     /// What the caller's policy says of it; `None` while that is awaited.
-    pub(crate) ruling: Option<Ruling>,
+    pub(crate) verdict: Option<Verdict>,
 }
 
 impl Flow {
     pub(crate) fn opened(now: Time, accepted: bool) -> Self {
-        let ruling = Some(Ruling::default());
+        let verdict = Some(Verdict::default());
         Self {
             stage: Stage::Open,
             opened: now,
@@ -167,7 +167,7 @@ impl Flow {
             early: None,
             beyond: false,
             user: None,
-            ruling,
+            verdict,
         }
     }
 

@@ -1,8 +1,8 @@
 //! Sans-io state machines of the control protocol (`docs/protocol.md`).
 //!
 //! A [`Node`] is one host. It reads no clock, draws no randomness beyond the seed it was given, and owns no socket: the
-//! caller feeds it with what happened, and carries out what it asks for. That makes the order of a hand-off, its partial
-//! failures and its roll-back testable without a kernel.
+//! caller feeds it with what happened, and carries out what it asks for. That makes the order of a hand-off, its
+//! partial failures and its roll-back testable without a kernel.
 //!
 //! ```text
 //! node/     the front desk: decodes, passes on to the owner, is polled
@@ -14,8 +14,8 @@
 //! base/     time, timers, randomness; what is asked of the caller, and what it is told
 //! ```
 //!
-//! Each layer has the one below it as a field. Calls go down, facts go up as values; no role knows another (decisions 0043
-//! and 0051).
+//! Each layer has the one below it as a field. Calls go down, facts go up as values; no role knows another (decisions
+//! 0043 and 0051).
 #![forbid(unsafe_code)]
 
 #[macro_use]
@@ -46,7 +46,7 @@ pub use base::op::{
 pub use base::output::{OpDone, OpFailed, OpId, Output, Transmit};
 pub use base::time::Time;
 pub use binding::chain::{ChainPhase, ChainTooLong, ChainView};
-pub use flow::policy::{Rule, Ruling};
+pub use flow::policy::{Rule, Verdict};
 pub use flow::{FlowState, FlowView};
 pub use node::Node;
 pub use node::view::PeerView;
@@ -59,5 +59,5 @@ pub use role::relocation::{READY_FOR, Retired, Retiring, Settling, process};
 pub use role::rendezvous::client::{RendezvousStanding, RendezvousView};
 pub use session::contact::Standing;
 pub use whimbrel_wire::chain::ChainStatus;
-pub use whimbrel_wire::message::StandInStatus;
+pub use whimbrel_wire::message::NeighbourProxyStatus;
 pub use whimbrel_wire::moving::{LoadStanding, MoveName, Refusal, Request, Ticket};

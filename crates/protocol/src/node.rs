@@ -59,8 +59,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node without peers or flows. `seed` must be random and new at each start; with the same seed and the same calls a
-    /// node does the same.
+    /// A node without peers or flows. `seed` must be random and new at each start; with the same seed and the same
+    /// calls a node does the same.
     #[must_use]
     pub fn new(config: Config, key: StaticKey, seed: [u8; 32]) -> Self {
         let mut random = Random::new(seed);
@@ -85,8 +85,8 @@ impl Node {
         }
     }
 
-    /// A datagram came to the control port (tunnel datagrams are the caller's business). `destination` is the address of
-    /// this host that it was sent to.
+    /// A datagram came to the control port (tunnel datagrams are the caller's business). `destination` is the address
+    /// of this host that it was sent to.
     pub fn handle_datagram(&mut self, now: Time, source: SocketAddr, destination: Option<IpAddr>, payload: &[u8]) {
         self.take_in_datagram(now, source, destination, payload, false);
     }
@@ -139,7 +139,7 @@ impl Node {
 
     fn handle_messages(&mut self, now: Time, id: PeerId, arrival: &Arrival, messages: Vec<Message>) {
         self.binding.flow.path.hear_candidate(now, id, arrival, &mut self.base);
-        self.rendezvous.note_found(id, arrival, &mut self.binding, &mut self.base);
+        self.rendezvous.on_found(id, arrival, &mut self.binding, &mut self.base);
         let updates = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
         if !updates && self.binding.flow.path.session.peers.get(&id).is_some_and(|peer| peer.remote == arrival.source) {
             self.binding.hear(now, id, &mut self.base);
@@ -171,7 +171,7 @@ impl Node {
             let mapped = bound!(self.binding, &id).is_some_and(|peer| peer.is_mapped());
             self.binding.flow.path.notice_rebinding(now, id, arrival, answered, mapped, &mut self.base);
         }
-        self.rendezvous.note_endpoint(now, id, &mut self.binding, &mut self.base);
+        self.rendezvous.record_endpoint(now, id, &mut self.binding, &mut self.base);
     }
 
     /// Has the owner of a message see to it.
@@ -200,10 +200,10 @@ impl Node {
         }
     }
 
-    /// These are the ports of this host that sockets are bound to which take what anybody sends: TCP's that listen, UDP's that are
-    /// connected to nobody. Flows that are introduced from now on are called by none of them, nor by the port of a flow that the node
-    /// was told of ([`Node::handle_flow_opened`]). Call it with all of them, first and whenever they change. `drawn`: what the kernel
-    /// gives to connections by itself now ([`Config::drawn_ports`]).
+    /// These are the ports of this host that sockets are bound to which take what anybody sends: TCP's that listen,
+    /// UDP's that are connected to nobody. Flows that are introduced from now on are called by none of them, nor by the
+    /// port of a flow that the node was told of ([`Node::handle_flow_opened`]). Call it with all of them, first and
+    /// whenever they change. `drawn`: what the kernel gives to connections by itself now ([`Config::drawn_ports`]).
     pub fn handle_bound_ports(&mut self, bound: BTreeSet<u16>, drawn: RangeInclusive<u16>) {
         self.binding.flow.flows.set_bound_ports(bound, drawn);
     }
@@ -227,8 +227,8 @@ impl Node {
         self.settle(now);
     }
 
-    /// Somebody else opened a connection under the names of a flow that has moved, and is refused, or will get through when
-    /// the flow has gone: as its ruling wants it.
+    /// Somebody else opened a connection under the names of a flow that has moved, and is refused, or will get through
+    /// when the flow has gone: as its ruling wants it.
     pub fn handle_claim(&mut self, now: Time, flow: FlowTuple) {
         let Some(entry) = self.binding.flow.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
         match flow.transport {
@@ -240,7 +240,7 @@ impl Node {
 
     /// Has single flows wait, or go on, at both ends. Returns those that are introduced and
     /// did not already.
-    pub fn set_waiting(&mut self, now: Time, flows: &[FlowTuple], wait: bool) -> Vec<FlowTuple> {
+    pub fn set_paused(&mut self, now: Time, flows: &[FlowTuple], wait: bool) -> Vec<FlowTuple> {
         let changed = self.binding.flow.let_flows_wait(now, flows, wait, &mut self.base);
         self.settle(now);
         changed
@@ -257,7 +257,7 @@ impl Node {
         self.base.attachments_mut().set(attachments);
         let ids: Vec<PeerId> = self.binding.flow.path.session.peers.keys().copied().collect();
         for id in ids {
-            self.binding.look_for_move(now, id, routes, None, &mut self.base);
+            self.binding.check_for_move(now, id, routes, None, &mut self.base);
         }
         self.base.attachments_mut().settle();
         self.deliver(now, Signal::NetworkChanged);
@@ -274,8 +274,8 @@ impl Node {
         self.settle(now);
     }
 
-    /// Takes back a code that nobody has used, or a grant: a move that it let begin and that is not decided comes to nothing.
-    /// Tells whether there was one.
+    /// Takes back a code that nobody has used, or a grant: a move that it let begin and that is not decided comes to
+    /// nothing. Tells whether there was one.
     pub fn withdraw(&mut self, now: Time, number: u16) -> bool {
         let offered = self.community.withdraw_offer(now, number, &mut self.base);
         let granted = self.withdraw_grant(now, number);
@@ -315,7 +315,7 @@ impl Node {
             || self.referral.handle_timer(now, timer, low, base);
         match timer {
             _ if taken => {}
-            Timer::Closed(id) => self.tell_closed(now, id),
+            Timer::Closed(id) => self.send_closed(now, id),
             Timer::Renew(id) => self.renew(now, id),
             Timer::Reach(id) => self.reach(now, id),
             Timer::Idle(id) => self.forget_idle(now, id),
@@ -339,7 +339,7 @@ impl Node {
                 };
                 if let Some(entry) = entry.filter(blind) {
                     // Whoever holds its far end, or speaks for it, sees nothing of its socket.
-                    self.binding.flow.tell_ended(now, entry.peer, entry.name, &mut self.base);
+                    self.binding.flow.send_ended(now, entry.peer, entry.name, &mut self.base);
                 }
             }
         }
@@ -347,7 +347,7 @@ impl Node {
         for id in idle {
             if peer!(self.binding.flow, &id).is_some_and(|peer| peer.flow.flows.is_empty()) {
                 self.binding.flow.idle_later(now, id, &mut self.base);
-                self.binding.put_binding_in_force(now, id, &mut self.base);
+                self.binding.apply_binding(now, id, &mut self.base);
             }
         }
     }
@@ -411,7 +411,7 @@ impl Node {
             Timer::Reach(id),
             Timer::Former(id),
             Timer::Park(id),
-            Timer::Waiting(id),
+            Timer::Paused(id),
             Timer::Wake(id),
             Timer::Idle(id),
             Timer::Vanished(id),
@@ -460,8 +460,8 @@ impl Node {
         }
     }
 
-    /// Takes the next datagram, effect or event, in the order in which they are to be seen to. Each effect is answered by
-    /// [`Node::handle_done`].
+    /// Takes the next datagram, effect or event, in the order in which they are to be seen to. Each effect is answered
+    /// by [`Node::handle_done`].
     pub fn poll(&mut self) -> Option<Output> {
         self.settle(self.settled);
         self.base.poll()

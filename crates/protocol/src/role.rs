@@ -17,8 +17,8 @@ use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 
-/// One role. The set is closed: the node knows each by its type. Of timers there is one table, for all (`base::timer`), so a role
-/// gives no deadline of its own.
+/// One role. The set is closed: the node knows each by its type. Of timers there is one table, for all (`base::timer`),
+/// so a role gives no deadline of its own.
 pub(crate) trait Role {
     /// Whether a message is one of the role's.
     fn takes(message: &Message) -> bool;

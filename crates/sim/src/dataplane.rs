@@ -152,7 +152,7 @@ impl DataPlane {
         match op {
             AddressOp::Keep { addresses } => self.kept = addresses.iter().copied().collect(),
             AddressOp::Reach { addresses } => self.reached = addresses.iter().map(|(address, _)| *address).collect(),
-            AddressOp::StandIn { addresses } => self.standing_in = addresses.iter().copied().collect(),
+            AddressOp::NeighbourProxy { addresses } => self.standing_in = addresses.iter().copied().collect(),
             // A simulated host sends from each address by the link that has it in any case.
             AddressOp::LeaveFrom { .. } => {}
         }
@@ -284,8 +284,8 @@ impl DataPlane {
         (own.remote.is_ipv4() == source.is_ipv4()).then_some(own)
     }
 
-    /// Whether a native socket of the host has these names: what bears them is left to it (P-138). One whose own flow has moved
-    /// away from them gets nothing under them.
+    /// Whether a native socket of the host has these names: what bears them is left to it (P-138). One whose own flow
+    /// has moved away from them gets nothing under them.
     fn is_taken(&self, names: &FlowTuple, sockets: &Sockets) -> bool {
         self.guards.sockets && sockets.contains_key(names) && !self.has_moved(names)
     }
@@ -322,8 +322,8 @@ impl DataPlane {
         binding.is_some_and(|(binding, _)| std::mem::take(&mut binding.listens))
     }
 
-    /// Something came under the own names of a flow of another host's that has moved, and not been listened for: whether the node is to
-    /// be told (P-104).
+    /// Something came under the own names of a flow of another host's that has moved, and not been listened for:
+    /// whether the node is to be told (P-104).
     pub(crate) fn report_claim(&mut self, own: &FlowTuple) -> bool {
         let Some(entry) = self.flows.get(own).filter(|entry| entry.end == LocalEnd::Passing) else { return false };
         let listens = self.bindings.get(&entry.peer).is_none_or(|(binding, _)| binding.listens);
@@ -347,9 +347,9 @@ impl DataPlane {
         self.chains.inbound(*peer, chain)
     }
 
-    /// Whether the tunnel takes a packet so named that came with this session (P-23), and the kernel what the tunnel hands it:
-    /// its reverse path filter, be it loose, drops what comes by a device without addresses, unless routes for moved flows
-    /// are there.
+    /// Whether the tunnel takes a packet so named that came with this session (P-23), and the kernel what the tunnel
+    /// hands it: its reverse path filter, be it loose, drops what comes by a device without addresses, unless routes
+    /// for moved flows are there.
     pub(crate) fn tunnel_accepts(&self, now: Time, index: u32, inner: &FlowTuple) -> bool {
         self.carries(now)
             && self.keys.get(&index).is_some_and(|peer| self.flows.get(inner).is_some_and(|entry| entry.peer == *peer))

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::host::HostId;
 use crate::network::NetworkId;
 
-/// Faults that strike once, at a step that is counted. Scenarios are run once without, to count the steps, then again for
-/// each of them.
+/// Faults that strike once, at a step that is counted. Scenarios are run once without, to count the steps, then again
+/// for each of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     /// This datagram or injected segment is lost, counted over all hosts from 0.

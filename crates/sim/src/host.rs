@@ -164,8 +164,8 @@ impl Host {
         self.key[5] ^= 0x55;
     }
 
-    /// Whether an address is that of a host behind this one: a gateway and those behind it are one host here, whose node is told of
-    /// these neither addresses nor sockets.
+    /// Whether an address is that of a host behind this one: a gateway and those behind it are one host here, whose
+    /// node is told of these neither addresses nor sockets.
     pub(crate) fn is_behind(&self, address: IpAddr) -> bool {
         self.config.behind.iter().any(|prefix| prefix.contains(address))
     }
@@ -189,7 +189,8 @@ impl Host {
         self.attached_with(address).is_some() || self.plane.kept.contains(&address)
     }
 
-    /// Whether a flow's socket lives in an endpoint namespace of this host, which has the flow's address whatever this host has.
+    /// Whether a flow's socket lives in an endpoint namespace of this host, which has the flow's address whatever this
+    /// host has.
     pub(crate) fn has_inside(&self, own: &FlowTuple) -> bool {
         self.plane.flows.get(own).is_some_and(|entry| entry.end == LocalEnd::Endpoint)
     }

@@ -68,8 +68,8 @@ struct Account {
 }
 
 impl Account {
-    /// What may be sent in any case, since a host may ask whether somebody is there: two dozen datagrams, for a few moves,
-    /// and one more every 10 s.
+    /// What may be sent in any case, since a host may ask whether somebody is there: two dozen datagrams, for a few
+    /// moves, and one more every 10 s.
     fn asked(&mut self, now: Time) -> u64 {
         let first = *self.first.get_or_insert(now);
         ASKED * (24 + now.since(first).as_secs() / 10)

@@ -55,8 +55,8 @@ pub struct Nat {
     pub udp_expiry: Duration,
     /// How long an unused TCP mapping lives.
     pub tcp_expiry: Duration,
-    /// Whether a UDP socket has the same outer port towards everybody (RFC 4787's endpoint-independent mapping). What comes in
-    /// is filtered by address and port all the same.
+    /// Whether a UDP socket has the same outer port towards everybody (RFC 4787's endpoint-independent mapping). What
+    /// comes in is filtered by address and port all the same.
     pub same_for_all: bool,
     /// Whether TCP in mid-stream gets a mapping (`nf_conntrack_tcp_loose`).
     pub loose: bool,
@@ -218,7 +218,8 @@ pub struct Filter {
     pub strict: bool,
     /// UDP 2031 is dropped, both ways.
     pub no_control: bool,
-    /// Nothing comes in, though everything goes out: as by strict reverse path filtering of a way that is not the route's.
+    /// Nothing comes in, though everything goes out: as by strict reverse path filtering of a way that is not the
+    /// route's.
     pub deaf: bool,
     seen: HashMap<(Transport, SocketAddr, SocketAddr), Time>,
 }

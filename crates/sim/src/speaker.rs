@@ -164,12 +164,13 @@ impl Speaker {
     /// Nobody answers.
     pub fn meet(&mut self, world: &mut World) {
         assert!(self.try_to_meet(world, Duration::from_millis(100)), "a response");
-        self.say(world, self.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
+        self.send(world, self.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
         world.run_for(Duration::from_millis(50));
         assert!(self.hear(world).contains(&Message::IntroductionReady { tag: 1 }), "a session that both ends have");
     }
 
-    /// Answers whoever asked its host for a session, and speaks to that one from now on. Tells whether there is a session.
+    /// Answers whoever asked its host for a session, and speaks to that one from now on. Tells whether there is a
+    /// session.
     ///
     /// # Panics
     /// The key is bad.
@@ -194,12 +195,12 @@ impl Speaker {
         let Finished { session, .. } = responder.handle_finish(&finish, 0).expect("a session");
         self.session = Some(session);
         // The other end knows by this that there is one (P-8).
-        self.say(world, self.endpoint(), &[Message::Padding { length: 0 }]);
+        self.send(world, self.endpoint(), &[Message::Padding { length: 0 }]);
         true
     }
 
-    /// Makes another session, from its true address, and says nothing in it, so that the other end cannot know that it came
-    /// about.
+    /// Makes another session, from its true address, and says nothing in it, so that the other end cannot know that it
+    /// came about.
     ///
     /// # Panics
     /// Nobody answers.
@@ -235,7 +236,7 @@ impl Speaker {
     ///
     /// # Panics
     /// There is no session.
-    pub fn say(&mut self, world: &mut World, source: SocketAddr, messages: &[Message]) -> usize {
+    pub fn send(&mut self, world: &mut World, source: SocketAddr, messages: &[Message]) -> usize {
         let mut plaintext = Vec::new();
         for message in messages {
             message.encode(&mut plaintext);
@@ -344,7 +345,7 @@ impl Speaker {
     ) -> Result<Introduced, Option<IntroductionRefusal>> {
         let tuple = world.flow(flow).tuples[0];
         world.at_mut(self.host).listen(self.index());
-        self.say(world, self.endpoint(), &[Message::IntroductionRequest { tag: 5 }]);
+        self.send(world, self.endpoint(), &[Message::IntroductionRequest { tag: 5 }]);
         world.run_for(Duration::from_millis(50));
         self.inject(world, tuple, Some((flow, 0)), nonce);
         world.run_for(Duration::from_millis(50));
@@ -357,7 +358,7 @@ impl Speaker {
             wire_port,
             tuple,
         };
-        self.say(world, self.endpoint(), &[Message::IntroductionEcho(echo)]);
+        self.send(world, self.endpoint(), &[Message::IntroductionEcho(echo)]);
         world.run_for(Duration::from_millis(50));
         let heard = self.hear(world);
         let done = heard.iter().find_map(|message| match message {
@@ -380,7 +381,7 @@ impl Speaker {
         record.encode(&mut bytes);
         let offset = self.told;
         self.told += bytes.len() as u64;
-        self.say(world, self.endpoint(), &[Message::Stream(Stretch { stream: 1, fresh: offset == 0, offset, bytes })]);
+        self.send(world, self.endpoint(), &[Message::Stream(Stretch { stream: 1, fresh: offset == 0, offset, bytes })]);
         world.run_for(Duration::from_millis(300));
         let mut answers = Vec::new();
         for message in self.hear(world) {

@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_protocol::{
-    Config, Event, FlowState, FlowView, Node, PeerView, RendezvousStanding, Routes, StandInStatus, Time,
+    Config, Event, FlowState, FlowView, NeighbourProxyStatus, Node, PeerView, RendezvousStanding, Routes, Time,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -488,8 +488,8 @@ impl World {
 
     /// Takes all addresses from a host and gives it another, as one change.
     ///
-    /// Where the new address is the old one again, on another network, the link is seen to be down in between: otherwise
-    /// nobody could tell.
+    /// Where the new address is the old one again, on another network, the link is seen to be down in between:
+    /// otherwise nobody could tell.
     pub fn move_to(&mut self, host: HostId, network: NetworkId, address: &str) {
         let reused = self.hosts[host.0].attached_with(parse(address)).is_some_and(|old| old.network != network);
         self.remove_all(host);
@@ -523,7 +523,7 @@ impl World {
         let (now, Flow { hosts, tuples, .. }) = (self.now, &self.flows[flow.0]);
         let (host, tuple) = (hosts[end], tuples[end]);
         self.with_node(host, |node| {
-            node.set_waiting(now, &[tuple], wait);
+            node.set_paused(now, &[tuple], wait);
         });
     }
 
@@ -555,14 +555,14 @@ impl World {
         of.attached.insert(0, Attached { address, network, generation: of.generation });
         let net = &mut self.networks[network.0];
         net.hosts.insert(address, host);
-        let stands = self.former.remove(&address).and_then(|(former, _)| self.stand_in(former, address));
+        let stands = self.former.remove(&address).and_then(|(former, _)| self.neighbour_proxy(former, address));
         let net = &self.networks[network.0];
         if !matches!(net.access, Access::Translated(_)) {
             self.global.insert(address, network);
         }
         self.trace(|w| format!("{} gets {address} on {network:?}", w.hosts[host.0].name));
         if let Some(stands) = stands {
-            self.with_node(stands, |node| node.stand_aside(address, StandInStatus::Taken));
+            self.with_node(stands, |node| node.stand_aside(address, NeighbourProxyStatus::Taken));
         }
     }
 
@@ -672,8 +672,8 @@ impl World {
         }
     }
 
-    /// Somebody sends a datagram of a flow to this end of it, from where the other was when it was introduced. Tells whether the daemon
-    /// was told.
+    /// Somebody sends a datagram of a flow to this end of it, from where the other was when it was introduced. Tells
+    /// whether the daemon was told.
     pub fn claim(&mut self, flow: FlowId, end: usize) -> bool {
         let (host, tuple) = (self.flows[flow.0].hosts[end], self.flows[flow.0].tuples[end]);
         let told = self.hosts[host.0].plane.report_claim(&tuple);
@@ -717,8 +717,8 @@ impl World {
         self.later(interval, What::Beat);
     }
 
-    /// Sends on all flows that are open until each end has received something that was sent after now, at most this long.
-    /// Gives back the flows and ends that have not, those that were reset among them.
+    /// Sends on all flows that are open until each end has received something that was sent after now, at most this
+    /// long. Gives back the flows and ends that have not, those that were reset among them.
     pub fn undelivered(&mut self, within: Duration) -> Vec<(FlowId, usize)> {
         let (since, until) = (self.now, self.now + within);
         // What is under way already does not count.

@@ -282,7 +282,7 @@ impl SuperPacket {
     }
 }
 
-/// Whether two IP headers are those of neighbouring segments: the same but for length, identification and checksum.
+/// Whether two IP headers are those of neighbouring segments: the same except for length, identification and checksum.
 fn same_network(a: &[u8], b: &[u8], headers: &Headers, last_identification: u16, identification: u16) -> bool {
     if headers.is_v6() {
         a[..4] == b[..4] && a[6..8] == b[6..8]
@@ -294,7 +294,8 @@ fn same_network(a: &[u8], b: &[u8], headers: &Headers, last_identification: u16,
     }
 }
 
-/// Whether two TCP headers agree in all but sequence number, checksum, FIN, PSH and CWR: acknowledgement, window, options.
+/// Whether two TCP headers agree in all but sequence number, checksum, FIN, PSH and CWR: acknowledgement, window,
+/// options.
 fn same_tcp(a: &[u8], b: &[u8]) -> bool {
     const FREE: u8 = FIN | PSH | CWR;
     a[8..13] == b[8..13] && a[13] & !FREE == b[13] & !FREE && a[14..16] == b[14..16] && a[18..] == b[18..]

@@ -24,8 +24,8 @@ pub struct Message {
     pub source: IpAddr,
     /// To whom.
     pub destination: IpAddr,
-    /// What flow it is about, as its receiver knows it. What has no ports is written as UDP with port 0: an echo, and an error about one.
-    /// `None`: it is the later fragment of an echo.
+    /// What flow it is about, as its receiver knows it. What has no ports is written as UDP with port 0: an echo, and
+    /// an error about one. `None`: it is the later fragment of an echo.
     pub flow: Option<FlowTuple>,
     /// Whole, or which fragment. Errors are whole.
     pub fragment: Fragment,
@@ -49,8 +49,8 @@ impl Message {
     /// Reads an ICMP message.
     ///
     /// # Errors
-    /// [`PacketError`] for all else, and for messages of other kinds: those that belong to a link (neighbour discovery) or have nothing to do
-    /// with flows.
+    /// [`PacketError`] for all else, and for messages of other kinds: those that belong to a link (neighbour discovery)
+    /// or have nothing to do with flows.
     pub fn parse(packet: &[u8]) -> Result<Self, PacketError> {
         let Network { protocol, source, destination, fragment, offset, end } = Network::parse(packet)?;
         let v6 = source.is_ipv6();
@@ -101,7 +101,8 @@ impl Message {
         self.flow.is_some_and(|flow| flow.remote.ip() == self.source)
     }
 
-    /// Writes it as one about the flow `known`, which is this one's flow as its receiver knows it. `packet` is what it was read from.
+    /// Writes it as one about the flow `known`, which is this one's flow as its receiver knows it. `packet` is what it
+    /// was read from.
     ///
     /// # Errors
     /// [`FamilyMismatch`]; nothing was changed.
@@ -174,7 +175,8 @@ fn quotation(whole: &[u8], at: usize) -> Result<(FlowTuple, Quoted), PacketError
     Ok((FlowTuple { transport, local, remote }, Quoted { at, ports: Some(start), checksum }))
 }
 
-/// Gives the IP header at `at` other addresses, and IPv4's checksum what belongs to them. Gives what that adds to a sum of them.
+/// Gives the IP header at `at` other addresses, and IPv4's checksum what belongs to them. Gives what that adds to a sum
+/// of them.
 fn replace_addresses(packet: &mut [u8], at: usize, v6: bool, source: IpAddr, destination: IpAddr) -> u16 {
     match (v6, source, destination) {
         (false, IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -197,9 +199,9 @@ fn replace_addresses(packet: &mut [u8], at: usize, v6: bool, source: IpAddr, des
     }
 }
 
-/// What a router says to the sender of a packet, or of the segments that it stands for, that is longer than `mtu` bytes: fragmentation needed
-/// (RFC 1191), or packet too big (RFC 4443 §3.2). It is said in the name of the far end. `None`: it is not too long, or its sender lets
-/// it be fragmented.
+/// What a router says to the sender of a packet, or of the segments that it stands for, that is longer than `mtu`
+/// bytes: fragmentation needed (RFC 1191), or packet too big (RFC 4443 §3.2). It is said in the name of the far end.
+/// `None`: it is not too long, or its sender lets it be fragmented.
 #[must_use]
 pub fn too_long(packet: &[u8], headers: &Headers, offload: &VnetHeader, mtu: u32) -> Option<Vec<u8>> {
     let longest = match offload.gso_kind() {

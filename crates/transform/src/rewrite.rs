@@ -10,7 +10,8 @@ use whimbrel_wire::{Transport, checksum};
 pub enum ChecksumState {
     /// A checksum over pseudo-header, transport header and payload.
     Whole,
-    /// The sum of the pseudo-header alone, not complemented, as an offloading stack leaves it (VIRTIO_NET_HDR_F_NEEDS_CSUM).
+    /// The sum of the pseudo-header alone, not complemented, as an offloading stack leaves it
+    /// (VIRTIO_NET_HDR_F_NEEDS_CSUM).
     Partial,
 }
 

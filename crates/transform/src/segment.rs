@@ -54,9 +54,9 @@ pub fn segment(
     Ok(cut.count)
 }
 
-/// The offload header by which a TCP packet is cut into ones of at most `mtu` bytes: TCP is a stream of bytes, and does not
-/// mind where it is cut. So a sender need not be told of a path that is smaller than the one it made its segments for.
-/// Everything else keeps the header that it has.
+/// The offload header by which a TCP packet is cut into ones of at most `mtu` bytes: TCP is a stream of bytes, and does
+/// not mind where it is cut. So a sender need not be told of a path that is smaller than the one it made its segments
+/// for. Everything else keeps the header that it has.
 #[must_use]
 pub fn fitting(headers: &Headers, offload: VnetHeader, mtu: usize) -> VnetHeader {
     let whole = headers.transport == Transport::Tcp && headers.fragment == Fragment::Whole;

@@ -222,7 +222,7 @@ impl Delivery {
     #[inline]
     fn take_packet(&mut self, packet: &[u8], span: Span, buffer: &[u8], peer: Peer) {
         match Headers::parse(packet) {
-            Ok(headers) => match self.checks.look_at(&headers, peer, packet) {
+            Ok(headers) => match self.checks.inspect(&headers, peer, packet) {
                 Arrival::Passes => self.coalescer.push(buffer, span, &headers),
                 Arrival::Other => self.checks.counters.count(Counter::ForeignFlow),
                 Arrival::Full => self.checks.counters.count(Counter::AsideOverflow),
@@ -276,7 +276,7 @@ impl Checks {
     fn open(&mut self, datagram: &mut [u8], source: SocketAddr) -> Result<Opened, Counter> {
         let header = TunnelHeader::decode(datagram).map_err(|_| Counter::Malformed)?;
         if header.chain != 0 {
-            self.look_for_chain(&header)?;
+            self.find_chain(&header)?;
         }
         let accepted = self.session(header.receiver).ok_or(Counter::UnknownIndex)?;
         let (associated, body) = datagram.split_at_mut(HEADER_LEN);
@@ -305,7 +305,7 @@ impl Checks {
 
     /// P-1: what names a chain that is not known of this peer is malformed.
     #[cold]
-    fn look_for_chain(&mut self, header: &TunnelHeader) -> Result<(), Counter> {
+    fn find_chain(&mut self, header: &TunnelHeader) -> Result<(), Counter> {
         if !self.table.has_chains() {
             return Err(Counter::Malformed);
         }
@@ -322,7 +322,7 @@ impl Checks {
     }
 
     /// What becomes of a packet: of a socket that is coming, or of the peer's own flows.
-    fn look_at(&mut self, headers: &Headers, peer: Peer, packet: &[u8]) -> Arrival {
+    fn inspect(&mut self, headers: &Headers, peer: Peer, packet: &[u8]) -> Arrival {
         let own = match headers.fragment {
             Fragment::Later(_) => None,
             _ => Some(headers.inbound_tuple()),

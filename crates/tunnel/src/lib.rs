@@ -276,8 +276,8 @@ impl Tunnel {
         self.table.set_chain(peer, number, chain);
     }
 
-    /// What is sent to a peer goes through this chain from now on, whatever its path says; `None`: through none. The one
-    /// before gives out what it keeps. Without a path to the peer nothing happens.
+    /// What is sent to a peer goes through this chain from now on, whatever its path says; `None`: through none. The
+    /// one before gives out what it keeps. Without a path to the peer nothing happens.
     ///
     /// # Errors
     /// [`PathError::UnknownChain`]; nothing is changed.

@@ -176,7 +176,7 @@ impl Outbound {
             }
         };
         self.go_by(&route);
-        self.tell_too_long(len, &headers, &offload, &route);
+        self.send_too_long(len, &headers, &offload, &route);
         let state = if offload.needs_checksum() { ChecksumState::Partial } else { ChecksumState::Whole };
         let packet = &mut self.packet[..len];
         // The peer's names, seen from here: what it calls remote is this host.
@@ -234,7 +234,7 @@ impl Outbound {
 
     /// Whoever sends by the tunnel and not by this host's routes has to be told what fits it whole (P-111). The packet
     /// goes nevertheless, in fragments of the tunnel's. TCP's is cut and needs none.
-    fn tell_too_long(&mut self, len: usize, headers: &Headers, offload: &VnetHeader, route: &Route) {
+    fn send_too_long(&mut self, len: usize, headers: &Headers, offload: &VnetHeader, route: &Route) {
         if !route.elsewhere || headers.transport == Transport::Tcp {
             return;
         }
@@ -345,7 +345,7 @@ fn frame(batch: &mut Batch, way: &Way, chain: u8) -> bool {
     true
 }
 
-/// Joins datagrams that lie side by side and are equally long but for the last into trains. Those that the path can
+/// Joins datagrams that lie side by side and are equally long except for the last into trains. Those that the path can
 /// only carry in fragments go singly: the kernel cuts no train of such.
 fn trains<'a>(batch: &'a Batch, way: &Way) -> Vec<Transmit<'a>> {
     let longest = way.path.longest_datagram();

@@ -263,7 +263,8 @@ byte_enum! {
         NoRoom = 6,
         /// The peer has a request of its own under way, which goes first.
         Crossed = 7,
-        /// A chain that is taken to be known is not, or a new one has a number that is in use or not the sender's to give.
+        /// A chain that is taken to be known is not, or a new one has a number that is in use or not the sender's to
+        /// give.
         OtherChain = 8,
     }
 }

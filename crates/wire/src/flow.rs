@@ -38,8 +38,8 @@ impl Transport {
 
 /// A flow as one host sees it: the 5-tuple that its own socket was made with.
 ///
-/// Behind a NAT the two ends have different tuples for one flow, so a tuple means nothing without the host that uses it.
-/// IPv4-mapped IPv6 addresses never stand in a tuple: they are written as IPv4.
+/// Behind a NAT the two ends have different tuples for one flow, so a tuple means nothing without the host that uses
+/// it. IPv4-mapped IPv6 addresses never stand in a tuple: they are written as IPv4.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowTuple {
     /// TCP or UDP.
@@ -57,8 +57,8 @@ impl FlowTuple {
         Self { transport: self.transport, local: self.remote, remote: self.local }
     }
 
-    /// What stands for a socket without another end, as one that listens, or one of UDP that is not connected: the other end is
-    /// unspecified.
+    /// What stands for a socket without another end, as one that listens, or one of UDP that is not connected: the
+    /// other end is unspecified.
     #[must_use]
     pub fn unconnected(transport: Transport, local: SocketAddr) -> Self {
         let nobody = match local {

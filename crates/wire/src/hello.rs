@@ -24,7 +24,8 @@ impl Capabilities {
     pub const IPV6_LOCATORS: Self = Self(1 << 3);
     /// Bit 4: sealed tunnel datagrams are preferred under AES-256-GCM; used where both ends say so.
     pub const TUNNEL_AES: Self = Self(1 << 4);
-    /// Bit 5: the sender is a gateway, which sees no sockets of the hosts behind it: it is to be told of TCP flows that end (P-103).
+    /// Bit 5: the sender is a gateway, which sees no sockets of the hosts behind it: it is to be told of TCP flows that
+    /// end (P-103).
     pub const GATEWAY: Self = Self(1 << 5);
     /// Bit 6: chains of transforms may be asked for (P-170).
     pub const TRANSFORMS: Self = Self(1 << 6);
@@ -59,13 +60,15 @@ pub struct Hello {
     pub capabilities: Capabilities,
     /// Milliseconds, strictly rising from one initiation of a key to its next (P-9); 0 from a responder.
     pub timestamp: u64,
-    /// Names the life of all of the sender's sockets: another one when its host was started anew (P-47). 0 says nothing.
+    /// Names the life of all of the sender's sockets: another one when its host was started anew (P-47). 0 says
+    /// nothing.
     pub life: u64,
     /// Addresses of the sender, at most [`MAX_LOCATORS`]; the first is the one that it has itself on this path.
     pub locators: Vec<IpAddr>,
 }
 
-/// Most addresses in a hello or a *locators* message. With so many a response is still shorter than an initiation (P-2).
+/// Most addresses in a hello or a *locators* message. With so many a response is still shorter than an initiation
+/// (P-2).
 pub const MAX_LOCATORS: usize = 32;
 /// Length of a hello without locators, in bytes.
 pub const HELLO_FIXED_LEN: usize = 22;

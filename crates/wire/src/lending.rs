@@ -11,7 +11,8 @@ use crate::codec::{put_endpoint, put_u16, put_u32};
 /// Endpoints of an anchor: ports of one of its addresses, for TCP and UDP alike, or all that there is at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ends {
-    /// The address and the first port. Where they are asked for, the unspecified address and port 0 leave either to the anchor.
+    /// The address and the first port. Where they are asked for, the unspecified address and port 0 leave either to the
+    /// anchor.
     pub first: SocketAddr,
     /// So many ports, one after the other. 0: the whole address, and port 0 with it.
     pub count: u16,

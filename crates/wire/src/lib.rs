@@ -5,9 +5,10 @@
 //!
 //! From the outside in: [`datagram`] is what a UDP payload looks like before any key is used, [`hello`] what handshake
 //! messages carry, [`message`] what a control datagram holds once it is opened, and [`introduction`] the mark that is
-//! put into a flow itself; [`chain`] is how tunnels are adapted, [`snapshot`] is a socket on its way to another host, and [`moving`] what is said about its way.
-//! All of them read and write through [`codec`], whose only error is [`Malformed`]. [`replay`] and [`tunnel_keys`] are
-//! what both ends of a session keep of its datagrams; [`packet`] and [`checksum`] are about the packets of flows.
+//! put into a flow itself; [`chain`] is how tunnels are adapted, [`snapshot`] is a socket on its way to another host,
+//! and [`moving`] what is said about its way. All of them read and write through [`codec`], whose only error is
+//! [`Malformed`]. [`replay`] and [`tunnel_keys`] are what both ends of a session keep of its datagrams; [`packet`] and
+//! [`checksum`] are about the packets of flows.
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;

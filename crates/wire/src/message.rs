@@ -14,12 +14,12 @@ use crate::flow::FlowTuple;
 use crate::hello::{MAX_LOCATORS, put_locators, read_locators};
 use crate::moving::{Received, Stretch};
 use lists::{
-    encode_closed, read_closed, read_passed_on, read_register, read_stand_in, read_standing_in, read_waiting,
+    encode_closed, read_closed, read_neighbour_proxy, read_passed_on, read_register, read_standing_in, read_waiting,
     read_whereabouts,
 };
 pub(crate) use status::byte_enum;
 pub use status::{
-    BindingStatus, CloseReason, IntroductionRefusal, RegistrationChange, RegistrationStatus, StandInStatus,
+    BindingStatus, CloseReason, IntroductionRefusal, NeighbourProxyStatus, RegistrationChange, RegistrationStatus,
 };
 
 /// A message of the control protocol.
@@ -35,12 +35,14 @@ pub enum Message {
         /// At most [`MAX_LOCATORS`]; what is beyond is not sent.
         Vec<IpAddr>,
     ),
-    /// Type 0x04: names the life of the sender's sockets, as a hello does (P-47): what a responder may not say in a first contact.
+    /// Type 0x04: names the life of the sender's sockets, as a hello does (P-47): what a responder may not say in a
+    /// first contact.
     Life {
         /// As in a hello.
         life: u64,
     },
-    /// Type 0x05: names what the sender remembers of flows of hosts behind it (P-123): another number once it has lost that.
+    /// Type 0x05: names what the sender remembers of flows of hosts behind it (P-123): another number once it has lost
+    /// that.
     Memory {
         /// Not 0.
         memory: u64,
@@ -93,7 +95,7 @@ pub enum Message {
         Vec<u64>,
     ),
     /// Type 0x27: the flow that a nonce came on is one that the sender passes on for another host (P-87).
-    Elsewhere {
+    Referral {
         /// The introducer's.
         nonce: u64,
         /// Static key of the host that has the flow's socket.
@@ -110,7 +112,8 @@ pub enum Message {
         /// Where that is.
         at: SocketAddr,
     },
-    /// Type 0x29: asks the receiver to introduce a flow of the two to the sender, which is not at the address that it has there (P-87).
+    /// Type 0x29: asks the receiver to introduce a flow of the two to the sender, which is not at the address that it
+    /// has there (P-87).
     IntroduceMe {
         /// As the sender's socket has it.
         tuple: FlowTuple,
@@ -120,12 +123,14 @@ pub enum Message {
         /// The introducer's.
         nonce: u64,
     },
-    /// Type 0x2b: the sender's end of a flow is the socket of a host behind it (P-123). Said beside *introduction done*.
+    /// Type 0x2b: the sender's end of a flow is the socket of a host behind it (P-123). Said beside *introduction
+    /// done*.
     Passing {
         /// The introducer's.
         nonce: u64,
     },
-    /// Type 0x2c: a host behind the sender has opened a connection to the receiver, who is to ask at that host's address (P-125).
+    /// Type 0x2c: a host behind the sender has opened a connection to the receiver, who is to ask at that host's
+    /// address (P-125).
     AskHere {
         /// As that host's socket has it.
         tuple: FlowTuple,
@@ -162,7 +167,7 @@ pub enum Message {
         token: u64,
     },
     /// Type 0x33: these flows wait from now on, or go on; until it is answered it is repeated (P-48).
-    Waiting {
+    Paused {
         /// Rises with each such message of a sender's, and is below 2^31.
         number: u32,
         /// Whether they wait.
@@ -170,8 +175,8 @@ pub enum Message {
         /// The names of the flows, at most [`MAX_WAITING`]; what is beyond is not sent.
         names: Vec<u64>,
     },
-    /// Type 0x34: the answer to [`Message::Waiting`].
-    WaitingSeen {
+    /// Type 0x34: the answer to [`Message::Paused`].
+    PausedSeen {
         /// The highest that was acted on.
         number: u32,
     },
@@ -211,16 +216,16 @@ pub enum Message {
         /// As in the message.
         number: u32,
     },
-    /// Type 0x44: addresses that the sender has left and that the receiver is to stand in for, instead of those before; until
-    /// it is answered it is repeated (P-60).
-    StandIn {
+    /// Type 0x44: addresses that the sender has left and that the receiver is to stand in for, instead of those before;
+    /// until it is answered it is repeated (P-60).
+    NeighbourProxy {
         /// At most [`MAX_STOOD_IN`]; what is beyond is not sent.
         addresses: Vec<IpAddr>,
     },
-    /// Type 0x45: the answer to [`Message::StandIn`], and said again of an address that is given up (P-62).
+    /// Type 0x45: the answer to [`Message::NeighbourProxy`], and said again of an address that is given up (P-62).
     StandingIn {
         /// What becomes of each; at most [`MAX_STOOD_IN`], what is beyond is not sent.
-        addresses: Vec<(IpAddr, StandInStatus)>,
+        addresses: Vec<(IpAddr, NeighbourProxyStatus)>,
     },
     /// Type 0x46: a datagram that came for an address which the sender stands in for (P-61).
     PassedOn {
@@ -355,7 +360,7 @@ const INTRODUCTION_DONE: u8 = 0x23;
 const FLOW_CLOSED: u8 = 0x24;
 const PAIRING: u8 = 0x25;
 const PAIRED: u8 = 0x26;
-const ELSEWHERE: u8 = 0x27;
+const REFERRAL: u8 = 0x27;
 const SOUGHT: u8 = 0x28;
 const INTRODUCE_ME: u8 = 0x29;
 const SEEN: u8 = 0x2a;
@@ -372,7 +377,7 @@ const REGISTER: u8 = 0x40;
 const REGISTERED: u8 = 0x41;
 const WHEREABOUTS: u8 = 0x42;
 const WHEREABOUTS_SEEN: u8 = 0x43;
-const STAND_IN: u8 = 0x44;
+const NEIGHBOUR_PROXY: u8 = 0x44;
 const STANDING_IN: u8 = 0x45;
 const PASSED_ON: u8 = 0x46;
 const STREAM: u8 = 0x50;
@@ -423,15 +428,15 @@ impl Message {
             Self::PathResponse { .. } => 8 + ENDPOINT_LEN,
             Self::IntroductionRequest { .. }
             | Self::IntroductionReady { .. }
-            | Self::WaitingSeen { .. }
+            | Self::PausedSeen { .. }
             | Self::WhereaboutsSeen { .. } => 4,
             Self::Register { tags, .. } => 7 + TAG_LEN * tags.len().min(MAX_REGISTERED),
             Self::Registered { .. } => 9,
             Self::Whereabouts { found, .. } => 6 + (TAG_LEN + ENDPOINT_LEN) * found.len().min(MAX_WHEREABOUTS),
-            Self::StandIn { addresses } => 1 + 16 * addresses.len().min(MAX_STOOD_IN),
+            Self::NeighbourProxy { addresses } => 1 + 16 * addresses.len().min(MAX_STOOD_IN),
             Self::StandingIn { addresses } => 1 + 17 * addresses.len().min(MAX_STOOD_IN),
             Self::PassedOn { datagram, .. } => 16 + ENDPOINT_LEN + datagram.len().min(MAX_PASSED_ON),
-            Self::Waiting { names, .. } => 7 + 8 * names.len().min(MAX_WAITING),
+            Self::Paused { names, .. } => 7 + 8 * names.len().min(MAX_WAITING),
             Self::Chain(request) => request.encoded_len(),
             Self::ChainSeen(_) => chain::ANSWER_LEN,
             Self::IntroductionEcho(_) => 26 + TUPLE_LEN,
@@ -439,7 +444,7 @@ impl Message {
             Self::IntroductionDone { outcome: Err(_), .. } => 9,
             Self::Pairing(_) => 34 + TUPLE_LEN,
             Self::Paired { .. } => 26 + TUPLE_LEN,
-            Self::Elsewhere { .. } | Self::Sought { .. } => 40 + ENDPOINT_LEN,
+            Self::Referral { .. } | Self::Sought { .. } => 40 + ENDPOINT_LEN,
             Self::IntroduceMe { .. } | Self::AskHere { .. } => TUPLE_LEN,
             Self::FlowClosed(nonces) => {
                 let messages = nonces.len().div_ceil(MAX_CLOSED).max(1);
@@ -470,7 +475,7 @@ impl Message {
             Self::FlowClosed(_) => FLOW_CLOSED,
             Self::Pairing(_) => PAIRING,
             Self::Paired { .. } => PAIRED,
-            Self::Elsewhere { .. } => ELSEWHERE,
+            Self::Referral { .. } => REFERRAL,
             Self::Sought { .. } => SOUGHT,
             Self::IntroduceMe { .. } => INTRODUCE_ME,
             Self::Seen { .. } => SEEN,
@@ -479,15 +484,15 @@ impl Message {
             Self::BindingUpdate { .. } => BINDING_UPDATE,
             Self::BindingAcknowledgement { .. } => BINDING_ACKNOWLEDGEMENT,
             Self::ProbeSeen { .. } => PROBE_SEEN,
-            Self::Waiting { .. } => WAITING,
-            Self::WaitingSeen { .. } => WAITING_SEEN,
+            Self::Paused { .. } => WAITING,
+            Self::PausedSeen { .. } => WAITING_SEEN,
             Self::Chain(_) => CHAIN,
             Self::ChainSeen(_) => CHAIN_SEEN,
             Self::Register { .. } => REGISTER,
             Self::Registered { .. } => REGISTERED,
             Self::Whereabouts { .. } => WHEREABOUTS,
             Self::WhereaboutsSeen { .. } => WHEREABOUTS_SEEN,
-            Self::StandIn { .. } => STAND_IN,
+            Self::NeighbourProxy { .. } => NEIGHBOUR_PROXY,
             Self::StandingIn { .. } => STANDING_IN,
             Self::PassedOn { .. } => PASSED_ON,
             Self::Stream(_) => STREAM,
@@ -546,7 +551,7 @@ impl Message {
                 put_u16(out, introduced.wire_port);
                 put_tuple(out, &introduced.tuple);
             }
-            Self::Elsewhere { nonce: number, key, at } | Self::Sought { name: number, key, at } => {
+            Self::Referral { nonce: number, key, at } | Self::Sought { name: number, key, at } => {
                 put_u64(out, *number);
                 out.extend_from_slice(key);
                 put_endpoint(out, *at);
@@ -566,14 +571,14 @@ impl Message {
                 put_u32(out, *place);
                 put_endpoint(out, *observed);
             }
-            Self::Waiting { number, wait, names } => {
+            Self::Paused { number, wait, names } => {
                 put_u32(out, *number);
                 out.push(u8::from(*wait));
                 let names = &names[..names.len().min(MAX_WAITING)];
                 put_u16(out, names.len() as u16);
                 names.iter().for_each(|name| put_u64(out, *name));
             }
-            Self::WaitingSeen { number } | Self::WhereaboutsSeen { number } => put_u32(out, *number),
+            Self::PausedSeen { number } | Self::WhereaboutsSeen { number } => put_u32(out, *number),
             Self::Chain(request) => request.put(out),
             Self::ChainSeen(answer) => answer.put(out),
             Self::Register { number, change, tags } => {
@@ -597,7 +602,7 @@ impl Message {
                     put_endpoint(out, *endpoint);
                 }
             }
-            Self::StandIn { addresses } => put_locators(out, &addresses[..addresses.len().min(MAX_STOOD_IN)]),
+            Self::NeighbourProxy { addresses } => put_locators(out, &addresses[..addresses.len().min(MAX_STOOD_IN)]),
             Self::StandingIn { addresses } => {
                 let addresses = &addresses[..addresses.len().min(MAX_STOOD_IN)];
                 out.push(addresses.len() as u8);
@@ -666,7 +671,7 @@ impl Message {
                     tuple: body.tuple("responder's tuple")?,
                 },
             },
-            ELSEWHERE => Self::Elsewhere {
+            REFERRAL => Self::Referral {
                 nonce: body.u64("introducer's nonce")?,
                 key: *body.array("key of who has the socket")?,
                 at: body.endpoint("where that is")?,
@@ -696,7 +701,7 @@ impl Message {
             },
             PROBE_SEEN => Self::ProbeSeen { token: body.u64("probe nonce")? },
             WAITING => read_waiting(body)?,
-            WAITING_SEEN => Self::WaitingSeen { number: body.u32("number")? },
+            WAITING_SEEN => Self::PausedSeen { number: body.u32("number")? },
             CHAIN => Self::Chain(ChainRequest::read(body)?),
             CHAIN_SEEN => Self::ChainSeen(ChainAnswer::read(body)?),
             REGISTER => read_register(body)?,
@@ -707,7 +712,7 @@ impl Message {
             },
             WHEREABOUTS => read_whereabouts(body)?,
             WHEREABOUTS_SEEN => Self::WhereaboutsSeen { number: body.u32("number")? },
-            STAND_IN => read_stand_in(body)?,
+            NEIGHBOUR_PROXY => read_neighbour_proxy(body)?,
             STANDING_IN => read_standing_in(body)?,
             PASSED_ON => read_passed_on(body)?,
             STREAM => Self::Stream(Stretch::read(body)?),

@@ -1,6 +1,7 @@
 //! What hosts say to one another when a socket moves between them: `docs/protocol.md` §9.
 //!
-//! Such words go as *records* in a stream of bytes between two hosts, which [`Message::Stream`](crate::Message::Stream) carries.
+//! Such words go as *records* in a stream of bytes between two hosts, which [`Message::Stream`](crate::Message::Stream)
+//! carries.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -53,11 +54,12 @@ pub struct Ticket {
     pub mac: TicketMac,
 }
 
-/// What the name of a receiver begins with where the socket belongs to a process that moves (protocol.md P-94). No program's name does: it is no UTF-8.
+/// What the name of a receiver begins with where the socket belongs to a process that moves (protocol.md P-94). No
+/// program's name does: it is no UTF-8.
 pub const OF_A_PROCESS: u8 = 0xff;
 
-/// What a donor says of a socket before anything is done with it. Size and options are used up once it is admitted, and not kept
-/// over a restart.
+/// What a donor says of a socket before anything is done with it. Size and options are used up once it is admitted, and
+/// not kept over a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Who holds the binding of the far end.
@@ -90,7 +92,8 @@ pub struct Terms {
     pub wire_port: u16,
     /// The places of holder and acceptor at which the flow is native (P-14), if it is at home there again.
     pub home: Option<(u32, u32)>,
-    /// The holder is not the far end and passes packets on for it: the far end may introduce the flow to the acceptor itself (P-87).
+    /// The holder is not the far end and passes packets on for it: the far end may introduce the flow to the acceptor
+    /// itself (P-87).
     pub passed_on: bool,
     /// It does, and the far end is not to learn where the acceptor is.
     pub hidden: bool,
@@ -231,8 +234,8 @@ pub enum Record {
         /// Of the lease.
         number: u64,
     },
-    /// Kind 19, tenant to anchor: from now on a connection of a leased endpoint is a flow between the two (P-86). Answered by
-    /// [`Verdict`](Self::Verdict), under the name of the tenant and the flow.
+    /// Kind 19, tenant to anchor: from now on a connection of a leased endpoint is a flow between the two (P-86).
+    /// Answered by [`Verdict`](Self::Verdict), under the name of the tenant and the flow.
     Claim {
         /// What the two call it, drawn by lot by the tenant.
         flow: u64,
@@ -243,8 +246,8 @@ pub enum Record {
         /// The far end is not to learn where the tenant is (P-87).
         hidden: bool,
     },
-    /// Kind 20, acceptor to holder: the socket of a flow has ended, and nothing but what its system answers to late packets is left of it
-    /// (P-121).
+    /// Kind 20, acceptor to holder: the socket of a flow has ended, and nothing but what its system answers to late
+    /// packets is left of it (P-121).
     Ending {
         /// What the two call it.
         flow: u64,
@@ -256,8 +259,8 @@ pub enum Record {
         /// The first and the last of each range, at most [`MAX_OFFERED`].
         ports: Vec<(u16, u16)>,
     },
-    /// Kind 22, donor to holder, behind an announcement: another move of the donor's brings this one along, and both are committed
-    /// together (P-130).
+    /// Kind 22, donor to holder, behind an announcement: another move of the donor's brings this one along, and both
+    /// are committed together (P-130).
     Belongs {
         /// Of the move that is announced.
         number: u64,

@@ -1,7 +1,8 @@
-//! A socket at rest: all that another host, with another kernel or processor, needs to go on with it (`docs/snapshot.md`).
+//! A socket at rest: all that another host, with another kernel or processor, needs to go on with it
+//! (`docs/snapshot.md`).
 //!
-//! A snapshot names no number of a kernel: states, options and flags have numbers of their own here, times are in microseconds,
-//! and sequence numbers count bytes of data only, whatever the kernel counts for a FIN.
+//! A snapshot names no number of a kernel: states, options and flags have numbers of their own here, times are in
+//! microseconds, and sequence numbers count bytes of data only, whatever the kernel counts for a FIN.
 
 pub mod option;
 mod read;
@@ -59,7 +60,7 @@ pub struct Snapshot {
     /// What the program has set; options at their defaults are left out. Each kind once, in the order of their numbers.
     pub options: Vec<SocketOption>,
     /// What goes along for the program that gets it.
-    pub luggage: Option<Luggage>,
+    pub metadata: Option<Metadata>,
 }
 
 /// What a program has shut down of its socket (shutdown(2)), for good.
@@ -73,7 +74,7 @@ pub struct Shut {
 
 /// What a program hands over with its socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Luggage {
+pub struct Metadata {
     /// The socket's name, for its life (RFC 9562).
     pub uuid: [u8; 16],
     /// Bytes that mean something to the program alone; at most [`MAX_STATE`].
@@ -180,7 +181,8 @@ pub struct Negotiated {
     pub scale: Option<Scale>,
     /// Selective acknowledgements (RFC 2018).
     pub sack: bool,
-    /// Explicit congestion notification (RFC 3168). A kernel may be unable to go on with it; then the connection does without.
+    /// Explicit congestion notification (RFC 3168). A kernel may be unable to go on with it; then the connection does
+    /// without.
     pub ecn: bool,
     /// Timestamps (RFC 7323 §3): what this end's clock for this connection said last, in milliseconds.
     pub timestamp: Option<u32>,
@@ -338,7 +340,7 @@ mod record {
     pub(super) const DATAGRAM: u16 = 0x800a;
     pub(super) const PATH: u16 = 0x0010;
     pub(super) const OPTION: u16 = 0x0011;
-    pub(super) const LUGGAGE: u16 = 0x0012;
+    pub(super) const METADATA: u16 = 0x0012;
     pub(super) const SHUT: u16 = 0x8013;
 }
 

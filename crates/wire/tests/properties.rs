@@ -12,7 +12,7 @@ use whimbrel_wire::community::{
 use whimbrel_wire::hello::MAX_LOCATORS;
 use whimbrel_wire::message::{
     BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, MAX_PASSED_ON, MAX_REGISTERED,
-    MAX_STOOD_IN, MAX_WAITING, MAX_WHEREABOUTS, Pairing, RegistrationChange, RegistrationStatus, StandInStatus,
+    MAX_STOOD_IN, MAX_WAITING, MAX_WHEREABOUTS, NeighbourProxyStatus, Pairing, RegistrationChange, RegistrationStatus,
     UpdateFlags, decode_all,
 };
 use whimbrel_wire::moving::{MAX_RANGES, MAX_STRETCH, Received, Record, StreamStanding, Stretch};
@@ -110,11 +110,7 @@ fn message() -> impl Strategy<Value = Message> {
         }),
         (any::<u64>(), outcome()).prop_map(|(nonce, outcome)| Message::IntroductionDone { nonce, outcome }),
         vec(any::<u64>(), 0..200).prop_map(Message::FlowClosed),
-        (any::<u64>(), any::<[u8; 32]>(), endpoint()).prop_map(|(nonce, key, at)| Message::Elsewhere {
-            nonce,
-            key,
-            at
-        }),
+        (any::<u64>(), any::<[u8; 32]>(), endpoint()).prop_map(|(nonce, key, at)| Message::Referral { nonce, key, at }),
         (any::<u64>(), any::<[u8; 32]>(), endpoint()).prop_map(|(name, key, at)| Message::Sought { name, key, at }),
         tuple().prop_map(|tuple| Message::IntroduceMe { tuple }),
         any::<u64>().prop_map(|nonce| Message::Seen { nonce }),
@@ -126,8 +122,8 @@ fn message() -> impl Strategy<Value = Message> {
         acknowledgement(),
         any::<u64>().prop_map(|token| Message::ProbeSeen { token }),
         (any::<u32>(), any::<bool>(), vec(any::<u64>(), 0..=MAX_WAITING))
-            .prop_map(|(number, wait, names)| Message::Waiting { number, wait, names }),
-        any::<u32>().prop_map(|number| Message::WaitingSeen { number }),
+            .prop_map(|(number, wait, names)| Message::Paused { number, wait, names }),
+        any::<u32>().prop_map(|number| Message::PausedSeen { number }),
         chain_request().prop_map(Message::Chain),
         (any::<[u32; 3]>(), any::<[u8; 3]>()).prop_map(|([number, binding, settled], [chain, status, stage])| {
             let (in_force, status) = (ChainNumber::new(chain), ChainStatus::from_number(status));
@@ -142,8 +138,8 @@ fn message() -> impl Strategy<Value = Message> {
         (any::<u32>(), vec((any::<[u8; 16]>(), endpoint()), 0..=MAX_WHEREABOUTS))
             .prop_map(|(number, found)| Message::Whereabouts { number, found }),
         any::<u32>().prop_map(|number| Message::WhereaboutsSeen { number }),
-        vec(address(), 0..=MAX_STOOD_IN).prop_map(|addresses| Message::StandIn { addresses }),
-        vec((address(), any::<u8>().prop_map(StandInStatus::from_number)), 0..=MAX_STOOD_IN)
+        vec(address(), 0..=MAX_STOOD_IN).prop_map(|addresses| Message::NeighbourProxy { addresses }),
+        vec((address(), any::<u8>().prop_map(NeighbourProxyStatus::from_number)), 0..=MAX_STOOD_IN)
             .prop_map(|addresses| Message::StandingIn { addresses }),
         (address(), endpoint(), vec(any::<u8>(), 0..=MAX_PASSED_ON))
             .prop_map(|(left, source, datagram)| Message::PassedOn { left, source, datagram }),

@@ -1,4 +1,5 @@
-//! Snapshots of sockets: what is written is read back, and what another host says is believed only where it makes sense.
+//! Snapshots of sockets: what is written is read back, and what another host says is believed only where it makes
+//! sense.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,7 +7,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use whimbrel_wire::snapshot::{
-    Body, Datagrams, Family, Luggage, MAX_LEN, MAX_STATE, Negotiated, OptionKind, PathState, Queued, ReceiveQueue,
+    Body, Datagrams, Family, MAX_LEN, MAX_STATE, Metadata, Negotiated, OptionKind, PathState, Queued, ReceiveQueue,
     Scale, Segment, SendQueue, Shut, Snapshot, SocketOption, Stream, StreamState, Unreadable, Window,
 };
 
@@ -106,16 +107,16 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
             (option::of(endpoint(family)), queue)
                 .prop_map(|(remote, queue)| Body::Datagram(Datagrams { remote, queue })),
         ];
-        let luggage = option::of((any::<[u8; 16]>(), vec(any::<u8>(), 0..50)));
-        let luggage = luggage.prop_map(|some| some.map(|(uuid, state)| Luggage { uuid, state }));
-        let parts = (endpoint(family), body, options(), luggage, any::<[bool; 2]>());
-        parts.prop_map(move |(local, body, options, luggage, [receive, send])| {
+        let metadata = option::of((any::<[u8; 16]>(), vec(any::<u8>(), 0..50)));
+        let metadata = metadata.prop_map(|some| some.map(|(uuid, state)| Metadata { uuid, state }));
+        let parts = (endpoint(family), body, options(), metadata, any::<[bool; 2]>());
+        parts.prop_map(move |(local, body, options, metadata, [receive, send])| {
             let shut = match &body {
                 Body::Stream(stream) => Shut { receive: receive && !stream.state.peer_has_finished(), send: false },
                 Body::Listening { .. } => Shut::default(),
                 Body::Datagram(_) => Shut { receive, send },
             };
-            Snapshot { family, local, body, shut, options, luggage }
+            Snapshot { family, local, body, shut, options, metadata }
         })
     })
 }
@@ -182,7 +183,7 @@ fn connection() -> Snapshot {
         }),
         shut: Shut::default(),
         options: vec![SocketOption { kind: OptionKind::NoDelay, value: 1 }],
-        luggage: None,
+        metadata: None,
     }
 }
 
@@ -299,7 +300,7 @@ fn so_many_datagrams_go_along_and_no_more() {
 
 #[test]
 fn a_program_hands_over_so_much_and_no_more() {
-    let with = |length| Snapshot { luggage: Some(Luggage { uuid: [7; 16], state: vec![1; length] }), ..connection() };
+    let with = |length| Snapshot { metadata: Some(Metadata { uuid: [7; 16], state: vec![1; length] }), ..connection() };
     assert_eq!(Snapshot::decode(&encoded(&with(MAX_STATE))), Ok(with(MAX_STATE)));
     assert!(Snapshot::decode(&encoded(&with(MAX_STATE + 1))).is_err());
 }

@@ -8,8 +8,8 @@ use whimbrel_wire::community::{CommunitySecret, JoinPurpose, JoinRefusal, Joined
 use whimbrel_wire::datagram::{self, Datagram, Pattern};
 use whimbrel_wire::lending::{Ends, Granted};
 use whimbrel_wire::message::{
-    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, Pairing, RegistrationChange, RegistrationStatus,
-    StandInStatus, UpdateFlags, decode_all,
+    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, NeighbourProxyStatus, Pairing,
+    RegistrationChange, RegistrationStatus, UpdateFlags, decode_all,
 };
 use whimbrel_wire::moving::{
     AcceptorStanding, Decision, LoadStanding, MoveName, Received, Record, Refusal, Request, StreamStanding, Stretch,
@@ -118,7 +118,7 @@ fn messages() -> Vec<(&'static str, Message)> {
         ),
         (
             "elsewhere",
-            Message::Elsewhere { nonce: 0xa0a1_a2a3_a4a5_a6a7, key: [0x5a; 32], at: endpoint("[2001:db8::77]:2031") },
+            Message::Referral { nonce: 0xa0a1_a2a3_a4a5_a6a7, key: [0x5a; 32], at: endpoint("[2001:db8::77]:2031") },
         ),
         ("sought", Message::Sought { name: 0xa0a1_a2a3_a4a5_a6a7, key: [0xa5; 32], at: endpoint("192.0.2.77:2031") }),
         ("introduce_me", Message::IntroduceMe { tuple: tcp4() }),
@@ -167,13 +167,13 @@ fn messages() -> Vec<(&'static str, Message)> {
             },
         ),
         ("whereabouts_seen", Message::WhereaboutsSeen { number: 7 }),
-        ("stand_in", Message::StandIn { addresses: vec!["10.0.0.9".parse().unwrap()] }),
+        ("stand_in", Message::NeighbourProxy { addresses: vec!["10.0.0.9".parse().unwrap()] }),
         (
             "standing_in",
             Message::StandingIn {
                 addresses: vec![
-                    ("10.0.0.9".parse().unwrap(), StandInStatus::Taken),
-                    ("2001:db8::9".parse().unwrap(), StandInStatus::Accepted),
+                    ("10.0.0.9".parse().unwrap(), NeighbourProxyStatus::Taken),
+                    ("2001:db8::9".parse().unwrap(), NeighbourProxyStatus::Accepted),
                 ],
             },
         ),
@@ -187,9 +187,9 @@ fn messages() -> Vec<(&'static str, Message)> {
         ),
         (
             "waiting",
-            Message::Waiting { number: 5, wait: true, names: vec![0xa0a1_a2a3_a4a5_a6a7, 0xb0b1_b2b3_b4b5_b6b7] },
+            Message::Paused { number: 5, wait: true, names: vec![0xa0a1_a2a3_a4a5_a6a7, 0xb0b1_b2b3_b4b5_b6b7] },
         ),
-        ("waiting_seen", Message::WaitingSeen { number: 5 }),
+        ("waiting_seen", Message::PausedSeen { number: 5 }),
         ("chain", Message::Chain(ChainRequest { number: 6, binding: 0, chain: Some(named_chain()) })),
         ("chain_empty", Message::Chain(ChainRequest { number: 7, binding: 0, chain: None })),
         (
@@ -278,7 +278,8 @@ fn messages_cut_short_are_malformed() {
         for length in 1..whole.len() {
             assert!(decode_all(&whole[..length]).is_err(), "{name}: {length} bytes");
         }
-        // Also where the length field says so. Padding, what is passed on and what a stream carries may have any length.
+        // Also where the length field says so. Padding, what is passed on and what a stream carries may have any
+        // length.
         let least = match message {
             Message::Padding { .. } | Message::PassedOn { .. } => continue,
             Message::Stream(_) => 3 + 17,

@@ -17,8 +17,8 @@ use plot::{Mark, Plot};
 
 /// Rate of the uplinks, in Mbit/s: the download takes what it can.
 const RATE: u64 = 50;
-/// Bytes of the download: 24 seconds at that rate, so that it outlasts both moves also on a machine that is slow to show
-/// them. The file is there twice, below /run, which is small on small machines.
+/// Bytes of the download: 24 seconds at that rate, so that it outlasts both moves also on a machine that is slow to
+/// show them. The file is there twice, below /run, which is small on small machines.
 const SIZE: u64 = 150_000_000;
 /// How often the download's size is read, for the plot.
 const SAMPLE: Duration = Duration::from_millis(10);

@@ -1,7 +1,7 @@
 //! Emulated links: two TAP interfaces and one thread that carries frames between them.
 //!
-//! The kernel hands every packet out as one frame no larger than the interface's MTU with its checksum complete, so what
-//! crosses the link is what would cross a cable. One thread serves all links of a lab; it sleeps in `ppoll` with
+//! The kernel hands every packet out as one frame no larger than the interface's MTU with its checksum complete, so
+//! what crosses the link is what would cross a cable. One thread serves all links of a lab; it sleeps in `ppoll` with
 //! nanosecond timeouts at real-time priority, so that delays stay exact while the machine is busy.
 
 mod emulator;
@@ -63,7 +63,8 @@ pub enum Verdict {
 type Observer = Box<dyn FnMut(Direction, &Frame<'_>) + Send>;
 type Hook = Box<dyn FnMut(Direction, &Frame<'_>) -> Verdict + Send>;
 
-/// A handle on an emulated link; clones are the same link. The link exists until [`Link::remove`] or the end of the lab.
+/// A handle on an emulated link; clones are the same link. The link exists until [`Link::remove`] or the end of the
+/// lab.
 #[derive(Clone)]
 pub struct Link {
     state: Arc<LinkState>,
@@ -150,8 +151,8 @@ impl Link {
         self.state.lane(direction).pipe.counters
     }
 
-    /// Shows every frame that is sent into the link to `observer`, before loss, cut and queue. It runs on the forwarding
-    /// thread: it must be quick, must not panic, and must not call methods of the link.
+    /// Shows every frame that is sent into the link to `observer`, before loss, cut and queue. It runs on the
+    /// forwarding thread: it must be quick, must not panic, and must not call methods of the link.
     pub fn observe(&self, observer: impl FnMut(Direction, &Frame<'_>) + Send + 'static) {
         lock(&self.state.observers).push(Box::new(observer));
     }

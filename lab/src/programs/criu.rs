@@ -13,7 +13,8 @@ pub fn criu_lacks() -> Option<String> {
     Some(format!("`criu check` says: {said}"))
 }
 
-/// How long `criu check` takes now, at the most of three times: what a machine that is busy with other things needs to start a program.
+/// How long `criu check` takes now, at the most of three times: what a machine that is busy with other things needs to
+/// start a program.
 pub fn criu_starts_within() -> Duration {
     let once = |_| {
         let since = Instant::now();
@@ -23,8 +24,8 @@ pub fn criu_starts_within() -> Duration {
     (0..3).map(once).max().unwrap_or_default()
 }
 
-/// Whether the kernel tells CRIU what a process has written since it was asked last (CONFIG_MEM_SOFT_DIRTY), so that most of its memory can be
-/// written down while it runs.
+/// Whether the kernel tells CRIU what a process has written since it was asked last (CONFIG_MEM_SOFT_DIRTY), so that
+/// most of its memory can be written down while it runs.
 pub fn criu_tracks_memory() -> bool {
     let output = Command::new("criu").args(["check", "--feature", "mem_dirty_track"]).output();
     output.is_ok_and(|output| output.status.success())

@@ -1,4 +1,5 @@
-//! Real programs inside hosts: the lab's own traffic programs, and nginx, curl, BIND, OpenSSH, iperf3, busybox for DHCP.
+//! Real programs inside hosts: the lab's own traffic programs, and nginx, curl, BIND, OpenSSH, iperf3, busybox for
+//! DHCP.
 
 mod bind;
 mod criu;
@@ -17,5 +18,5 @@ pub use self::iperf::{Iperf, IperfServer};
 pub use self::ssh::{SshServer, SshSession};
 pub(crate) use self::traffic::lab_binary;
 pub use self::traffic::{
-    EchoServer, FlowPair, Luggage, Many, PairOptions, Side, Ticker, TickerFar, UdpRelay, Walker, WalkerReport,
+    EchoServer, FlowPair, Many, Metadata, PairOptions, Side, Ticker, TickerFar, UdpRelay, Walker, WalkerReport,
 };

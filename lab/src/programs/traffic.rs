@@ -197,7 +197,8 @@ impl FlowPair {
         Ok(both)
     }
 
-    /// Waits until each end that the other one sends to has received `more` bytes (datagrams) from now on. At most `timeout`.
+    /// Waits until each end that the other one sends to has received `more` bytes (datagrams) from now on. At most
+    /// `timeout`.
     pub fn wait_progress(&mut self, more: u64, timeout: Duration) -> Result<()> {
         self.wait_progress_of(&[Side::Client, Side::Server], more, timeout)
     }
@@ -236,22 +237,24 @@ impl FlowPair {
         }
     }
 
-    /// When one end went on receiving after `from`: the end of its longest pause since then. What was still on the way at
-    /// `from` is not taken for it, if the pause is longer than those of the sender.
+    /// When one end went on receiving after `from`: the end of its longest pause since then. What was still on the way
+    /// at `from` is not taken for it, if the pause is longer than those of the sender.
     pub fn resumed(&mut self, side: Side, from: MonoTime) -> Result<Option<MonoTime>> {
         Ok(longest_pause(from, &self.arrivals(side, from)?).map(|(_, end)| end))
     }
 
-    /// The longest time for which one end received nothing after `from`; none if nothing has come since. This is what bounds how long a flow
-    /// took to go on, and not when its longest pause ended ([`resumed`](Self::resumed)): on a busy machine programs wait for a processor as
-    /// long as a hand-off takes, and such a pause may come seconds after the flow went on.
+    /// The longest time for which one end received nothing after `from`; none if nothing has come since. This is what
+    /// bounds how long a flow took to go on, and not when its longest pause ended ([`resumed`](Self::resumed)): on a
+    /// busy machine programs wait for a processor as long as a hand-off takes, and such a pause may come seconds after
+    /// the flow went on.
     pub fn silence(&mut self, side: Side, from: MonoTime) -> Result<Option<Duration>> {
         Ok(longest_pause(from, &self.arrivals(side, from)?).map(|(pause, _)| pause))
     }
 
     /// The longest time without a byte that ended at or after `from`.
     pub fn longest_gap(&mut self, side: Side, from: MonoTime) -> Result<Duration> {
-        // The arrival before `from` begins the first gap; a second is further back than any sender of a scenario pauses.
+        // The arrival before `from` begins the first gap; a second is further back than any sender of a scenario
+        // pauses.
         let since = MonoTime(from.0.saturating_sub(1_000_000_000));
         let arrivals = self.arrivals(side, since)?;
         let gaps = arrivals.windows(2).filter(|w| w[1].0 >= from).map(|w| w[1].0 - w[0].0);
@@ -448,7 +451,8 @@ impl Ticker {
         self.program.0.kill()
     }
 
-    /// Waits until a connection is not its own any more: the number of the first byte that it sent, and that after its last.
+    /// Waits until a connection is not its own any more: the number of the first byte that it sent, and that after its
+    /// last.
     pub fn ticked(&mut self) -> Result<(u64, u64)> {
         match self.program.next("the connection is another host's", ANSWER)? {
             Line::Ticked { from, until } => Ok((from, until)),
@@ -478,7 +482,7 @@ pub struct WalkerReport {
 
 /// What a [`Walker`] has, beside its connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Luggage {
+pub struct Metadata {
     /// Memory, in bytes.
     pub memory: usize,
     /// A connection that it sends on and its child reads on.
@@ -495,28 +499,28 @@ pub struct Luggage {
 
 impl Walker {
     /// Starts one process on a host, with so many connections.
-    pub fn start(host: &Host, server: &EchoServer, count: usize, luggage: Luggage) -> Result<Self> {
+    pub fn start(host: &Host, server: &EchoServer, count: usize, metadata: Metadata) -> Result<Self> {
         let report = host.dir().join(host.unique_label("walker"));
-        let args = walker_arguments(server, count, luggage, &report);
+        let args = walker_arguments(server, count, metadata, &report);
         let command = host.command(lab_binary()?).arg("traffic").args(args).label("walker");
-        Self::spawn(command, reports_of(report, luggage))
+        Self::spawn(command, reports_of(report, metadata))
     }
 
-    /// Starts a shell on a host that waits for two of them, one with all there is and one with nothing but its connections. The shell writes its
-    /// number to the file `enter` first, if there is one.
+    /// Starts a shell on a host that waits for two of them, one with all there is and one with nothing but its
+    /// connections. The shell writes its number to the file `enter` first, if there is one.
     pub fn start_family(host: &Host, server: &EchoServer, count: usize, enter: Option<&Path>) -> Result<Self> {
         let program = lab_binary()?.display().to_string();
         let (mut script, mut reports) = (String::new(), Vec::new());
         if let Some(enter) = enter {
             script.push_str(&format!("echo $$ >'{}'; ", enter.display()));
         }
-        let all = Luggage { memory: 1 << 20, shared: true, datagrams: true, ..Luggage::default() };
-        for luggage in [all, Luggage::default()] {
+        let all = Metadata { memory: 1 << 20, shared: true, datagrams: true, ..Metadata::default() };
+        for metadata in [all, Metadata::default()] {
             let report = host.dir().join(host.unique_label("walker"));
-            let words = walker_arguments(server, count, luggage, &report);
+            let words = walker_arguments(server, count, metadata, &report);
             let words: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
             script.push_str(&format!("'{program}' traffic {} & ", words.join(" ")));
-            reports.extend(reports_of(report, luggage));
+            reports.extend(reports_of(report, metadata));
         }
         script.push_str("wait");
         let command = host.command(program).args(["traffic", "shell", "--command", &script]).label("family");
@@ -572,26 +576,26 @@ impl Walker {
     }
 }
 
-fn walker_arguments(server: &EchoServer, count: usize, luggage: Luggage, report: &Path) -> Vec<String> {
+fn walker_arguments(server: &EchoServer, count: usize, metadata: Metadata, report: &Path) -> Vec<String> {
     let mut args = vec![
         "walker".to_owned(),
         format!("--connect={}", server.address()),
         format!("--count={count}"),
         "--every=2000".to_owned(),
-        format!("--memory={}", luggage.memory),
+        format!("--memory={}", metadata.memory),
         format!("--report={}", report.display()),
     ];
-    args.extend(luggage.shared.then(|| "--shared".to_owned()));
-    args.extend(luggage.datagrams.then(|| "--datagrams".to_owned()));
-    args.extend(luggage.locks.then(|| "--locks".to_owned()));
-    args.extend(luggage.silent.then(|| "--silent".to_owned()));
-    args.extend(luggage.deaf.then(|| "--deaf".to_owned()));
+    args.extend(metadata.shared.then(|| "--shared".to_owned()));
+    args.extend(metadata.datagrams.then(|| "--datagrams".to_owned()));
+    args.extend(metadata.locks.then(|| "--locks".to_owned()));
+    args.extend(metadata.silent.then(|| "--silent".to_owned()));
+    args.extend(metadata.deaf.then(|| "--deaf".to_owned()));
     args
 }
 
 /// Where a walker tells how it fares, and its child.
-fn reports_of(report: PathBuf, luggage: Luggage) -> Vec<PathBuf> {
-    let partner = luggage.shared.then(|| beside(&report, PARTNER));
+fn reports_of(report: PathBuf, metadata: Metadata) -> Vec<PathBuf> {
+    let partner = metadata.shared.then(|| beside(&report, PARTNER));
     [Some(report)].into_iter().chain([partner]).flatten().collect()
 }
 
@@ -638,7 +642,8 @@ impl TickerFar {
         }
     }
 
-    /// How many bytes have come, and whether the connection is over: ended by the other side, or reset. Fails if a byte was wrong.
+    /// How many bytes have come, and whether the connection is over: ended by the other side, or reset. Fails if a byte
+    /// was wrong.
     pub fn heard(&mut self) -> Result<(u64, bool)> {
         match self.program.ask("status", ANSWER)? {
             Line::Status(status) => {
@@ -703,7 +708,8 @@ impl Many {
         self.finish_echo(timeout)
     }
 
-    /// A byte comes back on each connection within `timeout`; gives how long the slowest took. `what` is for who reads that one did not.
+    /// A byte comes back on each connection within `timeout`; gives how long the slowest took. `what` is for who reads
+    /// that one did not.
     pub fn all_answer(&mut self, timeout: Duration, what: &str) -> Result<Duration> {
         let report = self.echo(timeout)?;
         expect!(
@@ -728,8 +734,8 @@ impl Many {
         }
     }
 
-    /// Sends so many bytes of a stream of its own on each connection; each that comes back is checked. [`Many::finish_carry`] gives the result. What is
-    /// answered then has had all back. Not after [`Many::echo`].
+    /// Sends so many bytes of a stream of its own on each connection; each that comes back is checked.
+    /// [`Many::finish_carry`] gives the result. What is answered then has had all back. Not after [`Many::echo`].
     pub fn start_carry(&mut self, bytes: u64, timeout: Duration) -> Result<()> {
         self.program.0.send_line(&format!("carry {} {bytes}", timeout.as_millis()))
     }
@@ -752,7 +758,8 @@ mod tests {
     #[test]
     fn how_long_nothing_came_is_not_when_a_longer_pause_ended() {
         let ms = |count: u64| MonoTime(count * 1_000_000);
-        // Went on 30 ms after the address was there; seconds later a program waits for a processor for longer than that.
+        // Went on 30 ms after the address was there; seconds later a program waits for a processor for longer than
+        // that.
         let mut arrivals: Vec<(MonoTime, u64)> = (1030..7000).map(|at| (ms(at), 1)).collect();
         arrivals.extend((7040..7100).map(|at| (ms(at), 1)));
         let (pause, end) = longest_pause(ms(1000), &arrivals).expect("a pause");

@@ -307,7 +307,8 @@ fn told_of_the_end(pairs: &mut [FlowPair; 3], since: MonoTime, within: Duration)
             Ok(pair.status(Side::Server)?.error)
         })?;
         step(&format!("{kind}: {error} after {:.0} ms", ms(Some(MonoTime::now() - since))));
-        // Of a program that reads and writes at once one half is told of the reset, and the other that nothing can be written any more.
+        // Of a program that reads and writes at once one half is told of the reset, and the other that nothing can be
+        // written any more.
         let is_reset = ["reset", "Broken pipe"].iter().any(|told| error.contains(told));
         expect!(is_reset, "the program was told: {error}");
     }

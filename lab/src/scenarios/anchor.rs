@@ -118,8 +118,8 @@ pub(super) fn address(of: &Attachment, ipv6: bool) -> Result<IpAddr> {
     if ipv6 { of.ipv6() } else { of.ipv4() }
 }
 
-/// How many connections of this endpoint a host has that do without its daemon. What of IPv6 goes between hosts that have met by IPv4 goes by the
-/// tunnel.
+/// How many connections of this endpoint a host has that do without its daemon. What of IPv6 goes between hosts that
+/// have met by IPv4 goes by the tunnel.
 pub(super) fn carried(daemon: &Whimbrel, at: SocketAddr) -> usize {
     let all = daemon.connections().unwrap_or_default();
     let of_it = all.iter().filter(|c| c.flow.local == at && c.state != ConnectionState::Server);

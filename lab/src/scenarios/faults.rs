@@ -231,7 +231,8 @@ fn wall_clock_jumps(lab: &mut Lab) -> Result<()> {
     client.wait_introduced(&pair, LONG)?;
     let (a, b) = (world.a.clone(), world.b.clone());
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs().cast_signed();
-    // At the laptop, and at the server. An hour is what a change of the zone does where the hardware's clock is local time.
+    // At the laptop, and at the server. An hour is what a change of the zone does where the hardware's clock is local
+    // time.
     let jumps =
         [(3600, 0), (0, 3600), (DECADES, 0), (-since_1970 + 86_400, DECADES), (0, -since_1970 + 86_400), (0, 0)];
     for ((laptop, at_server), to) in jumps.into_iter().zip([&b, &a].into_iter().cycle()) {

@@ -59,8 +59,8 @@ const PORT: u16 = 2031;
 const BEHIND: &str = "[gateway]\nbehind = [\"192.0.2.0/25\", \"2001:db8:5::/64\"]\nanybody = true\n";
 /// What TCP's timer has to have grown to when an outage ends: far more than a hand-off takes.
 const BACKED_OFF: Duration = Duration::from_secs(6);
-/// Time in which a stream has to go on. The server is a stock host: that its timer runs out for the first time nobody can hurry, as nobody
-/// knows it to wait; and on a busy machine it has measured long round trips.
+/// Time in which a stream has to go on. The server is a stock host: that its timer runs out for the first time nobody
+/// can hurry, as nobody knows it to wait; and on a busy machine it has measured long round trips.
 const SOON: Duration = Duration::from_secs(3);
 /// Datagrams that must arrive in both directions: one second's.
 const DATAGRAMS: u64 = 300;
@@ -296,8 +296,8 @@ fn rebooted(lab: &mut Lab) -> Result<()> {
         }
         carried_by(&three.gateway, Side::Server, &stream, Carrier::Tunnel)?;
         fresh.finish(LONG)?;
-        // What came rewritten while no daemon was there the server has refused, and nobody has believed that. What was said to the daemon it
-        // was sent as well.
+        // What came rewritten while no daemon was there the server has refused, and nobody has believed that. What was
+        // said to the daemon it was sent as well.
         three.world.forget_resets();
         three.control.take();
     }

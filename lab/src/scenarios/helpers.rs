@@ -78,8 +78,8 @@ struct Client {
     /// What the server itself says.
     server: PathBuf,
     channel: PathBuf,
-    /// What is said in the channel. It stays open: ii opens a pipe anew when its last writer has closed it, and loses what another has
-    /// written meanwhile.
+    /// What is said in the channel. It stays open: ii opens a pipe anew when its last writer has closed it, and loses
+    /// what another has written meanwhile.
     says: File,
 }
 
@@ -116,7 +116,8 @@ impl Client {
     }
 }
 
-/// Opens a named pipe to write. With a reader of its own: so it waits for nobody, and what is written stays until somebody reads.
+/// Opens a named pipe to write. With a reader of its own: so it waits for nobody, and what is written stays until
+/// somebody reads.
 fn pipe(path: &Path) -> Result<File> {
     let opened = OpenOptions::new().read(true).write(true).open(path);
     opened.map_err(|error| Error::call("open", path.display().to_string(), error))

@@ -148,8 +148,8 @@ fn shower(lab: &mut Lab) -> Result<()> {
     all_run(&mut [&mut client, &mut server])
 }
 
-/// Whoever is on the path can stop a connection, this way too, for as long as it is there. It gets no more of it than it sent
-/// (P-18), and nothing is left of it afterwards.
+/// Whoever is on the path can stop a connection, this way too, for as long as it is there. It gets no more of it than
+/// it sent (P-18), and nothing is left of it afterwards.
 fn overtaken(lab: &mut Lab) -> Result<()> {
     let mut world = World::new(lab, site("a"), site("b"))?;
     let (attacker, at_attacker) = attacker(&mut world, lab, 1)?;
@@ -178,7 +178,8 @@ fn overtaken(lab: &mut Lab) -> Result<()> {
     all_run(&mut [&mut client, &mut server])
 }
 
-/// A peer that has one connection sends introductions for its session as fast as it can, and what looks like control packets.
+/// A peer that has one connection sends introductions for its session as fast as it can, and what looks like control
+/// packets.
 fn flood(lab: &mut Lab) -> Result<()> {
     let mut world = World::new(lab, site("a"), site("b"))?;
     let (attacker, _) = attacker(&mut world, lab, 1)?;

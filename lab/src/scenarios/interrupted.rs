@@ -1,6 +1,6 @@
-//! Moves of sockets that are struck in the middle: by the death of a daemon or a program, by a daemon that stands still, by a network
-//! that is gone for a moment. Where a blow falls is chance, of a seed that is printed; the simulator tries every step
-//! (`crates/sim/tests/sim/relocation.rs`), and here are real kernels.
+//! Moves of sockets that are struck in the middle: by the death of a daemon or a program, by a daemon that stands
+//! still, by a network that is gone for a moment. Where a blow falls is chance, of a seed that is printed; the
+//! simulator tries every step (`crates/sim/tests/sim/relocation.rs`), and here are real kernels.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -80,7 +80,8 @@ impl Blow {
         Self::TakerDies,
     ];
 
-    /// Whether a socket may die of it: with its program, or, where it was just handed over, with the daemon that had it.
+    /// Whether a socket may die of it: with its program, or, where it was just handed over, with the daemon that had
+    /// it.
     fn may_end(self) -> bool {
         matches!(self, Self::AcceptorDies | Self::GiverDies | Self::TakerDies)
     }
@@ -285,8 +286,8 @@ impl Stage {
     }
 }
 
-/// Echoes lines on one connection. Between some it starts a program whose input nobody writes to yet: until then it waits for that uninterruptibly
-/// (vfork(2)), and does not stand still when it is told to.
+/// Echoes lines on one connection. Between some it starts a program whose input nobody writes to yet: until then it
+/// waits for that uninterruptibly (vfork(2)), and does not stand still when it is told to.
 const SPAWNS: &str = r#"
 import os, socket, sys
 listener = socket.create_server((sys.argv[1], 0))

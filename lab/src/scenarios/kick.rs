@@ -62,8 +62,9 @@ const UNACKNOWLEDGED: u32 = 8;
 /// A round trip of the networks here.
 const ROUND_TRIP: Duration = Duration::from_millis(200);
 
-/// What the sender sends again first has arrived already. The answer says so, and the sender takes all that is under way
-/// for not lost (`tcp_try_undo_loss`): as much as the network may hold, so that nothing is sent before the timer runs out.
+/// What the sender sends again first has arrived already. The answer says so, and the sender takes all that is under
+/// way for not lost (`tcp_try_undo_loss`): as much as the network may hold, so that nothing is sent before the timer
+/// runs out.
 fn outage_kick_again(lab: &mut Lab) -> Result<()> {
     let far = |name: &str| site(name).uplink(Shape::delay_rate(ROUND_TRIP.as_millis() as u64 / 2, 100));
     let mut world = World::new(lab, far("a"), far("b"))?;
@@ -90,8 +91,8 @@ fn outage_kick_again(lab: &mut Lab) -> Result<()> {
     pair.wait_progress_of(&[Side::Client], SOME, LONG)?;
     let first = pair.arrivals(Side::Client, usable)?.first().map(|(at, _)| at.since(usable));
     step(&format!("the laptop received something new {:.0} ms after the address was there", ms(first)));
-    // Half a round trip for the update, one until the sender has heard what has arrived, half until the next comes. Without
-    // another kick it is a round trip more if there is something new to send, else the timer.
+    // Half a round trip for the update, one until the sender has heard what has arrived, half until the next comes.
+    // Without another kick it is a round trip more if there is something new to send, else the timer.
     let bound = ROUND_TRIP * 11 / 4 * patience();
     expect!(first.is_some_and(|first| first < bound), "something new came after {first:?}");
     world.finish(pair)?;

@@ -1,4 +1,5 @@
-//! What anchors lend, beyond ports for connections: ICMP of it, path MTUs, fragments, whole addresses; and programs that stay hidden.
+//! What anchors lend, beyond ports for connections: ICMP of it, path MTUs, fragments, whole addresses; and programs
+//! that stay hidden.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -168,7 +169,8 @@ fn paths(lab: &mut Lab, ipv6: bool) -> Result<()> {
     let network = four.guest_network();
     narrow(&four, network, NARROWER)?;
     if !ipv6 {
-        // The tunnel's datagrams are cut on the way. Over IPv6 the anchor learns that they have to be, and the far end may learn of less.
+        // The tunnel's datagrams are cut on the way. Over IPv6 the anchor learns that they have to be, and the far end
+        // may learn of less.
         far.does(&format!("flood c {}", fits(heard)))?;
         near.does(&format!("take c {}", fits(heard)))?;
     }

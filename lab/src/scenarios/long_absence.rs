@@ -1,4 +1,5 @@
-//! Days of absence: in the terms of a TCP that waits a fraction of a second, and for real, for as long as somebody lets it run.
+//! Days of absence: in the terms of a TCP that waits a fraction of a second, and for real, for as long as somebody lets
+//! it run.
 
 use std::time::Duration;
 
@@ -27,8 +28,8 @@ const LOOK: Duration = Duration::from_secs(10);
 /// Share of a processor that a daemon may take while everybody is away, and what each look at it may cost.
 const IDLE_SHARE: f64 = 0.002;
 const IDLE_LOOK: f64 = 0.05;
-/// Datagrams in an hour to a host that vanished, which is looked for every five minutes at each of two addresses (P-45), and
-/// what the first minutes take more.
+/// Datagrams in an hour to a host that vanished, which is looked for every five minutes at each of two addresses
+/// (P-45), and what the first minutes take more.
 const LOOKED_FOR: u64 = 60;
 
 fn scaled(lab: &mut Lab) -> Result<()> {

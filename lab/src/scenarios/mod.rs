@@ -108,8 +108,8 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
     .flatten()
 }
 
-/// Sessions of many real programs, each through moves and a sleep. `./setup programs` installs what they need; they are not
-/// part of the test suite.
+/// Sessions of many real programs, each through moves and a sleep. `./setup programs` installs what they need; they are
+/// not part of the test suite.
 pub fn programs() -> impl Iterator<Item = &'static Scenario> {
     programs::scenarios()
 }

@@ -1,5 +1,5 @@
-//! Sockets that have changed hosts, and whose new host then roams, sleeps, or gives them on: each time the far end, or who passes
-//! packets on for it, is led to where they are, and no host that they have left is needed.
+//! Sockets that have changed hosts, and whose new host then roams, sleeps, or gives them on: each time the far end, or
+//! who passes packets on for it, is led to where they are, and no host that they have left is needed.
 
 use std::time::Duration;
 

@@ -9,7 +9,7 @@ use whimbrel_ipc::{ConnectionState, MovedProcess, Reply};
 use super::world::{LONG, World, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    EchoServer, Host, Join, Lab, Lame, Luggage, Process, Result, Site, Walker, Whimbrel, criu_lacks,
+    EchoServer, Host, Join, Lab, Lame, Metadata, Process, Result, Site, Walker, Whimbrel, criu_lacks,
     criu_starts_within, expect, patience, wait_for, wait_until,
 };
 
@@ -50,10 +50,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 
 const COUNT: usize = 3;
 const MEMORY: usize = 2 << 20;
-/// How long connections may be silent on the way: CRIU starts several programs, on a machine that does other things as well.
+/// How long connections may be silent on the way: CRIU starts several programs, on a machine that does other things as
+/// well.
 const SOON: Duration = Duration::from_secs(5);
-/// How often `criu check`, which does little more than start, fits into what a process stands still for, at the most. Beside four builds on two processors
-/// it took 0.26 to 0.43 s, and processes stood still for 3.5 to 7.4 s; their connections were silent for as long, to 30 ms.
+/// How often `criu check`, which does little more than start, fits into what a process stands still for, at the most.
+/// Beside four builds on two processors it took 0.26 to 0.43 s, and processes stood still for 3.5 to 7.4 s; their
+/// connections were silent for as long, to 30 ms.
 const CHECKS: u32 = 40;
 
 /// Goes on only where processes can be moved.
@@ -123,7 +125,7 @@ impl Three {
     }
 
     fn walker(&self) -> Result<Walker> {
-        Walker::start(&self.world.server, &self.echo, COUNT, Luggage { memory: MEMORY, ..Luggage::default() })
+        Walker::start(&self.world.server, &self.echo, COUNT, Metadata { memory: MEMORY, ..Metadata::default() })
     }
 }
 
@@ -217,15 +219,15 @@ fn odd_sockets(lab: &mut Lab) -> Result<()> {
     needs_criu()?;
     let three = Three::new(lab, false, true)?;
     let to = three.at_acceptor.to_string();
-    let start = |luggage| Walker::start(&three.world.server, &three.echo, COUNT, luggage);
+    let start = |metadata| Walker::start(&three.world.server, &three.echo, COUNT, metadata);
     step("one that reads no more of a connection stays: CRIU would have it read on");
-    let deaf = start(Luggage { deaf: true, ..Luggage::default() })?;
+    let deaf = start(Metadata { deaf: true, ..Metadata::default() })?;
     let said = refusal(&three.donor, deaf.pid(), &to)?;
     expect!(said.contains("shut down"), "{said}");
     walks(&deaf, "kept")?;
 
     step("one with sockets that are over, never began, or say no more, goes to another host");
-    let walker = start(Luggage { silent: true, ..Luggage::default() })?;
+    let walker = start(Metadata { silent: true, ..Metadata::default() })?;
     let there = give(&three.donor, walker.pid(), &to)?;
     expect!(there.connections == COUNT + 1, "{} connections went", there.connections);
     walks(&walker, "there")?;
@@ -388,8 +390,8 @@ fn kept(lab: &mut Lab) -> Result<()> {
     walks(&walker, "after that")?;
 
     step("it has locked a file, which nobody else could lock as long as it is here");
-    let luggage = Luggage { memory: MEMORY, locks: true, ..Luggage::default() };
-    let locker = Walker::start(&three.world.server, &three.echo, COUNT, luggage)?;
+    let metadata = Metadata { memory: MEMORY, locks: true, ..Metadata::default() };
+    let locker = Walker::start(&three.world.server, &three.echo, COUNT, metadata)?;
     let said = refusal(&three.donor, locker.pid(), &to)?;
     expect!(said.contains("file locks"), "{said}");
     walks(&locker, "with its lock")?;
@@ -436,7 +438,8 @@ fn killed(lab: &mut Lab) -> Result<()> {
     three.world.no_resets()
 }
 
-/// Has it look as if the donor's CRIU were one of before 3.19, which cuts connections off when it has written their process down.
+/// Has it look as if the donor's CRIU were one of before 3.19, which cuts connections off when it has written their
+/// process down.
 fn lock(three: &Three, pid: u32) -> Result<()> {
     let state = three.donor.run_dir().join(format!("processes/out-{pid}/state.json"));
     let failed = |call| move |error| crate::Error::call(call, "what the donor's daemon has noted", error);
@@ -460,8 +463,9 @@ fn killed_twice(lab: &mut Lab) -> Result<()> {
     world.no_resets()
 }
 
-/// Has the process with this number go to a host, whose daemon is killed when the process is there, and once more when it has gone on. `before`: so long a
-/// connection of it was silent before. Gives which process it is there, and how long one was.
+/// Has the process with this number go to a host, whose daemon is killed when the process is there, and once more when
+/// it has gone on. `before`: so long a connection of it was silent before. Gives which process it is there, and how
+/// long one was.
 fn arrives_struck(
     from: &Whimbrel,
     to: &mut Whimbrel,
@@ -522,8 +526,9 @@ fn rebuilt(at: &Whimbrel) -> Result<Option<Ended>> {
     Ok(keeper.and_then(only_child).and_then(only_child).map(Ended))
 }
 
-/// It walks on, after a daemon was killed: how long that takes is for what the machine does to say, so that its connections may be silent for as long
-/// again as it stood still, by TCP's timer. `before`: so long one was silent before. Gives how long one was.
+/// It walks on, after a daemon was killed: how long that takes is for what the machine does to say, so that its
+/// connections may be silent for as long again as it stood still, by TCP's timer. `before`: so long one was silent
+/// before. Gives how long one was.
 fn walks_again(walker: &Walker, still: Instant, before: Duration) -> Result<Duration> {
     let stood = still.elapsed();
     walker.wait_progress(100)?;

@@ -1,4 +1,5 @@
-//! Targets that cannot take a socket, each for a reason of its own: the donor is told it, and the connection stays where it was.
+//! Targets that cannot take a socket, each for a reason of its own: the donor is told it, and the connection stays
+//! where it was.
 
 use std::fs;
 use std::net::IpAddr;
@@ -46,7 +47,8 @@ struct Ticking {
 }
 
 impl Ticking {
-    /// A move that has to fail, with what is to be in its complaint. The connection goes on where it was, and no byte was sent twice or not.
+    /// A move that has to fail, with what is to be in its complaint. The connection goes on where it was, and no byte
+    /// was sent twice or not.
     fn stays(&mut self, donor: &Whimbrel, to: &str, receiver: &str, why: &str) -> Result<()> {
         let said = donor.cli(&["move", &self.far.local().to_string(), "--to", to, "--process", receiver]);
         let Err(error) = said else { return Err(Error::Usage(format!("it was moved to {to}, which cannot take it"))) };

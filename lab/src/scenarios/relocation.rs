@@ -314,8 +314,9 @@ fn in_flow(lab: &mut Lab, far_runs: bool, hole: bool) -> Result<()> {
     let there = last.len() / SIZE;
     println!("    {} of {} datagrams came, {there} of them at the other host", numbers.len(), sent - from);
     complete?;
-    // A far end that is led straight to the acceptor sends there before what is handed on has arrived, and may take that for lost; any may where
-    // a busy machine lets it wait for 200 ms. Now that all has come nothing is on its way but what it may be told of that.
+    // A far end that is led straight to the acceptor sends there before what is handed on has arrived, and may take
+    // that for lost; any may where a busy machine lets it wait for 200 ms. Now that all has come nothing is on its way
+    // but what it may be told of that.
     let mut counts = (0, 0);
     let none_lost = wait_for(LONG, "nothing was lost", || {
         let in_vain = duplicates(&world.laptop)? - vain_before;
@@ -384,7 +385,8 @@ fn back_in_flow(lab: &mut Lab) -> Result<()> {
     complete
 }
 
-/// `rate`: of the acceptor's link, Mbit/s; the donor's has 20. `least`: the part of it that is to be used in the first second.
+/// `rate`: of the acceptor's link, Mbit/s; the donor's has 20. `least`: the part of it that is to be used in the first
+/// second.
 fn other_path(lab: &mut Lab, rate: u64, least: f64) -> Result<()> {
     let three = Three::new(lab, true)?;
     let Three { world, donor_daemon, acceptor_daemon, far_daemon, .. } = &three;
@@ -418,8 +420,8 @@ fn other_path(lab: &mut Lab, rate: u64, least: f64) -> Result<()> {
     world.no_resets()
 }
 
-/// How soon what is lost first is sent again: the round trip and 200 ms, where nothing is measured yet. A second is what the kernel waits for that
-/// knows nothing of a path.
+/// How soon what is lost first is sent again: the round trip and 200 ms, where nothing is measured yet. A second is
+/// what the kernel waits for that knows nothing of a path.
 const AGAIN: Duration = Duration::from_millis(700);
 
 fn not_heard(lab: &mut Lab) -> Result<()> {
@@ -453,8 +455,8 @@ fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Of how many segments that it sent again the kernel of a host was told that they had come (RFC 2883): one word may tell of several, and one
-/// that it makes nothing of (`tcp_dsack_seen`) tells of one at least.
+/// Of how many segments that it sent again the kernel of a host was told that they had come (RFC 2883): one word may
+/// tell of several, and one that it makes nothing of (`tcp_dsack_seen`) tells of one at least.
 fn duplicates(host: &Host) -> Result<u64> {
     let text = host.enter(|| std::fs::read_to_string("/proc/thread-self/net/netstat"))?;
     let text = text.map_err(|e| Error::call("read", "/proc/net/netstat", e))?;

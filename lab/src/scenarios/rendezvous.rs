@@ -32,8 +32,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 
 /// A configuration that says nothing, so that there is one to be changed.
 const ALONE: &str = "kick = true\n";
-/// A meeting takes four round trips. The kernel asks for its gateway once a second, and its first question is lost where the
-/// router's end of the new cable is not up yet.
+/// A meeting takes four round trips. The kernel asks for its gateway once a second, and its first question is lost
+/// where the router's end of the new cable is not up yet.
 const SOON: Duration = Duration::from_secs(3);
 /// How long a connection is seen to stand still.
 const STILL: Duration = Duration::from_secs(5);
@@ -200,8 +200,8 @@ fn goes_on_soon(pair: &mut FlowPair, at: &Attachment) -> Result<()> {
     Ok(())
 }
 
-/// Has a site's router take nothing from outside for itself, as those of homes do. One that answers for itself takes what
-/// comes in first for its own, and gives what goes out later another port (conntrack's clash resolution).
+/// Has a site's router take nothing from outside for itself, as those of homes do. One that answers for itself takes
+/// what comes in first for its own, and gives what goes out later another port (conntrack's clash resolution).
 fn closed_router(site: &Site) -> Result<()> {
     site.router.nft(
         "table inet closed { chain input { type filter hook input priority filter; \

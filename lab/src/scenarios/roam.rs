@@ -224,8 +224,8 @@ fn overlapping(lab: &mut Lab, from: SiteSpec, to: SiteSpec, carrier: Carrier, st
     }
     let after = retransmits(&mut pair)?;
     println!("    segments sent again: {} by the client, {} by the server", after[0] - before[0], after[1] - before[1]);
-    // A break loses all that is in flight, some hundred segments. A few are sent again where the machine is late and the
-    // first packets on the new path overtake the last on the old.
+    // A break loses all that is in flight, some hundred segments. A few are sent again where the machine is late and
+    // the first packets on the new path overtake the last on the old.
     expect!(after[0] - before[0] + after[1] - before[1] < 40, "{:?} segments were sent again", [before, after]);
     expect!(eth.v4.is_some(), "the new network gave no address");
     if to_nat {

@@ -96,8 +96,8 @@ pub(super) struct Fare {
     pub(super) asked: u64,
 }
 
-/// They check all that they hear, and a connection that is refused or reset is a failure to them. Resets are not counted beside: who acknowledges the
-/// end of a connection twice hears one, as of any server that has closed.
+/// They check all that they hear, and a connection that is refused or reset is a failure to them. Resets are not
+/// counted beside: who acknowledges the end of a connection twice hears one, as of any server that has closed.
 pub(super) struct Clients(pub(super) Program);
 
 impl Clients {
@@ -116,7 +116,7 @@ impl Clients {
         Ok(Fare { opened: next(), exchanged: next(), answered: next(), asked: next() })
     }
 
-    /// They end: all that they have said was answered, but for so many datagrams.
+    /// They end: all that they have said was answered, except for so many datagrams.
     pub(super) fn end(&mut self, missing: u64) -> Result<()> {
         let ended = self.0.does("end")?;
         println!("    slowest to connect, in ms, and datagrams that were not answered, of how many: {ended}");

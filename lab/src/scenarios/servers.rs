@@ -1,4 +1,5 @@
-//! Servers with the address of an anchor go from host to host, and whoever comes to that address reaches them where they are.
+//! Servers with the address of an anchor go from host to host, and whoever comes to that address reaches them where
+//! they are.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

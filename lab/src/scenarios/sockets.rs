@@ -80,8 +80,8 @@ fn reported_errors(lab: &mut Lab) -> Result<()> {
         client.wait_introduced(pair, LONG)?;
     }
     world.laptop.leave(&world.at, Leave::Orderly)?;
-    // A router says that a host is unreachable when nobody has answered it for three seconds, and a busy machine may take so long: that would
-    // be true, and its own.
+    // A router says that a host is unreachable when nobody has answered it for three seconds, and a busy machine may
+    // take so long: that would be true, and its own.
     world.a.link()?.hook(|_, frame| {
         let unreachable = frame.ip().is_some_and(|packet| {
             let icmp = (packet.protocol, packet.payload.first());
@@ -105,8 +105,9 @@ fn reported_errors(lab: &mut Lab) -> Result<()> {
 /// What packets of IPv6 may have, in bytes, that go by the tunnel over IPv6 and links of 1500.
 const INSIDE: u32 = 1410;
 
-/// What a host has learned of path MTUs, if anything. What the tunnel has said while it carried is so: a busy machine sends long packets before
-/// they are rewritten. Senders that are woken are told a byte more, or something less than what they have.
+/// What a host has learned of path MTUs, if anything. What the tunnel has said while it carried is so: a busy machine
+/// sends long packets before they are rewritten. Senders that are woken are told a byte more, or something less than
+/// what they have.
 fn learned(host: &Host) -> Result<String> {
     let caches = ["-4 route show cache table all", "-6 route show cache table all"].map(|which| host.ip_output(which));
     let [v4, v6] = caches;

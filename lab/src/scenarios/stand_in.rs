@@ -1,5 +1,5 @@
-//! Both ends move at once, without a third host that both know: somebody where one of them was passes on what comes for it, or
-//! both are still heard where they were.
+//! Both ends move at once, without a third host that both know: somebody where one of them was passes on what comes for
+//! it, or both are still heard where they were.
 
 use std::net::IpAddr;
 

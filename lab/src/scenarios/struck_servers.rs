@@ -1,4 +1,5 @@
-//! Servers that change hosts as whole processes, when something fails in the middle: each is at one place afterwards, and has lost nobody.
+//! Servers that change hosts as whole processes, when something fails in the middle: each is at one place afterwards,
+//! and has lost nobody.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -82,8 +83,9 @@ struct Stage {
     /// Which host has the server, and which process it is there.
     owner: usize,
     pid: u32,
-    /// Datagrams that were sent while a blow had not settled yet. What waits for the server then is in the memory of the daemon that dies, or on its way
-    /// to a host without a network, and nobody sends datagrams again. All others are answered. Of TCP nothing is lost: the clients check that.
+    /// Datagrams that were sent while a blow had not settled yet. What waits for the server then is in the memory of
+    /// the daemon that dies, or on its way to a host without a network, and nobody sends datagrams again. All others
+    /// are answered. Of TCP nothing is lost: the clients check that.
     may_be_lost: u64,
 }
 
@@ -142,7 +144,8 @@ impl Stage {
         site.link()?.restore()
     }
 
-    /// Has the server move, and strikes so long after it was asked to, which was drawn by lot. How long it took until it was at one place.
+    /// Has the server move, and strikes so long after it was asked to, which was drawn by lot. How long it took until
+    /// it was at one place.
     fn strike(&mut self, blow: Blow, after: Duration) -> Result<Duration> {
         let (from, to, pid) = (self.owner, 1 - self.owner, self.pid);
         let sent_before = self.clients.fare()?.asked;

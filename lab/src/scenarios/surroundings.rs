@@ -116,8 +116,8 @@ fn on_link(world: &mut World, server_in_b: bool) -> Result<()> {
     all_run(&mut [&mut client, &mut server])
 }
 
-/// What is rewritten crosses the host's output once, but for one packet every now and then that shows the next hop, whether the
-/// old address of this end is gone or the other end has left the link.
+/// What is rewritten crosses the host's output once, except for one packet every now and then that shows the next hop,
+/// whether the old address of this end is gone or the other end has left the link.
 fn rewritten_in_passing(daemon: &Whimbrel, pairs: &mut [FlowPair]) -> Result<()> {
     let look = || -> Result<[f64; 2]> {
         let all = figures(&daemon.cli(&["metrics"])?)?;
@@ -218,8 +218,8 @@ fn new_owner(lab: &mut Lab) -> Result<()> {
     let join = Join { address_v4: old.v4, address_v6: old.v6, ..Join::default() };
     let at_other = other.join(&a.network, &join)?;
     expect!(at_other.v4 == old.v4, "the other host has another address");
-    // The same port as well, so that both connections have the very same tuple in the laptop's and in the new owner's eyes,
-    // but for the server's port.
+    // The same port as well, so that both connections have the very same tuple in the laptop's and in the new owner's
+    // eyes, except for the server's port.
     let options =
         PairOptions { bind: Some(SocketAddr::new(old.ipv4()?, pair.local().port())), ..PairOptions::rate(RATE) };
     let mut theirs = FlowPair::tcp(&other, &world.server, world.at_server.ipv4()?, &options)?;
@@ -234,8 +234,8 @@ fn new_owner(lab: &mut Lab) -> Result<()> {
     all_run(&mut [&mut client, &mut server])
 }
 
-/// The server's routes lead the laptop's old addresses elsewhere, and yet it talks to whoever has them now, both ways and in
-/// both families.
+/// The server's routes lead the laptop's old addresses elsewhere, and yet it talks to whoever has them now, both ways
+/// and in both families.
 fn new_owner_on_link(lab: &mut Lab) -> Result<()> {
     let mut world = World::new(lab, site("a"), site("b"))?;
     let (a, b) = (world.a.clone(), world.b.clone());

@@ -22,8 +22,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
 ];
 
-/// A map of the data plane as a release before this one might have had it: its values are longer. Put in the place of the one that is pinned, which
-/// the programs that are attached go on with.
+/// A map of the data plane as a release before this one might have had it: its values are longer. Put in the place of
+/// the one that is pinned, which the programs that are attached go on with.
 const OLDER: &str = r#"
 import ctypes, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)

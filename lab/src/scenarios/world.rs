@@ -1,5 +1,5 @@
-//! What most scenarios share: a laptop, a server, two networks for the laptop, daemons on both, and what must be so after
-//! every move.
+//! What most scenarios share: a laptop, a server, two networks for the laptop, daemons on both, and what must be so
+//! after every move.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -15,10 +15,11 @@ use crate::{
 
 /// Time for anything that takes a few round trips, on a busy machine.
 pub(super) const LONG: Duration = Duration::from_secs(20);
-/// Time until a path is rewritten on which segments pass: a busy machine may be too slow for the first three probes, and the next is sent after half a
-/// minute (P-20).
+/// Time until a path is rewritten on which segments pass: a busy machine may be too slow for the first three probes,
+/// and the next is sent after half a minute (P-20).
 pub(super) const REWRITTEN_WITHIN: Duration = Duration::from_secs(50);
-/// Time in which a stalled connection has to go on after a move: a second is the first RTO that a missed kick would cost.
+/// Time in which a stalled connection has to go on after a move: a second is the first RTO that a missed kick would
+/// cost.
 pub(super) const PROMPT: Duration = Duration::from_secs(1);
 /// Rate of streams in each direction, bits a second.
 pub(super) const RATE: u64 = 4_000_000;
@@ -45,8 +46,9 @@ pub(super) struct World {
     pub(super) at_server: Attachment,
     /// Resets that passed the server's or the laptop's uplink, as they are shown to people.
     resets: Arc<Mutex<Vec<Reset>>>,
-    /// Names that routers have given to connections of hosts that have left them, and since when. Linux resets what it takes for invalid there: an
-    /// acknowledgement of what went by another way already. Who has moved does not hear that (`ingress_native` in bpf/lib/ingress.h).
+    /// Names that routers have given to connections of hosts that have left them, and since when. Linux resets what it
+    /// takes for invalid there: an acknowledgement of what went by another way already. Who has moved does not hear
+    /// that (`ingress_native` in bpf/lib/ingress.h).
     left_behind: BTreeMap<SocketAddr, MonoTime>,
 }
 
@@ -190,8 +192,8 @@ pub(super) fn goes_on_since(pair: &mut FlowPair, at: &Attachment) -> Result<()> 
     Ok(())
 }
 
-/// Waits until an end's TCP waits for `wanted` at least before it sends again. When its timer runs out, at the earliest: the bounds of what is to
-/// come before that are parts of it, so they hold on machines of any speed.
+/// Waits until an end's TCP waits for `wanted` at least before it sends again. When its timer runs out, at the
+/// earliest: the bounds of what is to come before that are parts of it, so they hold on machines of any speed.
 pub(super) fn backed_off(pair: &mut FlowPair, sender: Side, wanted: Duration) -> Result<MonoTime> {
     let mut looked = MonoTime::now();
     wait_for(LONG * 2, &format!("the {sender:?}'s sender backs off"), || {
@@ -212,8 +214,8 @@ pub(super) fn ms(d: Option<Duration>) -> f64 {
     d.map_or(f64::NAN, |d| d.as_secs_f64() * 1e3)
 }
 
-/// The pair's connection is carried so, as the daemon at this end tells. It is the end that moved who chooses: the other
-/// one answers as it is spoken to.
+/// The pair's connection is carried so, as the daemon at this end tells. It is the end that moved who chooses: the
+/// other one answers as it is spoken to.
 pub(super) fn carried_by(daemon: &Whimbrel, end: Side, pair: &FlowPair, carrier: Carrier) -> Result<()> {
     let what = format!("moved and carried by {carrier}");
     wait_state(daemon, end, pair, &what, |c| c.state == ConnectionState::Moved && c.carrier == Some(carrier))

@@ -123,7 +123,8 @@ pub(super) fn serve(listen: SocketAddr, receive: ReceiveOptions, datagrams: bool
             if number == LISTENER {
                 while let Ok((stream, _)) = listener.accept() {
                     if datagrams {
-                        // Clients that change hosts may take nothing for a while, and send on: what cannot be written ends a connection.
+                        // Clients that change hosts may take nothing for a while, and send on: what cannot be written
+                        // ends a connection.
                         let _ = rustix::net::sockopt::set_socket_send_buffer_size_force(&stream, PATIENT);
                     }
                     if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
@@ -161,8 +162,9 @@ pub(super) fn serve(listen: SocketAddr, receive: ReceiveOptions, datagrams: bool
     }
 }
 
-/// Opens `count` connections, to each of `to` in turn. Command `echo MILLISECONDS` sends a byte on each and reports when each came back; command
-/// `carry MILLISECONDS BYTES` sends so many, of a stream of its own each, and reports when all of each were back.
+/// Opens `count` connections, to each of `to` in turn. Command `echo MILLISECONDS` sends a byte on each and reports
+/// when each came back; command `carry MILLISECONDS BYTES` sends so many, of a stream of its own each, and reports when
+/// all of each were back.
 pub(super) fn hold(to: &[SocketAddr], count: usize) -> Result<()> {
     let start = Instant::now();
     let mut epoll = Epoll::new()?;
@@ -250,7 +252,8 @@ fn echo(streams: &[TcpStream], epoll: &mut Epoll, timeout: Duration) -> Result<E
 /// What is under way of one connection at the most, in bytes: an echo server does not wait for who does not read.
 const UNDER_WAY: u64 = 8 << 10;
 
-/// Sends so many bytes on each connection, which has carried those up to its position before, and checks each that comes back.
+/// Sends so many bytes on each connection, which has carried those up to its position before, and checks each that
+/// comes back.
 fn carry(
     streams: &[TcpStream],
     positions: &mut [u64],

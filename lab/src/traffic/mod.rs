@@ -69,7 +69,8 @@ pub enum Role {
         #[command(flatten)]
         flow: FlowOptions,
     },
-    /// Passes datagrams between whoever sends to one address first and another address: what an unprivileged user can do.
+    /// Passes datagrams between whoever sends to one address first and another address: what an unprivileged user can
+    /// do.
     UdpRelay {
         /// Address to listen on.
         #[arg(long)]
@@ -351,7 +352,8 @@ fn end_with_stdin() {
     });
 }
 
-/// Receives sockets from other hosts under a name, from one daemon after the other. `ready` is called once they may come.
+/// Receives sockets from other hosts under a name, from one daemon after the other. `ready` is called once they may
+/// come.
 fn receive_sockets(run_dir: &Path, name: &str, ready: impl FnOnce(), mut received: impl FnMut(OwnedFd)) -> Result<()> {
     let failed = |e: ClientError| Error::Usage(format!("receiving sockets as {name}: {e}"));
     let mut ready = Some(ready);

@@ -1,5 +1,5 @@
-//! A program that hangs on nothing but its connections, so that it can go to another host as it is: no pipe to whoever has started it, no
-//! terminal, a session of its own. It tells how it fares in a file whose length never changes.
+//! A program that hangs on nothing but its connections, so that it can go to another host as it is: no pipe to whoever
+//! has started it, no terminal, a session of its own. It tells how it fares in a file whose length never changes.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -251,8 +251,8 @@ fn deaf(connect: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sockets that are in no list of the kernel's, as any program has some: of TCP, never connected, reset by its other end, and closed by both; of
-/// UDP, not bound.
+/// Sockets that are in no list of the kernel's, as any program has some: of TCP, never connected, reset by its other
+/// end, and closed by both; of UDP, not bound.
 struct Idle {
     unconnected: OwnedFd,
     unbound: OwnedFd,

@@ -1,5 +1,5 @@
-//! An initramfs: a cpio archive of the "newc" format (Documentation/driver-api/early-userspace/buffer-format.rst). Written here so
-//! that its files belong to root whoever makes it.
+//! An initramfs: a cpio archive of the "newc" format (Documentation/driver-api/early-userspace/buffer-format.rst).
+//! Written here so that its files belong to root whoever makes it.
 
 use std::io::{self, Write};
 

@@ -21,7 +21,8 @@ const USED: &[&str] = &["bin", "sbin", "lib", "lib64", "usr/bin", "usr/sbin", "u
 const UNUSED: &[&str] =
     &["perl", "perl-base", "perl5", "gconv", "locale", "systemd", "dpkg", "apt", "idlelib", "pydoc_data", "lib2to3"];
 
-/// Modules of Debian's kernels that Whimbrel or the lab use; what is built in is left out, what is not there complained of.
+/// Modules of Debian's kernels that Whimbrel or the lab use; what is built in is left out, what is not there complained
+/// of.
 const MODULES: &[&str] = &[
     "veth",
     "tun",

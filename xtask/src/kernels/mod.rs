@@ -1,8 +1,8 @@
 //! `make test-kernels`: boots Debian's kernels in QEMU and runs the core scenario inside.
 //!
 //! Nothing is installed on the machine: packages are downloaded and unpacked below the target directory, and the guest
-//! runs from an initramfs that holds this build and the programs that the scenarios need. The initramfs has no name while
-//! it exists, and QEMU ends with us, so that an interrupted run leaves nothing either.
+//! runs from an initramfs that holds this build and the programs that the scenarios need. The initramfs has no name
+//! while it exists, and QEMU ends with us, so that an interrupted run leaves nothing either.
 
 mod archive;
 mod guest;
@@ -32,13 +32,13 @@ use package::{Apt, Kernel};
 use programs::Programs;
 pub(crate) use system::System;
 
-/// What the lab runs in the guest: a connection crosses a move, rewritten and in a tunnel, and goes on after an outage with
-/// and without the kick; and a socket changes hosts, and a process.
+/// What the lab runs in the guest: a connection crosses a move, rewritten and in a tunnel, and goes on after an outage
+/// with and without the kick; and a socket changes hosts, and a process.
 const SCENARIOS: &[&str] =
     &["roam-public", "roam-into-nat", "outage-kick", "moved-socket", "moved-process", "moved-process-direct"];
 
-/// Tests that race the kernel's timers by milliseconds, which software emulation loses; and one that takes a minute there
-/// for what is the same on all kernels.
+/// Tests that race the kernel's timers by milliseconds, which software emulation loses; and one that takes a minute
+/// there for what is the same on all kernels.
 const SKIPPED: &[&str] = &["a_smaller_mtu_resends", "connection_roams_under_another_wire_port"];
 
 /// Test programs of any name.

@@ -1,7 +1,7 @@
 //! Kernels and what runs on them, out of Debian's archive: unpacked but not installed.
 //!
-//! apt works below the target directory here, on lists, a cache and a state of its own, so that another architecture's packages can be
-//! had, nothing changes on the machine, and nobody has to be root.
+//! apt works below the target directory here, on lists, a cache and a state of its own, so that another architecture's
+//! packages can be had, nothing changes on the machine, and nobody has to be root.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -29,7 +29,8 @@ const USERLAND: &[&str] = &[
     "libgcc-s1",
 ];
 
-/// What this build is linked with on another processor: headers and static libraries, so nothing of them is needed in the guest.
+/// What this build is linked with on another processor: headers and static libraries, so nothing of them is needed in
+/// the guest.
 const LIBRARIES: &[&str] = &["libelf-dev", "zlib1g-dev"];
 
 /// A kernel that is there to be booted.
@@ -60,7 +61,8 @@ impl Apt {
             fs::create_dir_all(&path).failed("make", path.display())?;
         }
         let config = own.join("apt.conf");
-        // On a machine where nothing is installed, everything has to be downloaded. Locks are for machines on which something is.
+        // On a machine where nothing is installed, everything has to be downloaded. Locks are for machines on which
+        // something is.
         for (path, content) in [(own.join("status"), String::new()), (config.clone(), configuration(&own, processor))] {
             fs::write(&path, content).failed("write", path.display())?;
         }
@@ -129,8 +131,8 @@ impl Apt {
         Ok(unpacked)
     }
 
-    /// Does something for which the package lists are needed; again with fresh ones if it fails, since the archive has only what
-    /// is newest.
+    /// Does something for which the package lists are needed; again with fresh ones if it fails, since the archive has
+    /// only what is newest.
     fn with_lists<T>(&self, work: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
         work().or_else(|_| {
             // It also complains of sources that have nothing to do with us. What matters is found out below.

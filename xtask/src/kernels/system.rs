@@ -84,8 +84,9 @@ impl Processor {
     /// The emulator and its machine.
     pub(crate) fn qemu(self) -> (&'static str, &'static [&'static str]) {
         match self {
-            // Software emulation everywhere: it boots in 4 s, and a KVM that is there need not work (nested ones abort QEMU).
-            // Without cmpxchg16b, after which QEMU 7.2 now and then returns to a 6.12 kernel with flags that it never had.
+            // Software emulation everywhere: it boots in 4 s, and a KVM that is there need not work (nested ones abort
+            // QEMU). Without cmpxchg16b, after which QEMU 7.2 now and then returns to a 6.12 kernel with flags that it
+            // never had.
             Self::X86 => ("qemu-system-x86_64", &["-machine", "pc,accel=tcg", "-cpu", "max,cx16=off"]),
             Self::Arm => ("qemu-system-aarch64", &["-machine", "virt,accel=tcg", "-cpu", "neoverse-n1"]),
         }

@@ -14,7 +14,8 @@ use crate::workspace::{cargo, files, target};
 pub(crate) enum Kind {
     /// A test that needs nothing.
     Unit,
-    /// A test that needs root. One at a time: they have namespaces of their own, but some count on the machine's own state.
+    /// A test that needs root. One at a time: they have namespaces of their own, but some count on the machine's own
+    /// state.
     Root,
     /// A scenario of the lab.
     Scenario,

@@ -1,5 +1,5 @@
-//! `make test`, `make test-quick`, `make test-all`: everything that exists is run, or said not to be, and has a verdict in
-//! `target/test/results.json`.
+//! `make test`, `make test-quick`, `make test-all`: everything that exists is run, or said not to be, and has a verdict
+//! in `target/test/results.json`.
 
 mod inventory;
 mod record;
@@ -23,12 +23,12 @@ use record::{Entry, Record};
 use verdict::Verdict;
 pub(crate) use verdict::{Outcome, scenario_result};
 
-/// How all is built: in the profile `dev` (decision 0033), programs and tests at once, so that both have the same features of
-/// their dependencies and nothing is compiled twice.
+/// How all is built: in the profile `dev` (decision 0033), programs and tests at once, so that both have the same
+/// features of their dependencies and nothing is compiled twice.
 const BUILD: [&str; 6] = ["build", "--workspace", "--locked", "--lib", "--bins", "--tests"];
 
-/// No case begins later than so long after the run has begun. `make test` takes three quarters of an hour on two processors;
-/// a machine that is slower than that is let go on until continuous integration would end the run.
+/// No case begins later than so long after the run has begun. `make test` takes three quarters of an hour on two
+/// processors; a machine that is slower than that is let go on until continuous integration would end the run.
 fn begun_within(choice: Choice) -> Duration {
     match choice {
         Choice::Quick | Choice::All => Duration::from_secs(75 * 60),
@@ -39,8 +39,8 @@ fn begun_within(choice: Choice) -> Duration {
 /// What has not been built by then is stuck.
 const BUILT_WITHIN: Duration = Duration::from_secs(40 * 60);
 
-/// A case that has not ended by then is stuck. In `make test` the longest take a minute and a half; the first fuzz target is
-/// built with all of its dependencies, and a guest ends itself.
+/// A case that has not ended by then is stuck. In `make test` the longest take a minute and a half; the first fuzz
+/// target is built with all of its dependencies, and a guest ends itself.
 fn ended_within(case: &Case, choice: Choice) -> Duration {
     match case.kind {
         Kind::Fuzz => BUILT_WITHIN,
@@ -53,7 +53,8 @@ fn ended_within(case: &Case, choice: Choice) -> Duration {
 /// For how long each target is fuzzed in `make test-all`, in seconds.
 const FUZZED: u64 = 75;
 
-/// Scenarios at a time. They wait most of the time, and they measure times: so many that two processors are not quite busy.
+/// Scenarios at a time. They wait most of the time, and they measure times: so many that two processors are not quite
+/// busy.
 const SCENARIOS_AT_ONCE: usize = 4;
 
 /// Unit tests at a time. More than there are processors: many wait for the kernel's clocks.
@@ -171,8 +172,8 @@ struct Lane {
 }
 
 impl Run {
-    /// Runs what was chosen: unit tests first, then what needs root and scenarios beside each other (both wait most of the time, for
-    /// clocks and for programs), then fuzzing, which keeps the processors busy.
+    /// Runs what was chosen: unit tests first, then what needs root and scenarios beside each other (both wait most of
+    /// the time, for clocks and for programs), then fuzzing, which keeps the processors busy.
     fn all(&mut self, chosen: Vec<Case>) -> Result<(), Failure> {
         let mut of: BTreeMap<Kind, Vec<Case>> = BTreeMap::new();
         for case in chosen {
@@ -282,8 +283,8 @@ impl Run {
         self.record.add(Entry { case, seed, took, verdict, first: None });
     }
 
-    /// Runs once more what failed, each alone and with the seed that it had: many measure times, and the machine may be busy
-    /// with other things. That it failed at first stays in the record.
+    /// Runs once more what failed, each alone and with the seed that it had: many measure times, and the machine may be
+    /// busy with other things. That it failed at first stays in the record.
     fn repeat_failures(&mut self) -> Result<(), Failure> {
         let failed: Vec<Case> = self
             .record

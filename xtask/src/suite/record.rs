@@ -56,8 +56,8 @@ impl Record {
         }
     }
 
-    /// What keeps the run from being a good one, as sentences: failures, too many unsteady cases, and where verdicts and
-    /// `exist`, the names of all that there is, are not the same.
+    /// What keeps the run from being a good one, as sentences: failures, too many unsteady cases, and where verdicts
+    /// and `exist`, the names of all that there is, are not the same.
     pub(crate) fn faults(&self, exist: &BTreeSet<String>) -> Vec<String> {
         let mut faults: Vec<String> = self
             .entries

@@ -15,7 +15,8 @@ const SHORTEST: Millis = 1_000.0;
 const CUTS: usize = 8;
 /// The width of a cut.
 pub(super) const CUT: f64 = 44.0;
-/// What is left of a stretch that is cut, on either side: a part of the mean of those that are not, and of itself at the most.
+/// What is left of a stretch that is cut, on either side: a part of the mean of those that are not, and of itself at
+/// the most.
 const MARGIN: f64 = 0.15;
 const MARGIN_MOST: f64 = 0.25;
 /// The least that is drawn between two cuts.
@@ -51,8 +52,8 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// An axis between two horizontal positions, for moments at which something happens, of which there are at least the
-    /// first and the last.
+    /// An axis between two horizontal positions, for moments at which something happens, of which there are at least
+    /// the first and the last.
     pub(super) fn new(mut moments: Vec<Millis>, left: f64, right: f64) -> Self {
         moments.sort_unstable_by(f64::total_cmp);
         moments.dedup();

@@ -18,7 +18,8 @@ const MARGIN: f64 = 20.0;
 const LEFT: f64 = 210.0;
 const RIGHT: f64 = WIDTH - MARGIN;
 
-/// Connections of a peer that have a lane each; of more their number is drawn. All together, and where those are too many.
+/// Connections of a peer that have a lane each; of more their number is drawn. All together, and where those are too
+/// many.
 const LANES: usize = 8;
 const LANES_IN_ALL: usize = 48;
 const LANES_OF_MANY: usize = 2;

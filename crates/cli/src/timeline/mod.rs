@@ -16,8 +16,8 @@ mod svg;
 
 use whimbrel_ipc::EventRecord;
 
-/// Draws events, which are in the order of their happening. `until`: what the wall clock shows now, in milliseconds since
-/// 1970, where the drawing should go on to now.
+/// Draws events, which are in the order of their happening. `until`: what the wall clock shows now, in milliseconds
+/// since 1970, where the drawing should go on to now.
 pub(crate) fn plot(events: &[EventRecord], until: Option<u64>) -> String {
     lanes::draw(story::read(events, until).as_ref())
 }

@@ -118,7 +118,7 @@ pub(super) fn read(events: &[EventRecord], until: Option<u64>) -> Option<Story> 
     let mut reader = Reader { story: Story { first: first.number, ..Story::default() }, ..Reader::default() };
     for event in events {
         let at = reader.advance(event);
-        reader.take_in(at, event);
+        reader.add(at, event);
     }
     Some(reader.finish(until))
 }
@@ -136,8 +136,8 @@ struct Reader {
 }
 
 impl Reader {
-    /// Where on the axis an event is. The wall clock counts while the machine sleeps and over reboots, CLOCK_MONOTONIC does
-    /// not go back when it is set: whichever of the two has gone on further is believed.
+    /// Where on the axis an event is. The wall clock counts while the machine sleeps and over reboots, CLOCK_MONOTONIC
+    /// does not go back when it is set: whichever of the two has gone on further is believed.
     fn advance(&mut self, event: &EventRecord) -> Millis {
         let wall = parse_rfc3339(&event.time)
             .and_then(|time| time.duration_since(UNIX_EPOCH).ok())
@@ -156,7 +156,7 @@ impl Reader {
         at
     }
 
-    fn take_in(&mut self, at: Millis, event: &EventRecord) {
+    fn add(&mut self, at: Millis, event: &EventRecord) {
         match event.kind.as_str() {
             "started" => self.started(at, event),
             "stopping" => self.stopped = Some(at),
@@ -169,12 +169,12 @@ impl Reader {
             kind => {
                 let Some(number) = unsigned(event, "peer") else { return };
                 let peer = self.peer(number, text(event, "key"));
-                self.take_in_of_peer(at, peer, kind, event);
+                self.handle_peer_event(at, peer, kind, event);
             }
         }
     }
 
-    fn take_in_of_peer(&mut self, at: Millis, id: usize, kind: &str, event: &EventRecord) {
+    fn handle_peer_event(&mut self, at: Millis, id: usize, kind: &str, event: &EventRecord) {
         let peer = &mut self.story.peers[id];
         if let Some(flows) = unsigned(event, "flows").filter(|_| !kind.starts_with("flows-")) {
             peer.there_are(flows);
@@ -341,7 +341,8 @@ impl Reader {
         }
         let known = self.open.insert(name.clone(), (id, peer.connections.len()));
         peer.changes(at, if known.is_some_and(|(of, _)| of == id) { 0 } else { 1 });
-        // One that was taken over may be elsewhere by now, and its peer not be there yet: its name tells where it began.
+        // One that was taken over may be elsewhere by now, and its peer not be there yet: its name tells where it
+        // began.
         let home = match event.kind.as_str() {
             "flow-taken-over" => ends_of(&name).unwrap_or_else(|| peer.now.ends.clone()),
             _ => peer.now.ends.clone(),

@@ -370,7 +370,8 @@ fn connections_that_were_taken_over_are_drawn() {
 
 #[test]
 fn what_was_taken_over_is_native_where_it_began() {
-    // Taken over before the peer is reached, and carried since: back there it is at home, though another is carried then.
+    // Taken over before the peer is reached, and carried since: back there it is at home, though another is carried
+    // then.
     let mut log = Log::new();
     let flow = format!("tcp {HOME}:40000 -> 203.0.113.5:22");
     log.add(0, "started", json!({ "key": KEY, "restored_flows": 1 }));

@@ -34,7 +34,8 @@ impl Access {
     /// Opens the socket at a path to them.
     ///
     /// # Errors
-    /// When the system refuses. Where the socket cannot be given to the group, it is opened to nobody who is not named by configured bits.
+    /// When the system refuses. Where the socket cannot be given to the group, it is opened to nobody who is not named
+    /// by configured bits.
     pub(crate) fn grant(self, path: &Path) -> io::Result<()> {
         let given = self.group.map_or(Ok(()), |group| chown(path, None, Some(group)));
         let mode = match (&given, self.group) {
@@ -143,8 +144,8 @@ fn about(request: &Request) -> About {
     }
 }
 
-/// Whether a client may ask for this. Who could open the socket may look, deal with what is its own, and move the host; what is others', and whom this host
-/// trusts, is for root and for whom the daemon runs as.
+/// Whether a client may ask for this. Who could open the socket may look, deal with what is its own, and move the host;
+/// what is others', and whom this host trusts, is for root and for whom the daemon runs as.
 ///
 /// # Errors
 /// [`Code::Denied`], for the client.

@@ -57,7 +57,7 @@ pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
             this.serve(id);
         }
     })?;
-    this.reactor.every(clock::now(), FLOW_TICK, EventLoop::look_after_clients);
+    this.reactor.every(clock::now(), FLOW_TICK, EventLoop::expire_clients);
     this.reactor.at(|this| this.suspending.as_ref().map(|suspending| suspending.until), |_, _| {});
     this.reactor.at(|this| this.server.has_turns().then(Time::default), |_, _| {});
     Ok(())
@@ -94,15 +94,15 @@ impl EventLoop {
             return;
         }
         self.server.write(id);
-        self.note_backlog(id);
+        self.on_backlog(id);
         self.server.read(id);
         self.serve(id);
     }
 
     /// Clients that ask nothing go; where no descriptor was left for who waits, there may be one now.
-    fn look_after_clients(&mut self, now: Time) {
+    fn expire_clients(&mut self, now: Time) {
         let was_deaf = self.server.is_deaf();
-        for id in self.server.look_again(now) {
+        for id in self.server.check_again(now) {
             self.watch_client(id);
         }
         if was_deaf && !self.server.is_deaf() {
@@ -116,7 +116,8 @@ impl EventLoop {
         self.watch_client(id);
     }
 
-    /// Answers one request of each user's who has asked: whoever asks for much is not to keep everybody else from this thread.
+    /// Answers one request of each user's who has asked: whoever asks for much is not to keep everybody else from this
+    /// thread.
     pub(crate) fn serve_turns(&mut self) {
         for id in self.server.take_turns() {
             match self.server.request(id) {
@@ -261,14 +262,14 @@ impl EventLoop {
     /// Peers are told at once; the client is answered when they have answered, or after a while.
     fn suspend(&mut self, id: ClientId, connections: &[String]) -> Result<(), Failure> {
         let now = clock::now();
-        self.take_in_udp(now);
+        self.handle_udp(now);
         let mut already = self.node.is_suspended();
         let flows = if connections.is_empty() {
             self.node.suspend(now);
             self.node.peers().map(|view| view.flows).sum()
         } else {
             let named = self.named(connections)?;
-            let waiting = self.node.set_waiting(now, &named, true).len();
+            let waiting = self.node.set_paused(now, &named, true).len();
             already |= waiting == 0;
             if waiting == 0 { named.len() } else { waiting }
         };
@@ -388,7 +389,7 @@ impl EventLoop {
         if !all {
             may_go_on(suspended, &waits)?;
         }
-        self.node.set_waiting(now, &waiting, false);
+        self.node.set_paused(now, &waiting, false);
         let mut flows = waits.iter().filter(|waits| waits.here && !waits.there).count();
         if all && self.node.is_suspended() {
             self.node.resume(now, &self.routes);
@@ -462,7 +463,7 @@ impl EventLoop {
         }
         let since = self.events.newest();
         let now = clock::now();
-        self.take_in_udp(now);
+        self.handle_udp(now);
         let wanted: Vec<PeerId> = views.iter().map(|view| view.id).collect();
         if peer.is_none() && wanted.len() == all {
             self.node.hand_off(now, &self.routes, to);
@@ -502,8 +503,8 @@ impl EventLoop {
         places.any(|at| self.routes.leads(from, at))
     }
 
-    /// Pairs of an own address and one of the peer's that a route leads between. Not for peers without connections: anybody
-    /// can be one and have dozens of addresses, and the kernel is asked about each.
+    /// Pairs of an own address and one of the peer's that a route leads between. Not for peers without connections:
+    /// anybody can be one and have dozens of addresses, and the kernel is asked about each.
     fn possible(&self, own: &BTreeSet<IpAddr>, view: &PeerView) -> Vec<(IpAddr, SocketAddr)> {
         if view.flows == 0 {
             return Vec::new();

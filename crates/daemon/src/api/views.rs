@@ -135,8 +135,8 @@ fn capabilities(of: Capabilities) -> Vec<String> {
     words.into_iter().filter(|(bit, _)| of.contains(*bit)).map(|(_, word)| word.to_owned()).collect()
 }
 
-/// The ways to a peer: the one in use, one that it announced and that is not confirmed, and those that could be used, which
-/// are neither active nor confirmed. `mtu`: of the one in use, in bytes. `possible`: own address and the peer's.
+/// The ways to a peer: the one in use, one that it announced and that is not confirmed, and those that could be used,
+/// which are neither active nor confirmed. `mtu`: of the one in use, in bytes. `possible`: own address and the peer's.
 pub(crate) fn paths(
     view: &PeerView,
     mtu: Option<u32>,
@@ -382,8 +382,8 @@ fn fraction(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// Whether `wanted` names a peer: its number, its key or at least four characters of its beginning, which are not taken for a
-/// name in the community, or an address of it.
+/// Whether `wanted` names a peer: its number, its key or at least four characters of its beginning, which are not taken
+/// for a name in the community, or an address of it.
 pub(crate) fn names(view: &PeerView, wanted: &str) -> bool {
     view.id.0.to_string() == wanted.trim_start_matches('#')
         || (wanted.len() >= 4 && view.key.to_string().starts_with(wanted))

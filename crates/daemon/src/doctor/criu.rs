@@ -1,6 +1,7 @@
 //! Whether whole processes can be moved from and to this host, which takes CRIU.
 //!
-//! It is tried, for versions do not tell: CRIU parses what the kernel gives every process, and an old one refuses a new kernel's layout.
+//! It is tried, for versions do not tell: CRIU parses what the kernel gives every process, and an old one refuses a new
+//! kernel's layout.
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -88,7 +89,8 @@ fn version(said: &str) -> String {
     said.lines().find_map(|line| line.strip_prefix("Version:")).unwrap_or("of an unknown version").trim().to_owned()
 }
 
-/// Whether this version asks every socket for SO_PASSCRED, and gives up where it is refused: before 4.2. `criu check` does not tell.
+/// Whether this version asks every socket for SO_PASSCRED, and gives up where it is refused: before 4.2. `criu check`
+/// does not tell.
 fn asks_for_credentials(version: &str) -> bool {
     let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
     numbers.next().is_some_and(|major| (major, numbers.next().unwrap_or(0)) < (4, 2))
@@ -144,7 +146,8 @@ pub(crate) fn complaint(said: &str) -> &str {
     errors.next().unwrap_or_else(|| said.lines().next_back().unwrap_or("no reason given").trim())
 }
 
-/// What CRIU calls an error where all is well: helpers that end with a status, and a limit of its own that it may not raise in a container.
+/// What CRIU calls an error where all is well: helpers that end with a status, and a limit of its own that it may not
+/// raise in a container.
 fn is_harmless(error: &str) -> bool {
     error.starts_with("exited, status=") || error.starts_with("rlimit: Can't setup RLIMIT_NOFILE for self")
 }

@@ -1,8 +1,8 @@
 //! Whether this host's own firewall lets control datagrams in and out.
 //!
-//! Reads what `nft --json list ruleset` prints and follows a datagram of the control port through the base chains. Where
-//! a rule looks at something that is not known beforehand, the answer is "maybe": better to ask for a look than to
-//! promise.
+//! Reads what `nft --json list ruleset` prints and follows a datagram of the control port through the base chains.
+//! Where a rule looks at something that is not known beforehand, the answer is "maybe": better to ask for a look than
+//! to promise.
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};

@@ -331,7 +331,8 @@ fn port(port: u16, running: bool) -> Finding {
     }
 }
 
-/// Whether events can be written to a file, where one is configured. `state_dir`: that of the running daemon, if one runs.
+/// Whether events can be written to a file, where one is configured. `state_dir`: that of the running daemon, if one
+/// runs.
 fn event_log(config: &Config, state_dir: Option<&Path>) -> Option<Finding> {
     let path = config.event_log.as_ref()?;
     let path = state_dir.unwrap_or(Path::new(identity::DEFAULT_STATE_DIR)).join(path);
@@ -502,7 +503,8 @@ fn reverse_path_filters() -> Vec<Finding> {
     }
 }
 
-/// What a daemon that has stopped has left for the next one, if anything. `device`: where its device is, if it is there.
+/// What a daemon that has stopped has left for the next one, if anything. `device`: where its device is, if it is
+/// there.
 fn leftovers(run_dir: &Path, device: &Path) -> Option<Finding> {
     let store = run_dir.join(crate::store::JOURNAL);
     // One that cannot be read says nothing.

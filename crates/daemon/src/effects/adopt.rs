@@ -13,8 +13,8 @@ use crate::role::relocation::executor::FoundMoves;
 use crate::role::relocation::process::executor::{Around, Place};
 
 impl Effects {
-    /// Takes over namespaces and sockets of moves. To be called before anything else is adopted: what is at rest must not be let
-    /// have its packets. `own`: this host's key.
+    /// Takes over namespaces and sockets of moves. To be called before anything else is adopted: what is at rest must
+    /// not be let have its packets. `own`: this host's key.
     pub(crate) fn adopt_moves(
         &mut self,
         now: Time,
@@ -25,7 +25,7 @@ impl Effects {
         self.host.adopt_namespaces(flows, moves);
         self.relocation.adopt_noted(&moves.halted);
         self.lender.adopt_stopped(moves.lending_stopped);
-        self.wholes.adopt_leaving();
+        self.processes.adopt_leaving();
         let tenancies: Vec<_> = moves.tenancies.values().copied().collect();
         self.tenant.adopt_tenancies(&mut self.host, now, &tenancies);
         let leases: Vec<_> = moves.leases.values().copied().collect();
@@ -35,16 +35,16 @@ impl Effects {
         }
         let leases = leases.into_iter().map(|(saved, _)| saved).collect();
         let given = |saved: &SavedDonation| {
-            let Self { host, relocation, helping, wholes, .. } = &mut *self;
-            let of_whole = wholes.find_given_of_whole(host, saved);
+            let Self { host, relocation, helping, processes, .. } = &mut *self;
+            let of_whole = processes.find_given_of_process(host, saved);
             (saved.clone(), of_whole.unwrap_or_else(|| relocation.find_given(helping, host, now, saved)))
         };
         let donations = moves.donations.values().map(given).collect();
         self.relocation.let_halted_run(&mut self.host);
-        let (wholes, mut around) = self.around_wholes();
-        wholes.let_undecided_go_on(&mut around, now);
-        let Self { host, relocation, lender, tenant, wholes, .. } = &mut *self;
-        let ready = relocation.make_ready(host, now).and(wholes.make_ready(host, now));
+        let (processes, mut around) = self.around_wholes();
+        processes.let_undecided_go_on(&mut around, now);
+        let Self { host, relocation, lender, tenant, processes, .. } = &mut *self;
+        let ready = relocation.make_ready(host, now).and(processes.make_ready(host, now));
         if let Err(error) = ready.and(lender.make_ready(host, now)).and(tenant.make_ready(host, now)) {
             tracing::warn!(%error, "what comes for sockets at rest may be lost");
         }
@@ -55,7 +55,7 @@ impl Effects {
                 places.any(|place| place.load == load && place.index == 0)
             };
             let mut around = Around { relocation: &mut *relocation, lender: &mut *lender, host: &mut *host };
-            let of_whole = wholes.find_taken_of_whole(&mut around, saved, first_saved);
+            let of_whole = processes.find_taken_of_process(&mut around, saved, first_saved);
             let found = of_whole.unwrap_or_else(|| match host.socket_of(&saved.request.tuple) {
                 Ok(Some(_)) => Found::Awake,
                 // What was rebuilt and not handed on went with that daemon.
@@ -64,14 +64,15 @@ impl Effects {
             (saved.clone(), found)
         };
         let acceptances = moves.acceptances.values().map(taken).collect();
-        self.wholes.end_unknown_wholes();
+        self.processes.end_unknown_processes();
         self.host.keep_to_leases();
         let tenancies = tenancies.into_iter().map(|(saved, _)| saved).collect();
         FoundMoves { donations, acceptances, held: moves.held.values().cloned().collect(), leases, tenancies }
     }
 
-    /// Takes over flows that a daemon before this one had introduced: those that the data plane has and the store does not
-    /// know are removed, those that are missing there are put back. What is moved stays so until the node says otherwise.
+    /// Takes over flows that a daemon before this one had introduced: those that the data plane has and the store does
+    /// not know are removed, those that are missing there are put back. What is moved stays so until the node says
+    /// otherwise.
     pub(crate) fn adopt(&mut self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) -> Result<(), Failure> {
         let present: HashMap<_, _> = self.host.datapath.flows()?.into_iter().collect();
         let Self { host, lender, .. } = &mut *self;

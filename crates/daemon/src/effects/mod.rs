@@ -35,8 +35,8 @@ use crate::role::helpers::Helpers;
 use crate::role::helpers::executor::Helping;
 use crate::role::relocation::executor::Relocation;
 use crate::role::relocation::executor::making::Making;
-use crate::role::relocation::process::executor::{Around, Wholes};
-use crate::role::rendezvous::proxy::Deputy;
+use crate::role::relocation::process::executor::{Around, Processes};
+use crate::role::rendezvous::proxy::ProxyExecutor;
 use crate::store::Store;
 
 /// What outlives the daemon on disk.
@@ -52,14 +52,14 @@ pub(crate) struct Effects {
     pub(crate) host: Host,
     pub(crate) known_keys: KnownKeys,
     community_file: CommunityFile,
-    pub(crate) deputy: Deputy,
+    pub(crate) proxy: ProxyExecutor,
     pub(crate) gateway: Gateway,
     pub(crate) helping: Helping,
     pub(crate) relocation: Relocation,
     pub(crate) lender: Lender,
     pub(crate) tenant: Tenant,
     making: Making,
-    pub(crate) wholes: Wholes,
+    pub(crate) processes: Processes,
 }
 
 impl Effects {
@@ -77,20 +77,20 @@ impl Effects {
             host: Host::new(datapath, tunnel, stores.store, stores.flows, run_dir, kick)?,
             known_keys: stores.known_keys,
             community_file: stores.community_file,
-            deputy: Deputy::default(),
+            proxy: ProxyExecutor::default(),
             gateway: Gateway::default(),
             helping: Helping::new(helpers),
             relocation: Relocation::default(),
             lender: Lender::default(),
             tenant: Tenant::default(),
-            wholes: Wholes::new(run_dir)?,
+            processes: Processes::new(run_dir)?,
         })
     }
 
     /// The processes on their way, and what their steps are taken with.
-    pub(crate) fn around_wholes(&mut self) -> (&mut Wholes, Around<'_>) {
-        let Self { host, relocation, lender, wholes, .. } = self;
-        (wholes, Around { relocation, lender, host })
+    pub(crate) fn around_wholes(&mut self) -> (&mut Processes, Around<'_>) {
+        let Self { host, relocation, lender, processes, .. } = self;
+        (processes, Around { relocation, lender, host })
     }
 
     /// Carries out ops in order and gives what came of each. What follows from them for all that is around them is
@@ -132,7 +132,7 @@ impl Effects {
                 host.ask_natively(flow, helping.helpers.numbers_of_peer(&flow), snapshot)?;
             }
             Op::Flow(FlowOp::Install { flow, entry }) => {
-                helping.note_flow(flow);
+                helping.record_flow(flow);
                 host.install_flow(now, flow, entry)?;
             }
             Op::Flow(FlowOp::Remove { flow }) => {
@@ -144,7 +144,7 @@ impl Effects {
             }
             Op::Binding(BindingOp::Set { peer, binding, moved }) => {
                 host.set_binding(now, peer, binding, moved)?;
-                helping.note_peer(peer);
+                helping.record_peer(peer);
             }
             Op::Binding(BindingOp::Remove { peer }) => {
                 gateway.remove_peer(peer);
@@ -159,7 +159,7 @@ impl Effects {
             Op::Address(AddressOp::Keep { addresses }) => host.change_addresses(|all| all.use_addresses(addresses)),
             Op::Address(AddressOp::LeaveFrom { addresses }) => host.change_addresses(|all| all.leave(addresses)),
             Op::Address(AddressOp::Reach { addresses }) => host.change_addresses(|all| all.reach(addresses)),
-            Op::Address(AddressOp::StandIn { addresses }) => self.deputy.set(now, &addresses, &host.network),
+            Op::Address(AddressOp::NeighbourProxy { addresses }) => self.proxy.set(now, &addresses, &host.network),
             Op::Tunnel(TunnelOp::AddKeys { peer, receive_index, keys, aes }) => {
                 host.add_keys(peer, receive_index, &keys, aes);
             }
@@ -214,7 +214,7 @@ impl Effects {
 
     /// Takes in another state of the network. The node may have to say more; what needs no word of it is done here.
     pub(crate) fn network_changed(&mut self, now: Time, network: NetworkState) {
-        self.deputy.network_changed(&network);
+        self.proxy.network_changed(&network);
         self.host.network_changed(now, network);
     }
 
@@ -224,9 +224,9 @@ impl Effects {
     }
 
     /// Takes in what became of passes over the sockets.
-    pub(crate) fn take_in_passes(&mut self, now: Time) {
+    pub(crate) fn handle_passes(&mut self, now: Time) {
         for passed in self.host.senders.take_passed() {
-            for (peer, lost) in self.host.take_in_pass(now, passed) {
+            for (peer, lost) in self.host.handle_pass(now, passed) {
                 self.kick_or_warn(now, peer, lost, &mut Snapshot::default());
             }
             // What has become of flows meanwhile.
@@ -236,7 +236,7 @@ impl Effects {
 
     /// When [`Effects::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
-        let of_roles = [self.deputy.timeout(), self.helping.helpers.poll_timeout(), self.gateway.timeout()];
+        let of_roles = [self.proxy.timeout(), self.helping.helpers.poll_timeout(), self.gateway.timeout()];
         of_roles.into_iter().chain([self.host.poll_timeout()]).flatten().min()
     }
 
@@ -247,7 +247,7 @@ impl Effects {
         if !ended.is_empty() {
             self.making.take_down(ended);
         }
-        self.deputy.go_on(now);
+        self.proxy.go_on(now);
         self.gateway.kick_hosts(&self.host, now);
         self.helping.handle_helpers_timeout(&mut self.host, now);
         for (peer, lost) in self.host.senders.take_postponed() {
@@ -260,16 +260,16 @@ impl Effects {
 
     /// Connections whose sockets are at rest, so that nothing may come to them.
     fn at_rest(&self) -> HashSet<FlowTuple> {
-        self.relocation.at_rest().chain(self.wholes.flows_of_leaving()).collect()
+        self.relocation.at_rest().chain(self.processes.flows_of_leaving()).collect()
     }
 
     /// Whether sockets rest here: who stops now leaves programs standing still, or loses connections.
     pub(crate) fn is_in_the_middle(&self) -> bool {
-        self.relocation.any_rests() || self.wholes.is_leaving_any()
+        self.relocation.any_rests() || self.processes.is_leaving_any()
     }
 
-    /// Whether connections depend on what is in the kernel for endpoints that are lent, are on lease or have moved here,
-    /// which the node knows nothing of.
+    /// Whether connections depend on what is in the kernel for endpoints that are lent, are on lease or have moved
+    /// here, which the node knows nothing of.
     fn is_depended_on(&self) -> bool {
         !self.lender.is_idle() || !self.tenant.is_idle() || self.host.endpoints.in_use().next().is_some()
     }
@@ -277,7 +277,7 @@ impl Effects {
     /// Ends. While anything is moved all stays as it is, for the next daemon; else all is removed, and `true` returned.
     pub(crate) fn shut_down(mut self) -> bool {
         self.helping.helpers.let_go();
-        if self.relocation.leave() || self.wholes.is_leaving_any() {
+        if self.relocation.leave() || self.processes.is_leaving_any() {
             tracing::warn!(
                 "a move is in the middle: what stands still for it does until a daemon is started here again"
             );

@@ -16,8 +16,8 @@ use crate::role::relocation::executor::making::Done;
 type Answer = Result<OpDone, OpFailed>;
 
 impl Effects {
-    /// Carries out one op of a move. What fails has changed nothing, unless it is said otherwise there. `None`: the answer
-    /// comes later. `peer` tells which peer has a key.
+    /// Carries out one op of a move. What fails has changed nothing, unless it is said otherwise there. `None`: the
+    /// answer comes later. `peer` tells which peer has a key.
     pub(crate) fn carry_out_move(
         &mut self,
         now: Time,
@@ -26,8 +26,8 @@ impl Effects {
         peer: impl Fn(&PublicKey) -> Option<Known>,
     ) -> Option<Answer> {
         let op = self.wait_for_namespace(id, op)?;
-        let (wholes, mut around) = self.around_wholes();
-        let op = match wholes.carry_out(&mut around, now, id, op, &peer) {
+        let (processes, mut around) = self.around_wholes();
+        let op = match processes.carry_out(&mut around, now, id, op, &peer) {
             ControlFlow::Continue(op) => op,
             ControlFlow::Break(answer) => return answer,
         };
@@ -114,9 +114,9 @@ impl Effects {
         None
     }
 
-    /// Takes in a namespace that was made, and carries out what waited for it; gives what came of that. `peer` tells which
-    /// peer has a key.
-    pub(crate) fn take_in_namespaces(
+    /// Takes in a namespace that was made, and carries out what waited for it; gives what came of that. `peer` tells
+    /// which peer has a key.
+    pub(crate) fn handle_namespaces(
         &mut self,
         now: Time,
         peer: impl Fn(&PublicKey) -> Option<Known> + Copy,

@@ -25,10 +25,10 @@ use crate::api::server::{ClientId, Server};
 use crate::config::{Config, Level};
 use crate::effects::Effects;
 use crate::event_log::EventLog;
-use crate::events::{EventRing, Kind, Restraint, Told, restrained};
+use crate::events::{EventRing, Kind, Report, Restraint, restrained};
 use crate::host::inventory::flows::UdpFlows;
 use crate::host::inventory::unmoved;
-use crate::host::{own_addresses, source_ways};
+use crate::host::{own_addresses, source_routes};
 use crate::link::attachments::{Attachments, Sighting};
 use crate::link::route_lookup::RouteLookup;
 use crate::metrics::Tally;
@@ -48,8 +48,8 @@ pub(crate) use reload::warn_of;
 pub(crate) const FLOW_TICK: Duration = Duration::from_millis(250);
 /// How often UDP sockets are listed.
 const UDP_TICK: Duration = Duration::from_secs(5);
-/// Datagrams that are taken in before everything else is looked at again: whoever sends them faster than they can be answered
-/// is not to keep this host from noticing that it has moved, or from stopping.
+/// Datagrams that are taken in before everything else is looked at again: whoever sends them faster than they can be
+/// answered is not to keep this host from noticing that it has moved, or from stopping.
 pub(crate) const DATAGRAMS: usize = 128;
 /// For how long they are at the most: the end of a handshake takes a tenth of this.
 const DATAGRAMS_WITHIN: Duration = Duration::from_millis(3);
@@ -202,7 +202,8 @@ impl EventLoop {
         Ok(this)
     }
 
-    /// Takes in how things stand at the start. `restored`: flows that a daemon before this one had introduced. `register`: what all others wait for.
+    /// Takes in how things stand at the start. `restored`: flows that a daemon before this one had introduced.
+    /// `register`: what all others wait for.
     ///
     /// # Errors
     /// When the state cannot be read.
@@ -218,7 +219,7 @@ impl EventLoop {
             count => format!(", and takes over {count} connections"),
         };
         let told =
-            Told::new(Kind::Started, format!("the daemon starts with key {}{taken_over}", self.node.public_key()))
+            Report::new(Kind::Started, format!("the daemon starts with key {}{taken_over}", self.node.public_key()))
                 .with("key", self.node.public_key().to_string())
                 .with("restored_flows", restored.len());
         self.tell(told);
@@ -228,17 +229,17 @@ impl EventLoop {
         let known: Vec<_> =
             self.node.flows().filter_map(|view| Some((view.tuple, view.peer?))).take(TAKEN_OVER).collect();
         for (flow, peer) in known {
-            self.tell(Told::taken_over(&flow, peer));
+            self.tell(Report::taken_over(&flow, peer));
         }
         let network = self.monitor.snapshot()?;
         self.effects.host.begin(network.clone());
         self.own = own_addresses(&network);
-        self.look_at_offer();
-        self.tell_node(&network);
-        self.take_in_flows(clock::now(), restored)?;
+        self.check_offer();
+        self.update_node(&network);
+        self.handle_flows(clock::now(), restored)?;
         self.node.restore_moves(clock::now(), &moves.donations, &moves.acceptances, &moves.held);
         self.node.restore_leases(clock::now(), &moves.leases, &moves.tenancies);
-        self.look_after_leases(moves.tenancies.iter().map(SavedTenancy::lease));
+        self.check_leases(moves.tenancies.iter().map(SavedTenancy::lease));
         register(self)?;
         self.drain();
         self.effects.host.settle_or_retry(clock::now());
@@ -279,11 +280,12 @@ impl EventLoop {
                 return Err(Error::TunnelEnded);
             }
         }
-        self.tell(Told::new(Kind::Stopping, "the daemon was asked to stop"));
+        self.tell(Report::new(Kind::Stopping, "the daemon was asked to stop"));
         Ok(())
     }
 
-    /// What can be called back is, so that no program stands still until there is a daemon again. Whoever asks once more does not want to wait for that.
+    /// What can be called back is, so that no program stands still until there is a daemon again. Whoever asks once
+    /// more does not want to wait for that.
     fn prepare_stop(&mut self) {
         let now = clock::now();
         if self.stopping.is_some() {
@@ -303,7 +305,8 @@ impl EventLoop {
         self.stopping.is_some_and(|until| until <= clock::now() || !self.effects.is_in_the_middle())
     }
 
-    /// Ends: leaves in place what moved connections need, or, where there are none, removes everything and returns `true`.
+    /// Ends: leaves in place what moved connections need, or, where there are none, removes everything and returns
+    /// `true`.
     pub(crate) fn shut_down(self) -> bool {
         self.effects.shut_down()
     }
@@ -311,7 +314,7 @@ impl EventLoop {
     /// What the loop itself waits for. Moments that come together are served in this order.
     fn register(&mut self) -> Result<(), LoopError> {
         let Self { reactor, monitor, effects, tunnel_wake, signals, judge, name_updates, started: now, .. } = self;
-        reactor.on(&*monitor, Self::take_in_network_change)?;
+        reactor.on(&*monitor, Self::handle_network_change)?;
         reactor.on(effects.host.datapath.event_fd(), |this| {
             this.unread = true;
         })?;
@@ -326,11 +329,11 @@ impl EventLoop {
             this.judge.take(&mut this.node, clock::now());
         })?;
         reactor.on(effects.host.senders.wake(), |this| {
-            this.effects.take_in_passes(clock::now());
+            this.effects.handle_passes(clock::now());
         })?;
         if let Some(updates) = name_updates {
             reactor.on(updates.wake(), |this| {
-                this.take_in_name_updates();
+                this.handle_name_updates();
             })?;
         }
         reactor.at(
@@ -341,26 +344,26 @@ impl EventLoop {
             },
         );
         reactor.at(|this| this.effects.poll_timeout(), |this, now| this.effects.handle_timeout(now));
-        reactor.at(|this| this.unread.then_some(this.started), |this, now| this.take_in_datapath_events(now, REPORTS));
+        reactor.at(|this| this.unread.then_some(this.started), |this, now| this.handle_datapath_events(now, REPORTS));
         // There is something to do then, after all events.
         reactor.at(|this| this.stopping, |_, _| {});
         reactor.every(*now, FLOW_TICK, |this, now| {
-            this.take_in_datapath_events(now, REPORTS);
+            this.handle_datapath_events(now, REPORTS);
             this.judge.look(&mut this.node, now);
-            this.effects.host.look_for_ports();
+            this.effects.host.check_for_ports();
         });
         reactor.every(*now, LOSS_TICK, Self::look_for_losses);
         reactor.every(*now, UDP_TICK, |this, now| {
-            this.take_in_udp(now);
-            this.effects.lender.look_for_left(|flow| this.effects.wholes.rebuilds(flow), &mut this.effects.host);
+            this.handle_udp(now);
+            this.effects.lender.check_for_left(|flow| this.effects.processes.rebuilds(flow), &mut this.effects.host);
         });
         Ok(())
     }
 
     fn take_in_tunnel(&mut self) {
         clear(&self.tunnel_wake);
-        let more = self.effects.helping.take_in_kept(&mut self.effects.host, clock::now(), DATAGRAMS);
-        if self.take_in_datagrams() || more {
+        let more = self.effects.helping.handle_kept(&mut self.effects.host, clock::now(), DATAGRAMS);
+        if self.handle_datagrams() || more {
             let _ = rustix::io::write(&self.tunnel_wake, &1u64.to_ne_bytes());
         }
     }
@@ -378,7 +381,7 @@ impl EventLoop {
     fn drain(&mut self) {
         let now = clock::now();
         loop {
-            for (address, reason) in self.effects.deputy.take_aside() {
+            for (address, reason) in self.effects.proxy.take_aside() {
                 self.node.stand_aside(address, reason);
             }
             self.poll_node();
@@ -411,7 +414,7 @@ impl EventLoop {
             }
             self.hand_over();
             for event in std::mem::take(&mut self.due.events) {
-                self.note(now, event);
+                self.record(now, event);
             }
             for told in self.effects.helping.take_told() {
                 self.tell(told);
@@ -446,7 +449,7 @@ impl EventLoop {
     fn carry_out_move(&mut self, now: Time, id: OpId, op: MoveOp) {
         if matches!(op, MoveOp::Restore { .. }) {
             // A socket that comes back here is not to be taken for the one of its name that was ended before.
-            self.take_in_datapath_events(now, Most::OF_SOCKETS);
+            self.handle_datapath_events(now, Most::OF_SOCKETS);
         }
         // Without what it carries, which may be all that a socket has not sent yet.
         let ((op_of, number), begun) = (op.kind(), clock::monotonic());
@@ -457,7 +460,7 @@ impl EventLoop {
         let Self { effects, node, .. } = self;
         let result = effects.carry_out_move(now, id, op, |key| known(node, key));
         if let (Some(name), Some(Err(failed))) = (given, &result) {
-            self.note_unmovable(&name, failed);
+            self.on_unmovable(&name, failed);
         }
         let (at_us, took_us) = (begun.as_micros(), (clock::monotonic() - begun).as_micros());
         let done = result.as_ref().map(Result::is_ok);
@@ -468,25 +471,25 @@ impl EventLoop {
     }
 
     /// Something happened in the node.
-    fn note(&mut self, now: Time, event: Event) {
+    fn record(&mut self, now: Time, event: Event) {
         let event = match event {
-            Event::Move(event) => return self.note_move(event),
+            Event::Move(event) => return self.on_move(event),
             event => event,
         };
         if let Event::PeerReached { peer, .. } = &event {
             self.sessions.insert(*peer, now);
         }
-        self.tally.note(&event);
+        self.tally.record(&event);
         self.learn_of_moves(&event);
         if self.restraint.admits(now, &event) {
-            Told::of(&event).into_iter().for_each(|told| self.tell(told));
+            Report::of(&event).into_iter().for_each(|told| self.tell(told));
         } else if let Some(kind) = restrained(&event) {
             self.tally.count(kind);
         }
     }
 
     /// Keeps an event, logs it, and tells it to those who follow.
-    pub(crate) fn tell(&mut self, told: Told) {
+    pub(crate) fn tell(&mut self, told: Report) {
         if told.kind.is_of_connection() {
             // A busy server would fill its log.
             tracing::debug!("{}", told.sentence);
@@ -505,44 +508,44 @@ impl EventLoop {
         }
     }
 
-    fn take_in_network_change(&mut self) {
+    fn handle_network_change(&mut self) {
         let drained = self.monitor.drain().map_err(Error::from);
         let taken_in = drained.and_then(|changed| {
             if changed.lost {
                 tracing::warn!("events of the network were lost; looking at all of it again");
             }
             if changed.own {
-                self.effects.host.look_again();
+                self.effects.host.check_again();
             }
-            if changed.attachment() { self.take_in_network() } else { Ok(()) }
+            if changed.attachment() { self.handle_network() } else { Ok(()) }
         });
         self.failed = taken_in.err();
     }
 
-    fn take_in_network(&mut self) -> Result<(), Error> {
+    fn handle_network(&mut self) -> Result<(), Error> {
         let network = self.monitor.snapshot()?;
         let changed = network != self.effects.host.network;
-        // An address that is back must be let go of before anything is sent from it: what leaves from an address that is
-        // kept goes to the tunnel's device.
+        // An address that is back must be let go of before anything is sent from it: what leaves from an address that
+        // is kept goes to the tunnel's device.
         let back = own_addresses(&network).iter().any(|address| self.effects.host.kept_addresses().contains(address));
         if changed && back {
             self.effects.network_changed(clock::now(), network.clone());
         }
-        self.tell_node(&network);
+        self.update_node(&network);
         // Peers are told first; what the kernel has to do for it comes after.
         self.poll_node();
-        self.tell_left_behind(&network);
+        self.report_left_behind(&network);
         if changed && !back {
             self.effects.network_changed(clock::now(), network);
         } else if !changed {
             self.effects.host.routes_changed(clock::now());
         }
-        self.look_at_offer();
+        self.check_offer();
         Ok(())
     }
 
     /// Names what is left behind at addresses that are gone.
-    fn tell_left_behind(&mut self, network: &NetworkState) {
+    fn report_left_behind(&mut self, network: &NetworkState) {
         let own = own_addresses(network);
         let before = std::mem::replace(&mut self.own, own);
         let gone: Vec<IpAddr> = before.difference(&self.own).copied().collect();
@@ -551,7 +554,7 @@ impl EventLoop {
         }
     }
 
-    fn tell_node(&mut self, network: &NetworkState) {
+    fn update_node(&mut self, network: &NetworkState) {
         let connected = |usable: &&UsableAddress| network.link(usable.interface).is_some_and(|link| link.carrier);
         let losses = |interface| network.link(interface).map_or(0, |link| link.carrier_losses);
         let sightings: Vec<Sighting> = network
@@ -568,18 +571,19 @@ impl EventLoop {
         let attachments = self.attachments.update(&sightings);
         tracing::debug!(?attachments, "network");
         if let Some(updates) = &mut self.name_updates {
-            let usual = source_ways(network);
+            let usual = source_routes(network);
             let there = |usable: &&UsableAddress| connected(usable) && !usable.deprecated;
             let addresses = network.addresses.iter().filter(there).map(|usable| usable.address);
             updates.set(addresses.filter(|address| usual.contains_key(address)));
         }
-        self.routes.take_in(network, self.node.peers());
+        self.routes.handle(network, self.node.peers());
         self.node.handle_network(clock::now(), &attachments, &self.routes);
     }
 
-    /// Takes in what has come, initiations last: the words of peers do not wait for what anybody may ask. Initiations have
-    /// their share all the same, or whoever never stops talking would keep others from beginning. Whether there may be more.
-    fn take_in_datagrams(&mut self) -> bool {
+    /// Takes in what has come, initiations last: the words of peers do not wait for what anybody may ask. Initiations
+    /// have their share all the same, or whoever never stops talking would keep others from beginning. Whether there
+    /// may be more.
+    fn handle_datagrams(&mut self) -> bool {
         let began = clock::now();
         let mut more = true;
         for _ in 0..DATAGRAMS {
@@ -617,7 +621,7 @@ impl EventLoop {
     }
 
     /// Tells what became of this host's name.
-    fn take_in_name_updates(&mut self) {
+    fn handle_name_updates(&mut self) {
         let Some(updates) = &mut self.name_updates else { return };
         clear(updates.wake());
         for told in updates.take() {

@@ -2,18 +2,19 @@
 
 use crate::clock;
 use crate::config::{self, Config};
-use crate::events::{Kind, Told};
+use crate::events::{Kind, Report};
 
 use super::EventLoop;
 
 impl EventLoop {
-    /// Reads the configuration again, and asks again who was silent: something may have been mended. What the node was told once stays until the next start.
+    /// Reads the configuration again, and asks again who was silent: something may have been mended. What the node was
+    /// told once stays until the next start.
     pub(crate) fn reload(&mut self) {
         self.node.ask_again(clock::now());
         let config = match config::read(self.settings.config_path.as_deref()) {
             Ok(config) => config,
             Err(error) => {
-                self.tell(Told::new(Kind::ReloadFailed, format!("the configuration is kept as it was: {error}")));
+                self.tell(Report::new(Kind::ReloadFailed, format!("the configuration is kept as it was: {error}")));
                 return;
             }
         };
@@ -32,7 +33,7 @@ impl EventLoop {
 }
 
 /// What a reload has taken in, and what has to wait for a start.
-fn reloaded(differing: &[&'static str]) -> Told {
+fn reloaded(differing: &[&'static str]) -> Report {
     let (taken, waiting): (Vec<&str>, Vec<&str>) = differing.iter().partition(|key| config::RELOADED.contains(key));
     let list = |keys: &[&str]| keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
     let mut sentence = "the configuration was read again, and silent hosts are asked again".to_owned();
@@ -46,7 +47,7 @@ fn reloaded(differing: &[&'static str]) -> Told {
             list(waiting)
         )),
     }
-    Told::new(Kind::Reloaded, sentence).with("changed", taken).with("restart", waiting)
+    Report::new(Kind::Reloaded, sentence).with("changed", taken).with("restart", waiting)
 }
 
 /// Warns where others than root can read the pre-shared key, and of what can hardly be meant or does not work now.

@@ -1,4 +1,5 @@
-//! What is reported of connections: by the data plane as it happens, and by the kernel's lists where that may have missed some.
+//! What is reported of connections: by the data plane as it happens, and by the kernel's lists where that may have
+//! missed some.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -15,16 +16,16 @@ use crate::policy::Judge;
 use crate::role::gateway::executor::Gateway;
 
 impl EventLoop {
-    /// Takes in what the data plane reports, `most` at once: whoever makes it report faster than can be answered is not to keep this
-    /// host from its timers, hand-offs and end (P-142).
-    pub(crate) fn take_in_datapath_events(&mut self, now: Time, most: Most) {
+    /// Takes in what the data plane reports, `most` at once: whoever makes it report faster than can be answered is not
+    /// to keep this host from its timers, hand-offs and end (P-142).
+    pub(crate) fn handle_datapath_events(&mut self, now: Time, most: Most) {
         self.unread = false;
         let Self { node, effects, sockets, judge, .. } = self;
         let own = own_addresses(&effects.host.network);
         let own = |address: IpAddr| own.contains(&address);
         let kept = effects.host.kept_addresses().to_vec();
-        // P-35: what is introduced has a socket, with an address of this host's. That of a datagram flow may be younger than
-        // the last listing, and the birth of a connection may have been missed.
+        // P-35: what is introduced has a socket, with an address of this host's. That of a datagram flow may be younger
+        // than the last listing, and the birth of a connection may have been missed.
         let here = |flow: &FlowTuple| own(flow.local.ip()) || kept.contains(&flow.local.ip());
         let mut look_up = |node: &mut Node, judge: &mut Judge, flow: &FlowTuple| {
             if node.has_flow(flow) || !is_movable(flow, &own) {
@@ -70,7 +71,7 @@ impl EventLoop {
                     leased.push((flow, Some(origin == Origin::Accepted)));
                 } else if is_movable(&flow, &own) {
                     node.handle_flow_opened(now, flow, origin == Origin::Accepted);
-                    node.note_user(&flow, user);
+                    node.record_user(&flow, user);
                     judge.consider(node, now, flow);
                 }
             }
@@ -89,12 +90,12 @@ impl EventLoop {
             flows.push((flow, false));
             node.handle_flow_closed(now, flow);
         }
-        effects.helping.take_in_acknowledged(&mut effects.host, now, &acknowledged);
-        effects.helping.take_in_flows(&mut effects.host, now, &flows);
+        effects.helping.handle_acknowledged(&mut effects.host, now, &acknowledged);
+        effects.helping.handle_flows(&mut effects.host, now, &flows);
         // Whatever became of them, in that order.
         for (flow, opened) in leased {
             match opened {
-                Some(accepted) => effects.tenant.note_young(now, flow, accepted),
+                Some(accepted) => effects.tenant.on_young(now, flow, accepted),
                 None => effects.tenant.forget_young(&flow),
             }
         }
@@ -105,16 +106,16 @@ impl EventLoop {
     }
 
     /// Lists all connections. Those of `known` that are not among them are closed.
-    pub(super) fn take_in_flows(&mut self, now: Time, known: &[FlowTuple]) -> Result<(), Error> {
+    pub(super) fn handle_flows(&mut self, now: Time, known: &[FlowTuple]) -> Result<(), Error> {
         let own = own_addresses(&self.effects.host.network);
         let found = list_tcp(&mut self.sockets, &|address| own.contains(&address))?;
         let there: HashSet<FlowTuple> = found.iter().map(|found| found.flow).collect();
         for found in found {
             self.node.handle_flow_opened(now, found.flow, found.accepted);
-            self.node.note_user(&found.flow, found.user);
+            self.node.record_user(&found.flow, found.user);
             self.judge.consider(&mut self.node, now, found.flow);
         }
-        self.take_in_udp(now);
+        self.handle_udp(now);
         let udp = &self.udp;
         for flow in known.iter().filter(|flow| !there.contains(flow) && !udp.contains(flow)) {
             if !self.effects.host.is_elsewhere(flow) {
@@ -124,13 +125,13 @@ impl EventLoop {
         Ok(())
     }
 
-    pub(crate) fn take_in_udp(&mut self, now: Time) {
+    pub(crate) fn handle_udp(&mut self, now: Time) {
         let own = own_addresses(&self.effects.host.network);
         match self.udp.update(&mut self.sockets, &|address| own.contains(&address)) {
             Ok((opened, closed)) => {
                 for found in opened {
                     self.node.handle_flow_opened(now, found.flow, found.accepted);
-                    self.node.note_user(&found.flow, found.user);
+                    self.node.record_user(&found.flow, found.user);
                     self.judge.consider(&mut self.node, now, found.flow);
                 }
                 for flow in closed {
@@ -146,7 +147,7 @@ impl EventLoop {
             }
             Err(error) => tracing::warn!(%error, "cannot list the ports that sockets are bound to"),
         }
-        if let Err(failure) = self.effects.host.look_at_filters() {
+        if let Err(failure) = self.effects.host.check_filters() {
             tracing::warn!(%failure, "cannot tell the data plane whether a reverse path filter is strict");
         }
         for flow in self.effects.host.ended_flows() {
@@ -178,9 +179,9 @@ impl EventLoop {
         self.lost_flow_events = lost;
         tracing::info!("connections opened and closed faster than could be followed; listing them all");
         let known: Vec<FlowTuple> = self.node.flows().map(|flow| flow.tuple).collect();
-        if let Err(error) = self.take_in_flows(now, &known) {
+        if let Err(error) = self.handle_flows(now, &known) {
             tracing::warn!(%error, "cannot list connections");
         }
-        self.effects.helping.look_for_ended(&mut self.effects.host, now);
+        self.effects.helping.check_for_ended(&mut self.effects.host, now);
     }
 }

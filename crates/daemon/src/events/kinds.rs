@@ -1,5 +1,6 @@
-//! What can happen: each kind of event is declared here, and nowhere else. Its word, its fields and its description become
-//! `docs/json.md`, the words are what `whimbrel_events_total` counts by, and no event is told with another field.
+//! What can happen: each kind of event is declared here, and nowhere else. Its word, its fields and its description
+//! become `docs/json.md`, the words are what `whimbrel_events_total` counts by, and no event is told with another
+//! field.
 
 macro_rules! kinds {
     ($($(#[doc = $about:literal])+ $kind:ident = $word:literal ($($field:ident),*) $($mark:ident)?;)+) => {
@@ -106,8 +107,8 @@ kinds! {
     FlowsWait = "flows-wait" (peer, by, flows, waiting, named);
     /// `trust` or the pre-shared key differs.
     HandshakeRefused = "handshake-refused" (remote, reason);
-    /// It is not used any more, and the connection waits; or what serves it cannot be stopped or continued. With `pid` or
-    /// `cgroup` where one is known.
+    /// It is not used any more, and the connection waits; or what serves it cannot be stopped or continued. With `pid`
+    /// or `cgroup` where one is known.
     HelperFailed = "helper-failed" (flow, helper, pid, cgroup) failure;
     /// The peer is back and has what was kept.
     HelperOver = "helper-over" (flow, helper, kept, answered);
@@ -151,8 +152,8 @@ kinds! {
     MayReceive = "may-receive" (grant, host);
     /// This host has moved, and the peer knows it.
     Moved = "moved" (peer, to, translated, took_ms, flows, carried, carrier);
-    /// This host moves. `to` is null when no way is left, and equals `from` where the place is announced once more; `kept`:
-    /// the path before carries on until the peer has answered.
+    /// This host moves. `to` is null when no way is left, and equals `from` where the place is announced once more;
+    /// `kept`: the path before carries on until the peer has answered.
     Moving = "moving" (peer, from, to, flows, kept);
     /// `code`: what the server said, such as `BADSIG` or `REFUSED`.
     NameRefused = "name-refused" (name, server, code, advice) failure;
@@ -210,8 +211,8 @@ kinds! {
     Reloaded = "reloaded" (changed, restart);
     /// This host is back.
     Resumed = "resumed" ();
-    /// Here and in the following ones: a socket that changes hosts, as its donor, its acceptor and the holder of its far end
-    /// tell; `flow`: where it is known.
+    /// Here and in the following ones: a socket that changes hosts, as its donor, its acceptor and the holder of its
+    /// far end tell; `flow`: where it is known.
     SocketGiven = "socket-given" (flow);
     /// It stays with its donor.
     SocketKept = "socket-kept" (flow);

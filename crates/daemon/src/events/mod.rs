@@ -31,7 +31,7 @@ pub(crate) struct EventRing {
 
 /// The kind, the sentence and the parts of something that happened.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Told {
+pub(crate) struct Report {
     /// What it is.
     pub(crate) kind: Kind,
     /// For people.
@@ -40,7 +40,7 @@ pub(crate) struct Told {
     pub(crate) fields: Map<String, Value>,
 }
 
-impl Told {
+impl Report {
     /// Something that the daemon itself has to say.
     #[must_use]
     pub(crate) fn new(kind: Kind, sentence: impl Into<String>) -> Self {
@@ -76,7 +76,7 @@ impl Told {
 
 impl EventRing {
     /// Stamps and keeps an event.
-    pub(crate) fn push(&mut self, wall: SystemTime, monotonic: Duration, told: Told) -> &EventRecord {
+    pub(crate) fn push(&mut self, wall: SystemTime, monotonic: Duration, told: Report) -> &EventRecord {
         let records = if told.kind.is_of_connection() { &mut self.of_connections } else { &mut self.general };
         if records.len() == KEPT {
             records.pop_front();
@@ -127,7 +127,7 @@ mod tests {
             ring.push(
                 SystemTime::UNIX_EPOCH,
                 Duration::from_millis(number as u64),
-                Told::new(Kind::Resumed, "something"),
+                Report::new(Kind::Resumed, "something"),
             );
         }
         ring
@@ -151,9 +151,9 @@ mod tests {
     fn connections_that_come_and_go_push_nothing_else_out() {
         let mut ring = filled(2);
         for _ in 0..KEPT + 1 {
-            ring.push(SystemTime::UNIX_EPOCH, Duration::ZERO, Told::new(Kind::FlowGone, "a connection has ended"));
+            ring.push(SystemTime::UNIX_EPOCH, Duration::ZERO, Report::new(Kind::FlowGone, "a connection has ended"));
         }
-        ring.push(SystemTime::UNIX_EPOCH, Duration::ZERO, Told::new(Kind::Resumed, "something"));
+        ring.push(SystemTime::UNIX_EPOCH, Duration::ZERO, Report::new(Kind::Resumed, "something"));
         let last = (KEPT + 4) as u64;
         let all = numbers(&ring, &EventsQuery::default());
         assert_eq!((all.len(), &all[..3], all.last()), (KEPT + 3, &[1, 2, 4][..], Some(&last)));

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carried, Carrier, CommunityEvent, Event, PeerId, StandInStatus};
+use whimbrel_protocol::{Carried, Carrier, CommunityEvent, Event, NeighbourProxyStatus, PeerId};
 use whimbrel_wire::FlowTuple;
 
-use super::{Kind, Told};
+use super::{Kind, Report};
 
 /// Connections of whose names an event tells.
 pub(super) const NAMED: usize = 16;
@@ -56,13 +56,13 @@ impl<T: Field> Field for Option<T> {
 /// `told!(Kind { field, field: value }, "sentence", …)`.
 macro_rules! told {
     ($kind:ident { $($field:ident $(: $value:expr)?),* }, $($sentence:tt)+) => {
-        Told::new(Kind::$kind, format!($($sentence)+))$(.with(stringify!($field), told!(@value $field $($value)?)))*
+        Report::new(Kind::$kind, format!($($sentence)+))$(.with(stringify!($field), told!(@value $field $($value)?)))*
     };
     (@value $field:ident) => { Field::value($field) };
     (@value $field:ident $value:expr) => { Field::value(&$value) };
 }
 
-impl Told {
+impl Report {
     /// How the peer's connections go from now on.
     fn carried(self, carried: &Carried) -> Self {
         let carrier = (carried.flows > 0).then_some(carried.carrier);
@@ -109,14 +109,14 @@ impl Told {
                 told!(IntroductionFailed { flow, reason }, "{flow} will not outlive a move: {reason}")
             }
             Event::FlowGone { flow, peer } => told!(FlowGone { flow, peer }, "{flow} has ended"),
-            Event::Waiting { peer, wait: true, by_peer, flows: named, waiting } => told!(
+            Event::Paused { peer, wait: true, by_peer, flows: named, waiting } => told!(
                 FlowsWait { peer, by: by(*by_peer), flows: named.len(), waiting, named },
                 "{} of peer {peer} {} as {} asked",
                 connections(named.len()),
                 if named.len() == 1 { "waits" } else { "wait" },
                 who(*by_peer)
             ),
-            Event::Waiting { peer, wait: false, by_peer, flows: named, waiting } => told!(
+            Event::Paused { peer, wait: false, by_peer, flows: named, waiting } => told!(
                 FlowsGoOn { peer, by: by(*by_peer), flows: named.len(), waiting, named },
                 "{} of peer {peer} {} on as {} asked",
                 connections(named.len()),
@@ -186,7 +186,7 @@ impl Told {
                     "{address}, which peer {peer} has left, is not stood in for: {reason}"
                 )
             }
-            Event::StoodInFor { by: peer, address, status: StandInStatus::Accepted } => told!(
+            Event::StoodInFor { by: peer, address, status: NeighbourProxyStatus::Accepted } => told!(
                 StoodInFor { peer, address, reason: None::<bool> },
                 "peer {peer} passes on what is said to this host at {address}, which it has left"
             ),
@@ -305,14 +305,14 @@ impl Told {
 }
 
 /// Why nobody stands in for an address.
-fn not_stood_in(status: StandInStatus) -> &'static str {
+fn not_stood_in(status: NeighbourProxyStatus) -> &'static str {
     match status {
-        StandInStatus::Accepted => "it is",
-        StandInStatus::Unproven => "this host was not met there",
-        StandInStatus::OffLink => "it is on none of its links",
-        StandInStatus::Taken => "somebody has it",
-        StandInStatus::Refused => "`stand_in` is not set there, or there are too many",
-        StandInStatus::Other(_) => "for a reason that this version does not know",
+        NeighbourProxyStatus::Accepted => "it is",
+        NeighbourProxyStatus::Unproven => "this host was not met there",
+        NeighbourProxyStatus::OffLink => "it is on none of its links",
+        NeighbourProxyStatus::Taken => "somebody has it",
+        NeighbourProxyStatus::Refused => "`stand_in` is not set there, or there are too many",
+        NeighbourProxyStatus::Other(_) => "for a reason that this version does not know",
     }
 }
 
@@ -372,7 +372,7 @@ mod tests {
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/events.jsonl");
         let text: String = samples::all()
             .iter()
-            .filter_map(Told::of)
+            .filter_map(Report::of)
             .map(|told| {
                 let fields = Value::Object(told.fields).to_string();
                 format!("[\"{}\",{},{fields}]\n", told.kind.word(), Value::from(told.sentence))
@@ -390,7 +390,7 @@ mod tests {
     fn a_move_to_the_same_address_is_not_called_one() {
         let here = "192.0.2.9".parse().ok();
         let told = |to| {
-            Told::of(&Event::Moving { peer: PeerId(3), from: here, to, flows: 1, kept: true })
+            Report::of(&Event::Moving { peer: PeerId(3), from: here, to, flows: 1, kept: true })
                 .expect("a sentence")
                 .sentence
         };
@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn sentences_are_for_people_and_fields_for_programs() {
-        let told = Told::of(&Event::Moved {
+        let told = Report::of(&Event::Moved {
             peer: PeerId(3),
             to: "192.0.2.9".parse().expect("address"),
             translated: true,
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn what_is_at_home_is_carried_by_nothing() {
         let carried = Carried { flows: 0, carrier: Carrier::Tunnel };
-        let told = Told::of(&Event::PeerBack { peer: PeerId(3), flows: 2, carried }).expect("a sentence");
+        let told = Report::of(&Event::PeerBack { peer: PeerId(3), flows: 2, carried }).expect("a sentence");
         assert_eq!((&told.fields["carried"], &told.fields["carrier"]), (&0.into(), &Value::Null));
     }
 
@@ -433,14 +433,14 @@ mod tests {
             remote: ([203, 0, 113, 5], 22).into(),
         };
         let flows = (1..=100).map(flow).collect();
-        let told = Told::of(&Event::Waiting { peer: PeerId(3), wait: true, by_peer: false, flows, waiting: 101 })
+        let told = Report::of(&Event::Paused { peer: PeerId(3), wait: true, by_peer: false, flows, waiting: 101 })
             .expect("a sentence");
         assert_eq!((told.kind, &told.fields["by"]), (Kind::FlowsWait, &"this-host".into()));
         assert_eq!(told.sentence, "100 connections of peer #3 wait as somebody here asked");
         assert_eq!((&told.fields["flows"], &told.fields["waiting"]), (&100.into(), &101.into()));
         assert_eq!(told.fields["named"].as_array().map(Vec::len), Some(NAMED));
         assert_eq!(told.fields["named"][0], "tcp 192.0.2.1:1 -> 203.0.113.5:22");
-        let one = Event::Waiting { peer: PeerId(3), wait: false, by_peer: true, flows: vec![flow(1)], waiting: 0 };
-        assert_eq!(Told::of(&one).expect("a sentence").sentence, "1 connection of peer #3 goes on as the peer asked");
+        let one = Event::Paused { peer: PeerId(3), wait: false, by_peer: true, flows: vec![flow(1)], waiting: 0 };
+        assert_eq!(Report::of(&one).expect("a sentence").sentence, "1 connection of peer #3 goes on as the peer asked");
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Event, MoveEvent, PeerId, Time};
 
-use super::{Kind, Told};
+use super::{Kind, Report};
 
 /// Events of a kind that others can cause at will, that are told in a row.
 const CAUSED_BY_OTHERS: u32 = 64;
@@ -99,7 +99,7 @@ impl Restraint {
     }
 
     /// What was left out since the last call.
-    pub(crate) fn left_out(&mut self, now: Time) -> Vec<Told> {
+    pub(crate) fn left_out(&mut self, now: Time) -> Vec<Report> {
         let is_low = |allowed: &mut Allowed| {
             allowed.fill(now);
             allowed.left < allowed.most
@@ -110,7 +110,7 @@ impl Restraint {
             0 => None,
             count => {
                 let sentence = format!("{count} more events `{}` came than are told", kind.word());
-                Some(Told::new(Kind::LeftOut, sentence).with("of", kind.word()).with("count", count))
+                Some(Report::new(Kind::LeftOut, sentence).with("of", kind.word()).with("count", count))
             }
         };
         self.kinds.iter_mut().filter_map(told).collect()
@@ -147,8 +147,8 @@ fn caused_by_peer(event: &Event) -> Option<(Kind, PeerId)> {
         Event::CarrierChanged { peer, .. } => Some((Kind::CarrierChanged, *peer)),
         Event::PeerAway { peer, .. } => Some((Kind::PeerAway, *peer)),
         Event::PeerBack { peer, .. } => Some((Kind::PeerBack, *peer)),
-        Event::Waiting { peer, by_peer: true, wait: true, .. } => Some((Kind::FlowsWait, *peer)),
-        Event::Waiting { peer, by_peer: true, wait: false, .. } => Some((Kind::FlowsGoOn, *peer)),
+        Event::Paused { peer, by_peer: true, wait: true, .. } => Some((Kind::FlowsWait, *peer)),
+        Event::Paused { peer, by_peer: true, wait: false, .. } => Some((Kind::FlowsGoOn, *peer)),
         _ => None,
     }
 }

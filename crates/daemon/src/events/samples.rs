@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carried, Carrier, CommunityEvent, Event, JoinFailure, PeerId, StandInStatus};
+use whimbrel_protocol::{Carried, Carrier, CommunityEvent, Event, JoinFailure, NeighbourProxyStatus, PeerId};
 use whimbrel_wire::{FlowTuple, Transport};
 
 fn flow(port: u16) -> FlowTuple {
@@ -20,12 +20,12 @@ pub(super) fn all() -> Vec<Event> {
     let carried = |flows, carrier| Carried { flows, carrier };
     let carriers = [Carrier::Hold, Carrier::Tunnel, Carrier::FollowRewrite, Carrier::Rewrite];
     let statuses = [
-        StandInStatus::Accepted,
-        StandInStatus::Unproven,
-        StandInStatus::OffLink,
-        StandInStatus::Taken,
-        StandInStatus::Refused,
-        StandInStatus::Other(9),
+        NeighbourProxyStatus::Accepted,
+        NeighbourProxyStatus::Unproven,
+        NeighbourProxyStatus::OffLink,
+        NeighbourProxyStatus::Taken,
+        NeighbourProxyStatus::Refused,
+        NeighbourProxyStatus::Other(9),
     ];
     let mut all = vec![
         Event::PeerReached { peer, key, remote, took },
@@ -71,7 +71,7 @@ pub(super) fn all() -> Vec<Event> {
     all.extend(carriers.map(|carrier| Event::CarrierChanged { peer, carrier }));
     for (wait, by_peer, count) in [(true, true, 1), (true, false, 20), (false, true, 20), (false, false, 1)] {
         let flows = (1..=count).map(flow).collect();
-        all.push(Event::Waiting { peer, wait, by_peer, flows, waiting: 21 });
+        all.push(Event::Paused { peer, wait, by_peer, flows, waiting: 21 });
     }
     for status in statuses {
         all.push(Event::StoodAside { peer, address, reason: status });

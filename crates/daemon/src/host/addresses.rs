@@ -10,7 +10,7 @@ use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, MARKED_TABLE, 
 use whimbrel_kernel::network::{NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::{PEER_TABLE, PeerRoutes, PeerWay};
 use whimbrel_kernel::route::{Route, RouteKind};
-use whimbrel_kernel::source_way::{SourceWay, SourceWays};
+use whimbrel_kernel::source_routing::{SourceRoute, SourceRoutes};
 use whimbrel_protocol::{self as protocol, Binding};
 
 use super::failure::Failure;
@@ -24,7 +24,7 @@ pub(crate) const MARK: Mark = Mark { value: 0x1000_0000, mask: 0x3000_0000 };
 pub(crate) struct Addresses {
     kept: KeptAddresses,
     routes: PeerRoutes,
-    sources: SourceWays,
+    sources: SourceRoutes,
     /// All addresses of this host that flows use.
     used: BTreeSet<IpAddr>,
     /// Those that the host leaves, and those that it is at instead.
@@ -40,7 +40,7 @@ pub(crate) struct Addresses {
 #[derive(Debug, Default)]
 struct Done {
     kept: Option<(Carrier, Kept)>,
-    sources: Option<BTreeMap<IpAddr, SourceWay>>,
+    sources: Option<BTreeMap<IpAddr, SourceRoute>>,
     ways: Option<Ways>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Surroundings {
     /// This host's own addresses now.
     pub(crate) own: BTreeSet<IpAddr>,
     /// The ways of those whose interface leads everywhere.
-    pub(crate) ways: BTreeMap<IpAddr, SourceWay>,
+    pub(crate) ways: BTreeMap<IpAddr, SourceRoute>,
     /// Where peers are now: no route of ours may lead these astray.
     pub(crate) locators: BTreeSet<IpAddr>,
     /// Interfaces that packets of moved flows, and those that were set aside, may arrive on; none while there are none.
@@ -76,7 +76,7 @@ impl Addresses {
         Ok(Self {
             kept: KeptAddresses::open(run_dir)?,
             routes: PeerRoutes::open(MARK)?,
-            sources: SourceWays::open(MARK)?,
+            sources: SourceRoutes::open(MARK)?,
             used: BTreeSet::new(),
             leaving: Vec::new(),
             reached: Vec::new(),
@@ -110,8 +110,9 @@ impl Addresses {
         self.reached.iter().any(|(reached, _)| *reached == address)
     }
 
-    /// The MTU of the way to a destination, where the route has one of its own, and its interface. Where the way from there is
-    /// one of ours, since the address is kept, or none, it is the way that all else takes: ours have the MTU of a tunnel.
+    /// The MTU of the way to a destination, where the route has one of its own, and its interface. Where the way from
+    /// there is one of ours, since the address is kept, or none, it is the way that all else takes: ours have the MTU
+    /// of a tunnel.
     pub(crate) fn way_to(&mut self, destination: IpAddr, from: Option<IpAddr>) -> Option<(Option<u32>, u32)> {
         let mut ways = [from, None].into_iter().filter_map(|from| self.routes.under(destination, from).ok());
         let way = ways.find(|route| !matches!(route.table, OUTPUT_TABLE | MARKED_TABLE | PEER_TABLE))?;
@@ -144,12 +145,12 @@ impl Addresses {
     }
 
     /// Something in the kernel has changed: what is wanted is compared with what is there when it is applied next.
-    pub(crate) fn look_again(&mut self) {
+    pub(crate) fn check_again(&mut self) {
         self.done = Done::default();
     }
 
-    /// Makes the kernel keep and reach what is wanted. Looking at what is there takes the kernel's lock of all interfaces sixteen times, which others
-    /// hold for long: nothing is done where nothing has changed.
+    /// Makes the kernel keep and reach what is wanted. Looking at what is there takes the kernel's lock of all
+    /// interfaces sixteen times, which others hold for long: nothing is done where nothing has changed.
     ///
     /// # Errors
     /// The first; all is tried.
@@ -164,7 +165,7 @@ impl Addresses {
         let kept = (carrier, kept);
         let applied = if self.done.kept.as_ref() == Some(&kept) { Ok(()) } else { self.keep(kept, datapath) };
         // The kernel is asked for these ways as it leads now.
-        let sources = self.source_ways(surroundings);
+        let sources = self.source_routes(surroundings);
         let left = if self.done.sources.as_ref() == Some(&sources) { Ok(()) } else { self.lead_from(sources) };
         let ways = self.ways(surroundings);
         let reached = if self.done.ways.as_ref() == Some(&ways) { Ok(()) } else { self.lead_to(ways, datapath) };
@@ -182,7 +183,7 @@ impl Addresses {
         Ok(())
     }
 
-    fn lead_from(&mut self, sources: BTreeMap<IpAddr, SourceWay>) -> Result<(), Failure> {
+    fn lead_from(&mut self, sources: BTreeMap<IpAddr, SourceRoute>) -> Result<(), Failure> {
         self.done.sources = None;
         self.sources.apply(&sources)?;
         self.done.sources = Some(sources);
@@ -191,7 +192,8 @@ impl Addresses {
 
     fn lead_to(&mut self, ways: Ways, datapath: &Datapath) -> Result<(), Failure> {
         self.done.ways = None;
-        // Before a route leads everything for an address to the TUN device, the program there knows what belongs elsewhere.
+        // Before a route leads everything for an address to the TUN device, the program there knows what belongs
+        // elsewhere.
         let vacated = datapath.set_vacated(&ways.vacated);
         self.routes.apply(&ways.peers)?;
         vacated?;
@@ -200,9 +202,9 @@ impl Addresses {
     }
 
     /// Only those that would be led astray without.
-    fn source_ways(&mut self, surroundings: &Surroundings) -> BTreeMap<IpAddr, SourceWay> {
+    fn source_routes(&mut self, surroundings: &Surroundings) -> BTreeMap<IpAddr, SourceRoute> {
         let Self { routes, leaving, .. } = self;
-        let mut astray = |address: IpAddr, way: &SourceWay| {
+        let mut astray = |address: IpAddr, way: &SourceRoute| {
             surroundings.locators.iter().filter(|to| to.is_ipv4() == address.is_ipv4()).any(|to| {
                 let natural = routes.under(*to, Some(address));
                 natural.is_ok_and(|route| route.interface != way.interface && route.kind == RouteKind::Unicast)
@@ -257,7 +259,7 @@ impl Addresses {
     /// The first; all is tried.
     pub(crate) fn release(&mut self) -> Result<(), Error> {
         self.in_force.clear();
-        self.look_again();
+        self.check_again();
         let kept = self.kept.release();
         let sources = self.sources.release();
         self.routes.release().and(sources).and(kept)
@@ -268,14 +270,14 @@ impl Addresses {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Ways {
     peers: BTreeMap<IpAddr, PeerWay>,
-    /// Those that are led elsewhere than where they are, with the interface that leads there: what is of no moved flow is for
-    /// their owners of today.
+    /// Those that are led elsewhere than where they are, with the interface that leads there: what is of no moved flow
+    /// is for their owners of today.
     vacated: BTreeMap<IpAddr, u32>,
 }
 
-/// The source of a route, where a route over another device may name it too. Where the host has lost its last address of the
-/// family the kernel offers the link-local one of an interface, and refuses it on any other (`ipv6_chk_addr`); or one that
-/// goes away at this moment.
+/// The source of a route, where a route over another device may name it too. Where the host has lost its last address
+/// of the family the kernel offers the link-local one of an interface, and refuses it on any other (`ipv6_chk_addr`);
+/// or one that goes away at this moment.
 fn lasting(source: Option<IpAddr>, surroundings: &Surroundings) -> Option<IpAddr> {
     source.filter(|source| surroundings.own.contains(source))
 }
@@ -293,13 +295,13 @@ fn past_the_link(surroundings: &Surroundings, peer: IpAddr, source: Option<IpAdd
 }
 
 /// How packets leave that are sent from each address of this host, where its interface has a way to everywhere.
-pub(crate) fn source_ways(network: &NetworkState) -> BTreeMap<IpAddr, SourceWay> {
+pub(crate) fn source_routes(network: &NetworkState) -> BTreeMap<IpAddr, SourceRoute> {
     let way = |usable: &UsableAddress| {
         let ipv4 = usable.address.is_ipv4();
         let defaults = network.default_routes.iter();
         let own = defaults.filter(|route| route.ipv4 == ipv4 && route.interface == usable.interface);
         let best = own.min_by_key(|route| route.metric)?;
-        Some((usable.address, SourceWay { interface: usable.interface, gateway: best.gateway }))
+        Some((usable.address, SourceRoute { interface: usable.interface, gateway: best.gateway }))
     };
     network.addresses.iter().filter_map(way).collect()
 }
@@ -354,7 +356,7 @@ mod tests {
         let e0 = RouteSocket::open().expect("open").link_index("e0").expect("its index");
         let mut surroundings = Surroundings {
             own: BTreeSet::new(),
-            ways: [(address, SourceWay { interface: e0, gateway: None })].into(),
+            ways: [(address, SourceRoute { interface: e0, gateway: None })].into(),
             locators: [locator].into(),
             arrivals: BTreeSet::new(),
             tun: tun.index(),

@@ -11,7 +11,7 @@ use whimbrel_tunnel::Peer;
 
 use super::executors::MTU_PAUSE;
 use super::tunnels::WayOut;
-use super::{DEFAULT_MTU, Failure, Host, names, source_ways};
+use super::{DEFAULT_MTU, Failure, Host, names, source_routes};
 
 impl Host {
     /// Puts the binding of a peer in force. `moved`: flows of it are not where they were made.
@@ -23,12 +23,12 @@ impl Host {
         moved: bool,
     ) -> Result<(), Failure> {
         self.surroundings_changed = true;
-        self.hooks.note_peer(now, peer, moved);
-        self.hooks.note_listening(peer, binding.listens);
+        self.hooks.record_peer(now, peer, moved);
+        self.hooks.set_listening(peer, binding.listens);
         let wanted = self.data_plane_binding(peer, &binding);
         let fits = |other: &Binding| (other.places, other.parked) == (binding.places, binding.parked);
         if !self.bindings.get(&peer).is_some_and(fits) {
-            self.senders.note_ways(now);
+            self.senders.on_routes_changed(now);
         }
         self.wire_ports.keep(peer, &binding);
         let before = self.bindings.insert(peer, binding);
@@ -95,15 +95,16 @@ impl Host {
         holder.map(|usable| usable.interface)
     }
 
-    /// The interface that rewritten packets of a binding leave by: the same as all else that is sent from its source to the
-    /// peer, the tunnel and the probe that tried whether they pass.
+    /// The interface that rewritten packets of a binding leave by: the same as all else that is sent from its source to
+    /// the peer, the tunnel and the probe that tried whether they pass.
     fn way_out(&mut self, binding: &Binding) -> Option<u32> {
         let (source, peer) = (binding.source?, binding.peer_locator);
         if source.is_ipv4() != peer.is_ipv4() || peer.is_unspecified() {
             return None;
         }
-        // An interface that leads everywhere is made to (`kernel::source_way`), wherever the routes lead by themselves.
-        match source_ways(&self.network).get(&source) {
+        // An interface that leads everywhere is made to (`kernel::source_routing`), wherever the routes lead by
+        // themselves.
+        match source_routes(&self.network).get(&source) {
             Some(way) => Some(way.interface),
             None => self.addresses.way_from(source, peer),
         }
@@ -112,8 +113,8 @@ impl Host {
     /// Forgets a peer.
     pub(crate) fn remove_binding(&mut self, now: Time, peer: PeerId) -> Result<(), Failure> {
         self.surroundings_changed = true;
-        self.hooks.note_peer(now, peer, false);
-        self.hooks.note_listening(peer, false);
+        self.hooks.record_peer(now, peer, false);
+        self.hooks.set_listening(peer, false);
         self.senders.remove_peer(peer);
         self.bindings.remove(&peer);
         self.ways_out.remove(&peer);
@@ -146,7 +147,7 @@ impl Host {
     }
 
     /// Tells the data plane by which interface each peer is heard.
-    pub(crate) fn tell_paths(&mut self) -> Result<(), Failure> {
+    pub(crate) fn publish_paths(&mut self) -> Result<(), Failure> {
         let paths = self.paths_of_peers();
         if self.paths != paths {
             self.datapath.set_paths(&paths, self.tunnel.socket().port())?;
@@ -155,8 +156,8 @@ impl Host {
         Ok(())
     }
 
-    /// The interface that has this host's address, where what is sent to the peer leaves by it, too: a strict filter takes
-    /// packets from nowhere else.
+    /// The interface that has this host's address, where what is sent to the peer leaves by it, too: a strict filter
+    /// takes packets from nowhere else.
     fn paths_of_peers(&self) -> BTreeMap<LocatorPair, u32> {
         let of = self.bindings.iter().filter_map(|(peer, binding)| {
             let (local, peer_at) = (binding.source?, binding.peer_locator);

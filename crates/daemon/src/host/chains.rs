@@ -13,7 +13,7 @@ use whimbrel_wire::{ChainNumber, ChainSpec};
 pub(crate) struct Chains(HashMap<PeerId, (ChainNumber, u32)>);
 
 impl Chains {
-    /// Carries out an op, but for the path that it is about ([`ChainOp::SendThrough`]).
+    /// Carries out an op, except for the path that it is about ([`ChainOp::SendThrough`]).
     pub(crate) fn carry_out(&mut self, tunnel: &Tunnel, op: &ChainOp) -> OpDone {
         let done = match op {
             ChainOp::Set { peer, chain, spec } => {

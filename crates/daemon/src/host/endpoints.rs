@@ -1,5 +1,5 @@
-//! Namespaces in which addresses are local that are not this host's: for the sockets that have come with them, and those of
-//! endpoints that are leased.
+//! Namespaces in which addresses are local that are not this host's: for the sockets that have come with them, and
+//! those of endpoints that are leased.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use whimbrel_datapath::{Datapath, Endpoint as Known, Follow, Guard, LeasedPorts, Unknown, Watched};
 use whimbrel_kernel::Error;
+use whimbrel_kernel::checkpoint::Defaults;
 use whimbrel_kernel::endpoint::{Brought, Endpoint, Found, Outer};
-use whimbrel_kernel::frozen::Defaults;
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::route::RouteSocket;
@@ -24,13 +24,13 @@ use super::inventory::servers::Inhabitants;
 
 /// Of the interfaces outside: packets of connections to them come by any path, so the usual one.
 const MTU: u32 = 1500;
-/// How long one is kept that nobody needs any more. To make one and to take it down holds the kernel's interfaces for tens of milliseconds, which
-/// whoever moves sockets at that moment would wait for; and the next may come soon.
+/// How long one is kept that nobody needs any more. To make one and to take it down holds the kernel's interfaces for
+/// tens of milliseconds, which whoever moves sockets at that moment would wait for; and the next may come soon.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// The mark (SO_MARK) of sockets in endpoint namespaces whose far ends are not to learn where they are. Sockets that such a one accepts have it
-/// as well, and it outlives the daemon. The kernel takes it off what leaves the namespace (`skb_scrub_packet`); none of its bits is one that routing
-/// looks at here ([`MARK`](super::MARK)).
+/// The mark (SO_MARK) of sockets in endpoint namespaces whose far ends are not to learn where they are. Sockets that
+/// such a one accepts have it as well, and it outlives the daemon. The kernel takes it off what leaves the namespace
+/// (`skb_scrub_packet`); none of its bits is one that routing looks at here ([`MARK`](super::MARK)).
 pub(crate) const HIDDEN: u32 = 0x0057_4248;
 
 /// A namespace and what works in it.
@@ -65,8 +65,9 @@ pub(crate) struct New {
 }
 
 impl New {
-    /// Makes one for an address, in the namespace that a program has brought along where there is one. The programs watch over it before it is
-    /// switched on, and know no part of it yet. Takes the kernel tens of milliseconds; any thread in the host's network namespace may do it.
+    /// Makes one for an address, in the namespace that a program has brought along where there is one. The programs
+    /// watch over it before it is switched on, and know no part of it yet. Takes the kernel tens of milliseconds; any
+    /// thread in the host's network namespace may do it.
     ///
     /// # Errors
     /// Nothing is left of the attempt.
@@ -156,8 +157,8 @@ impl Place {
 pub(crate) struct PlaceName {
     /// What is local in it.
     pub(crate) address: IpAddr,
-    /// The number of the lease that it was brought along for by a program, which this host has drawn; None: the one that the daemon has made for
-    /// all others.
+    /// The number of the lease that it was brought along for by a program, which this host has drawn; None: the one
+    /// that the daemon has made for all others.
     pub(crate) lease: Option<u64>,
 }
 
@@ -261,8 +262,8 @@ impl Endpoints {
         self.of_flows.contains_key(flow)
     }
 
-    /// The namespace that is not kept for a flow any more. One whose namespace was lost with its socket has none, though there may be another
-    /// of the same address by now.
+    /// The namespace that is not kept for a flow any more. One whose namespace was lost with its socket has none,
+    /// though there may be another of the same address by now.
     fn uncount(&mut self, flow: &FlowTuple) -> Option<PlaceName> {
         self.of_flows.remove(flow)
     }
@@ -286,8 +287,8 @@ impl Endpoints {
         self.places.get(&self.name_of_flow(flow)).filter(|place| place.ends.is_none()).map(|place| place.interface)
     }
 
-    /// Sees to it that there is one for an end, until as many have [released](Self::release) it. What is not there is made at once, which
-    /// everything else waits for (an op of a move waits for it elsewhere).
+    /// Sees to it that there is one for an end, until as many have [released](Self::release) it. What is not there is
+    /// made at once, which everything else waits for (an op of a move waits for it elsewhere).
     pub(crate) fn need(&mut self, now: Time, end: SocketAddr, datapath: &mut Datapath) -> Result<(), Failure> {
         let name = self.name_of(end);
         if let Some(place) = self.places.get_mut(&name) {
@@ -311,7 +312,7 @@ impl Endpoints {
         let Some(place) = self.places.get_mut(&name) else { return false };
         (place.hidden, place.ends) = (hidden, None);
         place.users += 1;
-        self.note_leased(lease, Some(lease.value()), ends, false);
+        self.on_leased(lease, Some(lease.value()), ends, false);
         true
     }
 
@@ -335,13 +336,13 @@ impl Endpoints {
             return Err(error.into());
         }
         let New { place, watched } = new;
-        datapath.take_in(watched);
+        datapath.handle(watched);
         self.places.insert(name, Place { ends: Some(now + LINGER), ..place });
         Ok(())
     }
 
-    /// Takes over one that a daemon before this one has made, for a lease if it is one's; else by its cookie, where a program has brought
-    /// it along, or another is there already. Nobody needs it yet.
+    /// Takes over one that a daemon before this one has made, for a lease if it is one's; else by its cookie, where a
+    /// program has brought it along, or another is there already. Nobody needs it yet.
     pub(crate) fn adopt(
         &mut self,
         address: IpAddr,
@@ -378,7 +379,8 @@ impl Endpoints {
         there
     }
 
-    /// The same for a socket that was on its way here. Gives what is to be [released](Self::release) when it is no more.
+    /// The same for a socket that was on its way here. Gives what is to be [released](Self::release) when it is no
+    /// more.
     pub(crate) fn adopt_move(&mut self, flow: &FlowTuple) -> Option<PlaceName> {
         let name = self.find(flow);
         self.adopt_user(name).then_some(name)
@@ -397,13 +399,14 @@ impl Endpoints {
         found.unwrap_or(usual)
     }
 
-    /// The ends of a lease belong into the namespace that a program has brought along for the lease `place`, or into that of the address.
-    /// `moved`: they have come with a socket.
-    pub(crate) fn note_leased(&mut self, lease: FlowName, place: Option<u64>, ends: Ends, moved: bool) {
+    /// The ends of a lease belong into the namespace that a program has brought along for the lease `place`, or into
+    /// that of the address. `moved`: they have come with a socket.
+    pub(crate) fn on_leased(&mut self, lease: FlowName, place: Option<u64>, ends: Ends, moved: bool) {
         self.leased.push(Leased { lease, place, ends, moved, over: false });
     }
 
-    /// A whole process is rebuilt, from now on, in the namespace that this connection is to be in, and is to live in it.
+    /// A whole process is rebuilt, from now on, in the namespace that this connection is to be in, and is to live in
+    /// it.
     pub(crate) fn begin_rebuilding(&mut self, name: MoveName, flow: &FlowTuple) {
         let there = self.name_of_flow(flow);
         if let Some(place) = self.places.get_mut(&there) {
@@ -418,7 +421,7 @@ impl Endpoints {
     }
 
     /// A lease is over.
-    pub(crate) fn note_over(&mut self, lease: FlowName) {
+    pub(crate) fn on_over(&mut self, lease: FlowName) {
         for leased in self.leased.iter_mut().filter(|leased| leased.lease == lease) {
             leased.over = true;
         }
@@ -426,8 +429,9 @@ impl Endpoints {
         self.leased.retain(|leased| !leased.over || leased.place.is_some());
     }
 
-    /// What programs may bind in each namespace of which a program has something on lease, or that a process has come to live in: what is on lease,
-    /// and be that nothing. While CRIU rebuilds a process in one, on the ports that its sockets had, nobody is kept to anything there.
+    /// What programs may bind in each namespace of which a program has something on lease, or that a process has come
+    /// to live in: what is on lease, and be that nothing. While CRIU rebuilds a process in one, on the ports that its
+    /// sockets had, nobody is kept to anything there.
     pub(crate) fn leased_ports(&self) -> LeasedPorts {
         let asked_for: HashSet<PlaceName> = self.leased.iter().filter(|of| !of.moved).map(Leased::place_name).collect();
         let kept = |name: &PlaceName, place: &Place| {
@@ -489,8 +493,9 @@ impl Endpoints {
     }
 }
 
-/// Takes namespaces down, in any thread in the host's network namespace. Programs that are in one, or have sockets in it, may stay, and get nowhere
-/// any more. Gives the interfaces that are gone: the programs watch over each as long as it is there.
+/// Takes namespaces down, in any thread in the host's network namespace. Programs that are in one, or have sockets in
+/// it, may stay, and get nowhere any more. Gives the interfaces that are gone: the programs watch over each as long as
+/// it is there.
 pub(crate) fn take_down(places: Vec<Place>) -> Vec<(u32, Result<(), Error>)> {
     let outer: Vec<Outer> = places.iter().map(|place| place.endpoint.outer().clone()).collect();
     // Those that are nobody else's go by themselves, many at once.

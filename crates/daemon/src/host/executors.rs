@@ -8,7 +8,7 @@ use std::time::Duration;
 use whimbrel_datapath::{self as datapath, Datapath, LeasedPorts, LocatorPair, Role};
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::Attachment;
-use whimbrel_kernel::frozen::Defaults;
+use whimbrel_kernel::checkpoint::Defaults;
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::kept_address::Straight;
 use whimbrel_kernel::network::NetworkState;
@@ -177,7 +177,7 @@ impl Host {
 
     /// Keeps what is known of a peer.
     pub(crate) fn save_peer(&mut self, peer: &SavedPeer) {
-        self.flows.note_peer(peer);
+        self.flows.record_peer(peer);
         self.store.save_peer(peer);
     }
 
@@ -251,16 +251,18 @@ impl Host {
         self.end_late(now);
         if self.next_mtu_look.is_some_and(|due| due <= now) {
             self.next_mtu_look = self.tunnels.paths().next().map(|_| now + MTU_PAUSE);
-            if self.look_at_mtus() {
+            if self.check_mtus() {
                 self.settle_or_retry(now);
             }
         }
     }
 
-    /// The programs are attached before anything stops, since that takes the kernel tens of milliseconds. `busy`: packets of
-    /// this kind of move may have to be held at any moment. `resting`: what comes for its sockets is set aside.
+    /// The programs are attached before anything stops, since that takes the kernel tens of milliseconds. `busy`:
+    /// packets of this kind of move may have to be held at any moment. `resting`: what comes for its sockets is set
+    /// aside.
     pub(crate) fn make_ready(&mut self, now: Time, mover: Mover, busy: bool, resting: bool) -> Result<(), Failure> {
-        // What a daemon before this one has left is not touched before the node has said what it wants ([`Host::begin`]).
+        // What a daemon before this one has left is not touched before the node has said what it wants
+        // ([`Host::begin`]).
         let begun = !self.network.links.is_empty();
         let late = !self.late.is_empty();
         let (is_new, begins) = self.hooks.note_movers(now, &[(mover, busy, resting), (Mover::Late, late, late)]);
@@ -278,8 +280,8 @@ impl Host {
         Ok(self.hooks.apply(&mut self.datapath, &self.network, self.tunnel.device().index())?)
     }
 
-    /// Takes in the network as it is at the start. Nothing is made to fit it before the node has said what it wants: what
-    /// is there for moved connections must not be taken down.
+    /// Takes in the network as it is at the start. Nothing is made to fit it before the node has said what it wants:
+    /// what is there for moved connections must not be taken down.
     pub(crate) fn begin(&mut self, network: NetworkState) {
         self.network = network;
     }

@@ -16,22 +16,23 @@ use super::{Failure, Host};
 
 impl Host {
     pub(crate) fn install_flow(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry) -> Result<(), Failure> {
-        let toward = self.toward(now, &flow, &entry);
+        let delivery = self.delivery(now, &flow, &entry);
         let before = self.flows.get(&flow);
         let other = |before: &&FlowEntry| (before.peer, before.wire_local_port) != (entry.peer, entry.wire_local_port);
         if let Some(before) = before.filter(other) {
             self.wire_ports.forget_flow(&flow, before.peer);
         }
-        self.wire_ports.note_flow(&flow, &entry, self.bindings.get(&entry.peer));
+        self.wire_ports.record_flow(&flow, &entry, self.bindings.get(&entry.peer));
         // Led to another owner, which is to know of it first.
         let led = match entry.end {
             LocalEnd::Here => before.is_some_and(|before| before.peer != entry.peer),
             LocalEnd::Behind => before.is_none_or(|before| before.peer != entry.peer),
             LocalEnd::Endpoint | LocalEnd::Passing => false,
         };
-        // Before the data plane leads packets there: the tunnel would send them to whoever had the flow before, who may have forgotten it.
+        // Before the data plane leads packets there: the tunnel would send them to whoever had the flow before, who may
+        // have forgotten it.
         self.tunnel.set_flow(tunnel_flow(flow, &entry));
-        let in_force = datapath::FlowEntry { tunnelled: led, ..data_plane_entry(&entry, toward) };
+        let in_force = datapath::FlowEntry { tunnelled: led, ..data_plane_entry(&entry, delivery) };
         // What is on its way from who has passed it on until now is taken as well.
         let passed_on = before.filter(|before| before.passed_on && before.peer != entry.peer).map(|before| before.peer);
         if let Some(former) = passed_on {
@@ -57,7 +58,7 @@ impl Host {
         self.names.add(&flow, &entry);
         self.store.save_flow(&flow, &entry, before);
         self.flows.insert(flow, entry);
-        if self.hooks.note_introduced(now, true) {
+        if self.hooks.set_introduced(now, true) {
             self.apply_hooks()?;
         }
         Ok(())
@@ -65,8 +66,8 @@ impl Host {
 
     /// What the data plane is to know of a flow whose namespace is there, if it is to be in one.
     pub(crate) fn data_plane_entry(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> datapath::FlowEntry {
-        let toward = self.toward_adopted(flow, entry);
-        data_plane_entry(entry, toward)
+        let delivery = self.delivery_adopted(flow, entry);
+        data_plane_entry(entry, delivery)
     }
 
     pub(crate) fn remove_flow(&mut self, now: Time, flow: FlowTuple) -> Result<(), Failure> {
@@ -88,11 +89,12 @@ impl Host {
         if let Some(before) = before {
             self.release_flow_endpoint(now, &flow, before.end);
         }
-        self.hooks.note_introduced(now, !self.flows.all().is_empty());
+        self.hooks.set_introduced(now, !self.flows.all().is_empty());
         Ok(())
     }
 
-    /// Takes over flows of a daemon before this one. `present`: those that the data plane has; `strangers` are removed from it.
+    /// Takes over flows of a daemon before this one. `present`: those that the data plane has; `strangers` are removed
+    /// from it.
     pub(crate) fn adopt_flows(
         &mut self,
         now: Time,
@@ -103,17 +105,17 @@ impl Host {
         self.datapath.remove_flows(strangers)?;
         let entries: Vec<_> = flows
             .iter()
-            .map(|(flow, entry)| (*flow, data_plane_entry(entry, self.toward_adopted(flow, entry))))
+            .map(|(flow, entry)| (*flow, data_plane_entry(entry, self.delivery_adopted(flow, entry))))
             .collect();
         let missing: Vec<_> = entries.into_iter().filter(|(flow, entry)| present.get(flow) != Some(entry)).collect();
         self.datapath.insert_flows(&missing)?;
         for (flow, entry) in flows {
-            self.wire_ports.note_flow(flow, entry, None);
+            self.wire_ports.record_flow(flow, entry, None);
             self.remotes.add(flow, entry);
             self.names.add(flow, entry);
         }
         self.tunnel.set_flows(flows.iter().map(|(flow, entry)| tunnel_flow(*flow, entry)));
-        self.hooks.note_introduced(now, !flows.is_empty());
+        self.hooks.set_introduced(now, !flows.is_empty());
         for (id, binding) in self.datapath.bindings()? {
             let peer = PeerId(id);
             let home = Places { local: binding.local_place, peer: binding.peer_place };
@@ -121,15 +123,15 @@ impl Host {
             if of_peer.peek().is_none() {
                 self.datapath.remove_binding(id)?;
             } else if of_peer.any(|entry| entry.home != home) {
-                self.hooks.note_peer(now, peer, true);
+                self.hooks.record_peer(now, peer, true);
             }
         }
-        self.senders.note_ways(now);
+        self.senders.on_routes_changed(now);
         Ok(())
     }
 
     /// Where the data plane finds this host's end of a flow that is to be known to it.
-    pub(crate) fn toward(&mut self, now: Time, flow: &FlowTuple, entry: &FlowEntry) -> datapath::Toward {
+    pub(crate) fn delivery(&mut self, now: Time, flow: &FlowTuple, entry: &FlowEntry) -> datapath::Delivery {
         let before = self.flows.get(flow).map(|before| before.end);
         if let Some(before) = before.filter(|before| *before != entry.end) {
             self.release_flow_endpoint(now, flow, before);
@@ -140,24 +142,25 @@ impl Host {
                 tracing::error!(%flow, %error, "a connection has no namespace for its address");
             }
         }
-        self.toward_adopted(flow, entry)
+        self.delivery_adopted(flow, entry)
     }
 
-    /// As [`Host::toward`], of a flow whose namespace is there, if it is to be in one: that of a daemon before this one, say.
-    pub(crate) fn toward_adopted(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> datapath::Toward {
+    /// As [`Host::delivery`], of a flow whose namespace is there, if it is to be in one: that of a daemon before this
+    /// one, say.
+    pub(crate) fn delivery_adopted(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> datapath::Delivery {
         self.keep_port(flow, entry);
         match entry.end {
-            LocalEnd::Here => datapath::Toward::Stack,
+            LocalEnd::Here => datapath::Delivery::Stack,
             LocalEnd::Behind => {
                 self.let_forward();
-                datapath::Toward::Routes
+                datapath::Delivery::Routes
             }
             LocalEnd::Passing => {
                 self.let_forward();
-                datapath::Toward::Passing
+                datapath::Delivery::Passing
             }
             // Without a namespace nothing of it gets anywhere.
-            LocalEnd::Endpoint => datapath::Toward::Endpoint(self.endpoints.interface(flow).unwrap_or_default()),
+            LocalEnd::Endpoint => datapath::Delivery::Endpoint(self.endpoints.interface(flow).unwrap_or_default()),
         }
     }
 
@@ -170,7 +173,8 @@ impl Host {
         }
     }
 
-    /// A flow is over, or its end not there any more: with a socket in a namespace of its own, or with another host's socket.
+    /// A flow is over, or its end not there any more: with a socket in a namespace of its own, or with another host's
+    /// socket.
     pub(crate) fn release_flow_endpoint(&mut self, now: Time, flow: &FlowTuple, end: LocalEnd) {
         match end {
             LocalEnd::Endpoint => self.endpoints.release_flow(now, flow),
@@ -182,11 +186,12 @@ impl Host {
         }
     }
 
-    /// A socket has gone: what came for it meanwhile goes to who has it now, and for a while what still comes. `None`: nobody has it.
+    /// A socket has gone: what came for it meanwhile goes to who has it now, and for a while what still comes. `None`:
+    /// nobody has it.
     pub(crate) fn part_with(&mut self, now: Time, flow: FlowTuple, to: Option<PeerId>) {
         if to.is_some() {
             self.tunnel.hand_on(&flow, to.map(|peer| Peer(peer.0)));
-            self.late.note_resting(now + LATE, flow);
+            self.late.set_resting(now + LATE, flow);
         } else {
             self.let_in(&flow);
             self.tunnel.forget_aside(&flow);
@@ -198,8 +203,8 @@ impl Host {
         self.late.tunnelled.push_back((now + TUNNELLED, flow));
     }
 
-    /// A flow goes to its far end directly from now on, or its socket has gone: what is on its way from who has passed it on, or to the
-    /// socket, is taken for a while.
+    /// A flow goes to its far end directly from now on, or its socket has gone: what is on its way from who has passed
+    /// it on, or to the socket, is taken for a while.
     pub(crate) fn forget_name_later(&mut self, now: Time, name: Option<FormerName>) {
         self.late.names.extend(name.map(|name| (now + LATE, name)));
     }
@@ -237,7 +242,8 @@ impl Host {
         }
     }
 
-    /// A flow's end is where `entry` says. Where that is another host's socket with an address of this one, its port is kept for it.
+    /// A flow's end is where `entry` says. Where that is another host's socket with an address of this one, its port is
+    /// kept for it.
     pub(crate) fn keep_port(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
         if entry.end == LocalEnd::Behind {
             // As this host answers for the far end, that is `local`.
@@ -255,7 +261,7 @@ impl Host {
     }
 
     /// As [`Host::settle_ports`], at each tick.
-    pub(crate) fn look_for_ports(&mut self) {
+    pub(crate) fn check_for_ports(&mut self) {
         self.ports.tick();
     }
 
@@ -265,7 +271,7 @@ impl Host {
     }
 }
 
-fn data_plane_entry(entry: &FlowEntry, toward: datapath::Toward) -> datapath::FlowEntry {
+fn data_plane_entry(entry: &FlowEntry, delivery: datapath::Delivery) -> datapath::FlowEntry {
     datapath::FlowEntry {
         binding: entry.peer.0,
         home_local_place: entry.home.local,
@@ -278,7 +284,7 @@ fn data_plane_entry(entry: &FlowEntry, toward: datapath::Toward) -> datapath::Fl
         tunnelled: false,
         hidden: entry.hidden,
         beyond: entry.beyond,
-        toward,
+        delivery,
     }
 }
 

@@ -11,8 +11,8 @@ use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::Link;
 use whimbrel_protocol::{PeerId, Time};
 
-/// How long programs work on after the last moved flow is gone or home, since what was under way on the old path is still
-/// restored (P-22); and how long they hang on after the last introduced flow, as another may follow.
+/// How long programs work on after the last moved flow is gone or home, since what was under way on the old path is
+/// still restored (P-22); and how long they hang on after the last introduced flow, as another may follow.
 const LINGER: Duration = Duration::from_secs(60);
 
 /// What holds, or held less than [`LINGER`] ago.
@@ -97,7 +97,7 @@ pub(crate) struct Hooks {
 
 impl Hooks {
     /// Notes whether a peer has moved flows.
-    pub(crate) fn note_peer(&mut self, now: Time, peer: PeerId, moved: bool) {
+    pub(crate) fn record_peer(&mut self, now: Time, peer: PeerId, moved: bool) {
         if moved {
             self.moved.insert(peer);
         } else {
@@ -107,22 +107,22 @@ impl Hooks {
     }
 
     /// Notes whether any flow is introduced, so could move. Returns whether that is new.
-    pub(crate) fn note_introduced(&mut self, now: Time, introduced: bool) -> bool {
+    pub(crate) fn set_introduced(&mut self, now: Time, introduced: bool) -> bool {
         self.introduced.set(now, introduced)
     }
 
     /// Notes whether introductions are expected. Returns whether that is new.
-    pub(crate) fn note_introducing(&mut self, introducing: bool) -> bool {
+    pub(crate) fn set_introducing(&mut self, introducing: bool) -> bool {
         std::mem::replace(&mut self.introducing, introducing) != introducing
     }
 
     /// Notes whether numbers of any flow are translated. Returns whether that is new.
-    pub(crate) fn note_helped(&mut self, helped: bool) -> bool {
+    pub(crate) fn set_helped(&mut self, helped: bool) -> bool {
         std::mem::replace(&mut self.helped, helped) != helped
     }
 
-    /// Notes who may have packets held at any moment, and who sets packets aside. Returns whether the first is new, and whether
-    /// the second begins.
+    /// Notes who may have packets held at any moment, and who sets packets aside. Returns whether the first is new, and
+    /// whether the second begins.
     pub(crate) fn note_movers(&mut self, now: Time, movers: &[(Mover, bool, bool)]) -> (bool, bool) {
         for (mover, busy, resting) in movers {
             for (all, is_in) in [(&mut self.busy, busy), (&mut self.setting_aside, resting)] {
@@ -138,7 +138,7 @@ impl Hooks {
     }
 
     /// Notes whether held flows of a peer are listened for.
-    pub(crate) fn note_listening(&mut self, peer: PeerId, listening: bool) {
+    pub(crate) fn set_listening(&mut self, peer: PeerId, listening: bool) {
         if listening {
             self.listening.insert(peer);
         } else {
@@ -156,7 +156,8 @@ impl Hooks {
         self.carrying.holds()
     }
 
-    /// Whether packets that were set aside may go back to this host's own stack, by the tunnel's device: now, or a moment ago.
+    /// Whether packets that were set aside may go back to this host's own stack, by the tunnel's device: now, or a
+    /// moment ago.
     pub(crate) fn gives_back(&self) -> bool {
         self.resting.lingers()
     }
@@ -205,8 +206,9 @@ impl Hooks {
     }
 }
 
-/// The interfaces that packets of peers go through: all, also those that are down now, but for loopback, the tunnel's
-/// device, and parts of a bridge or bond, whose whole is taken instead. (A VRF's parts carry the packets themselves.)
+/// The interfaces that packets of peers go through: all, also those that are down now, except for loopback, the
+/// tunnel's device, and parts of a bridge or bond, whose whole is taken instead. (A VRF's parts carry the packets
+/// themselves.)
 pub(crate) fn wires(network: &NetworkState, tun: u32) -> impl Iterator<Item = &Link> {
     network.links.iter().filter(move |link| {
         let part = link.controller.and_then(|whole| network.link(whole)).is_some_and(|whole| whole.kind != "vrf");

@@ -57,7 +57,8 @@ impl Snapshot {
         Ok(self.get(flow))
     }
 
-    /// What sockets that are connected to `remote` know of where their numbers began. Many peers may be asked for at once.
+    /// What sockets that are connected to `remote` know of where their numbers began. Many peers may be asked for at
+    /// once.
     pub(crate) fn numbers_of(
         &mut self,
         datapath: &Datapath,
@@ -110,8 +111,8 @@ pub(crate) fn introduce(
     Ok(())
 }
 
-/// Sends a keepalive in a TCP flow that is on hold. `helped`: what its peer lacks next and will send next, where somebody has
-/// answered in its name, so that its socket does not know it.
+/// Sends a keepalive in a TCP flow that is on hold. `helped`: what its peer lacks next and will send next, where
+/// somebody has answered in its name, so that its socket does not know it.
 pub(super) fn ask(
     injector: &Injector,
     datapath: &mut Datapath,

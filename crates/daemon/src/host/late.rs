@@ -1,8 +1,8 @@
 //! What still comes after a move, on ways that lead where the socket was.
 //!
-//! Packets wait in queues on the way while the words that decide a move overtake them. So a donor hands on what comes for a socket that it
-//! has given away, and a holder leads a flow to its new owner by the tunnel, where that takes it before it knows under which names it
-//! would come otherwise. Both end by themselves.
+//! Packets wait in queues on the way while the words that decide a move overtake them. So a donor hands on what comes
+//! for a socket that it has given away, and a holder leads a flow to its new owner by the tunnel, where that takes it
+//! before it knows under which names it would come otherwise. Both end by themselves.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,7 +15,8 @@ use whimbrel_wire::FlowTuple;
 pub(crate) struct Late {
     /// What comes for these is handed on, until then.
     pub(super) resting: HashMap<FlowTuple, Time>,
-    /// When it ends, also for those that it has ended for already: they may have been forgotten, or have moved again since.
+    /// When it ends, also for those that it has ended for already: they may have been forgotten, or have moved again
+    /// since.
     pub(super) ends: VecDeque<(Time, FlowTuple)>,
     /// These go by the tunnel.
     pub(super) tunnelled: VecDeque<(Time, FlowTuple)>,
@@ -33,7 +34,7 @@ impl Late {
         flows.chain(self.names.front().map(|(due, _)| *due)).min()
     }
 
-    pub(super) fn note_resting(&mut self, until: Time, flow: FlowTuple) {
+    pub(super) fn set_resting(&mut self, until: Time, flow: FlowTuple) {
         self.resting.insert(flow, until);
         self.ends.push_back((until, flow));
     }
@@ -67,11 +68,11 @@ mod tests {
         let end = |port| std::net::SocketAddr::from(([192, 0, 2, 1], port));
         let flow = |port| FlowTuple { transport: Transport::Tcp, local: end(port), remote: end(9) };
         let (mut late, now) = (Late::default(), Time::default());
-        late.note_resting(now + LATE, flow(1));
-        late.note_resting(now + LATE, flow(2));
+        late.set_resting(now + LATE, flow(1));
+        late.set_resting(now + LATE, flow(2));
         // It comes back, and goes again.
         assert!(late.resting.remove(&flow(1)).is_some());
-        late.note_resting(now + LATE * 2, flow(1));
+        late.set_resting(now + LATE * 2, flow(1));
         assert_eq!(late.timeout(), Some(now + LATE));
         assert_eq!(late.take_rested(now + LATE), [flow(2)]);
         assert!(!late.is_empty() && late.timeout() == Some(now + LATE * 2));

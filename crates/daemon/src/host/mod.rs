@@ -35,7 +35,7 @@ mod tunnels;
 mod waking;
 mod wire_ports;
 
-pub(crate) use addresses::{Addresses, MARK, own_addresses, source_ways};
+pub(crate) use addresses::{Addresses, MARK, own_addresses, source_routes};
 pub(crate) use endpoints::PlaceName;
 pub(crate) use executors::Host;
 pub(crate) use failure::Failure;

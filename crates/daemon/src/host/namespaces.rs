@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use whimbrel_kernel::{Error, endpoint, namespace, whole};
+use whimbrel_kernel::{Error, endpoint, namespace, process_tree};
 use whimbrel_protocol::{FlowEntry, LocalEnd, MoveName, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
@@ -29,7 +29,7 @@ impl Host {
     }
 
     /// It has its sockets, or does not come: what programs bind there from now on is on lease.
-    pub(crate) fn note_lives(&mut self, name: &MoveName) {
+    pub(crate) fn on_lives(&mut self, name: &MoveName) {
         self.endpoints.end_rebuilding(name);
         self.keep_to_leases();
     }
@@ -52,7 +52,8 @@ impl Host {
         flows.iter().for_each(|flow| self.ports.expect(flow.transport, flow.local, false));
     }
 
-    /// Takes out the namespaces that nobody has needed for a while: they are to be [taken down](super::endpoints::take_down).
+    /// Takes out the namespaces that nobody has needed for a while: they are to be [taken
+    /// down](super::endpoints::take_down).
     pub(crate) fn expire_endpoints(&mut self, now: Time) -> Vec<Place> {
         let (ended, result) = self.endpoints.expire(now, &self.datapath);
         if let Err(error) = result {
@@ -61,8 +62,8 @@ impl Host {
         ended
     }
 
-    /// What is on lease, or the namespaces for it, may have changed: programs are kept to it. Where that cannot be they are not; a port that is
-    /// not on lease is deaf then.
+    /// What is on lease, or the namespaces for it, may have changed: programs are kept to it. Where that cannot be they
+    /// are not; a port that is not on lease is deaf then.
     pub(crate) fn keep_to_leases(&mut self) {
         let leased = self.endpoints.leased_ports();
         if self.kept_to.as_ref() == Some(&leased) {
@@ -85,8 +86,8 @@ impl Host {
         self.endpoints.with_cookie(cookie).map(|name| name.address)
     }
 
-    /// The address that is local in the endpoint namespace that a socket is in, and the lease that a program has brought that namespace
-    /// along for, if one has. `None`: it is in none.
+    /// The address that is local in the endpoint namespace that a socket is in, and the lease that a program has
+    /// brought that namespace along for, if one has. `None`: it is in none.
     pub(crate) fn namespace_with(&self, socket: BorrowedFd<'_>) -> Option<(IpAddr, Option<u64>)> {
         let cookie = namespace::cookie_of(socket.as_fd()).ok()?;
         self.endpoints.with_cookie(cookie).map(|name| (name.address, name.lease))
@@ -131,7 +132,7 @@ impl Host {
     /// Whether a process is in the network namespace that a socket of its is in: this one, or that of the address.
     pub(crate) fn is_in_place(&mut self, pid: u32, flow: &FlowTuple) -> bool {
         let number = |namespace: BorrowedFd<'_>| rustix::fs::fstat(namespace).map(|stat| stat.st_ino).ok();
-        let its = whole::network_of(pid).ok().and_then(|its| number(its.as_fd()));
+        let its = process_tree::network_of(pid).ok().and_then(|its| number(its.as_fd()));
         let place = match self.namespace_of(flow) {
             Some(namespace) => number(namespace),
             None => std::fs::File::open("/proc/thread-self/ns/net").ok().and_then(|own| number(own.as_fd())),
@@ -142,15 +143,15 @@ impl Host {
     /// The address of the endpoint namespace that a process is in, if it is in one.
     pub(crate) fn address_of_namespace(&self, pid: u32) -> Option<IpAddr> {
         let cookie = {
-            let its = whole::network_of(pid).ok()?;
+            let its = process_tree::network_of(pid).ok()?;
             let _inside = whimbrel_kernel::namespace::Entered::descriptor(its.as_fd()).ok()?;
             whimbrel_kernel::namespace::cookie().ok()?
         };
         self.address_with_cookie(cookie)
     }
 
-    /// The endpoint namespaces whose sockets are to fit what has become of their flows. A look at each takes as long as one at all sockets
-    /// of the machine, so there are none where none waits, nor has waited at the last one.
+    /// The endpoint namespaces whose sockets are to fit what has become of their flows. A look at each takes as long as
+    /// one at all sockets of the machine, so there are none where none waits, nor has waited at the last one.
     pub(crate) fn namespaces_to_fit(&self, waits: bool) -> Vec<OwnedFd> {
         if !self.senders.looks_inside(waits) {
             return Vec::new();
@@ -181,12 +182,13 @@ impl Host {
     pub(crate) fn adopt_namespaces(&mut self, flows: &HashMap<FlowTuple, FlowEntry>, moves: &SavedMoves) {
         // By the cookies of namespaces that programs have brought along: one of the leases that these are for.
         let mut brought: HashMap<u64, (u64, bool)> = HashMap::new();
-        // First the leases that they were asked for: what has come with a socket since is of such a one, under a number that others have drawn.
+        // First the leases that they were asked for: what has come with a socket since is of such a one, under a number
+        // that others have drawn.
         let (asked_for, moved): (Vec<_>, Vec<_>) =
             moves.tenancies.values().partition(|(saved, _)| saved.moved.is_none());
         for (saved, namespace) in asked_for.into_iter().chain(moved) {
             let place = namespace.map(|of| brought.entry(of.cookie).or_insert((saved.number, of.hidden)).0);
-            self.endpoints.note_leased(saved.lease(), place, saved.ends, saved.moved.is_some());
+            self.endpoints.on_leased(saved.lease(), place, saved.ends, saved.moved.is_some());
         }
         let inside = || flows.iter().filter(|(_, entry)| entry.end == LocalEnd::Endpoint).map(|(flow, _)| flow);
         let rented = || moves.tenancies.values().map(|(saved, _)| saved.ends.first);

@@ -9,7 +9,7 @@ use super::{DEFAULT_MTU, Host};
 
 impl Host {
     /// Takes in what the kernel knows of the paths by now; returns whether any has changed.
-    pub(crate) fn look_at_mtus(&mut self) -> bool {
+    pub(crate) fn check_mtus(&mut self) -> bool {
         let mut changed = false;
         let paths: Vec<_> = self.tunnels.paths().collect();
         for (peer, remote, source) in paths {
@@ -23,7 +23,8 @@ impl Host {
         changed
     }
 
-    /// The packets of a binding leave another way, or the path takes longer ones, or only shorter, where that is so by now.
+    /// The packets of a binding leave another way, or the path takes longer ones, or only shorter, where that is so by
+    /// now.
     pub(crate) fn lead_out(&mut self, peer: PeerId, binding: &Binding) {
         let allowed = self.tunnels.allowance(peer, binding.peer_locator).is_some();
         let wanted = self.data_plane_binding(peer, binding);
@@ -44,8 +45,8 @@ impl Host {
         }
     }
 
-    /// What the kernel knows of the MTU of a path, but for what senders were told only to have something sent again; `None`
-    /// where there is no way.
+    /// What the kernel knows of the MTU of a path, except for what senders were told only to have something sent again;
+    /// `None` where there is no way.
     pub(crate) fn path_mtu(&mut self, remote: IpAddr, source: Option<IpAddr>) -> Option<u32> {
         let (learned, interface) = self.addresses.way_to(remote, source)?;
         let link = self.network.link(interface).map_or(DEFAULT_MTU, |link| link.mtu);
@@ -53,12 +54,12 @@ impl Host {
         Some(learned.map_or(link, |learned| learned.min(link)))
     }
 
-    /// Has the kernel forget the path MTUs that were told only to have something sent again. What a route says itself, or
-    /// what was learned on the way, is not taken for it.
+    /// Has the kernel forget the path MTUs that were told only to have something sent again. What a route says itself,
+    /// or what was learned on the way, is not taken for it.
     pub(crate) fn forget_told(&mut self, now: Time) {
         for ((source, destination), mtus) in self.senders.take_told(now) {
-            // It was noted with the route of that moment, which a route of ours may have taken the place of by now, so that
-            // no look-up shows it. IPv4 forgets all that it learned in any case, so that need not be found out.
+            // It was noted with the route of that moment, which a route of ours may have taken the place of by now, so
+            // that no look-up shows it. IPv4 forgets all that it learned in any case, so that need not be found out.
             if destination.is_ipv4() {
                 self.forget_path_mtu(destination, 0);
                 continue;

@@ -1,8 +1,9 @@
 //! Ports of sockets that have gone to other hosts with this host's address.
 //!
-//! The far end of such a socket takes it to be here. So nobody here is to be given its port: a connection from it to the same place would have
-//! the very names of the one that has moved, and a server on it would be deaf to whoever has that. A socket is bound in its stead, which neither
-//! listens nor says anything; the kernel passes over its port when it chooses one, and refuses it with EADDRINUSE to who asks for it.
+//! The far end of such a socket takes it to be here. So nobody here is to be given its port: a connection from it to
+//! the same place would have the very names of the one that has moved, and a server on it would be deaf to whoever has
+//! that. A socket is bound in its stead, which neither listens nor says anything; the kernel passes over its port when
+//! it chooses one, and refuses it with EADDRINUSE to who asks for it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -74,7 +75,8 @@ impl Ports {
         }
     }
 
-    /// Whether one is about to come back to this port that takes a while: until then nobody else gets it from here, nor does this.
+    /// Whether one is about to come back to this port that takes a while: until then nobody else gets it from here, nor
+    /// does this.
     pub(crate) fn expect(&mut self, transport: Transport, local: SocketAddr, expected: bool) {
         if let Some(port) = self.ports.get_mut(&(transport, local)) {
             port.expected = expected;
@@ -82,7 +84,8 @@ impl Ports {
         }
     }
 
-    /// Takes a port for another host, of both transports. `false`: somebody has it. `shared`: only connections of that host's have it.
+    /// Takes a port for another host, of both transports. `false`: somebody has it. `shared`: only connections of that
+    /// host's have it.
     pub(crate) fn take(&mut self, local: SocketAddr, shared: bool) -> bool {
         for transport in [Transport::Tcp, Transport::Udp] {
             let taken = match self.ports.get_mut(&(transport, local)) {
@@ -142,8 +145,9 @@ impl Ports {
         }
     }
 
-    /// Takes those that are not held. One that cannot be had is somebody's, which does as well: the listener's that the connection was
-    /// accepted by, or the socket's itself, which is about to go. So this is asked again from time to time.
+    /// Takes those that are not held. One that cannot be had is somebody's, which does as well: the listener's that the
+    /// connection was accepted by, or the socket's itself, which is about to go. So this is asked again from time to
+    /// time.
     pub(crate) fn settle(&mut self) {
         if !self.open {
             return;
@@ -162,7 +166,8 @@ impl Ports {
             match hold(*transport, *local, far) {
                 Ok(held) => port.held = Some(held),
                 Err(Errno::ADDRINUSE) => self.open = true,
-                // One below 1024, which this process has no right to (capabilities(7)), nor have most others; or no address of this host.
+                // One below 1024, which this process has no right to (capabilities(7)), nor have most others; or no
+                // address of this host.
                 Err(error) => tracing::debug!(%local, %error, "the port of a socket that is elsewhere is not held"),
             }
         }
@@ -179,7 +184,8 @@ fn hold(transport: Transport, local: SocketAddr, far: SocketAddr) -> Result<Owne
     let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     bind(&socket, &local)?;
     if transport == Transport::Udp {
-        // It is not to take what others send to the port, who would wait for an answer instead of hearing that nobody is there.
+        // It is not to take what others send to the port, who would wait for an answer instead of hearing that nobody
+        // is there.
         connect(&socket, &far)?;
     }
     Ok(socket)

@@ -3,7 +3,7 @@
 use std::io;
 
 use rustix::io::Errno;
-use whimbrel_kernel::frozen::Unmovable;
+use whimbrel_kernel::checkpoint::Unmovable;
 use whimbrel_protocol::{OpFailed, Refusal};
 
 use super::Failure;
@@ -19,7 +19,8 @@ pub(crate) fn not_kept(error: StoreError) -> OpFailed {
     failed(Refusal::NotKept, &error)
 }
 
-/// What the kernel says where there is no room: for descriptors of this process or of all, memory of sockets, entries of maps.
+/// What the kernel says where there is no room: for descriptors of this process or of all, memory of sockets, entries
+/// of maps.
 const NO_ROOM: [Errno; 6] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOSPC, Errno::TOOBIG, Errno::AGAIN];
 
 /// As what another host is told of a failure of the kernel's.

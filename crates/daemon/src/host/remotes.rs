@@ -38,7 +38,8 @@ impl Remotes {
         self.counts.values().filter_map(|peers| peers.get(&peer)).sum()
     }
 
-    /// The addresses that packets of less than `usual` bytes are to go to, with the longest. `longest` is that of a peer.
+    /// The addresses that packets of less than `usual` bytes are to go to, with the longest. `longest` is that of a
+    /// peer.
     pub(crate) fn smaller(&self, usual: u32, longest: impl Fn(PeerId) -> Option<u32>) -> BTreeMap<IpAddr, u32> {
         let least = |peers: &BTreeMap<PeerId, usize>| peers.keys().filter_map(|peer| longest(*peer)).min();
         let all = self.counts.iter().filter_map(|(address, peers)| Some((*address, least(peers)?)));

@@ -11,7 +11,7 @@ use whimbrel_protocol::{Binding, PeerId, Time};
 use super::addresses::Surroundings;
 use super::executors::{RETRY_PAUSE, RETRY_PAUSE_LONGEST, TRIES_BEFORE_TOLD};
 use super::tunnels::WayOut;
-use super::{Addresses, Failure, Host, hooks, own_addresses, source_ways};
+use super::{Addresses, Failure, Host, hooks, own_addresses, source_routes};
 
 impl Host {
     /// Sets what addresses are wanted for.
@@ -25,8 +25,8 @@ impl Host {
         let hooked = self.apply_hooks();
         let surroundings = self.surroundings();
         self.filters = !surroundings.arrivals.is_empty();
-        self.look_at_filters()?;
-        let told = self.tell_paths();
+        self.check_filters()?;
+        let told = self.publish_paths();
         // Programs may be shown what is in force once it is.
         self.apply_names();
         self.addresses.apply(&surroundings, &self.datapath)?;
@@ -34,7 +34,7 @@ impl Host {
     }
 
     /// Somebody may have set a reverse path filter since.
-    pub(crate) fn look_at_filters(&self) -> Result<(), Failure> {
+    pub(crate) fn check_filters(&self) -> Result<(), Failure> {
         Ok(self.datapath.set_strict(self.filters && !sysctl::strict_filters().is_empty())?)
     }
 
@@ -72,7 +72,7 @@ impl Host {
         };
         Surroundings {
             own: own_addresses(&self.network),
-            ways: source_ways(&self.network),
+            ways: source_routes(&self.network),
             locators: self.bindings.values().map(|binding| binding.peer_locator).collect(),
             arrivals,
             tun,
@@ -95,12 +95,12 @@ impl Host {
 
     /// Routes have changed, and nothing of the network's state: a binding may lead its packets out another way.
     pub(crate) fn routes_changed(&mut self, now: Time) {
-        self.addresses.look_again();
+        self.addresses.check_again();
         let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
         for (peer, binding) in bindings {
             self.lead_out(peer, &binding);
         }
-        if let Err(failure) = self.tell_paths() {
+        if let Err(failure) = self.publish_paths() {
             tracing::warn!(%failure, "cannot tell the data plane by which interface peers are heard");
         }
         let straight = self.straight_ways();
@@ -111,7 +111,7 @@ impl Host {
 
     /// Takes in another state of the network. The node may have to say more; what needs no word of it is done here.
     pub(crate) fn network_changed(&mut self, now: Time, network: NetworkState) {
-        self.addresses.look_again();
+        self.addresses.check_again();
         self.network = network;
         let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
         for (peer, binding) in bindings {
@@ -126,12 +126,12 @@ impl Host {
             }
             self.ways_out.insert(peer, WayOut::of(&wanted));
         }
-        self.look_at_mtus();
+        self.check_mtus();
         self.settle_or_retry(now);
     }
 
     /// Routes that were made here are gone, perhaps by somebody else's doing.
-    pub(crate) fn look_again(&mut self) {
-        self.addresses.look_again();
+    pub(crate) fn check_again(&mut self) {
+        self.addresses.check_again();
     }
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
 use whimbrel_datapath::Datapath;
-use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable};
+use whimbrel_kernel::checkpoint::{Checkpoint, Defaults, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::sock_diag::{self, Listener, SockDiag};
@@ -35,8 +35,9 @@ impl Host {
         Ok(connections.find(flow)?.map(|socket| socket.inode))
     }
 
-    /// Whether this socket is the one that has the flow, in this host's own namespace or in that of its address. What a socket is bound to and
-    /// connected with holds in its own namespace, and programs may make some in which they have any address.
+    /// Whether this socket is the one that has the flow, in this host's own namespace or in that of its address. What a
+    /// socket is bound to and connected with holds in its own namespace, and programs may make some in which they have
+    /// any address.
     pub(crate) fn has_flow(
         &mut self,
         flow: &FlowTuple,
@@ -88,8 +89,8 @@ impl Host {
         flows.iter().any(|flow| has_urgent(datapath, flow, endpoints.at(flow)))
     }
 
-    /// Flows whose sockets, in namespaces of their own, are gone: UDP ones, of which nothing else tells, and those that were
-    /// [said to be](Self::is_closed) closed while they were there.
+    /// Flows whose sockets, in namespaces of their own, are gone: UDP ones, of which nothing else tells, and those that
+    /// were [said to be](Self::is_closed) closed while they were there.
     pub(crate) fn ended_flows(&mut self) -> Vec<FlowTuple> {
         if self.endpoints.is_empty() {
             return Vec::new();
@@ -103,8 +104,8 @@ impl Host {
         flows.into_iter().filter(|flow| self.has_ended(flow)).collect()
     }
 
-    /// Whether a connection is closed of which that is said. Root of a namespace that a program has brought along can have a connection
-    /// of any name in there, and close it: what has its socket in another one does not end by that.
+    /// Whether a connection is closed of which that is said. Root of a namespace that a program has brought along can
+    /// have a connection of any name in there, and close it: what has its socket in another one does not end by that.
     pub(crate) fn is_closed(&mut self, flow: &FlowTuple) -> bool {
         let closed = self.has_ended(flow);
         if !closed {
@@ -114,7 +115,8 @@ impl Host {
         closed
     }
 
-    /// Whether no process has the socket of a flow. What it leaves in the kernel ends by itself, or waits for what is on the way (TIME_WAIT).
+    /// Whether no process has the socket of a flow. What it leaves in the kernel ends by itself, or waits for what is
+    /// on the way (TIME_WAIT).
     fn has_ended(&mut self, flow: &FlowTuple) -> bool {
         matches!(self.socket_of(flow), Ok(None | Some(0)))
     }
@@ -151,18 +153,19 @@ impl Host {
             Some(place) => &place.injector,
             None => &self.injector,
         };
-        Frozen::refill(snapshot, injector)
+        Checkpoint::refill(snapshot, injector)
     }
 
     pub(crate) fn injector_at(&self, endpoint: Option<PlaceName>) -> &Injector {
         endpoint.and_then(|name| self.endpoints.injector_at(name)).unwrap_or(&self.injector)
     }
 
-    /// Looks the TCP sockets of flows up, of the host's own and of endpoint namespaces. `lapsed`: the flows go on after a lapse.
+    /// Looks the TCP sockets of flows up, of the host's own and of endpoint namespaces. `lapsed`: the flows go on after
+    /// a lapse.
     pub(crate) fn look_up(&self, flows: &[FlowTuple], lapsed: bool, snapshot: &mut Snapshot) -> Result<(), Failure> {
         let mut look = |flows: &[FlowTuple]| -> Result<(), Failure> {
             if lapsed {
-                let found = self.datapath.note_lapse(flows)?;
+                let found = self.datapath.on_lapse(flows)?;
                 snapshot.take(flows, found);
             } else {
                 snapshot.look_up(&self.datapath, flows)?;
@@ -185,7 +188,7 @@ impl Host {
     /// Consumes introductions for these session indices and no others.
     pub(crate) fn listen_for_introductions(&mut self, indices: Vec<u32>) -> Result<(), Failure> {
         // Strangers change the list as often as they like; what is around it depends on whether there is one.
-        self.surroundings_changed |= self.hooks.note_introducing(!indices.is_empty());
+        self.surroundings_changed |= self.hooks.set_introducing(!indices.is_empty());
         self.listening.set(&self.datapath, indices)?;
         // The peer begins as soon as it is told that we look.
         self.apply_hooks()
@@ -237,8 +240,8 @@ impl Host {
     }
 }
 
-/// Whether a TCP connection has urgent data that is not acknowledged. `place`: where its socket is, if not in this host's own namespace. A kernel that
-/// does not tell is one where nobody knows.
+/// Whether a TCP connection has urgent data that is not acknowledged. `place`: where its socket is, if not in this
+/// host's own namespace. A kernel that does not tell is one where nobody knows.
 pub(crate) fn has_urgent(datapath: &Datapath, flow: &FlowTuple, place: Option<&mut Place>) -> bool {
     if flow.transport != Transport::Tcp || flow.is_unconnected() {
         return false;
@@ -269,21 +272,22 @@ pub(crate) fn beside<'a>(
     Ok((defaults, connections))
 }
 
-/// What a host has to set that takes a socket. The mark of those whose far ends are not to learn where they are is Whimbrel's own, and set by
-/// any host.
+/// What a host has to set that takes a socket. The mark of those whose far ends are not to learn where they are is
+/// Whimbrel's own, and set by any host.
 pub(crate) fn needs(
     socket: BorrowedFd<'_>,
     (defaults, sockets): (&Defaults, &mut SockDiag),
 ) -> Result<Vec<u16>, OpFailed> {
-    let mut options = Frozen::needs(socket, defaults, sockets).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
+    let mut options =
+        Checkpoint::needs(socket, defaults, sockets).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
     if namespace::mark_of(socket).is_ok_and(|mark| mark == HIDDEN) {
         options.retain(|number| *number != OptionKind::Mark.number());
     }
     Ok(options)
 }
 
-/// The sockets without another end that have this one: those of the endpoint itself, else of all addresses of its family, else those of
-/// IPv6 that take IPv4 as well.
+/// The sockets without another end that have this one: those of the endpoint itself, else of all addresses of its
+/// family, else those of IPv6 that take IPv4 as well.
 pub(crate) fn find(sockets: &mut SockDiag, flow: &FlowTuple) -> Result<Vec<Listener>, whimbrel_kernel::Error> {
     let all = match flow.transport {
         Transport::Tcp => sockets.listeners()?,

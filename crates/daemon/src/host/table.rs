@@ -39,7 +39,8 @@ pub(crate) struct SavedMoves {
     pub(crate) acceptances: BTreeMap<MoveName, SavedAcceptance>,
     /// Of flows whose far ends this host holds, by their names.
     pub(crate) held: BTreeMap<FlowName, SavedHeld>,
-    /// Endpoints that others have on lease, and whether the address was of a subnet of this host's links when it was lent.
+    /// Endpoints that others have on lease, and whether the address was of a subnet of this host's links when it was
+    /// lent.
     pub(crate) leases: BTreeMap<LeaseName, (SavedLease, bool)>,
     /// Whether nothing new is lent.
     pub(crate) lending_stopped: bool,
@@ -60,7 +61,8 @@ pub(crate) struct SavedNamespace {
 /// What names a row of which a host and a number are the name.
 pub(crate) type Name = (PublicKey, u64);
 
-/// Whether a flow goes on when this host is started anew: its socket is another host's, which is reached through this one.
+/// Whether a flow goes on when this host is started anew: its socket is another host's, which is reached through this
+/// one.
 pub(crate) fn outlives(entry: &FlowEntry) -> bool {
     entry.end == LocalEnd::Passing
 }
@@ -70,7 +72,8 @@ pub(crate) fn peers(found: &mut Found<'_>) -> BTreeMap<PeerId, SavedPeer> {
     found.rows::<Peers>().into_iter().collect()
 }
 
-/// The flows of these peers. A flow whose peer is gone cannot be moved any more, and its number may be another peer's later.
+/// The flows of these peers. A flow whose peer is gone cannot be moved any more, and its number may be another peer's
+/// later.
 pub(crate) fn flows_of<T: Table<Key = FlowTuple, Row = FlowEntry>>(
     found: &mut Found<'_>,
     peers: &BTreeMap<PeerId, SavedPeer>,

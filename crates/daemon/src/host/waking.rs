@@ -11,7 +11,8 @@ use super::senders::{FEW, Passed, pass};
 use super::{Failure, Host};
 
 impl Host {
-    /// Whether the senders of a peer may be woken now, and then whether what they had in flight is lost. Very many are put off.
+    /// Whether the senders of a peer may be woken now, and then whether what they had in flight is lost. Very many are
+    /// put off.
     pub(crate) fn take_turn(&mut self, now: Time, peer: PeerId, lost: bool) -> Option<bool> {
         if self.remotes.flows_of(peer) <= FEW {
             return Some(self.senders.postponed.remove(peer) | lost);
@@ -26,7 +27,8 @@ impl Host {
         None
     }
 
-    /// Up to which length packets of a peer are to be sent again, where what was in flight is lost. `None`: no sender is woken.
+    /// Up to which length packets of a peer are to be sent again, where what was in flight is lost. `None`: no sender
+    /// is woken.
     pub(crate) fn shrinks_to(&self, peer: PeerId, lost: bool) -> Option<Option<u32>> {
         self.senders.kick.then(|| lost.then(|| self.tunnels.inner_mtu_of(peer)))
     }
@@ -76,15 +78,15 @@ impl Host {
         Ok(())
     }
 
-    /// Has a thread unbind the sockets of moved flows from their devices, keep those of flows that wait from giving up, and undo both
-    /// where it is over, if that is due.
+    /// Has a thread unbind the sockets of moved flows from their devices, keep those of flows that wait from giving up,
+    /// and undo both where it is over, if that is due.
     pub(crate) fn fit_sockets(&mut self, now: Time) {
         if !self.senders.fitting.take(now) {
             return;
         }
         // The first that a peer sends when it is back may be here before anybody says that its flows go on.
         if self.any_waits() {
-            self.look_for_echoes(now);
+            self.poll_echoes(now);
         }
         let bindable = self.network.links.iter().filter(|_| self.senders.fitting.binds());
         let interfaces: Vec<u32> = bindable.map(|link| link.index).collect();
@@ -96,16 +98,16 @@ impl Host {
                 move || pass(number, &sockets, &interfaces, &inside, wake),
                 move |why| Passed::failed(number, Failure::NoThread(why)),
             ),
-            Err(error) => drop(self.take_in_pass(now, Passed::failed(number, error.into()))),
+            Err(error) => drop(self.handle_pass(now, Passed::failed(number, error.into()))),
         }
     }
 
     /// Takes in what became of a pass over the sockets. Gives whose senders are to be woken once more.
-    pub(crate) fn take_in_pass(&mut self, now: Time, passed: Passed) -> Vec<(PeerId, bool)> {
+    pub(crate) fn handle_pass(&mut self, now: Time, passed: Passed) -> Vec<(PeerId, bool)> {
         let Passed { number, fitted, took, wake, inside } = passed;
         let is_newest = self.senders.fitting.rest(now, number, took);
         if let Some(waiting) = inside.filter(|_| is_newest) {
-            self.senders.fitting.note_inside(waiting > 0 || self.any_waits());
+            self.senders.fitting.set_inside(waiting > 0 || self.any_waits());
         }
         match fitted {
             Ok(Fitted { changed, .. }) if !is_newest => {
@@ -113,22 +115,23 @@ impl Host {
             }
             Ok(Fitted { changed, waiting }) => {
                 tracing::debug!(changed, waiting, ?took, "sockets fitted to their flows");
-                self.senders.fitting.note_waiting(now, waiting);
+                self.senders.fitting.set_waiting(now, waiting);
                 self.senders.unfitted = waiting;
             }
             Err(error) => {
                 tracing::warn!(%error, "connections that wait may give up, and those bound to a device stand still");
-                self.senders.fitting.note_waiting(now, 1);
+                self.senders.fitting.set_waiting(now, 1);
             }
         }
         self.release_waiting();
         wake
     }
 
-    /// The flows of these peers go on, perhaps after a lapse. What echoes of before is not to be measured. Sockets that are bound to devices
-    /// send the old way until a pass has been made, and are woken once more then. Whether what was in flight is lost comes with each.
+    /// The flows of these peers go on, perhaps after a lapse. What echoes of before is not to be measured. Sockets that
+    /// are bound to devices send the old way until a pass has been made, and are woken once more then. Whether what was
+    /// in flight is lost comes with each.
     pub(crate) fn go_on(&mut self, now: Time, peers: &[(PeerId, bool)], snapshot: &mut Snapshot) {
-        self.look_for_echoes(now);
+        self.poll_echoes(now);
         let lost: BTreeMap<PeerId, bool> = peers.iter().copied().collect();
         let has_socket = |entry: &FlowEntry| matches!(entry.end, LocalEnd::Here | LocalEnd::Endpoint);
         let theirs = self.flows.all().iter().filter(|(_, entry)| lost.contains_key(&entry.peer) && has_socket(entry));
@@ -148,11 +151,11 @@ impl Host {
         self.release_waiting();
     }
 
-    pub(super) fn look_for_echoes(&mut self, now: Time) {
+    pub(super) fn poll_echoes(&mut self, now: Time) {
         if let Err(error) = self.datapath.set_lapses(true) {
             tracing::warn!(%error, "the kernel may take the time away for a round trip");
         }
-        self.senders.fitting.note_lapse(now);
+        self.senders.fitting.on_lapse(now);
     }
 
     /// Whether any flows are parked.
@@ -174,7 +177,8 @@ impl Host {
         }
     }
 
-    /// A sender that is woken must find its way prepared, and be found. One look at the sockets serves all whose flows go on.
+    /// A sender that is woken must find its way prepared, and be found. One look at the sockets serves all whose flows
+    /// go on.
     pub(crate) fn prepare_kick(&mut self, now: Time, snapshot: &mut Snapshot) {
         if std::mem::take(&mut self.surroundings_changed) {
             self.settle_or_retry(now);
@@ -199,7 +203,7 @@ impl Host {
     pub(crate) fn handle_timeout_of_sockets(&mut self, now: Time) {
         if self.senders.fitting.take_lapse(now) {
             if self.any_waits() {
-                self.look_for_echoes(now);
+                self.poll_echoes(now);
             } else if let Err(error) = self.datapath.set_lapses(false) {
                 tracing::warn!(%error, "what comes in is looked at for stale echoes until the next move");
             }

@@ -1,8 +1,9 @@
 //! Wire ports of UDP flows that may come rewritten, kept from other sockets of this host (P-160).
 //!
-//! What comes under wire names is left to a native socket that would take it (P-140), and one of UDP takes what anybody sends: who binds the
-//! wire port of another's flow would be given its datagrams, and would send in its name. So this process has such a port meanwhile. Its
-//! socket is connected to nobody's, so that the data plane finds no socket under the flow's names.
+//! What comes under wire names is left to a native socket that would take it (P-140), and one of UDP takes what anybody
+//! sends: who binds the wire port of another's flow would be given its datagrams, and would send in its name. So this
+//! process has such a port meanwhile. Its socket is connected to nobody's, so that the data plane finds no socket under
+//! the flow's names.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +14,8 @@ use whimbrel_kernel::udp::keep_port;
 use whimbrel_protocol::{Binding, FlowEntry, PeerId, Places};
 use whimbrel_wire::{FlowTuple, Transport};
 
-/// Ports that are kept at the most, a descriptor each (`LimitNOFILE` of the unit is 65,536). Peers with more flows are told not to rewrite.
+/// Ports that are kept at the most, a descriptor each (`LimitNOFILE` of the unit is 65,536). Peers with more flows are
+/// told not to rewrite.
 const HELD_MOST: usize = 4096;
 
 #[derive(Debug, Default)]
@@ -33,7 +35,7 @@ struct Held {
 
 impl WirePorts {
     /// Knows a flow from now on, or knows something else of it. `binding`: that of its peer, as it is in force.
-    pub(crate) fn note_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry, binding: Option<&Binding>) {
+    pub(crate) fn record_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry, binding: Option<&Binding>) {
         if flow.transport != Transport::Udp {
             return;
         }
@@ -56,8 +58,8 @@ impl WirePorts {
         }
     }
 
-    /// Keeps the wire ports at the addresses that a binding takes rewritten packets at, and no others of this peer's. One that is new is
-    /// kept before the binding is in force.
+    /// Keeps the wire ports at the addresses that a binding takes rewritten packets at, and no others of this peer's.
+    /// One that is new is kept before the binding is in force.
     pub(crate) fn keep(&mut self, peer: PeerId, binding: &Binding) {
         let flows = self.flows.get(&peer).into_iter().flat_map(HashMap::values);
         let at = |(port, home): &(u16, Places)| {
@@ -165,7 +167,7 @@ mod tests {
             hidden: false,
             beyond: false,
         };
-        ports.note_flow(&flow, &entry, binding);
+        ports.record_flow(&flow, &entry, binding);
         flow
     }
 

@@ -1,9 +1,9 @@
 //! This host's addresses, each with a number that tells one stay on a network from the next.
 //!
 //! Another network may hand out the very same address (every second home router gives out 192.168.1.2), so an address
-//! alone does not say where a host is. What tells stays apart: the address was away, it was made anew (the kernel stamps
-//! it), it sits on another interface, or its interface was without carrier (the kernel counts that). The stamps and counts
-//! are in the state itself, so that a change which came and went between two looks is seen all the same.
+//! alone does not say where a host is. What tells stays apart: the address was away, it was made anew (the kernel
+//! stamps it), it sits on another interface, or its interface was without carrier (the kernel counts that). The stamps
+//! and counts are in the state itself, so that a change which came and went between two looks is seen all the same.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -39,8 +39,8 @@ struct Stay {
 }
 
 impl Attachments {
-    /// Takes in what is there now, and gives it with its generations; sorted. Where two interfaces have one address, the
-    /// first that was seen keeps it.
+    /// Takes in what is there now, and gives it with its generations; sorted. Where two interfaces have one address,
+    /// the first that was seen keeps it.
     pub(crate) fn update(&mut self, sightings: &[Sighting]) -> Vec<Attachment> {
         self.stays.retain(|_, stay| sightings.contains(&stay.sighting));
         for sighting in sightings {

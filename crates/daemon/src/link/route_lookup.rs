@@ -8,17 +8,17 @@ use std::rc::Rc;
 use whimbrel_kernel::network::{NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::route::{LOOPBACK, Prefix, RouteKind};
-use whimbrel_kernel::source_way::SourceWay;
+use whimbrel_kernel::source_routing::SourceRoute;
 use whimbrel_protocol::{PeerView, Routes};
 
-use crate::host::source_ways;
+use crate::host::source_routes;
 
 /// Asks the kernel for routes, those of ours left aside.
 pub(crate) struct RouteLookup {
     routes: RefCell<PeerRoutes>,
     addresses: Vec<UsableAddress>,
     /// The ways of those whose interface leads everywhere.
-    ways: BTreeMap<IpAddr, SourceWay>,
+    ways: BTreeMap<IpAddr, SourceRoute>,
     /// From which address each destination is reached so far.
     present: HashMap<IpAddr, Reached>,
 }
@@ -37,7 +37,7 @@ impl RouteLookup {
     }
 
     /// Takes in another state of the network, and from where each peer is reached until now.
-    pub(crate) fn take_in(&mut self, network: &NetworkState, peers: impl Iterator<Item = PeerView>) {
+    pub(crate) fn handle(&mut self, network: &NetworkState, peers: impl Iterator<Item = PeerView>) {
         let known = std::mem::take(&mut self.present);
         // A peer that was not seen at the look before has been met where this host was then.
         let met: Rc<[_]> =
@@ -51,7 +51,7 @@ impl RouteLookup {
             }));
         }
         self.addresses.clone_from(&network.addresses);
-        self.ways = source_ways(network);
+        self.ways = source_routes(network);
     }
 
     /// Whether what is sent from `source`, an address of the host's, has a way to a destination, by whatever interface.
@@ -94,8 +94,8 @@ impl Routes for RouteLookup {
 }
 
 /// Whether a host that has used `before` so far stays there, though the kernel would take `natural` for what is new: a
-/// fresh address in the same subnet (RFC 8981) is no reason to move, and one that is deprecated in its favour is as good
-/// as ever for what uses it.
+/// fresh address in the same subnet (RFC 8981) is no reason to move, and one that is deprecated in its favour is as
+/// good as ever for what uses it.
 fn stays(addresses: &[UsableAddress], before: IpAddr, natural: IpAddr) -> bool {
     let find = |address| addresses.iter().find(|usable: &&UsableAddress| usable.address == address);
     let (Some(before), Some(natural)) = (find(before), find(natural)) else { return false };
@@ -103,14 +103,14 @@ fn stays(addresses: &[UsableAddress], before: IpAddr, natural: IpAddr) -> bool {
     before.interface == natural.interface && subnet.contains(before.address)
 }
 
-/// Whether an address is on the loopback interface: that of a service, routed to this host. The kernel takes it for nothing
-/// new, but who was asked there answers from there as long as the host stays where it is.
+/// Whether an address is on the loopback interface: that of a service, routed to this host. The kernel takes it for
+/// nothing new, but who was asked there answers from there as long as the host stays where it is.
 fn is_service(addresses: &[UsableAddress], address: IpAddr) -> bool {
     addresses.iter().any(|usable| usable.address == address && usable.interface == LOOPBACK)
 }
 
-/// Whether a host with the addresses `now` is on the same networks as with those `before`. A service address does not tell:
-/// it is still there where nothing is routed to it any more.
+/// Whether a host with the addresses `now` is on the same networks as with those `before`. A service address does not
+/// tell: it is still there where nothing is routed to it any more.
 fn is_settled(before: &[UsableAddress], now: &[UsableAddress]) -> bool {
     let on = |network: &UsableAddress, address: &UsableAddress| {
         let subnet = Prefix { address: network.address, length: network.prefix_length };

@@ -1,7 +1,8 @@
 //! The HTTP endpoint that Prometheus asks for figures.
 //!
 //! A thread of its own serves one client after the other and asks the control thread by the local API's socket, as
-//! `whimbrel metrics` does. A client has little time and little to say, so that it can hold up others, but nothing else.
+//! `whimbrel metrics` does. A client has little time and little to say, so that it can hold up others, but nothing
+//! else.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

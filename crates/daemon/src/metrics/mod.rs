@@ -110,7 +110,7 @@ impl Tally {
     }
 
     /// What the node tells of hand-offs.
-    pub(crate) fn note(&mut self, event: &Event) {
+    pub(crate) fn record(&mut self, event: &Event) {
         let ended = match event {
             Event::Moved { took, .. } => {
                 let seconds = took.as_secs_f64();
@@ -302,10 +302,10 @@ mod tests {
         for micros in [41_250, 5_000, 5_001, 75_000_000] {
             let took = Duration::from_micros(micros);
             let to = [192, 0, 2, 9].into();
-            tally.note(&Event::Moved { peer: PeerId(1), to, translated: false, took, flows: 1, carried });
+            tally.record(&Event::Moved { peer: PeerId(1), to, translated: false, took, flows: 1, carried });
             tally.count(Kind::Moved);
         }
-        tally.note(&Event::PeerMoved {
+        tally.record(&Event::PeerMoved {
             peer: PeerId(1),
             to: ([192, 0, 2, 9], 2031).into(),
             translated: false,

@@ -1,5 +1,5 @@
-//! Reads the text that Prometheus reads (exposition format 0.0.4), and takes less than that does: only what the format and
-//! the naming conventions ask for, in the order that they recommend.
+//! Reads the text that Prometheus reads (exposition format 0.0.4), and takes less than that does: only what the format
+//! and the naming conventions ask for, in the order that they recommend.
 
 use std::collections::{BTreeMap, BTreeSet};
 

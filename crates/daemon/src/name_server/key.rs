@@ -35,8 +35,8 @@ const ALGORITHMS: [(&str, Algorithm); 3] =
     [("hmac-sha256", Algorithm::Sha256), ("hmac-sha384", Algorithm::Sha384), ("hmac-sha512", Algorithm::Sha512)];
 
 impl SigningKey {
-    /// Reads a key from a file: as tsig-keygen(8) writes it, or a secret in base64 alone, for HMAC-SHA256. `name`: of the
-    /// key, needed in the second case.
+    /// Reads a key from a file: as tsig-keygen(8) writes it, or a secret in base64 alone, for HMAC-SHA256. `name`: of
+    /// the key, needed in the second case.
     ///
     /// # Errors
     /// What is wrong and what would be right, for people.

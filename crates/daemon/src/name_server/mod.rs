@@ -1,7 +1,7 @@
 //! Telling a name server where this host is, for connections to come (RFC 2136).
 //!
-//! A thread of its own asks and waits: name servers take their time, and nothing else waits for them. It deletes what it has
-//! written before, which it remembers over restarts, and nothing else.
+//! A thread of its own asks and waits: name servers take their time, and nothing else waits for them. It deletes what
+//! it has written before, which it remembers over restarts, and nothing else.
 
 pub(crate) mod config;
 mod key;
@@ -23,7 +23,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use whimbrel_ipc as ipc;
 
-use crate::events::{Kind, Told};
+use crate::events::{Kind, Report};
 use crate::identity;
 use update::{Answer, Change, DomainName};
 
@@ -89,7 +89,7 @@ struct Memory {
 /// The thread that tells the server, as the event loop has it.
 pub(crate) struct NameUpdates {
     wanted: Sender<Wanted>,
-    told: Receiver<Told>,
+    told: Receiver<Report>,
     wake: Arc<OwnedFd>,
     private: bool,
     last: Option<Wanted>,
@@ -150,8 +150,8 @@ impl NameUpdates {
     }
 
     /// Takes what there is to be told.
-    pub(crate) fn take(&mut self) -> Vec<Told> {
-        let told: Vec<Told> = self.told.try_iter().collect();
+    pub(crate) fn take(&mut self) -> Vec<Report> {
+        let told: Vec<Report> = self.told.try_iter().collect();
         if let Some(last) = told.last() {
             note(&mut self.view, last);
             self.view.since = Some(ipc::rfc3339(SystemTime::now()));
@@ -179,7 +179,7 @@ impl NameUpdates {
 }
 
 /// What an event says of how the server stands.
-fn note(view: &mut ipc::NameServer, told: &Told) {
+fn note(view: &mut ipc::NameServer, told: &Report) {
     view.state = match told.kind {
         Kind::NameUpdated => ipc::NameServerState::Updated,
         Kind::NameWithheld => ipc::NameServerState::Withheld,
@@ -212,7 +212,7 @@ fn leads_here(address: IpAddr) -> bool {
 struct Teller {
     server: NameServer,
     memory_path: PathBuf,
-    told: Sender<Told>,
+    told: Sender<Report>,
     wake: Arc<OwnedFd>,
     wanted: Wanted,
     /// What the last event was about, so that it is not told again and again.
@@ -253,7 +253,7 @@ impl Teller {
             let sentence = format!("the name server {server} is not told where {name} is: {PRIVATE_ALONE}");
             if self.wanted.withheld && self.said.as_ref() != Some(&sentence) {
                 self.said = Some(sentence.clone());
-                self.tell(Told::new(Kind::NameWithheld, sentence));
+                self.tell(Report::new(Kind::NameWithheld, sentence));
             }
             return None;
         }
@@ -273,7 +273,7 @@ impl Teller {
                     list => format!("the name server {server} was told that {name} is at {}", list.join(", ")),
                 };
                 self.said = None;
-                self.tell(Told::new(Kind::NameUpdated, sentence).with("addresses", list));
+                self.tell(Report::new(Kind::NameUpdated, sentence).with("addresses", list));
                 None
             }
             Ok(Answer::Refused { code, advice }) => {
@@ -282,7 +282,7 @@ impl Teller {
                     "the name server {server} does not take the address of {name} under the key \"{}\" ({code}): {advice}",
                     key.name()
                 );
-                let told = Told::new(Kind::NameRefused, sentence.clone()).with("code", code).with("advice", advice);
+                let told = Report::new(Kind::NameRefused, sentence.clone()).with("code", code).with("advice", advice);
                 if self.said.as_ref() != Some(&sentence) {
                     self.said = Some(sentence);
                     self.tell(told);
@@ -296,7 +296,9 @@ impl Teller {
                     let NameServer { name, server, .. } = &self.server;
                     let sentence =
                         format!("the name server {server} is not told where {name} is: {error}; it is asked on");
-                    self.tell(Told::new(Kind::NameUnanswered, sentence).with("again_in_ms", again.as_millis() as u64));
+                    self.tell(
+                        Report::new(Kind::NameUnanswered, sentence).with("again_in_ms", again.as_millis() as u64),
+                    );
                 }
                 Some(again)
             }
@@ -338,7 +340,7 @@ impl Teller {
         }
     }
 
-    fn tell(&self, told: Told) {
+    fn tell(&self, told: Report) {
         let told = told.with("name", self.server.name.clone()).with("server", self.server.server.to_string());
         // The loop ends only when the daemon does.
         let _ = self.told.send(told);
@@ -427,13 +429,13 @@ mod tests {
             since: None,
             sentence: None,
         };
-        note(&mut view, &Told::new(Kind::NameUpdated, "it is so").with("addresses", vec!["198.51.100.7".to_owned()]));
+        note(&mut view, &Report::new(Kind::NameUpdated, "it is so").with("addresses", vec!["198.51.100.7".to_owned()]));
         assert_eq!((view.state, view.addresses.len()), (ipc::NameServerState::Updated, 1));
         // What it had stays there.
-        note(&mut view, &Told::new(Kind::NameUnanswered, "no answer"));
+        note(&mut view, &Report::new(Kind::NameUnanswered, "no answer"));
         assert_eq!((view.state, view.addresses.len()), (ipc::NameServerState::Unanswered, 1));
         assert_eq!(view.sentence.as_deref(), Some("no answer"));
-        note(&mut view, &Told::new(Kind::NameRefused, "refused"));
+        note(&mut view, &Report::new(Kind::NameRefused, "refused"));
         assert_eq!(view.state, ipc::NameServerState::Refused);
     }
 

@@ -79,8 +79,8 @@ impl Change<'_> {
 }
 
 impl Asked {
-    /// Reads what came back; `None` where it is no answer to this. `Err`: it is one, but nothing shows that the server wrote
-    /// it.
+    /// Reads what came back; `None` where it is no answer to this. `Err`: it is one, but nothing shows that the server
+    /// wrote it.
     pub(crate) fn read(&self, datagram: &[u8], now: SystemTime) -> Option<Result<Answer, Answer>> {
         let mut message = Message::from_octets(datagram.to_vec()).ok()?;
         let header = message.header();

@@ -1,9 +1,9 @@
 //! Has the node wait for what policy says of each flow, and finds out who has it open where policy asks for that.
 //!
-//! Whose a socket is shows in the descriptors of all processes alone, and to read them takes milliseconds on a busy host. So a
-//! thread of its own does that, for all flows at once that have come up meanwhile, and rests four times as long as it took.
-//! It is started with the first flow that it is needed for. A flow is looked at shortly before it could be introduced:
-//! servers hand what they accept to other processes.
+//! Whose a socket is shows in the descriptors of all processes alone, and to read them takes milliseconds on a busy
+//! host. So a thread of its own does that, for all flows at once that have come up meanwhile, and rests four times as
+//! long as it took. It is started with the first flow that it is needed for. A flow is looked at shortly before it
+//! could be introduced: servers hand what they accept to other processes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -48,13 +48,13 @@ impl Judge {
     /// When eventfd(2) fails.
     pub(crate) fn new(policies: Policies, node: &mut Node) -> Result<Self, rustix::io::Errno> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        node.await_rulings(!policies.is_empty());
+        node.await_verdicts(!policies.is_empty());
         Ok(Self { policies, due: VecDeque::new(), looking: None, found: channel(), wake })
     }
 
     /// Other policies count for flows of which nothing was said yet.
     pub(crate) fn replace(&mut self, policies: Policies, node: &mut Node) {
-        node.await_rulings(!policies.is_empty());
+        node.await_verdicts(!policies.is_empty());
         self.policies = policies;
     }
 
@@ -65,13 +65,13 @@ impl Judge {
 
     /// A flow was opened, or noticed. Says what is wanted for it, if that is known.
     pub(crate) fn consider(&mut self, node: &mut Node, now: Time, flow: FlowTuple) {
-        if self.policies.is_empty() || !node.awaits_ruling(&flow) {
+        if self.policies.is_empty() || !node.awaits_verdict(&flow) {
             return;
         }
         if self.policies.asks_for_holders(&flow) {
             self.due.push_back((now + AGE, flow));
         } else {
-            node.handle_ruling(now, flow, self.policies.ruling(&flow, &[]));
+            node.handle_verdict(now, flow, self.policies.verdict(&flow, &[]));
         }
     }
 
@@ -82,7 +82,7 @@ impl Judge {
                 return;
             }
             self.due.pop_front();
-            if !node.awaits_ruling(&flow) {
+            if !node.awaits_verdict(&flow) {
                 continue;
             }
             let looking = match self.looking.take() {
@@ -92,7 +92,7 @@ impl Judge {
             self.looking = looking.filter(|looking| looking.send(flow).is_ok());
             if self.looking.is_none() {
                 // It is treated as if nobody had it open.
-                node.handle_ruling(now, flow, self.policies.ruling(&flow, &[]));
+                node.handle_verdict(now, flow, self.policies.verdict(&flow, &[]));
             }
         }
     }
@@ -100,7 +100,7 @@ impl Judge {
     /// Takes in who was found.
     pub(crate) fn take(&mut self, node: &mut Node, now: Time) {
         for (flow, holders) in self.found.1.try_iter().flatten() {
-            node.handle_ruling(now, flow, self.policies.ruling(&flow, &holders));
+            node.handle_verdict(now, flow, self.policies.verdict(&flow, &holders));
         }
     }
 }
@@ -147,8 +147,8 @@ fn search(mut diag: SockDiag, asked: &Receiver<FlowTuple>, found: &Sender<Found>
     }
 }
 
-/// Takes out the flows that need not be looked at again, with who has them open. `sockets`: the inodes of those that are there;
-/// `None`: they could not be asked for, which says of no flow that it is gone.
+/// Takes out the flows that need not be looked at again, with who has them open. `sockets`: the inodes of those that
+/// are there; `None`: they could not be asked for, which says of no flow that it is gone.
 fn settled(
     looks: &mut HashMap<FlowTuple, u32>,
     sockets: Option<&HashMap<FlowTuple, u32>>,

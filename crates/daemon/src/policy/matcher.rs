@@ -114,8 +114,8 @@ pub struct Matcher {
 }
 
 impl Matcher {
-    /// Whether a connection is meant. What is not known of it meets no condition: a section that names a key means nobody
-    /// before the peer's key is known, one that names a program no connection that nobody has open.
+    /// Whether a connection is meant. What is not known of it meets no condition: a section that names a key means
+    /// nobody before the peer's key is known, one that names a program no connection that nobody has open.
     #[must_use]
     pub fn matches(&self, subject: &Subject<'_>) -> bool {
         let Subject { flow, key, holders } = subject;

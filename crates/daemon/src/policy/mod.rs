@@ -1,14 +1,14 @@
 //! Policy: what the configuration wants for which connections.
 //!
-//! A [`Matcher`] says which connections a section means; [`Policies`] are the `[[policy]]` sections in order, of which the
-//! first that matches decides. Both are pure. What they ask of a running host is found out by [`Judge`].
+//! A [`Matcher`] says which connections a section means; [`Policies`] are the `[[policy]]` sections in order, of which
+//! the first that matches decides. Both are pure. What they ask of a running host is found out by [`Judge`].
 
 pub(crate) mod config;
 mod judge;
 mod matcher;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Manner, Rule, Ruling, View};
+use whimbrel_protocol::{Manner, Rule, Verdict, View};
 use whimbrel_wire::FlowTuple;
 
 pub(crate) use judge::Judge;
@@ -79,7 +79,7 @@ impl Policies {
 
     /// What is wanted for a connection, whoever turns out to be at its other end. `holders`: who has it open.
     #[must_use]
-    pub fn ruling(&self, flow: &FlowTuple, holders: &[Holder]) -> Ruling {
+    pub fn verdict(&self, flow: &FlowTuple, holders: &[Holder]) -> Verdict {
         let rule = |key: Option<&PublicKey>| match self.decide(&Subject { flow, key, holders }) {
             Some(policy) => Rule {
                 excluded_by: (!policy.treatment.protect).then_some(policy.line),
@@ -89,7 +89,7 @@ impl Policies {
         };
         let otherwise = rule(None);
         let for_keys = self.keys().into_iter().map(|key| (key, rule(Some(&key))));
-        Ruling { for_keys: for_keys.filter(|(_, rule)| *rule != otherwise).collect(), otherwise }
+        Verdict { for_keys: for_keys.filter(|(_, rule)| *rule != otherwise).collect(), otherwise }
     }
 
     /// Whether any section wants programs to be shown anything but the addresses that their sockets were made with.

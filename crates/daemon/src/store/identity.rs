@@ -11,8 +11,8 @@ use zeroize::Zeroizing;
 /// Where the key is kept when nobody says otherwise.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/whimbrel";
 
-/// Names the life of this namespace's sockets (protocol.md P-47): another number after the machine was started anew, the same
-/// as long as a socket may live. 0 where that cannot be told.
+/// Names the life of this namespace's sockets (protocol.md P-47): another number after the machine was started anew,
+/// the same as long as a socket may live. 0 where that cannot be told.
 #[must_use]
 pub fn life() -> u64 {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -23,7 +23,8 @@ pub fn life() -> u64 {
     }
 }
 
-/// SplitMix64's finaliser (Steele et al., 2014): it has to be the same with every release, or upgrades would end connections.
+/// SplitMix64's finaliser (Steele et al., 2014): it has to be the same with every release, or upgrades would end
+/// connections.
 fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -152,8 +152,8 @@ fn unusable(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Inst
     }
 }
 
-/// Locks a file, and makes it, and its directory with these permission bits, where they are missing. `taken`: what is said
-/// where the process of this number has it.
+/// Locks a file, and makes it, and its directory with these permission bits, where they are missing. `taken`: what is
+/// said where the process of this number has it.
 fn lock(path: &Path, mode: u32, taken: impl Fn(String) -> InstanceError) -> Result<File, InstanceError> {
     let directory = path.parent().unwrap_or(path);
     DirBuilder::new().recursive(true).mode(mode).create(directory).map_err(unusable("make", directory))?;
@@ -198,9 +198,9 @@ fn namespace() -> Option<String> {
     Some(format!("{} {}\n", boot.trim(), namespace::cookie().ok()?))
 }
 
-/// Refuses a run directory whose daemon worked in another network namespace that may still be there; whether it worked in one
-/// that is gone. No namespace outlives a boot, and where no connection was introduced nobody misses what is left. `here`: as
-/// [`namespace`] names the present one.
+/// Refuses a run directory whose daemon worked in another network namespace that may still be there; whether it worked
+/// in one that is gone. No namespace outlives a boot, and where no connection was introduced nobody misses what is
+/// left. `here`: as [`namespace`] names the present one.
 fn check_namespace(
     run_dir: &Path,
     here: Option<&str>,
@@ -229,7 +229,7 @@ impl Instance {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn note_namespace(&self, run_dir: &Path) -> Result<(), InstanceError> {
+    pub fn record_namespace(&self, run_dir: &Path) -> Result<(), InstanceError> {
         let path = run_dir.join(NAMESPACE);
         match namespace() {
             Some(here) => {
@@ -245,7 +245,8 @@ impl Instance {
     }
 }
 
-/// Whether a daemon holds the lock of a run directory. Who may not open that sees by its socket whether one listens there.
+/// Whether a daemon holds the lock of a run directory. Who may not open that sees by its socket whether one listens
+/// there.
 #[must_use]
 pub fn is_running(run_dir: &Path) -> bool {
     match fs::File::open(run_dir.join("lock")) {
@@ -337,7 +338,7 @@ mod tests {
     fn what_is_left_in_another_namespace_is_not_touched() {
         let run_dir = std::env::temp_dir().join(format!("whimbrel-namespace-{}", std::process::id()));
         let instance = Instance::lock(&run_dir, has_flows).expect("lock");
-        instance.note_namespace(&run_dir).expect("noted");
+        instance.record_namespace(&run_dir).expect("noted");
         drop(instance);
         let instance = Instance::lock(&run_dir, has_flows).expect("the same namespace");
         assert!(!instance.is_orphaned());

@@ -2,8 +2,8 @@
 //!
 //! One line for each address: the address, a blank, the key. Lines that start with `#` are for people.
 //!
-//! A thread of its own writes the file, since it must outlive a power failure: a disk that is slow to sync must not keep a
-//! hand-off waiting.
+//! A thread of its own writes the file, since it must outlive a power failure: a disk that is slow to sync must not
+//! keep a hand-off waiting.
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -132,8 +132,8 @@ impl KnownKeys {
         addresses
     }
 
-    /// Remembers a key for an address. It is in the file a moment later; where that cannot be written the log says so, and
-    /// the key is remembered until the daemon ends.
+    /// Remembers a key for an address. It is in the file a moment later; where that cannot be written the log says so,
+    /// and the key is remembered until the daemon ends.
     pub fn remember(&mut self, address: IpAddr, key: PublicKey) {
         if self.keys.insert(address, key) != Some(key) {
             self.order(None);

@@ -7,12 +7,13 @@
 //! [["flow","tcp 192.0.2.7:1 -> 192.0.2.1:22"]]                   … and rows that are removed, by table and key
 //! ```
 //!
-//! A line is handed to the system in one write before its effect is reported as done, so that `kill -9` loses nothing; a
-//! power failure ends the connections anyway, so nothing is synced. A last line that was torn is ignored: with it the
-//! whole change. When most lines are out of date the file is written anew under another name, which then takes its place.
+//! A line is handed to the system in one write before its effect is reported as done, so that `kill -9` loses nothing;
+//! a power failure ends the connections anyway, so nothing is synced. A last line that was torn is ignored: with it the
+//! whole change. When most lines are out of date the file is written anew under another name, which then takes its
+//! place.
 //!
-//! *Where there is no room* the file stays as it was, whole, and what was said since is written, as a new file, when there
-//! is. Decisions about sockets and endpoints (P-76) are another matter: they are kept at once, or not at all
+//! *Where there is no room* the file stays as it was, whole, and what was said since is written, as a new file, when
+//! there is. Decisions about sockets and endpoints (P-76) are another matter: they are kept at once, or not at all
 //! ([`Log::keep`]).
 
 use std::borrow::Cow;
@@ -166,7 +167,7 @@ impl<'a> Found<'a> {
 /// Rows that are put and removed together, or not at all.
 #[derive(Debug, Default)]
 pub(crate) struct Change {
-    /// Of the line, but for its last bracket.
+    /// Of the line, except for its last bracket.
     text: String,
     /// Rows by [`number`], and whether they are there afterwards.
     rows: Vec<(u64, bool)>,
@@ -293,7 +294,7 @@ impl Log {
         }
         self.pending.extend_from_slice(change.text.as_bytes());
         self.pending.extend_from_slice(b"]\n");
-        self.note(change);
+        self.record(change);
         if self.wanting.is_some() && self.pending.len() > self.pending_most {
             self.shorten();
         }
@@ -302,8 +303,8 @@ impl Log {
     /// Hands all that was said since the last call to the system.
     ///
     /// # Errors
-    /// When the file cannot be written. What was said is written when there is room; it is not said again each time that
-    /// there is none.
+    /// When the file cannot be written. What was said is written when there is room; it is not said again each time
+    /// that there is none.
     pub(crate) fn flush(&mut self) -> Result<(), StoreError> {
         if let Some(wanting) = &mut self.wanting {
             if wanting.left > 0 {
@@ -337,7 +338,7 @@ impl Log {
         self.flush()?;
         let text = decisions.iter().fold(String::new(), |text, change| text + &change.text + "]\n");
         self.write(text.as_bytes()).map_err(|source| self.failed("write", source))?;
-        decisions.into_iter().for_each(|change| self.note(change));
+        decisions.into_iter().for_each(|change| self.record(change));
         Ok(())
     }
 
@@ -347,7 +348,7 @@ impl Log {
         self.pending.len()
     }
 
-    fn note(&mut self, change: Change) {
+    fn record(&mut self, change: Change) {
         self.lines += 1;
         for (row, is_there) in change.rows {
             let _ = if is_there { self.live.insert(row) } else { self.live.remove(&row) };

@@ -9,8 +9,8 @@
 //! known_keys.rs  which key answered at which address
 //! ```
 //!
-//! Nothing here knows what is in the tables: they are declared beside their owners (`host::table`, and `table` of a role). What is live is
-//! asked of those owners; the store is read once, when a daemon starts.
+//! Nothing here knows what is in the tables: they are declared beside their owners (`host::table`, and `table` of a
+//! role). What is live is asked of those owners; the store is read once, when a daemon starts.
 
 mod former;
 pub mod identity;

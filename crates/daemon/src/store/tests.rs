@@ -103,8 +103,8 @@ fn change(said: &Said, (words, pairs): &mut State) -> Change {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// What is there after a kill at any byte, before and after the file was written anew, was so at some moment, and later
-    /// with each byte more; whatever stands where the next line was begun.
+    /// What is there after a kill at any byte, before and after the file was written anew, was so at some moment, and
+    /// later with each byte more; whatever stands where the next line was begun.
     #[test]
     fn any_beginning_of_the_file_tells_what_was_so_at_some_moment(
         all in prop::collection::vec(anything(), 1..24),

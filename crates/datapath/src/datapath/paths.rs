@@ -8,8 +8,8 @@ use crate::error::Error;
 
 impl Datapath {
     /// Sets between which addresses peers and this host talk, each with the index of the interface that what peers send
-    /// there arrives on. What comes there for this UDP port gets the mark while the programs translate, as packets of moved
-    /// flows do ([`Datapath::set_tunnel`]).
+    /// there arrives on. What comes there for this UDP port gets the mark while the programs translate, as packets of
+    /// moved flows do ([`Datapath::set_tunnel`]).
     ///
     /// # Errors
     /// When the kernel refuses; some may have been set, and the same call may be made again.

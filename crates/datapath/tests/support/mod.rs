@@ -91,8 +91,8 @@ impl Namespace {
     /// Waits until an interface has an IPv6 link-local address that it may use.
     ///
     /// The kernel makes it when it has noticed the carrier, by a work item of its own. A router without one sends no
-    /// neighbour solicitation for what it forwards (`ndisc_send_ns` gives up in silence), and after three of them it says
-    /// that the host is unreachable.
+    /// neighbour solicitation for what it forwards (`ndisc_send_ns` gives up in silence), and after three of them it
+    /// says that the host is unreachable.
     pub(crate) fn wait_link_local(&self, name: &str) {
         let start = Instant::now();
         // From include/uapi/linux/if_addr.h.
@@ -138,8 +138,8 @@ pub(crate) fn tun(name: &str) -> File {
     file
 }
 
-/// A bpffs: the one of the machine, or one that only the calling thread and its children see. What was pinned in it goes
-/// with this.
+/// A bpffs: the one of the machine, or one that only the calling thread and its children see. What was pinned in it
+/// goes with this.
 pub(crate) struct Bpffs {
     root: PathBuf,
     name: String,

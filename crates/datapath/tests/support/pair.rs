@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use whimbrel_datapath::{Binding, Carrier, Datapath, Event, FlowEntry, Most, TcpSocket, Toward};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Delivery, Event, FlowEntry, Most, TcpSocket};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Bpffs, Namespace, veth};
@@ -95,7 +95,7 @@ pub(crate) fn entry(stream: &TcpStream, binding: u32, held: bool) -> (FlowTuple,
         tunnelled: false,
         hidden: false,
         beyond: false,
-        toward: Toward::Stack,
+        delivery: Delivery::Stack,
     };
     (own, entry)
 }

@@ -15,13 +15,13 @@ pub(crate) struct Desired {
 type Undo = Box<dyn FnOnce(&mut RouteSocket) -> Result<(), Error>>;
 
 impl RouteSocket {
-    /// Makes the routes of the tables that `ours` says yes to, and Whimbrel's own rules that lead to them, equal to what is
-    /// wanted; returns whether anything had to be changed. What is new is there before what is no longer wanted goes. If a
-    /// step fails, those before it are undone.
+    /// Makes the routes of the tables that `ours` says yes to, and Whimbrel's own rules that lead to them, equal to
+    /// what is wanted; returns whether anything had to be changed. What is new is there before what is no longer wanted
+    /// goes. If a step fails, those before it are undone.
     ///
     /// # Errors
-    /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`] only where undoing failed as well; apply
-    /// again then.
+    /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`] only where undoing failed as well;
+    /// apply again then.
     pub(crate) fn establish(&mut self, ours: impl Fn(u32) -> bool, wanted: &Desired) -> Result<bool, Error> {
         let present = Desired {
             routes: self.routes(&ours)?.into_iter().collect(),

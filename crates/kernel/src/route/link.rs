@@ -31,7 +31,8 @@ pub struct Link {
     pub carrier_losses: u32,
     /// The interface that it is part of (bridge, bond, VRF), if any.
     pub controller: Option<u32>,
-    /// By which id (RTM_NEWNSID) the namespace is known that the interface is in which it goes by, or the other end of a pair. None: it is in the same.
+    /// By which id (RTM_NEWNSID) the namespace is known that the interface is in which it goes by, or the other end of
+    /// a pair. None: it is in the same.
     pub beyond: Option<u32>,
 }
 
@@ -45,8 +46,8 @@ impl RouteSocket {
         Ok(decode_all(&parts))
     }
 
-    /// Some interfaces, `most` of them at the most, where there may be very many. The socket is used up by that: a list that nobody has read to its
-    /// end goes with it.
+    /// Some interfaces, `most` of them at the most, where there may be very many. The socket is used up by that: a list
+    /// that nobody has read to its end goes with it.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -55,7 +56,8 @@ impl RouteSocket {
         Ok(decode_all(&parts))
     }
 
-    /// By which id (RTM_NEWNSID) the namespace of the socket knows another one, which it has from now on if it had none.
+    /// By which id (RTM_NEWNSID) the namespace of the socket knows another one, which it has from now on if it had
+    /// none.
     ///
     /// # Errors
     /// [`Error::Call`], [`Error::Answer`].
@@ -83,8 +85,9 @@ impl RouteSocket {
         id.ok_or_else(|| Error::Answer { call: "RTM_GETNSID", object: object(), detail: detail() })
     }
 
-    /// Makes a pair of connected interfaces (veth(4)): `name` here and `peer` in another namespace, both switched off. `mtu` is in bytes.
-    /// Returns the index of the one here, at a cost that does not depend on how many interfaces there are.
+    /// Makes a pair of connected interfaces (veth(4)): `name` here and `peer` in another namespace, both switched off.
+    /// `mtu` is in bytes. Returns the index of the one here, at a cost that does not depend on how many interfaces
+    /// there are.
     ///
     /// # Errors
     /// [`Error::Call`]; the pair has been taken away there then, if it was made.

@@ -72,9 +72,10 @@ impl RouteSocket {
             .map_err(|e| e.of("RTM_DELNEIGH", object(interface, address)))
     }
 
-    /// Gives up those neighbours that were asked for and have not answered, and of which `which(interface, address)` says
-    /// so; returns how many. What waits for their answer is dropped at once and not after three seconds. TCP sends nothing
-    /// again that still waits so (`skb_still_in_host_queue`): a connection that is sent another way would stand still as long.
+    /// Gives up those neighbours that were asked for and have not answered, and of which `which(interface, address)`
+    /// says so; returns how many. What waits for their answer is dropped at once and not after three seconds. TCP sends
+    /// nothing again that still waits so (`skb_still_in_host_queue`): a connection that is sent another way would stand
+    /// still as long.
     ///
     /// # Errors
     /// [`Error::Call`], the first; all is tried.

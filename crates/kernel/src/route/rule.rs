@@ -127,8 +127,8 @@ impl RouteSocket {
             .map_err(|e| e.of("RTM_DELRULE", rule.object()))
     }
 
-    /// The rules that have [`PROTOCOL`], whoever left them, but for those with [`Selector::Arrived`]: these are in namespaces
-    /// that end by themselves.
+    /// The rules that have [`PROTOCOL`], whoever left them, except for those with [`Selector::Arrived`]: these are in
+    /// namespaces that end by themselves.
     ///
     /// # Errors
     /// [`Error::Call`].

@@ -58,8 +58,8 @@ pub struct TableRoute {
     pub mtu: Option<u32>,
     /// The MTU neither shrinks nor grows by what the network says.
     pub mtu_locked: bool,
-    /// The congestion window that TCP connections begin with that are made over it, in segments (`RTAX_INITCWND`); none for the
-    /// kernel's own idea, 10. Written only: of the kernel's routes it is not read.
+    /// The congestion window that TCP connections begin with that are made over it, in segments (`RTAX_INITCWND`); none
+    /// for the kernel's own idea, 10. Written only: of the kernel's routes it is not read.
     pub first_window: Option<u32>,
     /// Who installed it (`rtm_protocol`).
     pub protocol: u8,
@@ -172,7 +172,8 @@ impl RouteSocket {
     }
 
     /// Forgets what was learned about the path MTU towards a destination: in IPv6 the entry of this destination in this
-    /// table, in IPv4, which can't delete a single one, all of the namespace (they are learned again where they matter).
+    /// table, in IPv4, which can't delete a single one, all of the namespace (they are learned again where they
+    /// matter).
     ///
     /// # Errors
     /// [`Error::Call`]; nothing has changed then.

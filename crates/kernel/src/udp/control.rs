@@ -1,4 +1,5 @@
-//! Socket addresses and ancillary data as the kernel lays them out (ip(7), ipv6(7), cmsg(3)), written and read as bytes.
+//! Socket addresses and ancillary data as the kernel lays them out (ip(7), ipv6(7), cmsg(3)), written and read as
+//! bytes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 

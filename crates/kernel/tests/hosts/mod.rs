@@ -1,6 +1,7 @@
 //! Hosts in network namespaces of their own, for tests that run as root.
 //!
-//! A namespace has no name: it lives as long as its descriptor, so nothing is left behind, whatever happens to the test.
+//! A namespace has no name: it lives as long as its descriptor, so nothing is left behind, whatever happens to the
+//! test.
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use std::fs::File;
@@ -68,8 +69,8 @@ impl Host {
         other.wait_link_local(there);
     }
 
-    /// Waits until an interface has a link-local address: without one it asks for no IPv6 neighbour in the name of another
-    /// interface's address. The kernel makes it when it has noticed the carrier.
+    /// Waits until an interface has a link-local address: without one it asks for no IPv6 neighbour in the name of
+    /// another interface's address. The kernel makes it when it has noticed the carrier.
     fn wait_link_local(&self, interface: &str) {
         let index = self.index(interface);
         let mut routes = self.on(|| RouteSocket::open().unwrap());

@@ -27,15 +27,15 @@ pub(crate) fn costs_too_much(messages: &[Message]) -> bool {
             Message::BindingUpdate { .. }
                 | Message::IntroductionRequest { .. }
                 | Message::FlowClosed(_)
-                | Message::Elsewhere { .. }
+                | Message::Referral { .. }
                 | Message::Sought { .. }
                 | Message::IntroduceMe { .. }
                 | Message::AskHere { .. }
                 | Message::Register { .. }
                 | Message::Whereabouts { .. }
-                | Message::Waiting { .. }
+                | Message::Paused { .. }
                 | Message::Chain(_)
-                | Message::StandIn { .. }
+                | Message::NeighbourProxy { .. }
                 | Message::PassedOn { .. }
                 | Message::Stream(_)
                 | Message::Received(_)

@@ -22,8 +22,8 @@ pub trait Routes {
     /// The address, or `None` where the destination cannot be reached.
     fn source_for(&self, destination: IpAddr) -> Option<IpAddr>;
 
-    /// Whether packets from `source`, an address of the host's, could still reach a destination by the interface that has
-    /// it, though the way that is preferred now may be another.
+    /// Whether packets from `source`, an address of the host's, could still reach a destination by the interface that
+    /// has it, though the way that is preferred now may be another.
     fn still_reaches(&self, source: IpAddr, destination: IpAddr) -> bool;
 }
 
@@ -89,13 +89,14 @@ impl Attachments {
         !self.has(&address) && self.speaks_at(address)
     }
 
-    /// Whether peers may ask at an address for hosts behind this one, or for what else they take for one: its own there.
+    /// Whether peers may ask at an address for hosts behind this one, or for what else they take for one: its own
+    /// there.
     pub(crate) fn speaks_at(&self, address: IpAddr) -> bool {
         self.behind.iter().any(|prefix| prefix.contains(address))
     }
 
-    /// What this host is attached by where it is reached at `address`: by its own, or by that of a host behind it, which stays
-    /// as long as the configuration says so.
+    /// What this host is attached by where it is reached at `address`: by its own, or by that of a host behind it,
+    /// which stays as long as the configuration says so.
     pub(crate) fn at(&self, address: IpAddr) -> Option<Attachment> {
         let foreign = || self.speaks_at(address).then_some(Attachment { address, generation: 0 });
         self.get(&address).or_else(foreign)

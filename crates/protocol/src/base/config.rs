@@ -96,7 +96,8 @@ pub struct Config {
     pub wall_clock_at_zero: u64,
     /// Names the life of this host's sockets: another number when the host was started anew (P-47). 0: not told.
     pub life: u64,
-    /// Names what this host remembers of flows of hosts behind it: another number once it has lost that (P-123). 0: not told.
+    /// Names what this host remembers of flows of hosts behind it: another number once it has lost that (P-123). 0: not
+    /// told.
     pub memory: u64,
     /// Handshakes a second that are answered without asking for a cookie first (P-3).
     pub handshakes_per_second: u32,
@@ -107,7 +108,7 @@ pub struct Config {
     /// Whether others may meet at this host.
     pub serve_rendezvous: bool,
     /// Whether this host stands in for hosts that have left its links (P-60).
-    pub stand_in: bool,
+    pub neighbour_proxy: bool,
     /// Hosts that this one is the router of, and speaks for: they run nothing (P-100).
     pub behind: Vec<Prefix>,
     /// Sockets that move from host to host.
@@ -137,7 +138,7 @@ impl Default for Config {
             questions_per_second: 20,
             rendezvous: Vec::new(),
             serve_rendezvous: false,
-            stand_in: false,
+            neighbour_proxy: false,
             behind: Vec::new(),
             moving: Moving::default(),
             flows_per_peer: 262_144,

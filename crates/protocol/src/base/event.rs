@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
-use whimbrel_wire::message::StandInStatus;
+use whimbrel_wire::message::NeighbourProxyStatus;
 
 use crate::base::op::{Carrier, PeerId};
 use community::CommunityEvent;
@@ -68,7 +68,7 @@ pub enum Event {
         peer: PeerId,
     },
     /// Single flows wait by request, or go on (P-48).
-    Waiting {
+    Paused {
         /// The peer.
         peer: PeerId,
         /// Whether they wait from now on, or go on.
@@ -208,7 +208,7 @@ pub enum Event {
         /// The address.
         address: IpAddr,
         /// Why.
-        reason: StandInStatus,
+        reason: NeighbourProxyStatus,
     },
     /// A rendezvous has answered whether it stands in for an address that this host has left.
     StoodInFor {
@@ -217,7 +217,7 @@ pub enum Event {
         /// The address.
         address: IpAddr,
         /// What becomes of it.
-        status: StandInStatus,
+        status: NeighbourProxyStatus,
     },
     /// Moved flows are carried another way from now on.
     CarrierChanged {

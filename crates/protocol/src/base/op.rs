@@ -192,7 +192,7 @@ pub enum AddressOp {
     /// Addresses of hosts that have left this host's links and that it is to stand in for: to answer for them, and to
     /// hand datagrams to their control ports to [`Node::handle_intercepted`](crate::Node::handle_intercepted). One that
     /// somebody has, or that is on no link, is told by [`Node::stand_aside`](crate::Node::stand_aside).
-    StandIn {
+    NeighbourProxy {
         /// Sorted.
         addresses: Vec<IpAddr>,
     },

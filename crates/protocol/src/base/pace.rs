@@ -6,8 +6,8 @@ use std::time::Duration;
 pub(crate) const IDLE: Duration = Duration::from_secs(600);
 /// Keeps the UDP mapping of a NAT; 30 s is what RFC 4787 §4.3 finds in the field at the least.
 pub(crate) const KEEPALIVE: Duration = Duration::from_secs(25);
-/// How often a path is checked that carries nothing and is kept all the same (P-55). A rendezvous forgets a peer that it has not
-/// heard for 10 minutes.
+/// How often a path is checked that carries nothing and is kept all the same (P-55). A rendezvous forgets a peer that
+/// it has not heard for 10 minutes.
 pub(crate) const REFRESH: Duration = Duration::from_secs(240);
 /// How long the former path of a peer is accepted (P-22).
 pub(crate) const FORMER: Duration = Duration::from_secs(60);

@@ -38,7 +38,7 @@ pub(crate) enum Timer {
     /// Former paths of a peer are no longer accepted.
     Former(PeerId),
     /// Tell a peer again which flows wait.
-    Waiting(PeerId),
+    Paused(PeerId),
     /// Wake the senders of single flows that go on.
     Wake(PeerId),
     /// Flows have waited so long that their sockets are kept from giving up.
@@ -50,7 +50,7 @@ pub(crate) enum Timer {
     /// Send again to where a rendezvous says that a peer is.
     Found(PeerId),
     /// Ask a rendezvous again to stand in for addresses that this host has left.
-    StandIn(PeerId),
+    NeighbourProxy(PeerId),
     /// Look which rendezvous are needed, and which answer.
     Rendezvous,
     /// Go on with sockets that move.

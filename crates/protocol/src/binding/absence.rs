@@ -23,7 +23,8 @@ use crate::flow::{Flow, Stage};
 /// How long flows wait before their sockets are kept from giving up (P-46). The least that programs set as a
 /// TCP_USER_TIMEOUT is several seconds; hand-offs are over before.
 const PARK_AFTER: Duration = Duration::from_secs(3);
-/// How long a peer may be silent until what this host passes on for it is over: so long sockets wait at the most (decision 0008).
+/// How long a peer may be silent until what this host passes on for it is over: so long sockets wait at the most
+/// (decision 0008).
 pub(crate) const VANISHED: Duration = Duration::from_secs(20 * 86_400);
 /// Unanswered checks of a path after which a peer with a stalled flow is taken to be away.
 pub(crate) const SILENT_AFTER: u32 = 3;
@@ -71,7 +72,7 @@ impl BindingLayer {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         peer.preferred = None;
         peer.binding.unheard = false;
-        peer.note_left();
+        peer.on_left();
         let reachable = peer.attachment.is_some() && peer.has_session();
         peer.binding.update = None;
         if reachable {
@@ -92,8 +93,8 @@ impl BindingLayer {
         self.each().filter(|peer| parting(peer) || !peer.flow.waiting.is_told()).count()
     }
 
-    /// Something was heard of a peer that never answered the word of parting: this host is not asleep yet, and the way is there
-    /// again.
+    /// Something was heard of a peer that never answered the word of parting: this host is not asleep yet, and the way
+    /// is there again.
     pub(crate) fn part_again(&mut self, now: Time, id: PeerId, base: &mut Base) {
         if base.is_suspended()
             && bound!(self, &id).is_some_and(|peer| peer.binding.unheard && !peer.flow.flows.is_empty())
@@ -126,7 +127,7 @@ impl BindingLayer {
                 peer.restored = false;
                 base.stop_timer(Timer::Update(id));
             }
-            self.look_for_move(now, id, routes, None, base);
+            self.check_for_move(now, id, routes, None, base);
         }
         self.refresh_sets(base);
         true
@@ -154,7 +155,7 @@ impl BindingLayer {
         if away != (Away::Silent { held: false }) {
             self.choose_carrier(now, id, base);
         }
-        self.put_binding_in_force(now, id, base);
+        self.apply_binding(now, id, base);
         self.refresh_sets(base);
         self.refresh_listening(now, base);
         if flows > 0 {
@@ -162,7 +163,8 @@ impl BindingLayer {
         }
     }
 
-    /// A check of the path stays unanswered. Tells whether the peer is away, so that it is looked for at longer intervals.
+    /// A check of the path stays unanswered. Tells whether the peer is away, so that it is looked for at longer
+    /// intervals.
     pub(crate) fn miss(&mut self, now: Time, id: PeerId, tries: u32, base: &mut Base) -> Option<Duration> {
         let peer = bound_mut!(self, &id)?;
         if peer.flow.stalled && tries >= SILENT_AFTER && peer.flow.away.is_none() {
@@ -190,7 +192,7 @@ impl BindingLayer {
     }
 
     /// Tells, once in a row of tries, that connections wait for a session that does not come up.
-    pub(crate) fn tell_silence(&mut self, id: PeerId, tries: u32, base: &mut Base) {
+    pub(crate) fn report_silence(&mut self, id: PeerId, tries: u32, base: &mut Base) {
         let Some(peer) = peer!(self.flow, &id) else { return };
         if tries == TOLD_AFTER
             && !base.is_suspended()
@@ -216,7 +218,7 @@ impl BindingLayer {
             self.lead_flows(now, id, base);
         } else {
             // They were carried on, and go on as they went.
-            self.put_binding_in_force(now, id, base);
+            self.apply_binding(now, id, base);
         }
         if waited {
             self.flow.wake_senders(now, id, false, base);
@@ -236,22 +238,22 @@ impl BindingLayer {
             base.set_timer_earlier(Timer::Update(id), now);
         }
         if peer.flow.waiting.said.is_none_or(|said| said + HURRY <= now) {
-            self.flow.tell_waiting_soon(now, id, base);
+            self.flow.send_paused_soon(now, id, base);
         }
     }
 
-    /// As [`BindingLayer::note_life`], told in the session of this index of ours. One that another has taken the place of may be the
-    /// session of a life before.
-    pub(crate) fn note_life_in_session(&mut self, now: Time, id: PeerId, index: u32, life: u64, base: &mut Base) {
+    /// As [`BindingLayer::on_life`], told in the session of this index of ours. One that another has taken the place of
+    /// may be the session of a life before.
+    pub(crate) fn on_life_in_session(&mut self, now: Time, id: PeerId, index: u32, life: u64, base: &mut Base) {
         let session = self.flow.path.session.peers.get_mut(&id).and_then(|peer| peer.session());
         if let Some(since) = session.filter(|slot| slot.session.local_index() == index).map(|slot| slot.begun) {
-            self.note_life(now, id, life, since, base);
+            self.on_life(now, id, life, since, base);
         }
     }
 
-    /// A peer has told the life of its sockets in a session that began at `since`, and shown that it is the peer: where it is
-    /// another than before, its ends of our flows are gone (P-47).
-    pub(crate) fn note_life(&mut self, now: Time, id: PeerId, life: u64, since: Time, base: &mut Base) {
+    /// A peer has told the life of its sockets in a session that began at `since`, and shown that it is the peer: where
+    /// it is another than before, its ends of our flows are gone (P-47).
+    pub(crate) fn on_life(&mut self, now: Time, id: PeerId, life: u64, since: Time, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
         if life == 0 || since < peer.binding.life_since {
             return;
@@ -293,15 +295,15 @@ impl BindingLayer {
             entry.iter().for_each(|entry| self.flow.end_moved(entry, base));
         }
         base.event(Event::PeerRestarted { peer: id, flows: ended.len() });
-        self.put_binding_in_force(now, id, base);
+        self.apply_binding(now, id, base);
         self.refresh_sets(base);
         self.flow.idle_later(now, id, base);
     }
 
-    /// A gateway has told what names its memory of flows of hosts behind it, in the session of this index of ours. Where it is another
-    /// than before, it knows none of our flows with them any more: what is native goes on so and is introduced anew, what has moved
-    /// nobody leads any more (P-123).
-    pub(crate) fn note_memory(&mut self, now: Time, id: PeerId, index: u32, memory: u64, base: &mut Base) {
+    /// A gateway has told what names its memory of flows of hosts behind it, in the session of this index of ours.
+    /// Where it is another than before, it knows none of our flows with them any more: what is native goes on so and is
+    /// introduced anew, what has moved nobody leads any more (P-123).
+    pub(crate) fn on_memory(&mut self, now: Time, id: PeerId, index: u32, memory: u64, base: &mut Base) {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let session = peer.session().filter(|slot| slot.session.local_index() == index);
         let Some(since) = session.map(|slot| slot.begun) else { return };
@@ -313,9 +315,10 @@ impl BindingLayer {
         if before == memory {
             return;
         }
-        let places = peer.places_in_force();
+        let places = peer.current_places();
         let flows = &self.flow.flows;
-        // A gateway without memory has given our place another number. Where no NAT was on the way the address says it as well.
+        // A gateway without memory has given our place another number. Where no NAT was on the way the address says it
+        // as well.
         let at_home = |flow: &FlowTuple, entry: &FlowEntry| {
             let ours = base.attachments().has(&flow.local.ip()) && entry.peer_tuple.mirrored() == *flow;
             entry.home == places || ours
@@ -358,14 +361,14 @@ impl BindingLayer {
         }
     }
 
-    /// A flow that this host passes on is over, whatever its owner says: the owner is told, and the far end hears from this host's own
-    /// stack that there is no such connection.
+    /// A flow that this host passes on is over, whatever its owner says: the owner is told, and the far end hears from
+    /// this host's own stack that there is no such connection.
     pub(crate) fn end_passed_on(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
         let entry = self.flow.flows.get(flow).and_then(Flow::entry).copied();
         self.flow.forget_flow(flow, base);
         if let Some(entry) = entry {
             self.flow.end_moved(&entry, base);
-            self.flow.tell_ended(now, entry.peer, entry.name, base);
+            self.flow.send_ended(now, entry.peer, entry.name, base);
             self.flow.idle_later(now, entry.peer, base);
             self.refresh_sets(base);
         }
@@ -396,7 +399,7 @@ impl BindingLayer {
     pub(crate) fn park_late(&mut self, now: Time, id: PeerId, base: &mut Base) {
         if bound!(self, &id).is_some_and(|peer| peer.waits() && !peer.binding.parked) {
             self.park(id, base);
-            self.put_binding_in_force(now, id, base);
+            self.apply_binding(now, id, base);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What carries moved flows: how it is chosen, and the probes that find out whether rewritten packets pass (P-19, P-20).
+//! What carries moved flows: how it is chosen, and the probes that find out whether rewritten packets pass (P-19,
+//! P-20).
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -63,7 +64,8 @@ impl BindingLayer {
         base.ask(op, Asked::State("leading the tunnel", State::Path(id)));
     }
 
-    /// Both ends want it, no NAT is known on the way, both locators are of one family, and the tunnel goes first (P-19).
+    /// Both ends want it, no NAT is known on the way, both locators are of one family, and the tunnel goes first
+    /// (P-19).
     pub(crate) fn rewrite_possible(&self, id: PeerId, base: &Base) -> bool {
         let Some(peer) = bound!(self, &id) else { return false };
         base.config().carriers.rewrite
@@ -81,7 +83,8 @@ impl BindingLayer {
         let port = 32768 + (base.random().u32() % 28000) as u16;
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let (Some(source), false) = (peer.source, peer.binding.probe.forward) else { return };
-        // As the flows go: a firewall on the way may let through the service's port alone, and theirs is another (P-16).
+        // As the flows go: a firewall on the way may let through the service's port alone, and theirs is another
+        // (P-16).
         let entry = peer.flow.flows.iter().find_map(|flow| self.flow.flows.get(flow)?.entry());
         let Some(theirs) = entry.map(|entry| entry.wire_remote_port) else { return };
         let leading = FlowTuple {
@@ -144,12 +147,12 @@ impl BindingLayer {
             peer.binding.carrier = Carrier::Tunnel;
             base.event(Event::CarrierChanged { peer: id, carrier: Carrier::Tunnel });
         }
-        self.put_binding_in_force(now, id, base);
+        self.apply_binding(now, id, base);
         self.announce_again(now, id, base);
     }
 
     /// An op that was to put a peer's binding in force has come to its end.
-    pub(crate) fn note_binding_done(&mut self, now: Time, id: PeerId, op: OpId, base: &mut Base) {
+    pub(crate) fn on_binding_done(&mut self, now: Time, id: PeerId, op: OpId, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.binding.binding_asked == Some(op)) else {
             return;
         };
@@ -173,7 +176,7 @@ impl BindingLayer {
         peer.binding.carrier = if peer.binding.probe.leading { Carrier::Rewrite } else { Carrier::FollowRewrite };
         let carrier = peer.binding.carrier;
         base.stop_timer(Timer::Probe(id));
-        self.put_binding_in_force(now, id, base);
+        self.apply_binding(now, id, base);
         self.refresh_sets(base);
         base.event(Event::CarrierChanged { peer: id, carrier });
     }

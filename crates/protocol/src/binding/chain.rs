@@ -12,8 +12,8 @@
 //!     '-- by the empty chain, which needs no making; a session begins (and asks again)
 //! ```
 //!
-//! A request that is refused leaves what was in force. Whoever's chain it was, the last one asked for is in force; where
-//! both ask at once, that of the lower key.
+//! A request that is refused leaves what was in force. Whoever's chain it was, the last one asked for is in force;
+//! where both ask at once, that of the lower key.
 
 #[cfg(test)]
 mod tests;
@@ -99,8 +99,8 @@ pub(crate) struct ChainSession {
 }
 
 impl ChainSession {
-    /// `speaks`: the peer has said that it may be asked. `lower`: this host's key is the lower one. `round_trip`: to the
-    /// peer and back.
+    /// `speaks`: the peer has said that it may be asked. `lower`: this host's key is the lower one. `round_trip`: to
+    /// the peer and back.
     pub(crate) fn new(speaks: bool, lower: bool, round_trip: Duration) -> Self {
         Self { speaks, lower, round_trip }
     }
@@ -219,8 +219,8 @@ impl Chains {
         Self { peers: BTreeMap::new(), due: BTreeSet::new(), out: Out::default(), offers, lot }
     }
 
-    /// A session with this peer is sent with from now on: nothing is agreed on in it yet (P-172). To be called before the
-    /// tunnel is led by it.
+    /// A session with this peer is sent with from now on: nothing is agreed on in it yet (P-172). To be called before
+    /// the tunnel is led by it.
     pub(crate) fn on_session(&mut self, now: Time, peer: PeerId, session: ChainSession) {
         let lot = self.lot;
         self.peers.entry(peer).or_insert_with(|| Agreement::new(peer, lot));
@@ -441,10 +441,10 @@ impl Agreement {
         if replaces && self.sending.is_some() {
             self.unanswered.get_or_insert(now);
         }
-        self.say(now, number, 0, out);
+        self.send(now, number, 0, out);
     }
 
-    fn say(&mut self, now: Time, number: u32, tries: u32, out: &mut Out) {
+    fn send(&mut self, now: Time, number: u32, tries: u32, out: &mut Out) {
         let (Some(session), Some(request)) = (self.session, self.ours.as_mut()) else { return };
         let first = (session.round_trip * 3 / 2).max(LEAST_PAUSE);
         let pause = if tries < TRIES { (first * 2u32.pow(tries.min(8))).min(LONGEST_PAUSE) } else { SELDOM };
@@ -470,7 +470,7 @@ impl Agreement {
         match answer.status {
             ChainStatus::InForce if answer.in_force == request.chain => {
                 self.ours = None;
-                self.put_in_force(now, request.chain, out);
+                self.apply(now, request.chain, out);
                 self.give(request.chain, Side::Ours, out);
                 let known = request.chain.and_then(|chain| self.known.get_mut(&chain));
                 if let (Some(known), Some(chain), Some(spec)) = (known, request.chain, request.wanted)
@@ -496,13 +496,13 @@ impl Agreement {
             status => {
                 self.ours = None;
                 self.refused = Some((status, answer.stage));
-                // The answer to an earlier request may have been lost: what the peer has in force counts. But it may not
-                // know yet that a request of its own was accepted here.
+                // The answer to an earlier request may have been lost: what the peer has in force counts. But it may
+                // not know yet that a request of its own was accepted here.
                 let accepted = |heard: Heard| heard.number > answer.settled && heard.answer == Some(ACCEPTED);
                 let ahead = self.heard.is_some_and(accepted);
                 let there = |number: &ChainNumber| self.known.get(number).is_some_and(|known| known.installed);
                 let in_force = if ahead { self.in_force } else { answer.in_force.filter(there) };
-                self.put_in_force(now, in_force, out);
+                self.apply(now, in_force, out);
                 if !ahead && in_force != answer.in_force && self.made_anew < ANEW {
                     // It sends by what nobody here can read.
                     self.made_anew += 1;
@@ -575,7 +575,7 @@ impl Agreement {
         if self.ours.take_if(|ours| ours.step != Step::Waiting).is_some() {
             self.refused = Some((ChainStatus::Crossed, 0));
         }
-        self.put_in_force(now, chain, out);
+        self.apply(now, chain, out);
         self.give(chain, Side::Theirs, out);
         self.settle(number, ACCEPTED, out);
     }
@@ -658,7 +658,7 @@ impl Agreement {
     }
 
     /// Both ends have this chain, and send by it. Any other one is received by for a while (P-173).
-    fn put_in_force(&mut self, now: Time, chain: Option<ChainNumber>, out: &mut Out) {
+    fn apply(&mut self, now: Time, chain: Option<ChainNumber>, out: &mut Out) {
         let kept = self.ours.as_ref().and_then(|request| request.chain);
         for (number, known) in &mut self.known {
             if Some(*number) == chain {
@@ -730,7 +730,7 @@ impl Agreement {
         if let Some(Step::Asked { number, tries, again }) = self.ours.as_ref().map(|request| request.step)
             && again <= now
         {
-            self.say(now, number, tries, out);
+            self.send(now, number, tries, out);
             if self.session.is_none()
                 && let Some(request) = &mut self.ours
             {

@@ -13,8 +13,8 @@ use crate::binding::chain::{ChainAction, ChainSession};
 use crate::flow::peers::Away;
 
 impl BindingLayer {
-    /// A session has taken the place of others. To be called before the tunnel is led by it: the peer may know of no chain
-    /// any more.
+    /// A session has taken the place of others. To be called before the tunnel is led by it: the peer may know of no
+    /// chain any more.
     pub(crate) fn agree_on_chains_anew(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let own = base.public_key();
         let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };

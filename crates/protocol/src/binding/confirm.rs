@@ -26,7 +26,7 @@ impl BindingLayer {
                     let reason =
                         "its new place does not answer the path challenge, so its connections stay at the former one";
                     base.event(Event::Refused { peer: id, reason });
-                    self.put_binding_in_force(now, id, base);
+                    self.apply_binding(now, id, base);
                 }
                 return;
             }
@@ -37,7 +37,7 @@ impl BindingLayer {
             }
             // Nobody there. The flows wait for the next update, or for anything to come from there.
             peer.binding.carrier = Carrier::Hold;
-            self.put_binding_in_force(now, id, base);
+            self.apply_binding(now, id, base);
             base.event(Event::Refused { peer: id, reason: "its new place does not answer the path challenge" });
             return;
         }
@@ -47,8 +47,8 @@ impl BindingLayer {
         self.flow.path.send_to(id, source, to, &[Message::PathChallenge { token }], base);
     }
 
-    /// An answer to a challenge: of a candidate, of an address that an update went to, or of a check of the present path. Tells
-    /// whether it was one of these.
+    /// An answer to a challenge: of a candidate, of an address that an update went to, or of a check of the present
+    /// path. Tells whether it was one of these.
     pub(crate) fn handle_path_response(
         &mut self,
         now: Time,
@@ -63,7 +63,7 @@ impl BindingLayer {
             && expected == token
         {
             peer.check = None;
-            let stands = peer.flow.stalls.note_answer(now);
+            let stands = peer.flow.stalls.on_answer(now);
             peer.told = std::mem::take(&mut peer.telling);
             peer.check_tries = 0;
             peer.sample_round_trip(now.since(sent));
@@ -76,9 +76,9 @@ impl BindingLayer {
             let shown = peer.unproven && peer.checked == Some(peer.remote.ip());
             peer.unproven &= !shown;
             if shown {
-                self.put_binding_in_force(now, id, base);
+                self.apply_binding(now, id, base);
             }
-            self.note_sighting(now, id, at, base);
+            self.record_sighting(now, id, at, base);
             self.check_later(now, id, base);
             if stands {
                 self.fall_back(now, id, base);
@@ -113,7 +113,7 @@ impl BindingLayer {
             peer.sample_round_trip(round_trip);
         }
         peer.follow_mapping(candidate.remote);
-        self.note_sighting(now, id, Some(candidate.remote), base);
+        self.record_sighting(now, id, Some(candidate.remote), base);
         let flows = self.living(id);
         if let Some(Awaited { translated, .. }) = candidate.awaited {
             self.lead_flows(now, id, base);
@@ -126,7 +126,7 @@ impl BindingLayer {
                 self.choose_carrier(now, id, base);
             }
             self.set_tunnel_path(id, base);
-            self.put_binding_in_force(now, id, base);
+            self.apply_binding(now, id, base);
             self.refresh_sets(base);
             self.refresh_listening(now, base);
         }

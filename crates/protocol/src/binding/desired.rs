@@ -12,7 +12,8 @@ use crate::base::output::{Asked, State};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 
-/// With so many sessions that introductions are looked for of, what is added is told together with what else is in this time.
+/// With so many sessions that introductions are looked for of, what is added is told together with what else is in this
+/// time.
 const LISTENING_FEW: usize = 256;
 const LISTENING_PAUSE: Duration = Duration::from_millis(10);
 
@@ -25,11 +26,12 @@ impl BindingLayer {
     }
 
     /// Tells the data plane the binding of a peer as it is now.
-    pub(crate) fn put_binding_in_force(&mut self, now: Time, id: PeerId, base: &mut Base) {
+    pub(crate) fn apply_binding(&mut self, now: Time, id: PeerId, base: &mut Base) {
         self.claim_pair(now, id, base);
         self.park_in_time(now, id, base);
         let Some(peer) = bound!(self, &id) else { return };
-        // While a move is under way what comes by the wrong path is to be seen, and what comes by the new one to be taken.
+        // While a move is under way what comes by the wrong path is to be seen, and what comes by the new one to be
+        // taken.
         let moving = peer.meanwhile().is_some() || peer.may_come_anew();
         let moved = peer.moved_flows() > 0 || peer.flow.waiting.flows > 0 || moving;
         let mut binding = peer.binding();
@@ -93,14 +95,14 @@ impl BindingLayer {
     }
 
     /// Tells the caller the sets again.
-    pub(crate) fn put_sets_in_force(&mut self, base: &mut Base) {
+    pub(crate) fn apply_sets(&mut self, base: &mut Base) {
         self.keep_addresses(base);
         self.leave_from(base);
         self.reach_peers(base);
     }
 
     /// Tells the caller again which sessions introductions may come for.
-    pub(crate) fn put_listening_in_force(&mut self, base: &mut Base) {
+    pub(crate) fn apply_listening(&mut self, base: &mut Base) {
         let asked = Asked::State("looking for introductions", State::Listening);
         base.ask(FlowOp::ListenForIntroductions { indices: self.listening.clone() }, asked);
     }
@@ -116,12 +118,12 @@ impl BindingLayer {
         indices.sort_unstable();
         if indices != self.listening {
             self.listening = indices;
-            self.put_listening_in_force(base);
+            self.apply_listening(base);
         }
     }
 
-    /// Introductions may come for another session. With many already, this and others are told of together: the caller gets all of
-    /// them each time, and who has keys made on the spot can ask as often as it likes.
+    /// Introductions may come for another session. With many already, this and others are told of together: the caller
+    /// gets all of them each time, and who has keys made on the spot can ask as often as it likes.
     pub(crate) fn listen_also(&mut self, now: Time, base: &mut Base) {
         if self.listening.len() < LISTENING_FEW {
             self.refresh_listening(now, base);

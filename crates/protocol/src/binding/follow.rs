@@ -99,7 +99,8 @@ impl BindingLayer {
         self.hurry(now, id, base);
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let before = peer.announced();
-        // Behind a NAT even the place in force is not the same after the host was away: the NAT may have forgotten its flows.
+        // Behind a NAT even the place in force is not the same after the host was away: the NAT may have forgotten its
+        // flows.
         let away = flags.contains(UpdateFlags::FORMER_PATH_LOST) && claimed != arrival.source;
         let uprooted = away || flags.contains(UpdateFlags::UPROOTED);
         let place = peer.number_place(sequence, claimed, arrival.source, uprooted);
@@ -149,7 +150,7 @@ impl BindingLayer {
             base.set_timer(Timer::Challenge(id), now + again);
             self.flow.path.send_to(id, arrival.destination, arrival.source, answers, base);
             answers.clear();
-            self.put_binding_in_force(now, id, base);
+            self.apply_binding(now, id, base);
             return;
         }
         let asked = awaited.destination;
@@ -172,8 +173,8 @@ impl BindingLayer {
         }
         let waited = !peer.flow.flows.is_empty();
         if base.is_suspended() {
-            // Whoever is away has been told where the other end is for a long time: nothing else would tell the daemon after
-            // this one.
+            // Whoever is away has been told where the other end is for a long time: nothing else would tell the daemon
+            // after this one.
             self.lead_flows(now, id, base);
             let (Some(saved), told) = (self.saved(id), std::mem::take(answers)) else { return };
             let say = Asked::Say(id, arrival.destination, arrival.source, told);
@@ -196,7 +197,7 @@ impl BindingLayer {
         base.stop_timer(Timer::Probe(id));
         self.choose_carrier(now, id, base);
         self.set_tunnel_path(id, base);
-        self.put_binding_in_force(now, id, base);
+        self.apply_binding(now, id, base);
         self.accept_former(now, id, base);
         self.refresh_sets(base);
         self.refresh_listening(now, base);

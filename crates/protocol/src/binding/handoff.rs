@@ -64,7 +64,7 @@ impl BindingLayer {
     pub(crate) fn hand_off(&mut self, now: Time, routes: &dyn Routes, to: Option<IpAddr>, base: &mut Base) {
         let ids: Vec<PeerId> = self.flow.path.session.peers.keys().copied().collect();
         for id in ids {
-            self.look_for_move(now, id, routes, Some(to), base);
+            self.check_for_move(now, id, routes, Some(to), base);
         }
         self.refresh_sets(base);
     }
@@ -78,12 +78,12 @@ impl BindingLayer {
         peer: PeerId,
         base: &mut Base,
     ) {
-        self.look_for_move(now, peer, routes, Some(to), base);
+        self.check_for_move(now, peer, routes, Some(to), base);
         self.refresh_sets(base);
     }
 
     /// Compares where we are towards a peer with where we were. `forced`: a hand-off by hand, perhaps to an address.
-    pub(crate) fn look_for_move(
+    pub(crate) fn check_for_move(
         &mut self,
         now: Time,
         id: PeerId,
@@ -106,8 +106,8 @@ impl BindingLayer {
             (Some(way.address) != wanted, deaf, Reverse(home(way)))
         });
         let (found, otherwise) = (ways.first().copied(), ways.get(1).copied());
-        // A peer that said that it goes is not asked for a session where this host has nothing to tell (P-44). A daemon that
-        // died before it had told where it is has.
+        // A peer that said that it goes is not asked for a session where this host has nothing to tell (P-44). A daemon
+        // that died before it had told where it is has.
         let untold = peer.flow.places.local == NOWHERE && peer.flow.away == Some(Away::Announced);
         let same = found.is_some_and(|attachment| Some(attachment.address) == peer.source);
         let adopted = peer.restored && same && !untold;
@@ -127,7 +127,7 @@ impl BindingLayer {
             None => {}
             Some(attachment) if peer.attachment == Some(attachment) && forced.is_none() => {
                 self.watch_former(now, id, routes, base);
-                self.tell_locators(now, id, base);
+                self.send_locators(now, id, base);
                 self.uproot(now, id, base);
             }
             Some(attachment) => self.arrive(now, id, attachment, routes, base),
@@ -167,7 +167,7 @@ impl BindingLayer {
     fn leave(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let from = peer.source;
-        peer.note_left();
+        peer.on_left();
         peer.attachment = None;
         peer.binding.update = None;
         base.stop_timer(Timer::Update(id));
@@ -198,17 +198,17 @@ impl BindingLayer {
         if tunnel && peer.meanwhile().is_none() {
             self.set_tunnel_path(id, base);
         }
-        self.put_binding_in_force(now, id, base);
+        self.apply_binding(now, id, base);
     }
 
-    /// As [`BindingLayer::hold`], but what flows send meanwhile waits before the tunnel for the acknowledgement and is sent then: TCP
-    /// would send a short segment that was swallowed again only when its timer runs out.
+    /// As [`BindingLayer::hold`], but what flows send meanwhile waits before the tunnel for the acknowledgement and is
+    /// sent then: TCP would send a short segment that was swallowed again only when its timer runs out.
     fn hold_back(&mut self, now: Time, id: PeerId, base: &mut Base) {
         self.hold_as(now, id, Carrier::Tunnel, base);
     }
 
     /// Tells a peer with flows our addresses, where they are not those that it was told.
-    pub(crate) fn tell_locators(&mut self, now: Time, id: PeerId, base: &mut Base) {
+    pub(crate) fn send_locators(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer!(self.flow, &id) else { return };
         let told = peer.told.iter().eq(base.attachments().addresses());
         if !told && !peer.flow.flows.is_empty() && peer.has_session() {
@@ -241,8 +241,9 @@ impl BindingLayer {
         }
     }
 
-    /// An update stays unanswered, and this host has the address that flows are at home at: perhaps nothing has moved, and
-    /// only the peer's daemon is away. Then what comes in under the flows' own names shows it (P-39), and is asked for.
+    /// An update stays unanswered, and this host has the address that flows are at home at: perhaps nothing has moved,
+    /// and only the peer's daemon is away. Then what comes in under the flows' own names shows it (P-39), and is asked
+    /// for.
     fn listen_natively(&mut self, now: Time, id: PeerId, tries: u32, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
         let held = |update: &PendingUpdate| update.held && !update.absent && update.meanwhile.is_none();
@@ -252,7 +253,7 @@ impl BindingLayer {
         }
         peer.binding.listens = true;
         peer.binding.carrier = Carrier::Hold;
-        self.put_binding_in_force(now, id, base);
+        self.apply_binding(now, id, base);
         self.ask_natively(id, base);
     }
 
@@ -277,7 +278,7 @@ impl BindingLayer {
         peer.binding.listens = false;
         peer.flow.places.local = entry.home.local;
         let at = peer.source;
-        self.put_binding_in_force(now, id, base);
+        self.apply_binding(now, id, base);
         self.refresh_sets(base);
         base.ask(BindingOp::Kick { peer: id, lost: false }, Asked::Effect("waking senders"));
         let flows = self.living(id);
@@ -291,7 +292,7 @@ impl BindingLayer {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let from = peer.source;
         let lost = meanwhile.is_none();
-        peer.note_left();
+        peer.on_left();
         peer.retire_path();
         peer.attachment = Some(attachment);
         peer.source = Some(attachment.address);
@@ -334,8 +335,8 @@ impl BindingLayer {
         self.repeat_update(now, id, base);
     }
 
-    /// Flows of a peer that are at home may use another address than the place names (P-33). Where one of those is gone,
-    /// they are at home nowhere.
+    /// Flows of a peer that are at home may use another address than the place names (P-33). Where one of those is
+    /// gone, they are at home nowhere.
     pub(crate) fn uproot(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let gone = |address: &IpAddr| base.attachments().is_gone(*address);
         let Some(peer) = bound!(self, &id) else { return };
@@ -363,8 +364,8 @@ impl BindingLayer {
         }
     }
 
-    /// A hand-off by hand stays unanswered, and the path that was to be left still carries: it is taken back (P-38). Returns
-    /// whether it is.
+    /// A hand-off by hand stays unanswered, and the path that was to be left still carries: it is taken back (P-38).
+    /// Returns whether it is.
     fn take_back(&mut self, now: Time, id: PeerId, base: &mut Base) -> bool {
         let Some(mut peer) = bound_mut!(self, &id) else { return false };
         let by_hand = peer.preferred.is_some() && peer.preferred == peer.attachment;
@@ -391,8 +392,8 @@ impl BindingLayer {
         true
     }
 
-    /// An update stays unanswered from an address of another family than the peer was last heard in: that one is gone back to.
-    /// An address may be there long before it is routed.
+    /// An update stays unanswered from an address of another family than the peer was last heard in: that one is gone
+    /// back to. An address may be there long before it is routed.
     fn try_other_family(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let Some(update) = peer.binding.update.as_ref() else { return };
@@ -484,9 +485,9 @@ impl BindingLayer {
             (UPDATE_PAUSE * 2u32.pow(((tries - close) / UPDATES_TO_ONE).min(5))).min(UPDATE_PAUSE_LONGEST)
         };
         base.set_timer(Timer::Update(id), now + again);
-        self.tell_silence(id, tries, base);
+        self.report_silence(id, tries, base);
         let proven = self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_shown(to));
-        self.say_update(id, to, base);
+        self.send_update(id, to, base);
         if doubt || !session {
             self.flow.path.session.start_handshake_at(now, id, if proven { to } else { remote }, base);
         }
@@ -497,7 +498,7 @@ impl BindingLayer {
     }
 
     /// Sends the pending update to an endpoint of the peer's, or to one that may be.
-    pub(crate) fn say_update(&mut self, id: PeerId, to: SocketAddr, base: &mut Base) {
+    pub(crate) fn send_update(&mut self, id: PeerId, to: SocketAddr, base: &mut Base) {
         let port = base.config().port;
         let flags = self.own_flags(id, base);
         let token = base.random().u64();
@@ -606,7 +607,7 @@ impl BindingLayer {
             self.go_on_from(now, id, arrival, ack, update, base);
         }
         self.introduce_on(now, id, base);
-        self.flow.tell_waiting_soon(now, id, base);
+        self.flow.send_paused_soon(now, id, base);
         // An address that went meanwhile was not looked at.
         self.uproot(now, id, base);
         self.announce_late(now, id, base);
@@ -640,7 +641,7 @@ impl BindingLayer {
         let (proven, asked) = (update.proven, update.asked.last().map(|(asked, _)| *asked));
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         peer.flow.places.local = ack.place;
-        peer.note_own_place();
+        peer.record_own_place();
         peer.binding.listens = false;
         peer.binding.probe.leading = true;
         peer.binding.peer_refuses_rewrite = ack.flags.contains(UpdateFlags::REWRITE_REFUSED);
@@ -651,7 +652,7 @@ impl BindingLayer {
             // One of its addresses that we can reach from here. It may still send by the one that it told.
             if remote != peer.remote {
                 peer.retire_path();
-                peer.note_other_address(remote, base.config().port);
+                peer.record_other_address(remote, base.config().port);
             }
             peer.remote = remote;
             peer.unproven = false;
@@ -664,13 +665,13 @@ impl BindingLayer {
             base.set_timer(Timer::Challenge(id), now + again);
             challenge = Some(asked);
         }
-        self.note_sighting(now, id, proven, base);
+        self.record_sighting(now, id, proven, base);
         let Some(peer) = bound!(self, &id) else { return };
         let translated = source.is_some_and(|source| source != ack.observed.ip());
         let (waited, moved) = (!peer.flow.flows.is_empty(), peer.moved_flows());
         self.choose_carrier(now, id, base);
         self.set_tunnel_path(id, base);
-        self.put_binding_in_force(now, id, base);
+        self.apply_binding(now, id, base);
         self.refresh_sets(base);
         self.refresh_listening(now, base);
         if waited {
@@ -684,7 +685,7 @@ impl BindingLayer {
         if let Some(asked) = challenge {
             self.flow.path.send_to(id, source, asked, &[Message::PathChallenge { token }], base);
         }
-        self.tell_locators(now, id, base);
+        self.send_locators(now, id, base);
         if moved > 0 && self.rewrite_possible(id, base) {
             self.probe_carrier(now, id, base);
         }

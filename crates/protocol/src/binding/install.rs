@@ -1,4 +1,5 @@
-//! Flows become ones with a peer, at home where both are or nowhere: the table of flows, the binding that they need, and what both ends then do.
+//! Flows become ones with a peer, at home where both are or nowhere: the table of flows, the binding that they need,
+//! and what both ends then do.
 
 use whimbrel_wire::FlowTuple;
 
@@ -74,7 +75,7 @@ impl BindingLayer {
             peer.binding.probe = CarrierProbe::default();
             self.lead_flows(now, id, base);
         } else if first {
-            self.put_binding_in_force(now, id, base);
+            self.apply_binding(now, id, base);
         }
         if first || begins {
             base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
@@ -82,7 +83,7 @@ impl BindingLayer {
         base.ask(FlowOp::Install { flow, entry }, asked);
         self.refresh_sets(base);
         if first {
-            self.tell_locators(now, id, base);
+            self.send_locators(now, id, base);
             base.signal(Signal::FlowsBegun);
         }
     }
@@ -107,13 +108,14 @@ impl BindingLayer {
         let Some(known) = self.flow.flows.get_mut(&flow) else { return };
         // The peer may have forgotten it, and with it that it waits here (P-48).
         entry.waits.here = known.entry().is_some_and(|former| former.waits.here);
-        if let (Some(ruling), Some(peer)) = (&known.ruling, self.flow.path.session.peers.get(&entry.peer)) {
-            entry.manner = ruling.with(&peer.key).manner;
+        if let (Some(verdict), Some(peer)) = (&known.verdict, self.flow.path.session.peers.get(&entry.peer)) {
+            entry.manner = verdict.with(&peer.key).manner;
         }
         // What was restored has nothing else.
         entry.manner = known.entry().map_or(entry.manner, |former| former.manner);
         if entry.end == LocalEnd::Passing {
-            // P-64: a gateway cannot end the host's socket, and what that still sends would go to whoever has the address now.
+            // P-64: a gateway cannot end the host's socket, and what that still sends would go to whoever has the
+            // address now.
             entry.manner.gives_way = false;
         }
         if entry.home.peer == ASTRAY {
@@ -135,20 +137,20 @@ impl BindingLayer {
         base.stop_timer(Timer::Idle(id));
         if first {
             // The data plane needs the places before the flow: without a binding a flow is native in any case.
-            self.put_binding_in_force(now, id, base);
+            self.apply_binding(now, id, base);
             base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
         }
         base.ask(FlowOp::Install { flow, entry }, Asked::Install(flow));
         if entry.waits.here {
-            self.flow.note_word(id, entry.name, true, base);
-            self.flow.tell_waiting_soon(now, id, base);
+            self.flow.on_pause(id, entry.name, true, base);
+            self.flow.send_paused_soon(now, id, base);
         }
         self.flow.path.session.remember_key(id, &flow, base);
         base.event(Event::FlowIntroduced { flow, peer: id, translated });
         self.refresh_sets(base);
         if first {
             // Should it have to find us by another family than the one that it asked by.
-            self.tell_locators(now, id, base);
+            self.send_locators(now, id, base);
             base.signal(Signal::FlowsBegun);
         }
         self.uproot(now, id, base);

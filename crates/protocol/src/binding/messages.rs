@@ -33,8 +33,8 @@ impl BindingLayer {
                 let is_known = self.handle_path_response(now, id, arrival, token, observed, base);
                 return (!is_known).then_some(message);
             }
-            Message::Life { life } => self.note_life_in_session(now, id, arrival.index, life, base),
-            Message::Memory { memory } => self.note_memory(now, id, arrival.index, memory, base),
+            Message::Life { life } => self.on_life_in_session(now, id, arrival.index, life, base),
+            Message::Memory { memory } => self.on_memory(now, id, arrival.index, memory, base),
             Message::BindingUpdate { sequence, flags, claimed, .. } => {
                 self.handle_update(now, id, arrival, &Update { sequence, flags, claimed }, answers, base);
             }
@@ -60,8 +60,8 @@ impl BindingLayer {
             Timer::Contact(address) => self.flow.path.session.continue_contact(now, address, base),
             Timer::Looks => self.flow.continue_looks(now, base),
             Timer::Introductions(id) => self.introduce(now, id, base),
-            Timer::Pairings(id) => self.flow.look_for_claims(now, id, base),
-            Timer::Waiting(id) => self.flow.tell_waiting(now, id, base),
+            Timer::Pairings(id) => self.flow.search_for_claims(now, id, base),
+            Timer::Paused(id) => self.flow.send_paused(now, id, base),
             Timer::Wake(id) => self.flow.wake_flows(now, id, base),
             Timer::Update(id) => self.repeat_update(now, id, base),
             Timer::Challenge(id) => self.repeat_challenge(now, id, base),
@@ -81,7 +81,7 @@ impl BindingLayer {
     pub(crate) fn handle_signal(&mut self, now: Time, signal: &Signal, base: &mut Base) {
         match signal {
             Signal::Listening => self.listen_also(now, base),
-            Signal::Waiting(id) => self.put_binding_in_force(now, *id, base),
+            Signal::Waiting(id) => self.apply_binding(now, *id, base),
             Signal::Misled(id) => self.announce_again(now, *id, base),
             Signal::FlowsGone => self.refresh_sets(base),
             Signal::SessionsGone(id) => self.end_chains(*id, base),
@@ -119,7 +119,7 @@ impl BindingLayer {
     fn forget_former(&mut self, now: Time, id: PeerId, base: &mut Base) {
         if let Some(peer) = bound_mut!(self, &id) {
             peer.binding.former.clear();
-            self.put_binding_in_force(now, id, base);
+            self.apply_binding(now, id, base);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! What moves make of the table of flows: a flow's other end is another peer's from now on (P-79).
 //!
-//! The far end of a flow that moves is the holder's: a socket of its own, or that of a host that runs nothing. The near end is its
-//! owner's, in an endpoint namespace unless the address is the owner's own. Such flows are at home nowhere, so that the binding of
-//! the two carries them, as it carries what roams.
+//! The far end of a flow that moves is the holder's: a socket of its own, or that of a host that runs nothing. The near
+//! end is its owner's, in an endpoint namespace unless the address is the owner's own. Such flows are at home nowhere,
+//! so that the binding of the two carries them, as it carries what roams.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -28,8 +28,8 @@ const WOKEN_AT_ONCE: usize = 100;
 const REBOUND_PAUSE: Duration = Duration::from_millis(500);
 
 impl BindingLayer {
-    /// Has a flow whose far end this host holds be one with the host of its name. `None`: the result comes with that of an op.
-    /// `hidden`: the far end is not to learn where its socket is.
+    /// Has a flow whose far end this host holds be one with the host of its name. `None`: the result comes with that of
+    /// an op. `hidden`: the far end is not to learn where its socket is.
     pub(crate) fn lead_flow(
         &mut self,
         now: Time,
@@ -73,7 +73,8 @@ impl BindingLayer {
             _ => None,
         };
         let wire_local_port = match &before {
-            // What was said to an owner that presents its ticket again may have come to it before the answer to that: it stays so.
+            // What was said to an owner that presents its ticket again may have come to it before the answer to that:
+            // it stays so.
             Some(before) if as_before(before) => Some(before.wire_local_port),
             _ => peer.flow.free_wire_port(wire_port, self.flow.flows.ports()),
         };
@@ -149,9 +150,9 @@ impl BindingLayer {
         }
     }
 
-    /// Wakes the senders of flows that were bound to other peers meanwhile. To look for them among very many, whosever these are, takes as
-    /// long as to lead hundreds elsewhere, so that is done once for all that go to a peer within a while; they send again by themselves at
-    /// about that time.
+    /// Wakes the senders of flows that were bound to other peers meanwhile. To look for them among very many, whosever
+    /// these are, takes as long as to lead hundreds elsewhere, so that is done once for all that go to a peer within a
+    /// while; they send again by themselves at about that time.
     pub(crate) fn wake_rebound(&mut self, now: Time, base: &mut Base) {
         let few = self.flow.flows.len() <= WOKEN_AT_ONCE;
         for id in self.flow.rebound.clone() {
@@ -172,13 +173,15 @@ impl BindingLayer {
         self.peer_of(&flow.peer())?.flow.named.get(&flow.value()).copied()
     }
 
-    /// With which peer a flow is one that this host holds, where its end is this host's own, or that of a host behind it.
+    /// With which peer a flow is one that this host holds, where its end is this host's own, or that of a host behind
+    /// it.
     pub(crate) fn led_to(&self, flow: &FlowName) -> Option<PeerId> {
         let entry = self.flow.flows.get(&self.flow_named(flow)?).and_then(Flow::entry)?;
         matches!(entry.end, LocalEnd::Here | LocalEnd::Passing).then_some(entry.peer)
     }
 
-    /// How the owner of a flow that this host holds is to go on with it. `hidden`: the far end is not to learn where its socket is.
+    /// How the owner of a flow that this host holds is to go on with it. `hidden`: the far end is not to learn where
+    /// its socket is.
     pub(crate) fn terms_of(&self, flow: &FlowName, hidden: bool) -> Option<Terms> {
         let far = self.flow_named(flow)?;
         let entry = self.flow.flows.get(&far).and_then(Flow::entry)?;

@@ -1,4 +1,5 @@
-//! Pairs of locators that rewritten packets are taken between: a peer's alone, and of none that other hosts are seen at (P-40, P-136).
+//! Pairs of locators that rewritten packets are taken between: a peer's alone, and of none that other hosts are seen at
+//! (P-40, P-136).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -34,12 +35,12 @@ impl Binding {
 }
 
 impl BindingLayer {
-    /// A peer has shown that it is at an endpoint: what was sent there alone has come back in its session. Nothing that a datagram's
-    /// source says by itself counts (P-136).
-    pub(crate) fn note_sighting(&mut self, now: Time, id: PeerId, at: Option<SocketAddr>, base: &mut Base) {
+    /// A peer has shown that it is at an endpoint: what was sent there alone has come back in its session. Nothing that
+    /// a datagram's source says by itself counts (P-136).
+    pub(crate) fn record_sighting(&mut self, now: Time, id: PeerId, at: Option<SocketAddr>, base: &mut Base) {
         let (Some(peer), Some(at)) = (bound!(self, &id), at) else { return };
         let translated = if at == peer.remote { peer.is_mapped() } else { at.port() != base.config().port };
-        if !self.flow.path.sightings.note(now, at.ip(), peer.key, translated) {
+        if !self.flow.path.sightings.record(now, at.ip(), peer.key, translated) {
             return;
         }
         base.set_timer_earlier(Timer::Shared, now + SHARED);
@@ -59,7 +60,7 @@ impl BindingLayer {
                     meanwhile.binding.leave_pairs(at.ip(), if tunnel { Carrier::Tunnel } else { Carrier::Hold });
                 }
             }
-            self.put_binding_in_force(now, other, base);
+            self.apply_binding(now, other, base);
         }
         self.refresh_sets(base);
     }
@@ -72,22 +73,23 @@ impl BindingLayer {
         }
         let peers = self.each().filter(|peer| !peer.flow.flows.is_empty() && over.contains(&peer.remote.ip()));
         for id in peers.map(|peer| peer.id).collect::<Vec<_>>() {
-            self.put_binding_in_force(now, id, base);
+            self.apply_binding(now, id, base);
             if bound!(self, &id).is_some_and(|peer| peer.binding.probe.leading && peer.moved_flows() > 0) {
                 self.probe_carrier(now, id, base);
             }
         }
     }
 
-    /// Lets the peer have the pair of locators that it is at now, if nobody else has it (P-40), and gives up the one that it
-    /// had.
+    /// Lets the peer have the pair of locators that it is at now, if nobody else has it (P-40), and gives up the one
+    /// that it had.
     pub(crate) fn claim_pair(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
         if peer.meanwhile().is_some() {
             return;
         }
-        // A gateway does not see what is bound at a host behind it (P-137). A daemon that was started a moment ago does not know its own
-        // addresses yet: what came rewritten before it came to one of them, and nobody may answer it with a reset meanwhile.
+        // A gateway does not see what is bound at a host behind it (P-137). A daemon that was started a moment ago does
+        // not know its own addresses yet: what came rewritten before it came to one of them, and nobody may answer it
+        // with a reset meanwhile.
         let attachments = base.attachments();
         let goes_on =
             attachments.is_empty() && matches!(peer.binding.carrier, Carrier::Rewrite | Carrier::FollowRewrite);
@@ -112,7 +114,7 @@ impl BindingLayer {
         // Whoever was there before accepts nothing from there any more.
         let others = self.each().filter(|other| other.id != id && other.binding.former.contains(&pair));
         for other in others.map(|other| other.id).collect::<Vec<_>>() {
-            self.put_binding_in_force(now, other, base);
+            self.apply_binding(now, other, base);
         }
     }
 }

@@ -63,17 +63,19 @@ pub(crate) struct BoundPeer {
     pub(crate) life: u64,
     /// When the session began that it was told in.
     pub(super) life_since: Time,
-    /// What names its memory of flows of hosts behind it, as it said last, and when the session began that it was told in (P-123).
+    /// What names its memory of flows of hosts behind it, as it said last, and when the session began that it was told
+    /// in (P-123).
     pub(crate) memory: u64,
     pub(super) memory_since: Time,
-    /// Places of the peer's that it was seen to be at, by their numbers, and when it left them: those of the last minute (P-104).
+    /// Places of the peer's that it was seen to be at, by their numbers, and when it left them: those of the last
+    /// minute (P-104).
     pub(super) left_places: BTreeMap<u32, Time>,
     /// It never answered the word that this host goes away.
     pub(crate) unheard: bool,
     /// The sockets of its flows are kept from giving up (P-46).
     pub(super) parked: bool,
-    /// Its flows go by the tunnel as long as both ends are where they are: their own packets do not pass (P-49), or a program of this
-    /// host would get them (P-160).
+    /// Its flows go by the tunnel as long as both ends are where they are: their own packets do not pass (P-49), or a
+    /// program of this host would get them (P-160).
     pub(super) only_tunnel: bool,
 }
 
@@ -160,7 +162,8 @@ impl<S: DerefMut<Target = Peer>, F, B> DerefMut for Bound<S, F, B> {
     }
 }
 
-/// Looks a peer up in a binding layer, with its flows and where they go. A macro, so that what else is in the layer can be used meanwhile.
+/// Looks a peer up in a binding layer, with its flows and where they go. A macro, so that what else is in the layer can
+/// be used meanwhile.
 macro_rules! bound {
     ($layer:expr, $id:expr) => {
         match (peer!($layer.flow, $id), $layer.peers.get($id)) {
@@ -220,8 +223,8 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
         here.map(|(_, count)| count).sum()
     }
 
-    /// How many flows that this host is away from home with are of this address's family. Those that only the peer is away with go where the
-    /// peer is.
+    /// How many flows that this host is away from home with are of this address's family. Those that only the peer is
+    /// away with go where the peer is.
     pub(crate) fn flows_of_family(&self, address: IpAddr) -> usize {
         let away = self.flow.homes.iter().filter(|((home, _), _)| home.local != self.flow.places.local);
         let alike = away.filter(|((_, own), _)| own.is_ipv4() == address.is_ipv4());
@@ -235,7 +238,7 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
 
     /// Whether the peer is elsewhere than at the home of any of its flows.
     pub(crate) fn has_left(&self) -> bool {
-        let places = self.places_in_force();
+        let places = self.current_places();
         self.flow.homes.keys().any(|(home, _)| home.peer != places.peer)
     }
 
@@ -257,7 +260,7 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
 
     /// How many flows are not where they are at home.
     pub(crate) fn moved_flows(&self) -> usize {
-        let places = self.places_in_force();
+        let places = self.current_places();
         let away = self.flow.homes.iter().filter(|((home, _), _)| *home != places).map(|(_, count)| count);
         self.flow.elsewhere + away.sum::<usize>()
     }
@@ -293,8 +296,8 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
     }
 
     /// The pair of locators that rewritten packets may come between. Through a NAT nothing arrives rewritten, and what
-    /// arrives under its address may be anybody's (`shared`: other hosts have been seen under it); so may what seems to come
-    /// from a place that is not confirmed.
+    /// arrives under its address may be anybody's (`shared`: other hosts have been seen under it); so may what seems to
+    /// come from a place that is not confirmed.
     pub(crate) fn wanted_pair(&self, shared: bool) -> Option<(IpAddr, IpAddr)> {
         let unconfirmed = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
         if self.flow.flows.is_empty() || unconfirmed || shared || self.translated() {
@@ -323,8 +326,8 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
         self.binding.sequence_sent > 0 || self.binding.sequence_accepted > 0
     }
 
-    /// Whether the peer's place is behind a NAT, so that it may be seen under another mapping. A place that nothing is known
-    /// of may be.
+    /// Whether the peer's place is behind a NAT, so that it may be seen under another mapping. A place that nothing is
+    /// known of may be.
     pub(crate) fn is_mapped(&self) -> bool {
         let here = self.binding.known_places.iter().find(|place| place.number == self.flow.places.peer);
         here.is_none_or(|place| place.translated)
@@ -335,16 +338,16 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
         self.binding.update.as_ref()?.meanwhile.as_ref()
     }
 
-    /// Whether segments of its flows are to be made small enough for the tunnel. To make them so has TCP send again all that
-    /// is under way, where a first segment of the old size meets the new route (`ip_fragment` tells of it by ICMP): after a
-    /// move that has broken nothing the tunnel cuts them instead.
+    /// Whether segments of its flows are to be made small enough for the tunnel. To make them so has TCP send again all
+    /// that is under way, where a first segment of the old size meets the new route (`ip_fragment` tells of it by
+    /// ICMP): after a move that has broken nothing the tunnel cuts them instead.
     pub(crate) fn needs_small_segments(&self) -> bool {
         self.binding.carrier != Carrier::Rewrite && !self.binding.unbroken
     }
 
     /// The places as the data plane is to have them. No flow is at home at a place that is not confirmed: native
     /// packets would know no allowance (P-18).
-    pub(crate) fn places_in_force(&self) -> Places {
+    pub(crate) fn current_places(&self) -> Places {
         if let Some(meanwhile) = self.meanwhile() {
             return meanwhile.binding.places;
         }
@@ -367,15 +370,16 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
         theirs || ours
     }
 
-    /// Until when what comes from a place of the peer's may be the peer's own still, since it was under way; `None`: it is not.
+    /// Until when what comes from a place of the peer's may be the peer's own still, since it was under way; `None`: it
+    /// is not.
     pub(crate) fn under_way_until(&self, now: Time, place: u32) -> Option<Time> {
         let there = self.flow.places.peer == place && self.flow.away.is_none();
         let until = |left: &Time| Some(*left + FORMER).filter(|until| *until > now);
         if there { Some(now + FORMER) } else { self.binding.left_places.get(&place).and_then(until) }
     }
 
-    /// Where the peer may be, the likeliest first: where it said that it is, its other addresses, and where it was before.
-    /// `anywhere`: the last as well.
+    /// Where the peer may be, the likeliest first: where it said that it is, its other addresses, and where it was
+    /// before. `anywhere`: the last as well.
     pub(crate) fn whereabouts(&self, port: u16, anywhere: bool) -> Vec<SocketAddr> {
         let told = self.locators.iter().map(|address| SocketAddr::new(*address, port));
         let before = self.binding.known_places.iter().rev().filter(|place| anywhere && !place.translated);
@@ -400,7 +404,7 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
             IpAddr::V6(_) => IpAddr::from([0; 16]),
         };
         Binding {
-            places: self.places_in_force(),
+            places: self.current_places(),
             carrier: self.binding.carrier,
             local_locator: self.binding.pair.map_or(unspecified, |(local, _)| local),
             peer_locator,
@@ -430,7 +434,7 @@ where
     /// A flow is one with the peer from now on.
     pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry) {
         self.flow.named.insert(entry.name, flow);
-        self.note_own_place();
+        self.record_own_place();
         self.flow.add(flow, entry);
     }
 
@@ -452,7 +456,7 @@ where
     }
 
     /// Remembers which address of ours the place in force is at, and forgets where no flow is at home.
-    pub(crate) fn note_own_place(&mut self) {
+    pub(crate) fn record_own_place(&mut self) {
         let Self { peer, flow, binding } = self;
         let (here, source) = (flow.places.local, peer.source);
         binding.own_places.extend(source.filter(|_| here != NOWHERE).map(|source| (here, source)));
@@ -460,8 +464,8 @@ where
         binding.own_places.retain(|number, _| *number == here || homes.keys().any(|(home, _)| home.local == *number));
     }
 
-    /// Numbers the place that an update with `sequence` announces (P-25) and remembers it. `uprooted`: no flow is at home
-    /// there (P-33).
+    /// Numbers the place that an update with `sequence` announces (P-25) and remembers it. `uprooted`: no flow is at
+    /// home there (P-33).
     pub(crate) fn number_place(
         &mut self,
         sequence: u32,
@@ -471,8 +475,8 @@ where
     ) -> u32 {
         let in_force = self.flow.places.peer;
         let same = |place: &KnownPlace| (place.claimed, place.observed) == (claimed, observed);
-        // What is written down of the place in force stays until the peer has left it (P-135). After that its number is no
-        // longer that of its sources, if they have got another.
+        // What is written down of the place in force stays until the peer has left it (P-135). After that its number is
+        // no longer that of its sources, if they have got another.
         let newest = self.binding.known_places.iter().rposition(same);
         let mut at = 0;
         self.binding.known_places.retain(|place| {
@@ -507,8 +511,8 @@ where
         }
     }
 
-    /// The peer leaves the place in force. That counts if it has shown that it was there, and not been absent since: else whoever says that
-    /// he was somewhere for a moment could say so again and again (P-104).
+    /// The peer leaves the place in force. That counts if it has shown that it was there, and not been absent since:
+    /// else whoever says that he was somewhere for a moment could say so again and again (P-104).
     pub(crate) fn leave_place(&mut self, now: Time) {
         self.binding.left_places.retain(|_, left| *left + FORMER > now);
         let number = self.flow.places.peer;
@@ -526,17 +530,17 @@ where
         }
     }
 
-    /// It was reached at another of its addresses, at the same place. What does not bear out that this is its own is behind a NAT (P-19), and
-    /// so is the place from now on.
-    pub(crate) fn note_other_address(&mut self, remote: SocketAddr, port: u16) {
+    /// It was reached at another of its addresses, at the same place. What does not bear out that this is its own is
+    /// behind a NAT (P-19), and so is the place from now on.
+    pub(crate) fn record_other_address(&mut self, remote: SocketAddr, port: u16) {
         let own = remote.port() == port && self.locators.contains(&remote.ip());
         let mut places = self.binding.known_places.iter_mut();
         let here = places.find(|place| place.number == self.flow.places.peer && place.observed != remote);
         here.into_iter().for_each(|place| place.translated |= !own);
     }
 
-    /// Keeps the present pair of locators acceptable while another takes its place (P-22): the one that it had, and none
-    /// where it had none (P-135).
+    /// Keeps the present pair of locators acceptable while another takes its place (P-22): the one that it had, and
+    /// none where it had none (P-135).
     pub(crate) fn retire_path(&mut self) {
         if let Some(pair) = self.binding.pair {
             self.binding.former.retain(|former| *former != pair);
@@ -546,7 +550,7 @@ where
     }
 
     /// This host leaves the place where the peer takes it to be.
-    pub(crate) fn note_left(&mut self) {
+    pub(crate) fn on_left(&mut self) {
         if self.flow.places.local != NOWHERE {
             self.left = self.source;
         }

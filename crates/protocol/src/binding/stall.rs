@@ -22,10 +22,10 @@ impl BindingLayer {
             return;
         }
         // What never left home fares as without Whimbrel.
-        let native = entry.home == peer.places_in_force();
+        let native = entry.home == peer.current_places();
         let otherwise = if native { peer.has_moved() } else { peer.binding.carrier != Carrier::Tunnel };
         let able = base.config().carriers.tunnel && peer.has_session();
-        if peer.flow.stalls.note(now, flow) && otherwise && able {
+        if peer.flow.stalls.record(now, flow) && otherwise && able {
             peer.flow.stalls.suspect(now);
         }
         if peer.flow.stalled {
@@ -42,8 +42,8 @@ impl BindingLayer {
         }
     }
 
-    /// The peer answers, and flows with it that go as themselves or rewritten do not: something on the way has forgotten
-    /// them. They go by the tunnel from now on, both ways (P-49).
+    /// The peer answers, and flows with it that go as themselves or rewritten do not: something on the way has
+    /// forgotten them. They go by the tunnel from now on, both ways (P-49).
     pub(crate) fn fall_back(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.carries()) else { return };
         peer.flow.stalls = Stalls::default();

@@ -198,8 +198,8 @@ impl<'a> Below<'a> {
     }
 
     /// Says something to a host, be it this one.
-    pub(crate) fn say(&mut self, to: PublicKey, record: Record) {
-        self.records.say(self.now, to, record);
+    pub(crate) fn send(&mut self, to: PublicKey, record: Record) {
+        self.records.send(self.now, to, record);
     }
 
     /// Of those that something waited for a word of, and those that it waits for now.

@@ -22,7 +22,7 @@ impl BindingLayer {
             let Some(peer) = bound!(self, &entry.peer) else { continue };
             let count = ended.entry(entry.peer).or_default();
             count.0 += 1;
-            count.1 += usize::from(entry.home != peer.places_in_force());
+            count.1 += usize::from(entry.home != peer.current_places());
         }
         ended
     }

@@ -1,4 +1,5 @@
-//! Who is asked to have a flow introduced: whoever is at its remote address, or was named as the owner of the socket there.
+//! Who is asked to have a flow introduced: whoever is at its remote address, or was named as the owner of the socket
+//! there.
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
@@ -19,7 +20,7 @@ pub(crate) const NOT_FOUND: &str = "its other end is on another host, which is n
 
 impl FlowLayer {
     /// Introduces a flow to whoever was named as the owner of the socket at its other end, once there is a session.
-    pub(crate) fn introduce_elsewhere(&mut self, now: Time, flow: FlowTuple, key: PublicKey, base: &mut Base) {
+    pub(crate) fn introduce_referred(&mut self, now: Time, flow: FlowTuple, key: PublicKey, base: &mut Base) {
         let owner = self
             .path
             .session
@@ -31,7 +32,7 @@ impl FlowLayer {
             self.queue_introduction(now, id, flow, base);
             return;
         }
-        if !self.path.session.ask_vouched(now, key, base) {
+        if !self.path.session.ask_referred(now, key, base) {
             self.fail_introduction(now, &flow, NOT_FOUND, base);
             return;
         }
@@ -65,8 +66,8 @@ impl FlowLayer {
         key.is_some() && self.flows.get(flow).is_some_and(|known| known.referred == key)
     }
 
-    /// An introduction to whoever was named as the owner comes to nothing: the flow is as it was, and who opened it asks again where the
-    /// address leads, since the socket may be elsewhere by now. Tells whether it was one.
+    /// An introduction to whoever was named as the owner comes to nothing: the flow is as it was, and who opened it
+    /// asks again where the address leads, since the socket may be elsewhere by now. Tells whether it was one.
     pub(crate) fn end_referral(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) -> bool {
         let Some(known) = self.flows.get_mut(flow) else { return false };
         if known.referred.take().is_none() {
@@ -85,7 +86,7 @@ impl FlowLayer {
     /// A flow that this host opened is old enough: its remote address is asked, or the peer there is known.
     pub(crate) fn want_introduction(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
         if let Some(key) = self.flows.get(&flow).and_then(|known| known.referred) {
-            self.introduce_elsewhere(now, flow, key, base);
+            self.introduce_referred(now, flow, key, base);
             return;
         }
         let address = flow.remote.ip();
@@ -137,7 +138,8 @@ impl FlowLayer {
             return;
         }
         if self.flows.is_reserved(&flow) {
-            // Introduced now, the two would call it otherwise than those who decide whose it is. A move that comes to nothing leaves it here.
+            // Introduced now, the two would call it otherwise than those who decide whose it is. A move that comes to
+            // nothing leaves it here.
             self.flows.put_off(now, flow);
             return;
         }
@@ -148,11 +150,11 @@ impl FlowLayer {
         }
     }
 
-    /// See [`Node::note_user`](crate::Node::note_user).
-    pub(crate) fn note_user(&mut self, flow: &FlowTuple, user: u32) {
+    /// See [`Node::record_user`](crate::Node::record_user).
+    pub(crate) fn record_user(&mut self, flow: &FlowTuple, user: u32) {
         if let Some(known) = self.flows.get_mut(flow).filter(|known| !known.closed) {
             known.user = Some(user);
-            self.path.session.contacts.note_user(flow, user);
+            self.path.session.contacts.record_user(flow, user);
         }
     }
 }

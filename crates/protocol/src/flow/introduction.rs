@@ -1,4 +1,5 @@
-//! Introductions (`docs/protocol.md` §4): the two ends agree that two tuples name one flow, and prove that they sit on it.
+//! Introductions (`docs/protocol.md` §4): the two ends agree that two tuples name one flow, and prove that they sit on
+//! it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -192,8 +193,8 @@ impl FlowLayer {
                 Some(Stage::Introducing { nonce, since, tries, next, .. }) if *next <= now => {
                     if *tries >= TRIES {
                         let silent = last_heard <= *since;
-                        // Whoever was referred to is not at the address that numbers would be looked for at (P-51).
-                        // One that comes here by a move has a name, and another would take that one's place at the far end.
+                        // Whoever was referred to is not at the address that numbers would be looked for at (P-51). One
+                        // that comes here by a move has a name, and another would take that one's place at the far end.
                         let pairs = !self.is_referred(&flow, id) && !self.flows.is_reserved(&flow);
                         if pairs && self.begin_pairing(now, id, flow, base) {
                             continue;
@@ -213,7 +214,8 @@ impl FlowLayer {
                     base.op(FlowOp::Introduce { flow, end: base.attachments().end_of(&flow), index, nonce });
                 }
                 Some(Stage::Echoing { echo, session, tries, next, .. }) if *next <= now => {
-                    // It may have started anew, without the nonces. And an echo is not said in two sessions: it would be named twice.
+                    // It may have started anew, without the nonces. And an echo is not said in two sessions: it would
+                    // be named twice.
                     if *tries >= 2 * TRIES || *session != index {
                         self.introduce_again(now, &flow, base);
                         continue;
@@ -308,8 +310,8 @@ impl FlowLayer {
                 }
             }
             Stage::Introduced { entry, .. } if entry.peer != id && !entry.passed_on => {
-                // Another peer sits on a tuple that we know: an address got a new owner, or somebody tries. The one that
-                // is introduced keeps it until its socket closes.
+                // Another peer sits on a tuple that we know: an address got a new owner, or somebody tries. The one
+                // that is introduced keeps it until its socket closes.
                 base.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
             }
             Stage::Introduced { entry, origin: Origin::Answered { introducer_nonce, .. } }
@@ -378,8 +380,9 @@ impl FlowLayer {
         );
     }
 
-    /// Whether a peer that introduces a datagram flow receives at its far address; else it is asked there, and introduces the flow again
-    /// meanwhile (P-150). What is put into such a flow is read by whatever program has its far end.
+    /// Whether a peer that introduces a datagram flow receives at its far address; else it is asked there, and
+    /// introduces the flow again meanwhile (P-150). What is put into such a flow is read by whatever program has its
+    /// far end.
     fn is_there(&mut self, now: Time, id: PeerId, flow: &FlowTuple, base: &mut Base) -> bool {
         let (address, fresh, port) = (flow.remote.ip(), base.random().u64(), base.config().port);
         let Some(peer) = self.path.session.peers.get_mut(&id) else { return false };
@@ -411,7 +414,8 @@ impl FlowLayer {
         Some(responding)
     }
 
-    /// The introducer has seen both nonces travel, and says so in the session of this index of ours; the responder's answer, if one is due.
+    /// The introducer has seen both nonces travel, and says so in the session of this index of ours; the responder's
+    /// answer, if one is due.
     pub(crate) fn handle_echo(&mut self, now: Time, id: PeerId, index: u32, echo: &Echo, base: &mut Base) -> Echoed {
         let nonce = echo.introducer_nonce;
         let refused = |refusal| Echoed::Answer(Message::IntroductionDone { nonce, outcome: Err(refusal) });
@@ -622,7 +626,7 @@ impl FlowLayer {
                 self.introduce_again(now, &flow, base);
             }
             (Err(IntroductionRefusal::Refused), _) if flow.transport == Transport::Udp => {
-                self.note_refused(now, id, &flow, base);
+                self.on_refused(now, id, &flow, base);
             }
             // A TCP connection that it does not know yet, as one that its program has not accepted.
             (Err(IntroductionRefusal::Refused), None) => self.introduce_again(now, &flow, base),
@@ -633,7 +637,7 @@ impl FlowLayer {
     }
 
     /// The peer's socket cannot be moved, and so it is with all other connections to it (P-35).
-    fn note_refused(&mut self, now: Time, id: PeerId, flow: &FlowTuple, base: &mut Base) {
+    fn on_refused(&mut self, now: Time, id: PeerId, flow: &FlowTuple, base: &mut Base) {
         if let Some(peer) = peer_mut!(self, &id) {
             let refused = &mut peer.flow.introductions.refused;
             refused.retain(|_, until| *until > now);
@@ -700,7 +704,7 @@ impl FlowLayer {
         let before = std::mem::replace(&mut known.stage, Stage::Failed(reason));
         let unchanged = Flow { stage: before, ..known.clone() };
         if !known.accepted && !known.refused {
-            self.flows.note_failed(*flow);
+            self.flows.on_failed(*flow);
         }
         self.abandon_introduction(flow, &unchanged);
         base.event(Event::IntroductionFailed { flow: *flow, reason });

@@ -73,19 +73,20 @@ impl FlowLayer {
         }
     }
 
-    /// The socket of a datagram flow is gone, which the other end cannot see: it is told, and both forget the flow (P-35).
+    /// The socket of a datagram flow is gone, which the other end cannot see: it is told, and both forget the flow
+    /// (P-35).
     pub(crate) fn end_datagram_flow(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
         let stage = self.flows.get(flow).map(|known| known.stage.clone());
         self.forget_flow(flow, base);
         let Some(Stage::Introduced { entry, .. }) = stage else { return };
         self.end_moved(&entry, base);
-        self.tell_ended(now, entry.peer, entry.name, base);
+        self.send_ended(now, entry.peer, entry.name, base);
         self.idle_later(now, entry.peer, base);
         base.signal(Signal::FlowsGone);
     }
 
     /// A peer is to be told, in a moment, that a flow of this name has ended here.
-    pub(crate) fn tell_ended(&mut self, now: Time, id: PeerId, name: u64, base: &mut Base) {
+    pub(crate) fn send_ended(&mut self, now: Time, id: PeerId, name: u64, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
         if peer.flow.introductions.closed.len() < CLOSED_MOST {
             peer.flow.introductions.closed.push((name, 0));

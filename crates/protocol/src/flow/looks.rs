@@ -1,5 +1,5 @@
-//! What peers can have this host do at all its sockets, or with every message, and how often that is (P-143). Keys are free, so what
-//! each may is not enough: all together may so much, and who waits is served with the others that wait.
+//! What peers can have this host do at all its sockets, or with every message, and how often that is (P-143). Keys are
+//! free, so what each may is not enough: all together may so much, and who waits is served with the others that wait.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -69,8 +69,8 @@ impl Looks {
         self.strangers.retain(|waiting| *waiting != id);
     }
 
-    /// So many proofs are made to see which connections a peer means: whoever has opened many is not to have all of them made without
-    /// end. Gives how long all wait for it.
+    /// So many proofs are made to see which connections a peer means: whoever has opened many is not to have all of
+    /// them made without end. Gives how long all wait for it.
     pub(crate) fn charge_proofs(&mut self, proofs: usize) -> Duration {
         let looks = proofs as f64 / PROOFS;
         self.finds.spend(looks);
@@ -88,30 +88,31 @@ impl Looks {
 }
 
 impl FlowLayer {
-    /// Something that a peer has said lets its flows go on: their senders are woken, at once where that is not asked too often.
+    /// Something that a peer has said lets its flows go on: their senders are woken, at once where that is not asked
+    /// too often.
     pub(crate) fn wake_senders(&mut self, now: Time, id: PeerId, lost: bool, base: &mut Base) {
         *self.looks.to_wake.entry(id).or_default() |= lost;
-        self.look_for_senders(now, base);
+        self.search_for_senders(now, base);
     }
 
     /// The sockets of a peer are to be looked for, with its claims or this host's own.
-    pub(crate) fn look_for(&mut self, now: Time, id: PeerId, base: &mut Base) {
+    pub(crate) fn search_for(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let known = peer!(self, &id).is_some_and(|peer| !peer.flow.flows.is_empty());
         let looks = &mut self.looks;
         if looks.known.contains(&id) || looks.strangers.contains(&id) {
             return;
         }
         if known { &mut looks.known } else { &mut looks.strangers }.push_back(id);
-        self.look_for_connections(now, base);
+        self.search_for_connections(now, base);
     }
 
     /// There may be looks again.
     pub(crate) fn continue_looks(&mut self, now: Time, base: &mut Base) {
-        self.look_for_senders(now, base);
-        self.look_for_connections(now, base);
+        self.search_for_senders(now, base);
+        self.search_for_connections(now, base);
     }
 
-    fn look_for_senders(&mut self, now: Time, base: &mut Base) {
+    fn search_for_senders(&mut self, now: Time, base: &mut Base) {
         if self.looks.to_wake.is_empty() {
             return;
         }
@@ -123,7 +124,7 @@ impl FlowLayer {
         }
     }
 
-    fn look_for_connections(&mut self, now: Time, base: &mut Base) {
+    fn search_for_connections(&mut self, now: Time, base: &mut Base) {
         if self.looks.known.is_empty() && self.looks.strangers.is_empty() {
             return;
         }
@@ -133,6 +134,6 @@ impl FlowLayer {
         for id in self.looks.take_to_find() {
             self.find_sockets_of(id, base);
         }
-        self.look_for_connections(now, base);
+        self.search_for_connections(now, base);
     }
 }

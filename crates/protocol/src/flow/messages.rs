@@ -73,12 +73,12 @@ impl FlowLayer {
             Message::Paired { nonce, proof, introduced } => {
                 self.handle_paired(now, id, arrival.index, nonce, proof, introduced, base)
             }
-            Message::Waiting { number, wait, names } => {
-                answers.extend(self.handle_waiting(now, id, number, wait, &names, base));
+            Message::Paused { number, wait, names } => {
+                answers.extend(self.handle_paused(now, id, number, wait, &names, base));
                 None
             }
-            Message::WaitingSeen { number } => {
-                self.handle_waiting_seen(now, id, number, base);
+            Message::PausedSeen { number } => {
+                self.handle_paused_seen(now, id, number, base);
                 None
             }
             other => return Handled::Other(other),

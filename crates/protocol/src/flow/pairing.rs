@@ -1,5 +1,5 @@
-//! Pairing by sequence numbers (P-50 to P-52): where a path strips the option that nonces travel in, both ends still know
-//! where the connection's numbers began. They are proved to each other in the session, and never sent.
+//! Pairing by sequence numbers (P-50 to P-52): where a path strips the option that nonces travel in, both ends still
+//! know where the connection's numbers began. They are proved to each other in the session, and never sent.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -25,8 +25,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Claims that fit no connection which a peer may make in [`MISSES_FOR`] (P-52).
 const MISSES: u32 = 64;
 const MISSES_FOR: Duration = Duration::from_secs(600);
-/// Connections with a peer that one look makes proofs of (P-52): a few milliseconds' worth. Where there are more, others have their turn in
-/// the next look.
+/// Connections with a peer that one look makes proofs of (P-52): a few milliseconds' worth. Where there are more,
+/// others have their turn in the next look.
 const CANDIDATES: usize = 4096;
 /// A peer waits for its next look so many times as long as all have to wait for what this one cost.
 const OWN_SHARE: u32 = 4;
@@ -69,8 +69,8 @@ pub(crate) enum Claimed {
 }
 
 impl FlowLayer {
-    /// Nonces do not arrive on this flow of ours: it is named by its numbers, if it goes to where the peer is. Tells whether
-    /// it does.
+    /// Nonces do not arrive on this flow of ours: it is named by its numbers, if it goes to where the peer is. Tells
+    /// whether it does.
     pub(crate) fn begin_pairing(&mut self, now: Time, id: PeerId, flow: FlowTuple, base: &mut Base) -> bool {
         let Some(peer) = peer!(self, &id) else { return false };
         let (home, remote) = (peer.flow.places_agreed(), peer.remote.ip());
@@ -159,7 +159,7 @@ impl FlowLayer {
             return;
         }
         pairings.again = Some(now + PAUSE);
-        self.look_for(now, id, base);
+        self.search_for(now, id, base);
     }
 
     /// It is the turn of a peer's.
@@ -173,7 +173,7 @@ impl FlowLayer {
     }
 
     /// It is time to look at the sockets again.
-    pub(crate) fn look_for_claims(&mut self, now: Time, id: PeerId, base: &mut Base) {
+    pub(crate) fn search_for_claims(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer!(self, &id) else { return };
         let ours = |flow: &FlowTuple| {
             matches!(self.flows.get(flow).map(|known| &known.stage), Some(Stage::Pairing { numbers: None, .. }))
@@ -184,7 +184,7 @@ impl FlowLayer {
     }
 
     /// The sockets could not be looked at: claims are answered so that they are made again.
-    pub(crate) fn note_not_found(&mut self, _now: Time, id: PeerId, base: &mut Base) {
+    pub(crate) fn on_not_found(&mut self, _now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
         peer.flow.introductions.pairings.asked = false;
         let claims = std::mem::take(&mut peer.flow.introductions.pairings.claims);
@@ -192,8 +192,8 @@ impl FlowLayer {
         self.path.send(id, &busy, base);
     }
 
-    /// The sockets whose remote address is the peer's, as [`FlowOp::FindSockets`] asked for them. Gives what the peer claims, to be
-    /// looked at one after the other.
+    /// The sockets whose remote address is the peer's, as [`FlowOp::FindSockets`] asked for them. Gives what the peer
+    /// claims, to be looked at one after the other.
     pub(crate) fn take_sockets(
         &mut self,
         now: Time,
@@ -271,8 +271,8 @@ impl FlowLayer {
         })
     }
 
-    /// The proofs that the peer can make of these sockets' numbers. Who opened a connection has its own initial number, who
-    /// accepted it one more; it is not known for certain which end is which, so all that it may be is tried.
+    /// The proofs that the peer can make of these sockets' numbers. Who opened a connection has its own initial number,
+    /// who accepted it one more; it is not known for certain which end is which, so all that it may be is tried.
     fn proofs(&self, id: PeerId, index: u32, sockets: &[SocketNumbers]) -> HashMap<PairingProof, Vec<Fit>> {
         let mut proofs: HashMap<PairingProof, Vec<Fit>> = HashMap::new();
         let slot = self

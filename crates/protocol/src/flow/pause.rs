@@ -28,8 +28,9 @@ const WAKE_PAUSE: Duration = Duration::from_millis(200);
 
 /// Single flows that wait (P-48).
 #[derive(Debug, Default)]
-pub(crate) struct Waiting {
-    /// What the peer is to be told, by the names of flows: whether they wait here. Of each the latest word alone counts.
+pub(crate) struct Paused {
+    /// What the peer is to be told, by the names of flows: whether they wait here. Of each the latest word alone
+    /// counts.
     pub(crate) untold: BTreeMap<u64, bool>,
     /// What it is being told.
     telling: Option<Words>,
@@ -56,15 +57,15 @@ struct Words {
     corrected: bool,
 }
 
-impl Waiting {
+impl Paused {
     /// What a daemon before this one has saved: its numbers, sent and seen.
     pub(crate) fn restored((sent, seen): (u32, u32)) -> Self {
         let sent = if sent == 0 { 0 } else { (sent + BEYOND).min(NUMBERS - 1) };
         Self { sent, seen, ..Self::default() }
     }
 
-    /// The peer is to be told whether a flow waits. `first`: drawn by lot, the first number of an end that has said nothing,
-    /// so that it is not one that another daemon of this host has used.
+    /// The peer is to be told whether a flow waits. `first`: drawn by lot, the first number of an end that has said
+    /// nothing, so that it is not one that another daemon of this host has used.
     fn tell(&mut self, name: u64, wait: bool, first: u32) {
         if self.sent == 0 {
             self.sent = first % (NUMBERS / 2) + 1;
@@ -118,20 +119,20 @@ impl FlowLayer {
         changed.sort_unstable();
         for (id, name, flow) in &changed {
             self.let_wait(flow, |waits| waits.here = wait, base);
-            self.note_word(*id, *name, wait, base);
+            self.on_pause(*id, *name, wait, base);
         }
         for of_peer in changed.chunk_by(|one, other| one.0 == other.0) {
             let id = of_peer[0].0;
             self.flows_wait(now, id, wait, base);
             let flows = of_peer.iter().map(|(_, _, flow)| *flow).collect();
-            self.event_of_waiting(id, wait, false, flows, base);
-            self.tell_waiting_soon(now, id, base);
+            self.event_of_paused(id, wait, false, flows, base);
+            self.send_paused_soon(now, id, base);
         }
         changed.into_iter().map(|(_, _, flow)| flow).collect()
     }
 
     /// A peer is to be told whether a flow waits here.
-    pub(crate) fn note_word(&mut self, id: PeerId, name: u64, wait: bool, base: &mut Base) {
+    pub(crate) fn on_pause(&mut self, id: PeerId, name: u64, wait: bool, base: &mut Base) {
         let first = base.random().u32();
         if let Some(peer) = peer_mut!(self, &id) {
             peer.flow.waiting.tell(name, wait, first);
@@ -139,14 +140,14 @@ impl FlowLayer {
     }
 
     /// The daemon before this one may have died before a peer knew of its last words: it is told all of them.
-    pub(crate) fn tell_waiting_again(&mut self, id: PeerId, base: &mut Base) {
+    pub(crate) fn send_paused_again(&mut self, id: PeerId, base: &mut Base) {
         let Some(peer) = peer!(self, &id) else { return };
         let spoke = peer.flow.waiting.sent > 0;
         let entries = peer.flow.flows.iter().filter_map(|flow| self.flows.get(flow)?.entry());
         let words = entries.map(|entry| (entry.name, entry.waits.here)).filter(|(_, waits)| spoke || *waits);
         let words: Vec<(u64, bool)> = words.collect();
         for (name, wait) in words {
-            self.note_word(id, name, wait, base);
+            self.on_pause(id, name, wait, base);
         }
     }
 
@@ -188,9 +189,9 @@ impl FlowLayer {
         base.set_timer_earlier(Timer::Wake(id), due);
     }
 
-    fn event_of_waiting(&mut self, id: PeerId, wait: bool, by_peer: bool, flows: Vec<FlowTuple>, base: &mut Base) {
+    fn event_of_paused(&mut self, id: PeerId, wait: bool, by_peer: bool, flows: Vec<FlowTuple>, base: &mut Base) {
         let waiting = peer!(self, &id).map_or(0, |peer| peer.flow.waiting.flows);
-        base.event(Event::Waiting { peer: id, wait, by_peer, flows, waiting });
+        base.event(Event::Paused { peer: id, wait, by_peer, flows, waiting });
     }
 
     /// Flows go on: their senders are woken.
@@ -203,17 +204,17 @@ impl FlowLayer {
     }
 
     /// Tells a peer what it is to be told once what this end has done is done, and saved.
-    pub(crate) fn tell_waiting_soon(&mut self, now: Time, id: PeerId, base: &mut Base) {
+    pub(crate) fn send_paused_soon(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id).filter(|peer| !peer.flow.waiting.is_told()) else { return };
         peer.flow.waiting.tries = 0;
-        base.set_timer_earlier(Timer::Waiting(id), now);
+        base.set_timer_earlier(Timer::Paused(id), now);
     }
 
     /// Tells a peer what it has not acknowledged. One that is away, or out of reach, is told when it is back.
-    pub(crate) fn tell_waiting(&mut self, now: Time, id: PeerId, base: &mut Base) {
+    pub(crate) fn send_paused(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
         if peer.flow.away == Some(Away::Announced) || peer.attachment.is_none() || !peer.has_session() {
-            base.stop_timer(Timer::Waiting(id));
+            base.stop_timer(Timer::Paused(id));
             return;
         }
         let Some(Words { number, wait, names, .. }) = peer.flow.waiting.next() else { return };
@@ -223,32 +224,32 @@ impl FlowLayer {
             Some(beyond) => (LOOK_PAUSE * 2u32.pow(beyond.min(8))).min(LOOK_PAUSE_LONGEST),
             None => peer.repeat_after(peer.flow.waiting.tries),
         };
-        base.set_timer(Timer::Waiting(id), now + again);
-        self.path.send(id, &[Message::Waiting { number, wait, names }], base);
+        base.set_timer(Timer::Paused(id), now + again);
+        self.path.send(id, &[Message::Paused { number, wait, names }], base);
     }
 
     /// The peer tells the highest number that it has acted on.
-    pub(crate) fn handle_waiting_seen(&mut self, now: Time, id: PeerId, number: u32, base: &mut Base) {
+    pub(crate) fn handle_paused_seen(&mut self, now: Time, id: PeerId, number: u32, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
         let Some(words) = peer.flow.waiting.telling.as_mut() else { return };
         if number == words.number {
             peer.flow.waiting.telling = None;
             peer.flow.waiting.tries = 0;
-            base.stop_timer(Timer::Waiting(id));
-            self.tell_waiting(now, id, base);
+            base.stop_timer(Timer::Paused(id));
+            self.send_paused(now, id, base);
         } else if number > words.number && number < NUMBERS - 1 {
             // This end has lost count, as after a start without memory. Once at once, as in P-17.
             words.number = number + 1;
             let at_once = !std::mem::replace(&mut words.corrected, true);
             peer.flow.waiting.sent = number + 1;
             if at_once {
-                self.tell_waiting(now, id, base);
+                self.send_paused(now, id, base);
             }
         }
     }
 
     /// The peer has flows wait, or go on.
-    pub(crate) fn handle_waiting(
+    pub(crate) fn handle_paused(
         &mut self,
         now: Time,
         id: PeerId,
@@ -265,9 +266,9 @@ impl FlowLayer {
             changed.retain(|flow| self.let_wait(flow, |waits| waits.there = wait, base));
             if !changed.is_empty() {
                 self.flows_wait(now, id, wait, base);
-                self.event_of_waiting(id, wait, true, changed, base);
+                self.event_of_paused(id, wait, true, changed, base);
             }
         }
-        peer!(self, &id).map(|peer| Message::WaitingSeen { number: peer.flow.waiting.seen })
+        peer!(self, &id).map(|peer| Message::PausedSeen { number: peer.flow.waiting.seen })
     }
 }

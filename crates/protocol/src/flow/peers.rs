@@ -9,7 +9,7 @@ use whimbrel_wire::FlowTuple;
 use crate::Time;
 use crate::base::op::{FlowEntry, LocalEnd, NOWHERE, PeerId, Places, SavedPeer};
 use crate::flow::pairing::Pairings;
-use crate::flow::pause::Waiting;
+use crate::flow::pause::Paused;
 use crate::flow::ports::Ports;
 use crate::flow::stall::Stalls;
 use crate::flow::{FlowLayer, Responding};
@@ -47,8 +47,8 @@ pub(crate) struct Introductions {
 pub(crate) enum Away {
     /// It said so; its next update brings it back (P-44).
     Announced,
-    /// It is not heard, and neither are its flows: whatever is heard of it brings it back (P-45). The flows are `held` where
-    /// they were native, since another host may be given its address; moved ones are carried on.
+    /// It is not heard, and neither are its flows: whatever is heard of it brings it back (P-45). The flows are `held`
+    /// where they were native, since another host may be given its address; moved ones are carried on.
     Silent { held: bool },
 }
 
@@ -59,15 +59,15 @@ pub(crate) struct FlowPeer {
     pub(crate) flows: BTreeSet<FlowTuple>,
     /// Flows by their home and the address of this host that they use.
     pub(crate) homes: BTreeMap<(Places, IpAddr), usize>,
-    /// Flows whose end here is no socket of the host's own namespace, nor one that it is the router of: they are at home nowhere, and
-    /// need no addresses of the host.
+    /// Flows whose end here is no socket of the host's own namespace, nor one that it is the router of: they are at
+    /// home nowhere, and need no addresses of the host.
     pub(crate) elsewhere: usize,
     local_addresses: BTreeMap<IpAddr, usize>,
     remote_addresses: BTreeMap<IpAddr, usize>,
     wire_ports: HashSet<(u16, u16)>,
     /// Flows by their names.
     pub(crate) named: HashMap<u64, FlowTuple>,
-    pub(crate) waiting: Waiting,
+    pub(crate) waiting: Paused,
     pub(crate) stalls: Stalls,
     /// A flow of its sends again and again and is not answered: if the checks of its path are not either, it is away.
     pub(crate) stalled: bool,
@@ -84,7 +84,7 @@ impl FlowPeer {
             (false, true) => Some(Away::Silent { held: true }),
             (false, false) => None,
         };
-        Self { waiting: Waiting::restored(saved.waiting), places: saved.places, away, ..Self::default() }
+        Self { waiting: Paused::restored(saved.waiting), places: saved.places, away, ..Self::default() }
     }
 
     /// Whether flows wait since the peer is away.
@@ -92,8 +92,8 @@ impl FlowPeer {
         matches!(self.away, Some(Away::Announced | Away::Silent { held: true }))
     }
 
-    /// The places that an introduction is to agree about (P-14). With a peer that is away there are none: that it takes part in
-    /// an introduction shows that it is back, and it is made to say where.
+    /// The places that an introduction is to agree about (P-14). With a peer that is away there are none: that it takes
+    /// part in an introduction shows that it is back, and it is made to say where.
     pub(crate) fn places_agreed(&self) -> Places {
         if self.is_held_away() { Places { peer: NOWHERE, ..self.places } } else { self.places }
     }
@@ -115,8 +115,8 @@ impl FlowPeer {
         }
     }
 
-    /// A local wire port that no other flow of this peer has together with `remote_port`, and that nothing else of this host has
-    /// (P-16), if one is found.
+    /// A local wire port that no other flow of this peer has together with `remote_port`, and that nothing else of this
+    /// host has (P-16), if one is found.
     pub(crate) fn free_wire_port(&self, remote_port: u16, ports: &Ports) -> Option<u16> {
         ports.wire_port(|port| !self.wire_ports.contains(&(port, remote_port)))
     }

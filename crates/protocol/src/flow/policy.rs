@@ -23,14 +23,14 @@ pub struct Rule {
 
 /// What is wanted for a flow, whoever turns out to be at its other end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ruling {
+pub struct Verdict {
     /// Where that is a peer of one of these keys.
     pub for_keys: Vec<(PublicKey, Rule)>,
     /// Where it is anybody else, or not known.
     pub otherwise: Rule,
 }
 
-impl Ruling {
+impl Verdict {
     /// What is wanted for it with the peer of this key.
     #[must_use]
     pub fn with(&self, key: &PublicKey) -> Rule {
@@ -56,21 +56,21 @@ pub(crate) enum Ruled {
 }
 
 impl FlowLayer {
-    /// See [`Node::await_rulings`](crate::Node::await_rulings).
-    pub(crate) fn await_rulings(&mut self, awaited: bool) {
-        self.flows.await_rulings(awaited);
+    /// See [`Node::await_verdicts`](crate::Node::await_verdicts).
+    pub(crate) fn await_verdicts(&mut self, awaited: bool) {
+        self.flows.await_verdicts(awaited);
     }
 
-    /// See [`Node::awaits_ruling`](crate::Node::awaits_ruling).
-    pub(crate) fn awaits_ruling(&self, flow: &FlowTuple) -> bool {
-        self.flows.get(flow).is_some_and(|known| !known.closed && known.ruling.is_none())
+    /// See [`Node::awaits_verdict`](crate::Node::awaits_verdict).
+    pub(crate) fn awaits_verdict(&self, flow: &FlowTuple) -> bool {
+        self.flows.get(flow).is_some_and(|known| !known.closed && known.verdict.is_none())
     }
 
-    /// See [`Node::handle_ruling`](crate::Node::handle_ruling).
-    pub(crate) fn handle_ruling(&mut self, now: Time, flow: FlowTuple, ruling: Ruling) {
-        let Some(known) = self.flows.get_mut(&flow).filter(|known| known.ruling.is_none()) else { return };
-        let excluded = ruling.excluded_by();
-        known.ruling = Some(ruling);
+    /// See [`Node::handle_verdict`](crate::Node::handle_verdict).
+    pub(crate) fn handle_verdict(&mut self, now: Time, flow: FlowTuple, verdict: Verdict) {
+        let Some(known) = self.flows.get_mut(&flow).filter(|known| known.verdict.is_none()) else { return };
+        let excluded = verdict.excluded_by();
+        known.verdict = Some(verdict);
         if let (Some(rule), Stage::Open) = (excluded, &known.stage) {
             known.stage = Stage::Excluded(rule);
         } else if !known.accepted && now.since(known.opened) >= crate::flow::table::MATURE {
@@ -81,25 +81,29 @@ impl FlowLayer {
 
     /// What is wanted for a flow with this peer.
     pub(crate) fn ruled(&self, flow: &FlowTuple, id: PeerId) -> Ruled {
-        let Some(ruling) = self.flows.get(flow).and_then(|known| known.ruling.as_ref()) else { return Ruled::Awaited };
-        let rule = self.path.session.peers.get(&id).map_or(ruling.otherwise, |peer| ruling.with(&peer.key));
+        let Some(verdict) = self.flows.get(flow).and_then(|known| known.verdict.as_ref()) else {
+            return Ruled::Awaited;
+        };
+        let rule = self.path.session.peers.get(&id).map_or(verdict.otherwise, |peer| verdict.with(&peer.key));
         rule.excluded_by.map_or(Ruled::Free, Ruled::Excluded)
     }
 
     /// The same before it is certain who is at its other end: whether anything is to be done on its account.
     pub(crate) fn ruled_beforehand(&self, flow: &FlowTuple) -> Ruled {
         let address = flow.remote.ip();
-        let Some(ruling) = self.flows.get(flow).and_then(|known| known.ruling.as_ref()) else { return Ruled::Awaited };
+        let Some(verdict) = self.flows.get(flow).and_then(|known| known.verdict.as_ref()) else {
+            return Ruled::Awaited;
+        };
         let expected = match self.path.session.contacts.addresses.get(&address) {
             Some(Contact::Known(id)) => self.path.session.peers.get(id).map(|peer| peer.key),
             _ => self.path.session.contacts.known_key(&address),
         };
-        let excluded = expected.map_or_else(|| ruling.excluded_by(), |key| ruling.with(&key).excluded_by);
+        let excluded = expected.map_or_else(|| verdict.excluded_by(), |key| verdict.with(&key).excluded_by);
         excluded.map_or(Ruled::Free, Ruled::Excluded)
     }
 
-    /// Somebody else opened a connection under the names of a flow that has moved, and is refused, or will get through when
-    /// the flow has gone: as its ruling wants it.
+    /// Somebody else opened a connection under the names of a flow that has moved, and is refused, or will get through
+    /// when the flow has gone: as its ruling wants it.
     pub(crate) fn take_claimed(&mut self, now: Time, flow: FlowTuple, entry: &FlowEntry, base: &mut Base) {
         let given_up = entry.manner.gives_way;
         base.event(Event::Claimed { flow, peer: entry.peer, given_up });
@@ -129,14 +133,17 @@ mod tests {
     fn a_flow_is_left_alone_whoever_is_there_only_if_no_key_is_excepted() {
         let (one, other) = (PublicKey::from([1; 32]), PublicKey::from([2; 32]));
         let left_alone = Rule { excluded_by: Some(7), manner: Manner::default() };
-        let ruling = Ruling { for_keys: vec![(one, Rule::default())], otherwise: left_alone };
-        assert_eq!((ruling.excluded_by(), ruling.with(&one), ruling.with(&other)), (None, Rule::default(), left_alone));
-        let ruling = Ruling {
+        let verdict = Verdict { for_keys: vec![(one, Rule::default())], otherwise: left_alone };
+        assert_eq!(
+            (verdict.excluded_by(), verdict.with(&one), verdict.with(&other)),
+            (None, Rule::default(), left_alone)
+        );
+        let verdict = Verdict {
             for_keys: vec![(one, Rule { excluded_by: Some(3), manner: Manner::default() })],
             otherwise: left_alone,
         };
-        assert_eq!(ruling.excluded_by(), Some(7));
-        let ruling = Ruling { for_keys: vec![(one, left_alone)], otherwise: Rule::default() };
-        assert_eq!(ruling.excluded_by(), None);
+        assert_eq!(verdict.excluded_by(), Some(7));
+        let verdict = Verdict { for_keys: vec![(one, left_alone)], otherwise: Rule::default() };
+        assert_eq!(verdict.excluded_by(), None);
     }
 }

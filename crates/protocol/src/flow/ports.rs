@@ -1,4 +1,5 @@
-//! The ports of this host that are in use, so that a moved flow is called by one that is not (`docs/protocol.md` §4, P-16).
+//! The ports of this host that are in use, so that a moved flow is called by one that is not (`docs/protocol.md` §4,
+//! P-16).
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -42,7 +43,7 @@ impl Ports {
         port == self.control || self.bound.contains(&port) || self.flows.contains_key(&port)
     }
 
-    pub(crate) fn note_flow(&mut self, port: u16) {
+    pub(crate) fn record_flow(&mut self, port: u16) {
         *self.flows.entry(port).or_default() += 1;
     }
 
@@ -60,9 +61,9 @@ impl Ports {
         self.bound.len() + self.flows.len()
     }
 
-    /// A wire port that nothing native bears: no socket has it, and the kernel gives it to none by itself (P-16). `free` tells which are
-    /// left beside those of other flows. By lot, so that nobody knows it beforehand, and in so many tries at the most: where these find
-    /// none, nearly all are had.
+    /// A wire port that nothing native bears: no socket has it, and the kernel gives it to none by itself (P-16).
+    /// `free` tells which are left beside those of other flows. By lot, so that nobody knows it beforehand, and in so
+    /// many tries at the most: where these find none, nearly all are had.
     pub(crate) fn wire_port(&self, free: impl Fn(u16) -> bool) -> Option<u16> {
         let unused = |port: &u16| free(*port) && !self.is_used(*port);
         let outside = |from: u16, to: u16| {
@@ -152,8 +153,8 @@ mod tests {
         // All but two are the kernel's.
         let mut ports = ports(3..=65_535);
         let drawn = |ports: &Ports| (0..100).filter_map(|_| ports.wire_port(|_| true)).collect::<BTreeSet<_>>();
-        ports.note_flow(1);
-        ports.note_flow(1);
+        ports.record_flow(1);
+        ports.record_flow(1);
         assert_eq!(drawn(&ports), BTreeSet::from([2]));
         ports.forget_flow(1);
         assert_eq!(drawn(&ports), BTreeSet::from([2]));

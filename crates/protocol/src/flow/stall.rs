@@ -1,5 +1,5 @@
-//! Flows that get no answer: their peer may be away (`docs/protocol.md` §6, P-45), or their own packets do not pass though
-//! those of the control port do (§5, P-49).
+//! Flows that get no answer: their peer may be away (`docs/protocol.md` §6, P-45), or their own packets do not pass
+//! though those of the control port do (§5, P-49).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,9 +31,9 @@ pub(crate) struct Stalls {
 impl Stalls {
     /// A flow stalls. Tells whether it was sent again in vain after the path was answered.
     ///
-    /// The kernel tells of the second, fourth, eighth … time that it sends the same, at pauses that double: after a third of
-    /// the time between two reports it has been sent once more at the least.
-    pub(crate) fn note(&mut self, now: Time, flow: FlowTuple) -> bool {
+    /// The kernel tells of the second, fourth, eighth … time that it sends the same, at pauses that double: after a
+    /// third of the time between two reports it has been sent once more at the least.
+    pub(crate) fn record(&mut self, now: Time, flow: FlowTuple) -> bool {
         self.flows.retain(|_, last| *last + STALLS_FOR > now);
         let room = self.flows.len() < STALLS;
         let Some(last) = self.flows.get_mut(&flow) else {
@@ -48,7 +48,7 @@ impl Stalls {
     }
 
     /// A check of the path was answered. Tells whether that shows that a flow alone stands still.
-    pub(crate) fn note_answer(&mut self, now: Time) -> bool {
+    pub(crate) fn on_answer(&mut self, now: Time) -> bool {
         self.answered = Some(now);
         self.suspected.take().is_some_and(|suspected| now <= suspected + ANSWER_WITHIN)
     }

@@ -36,7 +36,7 @@ pub(crate) struct Flows {
     /// Flows whose sockets are on their way, from here or to here: who has them is being decided.
     reserved: HashSet<FlowTuple>,
     /// Flows that are opened from now on wait for their ruling.
-    awaits_rulings: bool,
+    awaits_verdicts: bool,
 }
 
 impl Flows {
@@ -50,7 +50,7 @@ impl Flows {
             closed: VecDeque::new(),
             ports: Ports::new(config, random),
             reserved: HashSet::new(),
-            awaits_rulings: false,
+            awaits_verdicts: false,
         }
     }
 
@@ -89,8 +89,8 @@ impl Flows {
     /// A socket came into being. It has its turn to be introduced later, where this host opened it.
     pub(crate) fn open(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
         let opened = Flow::opened(now, accepted);
-        let ruling = opened.ruling.clone().filter(|_| !self.awaits_rulings);
-        self.put(flow, Flow { ruling, ..opened });
+        let verdict = opened.verdict.clone().filter(|_| !self.awaits_verdicts);
+        self.put(flow, Flow { verdict, ..opened });
         if !accepted {
             self.put_off(now, flow);
         }
@@ -101,7 +101,7 @@ impl Flows {
         self.introduced += usize::from(known.entry().is_some());
         match self.known.insert(flow, known) {
             Some(before) => self.introduced -= usize::from(before.entry().is_some()),
-            None => self.ports.note_flow(flow.local.port()),
+            None => self.ports.record_flow(flow.local.port()),
         }
     }
 
@@ -161,7 +161,7 @@ impl Flows {
     }
 
     /// A flow that this host opened could not be introduced.
-    pub(crate) fn note_failed(&mut self, flow: FlowTuple) {
+    pub(crate) fn on_failed(&mut self, flow: FlowTuple) {
         self.failed.entry(flow.remote.ip()).or_default().insert(flow);
     }
 
@@ -209,8 +209,8 @@ impl Flows {
         [next(&self.young), next(&self.closed)].into_iter().flatten().min()
     }
 
-    pub(crate) fn await_rulings(&mut self, awaited: bool) {
-        self.awaits_rulings = awaited;
+    pub(crate) fn await_verdicts(&mut self, awaited: bool) {
+        self.awaits_verdicts = awaited;
     }
 
     /// The ports that sockets are bound to which take what anybody sends, and those that the kernel gives by itself.

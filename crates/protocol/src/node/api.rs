@@ -3,22 +3,22 @@
 use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::message::StandInStatus;
+use whimbrel_wire::message::NeighbourProxyStatus;
 use whimbrel_wire::{ChainSpec, FlowTuple};
 
 use crate::Time;
 use crate::base::attachments::Routes;
 use crate::base::op::{FlowEntry, PeerId, SavedCommunity};
 use crate::binding::chain::{ChainTooLong, ChainView};
-use crate::flow::policy::Ruling;
+use crate::flow::policy::Verdict;
 use crate::node::Node;
 use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
 use crate::role::rendezvous::client::RendezvousView;
 use crate::session::contact::Standing;
 
 impl Node {
-    /// Leads what goes to and comes from a peer in the tunnel through these transforms, once it has agreed; `None`: through
-    /// none (P-170). Either end may ask, and the last one counts.
+    /// Leads what goes to and comes from a peer in the tunnel through these transforms, once it has agreed; `None`:
+    /// through none (P-170). Either end may ask, and the last one counts.
     ///
     /// # Errors
     /// [`ChainTooLong`].
@@ -37,15 +37,15 @@ impl Node {
         self.binding.chains.view(id)
     }
 
-    /// This host goes away: its peers are told, and its flows wait. [`Node::leaving_peers`] tells how many have not answered
-    /// yet. Whatever changes in the network before [`Node::resume`] is not acted on.
+    /// This host goes away: its peers are told, and its flows wait. [`Node::leaving_peers`] tells how many have not
+    /// answered yet. Whatever changes in the network before [`Node::resume`] is not acted on.
     pub fn suspend(&mut self, now: Time) {
         self.binding.suspend(now, &mut self.base);
         self.settle(now);
     }
 
-    /// Takes over that this host was suspended when the daemon before this one ended. Its peers may not have heard of it:
-    /// they are told as soon as anything is heard of them. Call it after [`Node::restore`], before anything else.
+    /// Takes over that this host was suspended when the daemon before this one ended. Its peers may not have heard of
+    /// it: they are told as soon as anything is heard of them. Call it after [`Node::restore`], before anything else.
     pub fn restore_suspended(&mut self, now: Time) {
         self.binding.restore_suspended(now, &mut self.base);
         self.settle(now);
@@ -63,8 +63,8 @@ impl Node {
         self.binding.is_suspended(&self.base)
     }
 
-    /// Somebody else of this host has the wire port of a UDP flow with this peer, and would get what comes under it. So nothing is to
-    /// come rewritten until one of the ends moves (P-160).
+    /// Somebody else of this host has the wire port of a UDP flow with this peer, and would get what comes under it. So
+    /// nothing is to come rewritten until one of the ends moves (P-160).
     pub fn handle_wire_port_taken(&mut self, now: Time, id: PeerId) {
         self.binding.handle_wire_port_taken(now, id, &mut self.base);
         self.settle(now);
@@ -88,20 +88,20 @@ impl Node {
         self.settle(now);
     }
 
-    /// A flow has sent the same for the third time and more, and nobody answers. The checks of the path show whether its
-    /// peer is there (P-45).
+    /// A flow has sent the same for the third time and more, and nobody answers. The checks of the path show whether
+    /// its peer is there (P-45).
     pub fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple) {
         self.binding.handle_flow_stalled(now, flow, &mut self.base);
         self.settle(now);
     }
 
     /// Who has opened a flow that this host was told of. Of those of nobody the questions count together.
-    pub fn note_user(&mut self, flow: &FlowTuple, user: u32) {
-        self.binding.flow.note_user(flow, user);
+    pub fn record_user(&mut self, flow: &FlowTuple, user: u32) {
+        self.binding.flow.record_user(flow, user);
     }
 
-    /// A socket came into being, or was found: only flows that were told so are introduced (P-35). `accepted`: its local port
-    /// listens, so the other end opened it.
+    /// A socket came into being, or was found: only flows that were told so are introduced (P-35). `accepted`: its
+    /// local port listens, so the other end opened it.
     pub fn handle_flow_opened(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
         self.binding.flow.handle_flow_opened(now, flow, accepted, &mut self.base);
         self.settle(now);
@@ -125,33 +125,33 @@ impl Node {
         self.binding.flow.waiting_flows()
     }
 
-    /// Whether flows that are opened from now on wait for [`Node::handle_ruling`] before anything is done about them. At first
-    /// they do not: then nothing is ruled of any flow.
-    pub fn await_rulings(&mut self, awaited: bool) {
-        self.binding.flow.await_rulings(awaited);
+    /// Whether flows that are opened from now on wait for [`Node::handle_verdict`] before anything is done about them.
+    /// At first they do not: then nothing is ruled of any flow.
+    pub fn await_verdicts(&mut self, awaited: bool) {
+        self.binding.flow.await_verdicts(awaited);
     }
 
     /// Whether a flow waits for its ruling.
     #[must_use]
-    pub fn awaits_ruling(&self, flow: &FlowTuple) -> bool {
-        self.binding.flow.awaits_ruling(flow)
+    pub fn awaits_verdict(&self, flow: &FlowTuple) -> bool {
+        self.binding.flow.awaits_verdict(flow)
     }
 
     /// What is wanted for a flow; one that does not wait for it keeps what was said before.
-    pub fn handle_ruling(&mut self, now: Time, flow: FlowTuple, ruling: Ruling) {
-        self.binding.flow.handle_ruling(now, flow, ruling);
+    pub fn handle_verdict(&mut self, now: Time, flow: FlowTuple, verdict: Verdict) {
+        self.binding.flow.handle_verdict(now, flow, verdict);
         self.settle(now);
     }
 
-    /// Looks whether the far end of a flow that is passed on for this host runs Whimbrel, and asks it to introduce the flow. To be said of
-    /// connections that this host has opened: those that others open are introduced by them.
+    /// Looks whether the far end of a flow that is passed on for this host runs Whimbrel, and asks it to introduce the
+    /// flow. To be said of connections that this host has opened: those that others open are introduced by them.
     pub fn seek_far_end(&mut self, now: Time, flow: FlowTuple) {
         self.referral.seek_far_end(now, flow, &mut self.binding, &mut self.base);
         self.settle(now);
     }
 
-    /// Takes over flows that had just become direct when the daemon before this one ended, as they were before. To be called once, behind
-    /// [`Node::restore`].
+    /// Takes over flows that had just become direct when the daemon before this one ended, as they were before. To be
+    /// called once, behind [`Node::restore`].
     pub fn restore_left(&mut self, now: Time, left: Vec<(FlowTuple, FlowEntry)>) {
         self.referral.restore_left(now, left, &mut self.binding, &mut self.base);
         self.settle(now);
@@ -235,8 +235,8 @@ impl Node {
         self.community.community(now, &self.binding, &self.base)
     }
 
-    /// Joins a community by a code that somebody was told at a host of it, which is at one of these places. What comes of it is
-    /// told by events.
+    /// Joins a community by a code that somebody was told at a host of it, which is at one of these places. What comes
+    /// of it is told by events.
     ///
     /// # Errors
     /// Nothing was done.
@@ -267,8 +267,9 @@ impl Node {
         result
     }
 
-    /// An introduction has come for a host behind this one: the flow is taken for one that is there, as its socket is not seen
-    /// (P-101). The introduction, which has this nonce and came for the session of this index, is to be told after.
+    /// An introduction has come for a host behind this one: the flow is taken for one that is there, as its socket is
+    /// not seen (P-101). The introduction, which has this nonce and came for the session of this index, is to be told
+    /// after.
     pub fn handle_flow_passing(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
         self.gateway.handle_flow_passing(now, flow, index, nonce, &mut self.binding, &mut self.base);
         self.settle(now);
@@ -293,7 +294,7 @@ impl Node {
     }
 
     /// An address that this host stands in for is somebody's, or on none of its links: it is given up (P-62).
-    pub fn stand_aside(&mut self, address: IpAddr, reason: StandInStatus) {
+    pub fn stand_aside(&mut self, address: IpAddr, reason: NeighbourProxyStatus) {
         self.rendezvous.stand_aside(address, reason, &mut self.binding, &mut self.base);
     }
 
@@ -305,7 +306,7 @@ impl Node {
     /// Hosts that are registered here as wanting to be met, and pairs of them that could meet now.
     #[must_use]
     pub fn meetings(&self) -> (usize, usize) {
-        self.rendezvous.meetings()
+        self.rendezvous.rendezvous_server()
     }
 
     /// What is known of whether an address runs Whimbrel.

@@ -1,4 +1,5 @@
-//! Moves of sockets and leases of endpoints: which role hears what, and what the sessions and the table of flows have to do with it.
+//! Moves of sockets and leases of endpoints: which role hears what, and what the sessions and the table of flows have
+//! to do with it.
 
 #[cfg(test)]
 mod tests;
@@ -75,8 +76,8 @@ impl Roles<'_> {
         self.lessor.end_lease(&mut self.below, name);
     }
 
-    /// Ends the leases of hosts that had a socket before. Only once what comes for it goes elsewhere: at no moment may this host itself
-    /// answer that nobody is there.
+    /// Ends the leases of hosts that had a socket before. Only once what comes for it goes elsewhere: at no moment may
+    /// this host itself answer that nobody is there.
     fn end_former_leases(&mut self, flow: FlowName) {
         for tenant in self.relocation.former_owners(&flow) {
             self.end_lease(LeaseName { tenant, number: flow.value() });
@@ -111,7 +112,8 @@ impl Roles<'_> {
         self.relocation.end_unpermitted(&mut self.below);
     }
 
-    /// A socket of this host's own without another end is with another host now, or is back (P-96). `None`: the result comes later.
+    /// A socket of this host's own without another end is with another host now, or is back (P-96). `None`: the result
+    /// comes later.
     fn lend_moved(&mut self, flow: FlowName, far: FlowTuple) -> Option<Result<Terms, String>> {
         if flow.peer() != self.below.me() {
             return self.lessor.lend_moved(&mut self.below, flow, far);
@@ -240,8 +242,8 @@ impl Moves {
     fn handle_received(&mut self, at: At<'_>, from: PublicKey, received: &Received) {
         if self.records.handle_received(at.now, from, received) {
             let Roles { mut below, relocation, tenant, .. } = self.roles(at);
-            relocation.say_again(&mut below, from);
-            tenant.say_again(&mut below, from);
+            relocation.send_again(&mut below, from);
+            tenant.send_again(&mut below, from);
         }
     }
 
@@ -249,7 +251,7 @@ impl Moves {
     fn handle_session(&mut self, at: At<'_>, with: PublicKey) {
         self.records.handle_session(&with);
         let Roles { mut below, relocation, lessor, .. } = self.roles(at);
-        lessor.say_all_reached(&mut below, with);
+        lessor.send_all_reached(&mut below, with);
         relocation.handle_session(&mut below, &with);
     }
 
@@ -370,7 +372,8 @@ impl Node {
                     if lent.is_none()
                         && self.binding.flow_named(&flow).or_else(|| self.binding.flow_named(&from)).is_none()
                     {
-                        // It ended between announcement and commit. Whoever has rebuilt the socket is not to wait for a way to nobody.
+                        // It ended between announcement and commit. Whoever has rebuilt the socket is not to wait for a
+                        // way to nobody.
                         moves.relocation.end_flow(&mut moves.outbox, flow);
                     }
                     let hidden = moves.relocation.hides(&flow);
@@ -391,7 +394,7 @@ impl Node {
                 FlowChange::End { tuple } => self.binding.end_passed_on(now, &tuple, &mut self.base),
                 FlowChange::Remember { key } => {
                     if let Some(id) = self.binding.flow.path.session.by_key.get(&key).copied() {
-                        self.binding.put_binding_in_force(now, id, &mut self.base);
+                        self.binding.apply_binding(now, id, &mut self.base);
                         self.base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
                     }
                 }
@@ -433,9 +436,10 @@ impl Node {
         self.give(now, gift, false)
     }
 
-    /// As [`Node::give_socket`], but the others only get ready, which [`MoveEvent::Prepared`](crate::MoveEvent::Prepared) tells. Nothing happens
-    /// to the socket before [`Node::give_prepared`]; where that does not come for half a minute, or the move is [called off](Node::cancel_move),
-    /// it stays.
+    /// As [`Node::give_socket`], but the others only get ready, which
+    /// [`MoveEvent::Prepared`](crate::MoveEvent::Prepared) tells. Nothing happens to the socket before
+    /// [`Node::give_prepared`]; where that does not come for half a minute, or the move is [called
+    /// off](Node::cancel_move), it stays.
     ///
     /// # Errors
     /// [`NotGiven`]: nothing was done.
@@ -462,15 +466,15 @@ impl Node {
         }
     }
 
-    /// The socket of a move is gone from this host, though nobody was asked to destroy it: its program ended, or who was to receive
-    /// it.
+    /// The socket of a move is gone from this host, though nobody was asked to destroy it: its program ended, or who
+    /// was to receive it.
     pub fn handle_move_socket_gone(&mut self, now: Time, name: MoveName) {
         self.with_roles(now, |roles| roles.relocation.handle_gone(&mut roles.below, name));
     }
 
     /// Sends what a process needs ahead of its connections, whose host will be `to`. What comes of it is told by
-    /// [`LoadAnswered`](crate::MoveEvent::LoadAnswered) under the number that is given back. `None`: this host takes no part in moves, or may not give that
-    /// host anything.
+    /// [`LoadAnswered`](crate::MoveEvent::LoadAnswered) under the number that is given back. `None`: this host takes no
+    /// part in moves, or may not give that host anything.
     pub fn send_load(&mut self, now: Time, to: PublicKey, bytes: Vec<u8>) -> Option<u64> {
         let number = self.base.random().u64();
         let sent = self.with_roles(now, |roles| roles.relocation.send_load(&mut roles.below, number, to, bytes));
@@ -482,8 +486,8 @@ impl Node {
         self.with_roles(now, |roles| roles.relocation.answer_load(&mut roles.below, name, standing, sentence));
     }
 
-    /// This host holds the far end of a flow for another host, as an anchor does. To be said again after a restart, behind
-    /// [`Node::restore_moves`]: what was moved since is known from there.
+    /// This host holds the far end of a flow for another host, as an anchor does. To be said again after a restart,
+    /// behind [`Node::restore_moves`]: what was moved since is known from there.
     ///
     /// `far` is the flow as its far end has it, which runs nothing.
     pub fn lend_flow(&mut self, flow: FlowName, far: FlowTuple) {
@@ -506,12 +510,12 @@ impl Node {
     }
 
     /// The socket of a flow whose far end another host holds has ended here.
-    pub(crate) fn say_ending(&mut self, now: Time, name: FlowName) {
-        self.with_roles(now, |roles| roles.relocation.say_ending(&mut roles.below, name));
+    pub(crate) fn send_ending(&mut self, now: Time, name: FlowName) {
+        self.with_roles(now, |roles| roles.relocation.send_ending(&mut roles.below, name));
     }
 
-    /// Takes over what a daemon before this one left in the middle of. To be called once, behind [`Node::restore`] and with the
-    /// network told: what was not decided is asked for.
+    /// Takes over what a daemon before this one left in the middle of. To be called once, behind [`Node::restore`] and
+    /// with the network told: what was not decided is asked for.
     pub fn restore_moves(
         &mut self,
         now: Time,
@@ -534,8 +538,9 @@ impl Node {
         });
     }
 
-    /// Asks an anchor for endpoints: [`Leased`](crate::MoveEvent::Leased) or [`NotLeased`](crate::MoveEvent::NotLeased) tell what comes of it, under the name
-    /// that is given. `anchor_at`: where it is, if no peer has this key yet. Endpoints that are not definite are the anchor's to choose.
+    /// Asks an anchor for endpoints: [`Leased`](crate::MoveEvent::Leased) or [`NotLeased`](crate::MoveEvent::NotLeased)
+    /// tell what comes of it, under the name that is given. `anchor_at`: where it is, if no peer has this key yet.
+    /// Endpoints that are not definite are the anchor's to choose.
     pub fn lease(
         &mut self,
         now: Time,
@@ -555,8 +560,9 @@ impl Node {
         self.with_roles(now, |roles| roles.tenant.give_up_lease(&mut roles.below, lease));
     }
 
-    /// Has a connection of a leased endpoint be a flow of this host and its anchor: [`Claimed`](crate::MoveEvent::Claimed) tells what comes of it.
-    /// `hidden`: the far end is not to learn where this host is (P-87). `false`: its local end is not leased.
+    /// Has a connection of a leased endpoint be a flow of this host and its anchor:
+    /// [`Claimed`](crate::MoveEvent::Claimed) tells what comes of it. `hidden`: the far end is not to learn where this
+    /// host is (P-87). `false`: its local end is not leased.
     pub fn claim_flow(&mut self, now: Time, tuple: FlowTuple, hidden: bool) -> bool {
         let flow = self.base.random().u64();
         self.with_roles(now, |roles| roles.tenant.claim(&mut roles.below, flow, tuple, hidden)).unwrap_or(false)
@@ -575,13 +581,14 @@ impl Node {
         }
     }
 
-    /// These are all addresses of endpoints that this host lends at which it is not reached any more, since it does not have them: their
-    /// tenants are told.
-    pub fn note_unreached(&mut self, now: Time, addresses: BTreeSet<IpAddr>) {
-        self.with_roles(now, |roles| roles.lessor.note_unreached(&mut roles.below, addresses));
+    /// These are all addresses of endpoints that this host lends at which it is not reached any more, since it does not
+    /// have them: their tenants are told.
+    pub fn on_unreached(&mut self, now: Time, addresses: BTreeSet<IpAddr>) {
+        self.with_roles(now, |roles| roles.lessor.on_unreached(&mut roles.below, addresses));
     }
 
-    /// What this host lends to whom, and the flows that it passes on for others, as their far ends have them, by who has the sockets.
+    /// What this host lends to whom, and the flows that it passes on for others, as their far ends have them, by who
+    /// has the sockets.
     #[must_use]
     pub fn dependents(&self) -> Dependents {
         let Some(moves) = &self.moves else { return Dependents::default() };
@@ -600,8 +607,8 @@ impl Node {
         self.moves.as_ref().map_or(0, |moves| moves.entries())
     }
 
-    /// Who holds the far end of a connection of this host's, with what the two call it, and where that is: the peer that it is one with;
-    /// else this host itself, which lends its address, under a name that is drawn now.
+    /// Who holds the far end of a connection of this host's, with what the two call it, and where that is: the peer
+    /// that it is one with; else this host itself, which lends its address, under a name that is drawn now.
     pub fn holder_of(&mut self, flow: &FlowTuple) -> (FlowName, Option<SocketAddr>) {
         let own = FlowName::new(self.base.public_key(), self.base.random().u64());
         if flow.is_unconnected() {
@@ -633,7 +640,7 @@ impl Node {
     }
 
     /// There is a new session with a peer.
-    pub(crate) fn note_move_session(&mut self, now: Time, id: PeerId) {
+    pub(crate) fn on_move_session(&mut self, now: Time, id: PeerId) {
         let Some(key) = self.binding.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
         self.with_moves(now, |moves, at| moves.handle_session(at, key));
     }
@@ -680,7 +687,8 @@ impl Node {
 
     // ---- whom sockets may go to
 
-    /// The hosts of the community are these, beside this one, and others were `revoked`. What is under way with others comes to nothing.
+    /// The hosts of the community are these, beside this one, and others were `revoked`. What is under way with others
+    /// comes to nothing.
     pub(crate) fn set_permitted(
         &mut self,
         now: Time,

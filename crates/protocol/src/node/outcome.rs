@@ -47,7 +47,7 @@ impl Node {
                 Asked::Say(peer, source, to, messages) => {
                     self.binding.flow.path.send_to(peer, source, to, &messages, &mut self.base)
                 }
-                Asked::State(_, State::Binding(peer)) => self.binding.note_binding_done(now, peer, id, &mut self.base),
+                Asked::State(_, State::Binding(peer)) => self.binding.on_binding_done(now, peer, id, &mut self.base),
                 _ => {}
             }
             return;
@@ -57,7 +57,7 @@ impl Node {
             Asked::Answer(id, flow) => {
                 self.binding.flow.forget_responding(id, &flow);
             }
-            Asked::FindSockets(id) => self.binding.flow.note_not_found(now, id, &mut self.base),
+            Asked::FindSockets(id) => self.binding.flow.on_not_found(now, id, &mut self.base),
             // It says so again. What moves have asked for has gone to them.
             Asked::Say(..) | Asked::Move(_) | Asked::Chain(..) => {}
             Asked::Install(flow) => {
@@ -73,7 +73,7 @@ impl Node {
                     .set_timer_earlier(Timer::Mend, now + PAUSE * 2u32.pow(self.binding.mended.min(PAUSE_DOUBLINGS)));
                 self.base.event(Event::OpFailed { what: what.to_owned(), error: error.sentence });
                 if let State::Binding(peer) = state {
-                    self.binding.note_binding_done(now, peer, id, &mut self.base);
+                    self.binding.on_binding_done(now, peer, id, &mut self.base);
                 }
             }
         }
@@ -87,9 +87,9 @@ impl Node {
             match state {
                 State::Keys(id) => self.add_keys(id),
                 State::Path(id) => self.binding.set_tunnel_path(id, &mut self.base),
-                State::Binding(id) => self.binding.put_binding_in_force(now, id, &mut self.base),
-                State::Sets => self.binding.put_sets_in_force(&mut self.base),
-                State::Listening => self.binding.put_listening_in_force(&mut self.base),
+                State::Binding(id) => self.binding.apply_binding(now, id, &mut self.base),
+                State::Sets => self.binding.apply_sets(&mut self.base),
+                State::Listening => self.binding.apply_listening(&mut self.base),
             }
         }
         // Once they have succeeded for long enough, the next failure is the first one.
@@ -159,8 +159,8 @@ impl Node {
         for flow in closed {
             let Some(known) = self.binding.flow.flows.get(&flow).cloned() else { continue };
             let entry = known.entry().copied();
-            // Whoever holds its far end says that there is none any more: nothing that the socket sends gets anywhere (P-105). The far end
-            // itself, which it was introduced by, may have been unable to install it.
+            // Whoever holds its far end says that there is none any more: nothing that the socket sends gets anywhere
+            // (P-105). The far end itself, which it was introduced by, may have been unable to install it.
             let adopted = matches!(known.stage, Stage::Introduced { origin: Origin::Restored, .. });
             let inside = entry.is_some_and(|entry| entry.end == LocalEnd::Endpoint);
             let ended = adopted && inside && flow.transport == Transport::Tcp;
@@ -182,7 +182,7 @@ impl Node {
     }
 
     /// Tells a peer of datagram flows that ended, so often that it can be taken to know.
-    pub(crate) fn tell_closed(&mut self, now: Time, id: PeerId) {
+    pub(crate) fn send_closed(&mut self, now: Time, id: PeerId) {
         let Some(peer) = bound_mut!(self.binding, &id) else { return };
         let pause = if peer.has_session() && peer.carries() {
             let closed = &mut peer.flow.introductions.closed;

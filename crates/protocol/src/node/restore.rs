@@ -39,8 +39,8 @@ impl Node {
                     self.base.set_timer(Timer::Keepalive(id), now + LOOK_PAUSE);
                 }
                 // Before the peer is saved, with the numbers of these words.
-                self.binding.flow.tell_waiting_again(id, &mut self.base);
-                self.binding.put_binding_in_force(now, id, &mut self.base);
+                self.binding.flow.send_paused_again(id, &mut self.base);
+                self.binding.apply_binding(now, id, &mut self.base);
                 self.binding.accept_former(now, id, &mut self.base);
                 self.binding.flow.path.session.reach_again(now, id, &mut self.base);
                 self.base.set_timer(Timer::Vanished(id), now + VANISHED);

@@ -54,10 +54,10 @@ impl Node {
         self.binding.know(id, begun.source);
         self.binding.note_begun(&begun);
         if begun.joins {
-            self.community.note_joined_peer(id, begun.source);
+            self.community.on_joined_peer(id, begun.source);
         }
-        // The peer may introduce flows before its first word is read here: the programs read those, unless there are very many
-        // sessions already that they look for.
+        // The peer may introduce flows before its first word is read here: the programs read those, unless there are
+        // very many sessions already that they look for.
         self.binding.listen_in_new_session(now, id, &mut self.base);
         self.settle(now);
         if begun.confirmed {
@@ -97,7 +97,7 @@ impl Node {
         self.binding.agree_on_chains_anew(now, id, &mut self.base);
         self.binding.set_tunnel_path(id, &mut self.base);
         if confirmed.shown {
-            self.binding.put_binding_in_force(now, id, &mut self.base);
+            self.binding.apply_binding(now, id, &mut self.base);
         }
         self.binding.listen_in_new_session(now, id, &mut self.base);
         self.settle(now);
@@ -108,9 +108,9 @@ impl Node {
             self.binding.repeat_update(now, id, &mut self.base);
         }
         self.binding.announce_late(now, id, &mut self.base);
-        self.binding.note_life(now, id, confirmed.life, confirmed.begun, &mut self.base);
-        self.binding.note_sighting(now, id, confirmed.proven, &mut self.base);
-        self.binding.flow.tell_waiting(now, id, &mut self.base);
+        self.binding.on_life(now, id, confirmed.life, confirmed.begun, &mut self.base);
+        self.binding.record_sighting(now, id, confirmed.proven, &mut self.base);
+        self.binding.flow.send_paused(now, id, &mut self.base);
         self.settle(now);
         self.deliver(now, Signal::SessionUp(id));
     }
@@ -120,7 +120,7 @@ impl Node {
         let held = self.binding.held(id);
         match self.binding.flow.path.session.continue_reaching(now, id, held, &mut self.base) {
             Reach::Unneeded => {}
-            Reach::Tried(tries) => self.binding.tell_silence(id, tries, &mut self.base),
+            Reach::Tried(tries) => self.binding.report_silence(id, tries, &mut self.base),
             Reach::Lost => self.lose(now, id),
         }
     }
@@ -169,8 +169,8 @@ impl Node {
         peer.flow.flows.is_empty() && !introduces && !self.binding.flow.path.session.contacts.pins.keeps(&peer.key)
     }
 
-    /// Asks all addresses that were silent as if for the first time: at once where a flow waits for one or it is a rendezvous,
-    /// else when the next connection opens. How many questions a second there are stays limited (P-10).
+    /// Asks all addresses that were silent as if for the first time: at once where a flow waits for one or it is a
+    /// rendezvous, else when the next connection opens. How many questions a second there are stays limited (P-10).
     pub fn ask_again(&mut self, now: Time) {
         for address in self.binding.flow.path.session.contacts.silent() {
             self.binding.flow.path.session.forget_contact(address, &mut self.base);
@@ -209,8 +209,9 @@ impl Node {
         }
     }
 
-    /// Another key answers where a peer was asked for, as after a host was set up anew: the address is that peer's no longer,
-    /// and what waits to be introduced there is another's. Of a peer that is known by nothing else nothing is kept.
+    /// Another key answers where a peer was asked for, as after a host was set up anew: the address is that peer's no
+    /// longer, and what waits to be introduced there is another's. Of a peer that is known by nothing else nothing is
+    /// kept.
     fn find_another(&mut self, now: Time, expected: PublicKey, found: PublicKey, address: IpAddr) {
         let Some(&id) = self.binding.flow.path.session.by_key.get(&expected) else { return };
         if !self.binding.flow.path.session.contacts.is_known(address, id) {
@@ -248,9 +249,9 @@ impl Node {
         }
     }
 
-    /// Forgets the key that was remembered for an address, so that another may answer there: that which a code has proven to be the
-    /// host's there takes its place (P-148), or else the next that answers. It is asked again when the next connection opens. Tells
-    /// whether one was remembered.
+    /// Forgets the key that was remembered for an address, so that another may answer there: that which a code has
+    /// proven to be the host's there takes its place (P-148), or else the next that answers. It is asked again when the
+    /// next connection opens. Tells whether one was remembered.
     pub fn forget_key(&mut self, address: IpAddr) -> bool {
         let forgotten = self.binding.flow.path.session.forget_key_at(address, &mut self.base);
         if let Some(proven) = self.community.take_proven_key(address).filter(|_| forgotten) {

@@ -28,9 +28,9 @@ impl Node {
 
     fn tell_moves(&mut self, now: Time, signal: &Signal) {
         match signal {
-            Signal::SessionUp(id) => self.note_move_session(now, *id),
+            Signal::SessionUp(id) => self.on_move_session(now, *id),
             Signal::FlowEnded(name) => self.end_moved_flow(*name),
-            Signal::Closing(name) => self.say_ending(now, *name),
+            Signal::Closing(name) => self.send_ending(now, *name),
             Signal::Granted(grant) => self.grant(*grant),
             Signal::Members { members, revoked, limited } => {
                 self.set_permitted(now, members.clone(), revoked.clone(), *limited);

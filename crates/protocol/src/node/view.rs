@@ -101,7 +101,7 @@ impl Node {
         let there = move |flow: &Flow| !flow.closed && !flow.entry().is_some_and(ending);
         self.binding.flow.flows.iter().filter(move |(_, flow)| there(flow)).map(|(tuple, flow)| {
             let peer = flow.entry().and_then(|entry| bound!(self.binding, &entry.peer));
-            let places = peer.map(|peer| peer.places_in_force());
+            let places = peer.map(|peer| peer.current_places());
             flow.view(*tuple, places)
         })
     }

@@ -1,4 +1,5 @@
-//! Endpoints of a peer that are not confirmed: they are challenged, and little goes there before they answer (P-18, P-26).
+//! Endpoints of a peer that are not confirmed: they are challenged, and little goes there before they answer (P-18,
+//! P-26).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -91,7 +92,8 @@ impl PathLayer {
         if peer.candidate.as_ref().is_some_and(|candidate| candidate.remote == arrival.source) {
             return;
         }
-        // Where the place itself is not confirmed yet, the other mapping takes its place; one that was given up does not count.
+        // Where the place itself is not confirmed yet, the other mapping takes its place; one that was given up does
+        // not count.
         let before = peer.candidate.take().filter(|candidate| candidate.tries <= CHALLENGES || candidate.announced);
         let announced = before.as_ref().is_some_and(|candidate| candidate.announced);
         let mut candidate = Candidate::new(arrival.source, token, now, arrival.length, announced);

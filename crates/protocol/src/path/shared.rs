@@ -1,4 +1,5 @@
-//! Addresses that several hosts share, as behind a NAT: what comes from one may be anybody's there (`docs/protocol.md` §5, P-136).
+//! Addresses that several hosts share, as behind a NAT: what comes from one may be anybody's there (`docs/protocol.md`
+//! §5, P-136).
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,11 +9,11 @@ use whimbrel_handshake::PublicKey;
 
 use crate::Time;
 
-/// How long an address counts as shared after that was last seen: as long as a NAT keeps a mapping that is not used (RFC 4787,
-/// REQ-5), which is four checks of a path behind it ([`KEEPALIVE`](crate::base::pace::KEEPALIVE)).
+/// How long an address counts as shared after that was last seen: as long as a NAT keeps a mapping that is not used
+/// (RFC 4787, REQ-5), which is four checks of a path behind it ([`KEEPALIVE`](crate::base::pace::KEEPALIVE)).
 pub(crate) const SHARED: Duration = Duration::from_secs(120);
-/// Addresses of a family that are remembered. Each stands for a host that has shown that it is there, so that only who has so many
-/// addresses can push one out; the longest unseen goes first.
+/// Addresses of a family that are remembered. Each stands for a host that has shown that it is there, so that only who
+/// has so many addresses can push one out; the longest unseen goes first.
 const SIGHTINGS_MOST: usize = 4096;
 
 /// Who was seen last at an address.
@@ -31,9 +32,9 @@ pub(crate) struct Sightings {
 }
 
 impl Sightings {
-    /// Who has this key has shown to be at an address, `translated`: behind a NAT there. Tells whether the address counts as shared
-    /// since then and not before.
-    pub(crate) fn note(&mut self, now: Time, address: IpAddr, key: PublicKey, translated: bool) -> bool {
+    /// Who has this key has shown to be at an address, `translated`: behind a NAT there. Tells whether the address
+    /// counts as shared since then and not before.
+    pub(crate) fn record(&mut self, now: Time, address: IpAddr, key: PublicKey, translated: bool) -> bool {
         if !self.at.contains_key(&address) {
             self.make_room(now, address.is_ipv4());
         }
@@ -100,34 +101,34 @@ mod tests {
         // P-136
         let here = IpAddr::from([192, 0, 2, 1]);
         let mut sightings = Sightings::default();
-        assert!(!sightings.note(at(0), here, key(1), false));
-        assert!(!sightings.note(at(20), here, key(1), false), "one host alone");
-        assert!(sightings.note(at(139), here, key(2), false));
-        assert!(!sightings.note(at(150), here, key(1), false), "it was before");
+        assert!(!sightings.record(at(0), here, key(1), false));
+        assert!(!sightings.record(at(20), here, key(1), false), "one host alone");
+        assert!(sightings.record(at(139), here, key(2), false));
+        assert!(!sightings.record(at(150), here, key(1), false), "it was before");
         assert!(sightings.is_shared(at(269), here) && !sightings.is_shared(at(270), here));
         assert_eq!(sightings.take_over(at(269)), (Vec::new(), Some(at(270))));
         assert_eq!(sightings.take_over(at(270)), (vec![here], None));
         // Who comes long after another had the address has it alone.
-        assert!(!sightings.note(at(400), here, key(2), false));
-        assert!(!sightings.note(at(520), here, key(1), false));
-        assert!(sightings.note(at(530), here, key(1), true), "a NAT");
+        assert!(!sightings.record(at(400), here, key(2), false));
+        assert!(!sightings.record(at(520), here, key(1), false));
+        assert!(sightings.record(at(530), here, key(1), true), "a NAT");
     }
 
     #[test]
     fn addresses_that_are_remembered_are_bounded_by_family() {
         let mut sightings = Sightings::default();
         let here = IpAddr::from([192, 0, 2, 1]);
-        sightings.note(at(0), here, key(1), true);
+        sightings.record(at(0), here, key(1), true);
         for host in 0..SIGHTINGS_MOST as u16 + 100 {
-            sightings.note(at(1), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, host]), key(2), false);
+            sightings.record(at(1), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, host]), key(2), false);
         }
         assert_eq!(sightings.entries(), SIGHTINGS_MOST + 1, "a flood of the other family pushes nobody out");
         assert!(sightings.is_shared(at(1), here));
         for host in 0..SIGHTINGS_MOST as u32 - 1 {
-            sightings.note(at(2), IpAddr::from((0x0a00_0000 + host).to_be_bytes()), key(2), false);
+            sightings.record(at(2), IpAddr::from((0x0a00_0000 + host).to_be_bytes()), key(2), false);
         }
-        sightings.note(at(3), here, key(1), true);
-        sightings.note(at(4), IpAddr::from([198, 51, 100, 1]), key(2), false);
+        sightings.record(at(3), here, key(1), true);
+        sightings.record(at(4), IpAddr::from([198, 51, 100, 1]), key(2), false);
         assert!(sightings.is_shared(at(4), here), "the longest unseen goes first");
         assert_eq!(sightings.entries(), 2 * SIGHTINGS_MOST);
     }

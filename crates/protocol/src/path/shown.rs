@@ -22,7 +22,7 @@ pub(crate) struct Shown {
 
 impl Shown {
     /// It has received something that was sent to this address.
-    pub(crate) fn note(&mut self, now: Time, address: IpAddr) {
+    pub(crate) fn record(&mut self, now: Time, address: IpAddr) {
         self.at.retain(|(at, _)| *at != address);
         self.at.insert(0, (address, now));
         self.at.truncate(SHOWN_MOST);
@@ -47,7 +47,7 @@ impl Shown {
     /// An answer came. Tells whether it was one to such a question.
     pub(crate) fn handle_answer(&mut self, now: Time, token: u64) -> bool {
         let Some((address, ..)) = self.asked.take_if(|(_, sent, _)| *sent == token) else { return false };
-        self.note(now, address);
+        self.record(now, address);
         true
     }
 }
@@ -67,7 +67,7 @@ mod tests {
         assert!(shown.handle_answer(now, 7) && !shown.handle_answer(now, 7));
         assert!(shown.contains(now, one) && !shown.contains(now, other));
         assert!(!shown.contains(now + SHOWN_FOR, one));
-        (3..20).for_each(|last| shown.note(now, IpAddr::from([10, 0, 0, last])));
+        (3..20).for_each(|last| shown.record(now, IpAddr::from([10, 0, 0, last])));
         assert!(shown.at.len() == SHOWN_MOST && !shown.contains(now, one));
     }
 }

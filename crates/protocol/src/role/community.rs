@@ -58,8 +58,8 @@ const SAVED_LATER: Duration = Duration::from_secs(60);
 const OPEN_MOST: usize = 16;
 /// Exchanges that are begun at once, and how often one more may be.
 const EXCHANGES: (f64, Duration) = (16.0, Duration::from_millis(250));
-/// Messages with statements that are looked at at once, and how often one more is. Each costs a signature's verification for
-/// each statement that would be news.
+/// Messages with statements that are looked at at once, and how often one more is. Each costs a signature's
+/// verification for each statement that would be news.
 const ROSTERS: (f64, Duration) = (128.0, Duration::from_millis(20));
 
 /// What a host knows of its community, and what it does about it.
@@ -127,7 +127,7 @@ impl Role for Community {
     fn handle_signal(&mut self, now: Time, signal: &Signal, low: &mut BindingLayer, base: &mut Base) {
         match signal {
             Signal::NetworkChanged | Signal::Returned => self.hurry_community(now, base),
-            Signal::SessionUp(id) => self.note_community_session(now, *id, low, base),
+            Signal::SessionUp(id) => self.on_community_session(now, *id, low, base),
             _ => {}
         }
     }
@@ -203,7 +203,7 @@ impl Community {
             self.hints.extend(at.map(|at| (PublicKey::from(statement.host), at)));
         }
         self.roster = Some(roster);
-        self.tell_everybody(now, low, base);
+        self.send_to_everybody(now, low, base);
         Ok(())
     }
 
@@ -224,7 +224,7 @@ impl Community {
         self.hints.clear();
         self.roster = Some(roster);
         self.save_community(base);
-        self.tell_everybody(now, low, base);
+        self.send_to_everybody(now, low, base);
         Ok(())
     }
 
@@ -309,8 +309,8 @@ impl Community {
         base.event(CommunityEvent::HostRevoked { host: *host, name });
         self.save_community(base);
         // It learns that, too.
-        self.tell_one(*host);
-        self.tell_everybody(now, low, base);
+        self.send_to_one(*host);
+        self.send_to_everybody(now, low, base);
         Ok(())
     }
 
@@ -325,7 +325,7 @@ impl Community {
         self.hints.clear();
         self.offers.retain(|_, offer| !offer.is_for_members());
         base.ask(StoreOp::ForgetCommunity, Asked::Effect("forgetting the community"));
-        self.tell_everybody(now, low, base);
+        self.send_to_everybody(now, low, base);
         Ok(())
     }
 
@@ -390,7 +390,7 @@ impl Community {
     }
 
     /// The roster is another: whoever belongs to it is told, and sockets are taken of these.
-    fn tell_everybody(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+    fn send_to_everybody(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
         let me = base.public_key();
         let hosts: BTreeSet<PublicKey> =
             self.own(&me).map(|roster| roster.hosts().filter(|host| *host != me).collect()).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! Gateways (`docs/protocol.md` §12): a router that speaks for hosts behind it, which run nothing. Peers ask at the address of such
-//! a host, and are answered in its name; what they introduce there are flows of this host's like any other, whose sockets it
-//! does not see.
+//! Gateways (`docs/protocol.md` §12): a router that speaks for hosts behind it, which run nothing. Peers ask at the
+//! address of such a host, and are answered in its name; what they introduce there are flows of this host's like any
+//! other, whose sockets it does not see.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
@@ -25,33 +25,34 @@ use crate::role::gateway::opened::OpenedBehind;
 
 pub(crate) mod opened;
 
-/// How long a peer that is not heard keeps its flows with hosts behind this one (P-103): what the kernel's connection tracking
-/// gives a connection of TCP (`nf_conntrack_tcp_timeout_established`).
+/// How long a peer that is not heard keeps its flows with hosts behind this one (P-103): what the kernel's connection
+/// tracking gives a connection of TCP (`nf_conntrack_tcp_timeout_established`).
 const FORGOTTEN: Duration = Duration::from_secs(5 * 86_400);
-/// Flows of hosts behind that somebody has begun to introduce and nobody has shown to sit on, at the most, and of one peer.
-const UNSHOWN_MOST: usize = 4096;
-const UNSHOWN_OF_PEER: usize = 1024;
+/// Flows of hosts behind that somebody has begun to introduce and nobody has shown to sit on, at the most, and of one
+/// peer.
+const UNVERIFIED_MOST: usize = 4096;
+const UNVERIFIED_OF_PEER: usize = 1024;
 
 /// What this host does for hosts behind it.
 #[derive(Default)]
 pub(crate) struct GatewayRole {
     /// Flows of hosts behind this one that nobody has shown to sit on yet.
-    unshown: Unshown,
+    unverified: Unverified,
     /// Connections that hosts behind this one have opened.
     opened: OpenedBehind,
-    /// Datagram flows of theirs that somebody has sent in from where their peers were, a moment after these had moved, and when that
-    /// is looked for again.
+    /// Datagram flows of theirs that somebody has sent in from where their peers were, a moment after these had moved,
+    /// and when that is looked for again.
     claimed: BTreeMap<FlowTuple, Time>,
 }
 
 /// Flows of hosts behind that a peer has begun to introduce, and has not shown yet to sit on.
 #[derive(Debug, Default)]
-pub(crate) struct Unshown {
+pub(crate) struct Unverified {
     flows: BTreeMap<FlowTuple, PeerId>,
     by_peer: BTreeMap<PeerId, BTreeSet<FlowTuple>>,
 }
 
-impl Unshown {
+impl Unverified {
     fn insert(&mut self, flow: FlowTuple, id: PeerId) {
         self.remove(&flow);
         self.flows.insert(flow, id);
@@ -72,14 +73,14 @@ impl Unshown {
         self.by_peer.get(&id).map_or(0, BTreeSet::len)
     }
 
-    /// Whether a peer may have one more, and the flow that gives way for it: one of the peer's that has most, so that nobody can keep
-    /// the others from beginning (P-101).
+    /// Whether a peer may have one more, and the flow that gives way for it: one of the peer's that has most, so that
+    /// nobody can keep the others from beginning (P-101).
     fn room(&self, id: PeerId) -> Option<Option<FlowTuple>> {
         let own = self.of(id);
-        if own >= UNSHOWN_OF_PEER {
+        if own >= UNVERIFIED_OF_PEER {
             return None;
         }
-        if self.flows.len() < UNSHOWN_MOST {
+        if self.flows.len() < UNVERIFIED_MOST {
             return Some(None);
         }
         let most = self.by_peer.values().max_by_key(|flows| flows.len()).filter(|flows| flows.len() > own + 1);
@@ -118,7 +119,7 @@ impl Role for GatewayRole {
     fn handle_timer(&mut self, now: Time, timer: Timer, low: &mut BindingLayer, base: &mut Base) -> bool {
         match timer {
             Timer::Opened => self.continue_opened(now, low, base),
-            Timer::Claims => self.look_for_claims_again(now, low, base),
+            Timer::Claims => self.search_for_claims_again(now, low, base),
             _ => return false,
         }
         true
@@ -149,9 +150,9 @@ impl GatewayRole {
             return;
         }
         let Some(&id) = low.flow.path.session.by_index.get(&index) else { return };
-        let Some(gives_way) = self.unshown.room(id) else { return };
+        let Some(gives_way) = self.unverified.room(id) else { return };
         if let Some(other) = gives_way {
-            self.unshown.remove(&other);
+            self.unverified.remove(&other);
             low.flow.forget_flow(&other, base);
         }
         low.flow.handle_flow_opened(now, flow, true, base);
@@ -161,27 +162,27 @@ impl GatewayRole {
     /// This peer has not shown to sit on a flow yet; unless that changes soon it is forgotten.
     pub(crate) fn doubt(&mut self, now: Time, flow: &FlowTuple, id: PeerId, base: &mut Base) {
         if base.attachments().is_behind(flow.local.ip()) {
-            self.unshown.insert(*flow, id);
+            self.unverified.insert(*flow, id);
             base.sweep_later(now);
         }
     }
 
     /// Forgets flows of hosts behind that nobody introduces any more. Tells whether any is left.
     pub(crate) fn sweep_passing(&mut self, low: &mut BindingLayer, base: &mut Base) -> bool {
-        if self.unshown.len() == 0 {
+        if self.unverified.len() == 0 {
             return false;
         }
         let peers = low.flow.peers.values();
         let answered: HashSet<FlowTuple> =
             peers.flat_map(|peer| peer.introductions.responding.keys().copied()).collect();
-        for (flow, id) in std::mem::take(&mut self.unshown).flows {
+        for (flow, id) in std::mem::take(&mut self.unverified).flows {
             match low.flow.flows.get(&flow) {
                 None | Some(Flow { stage: Stage::Introduced { .. }, .. }) => {}
-                Some(_) if answered.contains(&flow) => self.unshown.insert(flow, id),
+                Some(_) if answered.contains(&flow) => self.unverified.insert(flow, id),
                 Some(_) => low.flow.forget_flow(&flow, base),
             }
         }
-        self.unshown.len() > 0
+        self.unverified.len() > 0
     }
 
     /// Forgets what a peer that has not been heard for very long has with hosts behind this one (P-103).
@@ -200,12 +201,12 @@ impl GatewayRole {
             low.flow.forget_flow(&flow, base);
         }
         low.flow.idle_later(now, id, base);
-        low.put_binding_in_force(now, id, base);
+        low.apply_binding(now, id, base);
         low.refresh_sets(base);
     }
 
-    /// Somebody sends, from where the peer of a datagram flow with a host behind this one was: after a while that is not the peer any
-    /// more, and what he is answered is his (P-104).
+    /// Somebody sends, from where the peer of a datagram flow with a host behind this one was: after a while that is
+    /// not the peer any more, and what he is answered is his (P-104).
     pub(crate) fn handle_datagram_claim(
         &mut self,
         now: Time,
@@ -216,7 +217,7 @@ impl GatewayRole {
     ) {
         let id = entry.peer;
         let Some(peer) = bound!(low, &id) else { return };
-        if peer.places_in_force() == entry.home {
+        if peer.current_places() == entry.home {
             return;
         }
         if let Some(until) = peer.under_way_until(now, entry.home.peer) {
@@ -228,13 +229,14 @@ impl GatewayRole {
         self.claimed.remove(&flow);
         base.event(Event::Claimed { flow, peer: id, given_up: true });
         low.flow.forget_flow(&flow, base);
-        low.flow.tell_ended(now, id, entry.name, base);
+        low.flow.send_ended(now, id, entry.name, base);
         low.flow.idle_later(now, id, base);
         low.refresh_sets(base);
     }
 
-    /// What was on the way to peers' former places when they moved has arrived by now: who sends from there from now on is told of.
-    pub(crate) fn look_for_claims_again(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+    /// What was on the way to peers' former places when they moved has arrived by now: who sends from there from now on
+    /// is told of.
+    pub(crate) fn search_for_claims_again(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
         let due = self.claimed.iter().filter(|(_, until)| **until <= now).map(|(flow, _)| *flow);
         for flow in due.collect::<Vec<_>>() {
             self.claimed.remove(&flow);
@@ -250,7 +252,7 @@ impl GatewayRole {
 
     /// The peer's end of a flow that is being introduced to it is the socket of a host behind it (P-123).
     pub(crate) fn handle_passing(&mut self, id: PeerId, nonce: u64, low: &mut BindingLayer, base: &mut Base) {
-        let Some(flow) = low.flow.flows.with_nonce(nonce) else { return self.note_beyond(id, nonce, low, base) };
+        let Some(flow) = low.flow.flows.with_nonce(nonce) else { return self.on_beyond(id, nonce, low, base) };
         let Some(known) = low.flow.flows.get_mut(&flow) else { return };
         if matches!(known.stage, Stage::Echoing { peer, nonce: own, .. } if (peer, own) == (id, nonce)) {
             known.beyond = true;
@@ -258,7 +260,7 @@ impl GatewayRole {
     }
 
     /// The same of a flow that is introduced already: the word was lost when it was.
-    fn note_beyond(&mut self, id: PeerId, name: u64, low: &mut BindingLayer, base: &mut Base) {
+    fn on_beyond(&mut self, id: PeerId, name: u64, low: &mut BindingLayer, base: &mut Base) {
         let Some(flow) = peer!(low.flow, &id).and_then(|peer| peer.flow.named.get(&name).copied()) else {
             return;
         };
@@ -354,21 +356,21 @@ mod tests {
             }
         };
         // Nobody gets it all, and all together do not keep one out who comes later.
-        begin(&mut node, 1, UNSHOWN_OF_PEER + 10);
+        begin(&mut node, 1, UNVERIFIED_OF_PEER + 10);
         assert_eq!(
-            (node.binding.flow.flows.len(), node.gateway.unshown.of(PeerId(1))),
-            (UNSHOWN_OF_PEER, UNSHOWN_OF_PEER)
+            (node.binding.flow.flows.len(), node.gateway.unverified.of(PeerId(1))),
+            (UNVERIFIED_OF_PEER, UNVERIFIED_OF_PEER)
         );
-        (2..=4).for_each(|index| begin(&mut node, index, UNSHOWN_OF_PEER + 10));
-        assert_eq!(node.binding.flow.flows.len(), UNSHOWN_MOST);
+        (2..=4).for_each(|index| begin(&mut node, index, UNVERIFIED_OF_PEER + 10));
+        assert_eq!(node.binding.flow.flows.len(), UNVERIFIED_MOST);
         begin(&mut node, 5, 600);
-        assert_eq!((node.binding.flow.flows.len(), node.gateway.unshown.of(PeerId(5))), (UNSHOWN_MOST, 600));
+        assert_eq!((node.binding.flow.flows.len(), node.gateway.unverified.of(PeerId(5))), (UNVERIFIED_MOST, 600));
         // Nor does the one who comes later push out others with fewer.
-        begin(&mut node, 6, UNSHOWN_OF_PEER);
-        let held: Vec<usize> = (1..=6).map(|id| node.gateway.unshown.of(PeerId(id))).collect();
-        assert!(held.iter().all(|held| (600..=UNSHOWN_MOST / 6 + 90).contains(held)), "{held:?}");
+        begin(&mut node, 6, UNVERIFIED_OF_PEER);
+        let held: Vec<usize> = (1..=6).map(|id| node.gateway.unverified.of(PeerId(id))).collect();
+        assert!(held.iter().all(|held| (600..=UNVERIFIED_MOST / 6 + 90).contains(held)), "{held:?}");
         let due = node.poll_timeout().expect("a timer");
         node.handle_timeout(due);
-        assert!(node.binding.flow.flows.len() == 0 && node.gateway.unshown.len() == 0);
+        assert!(node.binding.flow.flows.len() == 0 && node.gateway.unverified.len() == 0);
     }
 }

@@ -9,8 +9,8 @@
 //! tickets.rs    what lets an acceptor have a move committed
 //! ```
 //!
-//! All three roles may be one host's, or two of them: what a host has to say to itself goes the same way as what it says to others.
-//! None of them knows another; what one is to know of another is given to it here.
+//! All three roles may be one host's, or two of them: what a host has to say to itself goes the same way as what it
+//! says to others. None of them knows another; what one is to know of another is given to it here.
 
 mod acceptor;
 mod donor;
@@ -73,7 +73,8 @@ impl Relocation {
 
     // ---- what the caller wants
 
-    /// Begins to give a socket away. `number` is drawn by lot. `waits`: it goes once that is [said](Self::go_on) and no sooner.
+    /// Begins to give a socket away. `number` is drawn by lot. `waits`: it goes once that is [said](Self::go_on) and no
+    /// sooner.
     ///
     /// # Errors
     /// [`NotGiven`]: nothing was done.
@@ -104,7 +105,8 @@ impl Relocation {
         self.settle(below);
     }
 
-    /// The socket of a move is gone, though nobody was asked to destroy it: of one that this host gives away, or else takes.
+    /// The socket of a move is gone, though nobody was asked to destroy it: of one that this host gives away, or else
+    /// takes.
     pub(crate) fn handle_gone(&mut self, below: &mut Below<'_>, name: MoveName) {
         if name.donor == *below.me().as_bytes() {
             self.donor.handle_gone(below, name.number);
@@ -218,11 +220,11 @@ impl Relocation {
     }
 
     /// A host has forgotten what it was told: all that it is to answer is said anew.
-    pub(crate) fn say_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
-        self.loads.say_again(below, to);
-        self.donor.say_again(below, to);
-        self.acceptor.say_again(below, to);
-        self.holder.say_again(below, to);
+    pub(crate) fn send_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
+        self.loads.send_again(below, to);
+        self.donor.send_again(below, to);
+        self.acceptor.send_again(below, to);
+        self.holder.send_again(below, to);
     }
 
     /// There is a session with a host.
@@ -239,7 +241,7 @@ impl Relocation {
             Asked::Keep(flows) => {
                 for flow in flows {
                     if let Some(number) = self.holder.handle_kept(below, flow, result.clone()) {
-                        self.donor.note_not_kept(number);
+                        self.donor.on_not_kept(number);
                     }
                 }
             }
@@ -279,7 +281,7 @@ impl Relocation {
     /// What this host has lent to itself for moves that are over is its own again.
     fn settle(&mut self, below: &mut Below<'_>) {
         while let Some(flow) = self.donor.poll_over() {
-            self.holder.take_in_unmoved(below, flow);
+            self.holder.handle_unmoved(below, flow);
         }
     }
 
@@ -296,8 +298,8 @@ impl Relocation {
     }
 
     /// A socket with another host's flow has ended here: its holder need not count it any more.
-    pub(crate) fn say_ending(&self, below: &mut Below<'_>, flow: FlowName) {
-        holder::say_ending(below, flow);
+    pub(crate) fn send_ending(&self, below: &mut Below<'_>, flow: FlowName) {
+        holder::send_ending(below, flow);
     }
 
     /// What is to become of a claim. `leased`: its endpoint is lent to the tenant.

@@ -12,8 +12,8 @@ use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::role::Role;
 use crate::role::rendezvous::client::Rendezvous;
-use crate::role::rendezvous::proxy::StandIns;
-use crate::role::rendezvous::server::Meetings;
+use crate::role::rendezvous::proxy::NeighbourProxies;
+use crate::role::rendezvous::server::RendezvousServer;
 
 pub(crate) mod client;
 pub(crate) mod proxy;
@@ -23,8 +23,8 @@ pub(crate) mod server;
 #[derive(Default)]
 pub(crate) struct RendezvousRole {
     client: Rendezvous,
-    meetings: Meetings,
-    stand_ins: StandIns,
+    rendezvous_server: RendezvousServer,
+    neighbour_proxies: NeighbourProxies,
 }
 
 impl Role for RendezvousRole {
@@ -35,7 +35,7 @@ impl Role for RendezvousRole {
                 | Message::Registered { .. }
                 | Message::Whereabouts { .. }
                 | Message::WhereaboutsSeen { .. }
-                | Message::StandIn { .. }
+                | Message::NeighbourProxy { .. }
                 | Message::StandingIn { .. }
                 | Message::PathResponse { .. }
         )
@@ -62,8 +62,8 @@ impl Role for RendezvousRole {
                 answers.extend(self.handle_whereabouts(now, from, number, &found, low, base));
             }
             Message::WhereaboutsSeen { number } => self.handle_whereabouts_seen(now, from, number, low, base),
-            Message::StandIn { addresses } => {
-                answers.extend(self.handle_stand_in(now, from, arrival, &addresses, low, base));
+            Message::NeighbourProxy { addresses } => {
+                answers.extend(self.handle_neighbour_proxy(now, from, arrival, &addresses, low, base));
             }
             Message::StandingIn { addresses } => self.handle_standing_in(now, from, &addresses, low, base),
             // To a challenge that nobody below has sent.
@@ -81,12 +81,12 @@ impl Role for RendezvousRole {
             Signal::Moving(id) => self.try_found_again(now, *id, base),
             Signal::Unanswered(id) => {
                 self.check_rendezvous(now, *id, low, base);
-                self.want_stand_in(now, *id, low, base);
+                self.want_neighbour_proxy(now, *id, low, base);
             }
-            Signal::Answered(id) => self.stand_in_no_more(now, *id, low, base),
+            Signal::Answered(id) => self.end_neighbour_proxy(now, *id, low, base),
             Signal::SessionUp(id) => {
                 self.register_anew(now, *id, low, base);
-                self.note_endpoint(now, *id, low, base);
+                self.record_endpoint(now, *id, low, base);
             }
             _ => {}
         }
@@ -95,10 +95,10 @@ impl Role for RendezvousRole {
     fn handle_timer(&mut self, now: Time, timer: Timer, low: &mut BindingLayer, base: &mut Base) -> bool {
         match timer {
             Timer::Registration(id) => self.register(now, id, low, base),
-            Timer::Whereabouts(id) => self.tell_whereabouts(now, id, low, base),
+            Timer::Whereabouts(id) => self.send_whereabouts(now, id, low, base),
             Timer::Found(id) => self.try_found(now, id, low, base),
-            Timer::StandIn(id) => self.ask_stand_in(now, id, low, base),
-            Timer::Rendezvous => self.look_for_rendezvous(now, low, base),
+            Timer::NeighbourProxy(id) => self.ask_neighbour_proxy(now, id, low, base),
+            Timer::Rendezvous => self.search_for_rendezvous(now, low, base),
             _ => return false,
         }
         true
@@ -106,14 +106,14 @@ impl Role for RendezvousRole {
 
     fn forget_peer(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer, base: &mut Base) {
         self.leave_rendezvous(id, low, base);
-        self.leave_meetings(id, key, low);
-        self.forget_stand_ins(id, base);
-        for timer in [Timer::Registration(id), Timer::Whereabouts(id), Timer::Found(id), Timer::StandIn(id)] {
+        self.leave_rendezvous_server(id, key, low);
+        self.forget_neighbour_proxies(id, base);
+        for timer in [Timer::Registration(id), Timer::Whereabouts(id), Timer::Found(id), Timer::NeighbourProxy(id)] {
             base.stop_timer(timer);
         }
     }
 
     fn entries(&self) -> usize {
-        self.client.entries() + self.meetings.entries() + self.stand_ins.entries()
+        self.client.entries() + self.rendezvous_server.entries() + self.neighbour_proxies.entries()
     }
 }

@@ -13,7 +13,8 @@ use crate::Time;
 /// What is taken ahead of a stranger, and of somebody whom this host expects something of, in bytes.
 const WINDOW_STRANGER: u64 = 16 * 1024;
 const WINDOW: u64 = 1 << 20;
-/// Answers that a stranger, and a host of whom something is expected, does not acknowledge before nothing more is taken of it, in bytes.
+/// Answers that a stranger, and a host of whom something is expected, does not acknowledge before nothing more is taken
+/// of it, in bytes.
 const REPLIES_STRANGER: usize = 16 * 1024;
 const REPLIES_MOST: usize = 1 << 20;
 /// Lanes at a time that strangers began. There is always one for those of whom something is expected.
@@ -51,7 +52,7 @@ struct Lane {
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
     lanes: BTreeMap<PublicKey, Lane>,
-    /// The highest number that a stream of this host's was given, but for those that another host has made rise.
+    /// The highest number that a stream of this host's was given, except for those that another host has made rise.
     newest: u64,
 }
 
@@ -76,8 +77,9 @@ impl Lanes {
         self.lanes.get_mut(&with)
     }
 
-    /// Says something to another host. `wall`: milliseconds of the wall clock, so that streams' numbers rise over restarts.
-    pub(crate) fn say(&mut self, now: Time, wall: u64, to: PublicKey, record: &Record) {
+    /// Says something to another host. `wall`: milliseconds of the wall clock, so that streams' numbers rise over
+    /// restarts.
+    pub(crate) fn send(&mut self, now: Time, wall: u64, to: PublicKey, record: &Record) {
         if let Some(lane) = self.open(now, wall, to, WINDOW) {
             let mut bytes = Vec::new();
             record.encode(&mut bytes);
@@ -149,7 +151,8 @@ impl Lanes {
         records
     }
 
-    /// An acknowledgement came. Tells whether the other host has forgotten what it was told, so that all of it is to be said anew.
+    /// An acknowledgement came. Tells whether the other host has forgotten what it was told, so that all of it is to be
+    /// said anew.
     pub(crate) fn handle_received(&mut self, now: Time, wall: u64, from: PublicKey, received: &Received) -> bool {
         let Some(lane) = self.lanes.get_mut(&from) else { return false };
         match lane.sender.handle(now, received) {

@@ -24,14 +24,14 @@ pub(crate) mod handshake;
 mod hello;
 mod otherwise;
 mod questions;
+mod referred;
 mod responding;
 mod trust;
-mod vouched;
 
 use handshake::Pending;
 use questions::Questions;
+use referred::Referred;
 use responding::Responding;
-use vouched::Vouched;
 
 /// Pauses after each try (P-10).
 const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(3)];
@@ -40,7 +40,8 @@ const TURN: Duration = Duration::from_millis(500);
 /// Silence after an address did not answer, at first and at the longest (P-10).
 const SILENCE: Duration = Duration::from_secs(600);
 const SILENCE_LONGEST: Duration = Duration::from_secs(86_400);
-/// How soon a rendezvous that did not answer is asked again, at first (P-57). Doubles, to what holds for other hosts at first.
+/// How soon a rendezvous that did not answer is asked again, at first (P-57). Doubles, to what holds for other hosts at
+/// first.
 const UNANSWERED: Duration = Duration::from_secs(30);
 /// How long an answer to an initiation is waited for.
 const PENDING: Duration = Duration::from_secs(10);
@@ -102,7 +103,7 @@ pub(crate) struct Contacts {
     /// What roles have written of hosts.
     pub(crate) pins: Pins,
     /// Hosts that a peer has named (P-87).
-    vouched: Vouched,
+    referred: Referred,
     pending: HashMap<u32, Pending>,
     responding: Responding,
     cookies: CookieChecker,
@@ -127,7 +128,7 @@ impl Contacts {
             pauses: HashMap::new(),
             waiting: HashMap::new(),
             pins: Pins::default(),
-            vouched: Vouched::default(),
+            referred: Referred::default(),
             pending: HashMap::new(),
             responding: Responding::default(),
             cookies: CookieChecker::new(public, &mut |bytes| random.fill(bytes)),
@@ -191,7 +192,8 @@ impl Contacts {
         self.pending.get(&index).map(|pending| pending.to)
     }
 
-    /// Takes the room for one more peer. `None`: it is to be looked first whether there is any ([`Contacts::set_room`]).
+    /// Takes the room for one more peer. `None`: it is to be looked first whether there is any
+    /// ([`Contacts::set_room`]).
     pub(crate) fn take_room(&mut self) -> Option<()> {
         self.room = self.room.checked_sub(1)?;
         Some(())

@@ -21,7 +21,8 @@ pub(crate) struct SessionSlot {
     pub(crate) session: Session,
     /// Whether it took the place of the others: the peer has shown that it holds the keys too.
     pub(crate) settled: bool,
-    /// When it is no longer received from: once another took its place, and before the peer has shown that it holds the keys.
+    /// When it is no longer received from: once another took its place, and before the peer has shown that it holds the
+    /// keys.
     pub(crate) until: Option<Time>,
     /// When its handshake began here.
     pub(crate) begun: Time,
@@ -51,8 +52,8 @@ pub(crate) struct Peer {
     pub(crate) sessions: Vec<SessionSlot>,
     /// The confirmed endpoint.
     pub(crate) remote: SocketAddr,
-    /// Where its last handshake came from, if that is not the confirmed endpoint: it was there, and has not said that its
-    /// flows are.
+    /// Where its last handshake came from, if that is not the confirmed endpoint: it was there, and has not said that
+    /// its flows are.
     pub(crate) met: Option<SocketAddr>,
     /// Our address towards it.
     pub(crate) source: Option<IpAddr>,
@@ -182,8 +183,8 @@ impl Peer {
         }
     }
 
-    /// Whether its flows may come by another path at any moment: it has told of one that is not confirmed yet, and need not wait
-    /// with what it sends itself (P-21, P-38).
+    /// Whether its flows may come by another path at any moment: it has told of one that is not confirmed yet, and need
+    /// not wait with what it sends itself (P-21, P-38).
     pub(crate) fn may_come_anew(&self) -> bool {
         self.candidate.as_ref().is_some_and(|candidate| candidate.awaited.is_some() && !candidate.doubted)
     }

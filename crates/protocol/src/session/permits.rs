@@ -1,5 +1,5 @@
-//! Whom sockets may come from and go to: those whom the configuration names, the hosts of the community, and strangers by a grant,
-//! for one connection, once (P-83).
+//! Whom sockets may come from and go to: those whom the configuration names, the hosts of the community, and strangers
+//! by a grant, for one connection, once (P-83).
 
 use std::collections::{BTreeMap, BTreeSet};
 

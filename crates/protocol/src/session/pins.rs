@@ -1,4 +1,5 @@
-//! What roles write of hosts: which sessions are kept, whom this host is on the look-out for, and which keys are believed.
+//! What roles write of hosts: which sessions are kept, whom this host is on the look-out for, and which keys are
+//! believed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

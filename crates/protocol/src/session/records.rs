@@ -43,12 +43,12 @@ impl Records {
         self.wall_clock_at_zero + now.as_millis()
     }
 
-    pub(crate) fn say(&mut self, now: Time, to: PublicKey, record: Record) {
+    pub(crate) fn send(&mut self, now: Time, to: PublicKey, record: Record) {
         if to == self.me {
             self.own.push_back(record);
         } else {
             let wall = self.wall(now);
-            self.lanes.say(now, wall, to, &record);
+            self.lanes.send(now, wall, to, &record);
         }
     }
 

@@ -1,4 +1,5 @@
-//! What somebody says who wants what is another's: introductions under others' names, moves of what is not his, places that are not his.
+//! What somebody says who wants what is another's: introductions under others' names, moves of what is not his, places
+//! that are not his.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -38,7 +39,7 @@ impl Speaker {
             return false;
         };
         let Ok(Finished { session, answer, remote, .. }) = initiator.handle_response(&answer, 0) else { return false };
-        world.note_session(index);
+        world.on_session(index);
         (self.session, self.peer_key) = (Some(session), Some(remote));
         if let Some(finish) = answer {
             self.launch(world, self.endpoint(), self.peer, Body::Control(finish), Transport::Udp);
@@ -53,7 +54,8 @@ impl Speaker {
         self.session.is_some()
     }
 
-    /// Introduces a flow that its host opened with this nonce, and tells this wire port of its own. Tells whether the peer takes it so.
+    /// Introduces a flow that its host opened with this nonce, and tells this wire port of its own. Tells whether the
+    /// peer takes it so.
     pub fn try_to_introduce(&mut self, world: &mut World, flow: FlowId, nonce: u64, wire_port: u16) -> bool {
         if self.session.is_none() {
             return false;
@@ -61,7 +63,7 @@ impl Speaker {
         let tuple = world.flow(flow).tuples[0];
         let index = self.index();
         world.at_mut(self.host).listen(index);
-        self.say(world, self.endpoint(), &[Message::IntroductionRequest { tag: 5 }]);
+        self.send(world, self.endpoint(), &[Message::IntroductionRequest { tag: 5 }]);
         world.run_for(ANSWERED_WITHIN);
         let before = world.at(self.host).consumed.len();
         self.inject(world, tuple, Some((flow, 0)), nonce);
@@ -77,7 +79,7 @@ impl Speaker {
             wire_port,
             tuple,
         };
-        self.say(world, self.endpoint(), &[Message::IntroductionEcho(echo)]);
+        self.send(world, self.endpoint(), &[Message::IntroductionEcho(echo)]);
         world.run_for(ANSWERED_WITHIN);
         let heard = self.attend(world);
         let done = heard
@@ -110,7 +112,7 @@ impl Speaker {
             wire_port: tuple.local.port(),
             tuple,
         };
-        self.say(world, self.endpoint(), &[Message::Pairing(pairing)]);
+        self.send(world, self.endpoint(), &[Message::Pairing(pairing)]);
     }
 
     /// Says that it is to be reached here, with these flags, from its true address.
@@ -120,7 +122,7 @@ impl Speaker {
         }
         self.sequence += 1;
         let update = Message::BindingUpdate { sequence: self.sequence, flags, claimed, lifetime: 0 };
-        self.say(world, self.endpoint(), &[update, Message::Padding { length: 1000 }]);
+        self.send(world, self.endpoint(), &[update, Message::Padding { length: 1000 }]);
         world.run_for(ANSWERED_WITHIN);
         self.attend(world);
     }
@@ -131,8 +133,8 @@ impl Speaker {
         self.observed
     }
 
-    /// Hears what has come, answers what one has to answer to be believed, and acknowledges what was said about moves. Gives what it has
-    /// heard.
+    /// Hears what has come, answers what one has to answer to be believed, and acknowledges what was said about moves.
+    /// Gives what it has heard.
     pub fn attend(&mut self, world: &mut World) -> Vec<Message> {
         let heard = self.hear(world);
         let mut answers = Vec::new();
@@ -161,13 +163,13 @@ impl Speaker {
         let seen = probes.iter().filter(|nonce| *nonce & PROBE_BIT != 0);
         answers.extend(seen.map(|token| Message::ProbeSeen { token: *token }));
         if self.session.is_some() && !answers.is_empty() {
-            self.say(world, self.endpoint(), &answers);
+            self.send(world, self.endpoint(), &answers);
         }
         heard
     }
 
     /// Says these words about moves.
-    pub fn say_records(&mut self, world: &mut World, records: &[Record]) {
+    pub fn send_records(&mut self, world: &mut World, records: &[Record]) {
         if self.session.is_none() {
             return;
         }
@@ -176,13 +178,13 @@ impl Speaker {
         // Each time another stream, newer than any that the host's own daemon may have begun.
         self.stream += 1;
         let stream = (1 << 60) + self.stream;
-        self.say(world, self.endpoint(), &[Message::Stream(Stretch { stream, fresh: true, offset: 0, bytes })]);
+        self.send(world, self.endpoint(), &[Message::Stream(Stretch { stream, fresh: true, offset: 0, bytes })]);
     }
 
     /// Announces a move of a flow of this name to somebody, and signs a ticket for it if the holder takes it (P-73).
     pub fn announce_move(&mut self, world: &mut World, flow: u64, acceptor: &PublicKey, number: u64) -> Option<Ticket> {
         let (acceptor, lifetime) = (*acceptor.as_bytes(), 60);
-        self.say_records(world, &[Record::Announce { number, flow, lifetime, acceptor }]);
+        self.send_records(world, &[Record::Announce { number, flow, lifetime, acceptor }]);
         world.run_for(ANSWERED_WITHIN);
         let heard = self.attend(world);
         let (sequence, lifetime) = records(&heard).into_iter().find_map(|record| match record {
@@ -199,7 +201,7 @@ impl Speaker {
 
     /// Presents a ticket (P-74), and tells a wire port of its own.
     pub fn present(&mut self, world: &mut World, ticket: Ticket, wire_port: u16) {
-        self.say_records(world, &[Record::Present { ticket, wire_port }]);
+        self.send_records(world, &[Record::Present { ticket, wire_port }]);
         world.run_for(ANSWERED_WITHIN);
         self.attend(world);
     }

@@ -69,7 +69,7 @@ impl World {
     }
 
     /// Notes what becomes of a packet; of data only where all is shown.
-    fn note(&mut self, packet: &Packet, what: &str) {
+    fn record(&mut self, packet: &Packet, what: &str) {
         if self.aloud || !matches!(packet.body, Body::Data { .. } | Body::Tunnel { .. }) {
             self.trace(|_| format!("{what}: {packet}"));
         }
@@ -86,16 +86,16 @@ impl World {
         if let (Some(recorded), Body::Control(_)) = (&mut self.recorded, &packet.body) {
             recorded.push((from, packet.clone()));
         }
-        self.note_seen(from, &packet);
+        self.on_seen(from, &packet);
         if let Body::Introduction { nonce, .. } = packet.body {
             self.nonces.push(nonce);
         }
         if packet.source.is_ipv4() != packet.destination.is_ipv4() {
-            self.note(&packet, "two families, lost");
+            self.record(&packet, "two families, lost");
             return;
         }
         if let Some(&to) = self.networks[from.0].hosts.get(&packet.destination.ip()) {
-            self.note(&packet, "on link");
+            self.record(&packet, "on link");
             self.later(NEAR, What::Land(from, to, packet));
             return;
         }
@@ -112,10 +112,10 @@ impl World {
                     outer.map(|outer| packet.source = outer).is_some()
                 }
             };
-        let stood_in_for = self.stand_in_of(packet.destination.ip()).map(|(network, _)| network);
+        let stood_in_for = self.neighbour_proxy_of(packet.destination.ip()).map(|(network, _)| network);
         let to = self.global.get(&packet.destination.ip()).copied().or(stood_in_for);
         let Some(to) = to.filter(|_| passes) else {
-            self.note(&packet, if passes { "lost in the core" } else { "lost on its way out" });
+            self.record(&packet, if passes { "lost in the core" } else { "lost on its way out" });
             return;
         };
         if let Body::Control(_) = packet.body {
@@ -125,17 +125,17 @@ impl World {
             && (part.networks == [from, to] || part.networks == [to, from])
             && self.sent > part.from
         {
-            self.note(&packet, "parted");
+            self.record(&packet, "parted");
             return;
         }
         let (near, far) = (self.networks[from.0].link, self.networks[to.0].link);
         let (out, back) = (near.carry(&mut self.random), far.carry(&mut self.random));
         if out.is_empty() || back.is_empty() {
-            self.note(&packet, "lost by chance");
+            self.record(&packet, "lost by chance");
         }
         for first in out {
             for second in &back {
-                self.note(&packet, "sent");
+                self.record(&packet, "sent");
                 self.later(first + *second, What::Enter(to, packet.clone()));
             }
         }
@@ -212,12 +212,12 @@ impl World {
                 }
             }
             Inbound::Reset => self.refuse(network, &packet, "the NAT"),
-            Inbound::Drop => self.note(&packet, "filtered"),
+            Inbound::Drop => self.record(&packet, "filtered"),
         }
     }
 
     /// Who stands in for an address on the network that it was on.
-    pub(super) fn stand_in(&self, network: NetworkId, address: IpAddr) -> Option<HostId> {
+    pub(super) fn neighbour_proxy(&self, network: NetworkId, address: IpAddr) -> Option<HostId> {
         let stands = |host: &Host| {
             let there = host.attached.iter().any(|attached| attached.network == network);
             there && !host.asleep && host.node.is_some() && host.plane.standing_in.contains(&address)
@@ -225,19 +225,19 @@ impl World {
         self.hosts.iter().position(stands).map(HostId)
     }
 
-    fn stand_in_of(&self, address: IpAddr) -> Option<(NetworkId, HostId)> {
+    fn neighbour_proxy_of(&self, address: IpAddr) -> Option<(NetworkId, HostId)> {
         let (network, _) = self.former.get(&address)?;
-        Some((*network, self.stand_in(*network, address)?))
+        Some((*network, self.neighbour_proxy(*network, address)?))
     }
 
     /// Nobody has an address, but somebody may stand in for whoever had it.
     fn intercept(&mut self, network: NetworkId, packet: &Packet) {
         let address = packet.destination.ip();
-        let (Some(host), Body::Control(payload)) = (self.stand_in(network, address), &packet.body) else {
-            self.note(packet, "nobody there");
+        let (Some(host), Body::Control(payload)) = (self.neighbour_proxy(network, address), &packet.body) else {
+            self.record(packet, "nobody there");
             return;
         };
-        self.note(packet, "taken in for another");
+        self.record(packet, "taken in for another");
         if let Some((_, whose)) = self.former.get(&address) {
             // It is heard by way of the other.
             self.ledger.receive(*whose, packet.source.ip(), packet.length());
@@ -283,8 +283,8 @@ impl World {
         }
     }
 
-    /// Whether what a flow's end sends is Whimbrel's business: both sockets are there, and the end's maps know it. Else it
-    /// fares as on any host.
+    /// Whether what a flow's end sends is Whimbrel's business: both sockets are there, and the end's maps know it. Else
+    /// it fares as on any host.
     fn answers_for(&self, flow: FlowId, end: usize) -> bool {
         let flow = &self.flows[flow.0];
         let known = self.hosts[flow.hosts[end].0].plane.flows.contains_key(&flow.tuples[end]);
@@ -292,13 +292,13 @@ impl World {
     }
 
     pub(super) fn land(&mut self, network: NetworkId, host: HostId, packet: &Packet) {
-        self.note_seen(network, packet);
+        self.on_seen(network, packet);
         let of = &self.hosts[host.0];
         if of.asleep {
             return;
         }
         if of.attached.iter().all(|a| a.address != packet.destination.ip() || a.network != network) {
-            self.note(packet, "gone meanwhile");
+            self.record(packet, "gone meanwhile");
             return;
         }
         if !matches!(packet.body, Body::Unreachable(..) | Body::Reset) {
@@ -316,7 +316,7 @@ impl World {
             Body::Introduction { index, nonce, flow } => {
                 let stripped = self.strips_options && packet.transport == Transport::Tcp;
                 if of.plane.listening.contains(index) && of.powers.consume && !stripped {
-                    self.note(packet, "consumed");
+                    self.record(packet, "consumed");
                     let (now, index, nonce) = (self.now, *index, *nonce);
                     let behind = self.hosts[host.0].is_behind(seen.local.ip());
                     self.hosts[host.0].consumed.push(nonce);
@@ -335,7 +335,7 @@ impl World {
                         self.ledger.violation(Kind::Leaked, self.now, what);
                     }
                     (Some(&(flow, end)), _) => {
-                        self.note(packet, "acknowledged");
+                        self.record(packet, "acknowledged");
                         self.send_segment(flow, end, true);
                     }
                 }
@@ -362,13 +362,13 @@ impl World {
                 }
                 let of = &self.hosts[host.0];
                 if of.node.is_none() || !of.plane.tunnel_accepts(self.now, *index, inner) {
-                    self.note(packet, "not taken out of the tunnel");
+                    self.record(packet, "not taken out of the tunnel");
                     return;
                 }
                 let of = (*flow, *end, *acknowledgement);
                 self.arrive(network, host, *inner, packet, of, Carried::Tunnelled);
             }
-            Body::Reset if wire.is_none() && of.plane.has_moved(&own) => self.note(packet, "a reset from elsewhere"),
+            Body::Reset if wire.is_none() && of.plane.has_moved(&own) => self.record(packet, "a reset from elsewhere"),
             Body::Reset => {
                 if let Some(&(flow, end)) = of.sockets.get(&own)
                     && self.flows[flow.0].open == [true; 2]
@@ -397,7 +397,7 @@ impl World {
             return;
         }
         if self.is_frozen_or_left((flow, 1 - end), host) {
-            self.note(packet, "held, or of a socket that has left");
+            self.record(packet, "held, or of a socket that has left");
             return;
         }
         let of = &self.hosts[host.0];
@@ -411,7 +411,7 @@ impl World {
         };
         if socket != (flow, 1 - end) {
             if self.are_hostile(flow, socket.0) {
-                self.note(packet, "their own affair");
+                self.record(packet, "their own affair");
                 return;
             }
             let of = &self.hosts[host.0];

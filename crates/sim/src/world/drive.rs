@@ -67,7 +67,8 @@ impl World {
         }
         let of = &self.hosts[host.0];
         let sockets: Vec<(FlowTuple, usize)> = of.sockets.iter().map(|(tuple, (_, end))| (*tuple, *end)).collect();
-        // What is passed on for another host has no socket here, and one that was moved here is in no list of this host's own.
+        // What is passed on for another host has no socket here, and one that was moved here is in no list of this
+        // host's own.
         let inside = |tuple: &FlowTuple| {
             let mut connections = self.connections.iter();
             connections.any(|of| of.tuple == *tuple && of.copies.contains_key(&host))
@@ -116,8 +117,8 @@ impl World {
         of.plane.guards = guards;
     }
 
-    /// Starts a host anew, with its sockets gone but for those of hosts behind it, which are other hosts'. `remembers`: what it knew of
-    /// those is in its state directory still.
+    /// Starts a host anew, with its sockets gone except for those of hosts behind it, which are other hosts'.
+    /// `remembers`: what it knew of those is in its state directory still.
     pub fn reboot(&mut self, host: HostId, remembers: bool) {
         self.crash(host);
         let of = &mut self.hosts[host.0];
@@ -246,7 +247,7 @@ impl World {
             Output::Event(event) => {
                 self.trace(|w| format!("{} says {event:?}", w.hosts[host.0].name));
                 if let Event::Move(event) = &event {
-                    self.note_move_event(host, event);
+                    self.on_move_event(host, event);
                     self.note_process_event(host, event);
                 }
                 self.events.push((self.now, host, event));
@@ -383,7 +384,7 @@ impl World {
         self.trace(|w| format!("{} does {}", w.hosts[host.0].name, brief(op)));
         let of = &mut self.hosts[host.0];
         of.plane.apply(self.now, op);
-        self.note_led(host, op);
+        self.on_led(host, op);
         let of = &mut self.hosts[host.0];
         match op {
             Op::Store(StoreOp::SavePeer(saved)) => {

@@ -23,7 +23,8 @@ pub(super) struct Owners {
     hostile: BTreeSet<HostId>,
     /// Sessions whose keys that party has, by the index that its end is addressed by.
     sessions: BTreeSet<u32>,
-    /// Whom an end's socket was given to, and until when what comes for it may come there; `None`: it may have it still.
+    /// Whom an end's socket was given to, and until when what comes for it may come there; `None`: it may have it
+    /// still.
     given: BTreeMap<(FlowId, usize), BTreeMap<HostId, Option<Time>>>,
 }
 
@@ -47,7 +48,7 @@ impl World {
     }
 
     /// That party's end of a session is addressed by this index.
-    pub(crate) fn note_session(&mut self, index: u32) {
+    pub(crate) fn on_session(&mut self, index: u32) {
         self.owners.sessions.insert(index);
     }
 
@@ -67,12 +68,12 @@ impl World {
     }
 
     /// The owner of an end's socket gives it away: what comes for it may come to the other host, too.
-    pub(super) fn note_given(&mut self, flow: FlowId, end: usize, to: HostId) {
+    pub(super) fn on_given(&mut self, flow: FlowId, end: usize, to: HostId) {
         self.owners.given.entry((flow, end)).or_default().insert(to, None);
     }
 
     /// An end's socket is with a host now, and with nobody else.
-    pub(super) fn note_owned(&mut self, flow: FlowId, end: usize, by: HostId) {
+    pub(super) fn on_owned(&mut self, flow: FlowId, end: usize, by: HostId) {
         let (until, before) = (self.now + UNDER_WAY, self.flow(flow).hosts[end]);
         let given = self.owners.given.entry((flow, end)).or_default();
         given.insert(before, None);
@@ -85,8 +86,9 @@ impl World {
         [one, other].iter().all(|flow| self.flow(*flow).hosts.iter().any(|host| self.is_hostile(*host)))
     }
 
-    /// A packet of an end of a flow has come to a host by other names than its own, or to one that reads whatever comes. Tells whether it
-    /// ends there. Judged where there is such a party: then connections that move are tied to their flows.
+    /// A packet of an end of a flow has come to a host by other names than its own, or to one that reads whatever
+    /// comes. Tells whether it ends there. Judged where there is such a party: then connections that move are tied to
+    /// their flows.
     pub(super) fn judge(&mut self, host: HostId, packet: &Packet, (flow, end): (FlowId, usize), renamed: bool) -> bool {
         if self.owners.hostile.is_empty() {
             return false;
@@ -112,7 +114,7 @@ impl World {
         self.watch.seen.iter()
     }
 
-    pub(super) fn note_seen(&mut self, network: NetworkId, packet: &Packet) {
+    pub(super) fn on_seen(&mut self, network: NetworkId, packet: &Packet) {
         if !self.watch.links.contains(&network) || matches!(packet.body, Body::Data { .. } | Body::Tunnel { .. }) {
             return;
         }

@@ -53,11 +53,11 @@ impl World {
     }
 
     /// A host's socket is frozen for a move, or goes on there.
-    fn note_frozen(&mut self, of: Option<(FlowId, usize)>, host: HostId, frozen: bool) {
+    fn on_frozen(&mut self, of: Option<(FlowId, usize)>, host: HostId, frozen: bool) {
         let Some((flow, end)) = of else { return };
         let (before, tuple) = (self.flows[flow.0].hosts[end], self.flows[flow.0].tuples[end]);
         if !frozen && before != host {
-            self.note_owned(flow, end, host);
+            self.on_owned(flow, end, host);
             self.hosts[before.0].sockets.remove(&tuple);
             self.hosts[host.0].sockets.insert(tuple, (flow, end));
             self.flows[flow.0].hosts[end] = host;
@@ -65,7 +65,8 @@ impl World {
         self.flows[flow.0].frozen[end] = frozen;
     }
 
-    /// Whether what comes to a host for an end of a flow is neither taken in nor answered there: the socket is frozen, or has left.
+    /// Whether what comes to a host for an end of a flow is neither taken in nor answered there: the socket is frozen,
+    /// or has left.
     pub(super) fn is_frozen_or_left(&self, of: (FlowId, usize), host: HostId) -> bool {
         let left = |at: &Connection| at.flow == Some(of) && at.left.contains(&host);
         let has = self.flows[of.0.0].hosts[of.1] == host;
@@ -82,7 +83,7 @@ impl World {
     }
 
     /// The data plane of a host has another flow: where a far end leads that it holds.
-    pub(super) fn note_led(&mut self, host: HostId, op: &Op) {
+    pub(super) fn on_led(&mut self, host: HostId, op: &Op) {
         let peers: Vec<_> = self.hosts[host.0].node.iter().flat_map(|node| node.peers()).collect();
         let (to, name) = match op {
             Op::Flow(FlowOp::Install { entry, .. }) => {
@@ -132,7 +133,7 @@ impl World {
         };
         let now = self.now;
         if let Some((flow, end)) = of.flow {
-            self.note_given(flow, end, to);
+            self.on_given(flow, end, to);
         }
         let mut given = None;
         self.with_node(from, |node| given = Some(node.give_socket(now, gift)));
@@ -336,7 +337,7 @@ impl World {
                     None => return failed(Refusal::NotRestored, "no such socket"),
                 }
                 let frozen = of.flow;
-                self.note_frozen(frozen, host, true);
+                self.on_frozen(frozen, host, true);
             }
             MoveOp::Dump { name } => {
                 let copy = self.of_move(host, &name).and_then(|of| of.copies.get(&host));
@@ -371,7 +372,7 @@ impl World {
                 (copy.awake, copy.in_program) = (true, true);
                 of.left.remove(&host);
                 let awake = of.flow;
-                self.note_frozen(awake, host, false);
+                self.on_frozen(awake, host, false);
             }
             MoveOp::Destroy { name, .. } => {
                 if let Some(of) = self.of_move(host, &name) {
@@ -444,7 +445,8 @@ impl World {
         Ok(OpDone::Done)
     }
 
-    /// Endpoints of a host as a tenant wants them, that are lent to nobody else and that no other host's connections have.
+    /// Endpoints of a host as a tenant wants them, that are lent to nobody else and that no other host's connections
+    /// have.
     fn find_free(&self, host: HostId, name: LeaseName, wanted: Ends) -> Option<Ends> {
         let of = &self.hosts[host.0];
         let saved = &of.saved_moves;
@@ -523,7 +525,7 @@ impl World {
     }
 
     /// A node says something of moves.
-    pub(super) fn note_move_event(&mut self, host: HostId, event: &MoveEvent) {
+    pub(super) fn on_move_event(&mut self, host: HostId, event: &MoveEvent) {
         if let MoveEvent::Rebound { flow, .. } = event
             && flow.peer() == self.hosts[host.0].public_key()
             && let Some(of) = self.connections.iter_mut().find(|of| of.name == flow.value() && of.holder == host)

@@ -119,8 +119,8 @@ fn a_recorded_word_of_parting_means_nothing_later() {
 
 #[test]
 fn a_host_that_was_started_anew_ends_its_flows() {
-    // P-47: it went to sleep and woke without its past, or it crashed; where it was, or elsewhere. Its daemon alone being
-    // started anew ends nothing.
+    // P-47: it went to sleep and woke without its past, or it crashed; where it was, or elsewhere. Its daemon alone
+    // being started anew ends nothing.
     for (asleep, elsewhere, anew) in [(true, true, true), (true, false, true), (false, true, true), (true, true, false)]
     {
         let life = |life| Config { life, ..Config::default() };
@@ -213,7 +213,7 @@ fn what_is_so_already_is_not_said_again() {
     // Of what only the other end has wait, nothing goes on by this end's word, and nothing is told or said of it.
     let (Two { mut world, client, server, .. }, flows) = Two::flowing(818, 2);
     let told = |world: &World, host| {
-        let waiting = |(_, at, event): &&(_, HostId, Event)| *at == host && matches!(event, Event::Waiting { .. });
+        let waiting = |(_, at, event): &&(_, HostId, Event)| *at == host && matches!(event, Event::Paused { .. });
         world.events.iter().filter(waiting).count()
     };
     world.let_wait(flows[0], 0, true);

@@ -59,7 +59,7 @@ impl Lie {
     fn update_with(&mut self, flags: UpdateFlags, sequence: u32, claimed: &str, source: &str) -> usize {
         let message = Message::BindingUpdate { sequence, flags, claimed: endpoint(claimed), lifetime: 0 };
         let padding = Message::Padding { length: 1100 };
-        self.liar.say(&mut self.world, endpoint(source), &[message, padding])
+        self.liar.send(&mut self.world, endpoint(source), &[message, padding])
     }
 }
 
@@ -83,11 +83,11 @@ fn a_locator_that_is_somebody_elses() {
         let flags = if round % 3 == 0 { UpdateFlags::NONE } else { UpdateFlags::FORMER_PATH_LOST };
         lie.update_with(flags, round, claimed, VICTIM);
         lie.world.run_for(Duration::from_millis(100));
-        lie.liar.say(&mut lie.world, endpoint(VICTIM), &[Message::IntroductionRequest { tag: 3 }]);
+        lie.liar.send(&mut lie.world, endpoint(VICTIM), &[Message::IntroductionRequest { tag: 3 }]);
         let flags = UpdateFlags::NONE;
         let small = Message::BindingUpdate { sequence: 1000 + round, flags, claimed: endpoint(VICTIM), lifetime: 0 };
         if round > 30 {
-            lie.liar.say(&mut lie.world, endpoint(VICTIM), &[small]);
+            lie.liar.send(&mut lie.world, endpoint(VICTIM), &[small]);
         }
         if round % 5 == 0 {
             lie.liar.meet(&mut lie.world);
@@ -156,7 +156,7 @@ fn a_return_to_an_address_that_has_a_new_owner() {
     });
     let token = token.expect("a challenge");
     let response = Message::PathResponse { token, observed: endpoint("10.9.0.1") };
-    lie.liar.say(&mut lie.world, endpoint("10.66.9.1"), &[response]);
+    lie.liar.send(&mut lie.world, endpoint("10.66.9.1"), &[response]);
     lie.world.run_for(SECOND);
     assert_eq!(lie.world.peer(lie.server).remote.ip(), address("10.66.9.1"));
     // Somebody else gets the first address.
@@ -177,7 +177,7 @@ fn a_rebinding_to_somebody_else() {
     // P-26
     let mut lie = Lie::new(403);
     for _ in 0..50 {
-        lie.liar.say(&mut lie.world, endpoint(VICTIM), &[Message::IntroductionRequest { tag: 9 }]);
+        lie.liar.send(&mut lie.world, endpoint(VICTIM), &[Message::IntroductionRequest { tag: 9 }]);
         lie.world.run_for(Duration::from_millis(700));
     }
     lie.world.run_for(60 * SECOND);
@@ -241,7 +241,7 @@ fn an_acknowledgement_from_somebody_elses_address() {
         liar.introduce(&mut world, flow, (0, 0));
         world.set_beat(Some(Duration::from_millis(3)));
         if tells_locator {
-            liar.say(&mut world, endpoint("10.66.0.1"), &[Message::Locators(vec![address(VICTIM)])]);
+            liar.send(&mut world, endpoint("10.66.0.1"), &[Message::Locators(vec![address(VICTIM)])]);
             world.run_for(Duration::from_millis(50));
         }
         liar.hear(&mut world);
@@ -262,7 +262,7 @@ fn an_acknowledgement_from_somebody_elses_address() {
             place: sequence,
             observed: endpoint(AWAY),
         };
-        liar.say(&mut world, endpoint(VICTIM), &[acknowledgement]);
+        liar.send(&mut world, endpoint(VICTIM), &[acknowledgement]);
         world.run_for(60 * SECOND);
         // Updates are questions of the client's own, so few that nobody is harmed.
         let (sent, received) = world.exchanged(client, address(VICTIM));
@@ -314,8 +314,9 @@ fn a_stranger_who_names_a_flow_of_somebody_else() {
     for flow in [flows[0], fresh] {
         let tuple = two.world.flow(flow).tuples[0];
         for round in 0..50 {
-            speaker.say(&mut two.world, own, &[Message::IntroductionRequest { tag: round }]);
-            // A segment with the client's addresses, sent from elsewhere: the server takes it in, and answers the client.
+            speaker.send(&mut two.world, own, &[Message::IntroductionRequest { tag: round }]);
+            // A segment with the client's addresses, sent from elsewhere: the server takes it in, and answers the
+            // client.
             speaker.inject(&mut two.world, tuple, Some((flow, 0)), 0x2000 + u64::from(round));
             two.world.run_for(Duration::from_millis(40));
             for guess in [0, 1, 0x2000 + u64::from(round), u64::MAX >> 1] {
@@ -327,12 +328,12 @@ fn a_stranger_who_names_a_flow_of_somebody_else() {
                     wire_port: tuple.local.port(),
                     tuple,
                 };
-                speaker.say(&mut two.world, own, &[Message::IntroductionEcho(echo)]);
+                speaker.send(&mut two.world, own, &[Message::IntroductionEcho(echo)]);
             }
         }
     }
     let update = Message::BindingUpdate { sequence: 1, flags: UpdateFlags::NONE, claimed: own, lifetime: 0 };
-    speaker.say(&mut two.world, own, &[update]);
+    speaker.send(&mut two.world, own, &[update]);
     two.world.run_for(20 * SECOND);
     let key = speaker.public_key();
     let peer = two.world.peers(two.server).into_iter().find(|peer| peer.key == key).expect("the thief");
@@ -358,14 +359,14 @@ fn a_stranger_who_says_that_he_has_the_other_end() {
     let (mut asked, mut echoed) = (false, None);
     for round in 0..400 {
         if round % 50 == 0 {
-            speaker.say(&mut two.world, own, &[Message::IntroduceMe { tuple }]);
+            speaker.send(&mut two.world, own, &[Message::IntroduceMe { tuple }]);
         }
         two.world.run_for(Duration::from_millis(20));
         for message in speaker.hear(&mut two.world) {
             match message {
                 Message::IntroductionRequest { tag } => {
                     asked = true;
-                    speaker.say(&mut two.world, own, &[Message::IntroductionReady { tag }]);
+                    speaker.send(&mut two.world, own, &[Message::IntroductionReady { tag }]);
                 }
                 Message::IntroductionEcho(echo) => echoed = Some(echo),
                 _ => {}
@@ -388,7 +389,7 @@ fn introductions_of_flows_that_do_not_exist_leave_nothing_behind() {
     let own = endpoint("10.66.0.1");
     for round in 0..2000u16 {
         if round % 100 == 0 {
-            lie.liar.say(&mut lie.world, own, &[Message::IntroductionRequest { tag: 1 }]);
+            lie.liar.send(&mut lie.world, own, &[Message::IntroductionRequest { tag: 1 }]);
         }
         let tuple = whimbrel_wire::FlowTuple {
             transport: whimbrel_wire::Transport::Tcp,
@@ -487,7 +488,7 @@ fn a_stranger_who_claims_the_place_of_another_gets_nothing_of_its() {
         let mut beside = Beside::new(410);
         beside.stranger.meet(&mut beside.two.world);
         let update = Message::BindingUpdate { sequence: 1, flags, claimed: endpoint(AWAY), lifetime: 0 };
-        beside.stranger.say(&mut beside.two.world, endpoint(AWAY), &[update, Message::Padding { length: 1000 }]);
+        beside.stranger.send(&mut beside.two.world, endpoint(AWAY), &[update, Message::Padding { length: 1000 }]);
         beside.two.world.run_for(20 * SECOND);
         beside.assert_unharmed();
     }
@@ -539,7 +540,7 @@ fn a_client_moves_away_from_a_liar(seed: u64) -> (World, HostId, Speaker, u32) {
     let flow = world.connect(liar_host, "10.1.0.2:22");
     liar.introduce(&mut world, flow, (0, 0));
     let told = (1..33).map(|n| address(&format!("10.77.0.{n}"))).collect();
-    liar.say(&mut world, endpoint("10.66.0.1"), &[Message::Locators(told)]);
+    liar.send(&mut world, endpoint("10.66.0.1"), &[Message::Locators(told)]);
     world.run_for(Duration::from_millis(50));
     liar.hear(&mut world);
     world.move_to(client, away, AWAY);
@@ -562,7 +563,7 @@ fn a_peer_that_always_knows_better_gets_little_sent() {
     let (mut world, client, mut liar, first) = a_client_moves_away_from_a_liar(413);
     let mut said = 0;
     for step in 0..1000 {
-        said += liar.say(&mut world, endpoint("10.66.0.1"), &[not_newer(first + step, 0)]);
+        said += liar.send(&mut world, endpoint("10.66.0.1"), &[not_newer(first + step, 0)]);
         world.run_for(Duration::from_millis(2));
     }
     world.run_for(60 * SECOND);
@@ -578,12 +579,12 @@ fn a_peer_that_always_knows_better_gets_little_sent() {
 fn sequence_numbers_have_an_end() {
     // P-17
     let (mut world, client, mut liar, sequence) = a_client_moves_away_from_a_liar(414);
-    liar.say(&mut world, endpoint("10.66.0.1"), &[not_newer(sequence, u32::MAX)]);
+    liar.send(&mut world, endpoint("10.66.0.1"), &[not_newer(sequence, u32::MAX)]);
     world.run_for(SECOND);
     assert_eq!(world.peer(client).sequences.0, sequence);
     let claimed = endpoint("10.66.0.1");
     let update = Message::BindingUpdate { sequence: u32::MAX, flags: UpdateFlags::NONE, claimed, lifetime: 0 };
-    liar.say(&mut world, endpoint("10.66.0.1"), &[update]);
+    liar.send(&mut world, endpoint("10.66.0.1"), &[update]);
     world.run_for(SECOND);
     assert_eq!(world.peer(client).sequences.1, 0);
     world.check();
@@ -591,8 +592,8 @@ fn sequence_numbers_have_an_end() {
 
 #[test]
 fn what_confirms_a_session_is_kept_back_until_another_life() {
-    // P-47, P-8: a host dies with a session whose first datagram somebody has kept, and sends it on when the host is there
-    // again.
+    // P-47, P-8: a host dies with a session whose first datagram somebody has kept, and sends it on when the host is
+    // there again.
     for kept in [10, 100] {
         let mut lie = Lie::new(415);
         let key = lie.world.at(lie.server).public_key();
@@ -622,31 +623,31 @@ fn many_words_about_waiting_flows_in_one_datagram_are_none() {
     let mut lie = Lie::new(416);
     let name = lie.liar.names()[0];
     let own = endpoint("10.66.0.1");
-    let word = |number, wait, name| Message::Waiting { number, wait, names: vec![name] };
-    lie.liar.say(&mut lie.world, own, &[word(1, true, name), word(2, false, name)]);
+    let word = |number, wait, name| Message::Paused { number, wait, names: vec![name] };
+    lie.liar.send(&mut lie.world, own, &[word(1, true, name), word(2, false, name)]);
     lie.world.run_for(Duration::from_millis(50));
-    let seen = |heard: Vec<Message>| heard.into_iter().any(|message| matches!(message, Message::WaitingSeen { .. }));
+    let seen = |heard: Vec<Message>| heard.into_iter().any(|message| matches!(message, Message::PausedSeen { .. }));
     assert!(!seen(lie.liar.hear(&mut lie.world)));
     // Numbers that leave no room for others.
-    lie.liar.say(&mut lie.world, own, &[word(u32::MAX, true, name)]);
+    lie.liar.send(&mut lie.world, own, &[word(u32::MAX, true, name)]);
     lie.world.run_for(Duration::from_millis(50));
     assert!(!seen(lie.liar.hear(&mut lie.world)));
     // Flows that are not its own, and one that is.
-    lie.liar.say(&mut lie.world, own, &[word(1, true, 0x1234)]);
-    lie.liar.say(&mut lie.world, own, &[word(2, true, name)]);
+    lie.liar.send(&mut lie.world, own, &[word(1, true, 0x1234)]);
+    lie.liar.send(&mut lie.world, own, &[word(2, true, name)]);
     lie.world.run_for(Duration::from_millis(50));
     assert!(seen(lie.liar.hear(&mut lie.world)));
     let held = |world: &World, flow| world.verdict(flow, 1) == Verdict::Hold("waits by itself");
     assert!(held(&lie.world, lie.flows[0]) && lie.flows[1..].iter().all(|flow| !held(&lie.world, *flow)));
     // An old word in a new datagram means nothing, and its answer says what counts.
-    lie.liar.say(&mut lie.world, own, &[word(1, false, name)]);
+    lie.liar.send(&mut lie.world, own, &[word(1, false, name)]);
     lie.world.run_for(Duration::from_millis(50));
-    assert!(lie.liar.hear(&mut lie.world).contains(&Message::WaitingSeen { number: 2 }));
+    assert!(lie.liar.hear(&mut lie.world).contains(&Message::PausedSeen { number: 2 }));
     assert!(held(&lie.world, lie.flows[0]));
     // Who changes its mind a thousand times a second has senders woken a few times.
     let before = lie.world.ops;
     for number in 3..1003 {
-        lie.liar.say(&mut lie.world, own, &[word(number, number % 2 == 0, name)]);
+        lie.liar.send(&mut lie.world, own, &[word(number, number % 2 == 0, name)]);
         lie.world.run_for(Duration::from_millis(1));
     }
     let ops = lie.world.ops - before;
@@ -748,7 +749,7 @@ fn many_told_addresses_cost_no_looks_at_the_routes() {
             lie.world.run_for(70 * SECOND);
         }
         let told = (1..33).map(|n| address(&format!("10.77.0.{n}"))).collect();
-        lie.liar.say(&mut lie.world, endpoint("10.66.0.1"), &[Message::Locators(told)]);
+        lie.liar.send(&mut lie.world, endpoint("10.66.0.1"), &[Message::Locators(told)]);
         lie.world.run_for(SECOND);
         let (now, counted) = (lie.world.now(), Counted(std::cell::Cell::new(0)));
         let attachments = [Attachment { address: address("10.9.0.1"), generation: 1 }];

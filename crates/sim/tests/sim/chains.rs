@@ -1,6 +1,6 @@
 //! Chains of transforms between hosts that move, are started anew, and ask each other at once (P-170 to P-177). That no
-//! packet comes by a chain which its receiver does not have, or by another one of the same number, is the ledger's to see
-//! in every run.
+//! packet comes by a chain which its receiver does not have, or by another one of the same number, is the ledger's to
+//! see in every run.
 
 use std::time::Duration;
 

@@ -277,7 +277,8 @@ fn no_two_hosts_join_under_one_name() {
         assert_eq!(scene.failure(second, before), JoinFailure::NameTaken, "{name}");
         scene.world.set_links(Link::default());
     }
-    // A name of its own does, the same host may join again as it was called, and the name of one that was revoked is free.
+    // A name of its own does, the same host may join again as it was called, and the name of one that was revoked is
+    // free.
     let code = scene.invite(DESK, false);
     scene.join_as(second, code, DESK, "other").unwrap();
     assert!(scene.wait(SOON, |s| s.belongs(second)));
@@ -434,10 +435,10 @@ fn who_sits_in_between_is_found_out() {
         let (from_laptop, from_desk) =
             (words(towards_laptop.hear(&mut scene.world)), words(towards_desk.hear(&mut scene.world)));
         for message in from_laptop {
-            towards_desk.say(&mut scene.world, towards_desk.endpoint(), &[message]);
+            towards_desk.send(&mut scene.world, towards_desk.endpoint(), &[message]);
         }
         for message in from_desk {
-            towards_laptop.say(&mut scene.world, towards_laptop.endpoint(), &[message]);
+            towards_laptop.send(&mut scene.world, towards_laptop.endpoint(), &[message]);
         }
     }
     assert!(matches!(
@@ -478,7 +479,7 @@ fn a_flood_of_strangers_costs_little_and_bars_nobody_for_long() {
         let mut element = [0; 32];
         element[..2].copy_from_slice(&round.to_be_bytes());
         let word = Word::Join { number: code.number(), purpose: JoinPurpose::Membership, element };
-        speaker.say(&mut scene.world, speaker.endpoint(), &[Message::Community(word)]);
+        speaker.send(&mut scene.world, speaker.endpoint(), &[Message::Community(word)]);
         scene.world.run_for(Duration::from_millis(20));
         let heard = speaker.hear(&mut scene.world);
         answered += heard.iter().filter(|m| matches!(m, Message::Community(Word::JoinAnswer { .. }))).count();
@@ -488,7 +489,7 @@ fn a_flood_of_strangers_costs_little_and_bars_nobody_for_long() {
     // Two in one datagram are none.
     let word = Message::Community(Word::Join { number: 1, purpose: JoinPurpose::Membership, element: [0; 32] });
     let dropped = scene.world.at(DESK).node.as_ref().unwrap().dropped();
-    speaker.say(&mut scene.world, speaker.endpoint(), &[word.clone(), word]);
+    speaker.send(&mut scene.world, speaker.endpoint(), &[word.clone(), word]);
     scene.world.run_for(Duration::from_millis(50));
     assert_eq!(scene.world.at(DESK).node.as_ref().unwrap().dropped(), dropped + 1);
     scene.join(LAPTOP, code, DESK).unwrap();
@@ -512,7 +513,7 @@ fn strangers_are_told_nothing_and_believed_nothing() {
         Word::Roster { community: [9; 32], statements: genuine },
         Word::RosterState { community, digest: [1; 16], asks: true },
     ] {
-        speaker.say(&mut scene.world, speaker.endpoint(), &[Message::Community(word)]);
+        speaker.send(&mut scene.world, speaker.endpoint(), &[Message::Community(word)]);
         scene.world.run_for(SECOND);
     }
     let heard = speaker.hear(&mut scene.world);
@@ -521,7 +522,7 @@ fn strangers_are_told_nothing_and_believed_nothing() {
     // A proof that follows no exchange, and answers that nobody asked for.
     let number = scene.invite(DESK, false).number();
     let proof = Word::JoinProof { number, proof: [0; 32], name: "thief".to_owned() };
-    speaker.say(&mut scene.world, speaker.endpoint(), &[Message::Community(proof)]);
+    speaker.send(&mut scene.world, speaker.endpoint(), &[Message::Community(proof)]);
     scene.world.run_for(SECOND);
     let refused = Message::Community(Word::JoinRefused { number, refusal: JoinRefusal::NoSuchCode });
     assert!(speaker.hear(&mut scene.world).contains(&refused));

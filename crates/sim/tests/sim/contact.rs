@@ -508,7 +508,7 @@ fn one_users_many_connections_do_not_keep_anothers_waiting() {
     let crowd = two.world.network(Access::Open);
     let named = |world: &mut World, client, flow: FlowId, user| {
         let tuple = world.flow(flow).tuples[0];
-        world.with_node(client, |node| node.note_user(&tuple, user));
+        world.with_node(client, |node| node.record_user(&tuple, user));
     };
     for number in 0..250 {
         let host = two.world.bare_host("silent");

@@ -1,4 +1,5 @@
-//! What strangers can have a host do at all its sockets (P-143): keys are free, so that no number of them makes it look more often.
+//! What strangers can have a host do at all its sockets (P-143): keys are free, so that no number of them makes it look
+//! more often.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -51,7 +52,7 @@ fn introduced(seed: u64, peers: usize) -> (World, HostId, Vec<Speaker>) {
 fn moves(world: &mut World, speaker: &mut Speaker, sequence: u32) {
     let from = SocketAddr::new(speaker.address, 2031 + (sequence % 2) as u16);
     let update = Message::BindingUpdate { sequence, flags: UpdateFlags::FORMER_PATH_LOST, claimed: from, lifetime: 0 };
-    speaker.say(world, from, &[update, Message::Padding { length: 1000 }]);
+    speaker.send(world, from, &[update, Message::Padding { length: 1000 }]);
 }
 
 #[test]
@@ -119,7 +120,7 @@ fn claims_with_any_number_of_keys_cause_few_looks() {
                     wire_port: 2000,
                     tuple,
                 });
-                speaker.say(&mut two.world, speaker.endpoint(), &[claim]);
+                speaker.send(&mut two.world, speaker.endpoint(), &[claim]);
             }
             two.world.run_for(Duration::from_millis(50));
         }

@@ -65,7 +65,7 @@ fn datagram_flows_without_sockets_leave_nothing_behind() {
     let before = entries(&world, server);
     let index = liar.index();
     world.at_mut(liar_host).listen(index);
-    liar.say(&mut world, liar.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
+    liar.send(&mut world, liar.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
     world.run_for(Duration::from_millis(50));
     for port in 1000..1300u16 {
         // The last: to an address that is not the server's.
@@ -91,7 +91,8 @@ fn datagram_flows_without_sockets_leave_nothing_behind() {
 
 #[test]
 fn no_program_reads_an_introduction_in_a_session_that_is_new() {
-    // Who said once that it looks for introductions looks for those of later sessions too, from when the peer may have them.
+    // Who said once that it looks for introductions looks for those of later sessions too, from when the peer may have
+    // them.
     let mut world = World::new(704);
     let [den, far] = std::array::from_fn(|_| world.network(Access::Open));
     let (server, other) = (world.host("server"), world.bare_host("other"));
@@ -200,7 +201,7 @@ fn introductions_by_others_displace_no_true_one() {
             two.world.attach(host, den, &at);
             let mut stranger = Speaker::new(host, den, address(&at), address("10.9.0.1"));
             stranger.meet(&mut two.world);
-            stranger.say(&mut two.world, stranger.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
+            stranger.send(&mut two.world, stranger.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
             stranger
         })
         .collect();
@@ -221,7 +222,7 @@ fn introductions_by_others_displace_no_true_one() {
                 tuple,
             };
             let from = strangers[0].endpoint();
-            strangers[0].say(&mut two.world, from, &[Message::IntroductionEcho(echo)]);
+            strangers[0].send(&mut two.world, from, &[Message::IntroductionEcho(echo)]);
         }
         two.world.run_for(Duration::from_millis(2));
     }
@@ -256,20 +257,21 @@ fn what_costs_much_is_asked_for_once_in_a_datagram() {
         vec![update(1), update(2)],
         vec![Message::Stream(Stretch { stream: 1, fresh: true, offset: 0, bytes: vec![] }); 2],
     ] {
-        speaker.say(&mut two.world, claimed, &messages);
+        speaker.send(&mut two.world, claimed, &messages);
         two.world.run_for(Duration::from_millis(50));
         assert_eq!(speaker.hear(&mut two.world), []);
     }
     assert_eq!(dropped(&two.world), before + 4);
     let messages = [Message::IntroductionRequest { tag: 1 }, Message::FlowClosed(vec![]), update(1)];
-    speaker.say(&mut two.world, claimed, &messages);
+    speaker.send(&mut two.world, claimed, &messages);
     two.world.run_for(Duration::from_millis(50));
     let heard = speaker.hear(&mut two.world);
     assert!(heard.contains(&Message::IntroductionReady { tag: 1 }), "{heard:?}");
     assert!(heard.iter().any(|message| matches!(message, Message::BindingAcknowledgement { .. })));
 }
 
-/// A server with a connected datagram socket whose far end is another host's, which runs nothing; and a speaker elsewhere.
+/// A server with a connected datagram socket whose far end is another host's, which runs nothing; and a speaker
+/// elsewhere.
 fn datagrams_of_another() -> (World, HostId, HostId, FlowId, Speaker) {
     let mut world = World::new(708);
     let [den, far, crowd] = std::array::from_fn(|_| world.network(Access::Open));
@@ -282,7 +284,7 @@ fn datagrams_of_another() -> (World, HostId, HostId, FlowId, Speaker) {
     let flow = world.connect_from(victim, 5353, NAMES, Transport::Udp);
     let mut liar = Speaker::new(liar_host, den, address("10.66.0.1"), address("10.9.0.1"));
     liar.meet(&mut world);
-    liar.say(&mut world, liar.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
+    liar.send(&mut world, liar.endpoint(), &[Message::IntroductionRequest { tag: 1 }]);
     world.run_for(Duration::from_millis(50));
     (world, server, victim, flow, liar)
 }

@@ -1,4 +1,5 @@
-//! What anchors lend and what is claimed of it (`docs/protocol.md` §11, decision 0019), with one fault at every step, and many of chance.
+//! What anchors lend and what is claimed of it (`docs/protocol.md` §11, decision 0019), with one fault at every step,
+//! and many of chance.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -284,7 +285,8 @@ fn a_lease_runs_out_while_its_tenant_is_not_reached_and_what_was_claimed_goes_on
 
 #[test]
 fn a_tenant_that_forgets_a_claim_as_its_lease_ends_has_the_connection_still() {
-    // P-86: its daemon dies before any step of a claim, and is back when the lease is over and nothing is lent any more.
+    // P-86: its daemon dies before any step of a claim, and is back when the lease is over and nothing is lent any
+    // more.
     let effects = {
         let mut scene = Scene::new(0x5eed);
         scene.rent(TENANT);
@@ -496,7 +498,8 @@ fn a_connection_of_anothers_is_not_a_donors_to_give_to_the_anchor() {
     };
     let before = owner(&scene.world).expect("it is passed on to the tenant");
     scene.world.set_talk(None);
-    // A member of the community makes a socket up that has the names of the far end's, and says that it holds that itself.
+    // A member of the community makes a socket up that has the names of the far end's, and says that it holds that
+    // itself.
     let made_up = scene.world.movable(OTHER, OTHER, 99, far);
     scene.world.give(made_up, OTHER, ANCHOR, 100).expect("it is asked for");
     scene.world.run_for(10 * SECOND);

@@ -102,7 +102,7 @@ impl Theft {
             tuple: self.world.flow(self.flow).tuples[0],
         });
         let from = self.thief.endpoint();
-        self.thief.say(&mut self.world, from, &[claim]);
+        self.thief.send(&mut self.world, from, &[claim]);
         self.world.run_for(Duration::from_millis(200));
         self.thief.hear(&mut self.world)
     }
@@ -156,8 +156,8 @@ fn a_local_user_is_told_of_a_flow_and_does_not_know_its_numbers() {
     world.check();
 }
 
-/// How long the server takes at the most for a millisecond in which a stranger claims one of a thousand connections of its own, a hundred
-/// times, in so many sessions.
+/// How long the server takes at the most for a millisecond in which a stranger claims one of a thousand connections of
+/// its own, a hundred times, in so many sessions.
 fn longest_step(sessions: usize) -> Duration {
     let mut theft = Theft::new(508);
     for _ in 0..1000 {
@@ -169,7 +169,7 @@ fn longest_step(sessions: usize) -> Duration {
         had.push(theft.thief.swap_session(None));
         assert!(theft.thief.try_to_meet(&mut theft.world, Duration::from_millis(25)));
         let from = theft.thief.endpoint();
-        theft.thief.say(&mut theft.world, from, &[Message::Padding { length: 1 }]);
+        theft.thief.send(&mut theft.world, from, &[Message::Padding { length: 1 }]);
     }
     let tuple = theft.world.flow(theft.flow).tuples[0];
     for nonce in 0..100 {
@@ -185,7 +185,7 @@ fn longest_step(sessions: usize) -> Duration {
             tuple,
         });
         let from = theft.thief.endpoint();
-        theft.thief.say(&mut theft.world, from, &[claim]);
+        theft.thief.send(&mut theft.world, from, &[claim]);
     }
     let step = |_| {
         let began = Instant::now();

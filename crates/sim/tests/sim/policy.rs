@@ -1,7 +1,7 @@
 //! Flows that a policy leaves alone (P-59).
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Config, FlowState, Manner, Rule, Ruling, View};
+use whimbrel_protocol::{Config, FlowState, Manner, Rule, Verdict, View};
 use whimbrel_sim::{Carried, FlowId, HostId};
 use whimbrel_wire::Transport;
 
@@ -13,15 +13,15 @@ const LEFT_ALONE: Rule = Rule { excluded_by: Some(7), manner: Manner { view: Vie
 fn asking(seed: u64) -> Two {
     let mut two = Two::with(seed, Config::default(), Config::default());
     for host in [two.client, two.server] {
-        two.world.with_node(host, |node| node.await_rulings(true));
+        two.world.with_node(host, |node| node.await_verdicts(true));
     }
     two
 }
 
-fn rule(two: &mut Two, flow: FlowId, end: usize, ruling: &Ruling) {
+fn rule(two: &mut Two, flow: FlowId, end: usize, verdict: &Verdict) {
     let tuple = two.world.flow(flow).tuples[end];
     let (host, now) = ([two.client, two.server][end], two.world.now());
-    two.world.with_node(host, |node| node.handle_ruling(now, tuple, ruling.clone()));
+    two.world.with_node(host, |node| node.handle_verdict(now, tuple, verdict.clone()));
 }
 
 fn state(two: &Two, flow: FlowId, end: usize) -> FlowState {
@@ -36,8 +36,8 @@ fn key_of(two: &Two, host: HostId) -> PublicKey {
 fn a_flow_that_its_opener_leaves_alone_asks_nobody() {
     let mut two = asking(901);
     let flow = two.world.connect(two.client, SERVICE);
-    rule(&mut two, flow, 0, &Ruling { otherwise: LEFT_ALONE, ..Ruling::default() });
-    rule(&mut two, flow, 1, &Ruling::default());
+    rule(&mut two, flow, 0, &Verdict { otherwise: LEFT_ALONE, ..Verdict::default() });
+    rule(&mut two, flow, 1, &Verdict::default());
     let sent = two.world.datagrams();
     two.world.run_for(20 * SECOND);
     assert_eq!(state(&two, flow, 0), FlowState::Excluded(7));
@@ -52,9 +52,9 @@ fn a_flow_that_its_acceptor_leaves_alone_is_refused_at_once() {
     two.world.set_beat(Some(SECOND / 10));
     let alone = two.world.connect(two.client, SERVICE);
     let other = two.world.connect(two.client, SERVICE);
-    rule(&mut two, alone, 1, &Ruling { otherwise: LEFT_ALONE, ..Ruling::default() });
+    rule(&mut two, alone, 1, &Verdict { otherwise: LEFT_ALONE, ..Verdict::default() });
     for (flow, end) in [(alone, 0), (other, 0), (other, 1)] {
-        rule(&mut two, flow, end, &Ruling::default());
+        rule(&mut two, flow, end, &Verdict::default());
     }
     introduced(&mut two.world, &[other]);
     two.world.run_for(2 * SECOND);
@@ -67,19 +67,19 @@ fn a_flow_that_its_acceptor_leaves_alone_is_refused_at_once() {
 }
 
 #[test]
-fn nothing_is_done_about_a_flow_before_its_ruling() {
+fn nothing_is_done_about_a_flow_before_its_verdict() {
     let mut two = asking(903);
     let flow = two.world.connect(two.client, SERVICE);
     two.world.run_for(30 * SECOND);
     assert_eq!(state(&two, flow, 0), FlowState::Unknown);
     assert_eq!(two.world.peers(two.client).len(), 0);
     // One end long before the other, as where finding out who has it takes a while.
-    rule(&mut two, flow, 0, &Ruling::default());
+    rule(&mut two, flow, 0, &Verdict::default());
     two.world.run_for(SECOND / 2);
-    rule(&mut two, flow, 1, &Ruling::default());
+    rule(&mut two, flow, 1, &Verdict::default());
     introduced(&mut two.world, &[flow]);
     // What was said once stays.
-    rule(&mut two, flow, 0, &Ruling { otherwise: LEFT_ALONE, ..Ruling::default() });
+    rule(&mut two, flow, 0, &Verdict { otherwise: LEFT_ALONE, ..Verdict::default() });
     assert_eq!(state(&two, flow, 0), FlowState::Native);
     two.world.check();
 }
@@ -89,28 +89,28 @@ fn a_rule_that_names_a_key_counts_once_the_peer_is_known() {
     let mut two = asking(904);
     let server = key_of(&two, two.server);
     let flow = two.world.connect(two.client, SERVICE);
-    rule(&mut two, flow, 0, &Ruling { for_keys: vec![(server, LEFT_ALONE)], otherwise: Rule::default() });
-    rule(&mut two, flow, 1, &Ruling::default());
+    rule(&mut two, flow, 0, &Verdict { for_keys: vec![(server, LEFT_ALONE)], otherwise: Rule::default() });
+    rule(&mut two, flow, 1, &Verdict::default());
     two.world.run_for(5 * SECOND);
     assert_eq!(state(&two, flow, 0), FlowState::Excluded(7));
     // The other way round: all but this one.
     let flow = two.world.connect(two.client, SERVICE);
-    rule(&mut two, flow, 0, &Ruling { for_keys: vec![(server, Rule::default())], otherwise: LEFT_ALONE });
-    rule(&mut two, flow, 1, &Ruling::default());
+    rule(&mut two, flow, 0, &Verdict { for_keys: vec![(server, Rule::default())], otherwise: LEFT_ALONE });
+    rule(&mut two, flow, 1, &Verdict::default());
     introduced(&mut two.world, &[flow]);
     two.world.check();
 }
 
 #[test]
-fn flows_are_not_paired_before_their_ruling_or_against_it() {
+fn flows_are_not_paired_before_their_verdict_or_against_it() {
     let mut two = asking(905);
     two.world.strips_options = true;
     let flow = two.world.connect(two.client, SERVICE);
     two.world.set_beat(Some(SECOND / 10));
-    rule(&mut two, flow, 0, &Ruling::default());
+    rule(&mut two, flow, 0, &Verdict::default());
     two.world.run_for(6 * SECOND);
     assert!(!two.world.introduced(flow));
-    rule(&mut two, flow, 1, &Ruling { otherwise: LEFT_ALONE, ..Ruling::default() });
+    rule(&mut two, flow, 1, &Verdict { otherwise: LEFT_ALONE, ..Verdict::default() });
     two.world.run_for(20 * SECOND);
     assert_eq!(state(&two, flow, 0), FlowState::Failed("the peer's policy leaves it alone"));
     two.world.check();
@@ -122,9 +122,9 @@ fn whoever_claims_the_names_of_a_moved_flow_is_refused_or_gets_them() {
     two.world.set_beat(Some(SECOND / 10));
     let flows = [(); 2].map(|()| two.world.connect(two.client, SERVICE));
     for (flow, gives_way) in flows.into_iter().zip([false, true]) {
-        rule(&mut two, flow, 0, &Ruling::default());
+        rule(&mut two, flow, 0, &Verdict::default());
         let manner = Manner { view: View::Virtual, gives_way };
-        rule(&mut two, flow, 1, &Ruling { otherwise: Rule { excluded_by: None, manner }, ..Ruling::default() });
+        rule(&mut two, flow, 1, &Verdict { otherwise: Rule { excluded_by: None, manner }, ..Verdict::default() });
     }
     introduced(&mut two.world, &flows);
     two.world.move_to(two.client, two.away, AWAY);

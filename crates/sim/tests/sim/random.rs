@@ -66,7 +66,7 @@ impl Run {
         }
     }
 
-    fn note(&mut self, line: String) {
+    fn record(&mut self, line: String) {
         self.log.push(format!("{:>10} {line}", self.world.now().as_millis()));
     }
 
@@ -81,7 +81,7 @@ impl Run {
                 if translated && self.world.at(host).node.is_none() {
                     return;
                 }
-                self.note(format!("client {client} moves to network {network}"));
+                self.record(format!("client {client} moves to network {network}"));
                 self.world.move_to(host, self.networks[network], &Self::address(client, network));
                 self.at[client] = Some(network);
             }
@@ -91,7 +91,7 @@ impl Run {
                 if Self::address(client, from) == Self::address(client, network) {
                     return;
                 }
-                self.note(format!("client {client} joins network {network}, then leaves {from}"));
+                self.record(format!("client {client} joins network {network}, then leaves {from}"));
                 self.world.attach(host, self.networks[network], &Self::address(client, network));
                 let overlap = self.random.duration(Duration::from_millis(800));
                 self.world.run_for(overlap);
@@ -99,14 +99,14 @@ impl Run {
                 self.at[client] = Some(network);
             }
             9 => {
-                self.note(format!("client {client} is nowhere"));
+                self.record(format!("client {client} is nowhere"));
                 self.world.detach_all(host);
                 self.at[client] = None;
             }
             10..=12 => {
                 if self.at[client].is_some() && self.flows.len() < 24 {
                     let server = if self.server_at_home { self.random.index(2) } else { 0 };
-                    self.note(format!("client {client} connects to server {server}"));
+                    self.record(format!("client {client} connects to server {server}"));
                     let flow = self.world.connect(host, &format!("{}:80", home_of(server)));
                     self.flows.push(flow);
                 }
@@ -115,7 +115,7 @@ impl Run {
                 if !self.flows.is_empty() {
                     let at = self.random.index(self.flows.len());
                     let flow = self.flows.swap_remove(at);
-                    self.note(format!("{flow:?} closes"));
+                    self.record(format!("{flow:?} closes"));
                     self.world.close(flow);
                 }
             }
@@ -123,7 +123,7 @@ impl Run {
                 let hosts = [self.clients[0], self.clients[1], self.servers[0], self.servers[1]];
                 let which = self.random.index(4);
                 let downtime = self.random.duration(3 * SECOND);
-                self.note(format!("host {which} restarts, down for {downtime:?}"));
+                self.record(format!("host {which} restarts, down for {downtime:?}"));
                 self.world.restart(hosts[which], downtime);
             }
             15 | 16 => {
@@ -134,24 +134,24 @@ impl Run {
                     duplicate: self.random.below(100) as u32,
                     reorder: self.random.below(100) as u32,
                 };
-                self.note(format!("links are {link:?}"));
+                self.record(format!("links are {link:?}"));
                 self.world.set_links(link);
             }
             17 => {
                 let which = 3 + self.random.index(2);
-                self.note(format!("the NAT of network {which} changes its mappings of UDP"));
+                self.record(format!("the NAT of network {which} changes its mappings of UDP"));
                 if let Access::Translated(nat) = self.world.access(self.networks[which]) {
                     nat.rebind_udp();
                 }
             }
             18 if self.random.permille(500) => self.move_server(),
             18 => {
-                self.note("datagrams are mutated".to_owned());
+                self.record("datagrams are mutated".to_owned());
                 self.world.mutation =
                     Mutation { corrupt: 30, truncate: 20, extend: 20, replay: 100, replay_elsewhere: 50 };
             }
             _ => {
-                self.note("datagrams are left alone".to_owned());
+                self.record("datagrams are left alone".to_owned());
                 self.world.mutation = Mutation::default();
             }
         }
@@ -168,7 +168,7 @@ impl Run {
         self.world.mutation = Mutation::default();
         self.world.run_for(30 * SECOND);
         let network = self.random.index(OPEN + 1);
-        self.note(format!("server 1 moves to network {network}"));
+        self.record(format!("server 1 moves to network {network}"));
         let (to, at) = match network {
             OPEN => (self.networks[OPEN + 4], home_of(1).to_owned()),
             other => (self.networks[other], format!("10.{}.0.9", 1 + other)),
@@ -180,7 +180,7 @@ impl Run {
 
     /// All is calm: every flow that was introduced at both ends must deliver.
     fn settle(&mut self) {
-        self.note("calm".to_owned());
+        self.record("calm".to_owned());
         self.world.set_links(Link::default());
         self.world.mutation = Mutation::default();
         for client in 0..CLIENTS {
@@ -191,7 +191,8 @@ impl Run {
         }
         self.world.run_for(60 * SECOND);
         let undelivered = self.world.undelivered(60 * SECOND);
-        // A flow that was carried off, or reset, before it was introduced is gone; that later ones are not reset is checked below.
+        // A flow that was carried off, or reset, before it was introduced is gone; that later ones are not reset is
+        // checked below.
         let whole = |flow| self.world.introduced(flow) && !self.world.was_reset(flow);
         let lost: Vec<_> = undelivered.iter().filter(|(flow, _)| whole(*flow)).collect();
         assert!(lost.is_empty(), "{lost:?}");

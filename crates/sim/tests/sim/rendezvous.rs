@@ -365,7 +365,8 @@ fn both_sleep_and_one_wakes_much_later() {
 
 #[test]
 fn who_was_out_of_reach_where_it_was_said_to_be_is_tried_there_again() {
-    // The client is behind a NAT: nothing gets to it from where it has not sent to. It has given up when the server wakes.
+    // The client is behind a NAT: nothing gets to it from where it has not sent to. It has given up when the server
+    // wakes.
     let mut three = Three::new(915);
     let (here, one) = three.place(To::Drawing, 1);
     let (there, other) = three.place(To::Public, 2);
@@ -438,7 +439,7 @@ fn lied_to(seed: u64) -> (World, HostId, HostId, Speaker, Vec<[u8; 16]>) {
     let (number, tags) = registered.expect("a registration");
     let answer = Message::Registered { number, status: RegistrationStatus::Accepted, newest: number };
     let endpoint = liar.endpoint();
-    liar.say(&mut two.world, endpoint, &[answer]);
+    liar.send(&mut two.world, endpoint, &[answer]);
     two.world.run_for(SECOND);
     assert_eq!(two.world.rendezvous(two.client), [RendezvousStanding::Registered { peers: 1 }]);
     (two.world, two.client, two.server, liar, tags)
@@ -451,7 +452,7 @@ fn a_rendezvous_that_lies_harms_nobody_much() {
     let endpoint = liar.endpoint();
     let victim: std::net::SocketAddr = format!("{VICTIM}:2031").parse().expect("an endpoint");
     let lie = |number| Message::Whereabouts { number, found: vec![(tags[0], victim)] };
-    liar.say(&mut world, endpoint, &[lie(1)]);
+    liar.send(&mut world, endpoint, &[lie(1)]);
     world.run_for(100 * SECOND);
     let (sent, _) = world.exchanged(client, address(VICTIM));
     assert!(sent > 0 && sent < 600, "{sent} bytes");
@@ -466,7 +467,7 @@ fn a_rendezvous_that_lies_harms_nobody_much() {
     for round in 2..300_u32 {
         let port = 2031 + (round % 7) as u16;
         let found = vec![(tags[0], std::net::SocketAddr::new(victim.ip(), port)); 20];
-        liar.say(&mut world, endpoint, &[Message::Whereabouts { number: round, found }]);
+        liar.send(&mut world, endpoint, &[Message::Whereabouts { number: round, found }]);
         world.run_for(SECOND);
     }
     let (sent, _) = world.exchanged(client, address(VICTIM));
@@ -481,7 +482,7 @@ fn a_liar_leads_nothing_astray() {
     let endpoint = liar.endpoint();
     for number in 1..20 {
         let found = vec![(tags[0], endpoint)];
-        liar.say(&mut world, endpoint, &[Message::Whereabouts { number, found }]);
+        liar.send(&mut world, endpoint, &[Message::Whereabouts { number, found }]);
         world.run_for(SECOND);
         let heard = liar.hear(&mut world);
         assert!(heard.contains(&Message::WhereaboutsSeen { number }), "{heard:?}");
@@ -490,7 +491,7 @@ fn a_liar_leads_nothing_astray() {
     world.assert_delivering(SECOND);
     // What it says of others means nothing.
     let found = vec![([7; 16], endpoint), ([0; 16], endpoint)];
-    liar.say(&mut world, endpoint, &[Message::Whereabouts { number: 50, found }]);
+    liar.send(&mut world, endpoint, &[Message::Whereabouts { number: 50, found }]);
     world.run_for(SECOND);
     world.assert_delivering(SECOND);
     world.check();
@@ -518,7 +519,7 @@ fn a_stranger_who_registers_learns_nothing_and_fills_nothing() {
             if round == 0 && tag == 0 { secret } else { guess }
         });
         let message = Message::Register { number: round + 1, change: RegistrationChange::Add, tags: tags.collect() };
-        stranger.say(&mut three.world, endpoint, &[message]);
+        stranger.send(&mut three.world, endpoint, &[message]);
         three.world.run_for(Duration::from_millis(30));
         for message in stranger.hear(&mut three.world) {
             match message {
@@ -554,7 +555,7 @@ fn numbers_of_registrations_rise() {
     stranger.meet(&mut three.world);
     let endpoint = stranger.endpoint();
     let mut ask = |world: &mut World, messages: &[Message]| {
-        stranger.say(world, endpoint, messages);
+        stranger.send(world, endpoint, messages);
         world.run_for(Duration::from_millis(50));
         let heard = stranger.hear(world).into_iter();
         let answers = heard.filter_map(|message| match message {

@@ -64,7 +64,7 @@ fn a_resume_that_is_made_up_brings_nobody_back() {
         for flags in [UpdateFlags::NONE, UpdateFlags::FORMER_PATH_LOST, UpdateFlags::UPROOTED] {
             let sequence = 100 + 10 * round as u32;
             let update = Message::BindingUpdate { sequence, flags, claimed: endpoint(source), lifetime: 0 };
-            stranger.say(&mut two.world, endpoint(source), &[update, Message::Padding { length: 1000 }]);
+            stranger.send(&mut two.world, endpoint(source), &[update, Message::Padding { length: 1000 }]);
             two.world.run_for(Duration::from_millis(70));
         }
     }
@@ -76,8 +76,8 @@ fn a_resume_that_is_made_up_brings_nobody_back() {
 
 #[test]
 fn a_recorded_resume_brings_nobody_back() {
-    // P-6, P-8, P-9: from where it was sent and from elsewhere, in the session that it was said in and in others, with the
-    // handshake of a daemon that was started anew, to a daemon that remembers and to one that does not.
+    // P-6, P-8, P-9: from where it was sent and from elsewhere, in the session that it was said in and in others, with
+    // the handshake of a daemon that was started anew, to a daemon that remembers and to one that does not.
     for (anew, forgets) in [(false, None), (true, None), (false, Some(false)), (true, Some(false)), (true, Some(true))]
     {
         let (mut two, flows) = Two::flowing(871, 3);
@@ -140,7 +140,8 @@ fn a_recorded_resume_brings_nobody_back() {
 
 #[test]
 fn a_resume_under_another_key_brings_nobody_back() {
-    // The host comes back with all that its daemon had but the key, where it was and elsewhere; and then with the right one.
+    // The host comes back with all that its daemon had but the key, where it was and elsewhere; and then with the right
+    // one.
     for trust in [Trust::Tofu, Trust::Pinned, Trust::Psk] {
         for elsewhere in [true, false] {
             let mut probe = Two::new(872);
@@ -190,8 +191,8 @@ fn a_resume_under_another_key_brings_nobody_back() {
             }
             world.boot(client);
             world.assert_delivering(65 * SECOND);
-            // Under tofu another key has answered at that address, which counts as shared for two minutes (P-136). Then it is for the next round
-            // of carrier probes to find out that rewritten packets pass (P-20).
+            // Under tofu another key has answered at that address, which counts as shared for two minutes (P-136). Then
+            // it is for the next round of carrier probes to find out that rewritten packets pass (P-20).
             if elsewhere && trust == Trust::Tofu {
                 settle_as(world, &flows, Carried::Tunnelled);
                 world.run_for(600 * SECOND);
@@ -204,7 +205,8 @@ fn a_resume_under_another_key_brings_nobody_back() {
 
 #[test]
 fn a_copied_key_ends_connections_and_gets_none() {
-    // P-47: two hosts with one key are one peer to everybody else, and it can have but one life. What the docs say of it.
+    // P-47: two hosts with one key are one peer to everybody else, and it can have but one life. What the docs say of
+    // it.
     let life = |life| Config { life, ..Config::default() };
     let mut two = Two::with(873, life(1), life(2));
     let flows = two.flow(3);

@@ -60,7 +60,7 @@ fn an_introduction_at_other_places_is_refused() {
     for (introducer_place, responder_place) in [(5, 0), (0, 5), (u32::MAX, 0), (0, u32::MAX)] {
         let nonce = 0x100 + u64::from(introducer_place ^ responder_place.rotate_left(8));
         let from = speaker.endpoint();
-        speaker.say(&mut world, from, &[Message::IntroductionRequest { tag: 1 }]);
+        speaker.send(&mut world, from, &[Message::IntroductionRequest { tag: 1 }]);
         world.run_for(Duration::from_millis(50));
         speaker.inject(&mut world, tuple, Some((flow, 0)), nonce);
         world.run_for(Duration::from_millis(50));
@@ -68,7 +68,7 @@ fn an_introduction_at_other_places_is_refused() {
         let responder_nonce = *world.at(host).consumed.last().expect("the server's nonce");
         let echo =
             Echo { introducer_nonce: nonce, responder_nonce, introducer_place, responder_place, wire_port: 7, tuple };
-        speaker.say(&mut world, from, &[Message::IntroductionEcho(echo)]);
+        speaker.send(&mut world, from, &[Message::IntroductionEcho(echo)]);
         world.run_for(Duration::from_millis(50));
         let refusal = Message::IntroductionDone { nonce, outcome: Err(IntroductionRefusal::OtherPlaces) };
         assert!(speaker.hear(&mut world).contains(&refusal), "places {introducer_place} and {responder_place}");
@@ -85,7 +85,7 @@ fn one_flow_is_answered_seldom() {
     let (mut world, _, mut speaker, flow) = server_and_speaker(805);
     let tuple = world.flow(flow).tuples[0];
     let from = speaker.endpoint();
-    speaker.say(&mut world, from, &[Message::IntroductionRequest { tag: 1 }]);
+    speaker.send(&mut world, from, &[Message::IntroductionRequest { tag: 1 }]);
     world.run_for(Duration::from_millis(50));
     for same in [true, false] {
         let before = world.at(world.flow(flow).hosts[0]).consumed.len();
@@ -96,7 +96,7 @@ fn one_flow_is_answered_seldom() {
         let answers = world.at(world.flow(flow).hosts[0]).consumed.len() - before;
         assert!((4..=6).contains(&answers), "{answers} answers in a second, same nonce: {same}");
         world.run_for(12 * SECOND);
-        speaker.say(&mut world, from, &[Message::IntroductionRequest { tag: 1 }]);
+        speaker.send(&mut world, from, &[Message::IntroductionRequest { tag: 1 }]);
         world.run_for(Duration::from_millis(50));
     }
     speaker.introduce(&mut world, flow, (0, 0));
@@ -121,7 +121,7 @@ fn an_update_that_is_not_newer_moves_nothing() {
         // One that is not newer names another place.
         let claimed = if newer { from } else { "10.66.7.7:2031".parse().expect("an endpoint") };
         let update = Message::BindingUpdate { sequence, flags, claimed, lifetime: 0 };
-        speaker.say(&mut world, from, &[update, Message::Padding { length: 1000 }]);
+        speaker.send(&mut world, from, &[update, Message::Padding { length: 1000 }]);
         world.run_for(Duration::from_millis(50));
         let heard = speaker.hear(&mut world);
         let answer = heard.iter().find_map(|message| match message {

@@ -1,4 +1,5 @@
-//! Hosts that share a NAT with one that has connections of its own: nothing that one says takes what comes from the other (P-135…P-138).
+//! Hosts that share a NAT with one that has connections of its own: nothing that one says takes what comes from the
+//! other (P-135…P-138).
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -53,13 +54,13 @@ impl Neighbours {
         self.sequence += 1;
         let own = self.attacker.endpoint();
         let update = Message::BindingUpdate { sequence: self.sequence, flags, claimed, lifetime: 0 };
-        self.attacker.say(&mut self.world, own, &[update]);
+        self.attacker.send(&mut self.world, own, &[update]);
         for _ in 0..4 {
             self.world.run_for(Duration::from_millis(50));
             for message in self.attacker.hear(&mut self.world) {
                 if let Message::PathChallenge { token } = message {
                     let observed = self.attacker.peer;
-                    self.attacker.say(&mut self.world, own, &[Message::PathResponse { token, observed }]);
+                    self.attacker.send(&mut self.world, own, &[Message::PathResponse { token, observed }]);
                 }
             }
         }
@@ -196,7 +197,7 @@ fn the_address_of_a_nat_whose_port_is_another_is_nobodys_own() {
     let own = attacker.endpoint();
     let claimed = SocketAddr::new(address(NAT), 2031);
     let update = Message::BindingUpdate { sequence: 1, flags: UpdateFlags::UPROOTED, claimed, lifetime: 0 };
-    attacker.say(&mut world, own, &[update]);
+    attacker.send(&mut world, own, &[update]);
     world.run_for(SECOND);
     assert!(world.peers(server).iter().all(|peer| peer.translated && peer.sequences.1 == 1));
     assert!(!world.at(server).plane.accepts_rewritten(address("10.9.0.1"), address(NAT)));
@@ -236,8 +237,8 @@ fn a_stranger_who_only_says_that_it_is_somewhere_shares_nothing() {
     let there = SocketAddr::new(address(AWAY), 2031);
     for sequence in 1..20 {
         let update = Message::BindingUpdate { sequence, flags: UpdateFlags::NONE, claimed: there, lifetime: 0 };
-        stranger.say(&mut two.world, there, &[update]);
-        stranger.say(&mut two.world, there, &[Message::IntroductionRequest { tag: sequence }]);
+        stranger.send(&mut two.world, there, &[update]);
+        stranger.send(&mut two.world, there, &[Message::IntroductionRequest { tag: sequence }]);
         two.world.run_for(SECOND);
     }
     assert_eq!(carried(&two.world, flows[0]), [Some(Carried::Rewritten); 2]);

@@ -81,7 +81,7 @@ fn a_flow_whose_new_owner_goes_at_once_is_told_of_once_and_led_when_that_is_back
     Record::Present { ticket, wire_port: 5000 }.encode(&mut bytes);
     let stream = Message::Stream(Stretch { stream: 1 << 61, fresh: true, offset: 0, bytes });
     let source = keys[1].endpoint();
-    keys[1].say(&mut world, source, &[stream, Message::Close { reason: CloseReason::Shutdown }]);
+    keys[1].send(&mut world, source, &[stream, Message::Close { reason: CloseReason::Shutdown }]);
     // From here on the stranger says nothing at all.
     world.run_for(600 * SECOND);
     let failed = count(&world, |event| matches!(event, MoveEvent::OpFailed { .. }));

@@ -1,6 +1,7 @@
-//! Nobody takes what is another's: *no packet of a connection reaches a socket that was not its own, or handed over by who had it*,
-//! whatever is said and done by somebody who sees what passes on the links that he is on, has as many keys as he likes, shares a NAT with
-//! an honest host, and owns a host that honest ones have given sockets to and had them taken on from.
+//! Nobody takes what is another's: *no packet of a connection reaches a socket that was not its own, or handed over by
+//! who had it*, whatever is said and done by somebody who sees what passes on the links that he is on, has as many keys
+//! as he likes, shares a NAT with an honest host, and owns a host that honest ones have given sockets to and had them
+//! taken on from.
 //!
 //! `WHIMBREL_SIM_RUNS` says how many runs, `WHIMBREL_SIM_SEED` which one first; `make soak-adversary` makes thousands.
 
@@ -224,7 +225,7 @@ impl Run {
         }
     }
 
-    fn note(&mut self, line: String) {
+    fn record(&mut self, line: String) {
         self.log.push(format!("{:>10} {line}", self.world.now().as_millis()));
     }
 
@@ -259,7 +260,7 @@ impl Run {
 
     /// Long enough that who was seen last is alone at the NAT's address.
     fn wait(&mut self) {
-        self.note("nothing is said for a while".to_owned());
+        self.record("nothing is said for a while".to_owned());
         self.world.set_beat(None);
         for _ in 0..13 {
             self.world.run_for(LONG / 13);
@@ -276,7 +277,7 @@ impl Run {
         match self.random.below(12) {
             0..=2 => self.roam(),
             3 => {
-                self.note("alice sleeps for a while, and wakes where she was".to_owned());
+                self.record("alice sleeps for a while, and wakes where she was".to_owned());
                 self.world.suspend(ALICE);
                 let asleep = self.random.duration(20 * SECOND);
                 self.world.run_for(asleep);
@@ -290,25 +291,25 @@ impl Run {
             }
             4 | 5 => {
                 if self.alice.is_some() && self.flows.len() < 10 {
-                    self.note("alice connects".to_owned());
+                    self.record("alice connects".to_owned());
                     let flow = self.world.connect(ALICE, SERVICE);
                     self.flows.push(flow);
                 }
             }
             6 => {
                 let at = self.random.index(2);
-                self.note(format!("bob moves to {}", BOBS[at]));
+                self.record(format!("bob moves to {}", BOBS[at]));
                 self.world.move_to(BOB, self.networks[1 + at], BOBS[at]);
             }
             7 => {
-                self.note("the NAT changes its mappings of UDP".to_owned());
+                self.record("the NAT changes its mappings of UDP".to_owned());
                 if let Access::Translated(nat) = self.world.access(self.cafe) {
                     nat.rebind_udp();
                 }
             }
             8 if self.random.permille(300) => {
                 let host = [SERVER, ALICE, CAROL][self.random.index(3)];
-                self.note(format!("{host:?} restarts"));
+                self.record(format!("{host:?} restarts"));
                 self.world.restart(host, SECOND);
             }
             _ => self.give(),
@@ -319,12 +320,12 @@ impl Run {
         let first = usize::from(self.alone);
         let to = first + self.random.index(ALICES.len() + 1 - first);
         if to == ALICES.len() {
-            self.note("alice is nowhere".to_owned());
+            self.record("alice is nowhere".to_owned());
             self.world.detach_all(ALICE);
             self.alice = None;
             return;
         }
-        self.note(format!("alice moves to {}", ALICES[to]));
+        self.record(format!("alice moves to {}", ALICES[to]));
         self.world.move_to(ALICE, self.networks[to], ALICES[to]);
         self.alice = Some(to);
     }
@@ -339,7 +340,7 @@ impl Run {
         if from == to || !running || self.world.flow(flow).frozen[end] {
             return;
         }
-        self.note(format!("{from:?} gives {flow:?} to {to:?}"));
+        self.record(format!("{from:?} gives {flow:?} to {to:?}"));
         if self.world.give(socket, from, to, 200).is_ok() {
             let within = self.random.duration(4 * SECOND);
             self.world.run_for(within);
@@ -392,7 +393,7 @@ impl Run {
         if self.keys.len() < 2 || step == Move::Meet {
             return self.meet();
         }
-        self.note(format!("{step:?}"));
+        self.record(format!("{step:?}"));
         match step {
             Move::Meet => {}
             Move::Introduce | Move::IntroduceAsAnother | Move::NameAnothersPort => self.introduce(step),
@@ -401,7 +402,7 @@ impl Run {
             Move::PresentAgain => self.present_again(),
             Move::Recall => {
                 let (number, flow, gone) = (self.random.bits(), self.any_name(), self.random.permille(500));
-                self.say(&[Record::Recall { number, flow, gone }]);
+                self.send(&[Record::Recall { number, flow, gone }]);
             }
             Move::SpeakOfSocket => {
                 let (flow, (_, tuples)) = (self.any_name(), self.any_flow());
@@ -409,7 +410,7 @@ impl Run {
                 let settled = Record::Settled { number: self.random.bits() };
                 let words = [Record::Ending { flow }, claim, settled];
                 let word = self.random.index(words.len());
-                self.say(&words[word..=word]);
+                self.send(&words[word..=word]);
             }
             Move::ClaimByNumbers => {
                 let (Some(key), name, (flow, _)) = (self.any_key(), self.any_name(), self.any_flow()) else { return };
@@ -427,7 +428,7 @@ impl Run {
                 let (number, wait) = (1 + self.random.below(1000) as u32, self.random.permille(700));
                 let mut names = self.names();
                 names.truncate(100);
-                self.tell(&[Message::Waiting { number, wait, names }]);
+                self.tell(&[Message::Paused { number, wait, names }]);
             }
             Move::Probe | Move::Inject => self.inject(step == Move::Probe),
             Move::Replay => self.replay(),
@@ -436,16 +437,16 @@ impl Run {
         }
     }
 
-    fn say(&mut self, records: &[Record]) {
+    fn send(&mut self, records: &[Record]) {
         if let Some(key) = self.any_key() {
-            self.keys[key].say_records(&mut self.world, records);
+            self.keys[key].send_records(&mut self.world, records);
         }
     }
 
     fn tell(&mut self, messages: &[Message]) {
         if let Some(key) = self.any_key() {
             let source = self.keys[key].endpoint();
-            self.keys[key].say(&mut self.world, source, messages);
+            self.keys[key].send(&mut self.world, source, messages);
         }
     }
 
@@ -462,7 +463,7 @@ impl Run {
         let key = StaticKey::from_bytes(self.random.seed());
         let mut speaker = Speaker::with_key(host, network, address(at), whom, key, 10_000 * self.met);
         let met = speaker.try_to_meet(&mut self.world, Duration::from_millis(120));
-        self.note(format!("a key of {host:?} meets {whom}: {met}"));
+        self.record(format!("a key of {host:?} meets {whom}: {met}"));
         if self.keys.len() >= KEYS {
             let over = self.random.index(self.keys.len());
             self.keys.swap_remove(over);
@@ -489,7 +490,7 @@ impl Run {
             _ => self.world.flow(flow).tuples[0].local.port(),
         };
         let done = self.keys[key].try_to_introduce(&mut self.world, flow, nonce, port);
-        self.note(format!("  {flow:?} with {nonce:x} and port {port}: {done}"));
+        self.record(format!("  {flow:?} with {nonce:x} and port {port}: {done}"));
     }
 
     fn uproot(&mut self, as_nat: bool) {
@@ -516,7 +517,7 @@ impl Run {
         let to = self.keys[acceptor].public_key();
         let ticket = self.keys[donor].announce_move(&mut self.world, name, &to, number);
         let port = if to_anothers_port { self.any_flow().1[1].remote.port() } else { OWN_PORT };
-        self.note(format!("  of {name:x}, taken: {}", ticket.is_some()));
+        self.record(format!("  of {name:x}, taken: {}", ticket.is_some()));
         if let Some(ticket) = ticket {
             self.keys[acceptor].present(&mut self.world, ticket, port);
             self.tickets.push(ticket);
@@ -541,7 +542,7 @@ impl Run {
             _ => {}
         }
         if self.random.permille(300) {
-            self.keys[key].say_records(&mut self.world, &[Record::Surrender(ticket)]);
+            self.keys[key].send_records(&mut self.world, &[Record::Surrender(ticket)]);
         } else {
             self.keys[key].present(&mut self.world, ticket, OWN_PORT);
         }
@@ -619,7 +620,7 @@ impl Run {
         let mut speaker =
             Speaker::with_key(ROGUE, self.rogues, address("10.6.0.2"), address(AT_SERVER), key, 9_000_000);
         let met = speaker.try_to_meet(&mut self.world, Duration::from_millis(120));
-        self.note(format!("  met: {met}"));
+        self.record(format!("  met: {met}"));
         self.keys.push(speaker);
     }
 }

@@ -1,6 +1,6 @@
-//! Two ends that agree on chains by the protocol, while real packets go both ways: none is lost, and none comes out of a
-//! chain that it did not go into. The clock of the protocol runs faster than that of the packets, so that former chains
-//! go in time; its messages are lost, repeated and late.
+//! Two ends that agree on chains by the protocol, while real packets go both ways: none is lost, and none comes out of
+//! a chain that it did not go into. The clock of the protocol runs faster than that of the packets, so that former
+//! chains go in time; its messages are lost, repeated and late.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::{
     FLOW_CLOSED, MAX_CLOSED, MAX_PASSED_ON, MAX_REGISTERED, MAX_STOOD_IN, MAX_WAITING, MAX_WHEREABOUTS, Message,
-    RegistrationChange, StandInStatus, TAG_LEN,
+    NeighbourProxyStatus, RegistrationChange, TAG_LEN,
 };
 use crate::codec::{ENDPOINT_LEN, Malformed, Reader, put_u16, put_u64};
 use crate::hello::read_locators;
@@ -36,7 +36,7 @@ pub(super) fn read_waiting(body: &mut Reader<'_>) -> Result<Message, Malformed> 
         return Err(too_many);
     }
     let names = (0..count).map(|_| body.u64("waiting flow")).collect::<Result<_, _>>()?;
-    Ok(Message::Waiting { number, wait, names })
+    Ok(Message::Paused { number, wait, names })
 }
 
 pub(super) fn read_register(body: &mut Reader<'_>) -> Result<Message, Malformed> {
@@ -65,10 +65,10 @@ pub(super) fn read_whereabouts(body: &mut Reader<'_>) -> Result<Message, Malform
     Ok(Message::Whereabouts { number, found })
 }
 
-pub(super) fn read_stand_in(body: &mut Reader<'_>) -> Result<Message, Malformed> {
+pub(super) fn read_neighbour_proxy(body: &mut Reader<'_>) -> Result<Message, Malformed> {
     let too_many = body.malformed("count of addresses");
     let addresses = read_locators(body)?;
-    if addresses.len() > MAX_STOOD_IN { Err(too_many) } else { Ok(Message::StandIn { addresses }) }
+    if addresses.len() > MAX_STOOD_IN { Err(too_many) } else { Ok(Message::NeighbourProxy { addresses }) }
 }
 
 pub(super) fn read_standing_in(body: &mut Reader<'_>) -> Result<Message, Malformed> {
@@ -80,7 +80,7 @@ pub(super) fn read_standing_in(body: &mut Reader<'_>) -> Result<Message, Malform
     let mut addresses = Vec::new();
     for _ in 0..count {
         let address = body.address("address")?;
-        addresses.push((address, StandInStatus::from_number(body.u8("status of an address")?)));
+        addresses.push((address, NeighbourProxyStatus::from_number(body.u8("status of an address")?)));
     }
     Ok(Message::StandingIn { addresses })
 }

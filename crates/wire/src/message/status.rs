@@ -92,7 +92,7 @@ byte_enum! {
 
 byte_enum! {
     /// What becomes of an address that somebody is to stand in for.
-    StandInStatus {
+    NeighbourProxyStatus {
         /// It is stood in for, once it is seen that nobody has it.
         Accepted = 0,
         /// The host that asks was never met there.

@@ -31,7 +31,8 @@ pub struct Received {
     pub before: u64,
     /// What is sent from there on is not taken yet.
     pub limit: u64,
-    /// Beginnings and ends of what has arrived after that, in order; at most [`MAX_RANGES`], what is beyond is not sent.
+    /// Beginnings and ends of what has arrived after that, in order; at most [`MAX_RANGES`], what is beyond is not
+    /// sent.
     pub ranges: Vec<(u64, u64)>,
 }
 

@@ -231,7 +231,8 @@ option_kinds! {
     V6OldHopLimit = 147,
     /// TCP_DELACK_MAX_US: microseconds.
     LongestDelay = 160,
-    /// TCP_CONGESTION of a listener: 1 reno, 2 cubic, 3 bbr, 4 dctcp, 5 vegas, 6 westwood, 7 htcp, 8 hybla, 9 illinois, 10 scalable, 11 yeah.
+    /// TCP_CONGESTION of a listener: 1 reno, 2 cubic, 3 bbr, 4 dctcp, 5 vegas, 6 westwood, 7 htcp, 8 hybla, 9 illinois,
+    /// 10 scalable, 11 yeah.
     CongestionControl = 161,
 }
 
@@ -248,15 +249,15 @@ impl OptionKind {
         self as u16
     }
 
-    /// Whether a connection has it no sooner than it wakes: before, it would send something or end by itself, or what waits in its queues would
-    /// not fit. Nothing may fail then, so values are numbers that Linux takes.
+    /// Whether a connection has it no sooner than it wakes: before, it would send something or end by itself, or what
+    /// waits in its queues would not fit. Nothing may fail then, so values are numbers that Linux takes.
     #[must_use]
     pub fn waits_until_awake(self) -> bool {
         matches!(self, Self::SendBuffer | Self::ReceiveBuffer | Self::NoDelay | Self::UserTimeout)
     }
 
-    /// Whether Linux lets only those set it who have CAP_NET_ADMIN or CAP_NET_RAW: a host sets it for another's program only where it is
-    /// told to (protocol.md P-147).
+    /// Whether Linux lets only those set it who have CAP_NET_ADMIN or CAP_NET_RAW: a host sets it for another's program
+    /// only where it is told to (protocol.md P-147).
     #[must_use]
     pub fn is_privileged(self) -> bool {
         matches!(

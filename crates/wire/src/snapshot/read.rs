@@ -7,7 +7,7 @@ use core::net::SocketAddr;
 use super::option::MOST_PRIORITY;
 use super::write::state_number;
 use super::{
-    Body, Datagrams, Family, Luggage, MAGIC, MAX_LEN, MAX_OUT_OF_ORDER, MAX_QUEUE, MAX_QUEUED, MAX_STATE, Negotiated,
+    Body, Datagrams, Family, MAGIC, MAX_LEN, MAX_OUT_OF_ORDER, MAX_QUEUE, MAX_QUEUED, MAX_STATE, Metadata, Negotiated,
     OptionKind, PathState, Queued, ReceiveQueue, Scale, Segment, SendQueue, Shut, Snapshot, SocketOption, Stream,
     StreamState, Unreadable, VERSION, Window, kind, record,
 };
@@ -91,7 +91,7 @@ struct Parts {
     options: Vec<SocketOption>,
     /// The first option that this version does not know.
     strange: Option<u16>,
-    luggage: Option<Luggage>,
+    metadata: Option<Metadata>,
     shut: Shut,
 }
 
@@ -160,14 +160,14 @@ impl Parts {
                     }
                 }
             }
-            record::LUGGAGE => {
+            record::METADATA => {
                 let uuid = *body.array("name of the socket")?;
                 let too_long = body.malformed("state of the program");
                 let state = body.rest().to_vec();
                 if state.len() > MAX_STATE {
                     return Err(too_long);
                 }
-                self.luggage = Some(Luggage { uuid, state });
+                self.metadata = Some(Metadata { uuid, state });
             }
             record::SHUT => {
                 let (at, flags) = (body.clone(), body.u8("what is shut down")?);
@@ -255,7 +255,7 @@ impl Parts {
                 Body::Datagram(Datagrams { remote: self.remote, queue: self.queue })
             }
         };
-        Ok(Snapshot { family, local, body, shut: self.shut, options: self.options, luggage: self.luggage })
+        Ok(Snapshot { family, local, body, shut: self.shut, options: self.options, metadata: self.metadata })
     }
 }
 

@@ -10,13 +10,14 @@ const USUAL: u32 = 10;
 const MOST: u32 = 256;
 
 impl PathState {
-    /// The congestion window to begin with, in segments, from what is known of the path where the socket was, and of the
-    /// way to the holder of its far end; `None` for what any connection begins with. `by_donor`: the holder is the donor,
-    /// which passes packets on, so the path from there is a part of the new one.
+    /// The congestion window to begin with, in segments, from what is known of the path where the socket was, and of
+    /// the way to the holder of its far end; `None` for what any connection begins with. `by_donor`: the holder is the
+    /// donor, which passes packets on, so the path from there is a part of the new one.
     ///
     /// Half of the former window is begun with, as careful resumption does (draft-ietf-tsvwg-careful-resume), and up to
-    /// all of it where a round trip takes longer now. A shorter one takes nothing off: what a sender that fills its path
-    /// measures is its own queue as well. Slow start goes on from there, since the slow start threshold is forgotten.
+    /// all of it where a round trip takes longer now. A shorter one takes nothing off: what a sender that fills its
+    /// path measures is its own queue as well. Slow start goes on from there, since the slow start threshold is
+    /// forgotten.
     #[must_use]
     pub fn first_window(&self, to_holder: Option<Duration>, by_donor: bool) -> Option<u32> {
         let former = Duration::from_micros(self.round_trip.into());
@@ -28,9 +29,9 @@ impl PathState {
         (window > USUAL).then_some(window)
     }
 
-    /// How long a round trip may take on the new path, for the first timeout; `None` where too little is known. The far end
-    /// is the holder's own or lies behind the holder, no farther than it was from where the socket was: too long is better
-    /// than too short, which would have all sent twice.
+    /// How long a round trip may take on the new path, for the first timeout; `None` where too little is known. The far
+    /// end is the holder's own or lies behind the holder, no farther than it was from where the socket was: too long is
+    /// better than too short, which would have all sent twice.
     #[must_use]
     pub fn longest_round_trip(&self, to_holder: Option<Duration>) -> Option<Duration> {
         let former = Duration::from_micros(self.round_trip.into());

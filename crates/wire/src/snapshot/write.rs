@@ -36,10 +36,10 @@ impl Snapshot {
                 put_u64(out, option.value);
             });
         }
-        if let Some(luggage) = &self.luggage {
-            put_record(out, record::LUGGAGE, |out| {
-                out.extend_from_slice(&luggage.uuid);
-                out.extend_from_slice(&luggage.state);
+        if let Some(metadata) = &self.metadata {
+            put_record(out, record::METADATA, |out| {
+                out.extend_from_slice(&metadata.uuid);
+                out.extend_from_slice(&metadata.state);
             });
         }
         if self.shut != Shut::default() {
@@ -56,7 +56,7 @@ impl Snapshot {
             Body::Listening { .. } => 0,
             Body::Datagram(datagrams) => datagrams.queue.iter().map(|queued| 24 + queued.bytes.len()).sum(),
         };
-        let handed_over = self.luggage.as_ref().map_or(0, |luggage| luggage.state.len());
+        let handed_over = self.metadata.as_ref().map_or(0, |metadata| metadata.state.len());
         256 + 16 * self.options.len() + in_queues + handed_over
     }
 }

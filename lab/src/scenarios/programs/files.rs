@@ -142,8 +142,8 @@ program = \"tnftp\"
 view = \"lasting\"
 ";
 
-/// Every file has a data connection of its own, to the address of the server's end of the control connection (EPSV, RFC 2428), and
-/// vsftpd takes it only from the address that the client's end had. Behind a NAT too.
+/// Every file has a data connection of its own, to the address of the server's end of the control connection (EPSV, RFC
+/// 2428), and vsftpd takes it only from the address that the client's end had. Behind a NAT too.
 const FTP_PASSIVE_AGAIN: Program = Program {
     name: "ftp-passive-again",
     description: "ftp gets more files after each move, over data connections that the client opens then",
@@ -160,8 +160,9 @@ const FTP_PASSIVE_AGAIN: Program = Program {
     ..FTP_PASSIVE
 };
 
-/// The client listens at the address that its end of the control connection had, and tells it to vsftpd, which takes no other
-/// (EPRT, RFC 2428), and binds to the address that its own end had. Nothing gets in through a NAT, as ever with active FTP.
+/// The client listens at the address that its end of the control connection had, and tells it to vsftpd, which takes no
+/// other (EPRT, RFC 2428), and binds to the address that its own end had. Nothing gets in through a NAT, as ever with
+/// active FTP.
 const FTP_ACTIVE_AGAIN: Program = Program {
     name: "ftp-active-again",
     description: "the same, over data connections that the server opens then",
@@ -197,8 +198,8 @@ private dir = $HOME
 lock directory = $HOME
 ";
 
-/// With reads as large as smbd allows by default, smbclient asks for more at once than the slow network carries in the 20 seconds that
-/// it waits for an answer.
+/// With reads as large as smbd allows by default, smbclient asks for more at once than the slow network carries in the
+/// 20 seconds that it waits for an answer.
 const SAMBA: Program = Program {
     name: "samba",
     description: "smbclient gets a file from a share",

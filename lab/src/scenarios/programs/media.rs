@@ -13,8 +13,8 @@ t=0 0
 m=audio $PORT RTP/AVP 0
 ";
 
-/// Both ends have connected sockets (symmetric RTP, RFC 4961): others belong to nobody and are left alone (P-35). What is sent while
-/// the laptop is away is lost, as ever on UDP.
+/// Both ends have connected sockets (symmetric RTP, RFC 4961): others belong to nobody and are left alone (P-35). What
+/// is sent while the laptop is away is lost, as ever on UDP.
 const RTP: Program = Program {
     name: "rtp",
     description: "ffmpeg sends sound over RTP, another receives it",
@@ -46,8 +46,8 @@ a=rtpmap:96 MP4V-ES/90000
 a=fmtp:96 profile-level-id=1; config=000001B001000001B58913000001000000012000C48D8AEE053C04641443000001B24C61766335392E33372E313030
 ";
 
-/// A video each way, as in a conference: what the server gets is a sign of life too. Each direction has ports of its own, which
-/// are connected to one another.
+/// A video each way, as in a conference: what the server gets is a sign of life too. Each direction has ports of its
+/// own, which are connected to one another.
 const VIDEO: Program = Program {
     name: "rtp-video",
     description: "ffmpeg sends pictures over RTP both ways",
@@ -83,8 +83,8 @@ const VIDEO: Program = Program {
     ..Program::USUAL
 };
 
-/// Sockets of ICE take datagrams from everybody, as those of most media do: they are left alone (P-35). Where the media go through a
-/// TURN server over TCP, as from behind firewalls, it is that connection that moves.
+/// Sockets of ICE take datagrams from everybody, as those of most media do: they are left alone (P-35). Where the media
+/// go through a TURN server over TCP, as from behind firewalls, it is that connection that moves.
 const WEBRTC: Program = Program {
     name: "webrtc",
     description: "a WebRTC data channel by way of a TURN server, over TCP",

@@ -1,7 +1,9 @@
-//! Real programs from Debian, each with one session that is carried through moves of the client, of the server, and a sleep.
+//! Real programs from Debian, each with one session that is carried through moves of the client, of the server, and a
+//! sleep.
 //!
-//! A program is a row of a table: how its server and its client are started, by what is seen that its session lives, and how its
-//! outcome is checked. One body, [`Program::run`], does the same with each. `./setup programs` installs what they need.
+//! A program is a row of a table: how its server and its client are started, by what is seen that its session lives,
+//! and how its outcome is checked. One body, [`Program::run`], does the same with each. `./setup programs` installs
+//! what they need.
 
 mod databases;
 mod files;
@@ -50,11 +52,14 @@ enum Move {
     Client,
     /// The same of the server.
     Server,
-    /// The laptop joins another network with a second interface, and leaves the first when datagrams of the session come by the other.
+    /// The laptop joins another network with a second interface, and leaves the first when datagrams of the session
+    /// come by the other.
     Overlap,
-    /// The laptop is suspended, and its network passes nothing until the server's TCP would have given up; then the same of the server's.
+    /// The laptop is suspended, and its network passes nothing until the server's TCP would have given up; then the
+    /// same of the server's.
     Outage,
-    /// The laptop is suspended, leaves, is away for longer than the server's TCP would wait, and wakes behind a NAT and a firewall.
+    /// The laptop is suspended, leaves, is away for longer than the server's TCP would wait, and wakes behind a NAT and
+    /// a firewall.
     Sleep,
 }
 
@@ -105,7 +110,8 @@ struct Program {
     client: &'static str,
     /// How life is seen.
     sign: Sign,
-    /// How many of its connections both daemons have to know before anything moves; 0 where it has none that can be moved.
+    /// How many of its connections both daemons have to know before anything moves; 0 where it has none that can be
+    /// moved.
     connections: usize,
     /// Whether the client is asked for something just before each move.
     begun: bool,

@@ -31,8 +31,8 @@ const TELNET: Program = Program {
     ..Program::USUAL
 };
 
-/// The number of the display is `PORT` less 6000 (X Window System Protocol, X11 Release 6.8, appendix B). The client learns of every
-/// change, and asks for the value then.
+/// The number of the display is `PORT` less 6000 (X Window System Protocol, X11 Release 6.8, appendix B). The client
+/// learns of every change, and asks for the value then.
 const X11: Program = Program {
     name: "x11",
     description: "an X client watches a property of the server's root window",

@@ -14,8 +14,8 @@ use crate::{Cmd, Error, Host, Process, Result, expect, wait_for, wait_until};
 pub(super) enum Sign {
     /// What is below `OUT` grows.
     Grows,
-    /// The client is given this line, with `{n}` replaced by a number, and in time prints `answer-` and that number plus a million,
-    /// which only the server can have reckoned.
+    /// The client is given this line, with `{n}` replaced by a number, and in time prints `answer-` and that number
+    /// plus a million, which only the server can have reckoned.
     Answers(&'static str),
     /// The client prints lines with a number after this text, each one more than the one before.
     Counts(&'static str),

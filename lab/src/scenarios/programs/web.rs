@@ -99,7 +99,8 @@ asyncio.run(main())
     ..Program::USUAL
 };
 
-/// The page has an icon of its own, lest the browser asks for one over another connection. It writes what its WebSocket brings to the browser's console, which is the browser's log.
+/// The page has an icon of its own, lest the browser asks for one over another connection. It writes what its WebSocket
+/// brings to the browser's console, which is the browser's log.
 const BROWSER: Program = Program {
     name: "browser",
     description: "Chromium shows a page whose WebSocket brings a number twenty times a second",
@@ -189,8 +190,8 @@ const SQUID: Program = Program {
     ..Program::USUAL
 };
 
-/// QUIC's server takes datagrams from everybody, so that Whimbrel moves nothing. The client opens a socket at its new address by
-/// itself, eight seconds after its start.
+/// QUIC's server takes datagrams from everybody, so that Whimbrel moves nothing. The client opens a socket at its new
+/// address by itself, eight seconds after its start.
 const QUIC: Program = Program {
     name: "quic",
     description: "a download over QUIC, whose client moves the connection by itself",
@@ -211,7 +212,8 @@ const QUIC: Program = Program {
     ..Program::USUAL
 };
 
-/// Either end loses its network and has it again, the laptop suspended meanwhile: what Whimbrel does not move it does not hold either.
+/// Either end loses its network and has it again, the laptop suspended meanwhile: what Whimbrel does not move it does
+/// not hold either.
 const QUIC_OUTAGE: Program = Program {
     name: "quic-outage",
     description: "a download over QUIC while networks go and come back: Whimbrel leaves it alone",

@@ -1,10 +1,11 @@
 //! The local API's socket: clients, their half-read requests and half-written answers.
 //!
-//! Nothing here blocks and nothing grows without bound: a client whose request is too long is dropped; it is served its next request
-//! only when it has read the last answer, and nothing is read from it while its answer is being found or a request waits. Of each user
-//! one request is served before everything else has its turn. One user's clients do not keep others out: each has a share, and root
-//! places of its own; where there is no room, the one of whoever has most gives way that has been idle for longest, or has not read
-//! its answer for a while. Descriptors that come with a request that takes none are closed, by a thread, which may take a while.
+//! Nothing here blocks and nothing grows without bound: a client whose request is too long is dropped; it is served its
+//! next request only when it has read the last answer, and nothing is read from it while its answer is being found or a
+//! request waits. Of each user one request is served before everything else has its turn. One user's clients do not
+//! keep others out: each has a share, and root places of its own; where there is no room, the one of whoever has most
+//! gives way that has been idle for longest, or has not read its answer for a while. Descriptors that come with a
+//! request that takes none are closed, by a thread, which may take a while.
 
 mod output;
 mod room;
@@ -252,8 +253,8 @@ impl Server {
 
     /// Takes in who waits where nobody could be, and ends clients that have not asked for anything in time. To be
     /// called several times a second.
-    pub fn look_again(&mut self, now: whimbrel_protocol::Time) -> Vec<ClientId> {
-        self.look_after(now, SILENT);
+    pub fn check_again(&mut self, now: whimbrel_protocol::Time) -> Vec<ClientId> {
+        self.expire(now, SILENT);
         if std::mem::take(&mut self.deaf) { self.accept(now) } else { Vec::new() }
     }
 
@@ -407,8 +408,8 @@ impl Server {
         self.answered(id);
     }
 
-    /// As [`Self::say`], of what must not be lost: the client is not dropped, however much it does not read. The caller bounds it by
-    /// [`Self::is_behind`].
+    /// As [`Self::say`], of what must not be lost: the client is not dropped, however much it does not read. The caller
+    /// bounds it by [`Self::is_behind`].
     pub fn hand(&mut self, id: ClientId, reply: &Reply, descriptors: Vec<OwnedFd>) -> bool {
         self.push(id, reply, descriptors);
         self.write(id);
@@ -421,8 +422,9 @@ impl Server {
         self.clients.get(&id).is_some_and(|client| client.output.len() > BACKLOG)
     }
 
-    /// Tells a client something that is not its answer, or not all of it. Whether it could be told: it is dropped where it does
-    /// not read what it is told. The descriptors are closed if not, and it may still never read them. The caller watches it anew.
+    /// Tells a client something that is not its answer, or not all of it. Whether it could be told: it is dropped where
+    /// it does not read what it is told. The descriptors are closed if not, and it may still never read them. The
+    /// caller watches it anew.
     pub fn say(&mut self, id: ClientId, reply: &Reply, descriptors: Vec<OwnedFd>) -> bool {
         self.hand(id, reply, descriptors);
         if self.is_behind(id) {
@@ -516,13 +518,15 @@ fn asked(line: ReceivedLine<Received>) -> Result<Asked, Failure> {
     Ok(Asked { request, descriptors: line.descriptors })
 }
 
-/// Whether a descriptor is a network namespace. Nothing is asked of the file itself: it may be of a file system that does not answer.
+/// Whether a descriptor is a network namespace. Nothing is asked of the file itself: it may be of a file system that
+/// does not answer.
 fn is_network_namespace(descriptor: &Received) -> bool {
     let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     fs::read_link(link).is_ok_and(|target| target.as_os_str().as_encoded_bytes().starts_with(b"net:["))
 }
 
-/// Hangs up on who finds no room. What it has sent may take a while to close, and nothing of a client's that has sent nothing does.
+/// Hangs up on who finds no room. What it has sent may take a while to close, and nothing of a client's that has sent
+/// nothing does.
 fn turn_away(stream: ClosedApart<UnixStream>) {
     let _ = stream.shutdown(std::net::Shutdown::Both);
     if rustix::io::ioctl_fionread(&*stream).is_ok_and(|unread| unread == 0) {

@@ -22,8 +22,8 @@ pub(crate) const FOR_ROOT: usize = CLIENTS / 8;
 const REFUSED_SHARE: usize = 16;
 const REFUSED: usize = 64;
 
-/// Clients that stay: programs behind anchors, those that receive sockets, and those that follow events. They ask nothing more, so they take no
-/// room of those that do.
+/// Clients that stay: programs behind anchors, those that receive sockets, and those that follow events. They ask
+/// nothing more, so they take no room of those that do.
 pub(crate) const STAYING: usize = 1024;
 
 /// Who has not read an answer for so long gives way like who asks nothing.
@@ -85,8 +85,8 @@ impl Server {
         served < CLIENTS && (is_root(user) || others() < CLIENTS - FOR_ROOT && of_user() < SHARE)
     }
 
-    /// Has a client give way to one of this user's: of the user who has most, which is this one where several have as many or it has its
-    /// share, the one that has been idle for longest. Whether there was one.
+    /// Has a client give way to one of this user's: of the user who has most, which is this one where several have as
+    /// many or it has its share, the one that has been idle for longest. Whether there was one.
     pub(crate) fn make_room(&mut self, user: Option<u32>, now: Time) -> bool {
         let mut shares: HashMap<Option<u32>, usize> = HashMap::new();
         for client in self.clients.values().filter(|client| client.is_served()) {
@@ -111,7 +111,7 @@ impl Server {
     }
 
     /// Notes who does not read its answers; ends clients that have not asked for anything in time.
-    pub(crate) fn look_after(&mut self, now: Time, silent: Duration) {
+    pub(crate) fn expire(&mut self, now: Time, silent: Duration) {
         for client in self.clients.values_mut().filter(|client| !client.output.is_empty()) {
             client.unread_since.get_or_insert(now);
         }
@@ -121,8 +121,8 @@ impl Server {
         silent.into_iter().for_each(|id| self.remove(id));
     }
 
-    /// Whether there is room for this client to [stay](Self::stay). Users other than root have half of it each at the most, and an eighth is
-    /// root's alone.
+    /// Whether there is room for this client to [stay](Self::stay). Users other than root have half of it each at the
+    /// most, and an eighth is root's alone.
     ///
     /// # Errors
     /// [`Code::TooMany`], for the client.

@@ -282,9 +282,9 @@ fn who_asks_nothing_is_dropped_after_a_while() {
     server.read(asked);
     assert!(server.request(asked).is_some());
     server.reply(asked, &Reply::End { newest: 1 });
-    server.look_again(Time::default() + SILENT / 2);
+    server.check_again(Time::default() + SILENT / 2);
     assert!(server.take_gone().is_empty());
-    server.look_again(Time::default() + SILENT);
+    server.check_again(Time::default() + SILENT);
     assert_eq!(server.take_gone(), [silent]);
 }
 
@@ -357,8 +357,8 @@ fn who_does_not_read_its_answers_keeps_nobody_out() {
         })
         .collect();
     assert_eq!(server.place_for(Some(me + 3), Time::default()), Place::Refused, "they may still read");
-    server.look_again(Time::default());
-    server.look_again(Time::default() + room::UNREAD);
+    server.check_again(Time::default());
+    server.check_again(Time::default() + room::UNREAD);
     assert!(server.take_gone().is_empty(), "nobody needs the room");
     assert_eq!(server.place_for(Some(me + 3), Time::default() + room::UNREAD), Place::Served);
     assert_eq!(server.take_gone().len(), 1);

@@ -95,8 +95,8 @@ pub(crate) fn is_movable(flow: &FlowTuple, own: &impl Fn(IpAddr) -> bool) -> boo
     is_global(flow.local.ip()) && is_global(flow.remote.ip()) && !own(flow.remote.ip())
 }
 
-/// Why a socket is of use on this host alone, if it is: others would not meet it at its address, or its other end is here. `own` tells
-/// this host's addresses.
+/// Why a socket is of use on this host alone, if it is: others would not meet it at its address, or its other end is
+/// here. `own` tells this host's addresses.
 pub(crate) fn why_bound_to_host(flow: &FlowTuple, own: &impl Fn(IpAddr) -> bool) -> Option<String> {
     let FlowTuple { local, remote, .. } = flow;
     let at = local.ip();

@@ -55,7 +55,8 @@ impl Inhabitants {
 /// Why a socket cannot be moved that shares its endpoint.
 const SHARED: &str = "several sockets share this endpoint";
 
-/// They as `whimbrel connections` shows them: each once, by the first address at which it is met; but for the daemon's own.
+/// They as `whimbrel connections` shows them: each once, by the first address at which it is met; except for the
+/// daemon's own.
 pub(crate) fn shown(places: &[Inhabitants], since: &str) -> Vec<ipc::Connection> {
     let mut found: BTreeMap<(Transport, SocketAddr), Vec<u32>> = BTreeMap::new();
     for place in places {
@@ -98,8 +99,8 @@ pub(crate) fn met_at(bound: IpAddr, addresses: &[IpAddr]) -> Vec<IpAddr> {
     met
 }
 
-/// The endpoints at which sockets are met, with those of each: of every socket the first, in the order of addresses. One that is bound to all
-/// addresses is met at one of its own family, if there is any.
+/// The endpoints at which sockets are met, with those of each: of every socket the first, in the order of addresses.
+/// One that is bound to all addresses is met at one of its own family, if there is any.
 fn ends(all: &[Listener], addresses: &[IpAddr]) -> Vec<(SocketAddr, Vec<u32>)> {
     let mut seen: HashSet<u32> = HashSet::new();
     let mut ends = Vec::new();

@@ -1,4 +1,5 @@
-//! Connections of protocols that are not moved: they are named, with the reason, and so are those that a move leaves behind.
+//! Connections of protocols that are not moved: they are named, with the reason, and so are those that a move leaves
+//! behind.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -7,7 +8,7 @@ use whimbrel_ipc as ipc;
 use whimbrel_kernel::other_protocols::{Bound, Protocol, bound};
 use whimbrel_kernel::process;
 
-use crate::events::{Kind, Told};
+use crate::events::{Kind, Report};
 
 /// Connections that an event names one by one.
 const NAMED: usize = 16;
@@ -64,7 +65,7 @@ pub(crate) fn connections(own: &BTreeSet<IpAddr>, since: &str) -> Vec<ipc::Conne
 }
 
 /// What is left behind at addresses that this host does not have any more.
-pub(crate) fn left_behind(gone: &[IpAddr]) -> Option<Told> {
+pub(crate) fn left_behind(gone: &[IpAddr]) -> Option<Report> {
     if gone.is_empty() {
         return None;
     }
@@ -77,5 +78,5 @@ pub(crate) fn left_behind(gone: &[IpAddr]) -> Option<Told> {
         1 => format!("{} stays at an address that is gone: {}", flow(first), reasons.join("; ")),
         count => format!("{count} connections stay at an address that is gone: {}", reasons.join("; ")),
     };
-    Some(Told::new(Kind::LeftBehind, sentence).with("flows", flows).with("count", left.len()))
+    Some(Report::new(Kind::LeftBehind, sentence).with("flows", flows).with("count", left.len()))
 }

@@ -1,8 +1,9 @@
 //! When sockets are to be made to fit what has become of their flows.
 //!
-//! A pass goes through all sockets and waits for each that is busy, and any user can keep one busy for as long as it likes: by
-//! sending from memory whose file system does not answer. So a thread makes it, and nothing waits for that. Where a pass is late the
-//! next is begun beside it, since it may be kept by an endpoint namespace's socket, to which it comes last.
+//! A pass goes through all sockets and waits for each that is busy, and any user can keep one busy for as long as it
+//! likes: by sending from memory whose file system does not answer. So a thread makes it, and nothing waits for that.
+//! Where a pass is late the next is begun beside it, since it may be kept by an endpoint namespace's socket, to which
+//! it comes last.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -20,8 +21,9 @@ const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 /// For how long what comes in is looked at for stale echoes once flows go on: several round trips of the longest paths.
 const ECHOES: Duration = Duration::from_secs(10);
 
-/// For how long packets of flows that go another way from now on may still come in by the former one: several round trips. A
-/// socket that is bound to a device takes none that come by another, and the kernel would reset its connection.
+/// For how long packets of flows that go another way from now on may still come in by the former one: several round
+/// trips. A socket that is bound to a device takes none that come by another, and the kernel would reset its
+/// connection.
 const STRAGGLERS: Duration = Duration::from_secs(3);
 
 /// A pass takes one part in so many of the time at the most: peers can make one due with each move (P-143).
@@ -41,8 +43,8 @@ pub(crate) struct Passed {
     pub(crate) fitted: Result<Fitted, Failure>,
     /// How long it took.
     pub(crate) took: Duration,
-    /// Peers whose senders are to be woken once more, as some of their sockets were bound to devices, and whether what they had in
-    /// flight is lost.
+    /// Peers whose senders are to be woken once more, as some of their sockets were bound to devices, and whether what
+    /// they had in flight is lost.
     pub(crate) wake: Vec<(PeerId, bool)>,
     /// How many sockets of endpoint namespaces wait to be put back, where these were gone through.
     pub(crate) inside: Option<usize>,
@@ -55,8 +57,8 @@ impl Passed {
     }
 }
 
-/// Makes a pass over the sockets of the calling thread's network namespace, and then of those that are `inside`, where no device is
-/// theirs to be bound to.
+/// Makes a pass over the sockets of the calling thread's network namespace, and then of those that are `inside`, where
+/// no device is theirs to be bound to.
 pub(crate) fn pass(
     number: u64,
     sockets: &SocketsApart,
@@ -93,7 +95,8 @@ pub(crate) struct Fitting {
     bind_from: Option<Time>,
     /// No other pass before that; what is wanted meanwhile is served by it.
     not_before: Option<Time>,
-    /// No socket in an endpoint namespace waits, nor is any to be put back. A daemon before this one may have left such.
+    /// No socket in an endpoint namespace waits, nor is any to be put back. A daemon before this one may have left
+    /// such.
     none_inside: bool,
     /// How many passes were begun, and the newest that is over.
     passes: u64,
@@ -113,7 +116,7 @@ impl Fitting {
     }
 
     /// Flows go another way from now on.
-    pub(crate) fn note_ways(&mut self, now: Time) {
+    pub(crate) fn on_routes_changed(&mut self, now: Time) {
         self.want();
         self.bind_from = Some(now + STRAGGLERS);
     }
@@ -187,19 +190,19 @@ impl Fitting {
     }
 
     /// A pass has gone through these. `waits`: sockets in them may wait, or are to be put back.
-    pub(crate) fn note_inside(&mut self, waits: bool) {
+    pub(crate) fn set_inside(&mut self, waits: bool) {
         self.none_inside = !waits;
     }
 
     /// A pass has left this many sockets to come back to.
-    pub(crate) fn note_waiting(&mut self, now: Time, waiting: usize) {
+    pub(crate) fn set_waiting(&mut self, now: Time, waiting: usize) {
         let passes = self.again.map_or(0, |(passes, _)| passes);
         let pause = (PAUSE * 2u32.pow(passes.min(10))).min(PAUSE_LONGEST);
         self.again = (waiting > 0).then_some((passes + 1, now + pause));
     }
 
     /// Flows wait, or go on after a lapse.
-    pub(crate) fn note_lapse(&mut self, now: Time) {
+    pub(crate) fn on_lapse(&mut self, now: Time) {
         self.lapsed_until = Some(now + ECHOES);
     }
 
@@ -240,7 +243,7 @@ mod tests {
         assert!(passes(&mut fitting, now) && !passes(&mut fitting, now));
         let mut pauses = Vec::new();
         for _ in 0..10 {
-            fitting.note_waiting(now, 3);
+            fitting.set_waiting(now, 3);
             let due = fitting.timeout().expect("another pass");
             assert!(!passes(&mut fitting, now));
             pauses.push(due.since(now));
@@ -251,9 +254,9 @@ mod tests {
         // Others need not wait so long.
         fitting.want();
         assert!(passes(&mut fitting, now));
-        fitting.note_waiting(now, 4);
+        fitting.set_waiting(now, 4);
         assert_eq!(fitting.timeout().map(|due| due.since(now)), Some(PAUSE));
-        fitting.note_waiting(now, 0);
+        fitting.set_waiting(now, 0);
         assert!(fitting.timeout().is_none());
     }
 
@@ -261,11 +264,11 @@ mod tests {
     fn endpoint_namespaces_are_looked_into_once_more_after_the_last_has_waited() {
         let mut fitting = Fitting::default();
         assert!(fitting.looks_inside(false), "of a daemon before this one");
-        fitting.note_inside(false);
+        fitting.set_inside(false);
         assert!(!fitting.looks_inside(false) && fitting.looks_inside(true));
-        fitting.note_inside(true);
+        fitting.set_inside(true);
         assert!(fitting.looks_inside(false));
-        fitting.note_inside(false);
+        fitting.set_inside(false);
         assert!(!fitting.looks_inside(false));
     }
 
@@ -315,10 +318,10 @@ mod tests {
     fn nothing_is_bound_before_the_last_straggler_is_in() {
         let (mut fitting, now) = (Fitting::default(), Time::default());
         assert!(fitting.binds());
-        fitting.note_ways(now);
+        fitting.on_routes_changed(now);
         assert!(passes(&mut fitting, now) && !fitting.binds());
         let again = now + STRAGGLERS / 2;
-        fitting.note_ways(again);
+        fitting.on_routes_changed(again);
         assert!(passes(&mut fitting, now + STRAGGLERS) && !fitting.binds());
         let due = fitting.timeout().expect("another pass");
         assert_eq!(due, again + STRAGGLERS);
@@ -329,8 +332,8 @@ mod tests {
     #[test]
     fn echoes_are_looked_for_until_some_time_after_the_last_lapse() {
         let (mut fitting, now) = (Fitting::default(), Time::default());
-        fitting.note_lapse(now);
-        fitting.note_lapse(now + ECHOES / 2);
+        fitting.on_lapse(now);
+        fitting.on_lapse(now + ECHOES / 2);
         assert!(!fitting.take_lapse(now + ECHOES));
         let end = fitting.timeout().expect("its end");
         assert_eq!(end, now + ECHOES / 2 + ECHOES);

@@ -11,8 +11,8 @@ use whimbrel_wire::FlowTuple;
 
 use crate::host::introductions::{Snapshot, inquire};
 
-/// Between looks at a peer's sockets: this part of the time since they were woken, so that what a round trip brings is seen soon after it, within
-/// these.
+/// Between looks at a peer's sockets: this part of the time since they were woken, so that what a round trip brings is
+/// seen soon after it, within these.
 const PAUSE_PART: u32 = 8;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(3);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
@@ -36,16 +36,16 @@ const PUT_OFF: Duration = Duration::from_millis(200);
 /// The kernel counts back-off steps in 8 bits; TCP gives up long before so many.
 const STEPS: u8 = 32;
 
-/// Until what a socket was told of the path's MTU has had its effect: a socket that its program is using just then looks
-/// at it when the program is done.
+/// Until what a socket was told of the path's MTU has had its effect: a socket that its program is using just then
+/// looks at it when the program is done.
 const BELIEVED: Duration = Duration::from_millis(200);
 
 /// Peers whose senders are being woken.
 #[derive(Debug, Default)]
 pub(crate) struct Kicks {
     rounds: BTreeMap<PeerId, Round>,
-    /// The MTUs that sockets were told, by where their packets come from and go to, and when the kernel need not know them
-    /// any more.
+    /// The MTUs that sockets were told, by where their packets come from and go to, and when the kernel need not know
+    /// them any more.
     told: Told,
 }
 
@@ -58,16 +58,16 @@ struct Round {
     /// Those that are stopped have been asked twice.
     asked_again: bool,
     next: Time,
-    /// Those that have something to send, or to ask, and were not looked at in the first look yet. There may be very many,
-    /// and peers wait for other words meanwhile.
+    /// Those that have something to send, or to ask, and were not looked at in the first look yet. There may be very
+    /// many, and peers wait for other words meanwhile.
     left: Option<Vec<TcpSocket>>,
-    /// Where what was in flight when it began is lost: the longest packet, in bytes, that moved flows are to send from now
-    /// on. To believe in it makes a sender that is not in back-off yet send again at once.
+    /// Where what was in flight when it began is lost: the longest packet, in bytes, that moved flows are to send from
+    /// now on. To believe in it makes a sender that is not in back-off yet send again at once.
     shrink_to: Option<u32>,
     /// What waits, as it was when it was kicked last.
     waiting: HashMap<FlowTuple, TcpSocket>,
-    /// What was told of a loss, as it was then, and of which MTU. Where the segment that is sent again first had arrived,
-    /// the answer says that, and the kernel takes the rest for not lost either (`tcp_try_undo_loss`).
+    /// What was told of a loss, as it was then, and of which MTU. Where the segment that is sent again first had
+    /// arrived, the answer says that, and the kernel takes the rest for not lost either (`tcp_try_undo_loss`).
     told: HashMap<FlowTuple, (TcpSocket, u32)>,
     /// Until then these are looked at, and not woken.
     spared_until: Time,
@@ -94,8 +94,9 @@ impl Round {
 impl Kicks {
     /// Begins with a peer's senders; [`Kicks::run`] does the rest.
     pub(crate) fn begin(&mut self, now: Time, peer: PeerId, shrink_to: Option<u32>) {
-        // What was lost is still lost when senders are woken once more. Their answers come at the same time as what confirms the path, of which they are
-        // woken, and the kernel begins anew with what is woken before: that would cost another round trip.
+        // What was lost is still lost when senders are woken once more. Their answers come at the same time as what
+        // confirms the path, of which they are woken, and the kernel begins anew with what is woken before: that would
+        // cost another round trip.
         let before = self.rounds.remove(&peer);
         let spared_until = now + before.as_ref().map_or(Duration::ZERO, |before| before.elapsed(now) / 4);
         let told = before.map(|round| round.told).unwrap_or_default();
@@ -144,8 +145,8 @@ impl Kicks {
         later.flat_map(|(_, round)| round.of_interest()).chain(fresh).collect()
     }
 
-    /// What is due cannot be done now. Whoever had no look yet has its first one later; what could not be done for long is
-    /// not done any more.
+    /// What is due cannot be done now. Whoever had no look yet has its first one later; what could not be done for long
+    /// is not done any more.
     pub(crate) fn put_off(&mut self, now: Time) {
         self.rounds.retain(|_, round| round.next > now || round.elapsed(now) < ANSWERED_WITHIN);
         for round in self.rounds.values_mut().filter(|round| round.next <= now) {
@@ -153,8 +154,9 @@ impl Kicks {
         }
     }
 
-    /// Kicks what is due. Returns how many sockets were kicked. `snapshot` has those that are [wanted](Self::wanted). `injector_of`: that
-    /// of the namespace where a flow's socket is. `open` is called right before anything of a peer's is sent again.
+    /// Kicks what is due. Returns how many sockets were kicked. `snapshot` has those that are [wanted](Self::wanted).
+    /// `injector_of`: that of the namespace where a flow's socket is. `open` is called right before anything of a
+    /// peer's is sent again.
     ///
     /// # Errors
     /// When nothing can be injected; the rounds go on.
@@ -206,7 +208,8 @@ impl Kicks {
                         round.waiting.remove(&flow);
                         continue;
                     };
-                    // Twice, since the first may be lost; more often in half a second nobody answers (tcp_oow_rate_limited).
+                    // Twice, since the first may be lost; more often in half a second nobody answers
+                    // (tcp_oow_rate_limited).
                     round.waiting.insert(flow, *socket);
                     if asks {
                         result = inquire(injector, socket, Way::default()).and(result);
@@ -241,8 +244,8 @@ impl Kicks {
                         break;
                     }
                 }
-                // A step of back-off less is still at least the timer's smallest value since the last transmission. And a
-                // packet that is too big is no error that a program is told of (tcp_v4_err, tcp_v6_err).
+                // A step of back-off less is still at least the timer's smallest value since the last transmission. And
+                // a packet that is too big is no error that a program is told of (tcp_v4_err, tcp_v6_err).
                 let instead = (socket.reports_errors && socket.backoff > 0).then_some(socket.pmtu_cookie);
                 let shrink_to = round.shrink_to.or(instead).filter(|_| first && !spared);
                 let shrink_to = shrink_to.filter(|mtu| may_resend(socket, shrunken(*mtu, socket)));
@@ -293,8 +296,8 @@ fn shrunken(inner_mtu: u32, socket: &TcpSocket) -> u16 {
     u16::try_from(told).unwrap_or(u16::MAX)
 }
 
-/// Whether a socket that is told of an MTU sends anything again for it: all segments that are too long. Where many have only
-/// a request in flight, telling each of them for nothing takes longer than all the rest.
+/// Whether a socket that is told of an MTU sends anything again for it: all segments that are too long. Where many have
+/// only a request in flight, telling each of them for nothing takes longer than all the rest.
 fn may_resend(socket: &TcpSocket, mtu: u16) -> bool {
     socket.snd_nxt.wrapping_sub(socket.snd_una) + LONGEST_HEADERS > u32::from(mtu)
 }
@@ -308,8 +311,8 @@ fn in_flight(socket: &TcpSocket) -> bool {
 }
 
 /// Whether a socket with nothing in flight does not send what it has to, or would not: the last word that it had of its
-/// peer is that the window is closed, or the network did not take it. TCP asks for another word less and less often, up to
-/// every two minutes, and the one that the peer had meanwhile went nowhere.
+/// peer is that the window is closed, or the network did not take it. TCP asks for another word less and less often, up
+/// to every two minutes, and the one that the peer had meanwhile went nowhere.
 fn is_stopped(socket: &TcpSocket) -> bool {
     socket.snd_wnd == 0 || socket.write_seq != socket.snd_nxt
 }

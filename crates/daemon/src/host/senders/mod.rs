@@ -76,8 +76,8 @@ impl Senders {
 
     /// The flows of these peers go on by one of the ops at hand.
     pub(super) fn note_going_on(&mut self, peers: Vec<(PeerId, bool)>) {
-        // What is lost is the first that the peers lack: little may go to a path that is not confirmed, and senders that
-        // were not stopped would use it up with what comes after.
+        // What is lost is the first that the peers lack: little may go to a path that is not confirmed, and senders
+        // that were not stopped would use it up with what comes after.
         self.spared = peers.iter().filter(|(_, lost)| *lost && self.kick).map(|(peer, _)| *peer).collect();
         self.going_on = peers;
     }
@@ -100,8 +100,8 @@ impl Senders {
     }
 
     /// Flows go other ways.
-    pub(super) fn note_ways(&mut self, now: Time) {
-        self.fitting.note_ways(now);
+    pub(super) fn on_routes_changed(&mut self, now: Time) {
+        self.fitting.on_routes_changed(now);
     }
 
     /// Whether a pass goes through endpoint namespaces. `wanted`: there may be something to do.

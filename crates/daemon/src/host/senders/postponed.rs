@@ -1,8 +1,8 @@
 //! What is put off where very many connections move to a path that is not confirmed.
 //!
-//! To look at all their sockets takes longer than the confirmation, which would wait for it; and what may be sent before that
-//! (P-18) is used up by a few of them. Once it is confirmed their senders are woken when all else is done that is to be done
-//! at that moment, and told.
+//! To look at all their sockets takes longer than the confirmation, which would wait for it; and what may be sent
+//! before that (P-18) is used up by a few of them. Once it is confirmed their senders are woken when all else is done
+//! that is to be done at that moment, and told.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -43,8 +43,8 @@ impl Postponed {
         std::mem::take(&mut self.next).into_iter().map(|(peer, (_, lost))| (peer, lost)).collect()
     }
 
-    /// A peer's senders are woken now, or there are none any more. Returns whether what they had in flight is lost, as far
-    /// as was said when they were put off.
+    /// A peer's senders are woken now, or there are none any more. Returns whether what they had in flight is lost, as
+    /// far as was said when they were put off.
     pub(crate) fn remove(&mut self, peer: PeerId) -> bool {
         let next = self.next.remove(&peer).is_some_and(|(_, lost)| lost);
         let lost = self.lost.remove(&peer).unwrap_or(false) | next;

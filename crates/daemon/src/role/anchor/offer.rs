@@ -52,8 +52,8 @@ pub(crate) struct LentOf {
 const OWN: &str = "this host's own";
 const ROUTERS: &str = "its router's";
 
-/// What of `lendable` cannot be lent with these addresses and routers, and what that is `lent` is gone. They may come later, and go: so it
-/// is no mistake in the file.
+/// What of `lendable` cannot be lent with these addresses and routers, and what that is `lent` is gone. They may come
+/// later, and go: so it is no mistake in the file.
 pub(crate) fn faults(lendable: &Lendable, lent: &[LentOf], network: &NetworkState) -> Vec<Fault> {
     let own = own_addresses(network);
     let nowhere = own.is_empty() && !lendable.ports.is_empty();
@@ -141,9 +141,10 @@ pub(crate) fn faults(lendable: &Lendable, lent: &[LentOf], network: &NetworkStat
     nowhere.into_iter().chain(foreign).chain(mixed).chain(gone).collect()
 }
 
-/// What cannot be lent now, if it is not about the same as `before`. Which addresses the host has beside does not matter, as it draws new ones by itself
-/// (RFC 8981); and one without a network can lend as little as before, but is not reached at what it has lent. That all can be lent is only
-/// said where it can: it is left to when the network is back.
+/// What cannot be lent now, if it is not about the same as `before`. Which addresses the host has beside does not
+/// matter, as it draws new ones by itself (RFC 8981); and one without a network can lend as little as before, but is
+/// not reached at what it has lent. That all can be lent is only said where it can: it is left to when the network is
+/// back.
 pub(crate) fn changed(
     before: &[Fault],
     lendable: &Lendable,
@@ -161,8 +162,8 @@ pub(crate) fn changed(
     (!same && is_well == now.is_empty()).then_some(now)
 }
 
-/// Addresses that are not lent as a whole, whatever is configured, and why: this host's own, and those of its routers, without which it
-/// reaches nobody.
+/// Addresses that are not lent as a whole, whatever is configured, and why: this host's own, and those of its routers,
+/// without which it reaches nobody.
 pub(crate) fn kept(network: &NetworkState) -> BTreeMap<IpAddr, &'static str> {
     let routers = network.default_routes.iter().filter_map(|route| Some((route.gateway?, ROUTERS)));
     routers.chain(own_addresses(network).into_iter().map(|address| (address, OWN))).collect()
@@ -185,7 +186,8 @@ pub(crate) fn is_gone<'a>(
     move |address| any && prefix.contains(address) && !is_on_link(network, address)
 }
 
-/// The address whose ports are lent in a family: the configured one, or where none of either family is that at which this host is met.
+/// The address whose ports are lent in a family: the configured one, or where none of either family is that at which
+/// this host is met.
 pub(crate) fn lends_of(lendable: &Lendable, network: &NetworkState, ipv4: bool) -> Option<IpAddr> {
     if lendable.ports.is_empty() {
         return None;

@@ -7,8 +7,8 @@ use crate::host::table::{Name, SavedNamespace};
 use crate::store::{Change, Store, StoreError, table};
 
 table! {
-    /// What others have on lease, by tenant and number; and whether the address was of a subnet of this host's links when
-    /// it was lent.
+    /// What others have on lease, by tenant and number; and whether the address was of a subnet of this host's links
+    /// when it was lent.
     Leases = "lease": Name => (SavedLease, bool)
 }
 
@@ -40,7 +40,8 @@ impl Store {
         }])
     }
 
-    /// Keeps what another host has on lease. `on_link`: the address was of a subnet of this host's links when it was lent.
+    /// Keeps what another host has on lease. `on_link`: the address was of a subnet of this host's links when it was
+    /// lent.
     ///
     /// # Errors
     /// As [`Self::save_lending_stopped`].

@@ -18,7 +18,7 @@ use crate::event_loop::EventLoop;
 impl EventLoop {
     pub(crate) fn community(&mut self, request: CommunityRequest) -> Result<CommunityReply, Failure> {
         let now = clock::now();
-        self.take_in_udp(now);
+        self.handle_udp(now);
         let reply = self.community_reply(now, request);
         self.poll_node();
         reply

@@ -19,7 +19,7 @@ pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
         Ok((tracking, found)) => {
             let now = clock::now();
             found.into_iter().for_each(|flow| this.node.handle_passing_opened(now, flow));
-            this.reactor.on(&tracking, EventLoop::take_in_tracked)?;
+            this.reactor.on(&tracking, EventLoop::handle_tracked)?;
             this.tracking = Some(tracking);
         }
         Err(error) => {
@@ -30,7 +30,7 @@ pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
 }
 
 impl EventLoop {
-    fn take_in_tracked(&mut self) {
+    fn handle_tracked(&mut self) {
         let Self { tracking, node, .. } = self;
         let now = clock::now();
         if let Some(tracking) = tracking {

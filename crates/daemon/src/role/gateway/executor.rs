@@ -1,5 +1,5 @@
-//! Flows of hosts behind this one, which it is the router of and speaks for (decision 0024): their sockets are elsewhere, so what a
-//! socket would tell is learned from packets.
+//! Flows of hosts behind this one, which it is the router of and speaks for (decision 0024): their sockets are
+//! elsewhere, so what a socket would tell is learned from packets.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
@@ -23,7 +23,8 @@ const HEARD_MOST: usize = 4096;
 const PAUSES: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(800)];
 /// Each undoes one step of the back-off, of which a stock host has fifteen (tcp_retries2).
 const STEPS: u32 = 16;
-/// Errors that hosts behind are sent at once, and a second, in all and each: a peer that moves decides how many there would be (P-124).
+/// Errors that hosts behind are sent at once, and a second, in all and each: a peer that moves decides how many there
+/// would be (P-124).
 const ERRORS: u32 = 4096;
 const ERRORS_OF_HOST: u32 = 1024;
 /// How soon those have their turn that were too many.
@@ -35,7 +36,8 @@ const LOOKED_AT: usize = 1024;
 #[derive(Debug, Default)]
 pub(crate) struct Gateway {
     names: Option<InTheirName>,
-    /// The numbers that the answer to an introduction has to have, by flow; and those before them, of flows that have no newer ones.
+    /// The numbers that the answer to an introduction has to have, by flow; and those before them, of flows that have
+    /// no newer ones.
     heard: HashMap<FlowTuple, Numbers>,
     heard_before: HashMap<FlowTuple, Numbers>,
     /// Peers whose far ends are being woken.
@@ -110,8 +112,8 @@ impl Gateway {
         if self.heard.len() >= HEARD_MOST {
             self.heard_before = std::mem::take(&mut self.heard);
         }
-        // The peer's segment is shaped like a keepalive: it has acknowledged all before `acknowledgement`, and one more than
-        // `sequence` is the first that it has not been acknowledged.
+        // The peer's segment is shaped like a keepalive: it has acknowledged all before `acknowledgement`, and one more
+        // than `sequence` is the first that it has not been acknowledged.
         let numbers = Numbers {
             sequence: acknowledgement.wrapping_sub(1),
             acknowledgement: sequence.wrapping_add(1),
@@ -143,8 +145,8 @@ impl Gateway {
         self.rounds.values().map(|round| round.next).min()
     }
 
-    /// Begins to wake the far ends of a peer's flows. `shrink_to`: where what was under way is lost, the longest packet, in bytes, that
-    /// they are to send from now on.
+    /// Begins to wake the far ends of a peer's flows. `shrink_to`: where what was under way is lost, the longest
+    /// packet, in bytes, that they are to send from now on.
     pub(crate) fn begin(
         &mut self,
         now: Time,
@@ -185,7 +187,8 @@ impl Gateway {
         })
     }
 
-    /// One of each peer's after the other, so that nobody waits for all that another one has. `stands`: whether a flow still waits.
+    /// One of each peer's after the other, so that nobody waits for all that another one has. `stands`: whether a flow
+    /// still waits.
     fn tell(
         &mut self,
         now: Time,

@@ -1,6 +1,6 @@
-//! Flows of hosts that this one is the gateway of live on when it is started anew. So it keeps them, and its peers, in the
-//! state directory as well. What it names its memory by there it tells its peers, which find out by it whether it was lost
-//! (protocol.md P-123).
+//! Flows of hosts that this one is the gateway of live on when it is started anew. So it keeps them, and its peers, in
+//! the state directory as well. What it names its memory by there it tells its peers, which find out by it whether it
+//! was lost (protocol.md P-123).
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -16,9 +16,10 @@ table! {
     Memory = "memory": () => u64
 }
 
-/// Keeps peers, and flows of hosts behind this one, at `path` as well from now on, where they outlive this host's own life,
-/// and gives what names that memory: `fresh` where there was none, or not all of it can be read. Where the store of this
-/// life holds no peers (the host was started anew, or the run directory removed) they, and `flows`, are what was there.
+/// Keeps peers, and flows of hosts behind this one, at `path` as well from now on, where they outlive this host's own
+/// life, and gives what names that memory: `fresh` where there was none, or not all of it can be read. Where the store
+/// of this life holds no peers (the host was started anew, or the run directory removed) they, and `flows`, are what
+/// was there.
 ///
 /// # Errors
 /// When a file cannot be read or written.

@@ -10,6 +10,6 @@ use crate::reactor::LoopError;
 /// When the kernel has no room.
 pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
     this.reactor.on(this.effects.helping.helpers_wake(), |this| {
-        this.effects.helping.take_in_helpers(&mut this.effects.host, clock::now());
+        this.effects.helping.handle_helpers(&mut this.effects.host, clock::now());
     })
 }

@@ -7,7 +7,7 @@ use whimbrel_ipc as ipc;
 use whimbrel_protocol::{Binding, Carrier, FlowEntry, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
-use crate::events::Told;
+use crate::events::Report;
 use crate::host::Host;
 use crate::role::helpers::{Helpers, Means, Situation, Standing};
 
@@ -27,12 +27,12 @@ impl Helping {
     }
 
     /// The binding of a peer may be another.
-    pub(crate) fn note_peer(&mut self, peer: PeerId) {
+    pub(crate) fn record_peer(&mut self, peer: PeerId) {
         self.peers.insert(peer);
     }
 
     /// A flow may wait, or go on.
-    pub(crate) fn note_flow(&mut self, flow: FlowTuple) {
+    pub(crate) fn record_flow(&mut self, flow: FlowTuple) {
         self.flows.insert(flow);
     }
 
@@ -72,7 +72,7 @@ impl Helping {
     }
 
     /// What helpers have to tell.
-    pub(crate) fn take_told(&mut self) -> Vec<Told> {
+    pub(crate) fn take_told(&mut self) -> Vec<Report> {
         self.helpers.take_told()
     }
 
@@ -103,7 +103,7 @@ impl Helping {
 
     /// After anything that helpers did: what they need, and whom they let go on.
     fn helped(&mut self, host: &mut Host, now: Time) {
-        if host.hooks.note_helped(self.helpers.translates())
+        if host.hooks.set_helped(self.helpers.translates())
             && let Err(failure) = host.apply_hooks()
         {
             tracing::warn!(%failure, "cannot attach the programs to every interface");
@@ -113,7 +113,7 @@ impl Helping {
     }
 
     /// Takes in what live ends sent while their peers are away, `most` packets of it; whether there may be more.
-    pub(crate) fn take_in_kept(&mut self, host: &mut Host, now: Time, most: usize) -> bool {
+    pub(crate) fn handle_kept(&mut self, host: &mut Host, now: Time, most: usize) -> bool {
         let mut taken = 0;
         while taken < most
             && let Some(packet) = host.tunnel.receive_kept()
@@ -126,7 +126,7 @@ impl Helping {
     }
 
     /// Peers have told what they have of what was kept for them.
-    pub(crate) fn take_in_acknowledged(&mut self, host: &mut Host, now: Time, words: &[(FlowTuple, u32, u16)]) {
+    pub(crate) fn handle_acknowledged(&mut self, host: &mut Host, now: Time, words: &[(FlowTuple, u32, u16)]) {
         for (flow, next, window) in words {
             self.helpers.handle_acknowledged(now, &mut means(host), *flow, *next, *window);
         }
@@ -136,7 +136,7 @@ impl Helping {
     }
 
     /// Connections were opened (true) and have ended.
-    pub(crate) fn take_in_flows(&mut self, host: &mut Host, now: Time, flows: &[(FlowTuple, bool)]) {
+    pub(crate) fn handle_flows(&mut self, host: &mut Host, now: Time, flows: &[(FlowTuple, bool)]) {
         if self.helpers.is_idle() {
             return;
         }
@@ -151,15 +151,15 @@ impl Helping {
     }
 
     /// Some connections may have ended without a word of it.
-    pub(crate) fn look_for_ended(&mut self, host: &mut Host, now: Time) {
+    pub(crate) fn check_for_ended(&mut self, host: &mut Host, now: Time) {
         if !self.helpers.is_idle() {
-            self.helpers.look_for_ended(now, &mut means(host));
+            self.helpers.check_for_ended(now, &mut means(host));
             self.helped(host, now);
         }
     }
 
     /// Helper programs have something to say.
-    pub(crate) fn take_in_helpers(&mut self, host: &mut Host, now: Time) {
+    pub(crate) fn handle_helpers(&mut self, host: &mut Host, now: Time) {
         self.helpers.handle_ready(now, &mut means(host));
         self.helped(host, now);
     }
@@ -179,6 +179,6 @@ impl Helping {
         at_rest: &HashSet<FlowTuple>,
     ) {
         self.helpers.adopt(now, &mut means(host), flows, at_rest);
-        host.hooks.note_helped(self.helpers.translates());
+        host.hooks.set_helped(self.helpers.translates());
     }
 }

@@ -1,4 +1,5 @@
-//! Taking a stream in the name of a peer that is away: what is kept is acknowledged, in order and up to a limit, and nothing else.
+//! Taking a stream in the name of a peer that is away: what is kept is acknowledged, in order and up to a limit, and
+//! nothing else.
 
 use std::ops::Range;
 
@@ -64,7 +65,8 @@ impl Keeper {
         let ahead = segment.sequence.wrapping_sub(self.next()).cast_signed();
         let length = segment.payload.len();
         if length == 0 {
-            // A keepalive, a window probe, or an end that the peer has to hear of itself; a bare acknowledgement asks nothing.
+            // A keepalive, a window probe, or an end that the peer has to hear of itself; a bare acknowledgement asks
+            // nothing.
             return Taken { new: 0..0, answer: ahead < 0 || segment.fin };
         }
         let known = usize::try_from(-i64::from(ahead)).unwrap_or(0);

@@ -38,7 +38,7 @@ use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
 use whimbrel_protocol::{FlowEntry, PeerId, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use crate::events::{Kind as EventKind, Told};
+use crate::events::{Kind as EventKind, Report};
 use crate::policy::Subject;
 
 use running::Running;
@@ -58,8 +58,8 @@ const LINGER: Duration = Duration::from_secs(120);
 const MOST: usize = 256;
 /// Of these, those whose peer is the same: one peer that has many go away at once leaves others some.
 const MOST_OF_PEER: usize = 128;
-/// Bytes that may be kept and answered in all, where one connection alone is not configured to have more. They lie in the run
-/// directory, which is memory.
+/// Bytes that may be kept and answered in all, where one connection alone is not configured to have more. They lie in
+/// the run directory, which is memory.
 const MOST_BYTES: u64 = 512 << 20;
 /// Steps of back-off that a sender is rid of when its segments have somebody to go to again.
 const STEPS: u8 = 32;
@@ -97,7 +97,7 @@ pub(crate) struct Helpers {
     /// Connections that have ended, and until when their numbers are translated.
     lingering: BTreeMap<FlowTuple, Time>,
     stops: Stops,
-    told: Vec<Told>,
+    told: Vec<Report>,
     /// Peers that have got everything, so that senders go on.
     released: Vec<PeerId>,
 }
@@ -145,14 +145,14 @@ impl Helpers {
         self.stops.adopt(Time::default(), |_| false);
     }
 
-    /// What the peer of a connection that is answered on has and expects, in this end's numbers: the next that it lacks, and
-    /// the next that it will send.
+    /// What the peer of a connection that is answered on has and expects, in this end's numbers: the next that it
+    /// lacks, and the next that it will send.
     pub(crate) fn numbers_of_peer(&self, flow: &FlowTuple) -> Option<(u32, u32)> {
         self.flows.get(flow).filter(|substitute| !substitute.is_over()).map(Substitute::numbers_of_peer)
     }
 
     /// What is to be told.
-    pub(crate) fn take_told(&mut self) -> Vec<Told> {
+    pub(crate) fn take_told(&mut self) -> Vec<Report> {
         std::mem::take(&mut self.told)
     }
 
@@ -209,7 +209,7 @@ impl Helpers {
             .filter(|(_, socket)| socket.state == ESTABLISHED)
             .collect();
         // All of /proc is read for it, so once for all of them.
-        let (listeners, holders) = self.look_around(&wanted);
+        let (listeners, holders) = self.survey(&wanted);
         let scene = Scene { sockets: &sockets, listeners: &listeners, holders: &holders, away };
         let mut helped = Vec::new();
         for (situation, socket) in wanted {
@@ -229,9 +229,9 @@ impl Helpers {
         self.begin_programs(now, means, &helped);
     }
 
-    /// The sockets that listen, where something may be stopped, and who has them open, and those of connections, where a
-    /// section asks.
-    fn look_around(&self, wanted: &[(&Situation, &TcpSocket)]) -> (HashSet<u32>, HashMap<u32, Vec<process::Holder>>) {
+    /// The sockets that listen, where something may be stopped, and who has them open, and those of connections, where
+    /// a section asks.
+    fn survey(&self, wanted: &[(&Situation, &TcpSocket)]) -> (HashSet<u32>, HashMap<u32, Vec<process::Holder>>) {
         let stops = self.sections.stops();
         if wanted.is_empty() || !stops && !self.sections.asks_for_holders() {
             return Default::default();
@@ -306,7 +306,7 @@ impl Helpers {
             };
             match made {
                 Ok((mut substitute, socket)) => {
-                    substitute.put_in_force(means);
+                    substitute.apply(means);
                     // What is in flight goes nowhere: it is sent again, and now somebody takes it.
                     if !socket.reports_errors {
                         for _ in 0..socket.backoff.min(STEPS) {
@@ -322,7 +322,7 @@ impl Helpers {
                     self.told.push(told(EventKind::HelperFailed, sentence, &flow, name));
                     match former {
                         Some(mut former) => {
-                            former.put_in_force(means);
+                            former.apply(means);
                             self.flows.insert(flow, former);
                         }
                         None => drop(means.datapath.remove_helped(&flow)),
@@ -459,7 +459,7 @@ impl Helpers {
     }
 
     /// Looks which connections have ended, where somebody may have missed it.
-    pub(crate) fn look_for_ended(&mut self, now: Time, means: &mut Means<'_>) {
+    pub(crate) fn check_for_ended(&mut self, now: Time, means: &mut Means<'_>) {
         let known: Vec<FlowTuple> = self.flows.keys().copied().chain(self.stops.flows()).collect();
         let there: HashSet<FlowTuple> = match means.datapath.look_up(&known) {
             Ok(sockets) => sockets.into_iter().map(|socket| socket.flow).collect(),
@@ -476,8 +476,8 @@ impl Helpers {
         known.chain(self.stops.flows()).filter(|flow| !there.contains(flow)).collect()
     }
 
-    /// A connection was opened. One that has the names of one that ended a moment ago, and whose numbers are translated since
-    /// its first segment, keeps that.
+    /// A connection was opened. One that has the names of one that ended a moment ago, and whose numbers are translated
+    /// since its first segment, keeps that.
     pub(crate) fn handle_opened(&mut self, flow: &FlowTuple) {
         self.lingering.remove(flow);
     }
@@ -502,7 +502,7 @@ impl Helpers {
             let flow = note.flow();
             match (self.restore(note, &sockets, flows, &in_force), sockets.contains_key(&flow)) {
                 (Ok(mut substitute), true) => {
-                    substitute.put_in_force(means);
+                    substitute.apply(means);
                     substitute.acknowledge_if_kept(means);
                     self.flows.insert(flow, substitute);
                     self.settle(now, means, flow);
@@ -578,8 +578,8 @@ fn listed(means: &Means<'_>) -> Result<Vec<TcpSocket>, crate::host::Failure> {
 }
 
 /// An event about a helper.
-fn told(kind: EventKind, sentence: String, flow: &FlowTuple, helper: &str) -> Told {
-    Told::new(kind, sentence).with("flow", flow.to_string()).with("helper", helper)
+fn told(kind: EventKind, sentence: String, flow: &FlowTuple, helper: &str) -> Report {
+    Report::new(kind, sentence).with("flow", flow.to_string()).with("helper", helper)
 }
 
 #[cfg(test)]

@@ -47,8 +47,8 @@ pub(crate) struct Output {
 }
 
 impl Running {
-    /// Starts it. It is handed everything from the beginning of the absence; as many bytes as were `answered` before are
-    /// left out of what it says.
+    /// Starts it. It is handed everything from the beginning of the absence; as many bytes as were `answered` before
+    /// are left out of what it says.
     pub(crate) fn start(
         now: Time,
         name: &str,

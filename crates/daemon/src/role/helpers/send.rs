@@ -1,9 +1,9 @@
-//! Sending a stream that lies ready: to the live end what a helper answers, to the absent end, once it is back, what was kept
-//! for it.
+//! Sending a stream that lies ready: to the live end what a helper answers, to the absent end, once it is back, what
+//! was kept for it.
 //!
-//! TCP's sender (RFC 9293, 5681, 6298) as far as it is needed: slow start and congestion avoidance, a retransmission timer with
-//! back-off, fast retransmission, probes of a closed window. What is lost is sent again from there on (go-back-N): a receiver
-//! that has some of it acknowledges that at once.
+//! TCP's sender (RFC 9293, 5681, 6298) as far as it is needed: slow start and congestion avoidance, a retransmission
+//! timer with back-off, fast retransmission, probes of a closed window. What is lost is sent again from there on
+//! (go-back-N): a receiver that has some of it acknowledges that at once.
 
 use std::ops::Range;
 use std::time::Duration;

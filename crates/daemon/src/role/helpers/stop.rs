@@ -1,7 +1,8 @@
 //! Stopping what serves a connection while its peer is away, and continuing it after.
 //!
 //! Of a server with many processes only that one is stopped which serves this connection: who has its socket open, and
-//! no connection whose peer is there. What was stopped is noted before, so that a daemon that is started anew continues it.
+//! no connection whose peer is there. What was stopped is noted before, so that a daemon that is started anew continues
+//! it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -21,7 +22,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::section::{Scope, Section};
 use super::told;
-use crate::events::{Kind as EventKind, Told};
+use crate::events::{Kind as EventKind, Report};
 
 /// How long after it has failed something is tried to be continued again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -111,7 +112,13 @@ impl Stops {
     }
 
     /// Stops what serves a connection.
-    pub(crate) fn stop(&mut self, section: &Section, scope: Scope, socket: &TcpSocket, scene: &Scene<'_>) -> Vec<Told> {
+    pub(crate) fn stop(
+        &mut self,
+        section: &Section,
+        scope: Scope,
+        socket: &TcpSocket,
+        scene: &Scene<'_>,
+    ) -> Vec<Report> {
         let flow = socket.flow;
         let targets = match targets(section, scope, socket, scene) {
             Ok(targets) => targets,
@@ -159,8 +166,9 @@ impl Stops {
         events
     }
 
-    /// Continues what was stopped for a connection, unless it is for another as well. What cannot be continued is tried again.
-    pub(crate) fn resume(&mut self, now: Time, flow: &FlowTuple) -> Vec<Told> {
+    /// Continues what was stopped for a connection, unless it is for another as well. What cannot be continued is tried
+    /// again.
+    pub(crate) fn resume(&mut self, now: Time, flow: &FlowTuple) -> Vec<Report> {
         let of_flow: Vec<Record> = self.records.extract_if(.., |record| record.flow() == *flow).collect();
         if of_flow.is_empty() {
             return Vec::new();
@@ -191,8 +199,9 @@ impl Stops {
         events
     }
 
-    /// Continues what was stopped for connections that are not `known` any more, and what could not be continued before.
-    pub(crate) fn adopt(&mut self, now: Time, known: impl Fn(&FlowTuple) -> bool) -> Vec<Told> {
+    /// Continues what was stopped for connections that are not `known` any more, and what could not be continued
+    /// before.
+    pub(crate) fn adopt(&mut self, now: Time, known: impl Fn(&FlowTuple) -> bool) -> Vec<Report> {
         let over = self.records.iter().filter(|record| record.due || !known(&record.flow()));
         let over: HashSet<FlowTuple> = over.map(Record::flow).collect();
         over.iter().flat_map(|flow| self.resume(now, flow)).collect()
@@ -204,7 +213,7 @@ impl Stops {
     }
 
     /// Tries again what could not be continued.
-    pub(crate) fn handle_timeout(&mut self, now: Time) -> Vec<Told> {
+    pub(crate) fn handle_timeout(&mut self, now: Time) -> Vec<Report> {
         if self.retry_at.take_if(|at| *at <= now).is_none() {
             return Vec::new();
         }
@@ -235,7 +244,7 @@ fn name(target: &Target) -> String {
     }
 }
 
-fn with_target(event: Told, target: &Target) -> Told {
+fn with_target(event: Report, target: &Target) -> Report {
     match target {
         Target::Process(pid, _) => event.with("pid", *pid),
         Target::Cgroup(path) => event.with("cgroup", path.as_str()),
@@ -275,7 +284,7 @@ fn targets(section: &Section, scope: Scope, socket: &TcpSocket, scene: &Scene<'_
     let pids: Vec<u32> = found.iter().map(|holder| holder.pid).collect();
     serve_nobody_else(&pids, scene)?;
     let target = |pid| {
-        let (_, started) = look_at(pid).ok_or_else(|| format!("process {pid} has ended"))?;
+        let (_, started) = inspect(pid).ok_or_else(|| format!("process {pid} has ended"))?;
         Ok(Target::Process(pid, started))
     };
     pids.into_iter().map(target).collect()
@@ -284,7 +293,7 @@ fn targets(section: &Section, scope: Scope, socket: &TcpSocket, scene: &Scene<'_
 /// Whether something is stopped now.
 fn is_stopped(target: &Target) -> bool {
     match target {
-        Target::Process(pid, _) => look_at(*pid).is_some_and(|(state, _)| state == 'T'),
+        Target::Process(pid, _) => inspect(*pid).is_some_and(|(state, _)| state == 'T'),
         Target::Cgroup(path) => {
             let state = directory(path).and_then(|dir| fs::read_to_string(dir.join("cgroup.freeze")));
             state.is_ok_and(|state| state.trim() == "1")
@@ -364,12 +373,12 @@ fn open(pid: u32, started: u64) -> io::Result<Option<OwnedFd>> {
         Err(error) => return Err(error.into()),
     };
     // Looked at with the descriptor in hand, which stays that process's.
-    let same = look_at(pid.as_raw_nonzero().get().cast_unsigned()).is_some_and(|(_, then)| then == started);
+    let same = inspect(pid.as_raw_nonzero().get().cast_unsigned()).is_some_and(|(_, then)| then == started);
     Ok(same.then_some(process))
 }
 
 /// State and start of a process.
-fn look_at(pid: u32) -> Option<(char, u64)> {
+fn inspect(pid: u32) -> Option<(char, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name, in parentheses, may have any bytes.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
@@ -394,12 +403,12 @@ mod tests {
         }
 
         fn target(&self) -> Target {
-            Target::Process(self.0.id(), look_at(self.0.id()).expect("there").1)
+            Target::Process(self.0.id(), inspect(self.0.id()).expect("there").1)
         }
 
         fn wait_state(&self, wanted: char) {
             let start = Instant::now();
-            while look_at(self.0.id()).is_none_or(|(state, _)| state != wanted) {
+            while inspect(self.0.id()).is_none_or(|(state, _)| state != wanted) {
                 assert!(start.elapsed() < Duration::from_secs(20), "this takes too long");
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -433,7 +442,7 @@ mod tests {
         stops.records = vec![record(1, sleeper.target()), record(2, sleeper.target())];
         stops.save();
         assert!(stops.resume(NOW, &record(1, sleeper.target()).flow()).is_empty());
-        assert_eq!(look_at(sleeper.0.id()).expect("there").0, 'T');
+        assert_eq!(inspect(sleeper.0.id()).expect("there").0, 'T');
         // By another daemon, which does not know the connection any more.
         drop(stops);
         let mut stops = Stops::open(&folder);
@@ -450,7 +459,7 @@ mod tests {
         let sleeper = Sleeper::start();
         let Target::Process(pid, started) = sleeper.target() else { panic!("is a process") };
         set(&Target::Process(pid, started + 1), true).expect_err("another one");
-        assert_ne!(look_at(pid).expect("there").0, 'T');
+        assert_ne!(inspect(pid).expect("there").0, 'T');
         set(&Target::Process(pid, started + 1), false).expect("nothing to be done");
     }
 
@@ -467,12 +476,12 @@ mod tests {
         fs::write(dir.join("cgroup.procs"), sleeper.0.id().to_string()).expect("moved");
         assert_eq!(process::cgroup_of(sleeper.0.id()), below);
         assert_eq!(members(&name).expect("read"), [sleeper.0.id()]);
-        let frozen = || fs::read_to_string(dir.join("cgroup.events")).expect("read").contains("frozen 1");
+        let checkpoint = || fs::read_to_string(dir.join("cgroup.events")).expect("read").contains("frozen 1");
         for stopped in [true, false] {
             set(&Target::Cgroup(name.clone()), stopped).expect("set");
             assert_eq!(is_stopped(&Target::Cgroup(name.clone())), stopped);
             let start = Instant::now();
-            while frozen() != stopped {
+            while checkpoint() != stopped {
                 assert!(start.elapsed() < Duration::from_secs(20), "this takes too long");
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -498,7 +507,7 @@ mod tests {
         let mut stops = Stops::open(&folder);
         stops.records = vec![record(1, refusing)];
         let flow = stops.records[0].flow();
-        let kinds = |events: Vec<Told>| events.iter().map(|event| event.kind).collect::<Vec<_>>();
+        let kinds = |events: Vec<Report>| events.iter().map(|event| event.kind).collect::<Vec<_>>();
         assert_eq!(kinds(stops.resume(NOW, &flow)), [EventKind::HelperFailed]);
         assert!(!stops.is_empty() && !stops.has(&flow), "it is to be continued");
         // Also by the next daemon, whatever it knows of the connection; it is told once.
@@ -543,7 +552,7 @@ mod tests {
     }
 
     /// Stops what has a socket open, which `holder` is, by a section without conditions or with one.
-    fn stop(stops: &mut Stops, holder: &Holder, uid: u32, matcher: Matcher) -> Vec<Told> {
+    fn stop(stops: &mut Stops, holder: &Holder, uid: u32, matcher: Matcher) -> Vec<Report> {
         let flow = record(1, Target::Cgroup(String::new())).flow();
         let kind = super::super::section::Kind::Stop(Scope::Process);
         let section = Section { name: "forks".into(), matcher, kind };

@@ -1,7 +1,7 @@
 //! What a daemon that is killed leaves of its substitutes: for each flow what was kept, what was answered, and a note.
 //!
-//! Bytes are handed to the system before they are acknowledged, so that `kill -9` loses nothing. A power failure ends the
-//! connections anyway, so nothing is synced.
+//! Bytes are handed to the system before they are acknowledged, so that `kill -9` loses nothing. A power failure ends
+//! the connections anyway, so nothing is synced.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -177,8 +177,8 @@ impl Store {
         self.answers.read(at, most)
     }
 
-    /// The first note of what comes after an absence, and the bytes of that absence are not needed any more. In this order:
-    /// a note that is read with the bytes of before counts them twice.
+    /// The first note of what comes after an absence, and the bytes of that absence are not needed any more. In this
+    /// order: a note that is read with the bytes of before counts them twice.
     pub(crate) fn begin_anew(&mut self, note: &Note) -> io::Result<()> {
         // A note that is over counts no bytes.
         self.save(note)?;

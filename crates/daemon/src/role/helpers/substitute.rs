@@ -1,4 +1,5 @@
-//! One connection that is answered on in its peer's name, from the moment that the peer is away until it has what was kept.
+//! One connection that is answered on in its peer's name, from the moment that the peer is away until it has what was
+//! kept.
 
 use std::io;
 use std::path::Path;
@@ -245,7 +246,7 @@ impl Substitute {
     }
 
     /// Has the data plane do what belongs to this moment.
-    pub(crate) fn put_in_force(&mut self, means: &mut Means<'_>) {
+    pub(crate) fn apply(&mut self, means: &mut Means<'_>) {
         let delivered = self.delivery.as_ref().map_or(self.note.delivered, Sender::acknowledged);
         let helped = HelpedFlow {
             phase: self.phase(),
@@ -269,7 +270,7 @@ impl Substitute {
     fn advance(&mut self, means: &mut Means<'_>, progress: Progress) {
         self.note.progress = progress;
         self.save();
-        self.put_in_force(means);
+        self.apply(means);
     }
 
     /// Says to the live end what is kept, and asks for more.
@@ -353,7 +354,8 @@ impl Substitute {
         }
     }
 
-    /// What came in the moment before nothing of the peer's got in any more may have acknowledged more than was known then.
+    /// What came in the moment before nothing of the peer's got in any more may have acknowledged more than was known
+    /// then.
     fn begin_later(&mut self, means: &Means<'_>) {
         let Some(socket) = self.socket(means) else { return };
         let more = socket.snd_una.wrapping_sub(self.note.base);
@@ -372,7 +374,7 @@ impl Substitute {
         self.pump_program(now, means);
         self.send_answers(now, means);
         if self.in_force.is_some_and(|phase| phase != self.phase()) {
-            self.put_in_force(means);
+            self.apply(means);
         }
         if self.note.progress == Progress::Finishing && self.running.is_none() && self.answers.is_done() {
             self.deliver(now, means);
@@ -446,7 +448,7 @@ impl Substitute {
         self.store.answer(bytes)?;
         self.answers.extend(self.store.answered());
         // From now on whatever comes from the peer stands behind it.
-        self.put_in_force(means);
+        self.apply(means);
         Ok(())
     }
 
@@ -538,27 +540,28 @@ impl Substitute {
                 if let Some(delivery) = &mut self.delivery {
                     delivery.hurry(now);
                 }
-                self.put_in_force(means);
+                self.apply(means);
             }
             _ => {}
         }
         self.pump(now, means);
     }
 
-    /// The peer is away again before it has got what was kept: it was awake for a moment. A program goes on where the last
-    /// one was, which is a function of all that was kept, delivered or not.
+    /// The peer is away again before it has got what was kept: it was awake for a moment. A program goes on where the
+    /// last one was, which is a function of all that was kept, delivered or not.
     fn help_again(&mut self, means: &mut Means<'_>) {
         let limit = self.program.as_ref().filter(|_| !self.failed).map(|program| program.keep);
-        let Some(limit) = limit else { return self.put_in_force(means) };
+        let Some(limit) = limit else { return self.apply(means) };
         let before = self.note.progress;
         self.note.progress = Progress::Helping;
         if let Some((has, sent)) = self.delivery.as_ref().map(|delivery| (delivery.acknowledged(), delivery.sent())) {
-            // Now nothing of the peer's gets in. What did meanwhile stands between the answers before and those to come.
-            self.put_in_force(means);
+            // Now nothing of the peer's gets in. What did meanwhile stands between the answers before and those to
+            // come.
+            self.apply(means);
             let socket = self.socket(means).filter(|socket| socket.state == ESTABLISHED && !socket.unordered);
             let Some(socket) = socket else {
                 self.note.progress = before;
-                return self.put_in_force(means);
+                return self.apply(means);
             };
             self.note.start = socket.rcv_nxt.wrapping_sub(self.store.answered() as u32);
             self.note.delivered = has;
@@ -601,7 +604,7 @@ impl Substitute {
         if let Err(error) = self.store.begin_anew(&self.note) {
             tracing::error!(flow = %self.flow, %error, "what was kept for a connection is left behind");
         }
-        self.put_in_force(means);
+        self.apply(means);
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is due.
@@ -686,8 +689,8 @@ impl Substitute {
     }
 }
 
-/// Bytes from `base` on that somebody has who expects `next`, if he can have as many as `most` at the most. Who says anything
-/// else is not the peer, or says again what it said before.
+/// Bytes from `base` on that somebody has who expects `next`, if he can have as many as `most` at the most. Who says
+/// anything else is not the peer, or says again what it said before.
 fn acknowledged(base: u32, next: u32, most: u64) -> Option<u64> {
     let has = next.wrapping_sub(base);
     (has.cast_signed() >= 0 && u64::from(has) <= most).then_some(u64::from(has))

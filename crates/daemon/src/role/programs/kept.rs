@@ -11,15 +11,17 @@ use whimbrel_protocol::Time;
 use crate::api::access::User;
 use crate::closing::Received;
 
-/// Sockets that wait at a time: a process may have 20,000 descriptors on a usual system, and the daemon needs some. Of these, those that users other than
-/// root have exported are three quarters at the most, and each one's half of all: the others are for root, and for what comes from other hosts.
+/// Sockets that wait at a time: a process may have 20,000 descriptors on a usual system, and the daemon needs some. Of
+/// these, those that users other than root have exported are three quarters at the most, and each one's half of all:
+/// the others are for root, and for what comes from other hosts.
 const MOST: usize = 12_000;
 
 /// Digits of a name that suffice: SOCKMAND's programs have room for no more.
 const DIGITS: usize = 8;
 
-/// Sockets that wait for a program to ask for them: their programs have given them to the daemon before they ended, or they came
-/// from another host where nobody received them. They are closed when they have waited for too long. Who knows a name may have the socket.
+/// Sockets that wait for a program to ask for them: their programs have given them to the daemon before they ended, or
+/// they came from another host where nobody received them. They are closed when they have waited for too long. Who
+/// knows a name may have the socket.
 #[derive(Debug)]
 pub(crate) struct KeptSockets {
     sockets: HashMap<Uuid, Kept>,
@@ -82,7 +84,8 @@ impl KeptSockets {
         Ok(())
     }
 
-    /// Whether a socket waits by this name that is not this one. Names come from other hosts as well: nobody's word makes one give way.
+    /// Whether a socket waits by this name that is not this one. Names come from other hosts as well: nobody's word
+    /// makes one give way.
     pub(crate) fn has_other(&self, uuid: &Uuid, socket: BorrowedFd<'_>) -> bool {
         let number = |socket: BorrowedFd<'_>| socket_cookie(socket).ok();
         self.sockets.get(uuid).is_some_and(|kept| number(kept.socket.as_fd()) != number(socket))
@@ -93,7 +96,8 @@ impl KeptSockets {
         self.sockets.len() >= self.most
     }
 
-    /// Gives one to a program, by its name. The beginning of it does for the user whose program has exported it, and for root: it can be guessed.
+    /// Gives one to a program, by its name. The beginning of it does for the user whose program has exported it, and
+    /// for root: it can be guessed.
     ///
     /// # Errors
     /// Where none is named by this, or several are.

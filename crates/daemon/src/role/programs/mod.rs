@@ -21,7 +21,7 @@ use crate::api::server::{ClientId, Credentials};
 use crate::clock;
 use crate::closing::Received;
 use crate::event_loop::{EventLoop, FLOW_TICK};
-use crate::events::{Kind, Told};
+use crate::events::{Kind, Report};
 use crate::reactor::LoopError;
 pub(crate) use kept::KeptSockets;
 pub(crate) use names::SocketNames;
@@ -32,7 +32,8 @@ const MIGRATOR_WAIT: Duration = Duration::from_secs(2);
 /// Questions to the migrator at a time.
 const QUESTIONS: usize = 64;
 
-/// Ports below this one are given to root alone (`net.ipv4.ip_unprivileged_port_start`, as it is unless it was changed).
+/// Ports below this one are given to root alone (`net.ipv4.ip_unprivileged_port_start`, as it is unless it was
+/// changed).
 const UNPRIVILEGED: u16 = 1024;
 
 /// What the daemon knows of programs that use their sockets' names.
@@ -239,7 +240,7 @@ impl EventLoop {
 
     /// Gives up what has waited for too long.
     pub(crate) fn programs_due(&mut self, now: Time) {
-        self.note_waiting_room();
+        self.on_waiting_room();
         let late = self.programs.questions.extract_if(|_, question| question.until <= now);
         for client in late.map(|(_, question)| question.client).collect::<Vec<_>>() {
             self.refuse_question(client, "the migrator has not answered in time");
@@ -247,7 +248,7 @@ impl EventLoop {
         }
         for _ in self.programs.kept.expire(now) {
             let sentence = "a socket that had waited for its program for too long was closed".to_owned();
-            self.tell(Told::new(Kind::SocketLapsed, sentence));
+            self.tell(Report::new(Kind::SocketLapsed, sentence));
         }
     }
 }

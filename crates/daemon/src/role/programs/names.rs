@@ -9,12 +9,13 @@ use whimbrel_ipc::{Code, Failure, Uuid};
 
 use super::failed;
 
-/// Names of sockets that came from elsewhere which are known at a time. Nobody tells when such a socket is closed, so the oldest
-/// are forgotten; it is called otherwise then, by a name that is as good for all that begins later.
+/// Names of sockets that came from elsewhere which are known at a time. Nobody tells when such a socket is closed, so
+/// the oldest are forgotten; it is called otherwise then, by a name that is as good for all that begins later.
 const LEARNED: usize = 65_536;
 
-/// Gives sockets their names. One that was made here has a name that follows from its number (SO_COOKIE, which no other socket has until
-/// the machine is booted again) and a secret, so that nothing need be remembered, and every life of the daemon gives it the same.
+/// Gives sockets their names. One that was made here has a name that follows from its number (SO_COOKIE, which no other
+/// socket has until the machine is booted again) and a secret, so that nothing need be remembered, and every life of
+/// the daemon gives it the same.
 #[derive(Clone, Debug)]
 pub(crate) struct SocketNames {
     secret: hmac::Key,

@@ -16,7 +16,8 @@ table! {
 }
 
 table! {
-    /// Processes that stand still for moves, and when they were started ([`started`](whimbrel_kernel::whole::started)).
+    /// Processes that stand still for moves, and when they were started
+    /// ([`started`](whimbrel_kernel::process_tree::started)).
     Halted = "halted": u32 => u64
 }
 
@@ -71,7 +72,8 @@ impl Store {
         self.remove::<Acceptances>(&of_move(name));
     }
 
-    /// Keeps whose some flows are whose far ends this host holds, in one write. Where that is cut short the first of them are kept.
+    /// Keeps whose some flows are whose far ends this host holds, in one write. Where that is cut short the first of
+    /// them are kept.
     ///
     /// # Errors
     /// As [`Self::save_donation`]: then none is kept.

@@ -1,17 +1,18 @@
-//! Standing in for hosts that have left this host's links: an address is answered for once it is seen that nobody has it, and
-//! given up when somebody does.
+//! Standing in for hosts that have left this host's links: an address is answered for once it is seen that nobody has
+//! it, and given up when somebody does.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use whimbrel_kernel::neighbour_proxy::{NeighbourProxy, Seen};
 use whimbrel_kernel::network::NetworkState;
-use whimbrel_kernel::stand_in::{Seen, StandIn};
-use whimbrel_protocol::{StandInStatus, Time};
+use whimbrel_protocol::{NeighbourProxyStatus, Time};
 
-/// How often it is asked whether anybody has an address, and how long an answer is waited for. RFC 5227 §2.1.1 has seconds
-/// between, for hosts that are yet to be plugged in; here each moment holds connections up, and a claim is heeded later too.
+/// How often it is asked whether anybody has an address, and how long an answer is waited for. RFC 5227 §2.1.1 has
+/// seconds between, for hosts that are yet to be plugged in; here each moment holds connections up, and a claim is
+/// heeded later too.
 const PROBES: u32 = 3;
 const PROBE_PAUSE: Duration = Duration::from_millis(150);
 /// It is said twice that the address is answered for (RFC 5227 §2.3).
@@ -19,12 +20,12 @@ const ANNOUNCE_PAUSE: Duration = Duration::from_secs(2);
 
 /// The addresses that this host stands in for.
 #[derive(Debug, Default)]
-pub(crate) struct Deputy {
+pub(crate) struct ProxyExecutor {
     /// Where this host stands in for anybody at all.
-    links: Option<StandIn>,
+    links: Option<NeighbourProxy>,
     addresses: BTreeMap<IpAddr, Progress>,
     /// What is not stood in for after all.
-    aside: Vec<(IpAddr, StandInStatus)>,
+    aside: Vec<(IpAddr, NeighbourProxyStatus)>,
 }
 
 /// How far it is with an address.
@@ -36,10 +37,10 @@ struct Progress {
     due: Option<Time>,
 }
 
-impl Deputy {
+impl ProxyExecutor {
     /// Stands in for others from now on.
     pub(crate) fn serve(&mut self, port: u16) -> Result<(), whimbrel_kernel::Error> {
-        self.links = Some(StandIn::open(port)?);
+        self.links = Some(NeighbourProxy::open(port)?);
         Ok(())
     }
 
@@ -63,16 +64,16 @@ impl Deputy {
 
     fn begin(&mut self, now: Time, address: IpAddr, network: &NetworkState) {
         let Some(links) = &mut self.links else {
-            self.aside.push((address, StandInStatus::Refused));
+            self.aside.push((address, NeighbourProxyStatus::Refused));
             return;
         };
         let Some(interface) = link_of(network, address) else {
-            self.aside.push((address, StandInStatus::OffLink));
+            self.aside.push((address, NeighbourProxyStatus::OffLink));
             return;
         };
         if let Err(error) = links.watch(interface, address) {
             tracing::warn!(%address, %error, "cannot stand in");
-            self.aside.push((address, StandInStatus::OffLink));
+            self.aside.push((address, NeighbourProxyStatus::OffLink));
             return;
         }
         self.addresses.insert(address, Progress { interface, steps: 0, due: Some(now) });
@@ -119,7 +120,7 @@ impl Deputy {
                     && self.addresses.contains_key(&address)
                 {
                     self.leave(address);
-                    self.aside.push((address, StandInStatus::Taken));
+                    self.aside.push((address, NeighbourProxyStatus::Taken));
                 }
                 seen
             }
@@ -136,18 +137,18 @@ impl Deputy {
         let gone: Vec<IpAddr> = self.addresses.iter().filter(gone).map(|(address, _)| *address).collect();
         for address in gone {
             self.leave(address);
-            self.aside.push((address, StandInStatus::OffLink));
+            self.aside.push((address, NeighbourProxyStatus::OffLink));
         }
     }
 
     /// Takes what is not stood in for after all, and why.
-    pub(crate) fn take_aside(&mut self) -> Vec<(IpAddr, StandInStatus)> {
+    pub(crate) fn take_aside(&mut self) -> Vec<(IpAddr, NeighbourProxyStatus)> {
         std::mem::take(&mut self.aside)
     }
 }
 
-/// The link that an address belongs to, by the addresses that this host has there. Where the last host has left, it may be
-/// without carrier: what comes for it by other links is taken in all the same.
+/// The link that an address belongs to, by the addresses that this host has there. Where the last host has left, it may
+/// be without carrier: what comes for it by other links is taken in all the same.
 fn link_of(network: &NetworkState, address: IpAddr) -> Option<u32> {
     let up = |interface| network.link(interface).is_some_and(|link| link.up && !link.loopback);
     let own = network.addresses.iter().filter(|own| own.address.is_ipv4() == address.is_ipv4() && up(own.interface));

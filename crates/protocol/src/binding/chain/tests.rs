@@ -169,7 +169,7 @@ impl Pair {
         pair
     }
 
-    fn note(&mut self, what: String) {
+    fn record(&mut self, what: String) {
         if self.trace.len() == 60 {
             self.trace.pop_front();
         }
@@ -219,7 +219,7 @@ impl Pair {
 
     /// An end is started anew, and has forgotten all.
     fn restart(&mut self, end: usize) {
-        self.note(format!("end {end} is started anew"));
+        self.record(format!("end {end} is started anew"));
         let (lot, knows) = (self.chance.below(256) as u8, self.ends[end].knows);
         self.ends[end] = End { up: false, knows, ..End::new(lot) };
         let downtime = MILLISECOND * self.chance.below(3000) as u32;
@@ -227,7 +227,7 @@ impl Pair {
     }
 
     fn ask(&mut self, end: usize, wanted: Option<ChainSpec>) {
-        self.note(format!("end {end} wants {wanted:?}"));
+        self.record(format!("end {end} wants {wanted:?}"));
         let now = self.now;
         if self.ends[end].up {
             self.ends[end].chains.ask(now, PEER, wanted).unwrap();
@@ -244,7 +244,7 @@ impl Pair {
                     }
                     let Some(session) = self.ends[end].current else { continue };
                     let lost = self.lose == Some(self.steps - 1);
-                    self.note(format!("end {end} says {message:?} in {session}{}", if lost { ", lost" } else { "" }));
+                    self.record(format!("end {end} says {message:?} in {session}{}", if lost { ", lost" } else { "" }));
                     if !lost {
                         self.launch(1 - end, Packet::Control { session, message });
                     }
@@ -264,7 +264,7 @@ impl Pair {
             if !self.step(end) {
                 return;
             }
-            self.note(format!("end {end} does {task:?}"));
+            self.record(format!("end {end} does {task:?}"));
             let of = &mut self.ends[end];
             let (awaited, op) = match task {
                 Task::Path(session) => {
@@ -327,7 +327,7 @@ impl Pair {
                 of.current = Some(session);
                 let lower = end == 0;
                 of.chains.on_session(now, PEER, ChainSession { speaks: true, lower, round_trip: MILLISECOND * 20 });
-                self.note(format!("end {end} has session {session}"));
+                self.record(format!("end {end} has session {session}"));
                 self.drain(end);
                 let last = self.ends[end].tasks.back().map_or(now, |(due, _)| *due);
                 self.ends[end].tasks.push_back((last, Task::Path(session)));

@@ -183,8 +183,8 @@ impl Moves {
         self.act(at, |roles| roles.handle_adopted(name, result));
     }
 
-    fn note_unreached(&mut self, at: At<'_>, addresses: BTreeSet<IpAddr>) {
-        self.act(at, |roles| roles.lessor.note_unreached(&mut roles.below, addresses));
+    fn on_unreached(&mut self, at: At<'_>, addresses: BTreeSet<IpAddr>) {
+        self.act(at, |roles| roles.lessor.on_unreached(&mut roles.below, addresses));
     }
 
     fn set_members(&mut self, at: At<'_>, members: BTreeSet<PublicKey>, revoked: BTreeSet<PublicKey>, limited: bool) {

@@ -101,8 +101,8 @@ impl Experience {
         f64::from(failed + 1) / f64::from(lent + failed + 2)
     }
 
-    /// The hosts that are to be asked, the best first. `own`: this host, where it comes into question, which needs no lease, so that those
-    /// behind it need not be asked; None is in its place.
+    /// The hosts that are to be asked, the best first. `own`: this host, where it comes into question, which needs no
+    /// lease, so that those behind it need not be asked; None is in its place.
     #[must_use]
     pub fn order(
         &self,

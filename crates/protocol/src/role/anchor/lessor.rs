@@ -18,8 +18,9 @@ use crate::base::output::{OpDone, OpFailed};
 use crate::base::watched::Watched;
 use crate::binding::transfer::{Asked, Below, FlowChange};
 
-/// How long the endpoint of a socket that has moved away is its new host's at the least, unless that says that it needs it still. That may be
-/// away for days, and its server is to be met at its address again; it is returned when nobody needs it.
+/// How long the endpoint of a socket that has moved away is its new host's at the least, unless that says that it needs
+/// it still. That may be away for days, and its server is to be met at its address again; it is returned when nobody
+/// needs it.
 const MOVED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What is lent to others.
@@ -42,7 +43,8 @@ struct Lease {
     whole: bool,
     /// They are the tenant's until then.
     until: Time,
-    /// Its tenant was told whether this host is reached at the address (P-131), or may have been by a daemon before this one.
+    /// Its tenant was told whether this host is reached at the address (P-131), or may have been by a daemon before
+    /// this one.
     told: bool,
     stage: Stage,
 }
@@ -62,7 +64,8 @@ impl Lease {
     }
 }
 
-/// How long a lease lasts from the moment in which it is asked for. `moved`: it is of an endpoint that went with its socket.
+/// How long a lease lasts from the moment in which it is asked for. `moved`: it is of an endpoint that went with its
+/// socket.
 fn lifetime(below: &Below<'_>, moved: bool) -> Duration {
     let configured = below.config().lending.as_ref().map_or(Duration::ZERO, |lending| lending.lifetime);
     if moved { configured.max(MOVED_FOR) } else { configured }
@@ -84,8 +87,8 @@ impl Lessor {
         self.leases.contains_key(name)
     }
 
-    /// A socket of this host's own without another end is with another host now (P-96): its endpoint is lent to that one. `None`: the
-    /// result comes with that of an op, from [`Self::handle_lent`].
+    /// A socket of this host's own without another end is with another host now (P-96): its endpoint is lent to that
+    /// one. `None`: the result comes with that of an op, from [`Self::handle_lent`].
     pub(crate) fn lend_moved(
         &mut self,
         below: &mut Below<'_>,
@@ -110,8 +113,8 @@ impl Lessor {
         self.leases.range(LeaseName { tenant, number: 0 }..=LeaseName { tenant, number: u64::MAX })
     }
 
-    /// A host asks for endpoints, or for a lease to last (P-84, P-85). `moved`: its endpoint went with its socket. `false`: the
-    /// lease is to end, since the host may have none any more.
+    /// A host asks for endpoints, or for a lease to last (P-84, P-85). `moved`: its endpoint went with its socket.
+    /// `false`: the lease is to end, since the host may have none any more.
     pub(crate) fn handle_lease(
         &mut self,
         below: &mut Below<'_>,
@@ -125,7 +128,7 @@ impl Lessor {
         let lends = lends_to(below, &tenant);
         // What has moved to it does not depend on what is lent to it: a ticket has decided that.
         if self.leases.contains_key(&name) && !moved && !lends {
-            below.say(tenant, Record::Leased { number, outcome: Err(Refusal::NotAllowed) });
+            below.send(tenant, Record::Leased { number, outcome: Err(Refusal::NotAllowed) });
             return false;
         }
         if let Some(lease) = self.leases.get_mut(&name) {
@@ -133,7 +136,7 @@ impl Lessor {
                 let before = std::mem::replace(&mut lease.until, until);
                 self.limits.remove(before, name);
                 self.limits.add(until, name);
-                self.say_leased(below, name, moved);
+                self.send_leased(below, name, moved);
             }
             return true;
         }
@@ -148,7 +151,7 @@ impl Lessor {
             Some(_) => None,
         };
         match (refusal, peer) {
-            (Some(refusal), _) => below.say(tenant, Record::Leased { number, outcome: Err(refusal) }),
+            (Some(refusal), _) => below.send(tenant, Record::Leased { number, outcome: Err(refusal) }),
             // It is asked again in a session.
             (None, None) => {}
             (None, Some(peer)) => {
@@ -161,34 +164,34 @@ impl Lessor {
         true
     }
 
-    fn say_leased(&mut self, below: &mut Below<'_>, name: LeaseName, moved: bool) {
+    fn send_leased(&mut self, below: &mut Below<'_>, name: LeaseName, moved: bool) {
         let lifetime = u32::try_from(lifetime(below, moved).as_secs()).unwrap_or(u32::MAX);
         let Some(ends) = self.leases.get(&name).and_then(|lease| lease.ends) else { return };
         let outcome = Ok(Granted { ends, lifetime });
-        below.say(name.tenant, Record::Leased { number: name.number, outcome });
-        self.say_reached(below, name);
+        below.send(name.tenant, Record::Leased { number: name.number, outcome });
+        self.send_reached(below, name);
     }
 
-    /// Whether this host is reached at the address of a lease, for its tenant, unless that has always been so (P-131). What was said before
-    /// may be lost: a lane that nobody answers is given up.
-    fn say_reached(&mut self, below: &mut Below<'_>, name: LeaseName) {
+    /// Whether this host is reached at the address of a lease, for its tenant, unless that has always been so (P-131).
+    /// What was said before may be lost: a lane that nobody answers is given up.
+    fn send_reached(&mut self, below: &mut Below<'_>, name: LeaseName) {
         let in_force = self.leases.get_mut(&name).filter(|lease| lease.stage == Stage::InForce);
         let Some((lease, ends)) = in_force.and_then(|lease| lease.ends.map(|ends| (lease, ends))) else { return };
         let reached = !self.unreached.contains(&ends.first.ip());
         if !reached || lease.told {
             lease.told = true;
-            below.say(name.tenant, Record::Reached { number: name.number, reached });
+            below.send(name.tenant, Record::Reached { number: name.number, reached });
         }
     }
 
     /// There is a new session with a tenant, for which there may have been none as it was told.
-    pub(crate) fn say_all_reached(&mut self, below: &mut Below<'_>, tenant: PublicKey) {
+    pub(crate) fn send_all_reached(&mut self, below: &mut Below<'_>, tenant: PublicKey) {
         let all: Vec<LeaseName> = self.leases_of(tenant).map(|(name, _)| *name).collect();
-        all.into_iter().for_each(|name| self.say_reached(below, name));
+        all.into_iter().for_each(|name| self.send_reached(below, name));
     }
 
-    /// Endpoints were found and lent, or not. `moved`: the endpoint that went with its socket, as its far ends have it; gives
-    /// what [`Self::lend_moved`] comes to for it.
+    /// Endpoints were found and lent, or not. `moved`: the endpoint that went with its socket, as its far ends have it;
+    /// gives what [`Self::lend_moved`] comes to for it.
     pub(crate) fn handle_lent(
         &mut self,
         below: &mut Below<'_>,
@@ -204,10 +207,10 @@ impl Lessor {
                 lease.stage = Stage::InForce;
                 self.limits.add(lease.until, name);
                 if known.is_none() {
-                    self.say_leased(below, name, moved.is_some());
+                    self.send_leased(below, name, moved.is_some());
                     below.event(MoveEvent::Lent { to: name.tenant, ends });
                 } else {
-                    self.say_reached(below, name);
+                    self.send_reached(below, name);
                 }
                 moved.map(|far| Ok(terms_of(far)))
             }
@@ -223,9 +226,9 @@ impl Lessor {
                 let whole = self.leases.remove(&name).is_some_and(|lease| lease.whole);
                 let ports = below.config().lending.as_ref().map_or(&[][..], |lending| &lending.ports[..]);
                 if failed.told() == Refusal::NotLent && !whole && !ports.is_empty() {
-                    below.say(name.tenant, Record::Offer { number: name.number, ports: ports.to_vec() });
+                    below.send(name.tenant, Record::Offer { number: name.number, ports: ports.to_vec() });
                 }
-                below.say(name.tenant, Record::Leased { number: name.number, outcome: Err(failed.told()) });
+                below.send(name.tenant, Record::Leased { number: name.number, outcome: Err(failed.told()) });
                 below.event(MoveEvent::OpFailed { what: "lending endpoints", error: failed.sentence });
                 None
             }
@@ -247,7 +250,7 @@ impl Lessor {
     pub(crate) fn handle_timeout(&mut self, below: &mut Below<'_>) -> Option<LeaseName> {
         while let Some(name) = self.limits.pop(below.now()) {
             if self.leases.get(&name).is_some_and(|lease| lease.until <= below.now()) {
-                below.say(name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::Expired) });
+                below.send(name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::Expired) });
                 return Some(name);
             }
         }
@@ -258,8 +261,8 @@ impl Lessor {
         self.limits.next()
     }
 
-    /// The leases of hosts that nothing is lent to any more. What has moved to a host is that one's whether or not this one lends to it,
-    /// and also where it had it by a grant; but not if it was revoked. `moved`: those.
+    /// The leases of hosts that nothing is lent to any more. What has moved to a host is that one's whether or not this
+    /// one lends to it, and also where it had it by a grant; but not if it was revoked. `moved`: those.
     pub(crate) fn forbidden(&self, below: &mut Below<'_>, moved: impl Fn(&LeaseName) -> bool) -> Vec<LeaseName> {
         let mut tenants: Vec<PublicKey> = self.leases.keys().map(|name| name.tenant).collect();
         tenants.dedup();
@@ -275,7 +278,7 @@ impl Lessor {
 
     /// A lease is to end since its tenant may have none.
     pub(crate) fn forbid(&mut self, below: &mut Below<'_>, name: LeaseName) {
-        below.say(name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::NotAllowed) });
+        below.send(name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::NotAllowed) });
     }
 
     /// A daemon before this one had lent endpoints: they are lent on, as the tenant may not even have noticed.
@@ -305,13 +308,13 @@ impl Lessor {
     }
 
     /// These are the addresses of lent endpoints at which this host is not reached: their tenants are told (P-131).
-    pub(crate) fn note_unreached(&mut self, below: &mut Below<'_>, addresses: BTreeSet<IpAddr>) {
+    pub(crate) fn on_unreached(&mut self, below: &mut Below<'_>, addresses: BTreeSet<IpAddr>) {
         let before = std::mem::replace(&mut self.unreached, addresses);
         let in_force = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::InForce);
         let of = in_force.filter_map(|(name, lease)| Some((*name, lease.ends?.first.ip())));
         let changed = of.filter(|(_, of)| before.contains(of) != self.unreached.contains(of));
         let changed: Vec<LeaseName> = changed.map(|(name, _)| name).collect();
-        changed.into_iter().for_each(|name| self.say_reached(below, name));
+        changed.into_iter().for_each(|name| self.send_reached(below, name));
     }
 
     /// What is lent, and to whom.

@@ -1,8 +1,9 @@
-//! Flows whose address is one host's and whose socket is another's (`docs/protocol.md` §11, P-87): the far end, where it runs Whimbrel,
-//! introduces them to whoever has the socket, and they go there directly from then on.
+//! Flows whose address is one host's and whose socket is another's (`docs/protocol.md` §11, P-87): the far end, where
+//! it runs Whimbrel, introduces them to whoever has the socket, and they go there directly from then on.
 //!
-//! Three hosts take part. The *far end* finds the host that passes the flow on when it introduces the flow there. That one *refers* it to
-//! the *owner* of the socket, and tells the owner. An owner that has opened the connection itself asks the far end to begin.
+//! Three hosts take part. The *far end* finds the host that passes the flow on when it introduces the flow there. That
+//! one *refers* it to the *owner* of the socket, and tells the owner. An owner that has opened the connection itself
+//! asks the far end to begin.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -29,7 +30,8 @@ use crate::session::pins::Pin;
 
 /// How often a flow's introduction is begun anew because somebody names an owner.
 const REFERRALS: u8 = 6;
-/// After that time the far end either leads a flow to its owner or has begun anew: its echoes are repeated for six seconds.
+/// After that time the far end either leads a flow to its owner or has begun anew: its echoes are repeated for six
+/// seconds.
 const PARTING: Duration = Duration::from_secs(8);
 
 /// Who has passed a flow on that has become direct: it goes on with that until the far end is certain to know.
@@ -50,7 +52,7 @@ impl Role for ReferralRole {
     fn takes(message: &Message) -> bool {
         matches!(
             message,
-            Message::Elsewhere { .. } | Message::Sought { .. } | Message::IntroduceMe { .. } | Message::Seen { .. }
+            Message::Referral { .. } | Message::Sought { .. } | Message::IntroduceMe { .. } | Message::Seen { .. }
         )
     }
 
@@ -65,8 +67,8 @@ impl Role for ReferralRole {
         base: &mut Base,
     ) {
         match message {
-            Message::Elsewhere { nonce, key, at } => {
-                self.handle_elsewhere(now, id, nonce, PublicKey::from(key), at, low, base);
+            Message::Referral { nonce, key, at } => {
+                self.handle_referral(now, id, nonce, PublicKey::from(key), at, low, base);
             }
             Message::Sought { name, key, at } => {
                 self.handle_sought(now, id, name, PublicKey::from(key), at, low, base);
@@ -102,9 +104,9 @@ impl Role for ReferralRole {
 impl ReferralRole {
     // ---- the host that passes a flow on
 
-    /// A peer has put its nonce into a flow that this host passes on for another: the two are told of each other, unless the socket is
-    /// hidden, or the peer is not where the flow's far end is: anybody may put a nonce into a flow whose ports he guesses. Tells whether it
-    /// is such a flow.
+    /// A peer has put its nonce into a flow that this host passes on for another: the two are told of each other,
+    /// unless the socket is hidden, or the peer is not where the flow's far end is: anybody may put a nonce into a flow
+    /// whose ports he guesses. Tells whether it is such a flow.
     pub(crate) fn refer(
         &mut self,
         id: PeerId,
@@ -132,7 +134,7 @@ impl ReferralRole {
             low.flow.refuse_introduction(id, nonce, IntroductionRefusal::Declined, base);
             return true;
         }
-        let elsewhere = Message::Elsewhere { nonce, key: *near.key.as_bytes(), at: near.remote };
+        let elsewhere = Message::Referral { nonce, key: *near.key.as_bytes(), at: near.remote };
         let sought = Message::Sought { name, key: *far.key.as_bytes(), at: far.remote };
         low.flow.path.send(id, &[elsewhere], base);
         low.flow.path.send(owner, &[sought], base);
@@ -142,7 +144,7 @@ impl ReferralRole {
     // ---- the far end
 
     /// The host that a flow leads to passes it on for another, with which it is to be introduced.
-    fn handle_elsewhere(
+    fn handle_referral(
         &mut self,
         now: Time,
         id: PeerId,
@@ -162,12 +164,13 @@ impl ReferralRole {
         let unchanged = known.clone();
         known.stage = Stage::Open;
         low.flow.abandon_introduction(&flow, &unchanged);
-        low.flow.path.session.vouch(now, id, key, at, base);
+        low.flow.path.session.add_referred(now, id, key, at, base);
         self.refer_to(now, flow, key, low, base);
     }
 
-    /// The owner of the socket at the other end of a connection, which has opened it and is not at the address that this host knows it by,
-    /// has itself introduced. It may be anybody who says so: he proves it by what travels in the flow.
+    /// The owner of the socket at the other end of a connection, which has opened it and is not at the address that
+    /// this host knows it by, has itself introduced. It may be anybody who says so: he proves it by what travels in the
+    /// flow.
     fn handle_introduce_me(
         &mut self,
         now: Time,
@@ -194,7 +197,7 @@ impl ReferralRole {
         known.referrals += 1;
         known.stage = Stage::Open;
         (known.referred, known.seen, known.early) = (Some(key), false, None);
-        low.flow.introduce_elsewhere(now, flow, key, base);
+        low.flow.introduce_referred(now, flow, key, base);
     }
 
     /// The owner has our nonce, which nobody else could tell it: what it puts into the flow is an answer.
@@ -212,7 +215,8 @@ impl ReferralRole {
 
     // ---- the owner
 
-    /// The far end of a flow that is passed on for this host runs Whimbrel. It may be behind a NAT, or this host may, so both ask.
+    /// The far end of a flow that is passed on for this host runs Whimbrel. It may be behind a NAT, or this host may,
+    /// so both ask.
     fn handle_sought(
         &mut self,
         now: Time,
@@ -228,7 +232,7 @@ impl ReferralRole {
         if !known || key == base.public_key() {
             return;
         }
-        low.flow.path.session.vouch(now, id, key, at, base);
+        low.flow.path.session.add_referred(now, id, key, at, base);
         if !low
             .flow
             .path
@@ -238,7 +242,7 @@ impl ReferralRole {
             .and_then(|id| low.flow.path.session.peers.get(id))
             .is_some_and(|peer| peer.has_session())
         {
-            low.flow.path.session.ask_vouched(now, key, base);
+            low.flow.path.session.ask_referred(now, key, base);
         }
     }
 
@@ -283,7 +287,8 @@ impl ReferralRole {
         low.flow.path.session.contacts.pins.set(Pin::Sought, hosts);
     }
 
-    /// The far end does not take the flow after all: who has passed it on still does. Tells whether there is such a one.
+    /// The far end does not take the flow after all: who has passed it on still does. Tells whether there is such a
+    /// one.
     pub(crate) fn return_to_former(
         &mut self,
         now: Time,
@@ -328,7 +333,7 @@ impl ReferralRole {
         let due: Vec<FlowTuple> = self.left.iter().filter(|(_, left)| left.due <= now).map(|(flow, _)| *flow).collect();
         for flow in due {
             if let Some(Left { former, .. }) = self.left.remove(&flow) {
-                low.flow.tell_ended(now, former.peer, former.name, base);
+                low.flow.send_ended(now, former.peer, former.name, base);
                 self.save_left(flow, None, base);
             }
         }

@@ -1,4 +1,5 @@
-//! Leases that nobody needs any more: they go back to their anchors, and who wants what one of them has meanwhile waits for that.
+//! Leases that nobody needs any more: they go back to their anchors, and who wants what one of them has meanwhile waits
+//! for that.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -32,7 +33,8 @@ pub struct Returns<T> {
 #[derive(Clone, Copy, Debug)]
 struct Left {
     lease: FlowName,
-    /// When the program that it was for has ended, which may have started others that go on; `None` where there is no such program.
+    /// When the program that it was for has ended, which may have started others that go on; `None` where there is no
+    /// such program.
     ended: Option<Time>,
     due: Time,
     pause: Duration,
@@ -67,9 +69,9 @@ impl<T> Returns<T> {
         self.left.push(Left { lease, ended: Some(now), due: now, pause: LOOK });
     }
 
-    /// A lease is looked at now and then that is no program's: those do not say that they need no socket of it any more, and an anchor that is
-    /// to be switched off waits for it.
-    pub fn look_after(&mut self, now: Time, lease: FlowName) {
+    /// A lease is looked at now and then that is no program's: those do not say that they need no socket of it any
+    /// more, and an anchor that is to be switched off waits for it.
+    pub fn expire(&mut self, now: Time, lease: FlowName) {
         if !self.left.iter().any(|left| left.lease == lease) {
             self.left.push(Left { lease, ended: None, due: now + LOOK_LONGEST, pause: LOOK_LONGEST });
         }
@@ -84,7 +86,8 @@ impl<T> Returns<T> {
         unused.into_iter().map(|left| left.lease).collect()
     }
 
-    /// Whether a program has just ended that had any of this: it will be free in a moment. `rented`: what this host has on lease.
+    /// Whether a program has just ended that had any of this: it will be free in a moment. `rented`: what this host has
+    /// on lease.
     #[must_use]
     pub fn is_about_to_return(&self, now: Time, rented: &[Rented], what: &Awaited) -> bool {
         let is_of = |of: &Rented| match what {
@@ -97,7 +100,7 @@ impl<T> Returns<T> {
     }
 
     /// Something was returned to an anchor.
-    pub fn note_returned(&mut self, now: Time, anchor: PublicKey) {
+    pub fn on_returned(&mut self, now: Time, anchor: PublicKey) {
         self.last.insert(anchor, now);
     }
 
@@ -113,7 +116,8 @@ impl<T> Returns<T> {
         self.waiting.push(Waiting { what, search, wanted });
     }
 
-    /// Takes what is to be asked for again: something was returned, or nothing is about to be, or it has waited for long enough.
+    /// Takes what is to be asked for again: something was returned, or nothing is about to be, or it has waited for
+    /// long enough.
     pub fn take_ready(&mut self, now: Time, rented: &[Rented]) -> Vec<(Search, T)> {
         let waiting = std::mem::take(&mut self.waiting);
         let is_ready = |of: &Waiting<T>| {

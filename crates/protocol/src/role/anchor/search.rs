@@ -8,7 +8,8 @@ use whimbrel_wire::moving::Refusal;
 
 use crate::Time;
 
-/// Who wants what programs have left waits for no longer than this, whatever others end meanwhile: less than programs wait for an answer.
+/// Who wants what programs have left waits for no longer than this, whatever others end meanwhile: less than programs
+/// wait for an answer.
 pub(super) const WAITED: Duration = Duration::from_secs(5);
 
 /// Hosts that are asked one after the other; `None` is this host itself, which needs no lease.

@@ -21,16 +21,20 @@ use crate::binding::transfer::{AGAIN, Asked, Below, FlowChange};
 /// How long an anchor may take to answer.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(8);
 
-/// How long an anchor may take to answer after a restart: the network may come later. It lends on meanwhile, or says that it does not.
+/// How long an anchor may take to answer after a restart: the network may come later. It lends on meanwhile, or says
+/// that it does not.
 const RESTORED_WITHIN: Duration = Duration::from_secs(3600);
 
-/// Pause before it is told again whether an anchor is reached at what it lends: that may change as often as the anchor likes.
+/// Pause before it is told again whether an anchor is reached at what it lends: that may change as often as the anchor
+/// likes.
 const TOLD_AGAIN: Duration = Duration::from_secs(10);
 
-/// How long an endpoint stays that has gone on with its socket: connections that were being opened then follow it by way of this host.
+/// How long an endpoint stays that has gone on with its socket: connections that were being opened then follow it by
+/// way of this host.
 const PARTED_WITHIN: Duration = Duration::from_secs(10);
 
-/// A lease that lasts shorter is taken for one of so long: it is renewed all the time otherwise, and lost a little later.
+/// A lease that lasts shorter is taken for one of so long: it is renewed all the time otherwise, and lost a little
+/// later.
 const LASTS_LEAST: Duration = Duration::from_secs(1);
 
 /// What others have lent to this host.
@@ -101,10 +105,11 @@ enum Stage {
     Checking,
     /// Asked for again. Exits: `InForce`; the anchor refuses, or the lease runs out (over).
     Renewing,
-    /// The anchor has ended it, for this reason, and connections of it are being claimed that may be this host's already: a daemon before this one has
-    /// claimed them. Exits: all are answered, or time (over).
+    /// The anchor has ended it, for this reason, and connections of it are being claimed that may be this host's
+    /// already: a daemon before this one has claimed them. Exits: all are answered, or time (over).
     Closing(Refusal),
-    /// The socket that they came with is another host's, and they with it. Exits: it comes back (`Checking`); a while has passed (over).
+    /// The socket that they came with is another host's, and they with it. Exits: it comes back (`Checking`); a while
+    /// has passed (over).
     Parting,
 }
 
@@ -151,11 +156,11 @@ impl Tenant {
         self.tenancies.insert(lease, tenancy);
         self.limits.add(due, Limit::Tenancy(lease));
         below.wait(&[], &[anchor]);
-        below.say(anchor, Record::Lease { number, ends });
+        below.send(anchor, Record::Lease { number, ends });
     }
 
-    /// A socket without another end has moved here (P-96): its endpoint is its holder's, who lends it. `None`: the result comes with that
-    /// of an op, by [`Moves::handle_adopted`].
+    /// A socket without another end has moved here (P-96): its endpoint is its holder's, who lends it. `None`: the
+    /// result comes with that of an op, by [`Moves::handle_adopted`].
     pub(crate) fn rent_moved(
         &mut self,
         below: &mut Below<'_>,
@@ -219,7 +224,7 @@ impl Tenant {
     pub(crate) fn handle_leased(&mut self, below: &mut Below<'_>, lease: FlowName, outcome: Result<Granted, Refusal>) {
         let Some(tenancy) = self.tenancies.get_mut(&lease) else {
             if outcome.is_ok() {
-                below.say(lease.peer(), Record::Return { number: lease.value() });
+                below.send(lease.peer(), Record::Return { number: lease.value() });
             }
             return;
         };
@@ -240,10 +245,11 @@ impl Tenant {
                 }
             }
             (Stage::Asking | Stage::Renewing, Ok(_)) => {
-                below.say(lease.peer(), Record::Return { number: lease.value() });
+                below.send(lease.peer(), Record::Return { number: lease.value() });
                 self.lose_tenancy(below, lease, Refusal::Taken);
             }
-            // The anchor said so before it heard that it is asked for anew, to a daemon before this one perhaps: the answer follows.
+            // The anchor said so before it heard that it is asked for anew, to a daemon before this one perhaps: the
+            // answer follows.
             (Stage::Renewing, Err(Refusal::Expired)) => {}
             (_, Err(refusal)) if self.is_being_claimed_of(&lease) => {
                 let until = below.now() + ANSWERED_WITHIN;
@@ -269,12 +275,12 @@ impl Tenant {
         let lent = self.tenancies.get_mut(&lease).filter(is_had);
         if let Some(tenancy) = lent {
             tenancy.reach.said = reached;
-            self.tell_reached(below, lease);
+            self.report_reached(below, lease);
         }
     }
 
     /// Tells how it is last, if that was not told: now, or when some time has passed since the last time.
-    fn tell_reached(&mut self, below: &mut Below<'_>, lease: FlowName) {
+    fn report_reached(&mut self, below: &mut Below<'_>, lease: FlowName) {
         let Some(Tenancy { ends, reach, stage, .. }) = self.tenancies.get_mut(&lease) else { return };
         if reach.said == reach.told || matches!(stage, Stage::Asking | Stage::Occupying | Stage::Parting) {
             return;
@@ -312,7 +318,7 @@ impl Tenant {
                 self.turn_tenancy(below, lease, Stage::InForce, Some(below.now() + third));
                 below.event(MoveEvent::Leased { number: lease.value(), anchor, ends });
                 // It may have been said with the lease.
-                self.tell_reached(below, lease);
+                self.report_reached(below, lease);
                 return comes.then_some(Ok(()));
             }
             (Stage::Occupying, Err(failed)) => {
@@ -321,14 +327,14 @@ impl Tenant {
                     what: "making a place for endpoints of an anchor",
                     error: failed.sentence,
                 });
-                below.say(anchor, Record::Return { number: lease.value() });
+                below.send(anchor, Record::Return { number: lease.value() });
                 self.lose_tenancy(below, lease, why);
             }
             (Stage::Checking, Ok(_)) => {
                 // Who has slept for longer asks nevertheless: the anchor knows whether it is over.
                 let until = until.max(below.now() + ANSWERED_WITHIN);
                 self.turn_tenancy(below, lease, Stage::Renewing, Some(until));
-                below.say(anchor, Record::Lease { number: lease.value(), ends });
+                below.send(anchor, Record::Lease { number: lease.value(), ends });
             }
             (Stage::Checking, Err(_)) => self.give_up_lease(below, lease),
             (Stage::Asking | Stage::InForce | Stage::Renewing | Stage::Closing(_) | Stage::Parting, _) => {}
@@ -347,7 +353,7 @@ impl Tenant {
     pub(crate) fn give_up_lease(&mut self, below: &mut Below<'_>, lease: FlowName) {
         if self.end_tenancy(below, lease).is_some() {
             let anchor = lease.peer();
-            below.say(anchor, Record::Return { number: lease.value() });
+            below.send(anchor, Record::Return { number: lease.value() });
             below.event(MoveEvent::Returned { number: lease.value(), anchor });
         }
     }
@@ -380,7 +386,7 @@ impl Tenant {
             Stage::Asking => {
                 self.lose_tenancy(below, lease, Refusal::HolderUnreached);
                 // It may have heard, and lent.
-                below.say(lease.peer(), Record::Return { number: lease.value() });
+                below.send(lease.peer(), Record::Return { number: lease.value() });
             }
             Stage::InForce => {
                 self.turn_tenancy(below, lease, Stage::Checking, None);
@@ -395,7 +401,7 @@ impl Tenant {
     }
 
     /// Says to an anchor what it is to answer.
-    pub(crate) fn say_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
+    pub(crate) fn send_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
         let mut records: Vec<Record> = Vec::new();
         let asked = self.tenancies.iter().filter(|(lease, tenancy)| lease.peer() == to && tenancy.is_awaited());
         records.extend(asked.map(|(lease, tenancy)| Record::Lease { number: lease.value(), ends: tenancy.ends }));
@@ -406,10 +412,11 @@ impl Tenant {
             wire_port: claim.wire_port,
             hidden: claim.hidden,
         }));
-        records.into_iter().for_each(|record| below.say(to, record));
+        records.into_iter().for_each(|record| below.send(to, record));
     }
 
-    /// A daemon before this one had endpoints of anchors. They are led here again, and asked for at once, as they may have run out.
+    /// A daemon before this one had endpoints of anchors. They are led here again, and asked for at once, as they may
+    /// have run out.
     pub(crate) fn restore(&mut self, below: &mut Below<'_>, saved: &[SavedTenancy]) {
         for SavedTenancy { number, anchor, anchor_at, ends, moved } in saved {
             below.hint(*anchor, *anchor_at);
@@ -432,8 +439,8 @@ impl Tenant {
         self.tenancies.iter().find(lends).map(|(lease, _)| lease.peer())
     }
 
-    /// Has a connection of a leased endpoint be a flow of this host and the anchor (P-86), or the endpoint a lease of its own (P-115). An
-    /// event tells what comes of it. `number` is drawn by lot.
+    /// Has a connection of a leased endpoint be a flow of this host and the anchor (P-86), or the endpoint a lease of
+    /// its own (P-115). An event tells what comes of it. `number` is drawn by lot.
     pub(crate) fn claim(&mut self, below: &mut Below<'_>, number: u64, tuple: FlowTuple, hidden: bool) -> bool {
         let Some(anchor) = self.lessor_of(tuple.local) else { return false };
         if self.claims.values().any(|claim| claim.tuple == tuple) {
@@ -445,7 +452,7 @@ impl Tenant {
         self.claims.insert(flow, Claim { tuple, wire_port, hidden, terms: None, until });
         self.limits.add(until, Limit::Claim(flow));
         below.wait(&[], &[anchor]);
-        below.say(anchor, Record::Claim { flow: number, tuple, wire_port, hidden });
+        below.send(anchor, Record::Claim { flow: number, tuple, wire_port, hidden });
         true
     }
 
@@ -542,7 +549,7 @@ impl Tenant {
         while let Some(limit) = self.limits.pop(below.now()) {
             match limit {
                 Limit::Tenancy(lease) => self.handle_tenancy_limit(below, lease),
-                Limit::Reached(lease) => self.tell_reached(below, lease),
+                Limit::Reached(lease) => self.report_reached(below, lease),
                 Limit::Claim(flow) => self.handle_claim_limit(below, flow),
                 Limit::Adopt(name) => self.adopt_claimed(below, name),
             }

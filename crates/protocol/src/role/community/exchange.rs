@@ -1,4 +1,5 @@
-//! From a one-time code to a key that only two hosts have, with nothing for a third to try guesses on: SPAKE2 (RFC 9382).
+//! From a one-time code to a key that only two hosts have, with nothing for a third to try guesses on: SPAKE2 (RFC
+//! 9382).
 
 use ring::hmac;
 use spake2::{Ed25519Group, Identity, Password, Spake2};
@@ -15,8 +16,8 @@ const INVITER: &[u8] = b"whimbrel 1 inviter";
 const JOINER_SIDE: u8 = b'A';
 const INVITER_SIDE: u8 = b'B';
 
-/// What an exchange is about, the same at both ends, or it comes to nothing: the two static keys that the session between them has
-/// authenticated. So nobody can sit in between with a key of its own.
+/// What an exchange is about, the same at both ends, or it comes to nothing: the two static keys that the session
+/// between them has authenticated. So nobody can sit in between with a key of its own.
 pub(super) struct Between {
     pub(super) joiner: PublicKey,
     pub(super) inviter: PublicKey,

@@ -50,7 +50,7 @@ impl Telling {
         digest.is_some() && self.digest == digest
     }
 
-    fn note(&mut self, now: Time, theirs: RosterDigest, ours: RosterDigest) {
+    fn record(&mut self, now: Time, theirs: RosterDigest, ours: RosterDigest) {
         self.digest = Some(theirs);
         if theirs == ours {
             (self.due, self.tries) = (now + ROUND, 0);
@@ -60,7 +60,7 @@ impl Telling {
 
 impl Community {
     /// A host is told that is not one of the community's: one that was revoked.
-    pub(super) fn tell_one(&mut self, host: PublicKey) {
+    pub(super) fn send_to_one(&mut self, host: PublicKey) {
         self.telling.insert(host, Telling::default());
     }
 
@@ -123,7 +123,7 @@ impl Community {
     }
 
     /// There is a new session with a peer.
-    pub(crate) fn note_community_session(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn on_community_session(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         self.begin_exchange(now, id, low, base);
         let Some((key, remote)) = low.flow.path.session.peers.get(&id).map(|peer| (peer.key, peer.remote)) else {
             return;
@@ -177,8 +177,8 @@ impl Community {
         answer.map(Message::Community).into_iter().collect()
     }
 
-    /// A host says what it knows. Strangers are told nothing, not even that there is a community, and a host that was revoked only
-    /// that.
+    /// A host says what it knows. Strangers are told nothing, not even that there is a community, and a host that was
+    /// revoked only that.
     fn handle_roster_state(
         &mut self,
         now: Time,
@@ -201,10 +201,10 @@ impl Community {
             return;
         }
         if let Some(telling) = self.telling.get_mut(&key) {
-            telling.note(now, theirs, ours);
+            telling.record(now, theirs, ours);
         }
         if theirs != ours {
-            self.tell_all(id, arrival, low, base);
+            self.send_all(id, arrival, low, base);
         }
         // An answer is not answered, whatever it says: two that never come to know the same would not come to rest.
         if asks {
@@ -215,7 +215,7 @@ impl Community {
     }
 
     /// Tells a host all that this one knows.
-    fn tell_all(&mut self, id: PeerId, arrival: &Arrival, low: &mut BindingLayer, base: &mut Base) {
+    fn send_all(&mut self, id: PeerId, arrival: &Arrival, low: &mut BindingLayer, base: &mut Base) {
         let Some(roster) = &self.roster else { return };
         let community = *roster.community();
         let place = |host: &[u8; 32]| {
@@ -276,7 +276,7 @@ impl Community {
         let is_news = !events.is_empty();
         let after = self.own(&me).is_some();
         if before != after {
-            self.note_own_standing(after, from, base);
+            self.on_own_standing(after, from, base);
         }
         self.take_hints(&from, statements, low, base);
         // What happened before this host belonged to it is no news.
@@ -285,13 +285,13 @@ impl Community {
         }
         if (is_news || before != after) && (before || after) {
             self.save_community(base);
-            parted.into_iter().for_each(|host| self.tell_one(host));
-            self.tell_everybody(now, low, base);
+            parted.into_iter().for_each(|host| self.send_to_one(host));
+            self.send_to_everybody(now, low, base);
         }
     }
 
     /// This host belongs to the community from now on, or no more.
-    fn note_own_standing(&mut self, belongs: bool, from: PublicKey, base: &mut Base) {
+    fn on_own_standing(&mut self, belongs: bool, from: PublicKey, base: &mut Base) {
         let me = base.public_key();
         let Some(roster) = &mut self.roster else { return };
         if belongs {

@@ -27,8 +27,8 @@ use crate::role::community::Community;
 
 /// Exchanges that are open about one code: strangers may begin them, and only a wrong proof ends the code.
 const EXCHANGES_MOST: usize = 16;
-/// An open exchange is left to its joiner for so long at the least; a proof takes a round trip. Then it gives way where there is no room for
-/// another (P-149): who begins exchanges and proves nothing keeps nobody out.
+/// An open exchange is left to its joiner for so long at the least; a proof takes a round trip. Then it gives way where
+/// there is no room for another (P-149): who begins exchanges and proves nothing keeps nobody out.
 const EXCHANGE_LASTS: Duration = Duration::from_secs(5);
 /// How long is tried to use a code.
 const JOIN_WITHIN: Duration = Duration::from_secs(20);
@@ -227,13 +227,13 @@ impl Community {
             }
             Stage::Asked(_) | Stage::Proven(_) => {
                 joining.pause(now);
-                self.say_to_inviter(low, base);
+                self.send_to_inviter(low, base);
             }
         }
     }
 
     /// Says once more what the inviter is to answer.
-    fn say_to_inviter(&mut self, low: &mut BindingLayer, base: &mut Base) {
+    fn send_to_inviter(&mut self, low: &mut BindingLayer, base: &mut Base) {
         let Some(joining) = &self.joining else { return };
         let (number, purpose) = (joining.code.number(), joining.purpose);
         let word = match &joining.stage {
@@ -250,7 +250,7 @@ impl Community {
     }
 
     /// A handshake that was begun to use a code has ended with a peer, that was asked at this endpoint.
-    pub(crate) fn note_joined_peer(&mut self, id: PeerId, at: SocketAddr) {
+    pub(crate) fn on_joined_peer(&mut self, id: PeerId, at: SocketAddr) {
         if let Some(joining) = self.joining.as_mut().filter(|of| matches!(of.stage, Stage::Reaching)) {
             (joining.peer, joining.answered_at) = (Some(id), Some(at));
         }
@@ -268,7 +268,7 @@ impl Community {
         joining.stage = Stage::Asked(begun);
         joining.tries = 0;
         joining.pause(now);
-        self.say_to_inviter(low, base);
+        self.send_to_inviter(low, base);
     }
 
     pub(super) fn handle_join_answer(
@@ -290,7 +290,7 @@ impl Community {
                 joining.stage = Stage::Proven(agreed);
                 joining.tries = 0;
                 joining.pause(now);
-                self.say_to_inviter(low, base);
+                self.send_to_inviter(low, base);
             }
             None => self.end_joining(now, JoinFailure::NotProven, base),
         }
@@ -365,8 +365,8 @@ impl Community {
         self.schedule_community(now, base);
     }
 
-    /// The code has proven whose key answers at the address that people named: better than being the first to answer there. A key that is
-    /// remembered for it stays until people have it forgotten (P-148).
+    /// The code has proven whose key answers at the address that people named: better than being the first to answer
+    /// there. A key that is remembered for it stays until people have it forgotten (P-148).
     fn pin_inviter(&mut self, address: IpAddr, key: PublicKey, low: &mut BindingLayer, base: &mut Base) {
         if base.config().trust != Trust::Tofu {
             return;
@@ -381,7 +381,8 @@ impl Community {
         }
     }
 
-    /// The key that a code has proven to be that of the host at this address, where another was remembered for it and is no more.
+    /// The key that a code has proven to be that of the host at this address, where another was remembered for it and
+    /// is no more.
     pub(crate) fn take_proven_key(&mut self, address: IpAddr) -> Option<PublicKey> {
         self.proven.take_if(|(at, _)| *at == address).map(|(_, key)| key)
     }
@@ -461,7 +462,7 @@ impl Community {
                 return refused(JoinRefusal::NoSuchCode);
             }
             match joined.clone() {
-                Ok(joined) => self.say_joined(id, arrival, joined, joiner, low, base),
+                Ok(joined) => self.send_joined(id, arrival, joined, joiner, low, base),
                 Err(refusal) => return refused(refusal),
             }
             return None;
@@ -499,8 +500,8 @@ impl Community {
                 self.hints.insert(joiner, arrival.source);
                 let name = name.to_owned();
                 base.event(CommunityEvent::HostJoined { host: joiner, name, steward });
-                self.say_joined(id, arrival, joined, joiner, low, base);
-                self.tell_everybody(now, low, base);
+                self.send_joined(id, arrival, joined, joiner, low, base);
+                self.send_to_everybody(now, low, base);
             }
             Offered::Connection { flow } => {
                 let (flow, until) = (Some(flow), now + GRANT_LIFETIME);
@@ -508,7 +509,7 @@ impl Community {
                 if let Some(flow) = flow {
                     base.event(CommunityEvent::Granted { number, host: joiner, flow });
                 }
-                self.say_joined(id, arrival, joined, joiner, low, base);
+                self.send_joined(id, arrival, joined, joiner, low, base);
             }
         }
         self.schedule_community(now, base);
@@ -539,7 +540,7 @@ impl Community {
     }
 
     /// Tells a joiner that it was let in, once that is saved, and what it needs to know to say so to others.
-    fn say_joined(
+    fn send_joined(
         &mut self,
         id: PeerId,
         arrival: &Arrival,

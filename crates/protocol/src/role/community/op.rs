@@ -87,8 +87,8 @@ pub struct CommunityView {
 }
 
 impl CommunityView {
-    /// The hosts that people may mean by this: those of that name, or key, and else of the same name in another case. One that was revoked
-    /// has no name that others have.
+    /// The hosts that people may mean by this: those of that name, or key, and else of the same name in another case.
+    /// One that was revoked has no name that others have.
     #[must_use]
     pub fn called(&self, what: &str) -> Vec<&HostView> {
         let same = |host: &HostView| host.is_called(what);
@@ -99,8 +99,8 @@ impl CommunityView {
         tries.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
     }
 
-    /// The same for what cannot be taken back: where a host has this very name or key, be it one that was revoked, none of a name in
-    /// another case is meant.
+    /// The same for what cannot be taken back: where a host has this very name or key, be it one that was revoked, none
+    /// of a name in another case is meant.
     #[must_use]
     pub fn called_exactly(&self, what: &str) -> Vec<&HostView> {
         let exact: Vec<&HostView> = self.hosts.iter().filter(|host| host.is_called(what)).collect();

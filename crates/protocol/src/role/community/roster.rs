@@ -1,7 +1,8 @@
-//! Who belongs to a community: statements about hosts, signed with the community's key, of which the newest about each counts.
+//! Who belongs to a community: statements about hosts, signed with the community's key, of which the newest about each
+//! counts.
 //!
-//! Statements need no order between hosts, so it does not matter who tells them, when, or how often: whoever knows the same
-//! statements has the same roster.
+//! Statements need no order between hosts, so it does not matter who tells them, when, or how often: whoever knows the
+//! same statements has the same roster.
 
 use std::collections::BTreeMap;
 
@@ -118,8 +119,8 @@ impl Roster {
         Told::News
     }
 
-    /// States what a host is from now on. Nothing changes where it is that already; `None` without the secret, or where nothing
-    /// newer can be said of it.
+    /// States what a host is from now on. Nothing changes where it is that already; `None` without the secret, or where
+    /// nothing newer can be said of it.
     pub(super) fn state(&mut self, host: &PublicKey, standing: MemberStanding, name: &str) -> Option<()> {
         let known = self.about(host);
         if known.is_some_and(|known| known.standing == standing && known.name == name) {
@@ -150,8 +151,8 @@ impl Roster {
     }
 }
 
-/// Of two statements about one host the one of higher rank counts. Two stewards may make two of the same serial without knowing of
-/// one another: then the one that allows less counts. The rest is there so that everybody decides the same.
+/// Of two statements about one host the one of higher rank counts. Two stewards may make two of the same serial without
+/// knowing of one another: then the one that allows less counts. The rest is there so that everybody decides the same.
 fn rank(statement: &Statement) -> impl Ord + '_ {
     let standing = std::cmp::Reverse(statement.standing.number());
     (statement.serial, standing, &statement.name, &statement.signature)

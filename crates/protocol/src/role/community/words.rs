@@ -1,5 +1,5 @@
-//! The PGP word list (P. Juola and P. Zimmermann, 1995): two words for each byte, chosen to be told apart by ear. Words of two
-//! syllables and of three take turns, so that one that is left out, doubled or swapped is noticed.
+//! The PGP word list (P. Juola and P. Zimmermann, 1995): two words for each byte, chosen to be told apart by ear. Words
+//! of two syllables and of three take turns, so that one that is left out, doubled or swapped is noticed.
 
 /// Of two syllables.
 pub(super) const TWO: &str = "\

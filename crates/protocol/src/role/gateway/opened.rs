@@ -1,5 +1,6 @@
-//! Connections that hosts behind a gateway have opened themselves (P-125). The gateway asks whoever they lead to whether he runs Whimbrel,
-//! as a host does that has opened one, and has him look for it: from there on all is as if he had opened the connection.
+//! Connections that hosts behind a gateway have opened themselves (P-125). The gateway asks whoever they lead to
+//! whether he runs Whimbrel, as a host does that has opened one, and has him look for it: from there on all is as if he
+//! had opened the connection.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -125,7 +126,7 @@ impl GatewayRole {
         let mut asked = 0;
         for address in addresses {
             match low.flow.path.session.contacts.addresses.get(&address).copied() {
-                Some(Contact::Known(id)) => self.tell_opened(now, id, address, low, base),
+                Some(Contact::Known(id)) => self.send_opened(now, id, address, low, base),
                 Some(Contact::Asking { .. }) => {}
                 Some(Contact::Silent { until, .. }) if until <= now => {
                     low.flow.path.session.continue_contact(now, address, base)
@@ -152,7 +153,7 @@ impl GatewayRole {
         }
     }
 
-    fn tell_opened(&mut self, now: Time, id: PeerId, address: IpAddr, low: &mut BindingLayer, base: &mut Base) {
+    fn send_opened(&mut self, now: Time, id: PeerId, address: IpAddr, low: &mut BindingLayer, base: &mut Base) {
         if !low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_session()) {
             return low.flow.path.session.reach_again(now, id, base);
         }
@@ -168,8 +169,9 @@ impl GatewayRole {
         }
     }
 
-    /// A host behind a gateway, this peer, has opened a connection to this host, which had nobody to ask about it. It may be anybody who
-    /// says so: what is asked is who has the connection's remote address, as if this host had opened it.
+    /// A host behind a gateway, this peer, has opened a connection to this host, which had nobody to ask about it. It
+    /// may be anybody who says so: what is asked is who has the connection's remote address, as if this host had opened
+    /// it.
     pub(crate) fn handle_ask_here(
         &mut self,
         now: Time,

@@ -76,16 +76,18 @@ enum Stage {
     Admitting,
     /// A session with the holder is awaited. Exits: `Ready`; time (over).
     Reaching,
-    /// Snapshot and ticket are awaited. Exits: both are here (`Restoring`); they make no sense, the donor cancels, time (over).
+    /// Snapshot and ticket are awaited. Exits: both are here (`Restoring`); they make no sense, the donor cancels, time
+    /// (over).
     Ready,
     /// Exits: `Saving`; it fails (over: there is no copy).
     Restoring,
-    /// That the ticket may be presented is being saved. Exits: `Presented`; it fails, or the donor cancels (`Dropping`).
+    /// That the ticket may be presented is being saved. Exits: `Presented`; it fails, or the donor cancels
+    /// (`Dropping`).
     Saving,
     /// The ticket is presented: the holder alone decides. Exits: it accepts (`Adopting`), or not (`Dropping`).
     Presented,
-    /// The node is to know the flow as one with the holder; it is asked until it does. Exits: it does (`Waking`); the copy is lost
-    /// (`Surrendering`).
+    /// The node is to know the flow as one with the holder; it is asked until it does. Exits: it does (`Waking`); the
+    /// copy is lost (`Surrendering`).
     Adopting,
     /// It is this host's. Exits: over; it fails (`Surrendering`).
     Waking,
@@ -128,11 +130,11 @@ impl Acceptor {
 
     fn answer(&self, below: &mut Below<'_>, name: MoveName, standing: AcceptorStanding, refusal: Option<Refusal>) {
         let donor = PublicKey::from(name.donor);
-        below.say(donor, Record::Answer { number: name.number, standing, refusal });
+        below.send(donor, Record::Answer { number: name.number, standing, refusal });
     }
 
-    /// A donor asks whether this host takes a socket. `lessor`: who lends its address to this host. `goes`: this host gives
-    /// it away.
+    /// A donor asks whether this host takes a socket. `lessor`: who lends its address to this host. `goes`: this host
+    /// gives it away.
     pub(super) fn handle_ask(
         &mut self,
         below: &mut Below<'_>,
@@ -275,23 +277,23 @@ impl Acceptor {
         if found == Found::Waiting {
             below.ask(MoveOp::SaveAcceptance(saved.clone()), Asked::Acceptance(name));
         }
-        self.say_acceptance(below, name, None);
+        self.send_acceptance(below, name, None);
     }
 
     /// A host has forgotten what it was told: all that it is to answer is said anew.
-    pub(super) fn say_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
+    pub(super) fn send_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
         let acceptances: Vec<MoveName> = self.acceptances.keys().copied().collect();
-        acceptances.into_iter().for_each(|name| self.say_acceptance(below, name, Some(to)));
+        acceptances.into_iter().for_each(|name| self.send_acceptance(below, name, Some(to)));
     }
 
     /// Says to the holder what it is to answer.
-    fn say_acceptance(&mut self, below: &mut Below<'_>, name: MoveName, to: Option<PublicKey>) {
+    fn send_acceptance(&mut self, below: &mut Below<'_>, name: MoveName, to: Option<PublicKey>) {
         let Some(of) = self.acceptances.get(&name) else { return };
         let (holder, ticket, wire_port) = (of.holder, of.ticket, of.wire_port);
         let Some(ticket) = ticket.filter(|_| to.is_none_or(|to| to == holder)) else { return };
         match of.stage {
-            Stage::Presented => below.say(holder, Record::Present { ticket, wire_port }),
-            Stage::Surrendering => below.say(holder, Record::Surrender(ticket)),
+            Stage::Presented => below.send(holder, Record::Present { ticket, wire_port }),
+            Stage::Surrendering => below.send(holder, Record::Surrender(ticket)),
             _ => {}
         }
     }
@@ -340,7 +342,7 @@ impl Acceptor {
                 let request = Request { holder_at, ..request };
                 below.ask(MoveOp::SaveAcceptance(SavedAcceptance { request, ticket, wire_port }), asked);
             }
-            Stage::Presented | Stage::Surrendering => self.say_acceptance(below, name, None),
+            Stage::Presented | Stage::Surrendering => self.send_acceptance(below, name, None),
             Stage::Adopting => self.adopt(below, name),
             Stage::Waking => {
                 below.ask(MoveOp::Thaw { name }, asked);
@@ -508,12 +510,13 @@ impl Acceptor {
         }
     }
 
-    /// What belongs to a process may have been committed along with that (P-130), without having been presented: that the copy goes the holder is to know.
+    /// What belongs to a process may have been committed along with that (P-130), without having been presented: that
+    /// the copy goes the holder is to know.
     fn surrender_along(&mut self, below: &mut Below<'_>, name: MoveName) {
         let Some(of) = self.acceptances.get(&name) else { return };
         let belongs = of.request.receiver.first() == Some(&OF_A_PROCESS);
         if let Some(ticket) = of.ticket.filter(|_| belongs) {
-            below.say(of.holder, Record::Surrender(ticket));
+            below.send(of.holder, Record::Surrender(ticket));
         }
     }
 

@@ -22,11 +22,14 @@ use crate::binding::transfer::{Asked, Below, FlowChange};
 
 /// How long acceptor and holder may take to say that they are ready.
 const PREPARED_WITHIN: Duration = Duration::from_secs(10);
-/// And at the longest, while the acceptor says of others that it is ready: it may have been asked for very many at once.
+/// And at the longest, while the acceptor says of others that it is ready: it may have been asked for very many at
+/// once.
 const PREPARED_AT_LAST: Duration = Duration::from_secs(60);
-/// How long they stand ready for a socket whose program has not said yet that it is to go. What is announced outlasts that, and what comes then.
+/// How long they stand ready for a socket whose program has not said yet that it is to go. What is announced outlasts
+/// that, and what comes then.
 pub const READY_FOR: Duration = Duration::from_secs(30);
-/// How long a frozen socket is waited for to be taken before it is called back, beside the time that the snapshots take.
+/// How long a frozen socket is waited for to be taken before it is called back, beside the time that the snapshots
+/// take.
 const TAKEN_WITHIN: Duration = Duration::from_secs(20);
 /// How long a holder may be silent before people are told.
 const DECIDED_WITHIN: Duration = Duration::from_secs(30);
@@ -86,7 +89,8 @@ struct Donation {
 /// How far it is. What is undone by whom when it fails stands with each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Both are asked. Exits: both are ready (`Saving`, or `Prepared` where it waits); a refusal or time (over: nothing was done).
+    /// Both are asked. Exits: both are ready (`Saving`, or `Prepared` where it waits); a refusal or time (over: nothing
+    /// was done).
     Preparing,
     /// Both are ready. Exits: its program says that it is to go (`Saving`); a refusal or time (over: nothing was done).
     Prepared,
@@ -96,8 +100,8 @@ enum Stage {
     Freezing,
     /// Exits: `Offered`; it fails (`Thawing`: no ticket is out, nobody need be asked).
     Dumping,
-    /// Snapshot and ticket are out: the holder alone decides. Exits: it says *committed* (`Destroying`) or *revoked* (`Thawing`);
-    /// the acceptor refuses, or time (`Recalling`).
+    /// Snapshot and ticket are out: the holder alone decides. Exits: it says *committed* (`Destroying`) or *revoked*
+    /// (`Thawing`); the acceptor refuses, or time (`Recalling`).
     Offered,
     /// The holder is asked to revoke. Exits: as it decides.
     Recalling,
@@ -223,7 +227,7 @@ impl Donor {
         let holder = flow.peer();
         if found == Found::Awake {
             // It was not frozen yet, or is awake again: no ticket of it is good any more.
-            below.say(holder, Record::Recall { number: name.number, flow: flow.value(), gone: false });
+            below.send(holder, Record::Recall { number: name.number, flow: flow.value(), gone: false });
             below.effect("forgetting a move", MoveOp::ForgetDonation { name });
             below.event(MoveEvent::Kept { name, why: Refusal::Cancelled });
             return;
@@ -269,17 +273,17 @@ impl Donor {
         self.giving.insert(FlowName::requested(&donation.request));
         self.promised += u64::from(donation.request.size);
         self.donations.insert(number, donation);
-        self.say_donation(below, number, None);
+        self.send_donation(below, number, None);
     }
 
     /// A host has forgotten what it was told: all that it is to answer is said anew.
-    pub(super) fn say_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
+    pub(super) fn send_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
         let donations: Vec<u64> = self.donations.keys().copied().collect();
-        donations.into_iter().for_each(|number| self.say_donation(below, number, Some(to)));
+        donations.into_iter().for_each(|number| self.send_donation(below, number, Some(to)));
     }
 
     /// Says what a move waits to be answered: all, or what one host is to answer.
-    fn say_donation(&mut self, below: &mut Below<'_>, number: u64, to: Option<PublicKey>) {
+    fn send_donation(&mut self, below: &mut Below<'_>, number: u64, to: Option<PublicKey>) {
         let Some(of) = self.donations.get(&number) else { return };
         let (holder, acceptor, stage, flow, after) = (of.holder, of.acceptor, of.stage, of.request.flow, of.after);
         let meant = |key: PublicKey| to.is_none_or(|to| to == key);
@@ -308,7 +312,7 @@ impl Donor {
             Stage::Recalling if meant(holder) => words.push((holder, Record::Recall { number, flow, gone: of.gone })),
             _ => {}
         }
-        words.into_iter().for_each(|(to, record)| below.say(to, record));
+        words.into_iter().for_each(|(to, record)| below.send(to, record));
     }
 
     /// Brings a move to another stage.
@@ -349,7 +353,7 @@ impl Donor {
             Stage::Dumping => {
                 below.ask(MoveOp::Dump { name }, asked);
             }
-            Stage::Offered | Stage::Recalling => self.say_donation(below, number, None),
+            Stage::Offered | Stage::Recalling => self.send_donation(below, number, None),
             Stage::Destroying => {
                 below.ask(MoveOp::Destroy { name, forward: Some(acceptor) }, asked);
             }
@@ -419,12 +423,12 @@ impl Donor {
         let (holder, acceptor, flow, why) = (of.holder, of.acceptor, of.request.flow, of.why.unwrap_or(why));
         match of.stage {
             Stage::Preparing | Stage::Prepared => {
-                below.say(acceptor, Record::Cancel { number });
-                below.say(holder, Record::Recall { number, flow, gone: false });
+                below.send(acceptor, Record::Cancel { number });
+                below.send(holder, Record::Recall { number, flow, gone: false });
                 self.end_donation(below, number, MoveEvent::Kept { name, why });
             }
             Stage::Offered => {
-                below.say(acceptor, Record::Cancel { number });
+                below.send(acceptor, Record::Cancel { number });
                 self.turn(below, number, Stage::Recalling);
             }
             // Looked at when the op is done, or a decision is on its way already.
@@ -445,7 +449,7 @@ impl Donor {
     }
 
     /// Why its holder, which is this host, will say that a move is not to be.
-    pub(super) fn note_not_kept(&mut self, number: u64) {
+    pub(super) fn on_not_kept(&mut self, number: u64) {
         if let Some(of) = self.donations.get_mut(&number) {
             of.why.get_or_insert(Refusal::NotKept);
         }
@@ -564,7 +568,7 @@ impl Donor {
             }
             Stage::Destroying => {
                 // Where it failed the copy stays at rest.
-                below.say(holder, Record::Settled { number });
+                below.send(holder, Record::Settled { number });
                 match why_before {
                     Some(Refusal::NoSuchFlow) => self.end_donation(below, number, MoveEvent::Lost { name }),
                     _ => self.entrust(below, number),
@@ -589,15 +593,15 @@ impl Donor {
         let (holder, acceptor, flow) = (of.holder, of.acceptor, of.request.flow);
         let why = *of.why.get_or_insert(Refusal::NotKept);
         let (frozen, gone) = (of.frozen, of.gone);
-        below.say(acceptor, Record::Cancel { number });
+        below.send(acceptor, Record::Cancel { number });
         match (frozen, gone) {
             (true, true) => self.turn(below, number, Stage::Recalling),
             (true, false) => {
-                below.say(holder, Record::Recall { number, flow, gone: false });
+                below.send(holder, Record::Recall { number, flow, gone: false });
                 self.turn(below, number, Stage::Thawing);
             }
             (false, _) => {
-                below.say(holder, Record::Recall { number, flow, gone: false });
+                below.send(holder, Record::Recall { number, flow, gone: false });
                 self.end_donation(below, number, MoveEvent::Kept { name, why });
             }
         }
@@ -609,7 +613,7 @@ impl Donor {
         let Some(of) = self.donations.get_mut(&number).filter(|of| of.holder == from) else {
             if decision == Decision::Committed {
                 // This host has acted on it already.
-                below.say(from, Record::Settled { number });
+                below.send(from, Record::Settled { number });
             }
             return;
         };
@@ -624,7 +628,7 @@ impl Donor {
         match decision {
             Decision::Committed if gone => {
                 below.change(FlowChange::Release { tuple });
-                below.say(from, Record::Settled { number });
+                below.send(from, Record::Settled { number });
                 self.end_donation(below, number, MoveEvent::Given { name, to: acceptor });
             }
             Decision::Committed => {
@@ -642,7 +646,7 @@ impl Donor {
             Decision::Revoked => {
                 let Some(of) = self.donations.get_mut(&number) else { return };
                 of.why.get_or_insert(Refusal::Cancelled);
-                below.say(acceptor, Record::Cancel { number });
+                below.send(acceptor, Record::Cancel { number });
                 self.turn(below, number, Stage::Thawing);
             }
             // What was decided is not known any more; whichever it was, the far end of this is over.
@@ -693,7 +697,7 @@ impl Donor {
         let Some(of) = self.donations.get_mut(&number) else { return };
         of.gone = true;
         if of.stage == Stage::Recalling {
-            self.say_donation(below, number, None);
+            self.send_donation(below, number, None);
         }
         self.abort(below, number, Refusal::Cancelled);
     }

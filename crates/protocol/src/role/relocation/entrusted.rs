@@ -46,7 +46,8 @@ impl Entrusted {
         self.awaited.len()
     }
 
-    /// A socket has ended here. What was in it is kept until it goes on there. `outcome`: what the acceptor has said already.
+    /// A socket has ended here. What was in it is kept until it goes on there. `outcome`: what the acceptor has said
+    /// already.
     pub(super) fn add(
         &mut self,
         below: &mut Below<'_>,
@@ -74,8 +75,8 @@ impl Entrusted {
         conclude(below, number, of, outcome);
     }
 
-    /// The acceptor says what has become of a socket, be it after people were told that it had not. `false`: it is none of
-    /// these.
+    /// The acceptor says what has become of a socket, be it after people were told that it had not. `false`: it is none
+    /// of these.
     pub(super) fn handle_outcome(
         &mut self,
         below: &mut Below<'_>,

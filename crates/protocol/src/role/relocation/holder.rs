@@ -58,7 +58,8 @@ enum Limit {
 /// The binding of a flow's far end. Who has the socket is the host of its name (P-132).
 #[derive(Debug)]
 struct Held {
-    /// With whom the flow is one as far as the node's table of flows knows: a former owner, until the flow is led to the present one.
+    /// With whom the flow is one as far as the node's table of flows knows: a former owner, until the flow is led to
+    /// the present one.
     led: PublicKey,
     /// The sequence number of the binding; 0 until there was a commit.
     sequence: u32,
@@ -71,8 +72,8 @@ struct Held {
     unsettled: BTreeMap<MoveName, Unsettled>,
     /// The acceptor that waits to hear that it may go on.
     awaiting: Option<PublicKey>,
-    /// It was lent, so it is there until its end, moved or not: the flow as its far end has it, which runs nothing. Else the
-    /// far end is this host's own.
+    /// It was lent, so it is there until its end, moved or not: the flow as its far end has it, which runs nothing.
+    /// Else the far end is this host's own.
     lent: Option<FlowTuple>,
     /// The owner's port in rewritten packets.
     wire_port: u16,
@@ -254,7 +255,7 @@ impl Holder {
     }
 
     /// A flow of this host's own that it lent to itself for a move does not move.
-    pub(super) fn take_in_unmoved(&mut self, below: &mut Below<'_>, flow: FlowName) {
+    pub(super) fn handle_unmoved(&mut self, below: &mut Below<'_>, flow: FlowName) {
         if self.held.get(&flow).is_some_and(|held| held.last.is_none()) {
             self.held.set_lent(&flow, None);
             self.tidy(below.outbox(), flow);
@@ -287,12 +288,12 @@ impl Holder {
         below.wait(&[], &held.waits_for());
         self.held.insert(saved.flow, held);
         self.lead(below, saved.flow);
-        self.say_unsettled(below, saved.flow, None);
+        self.send_unsettled(below, saved.flow, None);
     }
 
     /// A host has forgotten what it was told: all that it is to answer is said anew.
-    pub(super) fn say_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
-        self.held.keys().for_each(|flow| self.say_unsettled(below, *flow, Some(to)));
+    pub(super) fn send_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
+        self.held.keys().for_each(|flow| self.send_unsettled(below, *flow, Some(to)));
     }
 
     // ---- what others want to know
@@ -312,8 +313,8 @@ impl Holder {
         self.held.range(FlowName::alike(flow.value()))
     }
 
-    /// Whether a host has, had last or is about to have another flow under a name than the one that is called `but` now (P-132). Those that
-    /// it had are at it still as far as the table of flows, or the journal, may know.
+    /// Whether a host has, had last or is about to have another flow under a name than the one that is called `but` now
+    /// (P-132). Those that it had are at it still as far as the table of flows, or the journal, may know.
     fn is_taken(&self, below: &Below<'_>, flow: &FlowName, but: Option<&FlowName>) -> bool {
         let host = flow.peer();
         let goes = |held: &Held| held.is_kept() && held.announced.as_ref().is_some_and(|of| of.acceptor == host);
@@ -456,8 +457,8 @@ impl Holder {
 }
 
 /// A socket with another host's flow has ended here: its holder need not count it any more.
-pub(super) fn say_ending(below: &mut Below<'_>, flow: FlowName) {
-    below.say(flow.peer(), Record::Ending { flow: flow.value() });
+pub(super) fn send_ending(below: &mut Below<'_>, flow: FlowName) {
+    below.send(flow.peer(), Record::Ending { flow: flow.value() });
 }
 
 #[cfg(test)]

@@ -32,8 +32,8 @@ impl Relocation {
         self.holder.settling()
     }
 
-    pub(crate) fn take_in_unmoved(&mut self, below: &mut Below<'_>, flow: FlowName) {
-        self.holder.take_in_unmoved(below, flow);
+    pub(crate) fn handle_unmoved(&mut self, below: &mut Below<'_>, flow: FlowName) {
+        self.holder.handle_unmoved(below, flow);
     }
 
     /// Moves that are under way from here and to here.

@@ -1,5 +1,5 @@
-//! Sockets without another end that go to another host (decision 0022): their connections are flows first, and those that nobody has
-//! accepted follow them.
+//! Sockets without another end that go to another host (decision 0022): their connections are flows first, and those
+//! that nobody has accepted follow them.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use whimbrel_wire::moving::{MoveName, Refusal};
 
 use crate::Time;
 
-/// How long connections may come to such a socket that were being opened when it went: a lost word of TCP's is sent again twice meanwhile.
-/// Where none are any more it ends at once.
+/// How long connections may come to such a socket that were being opened when it went: a lost word of TCP's is sent
+/// again twice meanwhile. Where none are any more it ends at once.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// Sockets that are to rest once all of their connections are flows (P-116): what is of none would go where the endpoint goes. What is to be
-/// done then is a `T`.
+/// Sockets that are to rest once all of their connections are flows (P-116): what is of none would go where the
+/// endpoint goes. What is to be done then is a `T`.
 #[derive(Debug)]
 pub struct Settling<T> {
     all: Vec<Waiting<T>>,
@@ -42,7 +42,7 @@ impl<T> Settling<T> {
     }
 
     /// A connection is a flow of its anchor's, or cannot be.
-    pub fn note_claimed(&mut self, flow: &FlowTuple, outcome: Result<(), Refusal>) {
+    pub fn on_claimed(&mut self, flow: &FlowTuple, outcome: Result<(), Refusal>) {
         for waiting in &mut self.all {
             if waiting.open.remove(flow) {
                 waiting.refused = waiting.refused.or(outcome.err());
@@ -107,8 +107,9 @@ impl<T> Retiring<T> {
         self.all.is_empty()
     }
 
-    /// All of them, whose queues are to be emptied; those that are not over are [put back](Self::put_back). `is_being_opened`: whether
-    /// connections of one are, which is asked before its queue is emptied, so that none comes about between.
+    /// All of them, whose queues are to be emptied; those that are not over are [put back](Self::put_back).
+    /// `is_being_opened`: whether connections of one are, which is asked before its queue is emptied, so that none
+    /// comes about between.
     pub fn take(&mut self, now: Time, mut is_being_opened: impl FnMut(&MoveName) -> bool) -> Vec<Retired<T>> {
         let mut all = std::mem::take(&mut self.all);
         for of in &mut all {
@@ -148,8 +149,8 @@ mod tests {
                 let mut ready = Vec::new();
                 for (number, port) in order.into_iter().enumerate() {
                     let outcome = if port == refused { Err(Refusal::NotLent) } else { Ok(()) };
-                    settling.note_claimed(&flow(port), outcome);
-                    settling.note_claimed(&flow(port), Err(Refusal::Taken));
+                    settling.on_claimed(&flow(port), outcome);
+                    settling.on_claimed(&flow(port), Err(Refusal::Taken));
                     ready.extend(std::iter::from_fn(|| settling.pop()).map(|(what, why)| (what, why, number)));
                 }
                 let why = |is| if is { Some(Refusal::NotLent) } else { None };

@@ -1,7 +1,8 @@
-//! What goes ahead of a process, before its connections are moved: bytes from one host to another, and what that says of them (P-93).
+//! What goes ahead of a process, before its connections are moved: bytes from one host to another, and what that says
+//! of them (P-93).
 //!
-//! What the bytes are is the callers' business. Their connections move as any others do; that they belong together, and which of them
-//! decides for all, both callers know (decision 0020).
+//! What the bytes are is the callers' business. Their connections move as any others do; that they belong together, and
+//! which of them decides for all, both callers know (decision 0020).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -61,10 +62,10 @@ impl Loads {
         let heard = below.heard(&to);
         self.leaving.insert(number, Leaving { to, bytes, heard, until });
         below.wait(&[], &[to]);
-        self.say_load(below, number);
+        self.send_load_record(below, number);
     }
 
-    fn say_load(&mut self, below: &mut Below<'_>, number: u64) {
+    fn send_load_record(&mut self, below: &mut Below<'_>, number: u64) {
         let Some(load) = self.leaving.get(&number) else { return };
         let (to, total) = (load.to, u32::try_from(load.bytes.len()).unwrap_or(u32::MAX));
         let part = |(part, bytes): (usize, &[u8])| Record::Load {
@@ -74,13 +75,13 @@ impl Loads {
             bytes: bytes.to_vec(),
         };
         let records: Vec<Record> = load.bytes.chunks(MAX_PART).enumerate().map(part).collect();
-        records.into_iter().for_each(|record| below.say(to, record));
+        records.into_iter().for_each(|record| below.send(to, record));
     }
 
     /// Of what was sent to a host that has forgotten it.
-    pub(super) fn say_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
+    pub(super) fn send_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
         let numbers = self.leaving.iter().filter(|(_, load)| load.to == to).map(|(number, _)| *number);
-        numbers.collect::<Vec<_>>().into_iter().for_each(|number| self.say_load(below, number));
+        numbers.collect::<Vec<_>>().into_iter().for_each(|number| self.send_load_record(below, number));
     }
 
     /// A part of what another host's process needs.
@@ -167,5 +168,5 @@ impl Loads {
 /// Tells the donor of a process how it stands here.
 pub(super) fn answer_load(below: &mut Below<'_>, name: MoveName, standing: LoadStanding, sentence: &str) {
     let sentence = sentence.as_bytes().to_vec();
-    below.say(PublicKey::from(name.donor), Record::Loaded { number: name.number, standing, sentence });
+    below.send(PublicKey::from(name.donor), Record::Loaded { number: name.number, standing, sentence });
 }

@@ -1,15 +1,15 @@
 //! Whole processes on their way (decision 0020).
 //!
-//! Every connection of a process is moved as any other is. That they belong together is known here, at both ends: an op of one of
-//! their moves is answered when all have come as far. The first of them decides for all.
+//! Every connection of a process is moved as any other is. That they belong together is known here, at both ends: an op
+//! of one of their moves is answered when all have come as far. The first of them decides for all.
 //!
 //! ```text
 //! departure.rs  at the donor: what is written down, ends, or goes on as if nothing had been
 //! arrival.rs    at the acceptor: what is rebuilt, waits at rest for its fate, and goes on or ends
 //! ```
 //!
-//! Both stand between a node and who carries out its ops: they are given the ops of moves whose sockets belong to a process, and give
-//! out steps, which are to be taken in their order.
+//! Both stand between a node and who carries out its ops: they are given the ops of moves whose sockets belong to a
+//! process, and give out steps, which are to be taken in their order.
 
 mod arrival;
 mod departure;

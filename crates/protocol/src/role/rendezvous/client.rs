@@ -1,5 +1,5 @@
-//! Meeting through a third host: this host keeps its rendezvous informed of where it is, and learns from them where peers
-//! are that it lost sight of (`docs/protocol.md` §8). What a rendezvous does is in `meetings.rs`.
+//! Meeting through a third host: this host keeps its rendezvous informed of where it is, and learns from them where
+//! peers are that it lost sight of (`docs/protocol.md` §8). What a rendezvous does is in `rendezvous_server.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -35,8 +35,8 @@ const CLOSE_TRIES: u32 = 8;
 const HANDSHAKE_AT: u32 = 4;
 const TRY_PAUSE: Duration = Duration::from_secs(4);
 const TRY_PAUSE_LONGEST: Duration = Duration::from_secs(60);
-/// What a rendezvous can have a host send on account of one peer, whatever it tells: so many datagrams at once, and one more
-/// in so long (P-58).
+/// What a rendezvous can have a host send on account of one peer, whatever it tells: so many datagrams at once, and one
+/// more in so long (P-58).
 const BUDGET: f64 = 12.0;
 const BUDGET_PAUSE: Duration = Duration::from_secs(10);
 
@@ -137,8 +137,8 @@ impl Rendezvous {
 }
 
 impl RendezvousRole {
-    /// Sessions are kept with the rendezvous that serve this host, and those are asked that are not reached, while there is a peer to
-    /// be met.
+    /// Sessions are kept with the rendezvous that serve this host, and those are asked that are not reached, while
+    /// there is a peer to be met.
     fn pin_registrars(&mut self, low: &mut BindingLayer, base: &mut Base) {
         let needed = !self.client.tags.is_empty();
         let serving = self.registrars().into_iter().filter(|_| needed);
@@ -156,7 +156,7 @@ impl RendezvousRole {
     }
 
     /// Looks which peers are to be met and which rendezvous answer.
-    pub(crate) fn look_for_rendezvous(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn search_for_rendezvous(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
         if base.config().rendezvous.is_empty() || base.is_suspended() {
             return;
         }
@@ -199,7 +199,7 @@ impl RendezvousRole {
                 }
             }
         }
-        self.ask_stand_ins(now, low, base);
+        self.ask_neighbour_proxies(now, low, base);
         base.set_timer(Timer::Rendezvous, now + REFRESH);
     }
 
@@ -218,11 +218,11 @@ impl RendezvousRole {
             }
         }
         self.meet_later(now, base);
-        self.ask_stand_ins(now, low, base);
+        self.ask_neighbour_proxies(now, low, base);
     }
 
-    /// A peer does not answer our updates. It may have moved as well, and a rendezvous may have forgotten us: that is found out
-    /// sooner than it would be otherwise.
+    /// A peer does not answer our updates. It may have moved as well, and a rendezvous may have forgotten us: that is
+    /// found out sooner than it would be otherwise.
     pub(crate) fn check_rendezvous(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         if !self.client.tags.contains_key(&id) {
             return;
@@ -264,7 +264,7 @@ impl RendezvousRole {
             registrar.untold = None;
             registrar.heard = 0;
             self.register(now, id, low, base);
-            self.ask_stand_in_anew(now, id, low, base);
+            self.ask_neighbour_proxy_anew(now, id, low, base);
         }
     }
 
@@ -421,8 +421,8 @@ impl RendezvousRole {
         }
     }
 
-    /// Sends something to where a peer is said to be: an update of ours that it does not know, or else a check, which opens
-    /// the NAT before us for what it sends (P-58).
+    /// Sends something to where a peer is said to be: an update of ours that it does not know, or else a check, which
+    /// opens the NAT before us for what it sends (P-58).
     pub(crate) fn try_found(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         let Some(found) = self.client.found.get_mut(&id) else { return };
         let (endpoint, token) = (found.endpoint, found.token);
@@ -461,7 +461,7 @@ impl RendezvousRole {
             return;
         }
         if updating.is_some() {
-            low.say_update(id, endpoint, base);
+            low.send_update(id, endpoint, base);
         } else {
             let locators = Message::Locators(base.attachments().addresses().copied().collect());
             low.flow.path.send_to(id, source, endpoint, &[Message::PathChallenge { token }, locators], base);
@@ -469,7 +469,7 @@ impl RendezvousRole {
     }
 
     /// A peer was heard from an endpoint: perhaps the one that a rendezvous told.
-    pub(crate) fn note_found(&mut self, id: PeerId, arrival: &Arrival, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn on_found(&mut self, id: PeerId, arrival: &Arrival, low: &mut BindingLayer, base: &mut Base) {
         let Some(found) = self.client.found.get_mut(&id) else { return };
         let elsewhere = low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.remote != arrival.source);
         if found.endpoint != arrival.source || !elsewhere || std::mem::replace(&mut found.reported, true) {

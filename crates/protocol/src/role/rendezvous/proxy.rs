@@ -1,11 +1,11 @@
-//! Standing in for hosts that have left a link: who moves away may have somebody there take in what is said to it at its
-//! former address, and pass it on (`docs/protocol.md` §8).
+//! Standing in for hosts that have left a link: who moves away may have somebody there take in what is said to it at
+//! its former address, and pass it on (`docs/protocol.md` §8).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_wire::message::{MAX_PASSED_ON, MAX_STOOD_IN, Message, StandInStatus};
+use whimbrel_wire::message::{MAX_PASSED_ON, MAX_STOOD_IN, Message, NeighbourProxyStatus};
 
 use crate::Time;
 use crate::base::Base;
@@ -23,8 +23,8 @@ const STOOD_IN: usize = 64;
 /// Datagrams that are passed on to one host for one address: so many at once, and one more in so long.
 const BUDGET: f64 = 32.0;
 const BUDGET_PAUSE: Duration = Duration::from_millis(200);
-/// Addresses that are begun to be stood in for, for one host: so many at once, and one more in so long. Each has all on the
-/// link asked and told, and costs calls that wait.
+/// Addresses that are begun to be stood in for, for one host: so many at once, and one more in so long. Each has all on
+/// the link asked and told, and costs calls that wait.
 const BEGINNINGS: f64 = MAX_STOOD_IN as f64;
 const BEGINNING_PAUSE: Duration = Duration::from_secs(10);
 /// Requests in close succession before the pauses become long.
@@ -35,14 +35,15 @@ const KINDS: [u8; 5] = [0x01, 0x02, 0x03, 0x04, 0x10];
 
 /// Who stands in for this host, and for whom it does.
 #[derive(Default)]
-pub(crate) struct StandIns {
+pub(crate) struct NeighbourProxies {
     /// Peers that do not answer our updates, and where they take us to be.
     unheard: BTreeMap<PeerId, IpAddr>,
     /// The rendezvous that were asked.
     asked: BTreeMap<PeerId, Request>,
     /// Addresses that this host stands in for.
     stands: BTreeMap<IpAddr, PeerId>,
-    /// What may be passed on still for these, and for those that were stood in for lately: who asks again has no more of it.
+    /// What may be passed on still for these, and for those that were stood in for lately: who asks again has no more
+    /// of it.
     budgets: BTreeMap<IpAddr, Bucket>,
     /// How soon more addresses are begun with.
     beginnings: BTreeMap<PeerId, Bucket>,
@@ -55,10 +56,10 @@ struct Request {
     answered: bool,
     tries: u32,
     /// What became of each address, where that is known.
-    known: BTreeMap<IpAddr, StandInStatus>,
+    known: BTreeMap<IpAddr, NeighbourProxyStatus>,
 }
 
-impl StandIns {
+impl NeighbourProxies {
     pub(crate) fn entries(&self) -> usize {
         let asked: usize = self.asked.values().map(|request| 1 + request.addresses.len() + request.known.len()).sum();
         self.unheard.len() + asked + self.stands.len() + self.budgets.len() + self.beginnings.len()
@@ -79,49 +80,49 @@ impl StandIns {
 // Who has moved.
 impl RendezvousRole {
     /// A peer does not answer our updates: it may send its own to where we were.
-    pub(crate) fn want_stand_in(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn want_neighbour_proxy(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         let Some(peer) = peer!(low.flow, &id).filter(|peer| !peer.flow.flows.is_empty()) else { return };
         let Some(left) = peer.left.filter(|left| !base.attachments().has(left)) else { return };
-        if self.stand_ins.unheard.insert(id, left) != Some(left) {
-            self.ask_stand_ins(now, low, base);
+        if self.neighbour_proxies.unheard.insert(id, left) != Some(left) {
+            self.ask_neighbour_proxies(now, low, base);
         }
     }
 
     /// A peer knows where we are: nobody need stand in for its sake.
-    pub(crate) fn stand_in_no_more(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
-        if self.stand_ins.unheard.remove(&id).is_some() {
-            self.ask_stand_ins(now, low, base);
-        } else if !self.stand_ins.unheard.is_empty() {
+    pub(crate) fn end_neighbour_proxy(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        if self.neighbour_proxies.unheard.remove(&id).is_some() {
+            self.ask_neighbour_proxies(now, low, base);
+        } else if !self.neighbour_proxies.unheard.is_empty() {
             // It may be a rendezvous that knows only now that we are elsewhere.
-            self.ask_stand_in(now, id, low, base);
+            self.ask_neighbour_proxy(now, id, low, base);
         }
     }
 
     /// Tells all rendezvous what they are to stand in for, if they do not know.
-    pub(crate) fn ask_stand_ins(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        if self.stand_ins.unheard.is_empty() && self.stand_ins.asked.is_empty() {
+    pub(crate) fn ask_neighbour_proxies(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+        if self.neighbour_proxies.unheard.is_empty() && self.neighbour_proxies.asked.is_empty() {
             return;
         }
         for id in self.registrars() {
-            self.ask_stand_in(now, id, low, base);
+            self.ask_neighbour_proxy(now, id, low, base);
         }
     }
 
     /// Asks a rendezvous, for the first time or again.
-    pub(crate) fn ask_stand_in(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn ask_neighbour_proxy(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         if base.is_suspended() || !self.registrars().contains(&id) {
             return;
         }
         let Some(peer) = bound!(low, &id) else { return };
         let needed = |of: &PeerId| *of != id && peer!(low.flow, of).is_some_and(|of| !of.flow.flows.is_empty());
-        let others = self.stand_ins.unheard.iter().filter(|(unheard, _)| needed(unheard));
+        let others = self.neighbour_proxies.unheard.iter().filter(|(unheard, _)| needed(unheard));
         let gone = others.map(|(_, left)| *left).filter(|left| !base.attachments().has(left));
         let wanted: BTreeSet<IpAddr> = gone.take(MAX_STOOD_IN).collect();
-        let known = self.stand_ins.asked.get(&id).map(|request| &request.addresses);
+        let known = self.neighbour_proxies.asked.get(&id).map(|request| &request.addresses);
         if wanted.is_empty() && known.is_none() {
             return;
         }
-        let request = self.stand_ins.asked.entry(id).or_default();
+        let request = self.neighbour_proxies.asked.entry(id).or_default();
         if request.addresses != wanted {
             *request = Request { addresses: wanted, ..Request::default() };
         }
@@ -133,16 +134,16 @@ impl RendezvousRole {
         request.tries += 1;
         let again = if request.tries > REQUESTS { REQUEST_PAUSE } else { peer.repeat_after(request.tries) };
         let addresses = request.addresses.iter().copied().collect();
-        base.set_timer(Timer::StandIn(id), now + again);
-        low.flow.path.send(id, &[Message::StandIn { addresses }], base);
+        base.set_timer(Timer::NeighbourProxy(id), now + again);
+        low.flow.path.send(id, &[Message::NeighbourProxy { addresses }], base);
     }
 
     /// A rendezvous has started anew, perhaps, and stands in for nobody.
-    pub(crate) fn ask_stand_in_anew(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
-        if let Some(request) = self.stand_ins.asked.get_mut(&id) {
+    pub(crate) fn ask_neighbour_proxy_anew(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        if let Some(request) = self.neighbour_proxies.asked.get_mut(&id) {
             request.answered = false;
             request.tries = 0;
-            self.ask_stand_in(now, id, low, base);
+            self.ask_neighbour_proxy(now, id, low, base);
         }
     }
 
@@ -151,15 +152,15 @@ impl RendezvousRole {
         &mut self,
         now: Time,
         id: PeerId,
-        addresses: &[(IpAddr, StandInStatus)],
+        addresses: &[(IpAddr, NeighbourProxyStatus)],
         low: &mut BindingLayer,
         base: &mut Base,
     ) {
-        let Some(request) = self.stand_ins.asked.get_mut(&id) else { return };
+        let Some(request) = self.neighbour_proxies.asked.get_mut(&id) else { return };
         let named: BTreeSet<IpAddr> = addresses.iter().map(|(address, _)| *address).collect();
         if named == request.addresses {
             request.answered = true;
-            base.stop_timer(Timer::StandIn(id));
+            base.stop_timer(Timer::NeighbourProxy(id));
         }
         let mut news = Vec::new();
         for (address, status) in addresses {
@@ -168,7 +169,7 @@ impl RendezvousRole {
             }
         }
         if request.answered && request.addresses.is_empty() {
-            self.stand_ins.asked.remove(&id);
+            self.neighbour_proxies.asked.remove(&id);
         }
         for (address, status) in news {
             base.event(Event::StoodInFor { by: id, address, status });
@@ -176,8 +177,8 @@ impl RendezvousRole {
         low.check_later(now, id, base);
     }
 
-    /// Who stands in for this host passes on what came from `source` for an address that this host has left (P-61). It is believed in
-    /// nothing: what it hands over proves itself, or does not. Tells whether it is taken in.
+    /// Who stands in for this host passes on what came from `source` for an address that this host has left (P-61). It
+    /// is believed in nothing: what it hands over proves itself, or does not. Tells whether it is taken in.
     pub(crate) fn is_passed_on(
         &self,
         id: PeerId,
@@ -186,7 +187,7 @@ impl RendezvousRole {
         source: SocketAddr,
         base: &Base,
     ) -> bool {
-        let asked = self.stand_ins.asked.get(&id).is_some_and(|request| request.addresses.contains(&left));
+        let asked = self.neighbour_proxies.asked.get(&id).is_some_and(|request| request.addresses.contains(&left));
         let address = source.ip();
         let somewhere = !address.is_unspecified() && !address.is_multicast() && !address.is_loopback();
         let own = base.attachments().has(&address);
@@ -198,7 +199,7 @@ impl RendezvousRole {
 // Who stands in.
 impl RendezvousRole {
     /// A host asks to have somebody stand in for addresses that it has left. Gives the answer.
-    pub(crate) fn handle_stand_in(
+    pub(crate) fn handle_neighbour_proxy(
         &mut self,
         now: Time,
         id: PeerId,
@@ -213,29 +214,29 @@ impl RendezvousRole {
         if !arrival.is_newest || arrival.passed_on || peer.heading() != peer.remote {
             return None;
         }
-        let before: Vec<IpAddr> = self.stand_ins.stands.keys().copied().collect();
-        self.stand_ins.stands.retain(|address, whose| *whose != id || addresses.contains(address));
-        self.stand_ins.sweep_budgets(now);
+        let before: Vec<IpAddr> = self.neighbour_proxies.stands.keys().copied().collect();
+        self.neighbour_proxies.stands.retain(|address, whose| *whose != id || addresses.contains(address));
+        self.neighbour_proxies.sweep_budgets(now);
         let mut too_soon = false;
         let mut answer = Vec::new();
         for address in addresses {
-            let held = self.stand_ins.stands.get(address).copied();
+            let held = self.neighbour_proxies.stands.get(address).copied();
             let status = match held {
-                _ if !base.config().stand_in => StandInStatus::Refused,
-                Some(peer) if peer == id => StandInStatus::Accepted,
-                Some(_) => StandInStatus::Taken,
-                None if base.attachments().has(address) || here == *address => StandInStatus::Taken,
-                None if !self.meetings.was_at(id, *address) => StandInStatus::Unproven,
-                None if self.stand_ins.stands.len() >= STOOD_IN => StandInStatus::Refused,
-                None if !self.stand_ins.may_begin(now, id) => {
+                _ if !base.config().neighbour_proxy => NeighbourProxyStatus::Refused,
+                Some(peer) if peer == id => NeighbourProxyStatus::Accepted,
+                Some(_) => NeighbourProxyStatus::Taken,
+                None if base.attachments().has(address) || here == *address => NeighbourProxyStatus::Taken,
+                None if !self.rendezvous_server.was_at(id, *address) => NeighbourProxyStatus::Unproven,
+                None if self.neighbour_proxies.stands.len() >= STOOD_IN => NeighbourProxyStatus::Refused,
+                None if !self.neighbour_proxies.may_begin(now, id) => {
                     too_soon = true;
                     continue;
                 }
                 None => {
-                    self.stand_ins.stands.insert(*address, id);
-                    self.stand_ins.budgets.entry(*address).or_insert_with(|| Bucket::of(BUDGET, BUDGET_PAUSE));
+                    self.neighbour_proxies.stands.insert(*address, id);
+                    self.neighbour_proxies.budgets.entry(*address).or_insert_with(|| Bucket::of(BUDGET, BUDGET_PAUSE));
                     base.event(Event::StandsIn { peer: id, address: *address });
-                    StandInStatus::Accepted
+                    NeighbourProxyStatus::Accepted
                 }
             };
             answer.push((*address, status));
@@ -248,9 +249,9 @@ impl RendezvousRole {
 
     /// Has the caller stand in for the addresses that are to be stood in for, if they are others than before.
     fn stand(&mut self, before: &[IpAddr], base: &mut Base) {
-        if !self.stand_ins.stands.keys().eq(before) {
-            let addresses = self.stand_ins.stands.keys().copied().collect();
-            base.ask(AddressOp::StandIn { addresses }, Asked::Effect("standing in for hosts that have left"));
+        if !self.neighbour_proxies.stands.keys().eq(before) {
+            let addresses = self.neighbour_proxies.stands.keys().copied().collect();
+            base.ask(AddressOp::NeighbourProxy { addresses }, Asked::Effect("standing in for hosts that have left"));
         }
     }
 
@@ -264,11 +265,11 @@ impl RendezvousRole {
         low: &mut BindingLayer,
         base: &mut Base,
     ) {
-        let Some(id) = self.stand_ins.stands.get(&address).copied() else { return };
+        let Some(id) = self.neighbour_proxies.stands.get(&address).copied() else { return };
         let passable = datagram.len() <= MAX_PASSED_ON && datagram.first().is_some_and(|kind| KINDS.contains(kind));
         let there =
             low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_session() && peer.remote.ip() != address);
-        let budget = self.stand_ins.budgets.get_mut(&address);
+        let budget = self.neighbour_proxies.budgets.get_mut(&address);
         if passable && there && budget.is_some_and(|budget| budget.take(now)) {
             low.flow.path.send(id, &[Message::PassedOn { left: address, source, datagram: datagram.to_vec() }], base);
         } else {
@@ -280,29 +281,29 @@ impl RendezvousRole {
     pub(crate) fn stand_aside(
         &mut self,
         address: IpAddr,
-        reason: StandInStatus,
+        reason: NeighbourProxyStatus,
         low: &mut BindingLayer,
         base: &mut Base,
     ) {
-        let before: Vec<IpAddr> = self.stand_ins.stands.keys().copied().collect();
-        let Some(peer) = self.stand_ins.stands.remove(&address) else { return };
+        let before: Vec<IpAddr> = self.neighbour_proxies.stands.keys().copied().collect();
+        let Some(peer) = self.neighbour_proxies.stands.remove(&address) else { return };
         self.stand(&before, base);
         low.flow.path.send(peer, &[Message::StandingIn { addresses: vec![(address, reason)] }], base);
         base.event(Event::StoodAside { peer, address, reason });
     }
 
     /// A peer is forgotten.
-    pub(crate) fn forget_stand_ins(&mut self, id: PeerId, base: &mut Base) {
-        self.stand_ins.unheard.remove(&id);
-        self.stand_ins.asked.remove(&id);
-        self.stand_ins.beginnings.remove(&id);
-        let before: Vec<IpAddr> = self.stand_ins.stands.keys().copied().collect();
-        self.stand_ins.stands.retain(|_, whose| *whose != id);
+    pub(crate) fn forget_neighbour_proxies(&mut self, id: PeerId, base: &mut Base) {
+        self.neighbour_proxies.unheard.remove(&id);
+        self.neighbour_proxies.asked.remove(&id);
+        self.neighbour_proxies.beginnings.remove(&id);
+        let before: Vec<IpAddr> = self.neighbour_proxies.stands.keys().copied().collect();
+        self.neighbour_proxies.stands.retain(|_, whose| *whose != id);
         self.stand(&before, base);
     }
 
     /// See [`Node::stands_in_for`](crate::Node::stands_in_for).
     pub(crate) fn stands_in_for(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        self.stand_ins.stands.keys().copied()
+        self.neighbour_proxies.stands.keys().copied()
     }
 }

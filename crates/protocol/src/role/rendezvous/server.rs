@@ -27,7 +27,7 @@ const ADDRESSES: usize = 4;
 
 /// Who wants to be met.
 #[derive(Default)]
-pub(crate) struct Meetings {
+pub(crate) struct RendezvousServer {
     tags: HashMap<MeetingTag, Vec<PeerId>>,
     registrants: BTreeMap<PeerId, Registrant>,
     /// Of all registrants together.
@@ -54,7 +54,7 @@ struct Registrant {
     tries: u32,
 }
 
-impl Meetings {
+impl RendezvousServer {
     pub(crate) fn entries(&self) -> usize {
         let untold: usize = self.registrants.values().map(|of| 1 + of.untold.len() + of.told.len()).sum();
         self.tags.len() + 2 * self.count + untold
@@ -118,7 +118,7 @@ impl Meetings {
     }
 
     /// Notes that a host is to be told where the other of a tag is, if it does not know. Tells whether it is.
-    fn note(&mut self, to: PeerId, tag: &MeetingTag, endpoint: SocketAddr) -> bool {
+    fn record(&mut self, to: PeerId, tag: &MeetingTag, endpoint: SocketAddr) -> bool {
         let Some(registrant) = self.registrants.get_mut(&to) else { return false };
         let Some(known) = registrant.tags.get_mut(tag) else { return false };
         if known.replace(endpoint) == Some(endpoint) {
@@ -148,7 +148,7 @@ impl RendezvousRole {
             return answer(RegistrationStatus::Refused, 0);
         }
         low.flow.path.session.contacts.pins.pin(Pin::Registered, key, true);
-        let registrant = self.meetings.registrants.entry(id).or_insert_with(|| Registrant::new(endpoint));
+        let registrant = self.rendezvous_server.registrants.entry(id).or_insert_with(|| Registrant::new(endpoint));
         let newest = registrant.newest;
         if number <= newest {
             let status = if number == newest { registrant.status } else { RegistrationStatus::NotNewer };
@@ -158,19 +158,19 @@ impl RendezvousRole {
         if change == RegistrationChange::Replace {
             // It may have forgotten what it was told.
             let before: Vec<MeetingTag> = registrant.tags.keys().copied().collect();
-            before.iter().for_each(|tag| self.meetings.withdraw(id, tag));
+            before.iter().for_each(|tag| self.rendezvous_server.withdraw(id, tag));
             // It may have been out of reach where it was said to be, so that others have given up.
-            tags.iter().for_each(|tag| self.meetings.unsay(tag));
+            tags.iter().for_each(|tag| self.rendezvous_server.unsay(tag));
         }
         let mut status = RegistrationStatus::Accepted;
         for tag in tags {
             if change == RegistrationChange::Withdraw {
-                self.meetings.withdraw(id, tag);
-            } else if !self.meetings.add(id, *tag) {
+                self.rendezvous_server.withdraw(id, tag);
+            } else if !self.rendezvous_server.add(id, *tag) {
                 status = RegistrationStatus::Full;
             }
         }
-        if let Some(registrant) = self.meetings.registrants.get_mut(&id) {
+        if let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) {
             registrant.status = status;
         }
         if change != RegistrationChange::Withdraw {
@@ -190,27 +190,27 @@ impl RendezvousRole {
     ) {
         let mut to_tell: BTreeSet<PeerId> = BTreeSet::new();
         for tag in tags {
-            let hosts = self.meetings.tags.get(tag).cloned().unwrap_or_default();
+            let hosts = self.rendezvous_server.tags.get(tag).cloned().unwrap_or_default();
             if !hosts.contains(&id) {
                 continue;
             }
             for other in hosts.into_iter().filter(|other| *other != id) {
                 for (to, of) in [(id, other), (other, id)] {
-                    let endpoint = self.meetings.registrants.get(&of).map(|registrant| registrant.endpoint);
-                    if endpoint.is_some_and(|endpoint| self.meetings.note(to, tag, endpoint)) {
+                    let endpoint = self.rendezvous_server.registrants.get(&of).map(|registrant| registrant.endpoint);
+                    if endpoint.is_some_and(|endpoint| self.rendezvous_server.record(to, tag, endpoint)) {
                         to_tell.insert(to);
                     }
                 }
             }
         }
         for to in to_tell {
-            self.tell_whereabouts_anew(now, to, low, base);
+            self.send_whereabouts_anew(now, to, low, base);
         }
     }
 
     /// Something came from a peer: its confirmed endpoint may be another than before.
-    pub(crate) fn note_endpoint(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
-        let Some(registrant) = self.meetings.registrants.get_mut(&id) else { return };
+    pub(crate) fn record_endpoint(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) else { return };
         let Some(peer) = bound!(low, &id).filter(|peer| peer.has_session()) else { return };
         let here = peer.remote.ip();
         if registrant.was_at.last() != Some(&here) && peer.remote.port() == base.config().port && !peer.is_mapped() {
@@ -226,23 +226,23 @@ impl RendezvousRole {
             self.introduce_registrants(now, id, &tags, low, base);
         }
         if given_up || moved {
-            self.tell_whereabouts_anew(now, id, low, base);
+            self.send_whereabouts_anew(now, id, low, base);
         }
     }
 
     /// A host is told at once, whatever it has not acknowledged.
-    fn tell_whereabouts_anew(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
-        if let Some(registrant) = self.meetings.registrants.get_mut(&id) {
+    fn send_whereabouts_anew(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        if let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) {
             // What it was told and has not acknowledged is told again, with what is new.
             registrant.untold.extend(std::mem::take(&mut registrant.told));
             registrant.tries = 0;
-            self.tell_whereabouts(now, id, low, base);
+            self.send_whereabouts(now, id, low, base);
         }
     }
 
     /// Tells a host where others are, for the first time or again.
-    pub(crate) fn tell_whereabouts(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
-        let Some(registrant) = self.meetings.registrants.get_mut(&id) else { return };
+    pub(crate) fn send_whereabouts(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+        let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) else { return };
         if registrant.told.is_empty() {
             registrant.told = registrant.untold.iter().take(MAX_WHEREABOUTS).copied().collect();
             registrant.told.iter().for_each(|tag| {
@@ -275,25 +275,25 @@ impl RendezvousRole {
         low: &mut BindingLayer,
         base: &mut Base,
     ) {
-        let Some(registrant) = self.meetings.registrants.get_mut(&id) else { return };
+        let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) else { return };
         if registrant.number == number && !registrant.told.is_empty() {
             registrant.told.clear();
             registrant.tries = 0;
             base.stop_timer(Timer::Whereabouts(id));
-            self.tell_whereabouts(now, id, low, base);
+            self.send_whereabouts(now, id, low, base);
         }
     }
 
     /// A peer is forgotten, which has this key.
-    pub(crate) fn leave_meetings(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer) {
+    pub(crate) fn leave_rendezvous_server(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer) {
         low.flow.path.session.contacts.pins.pin(Pin::Registered, key, false);
-        self.meetings.forget(id);
+        self.rendezvous_server.forget(id);
     }
 
-    /// See [`Node::meetings`](crate::Node::meetings).
-    pub(crate) fn meetings(&self) -> (usize, usize) {
-        let pairs = self.meetings.tags.values().filter(|hosts| hosts.len() == HOSTS_OF_A_TAG).count();
-        (self.meetings.registrants.len(), pairs)
+    /// See [`Node::rendezvous_server`](crate::Node::meetings).
+    pub(crate) fn rendezvous_server(&self) -> (usize, usize) {
+        let pairs = self.rendezvous_server.tags.values().filter(|hosts| hosts.len() == HOSTS_OF_A_TAG).count();
+        (self.rendezvous_server.registrants.len(), pairs)
     }
 }
 

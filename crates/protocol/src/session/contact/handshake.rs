@@ -29,7 +29,7 @@ const UNSETTLED_MOST: usize = 4;
 
 impl SessionLayer {
     /// Tells why a handshake came to nothing, where this end alone knows and somebody can mend it (P-29).
-    pub(super) fn tell_refusal(&mut self, now: Time, remote: SocketAddr, error: &HandshakeError, base: &mut Base) {
+    pub(super) fn send_refusal(&mut self, now: Time, remote: SocketAddr, error: &HandshakeError, base: &mut Base) {
         let reason = match error {
             HandshakeError::PskMissing => "it uses a pre-shared key, and this host has none",
             HandshakeError::PskExpected => "it uses no pre-shared key, and this host demands one",
@@ -97,7 +97,7 @@ impl SessionLayer {
                     }
                     Err(rejected) => {
                         base.drop_datagram();
-                        self.tell_refusal(now, to, &rejected.error, base);
+                        self.send_refusal(now, to, &rejected.error, base);
                         let pending = Pending { initiator: rejected.state, to, source: from, purpose, started };
                         self.contacts.pending.insert(response.receiver, pending);
                         None
@@ -118,7 +118,7 @@ impl SessionLayer {
                     }
                     Err(rejected) => {
                         base.drop_datagram();
-                        self.tell_refusal(now, source, &rejected.error, base);
+                        self.send_refusal(now, source, &rejected.error, base);
                         self.contacts.responding.insert(finish.receiver, rejected.state, since, to);
                         None
                     }
@@ -176,7 +176,7 @@ impl SessionLayer {
                 base.drop_datagram();
                 // Else it may be anything: made for another key, or no handshake at all.
                 if matches!(error, HandshakeError::PskMissing | HandshakeError::PskExpected) {
-                    self.tell_refusal(now, source, &error, base);
+                    self.send_refusal(now, source, &error, base);
                 }
                 return None;
             }
@@ -315,7 +315,8 @@ impl SessionLayer {
         })
     }
 
-    /// Confirms a session that this host has initiated at the other end, measures the round trip and tells how we are seen.
+    /// Confirms a session that this host has initiated at the other end, measures the round trip and tells how we are
+    /// seen.
     pub(crate) fn check_new_session(&mut self, now: Time, begun: &Begun, held: Held, base: &mut Base) {
         let token = base.random().u64();
         let locators = Message::Locators(base.attachments().addresses().copied().collect());
@@ -356,7 +357,7 @@ impl SessionLayer {
         peer.met = None;
         let origin = slot.origin.take();
         let proven = origin.map(|met| met.remote);
-        origin.iter().for_each(|met| peer.shown.note(now, met.remote.ip()));
+        origin.iter().for_each(|met| peer.shown.record(now, met.remote.ip()));
         let mut met_at = None;
         let met = origin.filter(|met| met.remote != peer.remote);
         let shown = peer.unproven && met.is_none();

@@ -9,7 +9,8 @@ use crate::base::Base;
 use crate::session::SessionLayer;
 
 impl SessionLayer {
-    /// `source`: the address that it is said from, as far as this host knows; where it does not, it says so, and [`claimed`] finds it among the others.
+    /// `source`: the address that it is said from, as far as this host knows; where it does not, it says so, and
+    /// [`claimed`] finds it among the others.
     pub(super) fn hello(&self, now: Time, source: Option<IpAddr>, base: &Base) -> Hello {
         let mut capabilities = Capabilities::IPV6_LOCATORS;
         if base.config().carriers.rewrite {
@@ -41,9 +42,10 @@ impl SessionLayer {
 /// The first locator of who does not know by which of its addresses its hello leaves.
 const NOT_KNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// The address that a peer has on the path by which it was seen at `seen`, as its hello says it (P-19): the first that it names. Who does not know it
-/// has the one that it was seen at, if that is one of its own, or, behind a NAT, one of the same family. That is never searched for where it is known:
-/// a NAT may have an address outside that the peer has too, on another link of its own.
+/// The address that a peer has on the path by which it was seen at `seen`, as its hello says it (P-19): the first that
+/// it names. Who does not know it has the one that it was seen at, if that is one of its own, or, behind a NAT, one of
+/// the same family. That is never searched for where it is known: a NAT may have an address outside that the peer has
+/// too, on another link of its own.
 pub(super) fn claimed(locators: &[IpAddr], seen: IpAddr) -> IpAddr {
     let Some((first, others)) = locators.split_first() else { return seen };
     if !first.is_unspecified() {

@@ -17,8 +17,8 @@ const USERS_MOST: usize = 256;
 /// Flows of one address that are looked through for users.
 const LOOKED_AT: usize = 64;
 
-/// How many questions may be asked. Half of what the bucket holds is left to users who have asked for no more than their share of late, so
-/// that one user's many connections do not keep others' from being asked about.
+/// How many questions may be asked. Half of what the bucket holds is left to users who have asked for no more than
+/// their share of late, so that one user's many connections do not keep others' from being asked about.
 pub(super) struct Questions {
     all: Bucket,
     /// Tokens that only who keeps to his share may take.
@@ -58,7 +58,7 @@ impl Questions {
 
 impl Contacts {
     /// Who has opened a flow that waits for its remote address to answer.
-    pub(crate) fn note_user(&mut self, flow: &FlowTuple, user: u32) {
+    pub(crate) fn record_user(&mut self, flow: &FlowTuple, user: u32) {
         let known = self.waiting.get_mut(&flow.remote.ip()).and_then(|flows| flows.get_mut(flow));
         known.into_iter().for_each(|known| *known = Some(user));
     }

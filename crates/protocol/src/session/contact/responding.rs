@@ -36,8 +36,8 @@ impl Responding {
         self.handshakes.contains_key(&index)
     }
 
-    /// Adds one. Where as many as fit wait for their end, the oldest gives way of the network that has most of them: who
-    /// never ends any takes room from nobody else (P-3).
+    /// Adds one. Where as many as fit wait for their end, the oldest gives way of the network that has most of them:
+    /// who never ends any takes room from nobody else (P-3).
     pub(super) fn insert(&mut self, index: u32, responder: XxResponder, since: Time, source: SocketAddr) {
         if self.is_full() {
             let mut counts: HashMap<IpAddr, usize> = HashMap::new();

@@ -24,9 +24,10 @@ impl SessionLayer {
         }
     }
 
-    /// Whether a session with this key may be had now: also of one that a peer which counts has named a moment ago (P-87).
+    /// Whether a session with this key may be had now: also of one that a peer which counts has named a moment ago
+    /// (P-87).
     pub(super) fn trusts(&self, now: Time, key: &PublicKey, base: &Base) -> bool {
-        self.counts(key, base) || self.contacts.vouched.counts(now, key)
+        self.counts(key, base) || self.contacts.referred.counts(now, key)
     }
 
     /// Remembers whose address it is that a connection of ours leads to, where the peer has proven that it sits on that
@@ -43,8 +44,8 @@ impl SessionLayer {
         }
     }
 
-    /// Forgets the key that was remembered for an address, so that another may answer there. It is asked again when the next connection
-    /// opens. Tells whether one was remembered.
+    /// Forgets the key that was remembered for an address, so that another may answer there. It is asked again when the
+    /// next connection opens. Tells whether one was remembered.
     pub(crate) fn forget_key_at(&mut self, address: IpAddr, base: &mut Base) -> bool {
         self.forget_contact(address, base);
         self.contacts.known_keys.remove(&address).is_some()

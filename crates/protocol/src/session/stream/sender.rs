@@ -1,7 +1,7 @@
 //! The sending end of a stream: what is under way, what was lost, how much may be sent now.
 //!
-//! Congestion control is NewReno with byte counting (RFC 5681, RFC 3465), loss detection as RFC 9002 has it: by reordering beyond
-//! three later stretches, or by a probe timer.
+//! Congestion control is NewReno with byte counting (RFC 5681, RFC 3465), loss detection as RFC 9002 has it: by
+//! reordering beyond three later stretches, or by a probe timer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -200,7 +200,8 @@ fn a_way_that_was_gone_for_a_while_is_used_as_before() {
     }
     let took = pair.run(Duration::from_secs(60));
     assert_eq!(pair.got, all);
-    // Half of what the way took before is the least that it takes again (RFC 5681 §3.1), and more is found out from there.
+    // Half of what the way took before is the least that it takes again (RFC 5681 §3.1), and more is found out from
+    // there.
     assert!(took < before * 7 / 4, "{took:?}, and {before:?} before");
 }
 

@@ -9,7 +9,7 @@ use whimbrel_wire::lending::Ends;
 use crate::api::views;
 use crate::clock;
 use crate::event_loop::EventLoop;
-use crate::events::{Kind, Told};
+use crate::events::{Kind, Report};
 use crate::role::anchor::offer::{About, Fault};
 
 impl EventLoop {
@@ -23,7 +23,7 @@ impl EventLoop {
         if self.lends() {
             self.stop_lending(true);
             let sentence = "this host lends nothing new, as it was told before its daemon was started anew";
-            self.tell(Told::new(Kind::LendingStopped, sentence.to_owned()).with("restored", true));
+            self.tell(Report::new(Kind::LendingStopped, sentence.to_owned()).with("restored", true));
         }
     }
 
@@ -41,8 +41,8 @@ impl EventLoop {
         if stop != self.anchors.stopping {
             self.stop_lending(stop);
             let told = match stop {
-                true => Told::new(Kind::LendingStopped, "this host lends nothing new".to_owned()),
-                false => Told::new(Kind::LendingStarted, "this host lends again".to_owned()),
+                true => Report::new(Kind::LendingStopped, "this host lends nothing new".to_owned()),
+                false => Report::new(Kind::LendingStarted, "this host lends again".to_owned()),
             };
             self.tell(told);
         }
@@ -70,12 +70,12 @@ impl EventLoop {
     }
 
     /// Tells what of the configuration cannot be lent, where that is not as it was.
-    pub(crate) fn look_at_offer(&mut self) {
+    pub(crate) fn check_offer(&mut self) {
         let Some(faults) = self.effects.lender.new_lending_faults(&self.effects.host, &self.anchors.faults) else {
             return;
         };
         let told = if faults.is_empty() {
-            Told::new(
+            Report::new(
                 Kind::CanLend,
                 "all that `[anchor]` names can be lent now, and all that is lent is reached".to_owned(),
             )
@@ -83,13 +83,13 @@ impl EventLoop {
             let one = |fault: &Fault| format!("{}, so {}: {}", fault.sentence, fault.lost, fault.mend);
             let sentences: Vec<String> = faults.iter().map(one).collect();
             let named: Vec<&str> = faults.iter().map(|fault| fault.sentence.as_str()).collect();
-            Told::new(Kind::CannotLend, format!("`[anchor]`: {}", sentences.join("; "))).with("faults", named)
+            Report::new(Kind::CannotLend, format!("`[anchor]`: {}", sentences.join("; "))).with("faults", named)
         };
         let unreached = |fault: &Fault| match fault.about {
             About::Lent(address) => Some(address),
             _ => None,
         };
-        self.node.note_unreached(clock::now(), faults.iter().filter_map(unreached).collect());
+        self.node.on_unreached(clock::now(), faults.iter().filter_map(unreached).collect());
         self.anchors.faults = faults;
         self.tell(told);
     }

@@ -29,7 +29,7 @@ use crate::api::server::ClientId;
 use crate::clock;
 use crate::closing::Received;
 use crate::event_loop::{EventLoop, FLOW_TICK};
-use crate::events::{Kind, Told};
+use crate::events::{Kind, Report};
 use crate::host::endpoints::HIDDEN;
 use crate::reactor::LoopError;
 use crate::role::anchor::executor::young::Young;
@@ -120,7 +120,7 @@ pub(crate) struct Anchors {
     namespaces: HashMap<ClientId, Vec<FlowName>>,
     returns: Returns<Vec<Wanted>>,
     /// Moves that wait for their connections to be flows of the anchor's.
-    claiming: HashMap<FlowTuple, crate::role::relocation::api::Wish>,
+    claiming: HashMap<FlowTuple, crate::role::relocation::api::MoveRequest>,
     /// Connections that have lasted and are being claimed.
     lasting: HashMap<FlowTuple, Young>,
     pub(crate) experience: Experience,
@@ -139,8 +139,8 @@ pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
 }
 
 impl EventLoop {
-    /// The host that programs name as their anchor: one, or several that are asked one after the other. None is this host, which a policy
-    /// gives only where `may_be_own` says so.
+    /// The host that programs name as their anchor: one, or several that are asked one after the other. None is this
+    /// host, which a policy gives only where `may_be_own` says so.
     fn candidates(&mut self, anchor: &str, may_be_own: bool) -> Result<VecDeque<Option<PublicKey>>, Failure> {
         let (now, own) = (clock::now(), self.node.public_key());
         let Some(policy) = Policy::named(anchor) else {
@@ -174,7 +174,8 @@ impl EventLoop {
         }
     }
 
-    /// A process has moved here, to the namespace of an address that one of these hosts may lend ports of: what it opens from now on needs some.
+    /// A process has moved here, to the namespace of an address that one of these hosts may lend ports of: what it
+    /// opens from now on needs some.
     pub(crate) fn want_ports(&mut self, address: IpAddr, owners: Vec<PublicKey>) {
         let own = self.node.public_key();
         let asked = |asked: &Asked| matches!(asked.wanted[..], [Wanted::Process { address: of }] if of == address);
@@ -234,7 +235,8 @@ impl EventLoop {
         }
     }
 
-    /// [`Request::Bind`](whimbrel_ipc::Request::Bind) of a socket in the namespace of an anchor's address. `None`: it is in none.
+    /// [`Request::Bind`](whimbrel_ipc::Request::Bind) of a socket in the namespace of an anchor's address. `None`: it
+    /// is in none.
     pub(crate) fn bind_anchored(
         &mut self,
         client: ClientId,
@@ -372,50 +374,52 @@ impl EventLoop {
     }
 
     /// A lease is in force.
-    pub(crate) fn note_leased(&mut self, number: u64, anchor: PublicKey, ends: Ends) -> Told {
+    pub(crate) fn on_leased(&mut self, number: u64, anchor: PublicKey, ends: Ends) -> Report {
         let lease = FlowName::new(anchor, number);
         self.anchors.experience.lent(clock::now(), anchor, true);
         if let Some(asked) = self.anchors.asked.remove(&lease) {
             self.serve_wanted(lease, asked.wanted, asked.search.waits_until());
         }
         let sentence = format!("{} on lease from {}", shown(&ends), self.called(&anchor));
-        Told::new(Kind::Lease, sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
+        Report::new(Kind::Lease, sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
     }
 
     /// Whether an anchor has the address of a lease is not as it was.
-    pub(crate) fn note_reached(&self, anchor: PublicKey, ends: Ends, reached: bool) -> Told {
+    pub(crate) fn on_reached(&self, anchor: PublicKey, ends: Ends, reached: bool) -> Report {
         let (called, of) = (self.called(&anchor), shown(&ends));
         let told = match reached {
-            false => Told::new(
+            false => Report::new(
                 Kind::LeaseUnreached,
                 format!(
                     "{called} does not have the address of {of} any more: what is sent there does not come here until it has it \
                      again. A program that is started anew gets another if {called} has one to lend"
                 ),
             ),
-            true => Told::new(Kind::LeaseReached, format!("{called} has the address of {of} again")),
+            true => Report::new(Kind::LeaseReached, format!("{called} has the address of {of} again")),
         };
         told.with("anchor", anchor.to_string()).with("ends", of)
     }
 
     /// Nobody here needs a lease any more.
-    pub(crate) fn note_returned(&mut self, number: u64, anchor: PublicKey) -> Told {
+    pub(crate) fn on_returned(&mut self, number: u64, anchor: PublicKey) -> Report {
         let lease = FlowName::new(anchor, number);
         self.anchors.blocks.retain(|_, block| *block != lease);
-        self.anchors.returns.note_returned(clock::now(), anchor);
-        let told =
-            Told::new(Kind::LeaseReturned, format!("a lease of {} is returned: nobody needs it", self.called(&anchor)));
+        self.anchors.returns.on_returned(clock::now(), anchor);
+        let told = Report::new(
+            Kind::LeaseReturned,
+            format!("a lease of {} is returned: nobody needs it", self.called(&anchor)),
+        );
         told.with("anchor", anchor.to_string())
     }
 
     /// A lease was refused, or is over. `None`: there is nothing to tell, since it will be asked for again.
-    pub(crate) fn note_not_leased(
+    pub(crate) fn on_not_leased(
         &mut self,
         number: u64,
         anchor: PublicKey,
         why: Refusal,
         reason: &str,
-    ) -> Option<Told> {
+    ) -> Option<Report> {
         let lease = FlowName::new(anchor, number);
         self.anchors.blocks.retain(|_, block| *block != lease);
         let (now, called) = (clock::now(), self.called(&anchor));
@@ -461,13 +465,13 @@ impl EventLoop {
             }
             None => {
                 let sentence = format!("a lease of {called} is over: {reason}. New connections with it lead nowhere");
-                return Some(Told::new(Kind::LeaseLost, sentence).with("anchor", anchor.to_string()));
+                return Some(Report::new(Kind::LeaseLost, sentence).with("anchor", anchor.to_string()));
             }
         }
         if is_late {
             return None;
         }
-        let told = Told::new(Kind::LeaseRefused, format!("{called} lends no endpoint: {reason}"));
+        let told = Report::new(Kind::LeaseRefused, format!("{called} lends no endpoint: {reason}"));
         Some(told.with("anchor", anchor.to_string()))
     }
 
@@ -619,42 +623,42 @@ impl EventLoop {
         self.return_leases(now);
     }
 
-    /// A connection of an anchor's endpoint is to be moved and is no flow of the anchor's yet: it is made one first, and of an endpoint
-    /// itself a lease of its own. `None`: the move goes on when that is done.
+    /// A connection of an anchor's endpoint is to be moved and is no flow of the anchor's yet: it is made one first,
+    /// and of an endpoint itself a lease of its own. `None`: the move goes on when that is done.
     pub(crate) fn claim_first(
         &mut self,
         flow: FlowTuple,
-        wish: crate::role::relocation::api::Wish,
-    ) -> Option<crate::role::relocation::api::Wish> {
+        move_request: crate::role::relocation::api::MoveRequest,
+    ) -> Option<crate::role::relocation::api::MoveRequest> {
         if self.node.has_flow(&flow) || self.node.lessor_of(flow.local).is_none() {
-            return Some(wish);
+            return Some(move_request);
         }
         if self.anchors.claiming.contains_key(&flow) {
             // The node says that it is being moved already.
-            return Some(wish);
+            return Some(move_request);
         }
-        self.anchors.claiming.insert(flow, wish);
+        self.anchors.claiming.insert(flow, move_request);
         let hidden = !flow.is_unconnected() && self.effects.host.is_hidden(&flow);
         self.node.claim_flow(clock::now(), flow, hidden);
         None
     }
 
     /// A connection is a flow of its anchor's, or cannot be.
-    pub(crate) fn note_claimed(&mut self, flow: FlowTuple, outcome: Result<(), Refusal>) -> Option<Told> {
+    pub(crate) fn on_claimed(&mut self, flow: FlowTuple, outcome: Result<(), Refusal>) -> Option<Report> {
         let lasting = self.anchors.lasting.remove(&flow);
         // What a program here has opened: its far end may be told where it is.
         if outcome.is_ok() && lasting.is_some_and(|young| !young.accepted && !young.hidden) {
             self.node.seek_far_end(clock::now(), flow);
         }
-        self.moves.note_claimed(&flow, outcome);
-        if let Some(wish) = self.anchors.claiming.remove(&flow) {
-            self.go_on_with(flow, wish, outcome);
+        self.moves.on_claimed(&flow, outcome);
+        if let Some(move_request) = self.anchors.claiming.remove(&flow) {
+            self.go_on_with(flow, move_request, outcome);
         }
         let Err(why) = outcome else {
             // That it could not be moved was told.
             let told = lasting.is_some_and(|young| young.tries > 0);
             return told.then(|| {
-                Told::of_socket(Kind::ClaimedAgain, Some(flow), "can be moved now: its anchor has it".to_owned())
+                Report::of_socket(Kind::ClaimedAgain, Some(flow), "can be moved now: its anchor has it".to_owned())
             });
         };
         let again = lasting.filter(|_| may_pass(why));
@@ -664,13 +668,13 @@ impl EventLoop {
             why => format!("cannot be moved{until}: its anchor answers that {}", reason(why)),
         };
         if let Some(young) = again {
-            self.effects.tenant.note_unclaimed(clock::now(), young);
+            self.effects.tenant.on_unclaimed(clock::now(), young);
             if young.tries > 0 {
                 // It was told.
                 return None;
             }
         }
-        Some(Told::of_socket(Kind::ClaimRefused, Some(flow), what))
+        Some(Report::of_socket(Kind::ClaimRefused, Some(flow), what))
     }
 
     /// A peer is elsewhere, or this host.
@@ -687,7 +691,7 @@ impl EventLoop {
     }
 }
 
-/// A port of an anchor's that this host has on lease, but for another.
+/// A port of an anchor's that this host has on lease, except for another.
 fn taken(end: SocketAddr) -> Failure {
     Failure::new("another program of this host has that port at the anchor").on(end).code(Code::InUse)
 }

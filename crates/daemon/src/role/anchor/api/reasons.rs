@@ -36,7 +36,7 @@ pub(crate) fn reason_of(why: Refusal, ends: &Ends, offered: &[(u16, u16)]) -> St
         Refusal::NotLent if ends.count == 0 && ends.first.ip().is_unspecified() => {
             "it lends no address as a whole: `addresses` in its `[anchor]` would say which".to_owned()
         }
-        _ if ends.count == 0 => reason_whole(why).to_owned(),
+        _ if ends.count == 0 => reason_process(why).to_owned(),
         // It may refuse a port that it lends too: of another address, or while it does not have the address.
         Refusal::NotLent if port != 0 && !offered.is_empty() && !offered.iter().any(has) => {
             let ranges: Vec<String> = offered.iter().map(|(first, last)| format!("{first}-{last}")).collect();
@@ -48,7 +48,7 @@ pub(crate) fn reason_of(why: Refusal, ends: &Ends, offered: &[(u16, u16)]) -> St
 }
 
 /// The same of an address as a whole.
-fn reason_whole(why: Refusal) -> &'static str {
+fn reason_process(why: Refusal) -> &'static str {
     match why {
         Refusal::NoRoom => "all addresses that it lends are taken, or this host has as many leases of it as it may",
         Refusal::Taken => "it is lent already, or another host has connections of it",
@@ -79,7 +79,7 @@ mod tests {
             assert_eq!(reason_of(Refusal::NotLent, &ends(port, 1), &offered), reason(Refusal::NotLent), "{port}");
         }
         assert_eq!(reason_of(Refusal::NotLent, &ends(7999, 1), &[]), reason(Refusal::NotLent));
-        assert_eq!(reason_of(Refusal::NotLent, &ends(0, 0), &offered), reason_whole(Refusal::NotLent));
+        assert_eq!(reason_of(Refusal::NotLent, &ends(0, 0), &offered), reason_process(Refusal::NotLent));
         let any = Ends { first: SocketAddr::new([0; 4].into(), 0), count: 0 };
         assert!(reason_of(Refusal::NotLent, &any, &[]).starts_with("it lends no address"));
     }

@@ -15,12 +15,12 @@ impl EventLoop {
     /// The program that a namespace was for has ended, but perhaps not all that it has started.
     pub(crate) fn leave_namespace(&mut self, client: ClientId) {
         let leases = self.anchors.namespaces.remove(&client).unwrap_or_default();
-        self.look_after_leases(leases.into_iter());
+        self.check_leases(leases.into_iter());
     }
 
-    /// Leases of a daemon before this one, whose programs are not this one's clients. Which of these programs have ended is not known: any may
-    /// have, just now.
-    pub(crate) fn look_after_leases(&mut self, leases: impl Iterator<Item = FlowName>) {
+    /// Leases of a daemon before this one, whose programs are not this one's clients. Which of these programs have
+    /// ended is not known: any may have, just now.
+    pub(crate) fn check_leases(&mut self, leases: impl Iterator<Item = FlowName>) {
         let now = clock::now();
         leases.for_each(|lease| self.anchors.returns.leave(now, lease));
     }
@@ -33,7 +33,7 @@ impl EventLoop {
         for lease in rented.iter().map(Rented::lease) {
             let of_program = anchors.namespaces.values().flatten().any(|of| *of == lease);
             if !of_program && !anchors.asked.contains_key(&lease) {
-                anchors.returns.look_after(now, lease);
+                anchors.returns.expire(now, lease);
             }
         }
         let Effects { tenant, host, .. } = &mut self.effects;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
-use whimbrel_datapath::{FlowEntry, Lent, LentEnd, Role, Toward};
+use whimbrel_datapath::{Delivery, FlowEntry, Lent, LentEnd, Role};
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Offer, OfferedAddress, OfferedPrefix};
 use whimbrel_kernel::network::NetworkState;
@@ -28,7 +28,8 @@ use crate::store::StoreError;
 const MOST_ADDRESSES: u32 = 1 << 16;
 /// Ports that are lent at a time, at the most: each is held by two sockets of the daemon.
 const MOST_PORTS: u16 = 1024;
-/// And in all: each takes two descriptors (`LimitNOFILE` of the unit is 65,536), and two entries of the map `lent`, which has as many.
+/// And in all: each takes two descriptors (`LimitNOFILE` of the unit is 65,536), and two entries of the map `lent`,
+/// which has as many.
 const MOST_PORTS_IN_ALL: usize = 16_384;
 
 /// Whom this host lends what.
@@ -38,8 +39,8 @@ pub(crate) struct Lender {
     /// Nothing new is lent.
     stopped: bool,
     lent: BTreeMap<LeaseName, LentOut>,
-    /// Connections of lent endpoints whose sockets have come here, and sockets without another end: what comes for these, and these
-    /// alone, is for this host itself.
+    /// Connections of lent endpoints whose sockets have come here, and sockets without another end: what comes for
+    /// these, and these alone, is for this host itself.
     here: BTreeSet<FlowTuple>,
 }
 
@@ -65,7 +66,7 @@ const OF_NOBODY: FlowEntry = FlowEntry {
     held: false,
     real_view: false,
     gives_way: false,
-    toward: Toward::Stack,
+    delivery: Delivery::Stack,
     tunnelled: false,
     hidden: false,
     beyond: false,
@@ -90,7 +91,7 @@ impl Lender {
         self.lent.values().filter(|lent| lent.ends.count == 0).map(|lent| lent.ends.first.ip()).collect()
     }
 
-    /// The addresses that something is lent of, but for those that are routed here.
+    /// The addresses that something is lent of, except for those that are routed here.
     fn lent_of(&self) -> Vec<LentOf> {
         let of_link = self.lent.values().filter(|lent| lent.ends.count > 0 || lent.on_link);
         let of: BTreeMap<IpAddr, bool> = of_link.map(|lent| (lent.ends.first.ip(), lent.ends.count == 0)).collect();
@@ -186,7 +187,8 @@ impl Lender {
         faults: &[Fault],
     ) -> OfferedAddress {
         let is_offered = |port: &u16| lendable.ports.iter().any(|range| range.contains(port));
-        // What has moved is another's too, and a part of a lease may have moved on. What was lent of other ranges is none of these.
+        // What has moved is another's too, and a part of a lease may have moved on. What was lent of other ranges is
+        // none of these.
         let all = self.lent.values().map(|lent| lent.ends);
         let of_it = all.filter(|ends| ends.first.ip() == address && ends.count > 0);
         let lent: BTreeSet<u16> = of_it.flat_map(|ends| ends.ports()).filter(is_offered).collect();
@@ -344,7 +346,8 @@ impl Lender {
         found.ok_or_else(|| failed(Refusal::NoRoom, &"all ports that this host lends are taken"))
     }
 
-    /// The ends of this host's that connections have whose sockets are with others, and with whom: some outlast the lease that they began with.
+    /// The ends of this host's that connections have whose sockets are with others, and with whom: some outlast the
+    /// lease that they began with.
     fn passed_on(&self, host: &Host) -> BTreeMap<SocketAddr, BTreeSet<PeerId>> {
         let mut passed_on: BTreeMap<SocketAddr, BTreeSet<PeerId>> = BTreeMap::new();
         for (flow, entry) in host.flows.all().iter().filter(|(_, entry)| entry.end == LocalEnd::Behind) {
@@ -426,8 +429,8 @@ impl Lender {
         found.map_or(LOOPBACK, |usable| usable.interface)
     }
 
-    /// What comes for the endpoints goes to their tenant, and what it sends from them goes on; but for those that have gone on with a socket
-    /// without another end.
+    /// What comes for the endpoints goes to their tenant, and what it sends from them goes on; except for those that
+    /// have gone on with a socket without another end.
     fn lead_lent(&mut self, host: &mut Host, lent: LentOut) -> Result<(), Failure> {
         let LentOut { ends, moved, peer, .. } = lent;
         let to = if moved.is_some() { Lent::Shared(peer.0) } else { Lent::Leased(peer.0) };
@@ -448,7 +451,8 @@ impl Lender {
         Ok(())
     }
 
-    /// What comes for an endpoint goes to who has it on lease, if anybody has: the socket that had gone elsewhere with it is no more.
+    /// What comes for an endpoint goes to who has it on lease, if anybody has: the socket that had gone elsewhere with
+    /// it is no more.
     fn lead_back(&mut self, host: &mut Host, transport: Transport, end: SocketAddr) -> Result<(), Failure> {
         let lender = &self;
         let (address, port) = (end.ip(), end.port());
@@ -548,7 +552,7 @@ impl Lender {
     }
 
     /// Connections of lent endpoints that were here may be over.
-    pub(crate) fn look_for_left(&mut self, rebuilds: impl Fn(&FlowTuple) -> bool, host: &mut Host) {
+    pub(crate) fn check_for_left(&mut self, rebuilds: impl Fn(&FlowTuple) -> bool, host: &mut Host) {
         let here: Vec<FlowTuple> = self.here.iter().copied().collect();
         for flow in here {
             // The sockets of a whole process come when it is rebuilt, which takes as long as its memory is large.
@@ -558,7 +562,8 @@ impl Lender {
         }
     }
 
-    /// Whether the data plane has a flow on account of its socket, which is here; as a daemon before this one has left it.
+    /// Whether the data plane has a flow on account of its socket, which is here; as a daemon before this one has left
+    /// it.
     pub(crate) fn adopt_home(&mut self, host: &mut Host, flow: &FlowTuple, entry: &FlowEntry) -> bool {
         let here = entry.binding == OF_NOBODY.binding && matches!(host.socket_of(flow), Ok(Some(_)));
         if here {
@@ -567,7 +572,7 @@ impl Lender {
         here
     }
 
-    /// Endpoints that a daemon before this one had lent: they are as they were, but for what was its own.
+    /// Endpoints that a daemon before this one had lent: they are as they were, except for what was its own.
     pub(crate) fn adopt_leases(&mut self, host: &mut Host, saved: &[(SavedLease, bool)]) {
         for (SavedLease { name, ends }, on_link) in saved {
             for port in ends.ports().filter(|_| ends.count > 0) {
@@ -583,8 +588,9 @@ impl Lender {
         host.settle_ports();
     }
 
-    /// What leads to others though nothing says so is this host's own again: a daemon before this one died before it had noted that it lends it, or
-    /// after it had noted that its socket has come home. To be called when all else was adopted. `own`: this host's key.
+    /// What leads to others though nothing says so is this host's own again: a daemon before this one died before it
+    /// had noted that it lends it, or after it had noted that its socket has come home. To be called when all else was
+    /// adopted. `own`: this host's key.
     pub(crate) fn end_stray_leases(
         &mut self,
         host: &mut Host,
@@ -603,7 +609,8 @@ impl Lender {
         Ok(())
     }
 
-    /// Sockets without another end that have come to this host, whose endpoints are on lease: nothing else of its own can have them.
+    /// Sockets without another end that have come to this host, whose endpoints are on lease: nothing else of its own
+    /// can have them.
     fn find_home(&mut self, host: &mut Host) {
         let listening = host.connections.listeners().map(|all| (Transport::Tcp, all));
         let unconnected = host.connections.unconnected().map(|all| (Transport::Udp, all));
@@ -631,8 +638,8 @@ impl LentOut {
     }
 }
 
-/// Whether an endpoint is lent, or is another host's and in use here, as was kept. No transport: it is that of ICMP. `apart`: it seems to be in use by a socket
-/// without another end that has come home.
+/// Whether an endpoint is lent, or is another host's and in use here, as was kept. No transport: it is that of ICMP.
+/// `apart`: it seems to be in use by a socket without another end that has come home.
 fn is_lent(moves: &SavedMoves, own: &PublicKey, transport: Option<Transport>, end: SocketAddr, apart: bool) -> bool {
     let moved = |held: &&SavedHeld| {
         held.far
@@ -648,8 +655,8 @@ fn is_lent(moves: &SavedMoves, own: &PublicKey, transport: Option<Transport>, en
     gone || rented || leased && !home
 }
 
-/// The first port of a block of `count` in a row of a range, the last that is to be had. `taken` says of one that begins there which port
-/// of it is the first that is taken.
+/// The first port of a block of `count` in a row of a range, the last that is to be had. `taken` says of one that
+/// begins there which port of it is the first that is taken.
 fn free_block(range: &RangeInclusive<u16>, count: u16, mut taken: impl FnMut(u16) -> Option<u16>) -> Option<u16> {
     let mut end = u32::from(*range.end()) + 1;
     loop {
@@ -718,8 +725,8 @@ fn addresses_of(prefix: &Prefix) -> impl Iterator<Item = IpAddr> + use<> {
     all.filter(move |address| is_for_hosts(&prefix, *address))
 }
 
-/// Whether a host may have this address of a prefix: the first is the network's own, the last of IPv4 for all (RFC 919, RFC 4291 §2.6.1),
-/// where there are more than two.
+/// Whether a host may have this address of a prefix: the first is the network's own, the last of IPv4 for all (RFC 919,
+/// RFC 4291 §2.6.1), where there are more than two.
 fn is_for_hosts(prefix: &Prefix, address: IpAddr) -> bool {
     let free = host_bits(prefix);
     let (number, last) = match address {

@@ -50,7 +50,8 @@ impl Rented {
     }
 }
 
-/// The IP protocol number of what is lent with a whole address, beside TCP and UDP: echoes are answered by who has it (P-112).
+/// The IP protocol number of what is lent with a whole address, beside TCP and UDP: echoes are answered by who has it
+/// (P-112).
 pub(crate) fn icmp_of(ends: &Ends) -> Option<u8> {
     const ICMP: u8 = 1;
     const ICMPV6: u8 = 58;
@@ -135,7 +136,8 @@ impl Tenant {
             let led = self.lead_rented(host, lease, peer).map_err(|failure| failed(Refusal::NoRights, &failure));
             return led.and_then(|()| self.make_ready(host, now));
         }
-        // That of a socket that has come here may be among those that this host has on lease already, where it has moved back.
+        // That of a socket that has come here may be among those that this host has on lease already, where it has
+        // moved back.
         if moved.is_none() {
             self.is_foreign(host, &ends)?;
         }
@@ -144,9 +146,9 @@ impl Tenant {
         if moved.is_some() || !endpoints.bring(lease, ends, tenant.hidden.remove(&lease)) {
             // An endpoint that has come with its socket may be of what a program has brought its namespace along for.
             let first = tenant.joined.remove(&lease).or_else(|| endpoints.name_of(ends.first).lease);
-            endpoints.note_leased(lease, first, ends, moved.is_some());
+            endpoints.on_leased(lease, first, ends, moved.is_some());
             if let Err(failure) = endpoints.need(now, ends.first, datapath) {
-                endpoints.note_over(lease);
+                endpoints.on_over(lease);
                 return Err(failed(Refusal::NoRights, &failure));
             }
         }
@@ -258,7 +260,7 @@ impl Tenant {
         self.forget_namespace(lease);
         let Some(rented) = self.rented.remove(&lease) else {
             // Its namespace was gone when this daemon began. The same endpoints may be on lease again from now on.
-            host.endpoints.note_over(lease);
+            host.endpoints.on_over(lease);
             return Ok(());
         };
         let (ends, place) = (rented.ends, rented.place);
@@ -280,7 +282,7 @@ impl Tenant {
                 }
             }
         }
-        host.endpoints.note_over(lease);
+        host.endpoints.on_over(lease);
         host.endpoints.release(now, place);
         host.keep_to_leases();
         self.make_ready(host, now)
@@ -298,19 +300,19 @@ impl Tenant {
             let place = host.endpoints.name_of(ends.first);
             if host.endpoints.place(place).is_some() {
                 self.rented.insert(tenancy.lease(), Rented { ends: *ends, place, moved: *moved });
-                self.note_open(host, now, *ends);
+                self.on_open(host, now, *ends);
             }
         }
     }
 
     /// Connections of a lease that a daemon before this one may not have come to claim.
-    fn note_open(&mut self, host: &mut Host, now: Time, ends: Ends) {
+    fn on_open(&mut self, host: &mut Host, now: Time, ends: Ends) {
         let name = host.endpoints.name_of(ends.first);
         let Some(place) = host.endpoints.place(name) else { return };
         let open = place.connections.tcp(&MOVABLE).unwrap_or_default().into_iter().map(|socket| socket.tuple);
         let flows: Vec<FlowTuple> = open.filter(|flow| ends.contain(flow.local)).collect();
-        // Who has opened them is not known any more: their far ends are not looked for, but may look for this host. They are claimed at once:
-        // the anchor may have ended the lease, and not what was claimed of it already (P-86).
+        // Who has opened them is not known any more: their far ends are not looked for, but may look for this host.
+        // They are claimed at once: the anchor may have ended the lease, and not what was claimed of it already (P-86).
         for flow in flows {
             self.young.note_old(now, Young { flow, accepted: true, hidden: false, tries: 0 });
         }
@@ -330,13 +332,13 @@ impl Tenant {
     }
 
     /// A connection has opened in an endpoint namespace.
-    pub(crate) fn note_young(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
-        self.young.note(now, Young { flow, accepted, hidden: false, tries: 0 });
+    pub(crate) fn on_young(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
+        self.young.record(now, Young { flow, accepted, hidden: false, tries: 0 });
     }
 
     /// A connection could not be claimed: it is tried again later (P-128).
-    pub(crate) fn note_unclaimed(&mut self, now: Time, young: Young) {
-        self.young.note(now, Young { tries: young.tries.saturating_add(1), ..young });
+    pub(crate) fn on_unclaimed(&mut self, now: Time, young: Young) {
+        self.young.record(now, Young { tries: young.tries.saturating_add(1), ..young });
     }
 
     /// A connection in an endpoint namespace is over, whatever of it the kernel still keeps for its far end.

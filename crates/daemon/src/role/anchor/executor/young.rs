@@ -1,4 +1,5 @@
-//! Connections of leased endpoints that are to be claimed: those that may end soon, and those that were not claimed when that was tried.
+//! Connections of leased endpoints that are to be claimed: those that may end soon, and those that were not claimed
+//! when that was tried.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -33,7 +34,7 @@ pub(crate) struct Ripening {
 }
 
 impl Ripening {
-    pub(crate) fn note(&mut self, now: Time, young: Young) {
+    pub(crate) fn record(&mut self, now: Time, young: Young) {
         let pause = match young.tries.checked_sub(1) {
             None => MATURE,
             Some(doublings) => (AGAIN * 2u32.pow(doublings.min(8))).min(AGAIN_LONGEST),
@@ -84,13 +85,13 @@ mod tests {
         let (lasts, ends, again) = (of(1), of(2), of(3));
         let (mut ripening, mut now) = (Ripening::default(), Time::default());
         for young in [again, lasts, ends] {
-            ripening.note(now, young);
+            ripening.record(now, young);
         }
         ripening.forget(&ends.flow);
         ripening.forget(&again.flow);
         assert_eq!(ripening.take(now), None);
         now = now + MATURE / 2;
-        ripening.note(now, again);
+        ripening.record(now, again);
         now = now + MATURE / 2;
         assert_eq!([ripening.take(now), ripening.take(now)], [Some(lasts), None]);
         now = now + MATURE / 2;
@@ -101,8 +102,8 @@ mod tests {
         // P-128: what was not claimed waits, longer each time, and holds up nothing that is younger.
         for (tries, pause) in [(1, AGAIN), (2, AGAIN * 2), (9, AGAIN_LONGEST)] {
             let vain = Young { tries, ..lasts };
-            ripening.note(now, vain);
-            ripening.note(now, again);
+            ripening.record(now, vain);
+            ripening.record(now, again);
             assert_eq!([ripening.take(now + MATURE), ripening.take(now + MATURE)], [Some(again), None]);
             assert_eq!([ripening.take(now + pause), ripening.take(now + pause)], [Some(vain), None]);
         }

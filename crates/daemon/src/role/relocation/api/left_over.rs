@@ -1,4 +1,5 @@
-//! What was in a socket that has not gone on at the host that has it: its donor keeps that for people to find (decision 0041).
+//! What was in a socket that has not gone on at the host that has it: its donor keeps that for people to find (decision
+//! 0041).
 
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -21,8 +22,8 @@ const MOST_UNHEARD: usize = 256;
 /// Names that are tried.
 const MOST_NAMES: u128 = 1000;
 
-/// Writes down what a socket has not said for certain (`.unsent`), what its program has not read (`.unread`), and what that had handed over with it
-/// (`.state`), each to a file of its own where there is any. Only root reads them.
+/// Writes down what a socket has not said for certain (`.unsent`), what its program has not read (`.unread`), and what
+/// that had handed over with it (`.state`), each to a file of its own where there is any. Only root reads them.
 ///
 /// # Errors
 /// They could not be written, or are longer than what is kept in all. None of them is there then.
@@ -35,7 +36,7 @@ pub(crate) fn keep(state_dir: &Path, uuid: &Uuid, snapshot: &[u8]) -> io::Result
         }
         Body::Listening { .. } => (Vec::new(), Vec::new()),
     };
-    let state = snapshot.luggage.map(|luggage| luggage.state).unwrap_or_default();
+    let state = snapshot.metadata.map(|metadata| metadata.state).unwrap_or_default();
     let parts = [("unsent", unsent), ("unread", unread), ("state", state)];
     let parts: Vec<_> = parts.into_iter().filter(|(_, bytes)| !bytes.is_empty()).collect();
     if parts.is_empty() {
@@ -144,7 +145,7 @@ pub(crate) fn sentence(kept: io::Result<Vec<PathBuf>>) -> String {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
-    use whimbrel_wire::snapshot::{Datagrams, Family, Luggage, Queued};
+    use whimbrel_wire::snapshot::{Datagrams, Family, Metadata, Queued};
 
     fn snapshot(length: usize) -> Vec<u8> {
         let from = "198.51.100.7:4000".parse().expect("an endpoint");
@@ -155,7 +156,7 @@ mod tests {
             body: Body::Datagram(Datagrams { remote: Some(from), queue }),
             shut: whimbrel_wire::snapshot::Shut::default(),
             options: Vec::new(),
-            luggage: Some(Luggage { uuid: [1; 16], state: b"frame 17".to_vec() }),
+            metadata: Some(Metadata { uuid: [1; 16], state: b"frame 17".to_vec() }),
         };
         let mut bytes = Vec::new();
         snapshot.encode(&mut bytes);

@@ -1,4 +1,5 @@
-//! Sockets without another end: how they are named, and what becomes of the connections that had not been accepted (decision 0022).
+//! Sockets without another end: how they are named, and what becomes of the connections that had not been accepted
+//! (decision 0022).
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -9,14 +10,14 @@ use rustix::net::sockopt;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure};
 use whimbrel_protocol::{MoveName, MoveOp, OpFailed, OpId, Refusal, Retired, Time};
-use whimbrel_wire::snapshot::Luggage;
+use whimbrel_wire::snapshot::Metadata;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Moves, Wish, flow_of};
+use super::{MoveRequest, Moves, flow_of};
 use crate::api::server::ClientId;
 use crate::effects::Effects;
 use crate::event_loop::EventLoop;
-use crate::events::{Kind, Told};
+use crate::events::{Kind, Report};
 use crate::host::refusal::sentence;
 
 /// They are named by one of these and an address and port.
@@ -41,8 +42,8 @@ impl Moves {
     }
 
     /// A connection is a flow of its anchor's, or cannot be.
-    pub(crate) fn note_claimed(&mut self, flow: &FlowTuple, outcome: Result<(), Refusal>) {
-        self.settling.note_claimed(flow, outcome);
+    pub(crate) fn on_claimed(&mut self, flow: &FlowTuple, outcome: Result<(), Refusal>) {
+        self.settling.on_claimed(flow, outcome);
     }
 }
 
@@ -63,8 +64,8 @@ impl EventLoop {
         }
     }
 
-    /// Before a socket without another end rests its connections become flows: what is of none would go where the endpoint goes. `None`: it
-    /// waits for that.
+    /// Before a socket without another end rests its connections become flows: what is of none would go where the
+    /// endpoint goes. `None`: it waits for that.
     fn settle(&mut self, now: Time, id: OpId, op: MoveOp) -> Option<MoveOp> {
         let MoveOp::Freeze { flow, .. } = op else { return Some(op) };
         if !flow.is_unconnected() {
@@ -97,7 +98,7 @@ impl EventLoop {
     fn leave_unsettled(&mut self, now: Time, id: OpId, op: &MoveOp, failed: OpFailed) {
         if let MoveOp::Freeze { name, flow } = op {
             self.effects.relocation.let_new_in(&mut self.effects.host, flow);
-            self.note_unmovable(name, &failed);
+            self.on_unmovable(name, &failed);
         }
         self.node.handle_done(now, id, Err(failed));
     }
@@ -137,13 +138,14 @@ impl EventLoop {
                     self.reset_queued(&retiring, flow, &socket, &why);
                     continue;
                 }
-                let luggage = Luggage { uuid: *uuid.as_bytes(), state: Vec::new() };
+                let metadata = Metadata { uuid: *uuid.as_bytes(), state: Vec::new() };
                 let family =
-                    self.effects.relocation.take_given(&mut self.effects.host, now, flow, socket.into(), luggage);
+                    self.effects.relocation.take_given(&mut self.effects.host, now, flow, socket.into(), metadata);
                 let (acceptor, receiver) = (retiring.with.to, retiring.with.receiver.clone());
                 let options = Vec::new();
-                let wish = Wish { client: ClientId::NOBODY, family, acceptor, receiver, options, prepares: false };
-                self.give_borrowed(flow, wish);
+                let move_request =
+                    MoveRequest { client: ClientId::NOBODY, family, acceptor, receiver, options, prepares: false };
+                self.give_duplicated(flow, move_request);
             }
             if retiring.is_over() {
                 self.effects.relocation.end_retired(&mut self.effects.host, &retiring.name);
@@ -153,8 +155,8 @@ impl EventLoop {
         }
     }
 
-    /// A connection that nobody has accepted stays behind its socket: it ends as the kernel would have it when the socket is closed, so that
-    /// its other end waits for nothing.
+    /// A connection that nobody has accepted stays behind its socket: it ends as the kernel would have it when the
+    /// socket is closed, so that its other end waits for nothing.
     fn reset_queued(&mut self, retiring: &Retired<Followed>, flow: FlowTuple, socket: &OwnedFd, why: &str) {
         if let Err(error) = sockopt::set_socket_linger(socket, Some(Duration::ZERO)) {
             tracing::warn!(%flow, %error, "a connection of a socket that has moved ends as if its program had closed it");
@@ -163,7 +165,7 @@ impl EventLoop {
         let sentence = format!(
             "is over: nobody had accepted it when its server went to {to}, where it cannot follow, since {why}"
         );
-        self.tell(Told::of_socket(Kind::SocketLost, Some(flow), sentence));
+        self.tell(Report::of_socket(Kind::SocketLost, Some(flow), sentence));
     }
 }
 

@@ -19,20 +19,20 @@ use whimbrel_protocol::{
     Time,
 };
 use whimbrel_wire::community::MemberStanding;
-use whimbrel_wire::snapshot::{Family, Luggage};
+use whimbrel_wire::snapshot::{Family, Metadata};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::api::server::ClientId;
 use crate::api::views;
 use crate::event_loop::{EventLoop, FLOW_TICK};
-use crate::events::{Kind, Told};
+use crate::events::{Kind, Report};
 use crate::host::inventory::flows::why_bound_to_host;
 use crate::host::inventory::servers;
 use crate::host::own_addresses;
 use crate::host::refusal::sentence;
 use crate::reactor::LoopError;
 use crate::role::anchor::api::reason_of;
-use crate::role::relocation::executor::{Arrived, Known, NotBorrowed};
+use crate::role::relocation::executor::{Arrived, Known, NotDuplicated};
 use crate::{clock, closing};
 use listening::Followed;
 use prepared::Prepared;
@@ -82,7 +82,7 @@ impl Come {
 
 /// What somebody wants to become of a socket.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct MoveRequest {
     client: ClientId,
     family: Family,
     acceptor: PublicKey,
@@ -109,10 +109,10 @@ struct Job {
 /// # Errors
 /// When the kernel has no room.
 pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
-    this.reactor.on(this.effects.wholes.wake(), |this| this.take_in_processes(clock::now()))?;
-    this.reactor.on(this.effects.namespaces_wake(), |this| this.take_in_namespaces(clock::now()))?;
+    this.reactor.on(this.effects.processes.wake(), |this| this.handle_processes(clock::now()))?;
+    this.reactor.on(this.effects.namespaces_wake(), |this| this.handle_namespaces(clock::now()))?;
     this.reactor.every(clock::now(), FLOW_TICK, |this, now| {
-        this.take_in_processes(now);
+        this.handle_processes(now);
         this.retire_listeners(now);
     });
     Ok(())
@@ -120,19 +120,20 @@ pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
 
 impl EventLoop {
     /// Namespaces that a thread has made, and what waited for them.
-    pub(crate) fn take_in_namespaces(&mut self, now: Time) {
+    pub(crate) fn handle_namespaces(&mut self, now: Time) {
         let Self { effects, node, .. } = self;
-        for (id, answer) in effects.take_in_namespaces(now, |key| known(node, key)) {
+        for (id, answer) in effects.handle_namespaces(now, |key| known(node, key)) {
             node.handle_done(now, id, answer);
         }
     }
 
     /// [`Request::Move`](whimbrel_ipc::Request::Move): an answer for each socket as it is decided
-    /// ([`Server::say`](crate::api::server::Server::say)), then the end ([`Server::reply`](crate::api::server::Server::reply)).
+    /// ([`Server::say`](crate::api::server::Server::say)), then the end
+    /// ([`Server::reply`](crate::api::server::Server::reply)).
     pub(crate) fn move_sockets(&mut self, id: ClientId, connections: &[String], to: &str, receiver: Option<&str>) {
         // Those that were opened this instant count.
-        self.take_in_datapath_events(clock::now(), Most::OF_SOCKETS);
-        self.take_in_udp(clock::now());
+        self.handle_datapath_events(clock::now(), Most::OF_SOCKETS);
+        self.handle_udp(clock::now());
         let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.sockets_named(connections)?)));
         let (acceptor, flows) = match asked {
             Ok(asked) => asked,
@@ -142,19 +143,25 @@ impl EventLoop {
         let now = clock::now();
         let names = &self.programs.names;
         let name = |socket: BorrowedFd<'_>| names.of(socket).map_or([0; 16], |uuid| *uuid.as_bytes());
-        let borrowed =
+        let duplicated =
             self.effects.relocation.borrow_sockets(&self.effects.helping, &mut self.effects.host, now, &flows, name);
         self.moves.open.insert(id, flows.len());
         for flow in flows {
-            match borrowed.get(&flow) {
+            match duplicated.get(&flow) {
                 Some(Ok(family)) => {
                     let receiver = receiver.map(str::to_owned);
-                    let wish =
-                        Wish { client: id, family: *family, acceptor, receiver, options: Vec::new(), prepares: false };
-                    self.give_borrowed(flow, wish);
+                    let move_request = MoveRequest {
+                        client: id,
+                        family: *family,
+                        acceptor,
+                        receiver,
+                        options: Vec::new(),
+                        prepares: false,
+                    };
+                    self.give_duplicated(flow, move_request);
                 }
-                Some(Err(why)) => self.say_kept(id, flow, [0; 16], &why.to_string()),
-                None => self.say_kept(id, flow, [0; 16], "its socket was not found"),
+                Some(Err(why)) => self.reply_kept(id, flow, [0; 16], &why.to_string()),
+                None => self.reply_kept(id, flow, [0; 16], "its socket was not found"),
             }
         }
     }
@@ -178,14 +185,17 @@ impl EventLoop {
             Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
         };
         self.server.answer_later(id);
-        let luggage = Luggage { uuid: *uuid.as_bytes(), state: state.into_bytes() };
-        let family = self.effects.relocation.take_given(&mut self.effects.host, clock::now(), flow, socket, luggage);
+        let metadata = Metadata { uuid: *uuid.as_bytes(), state: state.into_bytes() };
+        let family = self.effects.relocation.take_given(&mut self.effects.host, clock::now(), flow, socket, metadata);
         let receiver = receiver.map(str::to_owned);
-        self.give_borrowed(flow, Wish { client: id, family, acceptor, receiver, options: Vec::new(), prepares: false });
+        self.give_duplicated(
+            flow,
+            MoveRequest { client: id, family, acceptor, receiver, options: Vec::new(), prepares: false },
+        );
     }
 
-    /// The connection that a descriptor is one end of, or the socket without another end that it is: one that has all addresses goes with
-    /// that by which `whimbrel connections` names it.
+    /// The connection that a descriptor is one end of, or the socket without another end that it is: one that has all
+    /// addresses goes with that by which `whimbrel connections` names it.
     fn flow_given(&mut self, socket: &OwnedFd) -> Result<FlowTuple, Failure> {
         let mut flow = flow_of(socket)?;
         if flow.is_unconnected() && flow.local.ip().is_unspecified() {
@@ -198,7 +208,7 @@ impl EventLoop {
             flow = FlowTuple::unconnected(flow.transport, SocketAddr::new(address, flow.local.port()));
         }
         if self.effects.host.shares_its_end(&flow) {
-            return Err(Failure::new(NotBorrowed::Shared.to_string()).on(flow.local).code(Code::NotSupported));
+            return Err(Failure::new(NotDuplicated::Shared.to_string()).on(flow.local).code(Code::NotSupported));
         }
         match self.effects.host.has_flow(&flow, socket.as_fd()) {
             Ok(true) => Ok(flow),
@@ -223,28 +233,29 @@ impl EventLoop {
         }
     }
 
-    /// The same once it is known which options the socket has: one that cannot go stays before anything is done with it.
-    fn give_borrowed(&mut self, flow: FlowTuple, wish: Wish) {
-        match self.effects.relocation.options_of_borrowed(&mut self.effects.host, &flow) {
-            Ok(options) => self.give(flow, Wish { options, ..wish }),
+    /// The same once it is known which options the socket has: one that cannot go stays before anything is done with
+    /// it.
+    fn give_duplicated(&mut self, flow: FlowTuple, move_request: MoveRequest) {
+        match self.effects.relocation.options_of_duplicated(&mut self.effects.host, &flow) {
+            Ok(options) => self.give(flow, MoveRequest { options, ..move_request }),
             Err(failed) => {
                 let uuid = self.effects.relocation.uuid_of(&flow).unwrap_or_default();
-                self.return_wished(clock::now(), &flow, &wish);
-                self.say_kept(wish.client, flow, uuid, &failed.sentence);
+                self.return_requested(clock::now(), &flow, &move_request);
+                self.reply_kept(move_request.client, flow, uuid, &failed.sentence);
             }
         }
     }
 
     /// Has the node give a socket away that the effects have.
-    fn give(&mut self, flow: FlowTuple, wish: Wish) {
+    fn give(&mut self, flow: FlowTuple, move_request: MoveRequest) {
         if let Some(why) = self.why_bound_here(&flow) {
             let uuid = self.effects.relocation.uuid_of(&flow).unwrap_or_default();
-            self.return_wished(clock::now(), &flow, &wish);
-            return self.say_kept(wish.client, flow, uuid, &why);
+            self.return_requested(clock::now(), &flow, &move_request);
+            return self.reply_kept(move_request.client, flow, uuid, &why);
         }
         let came = flow.is_unconnected() && self.has_endpoint(&flow);
-        if let Some(wish) = if came { Some(wish) } else { self.claim_first(flow, wish) } {
-            self.fulfil(flow, wish);
+        if let Some(move_request) = if came { Some(move_request) } else { self.claim_first(flow, move_request) } {
+            self.fulfil(flow, move_request);
         }
     }
 
@@ -260,66 +271,66 @@ impl EventLoop {
     }
 
     /// A connection that was waited for is a flow of its anchor's, or cannot be.
-    pub(crate) fn go_on_with(&mut self, flow: FlowTuple, wish: Wish, claimed: Result<(), Refusal>) {
+    pub(crate) fn go_on_with(&mut self, flow: FlowTuple, move_request: MoveRequest, claimed: Result<(), Refusal>) {
         match claimed {
-            Ok(()) => self.fulfil(flow, wish),
+            Ok(()) => self.fulfil(flow, move_request),
             Err(why) => {
                 let uuid = self.effects.relocation.uuid_of(&flow).unwrap_or_default();
-                self.return_wished(clock::now(), &flow, &wish);
-                self.say_kept(wish.client, flow, uuid, sentence(why));
+                self.return_requested(clock::now(), &flow, &move_request);
+                self.reply_kept(move_request.client, flow, uuid, sentence(why));
             }
         }
     }
 
-    fn fulfil(&mut self, flow: FlowTuple, wish: Wish) {
+    fn fulfil(&mut self, flow: FlowTuple, move_request: MoveRequest) {
         let now = clock::now();
         let uuid = self.effects.relocation.uuid_of(&flow).unwrap_or_default();
         if self.is_stopping() {
-            self.return_wished(now, &flow, &wish);
-            return self.say_kept(wish.client, flow, uuid, STOPPING);
+            self.return_requested(now, &flow, &move_request);
+            return self.reply_kept(move_request.client, flow, uuid, STOPPING);
         }
-        let begun = match self.take_prepared(now, &flow, &wish) {
+        let begun = match self.take_prepared(now, &flow, &move_request) {
             Some(name) => Ok(name),
-            None => self.begin_move(now, flow, &wish),
+            None => self.begin_move(now, flow, &move_request),
         };
         match begun {
-            Ok(name) if wish.prepares => self.note_preparing(name, flow, wish),
+            Ok(name) if move_request.prepares => self.on_preparing(name, flow, move_request),
             Ok(name) => {
-                let Wish { client, receiver, .. } = wish;
+                let MoveRequest { client, receiver, .. } = move_request;
                 self.moves
                     .jobs
                     .insert(name, Job { client, flow, uuid: Uuid::from_bytes(uuid), receiver, unmovable: None });
             }
             Err(why) => {
-                self.return_wished(now, &flow, &wish);
-                self.say_kept(wish.client, flow, uuid, &not_given(why, &flow));
+                self.return_requested(now, &flow, &move_request);
+                self.reply_kept(move_request.client, flow, uuid, &not_given(why, &flow));
             }
         }
     }
 
-    fn begin_move(&mut self, now: Time, flow: FlowTuple, wish: &Wish) -> Result<MoveName, NotGiven> {
+    fn begin_move(&mut self, now: Time, flow: FlowTuple, move_request: &MoveRequest) -> Result<MoveName, NotGiven> {
         let (name, holder_at) = self.node.holder_of(&flow);
         let gift = Gift {
             tuple: flow,
-            family: wish.family,
+            family: move_request.family,
             size: SNAPSHOT_USUAL,
-            options: wish.options.clone(),
-            receiver: wish.receiver.as_deref().unwrap_or(WAITING_ROOM).as_bytes().to_vec(),
+            options: move_request.options.clone(),
+            receiver: move_request.receiver.as_deref().unwrap_or(WAITING_ROOM).as_bytes().to_vec(),
             flow: name,
             holder_at,
-            acceptor: wish.acceptor,
+            acceptor: move_request.acceptor,
             acceptor_at: None,
             after: None,
         };
-        match wish.prepares {
+        match move_request.prepares {
             true => self.node.prepare_socket(now, gift),
             false => self.node.give_socket(now, gift),
         }
     }
 
     /// A socket is not to go, or not to be prepared, after all.
-    fn return_wished(&mut self, now: Time, flow: &FlowTuple, wish: &Wish) {
-        match wish.prepares {
+    fn return_requested(&mut self, now: Time, flow: &FlowTuple, move_request: &MoveRequest) {
+        match move_request.prepares {
             true => self.effects.relocation.forget_gift(&mut self.effects.host, now, flow),
             false => self.effects.relocation.return_socket(&mut self.effects.host, now, flow),
         }
@@ -327,8 +338,8 @@ impl EventLoop {
 
     /// Sockets that have come are handed to their programs.
     pub(crate) fn hand_over(&mut self) {
-        for Arrived { name, receiver, flow, socket, luggage } in self.effects.relocation.take_arrived() {
-            let called = Uuid::from_bytes(luggage.uuid);
+        for Arrived { name, receiver, flow, socket, metadata } in self.effects.relocation.take_arrived() {
+            let called = Uuid::from_bytes(metadata.uuid);
             let is_taken = self.programs.kept.has_other(&called, socket.as_fd());
             if !is_taken {
                 self.programs.names.learn(socket.as_fd(), called);
@@ -338,14 +349,14 @@ impl EventLoop {
             self.moves.come.insert(name, Come { flow, waits: receiver.is_empty() });
             if is_taken {
                 let sentence = "is called otherwise than where it comes from: another one waits by its name";
-                self.tell(Told::of_socket(Kind::SocketRenamed, Some(flow), sentence.to_owned()));
+                self.tell(Report::of_socket(Kind::SocketRenamed, Some(flow), sentence.to_owned()));
             }
             if receiver.is_empty() {
                 // A program asks for it by its name.
                 if self.programs.kept.put(clock::now(), uuid, socket.into()).is_err() {
                     tracing::warn!(%flow, "a socket that has come is closed: another one waits by its name");
                 }
-                self.note_waiting_room();
+                self.on_waiting_room();
                 continue;
             }
             let client = self.moves.receivers.iter().find(|(_, of)| of.is_called(&receiver));
@@ -357,38 +368,38 @@ impl EventLoop {
                 from: self.peer_name(&PublicKey::from(name.donor)),
                 flow: views::flow(flow),
                 uuid,
-                state: State::new(luggage.state).unwrap_or_default(),
+                state: State::new(metadata.state).unwrap_or_default(),
             };
             // Of a program that has gone meanwhile the socket is closed, as its own would be.
             self.server.hand(client, &Reply::Received(Box::new(received)), vec![socket]);
             self.watch_client(client);
-            self.note_backlog(client);
+            self.on_backlog(client);
         }
     }
 
     /// Sockets may have come to wait for their programs, or have gone.
-    pub(crate) fn note_waiting_room(&mut self) {
+    pub(crate) fn on_waiting_room(&mut self) {
         self.effects.relocation.set_full(WAITING_ROOM.as_bytes(), self.programs.kept.is_full());
     }
 
     /// A socket could not be frozen, or not be written down. The node knows of it by a number only.
-    pub(crate) fn note_unmovable(&mut self, name: &MoveName, failed: &OpFailed) {
+    pub(crate) fn on_unmovable(&mut self, name: &MoveName, failed: &OpFailed) {
         if let Some(job) = self.moves.jobs.get_mut(name) {
             job.unmovable.get_or_insert_with(|| failed.sentence.clone());
         }
     }
 
     /// What has become of a move.
-    pub(crate) fn note_move(&mut self, event: MoveEvent) {
+    pub(crate) fn on_move(&mut self, event: MoveEvent) {
         let now = clock::now();
         match event {
-            MoveEvent::Loaded { name, bytes } => return self.effects.wholes.prepare(name, bytes),
+            MoveEvent::Loaded { name, bytes } => return self.effects.processes.prepare(name, bytes),
             MoveEvent::LoadAnswered { from, number, standing, sentence } => {
-                return self.note_load_answered(from, number, standing, sentence);
+                return self.on_load_answered(from, number, standing, sentence);
             }
             _ => {}
         }
-        if self.note_move_of_process(&event) {
+        if self.on_move_of_process(&event) {
             return;
         }
         let told = match &event {
@@ -401,16 +412,16 @@ impl EventLoop {
                     // What was kept of it for its program is of no use any more.
                     self.programs.kept.forget(&uuid);
                     let moved = Moved { flow: views::flow(flow), uuid, to: to.clone() };
-                    self.say_decided(client, &Reply::Moved(moved));
+                    self.reply_decided(client, &Reply::Moved(moved));
                 }
-                Told::of_socket(Kind::SocketGiven, flow, format!("is with {to} now"))
+                Report::of_socket(Kind::SocketGiven, flow, format!("is with {to} now"))
             }
-            MoveEvent::Prepared { name } => match self.note_prepared(name) {
+            MoveEvent::Prepared { name } => match self.on_prepared(name) {
                 Some(told) => told,
                 None => return,
             },
             MoveEvent::Kept { name, why } if self.moves.prepared.contains_key(name) => {
-                match self.note_unprepared(now, name, *why) {
+                match self.on_unprepared(now, name, *why) {
                     Some(told) => told,
                     None => return,
                 }
@@ -422,26 +433,26 @@ impl EventLoop {
                 let reason = unmovable.unwrap_or_else(|| sentence(*why).to_owned());
                 if let Some(Job { client, flow, uuid, .. }) = job {
                     self.effects.relocation.return_socket(&mut self.effects.host, now, &flow);
-                    self.say_kept(client, flow, *uuid.as_bytes(), &reason);
+                    self.reply_kept(client, flow, *uuid.as_bytes(), &reason);
                 }
-                Told::of_socket(Kind::SocketKept, flow, format!("stays here: {reason}"))
+                Report::of_socket(Kind::SocketKept, flow, format!("stays here: {reason}"))
             }
-            MoveEvent::LostThere { name, to, why, snapshot } => self.note_lost_there(now, name, to, *why, snapshot),
-            MoveEvent::HeardOf { name, to, outcome } => self.note_heard_of(name, to, *outcome),
+            MoveEvent::LostThere { name, to, why, snapshot } => self.on_lost_there(now, name, to, *why, snapshot),
+            MoveEvent::HeardOf { name, to, outcome } => self.on_heard_of(name, to, *outcome),
             MoveEvent::Undecided { name, holder } => {
                 let flow = self.moves.jobs.get(name).map(|job| job.flow);
                 let who = self.called(holder);
-                Told::of_socket(Kind::SocketUndecided, flow, format!("rests, since {who} does not say whose it is"))
+                Report::of_socket(Kind::SocketUndecided, flow, format!("rests, since {who} does not say whose it is"))
             }
             MoveEvent::Taken { name } => {
                 let come = self.moves.come.remove(name);
                 let flow = come.map(|come| come.flow).or_else(|| self.effects.relocation.flow_of(name));
                 let sentence = come.map_or_else(|| "goes on here".to_owned(), |come| come.sentence());
-                Told::of_socket(Kind::SocketTaken, flow, sentence)
+                Report::of_socket(Kind::SocketTaken, flow, sentence)
             }
             MoveEvent::NotTaken { name, why } => {
                 let flow = self.effects.relocation.flow_of(name);
-                Told::of_socket(Kind::SocketNotTaken, flow, format!("does not come here: {}", sentence_here(*why)))
+                Report::of_socket(Kind::SocketNotTaken, flow, format!("does not come here: {}", sentence_here(*why)))
             }
             MoveEvent::Rebound { flow, far } => {
                 if flow.peer() == self.node.public_key() {
@@ -449,15 +460,15 @@ impl EventLoop {
                     self.node.end_held_flow(now, *flow);
                 }
                 let to = self.called(&flow.peer());
-                Told::of_socket(Kind::FlowRebound, *far, format!("has its other end with {to} now"))
+                Report::of_socket(Kind::FlowRebound, *far, format!("has its other end with {to} now"))
             }
             MoveEvent::Lost { name } => {
                 let job = self.moves.jobs.remove(name);
                 let flow = job.as_ref().map(|job| job.flow).or_else(|| self.effects.relocation.flow_of(name));
                 if let Some(Job { client, flow, uuid, .. }) = job {
-                    self.say_lost(client, flow, uuid, "its host has lost it, and the connection is over", false);
+                    self.reply_lost(client, flow, uuid, "its host has lost it, and the connection is over", false);
                 }
-                Told::of_socket(Kind::SocketLost, flow, "is lost, and its connection over".to_owned())
+                Report::of_socket(Kind::SocketLost, flow, "is lost, and its connection over".to_owned())
             }
             // Taken in above.
             MoveEvent::Loaded { .. } | MoveEvent::LoadAnswered { .. } => return,
@@ -467,26 +478,26 @@ impl EventLoop {
                     count => format!("{count} from port {}", ends.first.port()),
                 };
                 let sentence = format!("{} is lent to {}: {count}", ends.first.ip(), self.called(to));
-                Told::new(Kind::Lent, sentence).with("tenant", to.to_string()).with("ends", ends.first.to_string())
+                Report::new(Kind::Lent, sentence).with("tenant", to.to_string()).with("ends", ends.first.to_string())
             }
             MoveEvent::LeaseOver { to } => {
-                Told::new(Kind::LeaseOver, format!("{} has one lease less", self.called(to)))
+                Report::new(Kind::LeaseOver, format!("{} has one lease less", self.called(to)))
                     .with("tenant", to.to_string())
             }
-            MoveEvent::Leased { number, anchor, ends } => self.note_leased(*number, *anchor, *ends),
+            MoveEvent::Leased { number, anchor, ends } => self.on_leased(*number, *anchor, *ends),
             MoveEvent::NotLeased { number, anchor, ends, why, offered } => {
-                match self.note_not_leased(*number, *anchor, *why, &reason_of(*why, ends, offered)) {
+                match self.on_not_leased(*number, *anchor, *why, &reason_of(*why, ends, offered)) {
                     Some(told) => told,
                     None => return,
                 }
             }
-            MoveEvent::Reached { anchor, ends, reached } => self.note_reached(*anchor, *ends, *reached),
-            MoveEvent::Returned { number, anchor } => self.note_returned(*number, *anchor),
-            MoveEvent::Claimed { tuple, outcome } => match self.note_claimed(*tuple, *outcome) {
+            MoveEvent::Reached { anchor, ends, reached } => self.on_reached(*anchor, *ends, *reached),
+            MoveEvent::Returned { number, anchor } => self.on_returned(*number, *anchor),
+            MoveEvent::Claimed { tuple, outcome } => match self.on_claimed(*tuple, *outcome) {
                 Some(told) => told,
                 None => return,
             },
-            MoveEvent::OpFailed { what, error } => Told::new(Kind::OpFailed, format!("{what} failed: {error}")),
+            MoveEvent::OpFailed { what, error } => Report::new(Kind::OpFailed, format!("{what} failed: {error}")),
         };
         if self.restraint.admits_of_move(now, told.kind, &event) {
             self.tell(told);
@@ -496,7 +507,7 @@ impl EventLoop {
     }
 
     /// A socket has gone to a host where it does not go on, or does not say so (P-145). What was in it is kept here.
-    fn note_lost_there(&mut self, now: Time, name: &MoveName, to: &PublicKey, why: Refusal, snapshot: &[u8]) -> Told {
+    fn on_lost_there(&mut self, now: Time, name: &MoveName, to: &PublicKey, why: Refusal, snapshot: &[u8]) -> Report {
         let job = self.moves.jobs.remove(name);
         self.retire(now, *name, *to, job.as_ref());
         let uuid = job.as_ref().map_or(Uuid::from_bytes([0; 16]), |job| job.uuid);
@@ -514,24 +525,24 @@ impl EventLoop {
         };
         if let Some(Job { client, flow, uuid, .. }) = job {
             self.programs.kept.forget(&uuid);
-            self.say_lost(client, flow, uuid, &reason, unheard);
+            self.reply_lost(client, flow, uuid, &reason, unheard);
         }
         let becomes = if unheard { "may be lost" } else { "is lost" };
-        Told::of_socket(Kind::SocketLost, flow, format!("{becomes}: {reason}"))
+        Report::of_socket(Kind::SocketLost, flow, format!("{becomes}: {reason}"))
     }
 
     /// A host says after all what has become of a socket. What was kept of one that goes on is of no use any more.
-    fn note_heard_of(&mut self, name: &MoveName, to: &PublicKey, outcome: Result<(), Refusal>) -> Told {
+    fn on_heard_of(&mut self, name: &MoveName, to: &PublicKey, outcome: Result<(), Refusal>) -> Report {
         let (flow, files) = self.moves.unheard.take(name);
         let to = self.called(to);
         match outcome {
             Ok(()) => {
                 left_over::remove(&files);
-                Told::of_socket(Kind::SocketGiven, flow, format!("goes on with {to}, which says so only now"))
+                Report::of_socket(Kind::SocketGiven, flow, format!("goes on with {to}, which says so only now"))
             }
             Err(_) => {
                 let left = left_over::sentence(Ok(files));
-                Told::of_socket(Kind::SocketLost, flow, format!("is lost: {to} says so only now; {left}"))
+                Report::of_socket(Kind::SocketLost, flow, format!("is lost: {to} says so only now; {left}"))
             }
         }
     }
@@ -546,19 +557,19 @@ impl EventLoop {
         }
     }
 
-    fn say_kept(&mut self, id: ClientId, flow: FlowTuple, uuid: [u8; 16], reason: &str) {
+    fn reply_kept(&mut self, id: ClientId, flow: FlowTuple, uuid: [u8; 16], reason: &str) {
         let reason = reason.to_owned();
         let kept = Kept { flow: views::flow(flow), uuid: Uuid::from_bytes(uuid), reason, lost: false, unheard: false };
-        self.say_decided(id, &Reply::Kept(kept));
+        self.reply_decided(id, &Reply::Kept(kept));
     }
 
-    fn say_lost(&mut self, id: ClientId, flow: FlowTuple, uuid: Uuid, reason: &str, unheard: bool) {
+    fn reply_lost(&mut self, id: ClientId, flow: FlowTuple, uuid: Uuid, reason: &str, unheard: bool) {
         let kept = Kept { flow: views::flow(flow), uuid, reason: reason.to_owned(), lost: true, unheard };
-        self.say_decided(id, &Reply::Kept(kept));
+        self.reply_decided(id, &Reply::Kept(kept));
     }
 
     /// One of the sockets that a client asked for is decided. It is answered whole once all are.
-    fn say_decided(&mut self, id: ClientId, reply: &Reply) {
+    fn reply_decided(&mut self, id: ClientId, reply: &Reply) {
         match self.moves.open.get_mut(&id) {
             Some(open) => {
                 *open -= 1;

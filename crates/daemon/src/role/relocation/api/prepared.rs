@@ -1,4 +1,5 @@
-//! Sockets for which other hosts stand ready, until their programs give them away: so that a program need not be silent meanwhile.
+//! Sockets for which other hosts stand ready, until their programs give them away: so that a program need not be silent
+//! meanwhile.
 
 use std::os::fd::AsFd;
 
@@ -7,12 +8,12 @@ use whimbrel_ipc::{Code, Failure, Reply};
 use whimbrel_protocol::{MoveName, READY_FOR, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 
-use super::Wish;
+use super::MoveRequest;
 use crate::api::server::ClientId;
 use crate::clock;
 use crate::closing::Received;
 use crate::event_loop::EventLoop;
-use crate::events::{Kind, Told};
+use crate::events::{Kind, Report};
 use crate::host::refusal::sentence;
 
 /// One of them.
@@ -51,31 +52,43 @@ impl EventLoop {
         let family =
             self.effects.relocation.expect_gift(&mut self.effects.host, clock::now(), flow, &socket, *uuid.as_bytes());
         let receiver = receiver.map(str::to_owned);
-        let wish = Wish { client: id, family, acceptor, receiver, options: Vec::new(), prepares: true };
+        let move_request = MoveRequest { client: id, family, acceptor, receiver, options: Vec::new(), prepares: true };
         match self.effects.host.options_of(&flow, socket.as_fd()) {
-            Ok(options) => self.give(flow, Wish { options, ..wish }),
+            Ok(options) => self.give(flow, MoveRequest { options, ..move_request }),
             Err(failed) => {
-                self.return_wished(clock::now(), &flow, &wish);
-                self.say_kept(id, flow, *uuid.as_bytes(), &failed.sentence);
+                self.return_requested(clock::now(), &flow, &move_request);
+                self.reply_kept(id, flow, *uuid.as_bytes(), &failed.sentence);
             }
         }
     }
 
     /// The others are asked to stand ready.
-    pub(crate) fn note_preparing(&mut self, name: MoveName, flow: FlowTuple, wish: Wish) {
-        let Wish { client, acceptor, receiver, .. } = wish;
+    pub(crate) fn on_preparing(&mut self, name: MoveName, flow: FlowTuple, move_request: MoveRequest) {
+        let MoveRequest { client, acceptor, receiver, .. } = move_request;
         self.moves.prepared.insert(name, Prepared { flow, acceptor, receiver, client: Some(client) });
     }
 
     /// The move of a socket that goes now and is prepared, if it is so for just this.
-    pub(crate) fn take_prepared(&mut self, now: Time, flow: &FlowTuple, wish: &Wish) -> Option<MoveName> {
+    pub(crate) fn take_prepared(
+        &mut self,
+        now: Time,
+        flow: &FlowTuple,
+        move_request: &MoveRequest,
+    ) -> Option<MoveName> {
         let of_it = self.moves.prepared.iter().filter(|(_, prepared)| prepared.flow == *flow);
         let names: Vec<(MoveName, bool)> = of_it
-            .map(|(name, of)| (*name, !wish.prepares && of.acceptor == wish.acceptor && of.receiver == wish.receiver))
+            .map(|(name, of)| {
+                (
+                    *name,
+                    !move_request.prepares
+                        && of.acceptor == move_request.acceptor
+                        && of.receiver == move_request.receiver,
+                )
+            })
             .collect();
         for (name, fits) in names {
             if fits && self.node.give_prepared(now, name) {
-                self.say_prepared(&name);
+                self.reply_prepared(&name);
                 self.forget_prepared(now, &name);
                 return Some(name);
             }
@@ -93,29 +106,29 @@ impl EventLoop {
     }
 
     /// All are ready.
-    pub(crate) fn note_prepared(&mut self, name: &MoveName) -> Option<Told> {
+    pub(crate) fn on_prepared(&mut self, name: &MoveName) -> Option<Report> {
         let prepared = self.moves.prepared.get(name)?;
         let (flow, to) = (prepared.flow, self.called(&prepared.acceptor));
-        self.say_prepared(name);
-        Some(Told::of_socket(Kind::SocketPrepared, Some(flow), format!("may go to {to}, where all is ready for it")))
+        self.reply_prepared(name);
+        Some(Report::of_socket(Kind::SocketPrepared, Some(flow), format!("may go to {to}, where all is ready for it")))
     }
 
     /// It comes to nothing. `None`: nobody need be told, or it is no such move.
-    pub(crate) fn note_unprepared(&mut self, now: Time, name: &MoveName, why: Refusal) -> Option<Told> {
+    pub(crate) fn on_unprepared(&mut self, now: Time, name: &MoveName, why: Refusal) -> Option<Report> {
         let prepared = self.moves.prepared.get(name)?;
         let (flow, client) = (prepared.flow, prepared.client);
         let uuid = self.effects.relocation.uuid_of(&flow).unwrap_or_default();
         self.forget_prepared(now, name);
         // Who was told that all are ready learns of it where it gives the socket away.
         let client = client?;
-        self.say_kept(client, flow, uuid, sentence(why));
-        Some(Told::of_socket(Kind::SocketKept, Some(flow), format!("stays here: {}", sentence(why))))
+        self.reply_kept(client, flow, uuid, sentence(why));
+        Some(Report::of_socket(Kind::SocketKept, Some(flow), format!("stays here: {}", sentence(why))))
     }
 
-    fn say_prepared(&mut self, name: &MoveName) {
+    fn reply_prepared(&mut self, name: &MoveName) {
         let client = self.moves.prepared.get_mut(name).and_then(|prepared| prepared.client.take());
         if let Some(client) = client {
-            self.say_decided(client, &Reply::Prepared { lasts_ms: READY_FOR.as_millis() as u64 });
+            self.reply_decided(client, &Reply::Prepared { lasts_ms: READY_FOR.as_millis() as u64 });
         }
     }
 

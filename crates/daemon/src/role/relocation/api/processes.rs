@@ -6,7 +6,7 @@ use std::time::Duration;
 use whimbrel_datapath::Most;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, MovedProcess, ProcessScope, Reply};
-use whimbrel_kernel::whole::{self, Scope, Whole};
+use whimbrel_kernel::process_tree::{self, ProcessTree, Scope};
 use whimbrel_protocol::process::Departure;
 use whimbrel_protocol::{Gift, LoadStanding, MoveEvent, Time};
 use whimbrel_wire::FlowTuple;
@@ -17,7 +17,7 @@ use crate::api::server::ClientId;
 use crate::api::views;
 use crate::clock;
 use crate::event_loop::EventLoop;
-use crate::events::{Kind, Told};
+use crate::events::{Kind, Report};
 use crate::host::inventory::flows::{is_global, is_movable};
 use crate::host::own_addresses;
 use crate::host::refusal::sentence;
@@ -33,7 +33,7 @@ const CLAIMED_WITHIN: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(crate) struct ProcessJob {
     client: ClientId,
-    whole: Whole,
+    whole: ProcessTree,
     going: Going,
     wanted: Wanted,
     to: PublicKey,
@@ -85,8 +85,8 @@ impl EventLoop {
         };
         let now = clock::now();
         // Those that were opened this instant count.
-        self.take_in_datapath_events(now, Most::OF_SOCKETS);
-        self.take_in_udp(now);
+        self.handle_datapath_events(now, Most::OF_SOCKETS);
+        self.handle_udp(now);
         let wanted = Wanted { pid, scope, address };
         let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.fit_to_go(wanted, &acceptor)?)));
         let (acceptor, (whole, going)) = match asked {
@@ -97,11 +97,11 @@ impl EventLoop {
         if self.is_stopping() {
             return self.server.reply(id, &Reply::Error(Failure::new(STOPPING).on(format!("process {pid}"))));
         }
-        if self.effects.wholes.is_leaving(root) {
+        if self.effects.processes.is_leaving(root) {
             let failure = Failure::new("it is being moved already").on(format!("process {pid}"));
             return self.server.reply(id, &Reply::Error(failure.code(Code::NotSupported)));
         }
-        if let Err(why) = self.effects.wholes.pack(&whole) {
+        if let Err(why) = self.effects.processes.pack(&whole) {
             return self.server.reply(id, &Reply::Error(Failure::new(why).on(format!("process {pid}"))));
         }
         self.server.answer_later(id);
@@ -122,7 +122,7 @@ impl EventLoop {
     }
 
     /// Whether a process can go, with what goes with it.
-    fn fit_to_go(&mut self, wanted: Wanted, to: &PublicKey) -> Result<(Whole, Going), Failure> {
+    fn fit_to_go(&mut self, wanted: Wanted, to: &PublicKey) -> Result<(ProcessTree, Going), Failure> {
         let Wanted { pid, scope, .. } = wanted;
         // What is said of the process itself need not name it once more.
         let itself = format!("process {pid} ");
@@ -133,11 +133,11 @@ impl EventLoop {
         if *to == self.node.public_key() {
             return Err(refused("it is on this host already".to_owned()));
         }
-        let whole = whole::look(pid, scope).map_err(|unfit| match unfit {
-            whole::Unfit::Gone(_) => {
+        let whole = process_tree::look(pid, scope).map_err(|unfit| match unfit {
+            process_tree::Unfit::Gone(_) => {
                 Failure::new("there is no such process").on(format!("process {pid}")).code(Code::Unknown)
             }
-            closed @ whole::Unfit::Closed(_) => refused(closed.to_string()).code(Code::Denied),
+            closed @ process_tree::Unfit::Closed(_) => refused(closed.to_string()).code(Code::Denied),
             other => refused(other.to_string()),
         })?;
         let Some(address) = self.address_of(&whole, wanted.address).map_err(refused)? else {
@@ -182,8 +182,9 @@ impl EventLoop {
         Ok((whole, Going { met, deaf }))
     }
 
-    /// With which address a process goes: that which is `said`, that of its connections, or the one at which it can be met. `None`: it needs none.
-    fn address_of(&self, whole: &Whole, said: Option<IpAddr>) -> Result<Option<IpAddr>, String> {
+    /// With which address a process goes: that which is `said`, that of its connections, or the one at which it can be
+    /// met. `None`: it needs none.
+    fn address_of(&self, whole: &ProcessTree, said: Option<IpAddr>) -> Result<Option<IpAddr>, String> {
         if said.is_some() {
             return Ok(said);
         }
@@ -223,11 +224,11 @@ impl EventLoop {
     }
 
     /// What threads have done of processes on their way.
-    pub(crate) fn take_in_processes(&mut self, now: Time) {
-        let (wholes, mut around) = self.effects.around_wholes();
-        let finished = wholes.take_in(&mut around, now);
+    pub(crate) fn handle_processes(&mut self, now: Time) {
+        let (processes, mut around) = self.effects.around_wholes();
+        let finished = processes.handle(&mut around, now);
         // First why, then that it is so.
-        for news in self.effects.wholes.take_news() {
+        for news in self.effects.processes.take_news() {
             match news {
                 News::Packed { root, load } => self.send_ahead(now, root, load),
                 News::Quiet { root, result } => match result {
@@ -246,12 +247,12 @@ impl EventLoop {
                     self.node.answer_load(now, name, LoadStanding::Running, &pid.to_string());
                     let from = self.peer_name(&PublicKey::from(name.donor));
                     let sentence = format!("{program} has come from {from} and goes on here as process {pid}");
-                    self.tell(Told::new(Kind::ProcessTaken, sentence).with("pid", pid).with("from", from.key));
+                    self.tell(Report::new(Kind::ProcessTaken, sentence).with("pid", pid).with("from", from.key));
                 }
                 News::Lost { name, why } => {
                     let from = self.peer_name(&PublicKey::from(name.donor));
                     let sentence = format!("a process that was {from}'s is lost: {why}");
-                    self.tell(Told::new(Kind::ProcessLost, sentence).with("from", from.key));
+                    self.tell(Report::new(Kind::ProcessLost, sentence).with("from", from.key));
                 }
             }
         }
@@ -280,7 +281,7 @@ impl EventLoop {
     }
 
     /// The acceptor says how a process stands there.
-    pub(crate) fn note_load_answered(&mut self, from: PublicKey, number: u64, standing: LoadStanding, said: String) {
+    pub(crate) fn on_load_answered(&mut self, from: PublicKey, number: u64, standing: LoadStanding, said: String) {
         let mut jobs = self.moves.processes.iter_mut();
         let found = jobs.find(|(_, job)| job.number == Some(number) && job.to == from);
         let Some((root, job)) = found else { return };
@@ -298,9 +299,9 @@ impl EventLoop {
                 job.why.get_or_insert_with(|| format!("the other host could not rebuild it: {said}"));
             }
             LoadStanding::Running => {
-                let still = self.effects.wholes.still_for(root).unwrap_or_default();
+                let still = self.effects.processes.still_for(root).unwrap_or_default();
                 job.running = Some((still, said));
-                if self.effects.wholes.departure(root).is_none_or(Departure::is_told) {
+                if self.effects.processes.departure(root).is_none_or(Departure::is_told) {
                     self.answer_for_process(root);
                 }
             }
@@ -325,7 +326,7 @@ impl EventLoop {
         let now = clock::now();
         let Some(job) = self.moves.processes.get(&root) else { return };
         let listening: Vec<FlowTuple> = job.going.met.iter().copied().filter(FlowTuple::listens).collect();
-        if let Err(why) = self.effects.wholes.quiet_process(
+        if let Err(why) = self.effects.processes.quiet_process(
             &mut self.effects.relocation,
             &mut self.effects.host,
             now,
@@ -342,8 +343,8 @@ impl EventLoop {
         let Some(job) = self.moves.processes.get(&root) else { return };
         let Some(number) = job.number else { return };
         let (wanted, to, before, claimed_by) = (job.wanted, job.to, job.whole.clone(), job.claimed_by);
-        self.take_in_datapath_events(now, Most::OF_SOCKETS);
-        self.take_in_udp(now);
+        self.handle_datapath_events(now, Most::OF_SOCKETS);
+        self.handle_udp(now);
         let named = match self.fit_to_go(wanted, &to) {
             Ok((whole, _)) if (&whole.pids, &whole.started) != (&before.pids, &before.started) => {
                 Err("it has started or ended processes meanwhile; try again".to_owned())
@@ -376,8 +377,8 @@ impl EventLoop {
         self.give_connections(root, number);
     }
 
-    /// Whether a connection is of an anchor's end, and no flow of the anchor's yet; or a socket without another end, and its endpoint not yet one that
-    /// can go on with it.
+    /// Whether a connection is of an anchor's end, and no flow of the anchor's yet; or a socket without another end,
+    /// and its endpoint not yet one that can go on with it.
     fn is_unclaimed(&self, flow: &FlowTuple) -> bool {
         let known = if flow.is_unconnected() { self.has_endpoint(flow) } else { self.node.has_flow(flow) };
         !known && self.node.lessor_of(flow.local).is_some()
@@ -391,7 +392,7 @@ impl EventLoop {
         let flows: Vec<FlowTuple> = job.whole.flows.iter().chain(&job.going.met).copied().collect();
         let count = u32::try_from(flows.len()).unwrap_or(u32::MAX);
         self.call_prepared_off(now, &flows);
-        let mut given = self.effects.wholes.begin_leaving(&mut self.effects.host, now, &whole, flows.clone());
+        let mut given = self.effects.processes.begin_leaving(&mut self.effects.host, now, &whole, flows.clone());
         let mut first = None;
         for (index, flow) in (0..count).zip(&flows) {
             if given.is_err() {
@@ -415,7 +416,7 @@ impl EventLoop {
             given = match self.node.give_socket(now, gift) {
                 Ok(name) => {
                     first.get_or_insert(name.number);
-                    self.effects.wholes.give(root, name, *flow);
+                    self.effects.processes.give(root, name, *flow);
                     Ok(())
                 }
                 Err(why) => Err(format!("{} -> {}: {why}", flow.local, flow.remote)),
@@ -436,24 +437,24 @@ impl EventLoop {
     fn call_process_back(&mut self, now: Time, root: u32, why: Option<String>) {
         let Some(job) = self.moves.processes.get_mut(&root) else { return };
         job.why = job.why.take().or(why);
-        let (wholes, mut around) = self.effects.around_wholes();
-        wholes.call_leaving_back(&mut around, now, root);
-        if self.effects.wholes.departure(root).is_none_or(|of| of.is_told() && !of.is_given()) {
+        let (processes, mut around) = self.effects.around_wholes();
+        processes.call_leaving_back(&mut around, now, root);
+        if self.effects.processes.departure(root).is_none_or(|of| of.is_told() && !of.is_given()) {
             self.answer_for_process(root);
         }
     }
 
     /// What became of a connection of a process. Tells whether it is of one.
-    pub(crate) fn note_move_of_process(&mut self, event: &MoveEvent) -> bool {
+    pub(crate) fn on_move_of_process(&mut self, event: &MoveEvent) -> bool {
         let now = clock::now();
-        let (wholes, mut around) = self.effects.around_wholes();
-        let outcome = wholes.note_outcome_of_leaving(&mut around, now, event);
+        let (processes, mut around) = self.effects.around_wholes();
+        let outcome = processes.note_outcome_of_leaving(&mut around, now, event);
         let Some((root, flow, stays)) = outcome else { return false };
         let Some(job) = self.moves.processes.get_mut(&root) else { return true };
         if let (true, MoveEvent::Kept { why, .. }) = (stays, event) {
             job.why.get_or_insert_with(|| format!("{} -> {}: {}", flow.local, flow.remote, sentence(*why)));
         }
-        let Some(departure) = self.effects.wholes.departure(root).filter(|of| of.is_told()) else { return true };
+        let Some(departure) = self.effects.processes.departure(root).filter(|of| of.is_told()) else { return true };
         if departure.is_given() && job.running.is_none() {
             job.until = Some(now + TOLD_WITHIN);
         } else {
@@ -465,11 +466,11 @@ impl EventLoop {
     /// All is decided, or nothing is to be waited for any more.
     fn answer_for_process(&mut self, root: u32) {
         let Some(job) = self.moves.processes.remove(&root) else { return };
-        let departure = self.effects.wholes.departure(root);
+        let departure = self.effects.processes.departure(root);
         let decided = departure.is_some_and(Departure::is_given);
         let gone = departure.map_or(0, Departure::gone);
         let lost = departure.map(|of| of.lost().to_vec()).unwrap_or_default();
-        self.effects.wholes.end_leaving(&mut self.effects.relocation, &mut self.effects.host, clock::now(), root);
+        self.effects.processes.end_leaving(&mut self.effects.relocation, &mut self.effects.host, clock::now(), root);
         let ProcessJob { client, whole, going, to, why, running, .. } = job;
         let to = self.peer_name(&to);
         let name = whole.name;
@@ -487,12 +488,12 @@ impl EventLoop {
                 deaf: going.deaf,
             };
             let sentence = format!("{name} (process {root}) is with {to} now");
-            self.tell(Told::new(Kind::ProcessGiven, sentence).with("pid", root).with("to", to.key));
+            self.tell(Report::new(Kind::ProcessGiven, sentence).with("pid", root).with("to", to.key));
             Reply::MovedProcess(Box::new(moved))
         } else {
             let why = why.unwrap_or_else(|| "the move was called off".to_owned());
             self.tell(
-                Told::new(Kind::ProcessKept, format!("{name} (process {root}) stays here: {why}")).with("pid", root),
+                Report::new(Kind::ProcessKept, format!("{name} (process {root}) stays here: {why}")).with("pid", root),
             );
             Reply::Error(Failure::new(format!("it stays here: {why}")).on(format!("process {root}")))
         };

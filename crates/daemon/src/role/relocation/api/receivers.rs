@@ -1,7 +1,7 @@
 //! Programs that receive sockets, and the names under which they do.
 //!
-//! A plain name is root's. That of another user's program begins with the user's: whoever moves something to a name says with it whose program is to have
-//! it, and nobody is there before it, or while it starts anew, but that user.
+//! A plain name is root's. That of another user's program begins with the user's: whoever moves something to a name
+//! says with it whose program is to have it, and nobody is there before it, or while it starts anew, but that user.
 
 use whimbrel_ipc::{Code, Failure, MAX_RECEIVER, Reply};
 use whimbrel_kernel::owner::Owner;
@@ -52,8 +52,9 @@ impl Receiver {
 }
 
 impl EventLoop {
-    /// [`Request::Receive`](whimbrel_ipc::Request::Receive): the client stays ([`Server::stay`](crate::api::server::Server::stay))
-    /// until it is among those that are gone ([`Server::take_gone`](crate::api::server::Server::take_gone)).
+    /// [`Request::Receive`](whimbrel_ipc::Request::Receive): the client stays
+    /// ([`Server::stay`](crate::api::server::Server::stay)) until it is among those that are gone
+    /// ([`Server::take_gone`](crate::api::server::Server::take_gone)).
     pub(crate) fn receive_sockets(&mut self, id: ClientId, name: &str) {
         let receiver = match self.register_receiver(id, name) {
             Ok(receiver) => receiver,
@@ -86,7 +87,7 @@ impl EventLoop {
     }
 
     /// A client may have been handed sockets, or have taken some.
-    pub(crate) fn note_backlog(&mut self, id: ClientId) {
+    pub(crate) fn on_backlog(&mut self, id: ClientId) {
         let Some(receiver) = self.moves.receivers.get(&id) else { return };
         let is_behind = self.server.is_behind(id);
         receiver.names.iter().for_each(|name| self.effects.relocation.set_full(name.as_bytes(), is_behind));

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
-use whimbrel_kernel::frozen::{self, Frozen, Rights, Unmovable};
+use whimbrel_kernel::checkpoint::{self, Checkpoint, Rights, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::owner::Owner;
 use whimbrel_protocol::{MoveName, OpFailed, Refusal, Request, SavedAcceptance, Time};
 use whimbrel_tunnel::Peer;
-use whimbrel_wire::snapshot::{Body, Family, Luggage, OptionKind, Queued, Snapshot, SocketOption, Stream};
+use whimbrel_wire::snapshot::{Body, Family, Metadata, OptionKind, Queued, Snapshot, SocketOption, Stream};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::donor::is_of;
@@ -30,7 +30,7 @@ pub(crate) struct Taken {
     receiver: Vec<u8>,
     /// It is to live in the namespace of its address.
     endpoint: Option<PlaceName>,
-    frozen: Option<(Frozen, Option<Luggage>)>,
+    checkpoint: Option<(Checkpoint, Option<Metadata>)>,
     /// What comes into its queue when it wakes. Until then what is sent to its address goes where it comes from.
     queue: Vec<Queued>,
 }
@@ -41,14 +41,14 @@ impl Taken {
     }
 
     pub(crate) fn rests(&self) -> bool {
-        self.frozen.is_some()
+        self.checkpoint.is_some()
     }
 }
 
 /// Rebuilds a socket that is this owner's.
-fn restore(snapshot: &Snapshot, injector: &Injector, rights: Rights, owner: Owner) -> Result<Frozen, Unmovable> {
+fn restore(snapshot: &Snapshot, injector: &Injector, rights: Rights, owner: Owner) -> Result<Checkpoint, Unmovable> {
     owner
-        .make(|| Frozen::restore_with(snapshot, injector, rights))
+        .make(|| Checkpoint::restore_with(snapshot, injector, rights))
         .map_err(Unmovable::from)
         .and_then(|restored| restored)
 }
@@ -65,7 +65,8 @@ impl Relocation {
         self.make_place(host, now, name, &request)
     }
 
-    /// Whether somebody takes a socket, of a family that this host has. Those of a whole process are taken by none but that.
+    /// Whether somebody takes a socket, of a family that this host has. Those of a whole process are taken by none but
+    /// that.
     pub(crate) fn is_admissible(&self, request: &Request) -> Result<(), OpFailed> {
         let Request { tuple, family, receiver, .. } = request;
         if !is_of(*family, tuple.local.ip()) {
@@ -107,15 +108,16 @@ impl Relocation {
                 other => failed(Refusal::NotRestored, &other),
             })?;
         }
-        self.taken.insert(name, Taken { flow: tuple, receiver, endpoint, frozen: None, queue: Vec::new() });
+        self.taken.insert(name, Taken { flow: tuple, receiver, endpoint, checkpoint: None, queue: Vec::new() });
         self.make_ready(host, now)
     }
 
-    /// The namespace that a daemon before this one has made for a socket that comes here is needed until the move is over.
+    /// The namespace that a daemon before this one has made for a socket that comes here is needed until the move is
+    /// over.
     pub(crate) fn find_place(&mut self, host: &mut Host, saved: &SavedAcceptance) {
         let Request { tuple: flow, receiver, .. } = saved.request.clone();
         let endpoint = host.endpoints.adopt_move(&flow);
-        let taken = Taken { flow, receiver, endpoint, frozen: None, queue: Vec::new() };
+        let taken = Taken { flow, receiver, endpoint, checkpoint: None, queue: Vec::new() };
         self.taken.insert(saved.ticket.name, taken);
     }
 
@@ -156,8 +158,8 @@ impl Relocation {
         Ok(())
     }
 
-    /// A connection that is rebuilt here is another host's until that is decided: what its timers have it send goes nowhere, and what comes for it
-    /// waits, since it would acknowledge that. Other sockets do nothing by themselves.
+    /// A connection that is rebuilt here is another host's until that is decided: what its timers have it send goes
+    /// nowhere, and what comes for it waits, since it would acknowledge that. Other sockets do nothing by themselves.
     pub(crate) fn hold_until_awake(&mut self, host: &mut Host, flow: &FlowTuple) -> Result<(), OpFailed> {
         if flow.transport != Transport::Tcp || flow.is_unconnected() {
             return Ok(());
@@ -212,7 +214,7 @@ impl Relocation {
         // Who is no peer is this host itself.
         let way = holder.map_or(Some(Duration::ZERO), |holder| holder.round_trip);
         let round_trip = path.and_then(|path| path.longest_round_trip(way));
-        let frozen = match of.endpoint.and_then(|name| endpoints.place(name)) {
+        let checkpoint = match of.endpoint.and_then(|name| endpoints.place(name)) {
             Some(place) => {
                 if let Some(path) = path {
                     let first_window = path.first_window(to_holder, name.donor == request.holder);
@@ -220,8 +222,9 @@ impl Relocation {
                 }
                 let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::NotRestored))?;
                 round_trip.into_iter().for_each(|time| place.expected.say(&request.tuple, time, &place.injector));
-                restore(&snapshot, &place.injector, rights, owner)
-                    .and_then(|frozen| frozen.requeue(request.tuple.local, &queue, &place.injector).map(|()| frozen))
+                restore(&snapshot, &place.injector, rights, owner).and_then(|checkpoint| {
+                    checkpoint.requeue(request.tuple.local, &queue, &place.injector).map(|()| checkpoint)
+                })
             }
             None => {
                 ports.make_way(request.tuple.transport, request.tuple.local);
@@ -229,11 +232,11 @@ impl Relocation {
                 restore(&snapshot, injector, rights, owner)
             }
         };
-        let frozen = frozen.map_err(|why| unmovable(&why, Refusal::NotRestored))?;
+        let checkpoint = checkpoint.map_err(|why| unmovable(&why, Refusal::NotRestored))?;
         if hidden && of.endpoint.is_some() {
-            namespace::mark(frozen.as_fd(), HIDDEN).map_err(|error| refused(&error, Refusal::NotRestored))?;
+            namespace::mark(checkpoint.as_fd(), HIDDEN).map_err(|error| refused(&error, Refusal::NotRestored))?;
         }
-        of.frozen = Some((frozen, snapshot.luggage));
+        of.checkpoint = Some((checkpoint, snapshot.metadata));
         Ok(())
     }
 
@@ -241,7 +244,7 @@ impl Relocation {
     pub(crate) fn wake(&mut self, host: &mut Host, name: &MoveName) -> Result<(), OpFailed> {
         let lost = |why: &str| failed(Refusal::NotWoken, &why);
         let of = self.taken.get_mut(name).ok_or_else(|| lost("the socket is not there any more"))?;
-        let Some((frozen, luggage)) = of.frozen.take() else { return Err(lost("the socket was not rebuilt")) };
+        let Some((checkpoint, metadata)) = of.checkpoint.take() else { return Err(lost("the socket was not rebuilt")) };
         let (receiver, flow, endpoint) = (of.receiver.clone(), of.flow, of.endpoint);
         let queue = std::mem::take(&mut of.queue);
         if !self.is_received(&receiver) {
@@ -250,14 +253,14 @@ impl Relocation {
             return Err(lost("the program that was to receive it has gone"));
         }
         if !queue.is_empty() {
-            let refilled = frozen.requeue(flow.local, &queue, host.injector_at(endpoint));
+            let refilled = checkpoint.requeue(flow.local, &queue, host.injector_at(endpoint));
             refilled.map_err(|why| unmovable(&why, Refusal::NotWoken))?;
         }
         // First what holds its packets: its own first segment would be held with them.
         self.let_awake(host, &flow);
-        let socket = frozen.thaw(host.injector_at(endpoint)).map_err(|why| unmovable(&why, Refusal::NotWoken))?;
-        let luggage = luggage.unwrap_or(Luggage { uuid: [0; 16], state: Vec::new() });
-        self.arrived.push(Arrived { name: *name, receiver, flow, socket, luggage });
+        let socket = checkpoint.thaw(host.injector_at(endpoint)).map_err(|why| unmovable(&why, Refusal::NotWoken))?;
+        let metadata = metadata.unwrap_or(Metadata { uuid: [0; 16], state: Vec::new() });
+        self.arrived.push(Arrived { name: *name, receiver, flow, socket, metadata });
         Ok(())
     }
 
@@ -266,8 +269,8 @@ impl Relocation {
             lender.leave_home(host, &flow);
         }
         let Some(of) = self.taken.get_mut(name) else { return Ok(()) };
-        let (flow, Some((frozen, _))) = (of.flow(), of.frozen.take()) else { return Ok(()) };
-        let destroyed = frozen.destroy(host.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept));
+        let (flow, Some((checkpoint, _))) = (of.flow(), of.checkpoint.take()) else { return Ok(()) };
+        let destroyed = checkpoint.destroy(host.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept));
         self.end_hold(host, &flow);
         destroyed
     }
@@ -297,8 +300,8 @@ fn is_there(family: Family) -> Result<(), OpFailed> {
     made.map(drop).map_err(|error| failed(refusal_of(Some(error.raw_os_error()), Refusal::NotRestored), &error))
 }
 
-/// Whether the far end of a socket is not to learn where it is: its mark, which is Whimbrel's own and means something in endpoint namespaces only,
-/// is none of the options that are left.
+/// Whether the far end of a socket is not to learn where it is: its mark, which is Whimbrel's own and means something
+/// in endpoint namespaces only, is none of the options that are left.
 fn take_hidden(snapshot: &mut Snapshot) -> bool {
     let before = snapshot.options.len();
     let is_hidden = |option: &SocketOption| option.kind == OptionKind::Mark && option.value == u64::from(HIDDEN);
@@ -309,7 +312,7 @@ fn take_hidden(snapshot: &mut Snapshot) -> bool {
 /// Refuses a socket with an option that is not set here (protocol.md P-147).
 fn may_set(options: &[u16], request: &Request, rights: Rights) -> Result<(), OpFailed> {
     let Request { tuple, family, .. } = request;
-    let why = frozen::why_not_set(options, tuple.transport, *family, rights);
+    let why = checkpoint::why_not_set(options, tuple.transport, *family, rights);
     match why.map_err(|error| refused(&error, Refusal::NotRestored))? {
         Some(why) => Err(failed(Refusal::NoOption, &why)),
         None => Ok(()),
@@ -374,7 +377,7 @@ mod tests {
             body,
             shut: whimbrel_wire::snapshot::Shut::default(),
             options: Vec::new(),
-            luggage: None,
+            metadata: None,
         };
         change(&mut snapshot);
         let mut bytes = Vec::new();

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use whimbrel_kernel::borrowed::Halted;
-use whimbrel_kernel::frozen::Frozen;
-use whimbrel_kernel::whole;
+use whimbrel_kernel::checkpoint::Checkpoint;
+use whimbrel_kernel::duplicated::Halted;
+use whimbrel_kernel::process_tree;
 use whimbrel_protocol::{Found, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy, Time};
 use whimbrel_wire::Transport;
 
@@ -50,13 +50,13 @@ impl Relocation {
         if !found.get(&saved.tuple).is_some_and(Result::is_ok) {
             return Found::Gone;
         }
-        let Some(borrowed) = self.borrowed.remove(&saved.tuple) else { return Found::Gone };
+        let Some(duplicated) = self.duplicated.remove(&saved.tuple) else { return Found::Gone };
         // Nothing tells of a UDP socket, or of one that listens, whether it rests: its holder knows whose it is.
         let tells = saved.tuple.transport == Transport::Tcp && !saved.tuple.is_unconnected();
-        if tells && !Frozen::is_at_rest(borrowed.socket().as_fd()) {
+        if tells && !Checkpoint::is_at_rest(duplicated.socket().as_fd()) {
             return Found::Awake;
         }
-        match Given::adopt(saved.tuple, borrowed) {
+        match Given::adopt(saved.tuple, duplicated) {
             Ok(given) => {
                 let noted = self.noted.clone();
                 self.halt_adopted(given.processes(), &noted);
@@ -82,26 +82,27 @@ impl Relocation {
 fn go_on(pid: u32, started: u64) {
     // Looked at with the descriptor in hand, which stays that process's.
     match Halted::adopt(pid) {
-        Ok(halted) if whole::started(pid) != Some(started) => halted.leave(),
+        Ok(halted) if process_tree::started(pid) != Some(started) => halted.leave(),
         Ok(_) | Err(_) => {}
     }
 }
 
-/// Continues what a daemon that is gone has stopped for moves, as its store has it. No socket of theirs [rests](resting_in).
+/// Continues what a daemon that is gone has stopped for moves, as its store has it. No socket of theirs
+/// [rests](resting_in).
 pub(crate) fn continue_halted(store: &Path) {
     resting_in(store).unwrap_or_default().0.into_iter().for_each(|(pid, started)| go_on(pid, started));
 }
 
 impl Relocation {
-    /// Processes that a daemon before this one has stopped, which are `noted` with the time that each was started, go on when their sockets do. What somebody
-    /// else has stopped stays so.
+    /// Processes that a daemon before this one has stopped, which are `noted` with the time that each was started, go
+    /// on when their sockets do. What somebody else has stopped stays so.
     fn halt_adopted(&mut self, processes: &[u32], noted: &BTreeMap<u32, u64>) {
         for pid in processes {
             if let Some((_, count)) = self.halted.get_mut(pid) {
                 *count += 1;
                 continue;
             }
-            let is_noted = noted.get(pid).is_some_and(|started| whole::started(*pid) == Some(*started));
+            let is_noted = noted.get(pid).is_some_and(|started| process_tree::started(*pid) == Some(*started));
             match if is_noted { Halted::adopt(*pid) } else { Halted::stop(*pid) } {
                 Ok(halted) => drop(self.halted.insert(*pid, (halted, 1))),
                 Err(error) => tracing::warn!(%error, "a process whose socket rests may not stand still"),
@@ -115,7 +116,7 @@ mod tests {
     use std::process::{Child, Command};
 
     use rustix::process::{Pid, Signal, kill_process};
-    use whimbrel_kernel::borrowed::stands_still;
+    use whimbrel_kernel::duplicated::stands_still;
 
     use super::*;
 
@@ -132,7 +133,7 @@ mod tests {
         // Stopped by that daemon, by its user, and by its user under a number that was another's before.
         let mut children = [stopped(), stopped(), stopped()];
         let [mine, users, other] = children.each_ref().map(Child::id);
-        let started = |pid| whole::started(pid).expect("its start");
+        let started = |pid| process_tree::started(pid).expect("its start");
         let noted = BTreeMap::from([(mine, started(mine)), (other, started(other) + 1)]);
         let mut relocation = Relocation::default();
         relocation.halt_adopted(&[mine, users, other], &noted);

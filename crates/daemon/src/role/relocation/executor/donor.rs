@@ -5,14 +5,14 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
-use whimbrel_kernel::borrowed::{self, Halted};
-use whimbrel_kernel::frozen::{Frozen, Unmovable};
+use whimbrel_kernel::checkpoint::{Checkpoint, Unmovable};
+use whimbrel_kernel::duplicated::{self, Halted};
 use whimbrel_kernel::sock_diag::{MOVABLE, TcpState};
-use whimbrel_kernel::{process, whole};
+use whimbrel_kernel::{process, process_tree};
 use whimbrel_protocol::{MoveName, OpFailed, PeerId, Refusal, SavedDonation, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::Transport;
-use whimbrel_wire::snapshot::{Body, Family, Luggage};
+use whimbrel_wire::snapshot::{Body, Family, Metadata};
 
 use super::Relocation;
 use crate::closing::Received;
@@ -31,25 +31,25 @@ const OPEN: [TcpState; 7] = {
 
 /// A socket that a move may ask for, and who has it.
 #[derive(Debug)]
-pub(crate) struct Borrowed {
+pub(crate) struct Duplicated {
     pub(crate) socket: Received,
     /// Processes that are to stand still while it is at rest. None where its program has handed it over itself.
     processes: Vec<u32>,
-    pub(crate) luggage: Luggage,
+    pub(crate) metadata: Metadata,
 }
 
 /// A socket that is at rest, to be given away.
 #[derive(Debug)]
 pub(crate) struct Given {
     pub(crate) flow: FlowTuple,
-    pub(crate) frozen: Frozen,
+    pub(crate) checkpoint: Checkpoint,
     pub(crate) processes: Vec<u32>,
-    pub(crate) luggage: Luggage,
+    pub(crate) metadata: Metadata,
 }
 
 /// Why a socket is not even asked of its program.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NotBorrowed {
+pub(crate) enum NotDuplicated {
     /// It is gone, or nobody has it open.
     #[error("no process of this host has it open any more")]
     Nobody,
@@ -63,14 +63,14 @@ pub(crate) enum NotBorrowed {
     Kernel(#[from] whimbrel_kernel::Error),
 }
 
-impl Borrowed {
+impl Duplicated {
     pub(crate) fn socket(&self) -> &OwnedFd {
         &self.socket
     }
 }
 
-/// Why a connection waits that has an urgent byte on its way: that it is one is not written down with the bytes of its queue, and the far end would take
-/// it for one of the stream.
+/// Why a connection waits that has an urgent byte on its way: that it is one is not written down with the bytes of its
+/// queue, and the far end would take it for one of the stream.
 pub(crate) const URGENT: &str =
     "its program has sent urgent data (MSG_OOB) that is not acknowledged; it can be moved once that is";
 
@@ -84,17 +84,17 @@ impl Given {
     }
 
     /// One that is at rest already.
-    pub(crate) fn adopt(flow: FlowTuple, borrowed: Borrowed) -> Result<Self, Unmovable> {
-        let Borrowed { socket, processes, luggage } = borrowed;
+    pub(crate) fn adopt(flow: FlowTuple, duplicated: Duplicated) -> Result<Self, Unmovable> {
+        let Duplicated { socket, processes, metadata } = duplicated;
         // On account of one that listens nobody stands still.
         let processes = if flow.listens() { Vec::new() } else { processes };
-        Ok(Self { flow, frozen: freeze(socket)?, processes, luggage })
+        Ok(Self { flow, checkpoint: freeze(socket)?, processes, metadata })
     }
 }
 
 impl Relocation {
-    /// Gets hold of sockets that are to be moved, which changes nothing about them, and tells the family of each. `name` tells what a
-    /// socket is called.
+    /// Gets hold of sockets that are to be moved, which changes nothing about them, and tells the family of each.
+    /// `name` tells what a socket is called.
     pub(crate) fn borrow_sockets(
         &mut self,
         helping: &Helping,
@@ -102,16 +102,16 @@ impl Relocation {
         now: Time,
         flows: &[FlowTuple],
         name: impl Fn(BorrowedFd<'_>) -> [u8; 16],
-    ) -> HashMap<FlowTuple, Result<Family, NotBorrowed>> {
+    ) -> HashMap<FlowTuple, Result<Family, NotDuplicated>> {
         let mut found = HashMap::new();
         let mut by_inode: HashMap<u32, FlowTuple> = HashMap::new();
         for flow in flows {
             if helping.helpers.numbers_of_peer(flow).is_some() {
-                found.insert(*flow, Err(NotBorrowed::Helped));
+                found.insert(*flow, Err(NotDuplicated::Helped));
                 continue;
             }
             if host.shares_its_end(flow) {
-                found.insert(*flow, Err(NotBorrowed::Shared));
+                found.insert(*flow, Err(NotDuplicated::Shared));
                 continue;
             }
             match host.socket_of(flow) {
@@ -119,7 +119,7 @@ impl Relocation {
                     by_inode.insert(inode, *flow);
                 }
                 Ok(_) => {
-                    found.insert(*flow, Err(NotBorrowed::Nobody));
+                    found.insert(*flow, Err(NotDuplicated::Nobody));
                 }
                 Err(error) => {
                     found.insert(*flow, Err(error.into()));
@@ -136,7 +136,7 @@ impl Relocation {
         }
         let mut sockets: HashMap<u32, Received> = HashMap::new();
         for (pid, inodes) in of_process {
-            match borrowed::borrow(pid, &inodes) {
+            match duplicated::borrow(pid, &inodes) {
                 Ok(some) => sockets.extend(some.into_iter().map(|(inode, socket)| (inode, socket.into()))),
                 Err(error) => {
                     let flow = inodes.iter().find_map(|inode| by_inode.get(inode));
@@ -146,15 +146,16 @@ impl Relocation {
         }
         for (inode, flow) in by_inode {
             let Some(socket) = sockets.remove(&inode) else {
-                found.entry(flow).or_insert(Err(NotBorrowed::Nobody));
+                found.entry(flow).or_insert(Err(NotDuplicated::Nobody));
                 continue;
             };
-            // This one has those that wait for their programs. It leaves them alone, and could not go on without itself.
+            // This one has those that wait for their programs. It leaves them alone, and could not go on without
+            // itself.
             let others = holders.get(&inode).into_iter().flatten().map(|holder| holder.pid);
             let processes = others.filter(|pid| *pid != std::process::id()).collect();
-            let luggage = Luggage { uuid: name(socket.as_fd()), state: Vec::new() };
+            let metadata = Metadata { uuid: name(socket.as_fd()), state: Vec::new() };
             found.insert(flow, Ok(family_of(&socket)));
-            self.borrowed.insert(flow, Borrowed { socket, processes, luggage });
+            self.duplicated.insert(flow, Duplicated { socket, processes, metadata });
         }
         if let Err(error) = self.make_ready(host, now) {
             tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
@@ -163,10 +164,10 @@ impl Relocation {
     }
 
     /// The numbers of the options of a socket that was borrowed, or given by its program.
-    pub(crate) fn options_of_borrowed(&mut self, host: &mut Host, flow: &FlowTuple) -> Result<Vec<u16>, OpFailed> {
-        let Self { borrowed, .. } = self;
+    pub(crate) fn options_of_duplicated(&mut self, host: &mut Host, flow: &FlowTuple) -> Result<Vec<u16>, OpFailed> {
+        let Self { duplicated, .. } = self;
         let Host { endpoints, defaults, connections, .. } = &mut *host;
-        let Some(Borrowed { socket, .. }) = borrowed.get(flow) else { return Ok(Vec::new()) };
+        let Some(Duplicated { socket, .. }) = duplicated.get(flow) else { return Ok(Vec::new()) };
         needs(socket.as_fd(), beside(flow, endpoints, defaults, connections)?)
     }
 
@@ -177,10 +178,10 @@ impl Relocation {
         now: Time,
         flow: FlowTuple,
         socket: Received,
-        luggage: Luggage,
+        metadata: Metadata,
     ) -> Family {
         let family = family_of(&socket);
-        self.borrowed.insert(flow, Borrowed { socket, processes: Vec::new(), luggage });
+        self.duplicated.insert(flow, Duplicated { socket, processes: Vec::new(), metadata });
         if let Err(error) = self.make_ready(host, now) {
             tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
         }
@@ -214,14 +215,14 @@ impl Relocation {
 
     /// What a socket that was borrowed, or is about to be given, is called.
     pub(crate) fn uuid_of(&self, flow: &FlowTuple) -> Option<[u8; 16]> {
-        let borrowed = self.borrowed.get(flow).map(|borrowed| borrowed.luggage.uuid);
-        let given = || self.given.values().find(|given| given.flow == *flow).map(|given| given.luggage.uuid);
-        borrowed.or_else(given).or_else(|| self.expected.get(flow).copied())
+        let duplicated = self.duplicated.get(flow).map(|duplicated| duplicated.metadata.uuid);
+        let given = || self.given.values().find(|given| given.flow == *flow).map(|given| given.metadata.uuid);
+        duplicated.or_else(given).or_else(|| self.expected.get(flow).copied())
     }
 
     /// A socket is not to be moved after all.
     pub(crate) fn return_socket(&mut self, host: &mut Host, now: Time, flow: &FlowTuple) {
-        if self.borrowed.remove(flow).is_none() {
+        if self.duplicated.remove(flow).is_none() {
             return;
         }
         self.forget_unhalted(host);
@@ -231,30 +232,30 @@ impl Relocation {
     }
 
     pub(crate) fn freeze(&mut self, host: &mut Host, name: MoveName, flow: FlowTuple) -> Result<(), OpFailed> {
-        let Some(borrowed) = self.borrowed.remove(&flow) else {
+        let Some(duplicated) = self.duplicated.remove(&flow) else {
             return Err(failed(Refusal::Unmovable, &format!("the socket of {flow} is not there any more")));
         };
         // Its program has had it since it was looked at.
-        if !host.has_flow(&flow, borrowed.socket.as_fd()).map_err(|error| refused(&error, Refusal::Unmovable))? {
+        if !host.has_flow(&flow, duplicated.socket.as_fd()).map_err(|error| refused(&error, Refusal::Unmovable))? {
             self.let_new_in(host, &flow);
             return Err(failed(Refusal::Unmovable, &format!("the socket is not that of {flow} any more")));
         }
         if flow.listens() {
-            return self.freeze_listening(host, name, flow, borrowed);
+            return self.freeze_listening(host, name, flow, duplicated);
         }
-        let Borrowed { socket, processes, luggage } = borrowed;
+        let Duplicated { socket, processes, metadata } = duplicated;
         self.halt(&processes).map_err(|error| refused(&error, Refusal::Unmovable))?;
         let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
         host.forget_late(&flow);
         host.tunnel.set_aside(&flow);
-        let frozen = host
+        let checkpoint = host
             .datapath
             .set_helped(&flow, &rests)
             .map_err(|error| failed(Refusal::NoRights, &error))
             .and_then(|()| self.put_to_rest(host, &flow, socket));
-        match frozen {
-            Ok(frozen) => {
-                self.given.insert(name, Given { flow, frozen, processes, luggage });
+        match checkpoint {
+            Ok(checkpoint) => {
+                self.given.insert(name, Given { flow, checkpoint, processes, metadata });
                 Ok(())
             }
             Err(failed) => {
@@ -266,30 +267,31 @@ impl Relocation {
         }
     }
 
-    fn put_to_rest(&mut self, host: &mut Host, flow: &FlowTuple, socket: Received) -> Result<Frozen, OpFailed> {
-        let frozen = match host.endpoints.at(flow).filter(|_| flow.is_unconnected()) {
+    fn put_to_rest(&mut self, host: &mut Host, flow: &FlowTuple, socket: Received) -> Result<Checkpoint, OpFailed> {
+        let checkpoint = match host.endpoints.at(flow).filter(|_| flow.is_unconnected()) {
             Some(place) => {
                 let _inside = place.endpoint.enter().map_err(|error| refused(&error, Refusal::Unmovable))?;
                 freeze(socket)
             }
             None => freeze(socket),
         };
-        frozen.map_err(|why| unmovable(&why, Refusal::Unmovable))
+        checkpoint.map_err(|why| unmovable(&why, Refusal::Unmovable))
     }
 
     pub(crate) fn dump(&mut self, host: &mut Host, name: &MoveName) -> Result<Vec<u8>, OpFailed> {
         let Self { given, .. } = self;
         let Host { endpoints, defaults, connections, datapath, .. } = &mut *host;
         let gone = || failed(Refusal::Unmovable, &"the socket is not at rest");
-        let Given { flow, frozen, luggage, .. } = given.get(name).ok_or_else(gone)?;
+        let Given { flow, checkpoint, metadata, .. } = given.get(name).ok_or_else(gone)?;
         if has_urgent(datapath, flow, endpoints.at(flow)) {
             return Err(failed(Refusal::Unmovable, &URGENT));
         }
         let (defaults, sockets) = beside(flow, endpoints, defaults, connections)?;
-        let mut snapshot = frozen.dump(defaults, sockets).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
-        snapshot.luggage = Some(luggage.clone());
+        let mut snapshot = checkpoint.dump(defaults, sockets).map_err(|why| unmovable(&why, Refusal::Unmovable))?;
+        snapshot.metadata = Some(metadata.clone());
         if let Body::Datagram(datagrams) = &mut snapshot.body {
-            // One that is bound to all addresses moves with this one, and has nothing to say to the other family from there.
+            // One that is bound to all addresses moves with this one, and has nothing to say to the other family from
+            // there.
             datagrams.queue.retain(|datagram| datagram.from.is_ipv4() == flow.local.is_ipv4());
         }
         let mut bytes = Vec::new();
@@ -299,7 +301,7 @@ impl Relocation {
 
     /// The socket goes on here.
     pub(crate) fn let_go_on(&mut self, host: &mut Host, name: &MoveName) -> Result<(), OpFailed> {
-        let Some(Given { flow, frozen, processes, .. }) = self.given.remove(name) else { return Ok(()) };
+        let Some(Given { flow, checkpoint, processes, .. }) = self.given.remove(name) else { return Ok(()) };
         // First what holds its packets: its own first segment would be held with them.
         host.let_in(&flow);
         let injector = match host.endpoints.at(&flow) {
@@ -308,7 +310,7 @@ impl Relocation {
         };
         self.kept_new.remove(&flow);
         host.tunnel.hand_on(&flow, None);
-        let thawed = frozen.thaw(injector).map(Received::from).map_err(|why| unmovable(&why, Refusal::NotWoken));
+        let thawed = checkpoint.thaw(injector).map(Received::from).map_err(|why| unmovable(&why, Refusal::NotWoken));
         self.let_run(host, &processes);
         thawed.map(drop)
     }
@@ -332,8 +334,8 @@ impl Relocation {
             self.retiring.insert(*name, given);
             return Ok(());
         }
-        let Given { flow, frozen, processes, .. } = given;
-        let destroyed = frozen.destroy(host.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept));
+        let Given { flow, checkpoint, processes, .. } = given;
+        let destroyed = checkpoint.destroy(host.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept));
         lender.leave_home(host, &flow);
         host.settle_ports();
         host.part_with(now, flow, to);
@@ -343,11 +345,11 @@ impl Relocation {
 
     pub(crate) fn save_given(&mut self, host: &mut Host, saved: SavedDonation) -> Result<(), StoreError> {
         // Nobody stops what only listens. What stands still already is to stay so.
-        let borrowed = self.borrowed.get(&saved.tuple).filter(|_| !saved.tuple.listens());
-        let processes = borrowed.map_or(&[][..], |borrowed| &borrowed.processes);
+        let duplicated = self.duplicated.get(&saved.tuple).filter(|_| !saved.tuple.listens());
+        let processes = duplicated.map_or(&[][..], |duplicated| &duplicated.processes);
         let is_noted = |pid: &u32| self.noted.contains_key(pid) || self.halted.contains_key(pid);
-        let fresh = processes.iter().filter(|pid| !is_noted(pid) && borrowed::stands_still(**pid) == Some(false));
-        let halting: Vec<_> = fresh.filter_map(|pid| Some((*pid, whole::started(*pid)?))).collect();
+        let fresh = processes.iter().filter(|pid| !is_noted(pid) && duplicated::stands_still(**pid) == Some(false));
+        let halting: Vec<_> = fresh.filter_map(|pid| Some((*pid, process_tree::started(*pid)?))).collect();
         host.store.save_donation(&saved, &halting)?;
         self.noted.extend(halting);
         Ok(())
@@ -361,7 +363,7 @@ impl Relocation {
 
     /// Forgets what was noted of processes that were not stopped after all.
     fn forget_unhalted(&mut self, host: &mut Host) {
-        if self.borrowed.is_empty() {
+        if self.duplicated.is_empty() {
             let noted: Vec<u32> = self.noted.keys().copied().collect();
             for pid in noted {
                 if !self.halted.contains_key(&pid) {
@@ -385,8 +387,8 @@ impl Relocation {
         }
     }
 
-    /// The connections of a socket without another end, and those that are being opened: what is of no flow among them would go where it
-    /// goes. New ones wait from now on, if it listens. Nothing where its address is this host's own.
+    /// The connections of a socket without another end, and those that are being opened: what is of no flow among them
+    /// would go where it goes. New ones wait from now on, if it listens. Nothing where its address is this host's own.
     pub(crate) fn connections_of(&mut self, host: &mut Host, socket: &FlowTuple) -> Result<Vec<FlowTuple>, Failure> {
         if host.endpoints.at(socket).is_none() {
             return Ok(Vec::new());
@@ -432,11 +434,11 @@ impl Relocation {
 }
 
 /// Puts a socket to rest. One that cannot be is closed by a thread like any other.
-pub(crate) fn freeze(socket: Received) -> Result<Frozen, Unmovable> {
+pub(crate) fn freeze(socket: Received) -> Result<Checkpoint, Unmovable> {
     let again = socket.try_clone().map(Received::from);
-    let frozen = Frozen::freeze(socket.into_inner());
+    let checkpoint = Checkpoint::freeze(socket.into_inner());
     drop(again);
-    frozen
+    checkpoint
 }
 
 /// Of a socket: IPv6 also where it talks IPv4.

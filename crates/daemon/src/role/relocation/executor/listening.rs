@@ -1,8 +1,9 @@
 //! Sockets without another end (decision 0022): those that listen, and those of UDP that are not connected.
 //!
-//! The latter rest as connected ones do. The former are at rest by nothing being asked of them. So their programs need not stand still, and connections go on coming to them until
-//! those go to the other host; they wait in the accept queue, which is emptied behind the socket. Where their address is an anchor's that knows connections by flows alone, what opens new
-//! ones waits meanwhile (P-116).
+//! The latter rest as connected ones do. The former are at rest by nothing being asked of them. So their programs need
+//! not stand still, and connections go on coming to them until those go to the other host; they wait in the accept
+//! queue, which is emptied behind the socket. Where their address is an anchor's that knows connections by flows alone,
+//! what opens new ones waits meanwhile (P-116).
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -14,7 +15,7 @@ use whimbrel_protocol::{LocalEnd, MoveName, OpFailed, Refusal};
 use whimbrel_wire::FlowTuple;
 
 use super::Relocation;
-use super::donor::{Borrowed, Given, freeze};
+use super::donor::{Duplicated, Given, freeze};
 use crate::host::refusal::unmovable;
 use crate::host::{Failure, Host};
 
@@ -28,17 +29,17 @@ impl Relocation {
         host: &mut Host,
         name: MoveName,
         flow: FlowTuple,
-        borrowed: Borrowed,
+        duplicated: Duplicated,
     ) -> Result<(), OpFailed> {
-        let Borrowed { socket, luggage, .. } = borrowed;
-        let frozen = match freeze(socket) {
-            Ok(frozen) => frozen,
+        let Duplicated { socket, metadata, .. } = duplicated;
+        let checkpoint = match freeze(socket) {
+            Ok(checkpoint) => checkpoint,
             Err(why) => {
                 self.let_new_in(host, &flow);
                 return Err(unmovable(&why, Refusal::Unmovable));
             }
         };
-        self.given.insert(name, Given { flow, frozen, processes: Vec::new(), luggage });
+        self.given.insert(name, Given { flow, checkpoint, processes: Vec::new(), metadata });
         Ok(())
     }
 
@@ -66,8 +67,8 @@ impl Relocation {
     /// Connections that wait to be accepted at a socket that is another host's.
     pub(crate) fn take_queued(&mut self, name: &MoveName) -> Vec<OwnedFd> {
         let mut queued = self.left_queued.remove(name).unwrap_or_default();
-        let Some(Given { frozen, .. }) = self.retiring.get(name) else { return queued };
-        let socket = frozen.as_fd();
+        let Some(Given { checkpoint, .. }) = self.retiring.get(name) else { return queued };
+        let socket = checkpoint.as_fd();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         while queued.len() < MOST {
             // It may be a blocking one, and that is its program's own business.
@@ -93,8 +94,8 @@ impl Relocation {
         opening.map_or(true, |opening| opening.iter().any(|connection| connection.tuple.local == flow.local))
     }
 
-    /// A socket that listens comes back to where it was: what is left of it there makes way. Connections that wait at that would be reset with it;
-    /// they go where they were to go ([`Host::take_queued`]).
+    /// A socket that listens comes back to where it was: what is left of it there makes way. Connections that wait at
+    /// that would be reset with it; they go where they were to go ([`Host::take_queued`]).
     pub(crate) fn make_way_for_listener(&mut self, host: &mut Host, flow: &FlowTuple) {
         let left: Vec<MoveName> =
             self.retiring.iter().filter(|(_, of)| of.flow == *flow).map(|(name, _)| *name).collect();
@@ -109,8 +110,8 @@ impl Relocation {
 
     /// Nothing comes to such a socket any more.
     pub(crate) fn end_retired(&mut self, host: &mut Host, name: &MoveName) {
-        let Some(Given { flow, frozen, .. }) = self.retiring.remove(name) else { return };
-        if let Err(error) = frozen.destroy(host.sockets_beside(&flow)) {
+        let Some(Given { flow, checkpoint, .. }) = self.retiring.remove(name) else { return };
+        if let Err(error) = checkpoint.destroy(host.sockets_beside(&flow)) {
             tracing::warn!(%flow, %error, "a socket that has moved is still there for its program");
         }
         // Connections that were claimed while they were being opened, and have not come about.

@@ -1,5 +1,6 @@
-//! Making the namespaces of addresses, and taking them down, in threads of their own: the kernel takes tens of milliseconds for each, and very many
-//! may be asked for at once. An op that needs one that is not there waits for it, and is carried out when it is.
+//! Making the namespaces of addresses, and taking them down, in threads of their own: the kernel takes tens of
+//! milliseconds for each, and very many may be asked for at once. An op that needs one that is not there waits for it,
+//! and is carried out when it is.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;

@@ -19,20 +19,20 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_kernel::borrowed::Halted;
-use whimbrel_kernel::frozen::Rights;
+use whimbrel_kernel::checkpoint::Rights;
+use whimbrel_kernel::duplicated::Halted;
 use whimbrel_kernel::owner::Owner;
 use whimbrel_protocol::{FlowName, LocalEnd, MoveName, OpFailed, PeerId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
-use whimbrel_wire::snapshot::Luggage;
+use whimbrel_wire::snapshot::Metadata;
 
 use crate::host::refusal::failed;
 use crate::host::{Host, Mover};
 use acceptor::Taken;
 pub(crate) use adopt::{FoundMoves, continue_halted};
-pub(crate) use donor::NotBorrowed;
+pub(crate) use donor::NotDuplicated;
 pub(crate) use donor::URGENT;
-use donor::{Borrowed, Given};
+use donor::{Duplicated, Given};
 
 /// A peer of a move, and how far it is, where that is known.
 #[derive(Clone, Copy, Debug)]
@@ -55,14 +55,14 @@ pub(crate) struct Arrived {
     /// The socket.
     pub(crate) socket: OwnedFd,
     /// Its name, and what the program that had it wants to be known.
-    pub(crate) luggage: Luggage,
+    pub(crate) metadata: Metadata,
 }
 
 /// The sockets that are on their way, and what goes with them.
 #[derive(Debug, Default)]
 pub(crate) struct Relocation {
     /// Sockets of programs that a move may ask for at any moment.
-    borrowed: HashMap<FlowTuple, Borrowed>,
+    duplicated: HashMap<FlowTuple, Duplicated>,
     /// Sockets that their programs are about to give away, and what they are called.
     expected: HashMap<FlowTuple, [u8; 16]>,
     given: HashMap<MoveName, Given>,
@@ -91,7 +91,7 @@ pub(crate) struct Relocation {
 impl Relocation {
     /// The programs are attached before anything stops, since that takes the kernel tens of milliseconds.
     pub(crate) fn make_ready(&self, host: &mut Host, now: Time) -> Result<(), OpFailed> {
-        let moving = !self.borrowed.is_empty() || !self.given.is_empty() || !self.taken.is_empty();
+        let moving = !self.duplicated.is_empty() || !self.given.is_empty() || !self.taken.is_empty();
         let moving = moving || !self.expected.is_empty();
         host.make_ready(now, Mover::Sockets, moving, moving).map_err(|error| failed(Refusal::NoRights, &error))
     }
@@ -134,8 +134,8 @@ impl Relocation {
         is_free
     }
 
-    /// Whose a socket is to be that comes for this name. What waits for its program is nobody's: who asks for it is not known yet, and need not
-    /// be root.
+    /// Whose a socket is to be that comes for this name. What waits for its program is nobody's: who asks for it is not
+    /// known yet, and need not be root.
     fn owner_for(&self, name: &[u8]) -> Owner {
         self.receivers.get(name).copied().unwrap_or(Owner::NOBODY)
     }
@@ -146,7 +146,8 @@ impl Relocation {
         self.full.remove(name);
     }
 
-    /// Whether a program has so many sockets to take that no more are to be asked for. Those that are on their way still come.
+    /// Whether a program has so many sockets to take that no more are to be asked for. Those that are on their way
+    /// still come.
     pub(crate) fn set_full(&mut self, name: &[u8], full: bool) {
         if full {
             self.full.insert(name.to_vec());
@@ -160,7 +161,8 @@ impl Relocation {
         self.given.get(name).map(Given::flow).or_else(|| self.taken.get(name).map(Taken::flow))
     }
 
-    /// Whether somebody receives sockets under a name: under none they wait here until a program asks for them by their own names.
+    /// Whether somebody receives sockets under a name: under none they wait here until a program asks for them by their
+    /// own names.
     fn is_received(&self, name: &[u8]) -> bool {
         name.is_empty() || self.receivers.contains_key(name)
     }

@@ -1,8 +1,9 @@
 //! Running CRIU, which the [helper](super::helper) does.
 //!
-//! It is run inside the network namespace of the process, and inside its PID and mount namespaces where those are others than this
-//! one's: seen from outside it would take the namespaces along. These are the ones that were opened when the process was looked at, whatever it has
-//! done since; and CRIU is the one of this host, by its descriptor ([`Program`]).
+//! It is run inside the network namespace of the process, and inside its PID and mount namespaces where those are
+//! others than this one's: seen from outside it would take the namespaces along. These are the ones that were opened
+//! when the process was looked at, whatever it has done since; and CRIU is the one of this host, by its descriptor
+//! ([`Program`]).
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,8 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use whimbrel_kernel::process_tree::{Namespace, Namespaces};
 use whimbrel_kernel::program::{Inside, Program};
-use whimbrel_kernel::whole::{Namespace, Namespaces};
 
 use super::{BEFORE, IMAGES};
 use crate::doctor;
@@ -30,8 +31,8 @@ const SETTLES_WITHIN: Duration = Duration::from_secs(5);
 /// Between looks at what CRIU has done.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// What CRIU runs when it has rebuilt a process, which waits then, at rest, until it is told its fate. It outlives the daemon. Where nobody can tell
-/// it any more the process ends.
+/// What CRIU runs when it has rebuilt a process, which waits then, at rest, until it is told its fate. It outlives the
+/// daemon. Where nobody can tell it any more the process ends.
 const HOOK: &str = "#!/bin/sh
 cd \"${0%/*}\" || exit 1
 case $CRTOOLS_SCRIPT_ACTION in
@@ -110,7 +111,8 @@ impl Tool {
         Ok(Self { version, program })
     }
 
-    /// What CRIU does so that nothing comes in meanwhile. The data plane does that, but before 3.19 CRIU does not take that for an answer.
+    /// What CRIU does so that nothing comes in meanwhile. The data plane does that, but before 3.19 CRIU does not take
+    /// that for an answer.
     fn lock(&self) -> &'static str {
         if leaves_lock(&self.version) { "nftables" } else { "skip" }
     }
@@ -169,8 +171,8 @@ impl Tool {
         arguments
     }
 
-    /// Rebuilds a process, which rests then until [`tell`] is called. `apart`: in a PID namespace of its own, since somebody has its
-    /// number here. `network`: the network namespace that it is to be in.
+    /// Rebuilds a process, which rests then until [`tell`] is called. `apart`: in a PID namespace of its own, since
+    /// somebody has its number here. `network`: the network namespace that it is to be in.
     ///
     /// # Errors
     /// A sentence. Nothing is left.
@@ -240,7 +242,8 @@ pub(crate) fn leaves_lock(version: &str) -> bool {
     numbers(version) < (3, 19)
 }
 
-/// Ends what CRIU has made so that nothing comes for the connections of a process with this number. `inside`: where its sockets are.
+/// Ends what CRIU has made so that nothing comes for the connections of a process with this number. `inside`: where its
+/// sockets are.
 pub(crate) fn end_lock(inner: u32, inside: Inside<'_>) {
     let arguments = ["delete".into(), "table".into(), "inet".into(), format!("CRIU-{inner}").into()];
     // Where it has failed there is none.
@@ -280,7 +283,8 @@ pub(crate) fn tell(directory: &Path, goes_on: bool) -> io::Result<()> {
     }
 }
 
-/// Lets a process go on that waits for its fate, and waits until it does. Gives the number of the first of its processes, here.
+/// Lets a process go on that waits for its fate, and waits until it does. Gives the number of the first of its
+/// processes, here.
 ///
 /// # Errors
 /// A sentence. It is lost.
@@ -296,7 +300,8 @@ pub(crate) fn resume(directory: &Path, inner: &[u32]) -> Result<u32, String> {
     go_on(directory, inner)
 }
 
-/// Has a process go on that CRIU is done with: it was stopped before it was written down. Gives the number of the first.
+/// Has a process go on that CRIU is done with: it was stopped before it was written down. Gives the number of the
+/// first.
 ///
 /// # Errors
 /// A sentence. It has ended.
@@ -304,7 +309,7 @@ fn go_on(directory: &Path, inner: &[u32]) -> Result<u32, String> {
     let pids = numbers_here(directory, inner);
     for (at, pid) in pids.iter().enumerate() {
         // A child may have ended as soon as its parent went on.
-        let continued = whimbrel_kernel::whole::signal(*pid, rustix::process::Signal::CONT);
+        let continued = whimbrel_kernel::process_tree::signal(*pid, rustix::process::Signal::CONT);
         continued.or_else(|error| if at == 0 { Err(error.to_string()) } else { Ok(()) })?;
     }
     pids.first().copied().ok_or_else(|| "it ended as soon as it went on".to_owned())
@@ -321,8 +326,8 @@ pub(crate) enum Left {
     Gone,
 }
 
-/// Finds out what became of a process that was rebuilt. That daemon may have told its fate as its last word, and CRIU be about to act on it; and a
-/// process that goes on by it may not have been [woken](go_on) yet.
+/// Finds out what became of a process that was rebuilt. That daemon may have told its fate as its last word, and CRIU
+/// be about to act on it; and a process that goes on by it may not have been [woken](go_on) yet.
 pub(crate) fn left(directory: &Path, inner: &[u32]) -> Left {
     let since = Instant::now();
     loop {
@@ -346,7 +351,7 @@ pub(crate) fn numbers_here(directory: &Path, inner: &[u32]) -> Vec<u32> {
     let Some(keeper) = keeper else { return inner.to_vec() };
     let child = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).unwrap_or_default();
     let first = child.split_whitespace().next().and_then(|pid| pid.parse().ok());
-    first.map(|first| whimbrel_kernel::whole::outer_numbers(first, inner)).unwrap_or_default()
+    first.map(|first| whimbrel_kernel::process_tree::outer_numbers(first, inner)).unwrap_or_default()
 }
 
 /// What CRIU is told whatever it does.
@@ -356,7 +361,7 @@ fn common(job: bool, talks: bool) -> impl Iterator<Item = OsString> {
 }
 
 pub(crate) fn network_of(pid: u32) -> Result<OwnedFd, String> {
-    whimbrel_kernel::whole::network_of(pid).map_err(|error| error.to_string())
+    whimbrel_kernel::process_tree::network_of(pid).map_err(|error| error.to_string())
 }
 
 fn run(program: &Program, arguments: &[OsString], inside: Inside<'_>, log: &Path) -> Result<(), String> {
@@ -400,8 +405,8 @@ mod tests {
         Tool { version: version.into(), program }
     }
 
-    /// Of a service that has a mount namespace of its own, as by `PrivateTmp=`: once it was looked at it makes a user and a mount namespace, in which
-    /// `criu` is a program of its own.
+    /// Of a service that has a mount namespace of its own, as by `PrivateTmp=`: once it was looked at it makes a user
+    /// and a mount namespace, in which `criu` is a program of its own.
     const HOSTILE: &str = r#"
 echo here; read go
 exec unshare -Urm sh -c '

@@ -1,8 +1,10 @@
-//! CRIU is run by a process of its own (decision 0040): this program in another role, which carries out one request and ends.
+//! CRIU is run by a process of its own (decision 0040): this program in another role, which carries out one request and
+//! ends.
 //!
-//! The daemon parses what strangers send, and CRIU needs every right that there is. So the daemon sends a request over a UNIX socket, with the
-//! namespaces that it has opened, and the helper runs CRIU. Where systemd listens for it (`whimbrel-criu.socket`), it starts the helper with rights
-//! that the daemon does not have; else the daemon starts it itself.
+//! The daemon parses what strangers send, and CRIU needs every right that there is. So the daemon sends a request over
+//! a UNIX socket, with the namespaces that it has opened, and the helper runs CRIU. Where systemd listens for it
+//! (`whimbrel-criu.socket`), it starts the helper with rights that the daemon does not have; else the daemon starts it
+//! itself.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,8 +17,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use whimbrel_ipc::{Lines, send_line};
 use whimbrel_kernel::client;
+use whimbrel_kernel::process_tree::{self, Namespace, Namespaces, ProcessTree};
 use whimbrel_kernel::program::Inside;
-use whimbrel_kernel::whole::{self, Namespace, Namespaces, Whole};
 
 use super::criu::{self, Subject, Tool, numbers};
 
@@ -29,7 +31,8 @@ const LONGEST: usize = 16 << 20;
 /// How long the other end may take to say something that it has begun.
 const SAID_WITHIN: Duration = Duration::from_secs(10);
 
-/// What the helper is asked for. What is done while a process stands still names the version that was found, which is not tried once more.
+/// What the helper is asked for. What is done while a process stands still names the version that was found, which is
+/// not tried once more.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 enum Task {
@@ -99,7 +102,7 @@ impl Criu {
     ///
     /// # Errors
     /// A sentence. The process runs on.
-    pub(crate) fn dump_before(&self, of: &Whole, directory: &Path) -> Result<(), String> {
+    pub(crate) fn dump_before(&self, of: &ProcessTree, directory: &Path) -> Result<(), String> {
         let task = Task::DumpBefore {
             version: self.version.clone(),
             process: Process::of(of),
@@ -112,7 +115,7 @@ impl Criu {
     ///
     /// # Errors
     /// A sentence. The process stands still, and its sockets may rest.
-    pub(crate) fn dump(&self, of: &Whole, directory: &Path, before: bool) -> Result<(), String> {
+    pub(crate) fn dump(&self, of: &ProcessTree, directory: &Path, before: bool) -> Result<(), String> {
         let (version, directory) = (self.version.clone(), directory.to_owned());
         let task = Task::Dump { version, process: Process::of(of), directory, before };
         ask(&task, &descriptors(&of.namespaces)).map(|_| ())
@@ -156,7 +159,7 @@ pub(crate) fn end_lock(inner: u32, network: BorrowedFd<'_>) {
 }
 
 impl Process {
-    fn of(whole: &Whole) -> Self {
+    fn of(whole: &ProcessTree) -> Self {
         let inner = whole.inner.first().copied().unwrap_or(whole.root);
         Self { root: whole.root, inner, job: !whole.leads, talks: whole.talks }
     }
@@ -252,7 +255,7 @@ impl Task {
         match self {
             Self::Find => Tool::find().map(|tool| vec![tool.version]),
             Self::MayDump => Tool::find()?.may_dump().map(done),
-            Self::Lacking { files } => Ok(whole::lacking(&files)),
+            Self::Lacking { files } => Ok(process_tree::lacking(&files)),
             Self::DumpBefore { version, process, directory } => {
                 let (subject, directory) = (process.with(descriptors)?, checked(&directory)?);
                 Tool::known(version)?.dump_before(&subject, &directory).map(done)

@@ -1,9 +1,9 @@
 //! What goes ahead of a process, and its images, as bytes.
 //!
-//! A load is the length of the manifest (4 bytes, big-endian), the manifest (JSON), and an archive of the images that were made while
-//! the process ran. The snapshot of its first connection is an archive of those that were made of it at rest. An archive is, for each
-//! file, the length of its name (2), its name, its length (8), and its bytes. Beside CRIU's files there is one for each UDP socket in whose
-//! queue something waited, a snapshot of it (docs/snapshot.md).
+//! A load is the length of the manifest (4 bytes, big-endian), the manifest (JSON), and an archive of the images that
+//! were made while the process ran. The snapshot of its first connection is an archive of those that were made of it at
+//! rest. An archive is, for each file, the length of its name (2), its name, its length (8), and its bytes. Beside
+//! CRIU's files there is one for each UDP socket in whose queue something waited, a snapshot of it (docs/snapshot.md).
 
 use std::fs;
 use std::io::{self, Write};
@@ -195,7 +195,7 @@ mod tests {
             body: Body::Datagram(Datagrams { remote: Some(remote), queue }),
             shut: whimbrel_wire::snapshot::Shut::default(),
             options: Vec::new(),
-            luggage: None,
+            metadata: None,
         };
         write_queues(&[snapshot.clone(), snapshot.clone()], &from.0).expect("write");
         let mut bytes = Vec::new();

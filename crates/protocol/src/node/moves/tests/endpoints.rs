@@ -130,7 +130,8 @@ fn claim(flow: u64, transport: Transport) -> Record {
 fn an_endpoint_that_is_on_lease_is_claimed_and_goes_to_another_host_with_its_socket() {
     // P-115
     let (mut anchor, ends, of_donor) = claimed();
-    // It says so again, and by another name as a daemon does that was started anew: there is one such part of the lease.
+    // It says so again, and by another name as a daemon does that was started anew: there is one such part of the
+    // lease.
     anchor.hear(DONOR, claim(FLOW, Transport::Tcp));
     lend_all(&mut anchor);
     assert_eq!(verdict(&mut anchor, DONOR), None);

@@ -112,7 +112,7 @@ fn a_tenant_is_told_that_its_anchor_is_not_reached_at_what_it_lends() {
     lend(&mut anchor, 1);
     let mut gone = |addresses: &[IpAddr]| {
         let at = At { now: anchor.now, around: &Known };
-        anchor.moves.note_unreached(at, addresses.iter().copied().collect());
+        anchor.moves.on_unreached(at, addresses.iter().copied().collect());
         anchor.said(DONOR)
     };
     let (of, other) = (ends().first.ip(), "192.0.2.250".parse().expect("an address"));
@@ -201,7 +201,7 @@ fn who_is_cut_off_as_it_is_told_of_an_address_hears_of_it_later() {
         let granted = Granted { ends: ends(), lifetime: 86_400 };
         lend_for(&mut anchor, 1, granted);
         let told_in_vain = |anchor: &mut Host, unreached: BTreeSet<IpAddr>| {
-            anchor.moves.note_unreached(At { now: anchor.now, around: &Known }, unreached);
+            anchor.moves.on_unreached(At { now: anchor.now, around: &Known }, unreached);
             while anchor.moves.records.wants(&key(DONOR)) {
                 while anchor.moves.records.poll(anchor.now, &key(DONOR)).is_some() {}
                 let due = anchor.moves.deadline(At { now: anchor.now, around: &Known });
@@ -238,7 +238,7 @@ fn a_tenant_is_told_of_an_address_that_is_gone_already() {
     // P-131
     let gone = |anchor: &mut Host| {
         let at = At { now: anchor.now, around: &Known };
-        anchor.moves.note_unreached(at, [ends().first.ip()].into());
+        anchor.moves.on_unreached(at, [ends().first.ip()].into());
     };
     let unreached = |number| Record::Reached { number, reached: false };
     // As it is lent.
@@ -400,7 +400,8 @@ fn what_is_passed_on_for_a_host_that_is_revoked_is_over() {
     assert_eq!((&anchor.ended[..], &anchor.led[..]), (&[far()][..], &[][..]));
     assert!(anchor.carry_out().contains(&forgotten));
     assert!(anchor.moves.relocation.held().is_empty());
-    // The connection has moved on to a host that is none of the community's any more; or was given by a grant to one that never was.
+    // The connection has moved on to a host that is none of the community's any more; or was given by a grant to one
+    // that never was.
     for (revoked, goes_on) in [(true, false), (false, true)] {
         let mut anchor = claimed();
         anchor.carry_out();

@@ -118,7 +118,8 @@ fn a_former_owner_knows_the_name_and_has_no_flow_of_it() {
         let said = holder.said(DONOR);
         let Some(Record::Announced { refusal, .. }) = said.last() else { panic!("{said:?}") };
         assert_eq!(*refusal, (!led).then_some(Refusal::NoSuchFlow));
-        // What is its own under that name is another flow, of which it does what it likes; that one is not led anywhere.
+        // What is its own under that name is another flow, of which it does what it likes; that one is not led
+        // anywhere.
         holder.hear(DONOR, Record::Recall { number: NUMBER + 1, flow: FLOW, gone: false });
         holder.hear(DONOR, Record::Ending { flow: FLOW });
         assert!(!holder.moves.is_ending(&with(ACCEPTOR, FLOW)));
@@ -334,7 +335,8 @@ fn what_is_kept_is_found_by_the_next_daemon_under_its_owner() {
     next.said(DONOR);
     next.hear(ACCEPTOR, announce_of(2, THIEF));
     assert_eq!(answer(&mut next, ACCEPTOR), None);
-    // The donor of before has nothing under that name, also where the table of flows was not saved after it was led elsewhere.
+    // The donor of before has nothing under that name, also where the table of flows was not saved after it was led
+    // elsewhere.
     next.hear_among(&table, DONOR, announce_of(3, THIEF));
     assert_eq!(answer(&mut next, DONOR), None, "what is led elsewhere leaves the name free");
     // What is said to have been lent from the start is not its again.

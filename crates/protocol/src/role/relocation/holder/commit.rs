@@ -21,8 +21,8 @@ const LIFETIME_MOST: u32 = 600;
 const UNSETTLED_EACH: usize = 2;
 const UNSETTLED_MOST: usize = 16;
 
-/// A connection of an endpoint that is lent, named by the host that has it (P-86), or the endpoint itself, whose socket is to move
-/// (P-115).
+/// A connection of an endpoint that is lent, named by the host that has it (P-86), or the endpoint itself, whose socket
+/// is to move (P-115).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
     flow: FlowName,
@@ -32,8 +32,8 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// `tuple`: as its owner has it. `wire_port`: the owner's in rewritten packets. `hidden`: the far end is not told where
-    /// it is.
+    /// `tuple`: as its owner has it. `wire_port`: the owner's in rewritten packets. `hidden`: the far end is not told
+    /// where it is.
     pub(crate) const fn new(flow: FlowName, tuple: FlowTuple, wire_port: u16, hidden: bool) -> Self {
         Self { flow, tuple, wire_port, hidden }
     }
@@ -91,7 +91,7 @@ impl Holder {
         let lifetime = lifetime.clamp(LIFETIME_LEAST, LIFETIME_MOST);
         let announced = |sequence, refusal| Record::Announced { number: name.number, sequence, lifetime, refusal };
         if let Some(refusal) = self.announcement_refusal(below, flow, name, acceptor) {
-            below.say(donor, announced(0, Some(refusal)));
+            below.send(donor, announced(0, Some(refusal)));
             return;
         }
         let until = below.now() + Duration::from_secs(u64::from(lifetime));
@@ -99,11 +99,11 @@ impl Holder {
         let Some(held) = self.held.get_mut(&flow) else { return };
         match &held.announced {
             Some(before) if before.name == name && before.acceptor == acceptor => {
-                below.say(donor, announced(held.next, None));
+                below.send(donor, announced(held.next, None));
                 return;
             }
             Some(before) if before.keeping.is_some() => {
-                below.say(donor, announced(0, Some(Refusal::Busy)));
+                below.send(donor, announced(0, Some(Refusal::Busy)));
                 return;
             }
             // Tickets for it are not good any more.
@@ -114,7 +114,7 @@ impl Holder {
         let sequence = held.next;
         self.held.leave_behind(&flow);
         self.limits.add(until, Limit::Announcement(flow));
-        below.say(donor, announced(sequence, None));
+        below.send(donor, announced(sequence, None));
     }
 
     fn announcement_refusal(
@@ -167,7 +167,8 @@ impl Holder {
         }
     }
 
-    /// Whether a move is that which was announced of a flow, or committed last: no key is computed on account of others.
+    /// Whether a move is that which was announced of a flow, or committed last: no key is computed on account of
+    /// others.
     fn concerns(&self, flow: FlowName, name: MoveName) -> bool {
         let announced = |held: &Held| held.announced.as_ref().is_some_and(|announced| announced.name == name);
         self.held.get(&flow).is_some_and(|held| held.last == Some(name) || announced(held))
@@ -203,7 +204,7 @@ impl Holder {
             return;
         }
         if let Some(refusal) = self.ticket_refusal(below, flow, from, &ticket, genuine) {
-            below.say(from, Record::Verdict { name, outcome: Err(refusal) });
+            below.send(from, Record::Verdict { name, outcome: Err(refusal) });
             return;
         }
         let along = self.bring_along(below, name, from);
@@ -222,7 +223,7 @@ impl Holder {
         let Some(held) = self.held.get(&flow) else { return };
         let (waits, other_port, late) = (held.awaiting.is_some(), held.wire_port != wire_port, held.along_here);
         if genuine && other_port {
-            self.note_wire_port(below, flow, wire_port);
+            self.record_wire_port(below, flow, wire_port);
         }
         if !waits {
             self.answer_again(below, flow);
@@ -262,7 +263,8 @@ impl Holder {
         }
     }
 
-    /// What the flow of a ticket is called now, and whether the ticket was used: it is with the acceptor then, and else with the donor.
+    /// What the flow of a ticket is called now, and whether the ticket was used: it is with the acceptor then, and else
+    /// with the donor.
     pub(super) fn presented(&self, acceptor: PublicKey, ticket: &Ticket) -> (FlowName, bool) {
         let given = FlowName::given(ticket);
         let taken = given.with(acceptor);
@@ -296,14 +298,15 @@ impl Holder {
     }
 
     /// An owner says by which port packets come to it, where that was not known when it became the owner.
-    fn note_wire_port(&mut self, below: &mut Below<'_>, flow: FlowName, wire_port: u16) {
+    fn record_wire_port(&mut self, below: &mut Below<'_>, flow: FlowName, wire_port: u16) {
         if let Some(held) = self.held.get_mut(&flow) {
             held.wire_port = wire_port;
         }
         self.keep(below, "keeping whose a socket is", flow);
     }
 
-    /// A socket that came here was woken by a daemon before this one. Where this host is the holder too, it presents its ticket no more.
+    /// A socket that came here was woken by a daemon before this one. Where this host is the holder too, it presents
+    /// its ticket no more.
     pub(in super::super) fn take_woken(&mut self, below: &mut Below<'_>, ticket: &Ticket) {
         let (flow, committed) = self.presented(below.me(), ticket);
         if committed && self.held.get(&flow).is_some_and(|held| held.along_here) {
@@ -331,15 +334,16 @@ impl Holder {
             {
                 continue;
             }
-            // It says which port is its own when it presents its ticket. Until then that of the socket is as good a guess as any.
+            // It says which port is its own when it presents its ticket. Until then that of the socket is as good a
+            // guess as any.
             let far = held.lent.or_else(|| below.around().flow(&flow));
             flows.push((flow, far.map_or(0, |far| far.remote.port())));
         }
         flows
     }
 
-    /// The commit of a flow that was called so till then is kept: it is decided. Or it could not be: gives the number of a
-    /// move of this host's own that comes to nothing by that.
+    /// The commit of a flow that was called so till then is kept: it is decided. Or it could not be: gives the number
+    /// of a move of this host's own that comes to nothing by that.
     pub(in super::super) fn handle_kept(
         &mut self,
         below: &mut Below<'_>,
@@ -366,7 +370,8 @@ impl Holder {
         held.sequence = sequence;
         held.last = Some(name);
         held.awaiting = (!along).then_some(acceptor);
-        // What this host takes itself it has when it presents its ticket, at once or once it is started anew: then it is held no more.
+        // What this host takes itself it has when it presents its ticket, at once or once it is started anew: then it
+        // is held no more.
         held.along_here = here;
         if donor == acceptor {
             // A claim: it has no donor that would have to know.
@@ -380,13 +385,13 @@ impl Holder {
         let far = held.lent.or_else(|| below.around().flow(&flow.with(held.led)));
         let flow = self.pass_on(flow, acceptor);
         below.wait(&before, &after);
-        below.say(donor, Record::Decided { number: name.number, decision: Decision::Committed });
+        below.send(donor, Record::Decided { number: name.number, decision: Decision::Committed });
         if !here {
             below.event(MoveEvent::Rebound { flow, far });
         }
         if first.is_some() && !along {
             // Another port may have been kept.
-            self.note_wire_port(below, flow, wire_port);
+            self.record_wire_port(below, flow, wire_port);
         }
         if surrendered {
             self.lose(below, flow, name);
@@ -406,12 +411,12 @@ impl Holder {
         recalled: Option<bool>,
     ) {
         let donor = flow.peer();
-        below.say(acceptor, Record::Verdict { name, outcome: Err(Refusal::NotKept) });
+        below.send(acceptor, Record::Verdict { name, outcome: Err(Refusal::NotKept) });
         if donor == acceptor {
             self.end_flow(below.outbox(), flow);
             return;
         }
-        below.say(donor, Record::Decided { number: name.number, decision: Decision::Revoked });
+        below.send(donor, Record::Decided { number: name.number, decision: Decision::Revoked });
         if recalled == Some(true) {
             self.close_far_end(below, flow);
         }
@@ -465,8 +470,8 @@ impl Holder {
             _ if known => self.claimed_before(&far, &tenant),
             _ => None,
         };
-        // What a part of the lease has gone elsewhere with is no more the tenant's, except what it has claimed of it already: that is its own
-        // whether or not the lease is over meanwhile.
+        // What a part of the lease has gone elsewhere with is no more the tenant's, except what it has claimed of it
+        // already: that is its own whether or not the lease is over meanwhile.
         let claimed = before.is_some() && !tuple.is_unconnected();
         let leased = claimed || leased && (before.is_some() || part.is_none_or(|part| part.flow.peer() == tenant));
         if self.is_taken(below, &flow, None) {
@@ -509,6 +514,6 @@ impl Holder {
 
     /// A claim comes to nothing.
     pub(in super::super) fn refuse_claim(&self, below: &mut Below<'_>, claim: &Claim, why: Refusal) {
-        below.say(claim.flow.peer(), Record::Verdict { name: claim.name(), outcome: Err(why) });
+        below.send(claim.flow.peer(), Record::Verdict { name: claim.name(), outcome: Err(why) });
     }
 }

@@ -78,12 +78,12 @@ impl Holder {
                     self.limits.remove(when, Limit::Lead(flow));
                 }
                 if let (Some(acceptor), Some(name)) = (held.awaiting.take(), held.last) {
-                    below.say(acceptor, Record::Verdict { name, outcome: Ok(terms) });
+                    below.send(acceptor, Record::Verdict { name, outcome: Ok(terms) });
                 }
             }
             Err(_) if held.is_over() => {
                 if let (Some(acceptor), Some(name)) = (held.awaiting.take(), held.last) {
-                    below.say(acceptor, Record::Verdict { name, outcome: Err(Refusal::NoSuchFlow) });
+                    below.send(acceptor, Record::Verdict { name, outcome: Err(Refusal::NoSuchFlow) });
                 }
             }
             Err(error) => {
@@ -103,12 +103,12 @@ impl Holder {
     }
 
     /// Tells donors that their moves are committed.
-    pub(super) fn say_unsettled(&self, below: &mut Below<'_>, flow: FlowName, to: Option<PublicKey>) {
+    pub(super) fn send_unsettled(&self, below: &mut Below<'_>, flow: FlowName, to: Option<PublicKey>) {
         let Some(held) = self.held.get(&flow) else { return };
         for name in held.unsettled.keys() {
             let donor = PublicKey::from(name.donor);
             if to.is_none_or(|to| to == donor) {
-                below.say(donor, Record::Decided { number: name.number, decision: Decision::Committed });
+                below.send(donor, Record::Decided { number: name.number, decision: Decision::Committed });
             }
         }
     }
@@ -118,7 +118,8 @@ impl Holder {
         let donor = flow.peer();
         let name = MoveName { donor: *donor.as_bytes(), number };
         let owned = self.is_owned(below, &flow);
-        // Of a move that is committed the flow is another host's: that it was the donor's, who alone can name the move, is known by the move.
+        // Of a move that is committed the flow is another host's: that it was the donor's, who alone can name the move,
+        // is known by the move.
         let committed = self.settling.contains_key(&name) || self.alike(&flow).any(|(_, held)| held.last == Some(name));
         let decision = match self.held.get_mut(&flow) {
             _ if committed => Decision::Committed,
@@ -140,7 +141,7 @@ impl Holder {
         if decision == Decision::Revoked && gone {
             self.close_far_end(below, flow);
         }
-        below.say(donor, Record::Decided { number, decision });
+        below.send(donor, Record::Decided { number, decision });
         self.tidy(below.outbox(), flow);
     }
 
@@ -185,7 +186,7 @@ impl Holder {
         let (flow, committed) = self.presented(from, &ticket);
         let genuine = self.is_genuine(flow, &ticket);
         let Some(held) = self.held.get_mut(&flow).filter(|_| genuine) else {
-            below.say(from, Record::Verdict { name, outcome: Err(Refusal::NotAnnounced) });
+            below.send(from, Record::Verdict { name, outcome: Err(Refusal::NotAnnounced) });
             return;
         };
         if committed {
@@ -198,21 +199,22 @@ impl Holder {
                 return;
             }
             held.revoke();
-            below.say(flow.peer(), Record::Decided { number: name.number, decision: Decision::Revoked });
+            below.send(flow.peer(), Record::Decided { number: name.number, decision: Decision::Revoked });
         }
-        below.say(from, Record::Verdict { name, outcome: Err(Refusal::Cancelled) });
+        below.send(from, Record::Verdict { name, outcome: Err(Refusal::Cancelled) });
         self.tidy(below.outbox(), flow);
     }
 
     /// The only copy of a flow's socket is lost.
     pub(super) fn lose(&mut self, below: &mut Below<'_>, flow: FlowName, name: MoveName) {
         self.close_far_end(below, flow);
-        below.say(flow.peer(), Record::Verdict { name, outcome: Err(Refusal::Cancelled) });
+        below.send(flow.peer(), Record::Verdict { name, outcome: Err(Refusal::Cancelled) });
         self.end_flow(below.outbox(), flow);
     }
 
     pub(super) fn close_far_end(&self, below: &mut Below<'_>, flow: FlowName) {
-        // Who runs nothing hears from this host's own stack that there is no such connection, as soon as its packets come there.
+        // Who runs nothing hears from this host's own stack that there is no such connection, as soon as its packets
+        // come there.
         let held = self.held.get(&flow);
         if let Some(tuple) = held.and_then(|held| held.lent) {
             below.change(FlowChange::Release { tuple });

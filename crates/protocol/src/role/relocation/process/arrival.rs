@@ -21,7 +21,8 @@ const GONE: &str = "its process does not come any more";
 /// A process on its way here.
 #[derive(Debug)]
 pub struct Arrival {
-    /// Its connections and sockets without another end that are announced, by their places, and how many there are to be.
+    /// Its connections and sockets without another end that are announced, by their places, and how many there are to
+    /// be.
     parts: BTreeMap<u32, FlowTuple>,
     count: Option<u32>,
     moves: BTreeMap<MoveName, Part>,
@@ -139,8 +140,8 @@ impl Arrival {
         }
     }
 
-    /// A daemon before this one has rebuilt it. `presented`: its first connection is among those that were saved. Else nobody has it
-    /// but the donor, and it ends.
+    /// A daemon before this one has rebuilt it. `presented`: its first connection is among those that were saved. Else
+    /// nobody has it but the donor, and it ends.
     #[must_use]
     pub fn restored(presented: bool) -> Self {
         let mut arrival = Self { stage: Stage::Rebuilt, presented, ..Self::new(Time::default()) };
@@ -254,8 +255,9 @@ impl Arrival {
         });
     }
 
-    /// [`MoveOp::SaveAcceptance`](crate::MoveOp::SaveAcceptance). The first is saved, and presented, once all others are saved. Those are
-    /// presented once the first is this host's: then nobody can revoke them on account of the process.
+    /// [`MoveOp::SaveAcceptance`](crate::MoveOp::SaveAcceptance). The first is saved, and presented, once all others
+    /// are saved. Those are presented once the first is this host's: then nobody can revoke them on account of the
+    /// process.
     pub fn save(&mut self, id: OpId, saved: SavedAcceptance) {
         match self.moves.get(&saved.ticket.name) {
             Some(part) if self.fate != Fate::Dropped => {
@@ -352,8 +354,8 @@ impl Arrival {
         });
     }
 
-    /// [`MoveOp::Destroy`](crate::MoveOp::Destroy): a connection is not this host's. Where it is the first, or that is not presented yet,
-    /// neither is the process.
+    /// [`MoveOp::Destroy`](crate::MoveOp::Destroy): a connection is not this host's. Where it is the first, or that is
+    /// not presented yet, neither is the process.
     pub fn destroy(&mut self, id: OpId, name: &MoveName) {
         let decided = self.is_decided();
         if let Some(part) = self.moves.get_mut(name) {

@@ -124,8 +124,9 @@ impl Departure {
         self.moves.insert(name, flow);
     }
 
-    /// All that was found is told. A process goes on whose first connection is in no move: nobody has begun to move it, or it stays. It decides
-    /// for all, and so nothing else would tell what becomes of them, whichever others are in the middle of theirs.
+    /// All that was found is told. A process goes on whose first connection is in no move: nobody has begun to move it,
+    /// or it stays. It decides for all, and so nothing else would tell what becomes of them, whichever others are in
+    /// the middle of theirs.
     pub fn end_restoring(&mut self) {
         let decided = self.parts.first().is_some_and(|first| self.moves.values().any(|flow| flow == first));
         if !decided {
@@ -245,7 +246,8 @@ impl Departure {
         }
     }
 
-    /// [`MoveOp::Dump`](crate::MoveOp::Dump): the snapshot of the first is the process, those of the others say nothing.
+    /// [`MoveOp::Dump`](crate::MoveOp::Dump): the snapshot of the first is the process, those of the others say
+    /// nothing.
     pub fn dump(&mut self, id: OpId, name: &MoveName) {
         let Some(flow) = self.moves.get(name).copied() else {
             return self.answer(id, failed(Refusal::Unmovable, "it was given up"));
@@ -359,7 +361,8 @@ impl Departure {
 
     // ---- what becomes of it
 
-    /// It is not to go: what waits is told so, and its moves are called off. Those that are decided are not touched by that.
+    /// It is not to go: what waits is told so, and its moves are called off. Those that are decided are not touched by
+    /// that.
     pub fn call_back(&mut self) {
         if std::mem::replace(&mut self.called_back, true) {
             return;
@@ -371,7 +374,8 @@ impl Departure {
         self.steps.extend(self.open.iter().map(|(name, _)| DepartureStep::Cancel(*name)));
     }
 
-    /// What has become of one of its connections. `None`: it is none of its. Else the connection, and whether the process stays by that.
+    /// What has become of one of its connections. `None`: it is none of its. Else the connection, and whether the
+    /// process stays by that.
     pub fn handle_outcome(&mut self, name: &MoveName, outcome: Outcome) -> Option<(FlowTuple, bool)> {
         let at = self.open.iter().position(|(open, _)| open == name)?;
         let (_, flow) = self.open.swap_remove(at);

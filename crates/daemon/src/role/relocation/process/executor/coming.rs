@@ -11,7 +11,7 @@ use whimbrel_tunnel::Peer;
 use whimbrel_wire::snapshot::{Body, Datagrams, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Answer, Around, News, Place, Report, Wholes, failed, key_and_number};
+use super::{Answer, Around, News, Place, Processes, Report, failed, key_and_number};
 use crate::host::Host;
 use crate::host::refusal::not_kept;
 use crate::role::relocation::process::criu::Left;
@@ -66,8 +66,9 @@ fn prepare(bytes: &[u8], directory: &Path) -> Result<Coming, String> {
 }
 
 impl Coming {
-    /// Whose its address may be: who holds its sockets without another end, the donor, or who holds its connections, far ends among them.
-    fn note_owners(&mut self, flow: &FlowTuple, donor: PublicKey, holder: PublicKey) {
+    /// Whose its address may be: who holds its sockets without another end, the donor, or who holds its connections,
+    /// far ends among them.
+    fn record_owners(&mut self, flow: &FlowTuple, donor: PublicKey, holder: PublicKey) {
         if !self.owners.contains(&donor) {
             self.owners.push(donor);
         }
@@ -84,8 +85,9 @@ impl Coming {
     }
 }
 
-impl Wholes {
-    /// Whether this connection, or socket without another end, comes here with a process: its socket may not be there yet.
+impl Processes {
+    /// Whether this connection, or socket without another end, comes here with a process: its socket may not be there
+    /// yet.
     pub(crate) fn rebuilds(&self, flow: &FlowTuple) -> bool {
         self.coming.values().any(|coming| coming.arrival.awaits(flow))
     }
@@ -103,12 +105,12 @@ impl Wholes {
         self.work.begin(work, |why| Report::Prepared(name, Err(why)));
     }
 
-    pub(crate) fn note_prepared(&mut self, now: Time, name: MoveName, mut coming: Coming) {
+    pub(crate) fn on_prepared(&mut self, now: Time, name: MoveName, mut coming: Coming) {
         coming.arrival = Arrival::new(now);
         self.coming.insert(name, coming);
     }
 
-    pub(crate) fn admit_of_whole(
+    pub(crate) fn admit_of_process(
         &mut self,
         around: &mut Around<'_>,
         now: Time,
@@ -123,13 +125,13 @@ impl Wholes {
         if !coming.arrival.admit(name, place, flow) {
             return Err(none());
         }
-        coming.note_owners(&flow, PublicKey::from(name.donor), PublicKey::from(request.holder));
+        coming.record_owners(&flow, PublicKey::from(name.donor), PublicKey::from(request.holder));
         around.relocation.is_admissible(&request)?;
         around.relocation.make_place(around.host, now, name, &request)
     }
 
     /// `from`: the peers that may send packets for this connection of it.
-    pub(crate) fn rebuild_whole(
+    pub(crate) fn rebuild_process(
         &mut self,
         around: &mut Around<'_>,
         (id, name): (OpId, MoveName),
@@ -238,11 +240,11 @@ impl Wholes {
         self.work.begin(work, |why| Report::Rebuilt(of, Err(why)));
     }
 
-    pub(crate) fn note_rebuilt(&mut self, around: &mut Around<'_>, name: MoveName, result: Result<(), String>) {
+    pub(crate) fn on_rebuilt(&mut self, around: &mut Around<'_>, name: MoveName, result: Result<(), String>) {
         let flows: Vec<FlowTuple> =
             self.coming.get(&name).into_iter().flat_map(|coming| coming.arrival.parts()).collect();
         around.host.end_way(&flows);
-        around.host.note_lives(&name);
+        around.host.on_lives(&name);
         if result.is_ok() {
             self.refill_queues(around.host, &name);
         }
@@ -252,7 +254,7 @@ impl Wholes {
         self.take_coming_steps(around, name);
     }
 
-    pub(crate) fn note_resumed(&mut self, around: &mut Around<'_>, name: MoveName, result: Result<u32, String>) {
+    pub(crate) fn on_resumed(&mut self, around: &mut Around<'_>, name: MoveName, result: Result<u32, String>) {
         let Some(coming) = self.coming.get_mut(&name) else { return };
         let program = coming.manifest.name.clone();
         coming.arrival.handle_resumed(result.as_ref().map(|_| ()).map_err(Clone::clone));
@@ -268,7 +270,7 @@ impl Wholes {
         let Some(coming) = self.coming.get(name) else { return };
         let pids = criu::numbers_here(&coming.directory, &coming.manifest.pids);
         if coming.arrival.parts().any(|flow| flow.transport == Transport::Udp)
-            && let Err(error) = whimbrel_kernel::whole::make_room(&pids)
+            && let Err(error) = whimbrel_kernel::process_tree::make_room(&pids)
         {
             tracing::warn!(%error, "datagrams that come before a process goes on may be lost");
         }
@@ -317,7 +319,7 @@ impl Wholes {
     }
 
     /// A connection is not this host's.
-    pub(crate) fn drop_of_whole(&mut self, around: &mut Around<'_>, id: OpId, name: &MoveName) {
+    pub(crate) fn drop_of_process(&mut self, around: &mut Around<'_>, id: OpId, name: &MoveName) {
         let of = self.come_by(name).and_then(|of| self.coming.get(&of));
         if let Some((flow, _)) = of.and_then(|coming| coming.arrival.part(name)) {
             around.lender.leave_home(around.host, &flow);
@@ -326,14 +328,14 @@ impl Wholes {
         self.with_coming(around, name, |arrival| arrival.destroy(id, name));
     }
 
-    pub(crate) fn forget_taken_of_whole(&mut self, around: &mut Around<'_>, now: Time, name: &MoveName) -> Answer {
+    pub(crate) fn forget_taken_of_process(&mut self, around: &mut Around<'_>, now: Time, name: &MoveName) -> Answer {
         around.relocation.forget_taken(around.host, now, name)?;
         around.host.write_store();
         Ok(OpDone::Done)
     }
 
     /// Processes do not wait for ever for the last of their connections.
-    pub(crate) fn hasten_wholes(&mut self, around: &mut Around<'_>, now: Time) {
+    pub(crate) fn hasten_processes(&mut self, around: &mut Around<'_>, now: Time) {
         let due = |coming: &Coming| coming.arrival.poll_timeout().is_some_and(|due| due <= now);
         let late = self.coming.iter().filter(|(_, coming)| due(coming)).map(|(name, _)| *name);
         for name in late.collect::<Vec<_>>() {
@@ -344,8 +346,9 @@ impl Wholes {
         }
     }
 
-    /// Ends what was on its way when the daemon before this one died, and that nothing is known of. To be called when all else was found.
-    pub(crate) fn end_unknown_wholes(&mut self) {
+    /// Ends what was on its way when the daemon before this one died, and that nothing is known of. To be called when
+    /// all else was found.
+    pub(crate) fn end_unknown_processes(&mut self) {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         for directory in entries.map(|entry| entry.path()) {
             let known = self.coming.values().any(|coming| coming.directory == directory);
@@ -365,7 +368,7 @@ impl Wholes {
 
     /// What is found of a process's connection that was on its way here when the daemon before this one died.
     /// `first_saved`: so was that of the connection which decides.
-    pub(crate) fn find_taken_of_whole(
+    pub(crate) fn find_taken_of_process(
         &mut self,
         around: &mut Around<'_>,
         saved: &SavedAcceptance,

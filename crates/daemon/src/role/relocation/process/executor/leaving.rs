@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_handshake::PublicKey;
-use whimbrel_kernel::borrowed::Halted;
-use whimbrel_kernel::whole::{self, Seen, Whole};
+use whimbrel_kernel::duplicated::Halted;
+use whimbrel_kernel::process_tree::{self, ProcessTree, Seen};
 use whimbrel_protocol::process::{Departure, DepartureStep, Outcome};
 use whimbrel_protocol::{Found, MoveEvent, MoveName, MoveOp, OpDone, OpId, PeerId, SavedDonation, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Answer, Around, News, Report, Wholes};
+use super::{Answer, Around, News, Processes, Report};
 use crate::host::Host;
 use crate::role::relocation::executor::{Known, Relocation, URGENT};
 use crate::role::relocation::process::helper::Criu;
@@ -42,7 +42,7 @@ pub(crate) struct Leaving {
     /// The number of the first in its PID namespace.
     inner: u32,
     /// As it was seen last. None: a daemon before this one has begun, and it does not go any more.
-    whole: Option<Whole>,
+    whole: Option<ProcessTree>,
     /// Where new connections wait already.
     quiet: Vec<FlowTuple>,
     directory: PathBuf,
@@ -77,7 +77,8 @@ struct State {
 }
 
 impl State {
-    /// Which are there still, and are not others by now. `started` tells what a process has now of what tells it from others.
+    /// Which are there still, and are not others by now. `started` tells what a process has now of what tells it from
+    /// others.
     fn left(&self, started: impl Fn(u32) -> Option<u64>) -> Vec<u32> {
         let is_there = |(pid, then): &&(u32, Option<u64>)| then.is_some() && started(*pid) == *then;
         self.pids.iter().filter(is_there).map(|(pid, _)| *pid).collect()
@@ -114,7 +115,7 @@ impl Leaving {
     }
 }
 
-impl Wholes {
+impl Processes {
     /// Whether processes stand still, or are about to, since they go elsewhere.
     pub(crate) fn is_leaving_any(&self) -> bool {
         let of = |departure: &Departure| !departure.is_decided() && !departure.parts().is_empty();
@@ -130,7 +131,7 @@ impl Wholes {
     ///
     /// # Errors
     /// A sentence.
-    pub(crate) fn pack(&mut self, whole: &Whole) -> Result<(), String> {
+    pub(crate) fn pack(&mut self, whole: &ProcessTree) -> Result<(), String> {
         let root = whole.root;
         let directory = self.directory.join(format!("out-{root}"));
         make(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
@@ -172,7 +173,7 @@ impl Wholes {
         self.leaving.get(&root).and_then(|leaving| leaving.stopped).map(|stopped| stopped.elapsed())
     }
 
-    pub(crate) fn note_packed(&mut self, root: u32, packed: Result<Packed, String>) {
+    pub(crate) fn on_packed(&mut self, root: u32, packed: Result<Packed, String>) {
         let load = packed.map(|Packed { load, criu, before }| {
             if let Some(leaving) = self.leaving.get_mut(&root) {
                 (leaving.criu, leaving.before) = (Some(criu), before);
@@ -198,8 +199,8 @@ impl Wholes {
         }
     }
 
-    /// From now on no new connections come to the sockets of a process that listen, at these ends: they wait until it is decided where it goes on.
-    /// News tells when those that have come are all its own ([`News::Quiet`]).
+    /// From now on no new connections come to the sockets of a process that listen, at these ends: they wait until it
+    /// is decided where it goes on. News tells when those that have come are all its own ([`News::Quiet`]).
     ///
     /// # Errors
     /// A sentence.
@@ -223,7 +224,7 @@ impl Wholes {
         }
         let ends: Vec<SocketAddr> = listening.iter().map(|flow| flow.local).collect();
         let work = move || {
-            let quiet = whole::grow_quiet(&pids, &ends, QUIET_WITHIN);
+            let quiet = process_tree::grow_quiet(&pids, &ends, QUIET_WITHIN);
             Report::Quiet(root, quiet.map_err(|unfit| unfit.to_string()))
         };
         self.work.begin(work, |why| Report::Quiet(root, Err(why)));
@@ -245,7 +246,7 @@ impl Wholes {
         &mut self,
         host: &mut Host,
         now: Time,
-        whole: &Whole,
+        whole: &ProcessTree,
         flows: Vec<FlowTuple>,
     ) -> Result<(), String> {
         let leaving = self.leaving.get_mut(&whole.root);
@@ -329,7 +330,7 @@ impl Wholes {
                 self.with_leaving(around, now, root, |of| of.destroy(id, name));
             }
             MoveOp::ForgetDonation { name } => {
-                let answer = self.forget_given_of_whole(around.host, now, root, name);
+                let answer = self.forget_given_of_process(around.host, now, root, name);
                 self.finish(id, answer);
             }
             _ => {}
@@ -359,7 +360,7 @@ impl Wholes {
                 DepartureStep::Answer(id, answer) => self.finish(id, answer),
                 DepartureStep::Cancel(name) => self.tell(News::Cancel { name }),
                 DepartureStep::Stop => {
-                    let stopped = self.stop_whole(around.relocation, around.host, root);
+                    let stopped = self.stop_process(around.relocation, around.host, root);
                     self.note_stays(root, stopped.as_ref().err());
                     self.with_leaving(around, now, root, |of| of.handle_stopped(stopped));
                 }
@@ -388,7 +389,7 @@ impl Wholes {
     }
 
     /// Holds the packets of a process's connections, and has it stand still.
-    fn stop_whole(&mut self, relocation: &mut Relocation, host: &mut Host, root: u32) -> Result<(), String> {
+    fn stop_process(&mut self, relocation: &mut Relocation, host: &mut Host, root: u32) -> Result<(), String> {
         let Some(leaving) = self.leaving.get_mut(&root) else { return Err("it was given up".to_owned()) };
         leaving.stopped = Some(Instant::now());
         let (flows, pids) = (leaving.departure.parts().to_vec(), leaving.pids.clone());
@@ -397,7 +398,7 @@ impl Wholes {
         fresh.iter().for_each(|flow| host.forget_late(flow));
         let stop = || {
             fresh.iter().try_for_each(|flow| self.hold(host, flow))?;
-            let live = pids.iter().filter(|pid| !whole::is_over(**pid));
+            let live = pids.iter().filter(|pid| !process_tree::is_over(**pid));
             let halted: Result<Vec<Halted>, _> = live.map(|pid| Halted::stop_within(*pid, STOPS_WITHIN)).collect();
             let halted = halted.map_err(|error| error.to_string())?;
             // Now that none of them does anything more.
@@ -432,7 +433,7 @@ impl Wholes {
             let criu = criu.ok_or_else(|| "there is no CRIU".to_owned());
             let dumped = dumped.and_then(|seen| criu?.dump(&seen, &directory, before));
             let dumped = dumped.and_then(|()| {
-                let queues = whole::queues_of(&pids).map_err(|unfit| unfit.to_string())?;
+                let queues = process_tree::queues_of(&pids).map_err(|unfit| unfit.to_string())?;
                 write_queues(&queues, &written).map_err(|error| error.to_string())
             });
             let dumped = dumped.and_then(|()| archive(&written, &mut images));
@@ -446,13 +447,13 @@ impl Wholes {
         let Some(leaving) = self.leaving.get(&root) else { return Ok(()) };
         let (pids, seen, flows) = (leaving.pids.clone(), leaving.seen.clone(), leaving.departure.parts().to_vec());
         if flows.iter().any(|flow| flow.transport == Transport::Udp)
-            && let Err(error) = whole::make_room(&pids)
+            && let Err(error) = process_tree::make_room(&pids)
         {
             tracing::warn!(%error, "datagrams that have come for process {root} meanwhile may be lost");
         }
         // First what holds their packets: their own first segments would be held with them.
         flows.iter().for_each(|flow| self.let_in_again(relocation, host, flow));
-        whole::wake(&seen).map_err(|error| error.to_string())
+        process_tree::wake(&seen).map_err(|error| error.to_string())
     }
 
     /// A process is another host's.
@@ -461,7 +462,7 @@ impl Wholes {
         if let Err(error) = fs::write(leaving.directory.join(GONE), "") {
             tracing::warn!(%error, "that process {root} is another host's is not written down");
         }
-        let ended = whole::end(&leaving.seen).map_err(|error| error.to_string());
+        let ended = process_tree::end(&leaving.seen).map_err(|error| error.to_string());
         host.settle_ports();
         ended
     }
@@ -473,7 +474,7 @@ impl Wholes {
         host.tunnel.hand_on(flow, None);
     }
 
-    fn forget_given_of_whole(&mut self, host: &mut Host, now: Time, root: u32, name: &MoveName) -> Answer {
+    fn forget_given_of_process(&mut self, host: &mut Host, now: Time, root: u32, name: &MoveName) -> Answer {
         host.store.forget_donation(*name);
         if let Some(leaving) = self.leaving.get_mut(&root) {
             leaving.departure.forget(name);
@@ -514,11 +515,13 @@ impl Wholes {
                 continue;
             };
             let since = Instant::now();
-            while state.left(whole::started).into_iter().any(whole::is_traced) && since.elapsed() < PATIENCE {
+            while state.left(process_tree::started).into_iter().any(process_tree::is_traced)
+                && since.elapsed() < PATIENCE
+            {
                 std::thread::sleep(Duration::from_millis(5));
             }
             // Some may have been killed meanwhile. The others stand still yet.
-            let pids = state.left(whole::started);
+            let pids = state.left(process_tree::started);
             if state.locks
                 && let Some(network) = pids.first().and_then(|pid| criu::network_of(*pid).ok())
             {
@@ -531,7 +534,7 @@ impl Wholes {
             if directory.join(GONE).exists() {
                 // Whether or not it has ended, it never goes on here.
                 let seen: Vec<Seen> = state.pids.iter().map(|(pid, started)| Seen::then(*pid, *started)).collect();
-                if let Err(error) = whole::end(&seen) {
+                if let Err(error) = process_tree::end(&seen) {
                     tracing::warn!(%error, "process {root} is another host's, and does not end");
                     continue;
                 }
@@ -549,7 +552,7 @@ impl Wholes {
     }
 
     /// What is found of a connection of such a process.
-    pub(crate) fn find_given_of_whole(&mut self, host: &mut Host, saved: &SavedDonation) -> Option<Found> {
+    pub(crate) fn find_given_of_process(&mut self, host: &mut Host, saved: &SavedDonation) -> Option<Found> {
         let mut all = self.leaving.values_mut();
         let leaving = all.find(|leaving| leaving.departure.parts().contains(&saved.tuple))?;
         leaving.departure.restore_move(saved.name, saved.tuple);

@@ -1,7 +1,8 @@
 //! Whole processes on their way (decision 0020): CRIU has the process, the moves of its connections have their packets.
 //!
-//! Every connection of a process is moved as any other is (`docs/protocol.md` §9). That an op of one of them is answered when all have come
-//! as far, and that the first decides for all, is `protocol::process`'s: its steps are taken here.
+//! Every connection of a process is moved as any other is (`docs/protocol.md` §9). That an op of one of them is
+//! answered when all have come as far, and that the first decides for all, is `protocol::process`'s: its steps are
+//! taken here.
 //!
 //! ```text
 //! leaving.rs    at the donor: what is written down, ends, or goes on as if nothing had been
@@ -73,7 +74,7 @@ pub(crate) enum News {
 
 /// The processes on their way.
 #[derive(Debug)]
-pub(crate) struct Wholes {
+pub(crate) struct Processes {
     directory: PathBuf,
     work: Work<Report>,
     /// By the numbers of their first processes.
@@ -91,7 +92,7 @@ pub(crate) struct Around<'a> {
     pub(crate) host: &'a mut Host,
 }
 
-impl Wholes {
+impl Processes {
     pub(crate) fn make_ready(&self, host: &mut Host, now: Time) -> Result<(), OpFailed> {
         host.make_ready(now, Mover::Processes, self.is_busy(), self.is_busy())
             .map_err(|error| failed(Refusal::NoRights, error.to_string()))
@@ -161,8 +162,8 @@ impl Wholes {
         }
     }
 
-    /// Carries out one op of a move, where that is of a process. `None`: the answer comes from [`take_in`](Self::take_in). `peer` tells which peer
-    /// has a key. What is of no process is given back.
+    /// Carries out one op of a move, where that is of a process. `None`: the answer comes from
+    /// [`take_in`](Self::take_in). `peer` tells which peer has a key. What is of no process is given back.
     pub(crate) fn carry_out(
         &mut self,
         around: &mut Around<'_>,
@@ -176,7 +177,7 @@ impl Wholes {
         }
         ControlFlow::Break(match op {
             MoveOp::Admit { name, request } if Place::of(&request.receiver).is_some() => {
-                Some(self.admit_of_whole(around, now, name, request).map(|()| {
+                Some(self.admit_of_process(around, now, name, request).map(|()| {
                     around.host.write_store();
                     OpDone::Done
                 }))
@@ -184,7 +185,7 @@ impl Wholes {
             MoveOp::Restore { name, request, snapshot } if self.come_by(&name).is_some() => {
                 let from = [name.donor, request.holder].map(PublicKey::from);
                 let from = from.iter().filter_map(peer).map(|known| known.peer).collect();
-                self.rebuild_whole(around, (id, name), &snapshot, from)
+                self.rebuild_process(around, (id, name), &snapshot, from)
             }
             MoveOp::SaveAcceptance(saved) if self.come_by(&saved.ticket.name).is_some() => {
                 let name = saved.ticket.name;
@@ -196,39 +197,39 @@ impl Wholes {
                 None
             }
             MoveOp::Destroy { name, .. } if self.come_by(&name).is_some() => {
-                self.drop_of_whole(around, id, &name);
+                self.drop_of_process(around, id, &name);
                 None
             }
             MoveOp::ForgetAcceptance { name } if self.come_by(&name).is_some() => {
                 self.with_coming(around, &name, |arrival| arrival.forget(&name));
-                Some(self.forget_taken_of_whole(around, now, &name))
+                Some(self.forget_taken_of_process(around, now, &name))
             }
             op => return ControlFlow::Continue(op),
         })
     }
 
     /// Takes in what threads have done, and gives what came of ops.
-    pub(crate) fn take_in(&mut self, around: &mut Around<'_>, now: Time) -> Vec<(OpId, Answer)> {
+    pub(crate) fn handle(&mut self, around: &mut Around<'_>, now: Time) -> Vec<(OpId, Answer)> {
         for report in self.work.take() {
             match report {
-                Report::Packed(root, packed) => self.note_packed(root, packed),
+                Report::Packed(root, packed) => self.on_packed(root, packed),
                 Report::Quiet(root, result) => self.news.push(News::Quiet { root, result }),
                 Report::Dumped(root, images) => {
                     self.note_stays(root, images.as_ref().err());
                     self.with_leaving(around, now, root, |departure| departure.handle_written(images));
                 }
                 Report::Prepared(name, Ok(coming)) => {
-                    self.note_prepared(now, name, *coming);
+                    self.on_prepared(now, name, *coming);
                     self.news.push(News::Prepared { name, refused: None });
                 }
                 Report::Prepared(name, Err(why)) => {
                     self.news.push(News::Prepared { name, refused: Some(why) });
                 }
-                Report::Rebuilt(name, result) => self.note_rebuilt(around, name, result),
-                Report::Resumed(name, result) => self.note_resumed(around, name, result),
+                Report::Rebuilt(name, result) => self.on_rebuilt(around, name, result),
+                Report::Resumed(name, result) => self.on_resumed(around, name, result),
             }
         }
-        self.hasten_wholes(around, now);
+        self.hasten_processes(around, now);
         std::mem::take(&mut self.finished)
     }
 }

@@ -1,13 +1,13 @@
-//! Make before break: what is sent from an address that a host is leaving, and still has, goes out by the interface that has
-//! it, wherever the routes for everything else lead by now.
+//! Make before break: what is sent from an address that a host is leaving, and still has, goes out by the interface
+//! that has it, wherever the routes for everything else lead by now.
 //!
 //! Without this the kernel sends it by the new network, where nobody expects that source: a NAT there would make a
 //! mapping of its own for it, and the peer's answer to that would reset the connection. The other way round, strict
 //! reverse path filtering would drop what still arrives by the old network; it looks up the same rules
 //! (`fib_validate_source`), and so lets it in.
 //!
-//! `from ADDRESS iif lo fwmark 0/MASK lookup` a table of the interface, which has nothing but a default route. It is only
-//! wanted where the interface has a way of its own to everywhere; what is on the link never gets as far.
+//! `from ADDRESS iif lo fwmark 0/MASK lookup` a table of the interface, which has nothing but a default route. It is
+//! only wanted where the interface has a way of its own to everywhere; what is on the link never gets as far.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ pub const PRIORITY: u32 = 2034;
 
 /// How packets from an address leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SourceWay {
+pub struct SourceRoute {
     /// The index of the interface that has the address.
     pub interface: u32,
     /// The next hop; none on links that need no such.
@@ -32,14 +32,14 @@ pub struct SourceWay {
 
 /// Keeps ways of source addresses, in the network namespace of the thread that opened it.
 #[derive(Debug)]
-pub struct SourceWays {
+pub struct SourceRoutes {
     route: RouteSocket,
     mark: Mark,
 }
 
-impl SourceWays {
-    /// Opens it. What a killed daemon left stays as it is until [`apply`](Self::apply). `mark` is that of moved flows, whose
-    /// packets are not concerned.
+impl SourceRoutes {
+    /// Opens it. What a killed daemon left stays as it is until [`apply`](Self::apply). `mark` is that of moved flows,
+    /// whose packets are not concerned.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -47,13 +47,13 @@ impl SourceWays {
         Ok(Self { route: RouteSocket::open()?, mark })
     }
 
-    /// Makes the ways equal to what is wanted; returns whether anything had to be changed. If a step fails, those before
-    /// it are undone.
+    /// Makes the ways equal to what is wanted; returns whether anything had to be changed. If a step fails, those
+    /// before it are undone.
     ///
     /// # Errors
     /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`](crate::Effect::Partial) only where
     /// undoing failed as well; apply again then.
-    pub fn apply(&mut self, wanted: &BTreeMap<IpAddr, SourceWay>) -> Result<bool, Error> {
+    pub fn apply(&mut self, wanted: &BTreeMap<IpAddr, SourceRoute>) -> Result<bool, Error> {
         let mut desired = Desired::default();
         for (&address, way) in wanted {
             let table = FIRST_TABLE + way.interface;

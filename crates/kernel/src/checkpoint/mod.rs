@@ -1,11 +1,13 @@
 //! Sockets that are taken from one host and given to another: frozen, written down, rebuilt, thawed or destroyed.
 //!
-//! A TCP socket is frozen by TCP_REPAIR (Linux 3.5): it sends nothing by itself, and closing it sends neither FIN nor RST. It still
-//! takes what comes in, so **whoever freezes a socket first holds its input** (a filter), and its program (`SIGSTOP`, the cgroup's
-//! freezer), or has the program's word that it does nothing with it: calls on a frozen socket fail with EPERM.
+//! A TCP socket is frozen by TCP_REPAIR (Linux 3.5): it sends nothing by itself, and closing it sends neither FIN nor
+//! RST. It still takes what comes in, so **whoever freezes a socket first holds its input** (a filter), and its program
+//! (`SIGSTOP`, the cgroup's freezer), or has the program's word that it does nothing with it: calls on a frozen socket
+//! fail with EPERM.
 //!
-//! The steps of a move are those of DESIGN §3: [`Frozen::freeze`], [`Frozen::dump`], on the other host [`Frozen::restore`], and
-//! once the move is decided [`Frozen::destroy`] here and [`Frozen::thaw`] there; or `thaw` here, as if nothing had been.
+//! The steps of a move are those of DESIGN §3: [`Checkpoint::freeze`], [`Checkpoint::dump`], on the other host
+//! [`Checkpoint::restore`], and once the move is decided [`Checkpoint::destroy`] here and [`Checkpoint::thaw`] there;
+//! or `thaw` here, as if nothing had been.
 //!
 //! Needs CAP_NET_ADMIN in the user namespace that owns the socket's network namespace.
 
@@ -58,7 +60,7 @@ const SO_RCVBUFFORCE: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_RCVB
 
 /// A socket at rest.
 #[derive(Debug)]
-pub struct Frozen {
+pub struct Checkpoint {
     socket: OwnedFd,
     family: Family,
     kind: Kind,
@@ -77,16 +79,17 @@ enum Kind {
     Datagram,
 }
 
-impl Frozen {
-    /// Puts a socket to rest. `socket` may be a duplicate of a program's descriptor (pidfd_getfd(2)); the program's own is put to
-    /// rest with it. A UDP socket has nothing that could rest: what its program does to it is done. Where it is not connected, the calling
-    /// thread is to be in its network namespace, as only there is it known which multicast groups it has joined.
+impl Checkpoint {
+    /// Puts a socket to rest. `socket` may be a duplicate of a program's descriptor (pidfd_getfd(2)); the program's own
+    /// is put to rest with it. A UDP socket has nothing that could rest: what its program does to it is done. Where it
+    /// is not connected, the calling thread is to be in its network namespace, as only there is it known which
+    /// multicast groups it has joined.
     ///
     /// # Errors
     /// [`Unmovable`]: it is another kind of socket, or in a state that cannot be moved; it is as it was.
     pub fn freeze(socket: OwnedFd) -> Result<Self, Unmovable> {
         let fd = socket.as_fd();
-        let Look { kind, family, local, remote } = look_at(fd)?;
+        let Look { kind, family, local, remote } = inspect(fd)?;
         options::check(fd, kind, family)?;
         let due = match kind {
             Kind::Stream => stream::freeze(fd, remote.is_some())?,
@@ -99,13 +102,13 @@ impl Frozen {
         Ok(Self { socket, family, kind, local, remote, due })
     }
 
-    /// The numbers of the options that a socket has which is to go, before anything is done with it. `defaults` are those of its network
-    /// namespace, and so are `sockets`.
+    /// The numbers of the options that a socket has which is to go, before anything is done with it. `defaults` are
+    /// those of its network namespace, and so are `sockets`.
     ///
     /// # Errors
     /// [`Unmovable`]: it has something that cannot go along.
     pub fn needs(socket: BorrowedFd<'_>, defaults: &Defaults, sockets: &mut SockDiag) -> Result<Vec<u16>, Unmovable> {
-        let Look { kind, family, local, remote } = look_at(socket)?;
+        let Look { kind, family, local, remote } = inspect(socket)?;
         options::check(socket, kind, family)?;
         if kind != Kind::Datagram {
             stream::check_unsigned(socket, local, remote, sockets)?;
@@ -120,7 +123,8 @@ impl Frozen {
         stream::is_frozen(socket)
     }
 
-    /// Has a TCP socket that somebody else has put to rest go on, as CRIU does with those of a process. Any other is left alone.
+    /// Has a TCP socket that somebody else has put to rest go on, as CRIU does with those of a process. Any other is
+    /// left alone.
     ///
     /// # Errors
     /// [`Error::Call`]: CAP_NET_ADMIN in the socket's user namespace is lacking.
@@ -133,7 +137,7 @@ impl Frozen {
     /// # Errors
     /// [`Error::Call`]: CAP_NET_ADMIN in the socket's user namespace is lacking.
     pub fn make_room(socket: &OwnedFd) -> Result<(), Error> {
-        match look_at(socket.as_fd()) {
+        match inspect(socket.as_fd()) {
             Ok(Look { kind: Kind::Datagram, .. }) => datagram::make_room_until_read(socket.as_fd(), &[]),
             _ => Ok(()),
         }
@@ -163,15 +167,16 @@ impl Frozen {
         };
         let before = if self.kind == Kind::Stream { self.due.before() } else { Vec::new() };
         let options = options::dump(fd, self.kind, self.family, defaults, &before)?;
-        Ok(Snapshot { family: self.family, local: self.local, body, shut, options, luggage: None })
+        Ok(Snapshot { family: self.family, local: self.local, body, shut, options, metadata: None })
     }
 
-    /// Rebuilds a socket in the calling thread's network namespace, which must have its local address. It sends nothing before it
-    /// is [thawed](Self::thaw). `injector` belongs to the same namespace. An option that needs a privilege is not set.
+    /// Rebuilds a socket in the calling thread's network namespace, which must have its local address. It sends nothing
+    /// before it is [thawed](Self::thaw). `injector` belongs to the same namespace. An option that needs a privilege is
+    /// not set.
     ///
     /// # Errors
-    /// [`Unmovable`]: the socket has one; this host lacks something, such as the address, its family, a port that is free, room, or rights. Nothing is
-    /// left of the attempt.
+    /// [`Unmovable`]: the socket has one; this host lacks something, such as the address, its family, a port that is
+    /// free, room, or rights. Nothing is left of the attempt.
     pub fn restore(snapshot: &Snapshot, injector: &Injector) -> Result<Self, Unmovable> {
         Self::restore_with(snapshot, injector, Rights::default())
     }
@@ -198,7 +203,8 @@ impl Frozen {
             Body::Stream(stream) => (stream::restore(fd, snapshot, stream)?, Some(stream.remote)),
             Body::Listening { backlog } => {
                 let reuse = sockopt::get_int(fd, SO_REUSEADDR)?;
-                // What was it before it went from here may have the port yet, and does not keep it to itself (`destroy`).
+                // What was it before it went from here may have the port yet, and does not keep it to itself
+                // (`destroy`).
                 sockopt::set(fd, SO_REUSEADDR, &1i32)?;
                 bind(fd, snapshot.family, snapshot.local)?;
                 rustix::net::listen(fd, i32::try_from(*backlog).unwrap_or(i32::MAX))
@@ -222,8 +228,8 @@ impl Frozen {
         Ok(Self { socket, family: snapshot.family, kind, local: snapshot.local, remote, due })
     }
 
-    /// Puts what waited in a UDP socket's queue into that of one which somebody else has rebuilt, as CRIU does without it. `injector` belongs to
-    /// the network namespace that it is in.
+    /// Puts what waited in a UDP socket's queue into that of one which somebody else has rebuilt, as CRIU does without
+    /// it. `injector` belongs to the network namespace that it is in.
     ///
     /// # Errors
     /// [`Unmovable`]: a part may be missing.
@@ -234,9 +240,10 @@ impl Frozen {
         }
     }
 
-    /// Gives a UDP socket that was rebuilt what was in the queue of the one that it comes from, as if it came in for `to` at this moment.
-    /// For those that are not connected, which [`restore`](Self::restore) is to find without a queue: the address that datagrams came to
-    /// is known to the caller alone where a socket is bound to all of them. `injector` belongs to the socket's network namespace.
+    /// Gives a UDP socket that was rebuilt what was in the queue of the one that it comes from, as if it came in for
+    /// `to` at this moment. For those that are not connected, which [`restore`](Self::restore) is to find without a
+    /// queue: the address that datagrams came to is known to the caller alone where a socket is bound to all of them.
+    /// `injector` belongs to the socket's network namespace.
     ///
     /// # Errors
     /// [`Unmovable`]. Some of it may have been delivered.
@@ -244,12 +251,14 @@ impl Frozen {
         datagram::requeue(self.socket.as_fd(), to, queue, injector)
     }
 
-    /// The socket goes on, and is the caller's. What it had not sent is sent, and its peer is told where it stands. `injector`
-    /// belongs to its network namespace. All that it has is in its queues since it was rebuilt, so that this takes no room.
+    /// The socket goes on, and is the caller's. What it had not sent is sent, and its peer is told where it stands.
+    /// `injector` belongs to its network namespace. All that it has is in its queues since it was rebuilt, so that this
+    /// takes no room.
     ///
     /// # Errors
-    /// [`Unmovable`]. Its connection is over then, which both ends are told, the other one by a reset: a socket that another host has as well
-    /// must not be thawed. Or its program, which has it as well, has made another connection of it while that took no handshake: it stays at rest.
+    /// [`Unmovable`]. Its connection is over then, which both ends are told, the other one by a reset: a socket that
+    /// another host has as well must not be thawed. Or its program, which has it as well, has made another connection
+    /// of it while that took no handshake: it stays at rest.
     pub fn thaw(self, injector: &Injector) -> Result<OwnedFd, Unmovable> {
         if self.kind == Kind::Stream {
             self.is_where_it_was()?;
@@ -261,7 +270,7 @@ impl Frozen {
     }
 
     fn is_where_it_was(&self) -> Result<(), Unmovable> {
-        match look_at(self.socket.as_fd())? {
+        match inspect(self.socket.as_fd())? {
             Look { local, remote: Some(remote), .. } if (local, Some(remote)) != (self.local, self.remote) => {
                 Err(Unmovable::Kind("its program has made another connection of it while it was at rest"))
             }
@@ -269,17 +278,17 @@ impl Frozen {
         }
     }
 
-    /// The socket is another host's now: it ends here, and the peer is told nothing. A program that has it open finds its connection
-    /// aborted (ECONNABORTED), be it of TCP or of UDP; accept(2) of one that listened says EINVAL. `sockets` belongs to its network
-    /// namespace.
+    /// The socket is another host's now: it ends here, and the peer is told nothing. A program that has it open finds
+    /// its connection aborted (ECONNABORTED), be it of TCP or of UDP; accept(2) of one that listened says EINVAL.
+    /// `sockets` belongs to its network namespace.
     ///
     /// # Errors
     /// [`Unmovable`]. It is at rest for whoever has it open otherwise, and says nothing when that is closed.
     pub fn destroy(self, sockets: &mut SockDiag) -> Result<(), Unmovable> {
         match self.kind {
             Kind::Stream => stream::destroy(self.socket.as_fd()),
-            // Nobody is told of the end of these in any case; a duplicate of the descriptor keeps none of them open for long.
-            // It has its port for as long as it is open, and is to keep nobody from it that comes back.
+            // Nobody is told of the end of these in any case; a duplicate of the descriptor keeps none of them open for
+            // long. It has its port for as long as it is open, and is to keep nobody from it that comes back.
             Kind::Listening => {
                 shut_down(self.socket.as_fd(), Shutdown::Both)?;
                 Ok(sockopt::set(self.socket.as_fd(), SO_REUSEADDR, &1i32)?)
@@ -297,7 +306,8 @@ fn tuple_of(transport: Transport, local: SocketAddr, remote: Option<SocketAddr>)
     remote.map_or(FlowTuple::unconnected(transport, local), |remote| FlowTuple { transport, local, remote })
 }
 
-/// Whether nothing more is read of a socket, and whether it is shut down in both directions (`tcp_poll`, `datagram_poll`).
+/// Whether nothing more is read of a socket, and whether it is shut down in both directions (`tcp_poll`,
+/// `datagram_poll`).
 fn hears_no_more(fd: BorrowedFd<'_>) -> Result<(bool, bool), Error> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut polled = [PollFd::new(&fd, PollFlags::RDHUP)];
@@ -307,7 +317,8 @@ fn hears_no_more(fd: BorrowedFd<'_>) -> Result<(bool, bool), Error> {
     Ok((found.contains(PollFlags::RDHUP), found.contains(PollFlags::HUP)))
 }
 
-/// Has a queue be looked at from its first byte, wherever the program has got to with looking (SO_PEEK_OFF, of TCP since Linux 6.9).
+/// Has a queue be looked at from its first byte, wherever the program has got to with looking (SO_PEEK_OFF, of TCP
+/// since Linux 6.9).
 fn from_the_first<T>(fd: BorrowedFd<'_>, look: impl FnOnce() -> Result<T, Unmovable>) -> Result<T, Unmovable> {
     const NONE: i32 = -1;
     let before = sockopt::get_int(fd, SO_PEEK_OFF).unwrap_or(NONE);
@@ -320,7 +331,8 @@ fn from_the_first<T>(fd: BorrowedFd<'_>, look: impl FnOnce() -> Result<T, Unmova
     seen
 }
 
-/// Also of a socket that is not connected, which the kernel shuts down as well as it says that it cannot (`inet_shutdown`).
+/// Also of a socket that is not connected, which the kernel shuts down as well as it says that it cannot
+/// (`inet_shutdown`).
 fn shut_down(fd: BorrowedFd<'_>, how: Shutdown) -> Result<(), Unmovable> {
     match rustix::net::shutdown(fd, how) {
         Ok(()) | Err(rustix::io::Errno::NOTCONN) => Ok(()),
@@ -328,7 +340,7 @@ fn shut_down(fd: BorrowedFd<'_>, how: Shutdown) -> Result<(), Unmovable> {
     }
 }
 
-impl AsFd for Frozen {
+impl AsFd for Checkpoint {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -336,7 +348,8 @@ impl AsFd for Frozen {
 
 /// What a socket of IPv4 or IPv6 is, whatever its state.
 pub(crate) enum Inet {
-    /// Of TCP. `closed`: over, or never connected; `unread`: bytes of its connection that nobody has read, where it is over.
+    /// Of TCP. `closed`: over, or never connected; `unread`: bytes of its connection that nobody has read, where it is
+    /// over.
     Tcp { closed: bool, unread: u32 },
     /// Of UDP, or UDP-Lite.
     Udp,
@@ -363,12 +376,13 @@ pub(crate) fn inet_of(fd: BorrowedFd<'_>) -> Result<Inet, Error> {
     })
 }
 
-/// Refuses a socket that CRIU would rebuild without something that its program relies on. `sockets` are those of its network namespace.
+/// Refuses a socket that CRIU would rebuild without something that its program relies on. `sockets` are those of its
+/// network namespace.
 ///
 /// # Errors
 /// [`Unmovable`].
 pub(crate) fn check_for_criu(fd: BorrowedFd<'_>, sockets: &mut SockDiag) -> Result<(), Unmovable> {
-    let Look { kind, family, local, remote } = look_at(fd)?;
+    let Look { kind, family, local, remote } = inspect(fd)?;
     options::check_for_criu(fd, kind, family)?;
     if kind == Kind::Datagram {
         return Ok(());
@@ -389,8 +403,9 @@ struct Look {
     remote: Option<SocketAddr>,
 }
 
-/// What a descriptor is, and its names. Every call to the kernel counts for whoever moves thousands: with most sockets these are three.
-fn look_at(fd: BorrowedFd<'_>) -> Result<Look, Unmovable> {
+/// What a descriptor is, and its names. Every call to the kernel counts for whoever moves thousands: with most sockets
+/// these are three.
+fn inspect(fd: BorrowedFd<'_>) -> Result<Look, Unmovable> {
     let of_others = || Unmovable::Kind("only sockets of IPv4 and IPv6 can be moved");
     let name = rustix::net::getsockname(fd).map_err(|error| match error {
         rustix::io::Errno::NOTSOCK => Unmovable::Kind("this descriptor is no socket, and only sockets can be moved"),
@@ -455,8 +470,8 @@ fn canonical(call: &'static str, name: rustix::net::SocketAddrAny) -> Result<Soc
     Ok(SocketAddr::new(name.ip().to_canonical(), name.port()))
 }
 
-/// Room for what is put into the queues of a socket that is rebuilt: true where its buffer was not large enough. The kernel takes that for
-/// a wish of the program's and never grows the buffer again, unless its locks are put back.
+/// Room for what is put into the queues of a socket that is rebuilt: true where its buffer was not large enough. The
+/// kernel takes that for a wish of the program's and never grows the buffer again, unless its locks are put back.
 fn make_room(fd: BorrowedFd<'_>, option: Name, bytes: usize) -> Result<bool, Error> {
     // The kernel counts its own overhead too, and doubles what it is given.
     let room = i32::try_from(bytes.saturating_mul(2)).unwrap_or(i32::MAX / 2).max(65_536);

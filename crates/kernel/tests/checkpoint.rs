@@ -10,8 +10,8 @@ use std::time::Duration;
 use hosts::{Host, PATIENCE, wait};
 use rustix::net::sockopt;
 use whimbrel_kernel::Error;
+use whimbrel_kernel::checkpoint::{Checkpoint, Defaults, Unmovable, expect_round_trip};
 use whimbrel_kernel::endpoint::Endpoint;
-use whimbrel_kernel::frozen::{Defaults, Frozen, Unmovable, expect_round_trip};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_kernel::sysctl;
@@ -130,26 +130,26 @@ impl Three {
     }
 
     /// A socket of the donor.
-    fn written(&self, frozen: &Frozen) -> Result<Snapshot, Unmovable> {
-        self.donor.on(|| frozen.dump(&defaults(), &mut SockDiag::open().unwrap()))
+    fn written(&self, checkpoint: &Checkpoint) -> Result<Snapshot, Unmovable> {
+        self.donor.on(|| checkpoint.dump(&defaults(), &mut SockDiag::open().unwrap()))
     }
 
     /// Of the donor.
-    fn destroy(&self, frozen: Frozen) {
-        self.donor.on(|| frozen.destroy(&mut SockDiag::open().unwrap())).unwrap();
+    fn destroy(&self, checkpoint: Checkpoint) {
+        self.donor.on(|| checkpoint.destroy(&mut SockDiag::open().unwrap())).unwrap();
     }
 
     /// The whole way: what was dumped passes through its bytes.
     fn move_over(&self, near: OwnedFd) -> (TcpStream, Snapshot) {
-        let frozen = Frozen::freeze(near).unwrap();
-        let snapshot = self.written(&frozen).unwrap();
+        let checkpoint = Checkpoint::freeze(near).unwrap();
+        let snapshot = self.written(&checkpoint).unwrap();
         let mut bytes = Vec::new();
         snapshot.encode(&mut bytes);
         let arrived = Snapshot::decode(&bytes).unwrap();
         assert_eq!(arrived, snapshot);
         let injector = Self::injector(&self.acceptor);
-        let restored = self.acceptor.on(|| Frozen::restore(&arrived, &injector)).unwrap();
-        self.destroy(frozen);
+        let restored = self.acceptor.on(|| Checkpoint::restore(&arrived, &injector)).unwrap();
+        self.destroy(checkpoint);
         self.lead(self.plan.acceptor_link);
         let socket = TcpStream::from(restored.thaw(&injector).unwrap());
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -242,15 +242,15 @@ fn a_connection_begins_with_what_is_known_of_its_new_path() {
         let (mut near, mut far) = three.connect();
         hosts::exchange(&mut near, &mut far);
         three.hold();
-        let frozen = Frozen::freeze(near.into()).unwrap();
-        let snapshot = three.written(&frozen).unwrap();
+        let checkpoint = Checkpoint::freeze(near.into()).unwrap();
+        let snapshot = three.written(&checkpoint).unwrap();
         let elsewhere = Host::new();
         let _here = elsewhere.enter();
         let rebuilt = |window| {
             let endpoint = Endpoint::create(three.home(), 1500, unwatched).unwrap();
             endpoint.set_first_window(three.home(), 1500, window).unwrap();
             let _inside = endpoint.enter().unwrap();
-            congestion(Frozen::restore(&snapshot, &Injector::open().unwrap()).unwrap())
+            congestion(Checkpoint::restore(&snapshot, &Injector::open().unwrap()).unwrap())
         };
         let [window, threshold] = rebuilt(None);
         assert_eq!(window, 10);
@@ -266,14 +266,14 @@ fn the_first_timeout_is_that_of_the_round_trip_that_was_said() {
         let (mut near, mut far) = three.connect();
         hosts::exchange(&mut near, &mut far);
         three.hold();
-        let snapshot = three.written(&Frozen::freeze(near.into()).unwrap()).unwrap();
+        let snapshot = three.written(&Checkpoint::freeze(near.into()).unwrap()).unwrap();
         let elsewhere = Host::new();
         let _here = elsewhere.enter();
         let endpoint = Endpoint::create(three.home(), 1500, unwatched).unwrap();
         let _inside = endpoint.enter().unwrap();
         let injector = Injector::open().unwrap();
         let other: IpAddr = if three.home().is_ipv4() { "192.0.2.99" } else { "2001:db8::99" }.parse().unwrap();
-        let rebuilt = || info(Frozen::restore(&snapshot, &injector).unwrap());
+        let rebuilt = || info(Checkpoint::restore(&snapshot, &injector).unwrap());
         let timeout = || Duration::from_micros(rebuilt().tcpi_rto.into());
         let expect = |remote, milliseconds| {
             expect_round_trip(three.home(), remote, Duration::from_millis(milliseconds), &injector).unwrap();
@@ -473,11 +473,11 @@ fn full_queues_go_along_whatever_their_sizes_and_however_they_are_packed() {
         let mut moved = Vec::new();
         for (case, near, far, mine, theirs) in ends {
             let before = room_of(&near);
-            let frozen = Frozen::freeze(near.into()).unwrap();
-            let snapshot = three.written(&frozen).unwrap();
-            let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector));
+            let checkpoint = Checkpoint::freeze(near.into()).unwrap();
+            let snapshot = three.written(&checkpoint).unwrap();
+            let restored = three.acceptor.on(|| Checkpoint::restore(&snapshot, &injector));
             let restored = restored.unwrap_or_else(|why| panic!("{case:?}: {why}"));
-            three.destroy(frozen);
+            three.destroy(checkpoint);
             moved.push((case, restored, before, far, mine, theirs));
         }
         three.lead(plan.acceptor_link);
@@ -550,11 +550,11 @@ fn a_connection_that_cannot_be_woken_is_over_for_both_ends() {
         far.shutdown(Shutdown::Write).unwrap();
         wait("the end has arrived", || info(&near).tcpi_state == 8);
         three.hold();
-        let frozen = Frozen::freeze(near.into()).unwrap();
-        let snapshot = three.written(&frozen).unwrap();
+        let checkpoint = Checkpoint::freeze(near.into()).unwrap();
+        let snapshot = three.written(&checkpoint).unwrap();
         let injector = Three::injector(&three.acceptor);
-        let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
-        three.destroy(frozen);
+        let restored = three.acceptor.on(|| Checkpoint::restore(&snapshot, &injector)).unwrap();
+        three.destroy(checkpoint);
         three.lead(plan.acceptor_link);
         // The far end's FIN does not come to the socket.
         three.acceptor.sh("nft 'add table inet t; add chain inet t out { type filter hook output priority 0 ; };
@@ -599,8 +599,8 @@ fn a_socket_that_is_rebuilt_says_nothing_before_it_wakes() {
         }
         near.write_all(b"waits").unwrap();
         three.hold();
-        let frozen = Frozen::freeze(near.into()).unwrap();
-        let snapshot = three.written(&frozen).unwrap();
+        let checkpoint = Checkpoint::freeze(near.into()).unwrap();
+        let snapshot = three.written(&checkpoint).unwrap();
         assert_eq!(stream(&snapshot).send.unsent, 5, "what this is about");
         if !corked {
             three.far.sh(LOSE_NO_MORE);
@@ -608,9 +608,9 @@ fn a_socket_that_is_rebuilt_says_nothing_before_it_wakes() {
         three.lead(plan.acceptor_link);
         let sent = count_segments(&three.acceptor);
         let injector = Three::injector(&three.acceptor);
-        let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
+        let restored = three.acceptor.on(|| Checkpoint::restore(&snapshot, &injector)).unwrap();
         assert_eq!(sent(), 0);
-        three.destroy(frozen);
+        three.destroy(checkpoint);
         let moved = restored.thaw(&injector).unwrap();
         let all: &[u8] = if corked { b"waits" } else { b"lostwaits" };
         assert_eq!(read_exactly(&mut far, all.len()), all);
@@ -629,8 +629,8 @@ fn no_socket_ends_for_want_of_answers_while_it_rests() {
         three.far.sh(LOSE);
         near.write_all(b"mine").unwrap();
         three.hold();
-        let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-        let snapshot = three.written(&frozen).unwrap();
+        let checkpoint = Checkpoint::freeze(near.try_clone().unwrap().into()).unwrap();
+        let snapshot = three.written(&checkpoint).unwrap();
         assert!(
             snapshot
                 .options
@@ -640,7 +640,7 @@ fn no_socket_ends_for_want_of_answers_while_it_rests() {
         let injector = Three::injector(&three.acceptor);
         let restored = three.acceptor.on(|| {
             expect_round_trip(three.home(), three.far_address(0).ip(), Duration::from_millis(1), &injector).unwrap();
-            Frozen::restore(&snapshot, &injector).unwrap()
+            Checkpoint::restore(&snapshot, &injector).unwrap()
         });
         let waited = |socket: &dyn AsFd| {
             let since = std::time::Instant::now();
@@ -653,11 +653,11 @@ fn no_socket_ends_for_want_of_answers_while_it_rests() {
         waited(&near);
         waited(&restored);
         // A daemon after this one finds it so.
-        drop(frozen);
-        let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-        frozen.thaw(&Three::injector(&three.donor)).unwrap();
+        drop(checkpoint);
+        let checkpoint = Checkpoint::freeze(near.try_clone().unwrap().into()).unwrap();
+        checkpoint.thaw(&Three::injector(&three.donor)).unwrap();
         assert_eq!(sockopt::tcp_user_timeout(&near).unwrap(), TIMEOUT, "it has rested for no time since");
-        three.destroy(Frozen::freeze(near.into()).unwrap());
+        three.destroy(Checkpoint::freeze(near.into()).unwrap());
         three.lead(plan.acceptor_link);
         three.far.sh(LOSE_NO_MORE);
         // What was sent in vain counts as little after the rest.
@@ -674,7 +674,7 @@ fn one_that_has_ended_while_it_rested_is_not_said_to_go_on() {
     let three = Three::new(PLANS[0]);
     let (mut near, mut far) = three.connect();
     hosts::exchange(&mut near, &mut far);
-    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+    let checkpoint = Checkpoint::freeze(near.try_clone().unwrap().into()).unwrap();
     let mut sockets = three.donor.on(|| SockDiag::open().unwrap());
     let tuple = whimbrel_wire::FlowTuple {
         transport: whimbrel_wire::Transport::Tcp,
@@ -683,15 +683,15 @@ fn one_that_has_ended_while_it_rested_is_not_said_to_go_on() {
     };
     let connection = sockets.find(&tuple).unwrap().unwrap();
     assert!(sockets.destroy(&connection).unwrap());
-    let why = frozen.thaw(&Three::injector(&three.donor)).unwrap_err().to_string();
+    let why = checkpoint.thaw(&Three::injector(&three.donor)).unwrap_err().to_string();
     assert!(why.contains("has ended"), "{why}");
 }
 
 /// The state of the connection, which goes on.
 fn state_of(three: &Three, near: &TcpStream) -> StreamState {
-    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-    let state = stream(&three.written(&frozen).unwrap()).state;
-    frozen.thaw(&Three::injector(&three.donor)).unwrap();
+    let checkpoint = Checkpoint::freeze(near.try_clone().unwrap().into()).unwrap();
+    let state = stream(&three.written(&checkpoint).unwrap()).state;
+    checkpoint.thaw(&Three::injector(&three.donor)).unwrap();
     state
 }
 
@@ -730,15 +730,15 @@ fn moved_in(three: &Three, state: StreamState) {
     if state != StreamState::FinWait2 && state != StreamState::CloseWait {
         three.far.sh(LOSE_NO_MORE);
     }
-    let frozen = Frozen::freeze(near.into()).unwrap();
-    let snapshot = three.written(&frozen).unwrap();
+    let checkpoint = Checkpoint::freeze(near.into()).unwrap();
+    let snapshot = three.written(&checkpoint).unwrap();
     let mut bytes = Vec::new();
     snapshot.encode(&mut bytes);
     let snapshot = Snapshot::decode(&bytes).unwrap();
     assert_eq!(stream(&snapshot).state, state);
     let injector = Three::injector(&three.acceptor);
-    let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
-    three.destroy(frozen);
+    let restored = three.acceptor.on(|| Checkpoint::restore(&snapshot, &injector)).unwrap();
+    three.destroy(checkpoint);
     three.lead(three.plan.acceptor_link);
     let mut moved = TcpStream::from(restored.thaw(&injector).unwrap());
     moved.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -784,10 +784,10 @@ fn a_move_that_is_given_up_leaves_the_connection_as_it_was() {
     let three = Three::new(PLANS[0]);
     let (mut near, mut far) = three.connect();
     sockopt::set_socket_reuseaddr(&near, true).unwrap();
-    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+    let checkpoint = Checkpoint::freeze(near.try_clone().unwrap().into()).unwrap();
     assert!(near.write(b"?").is_err(), "a frozen socket takes nothing");
-    three.written(&frozen).unwrap();
-    drop(frozen.thaw(&Three::injector(&three.donor)).unwrap());
+    three.written(&checkpoint).unwrap();
+    drop(checkpoint.thaw(&Three::injector(&three.donor)).unwrap());
     assert!(sockopt::socket_reuseaddr(&near).unwrap());
     hosts::exchange(&mut near, &mut far);
 }
@@ -796,13 +796,13 @@ fn a_move_that_is_given_up_leaves_the_connection_as_it_was() {
 fn what_its_program_has_made_another_connection_of_is_not_woken() {
     let three = Three::new(PLANS[0]);
     let (near, _far) = three.connect();
-    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+    let checkpoint = Checkpoint::freeze(near.try_clone().unwrap().into()).unwrap();
     // At rest it needs nobody's consent (`tcp_connect`).
     rustix::net::connect_unspec(&near).unwrap();
     rustix::net::connect(&near, &three.far_address(9)).unwrap();
-    let why = frozen.thaw(&Three::injector(&three.donor)).unwrap_err().to_string();
+    let why = checkpoint.thaw(&Three::injector(&three.donor)).unwrap_err().to_string();
     assert!(why.contains("another connection"), "{why}");
-    assert!(Frozen::is_at_rest(near.as_fd()));
+    assert!(Checkpoint::is_at_rest(near.as_fd()));
 }
 
 #[test]
@@ -861,7 +861,7 @@ fn datagrams_that_were_not_read_go_along() {
         let snapshot = dump(&three.donor, &near);
         three.hold();
         let injector = Three::injector(&three.acceptor);
-        let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
+        let restored = three.acceptor.on(|| Checkpoint::restore(&snapshot, &injector)).unwrap();
         three.lead(plan.acceptor_link);
         let moved = UdpSocket::from(restored.thaw(&injector).unwrap());
         moved.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -900,7 +900,7 @@ fn what_others_sent_before_a_socket_was_connected_goes_along() {
         let snapshot = dump(&three.donor, &near);
         three.hold();
         let injector = Three::injector(&three.acceptor);
-        let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
+        let restored = three.acceptor.on(|| Checkpoint::restore(&snapshot, &injector)).unwrap();
         three.lead(plan.acceptor_link);
         let moved = UdpSocket::from(restored.thaw(&injector).unwrap());
         moved.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -931,7 +931,7 @@ fn a_datagram_that_was_begun_is_a_reason_to_wait() {
             near.connect(to).unwrap();
         }
         let say = |bytes: &[u8], flags| rustix::net::sendto(&near, bytes, flags, &to).unwrap();
-        let freeze = || three.donor.on(|| Frozen::freeze(near.try_clone().unwrap().into()));
+        let freeze = || three.donor.on(|| Checkpoint::freeze(near.try_clone().unwrap().into()));
         freeze().unwrap();
         say(b"be", rustix::net::SendFlags::MORE);
         for _ in 0..2 {
@@ -953,14 +953,14 @@ fn a_queue_that_is_longer_than_a_snapshot_may_be_is_a_reason_to_wait() {
     let near = three.donor.on(|| UdpSocket::bind(SocketAddr::new(three.home(), 0)).unwrap());
     sockopt::set_socket_recv_buffer_size_force(&near, 512 << 20).unwrap();
     let home = near.local_addr().unwrap();
-    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
+    let checkpoint = Checkpoint::freeze(near.try_clone().unwrap().into()).unwrap();
     for _ in 0..=whimbrel_wire::snapshot::MAX_QUEUED {
         near.send_to(b"x", home).unwrap();
     }
-    let why = three.written(&frozen).unwrap_err().to_string();
+    let why = three.written(&checkpoint).unwrap_err().to_string();
     assert!(why.contains("more datagrams"), "{why}");
     near.recv(&mut [0]).unwrap();
-    three.written(&frozen).unwrap();
+    three.written(&checkpoint).unwrap();
 }
 
 #[test]
@@ -1011,7 +1011,7 @@ fn a_socket_that_was_shut_down_is_so_elsewhere() {
                 let mut bytes = Vec::new();
                 snapshot.encode(&mut bytes);
                 let snapshot = Snapshot::decode(&bytes).unwrap();
-                let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
+                let restored = three.acceptor.on(|| Checkpoint::restore(&snapshot, &injector)).unwrap();
                 let moved = UdpSocket::from(restored.thaw(&injector).unwrap());
                 moved.set_nonblocking(true).unwrap();
                 let sent = moved.send_to(b"?", far.local_addr().unwrap());
@@ -1047,14 +1047,14 @@ fn a_udp_server_goes_on_with_what_anybody_has_sent() {
         }
         let from = |client: &UdpSocket| client.local_addr().unwrap();
         let socket: OwnedFd = near.as_fd().try_clone_to_owned().unwrap();
-        let frozen = three.donor.on(|| Frozen::freeze(socket).unwrap());
+        let checkpoint = three.donor.on(|| Checkpoint::freeze(socket).unwrap());
         // What was sent before it is there as well.
         let last = three.donor.on(|| UdpSocket::bind(SocketAddr::new(three.home(), 0)).unwrap());
         last.set_read_timeout(Some(PATIENCE)).unwrap();
         let sender = three.far.on(|| UdpSocket::bind(three.far_address(0)).unwrap());
         sender.send_to(b"last", last.local_addr().unwrap()).unwrap();
         last.recv(&mut [0; 9]).unwrap();
-        let mut snapshot = three.written(&frozen).unwrap();
+        let mut snapshot = three.written(&checkpoint).unwrap();
         let Body::Datagram(datagrams) = &mut snapshot.body else { panic!("{snapshot:?}") };
         let queue = std::mem::take(&mut datagrams.queue);
         let lengths: Vec<_> = queue.iter().map(|queued| queued.bytes.len()).collect();
@@ -1064,11 +1064,11 @@ fn a_udp_server_goes_on_with_what_anybody_has_sent() {
         assert!(snapshot.local.ip().is_unspecified());
         let injector = Three::injector(&three.acceptor);
         let restored = three.acceptor.on(|| {
-            let restored = Frozen::restore(&snapshot, &injector).unwrap();
+            let restored = Checkpoint::restore(&snapshot, &injector).unwrap();
             restored.requeue(home, &queue, &injector).unwrap();
             restored
         });
-        three.destroy(frozen);
+        three.destroy(checkpoint);
         // Nobody reads there any more what is read elsewhere.
         let left = UdpSocket::from(near.as_fd().try_clone_to_owned().unwrap());
         left.set_nonblocking(true).unwrap();
@@ -1100,22 +1100,22 @@ fn a_udp_server_goes_on_with_what_anybody_has_sent() {
 fn a_udp_socket_that_would_be_another_one_elsewhere_is_refused() {
     let three = Three::new(PLANS[0]);
     let bound = || three.donor.on(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-    let frozen = |socket: &UdpSocket| {
+    let checkpoint = |socket: &UdpSocket| {
         let socket = socket.try_clone().unwrap().into();
-        three.donor.on(|| Frozen::freeze(socket).map(drop).map_err(|why| why.to_string()))
+        three.donor.on(|| Checkpoint::freeze(socket).map(drop).map_err(|why| why.to_string()))
     };
     let member = bound();
-    frozen(&member).unwrap();
+    checkpoint(&member).unwrap();
     let (group, at) = ("239.9.8.7".parse().unwrap(), plan_v4(three.plan.donor_link));
     member.join_multicast_v4(&group, &at).unwrap();
-    assert!(frozen(&member).unwrap_err().contains("multicast"));
+    assert!(checkpoint(&member).unwrap_err().contains("multicast"));
     // Groups of others' are no reason.
-    frozen(&bound()).unwrap();
+    checkpoint(&bound()).unwrap();
     member.leave_multicast_v4(&group, &at).unwrap();
-    frozen(&member).unwrap();
+    checkpoint(&member).unwrap();
     let member = three.donor.on(|| UdpSocket::bind("[::]:0").unwrap());
     member.join_multicast_v6(&"ff02::4711".parse().unwrap(), 0).unwrap();
-    assert!(frozen(&member).unwrap_err().contains("multicast"));
+    assert!(checkpoint(&member).unwrap_err().contains("multicast"));
 }
 
 fn plan_v4(address: &str) -> std::net::Ipv4Addr {
@@ -1124,7 +1124,7 @@ fn plan_v4(address: &str) -> std::net::Ipv4Addr {
 
 fn dump(host: &Host, socket: &UdpSocket) -> Snapshot {
     let _here = host.enter();
-    Frozen::freeze(socket.try_clone().unwrap().into())
+    Checkpoint::freeze(socket.try_clone().unwrap().into())
         .unwrap()
         .dump(&defaults(), &mut SockDiag::open().unwrap())
         .unwrap()
@@ -1135,13 +1135,13 @@ fn a_listener_goes_on_at_another_host() {
     let three = Three::new(PLANS[0]);
     let near = three.donor.on(|| TcpListener::bind(SocketAddr::new(three.home(), 0)).unwrap());
     let address = near.local_addr().unwrap();
-    let frozen = Frozen::freeze(near.into()).unwrap();
-    let snapshot = three.written(&frozen).unwrap();
+    let checkpoint = Checkpoint::freeze(near.into()).unwrap();
+    let snapshot = three.written(&checkpoint).unwrap();
     // The standard library sets this one.
     assert!(snapshot.options.iter().all(|option| option.kind == OptionKind::ReuseAddress), "{:?}", snapshot.options);
     let injector = Three::injector(&three.acceptor);
-    let restored = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap();
-    three.destroy(frozen);
+    let restored = three.acceptor.on(|| Checkpoint::restore(&snapshot, &injector)).unwrap();
+    three.destroy(checkpoint);
     three.lead(three.plan.acceptor_link);
     let listener = TcpListener::from(restored.thaw(&injector).unwrap());
     let mut far = three.far.on(|| TcpStream::connect_timeout(&address, PATIENCE)).unwrap();
@@ -1165,12 +1165,12 @@ fn a_listener_comes_home_while_its_program_has_what_is_left_of_it() {
                 TcpListener::from(socket)
             });
             let address = near.local_addr().unwrap();
-            let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-            let snapshot = three.written(&frozen).unwrap();
+            let checkpoint = Checkpoint::freeze(near.try_clone().unwrap().into()).unwrap();
+            let snapshot = three.written(&checkpoint).unwrap();
             let injector = Three::injector(&three.donor);
-            let rebuilt = || three.donor.on(|| Frozen::restore(&snapshot, &injector));
+            let rebuilt = || three.donor.on(|| Checkpoint::restore(&snapshot, &injector));
             assert!(rebuilt().is_err(), "there is one that listens");
-            three.destroy(frozen);
+            three.destroy(checkpoint);
             let back = TcpListener::from(rebuilt().unwrap().thaw(&injector).unwrap());
             assert_eq!(sockopt::socket_reuseaddr(&back).unwrap(), reuses);
             let others = three.donor.on(|| TcpListener::bind(address));
@@ -1199,7 +1199,7 @@ fn a_mapped_connection_moves_as_one_of_an_ipv6_socket() {
 
 #[test]
 fn what_cannot_be_moved_is_refused_with_its_reason() {
-    let refused = |socket: OwnedFd| match Frozen::freeze(socket) {
+    let refused = |socket: OwnedFd| match Checkpoint::freeze(socket) {
         Err(Unmovable::Kind(reason)) => reason,
         other => panic!("{other:?}"),
     };
@@ -1257,7 +1257,7 @@ fn a_socket_that_signs_its_segments_stays() {
             })
             .collect();
         let needs = |socket: &dyn AsFd| {
-            three.donor.on(|| Frozen::needs(socket.as_fd(), &defaults(), &mut SockDiag::open().unwrap())).map(drop)
+            three.donor.on(|| Checkpoint::needs(socket.as_fd(), &defaults(), &mut SockDiag::open().unwrap())).map(drop)
         };
         for socket in [&near as &dyn AsFd, &listener, &beside[0], &beside[1]] {
             needs(socket).unwrap();
@@ -1271,13 +1271,13 @@ fn a_socket_that_signs_its_segments_stays() {
         sign(&far, three.home());
         for (socket, again) in signing {
             // Also one that gets its key when it has been asked for already.
-            let frozen = Frozen::freeze(again).unwrap();
-            three.written(&frozen).unwrap();
+            let checkpoint = Checkpoint::freeze(again).unwrap();
+            three.written(&checkpoint).unwrap();
             sign(socket.as_fd(), peer);
-            for why in [needs(socket).unwrap_err(), three.written(&frozen).unwrap_err()] {
+            for why in [needs(socket).unwrap_err(), three.written(&checkpoint).unwrap_err()] {
                 assert!(why.to_string().contains("TCP_MD5SIG"), "{why}");
             }
-            frozen.thaw(&Three::injector(&three.donor)).unwrap();
+            checkpoint.thaw(&Three::injector(&three.donor)).unwrap();
         }
         needs(&beside[0]).unwrap();
         hosts::exchange(&mut near, &mut far);
@@ -1296,7 +1296,7 @@ fn urgent_data_that_was_not_read_is_a_reason_to_wait() {
         rustix::net::recv(near.as_fd(), &mut urgent[..], rustix::net::RecvFlags::OOB | rustix::net::RecvFlags::PEEK)
             .is_ok()
     });
-    let refused = || Frozen::freeze(near.try_clone().unwrap().into()).unwrap_err();
+    let refused = || Checkpoint::freeze(near.try_clone().unwrap().into()).unwrap_err();
     assert!(refused().to_string().contains("urgent"), "{}", refused());
     // Read out of turn: what is behind its mark is still out of reach.
     rustix::net::recv(near.as_fd(), &mut urgent[..], rustix::net::RecvFlags::OOB).unwrap();
@@ -1304,8 +1304,8 @@ fn urgent_data_that_was_not_read_is_a_reason_to_wait() {
     assert!(refused().to_string().contains("urgent"), "{}", refused());
     assert_eq!(read_exactly(&mut near, 6), b"before");
     assert_eq!(read_exactly(&mut near, 5), b"after");
-    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-    frozen.thaw(&Three::injector(&three.donor)).unwrap();
+    let checkpoint = Checkpoint::freeze(near.try_clone().unwrap().into()).unwrap();
+    checkpoint.thaw(&Three::injector(&three.donor)).unwrap();
 }
 
 #[test]
@@ -1330,18 +1330,18 @@ fn an_urgent_byte_that_was_read_out_of_turn_is_passed_over() {
 fn a_target_that_lacks_the_address_leaves_nothing_behind() {
     let three = Three::new(PLANS[0]);
     let (mut near, mut far) = three.connect();
-    let frozen = Frozen::freeze(near.try_clone().unwrap().into()).unwrap();
-    let snapshot = three.written(&frozen).unwrap();
+    let checkpoint = Checkpoint::freeze(near.try_clone().unwrap().into()).unwrap();
+    let snapshot = three.written(&checkpoint).unwrap();
     let home = three.plan.home;
     three.acceptor.sh(&format!("ip addr del {home}/32 dev lo"));
     let injector = Three::injector(&three.acceptor);
-    let error = three.acceptor.on(|| Frozen::restore(&snapshot, &injector)).unwrap_err();
+    let error = three.acceptor.on(|| Checkpoint::restore(&snapshot, &injector)).unwrap_err();
     assert!(error.to_string().contains(home), "{error}");
-    drop(frozen.thaw(&Three::injector(&three.donor)).unwrap());
+    drop(checkpoint.thaw(&Three::injector(&three.donor)).unwrap());
     hosts::exchange(&mut near, &mut far);
 }
 
-/// `cargo test --release -p whimbrel-kernel --test frozen -- --ignored --nocapture`
+/// `cargo test --release -p whimbrel-kernel --test checkpoint -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement, not a test"]
 fn what_it_costs() {
@@ -1352,18 +1352,18 @@ fn what_it_costs() {
     let ends: Vec<OwnedFd> = pairs.iter().map(|(near, _)| near.try_clone().unwrap().into()).collect();
     let each = |since: std::time::Instant| since.elapsed().as_secs_f64() * 1e6 / pairs.len() as f64;
     let began = std::time::Instant::now();
-    let frozen: Vec<_> = ends.into_iter().map(|end| Frozen::freeze(end).unwrap()).collect();
+    let checkpoint: Vec<_> = ends.into_iter().map(|end| Checkpoint::freeze(end).unwrap()).collect();
     println!("freeze  {:5.1} us", each(began));
     let began = std::time::Instant::now();
     let mut sockets = three.donor.on(|| SockDiag::open().unwrap());
-    let snapshots: Vec<_> = frozen.iter().map(|end| end.dump(&defaults, &mut sockets).unwrap()).collect();
+    let snapshots: Vec<_> = checkpoint.iter().map(|end| end.dump(&defaults, &mut sockets).unwrap()).collect();
     println!("dump    {:5.1} us", each(began));
     let _there = three.acceptor.enter();
     let began = std::time::Instant::now();
-    let restored: Vec<_> = snapshots.iter().map(|end| Frozen::restore(end, &injector).unwrap()).collect();
+    let restored: Vec<_> = snapshots.iter().map(|end| Checkpoint::restore(end, &injector).unwrap()).collect();
     println!("restore {:5.1} us", each(began));
     let began = std::time::Instant::now();
-    frozen.into_iter().for_each(|end| end.destroy(&mut sockets).unwrap());
+    checkpoint.into_iter().for_each(|end| end.destroy(&mut sockets).unwrap());
     println!("destroy {:5.1} us", each(began));
     let began = std::time::Instant::now();
     restored.into_iter().for_each(|end| drop(end.thaw(&injector).unwrap()));

@@ -78,8 +78,8 @@ pub(super) const KIND_TIMESTAMPS: u32 = 8;
 const NO_LIMIT: i32 = -1;
 const BY_DEFAULT: i32 = 0;
 
-/// The longest TCP_USER_TIMEOUT that is told by that of a socket at rest, in milliseconds: three days. One that is longer need not be changed, as that
-/// of a socket whose peer is away (`bpf/lib/park.h`: 20 days).
+/// The longest TCP_USER_TIMEOUT that is told by that of a socket at rest, in milliseconds: three days. One that is
+/// longer need not be changed, as that of a socket whose peer is away (`bpf/lib/park.h`: 20 days).
 const LONGEST_TOLD: i32 = 1 << 28;
 
 /// The smallest and the largest segment that TCP_MAXSEG takes (`TCP_MIN_MSS`, `MAX_TCP_WINDOW`).
@@ -179,7 +179,8 @@ pub(super) struct Due {
     peer_finish: Option<(FlowTuple, Numbers)>,
     /// SO_REUSEADDR, which repair mode makes its own use of.
     reuse: i32,
-    /// How long its program lets it wait for an answer (TCP_USER_TIMEOUT), in milliseconds. While it rests there is none, and that is nobody's fault.
+    /// How long its program lets it wait for an answer (TCP_USER_TIMEOUT), in milliseconds. While it rests there is
+    /// none, and that is nobody's fault.
     timeout: i32,
     /// Since when it rests.
     since: Option<Instant>,
@@ -190,7 +191,8 @@ pub(super) struct Due {
 }
 
 impl Due {
-    /// What the program has set, where that is not what is there: of repair mode's use of SO_REUSEADDR nothing is seen here.
+    /// What the program has set, where that is not what is there: of repair mode's use of SO_REUSEADDR nothing is seen
+    /// here.
     pub(super) fn before(&self) -> Vec<(OptionKind, u64)> {
         vec![
             (OptionKind::ReuseAddress, u64::from(self.reuse != 0)),
@@ -225,21 +227,22 @@ pub(super) fn freeze(fd: BorrowedFd<'_>, connected: bool) -> Result<Due, Unmovab
     Ok(Due { reuse, timeout, since: Some(Instant::now()), ..Due::default() })
 }
 
-/// TCP_USER_TIMEOUT while a socket rests: its timers go on, what they send is held, and nobody answers; so it must not end by that. It is so
-/// long that it is none, and tells the program's own to whoever finds the socket at rest.
+/// TCP_USER_TIMEOUT while a socket rests: its timers go on, what they send is held, and nobody answers; so it must not
+/// end by that. It is so long that it is none, and tells the program's own to whoever finds the socket at rest.
 fn timeout_at_rest(own: i32) -> i32 {
     if own > LONGEST_TOLD { own } else { i32::MAX - own }
 }
 
-/// The program's own, of a socket that a daemon before this one may have put to rest. (One of 22 days is taken for that of a rest then.)
+/// The program's own, of a socket that a daemon before this one may have put to rest. (One of 22 days is taken for that
+/// of a rest then.)
 fn own_timeout(fd: BorrowedFd<'_>) -> Result<i32, Error> {
     let there = get_int(fd, TCP_USER_TIMEOUT)?;
     let told = i32::MAX - there;
     Ok(if (0..=LONGEST_TOLD).contains(&told) && is_frozen(fd) { told } else { there })
 }
 
-/// Refuses a connection, or a listener, with a key of TCP_MD5SIG: what another host would send for it without the key the other end throws away.
-/// The option itself cannot be read.
+/// Refuses a connection, or a listener, with a key of TCP_MD5SIG: what another host would send for it without the key
+/// the other end throws away. The option itself cannot be read.
 pub(super) fn check_unsigned(
     fd: BorrowedFd<'_>,
     local: SocketAddr,
@@ -266,9 +269,9 @@ pub(super) fn is_frozen(fd: BorrowedFd<'_>) -> bool {
     get_int(fd, TCP_REPAIR).is_ok_and(|repair| repair != 0)
 }
 
-/// Whether urgent data has arrived that the program has not read, or has read before what came first and what came behind it: the queue
-/// can be looked at as far as its mark only (`tcp_poll`, `tcp_inq`). A byte that was read out of turn and is the last needs nothing: it is
-/// passed over, as the kernel would.
+/// Whether urgent data has arrived that the program has not read, or has read before what came first and what came
+/// behind it: the queue can be looked at as far as its mark only (`tcp_poll`, `tcp_inq`). A byte that was read out of
+/// turn and is the last needs nothing: it is passed over, as the kernel would.
 fn urgent(fd: BorrowedFd<'_>) -> Result<bool, Error> {
     let unread = || ioctl_int(fd, SIOCINQ, "SIOCINQ");
     let to_mark = unread()?;
@@ -400,8 +403,8 @@ pub(super) fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, stream: &Stream) 
     if let Some(path) = path.as_ref().filter(|path| !path.congestion_control.is_empty()) {
         let _ = privilege::without_network(|| set(fd, TCP_CONGESTION, &name_of(&path.congestion_control)));
     }
-    // Segments are cut as a socket takes them to be when it connects (`tcp_connect_init`), and not anew when it is told what was agreed upon: it
-    // would begin with the 536 or 1220 bytes that everybody takes.
+    // Segments are cut as a socket takes them to be when it connects (`tcp_connect_init`), and not anew when it is told
+    // what was agreed upon: it would begin with the 536 or 1220 bytes that everybody takes.
     let longest = i32::from(negotiated.mss.min(*SEGMENTS.end()));
     let is_told = negotiated.mss >= *SEGMENTS.start();
     if is_told {
@@ -426,7 +429,8 @@ pub(super) fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, stream: &Stream) 
         forced |= fill(fd, sent, &TO_SEND)?;
     }
     if !unsent.is_empty() {
-        // In repair mode all that is written counts as sent. Out of it nothing leaves either, since a window is yet to be told (`tcp_connect_init`).
+        // In repair mode all that is written counts as sent. Out of it nothing leaves either, since a window is yet to
+        // be told (`tcp_connect_init`).
         set(fd, TCP_REPAIR, &OFF_SILENTLY)?;
         forced |= fill(fd, unsent, &TO_SEND)?;
         set(fd, TCP_REPAIR, &ON)?;
@@ -460,13 +464,13 @@ pub(super) fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, stream: &Stream) 
     })
 }
 
-/// Room for what is in the queues, and for what the peer was told that it may send: that may come before anything is read. Whether a
-/// buffer was made larger by force.
+/// Room for what is in the queues, and for what the peer was told that it may send: that may come before anything is
+/// read. Whether a buffer was made larger by force.
 fn make_rooms(fd: BorrowedFd<'_>, stream: &Stream) -> Result<bool, Error> {
     let (unread, window) = (stream.receive.bytes.len(), (stream.window.receive as usize).min(MOST_EXPECTED));
     let to_send = !stream.send.bytes.is_empty() && make_room(fd, SO_SNDBUFFORCE, stream.send.bytes.len())?;
-    // A buffer for twice a window is what the kernel itself gives one (`tcp_win_from_space`); a queue that is full of small pieces
-    // needs more.
+    // A buffer for twice a window is what the kernel itself gives one (`tcp_win_from_space`); a queue that is full of
+    // small pieces needs more.
     let fits = unread == 0 && get_int(fd, SO_RCVBUF)?.cast_unsigned() as usize >= 2 * window;
     let to_receive = !fits && make_room(fd, SO_RCVBUFFORCE, unread + window)?;
     Ok(to_send || to_receive)
@@ -523,8 +527,8 @@ impl Room {
     }
 }
 
-/// Puts bytes into the queue that is chosen. How much room they take depends on how the kernel packs them here, so more is made as it is needed.
-/// Whether it was.
+/// Puts bytes into the queue that is chosen. How much room they take depends on how the kernel packs them here, so more
+/// is made as it is needed. Whether it was.
 fn fill(fd: BorrowedFd<'_>, bytes: &[u8], room: &Room) -> Result<bool, Error> {
     let object = || format!("{} bytes into a queue of a rebuilt socket", bytes.len());
     let (mut rest, mut forced) = (bytes, false);
@@ -541,8 +545,8 @@ fn fill(fd: BorrowedFd<'_>, bytes: &[u8], room: &Room) -> Result<bool, Error> {
     Ok(forced)
 }
 
-/// Nothing in here needs room: all bytes are in the queues. Where it fails all the same both ends are told: the program by an error, the other
-/// end by a reset.
+/// Nothing in here needs room: all bytes are in the queues. Where it fails all the same both ends are told: the program
+/// by an error, the other end by a reset.
 pub(super) fn thaw(fd: BorrowedFd<'_>, due: &Due, injector: &Injector) -> Result<(), Unmovable> {
     let woken = go_on(fd, due, injector);
     if woken.is_err() {
@@ -588,7 +592,8 @@ fn go_on(fd: BorrowedFd<'_>, due: &Due, injector: &Injector) -> Result<(), Unmov
         // The kernel lets buffers whose size was chosen grow no more.
         set(fd, SO_BUF_LOCK, &options::locks(&due.waiting))?;
     }
-    // What it has sent in vain meanwhile is reckoned from the first time, so the rest is added. Otherwise nothing of it counts.
+    // What it has sent in vain meanwhile is reckoned from the first time, so the rest is added. Otherwise nothing of it
+    // counts.
     let counts = info.repeats && (1..=LONGEST_TOLD).contains(&due.timeout);
     let rested = due.since.filter(|_| counts).map_or(Duration::ZERO, |since| since.elapsed());
     let rested = i32::try_from(rested.as_millis()).unwrap_or(i32::MAX);

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use hosts::Host;
 use whimbrel_kernel::kept_address::Mark;
 use whimbrel_kernel::peer_route::PeerRoutes;
-use whimbrel_kernel::source_way::{SourceWay, SourceWays};
+use whimbrel_kernel::source_routing::{SourceRoute, SourceRoutes};
 
 const MARK: Mark = Mark { value: 0x100, mask: 0xff00 };
 
@@ -51,8 +51,8 @@ fn an_address_that_is_left_keeps_its_way() {
         let lookup = |mark: &str| host.sh(&format!("{} route get {} from {left} {mark}", plan.ip, plan.far));
         assert!(lookup("").contains("dev p1"), "{}", lookup(""));
 
-        let mut ways = host.on(|| SourceWays::open(MARK).unwrap());
-        let way = SourceWay { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()) };
+        let mut ways = host.on(|| SourceRoutes::open(MARK).unwrap());
+        let way = SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()) };
         let wanted = BTreeMap::from([(left, way)]);
         assert!(ways.apply(&wanted).unwrap());
         assert!(!ways.apply(&wanted).unwrap());
@@ -63,13 +63,13 @@ fn an_address_that_is_left_keeps_its_way() {
         assert_eq!(under.under(plan.far.parse().unwrap(), Some(left)).unwrap().interface, host.index("p1"));
 
         // A step that fails leaves what was there; a new process takes over, and removes everything.
-        let wrong = SourceWay { interface: 9999, ..way };
+        let wrong = SourceRoute { interface: 9999, ..way };
         let present = state(&host);
         let error = ways.apply(&BTreeMap::from([(left, wrong)])).unwrap_err();
         assert_eq!(error.effect(), whimbrel_kernel::Effect::None, "{error}");
         assert_eq!(state(&host), present);
         drop(ways);
-        host.on(|| SourceWays::open(MARK).unwrap()).release().unwrap();
+        host.on(|| SourceRoutes::open(MARK).unwrap()).release().unwrap();
         assert_eq!(state(&host), before);
     }
 }

@@ -13,14 +13,16 @@ use crate::sock_diag::{SockDiag, TcpState};
 
 /// Between looks.
 const LOOK: Duration = Duration::from_millis(5);
-/// Processes whose connections are the same for so long are taken to keep them: what is asked and answered in one breath is over by then.
+/// Processes whose connections are the same for so long are taken to keep them: what is asked and answered in one
+/// breath is over by then.
 const STEADY: Duration = Duration::from_millis(200);
-/// Connections that are being opened come to be open within this, also where an answer was lost once, which the kernel sends again after a second
-/// (`TCP_TIMEOUT_INIT`). Others are not waited for: many that ask never open.
+/// Connections that are being opened come to be open within this, also where an answer was lost once, which the kernel
+/// sends again after a second (`TCP_TIMEOUT_INIT`). Others are not waited for: many that ask never open.
 const OPENED_WITHIN: Duration = Duration::from_millis(1500);
 
-/// Waits, while no new connections come to any of these ends of theirs, until processes have accepted all that are open, none is being opened, and
-/// they have not opened or closed any for a moment. The latter two are not waited for longer than `patience`, as nothing is lost where they go on.
+/// Waits, while no new connections come to any of these ends of theirs, until processes have accepted all that are
+/// open, none is being opened, and they have not opened or closed any for a moment. The latter two are not waited for
+/// longer than `patience`, as nothing is lost where they go on.
 ///
 /// # Errors
 /// [`Unfit`]: they do not accept what waits, or are gone.

@@ -11,12 +11,12 @@ use rustix::net::AddressFamily;
 use rustix::net::sockopt::socket_domain;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use crate::borrowed;
+use crate::checkpoint::{self, Inet};
+use crate::duplicated;
 use crate::error::Error;
-use crate::frozen::{self, Inet};
 use crate::namespace::{self, Entered};
+use crate::process_tree::ends::End;
 use crate::sock_diag::SockDiag;
-use crate::whole::ends::End;
 
 /// Lists of sockets that CRIU knows, with the column of the inode, counted from 0 or from the end.
 const OTHERS: [(&str, Column); 6] = [
@@ -53,8 +53,8 @@ pub(super) enum Socket {
     Other,
 }
 
-/// What is known of a socket that no list has: those of TCP that are over or were never connected, and those of UDP that are not bound, are in
-/// no table of the kernel's (`inet_hash`, `udp_lib_get_port`).
+/// What is known of a socket that no list has: those of TCP that are over or were never connected, and those of UDP
+/// that are not bound, are in no table of the kernel's (`inet_hash`, `udp_lib_get_port`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unlisted {
     /// Such a one, of this network namespace. Where it is bound, or was, if it is.
@@ -86,7 +86,7 @@ impl Sockets {
     /// Those of the network namespace that a process is in.
     pub(super) fn of(pid: u32) -> Result<Self, Error> {
         let mut sockets = Self::default();
-        sockets.look_again(pid);
+        sockets.check_again(pid);
         let _inside = Entered::path(&PathBuf::from(format!("/proc/{pid}/ns/net")))?;
         sockets.cookie = namespace::cookie()?;
         // A kernel without the module does not tell; CRIU, which needs it too, does.
@@ -95,7 +95,7 @@ impl Sockets {
     }
 
     /// Adds those that there are by now.
-    pub(super) fn look_again(&mut self, pid: u32) {
+    pub(super) fn check_again(&mut self, pid: u32) {
         for (name, transport) in
             [("tcp", Transport::Tcp), ("tcp6", Transport::Tcp), ("udp", Transport::Udp), ("udp6", Transport::Udp)]
         {
@@ -123,9 +123,9 @@ impl Sockets {
     ///
     /// # Errors
     /// [`Error::Call`]: the process may not be looked into, or the kernel does not tell.
-    pub(super) fn look_at_unlisted(&self, pid: u32, number: &str, inode: u32) -> Result<Unlisted, Error> {
+    pub(super) fn inspect_unlisted(&self, pid: u32, number: &str, inode: u32) -> Result<Unlisted, Error> {
         let Ok(number) = number.parse() else { return Ok(Unlisted::Gone) };
-        let Some(socket) = borrowed::borrow_descriptor(pid, number, inode)? else { return Ok(Unlisted::Gone) };
+        let Some(socket) = duplicated::borrow_descriptor(pid, number, inode)? else { return Ok(Unlisted::Gone) };
         if namespace::cookie_of(socket.as_fd())? != self.cookie {
             return Ok(Unlisted::Elsewhere);
         }
@@ -168,7 +168,7 @@ fn unlisted(socket: BorrowedFd<'_>) -> Result<Unlisted, Error> {
         Err(error) => Err(Error::call("getsockname", "a socket of a process", error)),
     };
     let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
-    Ok(match frozen::inet_of(socket)? {
+    Ok(match checkpoint::inet_of(socket)? {
         Inet::Tcp { closed: true, unread: 0 } => Unlisted::Idle(bound()?.map(canonical)),
         Inet::Tcp { closed: true, unread } => Unlisted::Unread(unread),
         Inet::Udp if bound()?.is_none() => Unlisted::Idle(None),

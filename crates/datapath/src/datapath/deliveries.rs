@@ -9,8 +9,8 @@ use whimbrel_wire::FlowTuple;
 
 use super::{Datapath, Role};
 use crate::abi::{
-    Endpoint, FOLLOW_ALL, FOLLOW_CLOSES, Follow, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_TRANSLATION, Lent, LentEnd,
-    NAMESPACE_UNKNOWN, RawEndpoint, RawLent, RawLentKey, RawTuple, TOWARD_PASSING, TOWARD_ROUTES,
+    DELIVERY_PASSING, DELIVERY_ROUTES, Endpoint, FOLLOW_ALL, FOLLOW_CLOSES, Follow, IDLE_ENDPOINTS, IDLE_FORWARDED,
+    IDLE_TRANSLATION, Lent, LentEnd, NAMESPACE_UNKNOWN, RawEndpoint, RawLent, RawLentKey, RawTuple,
 };
 use crate::error::Error;
 use crate::hook::{Direction, Hook};
@@ -18,7 +18,7 @@ use crate::table::Table;
 
 /// How much there is that is not in this host's own stack.
 #[derive(Debug, Default)]
-pub(super) struct Elsewhere {
+pub(super) struct Deliveries {
     lent: usize,
     endpoints: usize,
     /// Flows toward a namespace.
@@ -27,13 +27,13 @@ pub(super) struct Elsewhere {
     behind: usize,
 }
 
-impl Elsewhere {
-    /// A flow goes another way than before (`toward` of a flow's entry).
+impl Deliveries {
+    /// A flow goes another way than before (`delivery` of a flow's entry).
     pub(super) fn change(&mut self, from: u32, to: u32) {
-        for (toward, step) in [(from, -1), (to, 1)] {
-            let number = match toward {
+        for (delivery, step) in [(from, -1), (to, 1)] {
+            let number = match delivery {
                 0 => continue,
-                TOWARD_ROUTES | TOWARD_PASSING => &mut self.behind,
+                DELIVERY_ROUTES | DELIVERY_PASSING => &mut self.behind,
                 _ => &mut self.inside,
             };
             *number = number.saturating_add_signed(step);
@@ -51,8 +51,8 @@ impl Elsewhere {
     }
 }
 
-/// Puts the program of [`Role::Endpoint`] on interfaces, in any thread of the network namespace that the [`Datapath`] was opened in: the kernel
-/// takes tens of milliseconds for it.
+/// Puts the program of [`Role::Endpoint`] on interfaces, in any thread of the network namespace that the [`Datapath`]
+/// was opened in: the kernel takes tens of milliseconds for it.
 #[derive(Clone, Debug)]
 pub struct Guard {
     program: Arc<OwnedFd>,
@@ -61,7 +61,8 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Nothing passes the interface from now on, until the endpoint namespace behind it is [made known](Datapath::set_endpoint).
+    /// Nothing passes the interface from now on, until the endpoint namespace behind it is [made
+    /// known](Datapath::set_endpoint).
     ///
     /// # Errors
     /// When there is no such interface, or the kernel refuses.
@@ -103,11 +104,12 @@ impl Datapath {
     }
 
     /// Takes in that an interface is watched.
-    pub fn take_in(&mut self, watched: Watched) {
+    pub fn handle(&mut self, watched: Watched) {
         self.hooks.push(watched.hook);
     }
 
-    /// Takes in that an interface with programs of ours is gone. They have gone with it, at no cost but that of the note of them.
+    /// Takes in that an interface with programs of ours is gone. They have gone with it, at no cost but that of the
+    /// note of them.
     ///
     /// # Errors
     /// When that cannot be removed; the next [`Datapath::open`] does it.
@@ -124,7 +126,7 @@ impl Datapath {
         let key = RawLentKey::new(end);
         let new = self.lent.get(&key)?.is_none();
         self.lent.insert(&key, &RawLent::new(lent))?;
-        self.note_elsewhere(|elsewhere| elsewhere.lent += usize::from(new))
+        self.update_deliveries(|deliveries| deliveries.lent += usize::from(new))
     }
 
     /// The local end is this host's own again; one that was not lent is none the worse.
@@ -133,7 +135,7 @@ impl Datapath {
     /// When the kernel refuses.
     pub fn remove_lent(&self, end: &LentEnd) -> Result<(), Error> {
         let removed = self.lent.remove(&RawLentKey::new(end))?;
-        self.note_elsewhere(|elsewhere| elsewhere.lent = elsewhere.lent.saturating_sub(removed.into()))
+        self.update_deliveries(|deliveries| deliveries.lent = deliveries.lent.saturating_sub(removed.into()))
     }
 
     /// All local ends that are lent, among them those of a process before this one.
@@ -144,8 +146,8 @@ impl Datapath {
         Ok(self.lent.entries()?.iter().map(|(end, lent)| (end.end(), lent.lent())).collect())
     }
 
-    /// Makes an endpoint namespace known, by the index of the outer end of its pair of interfaces, or changes what is known.
-    /// That interface has to have [`Role::Endpoint`].
+    /// Makes an endpoint namespace known, by the index of the outer end of its pair of interfaces, or changes what is
+    /// known. That interface has to have [`Role::Endpoint`].
     ///
     /// # Errors
     /// When the kernel refuses, as it does when the map is full.
@@ -153,12 +155,12 @@ impl Datapath {
         let known = self.endpoints.get(&interface)?;
         let namespace = known.map_or(NAMESPACE_UNKNOWN, |known| known.namespace);
         self.endpoints.insert(&interface, &RawEndpoint::new(endpoint, namespace))?;
-        self.note_elsewhere(|elsewhere| elsewhere.endpoints += usize::from(known.is_none()))
+        self.update_deliveries(|deliveries| deliveries.endpoints += usize::from(known.is_none()))
     }
 
-    /// Says by which id (RTM_NEWNSID) this host's network namespace knows an endpoint namespace, so that the programs find the sockets
-    /// in it: what is theirs is not taken for a moved flow's. Until then everything is that comes for ends which are lent to
-    /// it. The interface is the outer end of its pair; one that is not known stays so.
+    /// Says by which id (RTM_NEWNSID) this host's network namespace knows an endpoint namespace, so that the programs
+    /// find the sockets in it: what is theirs is not taken for a moved flow's. Until then everything is that comes for
+    /// ends which are lent to it. The interface is the outer end of its pair; one that is not known stays so.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -191,16 +193,18 @@ impl Datapath {
         }
     }
 
-    /// Forgets an endpoint namespace: nothing that it sends gets anywhere any more. One that is not known is none the worse.
+    /// Forgets an endpoint namespace: nothing that it sends gets anywhere any more. One that is not known is none the
+    /// worse.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn remove_endpoint(&self, interface: u32) -> Result<(), Error> {
         let removed = self.endpoints.remove(&interface)?;
-        self.note_elsewhere(|elsewhere| elsewhere.endpoints = elsewhere.endpoints.saturating_sub(removed.into()))
+        self.update_deliveries(|deliveries| deliveries.endpoints = deliveries.endpoints.saturating_sub(removed.into()))
     }
 
-    /// All endpoint namespaces by the outer ends of their pairs, among them those of a process before this one; some may be gone.
+    /// All endpoint namespaces by the outer ends of their pairs, among them those of a process before this one; some
+    /// may be gone.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -208,8 +212,9 @@ impl Datapath {
         Ok(self.endpoints.entries()?.iter().map(|(interface, known)| (*interface, known.endpoint())).collect())
     }
 
-    /// Fragments of datagrams to this port of UDP, of whatever host, get both bits of the mark ([`Datapath::set_tunnel`]) while any flow is
-    /// toward another host: rules of routing, which do not see their ports, may lead them here. None: they are left alone.
+    /// Fragments of datagrams to this port of UDP, of whatever host, get both bits of the mark
+    /// ([`Datapath::set_tunnel`]) while any flow is toward another host: rules of routing, which do not see their
+    /// ports, may lead them here. None: they are left alone.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -217,8 +222,8 @@ impl Datapath {
         self.change_settings(|settings| settings.control_port = port.map_or(0, u32::from))
     }
 
-    /// Where in its stream the far end of a TCP flow waits for an answer, if it does, as far as what it sent shows it: of flows with
-    /// [`Toward::Passing`](crate::Toward::Passing). None: no such flow is known.
+    /// Where in its stream the far end of a TCP flow waits for an answer, if it does, as far as what it sent shows it:
+    /// of flows with [`Delivery::Passing`](crate::Toward::Passing). None: no such flow is known.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -226,31 +231,31 @@ impl Datapath {
         Ok(self.flows.get(&RawTuple::new(flow))?.map(|entry| entry.sent))
     }
 
-    pub(super) fn elsewhere(&self) -> MutexGuard<'_, Elsewhere> {
+    pub(super) fn deliveries(&self) -> MutexGuard<'_, Deliveries> {
         // Numbers, which a panic elsewhere has not left wrong.
-        self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner)
+        self.deliveries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn count_elsewhere(&self) -> Result<(), Error> {
         let (lent, endpoints) = (self.lent.entries()?.len(), self.endpoints.entries()?.len());
-        let mut counted = Elsewhere { lent, endpoints, ..Elsewhere::default() };
-        self.flows.entries()?.iter().for_each(|(_, entry)| counted.change(0, entry.toward));
+        let mut counted = Deliveries { lent, endpoints, ..Deliveries::default() };
+        self.flows.entries()?.iter().for_each(|(_, entry)| counted.change(0, entry.delivery));
         let idle = counted.idle();
-        *self.elsewhere() = counted;
-        self.look_elsewhere(idle)
+        *self.deliveries() = counted;
+        self.apply_deliveries(idle)
     }
 
     /// Changes the numbers, and what the programs look for with them.
-    pub(super) fn note_elsewhere(&self, change: impl FnOnce(&mut Elsewhere)) -> Result<(), Error> {
-        let mut elsewhere = self.elsewhere();
-        let before = elsewhere.idle();
-        change(&mut elsewhere);
-        let idle = elsewhere.idle();
-        if idle == before { Ok(()) } else { self.look_elsewhere(idle) }
+    pub(super) fn update_deliveries(&self, change: impl FnOnce(&mut Deliveries)) -> Result<(), Error> {
+        let mut deliveries = self.deliveries();
+        let before = deliveries.idle();
+        change(&mut deliveries);
+        let idle = deliveries.idle();
+        if idle == before { Ok(()) } else { self.apply_deliveries(idle) }
     }
 
-    /// `idle`: [`Elsewhere::idle`].
-    fn look_elsewhere(&self, idle: u32) -> Result<(), Error> {
+    /// `idle`: [`Deliveries::idle`].
+    fn apply_deliveries(&self, idle: u32) -> Result<(), Error> {
         let busy = if idle == IDLE_ENDPOINTS | IDLE_FORWARDED { 0 } else { IDLE_TRANSLATION };
         self.change_settings(|settings| {
             settings.idle = settings.idle & !(IDLE_ENDPOINTS | IDLE_FORWARDED | busy) | idle;

@@ -1,10 +1,11 @@
-//! Sockets of processes that have no other end: those that listen, and those of UDP that are not connected. Which of them are met at an address.
+//! Sockets of processes that have no other end: those that listen, and those of UDP that are not connected. Which of
+//! them are met at an address.
 
 use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Unfit, Whole, tied};
+use super::{ProcessTree, Unfit, tied};
 
 /// A socket without another end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,12 +42,13 @@ impl End {
     }
 }
 
-impl Whole {
-    /// Of the sockets without another end, those that go along with an address, each as it is met there; and where the others are bound, which nobody
-    /// reaches any more.
+impl ProcessTree {
+    /// Of the sockets without another end, those that go along with an address, each as it is met there; and where the
+    /// others are bound, which nobody reaches any more.
     ///
     /// # Errors
-    /// [`Unfit::Tied`]: one is bound to another address, which is not there, or a process that stays takes what comes to the same as well.
+    /// [`Unfit::Tied`]: one is bound to another address, which is not there, or a process that stays takes what comes
+    /// to the same as well.
     pub fn met_at(&self, address: IpAddr) -> Result<(Vec<FlowTuple>, Vec<SocketAddr>), Unfit> {
         let (mut met, mut deaf) = (Vec::new(), Vec::new());
         for end in &self.ends {
@@ -79,7 +81,8 @@ impl Whole {
         Ok((met, deaf))
     }
 
-    /// Where those of its sockets that are bound to all addresses, and go along with `address`, are met as well, at these: nobody reaches them there any more.
+    /// Where those of its sockets that are bound to all addresses, and go along with `address`, are met as well, at
+    /// these: nobody reaches them there any more.
     #[must_use]
     pub fn left_at(&self, address: IpAddr, others: &[IpAddr]) -> Vec<SocketAddr> {
         let all = self.ends.iter().filter(|end| end.at.ip().is_unspecified() && end.met(address).is_some());
@@ -115,10 +118,10 @@ mod tests {
         End { transport, at: at.parse().expect("an endpoint") }
     }
 
-    fn whole(ends: &[&str], others: &[&str]) -> Whole {
+    fn process_tree(ends: &[&str], others: &[&str]) -> ProcessTree {
         let all = |of: &[&str]| of.iter().map(|at| end(Transport::Tcp, at)).collect();
         let namespaces = Namespaces::of(std::process::id()).expect("its own");
-        Whole {
+        ProcessTree {
             root: 1,
             pids: vec![1],
             inner: vec![1],
@@ -137,14 +140,15 @@ mod tests {
         }
     }
 
-    fn met(whole: &Whole, address: &str) -> Result<(Vec<String>, Vec<String>), String> {
-        let (met, deaf) = whole.met_at(address.parse().expect("an address")).map_err(|unfit| unfit.to_string())?;
+    fn met(process_tree: &ProcessTree, address: &str) -> Result<(Vec<String>, Vec<String>), String> {
+        let (met, deaf) =
+            process_tree.met_at(address.parse().expect("an address")).map_err(|unfit| unfit.to_string())?;
         Ok((met.iter().map(|flow| flow.local.to_string()).collect(), deaf.iter().map(SocketAddr::to_string).collect()))
     }
 
     #[test]
     fn what_is_met_at_an_address_goes_along() {
-        let web = whole(&["0.0.0.0:80", "[::]:80", "[::]:81", "127.0.0.1:9", "[::1]:9", "192.0.2.1:22"], &[]);
+        let web = process_tree(&["0.0.0.0:80", "[::]:80", "[::]:81", "127.0.0.1:9", "[::1]:9", "192.0.2.1:22"], &[]);
         let (there, deaf) = met(&web, "192.0.2.1").expect("it goes");
         assert_eq!(there, ["192.0.2.1:22", "192.0.2.1:80", "192.0.2.1:81"]);
         assert_eq!(deaf, ["127.0.0.1:9", "[::1]:9"]);
@@ -153,7 +157,7 @@ mod tests {
         let others = ["192.0.2.1", "192.0.2.2", "2001:db8::1"].map(|other| other.parse().expect("an address"));
         let left: Vec<String> = web.left_at(others[0], &others).iter().map(SocketAddr::to_string).collect();
         assert_eq!(left, ["192.0.2.2:80", "192.0.2.2:81", "[2001:db8::1]:80", "[2001:db8::1]:81"]);
-        let (there, deaf) = met(&whole(&["0.0.0.0:80", "[::]:81"], &[]), "2001:db8::1").expect("it goes");
+        let (there, deaf) = met(&process_tree(&["0.0.0.0:80", "[::]:81"], &[]), "2001:db8::1").expect("it goes");
         assert_eq!((there, deaf), (vec!["[2001:db8::1]:81".to_owned()], vec!["0.0.0.0:80".to_owned()]));
         assert_eq!(web.bound_to(), (vec!["192.0.2.1".parse().expect("an address")], [true, true]));
     }
@@ -162,7 +166,7 @@ mod tests {
     fn what_is_idle_is_bound_to_no_other_address() {
         let with = |idle: &str| {
             let idle = vec![idle.parse().expect("an endpoint")];
-            met(&Whole { idle, ..whole(&["0.0.0.0:80"], &[]) }, "192.0.2.1")
+            met(&ProcessTree { idle, ..process_tree(&["0.0.0.0:80"], &[]) }, "192.0.2.1")
         };
         for fits in ["192.0.2.1:9", "0.0.0.0:9", "[::]:9", "127.0.0.1:9", "[::1]:9"] {
             with(fits).expect(fits);
@@ -173,15 +177,16 @@ mod tests {
 
     #[test]
     fn what_others_take_is_left_to_them() {
-        let said = met(&whole(&["0.0.0.0:80"], &["0.0.0.0:80"]), "192.0.2.1").expect_err("it is shared");
+        let said = met(&process_tree(&["0.0.0.0:80"], &["0.0.0.0:80"]), "192.0.2.1").expect_err("it is shared");
         assert!(said.contains("waits at 0.0.0.0:80 as well"), "{said}");
-        let (there, deaf) = met(&whole(&["0.0.0.0:80"], &["192.0.2.1:80"]), "192.0.2.1").expect("it goes");
+        let (there, deaf) = met(&process_tree(&["0.0.0.0:80"], &["192.0.2.1:80"]), "192.0.2.1").expect("it goes");
         assert_eq!((there.len(), deaf.len()), (0, 1));
-        let (there, deaf) = met(&whole(&["192.0.2.1:80"], &["0.0.0.0:80", "[::]:81"]), "192.0.2.1").expect("it goes");
+        let (there, deaf) =
+            met(&process_tree(&["192.0.2.1:80"], &["0.0.0.0:80", "[::]:81"]), "192.0.2.1").expect("it goes");
         assert_eq!((there.len(), deaf.len()), (1, 0));
-        let (there, _) = met(&whole(&["0.0.0.0:80"], &["0.0.0.0:81"]), "192.0.2.1").expect("it goes");
+        let (there, _) = met(&process_tree(&["0.0.0.0:80"], &["0.0.0.0:81"]), "192.0.2.1").expect("it goes");
         assert_eq!(there.len(), 1);
-        let mut other = whole(&["0.0.0.0:80"], &[]);
+        let mut other = process_tree(&["0.0.0.0:80"], &[]);
         other.others.push(end(Transport::Udp, "0.0.0.0:80"));
         assert_eq!(met(&other, "192.0.2.1").expect("it goes").0.len(), 1, "of another transport");
     }

@@ -1,4 +1,5 @@
-//! The options that programs set on sockets: which go along, which keep a socket where it is, and which are nothing of the socket's.
+//! The options that programs set on sockets: which go along, which keep a socket where it is, and which are nothing of
+//! the socket's.
 
 mod table;
 
@@ -69,7 +70,8 @@ enum Who {
 enum When {
     /// Before it is bound.
     Early,
-    /// When it is connected and its queues are full; for streams, which are in repair mode until they wake, that is before.
+    /// When it is connected and its queues are full; for streams, which are in repair mode until they wake, that is
+    /// before.
     Late,
 }
 
@@ -157,7 +159,8 @@ impl Carried {
         all_carried().find(|carried| carried.kind == kind)
     }
 
-    /// The value in the snapshot's unit; `None` where the socket does not have it, or it is off. `locks`: its SO_BUF_LOCK.
+    /// The value in the snapshot's unit; `None` where the socket does not have it, or it is off. `locks`: its
+    /// SO_BUF_LOCK.
     fn get(&self, fd: BorrowedFd<'_>, kind: Kind, locks: i32) -> Option<u64> {
         let int = |name| sockopt::get_int(fd, name).ok().map(|value| u64::from(value.cast_unsigned()));
         match self.shape {
@@ -280,8 +283,8 @@ const GUARDS: [(OptionKind, &str); 2] = [
     ),
 ];
 
-/// Refuses a socket that is to be rebuilt by CRIU and would lack something that its program relies on. Other options that CRIU does not know
-/// are lost.
+/// Refuses a socket that is to be rebuilt by CRIU and would lack something that its program relies on. Other options
+/// that CRIU does not know are lost.
 pub(super) fn check_for_criu(fd: BorrowedFd<'_>, kind: Kind, family: Family) -> Result<(), Unmovable> {
     for row in ROWS {
         match row.fate {
@@ -337,8 +340,9 @@ pub fn why_not_set(
     Ok(None)
 }
 
-/// What sockets have whose programs have set nothing, on this host: what differs is what a program has set. The values are those of
-/// the calling thread's network namespace; looking at them costs as much as a few sockets, so it is done once for many.
+/// What sockets have whose programs have set nothing, on this host: what differs is what a program has set. The values
+/// are those of the calling thread's network namespace; looking at them costs as much as a few sockets, so it is done
+/// once for many.
 #[derive(Debug)]
 pub struct Defaults {
     /// By family and kind, in the order of the rows.
@@ -448,7 +452,8 @@ fn restore(fd: BorrowedFd<'_>, snapshot: &Snapshot, when: When, rights: Rights) 
     found.sort_by_key(|(row, _)| row.kind == OptionKind::Priority);
     let set = || {
         found.iter().try_for_each(|(row, option)| match row.set(fd, option.value) {
-            // What the kernel does not have, or not for everybody, stays what its administrator chose, as of a connection.
+            // What the kernel does not have, or not for everybody, stays what its administrator chose, as of a
+            // connection.
             Err(error) if row.shape == Shape::Control && error.raw_os_error() != Some(libc::EINVAL) => Ok(()),
             result => result,
         })

@@ -3,8 +3,8 @@
  * Local ends that are not sockets of this host's own stack (docs/decisions/0016-where-a-local-end-is.md): in an endpoint
  * namespace, or at another host behind this one. What comes in for them is led there instead of up the stack.
  */
-#ifndef WHIMBREL_TOWARD_H
-#define WHIMBREL_TOWARD_H
+#ifndef WHIMBREL_DELIVERY_H
+#define WHIMBREL_DELIVERY_H
 
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -20,8 +20,8 @@
 #include "too_long.h"
 #include "verdict.h"
 
-/* What find_toward() says beside what `toward` of a flow may be: to the TUN device. */
-#define TOWARD_TUNNEL 0xfffffffeU
+/* What find_delivery() says beside what `delivery` of a flow may be: to the TUN device. */
+#define DELIVERY_TUNNEL 0xfffffffeU
 
 /* parse() anew, for a packet that has other names now. */
 __noinline bool read_packet(struct __sk_buff *skb, __u32 network, struct packet *packet)
@@ -110,14 +110,14 @@ static __noinline bool has_connection(struct __sk_buff *skb, const struct packet
  * Where what comes in for a flow's local end goes. What this host forwards by itself its firewall sees, in either direction; what has
  * moved, in neither.
  */
-static __always_inline __u32 toward_of(const struct flow_entry *flow)
+static __always_inline __u32 delivery_of(const struct flow_entry *flow)
 {
 	const struct binding *binding;
 
-	if (flow->toward != TOWARD_PASSING)
-		return flow->toward;
+	if (flow->delivery != DELIVERY_PASSING)
+		return flow->delivery;
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
-	return binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding) ? TOWARD_ROUTES : 0;
+	return binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding) ? DELIVERY_ROUTES : 0;
 }
 
 /*
@@ -140,42 +140,42 @@ static __always_inline bool is_for_address(struct __sk_buff *skb, const struct p
 }
 
 /* Where what came in, and is under its own names, goes: 0 for this host's own stack. */
-__noinline __u32 find_toward(struct __sk_buff *skb, const struct packet *packet)
+__noinline __u32 find_delivery(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct settings *settings = get_settings();
 	struct flow_tuple own = {};
 	const struct flow_entry *flow;
 	const struct lent *lent;
-	__u32 toward = 0;
+	__u32 delivery = 0;
 
 	if (!packet || !settings)
 		return 0;
 	inbound_flow(skb, packet, &own);
 	flow = find_flow(&own);
 	if (flow) {
-		toward = toward_of(flow);
+		delivery = delivery_of(flow);
 	} else if (!(settings->idle & IDLE_ENDPOINTS) && is_for_address(skb, packet, &own)) {
 		lent = find_lent(&own.local, own.local_port, own.transport);
 		if (lent) {
-			toward = lent->toward;
-			if (toward == LENT_SHARED)
-				toward = has_connection(skb, packet, &own) ? 0 : TOWARD_TUNNEL;
-			else if (!toward && lent->binding)
-				toward = TOWARD_TUNNEL;
+			delivery = lent->delivery;
+			if (delivery == LENT_SHARED)
+				delivery = has_connection(skb, packet, &own) ? 0 : DELIVERY_TUNNEL;
+			else if (!delivery && lent->binding)
+				delivery = DELIVERY_TUNNEL;
 		} else if (skb->ifindex == settings->tunnel) {
 			/* Of a peer that has this end on lease; the daemon has seen to it that it is its own. */
 			lent = find_lent(&own.remote, own.remote_port, own.transport);
 			if (lent && lent->binding)
-				toward = TOWARD_ROUTES;
+				delivery = DELIVERY_ROUTES;
 		}
 	}
-	if (toward && packet->part == FRAGMENT_FIRST) {
+	if (delivery && packet->part == FRAGMENT_FIRST) {
 		struct fragment key;
 
 		fragment_key(&key, packet, FRAGMENT_IN);
 		bpf_map_update_elem(&fragments, &key, &own, BPF_ANY);
 	}
-	return toward;
+	return delivery;
 }
 
 /*
@@ -242,25 +242,25 @@ static __always_inline int into_endpoint(__u32 interface)
 static __always_inline int bring(struct __sk_buff *skb, struct packet *packet)
 {
 	const struct settings *settings = get_settings();
-	__u32 toward;
+	__u32 delivery;
 
 	if (!settings)
 		return pass();
 	if (!(settings->idle & IDLE_HELPED) && is_set_aside(skb, packet))
 		return set_aside(skb, settings);
-	if ((settings->idle & IDLE_TOWARD) == IDLE_TOWARD)
+	if ((settings->idle & IDLE_DELIVERY) == IDLE_DELIVERY)
 		return pass();
-	toward = packet->led ? packet->toward : find_toward(skb, packet);
-	if (!toward)
+	delivery = packet->led ? packet->delivery : find_delivery(skb, packet);
+	if (!delivery)
 		return pass();
 	packet->origin = FROM_WIRE;
-	if (toward == TOWARD_ROUTES) {
+	if (delivery == DELIVERY_ROUTES) {
 		int verdict = to_routes(skb, packet);
 
 		return verdict == TO_BE_TOLD ? tell_owner(skb, packet) : verdict;
 	}
-	if (toward != TOWARD_TUNNEL)
-		return into_endpoint(toward);
+	if (delivery != DELIVERY_TUNNEL)
+		return into_endpoint(delivery);
 	/* What came by a tunnel goes into none, or two ends that lend each other an address would never be done with it. */
 	if (!settings->tunnel || skb->ifindex == settings->tunnel)
 		return hold(COUNTER_HELD_NO_TUNNEL);

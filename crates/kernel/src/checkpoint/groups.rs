@@ -1,5 +1,5 @@
-//! Which multicast groups a socket has joined. The kernel lists those of interfaces, and says of a socket and a group whether the one is
-//! in the other; it has no list of a socket's own.
+//! Which multicast groups a socket has joined. The kernel lists those of interfaces, and says of a socket and a group
+//! whether the one is in the other; it has no list of a socket's own.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
@@ -8,14 +8,14 @@ use crate::sockopt::{Name, get_into};
 
 /// MCAST_MSFILTER (linux/in.h), of which libc has no name on Linux.
 const MCAST_MSFILTER: libc::c_int = 48;
-/// Bytes of `struct group_filter` before its sources (linux/in.h): interface (4), padding (4), `struct sockaddr_storage` of the group
-/// (128), mode (4), count of sources (4).
+/// Bytes of `struct group_filter` before its sources (linux/in.h): interface (4), padding (4), `struct
+/// sockaddr_storage` of the group (128), mode (4), count of sources (4).
 const FILTER_LEN: usize = 144;
 /// Where the group's address is in it.
 const GROUP: usize = 8;
 
-/// One of the groups that a socket has joined, of those that are known in the calling thread's network namespace, which is to be the
-/// socket's.
+/// One of the groups that a socket has joined, of those that are known in the calling thread's network namespace, which
+/// is to be the socket's.
 pub(super) fn joined(fd: BorrowedFd<'_>) -> Option<IpAddr> {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
     let mut groups = listed_v4(&read("igmp"));

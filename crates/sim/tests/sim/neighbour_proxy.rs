@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_protocol::{Config, Event, StandInStatus};
+use whimbrel_protocol::{Config, Event, NeighbourProxyStatus};
 use whimbrel_sim::{Access, Carried, Faults, FlowId, HostId, Kind, Link, Speaker, World};
 use whimbrel_wire::message::{MAX_PASSED_ON, Message, RegistrationChange, UpdateFlags};
 
@@ -19,7 +19,7 @@ fn user() -> Config {
 }
 
 fn keeper() -> Config {
-    Config { serve_rendezvous: true, stand_in: true, ..Config::default() }
+    Config { serve_rendezvous: true, neighbour_proxy: true, ..Config::default() }
 }
 
 /// A client that knows the router of its network, and a server that does not.
@@ -55,7 +55,7 @@ impl Left {
         node.map(|node| node.stands_in_for().collect()).unwrap_or_default()
     }
 
-    fn told(&self, status: StandInStatus) -> bool {
+    fn told(&self, status: NeighbourProxyStatus) -> bool {
         let of_it = |event: &Event| matches!(event, Event::StoodInFor { status: told, .. } if *told == status);
         self.two.world.events.iter().any(|(_, host, event)| *host == self.two.client && of_it(event))
     }
@@ -68,7 +68,7 @@ fn one_of_both_is_found_by_way_of_where_it_was() {
     left.both_move();
     left.two.world.assert_delivering(SOON);
     settle_as(&mut left.two.world, &left.flows, Carried::Rewritten);
-    assert!(left.told(StandInStatus::Accepted));
+    assert!(left.told(NeighbourProxyStatus::Accepted));
     // Nobody stands in any longer than it takes.
     left.two.world.run_for(5 * SECOND);
     assert_eq!(left.stands_in(), [] as [IpAddr; 0]);
@@ -98,7 +98,7 @@ fn nobody_stands_in_who_was_not_told_to() {
     let mut left = Left::with(1201, Config { serve_rendezvous: true, ..Config::default() });
     left.both_move();
     assert!(!left.two.world.undelivered(60 * SECOND).is_empty());
-    assert!(left.told(StandInStatus::Refused));
+    assert!(left.told(NeighbourProxyStatus::Refused));
     left.two.world.check_except(&[Kind::Storm]);
 }
 
@@ -193,7 +193,7 @@ fn an_address_that_somebody_else_gets_is_given_up() {
     left.two.world.attach(newcomer, home, HOME);
     left.two.world.run_for(SECOND);
     assert_eq!(left.stands_in(), [] as [IpAddr; 0]);
-    assert!(left.told(StandInStatus::Taken));
+    assert!(left.told(NeighbourProxyStatus::Taken));
     // It is not asked for again all the time, and the newcomer is left alone.
     left.two.world.run_for(100 * SECOND);
     let stands = left.two.world.events.iter().filter(|(_, _, event)| matches!(event, Event::StandsIn { .. })).count();
@@ -236,7 +236,7 @@ fn nobody_asks_for_the_address_of_another() {
     let mut stranger = stranger(&mut left, "10.66.0.1");
     let endpoint = stranger.endpoint();
     let mut ask = |left: &mut Left, messages: &[Message]| {
-        stranger.say(&mut left.two.world, endpoint, messages);
+        stranger.send(&mut left.two.world, endpoint, messages);
         left.two.world.run_for(Duration::from_millis(50));
         let heard = stranger.hear(&mut left.two.world).into_iter();
         heard
@@ -246,8 +246,9 @@ fn nobody_asks_for_the_address_of_another() {
             })
             .collect::<Vec<_>>()
     };
-    let of = |addresses: &[&str]| Message::StandIn { addresses: addresses.iter().map(|at| address(at)).collect() };
-    use StandInStatus::{Taken, Unproven};
+    let of =
+        |addresses: &[&str]| Message::NeighbourProxy { addresses: addresses.iter().map(|at| address(at)).collect() };
+    use NeighbourProxyStatus::{Taken, Unproven};
     assert_eq!(ask(&mut left, &[of(&[HOME])]), [[(address(HOME), Unproven)]]);
     assert_eq!(ask(&mut left, &[of(&[ROUTER])]), [[(address(ROUTER), Taken)]]);
     // Where it is, it needs nobody, registered or not.
@@ -307,7 +308,7 @@ fn who_asks_again_and_again_is_stood_in_for_at_a_pace_and_has_no_more_passed_on(
     let register = Message::Register { number: 1, change: RegistrationChange::Add, tags: vec![[1; 16]] };
     for message in [register, Message::Padding { length: 0 }] {
         let endpoint = restless.endpoint();
-        restless.say(&mut left.two.world, endpoint, &[message]);
+        restless.send(&mut left.two.world, endpoint, &[message]);
         left.two.world.run_for(Duration::from_millis(50));
     }
     let den = left.two.world.network(Access::Open);
@@ -315,7 +316,7 @@ fn who_asks_again_and_again_is_stood_in_for_at_a_pace_and_has_no_more_passed_on(
     (restless.network, restless.address) = (den, address(NOW_AT));
     let endpoint = restless.endpoint();
     let update = Message::BindingUpdate { sequence: 1, flags: UpdateFlags::NONE, claimed: endpoint, lifetime: 0 };
-    restless.say(&mut left.two.world, endpoint, &[update]);
+    restless.send(&mut left.two.world, endpoint, &[update]);
     left.two.world.run_for(Duration::from_millis(50));
     let token = restless.hear(&mut left.two.world).into_iter().find_map(|message| match message {
         Message::PathChallenge { token } => Some(token),
@@ -323,12 +324,12 @@ fn who_asks_again_and_again_is_stood_in_for_at_a_pace_and_has_no_more_passed_on(
     });
     let observed = SocketAddr::new(address(ROUTER), endpoint.port());
     let response = Message::PathResponse { token: token.expect("a challenge"), observed };
-    restless.say(&mut left.two.world, endpoint, &[response]);
+    restless.send(&mut left.two.world, endpoint, &[response]);
     left.two.world.run_for(Duration::from_millis(50));
 
     let router = left.router;
     let mut ask = |left: &mut Left, addresses: Vec<IpAddr>| {
-        restless.say(&mut left.two.world, endpoint, &[Message::StandIn { addresses }]);
+        restless.send(&mut left.two.world, endpoint, &[Message::NeighbourProxy { addresses }]);
         left.two.world.run_for(Duration::from_millis(20));
         let heard = restless.hear(&mut left.two.world);
         heard.into_iter().find_map(|message| match message {
@@ -345,7 +346,7 @@ fn who_asks_again_and_again_is_stood_in_for_at_a_pace_and_has_no_more_passed_on(
         }
         left.two.world.exchanged(router, address(NOW_AT)).0 - before
     };
-    let accepted = Some(vec![(address(LEFT), StandInStatus::Accepted)]);
+    let accepted = Some(vec![(address(LEFT), NeighbourProxyStatus::Accepted)]);
     assert_eq!(ask(&mut left, vec![address(LEFT)]), accepted);
     let much = flood(&mut left);
     assert!(much > 3000, "{much} bytes");
@@ -380,7 +381,7 @@ fn what_nobody_asked_for_is_not_taken_in() {
     liar.peer.set_ip(address(HOME));
     liar.meet(&mut left.two.world);
     let endpoint = liar.endpoint();
-    liar.say(&mut left.two.world, endpoint, &[passed]);
+    liar.send(&mut left.two.world, endpoint, &[passed]);
     left.two.world.run_for(SECOND);
     assert_eq!(left.two.world.exchanged(left.two.client, address("10.66.0.9")).0, 0);
     left.two.world.check();

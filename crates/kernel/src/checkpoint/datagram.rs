@@ -23,7 +23,8 @@ const SO_MEMINFO: Name = Name { level: libc::SOL_SOCKET, name: libc::SO_MEMINFO,
 /// At what is to arrive at once.
 const LOOKS: u32 = 1000;
 const IP_TRANSPARENT: Name = Name { level: libc::SOL_IP, name: libc::IP_TRANSPARENT, text: "IP_TRANSPARENT" };
-/// Room for what comes before the program that takes the socket begins to read, in bytes with the kernel's own for each datagram.
+/// Room for what comes before the program that takes the socket begins to read, in bytes with the kernel's own for each
+/// datagram.
 const UNTIL_READ: usize = 512 << 10;
 const LONGEST: usize = 65_535;
 /// include/linux/socket.h; no header of user space has it.
@@ -55,8 +56,8 @@ pub(super) fn check(
     Err(Unmovable::Kind(reason))
 }
 
-/// Whether a datagram was begun that its program is to go on with. A send that adds nothing (MSG_PROBE) is taken as a part of it, and refused
-/// otherwise, since nobody is at port 0 (`udp_sendmsg`, `ip_append_data`).
+/// Whether a datagram was begun that its program is to go on with. A send that adds nothing (MSG_PROBE) is taken as a
+/// part of it, and refused otherwise, since nobody is at port 0 (`udp_sendmsg`, `ip_append_data`).
 fn has_begun(fd: BorrowedFd<'_>, family: Family, local: SocketAddr) -> Result<bool, Error> {
     if local.port() == 0 {
         return Ok(false);
@@ -79,8 +80,8 @@ fn has_begun(fd: BorrowedFd<'_>, family: Family, local: SocketAddr) -> Result<bo
 
 pub(super) fn dump(fd: BorrowedFd<'_>, remote: Option<SocketAddr>) -> Result<Datagrams, Unmovable> {
     let before = get_int(fd, SO_PEEK_OFF)?;
-    // Each look goes on where the last one ended, and takes nothing away. Only an empty datagram that somebody has looked at before
-    // is passed over (`__skb_try_recv_from_queue`).
+    // Each look goes on where the last one ended, and takes nothing away. Only an empty datagram that somebody has
+    // looked at before is passed over (`__skb_try_recv_from_queue`).
     set(fd, SO_PEEK_OFF, &0i32)?;
     let queue = queued(fd);
     set(fd, SO_PEEK_OFF, &before)?;
@@ -159,12 +160,13 @@ fn peek(fd: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Option<Peeked>> {
     message.msg_iovlen = 1;
     message.msg_control = control.0.as_mut_ptr().cast();
     message.msg_controllen = control.0.len() as _;
-    // SAFETY: every pointer in `message` is to a value that outlives the call and may be written to, with its true length.
+    // SAFETY: every pointer in `message` is to a value that outlives the call and may be written to, with its true
+    // length.
     let length = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
     let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
     let mut each = None;
-    // SAFETY: `message` is what recvmsg has left of it, and its control buffer is still there and aligned for `cmsghdr`; the macros stay
-    // within the length that recvmsg has told.
+    // SAFETY: `message` is what recvmsg has left of it, and its control buffer is still there and aligned for
+    // `cmsghdr`; the macros stay within the length that recvmsg has told.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while let Some(found) = header.as_ref() {
@@ -200,7 +202,8 @@ pub(super) fn restore(
     let (family, local) = (snapshot.family, snapshot.local);
     bind(fd, family, local)?;
     let Some(remote) = datagrams.remote else { return refill(local, datagrams, injector) };
-    // What others have sent was there before it was connected. It is connected to each of them in turn, so that nobody else gets anything in.
+    // What others have sent was there before it was connected. It is connected to each of them in turn, so that nobody
+    // else gets anything in.
     let mut to = None;
     for queued in &datagrams.queue {
         if to != Some(queued.from) {
@@ -257,7 +260,8 @@ fn deliver_one(local: SocketAddr, queued: &Queued, injector: &Injector) -> Resul
     deliver(SocketAddr::new(to, local.port()), std::slice::from_ref(queued), injector)
 }
 
-/// Gives a socket that was rebuilt what had been in its queue, as if it came to `to` now. The size of its buffer stays as it is.
+/// Gives a socket that was rebuilt what had been in its queue, as if it came to `to` now. The size of its buffer stays
+/// as it is.
 pub(super) fn requeue(
     fd: BorrowedFd<'_>,
     to: SocketAddr,
@@ -286,9 +290,10 @@ pub(super) fn empty(fd: BorrowedFd<'_>) {
     }
 }
 
-/// Has programs that wait for something here go on, with an error that says so once. The kernel does that for whoever destroys a socket;
-/// a shutdown would be the end of what is read, which there is none of in UDP: a program would be told of empty datagrams of nobody, without
-/// end. That is left for a socket which is not found, as one of several of the same address. Nothing more is sent in either case.
+/// Has programs that wait for something here go on, with an error that says so once. The kernel does that for whoever
+/// destroys a socket; a shutdown would be the end of what is read, which there is none of in UDP: a program would be
+/// told of empty datagrams of nobody, without end. That is left for a socket which is not found, as one of several of
+/// the same address. Nothing more is sent in either case.
 pub(super) fn abort(
     fd: BorrowedFd<'_>,
     family: Family,
@@ -306,7 +311,8 @@ pub(super) fn abort(
     if ended { Ok(()) } else { shut_down(fd, Shutdown::Both) }
 }
 
-/// Whom a socket hears that is to hear nobody: the discard service of this host. So it is none that waits for datagrams, either.
+/// Whom a socket hears that is to hear nobody: the discard service of this host. So it is none that waits for
+/// datagrams, either.
 fn nobody(local: SocketAddr) -> SocketAddr {
     let here = if local.is_ipv4() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { IpAddr::V6(Ipv6Addr::LOCALHOST) };
     SocketAddr::new(here, DISCARD)

@@ -1,5 +1,5 @@
-//! All options that Linux has for sockets of TCP and UDP, up to 6.18, by level and number (asm-generic/socket.h, linux/in.h,
-//! linux/in6.h, linux/tcp.h, linux/udp.h), and what becomes of each when its socket moves.
+//! All options that Linux has for sockets of TCP and UDP, up to 6.18, by level and number (asm-generic/socket.h,
+//! linux/in.h, linux/in6.h, linux/tcp.h, linux/udp.h), and what becomes of each when its socket moves.
 
 use libc::{IPPROTO_TCP as TCP, IPPROTO_UDP as UDP, SOL_IP as IP, SOL_IPV6 as IPV6, SOL_SOCKET as SOCKET};
 use whimbrel_wire::snapshot::OptionKind as O;

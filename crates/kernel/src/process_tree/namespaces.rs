@@ -1,7 +1,8 @@
 //! The namespaces of a process, opened once.
 //!
-//! A process may change its namespaces at any time. What is decided of those that it was seen in counts for those alone: so they are opened when
-//! it is looked at, compared by these descriptors (device and inode), and entered by them.
+//! A process may change its namespaces at any time. What is decided of those that it was seen in counts for those
+//! alone: so they are opened when it is looked at, compared by these descriptors (device and inode), and entered by
+//! them.
 
 use std::fs::File;
 use std::io;
@@ -46,8 +47,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Takes an open descriptor of one, and sees to it that it belongs to the calling process's user namespace: what is mounted in it was
-    /// mounted by who might do so here as well.
+    /// Takes an open descriptor of one, and sees to it that it belongs to the calling process's user namespace: what is
+    /// mounted in it was mounted by who might do so here as well.
     ///
     /// # Errors
     /// [`Error::Call`] where it is none, [`Error::Argument`] where it is of another user namespace.

@@ -14,8 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Between looks at it.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// Duplicates of the sockets with these inodes that a process has open, with their inodes: one of each, closed on exec. Needs
-/// CAP_SYS_PTRACE or the same user (ptrace(2), PTRACE_MODE_ATTACH_REALCREDS).
+/// Duplicates of the sockets with these inodes that a process has open, with their inodes: one of each, closed on exec.
+/// Needs CAP_SYS_PTRACE or the same user (ptrace(2), PTRACE_MODE_ATTACH_REALCREDS).
 ///
 /// # Errors
 /// [`Error::Call`]: the process is gone, or may not be looked into.
@@ -42,8 +42,8 @@ pub fn borrow(pid: u32, inodes: &HashSet<u32>) -> Result<Vec<(u32, OwnedFd)>, Er
     Ok(found)
 }
 
-/// A duplicate of the socket with this inode that a process has as this descriptor, closed on exec; none if the descriptor is
-/// another file's by now. Needs what [`borrow`] needs, and walks no list.
+/// A duplicate of the socket with this inode that a process has as this descriptor, closed on exec; none if the
+/// descriptor is another file's by now. Needs what [`borrow`] needs, and walks no list.
 ///
 /// # Errors
 /// [`Error::Call`]: the process is gone, or may not be looked into.
@@ -101,8 +101,8 @@ pub fn any_socket(pid: u32, is_such: impl Fn(BorrowedFd<'_>) -> Result<bool, Err
     Ok(false)
 }
 
-/// A process that stands still (SIGSTOP) until this is dropped. One that stood still before stays so. It survives whoever has
-/// stopped it: it does not go on before somebody continues it.
+/// A process that stands still (SIGSTOP) until this is dropped. One that stood still before stays so. It survives
+/// whoever has stopped it: it does not go on before somebody continues it.
 #[derive(Debug)]
 pub struct Halted {
     process: OwnedFd,

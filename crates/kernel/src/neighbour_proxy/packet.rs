@@ -172,8 +172,8 @@ fn arp(operation: u8, sender: (Mac, Ipv4Addr), target: (Mac, Ipv4Addr), to: Mac)
     Frame { ethertype: ETHERTYPE_ARP, to, packet }
 }
 
-/// As a home agent does for a node that is away, with the override flag (RFC 6275 §10.4.1): what neighbours remember is the
-/// address of a host that is gone.
+/// As a home agent does for a node that is away, with the override flag (RFC 6275 §10.4.1): what neighbours remember is
+/// the address of a host that is gone.
 fn advertisement(own: Mac, address: Ipv6Addr, solicited: bool, to: Ipv6Addr, mac: Mac) -> Frame {
     const SOLICITED: u8 = 0x40;
     const OVERRIDE: u8 = 0x20;

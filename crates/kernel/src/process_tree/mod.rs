@@ -1,7 +1,8 @@
-//! Whole processes: what belongs to one that is to go to another host, what of it cannot go, and holding it still meanwhile.
+//! Whole processes: what belongs to one that is to go to another host, what of it cannot go, and holding it still
+//! meanwhile.
 //!
-//! CRIU writes processes down and rebuilds them. What it cannot, and what it does but should not, is found here before anything is
-//! stopped: a pipe to a process that stays is silently gone after CRIU has rebuilt its other end.
+//! CRIU writes processes down and rebuilds them. What it cannot, and what it does but should not, is found here before
+//! anything is stopped: a pipe to a process that stays is silently gone after CRIU has rebuilt its other end.
 
 mod ends;
 mod namespaces;
@@ -22,9 +23,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use whimbrel_wire::snapshot::{Body, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use crate::borrowed;
+use crate::checkpoint::{self, Checkpoint, Defaults};
+use crate::duplicated;
 use crate::error::Error;
-use crate::frozen::{self, Defaults, Frozen};
 use crate::namespace::Entered;
 use crate::process;
 use crate::sock_diag::SockDiag;
@@ -56,7 +57,7 @@ pub enum Scope {
 
 /// A process that can go, as far as can be seen, with what goes with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whole {
+pub struct ProcessTree {
     /// The first of the processes.
     pub root: u32,
     /// All of them, in the PID namespace of the calling process.
@@ -81,7 +82,8 @@ pub struct Whole {
     pub ends: Vec<End>,
     /// Those of processes that stay, in the same network namespace.
     pub others: Vec<End>,
-    /// Where sockets of TCP are bound, or were, that are over, were never connected or wait for nobody: CRIU binds those again.
+    /// Where sockets of TCP are bound, or were, that are over, were never connected or wait for nobody: CRIU binds
+    /// those again.
     pub idle: Vec<SocketAddr>,
     /// Files that they need, with the length of those that have one and that they do not write to.
     pub files: Vec<(PathBuf, Option<u64>)>,
@@ -119,7 +121,7 @@ fn tied(sentence: impl Into<String>) -> Unfit {
 ///
 /// # Errors
 /// [`Unfit`].
-pub fn look(pid: u32, scope: Scope) -> Result<Whole, Unfit> {
+pub fn look(pid: u32, scope: Scope) -> Result<ProcessTree, Unfit> {
     let pids = members(pid, scope)?;
     // Of a cgroup any process may have been named.
     let root = pids.first().copied().unwrap_or(pid);
@@ -133,7 +135,7 @@ pub fn look(pid: u32, scope: Scope) -> Result<Whole, Unfit> {
         }
     }
     let apart = namespaces.are_apart()?;
-    let mut whole = Whole {
+    let mut process_tree = ProcessTree {
         root,
         name: process::name_of(root),
         started,
@@ -150,14 +152,14 @@ pub fn look(pid: u32, scope: Scope) -> Result<Whole, Unfit> {
         inner,
         pids,
     };
-    look_at_descriptors(&mut whole)?;
+    inspect_descriptors(&mut process_tree)?;
     // What one reads another may write to, and then it is of no length: those come first.
-    whole.files.sort();
-    whole.files.dedup_by(|next, kept| next.0 == kept.0);
-    Ok(whole)
+    process_tree.files.sort();
+    process_tree.files.dedup_by(|next, kept| next.0 == kept.0);
+    Ok(process_tree)
 }
 
-impl Whole {
+impl ProcessTree {
     /// Looks once more at what was seen, now that the processes stand still and nothing of it changes any more.
     ///
     /// # Errors
@@ -245,28 +247,29 @@ fn descendants(root: u32, parents: &HashMap<u32, u32>) -> Vec<u32> {
 }
 
 /// Goes through all that the processes have open.
-fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
-    let members: HashSet<u32> = whole.pids.iter().copied().collect();
-    let mut sockets = Sockets::of(whole.root)?;
+fn inspect_descriptors(process_tree: &mut ProcessTree) -> Result<(), Unfit> {
+    let members: HashSet<u32> = process_tree.pids.iter().copied().collect();
+    let mut sockets = Sockets::of(process_tree.root)?;
     // Each with who has it, and as which descriptor.
     let mut pipes: HashMap<String, (u32, String)> = HashMap::new();
     let mut inodes: HashMap<u32, (u32, String)> = HashMap::new();
     let mut diagnosis = {
-        let _inside = Entered::descriptor(network_of(whole.root)?.as_fd())?;
+        let _inside = Entered::descriptor(network_of(process_tree.root)?.as_fd())?;
         SockDiag::open()?
     };
     let mut terminal = None;
     let mut has_master = false;
-    for pid in whole.pids.iter().filter(|pid| !is_over(**pid)) {
+    for pid in process_tree.pids.iter().filter(|pid| !is_over(**pid)) {
         let of = |number: &str| format!("descriptor {number} of process {pid} ({})", process::name_of(*pid));
         for (number, link) in links(*pid).ok_or(Unfit::Gone(*pid))? {
             let text = link.to_string_lossy().into_owned();
             if let Some(inode) = process::socket_inode(&link) {
                 let same = || fs::read_link(format!("/proc/{pid}/fd/{number}")).is_ok_and(|now| now == link);
                 let mut looks = 0;
-                // A server accepts and ends connections while it is looked at, and a list that changes while it is read lacks some.
+                // A server accepts and ends connections while it is looked at, and a list that changes while it is read
+                // lacks some.
                 while sockets.find(inode).is_none() && looks < LOOKS && same() {
-                    sockets.look_again(whole.root);
+                    sockets.check_again(process_tree.root);
                     looks += 1;
                 }
                 if sockets.find(inode).is_none() && !same() {
@@ -274,13 +277,13 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
                 }
                 inodes.entry(inode).or_insert_with(|| (*pid, number.clone()));
                 match sockets.find(inode) {
-                    Some(Socket::Open(flow)) => whole.flows.push(*flow),
+                    Some(Socket::Open(flow)) => process_tree.flows.push(*flow),
                     Some(Socket::Opening) => {
                         return Err(tied(format!("{} is a connection that is not open yet", of(&number))));
                     }
                     Some(Socket::Listening(..) | Socket::Bound(_) | Socket::Other) => {}
-                    None => match sockets.look_at_unlisted(*pid, &number, inode)? {
-                        Unlisted::Idle(bound) => whole.idle.extend(bound),
+                    None => match sockets.inspect_unlisted(*pid, &number, inode)? {
+                        Unlisted::Idle(bound) => process_tree.idle.extend(bound),
                         Unlisted::Unread(bytes) => {
                             return Err(tied(format!(
                                 "{} is a connection that is over, and {bytes} bytes of it were not read yet; try again",
@@ -305,11 +308,11 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
                 let is_used =
                     matches!(sockets.find(inode), Some(Socket::Open(_) | Socket::Listening(..) | Socket::Bound(_)));
                 let used = match number.parse() {
-                    Ok(number) if is_used => borrowed::borrow_descriptor(*pid, number, inode)?,
+                    Ok(number) if is_used => duplicated::borrow_descriptor(*pid, number, inode)?,
                     _ => None,
                 };
                 if let Some(socket) = used {
-                    frozen::check_for_criu(socket.as_fd(), &mut diagnosis)
+                    checkpoint::check_for_criu(socket.as_fd(), &mut diagnosis)
                         .map_err(|why| tied(format!("{}: {why}", of(&number))))?;
                 }
             } else if text.starts_with("pipe:[") {
@@ -331,38 +334,38 @@ fn look_at_descriptors(whole: &mut Whole) -> Result<(), Unfit> {
                 }
                 // A log grows until its process stands still. CRIU compares what it wrote down then.
                 let lasts = kind.is_file() && !writes(*pid, &number);
-                whole.files.push((link, lasts.then_some(metadata.len())));
+                process_tree.files.push((link, lasts.then_some(metadata.len())));
             }
         }
-        whole.files.extend(mapped(*pid));
+        process_tree.files.extend(mapped(*pid));
     }
     if let Some((of, terminal)) = terminal.filter(|_| !has_master) {
         return Err(tied(format!("{of} is the terminal {terminal}, which does not go along")));
     }
-    whole.flows.sort_unstable();
-    whole.flows.dedup();
+    process_tree.flows.sort_unstable();
+    process_tree.flows.dedup();
     for (inode, end) in sockets.ends() {
         if inodes.contains_key(&inode) {
-            whole.ends.push(end);
+            process_tree.ends.push(end);
         } else {
-            whole.others.push(end);
+            process_tree.others.push(end);
         }
     }
-    for ends in [&mut whole.ends, &mut whole.others] {
+    for ends in [&mut process_tree.ends, &mut process_tree.others] {
         ends.sort_unstable();
         ends.dedup();
     }
-    whole.idle.sort_unstable();
-    whole.idle.dedup();
+    process_tree.idle.sort_unstable();
+    process_tree.idle.dedup();
     for (socket, peer) in
         sockets.unix_peers().filter(|(socket, peer)| inodes.contains_key(socket) && !inodes.contains_key(peer))
     {
         if sockets.is_datagram(socket) {
-            whole.talks = true;
+            process_tree.talks = true;
         } else {
             return Err(tied(format!(
                 "a UNIX socket of process {} has its other end in a process that stays (inode {peer})",
-                whole.root
+                process_tree.root
             )));
         }
     }
@@ -427,7 +430,8 @@ fn flows_among(sockets: &Sockets, pids: &[u32]) -> Result<BTreeSet<FlowTuple>, U
     Ok(found)
 }
 
-/// The UDP sockets of processes that stand still, in whose queues something waits: CRIU leaves that behind. Nothing is changed.
+/// The UDP sockets of processes that stand still, in whose queues something waits: CRIU leaves that behind. Nothing is
+/// changed.
 ///
 /// # Errors
 /// [`Unfit`]: one could not be looked at.
@@ -453,8 +457,8 @@ pub fn queues_of(pids: &[u32]) -> Result<Vec<Snapshot>, Unfit> {
         }
         let _inside = Entered::descriptor(network_of(*first)?.as_fd())?;
         let mut diagnosis = SockDiag::open()?;
-        for (_, socket) in borrowed::borrow(*pid, &inodes)? {
-            let written = Frozen::freeze(socket).and_then(|frozen| frozen.dump(&defaults, &mut diagnosis));
+        for (_, socket) in duplicated::borrow(*pid, &inodes)? {
+            let written = Checkpoint::freeze(socket).and_then(|checkpoint| checkpoint.dump(&defaults, &mut diagnosis));
             let written = written.map_err(|why| tied(why.to_string()))?;
             if matches!(&written.body, Body::Datagram(datagrams) if !datagrams.queue.is_empty()) {
                 found.push(written);
@@ -464,16 +468,17 @@ pub fn queues_of(pids: &[u32]) -> Result<Vec<Snapshot>, Unfit> {
     Ok(found)
 }
 
-/// Makes room in the queues of UDP sockets of processes that stand still, for what comes before they go on. They keep it, as a socket that has moved does.
+/// Makes room in the queues of UDP sockets of processes that stand still, for what comes before they go on. They keep
+/// it, as a socket that has moved does.
 ///
 /// # Errors
 /// The first that failed; all others were tried.
 pub fn make_room(pids: &[u32]) -> Result<(), Error> {
     let mut result = Ok(());
     for pid in pids {
-        match borrowed::borrow(*pid, &process::sockets(*pid)) {
+        match duplicated::borrow(*pid, &process::sockets(*pid)) {
             Ok(found) => {
-                result = found.iter().fold(result, |result, (_, socket)| result.and(Frozen::make_room(socket)))
+                result = found.iter().fold(result, |result, (_, socket)| result.and(Checkpoint::make_room(socket)))
             }
             Err(error) => result = result.and(Err(error)),
         }
@@ -488,8 +493,8 @@ pub fn make_room(pids: &[u32]) -> Result<(), Error> {
 pub fn wake(processes: &[Seen]) -> Result<(), Error> {
     let mut result = Ok(());
     for pid in processes.iter().filter(|seen| seen.is_there()).map(Seen::pid) {
-        for (_, socket) in borrowed::borrow(pid, &process::sockets(pid)).unwrap_or_default() {
-            result = result.and(Frozen::end_rest(&socket));
+        for (_, socket) in duplicated::borrow(pid, &process::sockets(pid)).unwrap_or_default() {
+            result = result.and(Checkpoint::end_rest(&socket));
         }
     }
     processes.iter().fold(result, |result, seen| result.and(seen.signal(Signal::CONT)))

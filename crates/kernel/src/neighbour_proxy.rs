@@ -1,8 +1,8 @@
 //! Standing in for a host that has left a link: answering for its address, and taking in what comes for it.
 //!
-//! All of it is done beside the kernel's own stack, by packet sockets (packet(7)). An address of the interface, or a proxy
-//! entry, would do more than is wanted: the stack would answer the connections of the host that is gone with resets, or ask
-//! for forwarding to be switched on. As it is, the stack finds such packets to be nobody's.
+//! All of it is done beside the kernel's own stack, by packet sockets (packet(7)). An address of the interface, or a
+//! proxy entry, would do more than is wanted: the stack would answer the connections of the host that is gone with
+//! resets, or ask for forwarding to be switched on. As it is, the stack finds such packets to be nobody's.
 
 mod packet;
 
@@ -61,11 +61,11 @@ struct Watched {
 
 /// Watches links for what concerns certain addresses, in the namespace of the thread that works with it.
 #[derive(Debug)]
-pub struct StandIn {
+pub struct NeighbourProxy {
     /// Readable when one of `sockets` is.
     ready: OwnedFd,
-    /// By what they take in. Those of an ethertype see nothing that this host sends, which one for all of them would have
-    /// copied for it, and see what comes by a bridge or a VLAN once, and not at its port too.
+    /// By what they take in. Those of an ethertype see nothing that this host sends, which one for all of them would
+    /// have copied for it, and see what comes by a bridge or a VLAN once, and not at its port too.
     sockets: BTreeMap<u16, OwnedFd>,
     /// Read last: each has its turn.
     last: u16,
@@ -74,7 +74,7 @@ pub struct StandIn {
     watched: BTreeMap<IpAddr, Watched>,
 }
 
-impl StandIn {
+impl NeighbourProxy {
     /// Opens it; nothing is watched yet, and no packet looked at. `port`: of the datagrams that are taken in. Needs
     /// CAP_NET_RAW.
     ///
@@ -118,7 +118,7 @@ impl StandIn {
     /// # Errors
     /// [`Error::Call`].
     pub fn probe(&self, address: IpAddr) -> Result<(), Error> {
-        self.say(address, packet::probe)
+        self.send(address, packet::probe)
     }
 
     /// Answers for an address that is watched from now on, and says so to all on the link.
@@ -129,7 +129,7 @@ impl StandIn {
         if let Some(watched) = self.watched.get_mut(&address) {
             watched.answered = true;
         }
-        self.say(address, packet::announcement)
+        self.send(address, packet::announcement)
     }
 
     /// Watches an address no longer.
@@ -142,8 +142,8 @@ impl StandIn {
         self.listen()
     }
 
-    /// Takes in the next packet, if one came: no more than that, whatever is in it, since a neighbour can send as many as it
-    /// likes. Questions are answered by the way.
+    /// Takes in the next packet, if one came: no more than that, whatever is in it, since a neighbour can send as many
+    /// as it likes. Questions are answered by the way.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -192,7 +192,7 @@ impl StandIn {
         Ok(Seen::Other)
     }
 
-    fn say(&self, address: IpAddr, what: impl Fn(Mac, IpAddr) -> Frame) -> Result<(), Error> {
+    fn send(&self, address: IpAddr, what: impl Fn(Mac, IpAddr) -> Frame) -> Result<(), Error> {
         let Some(watched) = self.watched.get(&address) else { return Ok(()) };
         let Some(link) = self.links.get(&watched.interface) else { return Ok(()) };
         send(link, watched.interface, &what(link.mac, address))
@@ -240,14 +240,14 @@ impl StandIn {
     }
 }
 
-impl AsFd for StandIn {
+impl AsFd for NeighbourProxy {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()
     }
 }
 
-/// Classic BPF (bpf(4)) over packets without their link-layer header: all of ARP and neighbour discovery, and datagrams to a
-/// port of certain addresses; of both nothing that this host sends itself, or that is another's.
+/// Classic BPF (bpf(4)) over packets without their link-layer header: all of ARP and neighbour discovery, and datagrams
+/// to a port of certain addresses; of both nothing that this host sends itself, or that is another's.
 fn filter(addresses: &[IpAddr], port: u16) -> Vec<libc::sock_filter> {
     const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
@@ -381,7 +381,8 @@ fn own_address(socket: &OwnedFd, interface: u32) -> Result<Mac, Error> {
     Ok(mac)
 }
 
-/// Joins a group on a link for as long as the socket lives. The kernel tells switches that keep groups apart (RFC 4541).
+/// Joins a group on a link for as long as the socket lives. The kernel tells switches that keep groups apart (RFC
+/// 4541).
 fn join(interface: u32, group: Ipv6Addr) -> Result<OwnedFd, Error> {
     let what = || format!("{group} on interface {interface}");
     let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None)

@@ -21,7 +21,7 @@ fn start(input: Stdio, output: Stdio) -> Child {
 }
 
 /// What [`look`] says once the child has become its program.
-fn looked(child: &Child, scope: Scope) -> Result<Whole, Unfit> {
+fn looked(child: &Child, scope: Scope) -> Result<ProcessTree, Unfit> {
     let since = Instant::now();
     while process::name_of(child.id()) != "sleep" {
         assert!(since.elapsed().as_secs() < 10, "it does not start");
@@ -60,13 +60,18 @@ fn what_has_the_number_of_a_process_that_was_seen_is_not_signalled() {
 #[test]
 fn a_process_and_what_it_needs_are_found() {
     let child = start(Stdio::null(), Stdio::null());
-    let whole = looked(&child, Scope::Alone).expect("it can go");
-    assert_eq!((whole.root, whole.pids.as_slice(), whole.inner.len()), (child.id(), &[child.id()][..], 1));
-    assert!(whole.name == "sleep" && whole.memory > 0 && !whole.apart && whole.flows.is_empty());
-    let named = |name: &str| whole.files.iter().any(|(path, length)| path.ends_with(name) && length.is_some());
-    assert!(named("libc.so.6"), "{:?}", whole.files);
-    assert!(whole.files.contains(&(PathBuf::from("/"), None)), "{:?}", whole.files);
-    assert!(lacking(&whole.files).is_empty());
+    let process_tree = looked(&child, Scope::Alone).expect("it can go");
+    assert_eq!(
+        (process_tree.root, process_tree.pids.as_slice(), process_tree.inner.len()),
+        (child.id(), &[child.id()][..], 1)
+    );
+    assert!(
+        process_tree.name == "sleep" && process_tree.memory > 0 && !process_tree.apart && process_tree.flows.is_empty()
+    );
+    let named = |name: &str| process_tree.files.iter().any(|(path, length)| path.ends_with(name) && length.is_some());
+    assert!(named("libc.so.6"), "{:?}", process_tree.files);
+    assert!(process_tree.files.contains(&(PathBuf::from("/"), None)), "{:?}", process_tree.files);
+    assert!(lacking(&process_tree.files).is_empty());
     assert!(started(child.id()).is_some() && !is_traced(child.id()));
     finish(child);
 }
@@ -197,9 +202,9 @@ fn a_child_that_has_ended_and_was_not_waited_for_goes_along() {
         assert!(since.elapsed().as_secs() < 10, "it does not end");
         std::thread::yield_now();
     }
-    let whole = looked(&child, Scope::Tree).expect("it can go");
-    assert_eq!(whole.pids.len(), 2);
-    assert!(!is_over(whole.pids[0]) && is_over(whole.pids[1]));
+    let process_tree = looked(&child, Scope::Tree).expect("it can go");
+    assert_eq!(process_tree.pids.len(), 2);
+    assert!(!is_over(process_tree.pids[0]) && is_over(process_tree.pids[1]));
     finish(child);
 }
 
@@ -222,11 +227,11 @@ fn a_connection_that_a_tree_shares_goes_once() {
         assert!(since.elapsed().as_secs() < 10, "it does not start");
         std::thread::yield_now();
     }
-    let whole = looked(&child, Scope::Tree).expect("both have it, and both go");
-    assert_eq!((whole.pids.len(), whole.flows.len()), (2, 1));
-    let one = look(whole.pids[1], Scope::Alone).expect_err("the other one stays").to_string();
+    let process_tree = looked(&child, Scope::Tree).expect("both have it, and both go");
+    assert_eq!((process_tree.pids.len(), process_tree.flows.len()), (2, 1));
+    let one = look(process_tree.pids[1], Scope::Alone).expect_err("the other one stays").to_string();
     assert!(one.contains("shares a socket with process"), "{one}");
-    ended(&whole.pids);
+    ended(&process_tree.pids);
     drop(here);
     finish(child);
 }
@@ -276,10 +281,10 @@ fn a_connection_that_is_open_elsewhere_too_is_told() {
     let said = looked(&child, Scope::Alone).expect_err("it is open here").to_string();
     assert!(said.contains("shares a socket"), "{said}");
     drop(there);
-    let whole = looked(&child, Scope::Alone).expect("it has it alone");
-    assert_eq!(whole.flows.len(), 1);
-    assert_eq!(whole.flows[0].remote, here.local_addr().expect("address"));
-    assert_eq!(flows_of(&whole.pids).expect("flows").into_iter().collect::<Vec<_>>(), whole.flows);
+    let process_tree = looked(&child, Scope::Alone).expect("it has it alone");
+    assert_eq!(process_tree.flows.len(), 1);
+    assert_eq!(process_tree.flows[0].remote, here.local_addr().expect("address"));
+    assert_eq!(flows_of(&process_tree.pids).expect("flows").into_iter().collect::<Vec<_>>(), process_tree.flows);
     drop(here);
     finish(child);
 }
@@ -302,7 +307,7 @@ fn a_socket_that_criu_would_leave_unguarded_is_told() {
     ];
     for (socket, given) in sockets {
         let child = start(given.into(), Stdio::null());
-        let free = |looked: Result<Whole, Unfit>| !looked.is_err_and(|why| why.to_string().contains("IP_MINTTL"));
+        let free = |looked: Result<ProcessTree, Unfit>| !looked.is_err_and(|why| why.to_string().contains("IP_MINTTL"));
         assert!(free(looked(&child, Scope::Alone)));
         set(socket, libc::IP_MINTTL, 3);
         let why = looked(&child, Scope::Alone).expect_err("it guards its program").to_string();
@@ -320,13 +325,13 @@ fn sockets_without_another_end_are_told_and_whose_they_are() {
     let (tcp, udp) = (end(Transport::Tcp, listener.local_addr()), end(Transport::Udp, datagrams.local_addr()));
     let other = end(Transport::Tcp, ours.local_addr());
     let child = start(OwnedFd::from(listener).into(), OwnedFd::from(datagrams).into());
-    let whole = looked(&child, Scope::Alone).expect("it can go");
-    assert_eq!(whole.ends, [tcp, udp]);
-    assert!(whole.others.contains(&other) && !whole.others.contains(&tcp), "{:?}", whole.others);
-    whole.see_again().expect("nothing has changed");
-    let before = Whole { ends: vec![tcp], ..whole.clone() };
+    let process_tree = looked(&child, Scope::Alone).expect("it can go");
+    assert_eq!(process_tree.ends, [tcp, udp]);
+    assert!(process_tree.others.contains(&other) && !process_tree.others.contains(&tcp), "{:?}", process_tree.others);
+    process_tree.see_again().expect("nothing has changed");
+    let before = ProcessTree { ends: vec![tcp], ..process_tree.clone() };
     assert!(before.see_again().expect_err("one more").to_string().contains("opened or closed"));
-    let another = Whole { started: vec![Some(1)], ..whole };
+    let another = ProcessTree { started: vec![Some(1)], ..process_tree };
     assert!(another.see_again().expect_err("another of its number").to_string().contains("started or ended"));
     finish(child);
 }
@@ -377,9 +382,10 @@ fn sockets_that_no_list_has_go_along() {
         ("UDP, unbound, IPv6", socket(Of::INET6, SocketType::DGRAM, None).expect("socket"), None),
     ] {
         let child = start(idle.into(), Stdio::null());
-        let whole = looked(&child, Scope::Alone).map(|whole| (whole.idle, whole.flows.len(), whole.ends.len()));
+        let process_tree = looked(&child, Scope::Alone)
+            .map(|process_tree| (process_tree.idle, process_tree.flows.len(), process_tree.ends.len()));
         finish(child);
-        assert_eq!(whole.expect(what), (found.into_iter().collect(), 0, 0), "{what}");
+        assert_eq!(process_tree.expect(what), (found.into_iter().collect(), 0, 0), "{what}");
     }
 }
 

@@ -3,7 +3,7 @@
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::started;
-use crate::borrowed;
+use crate::duplicated;
 use crate::error::Error;
 
 /// A process as it was seen.
@@ -50,7 +50,7 @@ impl Seen {
     /// [`Error::Call`]: it is gone (ESRCH), whoever has its number now; or may not be signalled.
     pub fn signal(&self, signal: Signal) -> Result<(), Error> {
         let object = || format!("process {}", self.pid);
-        let process = borrowed::open(self.pid)?;
+        let process = duplicated::open(self.pid)?;
         // Looked at with the descriptor in hand, which stays that process's.
         if !self.is_there() {
             return Err(Error::call("pidfd_open", object(), rustix::io::Errno::SRCH));

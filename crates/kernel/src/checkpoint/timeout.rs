@@ -1,10 +1,11 @@
 //! How long a connection waits at first until it sends again what was lost.
 //!
-//! A rebuilt socket has measured no round trip, and waits for 3 s (`TCP_TIMEOUT_FALLBACK`). Where the kernel remembers a round trip to the
-//! same address from a connection before, the first timeout is made of that (`tcp_init_metrics`), and nothing else: the round trip itself is still
-//! measured anew, so that neither congestion control nor pacing takes what was said for what was seen. What is remembered nobody may set;
-//! it is what a connection had measured when it ended in order. So one is made that measures what is to be said, and ends, without a packet
-//! on any wire: in repair mode it "sends" a byte and its FIN, and is given an acknowledgement with an echo of its clock of a round trip ago
+//! A rebuilt socket has measured no round trip, and waits for 3 s (`TCP_TIMEOUT_FALLBACK`). Where the kernel remembers
+//! a round trip to the same address from a connection before, the first timeout is made of that (`tcp_init_metrics`),
+//! and nothing else: the round trip itself is still measured anew, so that neither congestion control nor pacing takes
+//! what was said for what was seen. What is remembered nobody may set; it is what a connection had measured when it
+//! ended in order. So one is made that measures what is to be said, and ends, without a packet on any wire: in repair
+//! mode it "sends" a byte and its FIN, and is given an acknowledgement with an echo of its clock of a round trip ago
 //! (RFC 7323).
 
 use std::net::{IpAddr, SocketAddr};
@@ -34,10 +35,10 @@ const LOOKS: u32 = 200;
 /// Forbids what is done here.
 const NOTHING_KEPT: &str = "net/ipv4/tcp_no_metrics_save";
 
-/// Connections from `local` to `remote` that are made or rebuilt in the calling thread's network namespace from now on wait, until they have measured
-/// something themselves, about so long for an answer as takes a path with this round trip: three of it, or it and the least timeout
-/// (200 ms), whichever is longer. A longer one that is remembered is lowered by an eighth alone. `local` must be there, and `injector` of the same
-/// namespace.
+/// Connections from `local` to `remote` that are made or rebuilt in the calling thread's network namespace from now on
+/// wait, until they have measured something themselves, about so long for an answer as takes a path with this round
+/// trip: three of it, or it and the least timeout (200 ms), whichever is longer. A longer one that is remembered is
+/// lowered by an eighth alone. `local` must be there, and `injector` of the same namespace.
 ///
 /// # Errors
 /// [`Error::Call`], [`Error::Answer`]: they wait for as long as before.
