@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 
 use support::{Bpffs, Namespace, is_root, tun};
-use whimbrel_datapath::{Binding, Carrier, Datapath, Error, Features, LocatorPair, Role, features};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Features, LocatorPair, Role, features};
 
 fn pins(directory: &std::path::Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).expect("the directory");
@@ -98,7 +98,7 @@ fn filters_are_taken_over() {
 }
 
 #[test]
-fn foreign_pins_are_left_alone() {
+fn pins_of_another_shape_are_replaced() {
     if !is_root() {
         return;
     }
@@ -107,12 +107,14 @@ fn foreign_pins_are_left_alone() {
     let directory = bpffs.pins("foreign");
     let datapath = Datapath::open(&directory).expect("open");
     drop(datapath);
-    // A map of another shape under a name of ours.
+    // A map of another shape under a name of ours, as another release may have left one (decision 0063).
     std::fs::remove_file(directory.join("settings")).expect("unpin");
     std::fs::rename(directory.join("locators"), directory.join("settings")).expect("rename");
-    let Err(error) = Datapath::open(&directory) else { panic!("it must not open") };
-    assert!(matches!(error, Error::Load { .. }), "{error}");
-    assert!(directory.join("settings").exists());
+    let mut datapath = Datapath::open(&directory).expect("it begins with maps of its own");
+    assert!(datapath.others_work(), "what is there is another release's");
+    datapath.take_over().expect("take over");
+    assert!(!datapath.others_work());
+    datapath.unload().expect("unload");
 }
 
 #[test]

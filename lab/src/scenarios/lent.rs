@@ -299,7 +299,7 @@ fn whole(lab: &mut Lab, ipv6: bool) -> Result<()> {
     // `[anchor]` is read at the start.
     for (config, options, why) in [
         ("[anchor]\naddresses = [\"192.0.2.64/31\"]\n", &["-6", "--address", "any"][..], "none of that family"),
-        (LENDS, &["--address", "any"], "none that it lends as a whole"),
+        (LENDS, &["--address", "any"], "it lends no address as a whole"),
     ] {
         four.anchor.reconfigure(config)?;
         four.anchor.kill()?;
