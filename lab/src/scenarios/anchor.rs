@@ -379,7 +379,8 @@ fn chosen(lab: &mut Lab) -> Result<()> {
         talks.push((program, far));
         Ok(())
     };
-    let far_away = Shape::delay_rate(100, 100);
+    // Far enough to be seen in the first round trip that is measured then: what is known of it is smoothed.
+    let far_away = Shape::delay_rate(400, 100);
     step("the nearer one");
     behind("nearest", at_desk)?;
     step("the other one, which is nearer now");

@@ -235,7 +235,9 @@ impl Kicks {
                     round.waiting.remove(&flow);
                     continue;
                 }
-                let spared = now < round.spared_until && round.told.contains_key(&flow);
+                // One that reports errors cannot be woken otherwise, and what it was told first may have been held.
+                let told = !socket.reports_errors && round.told.contains_key(&flow);
+                let spared = told && now < round.spared_until;
                 // Its program would take the ICMP error that wakes it for the end of the connection.
                 let steps = if spared || socket.reports_errors { 0 } else { socket.backoff.min(STEPS) };
                 for _ in 0..steps {

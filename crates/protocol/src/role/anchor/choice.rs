@@ -1,6 +1,7 @@
 //! Which host is to be a socket's anchor, where its program leaves that to a policy.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
@@ -58,6 +59,8 @@ pub struct Experience {
 #[derive(Clone, Copy, Debug)]
 struct Record {
     since: Time,
+    /// Where it was seen last.
+    at: Option<IpAddr>,
     moves: u32,
     lent: u32,
     failed: u32,
@@ -65,17 +68,22 @@ struct Record {
 
 impl Experience {
     fn record(&mut self, now: Time, of: PublicKey) -> &mut Record {
-        self.of.entry(of).or_insert(Record { since: now, moves: 0, lent: 0, failed: 0 })
+        self.of.entry(of).or_insert(Record { since: now, at: None, moves: 0, lent: 0, failed: 0 })
     }
 
-    /// A host is known.
-    pub fn meet(&mut self, now: Time, of: PublicKey) {
-        self.record(now, of);
+    /// A host is known, and seen at this address. Of one that nothing depended on as it moved, nobody has told that.
+    pub fn meet(&mut self, now: Time, of: PublicKey, at: Option<IpAddr>) {
+        let record = self.record(now, of);
+        let another = at.is_some() && record.at.is_some() && record.at != at;
+        record.moves += u32::from(another);
+        record.at = at.or(record.at);
     }
 
-    /// A host has another address.
-    pub fn moved(&mut self, now: Time, of: PublicKey) {
-        self.record(now, of).moves += 1;
+    /// A host has another address: this one, where it is another than this host.
+    pub fn moved(&mut self, now: Time, of: PublicKey, to: Option<IpAddr>) {
+        let record = self.record(now, of);
+        record.moves += 1;
+        record.at = to.or(record.at);
     }
 
     /// A host has lent endpoints, or has not, or not as long as they were needed.
@@ -170,23 +178,39 @@ mod tests {
     #[test]
     fn the_one_that_moves_least_is_asked_first() {
         let mut experience = Experience::default();
-        (1..=3).for_each(|number| experience.meet(at(0), key(number)));
+        (1..=3).for_each(|number| experience.meet(at(0), key(number), None));
         assert_eq!(order(&experience, Policy::Stable), [Some(2), Some(1), Some(3)], "none has moved");
-        experience.moved(at(1), key(2));
-        experience.moved(at(1), key(2));
-        experience.moved(at(2), key(1));
+        experience.moved(at(1), key(2), None);
+        experience.moved(at(1), key(2), None);
+        experience.moved(at(2), key(1), None);
         assert_eq!(order(&experience, Policy::Stable), [Some(3), Some(1), Some(2)]);
+    }
+
+    #[test]
+    fn a_move_that_nobody_has_told_is_seen_and_counts_once() {
+        let mut experience = Experience::default();
+        let [here, there] = ["192.0.2.1", "203.0.113.1"].map(|at| at.parse().ok());
+        (1..=3).for_each(|number| experience.meet(at(0), key(number), here));
+        experience.meet(at(1), key(2), there);
+        experience.meet(at(2), key(2), there);
+        assert_eq!(experience.of[&key(2)].moves, 1);
+        assert_eq!(order(&experience, Policy::Stable), [Some(1), Some(3), Some(2)]);
+        // Of one that was told, and is seen there then.
+        experience.moved(at(3), key(1), there);
+        experience.meet(at(4), key(1), there);
+        experience.meet(at(5), key(1), None);
+        assert_eq!(experience.of[&key(1)].moves, 1);
     }
 
     #[test]
     fn what_stays_is_its_own_anchor_and_what_moves_asks_who_has_done_well() {
         let mut experience = Experience::default();
-        experience.meet(at(0), key(9));
+        experience.meet(at(0), key(9), None);
         assert_eq!(order(&experience, Policy::Auto), [None], "a host that does not move");
         // What has to have another host's address has it of one.
         let others = experience.order(at(10), Policy::Auto, None, &candidates());
         assert_eq!(others, [2, 1, 3].map(|number| Some(key(number))));
-        (0..20).for_each(|_| experience.moved(at(5), key(9)));
+        (0..20).for_each(|_| experience.moved(at(5), key(9), None));
         assert_eq!(order(&experience, Policy::Auto), [Some(2), Some(1), Some(3), None]);
         (0..4).for_each(|_| experience.lent(at(6), key(2), false));
         experience.lent(at(6), key(1), true);

@@ -147,13 +147,15 @@ impl EventLoop {
             let key = self.host(anchor)?;
             return Ok([(key != own).then_some(key)].into());
         };
-        let peers: HashMap<PublicKey, _> = self.node.peers().map(|view| (view.key, view.round_trip)).collect();
+        let peers: HashMap<PublicKey, _> =
+            self.node.peers().map(|view| (view.key, (view.round_trip, view.remote.ip()))).collect();
         let hosts = self.node.community(now).hosts;
         let others = hosts.iter().filter(|host| !host.here).map(|host| host.key);
-        let candidates: Vec<Candidate> =
-            others.map(|key| Candidate { key, round_trip: peers.get(&key).copied().flatten() }).collect();
+        let candidates: Vec<Candidate> = others
+            .map(|key| Candidate { key, round_trip: peers.get(&key).and_then(|(round_trip, _)| *round_trip) })
+            .collect();
         for candidate in &candidates {
-            self.anchors.experience.meet(now, candidate.key);
+            self.anchors.experience.meet(now, candidate.key, peers.get(&candidate.key).map(|(_, at)| *at));
         }
         let order: VecDeque<_> =
             self.anchors.experience.order(now, policy, may_be_own.then_some(&own), &candidates).into();
@@ -681,12 +683,14 @@ impl EventLoop {
     pub(crate) fn learn_of_moves(&mut self, event: &Event) {
         let now = clock::now();
         let who = match event {
-            Event::PeerMoved { peer, .. } => self.node.peers().find(|view| view.id == *peer).map(|view| view.key),
-            Event::Moving { .. } => Some(self.node.public_key()),
+            Event::PeerMoved { peer, to, .. } => {
+                self.node.peers().find(|view| view.id == *peer).map(|view| (view.key, Some(to.ip())))
+            }
+            Event::Moving { .. } => Some((self.node.public_key(), None)),
             _ => None,
         };
-        if let Some(who) = who {
-            self.anchors.experience.moved(now, who);
+        if let Some((who, to)) = who {
+            self.anchors.experience.moved(now, who, to);
         }
     }
 }
