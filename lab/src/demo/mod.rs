@@ -116,7 +116,8 @@ pub fn run(lab: &mut Lab, plot_path: &Path) -> Result<()> {
         });
     }
     step(
-        "the link's queue is full of the download: what of it comes late shortens a pause, what is sent again lengthens one",
+        "the link's queue is full of the download: what of it comes late shortens a pause, what is sent again \
+         lengthens one",
     );
     step(&format!(
         "throughput around the moves: {}; what the laptop's daemon tells: {}",

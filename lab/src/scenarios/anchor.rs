@@ -46,12 +46,14 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "anchored-user",
-        "programs of a user without rights have another host's address and carry data, while their host roams and both daemons die",
+        "programs of a user without rights have another host's address and carry data, while their host roams and \
+         both daemons die",
         of_a_user,
     ),
     scenario(
         "anchored-chosen",
-        "of two anchors a policy chooses the nearer, or the one that stays; the other where that one has vanished; connections stay with what was chosen",
+        "of two anchors a policy chooses the nearer, or the one that stays; the other where that one has vanished; \
+         connections stay with what was chosen",
         chosen,
     ),
     scenario("anchored-direct-nat", "the same with the program's host behind a NAT", |lab| direct(lab, true)),

@@ -23,7 +23,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "watched",
-        "`watch` shows a connection come, move and end, and that the daemon is gone, and back; `doctor` says what would be in the way, and what to do",
+        "`watch` shows a connection come, move and end, and that the daemon is gone, and back; `doctor` says what \
+         would be in the way, and what to do",
         watched,
     ),
     scenario("clean", "what a stopped daemon leaves for moved connections is removed by hand", clean),

@@ -36,7 +36,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "wall-clock-jumps",
-        "while the daemons run, their wall clocks are set to another decade and back: connections roam on, and others are made meanwhile",
+        "while the daemons run, their wall clocks are set to another decade and back: connections roam on, and others \
+         are made meanwhile",
         wall_clock_jumps,
     ),
     scenario(

@@ -46,7 +46,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "library-sockmand",
-        "a program in C with the thesis's names opens a connection, which goes to another host and is rebuilt there by another such program",
+        "a program in C with the thesis's names opens a connection, which goes to another host and is rebuilt there \
+         by another such program",
         sockmand,
     ),
     scenario(

@@ -70,7 +70,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "moved-many",
-        "1,000 connections that have carried data go to another host at once, and carry on there: no byte is lost or wrong",
+        "1,000 connections that have carried data go to another host at once, and carry on there: no byte is lost or \
+         wrong",
         many_move,
     ),
     scenario("moved-again-direct", "the same with a far end that runs Whimbrel", |lab| again(lab, true)),

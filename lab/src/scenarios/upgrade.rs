@@ -12,7 +12,8 @@ use crate::{Error, Lab, Result, Side, Whimbrel, expect, wait_until};
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
         "upgraded",
-        "the program is replaced under moved and native connections, at either end, and the daemons are started anew: all go on, and roam on",
+        "the program is replaced under moved and native connections, at either end, and the daemons are started anew: \
+         all go on, and roam on",
         |lab| upgraded(lab, &[]),
     ),
     scenario(

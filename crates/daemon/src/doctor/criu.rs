@@ -18,7 +18,8 @@ use super::{Advice, ok, warning};
 const AREA: &str = "moving processes";
 /// What works on every kernel that Whimbrel works on.
 const NEWER: &str = "install CRIU 4.2 or newer (that of Debian 12 is older): `./setup test`, beside Whimbrel's source, fetches one from Debian's \
-                     unstable archive into /usr/local/lib/whimbrel-test/bin, which is to be in the daemon's PATH; or build it (https://criu.org)";
+                     unstable archive into /usr/local/lib/whimbrel-test/bin, which is to be in the daemon's PATH; or \
+                     build it (https://criu.org)";
 const LOST: &str = "whole processes cannot be moved from or to this host; single connections can";
 
 /// What CRIU said of itself.

@@ -87,8 +87,8 @@ impl Report {
             }
             Event::NobodyThere { address, again_in } => told!(
                 NobodyThere { address, again_in_ms: *again_in },
-                "{address} did not answer: it runs no Whimbrel, or UDP is dropped on the way, or its `trust` is another; \
-                 asked again in {}",
+                "{address} did not answer: it runs no Whimbrel, or UDP is dropped on the way, or its `trust` is \
+                 another; asked again in {}",
                 human(*again_in)
             ),
             Event::KeyMismatch { address, expected, found: None } => told!(
@@ -97,8 +97,8 @@ impl Report {
             ),
             Event::KeyMismatch { address, expected, found: Some(found) } => told!(
                 KeyMismatch { address, expected, found },
-                "{address} answered with the key {found}, but {expected} is known for it: not trusted. Where the host was \
-                 set up anew, `whimbrel peers forget {address}` drops the old key"
+                "{address} answered with the key {found}, but {expected} is known for it: not trusted. Where the \
+                 host was set up anew, `whimbrel peers forget {address}` drops the old key"
             ),
             Event::FlowIntroduced { flow, peer, translated } => told!(
                 FlowIntroduced { flow, peer, translated },
@@ -231,8 +231,8 @@ impl Report {
                 };
                 told!(
                     AddressConflict { flow, peer, outcome: outcome },
-                    "whoever is at {} now, which peer {peer} has left, opens a connection under the very names of {flow}: \
-                     {sentence}",
+                    "whoever is at {} now, which peer {peer} has left, opens a connection under the very names of \
+                     {flow}: {sentence}",
                     flow.remote.ip()
                 )
             }
@@ -245,8 +245,9 @@ impl Report {
             ),
             Event::PeerSilent { peer, remote, flows } => told!(
                 PeerSilent { peer, remote, flows },
-                "peer {peer} at {remote} does not answer: {} would not survive a move before it does. Whether it runs, lets \
-                 UDP in and has the same `trust` is to be seen there (`whimbrel doctor`, `whimbrel events`)",
+                "peer {peer} at {remote} does not answer: {} would not survive a move before it does. Whether it \
+                 runs, lets UDP in and has the same `trust` is to be seen there (`whimbrel doctor`, `whimbrel \
+                 events`)",
                 connections(*flows)
             ),
             Event::OpFailed { what, error } => told!(OpFailed { what, error }, "{what} failed: {error}"),
@@ -273,18 +274,18 @@ impl Report {
             }
             CommunityEvent::Revoked => told!(
                 CommunityRevoked {},
-                "this host was revoked: it belongs to the community no more. `whimbrel community join` takes it back, with a \
-                 new code"
+                "this host was revoked: it belongs to the community no more. `whimbrel community join` takes it \
+                 back, with a new code"
             ),
             CommunityEvent::WrongCode { number: code, host, remote } => told!(
                 CodeGuessed { code, host, remote },
-                "somebody at {remote} used code {code} with the wrong words, or somebody sits in between: the code is good for \
-                 nothing now"
+                "somebody at {remote} used code {code} with the wrong words, or somebody sits in between: the code \
+                 is good for nothing now"
             ),
             CommunityEvent::NameTaken { number: code, host, name } => told!(
                 NameTaken { code, host, name },
-                "a host that calls itself `{name}` has used code {code}, and was not let in: another of the community is called \
-                 so. Where that one is no more, `whimbrel community revoke` frees the name"
+                "a host that calls itself `{name}` has used code {code}, and was not let in: another of the \
+                 community is called so. Where that one is no more, `whimbrel community revoke` frees the name"
             ),
             CommunityEvent::Granted { number: grant, host, flow } => told!(
                 ConnectionGranted { grant, host, flow },
@@ -298,7 +299,8 @@ impl Report {
             ),
             CommunityEvent::MayReceive { number: grant, host } => told!(
                 MayReceive { grant, host },
-                "this host may receive a connection of {host}, once; `whimbrel community revoke {grant}` takes that back"
+                "this host may receive a connection of {host}, once; `whimbrel community revoke {grant}` takes that \
+                 back"
             ),
         }
     }

@@ -66,12 +66,13 @@ pub(crate) fn sentence(why: Refusal) -> &'static str {
             "the other host may not rebuild sockets: its daemon lacks a right (`whimbrel doctor` there)"
         }
         Refusal::NoOption => {
-            "the other host does not set an option that it has, as one that needs a privilege (`privileged_options`): its log says which"
+            "the other host does not set an option that it has, as one that needs a privilege (`privileged_options`): \
+             its log says which"
         }
         Refusal::Taken => "its address and port are taken on the other host",
         Refusal::NobodyReceives => {
-            "no program on the other host receives it under this name (`whimbrel receive`, or one with libwhimbrel; names of other users than \
-             root begin with theirs: `USER/NAME`)"
+            "no program on the other host receives it under this name (`whimbrel receive`, or one with libwhimbrel; \
+             names of other users than root begin with theirs: `USER/NAME`)"
         }
         Refusal::AcceptorUnreached => "the other host does not answer",
         Refusal::HolderUnreached => "the host that holds its far end was not reached",

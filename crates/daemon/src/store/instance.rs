@@ -56,8 +56,8 @@ pub enum InstanceError {
     },
     /// Another daemon has the state directory.
     #[error(
-        "a daemon (process {pid}) already has the state directory {state_dir}, and two would overwrite each other's keys \
-         and community; `kill {pid}` stops it, or give this one its own --state-dir"
+        "a daemon (process {pid}) already has the state directory {state_dir}, and two would overwrite each other's \
+         keys and community; `kill {pid}` stops it, or give this one its own --state-dir"
     )]
     StateTaken {
         /// The directory.

@@ -47,9 +47,9 @@ pub enum StoreError {
     },
     /// A later release has written it.
     #[error(
-        "{path} was written by a later release of Whimbrel (format {version}, and this one knows {VERSION}). Start that \
-         release again; or end what it has left with `whimbrel clean` of that release, or `rm {path}`, which ends moved \
-         connections"
+        "{path} was written by a later release of Whimbrel (format {version}, and this one knows {VERSION}). Start \
+         that release again; or end what it has left with `whimbrel clean` of that release, or `rm {path}`, which \
+         ends moved connections"
     )]
     Newer {
         /// The file.
