@@ -85,7 +85,8 @@ pub fn wait_idle(pid: u32) -> Result<()> {
     while start.elapsed() < PATIENCE {
         std::thread::sleep(CALM);
         let now = cpu(pid)?;
-        if now - before <= IDLE {
+        // It falls where a thread has ended: then something happens still.
+        if now.checked_sub(before).is_some_and(|spent| spent <= IDLE) {
             return Ok(());
         }
         before = now;
