@@ -92,6 +92,7 @@ impl Course {
         let transmit = Transmit {
             destination: self.destination,
             source: None,
+            interface: None,
             contents: &contents,
             segment_size: Some(payload.try_into()?),
         };

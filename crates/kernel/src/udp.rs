@@ -50,6 +50,8 @@ pub struct Transmit<'a> {
     pub destination: SocketAddr,
     /// From which of this host's addresses; the kernel chooses if none is given.
     pub source: Option<IpAddr>,
+    /// By which interface, whatever others the routes prefer. Counts only with a source of the destination's family.
+    pub interface: Option<u32>,
     /// The datagrams, side by side. Any length: what does not fit one send is sent in several.
     pub contents: &'a [u8],
     /// Length of each datagram but the last, which may be shorter. None: `contents` is a single datagram.
@@ -535,11 +537,13 @@ struct Message<'a> {
     size: usize,
     destination: SocketAddr,
     source: Option<IpAddr>,
+    interface: Option<u32>,
 }
 
 impl<'a> Message<'a> {
     fn transmit(&self) -> Transmit<'a> {
-        Transmit { destination: self.destination, source: self.source, contents: self.contents, segment_size: None }
+        let Self { destination, source, interface, contents, .. } = *self;
+        Transmit { destination, source, interface, contents, segment_size: None }
     }
 }
 
@@ -549,17 +553,17 @@ impl<'a> Pending<'a> {
     }
 
     fn add(&mut self, v6: bool, transmit: Transmit<'a>, size: usize) {
-        let Transmit { destination, source, contents, .. } = transmit;
+        let Transmit { destination, source, interface, contents, .. } = transmit;
         let (name, name_len) = Name::encode(destination, v6);
         let mut control = Control::EMPTY;
         if let Some(source) = source {
-            control.push_source(source, destination, v6);
+            control.push_source(source, interface.unwrap_or(0), destination, v6);
         }
         if contents.len() > size {
             control.push_segment_size(u16::try_from(size).unwrap_or(u16::MAX));
         }
         self.messages.truncate(self.len);
-        self.messages.push(Message { name, name_len, control, contents, size, destination, source });
+        self.messages.push(Message { name, name_len, control, contents, size, destination, source, interface });
         self.len += 1;
     }
 

@@ -1036,7 +1036,13 @@ fn a_udp_server_goes_on_with_what_anybody_has_sent() {
         let home = SocketAddr::new(three.home(), near.port());
         let trains = three.far.on(|| udp::UdpSocket::bind(0).unwrap());
         let train = [&[b'a'; 500][..], &[b'b'; 500], &[b'c'; 77]].concat();
-        let transmit = udp::Transmit { destination: home, source: None, contents: &train, segment_size: Some(500) };
+        let transmit = udp::Transmit {
+            destination: home,
+            source: None,
+            interface: None,
+            contents: &train,
+            segment_size: Some(500),
+        };
         assert!(trains.send(&[transmit]).error.is_none());
         let clients = [(); 2].map(|()| three.far.on(|| UdpSocket::bind(three.far_address(0)).unwrap()));
         for (number, client) in clients.iter().enumerate() {

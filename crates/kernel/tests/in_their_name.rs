@@ -54,6 +54,7 @@ fn what_is_said_to_a_host_behind_is_answered_in_its_name() {
         let answer = Transmit {
             destination: received.source,
             source: received.destination,
+            interface: None,
             contents: b"it",
             segment_size: None,
         };

@@ -34,6 +34,7 @@ use crate::flow::FlowLayer;
 use crate::flow::introduction::PROBE_BIT;
 use crate::flow::table::Flows;
 use crate::path::PathLayer;
+use crate::path::paths::Paths;
 use crate::role::Role;
 use crate::role::anchor::referral::ReferralRole;
 use crate::role::community::Community;
@@ -107,7 +108,7 @@ impl Node {
                     return;
                 };
                 let index = control.receiver;
-                let own_source = self.binding.flow.path.session.peers.get(&id).and_then(|peer| peer.source);
+                let own_source = self.binding.flow.path.peers.get(&id).and_then(Paths::source);
                 let destination = if passed_on { own_source } else { destination };
                 let opened = self.binding.flow.path.session.peers.get_mut(&id).and_then(|peer| {
                     let slot = peer.sessions.iter_mut().find(|slot| slot.session.local_index() == index)?;
@@ -141,7 +142,7 @@ impl Node {
         self.binding.flow.path.hear_candidate(now, id, arrival, &mut self.base);
         self.rendezvous.on_found(id, arrival, &mut self.binding, &mut self.base);
         let updates = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
-        if !updates && self.binding.flow.path.session.peers.get(&id).is_some_and(|peer| peer.remote == arrival.source) {
+        if !updates && self.binding.flow.path.peers.get(&id).is_some_and(|paths| paths.remote() == arrival.source) {
             self.binding.hear(now, id, &mut self.base);
         }
         self.binding.part_again(now, id, &mut self.base);
@@ -385,6 +386,7 @@ impl Node {
         self.binding.flow.path.session.drop_sessions(id, &mut self.base);
         self.binding.forget_chains(id, &mut self.base);
         let Some(peer) = self.binding.flow.path.session.peers.remove(&id) else { return };
+        self.binding.flow.path.peers.remove(&id);
         let of_flows = self.binding.flow.peers.remove(&id).unwrap_or_default();
         self.binding.peers.remove(&id);
         self.binding.flow.rebound.remove(&id);
@@ -429,8 +431,8 @@ impl Node {
         self.gateway.forget_unheard(now, id, &mut self.binding, &mut self.base);
         let Some(peer) = peer!(self.binding.flow, &id) else { return };
         let needed = !peer.flow.flows.is_empty() || self.binding.flow.path.session.keeps(id);
-        if needed && peer.attachment.is_some() && peer.flow.away.is_none() && !self.base.is_suspended() {
-            self.binding.flow.path.session.start_handshake_with(now, id, &mut self.base);
+        if needed && peer.path.attachment().is_some() && peer.flow.away.is_none() && !self.base.is_suspended() {
+            self.binding.flow.path.start_handshake_with(now, id, &mut self.base);
         }
         self.base.set_timer(Timer::Renew(id), now + crate::session::peers::RENEW);
     }

@@ -1,9 +1,22 @@
 //! Ways to a peer: which are confirmed, and which are shared with others.
 
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use whimbrel_wire::message::Message;
+
+use crate::Time;
+use crate::base::Base;
+use crate::base::op::{PeerId, SavedPeer};
+use crate::base::timer::Timer;
+use crate::path::paths::Paths;
 use crate::path::shared::Sightings;
 use crate::session::SessionLayer;
+use crate::session::contact::handshake::{Begun, Confirmed};
+use crate::session::pins::Held;
 
 pub(crate) mod challenge;
+pub(crate) mod paths;
 mod send;
 pub(crate) mod shared;
 pub(crate) mod shown;
@@ -11,12 +24,85 @@ pub(crate) mod shown;
 /// Where peers are, and what is sent to them there.
 pub(crate) struct PathLayer {
     pub(crate) session: SessionLayer,
+    pub(crate) peers: BTreeMap<PeerId, Paths>,
     /// Who was seen at which address, and which several hosts share.
     pub(crate) sightings: Sightings,
 }
 
 impl PathLayer {
     pub(crate) fn new(session: SessionLayer) -> Self {
-        Self { session, sightings: Sightings::default() }
+        Self { session, peers: BTreeMap::new(), sightings: Sightings::default() }
     }
+
+    /// A peer is known from now on, or is already.
+    pub(crate) fn know(&mut self, id: PeerId, remote: SocketAddr) {
+        self.peers.entry(id).or_insert_with(|| Paths::new(remote));
+    }
+
+    /// Takes over what a daemon before this one knew of a peer.
+    pub(crate) fn restore(&mut self, saved: &SavedPeer) {
+        self.peers.insert(saved.id, Paths::restored(saved));
+    }
+
+    /// A session begins. Where a peer that nothing depends on is met now: which endpoint it claims, and which it is
+    /// seen at.
+    pub(crate) fn on_begun(&mut self, begun: &Begun, held: Held, base: &Base) -> Option<(SocketAddr, SocketAddr)> {
+        let paths = self.peers.get_mut(&begun.id)?;
+        paths.begin(begun, !held.flows && !held.updating, base).then_some((begun.claimed, begun.source))
+    }
+
+    /// A session is confirmed.
+    pub(crate) fn on_confirmed(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        confirmed: &Confirmed,
+        held: Held,
+        base: &Base,
+    ) -> Met {
+        let Some(paths) = self.peers.get_mut(&id) else { return Met::default() };
+        let (is_met, shown) = paths.meet(now, confirmed.origin, !held.flows && !held.updating, base);
+        let met = confirmed.origin.filter(|_| is_met).map(|origin| (origin.claimed, origin.remote));
+        Met { met, shown }
+    }
+
+    /// Confirms a session that this host has initiated at the other end, measures the round trip and tells how we are
+    /// seen.
+    pub(crate) fn check_new_session(&mut self, now: Time, begun: &Begun, held: Held, base: &mut Base) {
+        let token = base.random().u64();
+        let own: Vec<IpAddr> = base.attachments().addresses().copied().collect();
+        let id = begun.id;
+        if let Some(paths) = self.peers.get_mut(&id) {
+            paths.begin_first_check(now, token, begun.source.ip(), own.clone());
+            if held.flows {
+                base.set_timer_earlier(Timer::Keepalive(id), now + paths.repeat_after(1));
+            }
+        }
+        let mut plaintext = Vec::new();
+        Message::PathChallenge { token }.encode(&mut plaintext);
+        Message::Locators(own).encode(&mut plaintext);
+        self.session.send_in(id, begun.index, begun.destination, begun.source, &plaintext, base);
+    }
+
+    /// Begins a handshake with a peer that is known, beside whatever session is there.
+    pub(crate) fn start_handshake_with(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        if let Some(paths) = self.peers.get(&id) {
+            self.start_handshake_at(now, id, paths.remote, base);
+        }
+    }
+
+    /// The same, at an address that may be another of the peer's.
+    pub(crate) fn start_handshake_at(&mut self, now: Time, id: PeerId, to: SocketAddr, base: &mut Base) {
+        let source = self.peers.get(&id).and_then(Paths::source);
+        self.session.start_handshake(now, id, to, source, base);
+    }
+}
+
+/// What a confirmed session shows of where a peer is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Met {
+    /// Where one that nothing depends on is met now: which endpoint it claims, and which it is seen at.
+    pub(crate) met: Option<(SocketAddr, SocketAddr)>,
+    /// It has shown for the first time that it is where a daemon before this one took it to be.
+    pub(crate) shown: bool,
 }

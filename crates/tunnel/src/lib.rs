@@ -251,7 +251,7 @@ impl Tunnel {
         let waited = self.table.set_path(peer, receive_index, path)?;
         let transmits: Vec<Transmit<'_>> = waited
             .iter()
-            .map(|datagram| Transmit { destination, source, contents: datagram, segment_size: None })
+            .map(|contents| Transmit { destination, source, interface: None, contents, segment_size: None })
             .collect();
         let report = self.udp.send(&transmits);
         self.counters.add(Counter::PacketsSent, report.sent);
@@ -313,12 +313,18 @@ impl Tunnel {
         }
     }
 
-    /// Sends one datagram from the port of the tunnel, from an address of choice.
+    /// Sends one datagram from the port of the tunnel, from an address of choice, by an interface of choice.
     ///
     /// # Errors
     /// The kernel's reason: ENETUNREACH, EADDRNOTAVAIL (the source is no address of this host), EMSGSIZE…
-    pub fn send_control(&self, source: Option<IpAddr>, destination: SocketAddr, bytes: &[u8]) -> io::Result<()> {
-        let transmit = Transmit { destination, source, contents: bytes, segment_size: None };
+    pub fn send_control(
+        &self,
+        source: Option<IpAddr>,
+        interface: Option<u32>,
+        destination: SocketAddr,
+        contents: &[u8],
+    ) -> io::Result<()> {
+        let transmit = Transmit { destination, source, interface, contents, segment_size: None };
         match self.udp.send(&[transmit]) {
             SendReport { error: Some(error), .. } => Err(error),
             _ => Ok(()),

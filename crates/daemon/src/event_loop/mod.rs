@@ -439,7 +439,8 @@ impl EventLoop {
     }
 
     fn transmit(&mut self, transmit: &Transmit) {
-        let sent = self.effects.host.tunnel.send_control(transmit.source, transmit.destination, &transmit.payload);
+        let sent =
+            self.effects.host.tunnel.send_control(transmit.source, None, transmit.destination, &transmit.payload);
         if let Err(error) = sent {
             // Whoever wants an answer asks again.
             tracing::debug!(to = %transmit.destination, from = ?transmit.source, %error, "cannot send");

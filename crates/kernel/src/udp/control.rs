@@ -80,18 +80,21 @@ impl Control {
     pub(super) const CAPACITY: usize = 256;
     pub(super) const EMPTY: Self = Self { bytes: [0; Self::CAPACITY], len: 0 };
 
-    /// Chooses the source address: IP_PKTINFO or IPV6_PKTINFO, by the destination's family.
-    pub(super) fn push_source(&mut self, source: IpAddr, destination: SocketAddr, v6_socket: bool) {
+    /// Chooses the source address and the interface: IP_PKTINFO or IPV6_PKTINFO, by the destination's family. An
+    /// interface of 0 leaves the choice of route to the address.
+    pub(super) fn push_source(&mut self, source: IpAddr, interface: u32, destination: SocketAddr, v6_socket: bool) {
         match (source, destination.is_ipv4()) {
             (IpAddr::V4(source), true) => {
                 let mut info = [0; PKTINFO4];
-                // ipi_spec_dst; an interface of 0 leaves the choice of route to the address.
+                // ipi_ifindex, ipi_spec_dst
+                info[..4].copy_from_slice(&interface.to_ne_bytes());
                 info[4..8].copy_from_slice(&source.octets());
                 self.push(libc::SOL_IP, libc::IP_PKTINFO, &info);
             }
             (IpAddr::V6(source), false) if v6_socket => {
                 let mut info = [0; PKTINFO6];
                 info[..16].copy_from_slice(&source.octets());
+                info[16..20].copy_from_slice(&interface.to_ne_bytes());
                 self.push(libc::SOL_IPV6, libc::IPV6_PKTINFO, &info);
             }
             // A source of another family cannot be meant: the kernel chooses.

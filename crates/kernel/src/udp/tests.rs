@@ -39,6 +39,7 @@ fn trains_arrive_as_their_datagrams_in_both_families() {
         let report = a.send(&[Transmit {
             destination,
             source: Some(destination.ip()),
+            interface: None,
             contents: &contents,
             segment_size: Some(1400),
         }]);
@@ -62,6 +63,7 @@ fn many_destinations_in_one_call() {
         .map(|receiver| Transmit {
             destination: local("127.0.0.1", receiver.port()),
             source: None,
+            interface: None,
             contents: b"hello",
             segment_size: None,
         })
@@ -78,6 +80,7 @@ fn a_source_of_choice_is_seen_by_the_receiver() {
     let transmit = Transmit {
         destination: local("127.0.0.1", b.port()),
         source: Some("127.0.0.77".parse().unwrap()),
+        interface: None,
         contents: b"x",
         segment_size: None,
     };
@@ -86,12 +89,35 @@ fn a_source_of_choice_is_seen_by_the_receiver() {
 }
 
 #[test]
+fn an_interface_of_choice_is_gone_by_or_not_at_all() {
+    let (a, b) = (UdpSocket::bind(0).unwrap(), UdpSocket::bind(0).unwrap());
+    for address in ["127.0.0.1", "::1"] {
+        if address == "::1" && !a.is_dual_stack() {
+            continue;
+        }
+        let destination = local(address, b.port());
+        let by = |interface| Transmit {
+            destination,
+            source: Some(destination.ip()),
+            interface: Some(interface),
+            contents: b"x",
+            segment_size: None,
+        };
+        // Loopback is 1 in every namespace, and no interface has the highest number.
+        assert_eq!(a.send(&[by(1)]).sent, 1);
+        assert_eq!(receive_all(&b, 1)[0].0.interface, Some(1));
+        assert_eq!(a.send(&[by(i32::MAX as u32)]).sent, 0);
+    }
+}
+
+#[test]
 fn a_closed_port_is_reported_and_does_not_spoil_the_next_send() {
     let socket = UdpSocket::bind(0).unwrap();
     let addresses = if socket.is_dual_stack() { &["127.0.0.1", "::1"][..] } else { &["127.0.0.1"] };
     for address in addresses {
         let closed = local(address, UdpSocket::bind(0).unwrap().port());
-        let transmit = Transmit { destination: closed, source: None, contents: b"anyone?!?", segment_size: None };
+        let transmit =
+            Transmit { destination: closed, source: None, interface: None, contents: b"anyone?!?", segment_size: None };
         assert_eq!(socket.send(&[transmit]).sent, 1);
         wait_readable(&socket);
         let receiver = UdpSocket::bind(0).unwrap();

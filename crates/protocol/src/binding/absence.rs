@@ -19,6 +19,7 @@ use crate::binding::peers::BoundRef;
 use crate::binding::update::PendingUpdate;
 use crate::flow::peers::Away;
 use crate::flow::{Flow, Stage};
+use crate::path::paths::Choice;
 
 /// How long flows wait before their sockets are kept from giving up (P-46). The least that programs set as a
 /// TCP_USER_TIMEOUT is several seconds; hand-offs are over before.
@@ -70,10 +71,10 @@ impl BindingLayer {
     /// Tells a peer that we go, in an update that announces no place (P-44).
     fn part_from(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
-        peer.preferred = None;
+        peer.path.choose(Choice { preferred: None, ..peer.path.choice() });
         peer.binding.unheard = false;
         peer.on_left();
-        let reachable = peer.attachment.is_some() && peer.has_session();
+        let reachable = peer.path.attachment().is_some() && peer.has_session();
         peer.binding.update = None;
         if reachable {
             peer.binding.sequence_sent = (peer.binding.sequence_sent + 1).min(crate::binding::handoff::SEQUENCES - 1);
@@ -117,14 +118,13 @@ impl BindingLayer {
         base.event(Event::Resumed);
         let ids: Vec<PeerId> = self.flow.path.session.peers.keys().copied().collect();
         for id in ids {
-            if let Some(mut peer) =
-                bound_mut!(self, &id).filter(|peer| peer.flow.places.local == crate::base::op::NOWHERE)
+            if let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.flow.places.local == crate::base::op::NOWHERE)
             {
                 peer.binding.unheard = false;
                 peer.binding.update = None;
-                peer.attachment = None;
+                peer.path.detach();
                 // A daemon that was started meanwhile has told nobody where it is.
-                peer.restored = false;
+                peer.path.take_restored();
                 base.stop_timer(Timer::Update(id));
             }
             self.check_for_move(now, id, routes, None, base);
@@ -137,7 +137,7 @@ impl BindingLayer {
     pub(crate) fn let_go(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         peer.leave_place(now);
-        peer.candidate = None;
+        peer.path.drop_candidate();
         peer.flow.stalled = false;
         base.stop_timer(Timer::Challenge(id));
         base.stop_timer(Timer::Probe(id));
@@ -184,7 +184,7 @@ impl BindingLayer {
     /// Has one of a peer's held flows ask whether it is at home here (P-39).
     pub(crate) fn ask_natively(&mut self, id: PeerId, base: &mut Base) {
         let Some(peer) = peer!(self.flow, &id) else { return };
-        let here: Option<IpAddr> = peer.attachment.map(|attachment| attachment.address);
+        let here: Option<IpAddr> = peer.path.attachment().map(|attachment| attachment.address);
         let mut flows = peer.flow.flows.iter().filter(|flow| flow.transport == Transport::Tcp);
         if let Some(flow) = flows.find(|flow| Some(flow.local.ip()) == here).copied() {
             base.op(FlowOp::AskNatively { flow });
@@ -200,19 +200,19 @@ impl BindingLayer {
             && peer.flow.away.is_none()
             && !peer.flow.flows.is_empty()
         {
-            let (remote, flows) = (peer.remote, self.living(id));
+            let (remote, flows) = (peer.path.remote(), self.living(id));
             base.event(Event::PeerSilent { peer: id, remote, flows });
         }
     }
 
     /// Something was heard of a peer: one that was only not heard is back where it was.
     pub(crate) fn hear(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         peer.flow.stalled = false;
         let Some(Away::Silent { held }) = peer.flow.away else { return };
         peer.flow.away = None;
         peer.binding.listens = false;
-        peer.check_tries = 0;
+        peer.path.forget_tries();
         let waited = !peer.flow.flows.is_empty();
         if held {
             self.lead_flows(now, id, base);

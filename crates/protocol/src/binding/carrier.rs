@@ -16,6 +16,7 @@ use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::peers::CarrierProbe;
 use crate::flow::introduction::PROBE_BIT;
+use crate::path::challenge::Candidate;
 
 /// Carrier probes in one round, and the pause between rounds at first (P-20).
 const PROBES: u32 = 3;
@@ -28,7 +29,7 @@ impl BindingLayer {
         self.claim_pair(now, id, base);
         let carriers = base.config().carriers;
         let Some(peer) = bound_mut!(self, &id) else { return };
-        let unconfirmed = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        let unconfirmed = peer.path.is_unconfirmed();
         peer.binding.carrier = if peer.flow.places.local == NOWHERE || peer.flow.is_held_away() {
             // P-21, P-44
             Carrier::Hold
@@ -47,15 +48,14 @@ impl BindingLayer {
     pub(crate) fn set_tunnel_path(&mut self, id: PeerId, base: &mut Base) {
         let sealed = base.config().tunnel_sealed;
         let Some(mut peer) = bound_mut!(self, &id) else { return };
-        let remote = peer.heading();
+        let remote = peer.path.heading();
         let held = peer.flow.places.local == NOWHERE && peer.meanwhile().is_none();
-        let source = peer.meanwhile().map_or(peer.source, |meanwhile| meanwhile.binding.source);
+        let source = peer.meanwhile().map_or(peer.path.source(), |meanwhile| meanwhile.binding.source);
         let Some(slot) = peer.session() else { return };
         let (send_index, receive_index) = (slot.session.remote_index(), slot.session.local_index());
-        // What was allowed once is not allowed again.
-        let candidate = peer.candidate.as_mut().filter(|candidate| candidate.announced);
-        let unconfirmed = candidate.is_some();
-        let allowance = candidate.map(|candidate| std::mem::take(&mut candidate.tunnel));
+        let candidate = peer.path.candidate_mut().filter(|candidate| candidate.is_announced());
+        let allowance = candidate.map(Candidate::take_allowance);
+        let unconfirmed = allowance.is_some();
         // P-21: what is sealed needs no acknowledgement, if the peer is where it was last confirmed.
         let early = sealed && !unconfirmed && source.is_some_and(|source| source.is_ipv4() == remote.is_ipv4());
         let allowance = if held && !early { Some(0) } else { allowance };
@@ -82,7 +82,7 @@ impl BindingLayer {
         let nonce = base.random().u64() | PROBE_BIT;
         let port = 32768 + (base.random().u32() % 28000) as u16;
         let Some(mut peer) = bound_mut!(self, &id) else { return };
-        let (Some(source), false) = (peer.source, peer.binding.probe.forward) else { return };
+        let (Some(source), false) = (peer.path.source(), peer.binding.probe.forward) else { return };
         // As the flows go: a firewall on the way may let through the service's port alone, and theirs is another
         // (P-16).
         let entry = peer.flow.flows.iter().find_map(|flow| self.flow.flows.get(flow)?.entry());
@@ -90,7 +90,7 @@ impl BindingLayer {
         let leading = FlowTuple {
             transport: Transport::Tcp,
             local: SocketAddr::new(source, port),
-            remote: SocketAddr::new(peer.remote.ip(), theirs),
+            remote: SocketAddr::new(peer.path.remote().ip(), theirs),
         };
         // The other end answers on the tuple that it was probed on, which the first probe has opened.
         let answering = peer.binding.probe.wire.filter(|_| !peer.binding.probe.leading);
@@ -102,7 +102,7 @@ impl BindingLayer {
         let pause = if peer.binding.probe.tries % PROBES == 0 {
             (PROBE_PAUSE * 2u32.pow(round.min(6))).min(PROBE_PAUSE_LONGEST)
         } else {
-            peer.round_trip() * 2 + Duration::from_millis(20)
+            peer.path.round_trip() * 2 + Duration::from_millis(20)
         };
         let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
         base.set_timer(Timer::Probe(id), now + pause);

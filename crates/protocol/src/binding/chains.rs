@@ -17,8 +17,8 @@ impl BindingLayer {
     /// chain any more.
     pub(crate) fn agree_on_chains_anew(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let own = base.public_key();
-        let Some(peer) = self.flow.path.session.peers.get_mut(&id) else { return };
-        let (lower, round_trip) = (own.as_bytes() < peer.key.as_bytes(), peer.round_trip());
+        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
+        let (lower, round_trip) = (own.as_bytes() < peer.key.as_bytes(), peer.path.round_trip());
         let Some(slot) = peer.session() else { return };
         let speaks = slot.capabilities.contains(Capabilities::TRANSFORMS) && base.config().carriers.tunnel;
         self.chains.on_session(now, id, ChainSession::new(speaks, lower, round_trip));
@@ -105,6 +105,7 @@ impl BindingLayer {
     }
 
     fn has_left(&self, id: PeerId) -> bool {
-        bound!(self, &id).is_some_and(|peer| peer.flow.away == Some(Away::Announced) || peer.attachment.is_none())
+        bound!(self, &id)
+            .is_some_and(|peer| peer.flow.away == Some(Away::Announced) || peer.path.attachment().is_none())
     }
 }

@@ -32,7 +32,7 @@ impl BindingLayer {
         let Some(peer) = bound!(self, &id) else { return };
         // While a move is under way what comes by the wrong path is to be seen, and what comes by the new one to be
         // taken.
-        let moving = peer.meanwhile().is_some() || peer.may_come_anew();
+        let moving = peer.meanwhile().is_some() || peer.path.may_come_anew();
         let moved = peer.moved_flows() > 0 || peer.flow.waiting.flows > 0 || moving;
         let mut binding = peer.binding();
         binding.former.retain(|pair| self.pairs.get(pair).is_none_or(|holder| *holder == id));
@@ -53,7 +53,7 @@ impl BindingLayer {
             keep.extend(peer.flow.local_addresses());
             if peer.has_gone() {
                 let former = peer.binding.former.iter().map(|(local, _)| *local);
-                leave.extend(peer.flow.local_addresses().chain(former).chain(peer.source));
+                leave.extend(peer.flow.local_addresses().chain(former).chain(peer.path.source()));
             }
             if peer.has_left() {
                 let tunnelled = peer.needs_small_segments();

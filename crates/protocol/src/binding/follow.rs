@@ -14,7 +14,7 @@ use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::handoff::SEQUENCES;
 use crate::flow::peers::Away;
-use crate::path::challenge::{Awaited, Candidate};
+use crate::path::challenge::{Awaited, Candidate, Claim};
 
 impl BindingLayer {
     /// The peer moved (or says so). `answers`: what is to be said beside the acknowledgement.
@@ -51,8 +51,8 @@ impl BindingLayer {
             let repeated = sequence == peer.binding.sequence_accepted && endpoint == arrival.source && absent;
             let status = if repeated { BindingStatus::Accepted } else { BindingStatus::NotNewer };
             answers.push(acknowledgement(status, flags_here, peer.binding.sequence_accepted, place));
-            let challenge = peer.candidate.as_ref().filter(|candidate| repeated && candidate.remote == arrival.source);
-            answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
+            let challenge = peer.path.challenge_to(arrival.source).filter(|_| repeated);
+            answers.extend(challenge.map(|token| Message::PathChallenge { token }));
             return;
         }
         // P-143: whoever means it says so again.
@@ -81,7 +81,7 @@ impl BindingLayer {
             place,
             observed: arrival.source,
         };
-        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         if flags.contains(UpdateFlags::ABSENT) {
             peer.binding.sequence_accepted = sequence;
             let (place, ..) = peer.announced();
@@ -94,7 +94,7 @@ impl BindingLayer {
         let returned = peer.flow.away.take().is_some();
         if returned {
             // What went unanswered says nothing of where it is now.
-            (peer.check, peer.check_tries) = (None, 0);
+            peer.path.forget_checks();
         }
         self.hurry(now, id, base);
         let Some(mut peer) = bound_mut!(self, &id) else { return };
@@ -115,8 +115,8 @@ impl BindingLayer {
         let refuses = flags.contains(UpdateFlags::REWRITE_REFUSED);
         if (place, arrival.source, refuses) == before && !returned {
             // It only makes sure that we know.
-            let challenge = peer.candidate.as_ref().filter(|candidate| candidate.remote == arrival.source);
-            answers.extend(challenge.map(|candidate| Message::PathChallenge { token: candidate.token }));
+            let challenge = peer.path.challenge_to(arrival.source);
+            answers.extend(challenge.map(|token| Message::PathChallenge { token }));
             let saved = peer.saved();
             base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
             return;
@@ -141,11 +141,11 @@ impl BindingLayer {
     ) {
         let (token, translated) = (base.random().u64(), awaited.translated);
         let Some(mut peer) = bound_mut!(self, &id) else { return };
-        if !lost && !returned && arrival.source != peer.remote && peer.carries() {
+        if !lost && !returned && arrival.source != peer.path.remote() && peer.carries() {
             // P-38
-            let candidate = Candidate::new(arrival.source, token, now, arrival.length, false);
-            peer.candidate = Some(Candidate { awaited: Some(awaited), ..candidate });
-            let again = peer.repeat_after(1);
+            let claim = Claim::Awaited(awaited);
+            peer.path.expect(Candidate::new(arrival.source, token, now, arrival.length, claim));
+            let again = peer.path.repeat_after(1);
             answers.push(Message::PathChallenge { token });
             base.set_timer(Timer::Challenge(id), now + again);
             self.flow.path.send_to(id, arrival.destination, arrival.source, answers, base);
@@ -161,14 +161,14 @@ impl BindingLayer {
         if returned {
             peer.binding.listens = false;
         }
-        if arrival.source == peer.remote {
-            peer.candidate = None;
+        if arrival.source == peer.path.remote() {
+            peer.path.drop_candidate();
             base.stop_timer(Timer::Challenge(id));
         } else {
             // P-18
-            peer.candidate = Some(Candidate::new(arrival.source, token, now, arrival.length, true));
+            peer.path.expect(Candidate::new(arrival.source, token, now, arrival.length, Claim::Announced));
             answers.push(Message::PathChallenge { token });
-            let again = peer.repeat_after(1);
+            let again = peer.path.repeat_after(1);
             base.set_timer(Timer::Challenge(id), now + again);
         }
         let waited = !peer.flow.flows.is_empty();

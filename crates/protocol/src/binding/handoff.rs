@@ -23,8 +23,8 @@ use crate::binding::peers::CarrierProbe;
 use crate::binding::update::{Meanwhile, PendingUpdate};
 use crate::flow::peers::Away;
 use crate::flow::stall::Stalls;
-use crate::path::challenge::Candidate;
-use crate::session::peer::Peer;
+use crate::path::challenge::{Candidate, Claim};
+use crate::path::paths::{Choice, Paths};
 
 /// Seconds that a binding is asked for; it is not renewed by time, since its flows end it.
 const LIFETIME: u32 = 0;
@@ -96,12 +96,13 @@ impl BindingLayer {
         }
         let Some(peer) = bound!(self, &id) else { return };
         let by_hand = forced.map(|to| to.and_then(|to| base.attachments().get(&to)));
-        let preferred = by_hand.unwrap_or(peer.preferred).filter(|a| base.attachments().is_current(a));
+        let before = peer.path.choice();
+        let preferred = by_hand.unwrap_or(before.preferred).filter(|a| base.attachments().is_current(a));
         let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
         // P-53; else by the first.
-        let mut ways = self.ways_to(id, &peer, wanted, routes, base);
+        let mut ways = self.ways_to(id, peer.path, wanted, routes, base);
         ways.sort_by_key(|way| {
-            let deaf = Some(*way) == peer.unanswered;
+            let deaf = Some(*way) == before.unanswered;
             let home = |way: &Attachment| (peer.flows_at_home(way.address), peer.flows_of_family(way.address));
             (Some(way.address) != wanted, deaf, Reverse(home(way)))
         });
@@ -109,23 +110,20 @@ impl BindingLayer {
         // A peer that said that it goes is not asked for a session where this host has nothing to tell (P-44). A daemon
         // that died before it had told where it is has.
         let untold = peer.flow.places.local == NOWHERE && peer.flow.away == Some(Away::Announced);
-        let same = found.is_some_and(|attachment| Some(attachment.address) == peer.source);
-        let adopted = peer.restored && same && !untold;
-        if let Some(mut peer) = bound_mut!(self, &id) {
-            peer.preferred = preferred;
-            peer.otherwise = otherwise;
-            peer.restored = false;
-            if adopted {
-                peer.attachment = found;
+        let same = found.is_some_and(|attachment| Some(attachment.address) == peer.path.source());
+        if let Some(peer) = bound_mut!(self, &id) {
+            peer.path.choose(Choice { preferred, otherwise, ..before });
+            if peer.path.take_restored() && same && !untold {
+                peer.path.stay_at(found);
                 // The daemon before us may have died in the middle of telling the peer.
                 peer.binding.unannounced = true;
             }
         }
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
+        let at = self.flow.path.peers.get(&id).and_then(Paths::attachment);
         match found {
-            None if peer.attachment.is_some() => self.leave(now, id, base),
+            None if at.is_some() => self.leave(now, id, base),
             None => {}
-            Some(attachment) if peer.attachment == Some(attachment) && forced.is_none() => {
+            Some(attachment) if at == Some(attachment) && forced.is_none() => {
                 self.watch_former(now, id, routes, base);
                 self.send_locators(now, id, base);
                 self.uproot(now, id, base);
@@ -138,22 +136,20 @@ impl BindingLayer {
     fn ways_to(
         &self,
         id: PeerId,
-        peer: &Peer,
+        paths: &Paths,
         wanted: Option<IpAddr>,
         routes: &dyn Routes,
         base: &Base,
     ) -> Vec<Attachment> {
-        // Where it is going counts more than where it was: the two may be of different families.
-        let places = [peer.heading().ip(), peer.remote.ip()];
         let mut ways: Vec<Attachment> = Vec::new();
-        for target in places.into_iter().chain(peer.locators.iter().copied()) {
+        for target in paths.targets() {
             let alike = |address: &IpAddr| address.is_ipv4() == target.is_ipv4();
             // Each look at the routes costs, and a peer may tell many addresses.
             if ways.iter().any(|way| alike(&way.address)) || !base.attachments().addresses().any(alike) {
                 continue;
             }
             // Who has asked a host behind this one is answered from there, wherever this one is (P-100).
-            let asked = peer.source.filter(|source| alike(source) && base.attachments().speaks_at(*source));
+            let asked = paths.source().filter(|source| alike(source) && base.attachments().speaks_at(*source));
             let source = wanted.filter(alike).or(asked).or_else(|| routes.source_for(target));
             ways.extend(source.and_then(|source| base.attachments().at(source)));
             if !self.flow.held(id).flows && !ways.is_empty() {
@@ -166,9 +162,9 @@ impl BindingLayer {
     /// There is no way to the peer any more: its flows are held.
     fn leave(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
-        let from = peer.source;
+        let from = peer.path.source();
         peer.on_left();
-        peer.attachment = None;
+        peer.path.detach();
         peer.binding.update = None;
         base.stop_timer(Timer::Update(id));
         base.stop_timer(Timer::Probe(id));
@@ -210,7 +206,7 @@ impl BindingLayer {
     /// Tells a peer with flows our addresses, where they are not those that it was told.
     pub(crate) fn send_locators(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer!(self.flow, &id) else { return };
-        let told = peer.told.iter().eq(base.attachments().addresses());
+        let told = peer.path.was_told(base.attachments().addresses());
         if !told && !peer.flow.flows.is_empty() && peer.has_session() {
             // They go along with a check of the path, so that they are repeated where they are lost.
             base.set_timer(Timer::Keepalive(id), now);
@@ -225,7 +221,7 @@ impl BindingLayer {
         let meanwhile = match peer.meanwhile() {
             Some(meanwhile) => meanwhile.clone(),
             None if holds => return None,
-            None => Meanwhile { binding: peer.binding(), attachment: peer.attachment? },
+            None => Meanwhile { binding: peer.binding(), attachment: peer.path.attachment()? },
         };
         let attachment = meanwhile.attachment;
         let there = base.attachments().is_current(&attachment);
@@ -262,7 +258,7 @@ impl BindingLayer {
         let Some(entry) = self.flow.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
         let id = entry.peer;
         let Some(peer) = bound_mut!(self, &id) else { return };
-        let here = peer.attachment.is_some_and(|attachment| attachment.address == flow.local.ip());
+        let here = peer.path.attachment().is_some_and(|attachment| attachment.address == flow.local.ip());
         let waiting =
             peer.binding.update.as_ref().is_some_and(|update| update.held) && peer.flow.places.local == NOWHERE;
         if !peer.binding.listens || !here || entry.home.peer != peer.flow.places.peer {
@@ -277,7 +273,7 @@ impl BindingLayer {
         }
         peer.binding.listens = false;
         peer.flow.places.local = entry.home.local;
-        let at = peer.source;
+        let at = peer.path.source();
         self.apply_binding(now, id, base);
         self.refresh_sets(base);
         base.ask(BindingOp::Kick { peer: id, lost: false }, Asked::Effect("waking senders"));
@@ -290,13 +286,11 @@ impl BindingLayer {
     fn arrive(&mut self, now: Time, id: PeerId, attachment: Attachment, routes: &dyn Routes, base: &mut Base) {
         let meanwhile = self.former_path(id, routes, base);
         let Some(mut peer) = bound_mut!(self, &id) else { return };
-        let from = peer.source;
+        let from = peer.path.source();
         let lost = meanwhile.is_none();
         peer.on_left();
         peer.retire_path();
-        peer.attachment = Some(attachment);
-        peer.source = Some(attachment.address);
-        peer.observed = None;
+        peer.path.move_to(attachment);
         peer.binding.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
         peer.binding.only_tunnel = false;
         peer.flow.stalls = Stalls::default();
@@ -340,7 +334,7 @@ impl BindingLayer {
     pub(crate) fn uproot(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let gone = |address: &IpAddr| base.attachments().is_gone(*address);
         let Some(peer) = bound!(self, &id) else { return };
-        if peer.attachment.is_none() || peer.binding.update.is_some() || !peer.is_rooted(gone) {
+        if peer.path.attachment().is_none() || peer.binding.update.is_some() || !peer.is_rooted(gone) {
             return;
         }
         self.uproot_all(now, id, false, base);
@@ -351,8 +345,8 @@ impl BindingLayer {
         self.announce(now, id, lost, true, true, base);
         self.hold_back(now, id, base);
         self.accept_former(now, id, base);
-        let Some(peer) = self.flow.path.session.peers.get(&id) else { return };
-        let (source, flows) = (peer.source, self.living(id));
+        let Some(source) = self.flow.path.peers.get(&id).map(Paths::source) else { return };
+        let flows = self.living(id);
         base.event(Event::Moving { peer: id, from: source, to: source, flows, kept: false });
     }
 
@@ -368,15 +362,14 @@ impl BindingLayer {
     /// Returns whether it is.
     fn take_back(&mut self, now: Time, id: PeerId, base: &mut Base) -> bool {
         let Some(mut peer) = bound_mut!(self, &id) else { return false };
-        let by_hand = peer.preferred.is_some() && peer.preferred == peer.attachment;
+        let choice = peer.path.choice();
+        let by_hand = choice.preferred.is_some() && choice.preferred == peer.path.attachment();
         let tried = peer.binding.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
         let Some(meanwhile) = peer.meanwhile().filter(|_| by_hand && tried).cloned() else { return false };
-        let tried = peer.source;
-        peer.preferred = None;
+        let tried = peer.path.source();
+        peer.path.choose(Choice { preferred: None, ..choice });
         peer.retire_path();
-        peer.attachment = Some(meanwhile.attachment);
-        peer.source = Some(meanwhile.attachment.address);
-        peer.observed = None;
+        peer.path.move_to(meanwhile.attachment);
         // The peer may have accepted what it could not answer.
         self.announce(now, id, false, true, false, base);
         if let Some(update) = bound_mut!(self, &id).and_then(|peer| peer.binding.update.as_mut()) {
@@ -397,17 +390,17 @@ impl BindingLayer {
     fn try_other_family(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let Some(update) = peer.binding.update.as_ref() else { return };
-        let strayed = peer.source.is_some_and(|source| source.is_ipv4() != peer.remote.is_ipv4());
+        let strayed = peer.path.source().is_some_and(|source| source.is_ipv4() != peer.path.remote().is_ipv4());
         let due = strayed && update.tries >= UPDATES_TO_A_FAMILY;
-        let other = peer.otherwise.filter(|other| base.attachments().is_current(other));
+        let choice = peer.path.choice();
+        let other = choice.otherwise.filter(|other| base.attachments().is_current(other));
         let (Some(other), true) = (other, due && update.held && !update.absent && update.meanwhile.is_none()) else {
             return;
         };
         peer.retire_path();
-        peer.otherwise = peer.attachment.replace(other);
-        peer.unanswered = peer.otherwise;
-        peer.source = Some(other.address);
-        peer.observed = None;
+        let before = peer.path.attachment();
+        peer.path.choose(Choice { otherwise: before, unanswered: before, ..choice });
+        peer.path.move_to(other);
         peer.binding.sequence_sent = (peer.binding.sequence_sent + 1).min(SEQUENCES - 1);
         let sequence = peer.binding.sequence_sent;
         if let Some(update) = peer.binding.update.as_mut() {
@@ -422,7 +415,7 @@ impl BindingLayer {
     /// There is a session with a peer that may not know where we are.
     pub(crate) fn announce_late(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound!(self, &id).filter(|_| !base.is_suspended()) else { return };
-        if peer.binding.unannounced && peer.attachment.is_some() && peer.binding.update.is_none() {
+        if peer.binding.unannounced && peer.path.attachment().is_some() && peer.binding.update.is_none() {
             let held = peer.flow.places.local == NOWHERE;
             self.announce(now, id, false, held, false, base);
         }
@@ -436,20 +429,20 @@ impl BindingLayer {
         self.try_other_family(now, id, base);
         let (port, keeps) = (base.config().port, self.flow.path.session.keeps(id));
         let Some(peer) = bound_mut!(self, &id) else { return };
-        let Some(source) = peer.source else { return };
-        let repeat = peer.round_trip();
+        let Some(source) = peer.path.source() else { return };
+        let repeat = peer.path.round_trip();
         // Every third try goes to another of the peer's addresses of the family that we have.
         let long = peer.binding.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
         let mut addresses = peer.whereabouts(port, long);
         addresses.retain(|to| to.is_ipv4() == source.is_ipv4());
         let mut unproven = 0;
         addresses.retain(|to| {
-            unproven += usize::from(!peer.has_shown(*to));
-            peer.has_shown(*to) || unproven <= UNPROVEN_MOST
+            unproven += usize::from(!peer.path.has_shown(*to));
+            peer.path.has_shown(*to) || unproven <= UNPROVEN_MOST
         });
         let session = peer.has_session();
-        let (remote, pause) =
-            (peer.remote, peer.repeat_after(peer.binding.update.as_ref().map_or(1, |update| update.tries + 1)));
+        let next = peer.binding.update.as_ref().map_or(1, |update| update.tries + 1);
+        let (remote, pause) = (peer.path.remote(), peer.path.repeat_after(next));
         let Some(update) = peer.binding.update.as_mut() else { return };
         if addresses.is_empty() {
             base.set_timer(Timer::Update(id), now + UPDATE_PAUSE_LONGEST);
@@ -486,10 +479,10 @@ impl BindingLayer {
         };
         base.set_timer(Timer::Update(id), now + again);
         self.report_silence(id, tries, base);
-        let proven = self.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_shown(to));
+        let proven = self.flow.path.peers.get(&id).is_some_and(|paths| paths.has_shown(to));
         self.send_update(id, to, base);
         if doubt || !session {
-            self.flow.path.session.start_handshake_at(now, id, if proven { to } else { remote }, base);
+            self.flow.path.start_handshake_at(now, id, if proven { to } else { remote }, base);
         }
         if doubt {
             base.signal(Signal::Unanswered(id));
@@ -503,8 +496,8 @@ impl BindingLayer {
         let flags = self.own_flags(id, base);
         let token = base.random().u64();
         let Some(peer) = bound_mut!(self, &id) else { return };
-        let (remote, proven) = (peer.remote, peer.has_shown(to));
-        let (Some(source), Some(update)) = (peer.source, peer.binding.update.as_mut()) else { return };
+        let (remote, proven) = (peer.path.remote(), peer.path.has_shown(to));
+        let (Some(source), Some(update)) = (peer.path.source(), peer.binding.update.as_mut()) else { return };
         let flags = if update.lost { flags.with(UpdateFlags::FORMER_PATH_LOST) } else { flags };
         let flags = if update.uprooted { flags.with(UpdateFlags::UPROOTED) } else { flags };
         let flags = if update.absent { flags.with(UpdateFlags::ABSENT) } else { flags };
@@ -588,18 +581,15 @@ impl BindingLayer {
         update: &PendingUpdate,
         base: &mut Base,
     ) {
-        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let quiet = !update.held && update.proven.is_none() && ack.place == peer.flow.places.local;
         // P-160: it was found out after the update was sent.
         peer.binding.unannounced = peer.binding.only_tunnel && !update.only_tunnel;
         if update.tries == 1 {
-            peer.sample_round_trip(now.since(update.sent));
+            peer.path.sample_round_trip(now.since(update.sent));
         }
-        peer.observed = Some(ack.observed);
+        peer.path.on_acknowledged(ack.observed);
         self.check_later(now, id, base);
-        if let Some(peer) = self.flow.path.session.peers.get_mut(&id) {
-            peer.left = None;
-        }
         base.signal(Signal::Answered(id));
         if quiet {
             self.stay_known(now, id, base);
@@ -617,7 +607,7 @@ impl BindingLayer {
     fn stay_known(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
         // A peer that is on its way moved last: it probes, and is answered.
-        let comes = peer.candidate.as_ref().is_some_and(|candidate| candidate.announced);
+        let comes = peer.path.is_unconfirmed();
         if peer.moved_flows() > 0 && !comes {
             peer.binding.probe = CarrierProbe { leading: peer.has_gone(), ..CarrierProbe::default() };
             self.probe_carrier(now, id, base);
@@ -645,23 +635,21 @@ impl BindingLayer {
         peer.binding.listens = false;
         peer.binding.probe.leading = true;
         peer.binding.peer_refuses_rewrite = ack.flags.contains(UpdateFlags::REWRITE_REFUSED);
-        let source = peer.source;
-        let usable = source.is_some_and(|source| source.is_ipv4() == peer.remote.is_ipv4());
+        let (source, before) = (peer.path.source(), peer.path.remote());
+        let usable = source.is_some_and(|source| source.is_ipv4() == before.is_ipv4());
         let mut challenge = None;
         if let Some(remote) = proven {
             // One of its addresses that we can reach from here. It may still send by the one that it told.
-            if remote != peer.remote {
+            if remote != before {
                 peer.retire_path();
                 peer.record_other_address(remote, base.config().port);
             }
-            peer.remote = remote;
-            peer.unproven = false;
-            peer.candidate = None;
+            peer.path.confirm(remote);
             base.stop_timer(Timer::Challenge(id));
         } else if let Some(asked) = asked.filter(|_| !usable) {
             // The address that the answer came from proves nothing, nor has the one that was asked (P-18).
-            peer.candidate = Some(Candidate::new(asked, token, now, arrival.length, true));
-            let again = peer.repeat_after(1);
+            peer.path.expect(Candidate::new(asked, token, now, arrival.length, Claim::Announced));
+            let again = peer.path.repeat_after(1);
             base.set_timer(Timer::Challenge(id), now + again);
             challenge = Some(asked);
         }

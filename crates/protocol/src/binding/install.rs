@@ -22,7 +22,7 @@ impl BindingLayer {
     /// The end of a flow that moved finds out how it goes.
     pub(crate) fn find_carrier(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
-        let settled = peer.candidate.is_none() && peer.binding.update.is_none();
+        let settled = peer.path.candidate().is_none() && peer.binding.update.is_none();
         if peer.moved_flows() > 0 && settled && !peer.binding.probe.forward && !peer.binding.probe.leading {
             peer.binding.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
             self.probe_carrier(now, id, base);

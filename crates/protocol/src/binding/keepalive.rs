@@ -21,9 +21,13 @@ impl BindingLayer {
     pub(crate) fn keep_alive(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let token = base.random().u64();
         let keeps = self.flow.path.session.keeps(id);
-        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let unneeded = peer.flow.flows.is_empty() && !keeps;
-        if unneeded || peer.attachment.is_none() || peer.flow.away == Some(Away::Announced) || base.is_suspended() {
+        if unneeded
+            || peer.path.attachment().is_none()
+            || peer.flow.away == Some(Away::Announced)
+            || base.is_suspended()
+        {
             return;
         }
         if peer.binding.update.is_some() {
@@ -31,28 +35,22 @@ impl BindingLayer {
             base.set_timer(Timer::Keepalive(id), now + KEEPALIVE);
             return;
         }
-        if peer.check.is_some() {
-            peer.check_tries += 1;
-        }
         let locators: Vec<IpAddr> = base.attachments().addresses().copied().collect();
-        peer.telling.clone_from(&locators);
-        peer.check = Some((token, now));
-        peer.checked = Some(peer.heading().ip());
-        let tries = peer.check_tries;
+        let tries = peer.path.begin_check(now, token, locators.clone());
         // Where a flow has stalled, programs may give up soon; a rendezvous is checked while one is needed.
         let (least, doublings, longest) = match (peer.flow.flows.is_empty(), peer.flow.stalled) {
             (true, _) => (300, 10, REFRESH),
             (false, true) => (300, 5, KEEPALIVE),
             (false, false) => (1000, 5, KEEPALIVE),
         };
-        let pause = peer.repeat_after(1).max(Duration::from_millis(least)) * 2u32.pow(tries.min(doublings));
+        let pause = peer.path.repeat_after(1).max(Duration::from_millis(least)) * 2u32.pow(tries.min(doublings));
         let pause = self.miss(now, id, tries, base).unwrap_or(pause.min(longest));
         base.set_timer(Timer::Keepalive(id), now + pause);
         self.flow.path.send(id, &[Message::PathChallenge { token }, Message::Locators(locators)], base);
         if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), bound!(self, &id)) {
             // It may have started anew and not know where we are, or be elsewhere.
             let whereabouts = peer.whereabouts(base.config().port, true);
-            self.flow.path.session.start_handshake_at(now, id, whereabouts[beyond as usize % whereabouts.len()], base);
+            self.flow.path.start_handshake_at(now, id, whereabouts[beyond as usize % whereabouts.len()], base);
         }
     }
 

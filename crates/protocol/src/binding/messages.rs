@@ -16,6 +16,7 @@ use crate::binding::follow::Update;
 use crate::binding::handoff::Acknowledgement;
 use crate::flow::messages::Handled;
 use crate::session::contact::handshake::Begun;
+use crate::session::pins::Held;
 
 impl BindingLayer {
     /// A peer has said something. Gives back what is a role's.
@@ -100,8 +101,9 @@ impl BindingLayer {
     }
 
     /// A session begins: what its handshake says of where the two met.
-    pub(crate) fn note_begun(&mut self, begun: &Begun) {
-        self.meet_at(begun.id, begun.met);
+    pub(crate) fn note_begun(&mut self, begun: &Begun, held: Held, base: &Base) {
+        let met = self.flow.path.on_begun(begun, held, base);
+        self.meet_at(begun.id, met);
         if let Some(peer) = self.peers.get_mut(&begun.id).filter(|peer| begun.again && peer.sequence_sent > 0) {
             // It may have started anew and not know where we are.
             peer.unannounced = true;

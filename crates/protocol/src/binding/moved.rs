@@ -221,6 +221,6 @@ impl Around for BindingLayer {
     }
 
     fn whereabouts(&self, of: &PublicKey) -> Option<SocketAddr> {
-        self.peer_of(of).map(|peer| peer.remote)
+        self.peer_of(of).map(|peer| peer.path.remote())
     }
 }

@@ -39,7 +39,7 @@ impl BindingLayer {
     /// a datagram's source says by itself counts (P-136).
     pub(crate) fn record_sighting(&mut self, now: Time, id: PeerId, at: Option<SocketAddr>, base: &mut Base) {
         let (Some(peer), Some(at)) = (bound!(self, &id), at) else { return };
-        let translated = if at == peer.remote { peer.is_mapped() } else { at.port() != base.config().port };
+        let translated = if at == peer.path.remote() { peer.is_mapped() } else { at.port() != base.config().port };
         if !self.flow.path.sightings.record(now, at.ip(), peer.key, translated) {
             return;
         }
@@ -71,7 +71,7 @@ impl BindingLayer {
         if let Some(next) = next {
             base.set_timer(Timer::Shared, next);
         }
-        let peers = self.each().filter(|peer| !peer.flow.flows.is_empty() && over.contains(&peer.remote.ip()));
+        let peers = self.each().filter(|peer| !peer.flow.flows.is_empty() && over.contains(&peer.path.remote().ip()));
         for id in peers.map(|peer| peer.id).collect::<Vec<_>>() {
             self.apply_binding(now, id, base);
             if bound!(self, &id).is_some_and(|peer| peer.binding.probe.leading && peer.moved_flows() > 0) {
@@ -94,7 +94,7 @@ impl BindingLayer {
         let goes_on =
             attachments.is_empty() && matches!(peer.binding.carrier, Carrier::Rewrite | Carrier::FollowRewrite);
         let speaks = |source: &IpAddr| !goes_on && attachments.is_behind(*source);
-        let shared = self.flow.path.sightings.is_shared(now, peer.remote.ip());
+        let shared = self.flow.path.sightings.is_shared(now, peer.path.remote().ip());
         let wanted = peer.wanted_pair(shared).filter(|(source, _)| !speaks(source));
         if peer.binding.pair == wanted {
             return;

@@ -13,9 +13,10 @@ use crate::base::output::OpId;
 use crate::base::pace::FORMER;
 use crate::binding::BindingLayer;
 use crate::binding::update::{Meanwhile, PendingUpdate};
-use crate::flow::peers::{Away, FlowPeer, WithFlows};
+use crate::flow::peers::{Away, FlowPeer};
 use crate::flow::stall::Stalls;
 use crate::path::challenge::Awaited;
+use crate::path::paths::Paths;
 use crate::session::peer::Peer;
 use crate::session::pins::Held;
 
@@ -139,16 +140,17 @@ impl BoundPeer {
 }
 
 /// A peer, with its flows and where they go.
-pub(crate) struct Bound<S, F, B> {
+pub(crate) struct Bound<S, P, F, B> {
     pub(crate) peer: S,
+    pub(crate) path: P,
     pub(crate) flow: F,
     pub(crate) binding: B,
 }
 
 /// To be looked at.
-pub(crate) type BoundRef<'a> = Bound<&'a Peer, &'a FlowPeer, &'a BoundPeer>;
+pub(crate) type BoundRef<'a> = Bound<&'a Peer, &'a Paths, &'a FlowPeer, &'a BoundPeer>;
 
-impl<S: Deref<Target = Peer>, F, B> Deref for Bound<S, F, B> {
+impl<S: Deref<Target = Peer>, P, F, B> Deref for Bound<S, P, F, B> {
     type Target = Peer;
 
     fn deref(&self) -> &Peer {
@@ -156,7 +158,7 @@ impl<S: Deref<Target = Peer>, F, B> Deref for Bound<S, F, B> {
     }
 }
 
-impl<S: DerefMut<Target = Peer>, F, B> DerefMut for Bound<S, F, B> {
+impl<S: DerefMut<Target = Peer>, P, F, B> DerefMut for Bound<S, P, F, B> {
     fn deref_mut(&mut self) -> &mut Peer {
         &mut self.peer
     }
@@ -167,8 +169,8 @@ impl<S: DerefMut<Target = Peer>, F, B> DerefMut for Bound<S, F, B> {
 macro_rules! bound {
     ($layer:expr, $id:expr) => {
         match (peer!($layer.flow, $id), $layer.peers.get($id)) {
-            (Some($crate::flow::peers::WithFlows { peer, flow }), Some(binding)) => {
-                Some($crate::binding::peers::Bound { peer, flow, binding })
+            (Some($crate::flow::peers::WithFlows { peer, path, flow }), Some(binding)) => {
+                Some($crate::binding::peers::Bound { peer, path, flow, binding })
             }
             _ => None,
         }
@@ -179,8 +181,8 @@ macro_rules! bound {
 macro_rules! bound_mut {
     ($layer:expr, $id:expr) => {
         match (peer_mut!($layer.flow, $id), $layer.peers.get_mut($id)) {
-            (Some($crate::flow::peers::WithFlows { peer, flow }), Some(binding)) => {
-                Some($crate::binding::peers::Bound { peer, flow, binding })
+            (Some($crate::flow::peers::WithFlows { peer, path, flow }), Some(binding)) => {
+                Some($crate::binding::peers::Bound { peer, path, flow, binding })
             }
             _ => None,
         }
@@ -190,7 +192,7 @@ macro_rules! bound_mut {
 impl BindingLayer {
     /// A peer is known from now on, or is already.
     pub(crate) fn know(&mut self, id: PeerId, remote: SocketAddr) {
-        self.flow.know(id);
+        self.flow.know(id, remote);
         self.peers.entry(id).or_insert_with(|| BoundPeer::new(remote));
     }
 
@@ -208,14 +210,17 @@ impl BindingLayer {
 
     /// All peers, by number, with their flows and where these go.
     pub(crate) fn each(&self) -> impl Iterator<Item = BoundRef<'_>> {
-        self.flow.each().filter_map(|WithFlows { peer, flow }| {
-            let binding = self.peers.get(&peer.id)?;
-            Some(Bound { peer, flow, binding })
-        })
+        self.flow.path.session.peers.keys().filter_map(|id| bound!(self, id))
     }
 }
 
-impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = BoundPeer>> Bound<S, F, B> {
+impl<S, P, F, B> Bound<S, P, F, B>
+where
+    S: Deref<Target = Peer>,
+    P: Deref<Target = Paths>,
+    F: Deref<Target = FlowPeer>,
+    B: Deref<Target = BoundPeer>,
+{
     /// How many flows are at home where this host is at this address.
     pub(crate) fn flows_at_home(&self, address: IpAddr) -> usize {
         let homes = self.flow.homes.iter().filter(|((home, _), _)| home.peer == self.flow.places.peer);
@@ -244,7 +249,7 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
 
     /// Whether a flow is at home at the address where this host is.
     pub(crate) fn is_home_address(&self) -> bool {
-        let here = self.attachment.map(|attachment| attachment.address);
+        let here = self.path.attachment().map(|attachment| attachment.address);
         self.flow.homes.keys().any(|(home, address)| Some(*address) == here && home.peer == self.flow.places.peer)
     }
 
@@ -270,9 +275,9 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
             id: self.id,
             key: self.key,
             // The peer said that it is there. A session with it, without which nothing is sent, will prove it.
-            remote: self.heading(),
-            source: self.source,
-            locators: self.locators.clone(),
+            remote: self.path.heading(),
+            source: self.path.source(),
+            locators: self.path.locators().to_vec(),
             sequence_sent: self.binding.sequence_sent,
             sequence_accepted: self.binding.sequence_accepted,
             places: self.flow.places,
@@ -283,7 +288,7 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
             life: self.binding.life,
             memory: self.binding.memory,
             waiting: (self.flow.waiting.sent, self.flow.waiting.seen),
-            observed: self.observed,
+            observed: self.path.observed(),
             known_places: self.binding.known_places.clone(),
             own_places: self.binding.own_places.iter().map(|(number, address)| (*number, *address)).collect(),
         }
@@ -299,26 +304,25 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
     /// arrives under its address may be anybody's (`shared`: other hosts have been seen under it); so may what seems to
     /// come from a place that is not confirmed.
     pub(crate) fn wanted_pair(&self, shared: bool) -> Option<(IpAddr, IpAddr)> {
-        let unconfirmed = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        if self.flow.flows.is_empty() || unconfirmed || shared || self.translated() {
+        if self.flow.flows.is_empty() || self.path.is_unconfirmed() || shared || self.translated() {
             return None;
         }
-        self.source.filter(|source| source.is_ipv4() == self.remote.is_ipv4()).map(|source| (source, self.remote.ip()))
+        let remote = self.path.remote().ip();
+        self.path.source().filter(|source| source.is_ipv4() == remote.is_ipv4()).map(|source| (source, remote))
     }
 
     /// The place and endpoint that the peer announced last, the refusal of rewritten packets that went with it.
     pub(crate) fn announced(&self) -> (u32, SocketAddr, bool) {
-        let candidate = self.candidate.as_ref();
-        match candidate.and_then(|candidate| Some((candidate.remote, candidate.awaited?))) {
+        match self.path.awaited() {
             Some((remote, awaited)) => (awaited.place, remote, awaited.refuses_rewrite),
-            None => (self.flow.places.peer, self.heading(), self.binding.peer_refuses_rewrite),
+            None => (self.flow.places.peer, self.path.heading(), self.binding.peer_refuses_rewrite),
         }
     }
 
     /// Whether the present path carries flows: no move of either end is under way.
     pub(crate) fn carries(&self) -> bool {
-        let announced = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        self.binding.update.is_none() && self.attachment.is_some() && !announced && self.flow.away.is_none()
+        let settled = self.binding.update.is_none() && !self.path.is_unconfirmed();
+        settled && self.path.attachment().is_some() && self.flow.away.is_none()
     }
 
     /// Whether either end has said that it is elsewhere than where they met.
@@ -351,8 +355,7 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
         if let Some(meanwhile) = self.meanwhile() {
             return meanwhile.binding.places;
         }
-        let unconfirmed = self.candidate.as_ref().is_some_and(|candidate| candidate.announced);
-        if unconfirmed || self.flow.is_held_away() {
+        if self.path.is_unconfirmed() || self.flow.is_held_away() {
             Places { peer: NOWHERE, ..self.flow.places }
         } else {
             self.flow.places
@@ -362,7 +365,7 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
     /// Whether something between us translates addresses, in either direction.
     pub(crate) fn translated(&self) -> bool {
         let theirs = self.is_mapped();
-        let ours = match (self.observed, self.source) {
+        let ours = match (self.path.observed(), self.path.source()) {
             // Seen by way of the other family, it says nothing of this one.
             (Some(observed), Some(source)) if observed.is_ipv4() == source.is_ipv4() => observed.ip() != source,
             _ => false,
@@ -381,11 +384,9 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
     /// Where the peer may be, the likeliest first: where it said that it is, its other addresses, and where it was
     /// before. `anywhere`: the last as well.
     pub(crate) fn whereabouts(&self, port: u16, anywhere: bool) -> Vec<SocketAddr> {
-        let told = self.locators.iter().map(|address| SocketAddr::new(*address, port));
         let before = self.binding.known_places.iter().rev().filter(|place| anywhere && !place.translated);
         let mut all = Vec::new();
-        let likely = [self.heading(), self.remote].into_iter().chain(self.met);
-        for to in likely.chain(told).chain(before.map(|place| place.observed)) {
+        for to in self.path.whereabouts(port).chain(before.map(|place| place.observed)) {
             if !all.contains(&to) {
                 all.push(to);
             }
@@ -398,7 +399,7 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
         if let Some(meanwhile) = self.meanwhile() {
             return meanwhile.binding.clone();
         }
-        let peer_locator = self.heading().ip();
+        let peer_locator = self.path.heading().ip();
         let unspecified = match peer_locator {
             IpAddr::V4(_) => IpAddr::from([0; 4]),
             IpAddr::V6(_) => IpAddr::from([0; 16]),
@@ -408,8 +409,8 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
             carrier: self.binding.carrier,
             local_locator: self.binding.pair.map_or(unspecified, |(local, _)| local),
             peer_locator,
-            proven: Some(self.remote.ip()).filter(|_| !self.unproven),
-            source: self.source,
+            proven: Some(self.path.remote().ip()).filter(|_| self.path.is_proven()),
+            source: self.path.source(),
             former: self.binding.former.clone(),
             listens: self.binding.listens && self.binding.carrier == Carrier::Hold,
             parked: self.binding.parked,
@@ -419,15 +420,16 @@ impl<S: Deref<Target = Peer>, F: Deref<Target = FlowPeer>, B: Deref<Target = Bou
     /// The places at which a flow between these addresses, of this host and of the peer, is native now.
     pub(crate) fn native_places(&self, local: IpAddr, remote: IpAddr) -> Option<Places> {
         let places = self.flow.places_agreed();
-        let there = self.source == Some(local) && self.remote.ip() == remote && !self.translated();
-        let settled = self.binding.update.is_none() && self.candidate.is_none();
+        let there = self.path.source() == Some(local) && self.path.remote().ip() == remote && !self.translated();
+        let settled = self.binding.update.is_none() && self.path.candidate().is_none();
         (there && settled && places.local != NOWHERE && places.peer != NOWHERE).then_some(places)
     }
 }
 
-impl<S, F, B> Bound<S, F, B>
+impl<S, P, F, B> Bound<S, P, F, B>
 where
     S: DerefMut<Target = Peer>,
+    P: DerefMut<Target = Paths>,
     F: DerefMut<Target = FlowPeer>,
     B: DerefMut<Target = BoundPeer>,
 {
@@ -450,15 +452,14 @@ where
         self.binding.probe = CarrierProbe::default();
         // The answer leaves from the address that the peer asked; that it is our locator towards it now.
         if let (None, Some(attachment)) = (&self.binding.update, asked) {
-            self.source = Some(attachment.address);
-            self.attachment = Some(attachment);
+            self.path.answer_from(attachment);
         }
     }
 
     /// Remembers which address of ours the place in force is at, and forgets where no flow is at home.
     pub(crate) fn record_own_place(&mut self) {
-        let Self { peer, flow, binding } = self;
-        let (here, source) = (flow.places.local, peer.source);
+        let Self { path, flow, binding, .. } = self;
+        let (here, source) = (flow.places.local, path.source());
         binding.own_places.extend(source.filter(|_| here != NOWHERE).map(|source| (here, source)));
         let homes = &flow.homes;
         binding.own_places.retain(|number, _| *number == here || homes.keys().any(|(home, _)| home.local == *number));
@@ -517,7 +518,8 @@ where
         self.binding.left_places.retain(|_, left| *left + FORMER > now);
         let number = self.flow.places.peer;
         let here = self.binding.known_places.iter().find(|place| place.number == number);
-        if here.is_some_and(|place| place.observed.ip() == self.remote.ip()) && self.flow.away != Some(Away::Announced)
+        if here.is_some_and(|place| place.observed.ip() == self.path.remote().ip())
+            && self.flow.away != Some(Away::Announced)
         {
             self.binding.left_places.insert(number, now);
         }
@@ -533,7 +535,7 @@ where
     /// It was reached at another of its addresses, at the same place. What does not bear out that this is its own is
     /// behind a NAT (P-19), and so is the place from now on.
     pub(crate) fn record_other_address(&mut self, remote: SocketAddr, port: u16) {
-        let own = remote.port() == port && self.locators.contains(&remote.ip());
+        let own = remote.port() == port && self.path.locators().contains(&remote.ip());
         let mut places = self.binding.known_places.iter_mut();
         let here = places.find(|place| place.number == self.flow.places.peer && place.observed != remote);
         here.into_iter().for_each(|place| place.translated |= !own);
@@ -552,7 +554,7 @@ where
     /// This host leaves the place where the peer takes it to be.
     pub(crate) fn on_left(&mut self) {
         if self.flow.places.local != NOWHERE {
-            self.left = self.source;
+            self.path.record_left();
         }
     }
 }

@@ -32,12 +32,12 @@ impl BindingLayer {
             return;
         }
         peer.flow.stalled = true;
-        if peer.check.is_none() {
+        if !peer.path.is_checked() {
             let due = peer.flow.stalls.next_check(now);
             base.set_timer(Timer::Keepalive(id), due);
         } else {
             // One is under way, and may be repeated at long intervals.
-            let due = now + peer.repeat_after(1);
+            let due = now + peer.path.repeat_after(1);
             base.set_timer_earlier(Timer::Keepalive(id), due);
         }
     }

@@ -101,7 +101,7 @@ impl FlowLayer {
         if peer.flow.introductions.active.is_empty() {
             return;
         }
-        if !peer.has_session() || peer.attachment.is_none() || peer.flow.places.local == NOWHERE {
+        if !peer.has_session() || peer.path.attachment().is_none() || peer.flow.places.local == NOWHERE {
             // Goes on when the session is there or the move is over.
             base.set_timer(Timer::Introductions(id), now + Duration::from_secs(1));
             return;
@@ -122,13 +122,13 @@ impl FlowLayer {
             peer.flow.introductions.tag = tag;
             peer.flow.introductions.request_tries += 1;
             let doubt = peer.flow.introductions.request_tries == TRIES;
-            let again = peer.repeat_after(peer.flow.introductions.request_tries);
+            let again = peer.path.repeat_after(peer.flow.introductions.request_tries);
             base.set_timer(Timer::Introductions(id), now + again);
             self.listen_for_introductions(now, id, base);
             self.path.send(id, &[Message::IntroductionRequest { tag }], base);
             if doubt {
                 // It may have dropped the session.
-                self.path.session.start_handshake_with(now, id, base);
+                self.path.start_handshake_with(now, id, base);
             }
             return;
         }
@@ -143,7 +143,7 @@ impl FlowLayer {
             let nonce = base.random().u64() & !(PROBE_BIT | ANSWER_BIT);
             let Some(mut peer) = peer_mut!(self, &id) else { return };
             let Some(flow) = peer.flow.introductions.queue.pop_front() else { return };
-            let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
+            let next = now + peer.path.repeat_after(1).max(Duration::from_millis(200));
             let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
             if let Ruled::Excluded(rule) = self.ruled(&flow, id) {
                 self.exclude_flow(&flow, rule);
@@ -288,7 +288,7 @@ impl FlowLayer {
                     wire_port,
                     tuple: flow,
                 };
-                let next = now + peer.repeat_after(1).max(Duration::from_millis(200));
+                let next = now + peer.path.repeat_after(1).max(Duration::from_millis(200));
                 known.stage = Stage::Echoing { peer: id, nonce: *own, echo, session: their_index, tries: 1, next };
                 if known.referred.is_some() {
                     base.op(FlowOp::Expect { flow, from: Some(id) });
@@ -385,12 +385,12 @@ impl FlowLayer {
     /// far end.
     fn is_there(&mut self, now: Time, id: PeerId, flow: &FlowTuple, base: &mut Base) -> bool {
         let (address, fresh, port) = (flow.remote.ip(), base.random().u64(), base.config().port);
-        let Some(peer) = self.path.session.peers.get_mut(&id) else { return false };
-        let here = peer.remote.ip() == address && !peer.unproven && peer.has_session();
-        if here || peer.shown.contains(now, address) {
+        let Some(peer) = peer_mut!(self, &id) else { return false };
+        let here = peer.path.remote().ip() == address && peer.path.is_proven() && peer.has_session();
+        if here || peer.path.shown().contains(now, address) {
             return true;
         }
-        if let Some(token) = peer.shown.ask(now, address, fresh) {
+        if let Some(token) = peer.path.shown().ask(now, address, fresh) {
             let (source, to) = (Some(flow.local.ip()), SocketAddr::new(address, port));
             self.path.send_to(id, source, to, &[Message::PathChallenge { token }], base);
         }

@@ -43,8 +43,8 @@ impl FlowLayer {
                 None
             }
             Message::Locators(locators) => {
-                if let Some(peer) = self.path.session.peers.get_mut(&id) {
-                    peer.locators = locators;
+                if let Some(paths) = self.path.peers.get_mut(&id) {
+                    paths.set_locators(locators);
                 }
                 None
             }

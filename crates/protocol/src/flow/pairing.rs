@@ -73,7 +73,7 @@ impl FlowLayer {
     /// whether it does.
     pub(crate) fn begin_pairing(&mut self, now: Time, id: PeerId, flow: FlowTuple, base: &mut Base) -> bool {
         let Some(peer) = peer!(self, &id) else { return false };
-        let (home, remote) = (peer.flow.places_agreed(), peer.remote.ip());
+        let (home, remote) = (peer.flow.places_agreed(), peer.path.remote().ip());
         // P-51
         let fits =
             flow.transport == Transport::Tcp && flow.remote.ip() == remote && base.attachments().has(&flow.local.ip());
@@ -168,7 +168,7 @@ impl FlowLayer {
         if std::mem::replace(&mut peer.flow.introductions.pairings.asked, true) {
             return;
         }
-        let remote = peer.remote.ip();
+        let remote = peer.path.remote().ip();
         base.ask(FlowOp::FindSockets { peer: id, remote }, Asked::FindSockets(id));
     }
 
@@ -204,7 +204,7 @@ impl FlowLayer {
         let peer = peer_mut!(self, &id)?;
         peer.flow.introductions.pairings.asked = false;
         let claims = std::mem::take(&mut peer.flow.introductions.pairings.claims);
-        let remote = peer.remote.ip();
+        let remote = peer.path.remote().ip();
         // P-51: also where the peer has moved since they were asked for.
         let fitting = |socket: &&SocketNumbers| {
             socket.flow.remote.ip() == remote && base.attachments().has(&socket.flow.local.ip())

@@ -213,7 +213,7 @@ impl FlowLayer {
     /// Tells a peer what it has not acknowledged. One that is away, or out of reach, is told when it is back.
     pub(crate) fn send_paused(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
-        if peer.flow.away == Some(Away::Announced) || peer.attachment.is_none() || !peer.has_session() {
+        if peer.flow.away == Some(Away::Announced) || peer.path.attachment().is_none() || !peer.has_session() {
             base.stop_timer(Timer::Paused(id));
             return;
         }
@@ -222,7 +222,7 @@ impl FlowLayer {
         peer.flow.waiting.said = Some(now);
         let again = match peer.flow.waiting.tries.checked_sub(WORDS) {
             Some(beyond) => (LOOK_PAUSE * 2u32.pow(beyond.min(8))).min(LOOK_PAUSE_LONGEST),
-            None => peer.repeat_after(peer.flow.waiting.tries),
+            None => peer.path.repeat_after(peer.flow.waiting.tries),
         };
         base.set_timer(Timer::Paused(id), now + again);
         self.path.send(id, &[Message::Paused { number, wait, names }], base);

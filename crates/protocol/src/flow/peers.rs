@@ -13,6 +13,7 @@ use crate::flow::pause::Paused;
 use crate::flow::ports::Ports;
 use crate::flow::stall::Stalls;
 use crate::flow::{FlowLayer, Responding};
+use crate::path::paths::Paths;
 use crate::session::peer::Peer;
 use crate::session::pins::Held;
 
@@ -173,12 +174,13 @@ impl FlowPeer {
 }
 
 /// A peer, with its flows.
-pub(crate) struct WithFlows<S, F> {
+pub(crate) struct WithFlows<S, P, F> {
     pub(crate) peer: S,
+    pub(crate) path: P,
     pub(crate) flow: F,
 }
 
-impl<S: Deref<Target = Peer>, F> Deref for WithFlows<S, F> {
+impl<S: Deref<Target = Peer>, P, F> Deref for WithFlows<S, P, F> {
     type Target = Peer;
 
     fn deref(&self) -> &Peer {
@@ -186,20 +188,20 @@ impl<S: Deref<Target = Peer>, F> Deref for WithFlows<S, F> {
     }
 }
 
-impl<S: DerefMut<Target = Peer>, F> DerefMut for WithFlows<S, F> {
+impl<S: DerefMut<Target = Peer>, P, F> DerefMut for WithFlows<S, P, F> {
     fn deref_mut(&mut self) -> &mut Peer {
         &mut self.peer
     }
 }
 
 /// To be looked at.
-pub(crate) type PeerRef<'a> = WithFlows<&'a Peer, &'a FlowPeer>;
+pub(crate) type PeerRef<'a> = WithFlows<&'a Peer, &'a Paths, &'a FlowPeer>;
 
 /// Looks a peer up in a flow layer, with its flows. A macro, so that what else is in the layer can be used meanwhile.
 macro_rules! peer {
     ($layer:expr, $id:expr) => {
-        match ($layer.path.session.peers.get($id), $layer.peers.get($id)) {
-            (Some(peer), Some(flow)) => Some($crate::flow::peers::WithFlows { peer, flow }),
+        match ($layer.path.session.peers.get($id), $layer.path.peers.get($id), $layer.peers.get($id)) {
+            (Some(peer), Some(path), Some(flow)) => Some($crate::flow::peers::WithFlows { peer, path, flow }),
             _ => None,
         }
     };
@@ -208,8 +210,8 @@ macro_rules! peer {
 /// As [`peer`], to be changed.
 macro_rules! peer_mut {
     ($layer:expr, $id:expr) => {
-        match ($layer.path.session.peers.get_mut($id), $layer.peers.get_mut($id)) {
-            (Some(peer), Some(flow)) => Some($crate::flow::peers::WithFlows { peer, flow }),
+        match ($layer.path.session.peers.get_mut($id), $layer.path.peers.get_mut($id), $layer.peers.get_mut($id)) {
+            (Some(peer), Some(path), Some(flow)) => Some($crate::flow::peers::WithFlows { peer, path, flow }),
             _ => None,
         }
     };
@@ -217,12 +219,14 @@ macro_rules! peer_mut {
 
 impl FlowLayer {
     /// A peer is known from now on, or is already.
-    pub(crate) fn know(&mut self, id: PeerId) {
+    pub(crate) fn know(&mut self, id: PeerId, remote: SocketAddr) {
+        self.path.know(id, remote);
         self.peers.entry(id).or_default();
     }
 
     /// Takes over what a daemon before this one knew of a peer.
     pub(crate) fn restore(&mut self, saved: &SavedPeer) {
+        self.path.restore(saved);
         self.peers.insert(saved.id, FlowPeer::restored(saved));
     }
 
@@ -238,9 +242,8 @@ impl FlowLayer {
     }
 
     /// All peers, by number, with their flows.
-    pub(crate) fn each(&self) -> impl Iterator<Item = WithFlows<&Peer, &FlowPeer>> {
-        let pairs = self.path.session.peers.iter().filter_map(|(id, peer)| Some((peer, self.peers.get(id)?)));
-        pairs.map(|(peer, flow)| WithFlows { peer, flow })
+    pub(crate) fn each(&self) -> impl Iterator<Item = PeerRef<'_>> {
+        self.path.session.peers.keys().filter_map(|id| peer!(self, id))
     }
 }
 

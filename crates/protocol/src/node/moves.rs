@@ -622,9 +622,9 @@ impl Node {
             };
         }
         let entry = self.binding.flow.flows.get(flow).filter(|known| !known.closed).and_then(Flow::entry);
-        let peer = entry.and_then(|entry| Some((entry, self.binding.flow.path.session.peers.get(&entry.peer)?)));
+        let peer = entry.and_then(|entry| Some((entry, peer!(self.binding.flow, &entry.peer)?)));
         match peer {
-            Some((entry, peer)) => (FlowName::new(peer.key, entry.name), Some(peer.remote)),
+            Some((entry, peer)) => (FlowName::new(peer.key, entry.name), Some(peer.path.remote())),
             None => (own, None),
         }
     }
@@ -655,8 +655,11 @@ impl Node {
         let Some(mut moves) = self.moves.take() else { return };
         let records = &mut moves.records;
         for key in records.hosts() {
+            let id = self.binding.flow.path.session.by_key.get(&key);
+            let known = id.and_then(|id| peer!(self.binding.flow, id));
+            let known = known.map(|peer| (peer.id, peer.has_session(), peer.path.check_tries()));
             let session = &mut self.binding.flow.path.session;
-            match session.peer_of(&key).map(|peer| (peer.id, peer.has_session(), peer.check_tries)) {
+            match known {
                 Some((id, true, checks)) => {
                     while let Some(message) = records.poll(now, &key) {
                         self.binding.flow.path.send(id, &[message], &mut self.base);

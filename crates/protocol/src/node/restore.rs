@@ -10,15 +10,13 @@ use crate::base::timer::Timer;
 use crate::binding::absence::VANISHED;
 use crate::flow::Flow;
 use crate::node::Node;
-use crate::session::peer::Peer;
 
 impl Node {
     /// Takes over what a daemon before this one knew. Call it once, before anything else; sessions are made anew with
     /// each peer that has flows.
     pub fn restore(&mut self, now: Time, peers: Vec<SavedPeer>, flows: Vec<(FlowTuple, FlowEntry)>) {
         for saved in peers {
-            let peer = Peer::restored(&saved, now);
-            self.binding.flow.path.session.restore(peer);
+            self.binding.flow.path.session.restore(saved.id, saved.key, now);
             self.binding.restore(&saved, now);
         }
         for (flow, entry) in flows {

@@ -13,6 +13,7 @@ use crate::base::timer::Timer;
 use crate::flow::Stage;
 use crate::flow::peers::PeerRef;
 use crate::node::Node;
+use crate::path::Met;
 use crate::session::contact::handshake::{Ended, Verdict};
 use crate::session::contact::{CONFIRMED_WITHIN, Contact, INITIATION, Reach};
 use crate::session::peer::Peer;
@@ -47,12 +48,10 @@ impl Node {
     /// A handshake ended well: the session begins.
     fn establish(&mut self, now: Time, known: Option<PeerId>, ended: Ended) {
         let held = known.map_or(Held::default(), |id| self.binding.held(id));
-        let Some(begun) = self.binding.flow.path.session.begin_session(now, ended, held, &mut self.base) else {
-            return;
-        };
+        let Some(begun) = self.binding.flow.path.session.begin_session(now, ended, &mut self.base) else { return };
         let id = begun.id;
         self.binding.know(id, begun.source);
-        self.binding.note_begun(&begun);
+        self.binding.note_begun(&begun, held, &self.base);
         if begun.joins {
             self.community.on_joined_peer(id, begun.source);
         }
@@ -64,7 +63,7 @@ impl Node {
             self.confirm(now, id, begun.index);
         }
         if begun.initiated {
-            self.binding.flow.path.session.check_new_session(now, &begun, held, &mut self.base);
+            self.binding.flow.path.check_new_session(now, &begun, held, &mut self.base);
         }
         if let Some(address) = begun.asked {
             let waiting = self.binding.flow.path.session.find_at(id, address, &mut self.base);
@@ -89,14 +88,14 @@ impl Node {
     /// The peer may have shown that it holds the keys of a session.
     pub(super) fn confirm(&mut self, now: Time, id: PeerId, index: u32) {
         let held = self.binding.held(id);
-        let Some(confirmed) = self.binding.flow.path.session.confirm_session(now, id, index, held, &mut self.base)
-        else {
+        let Some(confirmed) = self.binding.flow.path.session.confirm_session(now, id, index, &mut self.base) else {
             return;
         };
-        self.binding.meet_at(id, confirmed.met);
+        let Met { met, shown } = self.binding.flow.path.on_confirmed(now, id, &confirmed, held, &self.base);
+        self.binding.meet_at(id, met);
         self.binding.agree_on_chains_anew(now, id, &mut self.base);
         self.binding.set_tunnel_path(id, &mut self.base);
-        if confirmed.shown {
+        if shown {
             self.binding.apply_binding(now, id, &mut self.base);
         }
         self.binding.listen_in_new_session(now, id, &mut self.base);
@@ -109,7 +108,8 @@ impl Node {
         }
         self.binding.announce_late(now, id, &mut self.base);
         self.binding.on_life(now, id, confirmed.life, confirmed.begun, &mut self.base);
-        self.binding.record_sighting(now, id, confirmed.proven, &mut self.base);
+        let proven = confirmed.origin.map(|origin| origin.remote);
+        self.binding.record_sighting(now, id, proven, &mut self.base);
         self.binding.flow.send_paused(now, id, &mut self.base);
         self.settle(now);
         self.deliver(now, Signal::SessionUp(id));
@@ -120,7 +120,10 @@ impl Node {
         let held = self.binding.held(id);
         match self.binding.flow.path.session.continue_reaching(now, id, held, &mut self.base) {
             Reach::Unneeded => {}
-            Reach::Tried(tries) => self.binding.report_silence(id, tries, &mut self.base),
+            Reach::Tried(tries) => {
+                self.binding.flow.path.start_handshake_with(now, id, &mut self.base);
+                self.binding.report_silence(id, tries, &mut self.base);
+            }
             Reach::Lost => self.lose(now, id),
         }
     }
@@ -199,8 +202,9 @@ impl Node {
             Some(Contact::Asking { .. }) => self.binding.flow.path.session.give_up(now, address, &mut self.base),
             Some(Contact::Known(id)) => {
                 // It ran Whimbrel once.
-                let lost =
-                    |peer: PeerRef<'_>| peer.flow.flows.is_empty() && !peer.has_session() && peer.remote == destination;
+                let lost = |peer: PeerRef<'_>| {
+                    peer.flow.flows.is_empty() && !peer.has_session() && peer.path.remote() == destination
+                };
                 if !self.binding.flow.path.session.keeps(id) && peer!(self.binding.flow, &id).is_some_and(lost) {
                     self.lose(now, id);
                 }

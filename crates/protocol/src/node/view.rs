@@ -12,6 +12,8 @@ use crate::base::op::{Carrier, FlowEntry, LocalEnd, PeerId, Places};
 use crate::flow::peers::Away;
 use crate::flow::{Flow, FlowView};
 use crate::node::Node;
+use crate::path::challenge::Candidate;
+use crate::path::paths::Paths;
 use crate::role::Role;
 
 /// A peer as `whimbrel peers` and `whimbrel paths` show it.
@@ -60,7 +62,7 @@ impl Node {
     #[must_use]
     pub fn peer_with(&self, key: &PublicKey) -> Option<(PeerId, Option<Duration>)> {
         let id = *self.binding.flow.path.session.by_key.get(key)?;
-        Some((id, self.binding.flow.path.session.peers.get(&id).and_then(|peer| peer.round_trip)))
+        Some((id, self.binding.flow.path.peers.get(&id).and_then(Paths::measured)))
     }
 
     /// All peers, by number.
@@ -69,18 +71,18 @@ impl Node {
         self.binding.each().map(move |peer| PeerView {
             id: peer.id,
             key: peer.key,
-            remote: peer.remote,
-            candidate: peer.candidate.as_ref().map(|candidate| candidate.remote),
-            source: peer.attachment.and(peer.source),
-            observed: peer.observed,
+            remote: peer.path.remote(),
+            candidate: peer.path.candidate().map(Candidate::remote),
+            source: peer.path.attachment().and(peer.path.source()),
+            observed: peer.path.observed(),
             session: peer.has_session(),
-            round_trip: peer.round_trip,
+            round_trip: peer.path.measured(),
             places: peer.flow.places,
             carrier: peer.binding.carrier,
             translated: peer.translated(),
             flows: peer.flow.flows.len().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.0)),
             moved: peer.moved_flows().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.1)),
-            locators: peer.locators.clone(),
+            locators: peer.path.locators().to_vec(),
             sequences: (peer.binding.sequence_sent, peer.binding.sequence_accepted),
             last_heard: peer.last_heard,
             away: peer.flow.away.map(|away| away == Away::Announced),
@@ -121,8 +123,11 @@ impl Node {
     /// Entries of all tables together: what must not grow without bound.
     #[must_use]
     pub fn entries(&self) -> usize {
-        let peers: usize =
-            self.binding.each().map(|peer| peer.entries() + peer.flow.entries() + peer.binding.entries()).sum();
+        let peers: usize = self
+            .binding
+            .each()
+            .map(|peer| peer.entries() + peer.path.entries() + peer.flow.entries() + peer.binding.entries())
+            .sum();
         let own = [
             self.binding.flow.flows.entries(),
             self.base.awaited(),

@@ -8,6 +8,7 @@ use crate::base::Base;
 use crate::base::op::PeerId;
 use crate::base::output::Transmit;
 use crate::path::PathLayer;
+use crate::path::paths::Paths;
 
 /// Datagrams that carry less than this many bytes of messages are not split.
 const DATAGRAM_LIMIT: usize = 1200;
@@ -15,8 +16,8 @@ const DATAGRAM_LIMIT: usize = 1200;
 impl PathLayer {
     /// Sends messages to a peer's confirmed endpoint. Without a session nothing is sent.
     pub(crate) fn send(&mut self, id: PeerId, messages: &[Message], base: &mut Base) {
-        let Some(peer) = self.session.peers.get(&id) else { return };
-        let (source, remote) = (peer.source, peer.remote);
+        let Some(paths) = self.peers.get(&id) else { return };
+        let (source, remote) = (paths.source, paths.remote);
         self.send_to(id, source, remote, messages, base);
     }
 
@@ -70,13 +71,14 @@ impl PathLayer {
         plaintext: &[u8],
         base: &mut Base,
     ) {
-        let Some(peer) = self.session.peers.get_mut(&id) else { return };
-        if let Some(candidate) = peer.candidate.as_mut().filter(|candidate| candidate.remote == to) {
+        if let Some(candidate) = self.peers.get_mut(&id).and_then(Paths::candidate_mut)
+            && candidate.remote == to
+            && !candidate.spend((plaintext.len() + whimbrel_handshake::CONTROL_OVERHEAD) as u64)
+        {
             // P-18
-            let length = (plaintext.len() + whimbrel_handshake::CONTROL_OVERHEAD) as u64;
-            let Some(left) = candidate.control.checked_sub(length) else { return };
-            candidate.control = left;
+            return;
         }
+        let Some(peer) = self.session.peers.get_mut(&id) else { return };
         let Some(slot) = peer.session() else { return };
         let Ok(payload) = slot.session.seal(plaintext) else { return };
         base.transmit(Transmit { source, destination: to, payload });

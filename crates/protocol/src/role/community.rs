@@ -338,14 +338,14 @@ impl Community {
         let statements = own.into_iter().flat_map(Roster::statements);
         let hosts = statements.map(|statement| {
             let key = PublicKey::from(statement.host);
-            let peer = low.flow.path.session.by_key.get(&key).and_then(|id| low.flow.path.session.peers.get(id));
+            let peer = low.flow.path.session.by_key.get(&key).and_then(|id| peer!(low.flow, id));
             HostView {
                 key,
                 name: statement.name.clone(),
                 standing: statement.standing,
                 here: key == me,
-                at: peer.map(|peer| peer.remote).or_else(|| self.hints.get(&key).copied()),
-                session: peer.is_some_and(crate::session::peer::Peer::has_session),
+                at: peer.as_ref().map(|peer| peer.path.remote()).or_else(|| self.hints.get(&key).copied()),
+                session: peer.is_some_and(|peer| peer.has_session()),
                 knows: key == me || self.telling.get(&key).is_some_and(|telling| telling.knows(digest)),
             }
         });

@@ -298,17 +298,17 @@ impl SessionLayer {
         base.event(Event::NobodyThere { address, again_in: pause });
     }
 
-    /// Begins a handshake with a peer that is known, beside whatever session is there.
-    pub(crate) fn start_handshake_with(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if let Some(peer) = self.peers.get(&id) {
-            self.start_handshake_at(now, id, peer.remote, base);
-        }
-    }
-
-    /// The same, at an address that may be another of the peer's.
-    pub(crate) fn start_handshake_at(&mut self, now: Time, id: PeerId, to: SocketAddr, base: &mut Base) {
+    /// Begins a handshake with a peer that is known, beside whatever session is there, at an address that may be its.
+    pub(crate) fn start_handshake(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        to: SocketAddr,
+        source: Option<IpAddr>,
+        base: &mut Base,
+    ) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let (key, source) = (peer.key, peer.source);
+        let key = peer.key;
         peer.handshakes += 1;
         // A first contact is not refused for its timestamp, as P-9 demands where our clock was set back.
         let knowledge =
@@ -325,7 +325,7 @@ impl SessionLayer {
         base.set_timer_earlier(Timer::Reach(id), now + pause);
     }
 
-    /// Tries again to reach a peer, where that is wanted.
+    /// Whether a peer is to be tried again, by another handshake.
     pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId, held: Held, base: &mut Base) -> Reach {
         let Some(peer) = self.peers.get_mut(&id) else { return Reach::Unneeded };
         let pins = &self.contacts.pins;
@@ -346,7 +346,6 @@ impl SessionLayer {
             return Reach::Unneeded;
         }
         base.set_timer(Timer::Reach(id), now + reach_pause(tries));
-        self.start_handshake_with(now, id, base);
         Reach::Tried(tries)
     }
 
@@ -394,7 +393,7 @@ fn reach_pause(tries: u32) -> Duration {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reach {
     Unneeded,
-    /// It was tried so often.
+    /// It is tried so often with this time.
     Tried(u32),
     /// It does not answer, and nothing depends on it.
     Lost,

@@ -20,16 +20,11 @@ use crate::session::peer::Peer;
 pub(crate) const RENEW: Duration = Duration::from_secs(3600);
 
 impl SessionLayer {
-    /// The peer that a host is.
-    pub(crate) fn peer_of(&self, key: &PublicKey) -> Option<&Peer> {
-        self.by_key.get(key).and_then(|id| self.peers.get(id))
-    }
-
     /// Takes over a peer that a daemon before this one knew.
-    pub(crate) fn restore(&mut self, peer: Peer) {
-        self.next_peer = self.next_peer.max(peer.id.0 + 1);
-        self.by_key.insert(peer.key, peer.id);
-        self.peers.insert(peer.id, peer);
+    pub(crate) fn restore(&mut self, id: PeerId, key: PublicKey, now: Time) {
+        self.next_peer = self.next_peer.max(id.0 + 1);
+        self.by_key.insert(key, id);
+        self.peers.insert(id, Peer::new(id, key, now));
     }
 
     /// Sends in the session of this index of ours, whichever others there are.
@@ -58,10 +53,10 @@ impl SessionLayer {
         base.signal(Signal::SessionsGone(id));
     }
 
-    pub(crate) fn new_peer(&mut self, now: Time, key: PublicKey, remote: SocketAddr) -> PeerId {
+    pub(crate) fn new_peer(&mut self, now: Time, key: PublicKey) -> PeerId {
         let id = PeerId(self.next_peer);
         self.next_peer += 1;
-        self.peers.insert(id, Peer::new(id, key, remote, now));
+        self.peers.insert(id, Peer::new(id, key, now));
         self.by_key.insert(key, id);
         id
     }

@@ -141,7 +141,7 @@ fn what_comes_through_a_chain_is_checked_like_all_else() {
     let send = |number: u8, packet: &[u8]| {
         let mut datagram = hosts::plain(&pair.b, 0, packet);
         datagram[1] = number;
-        pair.a.tunnel.send_control(Some(pair.a.outer_address), to, &datagram).unwrap();
+        pair.a.tunnel.send_control(Some(pair.a.outer_address), None, to, &datagram).unwrap();
     };
     let mut own = pair.flow(Transport::Udp).b;
     let rises = |counter, before| until(&format!("{counter:?}"), || (count(counter) > before).then_some(()));

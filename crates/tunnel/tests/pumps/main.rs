@@ -337,7 +337,7 @@ fn control_datagrams_and_errors_reach_the_control_thread() {
         let pair = Pair::new(Inner::V4, outer, true, 1500);
         let (a, b) = (&pair.a, &pair.b);
         let to = SocketAddr::new(b.outer_address, hosts::PORT);
-        a.tunnel.send_control(Some(a.outer_address), to, b"\x10control").unwrap();
+        a.tunnel.send_control(Some(a.outer_address), None, to, b"\x10control").unwrap();
         b.wait_woken(PATIENCE);
         let received = until("the datagram", || b.tunnel.receive_control());
         let Received::Datagram { source, destination, bytes, .. } = received else { panic!("{received:?}") };
@@ -346,9 +346,9 @@ fn control_datagrams_and_errors_reach_the_control_thread() {
 
         // What anybody may send waits by itself, however much of it there is.
         for _ in 0..INITIATIONS {
-            a.tunnel.send_control(Some(a.outer_address), to, b"\x01anyone").unwrap();
+            a.tunnel.send_control(Some(a.outer_address), None, to, b"\x01anyone").unwrap();
         }
-        a.tunnel.send_control(Some(a.outer_address), to, b"\x10after them").unwrap();
+        a.tunnel.send_control(Some(a.outer_address), None, to, b"\x10after them").unwrap();
         let received = until("the datagram behind them", || b.tunnel.receive_control());
         assert!(matches!(&received, Received::Datagram { bytes, .. } if bytes == b"\x10after them"), "{received:?}");
         let initiations = std::iter::from_fn(|| b.tunnel.receive_initiation()).collect::<Vec<_>>();
@@ -356,7 +356,7 @@ fn control_datagrams_and_errors_reach_the_control_thread() {
         assert!(initiations.iter().all(|of| matches!(of, Received::Datagram { bytes, .. } if bytes == b"\x01anyone")));
 
         let closed = SocketAddr::new(b.outer_address, 9);
-        a.tunnel.send_control(None, closed, b"\x01anyone").unwrap();
+        a.tunnel.send_control(None, None, closed, b"\x01anyone").unwrap();
         a.wait_woken(PATIENCE);
         let received = until("the report", || a.tunnel.receive_control());
         let Received::Error(report) = received else { panic!("{received:?}") };

@@ -124,18 +124,15 @@ impl ReferralRole {
             return false;
         }
         let (name, owner) = (entry.name, entry.peer);
-        let (Some(far), Some(near)) = (low.flow.path.session.peers.get(&id), low.flow.path.session.peers.get(&owner))
-        else {
-            return false;
-        };
+        let (Some(far), Some(near)) = (peer!(low.flow, &id), peer!(low.flow, &owner)) else { return false };
         let at = flow.remote.ip();
-        let there = far.remote.ip() == at || far.answers_at.contains(&at);
+        let there = far.path.remote().ip() == at || far.answers_at.contains(&at);
         if !there || low.flow.name_of(entry).is_none_or(|name| hides(&name)) || !near.has_session() {
             low.flow.refuse_introduction(id, nonce, IntroductionRefusal::Declined, base);
             return true;
         }
-        let elsewhere = Message::Referral { nonce, key: *near.key.as_bytes(), at: near.remote };
-        let sought = Message::Sought { name, key: *far.key.as_bytes(), at: far.remote };
+        let elsewhere = Message::Referral { nonce, key: *near.key.as_bytes(), at: near.path.remote() };
+        let sought = Message::Sought { name, key: *far.key.as_bytes(), at: far.path.remote() };
         low.flow.path.send(id, &[elsewhere], base);
         low.flow.path.send(owner, &[sought], base);
         true

@@ -96,7 +96,7 @@ impl Community {
                 Some((id, true, _)) => self.ask_roster(id, low, base),
                 // It says itself when it is back.
                 Some((_, false, true)) => {}
-                Some((id, false, false)) => low.flow.path.session.start_handshake_with(now, id, base),
+                Some((id, false, false)) => low.flow.path.start_handshake_with(now, id, base),
                 None => {
                     let fresh = tries % FRESH_EVERY == FRESH_EVERY - 1;
                     let knowledge = if fresh { Knowledge::First } else { Knowledge::Known(host) };
@@ -125,9 +125,8 @@ impl Community {
     /// There is a new session with a peer.
     pub(crate) fn on_community_session(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         self.begin_exchange(now, id, low, base);
-        let Some((key, remote)) = low.flow.path.session.peers.get(&id).map(|peer| (peer.key, peer.remote)) else {
-            return;
-        };
+        let Some(peer) = peer!(low.flow, &id) else { return };
+        let (key, remote) = (peer.key, peer.path.remote());
         if let Some(telling) = self.telling.get_mut(&key) {
             telling.hurry(now);
             if self.hints.insert(key, remote) != Some(remote) && self.is_in_community(&key, base) {
@@ -220,15 +219,9 @@ impl Community {
         let community = *roster.community();
         let place = |host: &[u8; 32]| {
             let key = PublicKey::from(*host);
-            let peer = low
-                .flow
-                .path
-                .session
-                .by_key
-                .get(&key)
-                .and_then(|id| low.flow.path.session.peers.get(id))
-                .filter(|peer| peer.has_session());
-            peer.map(|peer| peer.remote).or_else(|| self.hints.get(&key).copied())
+            let id = low.flow.path.session.by_key.get(&key);
+            let peer = id.and_then(|id| peer!(low.flow, id)).filter(|peer| peer.has_session());
+            peer.map(|peer| peer.path.remote()).or_else(|| self.hints.get(&key).copied())
         };
         let all: Vec<(Statement, Option<SocketAddr>)> =
             roster.statements().map(|statement| (statement.clone(), place(&statement.host))).collect();

@@ -627,10 +627,9 @@ mod tests {
         let code = node.community.invite(now, false, &mut node.base).expect("a code");
         let mut join = |now: Time, joiner: u8| {
             let key = PublicKey::from([joiner; 32]);
-            let remote = "192.0.2.1:2031".parse().expect("an endpoint");
             let id = match node.binding.flow.path.session.by_key.get(&key) {
                 Some(id) => *id,
-                None => node.binding.flow.path.session.new_peer(now, key, remote),
+                None => node.binding.flow.path.session.new_peer(now, key),
             };
             let between = Between { joiner: key, inviter: node.base.public_key(), purpose };
             let begun = begin(&code, &between, node.base.random()).expect("begun");
@@ -662,9 +661,7 @@ mod tests {
             let start = Time::default() + Duration::from_secs(100);
             node.community.found_community(start, "desk", &mut node.binding, &mut node.base).expect("founded");
             let code = node.community.invite(start, false, &mut node.base).expect("a code");
-            let remote = "192.0.2.1:2031".parse().expect("an endpoint");
-            let ids =
-                [1_u8, 2].map(|of| node.binding.flow.path.session.new_peer(start, PublicKey::from([of; 32]), remote));
+            let ids = [1_u8, 2].map(|of| node.binding.flow.path.session.new_peer(start, PublicKey::from([of; 32])));
             let element = |node: &mut Node, of: u8| {
                 let between = Between { joiner: PublicKey::from([of; 32]), inviter: node.base.public_key(), purpose };
                 begin(&code, &between, node.base.random()).expect("begun").element

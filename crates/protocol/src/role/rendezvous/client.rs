@@ -16,6 +16,7 @@ use crate::base::op::PeerId;
 use crate::base::pace::REFRESH;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
+use crate::flow::peers::PeerRef;
 use crate::role::rendezvous::RendezvousRole;
 use crate::session::contact::Contact;
 use crate::session::pins::{Pin, Want};
@@ -229,7 +230,7 @@ impl RendezvousRole {
         }
         let registrars: Vec<PeerId> = self.client.registrars.keys().copied().collect();
         for registrar in registrars.into_iter().filter(|registrar| *registrar != id) {
-            if low.flow.path.session.peers.get(&registrar).is_some_and(|peer| peer.check_tries == 0) {
+            if low.flow.path.peers.get(&registrar).is_some_and(|paths| paths.check_tries() == 0) {
                 base.set_timer(Timer::Keepalive(registrar), now);
             }
         }
@@ -273,11 +274,8 @@ impl RendezvousRole {
         if base.is_suspended() {
             return;
         }
-        let Some(peer) =
-            low.flow.path.session.peers.get(&id).filter(|peer| peer.has_session() && peer.attachment.is_some())
-        else {
-            return;
-        };
+        let reachable = |peer: &PeerRef<'_>| peer.has_session() && peer.path.attachment().is_some();
+        let Some(peer) = peer!(low.flow, &id).filter(reachable) else { return };
         let Some(registrar) = self.client.registrars.get_mut(&id) else { return };
         if registrar.untold.is_none() {
             // Nobody is met at a host that it has flows with itself.
@@ -304,7 +302,7 @@ impl RendezvousRole {
         let Some((change, tags)) = registrar.untold.clone() else { return };
         registrar.tries += 1;
         let again = match registrar.tries {
-            ..=REGISTRATIONS => peer.repeat_after(registrar.tries),
+            ..=REGISTRATIONS => peer.path.repeat_after(registrar.tries),
             _ => REGISTRATION_PAUSE,
         };
         let number = registrar.number;
@@ -427,9 +425,9 @@ impl RendezvousRole {
         let Some(found) = self.client.found.get_mut(&id) else { return };
         let (endpoint, token) = (found.endpoint, found.token);
         let Some(peer) = bound!(low, &id) else { return };
-        let same_family = peer.source.is_some_and(|source| source.is_ipv4() == endpoint.is_ipv4());
-        let known = peer.has_shown(endpoint) || (peer.binding.update.is_none() && peer.heading() == endpoint);
-        if base.is_suspended() || known || peer.attachment.is_none() || !same_family {
+        let same_family = peer.path.source().is_some_and(|source| source.is_ipv4() == endpoint.is_ipv4());
+        let known = peer.path.has_shown(endpoint) || (peer.binding.update.is_none() && peer.path.heading() == endpoint);
+        if base.is_suspended() || known || peer.path.attachment().is_none() || !same_family {
             return;
         }
         let updating = peer.binding.update.as_ref().map(|update| !update.absent);
@@ -448,14 +446,14 @@ impl RendezvousRole {
         found.tries += 1;
         let tries = found.tries;
         let again = match tries.checked_sub(CLOSE_TRIES) {
-            None => peer.repeat_after(tries),
+            None => peer.path.repeat_after(tries),
             Some(beyond) => (TRY_PAUSE * 2u32.pow(beyond.min(5))).min(TRY_PAUSE_LONGEST),
         };
-        let (source, session) = (peer.source, peer.has_session());
+        let (source, session) = (peer.path.source(), peer.has_session());
         base.set_timer(Timer::Found(id), now + again);
         // It may have started anew, and know of no session.
         if (!session && tries % HANDSHAKE_AT == 1) || (session && updating.is_some() && tries == HANDSHAKE_AT) {
-            low.flow.path.session.start_handshake_at(now, id, endpoint, base);
+            low.flow.path.start_handshake_at(now, id, endpoint, base);
         }
         if !session {
             return;
@@ -471,7 +469,7 @@ impl RendezvousRole {
     /// A peer was heard from an endpoint: perhaps the one that a rendezvous told.
     pub(crate) fn on_found(&mut self, id: PeerId, arrival: &Arrival, low: &mut BindingLayer, base: &mut Base) {
         let Some(found) = self.client.found.get_mut(&id) else { return };
-        let elsewhere = low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.remote != arrival.source);
+        let elsewhere = low.flow.path.peers.get(&id).is_some_and(|paths| paths.remote() != arrival.source);
         if found.endpoint != arrival.source || !elsewhere || std::mem::replace(&mut found.reported, true) {
             return;
         }
@@ -484,8 +482,8 @@ impl RendezvousRole {
     /// An answer to a challenge that went to where a peer was said to be: it is there. Tells whether it was one.
     pub(crate) fn prove_found(&mut self, id: PeerId, token: u64, low: &mut BindingLayer, base: &mut Base) -> bool {
         let Some(found) = self.client.found.get(&id).filter(|found| found.token == token) else { return false };
-        if let Some(peer) = low.flow.path.session.peers.get_mut(&id).filter(|peer| peer.remote != found.endpoint) {
-            peer.met = Some(found.endpoint);
+        if let Some(paths) = low.flow.path.peers.get_mut(&id) {
+            paths.find_at(found.endpoint);
         }
         base.stop_timer(Timer::Found(id));
         true
@@ -507,8 +505,7 @@ impl RendezvousRole {
                 return RendezvousStanding::Unanswered;
             };
             let Some(registrar) = self.client.registrars.get(id) else { return RendezvousStanding::Unanswered };
-            let silent =
-                low.flow.path.session.peers.get(id).is_none_or(|peer| !peer.has_session() || peer.check_tries > 2);
+            let silent = peer!(low.flow, id).is_none_or(|peer| !peer.has_session() || peer.path.check_tries() > 2);
             let peers = registrar.told.len();
             match registrar.standing {
                 RegistrationStanding::Refused => RendezvousStanding::Refused,

@@ -82,7 +82,7 @@ impl RendezvousRole {
     /// A peer does not answer our updates: it may send its own to where we were.
     pub(crate) fn want_neighbour_proxy(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         let Some(peer) = peer!(low.flow, &id).filter(|peer| !peer.flow.flows.is_empty()) else { return };
-        let Some(left) = peer.left.filter(|left| !base.attachments().has(left)) else { return };
+        let Some(left) = peer.path.left().filter(|left| !base.attachments().has(left)) else { return };
         if self.neighbour_proxies.unheard.insert(id, left) != Some(left) {
             self.ask_neighbour_proxies(now, low, base);
         }
@@ -127,12 +127,12 @@ impl RendezvousRole {
             *request = Request { addresses: wanted, ..Request::default() };
         }
         // It passes on to where it knows us to be, so it has to know that first.
-        let reached = peer.has_session() && peer.attachment.is_some() && peer.binding.update.is_none();
+        let reached = peer.has_session() && peer.path.attachment().is_some() && peer.binding.update.is_none();
         if request.answered || !reached {
             return;
         }
         request.tries += 1;
-        let again = if request.tries > REQUESTS { REQUEST_PAUSE } else { peer.repeat_after(request.tries) };
+        let again = if request.tries > REQUESTS { REQUEST_PAUSE } else { peer.path.repeat_after(request.tries) };
         let addresses = request.addresses.iter().copied().collect();
         base.set_timer(Timer::NeighbourProxy(id), now + again);
         low.flow.path.send(id, &[Message::NeighbourProxy { addresses }], base);
@@ -208,10 +208,10 @@ impl RendezvousRole {
         low: &mut BindingLayer,
         base: &mut Base,
     ) -> Option<Message> {
-        let peer = low.flow.path.session.peers.get(&id).filter(|peer| peer.has_session())?;
-        let here = peer.remote.ip();
+        let peer = peer!(low.flow, &id).filter(|peer| peer.has_session())?;
+        let here = peer.path.remote().ip();
         // What was asked for before counts no more. Who has not shown yet that it is elsewhere asks again.
-        if !arrival.is_newest || arrival.passed_on || peer.heading() != peer.remote {
+        if !arrival.is_newest || arrival.passed_on || peer.path.heading() != peer.path.remote() {
             return None;
         }
         let before: Vec<IpAddr> = self.neighbour_proxies.stands.keys().copied().collect();
@@ -267,8 +267,7 @@ impl RendezvousRole {
     ) {
         let Some(id) = self.neighbour_proxies.stands.get(&address).copied() else { return };
         let passable = datagram.len() <= MAX_PASSED_ON && datagram.first().is_some_and(|kind| KINDS.contains(kind));
-        let there =
-            low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_session() && peer.remote.ip() != address);
+        let there = peer!(low.flow, &id).is_some_and(|peer| peer.has_session() && peer.path.remote().ip() != address);
         let budget = self.neighbour_proxies.budgets.get_mut(&address);
         if passable && there && budget.is_some_and(|budget| budget.take(now)) {
             low.flow.path.send(id, &[Message::PassedOn { left: address, source, datagram: datagram.to_vec() }], base);

@@ -142,8 +142,8 @@ impl RendezvousRole {
         base: &mut Base,
     ) -> Option<Message> {
         let answer = |status, newest| Some(Message::Registered { number, status, newest });
-        let peer = low.flow.path.session.peers.get(&id).filter(|peer| peer.has_session())?;
-        let (key, endpoint) = (peer.key, peer.remote);
+        let peer = peer!(low.flow, &id).filter(|peer| peer.has_session())?;
+        let (key, endpoint) = (peer.key, peer.path.remote());
         if !base.config().serve_rendezvous || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_)) {
             return answer(RegistrationStatus::Refused, 0);
         }
@@ -212,14 +212,14 @@ impl RendezvousRole {
     pub(crate) fn record_endpoint(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
         let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) else { return };
         let Some(peer) = bound!(low, &id).filter(|peer| peer.has_session()) else { return };
-        let here = peer.remote.ip();
-        if registrant.was_at.last() != Some(&here) && peer.remote.port() == base.config().port && !peer.is_mapped() {
+        let (remote, here) = (peer.path.remote(), peer.path.remote().ip());
+        if registrant.was_at.last() != Some(&here) && remote.port() == base.config().port && !peer.is_mapped() {
             registrant.was_at.retain(|address| *address != here);
             registrant.was_at.push(here);
             let over = registrant.was_at.len().saturating_sub(ADDRESSES);
             registrant.was_at.drain(..over);
         }
-        let moved = std::mem::replace(&mut registrant.endpoint, peer.remote) != peer.remote;
+        let moved = std::mem::replace(&mut registrant.endpoint, remote) != remote;
         let given_up = registrant.tries > TELLS;
         if moved {
             let tags: Vec<MeetingTag> = registrant.tags.keys().copied().collect();
@@ -258,7 +258,7 @@ impl RendezvousRole {
             registrant.tries = TELLS + 1;
             return;
         }
-        let again = peer.repeat_after(registrant.tries);
+        let again = peer.path.repeat_after(registrant.tries);
         let known = |tag: &MeetingTag| Some((*tag, registrant.tags.get(tag).copied().flatten()?));
         let found = registrant.told.iter().filter_map(known).collect();
         let number = registrant.number;

@@ -6,7 +6,6 @@ use std::time::Duration;
 use whimbrel_handshake::{
     Contact as Knowledge, Error as HandshakeError, Finished, Incoming, Initiator, Local, PublicKey,
 };
-use whimbrel_wire::message::Message;
 use whimbrel_wire::{Capabilities, Datagram};
 
 use super::hello;
@@ -18,7 +17,6 @@ use crate::base::output::{Asked, State, Transmit};
 use crate::base::timer::Timer;
 use crate::session::SessionLayer;
 use crate::session::peer::{Met, SessionSlot};
-use crate::session::pins::Held;
 
 /// How long a former session is still received from (P-7).
 const FORMER_SESSION: Duration = Duration::from_secs(30);
@@ -239,32 +237,15 @@ impl SessionLayer {
     }
 
     /// The session begins that a handshake has ended with.
-    pub(crate) fn begin_session(&mut self, now: Time, ended: Ended, held: Held, base: &mut Base) -> Option<Begun> {
+    pub(crate) fn begin_session(&mut self, now: Time, ended: Ended, base: &mut Base) -> Option<Begun> {
         let Ended { finished, how } = ended;
         let Finished { session, remote: key, hello, answer } = finished;
         let known = self.by_key.get(&key).copied();
-        let id = known.unwrap_or_else(|| self.new_peer(now, key, how.source));
-        let attachment = how.destination.and_then(|address| base.attachments().at(address));
+        let id = known.unwrap_or_else(|| self.new_peer(now, key));
         let peer = self.peers.get_mut(&id)?;
         let reached = !peer.has_session();
         let life = hello.life;
-        let mut met = None;
-        let idle = !held.flows && !held.updating;
         let claimed = SocketAddr::new(hello::claimed(&hello.locators, how.source.ip()), base.config().port);
-        if known.is_none() || (idle && session.is_confirmed()) {
-            peer.candidate = None;
-            peer.remote = how.source;
-            if peer.source != how.destination {
-                // How another address of ours is seen says nothing of this one.
-                peer.observed = None;
-            }
-            peer.source = how.destination;
-            peer.attachment = attachment;
-            met = Some((claimed, how.source));
-        } else if peer.attachment.is_none() && how.destination == peer.source {
-            peer.attachment = attachment;
-        }
-        peer.locators = hello.locators.into_iter().filter(|locator| !locator.is_unspecified()).collect();
         if hello.timestamp != 0 && !session.is_initiator() {
             peer.newest_initiation = peer.newest_initiation.max(hello.timestamp);
         }
@@ -309,41 +290,15 @@ impl SessionLayer {
             confirmed,
             initiated,
             again: known.is_some(),
-            met,
+            claimed,
+            locators: hello.locators,
             asked,
             joins,
         })
     }
 
-    /// Confirms a session that this host has initiated at the other end, measures the round trip and tells how we are
-    /// seen.
-    pub(crate) fn check_new_session(&mut self, now: Time, begun: &Begun, held: Held, base: &mut Base) {
-        let token = base.random().u64();
-        let locators = Message::Locators(base.attachments().addresses().copied().collect());
-        let id = begun.id;
-        if let Some(peer) = self.peers.get_mut(&id) {
-            peer.check = Some((token, now));
-            peer.checked = Some(begun.source.ip());
-            peer.telling = base.attachments().addresses().copied().collect();
-            if held.flows {
-                base.set_timer_earlier(Timer::Keepalive(id), now + peer.repeat_after(1));
-            }
-        }
-        let mut plaintext = Vec::new();
-        Message::PathChallenge { token }.encode(&mut plaintext);
-        locators.encode(&mut plaintext);
-        self.send_in(id, begun.index, begun.destination, begun.source, &plaintext, base);
-    }
-
     /// The peer has shown that it holds the keys of this session: it takes the place of the others (P-8).
-    pub(crate) fn confirm_session(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        index: u32,
-        held: Held,
-        base: &mut Base,
-    ) -> Option<Confirmed> {
+    pub(crate) fn confirm_session(&mut self, now: Time, id: PeerId, index: u32, base: &mut Base) -> Option<Confirmed> {
         let peer = self.peers.get_mut(&id)?;
         let at = peer.sessions.iter().position(|slot| slot.session.local_index() == index)?;
         if peer.sessions[at].settled {
@@ -353,31 +308,7 @@ impl SessionLayer {
         (slot.settled, slot.until) = (true, None);
         let (life, begun) = (slot.life, slot.begun);
         peer.replaced = false;
-        // It knows the keys, so it has received what was sent to where it asked from.
-        peer.met = None;
         let origin = slot.origin.take();
-        let proven = origin.map(|met| met.remote);
-        origin.iter().for_each(|met| peer.shown.record(now, met.remote.ip()));
-        let mut met_at = None;
-        let met = origin.filter(|met| met.remote != peer.remote);
-        let shown = peer.unproven && met.is_none();
-        peer.unproven &= !shown;
-        if let Some(Met { remote, destination, claimed }) = met {
-            if !held.flows && !held.updating {
-                peer.candidate = None;
-                peer.remote = remote;
-                met_at = Some((claimed, remote));
-                if destination.is_some_and(|destination| peer.source != Some(destination)) {
-                    peer.observed = None;
-                }
-                peer.source = destination.or(peer.source);
-                let source = peer.source;
-                let attachment = source.and_then(|source| base.attachments().at(source));
-                peer.attachment = attachment;
-            } else {
-                peer.met = Some(remote);
-            }
-        }
         for former in &mut peer.sessions {
             if former.settled {
                 former.until.get_or_insert(now + FORMER_SESSION);
@@ -387,7 +318,7 @@ impl SessionLayer {
         peer.reach_tries = 0;
         peer.handshakes = 0;
         base.stop_timer(Timer::Reach(id));
-        Some(Confirmed { shown, proven, life, begun, met: met_at })
+        Some(Confirmed { origin, life, begun })
     }
 }
 
@@ -422,7 +353,7 @@ pub(crate) enum Verdict {
 }
 
 /// A session that begins.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Begun {
     pub(crate) id: PeerId,
     pub(crate) key: PublicKey,
@@ -438,9 +369,11 @@ pub(crate) struct Begun {
     pub(crate) confirmed: bool,
     /// This host has asked for it.
     pub(crate) initiated: bool,
-    /// The peer was known before, or else where it is met now: which endpoint it claims, and which it is seen at.
+    /// The peer was known before.
     pub(crate) again: bool,
-    pub(crate) met: Option<(SocketAddr, SocketAddr)>,
+    /// Its endpoint and all its addresses, as it says.
+    pub(crate) claimed: SocketAddr,
+    pub(crate) locators: Vec<IpAddr>,
     /// To find out who lives at this address.
     pub(crate) asked: Option<IpAddr>,
     /// To use a code.
@@ -450,15 +383,11 @@ pub(crate) struct Begun {
 /// A peer has shown that it holds the keys of a session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Confirmed {
-    /// It has shown for the first time that it is where a daemon before this one took it to be.
-    pub(crate) shown: bool,
-    /// Where it has shown to be.
-    pub(crate) proven: Option<SocketAddr>,
+    /// Where the peer asked for it: that it knows the keys shows that it received what was sent there.
+    pub(crate) origin: Option<Met>,
     /// Its life, as it said when its handshake began.
     pub(crate) life: u64,
     pub(crate) begun: Time,
-    /// Where a peer without flows is met now: which endpoint it claims, and which it is seen at.
-    pub(crate) met: Option<(SocketAddr, SocketAddr)>,
 }
 
 pub(super) struct Pending {

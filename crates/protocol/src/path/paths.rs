@@ -1,0 +1,396 @@
+//! What this host knows of the ways to one peer: where it is, where we are towards it, and what a check has shown.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use crate::Time;
+use crate::base::Base;
+use crate::base::attachments::Attachment;
+use crate::base::op::SavedPeer;
+use crate::path::challenge::{Awaited, Candidate, Claim};
+use crate::path::shown::Shown;
+use crate::session::contact::handshake::Begun;
+use crate::session::peer::Met;
+
+/// Round trip assumed before one was measured.
+const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
+
+/// Where a peer is, and where we are towards it.
+pub(crate) struct Paths {
+    /// The confirmed endpoint.
+    pub(super) remote: SocketAddr,
+    /// Where its last handshake came from, if that is not the confirmed endpoint: it was there, and has not said that
+    /// its flows are.
+    met: Option<SocketAddr>,
+    /// Our address towards it.
+    pub(super) source: Option<IpAddr>,
+    /// The attachment that it belongs to; `None`: we cannot reach the peer.
+    attachment: Option<Attachment>,
+    /// Our address where it takes us to be, while we are elsewhere and it has not answered.
+    left: Option<IpAddr>,
+    /// Other addresses that it told.
+    locators: Vec<IpAddr>,
+    pub(super) candidate: Option<Candidate>,
+    /// Our own address and port as the peer sees them.
+    observed: Option<SocketAddr>,
+    check: Option<Check>,
+    /// How often a check was repeated.
+    check_tries: u32,
+    /// Addresses of ours that it has been told.
+    told: Vec<IpAddr>,
+    round_trip: Option<Duration>,
+    /// It was taken over from a daemon before this one, and where we are was not looked at since.
+    restored: bool,
+    /// It has not shown since then that it is where it said.
+    unproven: bool,
+    /// Where else it has received something.
+    shown: Shown,
+    choice: Choice,
+}
+
+/// What speaks for one attachment of this host's or another, towards a peer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Choice {
+    /// The address that was chosen by hand, as long as this host has it.
+    pub(crate) preferred: Option<Attachment>,
+    /// The attachment of the other family that leads to it, tried where nobody answers by the one that was chosen.
+    pub(crate) otherwise: Option<Attachment>,
+    /// The one that it was left for since nobody answered.
+    pub(crate) unanswered: Option<Attachment>,
+}
+
+/// An unsolicited challenge, for the round trip and the observed address.
+struct Check {
+    token: u64,
+    sent: Time,
+    /// Where it went.
+    to: IpAddr,
+    /// Our addresses, which go along with it.
+    telling: Vec<IpAddr>,
+}
+
+impl Paths {
+    pub(crate) fn new(remote: SocketAddr) -> Self {
+        Self {
+            remote,
+            met: None,
+            source: None,
+            attachment: None,
+            left: None,
+            locators: Vec::new(),
+            candidate: None,
+            observed: None,
+            check: None,
+            check_tries: 0,
+            told: Vec::new(),
+            round_trip: None,
+            restored: false,
+            unproven: false,
+            shown: Shown::default(),
+            choice: Choice::default(),
+        }
+    }
+
+    /// Those to a peer that a daemon before this one knew.
+    pub(crate) fn restored(saved: &SavedPeer) -> Self {
+        Self {
+            restored: true,
+            unproven: true,
+            source: saved.source,
+            locators: saved.locators.clone(),
+            observed: saved.observed,
+            ..Self::new(saved.remote)
+        }
+    }
+
+    /// The confirmed endpoint.
+    pub(crate) fn remote(&self) -> SocketAddr {
+        self.remote
+    }
+
+    /// Our address towards the peer.
+    pub(crate) fn source(&self) -> Option<IpAddr> {
+        self.source
+    }
+
+    /// The attachment that we reach the peer by; `None`: we cannot.
+    pub(crate) fn attachment(&self) -> Option<Attachment> {
+        self.attachment
+    }
+
+    /// Our address where the peer takes us to be, while we are elsewhere and it has not answered.
+    pub(crate) fn left(&self) -> Option<IpAddr> {
+        self.left
+    }
+
+    /// Our own address and port as the peer sees them.
+    pub(crate) fn observed(&self) -> Option<SocketAddr> {
+        self.observed
+    }
+
+    /// Other addresses that the peer told.
+    pub(crate) fn locators(&self) -> &[IpAddr] {
+        &self.locators
+    }
+
+    pub(crate) fn set_locators(&mut self, locators: Vec<IpAddr>) {
+        self.locators = locators;
+    }
+
+    pub(crate) fn candidate(&self) -> Option<&Candidate> {
+        self.candidate.as_ref()
+    }
+
+    pub(crate) fn candidate_mut(&mut self) -> Option<&mut Candidate> {
+        self.candidate.as_mut()
+    }
+
+    /// What the peer's last update said that is not carried out yet, and from where.
+    pub(crate) fn awaited(&self) -> Option<(SocketAddr, &Awaited)> {
+        let candidate = self.candidate.as_ref()?;
+        Some((candidate.remote, candidate.claim.awaited()?))
+    }
+
+    /// Whether flows are led to an endpoint that is not confirmed.
+    pub(crate) fn is_unconfirmed(&self) -> bool {
+        self.candidate.as_ref().is_some_and(Candidate::is_announced)
+    }
+
+    /// The token of the challenge to an endpoint that is not confirmed.
+    pub(crate) fn challenge_to(&self, remote: SocketAddr) -> Option<u64> {
+        self.candidate.as_ref().filter(|candidate| candidate.remote == remote).map(|candidate| candidate.token)
+    }
+
+    /// Where flows are led: the endpoint that was announced last, whether or not it is confirmed.
+    pub(crate) fn heading(&self) -> SocketAddr {
+        self.candidate.as_ref().filter(|candidate| candidate.is_announced()).map_or(self.remote, |at| at.remote)
+    }
+
+    /// Whether its flows may come by another path at any moment: it has told of one that is not confirmed yet, and need
+    /// not wait with what it sends itself (P-21, P-38).
+    pub(crate) fn may_come_anew(&self) -> bool {
+        self.candidate.as_ref().is_some_and(|candidate| matches!(candidate.claim, Claim::Awaited(_)))
+    }
+
+    /// Whether the peer has shown that it is at an endpoint. What it told, or announced once, shows nothing.
+    pub(crate) fn has_shown(&self, endpoint: SocketAddr) -> bool {
+        self.remote == endpoint || self.met == Some(endpoint)
+    }
+
+    /// Whether the peer has shown, to this daemon, that it is at its endpoint.
+    pub(crate) fn is_proven(&self) -> bool {
+        !self.unproven
+    }
+
+    /// Where the peer has received something.
+    pub(crate) fn shown(&mut self) -> &mut Shown {
+        &mut self.shown
+    }
+
+    /// Where the peer may be by what it has shown and told, the likeliest first.
+    pub(crate) fn whereabouts(&self, port: u16) -> impl Iterator<Item = SocketAddr> {
+        let told = self.locators.iter().map(move |address| SocketAddr::new(*address, port));
+        [self.heading(), self.remote].into_iter().chain(self.met).chain(told)
+    }
+
+    /// The addresses that the peer may be at, where it is going first: the two may be of different families.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = IpAddr> {
+        [self.heading().ip(), self.remote.ip()].into_iter().chain(self.locators.iter().copied())
+    }
+
+    pub(crate) fn round_trip(&self) -> Duration {
+        self.round_trip.unwrap_or(INITIAL_ROUND_TRIP)
+    }
+
+    /// The smoothed round trip, where one was measured.
+    pub(crate) fn measured(&self) -> Option<Duration> {
+        self.round_trip
+    }
+
+    /// RFC 6298's smoothing.
+    pub(crate) fn sample_round_trip(&mut self, sample: Duration) {
+        self.round_trip = Some(self.round_trip.map_or(sample, |smoothed| (smoothed * 7 + sample) / 8));
+    }
+
+    /// The delay before try number `tries` + 1 of a request (P-12).
+    pub(crate) fn repeat_after(&self, tries: u32) -> Duration {
+        let first = (self.round_trip() * 3 / 2).max(Duration::from_millis(50));
+        (first * 2u32.pow(tries.saturating_sub(1).min(8))).min(Duration::from_secs(2))
+    }
+
+    /// Entries of all tables together.
+    pub(crate) fn entries(&self) -> usize {
+        self.locators.len()
+    }
+}
+
+// Where this host is.
+impl Paths {
+    pub(crate) fn choice(&self) -> Choice {
+        self.choice
+    }
+
+    pub(crate) fn choose(&mut self, choice: Choice) {
+        self.choice = choice;
+    }
+
+    /// Where this host is towards the peer is looked at. Tells whether that is the first time since a daemon before
+    /// this one.
+    pub(crate) fn take_restored(&mut self) -> bool {
+        std::mem::take(&mut self.restored)
+    }
+
+    /// This host is where it was, as far as it knows.
+    pub(crate) fn stay_at(&mut self, attachment: Option<Attachment>) {
+        self.attachment = attachment;
+    }
+
+    /// This host is at another address from now on: how another was seen says nothing of this one.
+    pub(crate) fn move_to(&mut self, attachment: Attachment) {
+        (self.attachment, self.source, self.observed) = (Some(attachment), Some(attachment.address), None);
+    }
+
+    /// The peer asked where this host has that address: it is our locator towards it now.
+    pub(crate) fn answer_from(&mut self, attachment: Attachment) {
+        (self.attachment, self.source) = (Some(attachment), Some(attachment.address));
+    }
+
+    /// There is no way to the peer any more.
+    pub(crate) fn detach(&mut self) {
+        self.attachment = None;
+    }
+
+    /// This host leaves the place where the peer takes it to be.
+    pub(crate) fn record_left(&mut self) {
+        self.left = self.source;
+    }
+
+    /// The peer knows where this host is, and sees it there.
+    pub(crate) fn on_acknowledged(&mut self, observed: SocketAddr) {
+        (self.left, self.observed) = (None, Some(observed));
+    }
+}
+
+// Where the peer is.
+impl Paths {
+    /// A session begins. `idle`: nothing depends on where the peer was. Tells whether the peer is met where it was
+    /// asked from now on.
+    pub(super) fn begin(&mut self, begun: &Begun, idle: bool, base: &Base) -> bool {
+        let attachment = begun.destination.and_then(|address| base.attachments().at(address));
+        self.locators = begun.locators.iter().filter(|locator| !locator.is_unspecified()).copied().collect();
+        let meets = !begun.again || (idle && begun.confirmed);
+        if meets {
+            (self.candidate, self.remote) = (None, begun.source);
+            if self.source != begun.destination {
+                // How another address of ours is seen says nothing of this one.
+                self.observed = None;
+            }
+            (self.source, self.attachment) = (begun.destination, attachment);
+        } else if self.attachment.is_none() && begun.destination == self.source {
+            self.attachment = attachment;
+        }
+        meets
+    }
+
+    /// A session is confirmed, so that the peer has received what was sent to where it asked from. `idle`: nothing
+    /// depends on where it was. Tells whether it is met there from now on, and whether it has shown for the first time
+    /// that it is where a daemon before this one took it to be.
+    pub(super) fn meet(&mut self, now: Time, origin: Option<Met>, idle: bool, base: &Base) -> (bool, bool) {
+        self.met = None;
+        origin.iter().for_each(|met| self.shown.record(now, met.remote.ip()));
+        let Some(Met { remote, destination, .. }) = origin.filter(|met| met.remote != self.remote) else {
+            return (false, std::mem::take(&mut self.unproven));
+        };
+        if idle {
+            (self.candidate, self.remote) = (None, remote);
+            if destination.is_some_and(|destination| self.source != Some(destination)) {
+                self.observed = None;
+            }
+            self.source = destination.or(self.source);
+            self.attachment = self.source.and_then(|source| base.attachments().at(source));
+        } else {
+            self.met = Some(remote);
+        }
+        (idle, false)
+    }
+
+    /// It was found at an endpoint that is not the confirmed one.
+    pub(crate) fn find_at(&mut self, endpoint: SocketAddr) {
+        if self.remote != endpoint {
+            self.met = Some(endpoint);
+        }
+    }
+
+    /// An endpoint is to be confirmed.
+    pub(crate) fn expect(&mut self, candidate: Candidate) {
+        self.candidate = Some(candidate);
+    }
+
+    /// Nothing is to be confirmed any more.
+    pub(crate) fn drop_candidate(&mut self) {
+        self.candidate = None;
+    }
+
+    /// The peer has shown that it is at an endpoint.
+    pub(crate) fn confirm(&mut self, remote: SocketAddr) {
+        (self.remote, self.unproven, self.candidate) = (remote, false, None);
+    }
+
+    /// The candidate that was challenged with this token has answered.
+    pub(crate) fn take_answered(&mut self, token: u64) -> Option<Candidate> {
+        self.candidate.take_if(|candidate| candidate.token == token)
+    }
+}
+
+// Checks.
+impl Paths {
+    /// Whether a check is under way.
+    pub(crate) fn is_checked(&self) -> bool {
+        self.check.is_some()
+    }
+
+    /// How often a check was repeated.
+    pub(crate) fn check_tries(&self) -> u32 {
+        self.check_tries
+    }
+
+    /// A check goes out, of where the peer is taken to be. Tells how often it was repeated.
+    pub(crate) fn begin_check(&mut self, now: Time, token: u64, telling: Vec<IpAddr>) -> u32 {
+        self.check_tries += u32::from(self.check.is_some());
+        self.check = Some(Check { token, sent: now, to: self.heading().ip(), telling });
+        self.check_tries
+    }
+
+    /// As [`Paths::begin_check`], of a session that is new: it counts as the first.
+    pub(super) fn begin_first_check(&mut self, now: Time, token: u64, to: IpAddr, telling: Vec<IpAddr>) {
+        self.check = Some(Check { token, sent: now, to, telling });
+    }
+
+    /// What goes unanswered says nothing of where the peer is.
+    pub(crate) fn forget_checks(&mut self) {
+        (self.check, self.check_tries) = (None, 0);
+    }
+
+    /// The peer was heard.
+    pub(crate) fn forget_tries(&mut self) {
+        self.check_tries = 0;
+    }
+
+    /// Whether the peer has been told these addresses of ours.
+    pub(crate) fn was_told<'a>(&self, addresses: impl Iterator<Item = &'a IpAddr>) -> bool {
+        self.told.iter().eq(addresses)
+    }
+
+    /// A check was answered, if this is its token. `observed`: how the peer sees us, `None` where the answer says
+    /// nothing of where we are. Tells whether the peer has shown for the first time that it is at its endpoint.
+    pub(crate) fn handle_check(&mut self, now: Time, token: u64, observed: Option<SocketAddr>) -> Option<bool> {
+        let check = self.check.take_if(|check| check.token == token)?;
+        self.told = check.telling;
+        self.check_tries = 0;
+        self.sample_round_trip(now.since(check.sent));
+        self.observed = observed.or(self.observed);
+        let shown = self.unproven && check.to == self.remote.ip();
+        self.unproven &= !shown;
+        Some(shown)
+    }
+}
