@@ -14,7 +14,7 @@ use crate::{Result, machine};
 /// When a host cannot be set up or the daemon does not start.
 pub fn run(options: &Options) -> Result<()> {
     machine::warn_if_busy();
-    let (mut ready, mut memory, mut maps) = (Samples::default(), Samples::default(), Samples::default());
+    let [mut ready, mut memory, mut anonymous, mut maps] = std::array::from_fn(|_| Samples::default());
     for _ in 0..options.runs(15, 3) {
         let mut lab = Lab::new(options.setup.lab_options())?;
         let host = lab.host("idle")?;
@@ -24,11 +24,14 @@ pub fn run(options: &Options) -> Result<()> {
         let pid = daemon.process().pid();
         machine::wait_idle(pid)?;
         memory.push(machine::status_bytes(pid, "VmRSS")? as f64);
+        // The rest are pages of files, which the kernel may drop, and several daemons share.
+        anonymous.push(machine::status_bytes(pid, "RssAnon")? as f64);
         maps.push(machine::map_bytes(pid)? as f64);
     }
     let mut report = Report::new("idle");
     report.add(Figure::new("ready", "ms", &ready));
     report.add(Figure::new("memory", "bytes", &memory));
+    report.add(Figure::new("anonymous_memory", "bytes", &anonymous));
     report.add(Figure::new("map_memory", "bytes", &maps));
     report.finish()?;
     Ok(())
