@@ -460,7 +460,33 @@ impl Message {
         MESSAGE_HEADER_LEN + body
     }
 
-    fn type_number(&self) -> u8 {
+    /// Whether it costs its receiver far more than its sender, so that a datagram may hold one of its type (P-37).
+    #[must_use]
+    pub const fn is_costly(&self) -> bool {
+        matches!(
+            self,
+            Self::BindingUpdate { .. }
+                | Self::IntroductionRequest { .. }
+                | Self::FlowClosed(_)
+                | Self::Referral { .. }
+                | Self::Sought { .. }
+                | Self::IntroduceMe { .. }
+                | Self::AskHere { .. }
+                | Self::Register { .. }
+                | Self::Whereabouts { .. }
+                | Self::Paused { .. }
+                | Self::Chain(_)
+                | Self::NeighbourProxy { .. }
+                | Self::PassedOn { .. }
+                | Self::Stream(_)
+                | Self::Received(_)
+                | Self::Community(_)
+        )
+    }
+
+    /// The number of its type on the wire.
+    #[must_use]
+    pub fn type_number(&self) -> u8 {
         match self {
             Self::Padding { .. } => PADDING,
             Self::Locators(_) => LOCATORS,

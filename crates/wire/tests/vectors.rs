@@ -2,279 +2,87 @@
 
 use std::net::SocketAddr;
 
-use whimbrel_wire::chain::{ChainAnswer, ChainRequest, ChainStatus, NamedChain, Parameter};
+use whimbrel_wire::chain::Parameter;
 use whimbrel_wire::codec::Malformed;
-use whimbrel_wire::community::{CommunitySecret, JoinPurpose, JoinRefusal, Joined, MemberStanding, Statement, Word};
+use whimbrel_wire::community::{CommunitySecret, Joined, Word};
 use whimbrel_wire::datagram::{self, Datagram, Pattern};
 use whimbrel_wire::lending::{Ends, Granted};
-use whimbrel_wire::message::{
-    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, NeighbourProxyStatus, Pairing,
-    RegistrationChange, RegistrationStatus, UpdateFlags, decode_all,
-};
+use whimbrel_wire::message::decode_all;
 use whimbrel_wire::moving::{
-    AcceptorStanding, Decision, LoadStanding, MoveName, Received, Record, Refusal, Request, StreamStanding, Stretch,
-    Terms, Ticket,
+    AcceptorStanding, Decision, LoadStanding, MoveName, Received, Record, Refusal, Request, StreamStanding, Terms,
+    Ticket,
 };
 use whimbrel_wire::snapshot::Family;
-use whimbrel_wire::{
-    Capabilities, ChainNumber, ChainSpec, FlowTuple, Hello, Introduction, Message, Stage, TransformId, Transport,
-};
+use whimbrel_wire::{Capabilities, ChainSpec, FlowTuple, Hello, Introduction, Message, Stage, TransformId, Transport};
+
+const MESSAGES: &str = include_str!("vectors/messages.hex");
 
 fn bytes(name: &str) -> Vec<u8> {
     let path = format!("{}/tests/vectors/{name}.hex", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
-    let digits: String = text
-        .lines()
-        .filter_map(|line| line.split('#').next())
-        .flat_map(str::chars)
-        .filter(|c| !c.is_whitespace())
-        .collect();
-    digits
-        .as_bytes()
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
-        .collect()
+    from_hex(&std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")))
+}
+
+fn from_hex(text: &str) -> Vec<u8> {
+    let lines = text.lines().filter_map(|line| line.split('#').next());
+    let digits: Vec<u8> = lines.flat_map(str::bytes).filter(|byte| !byte.is_ascii_whitespace()).collect();
+    digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
 }
 
 fn endpoint(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-fn tcp4() -> FlowTuple {
-    FlowTuple { transport: Transport::Tcp, local: endpoint("192.0.2.1:40000"), remote: endpoint("198.51.100.7:443") }
+/// The messages, each with its name and its bytes.
+fn messages() -> Vec<(&'static str, Vec<u8>, Message)> {
+    let section = |section: &'static str| {
+        let (name, hex) = section.split_once('\n').unwrap();
+        let bytes = from_hex(hex.split('>').next().unwrap());
+        let read = decode_all(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let [message] = <[_; 1]>::try_from(read).unwrap();
+        (name, bytes, message)
+    };
+    MESSAGES.split("\n= ").skip(1).map(section).collect()
 }
 
-fn udp6() -> FlowTuple {
-    FlowTuple {
-        transport: Transport::Udp,
-        local: endpoint("[2001:db8::1]:5000"),
-        remote: endpoint("[2001:db8:f::2]:53"),
-    }
-}
-
-fn named_chain() -> NamedChain {
-    let parameters = vec![Parameter { number: 1, value: 25_000 }, Parameter { number: 4, value: 1400 }];
-    let stages = vec![
-        Stage { transform: TransformId(0x0102), version: 1, parameters: vec![] },
-        Stage { transform: TransformId(3), version: 2, parameters },
-    ];
-    let spec = ChainSpec::new(stages).unwrap();
-    NamedChain { number: ChainNumber::new(9).unwrap(), known: true, spec }
-}
-
-fn messages() -> Vec<(&'static str, Message)> {
-    vec![
-        ("padding", Message::Padding { length: 5 }),
-        ("locators", Message::Locators(vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()])),
-        ("life", Message::Life { life: 0x0102_0304_0506_0708 }),
-        ("memory", Message::Memory { memory: 0x0807_0605_0403_0201 }),
-        ("path_challenge", Message::PathChallenge { token: 0x1112_1314_1516_1718 }),
-        (
-            "path_response",
-            Message::PathResponse { token: 0x1112_1314_1516_1718, observed: endpoint("203.0.113.5:61000") },
-        ),
-        ("introduction_request", Message::IntroductionRequest { tag: 7 }),
-        ("introduction_ready", Message::IntroductionReady { tag: 7 }),
-        (
-            "introduction_echo",
-            Message::IntroductionEcho(Echo {
-                introducer_nonce: 0xa0a1_a2a3_a4a5_a6a7,
-                responder_nonce: 0xb0b1_b2b3_b4b5_b6b7,
-                introducer_place: 1,
-                responder_place: 2,
-                wire_port: 40000,
-                tuple: tcp4(),
-            }),
-        ),
-        (
-            "pairing",
-            Message::Pairing(Pairing {
-                introducer_nonce: 0xa0a1_a2a3_a4a5_a6a7,
-                proof: *b"0123456789abcdef",
-                introducer_place: 1,
-                responder_place: 2,
-                wire_port: 40000,
-                tuple: tcp4(),
-            }),
-        ),
-        (
-            "paired",
-            Message::Paired {
-                nonce: 0xa0a1_a2a3_a4a5_a6a7,
-                proof: *b"0123456789abcdef",
-                introduced: Introduced { wire_port: 443, tuple: tcp4().mirrored() },
-            },
-        ),
-        (
-            "introduction_done",
-            Message::IntroductionDone {
-                nonce: 0xa0a1_a2a3_a4a5_a6a7,
-                outcome: Ok(Introduced { wire_port: 53, tuple: udp6().mirrored() }),
-            },
-        ),
-        (
-            "introduction_refused",
-            Message::IntroductionDone { nonce: 0xa0a1_a2a3_a4a5_a6a7, outcome: Err(IntroductionRefusal::OtherFlow) },
-        ),
-        (
-            "elsewhere",
-            Message::Referral { nonce: 0xa0a1_a2a3_a4a5_a6a7, key: [0x5a; 32], at: endpoint("[2001:db8::77]:2031") },
-        ),
-        ("sought", Message::Sought { name: 0xa0a1_a2a3_a4a5_a6a7, key: [0xa5; 32], at: endpoint("192.0.2.77:2031") }),
-        ("introduce_me", Message::IntroduceMe { tuple: tcp4() }),
-        ("seen", Message::Seen { nonce: 0xa0a1_a2a3_a4a5_a6a7 }),
-        ("ask_here", Message::AskHere { tuple: tcp4() }),
-        ("passing", Message::Passing { nonce: 0xa0a1_a2a3_a4a5_a6a7 }),
-        ("flow_closed", Message::FlowClosed(vec![0xa0a1_a2a3_a4a5_a6a7, 1])),
-        (
-            "binding_update",
-            Message::BindingUpdate {
-                sequence: 3,
-                flags: UpdateFlags::PLAIN_TUNNEL_ACCEPTED,
-                claimed: endpoint("192.0.2.77:2031"),
-                lifetime: 600,
-            },
-        ),
-        (
-            "binding_acknowledgement",
-            Message::BindingAcknowledgement {
-                sequence: 3,
-                status: BindingStatus::NotNewer,
-                flags: UpdateFlags::REWRITE_REFUSED,
-                newest: 9,
-                place: 4,
-                observed: endpoint("[2001:db8::77]:2031"),
-            },
-        ),
-        ("probe_seen", Message::ProbeSeen { token: 0x2122_2324_2526_2728 }),
-        (
-            "register",
-            Message::Register {
-                number: 5,
-                change: RegistrationChange::Replace,
-                tags: vec![*b"0123456789abcdef", *b"ABCDEFGHIJKLMNOP"],
-            },
-        ),
-        ("registered", Message::Registered { number: 5, status: RegistrationStatus::Full, newest: 6 }),
-        (
-            "whereabouts",
-            Message::Whereabouts {
-                number: 7,
-                found: vec![
-                    (*b"0123456789abcdef", endpoint("203.0.113.5:61000")),
-                    (*b"ABCDEFGHIJKLMNOP", endpoint("[2001:db8::77]:2031")),
-                ],
-            },
-        ),
-        ("whereabouts_seen", Message::WhereaboutsSeen { number: 7 }),
-        ("stand_in", Message::NeighbourProxy { addresses: vec!["10.0.0.9".parse().unwrap()] }),
-        (
-            "standing_in",
-            Message::StandingIn {
-                addresses: vec![
-                    ("10.0.0.9".parse().unwrap(), NeighbourProxyStatus::Taken),
-                    ("2001:db8::9".parse().unwrap(), NeighbourProxyStatus::Accepted),
-                ],
-            },
-        ),
-        (
-            "passed_on",
-            Message::PassedOn {
-                left: "10.0.0.9".parse().unwrap(),
-                source: endpoint("203.0.113.5:61000"),
-                datagram: vec![0x10, 0, 0, 0, 0xaa],
-            },
-        ),
-        (
-            "waiting",
-            Message::Paused { number: 5, wait: true, names: vec![0xa0a1_a2a3_a4a5_a6a7, 0xb0b1_b2b3_b4b5_b6b7] },
-        ),
-        ("waiting_seen", Message::PausedSeen { number: 5 }),
-        ("chain", Message::Chain(ChainRequest { number: 6, binding: 0, chain: Some(named_chain()) })),
-        ("chain_empty", Message::Chain(ChainRequest { number: 7, binding: 0, chain: None })),
-        (
-            "chain_seen",
-            Message::ChainSeen(ChainAnswer {
-                number: 6,
-                binding: 0,
-                settled: 3,
-                in_force: ChainNumber::new(2),
-                status: ChainStatus::BadParameter,
-                stage: 1,
-            }),
-        ),
-        (
-            "stream",
-            Message::Stream(Stretch { stream: 1_700_000_000_000, fresh: true, offset: 1024, bytes: b"hello".to_vec() }),
-        ),
-        (
-            "received",
-            Message::Received(Received {
-                stream: 1_700_000_000_000,
-                standing: StreamStanding::Taken,
-                before: 1024,
-                limit: 65_536,
-                ranges: vec![(2048, 3072), (4096, 4097)],
-            }),
-        ),
-        ("join", Message::Community(Word::Join { number: 7, purpose: JoinPurpose::Membership, element: [0xa1; 32] })),
-        ("join_answer", Message::Community(Word::JoinAnswer { number: 7, element: [0xb2; 32] })),
-        ("join_proof", Message::Community(Word::JoinProof { number: 7, proof: [0xc3; 32], name: "laptop".to_owned() })),
-        (
-            "joined",
-            Message::Community(Word::Joined(Joined {
-                number: 7,
-                proof: [0xd4; 32],
-                community: [0xe5; 32],
-                secret: Some(CommunitySecret([0xf6; 32])),
-                lifetime: 3600,
-            })),
-        ),
-        ("join_refused", Message::Community(Word::JoinRefused { number: 7, refusal: JoinRefusal::WrongCode })),
-        (
-            "roster_state",
-            Message::Community(Word::RosterState { community: [0xe5; 32], digest: [0x17; 16], asks: true }),
-        ),
-        (
-            "roster",
-            Message::Community(Word::Roster {
-                community: [0xe5; 32],
-                statements: vec![(
-                    Statement {
-                        host: [0x28; 32],
-                        serial: 3,
-                        standing: MemberStanding::Member,
-                        name: "desk".to_owned(),
-                        signature: [0x39; 64],
-                    },
-                    Some(endpoint("203.0.113.5:2031")),
-                )],
-            }),
-        ),
-        ("close", Message::Close { reason: CloseReason::Untrusted }),
-    ]
+fn message(name: &str) -> Vec<u8> {
+    messages().into_iter().find(|(of, ..)| *of == name).unwrap().1
 }
 
 #[test]
 fn messages_are_as_in_the_vectors() {
     let mut together = Vec::new();
-    for (name, message) in messages() {
+    for (name, bytes, message) in messages() {
         let mut encoded = Vec::new();
         message.encode(&mut encoded);
-        assert_eq!(encoded, bytes(name), "{name}");
+        assert_eq!(encoded, bytes, "{name}");
         assert_eq!(encoded.len(), message.encoded_len(), "{name}");
-        assert_eq!(decode_all(&encoded), Ok(vec![message]), "{name}");
         together.extend(encoded);
     }
-    let all: Vec<_> = messages().into_iter().map(|(_, message)| message).collect();
+    let all: Vec<_> = messages().into_iter().map(|(.., message)| message).collect();
     assert_eq!(decode_all(&together), Ok(all));
+}
+
+#[test]
+fn what_is_read_is_as_in_the_vectors() {
+    let mut read = messages().into_iter().map(|(.., message)| format!("> {message:x?}"));
+    let mut now = |line: &str| if line.starts_with('>') { read.next().unwrap() } else { line.to_owned() };
+    let now: Vec<String> = MESSAGES.lines().map(&mut now).collect();
+    if std::env::var_os("WHIMBREL_WRITE_DATA").is_some() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/messages.hex");
+        std::fs::write(path, now.join("\n") + "\n").unwrap();
+        return;
+    }
+    MESSAGES.lines().zip(&now).for_each(|(then, now)| assert_eq!(now, then));
+    // It is not shown.
+    let secret = Some(CommunitySecret([0xf6; 32]));
+    let joined = Word::Joined(Joined { number: 7, proof: [0xd4; 32], community: [0xe5; 32], secret, lifetime: 3600 });
+    assert_eq!(decode_all(&message("joined")), Ok(vec![Message::Community(joined)]));
 }
 
 #[test]
 fn messages_cut_short_are_malformed() {
     // P-11
-    for (name, message) in messages() {
-        let whole = bytes(name);
+    for (name, whole, message) in messages() {
         for length in 1..whole.len() {
             assert!(decode_all(&whole[..length]).is_err(), "{name}: {length} bytes");
         }
@@ -303,7 +111,7 @@ fn messages_cut_short_are_malformed() {
 
 #[test]
 fn what_is_no_chain_is_malformed() {
-    let whole = bytes("chain");
+    let whole = message("chain");
     // Whether it is known; how many transforms; the number of the second parameter.
     for (at, value) in [(3 + 9, 2), (3 + 10, 0), (3 + 10, 9), (3 + 14, 9), (3 + 18, 9), (3 + 28, 1), (3 + 28, 0)] {
         let mut changed = whole.clone();
@@ -311,7 +119,7 @@ fn what_is_no_chain_is_malformed() {
         assert!(decode_all(&changed).is_err(), "{value} at {at}");
     }
     for at in [3 + 9, 3 + 10] {
-        let mut changed = bytes("chain_empty");
+        let mut changed = message("chain_empty");
         changed[at] = 1;
         assert!(decode_all(&changed).is_err(), "the empty chain with 1 at {at}");
     }
@@ -331,15 +139,15 @@ fn what_is_no_chain_is_malformed() {
 fn unknown_types_are_skipped() {
     // P-11
     let mut plaintext = vec![0xee, 0, 3, 1, 2, 3];
-    plaintext.extend(bytes("path_challenge"));
+    plaintext.extend(message("path_challenge"));
     plaintext.extend([0x7e, 0, 0]);
     assert_eq!(decode_all(&plaintext), Ok(vec![Message::PathChallenge { token: 0x1112_1314_1516_1718 }]));
 }
 
 #[test]
 fn an_error_says_where() {
-    let mut plaintext = bytes("path_challenge");
-    plaintext.extend(bytes("introduction_echo"));
+    let mut plaintext = message("path_challenge");
+    plaintext.extend(message("introduction_echo"));
     // The transport of the tuple, after 11 bytes of challenge, 3 of header and 26 of fields.
     plaintext[11 + 3 + 26] = 132;
     assert_eq!(decode_all(&plaintext), Err(Malformed { what: "introducer's tuple", at: 40 }));
@@ -347,7 +155,7 @@ fn an_error_says_where() {
 
 #[test]
 fn a_datagram_holds_a_bounded_number_of_messages() {
-    let ready = bytes("close");
+    let ready = message("close");
     let most = ready.repeat(whimbrel_wire::message::MAX_MESSAGES);
     assert!(decode_all(&most).is_ok());
     assert!(decode_all(&[most, ready].concat()).is_err());

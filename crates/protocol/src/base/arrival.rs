@@ -1,7 +1,6 @@
 //! Datagrams as they arrive.
 
 use std::collections::HashSet;
-use std::mem::discriminant;
 use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_wire::message::Message;
@@ -19,32 +18,8 @@ pub(crate) struct Arrival {
     pub(crate) passed_on: bool,
 }
 
-/// Whether a datagram holds more than one of those messages that cost the receiver far more than their sender (P-37).
+/// Whether a datagram holds more than one of a type that costs the receiver far more than its sender (P-37).
 pub(crate) fn costs_too_much(messages: &[Message]) -> bool {
-    let costly = |message: &&Message| {
-        matches!(
-            message,
-            Message::BindingUpdate { .. }
-                | Message::IntroductionRequest { .. }
-                | Message::FlowClosed(_)
-                | Message::Referral { .. }
-                | Message::Sought { .. }
-                | Message::IntroduceMe { .. }
-                | Message::AskHere { .. }
-                | Message::Register { .. }
-                | Message::Whereabouts { .. }
-                | Message::Paused { .. }
-                | Message::Chain(_)
-                | Message::NeighbourProxy { .. }
-                | Message::PassedOn { .. }
-                | Message::Stream(_)
-                | Message::Received(_)
-        )
-    };
     let mut seen = HashSet::new();
-    let mut words = HashSet::new();
-    messages.iter().any(|message| match message {
-        Message::Community(word) => !words.insert(discriminant(word)),
-        message => costly(&message) && !seen.insert(discriminant(message)),
-    })
+    messages.iter().any(|message| message.is_costly() && !seen.insert(message.type_number()))
 }
