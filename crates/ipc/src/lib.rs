@@ -42,7 +42,7 @@ pub use reply::{
     PeerFlows, PeerName, Places, Process, Rendezvous, RendezvousState, Reply, Sequence, Session, Status, Suspended,
     Transport, Trust, Tunnel,
 };
-pub use request::{EventsQuery, Request};
+pub use request::{About, EventsQuery, Request};
 pub use socket::{
     Family, Kept, MAX_NAMES, MAX_RECEIVER, MAX_STATE, MadeSocket, MalformedUuid, Moved, MovedProcess, OpenSocket,
     ProcessScope, Received, SocketKind, State, TooMuchState, Uuid, WAITS_FOR, WantedAnchor,

@@ -198,7 +198,56 @@ pub enum Request {
     Community(CommunityRequest),
 }
 
+/// What a request is about, which decides who may ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum About {
+    /// It only looks.
+    Look,
+    /// Sockets that come with it or are made for it, and a namespace of the client's own.
+    Own,
+    /// What all connections of this host do alike, and can be undone.
+    Host,
+    /// What a process has, which may be the client's own.
+    Process(u32),
+    /// What others have, and whom this host trusts.
+    Others,
+}
+
 impl Request {
+    /// What it is about.
+    #[must_use]
+    pub fn about(&self) -> About {
+        match self {
+            Self::Status
+            | Self::Connections
+            | Self::Peers
+            | Self::Paths
+            | Self::Configuration
+            | Self::Metrics
+            | Self::Events(_)
+            | Self::Anchors { .. }
+            | Self::Community(CommunityRequest::List) => About::Look,
+            Self::Receive { .. }
+            | Self::Give { .. }
+            | Self::Prepare { .. }
+            | Self::Socket { .. }
+            | Self::Bind { .. }
+            | Self::Uuid
+            | Self::Export
+            | Self::Rebuild { .. }
+            | Self::Namespace { .. }
+            | Self::Anchor { .. } => About::Own,
+            Self::Handoff { .. } | Self::Suspend { .. } | Self::Resume { .. } => About::Host,
+            Self::Sockets { pid } => About::Process(*pid),
+            Self::ForgetPeer { .. }
+            | Self::Move { .. }
+            | Self::MoveProcess { .. }
+            | Self::Migrator
+            | Self::Lending { .. }
+            | Self::Community(_) => About::Others,
+        }
+    }
+
     /// How many descriptors come with its line.
     #[must_use]
     pub fn descriptors(&self) -> usize {

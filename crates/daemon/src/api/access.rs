@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 
-use whimbrel_ipc::{Code, CommunityRequest, Failure, Request};
+use whimbrel_ipc::{About, Code, Failure, Request};
 
 use crate::api::server::Credentials;
 
@@ -92,58 +92,6 @@ fn user_names(users: &str, uid: u32) -> Vec<String> {
     named.collect()
 }
 
-/// What a request is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum About {
-    /// It only looks.
-    Look,
-    /// Sockets that come with it or are made for it, and a namespace of the client's own.
-    Own,
-    /// What all connections of this host do alike, and can be undone.
-    Host,
-    /// What a process has, which may be the client's own.
-    Process(u32),
-    /// What others have, and whom this host trusts.
-    Others,
-}
-
-/// Whether nothing comes of a request but its answer.
-pub(crate) fn only_looks(request: &Request) -> bool {
-    about(request) == About::Look
-}
-
-fn about(request: &Request) -> About {
-    match request {
-        Request::Status
-        | Request::Connections
-        | Request::Peers
-        | Request::Paths
-        | Request::Configuration
-        | Request::Metrics
-        | Request::Events(_)
-        | Request::Anchors { .. }
-        | Request::Community(CommunityRequest::List) => About::Look,
-        Request::Receive { .. }
-        | Request::Give { .. }
-        | Request::Prepare { .. }
-        | Request::Socket { .. }
-        | Request::Bind { .. }
-        | Request::Uuid
-        | Request::Export
-        | Request::Rebuild { .. }
-        | Request::Namespace { .. }
-        | Request::Anchor { .. } => About::Own,
-        Request::Handoff { .. } | Request::Suspend { .. } | Request::Resume { .. } => About::Host,
-        Request::Sockets { pid } => About::Process(*pid),
-        Request::ForgetPeer { .. }
-        | Request::Move { .. }
-        | Request::MoveProcess { .. }
-        | Request::Migrator
-        | Request::Lending { .. }
-        | Request::Community(_) => About::Others,
-    }
-}
-
 /// Whether a client may ask for this. Who could open the socket may look, deal with what is its own, and move the host;
 /// what is others', and whom this host trusts, is for root and for whom the daemon runs as.
 ///
@@ -152,7 +100,7 @@ fn about(request: &Request) -> About {
 pub(crate) fn check(request: &Request, client: Option<Credentials>) -> Result<(), Failure> {
     let uid = client.map(|who| who.uid);
     let is_root = User::of(client) == User::Root;
-    let allowed = match about(request) {
+    let allowed = match request.about() {
         About::Look | About::Own | About::Host => true,
         // Names of sockets that wait are as good as the sockets. What is not dumpable belongs to root (proc(5)).
         About::Process(pid) => {
@@ -171,7 +119,7 @@ pub(crate) fn check(request: &Request, client: Option<Credentials>) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_ipc::ProcessScope;
+    use whimbrel_ipc::{CommunityRequest, ProcessScope};
 
     #[test]
     fn a_group_is_found_by_its_name() {

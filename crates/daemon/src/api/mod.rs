@@ -4,3 +4,6 @@ pub(crate) mod access;
 pub(crate) mod requests;
 pub mod server;
 pub(crate) mod views;
+
+/// What comes of a request: its answer, nothing where that is given later, or why it is refused.
+pub(crate) type Answer = Result<Option<whimbrel_ipc::Reply>, whimbrel_ipc::Failure>;

@@ -8,14 +8,15 @@ use std::time::{Duration, SystemTime};
 use rustix::event::epoll::EventFlags;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{
-    Code, Configuration, Failure, HandoffStarted, LocalAddress, MAX_NAMES, Metric, Reply, Request, Status, Suspended,
+    Code, Configuration, EventsQuery, Failure, HandoffStarted, LocalAddress, MAX_NAMES, Metric, Reply, Request, Status,
+    Suspended,
 };
 use whimbrel_protocol::{Carrier, FlowState, FlowView, LocalEnd, PeerId, PeerView, Routes, Time, Waits};
 use whimbrel_tunnel::Counter;
 use whimbrel_wire::FlowTuple;
 
 use crate::api::server::{Asked, ClientId};
-use crate::api::{access, views};
+use crate::api::{Answer, access, views};
 use crate::closing::Received;
 use crate::event_loop::{EventLoop, FLOW_TICK, Settings};
 use crate::host::own_addresses;
@@ -120,147 +121,117 @@ impl EventLoop {
     /// thread.
     pub(crate) fn serve_turns(&mut self) {
         for id in self.server.take_turns() {
-            match self.server.request(id) {
-                Some(Ok(asked)) => self.answer(id, asked),
-                Some(Err(failure)) => self.server.reply(id, &Reply::Error(failure)),
-                None => {}
+            if let Some(asked) = self.server.request(id) {
+                let answer = asked.and_then(|asked| self.answer(id, asked));
+                self.reply(id, answer);
             }
             self.serve(id);
         }
     }
 
-    fn answer(&mut self, id: ClientId, asked: Asked) {
-        let Asked { request, descriptors } = asked;
-        if let Err(failure) = access::check(&request, self.server.credentials(id)) {
-            return self.server.reply(id, &Reply::Error(failure));
+    /// Gives an answer, if there is one by now.
+    pub(crate) fn reply(&mut self, id: ClientId, answer: Answer) {
+        match answer {
+            Ok(Some(reply)) => self.server.reply(id, &reply),
+            Ok(None) => {}
+            Err(failure) => self.server.reply(id, &Reply::Error(failure)),
         }
-        let reply = match request {
-            Request::Status => Reply::Status(Box::new(self.status())),
-            Request::Connections => {
-                let flows: Vec<FlowView> = self.node.flows().collect();
-                let peers: Vec<PeerView> = self.node.peers().collect();
-                let unknown = flows.iter().filter(|flow| flow.state == FlowState::Unknown);
-                let question = views::ConnectionsQuestion {
-                    standings: unknown
-                        .map(|flow| flow.tuple.remote.ip())
-                        .map(|ip| (ip, self.node.standing(ip)))
-                        .collect(),
-                    heard: self.heard_rewritten(&peers),
-                    own: own_addresses(&self.effects.host.network),
-                    helpers: self.effects.helping.helper_views(),
-                    names: self.names_of_members(),
-                    met_at: self.met_at(),
-                    elsewhere: self.effects.host.inhabitants_elsewhere(),
-                    sockets: self.effects.host.datapath.sockets_apart().ok(),
-                    suspended: self.node.is_suspended(),
-                    flows,
-                    peers,
-                    now: clock::now(),
-                    wall: SystemTime::now(),
-                };
-                self.find_answer(id, move || Reply::Connections(question.answer()));
-                return;
-            }
-            Request::Peers => Reply::Peers(self.peers()),
-            Request::Paths => {
-                let (own, called) = (own_addresses(&self.effects.host.network), self.names_of_members());
-                let paths = self.node.peers().flat_map(|view| {
-                    views::paths(&view, self.effects.host.tunnel_mtu(view.id), self.possible(&own, &view))
-                });
-                let named = |mut path: whimbrel_ipc::Path| {
-                    path.peer.name = called.get(&path.peer.key).cloned();
-                    path
-                };
-                Reply::Paths(paths.map(named).collect())
-            }
-            Request::Configuration => Reply::Configuration(self.configuration()),
-            Request::Metrics => Reply::Metrics(self.metrics()),
-            Request::Events(query) => {
-                if let Some(failure) = query.follow.then(|| self.server.may_stay(id).err()).flatten() {
-                    return self.server.reply(id, &Reply::Error(failure));
-                }
-                let mut replies: Vec<Reply> = self.events.select(&query).cloned().map(Reply::Event).collect();
-                if query.follow {
-                    self.server.replies(id, &replies);
-                    self.server.follow(id);
-                } else {
-                    replies.push(Reply::End { newest: self.events.newest() });
-                    self.server.replies(id, &replies);
-                }
-                return;
-            }
-            Request::Handoff { to, peer } => self.hand_off(to, peer.as_deref()),
-            Request::Suspend { connections } => match self.suspend(id, &connections) {
-                Ok(()) => return,
-                Err(failure) => Reply::Error(failure),
-            },
-            Request::Resume { connections } => self.resume(&connections).unwrap_or_else(Reply::Error),
-            Request::Community(request) => match self.community(request) {
-                Ok(reply) => Reply::Community(Box::new(reply)),
-                Err(failure) => Reply::Error(failure),
-            },
-            Request::ForgetPeer { address } => match self.forget_peer(id, address) {
-                Ok(()) => return,
-                Err(failure) => Reply::Error(failure),
-            },
-            request => match self.answer_for_role(id, request, descriptors) {
-                Some(reply) => reply,
-                None => return,
-            },
-        };
-        self.server.reply(id, &reply);
     }
 
-    /// What is a role's. `None`: it answers by itself.
-    fn answer_for_role(&mut self, id: ClientId, request: Request, descriptors: Vec<Received>) -> Option<Reply> {
+    /// Has the owner of a request answer it.
+    fn answer(&mut self, id: ClientId, asked: Asked) -> Answer {
+        let Asked { request, descriptors } = asked;
+        access::check(&request, self.server.credentials(id))?;
+        let one = || one(descriptors);
         match request {
-            Request::Move { connections, to, receiver } => {
-                self.move_sockets(id, &connections, &to, receiver.as_deref());
-            }
+            Request::Status => Ok(Some(Reply::Status(Box::new(self.status())))),
+            Request::Connections => self.connections(id),
+            Request::Peers => Ok(Some(Reply::Peers(self.peers()))),
+            Request::Paths => Ok(Some(Reply::Paths(self.paths()))),
+            Request::Configuration => Ok(Some(Reply::Configuration(self.configuration()))),
+            Request::Metrics => Ok(Some(Reply::Metrics(self.metrics()))),
+            Request::Events(query) => self.tell_events(id, &query),
+            Request::Handoff { to, peer } => self.hand_off(to, peer.as_deref()),
+            Request::Suspend { connections } => self.suspend(id, &connections),
+            Request::Resume { connections } => self.resume(&connections),
+            Request::ForgetPeer { address } => self.forget_peer(id, address),
+            Request::Community(request) => self.community(request),
+            Request::Move { connections, to, receiver } => self.move_sockets(id, &connections, &to, receiver),
             Request::MoveProcess { pid, scope, to, address } => self.move_process(id, pid, scope, &to, address),
             Request::Receive { name } => self.receive_sockets(id, &name),
-            Request::Give { to, receiver, state } => {
-                self.give_socket(id, descriptors, &to, receiver.as_deref(), state);
-            }
-            Request::Prepare { to, receiver } => self.prepare_socket(id, descriptors, &to, receiver.as_deref()),
+            Request::Give { to, receiver, state } => self.give_socket(id, one()?, &to, receiver, state),
+            Request::Prepare { to, receiver } => self.prepare_socket(id, &one()?, &to, receiver),
             Request::Socket { family, kind, anchor, hidden } => {
-                self.make_socket(id, WantedSocket { family, kind, hidden }, &anchor);
+                self.make_socket(id, WantedSocket { family, kind, hidden }, &anchor)
             }
-            Request::Bind { address } => {
-                let bound = one(descriptors).and_then(|socket| self.bind_socket(id, socket.as_fd(), address));
-                return bound.unwrap_or_else(|failure| Some(Reply::Error(failure)));
-            }
-            Request::Namespace { anchor, family, ports, address, hidden } => match one(descriptors) {
-                Ok(namespace) => {
-                    let wanted = WantedNamespace { family, ports, address, hidden };
-                    self.want_namespace(id, namespace.into_inner(), &anchor, wanted);
-                }
-                Err(failure) => return Some(Reply::Error(failure)),
-            },
-            Request::Anchors { brief } => return Some(Reply::Anchors(self.anchors_view(brief))),
-            Request::Lending { stop } => return Some(self.set_lending(stop).unwrap_or_else(Reply::Error)),
+            Request::Bind { address } => self.bind_socket(id, one()?.as_fd(), address),
+            Request::Uuid => self.name_socket(one()?.as_fd()),
+            Request::Export => self.export_socket(id, one()?),
+            Request::Rebuild { uuid } => self.rebuild_socket(id, &uuid),
+            Request::Sockets { pid } => self.list_sockets(id, pid),
+            Request::Migrator => self.be_migrator(id),
             Request::Anchor { question, anchor } => self.take_anchor(id, question, anchor.as_deref()),
-            Request::Uuid => {
-                let named = one(descriptors).and_then(|socket| self.name_socket(socket.as_fd()));
-                return Some(named.unwrap_or_else(Reply::Error));
+            Request::Namespace { anchor, family, ports, address, hidden } => {
+                let wanted = WantedNamespace { family, ports, address, hidden };
+                self.want_namespace(id, one()?.into_inner(), &anchor, wanted)
             }
-            Request::Export => {
-                let exported = one(descriptors).and_then(|socket| self.export_socket(id, socket));
-                return Some(exported.unwrap_or_else(Reply::Error));
-            }
-            Request::Rebuild { uuid } => return self.rebuild_socket(id, &uuid).err().map(Reply::Error),
-            Request::Sockets { pid } => {
-                let find = self.sockets_of(pid);
-                self.find_answer(id, find);
-            }
-            Request::Migrator => return Some(self.be_migrator(id).unwrap_or_else(Reply::Error)),
-            _ => return Some(Reply::Error(Failure::new("nobody answers this"))),
+            Request::Anchors { brief } => Ok(Some(Reply::Anchors(self.anchors_view(brief)))),
+            Request::Lending { stop } => self.set_lending(stop),
         }
-        None
+    }
+
+    fn connections(&mut self, id: ClientId) -> Answer {
+        let flows: Vec<FlowView> = self.node.flows().collect();
+        let peers: Vec<PeerView> = self.node.peers().collect();
+        let unknown = flows.iter().filter(|flow| flow.state == FlowState::Unknown).map(|flow| flow.tuple.remote.ip());
+        let question = views::ConnectionsQuestion {
+            standings: unknown.map(|ip| (ip, self.node.standing(ip))).collect(),
+            heard: self.heard_rewritten(&peers),
+            own: own_addresses(&self.effects.host.network),
+            helpers: self.effects.helping.helper_views(),
+            names: self.names_of_members(),
+            met_at: self.met_at(),
+            elsewhere: self.effects.host.inhabitants_elsewhere(),
+            sockets: self.effects.host.datapath.sockets_apart().ok(),
+            suspended: self.node.is_suspended(),
+            flows,
+            peers,
+            now: clock::now(),
+            wall: SystemTime::now(),
+        };
+        self.find_answer(id, move || Reply::Connections(question.answer()))
+    }
+
+    fn paths(&self) -> Vec<whimbrel_ipc::Path> {
+        let (own, called) = (own_addresses(&self.effects.host.network), self.names_of_members());
+        let paths = self
+            .node
+            .peers()
+            .flat_map(|view| views::paths(&view, self.effects.host.tunnel_mtu(view.id), self.possible(&own, &view)));
+        let named = |mut path: whimbrel_ipc::Path| {
+            path.peer.name = called.get(&path.peer.key).cloned();
+            path
+        };
+        paths.map(named).collect()
+    }
+
+    fn tell_events(&mut self, id: ClientId, query: &EventsQuery) -> Answer {
+        if query.follow {
+            self.server.may_stay(id)?;
+        }
+        let mut replies: Vec<Reply> = self.events.select(query).cloned().map(Reply::Event).collect();
+        if !query.follow {
+            replies.push(Reply::End { newest: self.events.newest() });
+        }
+        self.server.replies(id, &replies);
+        if query.follow {
+            self.server.follow(id);
+        }
+        Ok(None)
     }
 
     /// Peers are told at once; the client is answered when they have answered, or after a while.
-    fn suspend(&mut self, id: ClientId, connections: &[String]) -> Result<(), Failure> {
+    fn suspend(&mut self, id: ClientId, connections: &[String]) -> Answer {
         let now = clock::now();
         self.handle_udp(now);
         let mut already = self.node.is_suspended();
@@ -276,13 +247,12 @@ impl EventLoop {
         self.poll_node();
         let told = self.node.leaving_peers();
         if already && told == 0 {
-            self.server.reply(id, &Reply::Suspended(Suspended { flows, told, answered: 0, already }));
-            return Ok(());
+            return Ok(Some(Reply::Suspended(Suspended { flows, told, answered: 0, already })));
         }
         let fresh = || Suspending { clients: Vec::new(), until: now + SUSPEND_WAIT, told };
         self.suspending.get_or_insert_with(fresh).clients.push((id, flows));
         self.server.answer_later(id);
-        Ok(())
+        Ok(None)
     }
 
     /// Whether this host is configured to lend endpoints.
@@ -374,7 +344,7 @@ impl EventLoop {
         }
     }
 
-    fn resume(&mut self, connections: &[String]) -> Result<Reply, Failure> {
+    fn resume(&mut self, connections: &[String]) -> Answer {
         let now = clock::now();
         let all = connections.is_empty();
         let suspended = self.node.is_suspended();
@@ -396,11 +366,11 @@ impl EventLoop {
             flows = self.node.peers().map(|view| view.flows).sum();
         }
         self.poll_node();
-        Ok(Reply::Resumed { flows, host: all && suspended })
+        Ok(Some(Reply::Resumed { flows, host: all && suspended }))
     }
 
     /// The client is answered when the disk has it, for which nobody else waits.
-    fn forget_peer(&mut self, id: ClientId, address: IpAddr) -> Result<(), Failure> {
+    fn forget_peer(&mut self, id: ClientId, address: IpAddr) -> Answer {
         let Some(forgotten) = self.effects.known_keys.forget(address) else {
             return Err(Failure::new("no key is remembered for this address")
                 .on(address)
@@ -412,27 +382,26 @@ impl EventLoop {
             Err(error) => Reply::Error(Failure::new(error.to_string()).hint(
                 "It is forgotten until the daemon is started again; remove its line from that file to forget it for good.",
             )),
-        });
-        Ok(())
+        })
     }
 
     /// Lets another thread find the answer for a client.
-    fn find_answer(&mut self, id: ClientId, find: impl FnOnce() -> Reply + Send + 'static) {
+    pub(crate) fn find_answer(&mut self, id: ClientId, find: impl FnOnce() -> Reply + Send + 'static) -> Answer {
         self.server.answer_later(id);
         let none = move |why| (id, Reply::Error(Failure::new(why)));
         self.answers.begin(move || (id, find()), none);
+        Ok(None)
     }
 
-    fn hand_off(&mut self, to: Option<IpAddr>, peer: Option<&str>) -> Reply {
+    fn hand_off(&mut self, to: Option<IpAddr>, peer: Option<&str>) -> Answer {
         if let Some(to) = to
             && !own_addresses(&self.effects.host.network).contains(&to)
         {
-            return Reply::Error(
-                Failure::new("this host has no such address").on(to).hint("`whimbrel status` shows those that it has."),
-            );
+            let failure = Failure::new("this host has no such address").on(to);
+            return Err(failure.hint("`whimbrel status` shows those that it has."));
         }
         if self.node.is_suspended() {
-            return Reply::Error(is_suspended());
+            return Err(is_suspended());
         }
         let mut views: Vec<PeerView> = self.node.peers().collect();
         if let Some(wanted) = peer {
@@ -449,7 +418,7 @@ impl EventLoop {
                 _ => Some("this names several peers"),
             };
             if let Some(what) = what {
-                return Reply::Error(Failure::new(what).on(wanted).hint("`whimbrel peers` shows them."));
+                return Err(Failure::new(what).on(wanted).hint("`whimbrel peers` shows them."));
             }
         }
         let all = views.len();
@@ -458,7 +427,7 @@ impl EventLoop {
             views.retain(|view| self.leads(to, view));
             if let Some(peer) = concerned.filter(|_| !views.iter().any(|view| view.flows > 0)) {
                 let failure = Failure::new("no route leads from this address to a peer").on(to);
-                return Reply::Error(failure.hint(format!("`ip route get {peer} from {to}` shows what is missing.")));
+                return Err(failure.hint(format!("`ip route get {peer} from {to}` shows what is missing.")));
             }
         }
         let since = self.events.newest();
@@ -474,15 +443,10 @@ impl EventLoop {
         }
         self.poll_node();
         let views: Vec<PeerView> = self.node.peers().filter(|view| wanted.contains(&view.id)).collect();
-        match told(&views, !own_addresses(&self.effects.host.network).is_empty()) {
-            Ok(told) => Reply::Handoff(HandoffStarted {
-                to,
-                peers: told.iter().map(|view| views::name(view)).collect(),
-                flows: told.iter().map(|view| view.flows).sum(),
-                since,
-            }),
-            Err(failure) => Reply::Error(failure),
-        }
+        let told = told(&views, !own_addresses(&self.effects.host.network).is_empty())?;
+        let peers = told.iter().map(|view| views::name(view)).collect();
+        let flows = told.iter().map(|view| view.flows).sum();
+        Ok(Some(Reply::Handoff(HandoffStarted { to, peers, flows, since })))
     }
 
     /// The flows that peers were heard rewritten on, where that decides anything.

@@ -13,10 +13,6 @@ use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
 use super::value::{KEY, kind, nearest};
 use crate::policy::Matcher;
 
-/// The keys that are sections, and those that are lists of sections.
-pub(super) const SECTIONS: [&str; 6] = ["anchor", "ask", "dns", "gateway", "limits", "metrics"];
-pub(super) const LISTED: [&str; 3] = ["helper", "peers", "policy"];
-
 /// Why a configuration is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -95,9 +91,9 @@ impl<'a> Document<'a> {
         Ok(Self { path, text, root })
     }
 
-    /// What the file says, each value by itself.
-    pub(crate) fn config<C: DeserializeOwned>(&self) -> Result<C, ConfigError> {
-        self.check_sections()?;
+    /// What the file says, each value by itself. These keys are sections, and lists of sections.
+    pub(crate) fn config<C: DeserializeOwned>(&self, sections: &[&str], listed: &[&str]) -> Result<C, ConfigError> {
+        self.check_sections(sections, listed)?;
         C::deserialize(ValueDeserializer::from(self.root.clone())).map_err(|error| {
             let at = error.span().unwrap_or_else(|| self.root.span());
             let (key, kind) = found("", &self.root, &at).unwrap_or_default();
@@ -106,13 +102,13 @@ impl<'a> Document<'a> {
     }
 
     /// serde would take a list for a section, its first element for the first key.
-    fn check_sections(&self) -> Result<(), ConfigError> {
+    fn check_sections(&self, sections: &[&str], listed: &[&str]) -> Result<(), ConfigError> {
         let section = |key: &str, part: &str| match self.find(part).map(Spanned::get_ref) {
             None | Some(DeValue::Table(_)) => Ok(()),
             Some(other) => Err(self.wrong(part, format!("`{key}` must be a section, not {}", kind(other.type_str())))),
         };
-        SECTIONS.iter().try_for_each(|key| section(key, key))?;
-        LISTED.iter().try_for_each(|key| match self.find(key).map(Spanned::get_ref) {
+        sections.iter().try_for_each(|key| section(key, key))?;
+        listed.iter().try_for_each(|key| match self.find(key).map(Spanned::get_ref) {
             None => Ok(()),
             Some(DeValue::Array(elements)) => {
                 (0..elements.len()).try_for_each(|index| section(key, &format!("{key}.{index}")))

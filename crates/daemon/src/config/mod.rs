@@ -128,6 +128,10 @@ pub struct Metrics {
     pub listen_at: Option<Spot>,
 }
 
+/// The keys of [`Config`] that are sections, and those that are lists of sections.
+const SECTIONS: [&str; 6] = ["anchor", "ask", "dns", "gateway", "limits", "metrics"];
+const LISTED: [&str; 3] = ["helper", "peers", "policy"];
+
 /// All that can be configured.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -364,7 +368,7 @@ pub fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
 /// See [`read`].
 pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let document = Document::parse(path, text)?;
-    let mut config: Config = document.config()?;
+    let mut config: Config = document.config(&SECTIONS, &LISTED)?;
     config.anchor.take_if(|_| !document.has_keys("anchor"));
     config.check(&document)?;
     config.complete(&document, path.parent().unwrap_or(Path::new("/")))?;

@@ -3,9 +3,9 @@
 use whimbrel_protocol::{Manner, View};
 use whimbrel_wire::Transport;
 
-use super::document::{LISTED, SECTIONS};
 use super::value::parse_prefix;
 use super::*;
+use super::{LISTED, SECTIONS};
 use crate::policy::{Matcher, PeerCondition, Policy, ProgramCondition, ProgramName, Treatment};
 
 fn complaint(text: &str) -> String {

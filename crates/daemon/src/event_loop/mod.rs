@@ -25,7 +25,7 @@ use crate::api::server::{ClientId, Server};
 use crate::config::{Config, Level};
 use crate::effects::Effects;
 use crate::event_log::EventLog;
-use crate::events::{EventRing, Kind, Report, Restraint, restrained};
+use crate::events::{self, EventRing, Report, Restraint, told};
 use crate::host::inventory::flows::UdpFlows;
 use crate::host::inventory::unmoved;
 use crate::host::{own_addresses, source_routes};
@@ -36,6 +36,7 @@ use crate::name_server::NameUpdates;
 use crate::policy::Judge;
 use crate::reactor::{LoopError, Reactor, Ready, clear};
 use crate::role::anchor::api::Anchors;
+use crate::role::community;
 use crate::role::programs::{Programs, SocketNames};
 use crate::role::relocation::api::{Moves, known};
 use crate::role::relocation::executor::FoundMoves;
@@ -218,11 +219,11 @@ impl EventLoop {
             1 => ", and takes over 1 connection".to_owned(),
             count => format!(", and takes over {count} connections"),
         };
-        let told =
-            Report::new(Kind::Started, format!("the daemon starts with key {}{taken_over}", self.node.public_key()))
-                .with("key", self.node.public_key().to_string())
-                .with("restored_flows", restored.len());
-        self.tell(told);
+        let key = self.node.public_key();
+        self.tell(told!(
+            Started { key, restored_flows: restored.len() },
+            "the daemon starts with key {key}{taken_over}"
+        ));
         if self.effects.lender.is_lending_stopped() {
             self.keep_from_lending();
         }
@@ -280,7 +281,7 @@ impl EventLoop {
                 return Err(Error::TunnelEnded);
             }
         }
-        self.tell(Report::new(Kind::Stopping, "the daemon was asked to stop"));
+        self.tell(told!(Stopping {}, "the daemon was asked to stop"));
         Ok(())
     }
 
@@ -482,10 +483,19 @@ impl EventLoop {
         }
         self.tally.record(&event);
         self.learn_of_moves(&event);
-        if self.restraint.admits(now, &event) {
-            Report::of(&event).into_iter().for_each(|told| self.tell(told));
-        } else if let Some(kind) = restrained(&event) {
-            self.tally.count(kind);
+        let told = match &event {
+            Event::Community(event) => community::events::report(event),
+            event => events::report(event),
+        };
+        told.into_iter().for_each(|told| self.tell_restrained(now, told));
+    }
+
+    /// Tells it, unless others cause too many such events.
+    pub(crate) fn tell_restrained(&mut self, now: Time, told: Report) {
+        if self.restraint.admits(now, &told) {
+            self.tell(told);
+        } else {
+            self.tally.count(told.kind);
         }
     }
 

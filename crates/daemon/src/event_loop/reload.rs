@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::config::{self, Config};
-use crate::events::{Kind, Report};
+use crate::events::{Report, told};
 
 use super::EventLoop;
 
@@ -14,7 +14,7 @@ impl EventLoop {
         let config = match config::read(self.settings.config_path.as_deref()) {
             Ok(config) => config,
             Err(error) => {
-                self.tell(Report::new(Kind::ReloadFailed, format!("the configuration is kept as it was: {error}")));
+                self.tell(told!(ReloadFailed {}, "the configuration is kept as it was: {error}"));
                 return;
             }
         };
@@ -47,7 +47,7 @@ fn reloaded(differing: &[&'static str]) -> Report {
             list(waiting)
         )),
     }
-    Report::new(Kind::Reloaded, sentence).with("changed", taken).with("restart", waiting)
+    told!(Reloaded { changed: taken, restart: waiting }, "{sentence}")
 }
 
 /// Warns where others than root can read the pre-shared key, and of what can hardly be meant or does not work now.

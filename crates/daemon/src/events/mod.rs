@@ -2,20 +2,18 @@
 
 mod kinds;
 mod node;
+mod report;
 mod restraint;
-#[cfg(test)]
-mod samples;
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
 
-use serde_json::{Map, Value};
 use whimbrel_ipc::{EventRecord, EventsQuery, rfc3339};
-use whimbrel_protocol::PeerId;
-use whimbrel_wire::FlowTuple;
 
 pub(crate) use kinds::Kind;
-pub(crate) use restraint::{Restraint, restrained};
+pub(crate) use node::report;
+pub(crate) use report::{Causer, Field, Report, reports, told};
+pub(crate) use restraint::Restraint;
 
 /// Events that are kept of each sort.
 const KEPT: usize = 4096;
@@ -27,51 +25,6 @@ pub(crate) struct EventRing {
     general: VecDeque<EventRecord>,
     of_connections: VecDeque<EventRecord>,
     newest: u64,
-}
-
-/// The kind, the sentence and the parts of something that happened.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Report {
-    /// What it is.
-    pub(crate) kind: Kind,
-    /// For people.
-    pub(crate) sentence: String,
-    /// The particulars.
-    pub(crate) fields: Map<String, Value>,
-}
-
-impl Report {
-    /// Something that the daemon itself has to say.
-    #[must_use]
-    pub(crate) fn new(kind: Kind, sentence: impl Into<String>) -> Self {
-        Self { kind, sentence: sentence.into(), fields: Map::new() }
-    }
-
-    /// Adds a particular that is declared of its kind.
-    #[must_use]
-    pub(crate) fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
-        debug_assert!(self.kind.fields().contains(&name), "`{name}` is not declared of `{}`", self.kind.word());
-        self.fields.insert(name.to_owned(), value.into());
-        self
-    }
-
-    /// Something about a socket that changes hosts. `what` goes on with "the socket of …".
-    pub(crate) fn of_socket(kind: Kind, flow: Option<FlowTuple>, what: impl std::fmt::Display) -> Self {
-        match flow {
-            Some(flow) => {
-                let of = if flow.is_unconnected() { crate::shown::flow(flow).called() } else { format!("of {flow}") };
-                Self::new(kind, format!("the socket {of} {what}")).with("flow", flow.to_string())
-            }
-            None => Self::new(kind, format!("a socket {what}")),
-        }
-    }
-
-    /// A connection that a daemon before this one introduced.
-    pub(crate) fn taken_over(flow: &FlowTuple, peer: PeerId) -> Self {
-        Self::new(Kind::FlowTakenOver, format!("{flow} outlives moves since before this daemon was started"))
-            .with("flow", flow.to_string())
-            .with("peer", peer.0)
-    }
 }
 
 impl EventRing {

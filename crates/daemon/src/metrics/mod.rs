@@ -1,8 +1,6 @@
 //! Figures for monitoring (`docs/metrics.md`): what is counted as it happens, and what is looked up when somebody asks.
 
 mod endpoint;
-#[cfg(test)]
-mod strict;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -247,6 +245,8 @@ fn datapath(counters: &[(&'static str, u64)]) -> [Metric; 2] {
 
 #[cfg(test)]
 mod tests {
+    mod strict;
+
     use super::*;
     use whimbrel_handshake::StaticKey;
     use whimbrel_ipc::exposition;

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::config::ConfigError;
-use crate::config::document::Document;
+use crate::config::document::{ConfigError, Document};
 use crate::config::value::{limit, read};
 use crate::name_server::{NameServer, SigningKey};
 

@@ -4,9 +4,8 @@ use serde::de::{Deserializer, Error};
 use toml::Value;
 use whimbrel_protocol::View;
 
-use crate::config::ConfigError;
 use crate::config::conditions::section_of_connections;
-use crate::config::document::Document;
+use crate::config::document::{ConfigError, Document};
 use crate::config::value::{Written, choose};
 use crate::policy::{Policy, Treatment};
 

@@ -21,12 +21,11 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use whimbrel_ipc::{
-    Code, EventRecord, Failure, Lines, MAX_GIVE_LINE, MAX_REQUEST_LINE, ReceivedLine, Reply, Request, reply_to_line,
-    request_from_line,
+    About, Code, EventRecord, Failure, Lines, MAX_GIVE_LINE, MAX_REQUEST_LINE, ReceivedLine, Reply, Request,
+    reply_to_line, request_from_line,
 };
 pub use whimbrel_kernel::client::Credentials;
 
-use crate::api::access;
 use crate::closing::{ClosedApart, Received};
 use output::Output;
 use room::{CLIENTS, Place, STAYING};
@@ -372,7 +371,7 @@ impl Server {
             client.used = used;
         }
         let asked = asked(line);
-        let looks = asked.as_ref().is_ok_and(|asked| access::only_looks(&asked.request));
+        let looks = asked.as_ref().is_ok_and(|asked| asked.request.about() == About::Look);
         // Who reads no answer has asked for nothing.
         if looks && self.clients.get(&id).is_some_and(|client| has_hung_up(&client.stream)) {
             self.remove(id);

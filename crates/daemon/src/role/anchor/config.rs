@@ -11,8 +11,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::Prefix;
 use whimbrel_wire::moving::MAX_OFFERED;
 
-use crate::config::ConfigError;
-use crate::config::document::Document;
+use crate::config::document::{ConfigError, Document};
 use crate::config::value::{limit, list, parse_prefix, seconds};
 use crate::role::anchor::offer::BLOCK;
 

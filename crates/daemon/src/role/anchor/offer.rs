@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_protocol::Prefix;
 
-use crate::config::Lendable;
 use crate::host::own_addresses;
+use crate::role::anchor::config::Lendable;
 
 /// Ports that are leased at a time, for what programs leave to the kernel.
 pub(crate) const BLOCK: u16 = 128;

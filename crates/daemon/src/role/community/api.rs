@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{
-    CommunityReply, CommunityRequest, CommunityStanding, DrawnCode, Failure, Grant, Host, Open, Purpose, Roster,
+    CommunityReply, CommunityRequest, CommunityStanding, DrawnCode, Failure, Grant, Host, Open, Purpose, Reply, Roster,
 };
 use whimbrel_protocol::{
     CODE_LIFETIME, CommunityRefused, CommunityView, GrantView, HostView, OfferView, Offered, OneTimeCode, Time,
@@ -12,16 +12,17 @@ use whimbrel_protocol::{
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::community::MemberStanding;
 
+use crate::api::Answer;
 use crate::clock;
 use crate::event_loop::EventLoop;
 
 impl EventLoop {
-    pub(crate) fn community(&mut self, request: CommunityRequest) -> Result<CommunityReply, Failure> {
+    pub(crate) fn community(&mut self, request: CommunityRequest) -> Answer {
         let now = clock::now();
         self.handle_udp(now);
         let reply = self.community_reply(now, request);
         self.poll_node();
-        reply
+        Ok(Some(Reply::Community(Box::new(reply?))))
     }
 
     fn community_reply(&mut self, now: Time, request: CommunityRequest) -> Result<CommunityReply, Failure> {

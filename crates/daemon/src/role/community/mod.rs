@@ -1,3 +1,4 @@
 //! Between whom sockets move (decision 0017).
 
 pub(crate) mod api;
+pub(crate) mod events;

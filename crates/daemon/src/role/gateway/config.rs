@@ -3,8 +3,7 @@
 use serde::Deserialize;
 use whimbrel_protocol::{Prefix, Trust};
 
-use crate::config::ConfigError;
-use crate::config::document::Document;
+use crate::config::document::{ConfigError, Document};
 use crate::config::value::list;
 
 /// Each costs a rule of routing.

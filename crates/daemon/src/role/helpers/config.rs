@@ -8,9 +8,8 @@ use whimbrel_kernel::child::Account;
 use whimbrel_wire::Transport;
 
 use crate::config::conditions::section_of_connections;
-use crate::config::document::{Document, Doubt};
-use crate::config::value::{Written, choose};
-use crate::config::{ConfigError, value};
+use crate::config::document::{ConfigError, Document, Doubt};
+use crate::config::value::{self, Written, choose};
 use crate::role::helpers::section;
 use crate::role::helpers::section::{Kind, Program, Scope, Sections};
 

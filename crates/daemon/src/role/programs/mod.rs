@@ -16,12 +16,13 @@ use whimbrel_kernel::owner::Owner;
 use whimbrel_kernel::process;
 use whimbrel_protocol::Time;
 
+use crate::api::Answer;
 use crate::api::access::User;
 use crate::api::server::{ClientId, Credentials};
 use crate::clock;
 use crate::closing::Received;
 use crate::event_loop::{EventLoop, FLOW_TICK};
-use crate::events::{Kind, Report};
+use crate::events::told;
 use crate::reactor::LoopError;
 pub(crate) use kept::KeptSockets;
 pub(crate) use names::SocketNames;
@@ -81,31 +82,21 @@ pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
 
 impl EventLoop {
     /// [`Request::Socket`](whimbrel_ipc::Request::Socket). The caller serves the client on.
-    pub(crate) fn make_socket(&mut self, id: ClientId, wanted: WantedSocket, anchor: &str) {
-        match anchor.strip_prefix("policy:") {
+    pub(crate) fn make_socket(&mut self, id: ClientId, wanted: WantedSocket, anchor: &str) -> Answer {
+        match anchor.strip_prefix("policy:").map(str::parse) {
             None => self.make_anchored(id, wanted, anchor),
-            Some(number) => match number.parse() {
-                // SOCKMAND: policy 0 is the host itself.
-                Ok(0) => self.make_anchored(id, wanted, "self"),
-                Ok(policy) => {
-                    if let Err(failure) = self.ask_migrator(id, wanted, policy) {
-                        self.server.reply(id, &Reply::Error(failure));
-                    }
-                }
-                Err(_) => {
-                    let failure = Failure::new("a policy is a number").on(anchor).code(Code::Unknown);
-                    self.server.reply(id, &Reply::Error(failure));
-                }
-            },
+            // SOCKMAND: policy 0 is the host itself.
+            Some(Ok(0)) => self.make_anchored(id, wanted, "self"),
+            Some(Ok(policy)) => self.ask_migrator(id, wanted, policy),
+            Some(Err(_)) => Err(Failure::new("a policy is a number").on(anchor).code(Code::Unknown)),
         }
     }
 
-    fn make_anchored(&mut self, id: ClientId, wanted: WantedSocket, anchor: &str) {
+    fn make_anchored(&mut self, id: ClientId, wanted: WantedSocket, anchor: &str) -> Answer {
         match anchor {
             "self" if wanted.hidden => {
                 let failure = Failure::new("this host cannot hide a socket behind itself").on(anchor);
-                let failure = failure.code(Code::Unavailable);
-                self.server.reply(id, &Reply::Error(failure));
+                Err(failure.code(Code::Unavailable))
             }
             "self" => self.make_own(id, wanted),
             // Where such a socket is, its anchor alone is told.
@@ -114,31 +105,27 @@ impl EventLoop {
     }
 
     /// A socket of this host's own address.
-    pub(crate) fn make_own(&mut self, id: ClientId, wanted: WantedSocket) {
-        let made = plain_socket(wanted, self.server.credentials(id));
-        match made.and_then(|socket| Ok((self.programs.names.of(socket.as_fd())?, socket))) {
-            Ok((uuid, socket)) => {
-                let reply = Reply::Socket(MadeSocket { uuid, anchor: "self".to_owned() });
-                self.server.reply_with(id, &reply, vec![socket]);
-            }
-            Err(failure) => self.server.reply(id, &Reply::Error(failure)),
-        }
+    pub(crate) fn make_own(&mut self, id: ClientId, wanted: WantedSocket) -> Answer {
+        let socket = plain_socket(wanted, self.server.credentials(id))?;
+        self.hand_socket(id, socket, "self".to_owned())
+    }
+
+    /// Hands a client the socket that was made for it.
+    pub(crate) fn hand_socket(&mut self, id: ClientId, socket: OwnedFd, anchor: String) -> Answer {
+        let uuid = self.programs.names.of(socket.as_fd())?;
+        self.server.reply_with(id, &Reply::Socket(MadeSocket { uuid, anchor }), vec![socket]);
+        Ok(None)
     }
 
     /// [`Request::Uuid`](whimbrel_ipc::Request::Uuid).
-    pub(crate) fn name_socket(&self, socket: BorrowedFd<'_>) -> Result<Reply, Failure> {
-        Ok(Reply::Uuid { uuid: self.programs.names.of(socket)? })
+    pub(crate) fn name_socket(&self, socket: BorrowedFd<'_>) -> Answer {
+        Ok(Some(Reply::Uuid { uuid: self.programs.names.of(socket)? }))
     }
 
     /// [`Request::Bind`](whimbrel_ipc::Request::Bind).
-    pub(crate) fn bind_socket(
-        &mut self,
-        id: ClientId,
-        socket: BorrowedFd<'_>,
-        address: SocketAddr,
-    ) -> Result<Option<Reply>, Failure> {
+    pub(crate) fn bind_socket(&mut self, id: ClientId, socket: BorrowedFd<'_>, address: SocketAddr) -> Answer {
         self.programs.names.of(socket)?;
-        if let Some(done) = self.bind_anchored(id, socket, address) {
+        if let Some(done) = self.bind_anchored(id, socket, address, None) {
             return done;
         }
         // This process may do what the client may not.
@@ -146,43 +133,41 @@ impl EventLoop {
         if address.port() != 0 && address.port() < UNPRIVILEGED && !is_root {
             return Err(Failure::new("only root may have this port").on(address).code(Code::Denied));
         }
-        rustix::net::bind(socket, &address).map_err(|error| failed("it cannot be bound", error).on(address))?;
-        let bound = rustix::net::getsockname(socket).ok().and_then(|name| SocketAddr::try_from(name).ok());
-        Ok(Some(Reply::Bound { address: bound.unwrap_or(address) }))
+        bind(socket, address)
     }
 
     /// [`Request::Export`](whimbrel_ipc::Request::Export).
-    pub(crate) fn export_socket(&mut self, id: ClientId, socket: Received) -> Result<Reply, Failure> {
+    pub(crate) fn export_socket(&mut self, id: ClientId, socket: Received) -> Answer {
         let uuid = self.programs.names.of(socket.as_fd())?;
         let user = User::of(self.server.credentials(id));
         let wait = self.programs.kept.keep(clock::now(), uuid, socket, user)?;
-        Ok(Reply::Exported { uuid, wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX) })
+        Ok(Some(Reply::Exported { uuid, wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX) }))
     }
 
     /// [`Request::Rebuild`](whimbrel_ipc::Request::Rebuild).
-    pub(crate) fn rebuild_socket(&mut self, id: ClientId, name: &str) -> Result<(), Failure> {
+    pub(crate) fn rebuild_socket(&mut self, id: ClientId, name: &str) -> Answer {
         let (uuid, socket) = self.programs.kept.take(name, User::of(self.server.credentials(id)))?;
         let reply = Reply::Socket(MadeSocket { uuid, anchor: "self".to_owned() });
         self.server.reply_with(id, &reply, vec![socket.into_inner()]);
-        Ok(())
+        Ok(None)
     }
 
-    /// [`Request::Sockets`](whimbrel_ipc::Request::Sockets), which takes a while: what finds the answer.
-    pub(crate) fn sockets_of(&self, pid: u32) -> impl FnOnce() -> Reply + Send + 'static {
+    /// [`Request::Sockets`](whimbrel_ipc::Request::Sockets), which takes a while.
+    pub(crate) fn list_sockets(&mut self, id: ClientId, pid: u32) -> Answer {
         let names = self.programs.names.clone();
-        move || listing::sockets(&names, pid).map_or_else(Reply::Error, Reply::Sockets)
+        self.find_answer(id, move || listing::sockets(&names, pid).map_or_else(Reply::Error, Reply::Sockets))
     }
 
     /// [`Request::Migrator`](whimbrel_ipc::Request::Migrator). Its answers are requests, so it is heard on.
-    pub(crate) fn be_migrator(&mut self, id: ClientId) -> Result<Reply, Failure> {
+    pub(crate) fn be_migrator(&mut self, id: ClientId) -> Answer {
         if self.programs.migrator.is_some_and(|other| other != id) {
             return Err(Failure::new("there is a migrator already").code(Code::InUse));
         }
         self.programs.migrator = Some(id);
-        Ok(Reply::Migrator { wait_ms: u64::try_from(MIGRATOR_WAIT.as_millis()).unwrap_or(u64::MAX) })
+        Ok(Some(Reply::Migrator { wait_ms: u64::try_from(MIGRATOR_WAIT.as_millis()).unwrap_or(u64::MAX) }))
     }
 
-    fn ask_migrator(&mut self, id: ClientId, wanted: WantedSocket, policy: u32) -> Result<(), Failure> {
+    fn ask_migrator(&mut self, id: ClientId, wanted: WantedSocket, policy: u32) -> Answer {
         let Some(migrator) = self.programs.migrator else {
             return Err(Failure::new("there is no migrator that knows this policy")
                 .on(format!("policy:{policy}"))
@@ -205,24 +190,27 @@ impl EventLoop {
         let until = clock::now() + MIGRATOR_WAIT;
         self.programs.questions.insert(question, Question { client: id, wanted, until });
         self.server.answer_later(id);
-        Ok(())
+        Ok(None)
     }
 
     /// [`Request::Anchor`](whimbrel_ipc::Request::Anchor). What nobody has asked, or asks any more, is passed over.
-    pub(crate) fn take_anchor(&mut self, id: ClientId, question: u64, anchor: Option<&str>) {
-        if self.programs.migrator != Some(id) {
-            return;
-        }
-        let Some(asked) = self.programs.questions.remove(&question) else { return };
+    pub(crate) fn take_anchor(&mut self, id: ClientId, question: u64, anchor: Option<&str>) -> Answer {
+        let asked = (self.programs.migrator == Some(id)).then(|| self.programs.questions.remove(&question)).flatten();
+        let Some(asked) = asked else { return Ok(None) };
         match anchor {
-            Some(anchor) => self.make_anchored(asked.client, asked.wanted, anchor),
+            Some(anchor) => {
+                let answer = self.make_anchored(asked.client, asked.wanted, anchor);
+                self.reply(asked.client, answer);
+                self.serve(asked.client);
+            }
             None => self.refuse_question(asked.client, "the migrator has no anchor for this policy"),
         }
-        self.serve(asked.client);
+        Ok(None)
     }
 
     fn refuse_question(&mut self, client: ClientId, what: &str) {
-        self.server.reply(client, &Reply::Error(Failure::new(what).code(Code::Unavailable)));
+        self.reply(client, Err(Failure::new(what).code(Code::Unavailable)));
+        self.serve(client);
     }
 
     /// Of clients that may have asked for any of this, or be the migrator.
@@ -233,7 +221,6 @@ impl EventLoop {
             let open: Vec<_> = self.programs.questions.drain().map(|(_, question)| question.client).collect();
             for client in open {
                 self.refuse_question(client, "the migrator has gone");
-                self.serve(client);
             }
         }
     }
@@ -244,11 +231,9 @@ impl EventLoop {
         let late = self.programs.questions.extract_if(|_, question| question.until <= now);
         for client in late.map(|(_, question)| question.client).collect::<Vec<_>>() {
             self.refuse_question(client, "the migrator has not answered in time");
-            self.serve(client);
         }
         for _ in self.programs.kept.expire(now) {
-            let sentence = "a socket that had waited for its program for too long was closed".to_owned();
-            self.tell(Report::new(Kind::SocketLapsed, sentence));
+            self.tell(told!(SocketLapsed {}, "a socket that had waited for its program for too long was closed"));
         }
     }
 }
@@ -270,8 +255,15 @@ pub(crate) fn plain_socket(wanted: WantedSocket, client: Option<Credentials>) ->
     made.map_err(|error| Failure::new(error.to_string()))?.map_err(|error| failed("no socket can be made", error))
 }
 
+/// As bind(2).
+pub(crate) fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> Answer {
+    rustix::net::bind(socket, &address).map_err(|error| failed("it cannot be bound", error).on(address))?;
+    let bound = rustix::net::getsockname(socket).ok().and_then(|name| SocketAddr::try_from(name).ok());
+    Ok(Some(Reply::Bound { address: bound.unwrap_or(address) }))
+}
+
 /// What the system said, for programs too.
-pub(crate) fn failed(what: &str, error: Errno) -> Failure {
+fn failed(what: &str, error: Errno) -> Failure {
     let failure = Failure::new(format!("{what}: {error}"));
     match error {
         Errno::ADDRINUSE => failure.code(Code::InUse),

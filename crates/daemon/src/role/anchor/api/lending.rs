@@ -6,10 +6,10 @@ use whimbrel_protocol::Dependents;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
-use crate::api::views;
+use crate::api::{Answer, views};
 use crate::clock;
 use crate::event_loop::EventLoop;
-use crate::events::{Kind, Report};
+use crate::events::told;
 use crate::role::anchor::offer::{About, Fault};
 
 impl EventLoop {
@@ -22,13 +22,13 @@ impl EventLoop {
     pub(crate) fn keep_from_lending(&mut self) {
         if self.lends() {
             self.stop_lending(true);
-            let sentence = "this host lends nothing new, as it was told before its daemon was started anew";
-            self.tell(Report::new(Kind::LendingStopped, sentence.to_owned()).with("restored", true));
+            let before = "as it was told before its daemon was started anew";
+            self.tell(told!(LendingStopped { restored: true }, "this host lends nothing new, {before}"));
         }
     }
 
     /// [`Request::Lending`](whimbrel_ipc::Request::Lending).
-    pub(crate) fn set_lending(&mut self, stop: bool) -> Result<Reply, Failure> {
+    pub(crate) fn set_lending(&mut self, stop: bool) -> Answer {
         if !self.lends() {
             return Err(Failure::new("this host lends nothing")
                 .code(Code::Unavailable)
@@ -41,12 +41,12 @@ impl EventLoop {
         if stop != self.anchors.stopping {
             self.stop_lending(stop);
             let told = match stop {
-                true => Report::new(Kind::LendingStopped, "this host lends nothing new".to_owned()),
-                false => Report::new(Kind::LendingStarted, "this host lends again".to_owned()),
+                true => told!(LendingStopped {}, "this host lends nothing new"),
+                false => told!(LendingStarted {}, "this host lends again"),
             };
             self.tell(told);
         }
-        Ok(Reply::Anchors(self.anchors_view(stop)))
+        Ok(Some(Reply::Anchors(self.anchors_view(stop))))
     }
 
     /// [`Request::Anchors`](whimbrel_ipc::Request::Anchors). `brief`: without what it offers.
@@ -75,15 +75,12 @@ impl EventLoop {
             return;
         };
         let told = if faults.is_empty() {
-            Report::new(
-                Kind::CanLend,
-                "all that `[anchor]` names can be lent now, and all that is lent is reached".to_owned(),
-            )
+            told!(CanLend {}, "all that `[anchor]` names can be lent now, and all that is lent is reached")
         } else {
             let one = |fault: &Fault| format!("{}, so {}: {}", fault.sentence, fault.lost, fault.mend);
             let sentences: Vec<String> = faults.iter().map(one).collect();
             let named: Vec<&str> = faults.iter().map(|fault| fault.sentence.as_str()).collect();
-            Report::new(Kind::CannotLend, format!("`[anchor]`: {}", sentences.join("; "))).with("faults", named)
+            told!(CannotLend { faults: named }, "`[anchor]`: {}", sentences.join("; "))
         };
         let unreached = |fault: &Fault| match fault.about {
             About::Lent(address) => Some(address),

@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_ipc::{Anchored, Code, Failure, Family, MadeSocket, Reply};
+use whimbrel_ipc::{Anchored, Code, Failure, Family, Reply};
 use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::namespace;
 use whimbrel_protocol::{
@@ -25,16 +25,17 @@ use whimbrel_protocol::{
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
+use crate::api::Answer;
 use crate::api::server::ClientId;
 use crate::clock;
 use crate::closing::Received;
 use crate::event_loop::{EventLoop, FLOW_TICK};
-use crate::events::{Kind, Report};
+use crate::events::{Kind, Report, told};
 use crate::host::endpoints::HIDDEN;
 use crate::reactor::LoopError;
 use crate::role::anchor::executor::young::Young;
 use crate::role::anchor::offer::{BLOCK, Fault};
-use crate::role::programs::{WantedSocket, failed, plain_socket};
+use crate::role::programs::{WantedSocket, bind, plain_socket};
 pub(crate) use reasons::reason_of;
 use reasons::{may_pass, reason};
 
@@ -169,11 +170,10 @@ impl EventLoop {
     }
 
     /// A program wants a socket whose anchor is another host, or may be. The client is answered, now or later.
-    pub(crate) fn want_socket(&mut self, client: ClientId, socket: WantedSocket, anchor: &str) {
-        match self.candidates(anchor, true) {
-            Ok(order) => self.ask_next(Asked::new(Wanted::Socket { client, socket }, order)),
-            Err(failure) => self.server.reply(client, &Reply::Error(failure)),
-        }
+    pub(crate) fn want_socket(&mut self, client: ClientId, socket: WantedSocket, anchor: &str) -> Answer {
+        let order = self.candidates(anchor, true)?;
+        self.ask_next(Asked::new(Wanted::Socket { client, socket }, order));
+        Ok(None)
     }
 
     /// A process has moved here, to the namespace of an address that one of these hosts may lend ports of: what it
@@ -195,89 +195,78 @@ impl EventLoop {
         namespace: OwnedFd,
         anchor: &str,
         mut wanted: WantedNamespace,
-    ) {
+    ) -> Answer {
         if let Some(address) = wanted.address {
             wanted.family = if address.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
             if address.is_multicast() || address.is_loopback() {
-                let failure = Failure::new("no anchor can lend that address").on(address).code(Code::Unknown);
-                return self.server.reply(client, &Reply::Error(failure));
+                return Err(Failure::new("no anchor can lend that address").on(address).code(Code::Unknown));
             }
         }
         if wanted.ports.contains(&0) {
-            let failure = Failure::new("port 0 is none: the kernel draws ports without being told").code(Code::Unknown);
-            return self.server.reply(client, &Reply::Error(failure));
+            let what = "port 0 is none: the kernel draws ports without being told";
+            return Err(Failure::new(what).code(Code::Unknown));
         }
-        if let Err(failure) = self.server.may_stay(client) {
-            return self.server.reply(client, &Reply::Error(failure));
-        }
-        let Some(owner) = self.server.credentials(client).map(|who| who.uid) else {
-            let failure = Failure::new("the system does not say whose this namespace is").code(Code::Denied);
-            return self.server.reply(client, &Reply::Error(failure));
-        };
+        self.server.may_stay(client)?;
+        let owner = self.server.credentials(client).map(|who| who.uid);
+        let denied = |what: String| Failure::new(what).code(Code::Denied);
+        let owner = owner.ok_or_else(|| denied("the system does not say whose this namespace is".to_owned()))?;
         let namespace = Brought { namespace, owner };
-        if let Err(error) = namespace.check() {
-            return self.server.reply(client, &Reply::Error(Failure::new(error.to_string()).code(Code::Denied)));
+        namespace.check().map_err(|error| denied(error.to_string()))?;
+        let mut order = self.candidates(anchor, false)?;
+        // This host's own address needs no namespace.
+        order.retain(Option::is_some);
+        if order.is_empty() {
+            return Err(Failure::new("the anchor is this host itself, whose address programs have anyway")
+                .on(anchor)
+                .code(Code::Unavailable)
+                .hint("`--anchor self` runs them with it."));
         }
-        match self.candidates(anchor, false) {
-            Ok(mut order) => {
-                // This host's own address needs no namespace.
-                order.retain(Option::is_some);
-                if order.is_empty() {
-                    let failure = Failure::new("the anchor is this host itself, whose address programs have anyway")
-                        .on(anchor)
-                        .code(Code::Unavailable)
-                        .hint("`--anchor self` runs them with it.");
-                    return self.server.reply(client, &Reply::Error(failure));
-                }
-                let wanted = Wanted::Namespace { client, namespace: Some(namespace), wanted, first: None };
-                self.server.answer_later(client);
-                self.ask_next(Asked::new(wanted, order));
-            }
-            Err(failure) => self.server.reply(client, &Reply::Error(failure)),
-        }
+        let wanted = Wanted::Namespace { client, namespace: Some(namespace), wanted, first: None };
+        self.server.answer_later(client);
+        self.ask_next(Asked::new(wanted, order));
+        Ok(None)
     }
 
     /// [`Request::Bind`](whimbrel_ipc::Request::Bind) of a socket in the namespace of an anchor's address. `None`: it
-    /// is in none.
+    /// is in none. `waits_until`: of who has waited.
     pub(crate) fn bind_anchored(
         &mut self,
         client: ClientId,
         socket: BorrowedFd<'_>,
         address: SocketAddr,
-    ) -> Option<Result<Option<Reply>, Failure>> {
-        self.bind_when_returned(client, socket, address, None)
+        waits_until: Option<Time>,
+    ) -> Option<Answer> {
+        let namespace = self.effects.host.namespace_with(socket)?;
+        Some(self.bind_in_namespace(client, socket, address, namespace, waits_until))
     }
 
-    /// The same, for who has waited.
-    fn bind_when_returned(
+    fn bind_in_namespace(
         &mut self,
         client: ClientId,
         socket: BorrowedFd<'_>,
         address: SocketAddr,
+        (local, brought): (IpAddr, Option<u64>),
         waits_until: Option<Time>,
-    ) -> Option<Result<Option<Reply>, Failure>> {
-        let (local, brought) = self.effects.host.namespace_with(socket)?;
+    ) -> Answer {
         let end = SocketAddr::new(local, address.port());
         if !address.ip().is_unspecified() && address.ip().to_canonical() != local {
             let failure = Failure::new("the socket's anchor has another address").on(local).code(Code::Unavailable);
-            return Some(Err(failure));
+            return Err(failure);
         }
         if end.port() == 0 || self.effects.tenant.is_in_namespace_of(&self.effects.host, socket, end) {
-            return Some(bind(socket, address).map(Some));
+            return bind(socket, address);
         }
         let taken_of = self.node.lessor_of(end);
         let lessor = self.node.rented().find(|of| of.ends.first.ip() == local).map(|of| of.anchor);
         let Some(lessor) = lessor else {
             let failure = Failure::new("the socket came from another host, and its address is on lease from none");
-            return Some(Err(failure.on(local).code(Code::Unavailable)));
+            return Err(failure.on(local).code(Code::Unavailable));
         };
-        let socket = match socket.try_clone_to_owned() {
-            Ok(socket) => socket,
-            Err(error) => return Some(Err(Failure::new(format!("its descriptor cannot be kept: {error}")))),
-        };
+        let not_kept = |error| Failure::new(format!("its descriptor cannot be kept: {error}"));
+        let socket = socket.try_clone_to_owned().map_err(not_kept)?;
         let asked = Asked::after(waits_until, Wanted::Port { client, socket: socket.into(), address });
         match taken_of {
-            Some(anchor) if !self.may_wait_for(&asked, anchor, end) => return Some(Err(taken(end))),
+            Some(anchor) if !self.may_wait_for(&asked, anchor, end) => return Err(taken(end)),
             Some(anchor) => self.wait_for_end(anchor, end, asked),
             None => {
                 let lease = self.lease(asked, lessor, Ends { first: end, count: 1 });
@@ -287,7 +276,7 @@ impl EventLoop {
             }
         }
         self.server.answer_later(client);
-        Some(Ok(None))
+        Ok(None)
     }
 
     /// Whether an endpoint that another program has is waited for.
@@ -331,7 +320,8 @@ impl EventLoop {
             Some(None) => {
                 for wanted in asked.wanted {
                     if let Wanted::Socket { client, socket } = wanted {
-                        self.make_own(client, socket);
+                        let made = self.make_own(client, socket);
+                        self.reply(client, made);
                         self.serve(client);
                     }
                 }
@@ -370,7 +360,7 @@ impl EventLoop {
                 self.leave_namespace(*client);
             }
             let client = wanted.client();
-            self.server.reply(client, &Reply::Error(failure.clone()));
+            self.reply(client, Err(failure.clone()));
             self.serve(client);
         }
     }
@@ -382,24 +372,21 @@ impl EventLoop {
         if let Some(asked) = self.anchors.asked.remove(&lease) {
             self.serve_wanted(lease, asked.wanted, asked.search.waits_until());
         }
-        let sentence = format!("{} on lease from {}", shown(&ends), self.called(&anchor));
-        Report::new(Kind::Lease, sentence).with("anchor", anchor.to_string()).with("ends", shown(&ends))
+        let (ends, called) = (shown(&ends), self.called(&anchor));
+        told!(Lease { anchor, ends }, "{ends} on lease from {called}")
     }
 
     /// Whether an anchor has the address of a lease is not as it was.
     pub(crate) fn on_reached(&self, anchor: PublicKey, ends: Ends, reached: bool) -> Report {
-        let (called, of) = (self.called(&anchor), shown(&ends));
-        let told = match reached {
-            false => Report::new(
-                Kind::LeaseUnreached,
-                format!(
-                    "{called} does not have the address of {of} any more: what is sent there does not come here until it has it \
-                     again. A program that is started anew gets another if {called} has one to lend"
-                ),
+        let (called, ends) = (self.called(&anchor), shown(&ends));
+        match reached {
+            false => told!(
+                LeaseUnreached { anchor, ends },
+                "{called} does not have the address of {ends} any more: what is sent there does not come here until it \
+                 has it again. A program that is started anew gets another if {called} has one to lend"
             ),
-            true => Report::new(Kind::LeaseReached, format!("{called} has the address of {of} again")),
-        };
-        told.with("anchor", anchor.to_string()).with("ends", of)
+            true => told!(LeaseReached { anchor, ends }, "{called} has the address of {ends} again"),
+        }
     }
 
     /// Nobody here needs a lease any more.
@@ -407,11 +394,7 @@ impl EventLoop {
         let lease = FlowName::new(anchor, number);
         self.anchors.blocks.retain(|_, block| *block != lease);
         self.anchors.returns.on_returned(clock::now(), anchor);
-        let told = Report::new(
-            Kind::LeaseReturned,
-            format!("a lease of {} is returned: nobody needs it", self.called(&anchor)),
-        );
-        told.with("anchor", anchor.to_string())
+        told!(LeaseReturned { anchor }, "a lease of {} is returned: nobody needs it", self.called(&anchor))
     }
 
     /// A lease was refused, or is over. `None`: there is nothing to tell, since it will be asked for again.
@@ -466,15 +449,16 @@ impl EventLoop {
                 self.refuse_all(asked.wanted, &failure);
             }
             None => {
-                let sentence = format!("a lease of {called} is over: {reason}. New connections with it lead nowhere");
-                return Some(Report::new(Kind::LeaseLost, sentence).with("anchor", anchor.to_string()));
+                return Some(told!(
+                    LeaseLost { anchor },
+                    "a lease of {called} is over: {reason}. New connections with it lead nowhere"
+                ));
             }
         }
         if is_late {
             return None;
         }
-        let told = Report::new(Kind::LeaseRefused, format!("{called} lends no endpoint: {reason}"));
-        Some(told.with("anchor", anchor.to_string()))
+        Some(told!(LeaseRefused { anchor }, "{called} lends no endpoint: {reason}"))
     }
 
     /// Of a lease that did not come about.
@@ -492,16 +476,8 @@ impl EventLoop {
                 self.serve(client);
             }
             Some(Wanted::Port { client, socket, address }) => {
-                let reply = match self.bind_when_returned(client, socket.as_fd(), address, asked.search.waits_until()) {
-                    Some(Ok(None)) => return,
-                    Some(Ok(Some(reply))) => reply,
-                    Some(Err(failure)) => Reply::Error(failure),
-                    None => {
-                        let failure = Failure::new("the anchor's address is not here any more").on(address);
-                        Reply::Error(failure.code(Code::Unavailable))
-                    }
-                };
-                self.server.reply(client, &reply);
+                let answer = self.bind_anchored(client, socket.as_fd(), address, asked.search.waits_until());
+                self.reply(client, answer.unwrap_or_else(|| Err(gone().on(address))));
                 self.serve(client);
             }
             other => {
@@ -532,24 +508,19 @@ impl EventLoop {
                             made.and_then(|made| hide(made).map_err(|error| Failure::new(error.to_string())))
                         }
                         Some(Err(error)) => Err(Failure::new(error.to_string())),
-                        None => Err(Failure::new("the anchor's address is not here any more").code(Code::Unavailable)),
+                        None => Err(gone()),
                     };
-                    match made.and_then(|socket| Ok((self.programs.names.of(socket.as_fd())?, socket))) {
-                        Ok((uuid, socket)) => {
-                            let reply = Reply::Socket(MadeSocket { uuid, anchor: anchor.to_string() });
-                            self.server.reply_with(client, &reply, vec![socket]);
-                        }
-                        Err(failure) => self.server.reply(client, &Reply::Error(failure)),
-                    }
+                    let answer = made.and_then(|socket| self.hand_socket(client, socket, anchor.to_string()));
+                    self.reply(client, answer);
                 }
                 // The namespace has them.
                 Wanted::Process { .. } => {}
                 Wanted::Port { client, socket, address } => {
-                    let reply = bind(socket.as_fd(), address).unwrap_or_else(Reply::Error);
-                    if matches!(reply, Reply::Error(_)) {
+                    let answer = bind(socket.as_fd(), address);
+                    if answer.is_err() {
                         self.node.return_lease(clock::now(), lease);
                     }
-                    self.server.reply(client, &reply);
+                    self.reply(client, answer);
                 }
                 Wanted::Namespace { client, wanted, first, .. } => {
                     self.anchors.namespaces.entry(client).or_default().push(lease);
@@ -570,8 +541,7 @@ impl EventLoop {
     ) {
         let Some((anchor, block)) = self.leased(first) else {
             self.leave_namespace(client);
-            let failure = Failure::new("the lease ended at once").code(Code::Unavailable);
-            return self.server.reply(client, &Reply::Error(failure));
+            return self.reply(client, Err(Failure::new("the lease ended at once").code(Code::Unavailable)));
         };
         while let Some(port) = wanted.ports.pop() {
             let end = SocketAddr::new(block.first.ip(), port);
@@ -585,7 +555,7 @@ impl EventLoop {
                 if let Some(of) = taken_of {
                     if !self.may_wait_for(&asked, of, end) {
                         self.leave_namespace(client);
-                        return self.server.reply(client, &Reply::Error(taken(end)));
+                        return self.reply(client, Err(taken(end)));
                     }
                     return self.wait_for_end(of, end, asked);
                 }
@@ -659,9 +629,8 @@ impl EventLoop {
         let Err(why) = outcome else {
             // That it could not be moved was told.
             let told = lasting.is_some_and(|young| young.tries > 0);
-            return told.then(|| {
-                Report::of_socket(Kind::ClaimedAgain, Some(flow), "can be moved now: its anchor has it".to_owned())
-            });
+            return told
+                .then(|| Report::of_socket(Kind::ClaimedAgain, Some(flow), "can be moved now: its anchor has it"));
         };
         let again = lasting.filter(|_| may_pass(why));
         let until = if again.is_some() { " until it is asked again" } else { "" };
@@ -700,11 +669,9 @@ fn taken(end: SocketAddr) -> Failure {
     Failure::new("another program of this host has that port at the anchor").on(end).code(Code::InUse)
 }
 
-/// As bind(2).
-fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<Reply, Failure> {
-    rustix::net::bind(socket, &address).map_err(|error| failed("it cannot be bound", error).on(address))?;
-    let bound = rustix::net::getsockname(socket).ok().and_then(|name| SocketAddr::try_from(name).ok());
-    Ok(Reply::Bound { address: bound.unwrap_or(address) })
+/// Why a socket with the address of an anchor's cannot be had.
+fn gone() -> Failure {
+    Failure::new("the anchor's address is not here any more").code(Code::Unavailable)
 }
 
 /// Endpoints, for people.

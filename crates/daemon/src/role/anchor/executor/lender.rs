@@ -15,11 +15,11 @@ use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::tenant::icmp_of;
-use crate::config::Lendable;
 use crate::host::ports::User;
 use crate::host::refusal::{failed, not_kept, refused};
 use crate::host::table::SavedMoves;
 use crate::host::{Failure, Host, Mover, own_addresses};
+use crate::role::anchor::config::Lendable;
 use crate::role::anchor::offer;
 use crate::role::anchor::offer::{About, BLOCK, Fault, LentOf};
 use crate::store::StoreError;

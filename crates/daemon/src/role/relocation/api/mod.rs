@@ -23,9 +23,9 @@ use whimbrel_wire::snapshot::{Family, Metadata};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::api::server::ClientId;
-use crate::api::views;
+use crate::api::{Answer, views};
 use crate::event_loop::{EventLoop, FLOW_TICK};
-use crate::events::{Kind, Report};
+use crate::events::{Causer, Kind, Report, told};
 use crate::host::inventory::flows::why_bound_to_host;
 use crate::host::inventory::servers;
 use crate::host::own_addresses;
@@ -93,6 +93,13 @@ pub(crate) struct MoveRequest {
     prepares: bool,
 }
 
+impl MoveRequest {
+    /// Of a socket whose options are not known yet, and which is to go now.
+    fn new(client: ClientId, family: Family, acceptor: PublicKey, receiver: Option<String>) -> Self {
+        Self { client, family, acceptor, receiver, options: Vec::new(), prepares: false }
+    }
+}
+
 /// A move that somebody asked for.
 #[derive(Clone, Debug)]
 struct Job {
@@ -130,15 +137,18 @@ impl EventLoop {
     /// [`Request::Move`](whimbrel_ipc::Request::Move): an answer for each socket as it is decided
     /// ([`Server::say`](crate::api::server::Server::say)), then the end
     /// ([`Server::reply`](crate::api::server::Server::reply)).
-    pub(crate) fn move_sockets(&mut self, id: ClientId, connections: &[String], to: &str, receiver: Option<&str>) {
+    pub(crate) fn move_sockets(
+        &mut self,
+        id: ClientId,
+        connections: &[String],
+        to: &str,
+        receiver: Option<String>,
+    ) -> Answer {
         // Those that were opened this instant count.
         self.handle_datapath_events(clock::now(), Most::OF_SOCKETS);
         self.handle_udp(clock::now());
-        let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.sockets_named(connections)?)));
-        let (acceptor, flows) = match asked {
-            Ok(asked) => asked,
-            Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
-        };
+        let acceptor = self.host(to)?;
+        let flows = self.sockets_named(connections)?;
         self.server.answer_later(id);
         let now = clock::now();
         let names = &self.programs.names;
@@ -149,49 +159,33 @@ impl EventLoop {
         for flow in flows {
             match duplicated.get(&flow) {
                 Some(Ok(family)) => {
-                    let receiver = receiver.map(str::to_owned);
-                    let move_request = MoveRequest {
-                        client: id,
-                        family: *family,
-                        acceptor,
-                        receiver,
-                        options: Vec::new(),
-                        prepares: false,
-                    };
+                    let move_request = MoveRequest::new(id, *family, acceptor, receiver.clone());
                     self.give_duplicated(flow, move_request);
                 }
                 Some(Err(why)) => self.reply_kept(id, flow, [0; 16], &why.to_string()),
                 None => self.reply_kept(id, flow, [0; 16], "its socket was not found"),
             }
         }
+        Ok(None)
     }
 
-    /// [`Request::Give`](whimbrel_ipc::Request::Give): `descriptors` is one, of anything.
+    /// [`Request::Give`](whimbrel_ipc::Request::Give): `socket` may be anything.
     pub(crate) fn give_socket(
         &mut self,
         id: ClientId,
-        descriptors: Vec<closing::Received>,
+        socket: closing::Received,
         to: &str,
-        receiver: Option<&str>,
+        receiver: Option<String>,
         state: State,
-    ) {
-        let Some(socket) = descriptors.into_iter().next() else { return };
-        let asked = self.host(to).and_then(|acceptor| {
-            let uuid = self.programs.names.of(socket.as_fd())?;
-            Ok((acceptor, self.flow_given(&socket)?, uuid))
-        });
-        let (acceptor, flow, uuid) = match asked {
-            Ok(asked) => asked,
-            Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
-        };
+    ) -> Answer {
+        let acceptor = self.host(to)?;
+        let uuid = self.programs.names.of(socket.as_fd())?;
+        let flow = self.flow_given(&socket)?;
         self.server.answer_later(id);
         let metadata = Metadata { uuid: *uuid.as_bytes(), state: state.into_bytes() };
         let family = self.effects.relocation.take_given(&mut self.effects.host, clock::now(), flow, socket, metadata);
-        let receiver = receiver.map(str::to_owned);
-        self.give_duplicated(
-            flow,
-            MoveRequest { client: id, family, acceptor, receiver, options: Vec::new(), prepares: false },
-        );
+        self.give_duplicated(flow, MoveRequest::new(id, family, acceptor, receiver));
+        Ok(None)
     }
 
     /// The connection that a descriptor is one end of, or the socket without another end that it is: one that has all
@@ -452,15 +446,16 @@ impl EventLoop {
             }
             MoveEvent::NotTaken { name, why } => {
                 let flow = self.effects.relocation.flow_of(name);
-                Report::of_socket(Kind::SocketNotTaken, flow, format!("does not come here: {}", sentence_here(*why)))
+                let sentence = format!("does not come here: {}", sentence_here(*why));
+                Report::of_socket(Kind::SocketNotTaken, flow, sentence).by(Causer::Host(name.donor.into()))
             }
             MoveEvent::Rebound { flow, far } => {
                 if flow.peer() == self.node.public_key() {
                     // What is at home again need not be held: another move of it has another name.
                     self.node.end_held_flow(now, *flow);
                 }
-                let to = self.called(&flow.peer());
-                Report::of_socket(Kind::FlowRebound, *far, format!("has its other end with {to} now"))
+                let sentence = format!("has its other end with {} now", self.called(&flow.peer()));
+                Report::of_socket(Kind::FlowRebound, *far, sentence).by(Causer::Host(flow.peer()))
             }
             MoveEvent::Lost { name } => {
                 let job = self.moves.jobs.remove(name);
@@ -477,12 +472,12 @@ impl EventLoop {
                     0 => "all of it".to_owned(),
                     count => format!("{count} from port {}", ends.first.port()),
                 };
-                let sentence = format!("{} is lent to {}: {count}", ends.first.ip(), self.called(to));
-                Report::new(Kind::Lent, sentence).with("tenant", to.to_string()).with("ends", ends.first.to_string())
+                let (address, called) = (ends.first.ip(), self.called(to));
+                told!(Lent { tenant: to, ends: ends.first }, "{address} is lent to {called}: {count}")
+                    .by(Causer::Host(*to))
             }
             MoveEvent::LeaseOver { to } => {
-                Report::new(Kind::LeaseOver, format!("{} has one lease less", self.called(to)))
-                    .with("tenant", to.to_string())
+                told!(LeaseOver { tenant: to }, "{} has one lease less", self.called(to)).by(Causer::Host(*to))
             }
             MoveEvent::Leased { number, anchor, ends } => self.on_leased(*number, *anchor, *ends),
             MoveEvent::NotLeased { number, anchor, ends, why, offered } => {
@@ -491,19 +486,20 @@ impl EventLoop {
                     None => return,
                 }
             }
-            MoveEvent::Reached { anchor, ends, reached } => self.on_reached(*anchor, *ends, *reached),
+            MoveEvent::Reached { anchor, ends, reached } => {
+                self.on_reached(*anchor, *ends, *reached).by(Causer::Host(*anchor))
+            }
             MoveEvent::Returned { number, anchor } => self.on_returned(*number, *anchor),
             MoveEvent::Claimed { tuple, outcome } => match self.on_claimed(*tuple, *outcome) {
                 Some(told) => told,
                 None => return,
             },
-            MoveEvent::OpFailed { what, error } => Report::new(Kind::OpFailed, format!("{what} failed: {error}")),
+            // Whoever can have it fail can have it fail again.
+            MoveEvent::OpFailed { what, error } => {
+                told!(OpFailed { what, error }, "{what} failed: {error}").by(Causer::Strangers)
+            }
         };
-        if self.restraint.admits_of_move(now, told.kind, &event) {
-            self.tell(told);
-        } else {
-            self.tally.count(told.kind);
-        }
+        self.tell_restrained(now, told);
     }
 
     /// A socket has gone to a host where it does not go on, or does not say so (P-145). What was in it is kept here.

@@ -9,6 +9,7 @@ use whimbrel_protocol::{MoveName, READY_FOR, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 
 use super::MoveRequest;
+use crate::api::Answer;
 use crate::api::server::ClientId;
 use crate::clock;
 use crate::closing::Received;
@@ -27,32 +28,24 @@ pub(crate) struct Prepared {
 }
 
 impl EventLoop {
-    /// [`Request::Prepare`](whimbrel_ipc::Request::Prepare): `descriptors` is one, of anything.
+    /// [`Request::Prepare`](whimbrel_ipc::Request::Prepare): `socket` may be anything.
     pub(crate) fn prepare_socket(
         &mut self,
         id: ClientId,
-        descriptors: Vec<Received>,
+        socket: &Received,
         to: &str,
-        receiver: Option<&str>,
-    ) {
-        let Some(socket) = descriptors.into_iter().next() else { return };
-        let asked = self.host(to).and_then(|acceptor| {
-            let uuid = self.programs.names.of(socket.as_fd())?;
-            Ok((acceptor, self.flow_given(&socket)?, uuid))
-        });
-        let connected = |flow: &FlowTuple| match flow.is_unconnected() {
-            true => Err(Failure::new("only a connected socket can be prepared").code(Code::NotSupported)),
-            false => Ok(()),
-        };
-        let (acceptor, flow, uuid) = match asked.and_then(|asked| connected(&asked.1).map(|()| asked)) {
-            Ok(asked) => asked,
-            Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
-        };
+        receiver: Option<String>,
+    ) -> Answer {
+        let acceptor = self.host(to)?;
+        let uuid = self.programs.names.of(socket.as_fd())?;
+        let flow = self.flow_given(socket)?;
+        if flow.is_unconnected() {
+            return Err(Failure::new("only a connected socket can be prepared").code(Code::NotSupported));
+        }
         self.server.answer_later(id);
         let family =
-            self.effects.relocation.expect_gift(&mut self.effects.host, clock::now(), flow, &socket, *uuid.as_bytes());
-        let receiver = receiver.map(str::to_owned);
-        let move_request = MoveRequest { client: id, family, acceptor, receiver, options: Vec::new(), prepares: true };
+            self.effects.relocation.expect_gift(&mut self.effects.host, clock::now(), flow, socket, *uuid.as_bytes());
+        let move_request = MoveRequest { prepares: true, ..MoveRequest::new(id, family, acceptor, receiver) };
         match self.effects.host.options_of(&flow, socket.as_fd()) {
             Ok(options) => self.give(flow, MoveRequest { options, ..move_request }),
             Err(failed) => {
@@ -60,6 +53,7 @@ impl EventLoop {
                 self.reply_kept(id, flow, *uuid.as_bytes(), &failed.sentence);
             }
         }
+        Ok(None)
     }
 
     /// The others are asked to stand ready.

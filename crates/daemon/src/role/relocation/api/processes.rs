@@ -14,10 +14,10 @@ use whimbrel_wire::snapshot::Family;
 
 use super::{INVITE, SNAPSHOT_USUAL, STOPPING};
 use crate::api::server::ClientId;
-use crate::api::views;
+use crate::api::{Answer, views};
 use crate::clock;
 use crate::event_loop::EventLoop;
-use crate::events::{Kind, Report};
+use crate::events::told;
 use crate::host::inventory::flows::{is_global, is_movable};
 use crate::host::own_addresses;
 use crate::host::refusal::sentence;
@@ -77,7 +77,7 @@ impl EventLoop {
         scope: ProcessScope,
         to: &str,
         address: Option<IpAddr>,
-    ) {
+    ) -> Answer {
         let scope = match scope {
             ProcessScope::Alone => Scope::Alone,
             ProcessScope::Tree => Scope::Tree,
@@ -88,22 +88,17 @@ impl EventLoop {
         self.handle_datapath_events(now, Most::OF_SOCKETS);
         self.handle_udp(now);
         let wanted = Wanted { pid, scope, address };
-        let asked = self.host(to).and_then(|acceptor| Ok((acceptor, self.fit_to_go(wanted, &acceptor)?)));
-        let (acceptor, (whole, going)) = match asked {
-            Ok(asked) => asked,
-            Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
-        };
+        let acceptor = self.host(to)?;
+        let (whole, going) = self.fit_to_go(wanted, &acceptor)?;
         let root = whole.root;
+        let itself = format!("process {pid}");
         if self.is_stopping() {
-            return self.server.reply(id, &Reply::Error(Failure::new(STOPPING).on(format!("process {pid}"))));
+            return Err(Failure::new(STOPPING).on(itself));
         }
         if self.effects.processes.is_leaving(root) {
-            let failure = Failure::new("it is being moved already").on(format!("process {pid}"));
-            return self.server.reply(id, &Reply::Error(failure.code(Code::NotSupported)));
+            return Err(Failure::new("it is being moved already").on(itself).code(Code::NotSupported));
         }
-        if let Err(why) = self.effects.processes.pack(&whole) {
-            return self.server.reply(id, &Reply::Error(Failure::new(why).on(format!("process {pid}"))));
-        }
+        self.effects.processes.pack(&whole).map_err(|why| Failure::new(why).on(itself))?;
         self.server.answer_later(id);
         let job = ProcessJob {
             client: id,
@@ -119,6 +114,7 @@ impl EventLoop {
             until: None,
         };
         self.moves.processes.insert(root, job);
+        Ok(None)
     }
 
     /// Whether a process can go, with what goes with it.
@@ -246,13 +242,14 @@ impl EventLoop {
                 News::Running { name, program, pid } => {
                     self.node.answer_load(now, name, LoadStanding::Running, &pid.to_string());
                     let from = self.peer_name(&PublicKey::from(name.donor));
-                    let sentence = format!("{program} has come from {from} and goes on here as process {pid}");
-                    self.tell(Report::new(Kind::ProcessTaken, sentence).with("pid", pid).with("from", from.key));
+                    self.tell(told!(
+                        ProcessTaken { pid, from: from.key },
+                        "{program} has come from {from} and goes on here as process {pid}"
+                    ));
                 }
                 News::Lost { name, why } => {
                     let from = self.peer_name(&PublicKey::from(name.donor));
-                    let sentence = format!("a process that was {from}'s is lost: {why}");
-                    self.tell(Report::new(Kind::ProcessLost, sentence).with("from", from.key));
+                    self.tell(told!(ProcessLost { from: from.key }, "a process that was {from}'s is lost: {why}"));
                 }
             }
         }
@@ -487,14 +484,11 @@ impl EventLoop {
                 pid_there: there,
                 deaf: going.deaf,
             };
-            let sentence = format!("{name} (process {root}) is with {to} now");
-            self.tell(Report::new(Kind::ProcessGiven, sentence).with("pid", root).with("to", to.key));
+            self.tell(told!(ProcessGiven { pid: root, to: to.key }, "{name} (process {root}) is with {to} now"));
             Reply::MovedProcess(Box::new(moved))
         } else {
             let why = why.unwrap_or_else(|| "the move was called off".to_owned());
-            self.tell(
-                Report::new(Kind::ProcessKept, format!("{name} (process {root}) stays here: {why}")).with("pid", root),
-            );
+            self.tell(told!(ProcessKept { pid: root }, "{name} (process {root}) stays here: {why}"));
             Reply::Error(Failure::new(format!("it stays here: {why}")).on(format!("process {root}")))
         };
         self.server.reply(client, &reply);

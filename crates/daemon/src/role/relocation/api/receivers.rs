@@ -6,8 +6,8 @@
 use whimbrel_ipc::{Code, Failure, MAX_RECEIVER, Reply};
 use whimbrel_kernel::owner::Owner;
 
-use crate::api::access;
-use crate::api::access::User;
+use crate::api::Answer;
+use crate::api::access::{self, User};
 use crate::api::server::ClientId;
 use crate::event_loop::EventLoop;
 
@@ -55,16 +55,14 @@ impl EventLoop {
     /// [`Request::Receive`](whimbrel_ipc::Request::Receive): the client stays
     /// ([`Server::stay`](crate::api::server::Server::stay)) until it is among those that are gone
     /// ([`Server::take_gone`](crate::api::server::Server::take_gone)).
-    pub(crate) fn receive_sockets(&mut self, id: ClientId, name: &str) {
-        let receiver = match self.register_receiver(id, name) {
-            Ok(receiver) => receiver,
-            Err(failure) => return self.server.reply(id, &Reply::Error(failure)),
-        };
+    pub(crate) fn receive_sockets(&mut self, id: ClientId, name: &str) -> Answer {
+        let receiver = self.register_receiver(id, name)?;
         let name = receiver.name().to_owned();
         self.moves.receivers.insert(id, receiver);
         self.server.stay(id);
         self.server.say(id, &Reply::Receiving { name }, Vec::new());
         self.watch_client(id);
+        Ok(None)
     }
 
     fn register_receiver(&mut self, id: ClientId, name: &str) -> Result<Receiver, Failure> {
