@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use whimbrel_ipc::{
     About, Code, EventRecord, Failure, Lines, MAX_GIVE_LINE, MAX_REQUEST_LINE, ReceivedLine, Reply, Request,
     reply_to_line, request_from_line,
@@ -29,6 +31,10 @@ pub use whimbrel_kernel::client::Credentials;
 use crate::closing::{ClosedApart, Received};
 use output::Output;
 use room::{CLIENTS, Place, STAYING};
+
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+/// Clients that wait to be accepted: as many as the system lets.
+const WAITING: i32 = i32::MAX;
 
 /// How long a client may take to ask for the first time.
 const SILENT: Duration = Duration::from_secs(60);
@@ -144,13 +150,14 @@ impl Server {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
-            // Closed to all until the mode is set: connect(2) asks for write permission.
-            let former = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o777));
-            let listener = UnixListener::bind(path);
-            rustix::process::umask(former);
-            let listener = listener?;
+            let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
+            // Closed to all until the mode is set, as the socket's own mode is until then: connect(2) asks for write
+            // permission. (The umask would be that of all threads.)
+            fchmod(&listener, Mode::empty())?;
+            rustix::net::bind(&listener, &SocketAddrUnix::new(path)?)?;
+            rustix::net::listen(&listener, WAITING)?;
             fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-            listener.set_nonblocking(true)?;
+            let listener = UnixListener::from(listener);
             Ok(listener)
         })();
         let listener = bound.map_err(|source| ServerError { path: path.to_owned(), source })?;
