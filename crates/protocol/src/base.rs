@@ -28,7 +28,7 @@ use config::Config;
 use event::Event;
 use op::Op;
 use op::relocation::MoveOp;
-use output::{Asked, OpId, Output, Outputs, Transmit};
+use output::{Asked, MoveAsked, OpId, Output, Outputs, Transmit};
 use random::Random;
 use signal::Signal;
 use timer::{Timer, Timers};
@@ -185,8 +185,8 @@ impl Base {
     }
 
     /// Asks for an effect of a move, behind all else.
-    pub(crate) fn ask_for_move(&mut self, op: MoveOp, number: u64) {
-        self.output.ask_for_move(op, number);
+    pub(crate) fn ask_for_move(&mut self, op: MoveOp, asked: MoveAsked) {
+        self.output.ask_for_move(op, asked);
     }
 
     /// An op was answered: what it was for.

@@ -3,11 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
+use whimbrel_handshake::PublicKey;
+
+use crate::base::config::Config;
 use crate::base::op::PeerId;
 use crate::base::output::State;
+use crate::base::random::Random;
 use crate::binding::chain::Chains;
 use crate::binding::peers::BoundPeer;
+use crate::binding::transfer::Transfer;
 use crate::flow::FlowLayer;
+use crate::flow::table::Flows;
+use crate::path::PathLayer;
+use crate::session::SessionLayer;
+use crate::session::contact::Contacts;
 
 #[macro_use]
 pub(crate) mod peers;
@@ -43,10 +52,15 @@ pub(crate) struct BindingLayer {
     pub(crate) leaving: Vec<IpAddr>,
     pub(crate) reaching: Vec<(IpAddr, bool)>,
     pub(crate) chains: Chains,
+    /// What roles have below them that have flows go from host to host, where this host takes part in that.
+    transfer: Option<Box<Transfer>>,
 }
 
 impl BindingLayer {
-    pub(crate) fn new(flow: FlowLayer, chains: Chains) -> Self {
+    /// That of a host without peers and flows, with what is below it.
+    pub(crate) fn new(config: &Config, me: PublicKey, random: &mut Random) -> Self {
+        let session = SessionLayer::new(Contacts::new(me, random, config));
+        let flow = FlowLayer::new(PathLayer::new(session), Flows::new(config, random));
         Self {
             flow,
             peers: BTreeMap::new(),
@@ -57,7 +71,8 @@ impl BindingLayer {
             keeping: Vec::new(),
             leaving: Vec::new(),
             reaching: Vec::new(),
-            chains,
+            chains: Chains::new(config.carriers.tunnel, random.u32() as u8),
+            transfer: Transfer::of(me, config),
         }
     }
 }

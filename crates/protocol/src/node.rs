@@ -4,6 +4,7 @@ mod api;
 mod moves;
 mod outcome;
 mod restore;
+mod roles;
 mod sessions;
 mod signals;
 pub(crate) mod view;
@@ -29,32 +30,18 @@ use crate::base::random::Random;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
-use crate::binding::chain::Chains;
-use crate::flow::FlowLayer;
 use crate::flow::introduction::PROBE_BIT;
-use crate::flow::table::Flows;
-use crate::path::PathLayer;
 use crate::path::paths::Paths;
-use crate::role::Role;
-use crate::role::anchor::referral::ReferralRole;
-use crate::role::community::Community;
-use crate::role::gateway::GatewayRole;
-use crate::role::rendezvous::RendezvousRole;
-use crate::session::SessionLayer;
-use crate::session::contact::Contacts;
-use moves::Moves;
+use crate::role::Came;
+use crate::role::relocation::Relocation;
+use roles::Roles;
 
 /// One host's side of the protocol. It takes what happens by `handle_*`, and is drained by [`Node::poll`] after each of
 /// them; [`Node::poll_timeout`] tells when [`Node::handle_timeout`] is due.
 pub struct Node {
-    pub(crate) base: Base,
-    pub(crate) binding: BindingLayer,
-    pub(crate) rendezvous: RendezvousRole,
-    pub(crate) community: Community,
-    pub(crate) gateway: GatewayRole,
-    pub(crate) referral: ReferralRole,
-    /// Sockets that move, where this host takes part in that.
-    pub(crate) moves: Option<Box<Moves>>,
+    base: Base,
+    binding: BindingLayer,
+    roles: Roles,
     /// When facts were last told.
     settled: Time,
 }
@@ -65,25 +52,10 @@ impl Node {
     #[must_use]
     pub fn new(config: Config, key: StaticKey, seed: [u8; 32]) -> Self {
         let mut random = Random::new(seed);
-        let contacts = Contacts::new(key.public(), &mut random, &config);
-        let moves = Moves::of(&key, &config);
-        let flows = Flows::new(&config, &mut random);
-        let mut community = Community::default();
-        if moves.is_some() {
-            community.set_grants(Vec::new());
-        }
-        let chains = Chains::new(config.carriers.tunnel, random.u32() as u8);
-        let flow = FlowLayer::new(PathLayer::new(SessionLayer::new(contacts)), flows);
-        Self {
-            base: Base::new(config, key, random),
-            binding: BindingLayer::new(flow, chains),
-            rendezvous: RendezvousRole::default(),
-            community,
-            gateway: GatewayRole::default(),
-            referral: ReferralRole::default(),
-            moves,
-            settled: Time::default(),
-        }
+        let binding = BindingLayer::new(&config, key.public(), &mut random);
+        let base = Base::new(config, key, random);
+        let roles = Roles::new(&base);
+        Self { base, binding, roles, settled: Time::default() }
     }
 
     /// A datagram came to the control port (tunnel datagrams are the caller's business). `destination` is the address
@@ -140,7 +112,7 @@ impl Node {
 
     fn handle_messages(&mut self, now: Time, id: PeerId, arrival: &Arrival, messages: Vec<Message>) {
         self.binding.flow.path.hear_candidate(now, id, arrival, &mut self.base);
-        self.rendezvous.on_found(id, arrival, &mut self.binding, &mut self.base);
+        self.roles.rendezvous.on_found(id, arrival, &mut self.binding, &mut self.base);
         let updates = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
         if !updates && self.binding.flow.path.peers.get(&id).is_some_and(|paths| paths.remote() == arrival.source) {
             self.binding.hear(now, id, &mut self.base);
@@ -172,32 +144,23 @@ impl Node {
             let mapped = bound!(self.binding, &id).is_some_and(|peer| peer.is_mapped());
             self.binding.flow.path.notice_rebinding(now, id, arrival, answered, mapped, &mut self.base);
         }
-        self.rendezvous.record_endpoint(now, id, &mut self.binding, &mut self.base);
+        self.roles.rendezvous.record_endpoint(now, id, &mut self.binding, &mut self.base);
     }
 
     /// Has the owner of a message see to it.
     fn pass_on(&mut self, now: Time, id: PeerId, arrival: &Arrival, message: Message, answers: &mut Vec<Message>) {
         let (low, base) = (&mut self.binding, &mut self.base);
         let Some(message) = low.handle_message(now, id, arrival, message, answers, base) else { return };
-        if RendezvousRole::takes(&message) {
-            self.rendezvous.handle_message(now, id, arrival, message, answers, low, base);
-        } else if Community::takes(&message) {
-            self.community.handle_message(now, id, arrival, message, answers, low, base);
-        } else if GatewayRole::takes(&message) {
-            self.gateway.handle_message(now, id, arrival, message, answers, low, base);
-        } else if ReferralRole::takes(&message) {
-            self.referral.handle_message(now, id, arrival, message, answers, low, base);
-        } else {
-            match message {
-                Message::PassedOn { left, source, datagram } => {
-                    if self.rendezvous.is_passed_on(id, arrival, left, source, base) {
-                        self.take_in_datagram(now, source, None, &datagram, true);
-                    }
-                }
-                Message::FlowClosed(nonces) => self.handle_flows_closed(now, id, &nonces),
-                Message::Close { .. } => self.handle_close(now, id),
-                message => self.handle_move_message(now, id, message),
+        let came = Came::new(id, arrival, answers);
+        match self.roles.handle_message(now, came, message, low, base) {
+            Some(Message::PassedOn { left, source, datagram })
+                if self.roles.rendezvous.is_passed_on(id, arrival, left, source, base) =>
+            {
+                self.take_in_datagram(now, source, None, &datagram, true);
             }
+            Some(Message::FlowClosed(nonces)) => self.handle_flows_closed(now, id, &nonces),
+            Some(Message::Close { .. }) => self.handle_close(now, id),
+            _ => {}
         }
     }
 
@@ -219,9 +182,9 @@ impl Node {
             self.binding.handle_probe(now, id, flow, nonce, &mut self.base);
         } else if self.binding.flow.take_nonce(now, id, flow, nonce, &mut self.base) {
             // P-87, P-35
-            let moves = &self.moves;
-            let hides = |name: &FlowName| moves.as_ref().is_none_or(|moves| moves.hides(name));
-            if !self.referral.refer(id, &flow, nonce, hides, &mut self.binding, &mut self.base) {
+            let relocation = &self.roles.relocation;
+            let hides = |name: &FlowName| relocation.hides(name);
+            if !self.roles.referral.refer(id, &flow, nonce, hides, &mut self.binding, &mut self.base) {
                 self.binding.flow.refuse_introduction(id, nonce, IntroductionRefusal::Refused, &mut self.base);
             }
         }
@@ -233,7 +196,9 @@ impl Node {
     pub fn handle_claim(&mut self, now: Time, flow: FlowTuple) {
         let Some(entry) = self.binding.flow.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
         match flow.transport {
-            Transport::Udp => self.gateway.handle_datagram_claim(now, flow, &entry, &mut self.binding, &mut self.base),
+            Transport::Udp => {
+                self.roles.gateway.handle_datagram_claim(now, flow, &entry, &mut self.binding, &mut self.base)
+            }
             _ => self.binding.flow.take_claimed(now, flow, &entry, &mut self.base),
         }
         self.settle(now);
@@ -278,8 +243,9 @@ impl Node {
     /// Takes back a code that nobody has used, or a grant: a move that it let begin and that is not decided comes to
     /// nothing. Tells whether there was one.
     pub fn withdraw(&mut self, now: Time, number: u16) -> bool {
-        let offered = self.community.withdraw_offer(now, number, &mut self.base);
-        let granted = self.withdraw_grant(now, number);
+        let offered = self.roles.community.withdraw_offer(number);
+        let granted = self.binding.permits_mut().is_some_and(|permits| permits.withdraw(number));
+        self.relocate(now, Relocation::end_unpermitted);
         self.settle(now);
         offered || granted
     }
@@ -302,20 +268,16 @@ impl Node {
                 self.binding.continue_chains(now, &mut self.base);
             } else if let Some(timer) = self.base.take_due_timer(now) {
                 self.handle_timer(now, timer);
+            } else {
+                self.roles.handle_timeout(now, &mut self.binding, &mut self.base);
             }
             self.settle(now);
         }
     }
 
     fn handle_timer(&mut self, now: Time, timer: Timer) {
-        let (low, base) = (&mut self.binding, &mut self.base);
-        let taken = low.handle_timer(now, timer, base)
-            || self.rendezvous.handle_timer(now, timer, low, base)
-            || self.community.handle_timer(now, timer, low, base)
-            || self.gateway.handle_timer(now, timer, low, base)
-            || self.referral.handle_timer(now, timer, low, base);
         match timer {
-            _ if taken => {}
+            _ if self.binding.handle_timer(now, timer, &mut self.base) => {}
             Timer::Closed(id) => self.send_closed(now, id),
             Timer::Renew(id) => self.renew(now, id),
             Timer::Reach(id) => self.reach(now, id),
@@ -323,7 +285,6 @@ impl Node {
             Timer::Sweep => self.sweep(now),
             Timer::Mend => self.mend(now),
             Timer::Mended => self.rest_mending(now),
-            Timer::Moves => self.continue_moves(now),
             _ => {}
         }
     }
@@ -396,10 +357,7 @@ impl Node {
         self.binding.flow.path.session.by_key.remove(&peer.key);
         self.binding.pairs.retain(|_, holder| *holder != id);
         self.binding.flow.path.session.contacts.forget_peer(id);
-        self.rendezvous.forget_peer(id, peer.key, &mut self.binding, &mut self.base);
-        self.community.forget_peer(id, peer.key, &mut self.binding, &mut self.base);
-        self.gateway.forget_peer(id, peer.key, &mut self.binding, &mut self.base);
-        self.referral.forget_peer(id, peer.key, &mut self.binding, &mut self.base);
+        self.roles.forget_peer(id, peer.key, &mut self.binding, &mut self.base);
         self.binding.flow.looks.forget(id);
         for timer in [
             Timer::Introductions(id),
@@ -428,7 +386,7 @@ impl Node {
     }
 
     fn renew(&mut self, now: Time, id: PeerId) {
-        self.gateway.forget_unheard(now, id, &mut self.binding, &mut self.base);
+        self.roles.gateway.forget_unheard(now, id, &mut self.binding, &mut self.base);
         let Some(peer) = peer!(self.binding.flow, &id) else { return };
         let needed = !peer.flow.flows.is_empty() || self.binding.flow.path.session.keeps(id);
         if needed && peer.path.attachment().is_some() && peer.flow.away.is_none() && !self.base.is_suspended() {
@@ -441,7 +399,7 @@ impl Node {
         let mut ended = Vec::new();
         let mut more = self.binding.flow.path.session.sweep_contacts(now)
             | self.binding.flow.sweep_introductions(now)
-            | self.gateway.sweep_passing(&mut self.binding, &mut self.base);
+            | self.roles.gateway.sweep_passing(&mut self.binding, &mut self.base);
         for peer in self.binding.flow.path.session.peers.values_mut() {
             peer.sessions.retain(|slot| {
                 let over = slot.until.is_some_and(|until| until <= now);
@@ -472,10 +430,8 @@ impl Node {
     /// When [`Node::handle_timeout`] is due.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        [self.base.next_timer(), self.binding.flow.flows.poll_timeout(), self.binding.chains.poll_timeout()]
-            .into_iter()
-            .flatten()
-            .min()
+        let (flows, chains) = (self.binding.flow.flows.poll_timeout(), self.binding.chains.poll_timeout());
+        [self.base.next_timer(), flows, chains, self.roles.poll_timeout()].into_iter().flatten().min()
     }
 
     /// Datagrams that were dropped as malformed, forged, replayed or unknown (P-1).

@@ -5,6 +5,8 @@ pub(crate) mod community;
 pub(crate) mod gateway;
 pub(crate) mod relocation;
 pub(crate) mod rendezvous;
+#[cfg(test)]
+mod tests;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::message::Message;
@@ -13,37 +15,80 @@ use crate::Time;
 use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::op::PeerId;
+use crate::base::output::{MoveAsked, OpDone, OpFailed};
 use crate::base::signal::Signal;
-use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 
-/// One role. The set is closed: the node knows each by its type. Of timers there is one table, for all (`base::timer`),
-/// so a role gives no deadline of its own.
-pub(crate) trait Role {
-    /// Whether a message is one of the role's.
-    fn takes(message: &Message) -> bool;
+/// How a message has come, and what goes back to where it came from.
+pub(crate) struct Came<'a> {
+    from: PeerId,
+    arrival: &'a Arrival,
+    answers: &'a mut Vec<Message>,
+}
 
-    /// A peer has said something that the role [takes](Role::takes). `answers`: what goes back to where it came from.
-    fn handle_message(
-        &mut self,
-        now: Time,
-        from: PeerId,
-        arrival: &Arrival,
-        message: Message,
-        answers: &mut Vec<Message>,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    );
+impl<'a> Came<'a> {
+    pub(crate) fn new(from: PeerId, arrival: &'a Arrival, answers: &'a mut Vec<Message>) -> Self {
+        Self { from, arrival, answers }
+    }
+}
+
+/// One role: a type with its own state, its own deadlines, and what is below it. The set is closed, and the node knows
+/// each by its type (`node::roles`). What a role has nothing to do with it leaves out.
+pub(crate) trait Role: Sized {
+    /// That of a host without peers and flows.
+    fn new(base: &Base) -> Self;
+
+    /// Whether a message is one of the role's.
+    fn takes(_: &Message) -> bool {
+        false
+    }
+
+    /// A peer has said something that the role [takes](Role::takes).
+    fn handle_message(&mut self, _: Time, _: Came<'_>, _: Message, _: &mut BindingLayer, _: &mut Base) {}
 
     /// Something has happened below, or in another role.
-    fn handle_signal(&mut self, now: Time, signal: &Signal, low: &mut BindingLayer, base: &mut Base);
+    fn handle_signal(&mut self, _: Time, _: &Signal, _: &mut BindingLayer, _: &mut Base) {}
 
-    /// A timer has gone off. Tells whether it is one of the role's.
-    fn handle_timer(&mut self, now: Time, timer: Timer, low: &mut BindingLayer, base: &mut Base) -> bool;
+    /// Whether an op is one of the role's.
+    fn asked(_: &MoveAsked) -> bool {
+        false
+    }
+
+    /// The result of an op that the role [has asked for](Role::asked).
+    fn handle_done(&mut self, _: Time, _: MoveAsked, _: Result<OpDone, OpFailed>, _: &mut BindingLayer, _: &mut Base) {}
+
+    /// When [`Role::handle_timeout`] is due.
+    fn poll_timeout(&self) -> Option<Time> {
+        None
+    }
+
+    /// Something is due.
+    fn handle_timeout(&mut self, _: Time, _: &mut BindingLayer, _: &mut Base) {}
 
     /// A peer is forgotten, which has this key.
-    fn forget_peer(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer, base: &mut Base);
+    fn forget_peer(&mut self, _: PeerId, _: PublicKey, _: &mut BindingLayer, _: &mut Base) {}
 
-    /// Entries of all tables together.
-    fn entries(&self) -> usize;
+    /// Entries of all tables together. Of those that are few and end by themselves nothing is said.
+    fn entries(&self) -> usize {
+        0
+    }
+}
+
+/// A role and what is below it, without others.
+#[cfg(test)]
+struct Alone<R> {
+    role: R,
+    low: BindingLayer,
+    base: Base,
+}
+
+#[cfg(test)]
+impl<R: Role> Alone<R> {
+    fn new(config: crate::Config, seed: u8) -> Self {
+        let key = whimbrel_handshake::StaticKey::from_bytes([3; 32]);
+        let mut random = crate::base::random::Random::new([seed; 32]);
+        let low = BindingLayer::new(&config, key.public(), &mut random);
+        let base = Base::new(config, key, random);
+        Self { role: R::new(&base), low, base }
+    }
 }

@@ -11,7 +11,7 @@ use whimbrel_wire::{ChainNumber, FlowTuple};
 
 use crate::base::event::Event;
 use crate::base::flow_name::FlowName;
-use crate::base::op::relocation::MoveOp;
+use crate::base::op::relocation::{LeaseName, MoveOp};
 use crate::base::op::{Op, PeerId};
 
 /// One thing that a node asks of its caller, or tells it.
@@ -95,8 +95,26 @@ pub(crate) enum Asked {
     State(&'static str, State),
     /// Making a chain of a peer's packets.
     Chain(PeerId, ChainNumber),
-    /// Something about a move, by the number that the move knows it by.
-    Move(u64),
+    /// Something about a move or a lease.
+    Move(MoveAsked),
+}
+
+/// What an op of a move or a lease was for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum MoveAsked {
+    Donation(u64),
+    Acceptance(MoveName),
+    /// Commits, which are decided together, of flows that are called so till then.
+    Keep(Vec<FlowName>),
+    /// What is known of a flow is kept, or forgotten.
+    Held {
+        flow: FlowName,
+        kept: bool,
+    },
+    Lease(LeaseName),
+    Tenancy(FlowName),
+    /// Nothing waits for it, and it is asked for again where it fails.
+    Effect(&'static str, Box<MoveOp>),
 }
 
 /// State of the kernel that an op could not make so.
@@ -148,9 +166,9 @@ impl Outputs {
     }
 
     /// Asks for an effect of a move, behind all else.
-    pub(crate) fn ask_for_move(&mut self, op: MoveOp, number: u64) {
+    pub(crate) fn ask_for_move(&mut self, op: MoveOp, asked: MoveAsked) {
         let id = self.next_id();
-        self.asked.insert(id, Asked::Move(number));
+        self.asked.insert(id, Asked::Move(asked));
         self.behind.push_back(Output::Op(id, op.into()));
     }
 
@@ -184,13 +202,15 @@ mod tests {
     fn datagrams_come_first_and_ops_of_moves_behind_the_effects_that_they_rely_on() {
         let mut outputs = Outputs::default();
         let name = MoveName { donor: [1; 32], number: 1 };
-        outputs.ask_for_move(MoveOp::Thaw { name }, 7);
+        outputs.ask_for_move(MoveOp::Thaw { name }, MoveAsked::Donation(7));
         outputs.op(BindingOp::Remove { peer: PeerId(1) });
         outputs.transmit(Transmit { source: None, destination: ([127, 0, 0, 1], 1).into(), payload: Vec::new() });
         assert!(matches!(outputs.poll(), Some(Output::Transmit(_))));
         assert!(matches!(outputs.poll(), Some(Output::Op(_, Op::Binding(_)))));
         let Some(Output::Op(id, Op::Move(MoveOp::Thaw { .. }))) = outputs.poll() else { panic!("no move") };
-        assert!(matches!(outputs.answered(id), Some(Asked::Move(7))) && outputs.answered(id).is_none());
+        assert!(
+            matches!(outputs.answered(id), Some(Asked::Move(MoveAsked::Donation(7)))) && outputs.answered(id).is_none()
+        );
         assert_eq!((outputs.poll(), outputs.awaited()), (None, 0));
     }
 }

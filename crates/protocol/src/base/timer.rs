@@ -1,20 +1,19 @@
-//! All deadlines of a node in one table.
+//! Deadlines in tables: one of the layers, and one of each role that needs more than the earliest of its own.
 
 use std::collections::{BTreeSet, HashMap};
+use std::hash::Hash;
 use std::net::IpAddr;
 
 use crate::Time;
 use crate::base::op::PeerId;
 
-/// What is due. One deadline for each key; setting it again moves it.
+/// What is due in the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Timer {
     /// Ask an address again, or give it up.
     Contact(IpAddr),
     /// Look at sockets for peers that have waited for it.
     Looks,
-    /// Tell who has passed flows on that they are direct.
-    Left,
     /// Go on with the introductions of a peer.
     Introductions(PeerId),
     /// Tell the caller which sessions introductions may come for.
@@ -43,28 +42,12 @@ pub(crate) enum Timer {
     Wake(PeerId),
     /// Flows have waited so long that their sockets are kept from giving up.
     Park(PeerId),
-    /// Tell a rendezvous again whom this host is to be met by.
-    Registration(PeerId),
-    /// Tell a host again where those are that it is to meet.
-    Whereabouts(PeerId),
-    /// Send again to where a rendezvous says that a peer is.
-    Found(PeerId),
-    /// Ask a rendezvous again to stand in for addresses that this host has left.
-    NeighbourProxy(PeerId),
-    /// Look which rendezvous are needed, and which answer.
-    Rendezvous,
-    /// Go on with sockets that move.
-    Moves,
-    /// Go on with what the community is told, and with codes.
-    Community,
+    /// Say again what hosts have not heard, and ask again for what failed.
+    Records,
     /// Forget a peer that has no flows.
     Idle(PeerId),
     /// End the flows of a peer that this host passes on and that has not been heard for very long.
     Vanished(PeerId),
-    /// Ask where connections lead to that hosts behind this one have opened.
-    Opened,
-    /// Look again whether somebody sends from where the peers of datagram flows were.
-    Claims,
     /// Look again at addresses that several hosts shared.
     Shared,
     /// Drop former sessions, unfinished handshakes and unanswered introductions.
@@ -75,16 +58,22 @@ pub(crate) enum Timer {
     Mended,
 }
 
-/// The table of deadlines.
-#[derive(Debug, Default)]
-pub(crate) struct Timers {
-    queue: BTreeSet<(Time, Timer)>,
-    at: HashMap<Timer, Time>,
+/// A table of deadlines. There is one for each key; setting it again moves it.
+#[derive(Debug)]
+pub(crate) struct Timers<K = Timer> {
+    queue: BTreeSet<(Time, K)>,
+    at: HashMap<K, Time>,
 }
 
-impl Timers {
+impl<K> Default for Timers<K> {
+    fn default() -> Self {
+        Self { queue: BTreeSet::new(), at: HashMap::new() }
+    }
+}
+
+impl<K: Copy + Ord + Hash> Timers<K> {
     /// Sets `timer` to go off at `when`, wherever it stood before.
-    pub(crate) fn set(&mut self, timer: Timer, when: Time) {
+    pub(crate) fn set(&mut self, timer: K, when: Time) {
         if let Some(old) = self.at.insert(timer, when) {
             self.queue.remove(&(old, timer));
         }
@@ -92,21 +81,21 @@ impl Timers {
     }
 
     /// Sets `timer` unless it is set to an earlier moment already.
-    pub(crate) fn set_earlier(&mut self, timer: Timer, when: Time) {
+    pub(crate) fn set_earlier(&mut self, timer: K, when: Time) {
         if self.at.get(&timer).is_none_or(|&old| old > when) {
             self.set(timer, when);
         }
     }
 
     /// Stops `timer`; no effect if it is not set.
-    pub(crate) fn stop(&mut self, timer: Timer) {
+    pub(crate) fn stop(&mut self, timer: K) {
         if let Some(old) = self.at.remove(&timer) {
             self.queue.remove(&(old, timer));
         }
     }
 
     /// Whether `timer` is set.
-    pub(crate) fn is_set(&self, timer: Timer) -> bool {
+    pub(crate) fn is_set(&self, timer: K) -> bool {
         self.at.contains_key(&timer)
     }
 
@@ -116,7 +105,7 @@ impl Timers {
     }
 
     /// Takes the earliest timer that is due at `now`.
-    pub(crate) fn take_due(&mut self, now: Time) -> Option<Timer> {
+    pub(crate) fn take_due(&mut self, now: Time) -> Option<K> {
         let &(when, timer) = self.queue.first()?;
         if when > now {
             return None;

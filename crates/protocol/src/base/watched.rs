@@ -16,6 +16,12 @@ impl<T> Watched<T> {
     }
 }
 
+impl<T> From<T> for Watched<T> {
+    fn from(value: T) -> Self {
+        Self { value, touched: false }
+    }
+}
+
 impl<T> Deref for Watched<T> {
     type Target = T;
 

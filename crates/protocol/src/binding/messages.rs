@@ -45,6 +45,16 @@ impl BindingLayer {
             }
             Message::Chain(request) => self.handle_chain(now, id, arrival.index, request, base),
             Message::ChainSeen(answer) => self.handle_chain_seen(now, id, arrival.index, &answer, base),
+            Message::Stream(stretch) => {
+                if let Some((key, transfer)) = self.transfer_with(id) {
+                    transfer.handle_stretch(now, key, stretch, base);
+                }
+            }
+            Message::Received(received) => {
+                if let Some((key, transfer)) = self.transfer_with(id) {
+                    transfer.handle_received(now, key, &received, base);
+                }
+            }
             Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token, base),
             message => match self.flow.handle_message(now, id, arrival, message, answers, base) {
                 Handled::Done => {}
@@ -73,6 +83,7 @@ impl BindingLayer {
             Timer::Shared => self.regain_pairs(now, base),
             Timer::Vanished(id) => self.end_vanished(now, id, base),
             Timer::Listening => self.refresh_listening(now, base),
+            Timer::Records => self.transfer.iter_mut().for_each(|transfer| transfer.handle_timeout(now, base)),
             _ => return false,
         }
         true
@@ -86,6 +97,17 @@ impl BindingLayer {
             Signal::Misled(id) => self.announce_again(now, *id, base),
             Signal::FlowsGone => self.refresh_sets(base),
             Signal::SessionsGone(id) => self.end_chains(*id, base),
+            Signal::SessionUp(id) => {
+                if let Some((key, transfer)) = self.transfer_with(*id) {
+                    transfer.handle_session(&key);
+                }
+            }
+            Signal::Granted(grant) => self.permits_mut().into_iter().for_each(|permits| permits.grant(*grant)),
+            Signal::Members { members, revoked, limited } => {
+                if let Some(permits) = self.permits_mut() {
+                    permits.set_members(members.clone(), revoked.clone(), *limited);
+                }
+            }
             _ => {}
         }
     }

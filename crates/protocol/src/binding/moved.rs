@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
-use whimbrel_wire::moving::{MoveName, Terms};
+use whimbrel_wire::moving::Terms;
 
 use crate::Time;
 use crate::base::Base;
 use crate::base::flow_name::FlowName;
 use crate::base::op::{ASTRAY, FlowEntry, LocalEnd, Manner, PeerId, Places, Waits};
 use crate::base::output::Asked;
+use crate::base::signal::{Signal, Unled};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::peers::BoundRef;
-use crate::binding::transfer::Around;
+use crate::binding::transfer::{Adopt, Around, Lead};
 use crate::flow::{Flow, Origin, Stage};
 
 /// On a host with no more flows than these, senders are woken each time that some are led elsewhere.
@@ -29,18 +30,10 @@ const REBOUND_PAUSE: Duration = Duration::from_millis(500);
 
 impl BindingLayer {
     /// Has a flow whose far end this host holds be one with the host of its name. `None`: the result comes with that of
-    /// an op. `hidden`: the far end is not to learn where its socket is.
-    pub(crate) fn lead_flow(
-        &mut self,
-        now: Time,
-        flow: FlowName,
-        from: FlowName,
-        wire_port: u16,
-        lent: Option<FlowTuple>,
-        restored: bool,
-        hidden: bool,
-        base: &mut Base,
-    ) -> Option<Result<Terms, String>> {
+    /// an op.
+    pub(super) fn lead_flow(&mut self, now: Time, lead: &Lead, base: &mut Base) -> Option<Result<Terms, Unled>> {
+        let Lead { flow, from, wire_port, lent, restored } = *lead;
+        let failed = |why: String| Some(Err(Unled::Failed(why)));
         let to = flow.peer();
         if to == base.public_key() {
             // The socket is here itself, at an address of this host's: nobody need be told of it.
@@ -50,9 +43,9 @@ impl BindingLayer {
         }
         let led = self.flow_named(&flow);
         let known = lent.or(led).or_else(|| self.flow_named(&from));
-        let Some(far) = known else { return Some(Err(format!("there is no flow {flow} any more"))) };
+        let Some(far) = known else { return Some(Err(Unled::Over)) };
         if led.is_some_and(|led| led != far) {
-            return Some(Err(format!("another flow is called {flow}")));
+            return failed(format!("another flow is called {flow}"));
         }
         let before = self.flow.flows.get(&far).and_then(Flow::entry).copied();
         let end = if lent.is_some() { LocalEnd::Behind } else { base.attachments().end_of(&far) };
@@ -62,10 +55,10 @@ impl BindingLayer {
                 && with == Some(before.peer)
         };
         if restored && before.as_ref().is_some_and(as_before) {
-            return Some(self.terms_of(&flow, hidden).ok_or_else(|| format!("there is no flow {flow} any more")));
+            return Some(self.terms_of(&flow).ok_or(Unled::Over));
         }
         let peer = self.peer_of(&to).filter(|peer| peer.has_session());
-        let Some(peer) = peer else { return Some(Err(format!("there is no session with {to}"))) };
+        let Some(peer) = peer else { return failed(format!("there is no session with {to}")) };
         let home = match (&before, lent) {
             (Some(before), None) if before.peer_tuple.mirrored() == far => {
                 peer.native_places(far.local.ip(), far.remote.ip())
@@ -79,7 +72,7 @@ impl BindingLayer {
             _ => peer.flow.free_wire_port(wire_port, self.flow.flows.ports()),
         };
         let Some(wire_local_port) = wire_local_port else {
-            return Some(Err(format!("flows with {to} have all ports that are left for them")));
+            return failed(format!("flows with {to} have all ports that are left for them"));
         };
         let entry = FlowEntry {
             peer: peer.id,
@@ -100,16 +93,8 @@ impl BindingLayer {
     }
 
     /// Has a flow whose socket was moved here be one with its holder. `None`: the result comes with that of an op.
-    pub(crate) fn adopt_flow(
-        &mut self,
-        now: Time,
-        name: MoveName,
-        tuple: FlowTuple,
-        flow: FlowName,
-        wire_port: u16,
-        terms: &Terms,
-        base: &mut Base,
-    ) -> Option<Result<(), String>> {
+    pub(super) fn adopt_flow(&mut self, now: Time, adopt: &Adopt, base: &mut Base) -> Option<Result<(), String>> {
+        let Adopt { name, tuple, flow, wire_port, terms } = *adopt;
         let (own, holder) = (base.attachments().has(&tuple.local.ip()), flow.peer());
         if holder == base.public_key() {
             return Some(Ok(()));
@@ -141,7 +126,7 @@ impl BindingLayer {
     }
 
     /// A flow is not this host's business any more.
-    pub(crate) fn release_flow(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
+    pub(super) fn release_flow(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
         let peer = self.flow.flows.get(flow).and_then(Flow::entry).map(|entry| entry.peer);
         self.flow.forget_flow(flow, base);
         if let Some(peer) = peer {
@@ -153,7 +138,7 @@ impl BindingLayer {
     /// Wakes the senders of flows that were bound to other peers meanwhile. To look for them among very many, whosever
     /// these are, takes as long as to lead hundreds elsewhere, so that is done once for all that go to a peer within a
     /// while; they send again by themselves at about that time.
-    pub(crate) fn wake_rebound(&mut self, now: Time, base: &mut Base) {
+    pub(super) fn wake_rebound(&mut self, now: Time, base: &mut Base) {
         let few = self.flow.flows.len() <= WOKEN_AT_ONCE;
         for id in self.flow.rebound.clone() {
             if few {
@@ -169,26 +154,33 @@ impl BindingLayer {
     }
 
     /// Which flow it is that this host and a peer call so, as its socket has it.
-    pub(crate) fn flow_named(&self, flow: &FlowName) -> Option<FlowTuple> {
+    fn flow_named(&self, flow: &FlowName) -> Option<FlowTuple> {
         self.peer_of(&flow.peer())?.flow.named.get(&flow.value()).copied()
     }
 
-    /// With which peer a flow is one that this host holds, where its end is this host's own, or that of a host behind
-    /// it.
-    pub(crate) fn led_to(&self, flow: &FlowName) -> Option<PeerId> {
-        let entry = self.flow.flows.get(&self.flow_named(flow)?).and_then(Flow::entry)?;
-        matches!(entry.end, LocalEnd::Here | LocalEnd::Passing).then_some(entry.peer)
+    /// The data plane knows a flow that this host holds, or could not be told.
+    pub(crate) fn handle_led(&mut self, flow: FlowName, result: Result<(), String>, base: &mut Base) {
+        let entry = self.flow_named(&flow).and_then(|far| self.flow.flows.get(&far)).and_then(Flow::entry);
+        let is_own = |entry: &&FlowEntry| matches!(entry.end, LocalEnd::Here | LocalEnd::Passing);
+        if result.is_ok()
+            && let Some(entry) = entry.filter(is_own)
+        {
+            // Where the former place was lost with its host, senders wait. The new owner hears first.
+            self.flow.rebound.insert(entry.peer);
+        }
+        let terms = self.terms_of(&flow).ok_or_else(|| "the flow is over".to_owned());
+        let result = result.and(terms).map_err(Unled::Failed);
+        base.signal(Signal::Led { flow, result });
     }
 
-    /// How the owner of a flow that this host holds is to go on with it. `hidden`: the far end is not to learn where
-    /// its socket is.
-    pub(crate) fn terms_of(&self, flow: &FlowName, hidden: bool) -> Option<Terms> {
+    /// How the owner of a flow that this host holds is to go on with it, unless its far end is not to learn where its
+    /// socket is.
+    fn terms_of(&self, flow: &FlowName) -> Option<Terms> {
         let far = self.flow_named(flow)?;
         let entry = self.flow.flows.get(&far).and_then(Flow::entry)?;
         let home = (entry.home.peer != ASTRAY).then_some((entry.home.local, entry.home.peer));
-        let behind = entry.end == LocalEnd::Behind;
-        let hidden = behind && hidden;
-        Some(Terms { far, wire_port: entry.wire_local_port, home, passed_on: behind && !hidden, hidden })
+        let passed_on = entry.end == LocalEnd::Behind;
+        Some(Terms { far, wire_port: entry.wire_local_port, home, passed_on, hidden: false })
     }
 }
 

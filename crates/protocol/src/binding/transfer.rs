@@ -1,19 +1,28 @@
 //! What the roles have below them that have flows go from host to host: what they may ask, and what they write.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use whimbrel_handshake::PublicKey;
+use whimbrel_handshake::{Contact as Knowledge, PublicKey};
 use whimbrel_wire::FlowTuple;
-use whimbrel_wire::moving::{MoveName, Record, Terms};
+use whimbrel_wire::moving::{MoveName, Received, Record, Stretch, Terms};
 
 use crate::Time;
+use crate::base::Base;
+use crate::base::config::Config;
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::PeerId;
-use crate::base::op::relocation::{LeaseName, MoveOp, Moving};
+use crate::base::op::relocation::{MoveOp, Moving, Rented};
+use crate::base::output::MoveAsked;
+use crate::base::pace::KEEPALIVE;
+use crate::base::signal::Signal;
+use crate::base::timer::Timer;
+use crate::base::watched::Watched;
+use crate::binding::BindingLayer;
 use crate::session::permits::Permits;
+use crate::session::pins::Pin;
 use crate::session::records::Records;
 
 /// Pause before something that failed is asked for again.
@@ -37,114 +46,143 @@ pub(crate) trait Around {
     fn whereabouts(&self, of: &PublicKey) -> Option<SocketAddr>;
 }
 
-/// Something that the table of flows is to say.
+/// What a role writes below it.
 #[derive(Clone, Debug)]
-pub(crate) enum FlowChange {
+pub(crate) enum Change {
     /// Holder: the flow is one with its owner. It is answered.
-    /// `from`: as it may be called still. `restored`: a daemon before this one has done so.
-    Lead { flow: FlowName, from: FlowName, wire_port: u16, lent: Option<FlowTuple>, restored: bool },
+    Lead(Lead),
     /// Acceptor: the flow is one with the holder. It is answered.
-    Adopt { name: MoveName, tuple: FlowTuple, flow: FlowName, wire_port: u16, terms: Terms },
+    Adopt(Adopt),
     /// Donor: it has nothing to do with the flow any more.
     Release { tuple: FlowTuple },
-    /// Donor: a socket without another end is gone, and its endpoint with it (P-115).
-    Part { lease: FlowName },
     /// Holder: the flow that it passes on is over, and its owner is to know that.
     End { tuple: FlowTuple },
+    /// Donor and acceptor: the flow's socket is on its way, from here or to here, or no more. No flow goes both ways at
+    /// once.
+    Reserve { tuple: FlowTuple, reserved: bool },
     /// Anchor and tenant: a lease depends on this host, so that it is to be known over a restart.
     Remember { key: PublicKey },
+    /// These are the hosts that a role pins so.
+    Pin(Pin, BTreeSet<PublicKey>),
 }
 
-/// Names one op, so that its result finds its way back.
-pub(crate) type MoveOpId = u64;
-
-/// What an op was for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    Donation(u64),
-    Acceptance(MoveName),
-    /// Commits, which are decided together, of flows that are called so till then.
-    Keep(Vec<FlowName>),
-    Lease(LeaseName),
-    Tenancy(FlowName),
-    /// Nothing waits for it, and it is asked for again where it fails.
-    Effect(&'static str, Box<MoveOp>),
+/// A flow that a holder leads to the host of its name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lead {
+    pub(super) flow: FlowName,
+    /// As it may be called still.
+    pub(super) from: FlowName,
+    pub(super) wire_port: u16,
+    /// As its far end has it, where that runs nothing.
+    pub(super) lent: Option<FlowTuple>,
+    /// A daemon before this one has done so.
+    pub(super) restored: bool,
 }
 
-/// What was written, and was not given out yet.
-#[derive(Debug, Default)]
-pub(crate) struct Outbox {
-    ops: VecDeque<(MoveOpId, MoveOp)>,
-    asked: HashMap<MoveOpId, Asked>,
-    next_op: u64,
-    /// What failed and is asked for again, and when.
+/// A flow whose socket was moved here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adopt {
+    pub(super) name: MoveName,
+    pub(super) tuple: FlowTuple,
+    pub(super) flow: FlowName,
+    pub(super) wire_port: u16,
+    pub(super) terms: Terms,
+}
+
+impl Lead {
+    pub(crate) const fn new(
+        flow: FlowName,
+        from: FlowName,
+        wire_port: u16,
+        lent: Option<FlowTuple>,
+        restored: bool,
+    ) -> Self {
+        Self { flow, from, wire_port, lent, restored }
+    }
+}
+
+impl Adopt {
+    pub(crate) const fn new(name: MoveName, tuple: FlowTuple, flow: FlowName, wire_port: u16, terms: Terms) -> Self {
+        Self { name, tuple, flow, wire_port, terms }
+    }
+}
+
+/// What such roles have below them alone, and share.
+pub(crate) struct Transfer {
+    config: Moving,
+    records: Watched<Records>,
+    permits: Permits,
+    /// What was written, and is not so yet.
+    changes: VecDeque<Change>,
+    /// Ops that nothing waits for, which have failed and are asked for again, and when.
     failed: Vec<(&'static str, MoveOp)>,
     again: Option<Time>,
-    events: VecDeque<MoveEvent>,
-    changes: VecDeque<FlowChange>,
-    /// Flows whose sockets are on their way from here or to here, or no more.
-    reservations: Vec<(FlowTuple, bool)>,
+    /// The endpoints of others that this host has.
+    rented: Vec<Rented>,
 }
 
-impl Outbox {
-    pub(crate) fn ask(&mut self, op: MoveOp, asked: Asked) {
-        self.next_op += 1;
-        self.asked.insert(self.next_op, asked);
-        self.ops.push_back((self.next_op, op));
+impl Transfer {
+    /// That of a host, if it is to take part in any move.
+    pub(crate) fn of(me: PublicKey, config: &Config) -> Option<Box<Self>> {
+        let Config { moving, wall_clock_at_zero, .. } = config;
+        moving.enabled.then(|| {
+            Box::new(Self {
+                config: moving.clone(),
+                records: Watched::from(Records::new(me, *wall_clock_at_zero)),
+                permits: Permits::new(moving.accept_from.clone()),
+                changes: VecDeque::new(),
+                failed: Vec::new(),
+                again: None,
+                rented: Vec::new(),
+            })
+        })
     }
 
-    /// Asks for something that nothing waits for.
-    pub(crate) fn effect(&mut self, what: &'static str, op: MoveOp) {
-        self.ask(op.clone(), Asked::Effect(what, Box::new(op)));
+    /// A host says something.
+    pub(crate) fn handle_stretch(&mut self, now: Time, from: PublicKey, stretch: Stretch, base: &mut Base) {
+        let expected = self.permits.expects(&from);
+        for record in self.records.handle_stretch(now, from, stretch, expected) {
+            base.signal(Signal::Said { from, record });
+        }
     }
 
-    pub(crate) fn event(&mut self, event: MoveEvent) {
-        self.events.push_back(event);
+    /// A host has heard something.
+    pub(crate) fn handle_received(&mut self, now: Time, from: PublicKey, received: &Received, base: &mut Base) {
+        if self.records.handle_received(now, from, received) {
+            base.signal(Signal::Forgotten(from));
+        }
     }
 
-    /// An op was answered: what it was for.
-    pub(crate) fn answered(&mut self, id: MoveOpId) -> Option<Asked> {
-        self.asked.remove(&id)
+    /// There is a session with a host, a new one or at last.
+    pub(crate) fn handle_session(&mut self, with: &PublicKey) {
+        self.records.handle_session(with);
     }
 
     /// Something that nothing waits for has failed.
-    pub(crate) fn fail(&mut self, now: Time, what: &'static str, op: MoveOp, error: String) {
+    pub(crate) fn handle_failed(&mut self, now: Time, what: &'static str, op: MoveOp, error: String, base: &mut Base) {
         self.failed.push((what, op));
-        self.again.get_or_insert(now + AGAIN);
-        self.event(MoveEvent::OpFailed { what, error });
+        base.set_timer_earlier(Timer::Records, *self.again.get_or_insert(now + AGAIN));
+        base.event(MoveEvent::OpFailed { what, error });
     }
 
-    /// What failed and is to be asked for again now.
-    pub(crate) fn take_failed(&mut self, now: Time) -> Vec<(&'static str, MoveOp)> {
-        let due = self.again.take_if(|again| *again <= now).is_some();
-        if due { std::mem::take(&mut self.failed) } else { Vec::new() }
+    /// What is due is said or asked for again.
+    pub(crate) fn handle_timeout(&mut self, now: Time, base: &mut Base) {
+        if self.again.take_if(|again| *again <= now).is_some() {
+            for (what, op) in std::mem::take(&mut self.failed) {
+                base.ask_for_move(op.clone(), MoveAsked::Effect(what, Box::new(op)));
+            }
+        }
+        self.records.handle_timeout(now);
     }
 
-    /// When [`Self::take_failed`] is due.
-    pub(crate) const fn deadline(&self) -> Option<Time> {
-        self.again
+    /// When [`Self::handle_timeout`] is due.
+    pub(crate) fn deadline(&self, now: Time, has_session: impl Fn(&PublicKey) -> bool) -> Option<Time> {
+        self.records.deadline(now, has_session).into_iter().chain(self.again).min()
     }
 
-    pub(crate) fn poll_op(&mut self) -> Option<(MoveOpId, MoveOp)> {
-        self.ops.pop_front()
-    }
-
-    pub(crate) fn poll_event(&mut self) -> Option<MoveEvent> {
-        self.events.pop_front()
-    }
-
-    pub(crate) fn poll_change(&mut self) -> Option<FlowChange> {
-        self.changes.pop_front()
-    }
-
-    /// What was written of flows: whether their sockets are on their way.
-    pub(crate) fn take_reservations(&mut self) -> Vec<(FlowTuple, bool)> {
-        std::mem::take(&mut self.reservations)
-    }
-
-    /// Ops whose results are awaited, and those that failed.
+    /// Entries of all tables together.
     pub(crate) fn entries(&self) -> usize {
-        self.asked.len() + self.failed.len()
+        self.records.entries() + self.failed.len()
     }
 }
 
@@ -152,24 +190,11 @@ impl Outbox {
 pub(crate) struct Below<'a> {
     now: Time,
     around: &'a dyn Around,
-    config: &'a Moving,
-    records: &'a mut Records,
-    permits: &'a mut Permits,
-    outbox: &'a mut Outbox,
+    transfer: &'a mut Transfer,
+    base: &'a mut Base,
 }
 
 impl<'a> Below<'a> {
-    pub(crate) fn new(
-        now: Time,
-        around: &'a dyn Around,
-        config: &'a Moving,
-        records: &'a mut Records,
-        permits: &'a mut Permits,
-        outbox: &'a mut Outbox,
-    ) -> Self {
-        Self { now, around, config, records, permits, outbox }
-    }
-
     pub(crate) const fn now(&self) -> Time {
         self.now
     }
@@ -178,13 +203,13 @@ impl<'a> Below<'a> {
         self.around
     }
 
-    pub(crate) const fn config(&self) -> &'a Moving {
-        self.config
+    pub(crate) const fn config(&self) -> &Moving {
+        &self.transfer.config
     }
 
     /// This host.
-    pub(crate) const fn me(&self) -> PublicKey {
-        self.records.me()
+    pub(crate) fn me(&self) -> PublicKey {
+        self.transfer.records.me()
     }
 
     /// A move of this host's own.
@@ -194,52 +219,225 @@ impl<'a> Below<'a> {
 
     /// Who may hand over what.
     pub(crate) fn permits(&mut self) -> &mut Permits {
-        self.permits
+        &mut self.transfer.permits
     }
 
     /// Says something to a host, be it this one.
     pub(crate) fn send(&mut self, to: PublicKey, record: Record) {
-        self.records.send(self.now, to, record);
+        if to == self.me() {
+            self.signal(Signal::Said { from: to, record });
+        } else {
+            self.transfer.records.send(self.now, to, &record);
+        }
     }
 
     /// Of those that something waited for a word of, and those that it waits for now.
     pub(crate) fn wait(&mut self, before: &[PublicKey], after: &[PublicKey]) {
-        self.records.wait(self.now, before, after);
+        if before != after {
+            self.transfer.records.wait(self.now, before, after);
+        }
     }
 
     /// Where a host is to be asked for, should no peer be known of it.
     pub(crate) fn hint(&mut self, host: PublicKey, at: Option<SocketAddr>) {
-        self.records.hint(host, at);
+        self.transfer.records.hint(host, at);
     }
 
     /// How much of what is said to a host it has acknowledged, in bytes.
     pub(crate) fn heard(&self, host: &PublicKey) -> u64 {
-        self.records.heard(host)
+        self.transfer.records.heard(host)
     }
 
-    pub(crate) fn outbox(&mut self) -> &mut Outbox {
-        self.outbox
-    }
-
-    pub(crate) fn ask(&mut self, op: MoveOp, asked: Asked) {
-        self.outbox.ask(op, asked);
+    pub(crate) fn ask(&mut self, op: MoveOp, asked: MoveAsked) {
+        self.base.ask_for_move(op, asked);
     }
 
     /// Asks for something that nothing waits for, until it succeeds.
     pub(crate) fn effect(&mut self, what: &'static str, op: MoveOp) {
-        self.outbox.effect(what, op);
+        self.ask(op.clone(), MoveAsked::Effect(what, Box::new(op)));
     }
 
     pub(crate) fn event(&mut self, event: MoveEvent) {
-        self.outbox.event(event);
+        self.base.event(event);
     }
 
-    pub(crate) fn change(&mut self, change: FlowChange) {
-        self.outbox.changes.push_back(change);
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        self.base.signal(signal);
     }
 
-    /// A flow's socket is on its way, from here or to here, or no more. No flow goes both ways at once.
-    pub(crate) fn reserve(&mut self, flow: FlowTuple, reserved: bool) {
-        self.outbox.reservations.push((flow, reserved));
+    pub(crate) fn change(&mut self, change: Change) {
+        self.transfer.changes.push_back(change);
+    }
+
+    /// These are the endpoints of others that this host has.
+    pub(crate) fn set_rented(&mut self, rented: Vec<Rented>) {
+        self.transfer.rented = rented;
+    }
+
+    /// The anchor that lends an endpoint to this host.
+    pub(crate) fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
+        self.transfer.rented.iter().find(|of| of.ends.contain(end)).map(|of| of.anchor)
+    }
+}
+
+impl BindingLayer {
+    /// Has a role do something with what it has below it, and makes so what it writes there. `None`: this host takes no
+    /// part in moves.
+    pub(crate) fn transfer<T>(
+        &mut self,
+        now: Time,
+        base: &mut Base,
+        act: impl FnOnce(&mut Below<'_>) -> T,
+    ) -> Option<T> {
+        let mut transfer = self.transfer.take()?;
+        let done = act(&mut Below { now, around: self, transfer: &mut transfer, base });
+        // What becomes of flows by that is not told to those who have asked for it.
+        let told = base.hold_signals();
+        while let Some(change) = transfer.changes.pop_front() {
+            self.carry_out(now, change, base);
+        }
+        base.release_signals(told, |signal| !matches!(signal, Signal::FlowEnded(_)));
+        self.transfer = Some(transfer);
+        self.wake_rebound(now, base);
+        Some(done)
+    }
+
+    fn carry_out(&mut self, now: Time, change: Change, base: &mut Base) {
+        match change {
+            Change::Lead(lead) => {
+                if let Some(result) = self.lead_flow(now, &lead, base) {
+                    base.signal(Signal::Led { flow: lead.flow, result });
+                }
+            }
+            Change::Adopt(adopt) => {
+                if let Some(result) = self.adopt_flow(now, &adopt, base) {
+                    base.signal(Signal::Adopted { name: adopt.name, result });
+                }
+            }
+            // That of a socket without another end is none.
+            Change::Release { tuple } if tuple.is_unconnected() || tuple.mirrored().is_unconnected() => {}
+            Change::Release { tuple } => self.release_flow(now, &tuple, base),
+            Change::End { tuple } => self.end_passed_on(now, &tuple, base),
+            Change::Reserve { tuple, reserved } => self.flow.flows.reserve(tuple, reserved),
+            Change::Remember { key } => {
+                if let Some(id) = self.flow.path.session.by_key.get(&key).copied() {
+                    self.apply_binding(now, id, base);
+                    base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
+                }
+            }
+            Change::Pin(pin, hosts) => self.flow.path.session.contacts.pins.set(pin, hosts),
+        }
+    }
+
+    /// A peer says, or has heard, something about moves; or there is a session with it. Where this host takes part in
+    /// any: its key, and who sees to that.
+    pub(super) fn transfer_with(&mut self, id: PeerId) -> Option<(PublicKey, &mut Transfer)> {
+        let key = self.flow.path.session.peers.get(&id)?.key;
+        Some((key, self.transfer.as_deref_mut()?))
+    }
+
+    /// Sends what may be sent now, and sees that there are sessions where they are needed. Tells whether that may have
+    /// been other than the last time.
+    pub(crate) fn send_records(&mut self, now: Time, base: &mut Base) -> bool {
+        let Some(mut transfer) = self.transfer.take_if(|transfer| transfer.records.take_touched()) else {
+            return false;
+        };
+        let records = &mut transfer.records;
+        for key in records.hosts() {
+            let known = self.flow.path.session.by_key.get(&key).and_then(|id| peer!(self.flow, id));
+            let known = known.map(|peer| (peer.id, peer.has_session(), peer.path.check_tries()));
+            let session = &mut self.flow.path.session;
+            match known {
+                Some((id, true, checks)) => {
+                    while let Some(message) = records.poll(now, &key) {
+                        self.flow.path.send(id, &[message], base);
+                    }
+                    let checked = checks > 0 && base.has_timer(Timer::Keepalive(id));
+                    if records.doubts(&key) && !checked {
+                        // It may have started anew, or be elsewhere. What the check finds out goes on by itself.
+                        base.set_timer_earlier(Timer::Keepalive(id), now);
+                    }
+                }
+                Some((id, false, _)) if records.wants(&key) => session.reach_again(now, id, base),
+                None if records.wants(&key) => {
+                    // Where it is a donor may have said, of a host that there is not.
+                    if let Some(to) = records.hinted(now, &key).filter(|_| session.contacts.may_ask_another(now)) {
+                        session.initiate_with_key(now, Knowledge::Known(key), to, key, base);
+                    }
+                }
+                Some(_) | None => {}
+            }
+        }
+        self.flow.path.session.contacts.pins.set(Pin::Moving, records.wanted().collect());
+        records.take_touched();
+        match transfer.deadline(now, |key| self.has_session(key)) {
+            Some(due) => base.set_timer(Timer::Records, due),
+            None => base.stop_timer(Timer::Records),
+        }
+        self.transfer = Some(transfer);
+        true
+    }
+
+    /// An op of a move that nothing waits for has failed.
+    pub(crate) fn handle_failed(&mut self, now: Time, what: &'static str, op: MoveOp, error: String, base: &mut Base) {
+        if let Some(transfer) = &mut self.transfer {
+            transfer.handle_failed(now, what, op, error, base);
+        }
+    }
+
+    /// Who may hand over what, where this host takes part in moves.
+    pub(crate) fn permits(&self) -> Option<&Permits> {
+        self.transfer.as_ref().map(|transfer| &transfer.permits)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn permits_mut(&mut self) -> Option<&mut Permits> {
+        self.transfer.as_mut().map(|transfer| &mut transfer.permits)
+    }
+
+    /// Entries of all tables of what is said between hosts.
+    pub(crate) fn transfer_entries(&self) -> usize {
+        self.transfer.as_ref().map_or(0, |transfer| transfer.entries())
+    }
+}
+
+#[cfg(test)]
+impl Transfer {
+    pub(crate) fn below<'a>(&'a mut self, now: Time, around: &'a dyn Around, base: &'a mut Base) -> Below<'a> {
+        Below { now, around, transfer: self, base }
+    }
+
+    pub(crate) fn poll_change(&mut self) -> Option<Change> {
+        self.changes.pop_front()
+    }
+
+    pub(crate) fn records(&mut self) -> &mut Records {
+        &mut self.records
+    }
+
+    pub(crate) fn permits_mut(&mut self) -> &mut Permits {
+        &mut self.permits
+    }
+
+    pub(crate) fn config(&mut self) -> &mut Moving {
+        &mut self.config
+    }
+}
+
+#[cfg(test)]
+impl Lead {
+    pub(crate) const fn flow(&self) -> FlowName {
+        self.flow
+    }
+
+    pub(crate) const fn wire_port(&self) -> u16 {
+        self.wire_port
+    }
+}
+
+#[cfg(test)]
+impl Adopt {
+    pub(crate) const fn name(&self) -> MoveName {
+        self.name
     }
 }

@@ -146,27 +146,27 @@ impl Node {
     /// Looks whether the far end of a flow that is passed on for this host runs Whimbrel, and asks it to introduce the
     /// flow. To be said of connections that this host has opened: those that others open are introduced by them.
     pub fn seek_far_end(&mut self, now: Time, flow: FlowTuple) {
-        self.referral.seek_far_end(now, flow, &mut self.binding, &mut self.base);
+        self.roles.referral.seek_far_end(now, flow, &mut self.binding, &mut self.base);
         self.settle(now);
     }
 
     /// Takes over flows that had just become direct when the daemon before this one ended, as they were before. To be
     /// called once, behind [`Node::restore`].
     pub fn restore_left(&mut self, now: Time, left: Vec<(FlowTuple, FlowEntry)>) {
-        self.referral.restore_left(now, left, &mut self.binding, &mut self.base);
+        self.roles.referral.restore_left(now, left, &mut self.binding, &mut self.base);
         self.settle(now);
     }
 
     /// Whether a host belongs to this host's community. This host itself does, where there is one.
     #[must_use]
     pub fn is_in_community(&self, host: &PublicKey) -> bool {
-        self.community.is_in_community(host, &self.base)
+        self.roles.community.is_in_community(host, &self.base)
     }
 
     /// What people call a host of this host's community, where no other host of it is called so (P-120).
     #[must_use]
     pub fn name_of_member(&self, host: &PublicKey) -> Option<&str> {
-        self.community.name_of_member(host, &self.base)
+        self.roles.community.name_of_member(host, &self.base)
     }
 
     /// Takes over what was saved of the community, behind [`Node::restore`].
@@ -174,7 +174,7 @@ impl Node {
     /// # Errors
     /// A statement is not the community's. Nothing is taken over.
     pub fn restore_community(&mut self, now: Time, saved: &SavedCommunity) -> Result<(), CommunityRefused> {
-        let result = self.community.restore_community(now, saved, &mut self.binding, &mut self.base);
+        let result = self.roles.community.restore_community(now, saved, &mut self.binding, &mut self.base);
         self.settle(now);
         result
     }
@@ -184,7 +184,7 @@ impl Node {
     /// # Errors
     /// This host belongs to one, or may not be called so.
     pub fn found_community(&mut self, now: Time, name: &str) -> Result<(), CommunityRefused> {
-        let result = self.community.found_community(now, name, &mut self.binding, &mut self.base);
+        let result = self.roles.community.found_community(now, name, &mut self.binding, &mut self.base);
         self.settle(now);
         result
     }
@@ -194,7 +194,7 @@ impl Node {
     /// # Errors
     /// This host may not invite, or too many codes are open.
     pub fn invite(&mut self, now: Time, steward: bool) -> Result<OneTimeCode, CommunityRefused> {
-        let result = self.community.invite(now, steward, &mut self.base);
+        let result = self.roles.community.invite(now, steward, &self.binding, &mut self.base);
         self.settle(now);
         result
     }
@@ -204,7 +204,7 @@ impl Node {
     /// # Errors
     /// This host moves no sockets, has no such connection, or too many codes are open.
     pub fn offer_connection(&mut self, now: Time, flow: FlowTuple) -> Result<OneTimeCode, CommunityRefused> {
-        let result = self.community.offer_connection(now, flow, &mut self.binding, &mut self.base);
+        let result = self.roles.community.offer_connection(now, flow, &mut self.binding, &mut self.base);
         self.settle(now);
         result
     }
@@ -214,7 +214,7 @@ impl Node {
     /// # Errors
     /// This host may not say so, or the other is no member.
     pub fn revoke(&mut self, now: Time, host: &PublicKey) -> Result<(), CommunityRefused> {
-        let result = self.community.revoke(now, host, &mut self.binding, &mut self.base);
+        let result = self.roles.community.revoke(now, host, &mut self.binding, &mut self.base);
         self.settle(now);
         result
     }
@@ -224,7 +224,7 @@ impl Node {
     /// # Errors
     /// There is none.
     pub fn leave_community(&mut self, now: Time) -> Result<(), CommunityRefused> {
-        let result = self.community.leave_community(now, &mut self.binding, &mut self.base);
+        let result = self.roles.community.leave_community(now, &mut self.binding, &mut self.base);
         self.settle(now);
         result
     }
@@ -232,7 +232,7 @@ impl Node {
     /// What people are shown of the community.
     #[must_use]
     pub fn community(&self, now: Time) -> CommunityView {
-        self.community.community(now, &self.binding, &self.base)
+        self.roles.community.community(now, &self.binding, &self.base)
     }
 
     /// Joins a community by a code that somebody was told at a host of it, which is at one of these places. What comes
@@ -247,7 +247,7 @@ impl Node {
         hosts: Vec<SocketAddr>,
         name: &str,
     ) -> Result<(), CommunityRefused> {
-        let result = self.community.join_community(now, code, hosts, name, &mut self.binding, &mut self.base);
+        let result = self.roles.community.join_community(now, code, hosts, name, &mut self.binding, &mut self.base);
         self.settle(now);
         result
     }
@@ -262,7 +262,7 @@ impl Node {
         code: OneTimeCode,
         hosts: Vec<SocketAddr>,
     ) -> Result<(), CommunityRefused> {
-        let result = self.community.accept_connection(now, code, hosts, &mut self.binding, &mut self.base);
+        let result = self.roles.community.accept_connection(now, code, hosts, &mut self.binding, &mut self.base);
         self.settle(now);
         result
     }
@@ -271,42 +271,42 @@ impl Node {
     /// not seen (P-101). The introduction, which has this nonce and came for the session of this index, is to be told
     /// after.
     pub fn handle_flow_passing(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
-        self.gateway.handle_flow_passing(now, flow, index, nonce, &mut self.binding, &mut self.base);
+        self.roles.gateway.handle_flow_passing(now, flow, index, nonce, &mut self.binding, &mut self.base);
         self.settle(now);
     }
 
     /// A host behind this one has opened a connection, which has been answered: this router has seen both.
     pub fn handle_passing_opened(&mut self, now: Time, flow: FlowTuple) {
-        self.gateway.handle_passing_opened(now, flow, &mut self.binding, &mut self.base);
+        self.roles.gateway.handle_passing_opened(now, flow, &mut self.binding, &mut self.base);
         self.settle(now);
     }
 
     /// The configured rendezvous, and how they stand.
     #[must_use]
     pub fn rendezvous(&self) -> Vec<RendezvousView> {
-        self.rendezvous.rendezvous(&self.binding, &self.base)
+        self.roles.rendezvous.rendezvous(&self.binding, &self.base)
     }
 
     /// A datagram came to the control port of an address that this host stands in for.
     pub fn handle_intercepted(&mut self, now: Time, address: IpAddr, source: SocketAddr, datagram: &[u8]) {
-        self.rendezvous.handle_intercepted(now, address, source, datagram, &mut self.binding, &mut self.base);
+        self.roles.rendezvous.handle_intercepted(now, address, source, datagram, &mut self.binding, &mut self.base);
         self.settle(now);
     }
 
     /// An address that this host stands in for is somebody's, or on none of its links: it is given up (P-62).
     pub fn stand_aside(&mut self, address: IpAddr, reason: NeighbourProxyStatus) {
-        self.rendezvous.stand_aside(address, reason, &mut self.binding, &mut self.base);
+        self.roles.rendezvous.stand_aside(address, reason, &mut self.binding, &mut self.base);
     }
 
     /// Addresses that this host stands in for.
     pub fn stands_in_for(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        self.rendezvous.stands_in_for()
+        self.roles.rendezvous.stands_in_for()
     }
 
     /// Hosts that are registered here as wanting to be met, and pairs of them that could meet now.
     #[must_use]
     pub fn meetings(&self) -> (usize, usize) {
-        self.rendezvous.rendezvous_server()
+        self.roles.rendezvous.rendezvous_server()
     }
 
     /// What is known of whether an address runs Whimbrel.

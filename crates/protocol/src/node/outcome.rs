@@ -8,7 +8,8 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::Time;
 use crate::base::event::Event;
 use crate::base::op::{FlowOp, LocalEnd, PeerId, TunnelOp};
-use crate::base::output::{Asked, OpDone, OpFailed, OpId, State};
+use crate::base::output::{Asked, MoveAsked, OpDone, OpFailed, OpId, State};
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::life::CLOSED_PAUSE;
 use crate::flow::{Flow, Origin, Stage};
@@ -31,8 +32,12 @@ impl Node {
 
     fn take_done(&mut self, now: Time, id: OpId, result: Result<OpDone, OpFailed>) {
         let Some(asked) = self.base.answered(id) else { return };
-        if let Asked::Move(number) = asked {
-            self.handle_move_done(now, number, result);
+        if let Asked::Move(asked) = asked {
+            let (low, base) = (&mut self.binding, &mut self.base);
+            match (asked, result) {
+                (MoveAsked::Effect(what, op), Err(failed)) => low.handle_failed(now, what, *op, failed.sentence, base),
+                (asked, result) => self.roles.handle_done(now, asked, result, low, base),
+            }
             return;
         }
         if let Asked::Chain(peer, chain) = asked {
@@ -42,8 +47,8 @@ impl Node {
         let Err(error) = result else {
             match asked {
                 Asked::Install(flow) => self.binding.flow.confirm_installed(&flow, &mut self.base),
-                Asked::Lead(flow) => self.handle_led(now, flow, Ok(())),
-                Asked::Adopt(name) => self.handle_adopted(now, name, Ok(())),
+                Asked::Lead(flow) => self.binding.handle_led(flow, Ok(()), &mut self.base),
+                Asked::Adopt(name) => self.base.signal(Signal::Adopted { name, result: Ok(()) }),
                 Asked::Say(peer, source, to, messages) => {
                     self.binding.flow.path.send_to(peer, source, to, &messages, &mut self.base)
                 }
@@ -64,8 +69,8 @@ impl Node {
                 self.undo_installed(now, &flow);
                 self.base.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });
             }
-            Asked::Lead(flow) => self.handle_led(now, flow, Err(error.sentence)),
-            Asked::Adopt(name) => self.handle_adopted(now, name, Err(error.sentence)),
+            Asked::Lead(flow) => self.binding.handle_led(flow, Err(error.sentence), &mut self.base),
+            Asked::Adopt(name) => self.base.signal(Signal::Adopted { name, result: Err(error.sentence) }),
             Asked::Effect(what) => self.base.event(Event::OpFailed { what: what.to_owned(), error: error.sentence }),
             Asked::State(what, state) => {
                 self.binding.failed.insert(state);
@@ -143,8 +148,8 @@ impl Node {
             }
             Origin::Restored => {}
         }
-        self.referral.return_to_former(now, flow, &mut self.binding, &mut self.base);
-        self.gateway.doubt(now, flow, entry.peer, &mut self.base);
+        self.roles.referral.return_to_former(now, flow, &mut self.binding, &mut self.base);
+        self.roles.gateway.doubt(now, flow, entry.peer, &mut self.base);
         self.binding.flow.idle_later(now, entry.peer, &mut self.base);
         self.binding.refresh_sets(&mut self.base);
     }
@@ -174,7 +179,7 @@ impl Node {
             } else if !known.closed && !ended && entry.is_none_or(|entry| entry.end != LocalEnd::Passing) {
                 // Its socket is still there, and may be introduced again.
                 self.binding.flow.flows.put(flow, Flow { stage: Stage::Open, ..known });
-                self.referral.return_to_former(now, &flow, &mut self.binding, &mut self.base);
+                self.roles.referral.return_to_former(now, &flow, &mut self.binding, &mut self.base);
             }
         }
         self.binding.flow.idle_later(now, id, &mut self.base);

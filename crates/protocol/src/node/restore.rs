@@ -45,6 +45,6 @@ impl Node {
             }
         }
         self.binding.refresh_sets(&mut self.base);
-        self.rendezvous.meet_later(now, &mut self.base);
+        self.roles.rendezvous.meet_later(now, &mut self.base);
     }
 }

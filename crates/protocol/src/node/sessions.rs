@@ -53,7 +53,7 @@ impl Node {
         self.binding.know(id, begun.source);
         self.binding.note_begun(&begun, held, &self.base);
         if begun.joins {
-            self.community.on_joined_peer(id, begun.source);
+            self.roles.community.on_joined_peer(id, begun.source);
         }
         // The peer may introduce flows before its first word is read here: the programs read those, unless there are
         // very many sessions already that they look for.
@@ -67,7 +67,7 @@ impl Node {
         }
         if let Some(address) = begun.asked {
             let waiting = self.binding.flow.path.session.find_at(id, address, &mut self.base);
-            self.rendezvous.meet_later(now, &mut self.base);
+            self.roles.rendezvous.meet_later(now, &mut self.base);
             for flow in waiting {
                 if self.binding.flow.is_introducible(&flow) {
                     self.binding.flow.queue_introduction(now, id, flow, &mut self.base);
@@ -184,7 +184,7 @@ impl Node {
             }
         }
         // No flow waits for a rendezvous.
-        self.rendezvous.meet_later(now, &mut self.base);
+        self.roles.rendezvous.meet_later(now, &mut self.base);
     }
 
     /// An ICMP error says that nobody listens at `destination`. `quoted`: how the datagram that it is about begins. It
@@ -258,7 +258,7 @@ impl Node {
     /// next connection opens. Tells whether one was remembered.
     pub fn forget_key(&mut self, address: IpAddr) -> bool {
         let forgotten = self.binding.flow.path.session.forget_key_at(address, &mut self.base);
-        if let Some(proven) = self.community.take_proven_key(address).filter(|_| forgotten) {
+        if let Some(proven) = self.roles.community.take_proven_key(address).filter(|_| forgotten) {
             self.binding.flow.path.session.remember_key_at(address, proven, &mut self.base);
         }
         forgotten

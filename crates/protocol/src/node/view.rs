@@ -14,7 +14,6 @@ use crate::flow::{Flow, FlowView};
 use crate::node::Node;
 use crate::path::challenge::Candidate;
 use crate::path::paths::Paths;
-use crate::role::Role;
 
 /// A peer as `whimbrel peers` and `whimbrel paths` show it.
 #[derive(Clone, Debug)]
@@ -97,7 +96,7 @@ impl Node {
     /// All flows that are known and have not ended, in no order.
     pub fn flows(&self) -> impl Iterator<Item = FlowView> + '_ {
         let ending = |entry: &FlowEntry| {
-            let is_ending = |name| self.moves.as_ref().is_some_and(|moves| moves.is_ending(&name));
+            let is_ending = |name| self.roles.relocation.is_ending(&name);
             entry.end == LocalEnd::Behind && self.binding.flow.name_of(entry).is_some_and(is_ending)
         };
         let there = move |flow: &Flow| !flow.closed && !flow.entry().is_some_and(ending);
@@ -143,11 +142,8 @@ impl Node {
         peers
             + own.iter().sum::<usize>()
             + self.binding.flow.path.session.contacts.entries()
-            + self.rendezvous.entries()
-            + self.community.entries()
-            + self.gateway.entries()
-            + self.referral.entries()
-            + self.moves.as_ref().map_or(0, |moves| moves.entries())
+            + self.binding.transfer_entries()
+            + self.roles.entries()
     }
 
     /// Distinct addresses of peers' flows; for tests of invariants.

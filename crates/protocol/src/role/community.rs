@@ -29,17 +29,16 @@ use whimbrel_wire::message::Message;
 
 use crate::Time;
 use crate::base::Base;
-use crate::base::arrival::Arrival;
 use crate::base::bucket::Bucket;
 use crate::base::config::Trust;
 use crate::base::event::community::CommunityEvent;
 use crate::base::grant::Grant;
-use crate::base::op::{PeerId, SavedCommunity, StoreOp};
+use crate::base::op::{SavedCommunity, StoreOp};
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
-use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
-use crate::role::Role;
+use crate::role::{Came, Role};
+use crate::session::permits::Permits;
 
 pub use code::{InvalidCode, OneTimeCode};
 pub use op::{CommunityRefused, CommunityView, GrantView, HostView, OfferView, Offered};
@@ -81,12 +80,10 @@ pub(crate) struct Community {
     next_number: u16,
     /// When places of hosts are saved that were met elsewhere than before.
     unsaved: Option<Time>,
-    /// What strangers are granted now; `None` where this host moves no sockets.
-    grants: Option<Vec<Grant>>,
 }
 
-impl Default for Community {
-    fn default() -> Self {
+impl Role for Community {
+    fn new(_: &Base) -> Self {
         Self {
             roster: None,
             hints: BTreeMap::new(),
@@ -99,48 +96,41 @@ impl Default for Community {
             rosters: Bucket::of(ROSTERS.0, ROSTERS.1),
             next_number: 1,
             unsaved: None,
-            grants: None,
         }
     }
-}
 
-impl Role for Community {
     fn takes(message: &Message) -> bool {
         matches!(message, Message::Community(_))
     }
 
-    fn handle_message(
-        &mut self,
-        now: Time,
-        from: PeerId,
-        arrival: &Arrival,
-        message: Message,
-        answers: &mut Vec<Message>,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    fn handle_message(&mut self, now: Time, came: Came<'_>, message: Message, low: &mut BindingLayer, base: &mut Base) {
         if let Message::Community(word) = message {
-            answers.extend(self.handle_word(now, from, arrival, word, low, base));
+            came.answers.extend(self.handle_word(now, came.from, came.arrival, word, low, base));
         }
     }
 
     fn handle_signal(&mut self, now: Time, signal: &Signal, low: &mut BindingLayer, base: &mut Base) {
         match signal {
-            Signal::NetworkChanged | Signal::Returned => self.hurry_community(now, base),
+            // Whoever was asleep may have missed something.
+            Signal::NetworkChanged | Signal::Returned => {
+                self.telling.values_mut().for_each(|telling| telling.hurry(now));
+            }
             Signal::SessionUp(id) => self.on_community_session(now, *id, low, base),
             _ => {}
         }
     }
 
-    fn handle_timer(&mut self, now: Time, timer: Timer, low: &mut BindingLayer, base: &mut Base) -> bool {
-        let is_own = timer == Timer::Community;
-        if is_own {
-            self.continue_community(now, low, base);
-        }
-        is_own
+    fn poll_timeout(&self) -> Option<Time> {
+        let offers = self.offers.values().map(|offer| offer.until);
+        let telling = self.telling.values().map(Telling::due);
+        let joining = self.joining.iter().map(Joining::due);
+        let spent = self.spent.iter().map(|(until, _)| *until);
+        offers.chain(telling).chain(joining).chain(spent).chain(self.unsaved).min()
     }
 
-    fn forget_peer(&mut self, _: PeerId, _: PublicKey, _: &mut BindingLayer, _: &mut Base) {}
+    fn handle_timeout(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+        self.continue_community(now, low, base);
+    }
 
     /// Entries of all tables together.
     fn entries(&self) -> usize {
@@ -154,11 +144,6 @@ impl Community {
     /// The roster of the community that this host belongs to.
     fn own(&self, me: &PublicKey) -> Option<&Roster> {
         self.roster.as_ref().filter(|roster| roster.has(me))
-    }
-
-    /// This host moves sockets, and strangers are granted these now.
-    pub(crate) fn set_grants(&mut self, grants: Vec<Grant>) {
-        self.grants = Some(grants);
     }
 
     fn saved(&self) -> Option<SavedCommunity> {
@@ -233,10 +218,11 @@ impl Community {
         &mut self,
         now: Time,
         steward: bool,
+        low: &BindingLayer,
         base: &mut Base,
     ) -> Result<OneTimeCode, CommunityRefused> {
         self.steward(base)?;
-        self.open_offer(now, Offered::Membership { steward }, base)
+        self.open_offer(now, Offered::Membership { steward }, low, base)
     }
 
     /// See [`Node::offer_connection`](crate::Node::offer_connection).
@@ -247,36 +233,40 @@ impl Community {
         low: &mut BindingLayer,
         base: &mut Base,
     ) -> Result<OneTimeCode, CommunityRefused> {
-        if self.grants.is_none() {
+        if low.permits().is_none() {
             return Err(CommunityRefused::NoMoves);
         }
         if !low.flow.has_flow(&flow) {
             return Err(CommunityRefused::NoSuchConnection);
         }
-        self.open_offer(now, Offered::Connection { flow }, base)
+        self.open_offer(now, Offered::Connection { flow }, low, base)
     }
 
-    fn open_offer(&mut self, now: Time, what: Offered, base: &mut Base) -> Result<OneTimeCode, CommunityRefused> {
+    fn open_offer(
+        &mut self,
+        now: Time,
+        what: Offered,
+        low: &BindingLayer,
+        base: &mut Base,
+    ) -> Result<OneTimeCode, CommunityRefused> {
         if base.config().trust == Trust::Pinned {
             return Err(CommunityRefused::Pinned);
         }
-        let grants = self.grants.as_ref().map_or(0, Vec::len);
-        if self.offers.len() + grants >= OPEN_MOST {
+        if self.offers.len() + grants(low).count() >= OPEN_MOST {
             return Err(CommunityRefused::TooMany);
         }
-        let number = self.free_number();
+        let number = self.free_number(low);
         let code = OneTimeCode::draw(number, base.random());
         self.offers.insert(number, Offer::new(code, what, now + CODE_LIFETIME));
-        self.schedule_community(now, base);
         Ok(code)
     }
 
     /// A number that neither a code nor a grant has, and that none had a moment ago.
-    fn free_number(&mut self) -> u16 {
+    fn free_number(&mut self, low: &BindingLayer) -> u16 {
         loop {
             let number = self.next_number;
             self.next_number = number % 999 + 1;
-            let granted = self.grants.iter().flatten().any(|grant| grant.number() == number);
+            let granted = grants(low).any(|grant| grant.number() == number);
             if !granted && !self.offers.contains_key(&number) {
                 return number;
             }
@@ -284,10 +274,8 @@ impl Community {
     }
 
     /// Takes back a code that nobody has used. Tells whether there was one.
-    pub(crate) fn withdraw_offer(&mut self, now: Time, number: u16, base: &mut Base) -> bool {
-        let offered = self.offers.remove(&number).is_some_and(|offer| !offer.is_done());
-        self.schedule_community(now, base);
-        offered
+    pub(crate) fn withdraw_offer(&mut self, number: u16) -> bool {
+        self.offers.remove(&number).is_some_and(|offer| !offer.is_done())
     }
 
     /// See [`Node::revoke`](crate::Node::revoke).
@@ -350,7 +338,7 @@ impl Community {
             }
         });
         let offers = self.offers.iter().filter(|(_, offer)| !offer.is_done() && offer.until > now);
-        let grants = self.grants.iter().flatten().filter(|grant| grant.until() > now);
+        let grants = grants(low).filter(|grant| grant.until() > now);
         CommunityView {
             community: own.map(|roster| *roster.community()),
             standing: own.and_then(|roster| roster.about(&me)).map(|statement| statement.standing),
@@ -408,20 +396,6 @@ impl Community {
         let revoked: BTreeSet<PublicKey> = roster.map(|roster| roster.revoked().collect()).unwrap_or_default();
         low.flow.path.session.contacts.pins.set_members(hosts.clone());
         base.signal(Signal::Members { members: hosts, revoked, limited: belongs });
-        self.schedule_community(now, base);
-    }
-
-    /// When something is due.
-    pub(crate) fn schedule_community(&mut self, now: Time, base: &mut Base) {
-        let community = &self;
-        let offers = community.offers.values().map(|offer| offer.until);
-        let telling = community.telling.values().map(Telling::due);
-        let joining = community.joining.iter().map(Joining::due);
-        let spent = community.spent.iter().map(|(until, _)| *until);
-        match offers.chain(telling).chain(joining).chain(spent).chain(community.unsaved).min() {
-            Some(due) => base.set_timer(Timer::Community, due.max(now)),
-            None => base.stop_timer(Timer::Community),
-        }
     }
 
     /// Something is due.
@@ -433,14 +407,12 @@ impl Community {
         }
         self.continue_joining(now, low, base);
         self.continue_telling(now, low, base);
-        self.schedule_community(now, base);
     }
+}
 
-    /// The network is another, or this host is back: whoever was asleep may have missed something.
-    pub(crate) fn hurry_community(&mut self, now: Time, base: &mut Base) {
-        self.telling.values_mut().for_each(|telling| telling.hurry(now));
-        self.schedule_community(now, base);
-    }
+/// What strangers are granted now.
+fn grants(low: &BindingLayer) -> impl Iterator<Item = &Grant> {
+    low.permits().into_iter().flat_map(Permits::grants)
 }
 
 fn view(grant: &Grant, now: Time) -> GrantView {

@@ -5,23 +5,20 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
-use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::Message;
 
 use crate::Time;
 use crate::base::Base;
-use crate::base::arrival::Arrival;
 use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId};
 use crate::base::output::Asked;
-use crate::base::signal::Signal;
-use crate::base::timer::Timer;
+use crate::base::timer::Timers;
 use crate::binding::BindingLayer;
 use crate::flow::introduction::is_introducers;
 use crate::flow::{Flow, Stage};
-use crate::role::Role;
 use crate::role::gateway::opened::OpenedBehind;
+use crate::role::{Came, Role};
 
 pub(crate) mod opened;
 
@@ -43,6 +40,16 @@ pub(crate) struct GatewayRole {
     /// Datagram flows of theirs that somebody has sent in from where their peers were, a moment after these had moved,
     /// and when that is looked for again.
     claimed: BTreeMap<FlowTuple, Time>,
+    timers: Timers<Due>,
+}
+
+/// What is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Due {
+    /// Ask where connections lead to that hosts behind this one have opened.
+    Opened,
+    /// Look again whether somebody sends from where the peers of datagram flows were.
+    Claims,
 }
 
 /// Flows of hosts behind that a peer has begun to introduce, and has not shown yet to sit on.
@@ -93,43 +100,32 @@ impl Unverified {
 }
 
 impl Role for GatewayRole {
+    fn new(_: &Base) -> Self {
+        Self::default()
+    }
+
     fn takes(message: &Message) -> bool {
         matches!(message, Message::AskHere { .. } | Message::Passing { .. })
     }
 
-    fn handle_message(
-        &mut self,
-        now: Time,
-        from: PeerId,
-        _: &Arrival,
-        message: Message,
-        _: &mut Vec<Message>,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    fn handle_message(&mut self, now: Time, came: Came<'_>, message: Message, low: &mut BindingLayer, base: &mut Base) {
         match message {
-            Message::AskHere { tuple } => self.handle_ask_here(now, from, &tuple, low, base),
-            Message::Passing { nonce } => self.handle_passing(from, nonce, low, base),
+            Message::AskHere { tuple } => self.handle_ask_here(now, came.from, &tuple, low, base),
+            Message::Passing { nonce } => self.handle_passing(came.from, nonce, low, base),
             _ => {}
         }
     }
 
-    fn handle_signal(&mut self, _: Time, _: &Signal, _: &mut BindingLayer, _: &mut Base) {}
-
-    fn handle_timer(&mut self, now: Time, timer: Timer, low: &mut BindingLayer, base: &mut Base) -> bool {
-        match timer {
-            Timer::Opened => self.continue_opened(now, low, base),
-            Timer::Claims => self.search_for_claims_again(now, low, base),
-            _ => return false,
-        }
-        true
+    fn poll_timeout(&self) -> Option<Time> {
+        self.timers.next()
     }
 
-    fn forget_peer(&mut self, _: PeerId, _: PublicKey, _: &mut BindingLayer, _: &mut Base) {}
-
-    /// They are few, and end by themselves.
-    fn entries(&self) -> usize {
-        0
+    fn handle_timeout(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+        match self.timers.take_due(now) {
+            Some(Due::Opened) => self.continue_opened(now, low, base),
+            Some(Due::Claims) => self.search_for_claims_again(now, low, base),
+            None => {}
+        }
     }
 }
 
@@ -223,7 +219,7 @@ impl GatewayRole {
         if let Some(until) = peer.under_way_until(now, entry.home.peer) {
             // It may have been on the way. That is told once, until the flow is installed anew.
             self.claimed.insert(flow, until);
-            base.set_timer_earlier(Timer::Claims, until);
+            self.timers.set_earlier(Due::Claims, until);
             return;
         }
         self.claimed.remove(&flow);
@@ -246,7 +242,7 @@ impl GatewayRole {
             }
         }
         if let Some(next) = self.claimed.values().min() {
-            base.set_timer(Timer::Claims, *next);
+            self.timers.set(Due::Claims, *next);
         }
     }
 
@@ -275,37 +271,22 @@ impl GatewayRole {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use super::*;
     use crate::base::attachments::Attachment;
-    use crate::base::attachments::Routes;
     use crate::base::config::Config;
     use crate::base::config::Prefix;
-    use crate::node::Node;
-    use whimbrel_handshake::StaticKey;
+    use crate::role::Alone;
     use whimbrel_wire::Transport;
 
-    struct Nowhere;
-
-    impl Routes for Nowhere {
-        fn source_for(&self, _: IpAddr) -> Option<IpAddr> {
-            None
-        }
-
-        fn still_reaches(&self, _: IpAddr, _: IpAddr) -> bool {
-            false
-        }
-    }
-
-    fn router() -> Node {
+    fn router() -> Alone<GatewayRole> {
         let prefix = Prefix { address: "192.0.2.0".parse().expect("an address"), length: 24 };
         let config = Config { behind: vec![prefix], ..Config::default() };
-        let mut node = Node::new(config, StaticKey::from_bytes([3; 32]), [4; 32]);
+        let mut node = Alone::new(config, 4);
         let own = Attachment { address: "192.0.2.1".parse().expect("an address"), generation: 1 };
-        node.handle_network(Time::default(), &[own], &Nowhere);
+        node.base.attachments_mut().set(&[own]);
+        node.base.attachments_mut().settle();
         // Sessions with peers of these numbers.
-        node.binding.flow.path.session.by_index.extend((1..=6).map(|index| (index, PeerId(index))));
+        node.low.flow.path.session.by_index.extend((1..=6).map(|index| (index, PeerId(index))));
         node
     }
 
@@ -328,19 +309,19 @@ mod tests {
             flow("192.0.2.7:80", "192.0.2.1:5000"),
         ];
         for other in others {
-            node.gateway.handle_flow_passing(Time::default(), other, 1, 7, &mut node.binding, &mut node.base);
-            assert!(!node.binding.flow.has_flow(&other), "{other}");
+            node.role.handle_flow_passing(Time::default(), other, 1, 7, &mut node.low, &mut node.base);
+            assert!(!node.low.flow.has_flow(&other), "{other}");
         }
         // A carrier probe, and an answer to a nonce that nobody sent.
         for nonce in [1 << 63, 1 << 62] {
-            node.gateway.handle_flow_passing(Time::default(), good, 1, nonce, &mut node.binding, &mut node.base);
-            assert!(!node.binding.flow.has_flow(&good));
+            node.role.handle_flow_passing(Time::default(), good, 1, nonce, &mut node.low, &mut node.base);
+            assert!(!node.low.flow.has_flow(&good));
         }
         // In nobody's session.
-        node.gateway.handle_flow_passing(Time::default(), good, 77, 7, &mut node.binding, &mut node.base);
-        assert!(!node.binding.flow.has_flow(&good));
-        node.gateway.handle_flow_passing(Time::default(), good, 1, 7, &mut node.binding, &mut node.base);
-        assert!(node.binding.flow.has_flow(&good) && node.base.attachments().end_of(&good) == LocalEnd::Passing);
+        node.role.handle_flow_passing(Time::default(), good, 77, 7, &mut node.low, &mut node.base);
+        assert!(!node.low.flow.has_flow(&good));
+        node.role.handle_flow_passing(Time::default(), good, 1, 7, &mut node.low, &mut node.base);
+        assert!(node.low.flow.has_flow(&good) && node.base.attachments().end_of(&good) == LocalEnd::Passing);
         assert_eq!(node.base.attachments().end_of(&flow("192.0.2.1:80", far)), LocalEnd::Here);
         assert!(node.base.attachments().at("192.0.2.7".parse().expect("an address")).is_some());
     }
@@ -349,28 +330,27 @@ mod tests {
     fn what_nobody_shows_to_sit_on_is_forgotten_and_bounded() {
         // P-101
         let mut node = router();
-        let begin = |node: &mut Node, index: u32, count: usize| {
+        let begin = |node: &mut Alone<GatewayRole>, index: u32, count: usize| {
             for port in 1..=u16::try_from(count).expect("a port") {
                 let flow = flow("192.0.2.7:80", &format!("198.51.100.{index}:{port}"));
-                node.gateway.handle_flow_passing(Time::default(), flow, index, 7, &mut node.binding, &mut node.base);
+                node.role.handle_flow_passing(Time::default(), flow, index, 7, &mut node.low, &mut node.base);
             }
         };
         // Nobody gets it all, and all together do not keep one out who comes later.
         begin(&mut node, 1, UNVERIFIED_OF_PEER + 10);
         assert_eq!(
-            (node.binding.flow.flows.len(), node.gateway.unverified.of(PeerId(1))),
+            (node.low.flow.flows.len(), node.role.unverified.of(PeerId(1))),
             (UNVERIFIED_OF_PEER, UNVERIFIED_OF_PEER)
         );
         (2..=4).for_each(|index| begin(&mut node, index, UNVERIFIED_OF_PEER + 10));
-        assert_eq!(node.binding.flow.flows.len(), UNVERIFIED_MOST);
+        assert_eq!(node.low.flow.flows.len(), UNVERIFIED_MOST);
         begin(&mut node, 5, 600);
-        assert_eq!((node.binding.flow.flows.len(), node.gateway.unverified.of(PeerId(5))), (UNVERIFIED_MOST, 600));
+        assert_eq!((node.low.flow.flows.len(), node.role.unverified.of(PeerId(5))), (UNVERIFIED_MOST, 600));
         // Nor does the one who comes later push out others with fewer.
         begin(&mut node, 6, UNVERIFIED_OF_PEER);
-        let held: Vec<usize> = (1..=6).map(|id| node.gateway.unverified.of(PeerId(id))).collect();
+        let held: Vec<usize> = (1..=6).map(|id| node.role.unverified.of(PeerId(id))).collect();
         assert!(held.iter().all(|held| (600..=UNVERIFIED_MOST / 6 + 90).contains(held)), "{held:?}");
-        let due = node.poll_timeout().expect("a timer");
-        node.handle_timeout(due);
-        assert!(node.binding.flow.flows.len() == 0 && node.gateway.unverified.len() == 0);
+        assert!(!node.role.sweep_passing(&mut node.low, &mut node.base));
+        assert!(node.low.flow.flows.len() == 0 && node.role.unverified.len() == 0);
     }
 }

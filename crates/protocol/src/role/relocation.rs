@@ -25,21 +25,24 @@ mod tickets;
 
 use std::time::Duration;
 
-use whimbrel_handshake::{PublicKey, StaticKey};
+use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
-use whimbrel_wire::moving::{LoadStanding, MoveName, Record, Terms};
+use whimbrel_wire::moving::{LoadStanding, MoveName, Record};
 
 use crate::Time;
+use crate::base::Base;
 use crate::base::flow_name::FlowName;
-use crate::base::op::relocation::{Found, Gift, MoveOp, NotGiven, SavedAcceptance, SavedDonation, SavedHeld};
-use crate::base::output::{OpDone, OpFailed};
-use crate::binding::transfer::{Asked, Below, Outbox};
+use crate::base::op::relocation::{Found, Gift, NotGiven, SavedAcceptance, SavedDonation, SavedHeld};
+use crate::base::output::{MoveAsked, OpDone, OpFailed};
+use crate::base::signal::Signal;
+use crate::binding::BindingLayer;
+use crate::binding::transfer::Below;
+use crate::role::Role;
 
 use acceptor::Acceptor;
 use donor::Donor;
 pub use donor::READY_FOR;
-use holder::Holder;
-pub(crate) use holder::{Claim, Claimed};
+use holder::{Claim, Holder};
 pub use listening::{Retired, Retiring, Settling};
 use load::Loads;
 use tickets::Tickets;
@@ -61,16 +64,62 @@ pub(crate) struct Relocation {
     loads: Loads,
 }
 
-impl Relocation {
-    pub(crate) fn new(key: &StaticKey) -> Self {
+impl Role for Relocation {
+    fn new(base: &Base) -> Self {
+        let tickets = || Tickets::new(base.key().clone());
         Self {
-            donor: Donor::new(Tickets::new(key.clone())),
+            donor: Donor::new(tickets()),
             acceptor: Acceptor::default(),
-            holder: Holder::new(Tickets::new(key.clone())),
+            holder: Holder::new(tickets()),
             loads: Loads::default(),
         }
     }
 
+    fn handle_signal(&mut self, now: Time, signal: &Signal, low: &mut BindingLayer, base: &mut Base) {
+        let peer = |id| low.flow.path.session.peers.get(id).map(|peer| peer.key);
+        match signal {
+            Signal::SessionUp(id) => {
+                let Some(with) = peer(id) else { return };
+                low.transfer(now, base, |below| self.handle_session(below, &with));
+            }
+            signal => {
+                low.transfer(now, base, |below| self.hear(below, signal));
+            }
+        }
+    }
+
+    fn asked(asked: &MoveAsked) -> bool {
+        use MoveAsked::{Acceptance, Donation, Held, Keep};
+        matches!(asked, Donation(_) | Acceptance(_) | Keep(_) | Held { .. })
+    }
+
+    fn handle_done(
+        &mut self,
+        now: Time,
+        asked: MoveAsked,
+        result: Result<OpDone, OpFailed>,
+        low: &mut BindingLayer,
+        base: &mut Base,
+    ) {
+        low.transfer(now, base, |below| self.conclude(below, asked, result));
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        let all = [self.donor.deadline(), self.acceptor.deadline(), self.holder.deadline(), self.loads.deadline()];
+        all.into_iter().flatten().min()
+    }
+
+    fn handle_timeout(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+        low.transfer(now, base, |below| self.continue_all(below));
+    }
+
+    /// With a byte of what is sent and was not heard yet each.
+    fn entries(&self) -> usize {
+        self.donor.entries() + self.acceptor.entries() + self.holder.entries() + self.loads.entries()
+    }
+}
+
+impl Relocation {
     // ---- what the caller wants
 
     /// Begins to give a socket away. `number` is drawn by lot. `waits`: it goes once that is [said](Self::go_on) and no
@@ -118,7 +167,7 @@ impl Relocation {
 
     /// Sends what a process needs ahead of its connections. `false`: this host may not give that host anything.
     pub(crate) fn send_load(&mut self, below: &mut Below<'_>, number: u64, to: PublicKey, bytes: Vec<u8>) -> bool {
-        let may = below.config().enabled && below.permits().may_go_to(&to);
+        let may = below.permits().may_go_to(&to);
         if may {
             self.loads.send(below, number, to, bytes);
         }
@@ -157,31 +206,42 @@ impl Relocation {
         self.settle(below);
     }
 
-    /// Ends the flows that are passed on for hosts that were revoked (P-105).
-    pub(crate) fn end_revoked(&mut self, below: &mut Below<'_>) {
-        self.holder.end_revoked(below);
-    }
-
     // ---- what comes in
 
-    /// A host says something about a move. `lessor`: who lends the address of a socket that it asks about to this host.
-    pub(crate) fn handle_record(
-        &mut self,
-        below: &mut Below<'_>,
-        from: PublicKey,
-        record: Record,
-        lessor: Option<PublicKey>,
-    ) {
+    /// Something has happened.
+    pub(super) fn hear(&mut self, below: &mut Below<'_>, signal: &Signal) {
+        match signal {
+            Signal::Said { from, record } => self.handle_record(below, *from, record),
+            Signal::Forgotten(by) => self.send_again(below, *by),
+            Signal::Led { flow, result } => self.holder.handle_led(below, *flow, result.clone()),
+            Signal::Adopted { name, result } => self.acceptor.handle_adopted(below, *name, result.clone()),
+            Signal::EndpointReturned(flow) if self.holder.moved_endpoint(flow).is_none() => {}
+            Signal::EndpointReturned(flow) => self.holder.end_flow(below, *flow),
+            Signal::Claimed { flow, tuple, wire_port, hidden, leased } => {
+                self.holder.handle_claim(below, &Claim::new(*flow, *tuple, *wire_port, *hidden), *leased);
+            }
+            Signal::FlowEnded(flow) => self.holder.end_flow(below, *flow),
+            Signal::Closing(flow) => holder::send_ending(below, *flow),
+            Signal::Members { .. } => {
+                self.holder.end_revoked(below);
+                self.end_unpermitted(below);
+            }
+            _ => {}
+        }
+    }
+
+    /// A host says something about a move.
+    fn handle_record(&mut self, below: &mut Below<'_>, from: PublicKey, record: &Record) {
         let name = |number| MoveName { donor: *from.as_bytes(), number };
         // Whatever a host calls a flow is one of its own (P-132).
         let flow_of = |value| FlowName::new(from, value);
-        match record {
-            Record::Ask { number, request } => {
+        match *record {
+            Record::Ask { number, ref request } => {
                 let goes = self.donor.is_moving(&request.tuple);
-                self.acceptor.handle_ask(below, name(number), from, request, lessor, goes);
+                self.acceptor.handle_ask(below, name(number), from, request, goes);
             }
-            Record::Part { number, total, offset, bytes } => {
-                self.acceptor.handle_part(below, name(number), total, offset, &bytes);
+            Record::Part { number, total, offset, ref bytes } => {
+                self.acceptor.handle_part(below, name(number), total, offset, bytes);
             }
             Record::Ticket(ticket) => self.acceptor.handle_ticket(below, from, ticket),
             Record::Cancel { number } => self.acceptor.handle_cancel(below, name(number)),
@@ -202,11 +262,11 @@ impl Relocation {
             Record::Settled { number } => self.holder.handle_settled(below, name(number)),
             Record::Surrender(ticket) => self.holder.handle_surrender(below, from, ticket),
             Record::Ending { flow } => self.holder.handle_ending(below, flow_of(flow)),
-            Record::Load { number, total, offset, bytes } => {
-                self.loads.handle_load(below, name(number), total, offset, &bytes);
+            Record::Load { number, total, offset, ref bytes } => {
+                self.loads.handle_load(below, name(number), total, offset, bytes);
             }
-            Record::Loaded { number, standing, sentence } => {
-                self.loads.handle_loaded(below, from, number, standing, &sentence);
+            Record::Loaded { number, standing, ref sentence } => {
+                self.loads.handle_loaded(below, from, number, standing, sentence);
             }
             // They are about leases.
             Record::Lease { .. }
@@ -220,7 +280,7 @@ impl Relocation {
     }
 
     /// A host has forgotten what it was told: all that it is to answer is said anew.
-    pub(crate) fn send_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
+    fn send_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
         self.loads.send_again(below, to);
         self.donor.send_again(below, to);
         self.acceptor.send_again(below, to);
@@ -228,54 +288,36 @@ impl Relocation {
     }
 
     /// There is a session with a host.
-    pub(crate) fn handle_session(&mut self, below: &mut Below<'_>, with: &PublicKey) {
+    pub(super) fn handle_session(&mut self, below: &mut Below<'_>, with: &PublicKey) {
         self.acceptor.handle_session(below, with);
         self.holder.lead_waiting(below, with);
     }
 
     /// The result of an op that was for a move.
-    pub(crate) fn handle_done(&mut self, below: &mut Below<'_>, asked: Asked, result: Result<OpDone, OpFailed>) {
+    pub(super) fn conclude(&mut self, below: &mut Below<'_>, asked: MoveAsked, result: Result<OpDone, OpFailed>) {
         match asked {
-            Asked::Donation(number) => self.donor.handle_done(below, number, result),
-            Asked::Acceptance(name) => self.acceptor.handle_done(below, name, result),
-            Asked::Keep(flows) => {
+            MoveAsked::Donation(number) => self.donor.handle_done(below, number, result),
+            MoveAsked::Acceptance(name) => self.acceptor.handle_done(below, name, result),
+            MoveAsked::Keep(flows) => {
                 for flow in flows {
                     if let Some(number) = self.holder.handle_kept(below, flow, result.clone()) {
                         self.donor.on_not_kept(number);
                     }
                 }
             }
-            Asked::Lease(_) | Asked::Tenancy(_) | Asked::Effect(..) => {}
+            MoveAsked::Held { flow, kept } => self.holder.handle_held(below, flow, kept, result),
+            MoveAsked::Lease(_) | MoveAsked::Tenancy(_) | MoveAsked::Effect(..) => {}
         }
         self.settle(below);
     }
 
-    /// What is to be asked for instead of something that failed and that nothing waits for.
-    pub(crate) fn anew(&self, op: MoveOp) -> Option<MoveOp> {
-        self.holder.anew(op)
-    }
-
-    /// The table of flows has a flow be one with its owner, or cannot.
-    pub(crate) fn handle_led(&mut self, below: &mut Below<'_>, flow: FlowName, result: Result<Terms, String>) {
-        self.holder.handle_led(below, flow, result);
-    }
-
-    /// The table of flows has a flow that was moved here be one with its holder, or cannot.
-    pub(crate) fn handle_adopted(&mut self, below: &mut Below<'_>, name: MoveName, result: Result<(), String>) {
-        self.acceptor.handle_adopted(below, name, result);
-    }
-
-    pub(crate) fn handle_timeout(&mut self, below: &mut Below<'_>) {
+    /// What is due happens.
+    pub(super) fn continue_all(&mut self, below: &mut Below<'_>) {
         self.donor.handle_timeout(below);
         self.acceptor.handle_timeout(below);
         self.holder.handle_timeout(below);
         self.loads.handle_timeout(below);
         self.settle(below);
-    }
-
-    pub(crate) fn deadline(&self) -> Option<Time> {
-        let all = [self.donor.deadline(), self.acceptor.deadline(), self.holder.deadline(), self.loads.deadline()];
-        all.into_iter().flatten().min()
     }
 
     /// What this host has lent to itself for moves that are over is its own again.
@@ -293,36 +335,11 @@ impl Relocation {
     }
 
     /// A flow that this host holds is over.
-    pub(crate) fn end_flow(&mut self, outbox: &mut Outbox, flow: FlowName) {
-        self.holder.end_flow(outbox, flow);
-    }
-
-    /// A socket with another host's flow has ended here: its holder need not count it any more.
-    pub(crate) fn send_ending(&self, below: &mut Below<'_>, flow: FlowName) {
-        holder::send_ending(below, flow);
-    }
-
-    /// What is to become of a claim. `leased`: its endpoint is lent to the tenant.
-    pub(crate) fn judge_claim(&self, below: &Below<'_>, claim: &Claim, leased: bool) -> Claimed {
-        self.holder.judge_claim(below, claim, leased)
-    }
-
-    /// Has that become of it. What was before ends [first](Self::end_flow).
-    pub(crate) fn settle_claim(&mut self, below: &mut Below<'_>, claim: &Claim, claimed: Claimed) {
-        match claimed {
-            Claimed::Before => self.holder.answer_again(below, claim.flow()),
-            Claimed::Keeping => {}
-            Claimed::Refused(why) => self.holder.refuse_claim(below, claim, why),
-            Claimed::Granted { .. } => self.holder.grant_claim(below, claim),
-        }
+    pub(crate) fn end_flow(&mut self, below: &mut Below<'_>, flow: FlowName) {
+        self.holder.end_flow(below, flow);
     }
 
     // ---- what others want to know
-
-    /// The move that waits for this lease: that of its socket's endpoint.
-    pub(crate) fn coming_with(&self, lease: &FlowName) -> Option<MoveName> {
-        self.acceptor.coming_with(lease)
-    }
 
     /// Whether the far end of a flow that this host passes on for another is not to learn where its socket is.
     pub(crate) fn hides(&self, flow: &FlowName) -> bool {
@@ -339,18 +356,8 @@ impl Relocation {
         self.holder.moved_endpoint(flow)
     }
 
-    /// The hosts that had the socket of a flow before who has it now.
-    pub(crate) fn former_owners(&self, flow: &FlowName) -> Vec<PublicKey> {
-        self.holder.former_owners(flow)
-    }
-
     /// The flows that this host passes on for others, as their far ends have them, by who has them.
     pub(crate) fn passed_on(&self, me: PublicKey) -> impl Iterator<Item = (PublicKey, FlowTuple)> {
         self.holder.passed_on(me)
-    }
-
-    /// Entries of all tables together, with a byte of what is sent and was not heard yet each.
-    pub(crate) fn entries(&self) -> usize {
-        self.donor.entries() + self.acceptor.entries() + self.holder.entries() + self.loads.entries()
     }
 }

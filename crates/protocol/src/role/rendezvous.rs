@@ -5,15 +5,14 @@ use whimbrel_wire::message::Message;
 
 use crate::Time;
 use crate::base::Base;
-use crate::base::arrival::Arrival;
 use crate::base::op::PeerId;
 use crate::base::signal::Signal;
-use crate::base::timer::Timer;
+use crate::base::timer::Timers;
 use crate::binding::BindingLayer;
-use crate::role::Role;
 use crate::role::rendezvous::client::Rendezvous;
 use crate::role::rendezvous::proxy::NeighbourProxies;
 use crate::role::rendezvous::server::RendezvousServer;
+use crate::role::{Came, Role};
 
 pub(crate) mod client;
 pub(crate) mod proxy;
@@ -25,9 +24,29 @@ pub(crate) struct RendezvousRole {
     client: Rendezvous,
     rendezvous_server: RendezvousServer,
     neighbour_proxies: NeighbourProxies,
+    timers: Timers<Due>,
+}
+
+/// What is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Due {
+    /// Tell a rendezvous again whom this host is to be met by.
+    Registration(PeerId),
+    /// Tell a host again where those are that it is to meet.
+    Whereabouts(PeerId),
+    /// Send again to where a rendezvous says that a peer is.
+    Found(PeerId),
+    /// Ask a rendezvous again to stand in for addresses that this host has left.
+    NeighbourProxy(PeerId),
+    /// Look which rendezvous are needed, and which answer.
+    Rendezvous,
 }
 
 impl Role for RendezvousRole {
+    fn new(_: &Base) -> Self {
+        Self::default()
+    }
+
     fn takes(message: &Message) -> bool {
         matches!(
             message,
@@ -41,16 +60,8 @@ impl Role for RendezvousRole {
         )
     }
 
-    fn handle_message(
-        &mut self,
-        now: Time,
-        from: PeerId,
-        arrival: &Arrival,
-        message: Message,
-        answers: &mut Vec<Message>,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    fn handle_message(&mut self, now: Time, came: Came<'_>, message: Message, low: &mut BindingLayer, base: &mut Base) {
+        let Came { from, arrival, answers } = came;
         match message {
             Message::Register { number, change, tags } => {
                 answers.extend(self.handle_registration(now, from, number, change, &tags, low, base));
@@ -68,7 +79,7 @@ impl Role for RendezvousRole {
             Message::StandingIn { addresses } => self.handle_standing_in(now, from, &addresses, low, base),
             // To a challenge that nobody below has sent.
             Message::PathResponse { token, .. } => {
-                self.prove_found(from, token, low, base);
+                self.prove_found(from, token, low);
             }
             _ => {}
         }
@@ -78,7 +89,7 @@ impl Role for RendezvousRole {
         match signal {
             Signal::FlowsBegun | Signal::Returned => self.meet_later(now, base),
             Signal::NetworkChanged => self.ask_rendezvous_again(now, low, base),
-            Signal::Moving(id) => self.try_found_again(now, *id, base),
+            Signal::Moving(id) => self.try_found_again(now, *id),
             Signal::Unanswered(id) => {
                 self.check_rendezvous(now, *id, low, base);
                 self.want_neighbour_proxy(now, *id, low, base);
@@ -92,24 +103,27 @@ impl Role for RendezvousRole {
         }
     }
 
-    fn handle_timer(&mut self, now: Time, timer: Timer, low: &mut BindingLayer, base: &mut Base) -> bool {
-        match timer {
-            Timer::Registration(id) => self.register(now, id, low, base),
-            Timer::Whereabouts(id) => self.send_whereabouts(now, id, low, base),
-            Timer::Found(id) => self.try_found(now, id, low, base),
-            Timer::NeighbourProxy(id) => self.ask_neighbour_proxy(now, id, low, base),
-            Timer::Rendezvous => self.search_for_rendezvous(now, low, base),
-            _ => return false,
+    fn poll_timeout(&self) -> Option<Time> {
+        self.timers.next()
+    }
+
+    fn handle_timeout(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+        match self.timers.take_due(now) {
+            Some(Due::Registration(id)) => self.register(now, id, low, base),
+            Some(Due::Whereabouts(id)) => self.send_whereabouts(now, id, low, base),
+            Some(Due::Found(id)) => self.try_found(now, id, low, base),
+            Some(Due::NeighbourProxy(id)) => self.ask_neighbour_proxy(now, id, low, base),
+            Some(Due::Rendezvous) => self.search_for_rendezvous(now, low, base),
+            None => {}
         }
-        true
     }
 
     fn forget_peer(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer, base: &mut Base) {
         self.leave_rendezvous(id, low, base);
         self.leave_rendezvous_server(id, key, low);
         self.forget_neighbour_proxies(id, base);
-        for timer in [Timer::Registration(id), Timer::Whereabouts(id), Timer::Found(id), Timer::NeighbourProxy(id)] {
-            base.stop_timer(timer);
+        for timer in [Due::Registration(id), Due::Whereabouts(id), Due::Found(id), Due::NeighbourProxy(id)] {
+            self.timers.stop(timer);
         }
     }
 

@@ -1,6 +1,6 @@
-//! What hosts say to one another by the reliable channel: records to each of them, in order, and to this host itself.
+//! What hosts say to one another by the reliable channel: records to each of them, in order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -21,8 +21,6 @@ pub(crate) struct Records {
     me: PublicKey,
     wall_clock_at_zero: u64,
     lanes: Lanes,
-    /// What this host says to itself.
-    own: VecDeque<Record>,
     /// Where hosts are to be asked for that no peer is known of.
     hints: BTreeMap<PublicKey, SocketAddr>,
     /// When such hosts are asked again, and how often they were.
@@ -32,7 +30,7 @@ pub(crate) struct Records {
 impl Records {
     pub(crate) fn new(me: PublicKey, wall_clock_at_zero: u64) -> Self {
         let (hints, asked_at) = (BTreeMap::new(), BTreeMap::new());
-        Self { me, wall_clock_at_zero, lanes: Lanes::default(), own: VecDeque::new(), hints, asked_at }
+        Self { me, wall_clock_at_zero, lanes: Lanes::default(), hints, asked_at }
     }
 
     pub(crate) const fn me(&self) -> PublicKey {
@@ -43,13 +41,10 @@ impl Records {
         self.wall_clock_at_zero + now.as_millis()
     }
 
-    pub(crate) fn send(&mut self, now: Time, to: PublicKey, record: Record) {
-        if to == self.me {
-            self.own.push_back(record);
-        } else {
-            let wall = self.wall(now);
-            self.lanes.send(now, wall, to, &record);
-        }
+    /// Says something to another host.
+    pub(crate) fn send(&mut self, now: Time, to: PublicKey, record: &Record) {
+        let wall = self.wall(now);
+        self.lanes.send(now, wall, to, record);
     }
 
     /// Of those that something waited for a word of, and those that it waits for now.
@@ -95,11 +90,6 @@ impl Records {
     pub(crate) fn handle_received(&mut self, now: Time, from: PublicKey, received: &Received) -> bool {
         let wall = self.wall(now);
         self.lanes.handle_received(now, wall, from, received)
-    }
-
-    /// The next that this host says to itself.
-    pub(crate) fn poll_own(&mut self) -> Option<Record> {
-        self.own.pop_front()
     }
 
     /// The next message to a host.

@@ -52,6 +52,13 @@ pub struct LeaseName {
     pub number: u64,
 }
 
+impl LeaseName {
+    /// What the flow of a lease is called, where its endpoint has gone with a socket.
+    pub(crate) const fn flow(&self) -> FlowName {
+        FlowName::new(self.tenant, self.number)
+    }
+}
+
 /// What depends on an anchor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dependents {

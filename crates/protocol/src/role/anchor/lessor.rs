@@ -14,9 +14,11 @@ use crate::base::deadlines::Deadlines;
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{LeaseName, MoveOp, SavedLease};
+use crate::base::output::MoveAsked;
 use crate::base::output::{OpDone, OpFailed};
+use crate::base::signal::{Signal, Unled};
 use crate::base::watched::Watched;
-use crate::binding::transfer::{Asked, Below, FlowChange};
+use crate::binding::transfer::{Below, Change};
 
 /// How long the endpoint of a socket that has moved away is its new host's at the least, unless that says that it needs
 /// it still. That may be away for days, and its server is to be met at its address again; it is returned when nobody
@@ -25,7 +27,7 @@ const MOVED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What is lent to others.
 #[derive(Debug, Default)]
-pub(crate) struct Lessor {
+pub(super) struct Lessor {
     leases: Watched<BTreeMap<LeaseName, Lease>>,
     /// Nothing new is lent.
     stopping: bool,
@@ -41,6 +43,8 @@ struct Lease {
     ends: Option<Ends>,
     /// An address as a whole.
     whole: bool,
+    /// It went with a socket without another end (P-96): as its far ends have it.
+    moved: Option<FlowTuple>,
     /// They are the tenant's until then.
     until: Time,
     /// Its tenant was told whether this host is reached at the address (P-131), or may have been by a daemon before
@@ -78,67 +82,57 @@ fn terms_of(far: FlowTuple) -> Terms {
 
 /// Whether endpoints are lent to a host.
 fn lends_to(below: &mut Below<'_>, tenant: &PublicKey) -> bool {
-    let lending = below.config().lending.as_ref();
-    lending.is_some_and(|lending| lending.to.contains(tenant) || below.permits().trusts(tenant))
+    let trusted = below.permits().trusts(tenant);
+    below.config().lending.as_ref().is_some_and(|lending| trusted || lending.to.contains(tenant))
 }
 
 impl Lessor {
-    pub(crate) fn contains(&self, name: &LeaseName) -> bool {
-        self.leases.contains_key(name)
-    }
-
     /// A socket of this host's own without another end is with another host now (P-96): its endpoint is lent to that
-    /// one. `None`: the result comes with that of an op, from [`Self::handle_lent`].
-    pub(crate) fn lend_moved(
-        &mut self,
-        below: &mut Below<'_>,
-        flow: FlowName,
-        far: FlowTuple,
-    ) -> Option<Result<Terms, String>> {
+    /// one.
+    pub(super) fn lend_moved(&mut self, below: &mut Below<'_>, flow: FlowName, far: FlowTuple) {
         let to = flow.peer();
         let name = LeaseName { tenant: to, number: flow.value() };
         if self.leases.get(&name).is_some_and(|lease| lease.stage == Stage::InForce) {
-            return Some(Ok(terms_of(far)));
+            below.signal(Signal::Led { flow, result: Ok(terms_of(far)) });
+            return;
         }
-        let Some(peer) = below.around().peer(&to) else { return Some(Err(format!("{to} is not known any more"))) };
+        let Some(peer) = below.around().peer(&to) else {
+            let result = Err(Unled::Failed(format!("{to} is not known any more")));
+            below.signal(Signal::Led { flow, result });
+            return;
+        };
         let ends = Ends { first: far.remote, count: 1 };
         let until = below.now() + lifetime(below, true);
-        self.leases.insert(name, Lease { ends: Some(ends), whole: false, until, told: false, stage: Stage::Lending });
-        below.change(FlowChange::Remember { key: to });
-        below.ask(MoveOp::Lend { name, peer, ends, moved: Some(far.transport) }, Asked::Lease(name));
-        None
+        let moved = Some(far);
+        let lease = Lease { ends: Some(ends), whole: false, moved, until, told: false, stage: Stage::Lending };
+        self.leases.insert(name, lease);
+        below.change(Change::Remember { key: to });
+        below.ask(MoveOp::Lend { name, peer, ends, moved: Some(far.transport) }, MoveAsked::Lease(name));
     }
 
     fn leases_of(&self, tenant: PublicKey) -> impl Iterator<Item = (&LeaseName, &Lease)> {
         self.leases.range(LeaseName { tenant, number: 0 }..=LeaseName { tenant, number: u64::MAX })
     }
 
-    /// A host asks for endpoints, or for a lease to last (P-84, P-85). `moved`: its endpoint went with its socket.
-    /// `false`: the lease is to end, since the host may have none any more.
-    pub(crate) fn handle_lease(
-        &mut self,
-        below: &mut Below<'_>,
-        tenant: PublicKey,
-        number: u64,
-        ends: Ends,
-        moved: bool,
-    ) -> bool {
-        let name = LeaseName { tenant, number };
+    /// A host asks for endpoints, or for a lease to last (P-84, P-85), unless it may have none any more.
+    pub(super) fn handle_lease(&mut self, below: &mut Below<'_>, name: LeaseName, ends: Ends) {
+        let LeaseName { tenant, number } = name;
+        let moved = self.leases.get(&name).is_some_and(|lease| lease.moved.is_some());
         let until = below.now() + lifetime(below, moved);
         let lends = lends_to(below, &tenant);
         // What has moved to it does not depend on what is lent to it: a ticket has decided that.
         if self.leases.contains_key(&name) && !moved && !lends {
-            below.send(tenant, Record::Leased { number, outcome: Err(Refusal::NotAllowed) });
-            return false;
+            self.forbid(below, name);
+            return;
         }
         if let Some(lease) = self.leases.get_mut(&name) {
             if lease.stage == Stage::InForce {
                 let before = std::mem::replace(&mut lease.until, until);
                 self.limits.remove(before, name);
                 self.limits.add(until, name);
-                self.send_leased(below, name, moved);
+                self.send_leased(below, name);
             }
-            return true;
+            return;
         }
         let lending = below.config().lending.as_ref();
         let most = lending.map_or(0, |lending| lending.most);
@@ -156,17 +150,17 @@ impl Lessor {
             (None, None) => {}
             (None, Some(peer)) => {
                 let (whole, stage) = (ends.count == 0, Stage::Lending);
-                self.leases.insert(name, Lease { ends: None, whole, until, told: false, stage });
-                below.change(FlowChange::Remember { key: tenant });
-                below.ask(MoveOp::Lend { name, peer, ends, moved: None }, Asked::Lease(name));
+                self.leases.insert(name, Lease { ends: None, whole, moved: None, until, told: false, stage });
+                below.change(Change::Remember { key: tenant });
+                below.ask(MoveOp::Lend { name, peer, ends, moved: None }, MoveAsked::Lease(name));
             }
         }
-        true
     }
 
-    fn send_leased(&mut self, below: &mut Below<'_>, name: LeaseName, moved: bool) {
-        let lifetime = u32::try_from(lifetime(below, moved).as_secs()).unwrap_or(u32::MAX);
-        let Some(ends) = self.leases.get(&name).and_then(|lease| lease.ends) else { return };
+    fn send_leased(&mut self, below: &mut Below<'_>, name: LeaseName) {
+        let Some(Lease { ends: Some(ends), moved, .. }) = self.leases.get(&name) else { return };
+        let (ends, lifetime) = (*ends, lifetime(below, moved.is_some()).as_secs());
+        let lifetime = u32::try_from(lifetime).unwrap_or(u32::MAX);
         let outcome = Ok(Granted { ends, lifetime });
         below.send(name.tenant, Record::Leased { number: name.number, outcome });
         self.send_reached(below, name);
@@ -185,42 +179,38 @@ impl Lessor {
     }
 
     /// There is a new session with a tenant, for which there may have been none as it was told.
-    pub(crate) fn send_all_reached(&mut self, below: &mut Below<'_>, tenant: PublicKey) {
+    pub(super) fn send_all_reached(&mut self, below: &mut Below<'_>, tenant: PublicKey) {
         let all: Vec<LeaseName> = self.leases_of(tenant).map(|(name, _)| *name).collect();
         all.into_iter().for_each(|name| self.send_reached(below, name));
     }
 
-    /// Endpoints were found and lent, or not. `moved`: the endpoint that went with its socket, as its far ends have it;
-    /// gives what [`Self::lend_moved`] comes to for it.
-    pub(crate) fn handle_lent(
-        &mut self,
-        below: &mut Below<'_>,
-        name: LeaseName,
-        result: Result<OpDone, OpFailed>,
-        moved: Option<FlowTuple>,
-    ) -> Option<Result<Terms, String>> {
+    /// Endpoints were found and lent, or not.
+    pub(super) fn handle_lent(&mut self, below: &mut Below<'_>, name: LeaseName, result: Result<OpDone, OpFailed>) {
         // It was returned, or forbidden, meanwhile.
-        let lease = self.leases.get_mut(&name)?;
+        let Some(lease) = self.leases.get_mut(&name) else { return };
+        let moved = lease.moved;
         match (result, moved) {
             (Ok(OpDone::Lent(ends)), _) => {
                 let known = lease.ends.replace(ends);
                 lease.stage = Stage::InForce;
                 self.limits.add(lease.until, name);
                 if known.is_none() {
-                    self.send_leased(below, name, moved.is_some());
+                    self.send_leased(below, name);
                     below.event(MoveEvent::Lent { to: name.tenant, ends });
                 } else {
                     self.send_reached(below, name);
                 }
-                moved.map(|far| Ok(terms_of(far)))
+                if let Some(far) = moved {
+                    below.signal(Signal::Led { flow: name.flow(), result: Ok(terms_of(far)) });
+                }
             }
             (Ok(OpDone::Done | OpDone::Dumped(_) | OpDone::ChainRefused { .. }), _) => {
                 self.leases.remove(&name);
-                None
             }
             (Err(failed), Some(_)) => {
                 self.leases.remove(&name);
-                Some(Err(failed.sentence))
+                let result = Err(Unled::Failed(failed.sentence));
+                below.signal(Signal::Led { flow: name.flow(), result });
             }
             (Err(failed), None) => {
                 let whole = self.leases.remove(&name).is_some_and(|lease| lease.whole);
@@ -230,13 +220,12 @@ impl Lessor {
                 }
                 below.send(name.tenant, Record::Leased { number: name.number, outcome: Err(failed.told()) });
                 below.event(MoveEvent::OpFailed { what: "lending endpoints", error: failed.sentence });
-                None
             }
         }
     }
 
     /// A lease is over. Connections that were claimed go on until their ends (P-86).
-    pub(crate) fn end_lease(&mut self, below: &mut Below<'_>, name: LeaseName) {
+    pub(super) fn end_lease(&mut self, below: &mut Below<'_>, name: LeaseName) {
         let Some(lease) = self.leases.remove(&name) else { return };
         self.limits.remove(lease.until, name);
         // Also what is being looked for yet: whatever is asked for next may be the same.
@@ -244,45 +233,47 @@ impl Lessor {
         if lease.stage == Stage::InForce {
             below.event(MoveEvent::LeaseOver { to: name.tenant });
         }
+        if lease.moved.is_some() {
+            below.signal(Signal::EndpointReturned(name.flow()));
+        }
     }
 
-    /// The next lease that was not asked for again in time, which is to end.
-    pub(crate) fn handle_timeout(&mut self, below: &mut Below<'_>) -> Option<LeaseName> {
+    /// Leases that were not asked for again in time end.
+    pub(super) fn handle_timeout(&mut self, below: &mut Below<'_>) {
         while let Some(name) = self.limits.pop(below.now()) {
             if self.leases.get(&name).is_some_and(|lease| lease.until <= below.now()) {
                 below.send(name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::Expired) });
-                return Some(name);
+                self.end_lease(below, name);
             }
         }
-        None
     }
 
-    pub(crate) fn deadline(&self) -> Option<Time> {
+    pub(super) fn deadline(&self) -> Option<Time> {
         self.limits.next()
     }
 
-    /// The leases of hosts that nothing is lent to any more. What has moved to a host is that one's whether or not this
-    /// one lends to it, and also where it had it by a grant; but not if it was revoked. `moved`: those.
-    pub(crate) fn forbidden(&self, below: &mut Below<'_>, moved: impl Fn(&LeaseName) -> bool) -> Vec<LeaseName> {
+    /// Ends the leases of hosts that nothing is lent to any more. What has moved to a host is that one's whether or not
+    /// this one lends to it, and also where it had it by a grant; but not if it was revoked.
+    pub(super) fn end_forbidden(&mut self, below: &mut Below<'_>) {
         let mut tenants: Vec<PublicKey> = self.leases.keys().map(|name| name.tenant).collect();
         tenants.dedup();
         tenants.retain(|tenant| !lends_to(below, tenant));
-        let mut forbidden = Vec::new();
         for tenant in tenants {
             let revoked = below.permits().was_revoked(&tenant);
-            let of = self.leases_of(tenant).map(|(name, _)| *name);
-            forbidden.extend(of.filter(|name| revoked || !moved(name)));
+            let of = self.leases_of(tenant).filter(|(_, lease)| revoked || lease.moved.is_none());
+            let of: Vec<LeaseName> = of.map(|(name, _)| *name).collect();
+            of.into_iter().for_each(|name| self.forbid(below, name));
         }
-        forbidden
     }
 
-    /// A lease is to end since its tenant may have none.
-    pub(crate) fn forbid(&mut self, below: &mut Below<'_>, name: LeaseName) {
+    /// A lease ends since its tenant may have none.
+    fn forbid(&mut self, below: &mut Below<'_>, name: LeaseName) {
         below.send(name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::NotAllowed) });
+        self.end_lease(below, name);
     }
 
     /// A daemon before this one had lent endpoints: they are lent on, as the tenant may not even have noticed.
-    pub(crate) fn restore(&mut self, below: &mut Below<'_>, saved: &[SavedLease]) {
+    pub(super) fn restore(&mut self, below: &mut Below<'_>, saved: &[SavedLease]) {
         for SavedLease { name, ends } in saved {
             // Who belongs to the community is known later: the next renewal finds out who may have none.
             let peer = below.around().peer(&name.tenant).filter(|_| below.config().lending.is_some());
@@ -292,23 +283,25 @@ impl Lessor {
             };
             let until = below.now() + lifetime(below, false);
             let (whole, stage) = (ends.count == 0, Stage::Lending);
-            self.leases.insert(*name, Lease { ends: Some(*ends), whole, until, told: true, stage });
-            below.ask(MoveOp::Lend { name: *name, peer, ends: *ends, moved: None }, Asked::Lease(*name));
+            let lease = Lease { ends: Some(*ends), whole, moved: None, until, told: true, stage };
+            self.leases.insert(*name, lease);
+            below.ask(MoveOp::Lend { name: *name, peer, ends: *ends, moved: None }, MoveAsked::Lease(*name));
         }
     }
 
-    /// The leases of a tenant that an endpoint belongs to.
-    pub(crate) fn lending(&self, tenant: PublicKey, end: SocketAddr) -> impl Iterator<Item = &LeaseName> {
-        self.leases_of(tenant).filter(move |(_, lease)| lease.lends(end)).map(|(name, _)| name)
+    /// Whether a tenant has the local end of this, which it names. What went with a socket is of its transport alone.
+    pub(super) fn lends(&self, tenant: PublicKey, tuple: &FlowTuple) -> bool {
+        let fits = |lease: &Lease| lease.moved.is_none_or(|far| far.transport == tuple.transport);
+        self.leases_of(tenant).any(|(_, lease)| lease.lends(tuple.local) && fits(lease))
     }
 
     /// Nothing new is lent from now on, or is again. What is lent stays so until its end.
-    pub(crate) fn stop_lending(&mut self, stopping: bool) {
+    pub(super) fn stop_lending(&mut self, stopping: bool) {
         self.stopping = stopping;
     }
 
     /// These are the addresses of lent endpoints at which this host is not reached: their tenants are told (P-131).
-    pub(crate) fn on_unreached(&mut self, below: &mut Below<'_>, addresses: BTreeSet<IpAddr>) {
+    pub(super) fn on_unreached(&mut self, below: &mut Below<'_>, addresses: BTreeSet<IpAddr>) {
         let before = std::mem::replace(&mut self.unreached, addresses);
         let in_force = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::InForce);
         let of = in_force.filter_map(|(name, lease)| Some((*name, lease.ends?.first.ip())));
@@ -318,24 +311,24 @@ impl Lessor {
     }
 
     /// What is lent, and to whom.
-    pub(crate) fn lent(&self) -> impl Iterator<Item = (PublicKey, Ends)> {
+    pub(super) fn lent(&self) -> impl Iterator<Item = (PublicKey, Ends)> {
         self.leases.iter().filter_map(|(name, lease)| Some((name.tenant, lease.ends?)))
     }
 
     /// Who has something lent, where that may be others than it was asked last.
-    pub(crate) fn take_tenants(&mut self) -> Option<BTreeSet<PublicKey>> {
+    pub(super) fn take_tenants(&mut self) -> Option<BTreeSet<PublicKey>> {
         self.leases.take_touched().then(|| self.leases.keys().map(|name| name.tenant).collect())
     }
 
     /// Entries of all tables together.
-    pub(crate) fn entries(&self) -> usize {
+    pub(super) fn entries(&self) -> usize {
         self.leases.len() + self.limits.len()
     }
 }
 
 #[cfg(test)]
 impl Lessor {
-    pub(crate) fn names(&self) -> Vec<LeaseName> {
+    pub(super) fn names(&self) -> Vec<LeaseName> {
         self.leases.keys().copied().collect()
     }
 }

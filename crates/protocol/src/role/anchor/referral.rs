@@ -15,17 +15,15 @@ use whimbrel_wire::message::{IntroductionRefusal, Message};
 
 use crate::Time;
 use crate::base::Base;
-use crate::base::arrival::Arrival;
 use crate::base::flow_name::FlowName;
 use crate::base::op::{FlowEntry, LocalEnd, PeerId, StoreOp};
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
-use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::flow::asking::NOT_FOUND;
 use crate::flow::policy::Ruled;
 use crate::flow::{Flow, Origin, Stage};
-use crate::role::Role;
+use crate::role::{Came, Role};
 use crate::session::pins::Pin;
 
 /// How often a flow's introduction is begun anew because somebody names an owner.
@@ -46,9 +44,15 @@ pub(crate) struct Left {
 pub(crate) struct ReferralRole {
     /// Flows that have become direct a moment ago.
     left: BTreeMap<FlowTuple, Left>,
+    /// When it is to be looked whether those who have passed flows on are to be told that these are direct.
+    due: Option<Time>,
 }
 
 impl Role for ReferralRole {
+    fn new(_: &Base) -> Self {
+        Self::default()
+    }
+
     fn takes(message: &Message) -> bool {
         matches!(
             message,
@@ -56,16 +60,8 @@ impl Role for ReferralRole {
         )
     }
 
-    fn handle_message(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        _: &Arrival,
-        message: Message,
-        _: &mut Vec<Message>,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    fn handle_message(&mut self, now: Time, came: Came<'_>, message: Message, low: &mut BindingLayer, base: &mut Base) {
+        let id = came.from;
         match message {
             Message::Referral { nonce, key, at } => {
                 self.handle_referral(now, id, nonce, PublicKey::from(key), at, low, base);
@@ -85,19 +81,12 @@ impl Role for ReferralRole {
         }
     }
 
-    fn handle_timer(&mut self, now: Time, timer: Timer, low: &mut BindingLayer, base: &mut Base) -> bool {
-        let is_own = timer == Timer::Left;
-        if is_own {
-            self.leave_holders(now, low, base);
-        }
-        is_own
+    fn poll_timeout(&self) -> Option<Time> {
+        self.due
     }
 
-    fn forget_peer(&mut self, _: PeerId, _: PublicKey, _: &mut BindingLayer, _: &mut Base) {}
-
-    /// They are of flows, and end by themselves.
-    fn entries(&self) -> usize {
-        0
+    fn handle_timeout(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+        self.leave_holders(now, low, base);
     }
 }
 
@@ -270,7 +259,7 @@ impl ReferralRole {
             left.due = now + PARTING;
         }
         if !self.left.is_empty() {
-            base.set_timer_earlier(Timer::Left, now + PARTING);
+            self.due.get_or_insert(now + PARTING);
         }
     }
 
@@ -320,7 +309,7 @@ impl ReferralRole {
             }
             self.left.insert(flow, Left { due: now + PARTING, former });
             self.pin_left(low);
-            base.set_timer_earlier(Timer::Left, now + PARTING);
+            self.due.get_or_insert(now + PARTING);
             low.flow.path.session.reach_again(now, former.peer, base);
         }
     }
@@ -335,8 +324,6 @@ impl ReferralRole {
             }
         }
         self.pin_left(low);
-        if let Some(next) = self.left.values().map(|left| left.due).min() {
-            base.set_timer(Timer::Left, next);
-        }
+        self.due = self.left.values().map(|left| left.due).min();
     }
 }

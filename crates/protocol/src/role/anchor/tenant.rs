@@ -14,9 +14,11 @@ use crate::base::deadlines::Deadlines;
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{MoveOp, Rented, SavedTenancy};
+use crate::base::output::MoveAsked;
 use crate::base::output::{OpDone, OpFailed};
+use crate::base::signal::Signal;
 use crate::base::watched::Watched;
-use crate::binding::transfer::{AGAIN, Asked, Below, FlowChange};
+use crate::binding::transfer::{AGAIN, Adopt, Below, Change};
 
 /// How long an anchor may take to answer.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(8);
@@ -39,7 +41,7 @@ const LASTS_LEAST: Duration = Duration::from_secs(1);
 
 /// What others have lent to this host.
 #[derive(Debug, Default)]
-pub(crate) struct Tenant {
+pub(super) struct Tenant {
     /// By what the two call the leases.
     tenancies: Watched<BTreeMap<FlowName, Tenancy>>,
     /// Connections of those endpoints, by the names that they are to have.
@@ -69,6 +71,8 @@ struct Tenancy {
     lifetime: Duration,
     /// It came with a socket without another end, of this transport alone.
     moved: Option<Transport>,
+    /// The move by which it comes, until there is a place for it.
+    comes: Option<MoveName>,
     /// The ports that its anchor lends, where it has said so.
     offered: Vec<(u16, u16)>,
     reach: Reach,
@@ -124,6 +128,11 @@ struct Claim {
 }
 
 impl Tenancy {
+    fn new(ends: Ends, due: Time, stage: Stage) -> Self {
+        let (lifetime, offered, reach) = (Duration::ZERO, Vec::new(), Reach::default());
+        Self { ends, until: due, due, lifetime, moved: None, comes: None, offered, reach, stage }
+    }
+
     fn is_awaited(&self) -> bool {
         matches!(self.stage, Stage::Asking | Stage::Renewing)
     }
@@ -139,7 +148,7 @@ impl Tenancy {
 
 impl Tenant {
     /// Asks an anchor for endpoints; an event tells what comes of it. `number` is drawn by lot.
-    pub(crate) fn rent(
+    pub(super) fn rent(
         &mut self,
         below: &mut Below<'_>,
         number: u64,
@@ -149,45 +158,31 @@ impl Tenant {
     ) {
         below.hint(anchor, anchor_at);
         let due = below.now() + ANSWERED_WITHIN;
-        let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Asking);
-        let offered = Vec::new();
-        let tenancy = Tenancy { ends, until, due, lifetime, moved: None, offered, reach: Reach::default(), stage };
         let lease = FlowName::new(anchor, number);
-        self.tenancies.insert(lease, tenancy);
+        self.tenancies.insert(lease, Tenancy::new(ends, due, Stage::Asking));
         self.limits.add(due, Limit::Tenancy(lease));
         below.wait(&[], &[anchor]);
         below.send(anchor, Record::Lease { number, ends });
     }
 
-    /// A socket without another end has moved here (P-96): its endpoint is its holder's, who lends it. `None`: the
-    /// result comes with that of an op, by [`Moves::handle_adopted`].
-    pub(crate) fn rent_moved(
-        &mut self,
-        below: &mut Below<'_>,
-        flow: FlowName,
-        tuple: FlowTuple,
-    ) -> Option<Result<(), String>> {
-        match self.tenancies.get(&flow) {
-            Some(tenancy) if tenancy.stage == Stage::Parting => {
-                // It comes back before it was gone. That its socket is there is found out, and the lease lasts again.
-                self.turn_tenancy(below, flow, Stage::Checking, Some(below.now() + RESTORED_WITHIN));
-                self.occupy(below, flow);
-                return Some(Ok(()));
-            }
-            Some(_) => return Some(Ok(())),
-            None if flow.peer() == below.me() => return Some(Ok(())),
-            None => {}
+    /// A socket without another end has moved here (P-96): its endpoint is its holder's, who lends it.
+    pub(super) fn rent_moved(&mut self, below: &mut Below<'_>, name: MoveName, flow: FlowName, tuple: FlowTuple) {
+        let parts = self.tenancies.get(&flow).map(|tenancy| tenancy.stage == Stage::Parting);
+        if parts.is_none() && flow.peer() != below.me() {
+            let due = below.now() + ANSWERED_WITHIN * 6;
+            let ends = Ends { first: tuple.local, count: 1 };
+            let (moved, comes) = (Some(tuple.transport), Some(name));
+            self.tenancies.insert(flow, Tenancy { moved, comes, ..Tenancy::new(ends, due, Stage::Occupying) });
+            self.limits.add(due, Limit::Tenancy(flow));
+            self.occupy(below, flow);
+            return;
         }
-        let due = below.now() + ANSWERED_WITHIN * 6;
-        let ends = Ends { first: tuple.local, count: 1 };
-        let (until, lifetime, stage) = (due, Duration::ZERO, Stage::Occupying);
-        let moved = Some(tuple.transport);
-        let offered = Vec::new();
-        self.tenancies
-            .insert(flow, Tenancy { ends, until, due, lifetime, moved, offered, reach: Reach::default(), stage });
-        self.limits.add(due, Limit::Tenancy(flow));
-        self.occupy(below, flow);
-        None
+        if parts == Some(true) {
+            // It comes back before it was gone. That its socket is there is found out, and the lease lasts again.
+            self.turn_tenancy(below, flow, Stage::Checking, Some(below.now() + RESTORED_WITHIN));
+            self.occupy(below, flow);
+        }
+        below.signal(Signal::Adopted { name, result: Ok(()) });
     }
 
     fn turn_tenancy(&mut self, below: &mut Below<'_>, lease: FlowName, stage: Stage, due: Option<Time>) {
@@ -212,16 +207,16 @@ impl Tenant {
         match below.around().peer(&anchor) {
             Some(peer) => {
                 let anchor_at = below.around().whereabouts(&anchor);
-                below.change(FlowChange::Remember { key: anchor });
+                below.change(Change::Remember { key: anchor });
                 let op = MoveOp::Occupy { number: lease.value(), anchor, anchor_at, peer, ends, moved, fresh };
-                below.ask(op, Asked::Tenancy(lease));
+                below.ask(op, MoveAsked::Tenancy(lease));
             }
             None => self.lose_tenancy(below, lease, Refusal::HolderUnreached),
         }
     }
 
     /// An anchor says what it lends.
-    pub(crate) fn handle_leased(&mut self, below: &mut Below<'_>, lease: FlowName, outcome: Result<Granted, Refusal>) {
+    pub(super) fn handle_leased(&mut self, below: &mut Below<'_>, lease: FlowName, outcome: Result<Granted, Refusal>) {
         let Some(tenancy) = self.tenancies.get_mut(&lease) else {
             if outcome.is_ok() {
                 below.send(lease.peer(), Record::Return { number: lease.value() });
@@ -262,7 +257,7 @@ impl Tenant {
     }
 
     /// An anchor that refuses a lease says what it lends (P-129).
-    pub(crate) fn handle_offer(&mut self, lease: FlowName, ports: Vec<(u16, u16)>) {
+    pub(super) fn handle_offer(&mut self, lease: FlowName, ports: Vec<(u16, u16)>) {
         let asked = self.tenancies.get_mut(&lease).filter(|tenancy| tenancy.is_awaited());
         if let Some(tenancy) = asked {
             tenancy.offered = ports;
@@ -270,7 +265,7 @@ impl Tenant {
     }
 
     /// An anchor says whether it is reached at what it lends (P-131).
-    pub(crate) fn handle_reached(&mut self, below: &mut Below<'_>, lease: FlowName, reached: bool) {
+    pub(super) fn handle_reached(&mut self, below: &mut Below<'_>, lease: FlowName, reached: bool) {
         let is_had = |tenancy: &&mut Tenancy| !matches!(tenancy.stage, Stage::Asking | Stage::Parting);
         let lent = self.tenancies.get_mut(&lease).filter(is_had);
         if let Some(tenancy) = lent {
@@ -295,31 +290,27 @@ impl Tenant {
         }
     }
 
-    /// There is a place for the endpoints, or it is needed still; or not. `comes`: a socket comes with them; gives what
-    /// [`Self::rent_moved`] comes to for it.
-    pub(crate) fn handle_occupied(
-        &mut self,
-        below: &mut Below<'_>,
-        lease: FlowName,
-        result: Result<OpDone, OpFailed>,
-        comes: bool,
-    ) -> Option<Result<(), String>> {
-        let Some(tenancy) = self.tenancies.get(&lease) else {
+    /// There is a place for the endpoints, or it is needed still; or not.
+    pub(super) fn handle_occupied(&mut self, below: &mut Below<'_>, lease: FlowName, result: Result<OpDone, OpFailed>) {
+        let Some(tenancy) = self.tenancies.get_mut(&lease) else {
             below.effect("leaving endpoints of an anchor", MoveOp::Vacate { lease });
-            return None;
+            return;
         };
+        let comes = tenancy.comes.take();
         let (anchor, ends, until, third) = (lease.peer(), tenancy.ends, tenancy.until, tenancy.lifetime / 3);
         match (tenancy.stage, result) {
-            (Stage::Occupying, Err(failed)) if comes => {
+            (Stage::Occupying, Err(failed)) if let Some(name) = comes => {
                 self.lose_tenancy(below, lease, failed.told());
-                return Some(Err(failed.sentence));
+                below.signal(Signal::Adopted { name, result: Err(failed.sentence) });
             }
             (Stage::Occupying, Ok(_)) => {
                 self.turn_tenancy(below, lease, Stage::InForce, Some(below.now() + third));
                 below.event(MoveEvent::Leased { number: lease.value(), anchor, ends });
                 // It may have been said with the lease.
                 self.report_reached(below, lease);
-                return comes.then_some(Ok(()));
+                if let Some(name) = comes {
+                    below.signal(Signal::Adopted { name, result: Ok(()) });
+                }
             }
             (Stage::Occupying, Err(failed)) => {
                 let why = failed.told();
@@ -339,18 +330,17 @@ impl Tenant {
             (Stage::Checking, Err(_)) => self.give_up_lease(below, lease),
             (Stage::Asking | Stage::InForce | Stage::Renewing | Stage::Closing(_) | Stage::Parting, _) => {}
         }
-        None
     }
 
     /// A socket without another end has gone on to another host, and its endpoint with it (P-115).
-    pub(crate) fn part(&mut self, below: &mut Below<'_>, lease: FlowName) {
+    pub(super) fn part(&mut self, below: &mut Below<'_>, lease: FlowName) {
         if self.tenancies.get(&lease).is_some_and(|tenancy| tenancy.moved.is_some()) {
             self.turn_tenancy(below, lease, Stage::Parting, Some(below.now() + PARTED_WITHIN));
         }
     }
 
     /// Nobody here needs the endpoints any more.
-    pub(crate) fn give_up_lease(&mut self, below: &mut Below<'_>, lease: FlowName) {
+    pub(super) fn give_up_lease(&mut self, below: &mut Below<'_>, lease: FlowName) {
         if self.end_tenancy(below, lease).is_some() {
             let anchor = lease.peer();
             below.send(anchor, Record::Return { number: lease.value() });
@@ -401,7 +391,7 @@ impl Tenant {
     }
 
     /// Says to an anchor what it is to answer.
-    pub(crate) fn send_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
+    pub(super) fn send_again(&mut self, below: &mut Below<'_>, to: PublicKey) {
         let mut records: Vec<Record> = Vec::new();
         let asked = self.tenancies.iter().filter(|(lease, tenancy)| lease.peer() == to && tenancy.is_awaited());
         records.extend(asked.map(|(lease, tenancy)| Record::Lease { number: lease.value(), ends: tenancy.ends }));
@@ -417,14 +407,12 @@ impl Tenant {
 
     /// A daemon before this one had endpoints of anchors. They are led here again, and asked for at once, as they may
     /// have run out.
-    pub(crate) fn restore(&mut self, below: &mut Below<'_>, saved: &[SavedTenancy]) {
+    pub(super) fn restore(&mut self, below: &mut Below<'_>, saved: &[SavedTenancy]) {
         for SavedTenancy { number, anchor, anchor_at, ends, moved } in saved {
             below.hint(*anchor, *anchor_at);
             let until = below.now() + RESTORED_WITHIN;
-            let (lifetime, stage) = (Duration::ZERO, Stage::Checking);
-            let (lease, ends, moved, offered) = (FlowName::new(*anchor, *number), *ends, *moved, Vec::new());
-            let tenancy = Tenancy { ends, until, due: until, lifetime, moved, offered, reach: Reach::default(), stage };
-            self.tenancies.insert(lease, tenancy);
+            let (lease, moved) = (FlowName::new(*anchor, *number), *moved);
+            self.tenancies.insert(lease, Tenancy { moved, ..Tenancy::new(*ends, until, Stage::Checking) });
             self.limits.add(until, Limit::Tenancy(lease));
             self.occupy(below, lease);
         }
@@ -433,7 +421,7 @@ impl Tenant {
     // ---- connections of leased endpoints
 
     /// The anchor that lends an endpoint.
-    pub(crate) fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
+    pub(super) fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
         let is_had = |stage| !matches!(stage, Stage::Asking | Stage::Parting);
         let lends = |(_, tenancy): &(&FlowName, &Tenancy)| is_had(tenancy.stage) && tenancy.ends.contain(end);
         self.tenancies.iter().find(lends).map(|(lease, _)| lease.peer())
@@ -441,7 +429,7 @@ impl Tenant {
 
     /// Has a connection of a leased endpoint be a flow of this host and the anchor (P-86), or the endpoint a lease of
     /// its own (P-115). An event tells what comes of it. `number` is drawn by lot.
-    pub(crate) fn claim(&mut self, below: &mut Below<'_>, number: u64, tuple: FlowTuple, hidden: bool) -> bool {
+    pub(super) fn claim(&mut self, below: &mut Below<'_>, number: u64, tuple: FlowTuple, hidden: bool) -> bool {
         let Some(anchor) = self.lessor_of(tuple.local) else { return false };
         if self.claims.values().any(|claim| claim.tuple == tuple) {
             return true;
@@ -462,13 +450,6 @@ impl Tenant {
         self.claims.iter().any(|(flow, claim)| flow.peer() == lease.peer() && tenancy.ends.contain(claim.tuple.local))
     }
 
-    /// The claim of an endpoint that this lease is to come of.
-    pub(crate) fn claimed_endpoint(&self, below: &Below<'_>, lease: &FlowName) -> Option<MoveName> {
-        let claim = self.claims.get(lease)?;
-        let comes = claim.tuple.is_unconnected() && claim.terms.is_some();
-        comes.then(|| below.own(lease.value()))
-    }
-
     /// The flow of a claim, if a move's name is that of one.
     fn claimed(&self, below: &Below<'_>, name: MoveName) -> Option<FlowName> {
         let own = name.donor == *below.me().as_bytes();
@@ -477,16 +458,16 @@ impl Tenant {
         claimed.map(|(flow, _)| *flow)
     }
 
-    /// An anchor answers a claim. Tells whether it was one.
-    pub(crate) fn handle_verdict(
+    /// An anchor answers, be it a claim.
+    pub(super) fn handle_verdict(
         &mut self,
         below: &mut Below<'_>,
         name: MoveName,
         from: PublicKey,
         outcome: Result<Terms, Refusal>,
-    ) -> bool {
-        let Some(flow) = self.claimed(below, name) else { return false };
-        let Some(claim) = self.claims.get_mut(&flow).filter(|_| flow.peer() == from) else { return true };
+    ) {
+        let Some(flow) = self.claimed(below, name).filter(|flow| flow.peer() == from) else { return };
+        let Some(claim) = self.claims.get_mut(&flow) else { return };
         match outcome {
             Ok(terms) if claim.terms.is_none() => {
                 claim.terms = Some(terms);
@@ -495,7 +476,6 @@ impl Tenant {
             Ok(_) => {}
             Err(why) => self.end_claim(below, flow, Err(why)),
         }
-        true
     }
 
     fn adopt_claimed(&self, below: &mut Below<'_>, name: MoveName) {
@@ -503,19 +483,16 @@ impl Tenant {
             return;
         };
         let (tuple, flow, wire_port) = (claim.tuple, *flow, claim.wire_port);
-        if let Some(terms) = claim.terms {
-            below.change(FlowChange::Adopt { name, tuple, flow, wire_port, terms });
+        match claim.terms {
+            Some(_) if tuple.is_unconnected() => below.signal(Signal::EndpointComes { name, flow, tuple }),
+            Some(terms) => below.change(Change::Adopt(Adopt::new(name, tuple, flow, wire_port, terms))),
+            None => {}
         }
     }
 
-    /// The node knows a flow that was claimed, or could not be told. Tells whether it was one.
-    pub(crate) fn handle_adopted(
-        &mut self,
-        below: &mut Below<'_>,
-        name: MoveName,
-        result: &Result<(), String>,
-    ) -> bool {
-        let Some(flow) = self.claimed(below, name) else { return false };
+    /// The node knows a flow that may have been claimed, or could not be told.
+    pub(super) fn handle_adopted(&mut self, below: &mut Below<'_>, name: MoveName, result: &Result<(), String>) {
+        let Some(flow) = self.claimed(below, name) else { return };
         match result {
             Ok(()) => self.end_claim(below, flow, Ok(())),
             Err(error) => {
@@ -523,7 +500,6 @@ impl Tenant {
                 self.limits.add(below.now() + AGAIN, Limit::Adopt(name));
             }
         }
-        true
     }
 
     fn end_claim(&mut self, below: &mut Below<'_>, flow: FlowName, outcome: Result<(), Refusal>) {
@@ -545,7 +521,7 @@ impl Tenant {
         }
     }
 
-    pub(crate) fn handle_timeout(&mut self, below: &mut Below<'_>) {
+    pub(super) fn handle_timeout(&mut self, below: &mut Below<'_>) {
         while let Some(limit) = self.limits.pop(below.now()) {
             match limit {
                 Limit::Tenancy(lease) => self.handle_tenancy_limit(below, lease),
@@ -556,22 +532,22 @@ impl Tenant {
         }
     }
 
-    pub(crate) fn deadline(&self) -> Option<Time> {
+    pub(super) fn deadline(&self) -> Option<Time> {
         self.limits.next()
     }
 
     /// Entries of all tables together.
-    pub(crate) fn entries(&self) -> usize {
+    pub(super) fn entries(&self) -> usize {
         self.tenancies.len() + self.claims.len() + self.limits.len()
     }
 
     /// Who has lent this host something, where that may be others than it was asked last.
-    pub(crate) fn take_lessors(&mut self) -> Option<BTreeSet<PublicKey>> {
+    pub(super) fn take_lessors(&mut self) -> Option<BTreeSet<PublicKey>> {
         self.tenancies.take_touched().then(|| self.tenancies.keys().map(FlowName::peer).collect())
     }
 
     /// All endpoints of others that this host has.
-    pub(crate) fn rented(&self) -> impl Iterator<Item = Rented> {
+    pub(super) fn rented(&self) -> impl Iterator<Item = Rented> {
         let is_had = |tenancy: &Tenancy| !matches!(tenancy.stage, Stage::Asking | Stage::Parting);
         let in_force = self.tenancies.iter().filter(move |(_, tenancy)| is_had(tenancy));
         in_force.map(|(lease, tenancy)| {
@@ -583,12 +559,12 @@ impl Tenant {
 
 #[cfg(test)]
 impl Tenant {
-    pub(crate) fn names(&self) -> Vec<FlowName> {
+    pub(super) fn names(&self) -> Vec<FlowName> {
         self.tenancies.keys().copied().collect()
     }
 
     /// Deadlines, of whatever.
-    pub(crate) fn limits(&self) -> usize {
+    pub(super) fn limits(&self) -> usize {
         self.limits.len()
     }
 }

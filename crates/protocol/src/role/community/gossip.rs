@@ -134,7 +134,6 @@ impl Community {
             }
             self.continue_telling(now, low, base);
         }
-        self.schedule_community(now, base);
     }
 
     /// A peer says something about a community.
@@ -210,7 +209,6 @@ impl Community {
             let state = Word::RosterState { community, digest: ours, asks: false };
             low.flow.path.send_to(id, arrival.destination, arrival.source, &[Message::Community(state)], base);
         }
-        self.schedule_community(now, base);
     }
 
     /// Tells a host all that this one knows.

@@ -156,7 +156,7 @@ impl Community {
         low: &mut BindingLayer,
         base: &mut Base,
     ) -> Result<(), CommunityRefused> {
-        if self.grants.is_none() {
+        if low.permits().is_none() {
             return Err(CommunityRefused::NoMoves);
         }
         // The name is for members; another host's people know this one by its key.
@@ -355,14 +355,13 @@ impl Community {
                 self.learn_from(now, inviter);
             }
             None => {
-                let number = self.free_number();
+                let number = self.free_number(low);
                 let lifetime = Duration::from_secs(joined.lifetime.into()).min(GRANT_LIFETIME);
                 let until = now + lifetime;
                 base.signal(Signal::Granted(Grant::new(number, inviter, None, until)));
                 base.event(CommunityEvent::MayReceive { number, host: inviter });
             }
         }
-        self.schedule_community(now, base);
     }
 
     /// The code has proven whose key answers at the address that people named: better than being the first to answer
@@ -395,7 +394,6 @@ impl Community {
             self.spent.push((now + CODE_LIFETIME, joining.code));
         }
         base.event(CommunityEvent::JoinFailed { number, why });
-        self.schedule_community(now, base);
     }
 
     // ---- the host that has drawn it
@@ -480,7 +478,6 @@ impl Community {
             offer.end(now, joiner, *proof, Err(JoinRefusal::NameTaken));
             let name = name.to_owned();
             base.event(CommunityEvent::NameTaken { number, host: joiner, name });
-            self.schedule_community(now, base);
             return refused(JoinRefusal::NameTaken);
         }
         let (community, secret, lifetime) = match &what {
@@ -512,7 +509,6 @@ impl Community {
                 self.send_joined(id, arrival, joined, joiner, low, base);
             }
         }
-        self.schedule_community(now, base);
         None
     }
 
@@ -572,26 +568,24 @@ impl Community {
 
 #[cfg(test)]
 mod tests {
-    use whimbrel_handshake::StaticKey;
-
     use super::*;
     use crate::base::config::Config;
     use crate::base::event::Event;
     use crate::base::output::Output;
-    use crate::node::Node;
+    use crate::role::Alone;
 
     #[test]
     fn an_inviter_that_says_that_it_is_busy_is_not_called_silent() {
         let mut failures = Vec::new();
         for busy in [false, true] {
-            let mut node = Node::new(Config::default(), StaticKey::from_bytes([3; 32]), [4; 32]);
+            let mut node = Alone::<Community>::new(Config::default(), 4);
             let (now, peer, purpose) = (Time::default(), PeerId(1), JoinPurpose::Membership);
-            node.community.found_community(now, "desk", &mut node.binding, &mut node.base).expect("founded");
-            let code = node.community.invite(now, false, &mut node.base).expect("a code");
+            node.role.found_community(now, "desk", &mut node.low, &mut node.base).expect("founded");
+            let code = node.role.invite(now, false, &node.low, &mut node.base).expect("a code");
             let between = Between { joiner: node.base.public_key(), inviter: PublicKey::from([5; 32]), purpose };
             let begun = begin(&code, &between, node.base.random()).expect("begun");
             let (number, name, until) = (code.number(), "laptop".to_owned(), now + JOIN_WITHIN);
-            node.community.joining = Some(Joining {
+            node.role.joining = Some(Joining {
                 code,
                 purpose,
                 name,
@@ -605,10 +599,10 @@ mod tests {
                 until,
             });
             if busy {
-                node.community.handle_join_refused(now, peer, number, JoinRefusal::Busy, &mut node.base);
+                node.role.handle_join_refused(now, peer, number, JoinRefusal::Busy, &mut node.base);
             }
-            node.community.continue_joining(until, &mut node.binding, &mut node.base);
-            failures.extend(std::iter::from_fn(|| node.poll()).filter_map(|output| match output {
+            node.role.continue_joining(until, &mut node.low, &mut node.base);
+            failures.extend(std::iter::from_fn(|| node.base.poll()).filter_map(|output| match output {
                 Output::Event(Event::Community(CommunityEvent::JoinFailed { why, .. })) => {
                     Some((why, why.leaves_code()))
                 }
@@ -620,28 +614,21 @@ mod tests {
 
     #[test]
     fn exchanges_that_nobody_ends_give_way() {
-        let mut node = Node::new(Config::default(), StaticKey::from_bytes([3; 32]), [4; 32]);
+        let mut node = Alone::<Community>::new(Config::default(), 4);
         let purpose = JoinPurpose::Membership;
         let now = Time::default() + Duration::from_secs(100);
-        node.community.found_community(now, "desk", &mut node.binding, &mut node.base).expect("founded");
-        let code = node.community.invite(now, false, &mut node.base).expect("a code");
+        node.role.found_community(now, "desk", &mut node.low, &mut node.base).expect("founded");
+        let code = node.role.invite(now, false, &node.low, &mut node.base).expect("a code");
         let mut join = |now: Time, joiner: u8| {
             let key = PublicKey::from([joiner; 32]);
-            let id = match node.binding.flow.path.session.by_key.get(&key) {
+            let id = match node.low.flow.path.session.by_key.get(&key) {
                 Some(id) => *id,
-                None => node.binding.flow.path.session.new_peer(now, key),
+                None => node.low.flow.path.session.new_peer(now, key),
             };
             let between = Between { joiner: key, inviter: node.base.public_key(), purpose };
             let begun = begin(&code, &between, node.base.random()).expect("begun");
-            let answer = node.community.handle_join(
-                now,
-                id,
-                code.number(),
-                purpose,
-                begun.element,
-                &mut node.binding,
-                &mut node.base,
-            );
+            let answer =
+                node.role.handle_join(now, id, code.number(), purpose, begun.element, &mut node.low, &mut node.base);
             matches!(answer, Some(Word::JoinAnswer { .. }))
         };
         assert!((1..=16).all(|stranger| join(now, stranger)));
@@ -656,13 +643,13 @@ mod tests {
     fn one_key_that_begins_without_end_keeps_nobody_out() {
         let mut out = 0;
         for run in 0..40_u8 {
-            let mut node = Node::new(Config::default(), StaticKey::from_bytes([3; 32]), [run + 1; 32]);
+            let mut node = Alone::<Community>::new(Config::default(), run + 1);
             let purpose = JoinPurpose::Membership;
             let start = Time::default() + Duration::from_secs(100);
-            node.community.found_community(start, "desk", &mut node.binding, &mut node.base).expect("founded");
-            let code = node.community.invite(start, false, &mut node.base).expect("a code");
-            let ids = [1_u8, 2].map(|of| node.binding.flow.path.session.new_peer(start, PublicKey::from([of; 32])));
-            let element = |node: &mut Node, of: u8| {
+            node.role.found_community(start, "desk", &mut node.low, &mut node.base).expect("founded");
+            let code = node.role.invite(start, false, &node.low, &mut node.base).expect("a code");
+            let ids = [1_u8, 2].map(|of| node.low.flow.path.session.new_peer(start, PublicKey::from([of; 32])));
+            let element = |node: &mut Alone<Community>, of: u8| {
                 let between = Between { joiner: PublicKey::from([of; 32]), inviter: node.base.public_key(), purpose };
                 begin(&code, &between, node.base.random()).expect("begun").element
             };
@@ -672,13 +659,13 @@ mod tests {
             for step in 0..1000_u64 {
                 let now = start + Duration::from_millis(20 * step);
                 if now >= next {
-                    let answer = node.community.handle_join(
+                    let answer = node.role.handle_join(
                         now,
                         ids[1],
                         code.number(),
                         purpose,
                         honest,
-                        &mut node.binding,
+                        &mut node.low,
                         &mut node.base,
                     );
                     let_in |= matches!(answer, Some(Word::JoinAnswer { .. }));
@@ -686,15 +673,7 @@ mod tests {
                     tries += 1;
                 }
                 let fresh = element(&mut node, 1);
-                node.community.handle_join(
-                    now,
-                    ids[0],
-                    code.number(),
-                    purpose,
-                    fresh,
-                    &mut node.binding,
-                    &mut node.base,
-                );
+                node.role.handle_join(now, ids[0], code.number(), purpose, fresh, &mut node.low, &mut node.base);
             }
             out += u32::from(!let_in);
         }

@@ -13,12 +13,12 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::Time;
 use crate::base::Base;
 use crate::base::op::PeerId;
-use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::flow::introduction::AGAIN;
 use crate::flow::policy::Ruled;
 use crate::flow::table::MATURE;
 use crate::flow::{Flow, Stage};
+use crate::role::gateway::Due;
 use crate::role::gateway::GatewayRole;
 use crate::session::contact::Contact;
 use crate::session::pins::Want;
@@ -106,7 +106,7 @@ impl GatewayRole {
             base.attachments().is_behind(flow.local.ip()) && base.attachments().at(flow.remote.ip()).is_none();
         if flow.transport == Transport::Tcp && between && !low.flow.has_flow(&flow) && self.opened.insert(now, flow) {
             self.want_opened(low);
-            base.set_timer_earlier(Timer::Opened, now + MATURE);
+            self.timers.set_earlier(Due::Opened, now + MATURE);
         }
     }
 
@@ -149,7 +149,7 @@ impl GatewayRole {
         }
         self.want_opened(low);
         if self.opened.len() > 0 {
-            base.set_timer(Timer::Opened, now + PAUSE);
+            self.timers.set(Due::Opened, now + PAUSE);
         }
     }
 

@@ -16,8 +16,9 @@ use crate::base::deadlines::Deadlines;
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{Found, MoveOp, SavedAcceptance};
-use crate::base::output::{OpDone, OpFailed};
-use crate::binding::transfer::{AGAIN, Asked, Below, FlowChange};
+use crate::base::output::{MoveAsked, OpDone, OpFailed};
+use crate::base::signal::Signal;
+use crate::binding::transfer::{AGAIN, Adopt, Below, Change};
 
 /// How long the holder may take to be reached, before anything is done.
 const REACHED_WITHIN: Duration = Duration::from_secs(8);
@@ -133,15 +134,13 @@ impl Acceptor {
         below.send(donor, Record::Answer { number: name.number, standing, refusal });
     }
 
-    /// A donor asks whether this host takes a socket. `lessor`: who lends its address to this host. `goes`: this host
-    /// gives it away.
+    /// A donor asks whether this host takes a socket. `goes`: this host gives it away.
     pub(super) fn handle_ask(
         &mut self,
         below: &mut Below<'_>,
         name: MoveName,
         donor: PublicKey,
-        request: Request,
-        lessor: Option<PublicKey>,
+        request: &Request,
         goes: bool,
     ) {
         if let Some(of) = self.acceptances.get(&name) {
@@ -151,12 +150,12 @@ impl Acceptor {
             return;
         }
         self.supersede(below, &donor, &request.tuple);
-        if let Some(refusal) = self.refusal(below, name, &donor, &request, lessor, goes) {
+        if let Some(refusal) = self.refusal(below, name, &donor, request, goes) {
             self.answer(below, name, AcceptorStanding::Refused, Some(refusal));
             return;
         }
         let holder = PublicKey::from(request.holder);
-        let (flow, reserved) = (FlowName::requested(&request), room(&request));
+        let (flow, reserved) = (FlowName::requested(request), room(request));
         let acceptance = Acceptance {
             donor,
             holder,
@@ -173,11 +172,11 @@ impl Acceptor {
         };
         self.reserved += reserved;
         self.moving.insert(acceptance.request.tuple);
-        below.reserve(acceptance.request.tuple, true);
+        below.change(Change::Reserve { tuple: acceptance.request.tuple, reserved: true });
         self.taking.insert(flow);
         self.limits.add(acceptance.until, Limit::Acceptance(name));
         self.acceptances.insert(name, acceptance);
-        below.ask(MoveOp::Admit { name, request }, Asked::Acceptance(name));
+        below.ask(MoveOp::Admit { name, request: request.clone() }, MoveAsked::Acceptance(name));
     }
 
     /// Why a socket is not taken.
@@ -187,7 +186,6 @@ impl Acceptor {
         name: MoveName,
         donor: &PublicKey,
         request: &Request,
-        lessor: Option<PublicKey>,
         goes: bool,
     ) -> Option<Refusal> {
         let has_room = request.size as usize <= MAX_LEN
@@ -197,10 +195,11 @@ impl Acceptor {
         let whose = below.around().partner(&request.tuple);
         let is_anothers = whose.is_some_and(|whose| whose != *donor && *whose.as_bytes() != request.holder);
         // No more is an endpoint that it has on lease from another.
-        let lessor = lessor.filter(|_| request.tuple.is_unconnected());
+        let is_endpoint = request.tuple.is_unconnected();
+        let lessor = is_endpoint.then(|| below.lessor_of(request.tuple.local)).flatten();
         let is_anothers = is_anothers || lessor.is_some_and(|lessor| *lessor.as_bytes() != request.holder);
         let now = below.now();
-        if !below.config().enabled || !below.permits().expects(donor) {
+        if !below.permits().expects(donor) {
             Some(Refusal::NotAllowed)
         } else if is_anothers {
             Some(Refusal::Taken)
@@ -271,11 +270,11 @@ impl Acceptor {
         self.limits.add(acceptance.until, Limit::Acceptance(name));
         below.wait(&[], &acceptance.waits_for());
         self.moving.insert(acceptance.request.tuple);
-        below.reserve(acceptance.request.tuple, true);
+        below.change(Change::Reserve { tuple: acceptance.request.tuple, reserved: true });
         self.taking.insert(FlowName::requested(&acceptance.request));
         self.acceptances.insert(name, acceptance);
         if found == Found::Waiting {
-            below.ask(MoveOp::SaveAcceptance(saved.clone()), Asked::Acceptance(name));
+            below.ask(MoveOp::SaveAcceptance(saved.clone()), MoveAsked::Acceptance(name));
         }
         self.send_acceptance(below, name, None);
     }
@@ -318,7 +317,7 @@ impl Acceptor {
             self.limits.add(until, Limit::Acceptance(name));
         }
         below.wait(&before, &after);
-        let asked = Asked::Acceptance(name);
+        let asked = MoveAsked::Acceptance(name);
         match stage {
             Stage::Admitting | Stage::Reaching => {}
             Stage::Ready => self.answer(below, name, AcceptorStanding::Ready, None),
@@ -365,7 +364,7 @@ impl Acceptor {
         below.wait(&of.waits_for(), &[]);
         self.reserved -= of.reserved;
         self.moving.remove(&of.request.tuple);
-        below.reserve(of.request.tuple, false);
+        below.change(Change::Reserve { tuple: of.request.tuple, reserved: false });
         self.taking.remove(&FlowName::requested(&of.request));
         self.limits.remove(of.until, Limit::Acceptance(name));
         // Also where it was never saved: what was found out on admittance is released with it.
@@ -545,21 +544,14 @@ impl Acceptor {
         }
     }
 
-    /// The move that waits for this lease: that of its socket's endpoint.
-    pub(super) fn coming_with(&self, lease: &FlowName) -> Option<MoveName> {
-        let waits = |of: &Acceptance| {
-            let awaits = of.stage == Stage::Adopting && of.request.tuple.is_unconnected();
-            awaits && FlowName::requested(&of.request) == *lease
-        };
-        self.acceptances.iter().find(|(_, of)| waits(of)).map(|(name, _)| *name)
-    }
-
     /// Has the node know the flow as one with the holder.
     fn adopt(&self, below: &mut Below<'_>, name: MoveName) {
         let Some(of) = self.acceptances.get(&name).filter(|of| of.stage == Stage::Adopting) else { return };
         let (tuple, flow, wire_port) = (of.request.tuple, FlowName::requested(&of.request), of.wire_port);
-        if let Some(terms) = of.terms {
-            below.change(FlowChange::Adopt { name, tuple, flow, wire_port, terms });
+        match of.terms {
+            Some(_) if tuple.is_unconnected() => below.signal(Signal::EndpointComes { name, flow, tuple }),
+            Some(terms) => below.change(Change::Adopt(Adopt::new(name, tuple, flow, wire_port, terms))),
+            None => {}
         }
     }
 

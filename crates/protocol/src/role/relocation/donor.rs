@@ -17,8 +17,9 @@ use crate::base::deadlines::Deadlines;
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{Found, Gift, MoveOp, NotGiven, SavedDonation};
-use crate::base::output::{OpDone, OpFailed};
-use crate::binding::transfer::{Asked, Below, FlowChange};
+use crate::base::output::{MoveAsked, OpDone, OpFailed};
+use crate::base::signal::Signal;
+use crate::binding::transfer::{Below, Change};
 
 /// How long acceptor and holder may take to say that they are ready.
 const PREPARED_WITHIN: Duration = Duration::from_secs(10);
@@ -168,9 +169,6 @@ impl Donor {
     ) -> Result<MoveName, NotGiven> {
         let Gift { tuple, family, size, options, receiver, flow, holder_at, acceptor, acceptor_at, after } = gift;
         let holder = flow.peer();
-        if !below.config().enabled {
-            return Err(NotGiven::Disabled);
-        }
         if acceptor == below.me() {
             return Err(NotGiven::Here);
         }
@@ -269,7 +267,7 @@ impl Donor {
         self.limits.add(donation.until, number);
         below.wait(&[], &donation.waits_for());
         self.moving.insert(donation.request.tuple);
-        below.reserve(donation.request.tuple, true);
+        below.change(Change::Reserve { tuple: donation.request.tuple, reserved: true });
         self.giving.insert(FlowName::requested(&donation.request));
         self.promised += u64::from(donation.request.size);
         self.donations.insert(number, donation);
@@ -338,7 +336,7 @@ impl Donor {
             self.limits.add(until, number);
         }
         below.wait(&before, &after);
-        let asked = Asked::Donation(number);
+        let asked = MoveAsked::Donation(number);
         match stage {
             Stage::Preparing => {}
             Stage::Prepared => below.event(MoveEvent::Prepared { name }),
@@ -378,7 +376,7 @@ impl Donor {
         below.wait(&of.waits_for(), &[]);
         self.limits.remove(of.until, number);
         self.moving.remove(&of.request.tuple);
-        below.reserve(of.request.tuple, false);
+        below.change(Change::Reserve { tuple: of.request.tuple, reserved: false });
         self.giving.remove(&FlowName::requested(&of.request));
         self.promised -= u64::from(of.request.size);
         if !of.is_untouched() {
@@ -623,17 +621,17 @@ impl Donor {
         let (gone, acceptor) = (of.gone, of.acceptor);
         let Request { tuple, flow, .. } = of.request;
         if decision == Decision::Committed && tuple.is_unconnected() {
-            below.change(FlowChange::Part { lease: FlowName::new(from, flow) });
+            below.signal(Signal::EndpointGone(FlowName::new(from, flow)));
         }
         match decision {
             Decision::Committed if gone => {
-                below.change(FlowChange::Release { tuple });
+                below.change(Change::Release { tuple });
                 below.send(from, Record::Settled { number });
                 self.end_donation(below, number, MoveEvent::Given { name, to: acceptor });
             }
             Decision::Committed => {
                 // What its kernel says of a socket that is not here any more does not go out.
-                below.change(FlowChange::Release { tuple });
+                below.change(Change::Release { tuple });
                 self.turn(below, number, Stage::Destroying);
             }
             Decision::Revoked | Decision::NoSuchFlow if gone => {
@@ -653,7 +651,7 @@ impl Donor {
             Decision::NoSuchFlow => {
                 let Some(of) = self.donations.get_mut(&number) else { return };
                 of.why = Some(Refusal::NoSuchFlow);
-                below.change(FlowChange::Release { tuple: of.request.tuple });
+                below.change(Change::Release { tuple: of.request.tuple });
                 self.turn(below, number, Stage::Destroying);
             }
             Decision::Other(_) => {}

@@ -22,11 +22,13 @@ use super::tickets::Tickets;
 use crate::Time;
 use crate::base::bucket::Bucket;
 use crate::base::deadlines::Deadlines;
+use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{MoveOp, SavedHeld};
-use crate::binding::transfer::{Below, FlowChange, Outbox};
+use crate::base::output::{MoveAsked, OpDone, OpFailed};
+use crate::binding::transfer::{AGAIN, Below, Change};
 
-pub(crate) use commit::{Claim, Claimed};
+pub(super) use commit::Claim;
 use table::Table;
 
 /// How long a donor may take to learn that its move was committed. It learns it later too, if it asks.
@@ -53,6 +55,8 @@ enum Limit {
     Announcement(FlowName),
     Lead(FlowName),
     Unsettled(FlowName),
+    Keep(FlowName),
+    Forget(FlowName),
 }
 
 /// The binding of a flow's far end. Who has the socket is the host of its name (P-132).
@@ -258,7 +262,7 @@ impl Holder {
     pub(super) fn handle_unmoved(&mut self, below: &mut Below<'_>, flow: FlowName) {
         if self.held.get(&flow).is_some_and(|held| held.last.is_none()) {
             self.held.set_lent(&flow, None);
-            self.tidy(below.outbox(), flow);
+            self.tidy(below, flow);
         }
     }
 
@@ -348,7 +352,7 @@ impl Holder {
     }
 
     /// The hosts that had the socket of a flow before who has it now.
-    pub(super) fn former_owners(&self, flow: &FlowName) -> Vec<PublicKey> {
+    fn former_owners(&self, flow: &FlowName) -> Vec<PublicKey> {
         let former = self.held.get(flow).into_iter().flat_map(Held::formerly).filter(|former| *former != flow.peer());
         let mut former: Vec<PublicKey> = former.collect();
         former.sort_unstable();
@@ -370,22 +374,30 @@ impl Holder {
         held.saved(flow).filter(|_| !held.is_kept() && !held.is_empty())
     }
 
-    fn keep(&self, below: &mut Below<'_>, what: &'static str, flow: FlowName) {
+    fn keep(&self, below: &mut Below<'_>, flow: FlowName) {
         if let Some(saved) = self.held_to_save(flow) {
-            below.effect(what, MoveOp::SaveHeld(vec![saved]));
+            below.ask(MoveOp::SaveHeld(vec![saved]), MoveAsked::Held { flow, kept: true });
         }
     }
 
-    /// What is to be asked for instead of something that failed: what is kept may be another than it was then.
-    pub(super) fn anew(&self, op: MoveOp) -> Option<MoveOp> {
-        match op {
-            MoveOp::SaveHeld(before) => {
-                let now: Vec<_> = before.iter().filter_map(|before| self.held_to_save(before.flow)).collect();
-                (!now.is_empty()).then_some(MoveOp::SaveHeld(now))
-            }
-            MoveOp::ForgetHeld { flow } if self.held_to_save(flow).is_some() => None,
-            other => Some(other),
+    fn forget(&self, below: &mut Below<'_>, flow: FlowName) {
+        if self.held_to_save(flow).is_none() {
+            below.ask(MoveOp::ForgetHeld { flow }, MoveAsked::Held { flow, kept: false });
         }
+    }
+
+    /// A flow is kept, or forgotten. Where it failed it is tried again, with what is to be kept by then.
+    pub(super) fn handle_held(
+        &mut self,
+        below: &mut Below<'_>,
+        flow: FlowName,
+        kept: bool,
+        result: Result<OpDone, OpFailed>,
+    ) {
+        let Err(failed) = result else { return };
+        let what = if kept { "keeping whose a socket is" } else { "forgetting a flow that was moved" };
+        below.event(MoveEvent::OpFailed { what, error: failed.sentence });
+        self.limits.add(below.now() + AGAIN, if kept { Limit::Keep(flow) } else { Limit::Forget(flow) });
     }
 
     /// The owner of a flow says that its socket has ended (P-121).
@@ -393,17 +405,17 @@ impl Holder {
         let Some(held) = self.held.get_mut(&flow).filter(|held| held.life == Life::Lasting) else { return };
         held.life = Life::Ending;
         // A daemon after this one would count it, and be told only when it is over.
-        self.keep(below, "keeping that a socket has ended", flow);
+        self.keep(below, flow);
     }
 
     /// A flow is over: whose it was matters to nobody but a donor that has not heard it yet.
-    pub(super) fn end_flow(&mut self, outbox: &mut Outbox, flow: FlowName) {
+    pub(super) fn end_flow(&mut self, below: &mut Below<'_>, flow: FlowName) {
         if let Some(held) = self.held.get_mut(&flow) {
             held.life = Life::Over;
             if !held.is_kept() {
                 held.announced = None;
             }
-            self.tidy(outbox, flow);
+            self.tidy(below, flow);
         }
     }
 
@@ -413,14 +425,14 @@ impl Holder {
         let over: Vec<(FlowName, Option<FlowTuple>)> = lent.map(|(flow, held)| (*flow, held.lent)).collect();
         for (flow, far) in over {
             if let Some(tuple) = far {
-                below.change(FlowChange::End { tuple });
+                below.change(Change::End { tuple });
             }
-            self.end_flow(below.outbox(), flow);
+            self.end_flow(below, flow);
         }
     }
 
     /// Forgets what nothing depends on.
-    fn tidy(&mut self, outbox: &mut Outbox, flow: FlowName) {
+    fn tidy(&mut self, below: &mut Below<'_>, flow: FlowName) {
         if self.held.get(&flow).is_some_and(Held::is_empty)
             && let Some(held) = self.held.remove(&flow)
         {
@@ -428,7 +440,7 @@ impl Holder {
                 self.limits.remove(when, Limit::Lead(flow));
             }
             if held.last.is_some() {
-                outbox.effect("forgetting a flow that was moved", MoveOp::ForgetHeld { flow });
+                self.forget(below, flow);
             }
         }
     }
@@ -439,6 +451,8 @@ impl Holder {
                 Limit::Announcement(flow) => self.handle_announcement_limit(below, flow),
                 Limit::Lead(flow) => self.lead(below, flow),
                 Limit::Unsettled(flow) => self.handle_unsettled_limit(below, flow),
+                Limit::Keep(flow) => self.keep(below, flow),
+                Limit::Forget(flow) => self.forget(below, flow),
             }
         }
         if self.held.is_empty() {

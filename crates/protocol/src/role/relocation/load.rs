@@ -87,7 +87,7 @@ impl Loads {
     /// A part of what another host's process needs.
     pub(super) fn handle_load(&mut self, below: &mut Below<'_>, name: MoveName, total: u32, offset: u32, bytes: &[u8]) {
         let (from, number) = (PublicKey::from(name.donor), name.number);
-        let refusal = if !below.config().enabled || !below.config().processes {
+        let refusal = if !below.config().processes {
             Some("it is not configured to take processes (`processes = true`)")
         } else if !below.permits().trusts(&from) {
             Some("it takes no processes from this host")

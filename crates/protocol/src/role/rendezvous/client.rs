@@ -17,6 +17,7 @@ use crate::base::pace::REFRESH;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::flow::peers::PeerRef;
+use crate::role::rendezvous::Due;
 use crate::role::rendezvous::RendezvousRole;
 use crate::session::contact::Contact;
 use crate::session::pins::{Pin, Want};
@@ -152,7 +153,7 @@ impl RendezvousRole {
     /// There is a peer to be met, a rendezvous answers at last, or time has passed.
     pub(crate) fn meet_later(&mut self, now: Time, base: &mut Base) {
         if !base.config().rendezvous.is_empty() {
-            base.set_timer_earlier(Timer::Rendezvous, now);
+            self.timers.set_earlier(Due::Rendezvous, now);
         }
     }
 
@@ -201,7 +202,7 @@ impl RendezvousRole {
             }
         }
         self.ask_neighbour_proxies(now, low, base);
-        base.set_timer(Timer::Rendezvous, now + REFRESH);
+        self.timers.set(Due::Rendezvous, now + REFRESH);
     }
 
     /// A peer is forgotten.
@@ -245,7 +246,7 @@ impl RendezvousRole {
                 self.client.by_tag.remove(&tag);
             }
             self.client.found.remove(&id);
-            base.stop_timer(Timer::Found(id));
+            self.timers.stop(Due::Found(id));
         }
         for peer in flow.each().filter(|peer| !peer.flow.flows.is_empty()) {
             if !self.client.tags.contains_key(&peer.id)
@@ -306,7 +307,7 @@ impl RendezvousRole {
             _ => REGISTRATION_PAUSE,
         };
         let number = registrar.number;
-        base.set_timer(Timer::Registration(id), now + again);
+        self.timers.set(Due::Registration(id), now + again);
         low.flow.path.send(id, &[Message::Register { number, change, tags }], base);
     }
 
@@ -323,7 +324,7 @@ impl RendezvousRole {
     ) {
         let Some(registrar) = self.client.registrars.get_mut(&id).filter(|of| of.number == number) else { return };
         let Some((change, tags)) = registrar.untold.take() else { return };
-        base.stop_timer(Timer::Registration(id));
+        self.timers.stop(Due::Registration(id));
         match status {
             RegistrationStatus::Accepted | RegistrationStatus::Full => {
                 // Those that it has no room for are not named again and again.
@@ -350,7 +351,7 @@ impl RendezvousRole {
                 // Once at once: who says so again and again is told no sooner than who says nothing.
                 let pause =
                     if std::mem::replace(&mut registrar.corrected, true) { REGISTRATION_PAUSE } else { Duration::ZERO };
-                base.set_timer(Timer::Registration(id), now + pause);
+                self.timers.set(Due::Registration(id), now + pause);
             }
             _ => {
                 registrar.standing = RegistrationStanding::Refused;
@@ -359,7 +360,7 @@ impl RendezvousRole {
                 self.pin_registrars(low, base);
                 base.stop_timer(Timer::Keepalive(id));
                 low.flow.idle_later(now, id, base);
-                base.set_timer(Timer::Registration(id), now + REFUSED);
+                self.timers.set(Due::Registration(id), now + REFUSED);
             }
         }
     }
@@ -412,10 +413,10 @@ impl RendezvousRole {
     }
 
     /// This host has moved: a peer that it does not find where it was may be where a rendezvous said.
-    pub(crate) fn try_found_again(&mut self, now: Time, id: PeerId, base: &mut Base) {
+    pub(crate) fn try_found_again(&mut self, now: Time, id: PeerId) {
         if let Some(found) = self.client.found.get_mut(&id) {
             found.tries = 0;
-            base.set_timer(Timer::Found(id), now);
+            self.timers.set(Due::Found(id), now);
         }
     }
 
@@ -440,7 +441,7 @@ impl RendezvousRole {
             return;
         }
         if !found.budget.take(now) {
-            base.set_timer(Timer::Found(id), now + BUDGET_PAUSE);
+            self.timers.set(Due::Found(id), now + BUDGET_PAUSE);
             return;
         }
         found.tries += 1;
@@ -450,7 +451,7 @@ impl RendezvousRole {
             Some(beyond) => (TRY_PAUSE * 2u32.pow(beyond.min(5))).min(TRY_PAUSE_LONGEST),
         };
         let (source, session) = (peer.path.source(), peer.has_session());
-        base.set_timer(Timer::Found(id), now + again);
+        self.timers.set(Due::Found(id), now + again);
         // It may have started anew, and know of no session.
         if (!session && tries % HANDSHAKE_AT == 1) || (session && updating.is_some() && tries == HANDSHAKE_AT) {
             low.flow.path.start_handshake_at(now, id, endpoint, base);
@@ -480,12 +481,12 @@ impl RendezvousRole {
     }
 
     /// An answer to a challenge that went to where a peer was said to be: it is there. Tells whether it was one.
-    pub(crate) fn prove_found(&mut self, id: PeerId, token: u64, low: &mut BindingLayer, base: &mut Base) -> bool {
+    pub(crate) fn prove_found(&mut self, id: PeerId, token: u64, low: &mut BindingLayer) -> bool {
         let Some(found) = self.client.found.get(&id).filter(|found| found.token == token) else { return false };
         if let Some(paths) = low.flow.path.peers.get_mut(&id) {
             paths.find_at(found.endpoint);
         }
-        base.stop_timer(Timer::Found(id));
+        self.timers.stop(Due::Found(id));
         true
     }
 

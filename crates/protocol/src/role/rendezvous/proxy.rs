@@ -14,8 +14,8 @@ use crate::base::bucket::Bucket;
 use crate::base::event::Event;
 use crate::base::op::{AddressOp, PeerId};
 use crate::base::output::Asked;
-use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
+use crate::role::rendezvous::Due;
 use crate::role::rendezvous::RendezvousRole;
 
 /// Addresses that a host stands in for, of all hosts together.
@@ -134,7 +134,7 @@ impl RendezvousRole {
         request.tries += 1;
         let again = if request.tries > REQUESTS { REQUEST_PAUSE } else { peer.path.repeat_after(request.tries) };
         let addresses = request.addresses.iter().copied().collect();
-        base.set_timer(Timer::NeighbourProxy(id), now + again);
+        self.timers.set(Due::NeighbourProxy(id), now + again);
         low.flow.path.send(id, &[Message::NeighbourProxy { addresses }], base);
     }
 
@@ -160,7 +160,7 @@ impl RendezvousRole {
         let named: BTreeSet<IpAddr> = addresses.iter().map(|(address, _)| *address).collect();
         if named == request.addresses {
             request.answered = true;
-            base.stop_timer(Timer::NeighbourProxy(id));
+            self.timers.stop(Due::NeighbourProxy(id));
         }
         let mut news = Vec::new();
         for (address, status) in addresses {

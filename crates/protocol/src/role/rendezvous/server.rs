@@ -9,9 +9,9 @@ use whimbrel_wire::message::{MAX_WHEREABOUTS, MeetingTag, Message, RegistrationC
 use crate::Time;
 use crate::base::Base;
 use crate::base::op::PeerId;
-use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::handoff::SEQUENCES;
+use crate::role::rendezvous::Due;
 use crate::role::rendezvous::RendezvousRole;
 use crate::session::pins::Pin;
 
@@ -262,7 +262,7 @@ impl RendezvousRole {
         let known = |tag: &MeetingTag| Some((*tag, registrant.tags.get(tag).copied().flatten()?));
         let found = registrant.told.iter().filter_map(known).collect();
         let number = registrant.number;
-        base.set_timer(Timer::Whereabouts(id), now + again);
+        self.timers.set(Due::Whereabouts(id), now + again);
         low.flow.path.send(id, &[Message::Whereabouts { number, found }], base);
     }
 
@@ -279,7 +279,7 @@ impl RendezvousRole {
         if registrant.number == number && !registrant.told.is_empty() {
             registrant.told.clear();
             registrant.tries = 0;
-            base.stop_timer(Timer::Whereabouts(id));
+            self.timers.stop(Due::Whereabouts(id));
             self.send_whereabouts(now, id, low, base);
         }
     }

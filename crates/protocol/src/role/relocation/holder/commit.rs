@@ -9,9 +9,10 @@ use whimbrel_wire::moving::{Decision, MoveName, Record, Refusal, Ticket};
 use super::{Announcement, Held, Holder, Keeping, Life, Limit, SETTLED_WITHIN, Unsettled};
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
-use crate::base::op::relocation::{MoveOp, SavedHeld};
-use crate::base::output::{OpDone, OpFailed};
-use crate::binding::transfer::{Asked, Below};
+use crate::base::op::relocation::{LeaseName, MoveOp, SavedHeld};
+use crate::base::output::{MoveAsked, OpDone, OpFailed};
+use crate::base::signal::Signal;
+use crate::binding::transfer::Below;
 
 /// How long a ticket lasts at the least and at the most, in seconds.
 const LIFETIME_LEAST: u32 = 5;
@@ -24,7 +25,7 @@ const UNSETTLED_MOST: usize = 16;
 /// A connection of an endpoint that is lent, named by the host that has it (P-86), or the endpoint itself, whose socket
 /// is to move (P-115).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Claim {
+pub(in super::super) struct Claim {
     flow: FlowName,
     tuple: FlowTuple,
     wire_port: u16,
@@ -34,16 +35,8 @@ pub(crate) struct Claim {
 impl Claim {
     /// `tuple`: as its owner has it. `wire_port`: the owner's in rewritten packets. `hidden`: the far end is not told
     /// where it is.
-    pub(crate) const fn new(flow: FlowName, tuple: FlowTuple, wire_port: u16, hidden: bool) -> Self {
+    pub(in super::super) const fn new(flow: FlowName, tuple: FlowTuple, wire_port: u16, hidden: bool) -> Self {
         Self { flow, tuple, wire_port, hidden }
-    }
-
-    pub(crate) const fn flow(&self) -> FlowName {
-        self.flow
-    }
-
-    pub(crate) const fn tuple(&self) -> FlowTuple {
-        self.tuple
     }
 
     /// A claim is a move of which the tenant is both donor and acceptor: what follows is the same.
@@ -55,7 +48,7 @@ impl Claim {
 
 /// What becomes of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claimed {
+enum Claimed {
     /// It is kept already: its tenant has not heard it.
     Before,
     /// It is being kept.
@@ -125,7 +118,7 @@ impl Holder {
         acceptor: PublicKey,
     ) -> Option<Refusal> {
         let lent = self.held.get(&flow).is_some_and(|held| held.lent.is_some());
-        if !below.config().enabled || acceptor == flow.peer() {
+        if acceptor == flow.peer() {
             Some(Refusal::NotAllowed)
         } else if !self.is_owned(below, &flow) {
             Some(Refusal::NoSuchFlow)
@@ -214,7 +207,7 @@ impl Holder {
             self.commit_to_save(below, flow, Keeping { wire_port, along: true, ..Keeping::default() })
         });
         let all: Vec<SavedHeld> = first.into_iter().chain(along).collect();
-        let asked = Asked::Keep(all.iter().map(SavedHeld::formerly).collect());
+        let asked = MoveAsked::Keep(all.iter().map(SavedHeld::formerly).collect());
         below.ask(MoveOp::SaveHeld(all), asked);
     }
 
@@ -302,7 +295,7 @@ impl Holder {
         if let Some(held) = self.held.get_mut(&flow) {
             held.wire_port = wire_port;
         }
-        self.keep(below, "keeping whose a socket is", flow);
+        self.keep(below, flow);
     }
 
     /// A socket that came here was woken by a daemon before this one. Where this host is the holder too, it presents
@@ -413,14 +406,14 @@ impl Holder {
         let donor = flow.peer();
         below.send(acceptor, Record::Verdict { name, outcome: Err(Refusal::NotKept) });
         if donor == acceptor {
-            self.end_flow(below.outbox(), flow);
+            self.end_flow(below, flow);
             return;
         }
         below.send(donor, Record::Decided { number: name.number, decision: Decision::Revoked });
         if recalled == Some(true) {
             self.close_far_end(below, flow);
         }
-        self.tidy(below.outbox(), flow);
+        self.tidy(below, flow);
     }
 
     pub(super) fn handle_announcement_limit(&mut self, below: &mut Below<'_>, flow: FlowName) {
@@ -429,7 +422,7 @@ impl Holder {
         if held.announced.as_ref().is_some_and(over) {
             held.revoke();
             self.held.leave_behind(&flow);
-            self.tidy(below.outbox(), flow);
+            self.tidy(below, flow);
         }
     }
 
@@ -451,8 +444,27 @@ impl Holder {
         self.held.with_far(far).find(is_it).map(|(flow, _)| *flow)
     }
 
+    /// A tenant names a connection of an endpoint that is lent to it, if it is `leased`, or the endpoint itself.
+    pub(in super::super) fn handle_claim(&mut self, below: &mut Below<'_>, claim: &Claim, leased: bool) {
+        match self.judge_claim(below, claim, leased) {
+            Claimed::Before => self.answer_again(below, claim.flow),
+            Claimed::Keeping => {}
+            Claimed::Refused(why) => {
+                below.send(claim.flow.peer(), Record::Verdict { name: claim.name(), outcome: Err(why) });
+            }
+            Claimed::Granted { before } => {
+                if let Some(before) = before {
+                    self.end_flow(below, before);
+                    // That of an endpoint is a lease.
+                    below.signal(Signal::LeaseOver(LeaseName { tenant: before.peer(), number: before.value() }));
+                }
+                self.grant_claim(below, claim);
+            }
+        }
+    }
+
     /// What is to become of a claim. `leased`: its endpoint is lent to the tenant.
-    pub(in super::super) fn judge_claim(&self, below: &Below<'_>, claim: &Claim, leased: bool) -> Claimed {
+    fn judge_claim(&self, below: &Below<'_>, claim: &Claim, leased: bool) -> Claimed {
         let Claim { flow, tuple, .. } = *claim;
         let (tenant, name, far) = (flow.peer(), claim.name(), tuple.mirrored());
         match self.held.get(&flow) {
@@ -489,7 +501,7 @@ impl Holder {
     }
 
     /// A claim is granted: nothing is waited for, and being kept it is decided.
-    pub(in super::super) fn grant_claim(&mut self, below: &mut Below<'_>, claim: &Claim) {
+    fn grant_claim(&mut self, below: &mut Below<'_>, claim: &Claim) {
         let Claim { flow, tuple, wire_port, hidden } = *claim;
         let name = claim.name();
         self.hold(flow);
@@ -509,11 +521,6 @@ impl Holder {
             hidden,
             ending: false,
         };
-        below.ask(MoveOp::SaveHeld(vec![saved]), Asked::Keep(vec![flow]));
-    }
-
-    /// A claim comes to nothing.
-    pub(in super::super) fn refuse_claim(&self, below: &mut Below<'_>, claim: &Claim, why: Refusal) {
-        below.send(claim.flow.peer(), Record::Verdict { name: claim.name(), outcome: Err(why) });
+        below.ask(MoveOp::SaveHeld(vec![saved]), MoveAsked::Keep(vec![flow]));
     }
 }

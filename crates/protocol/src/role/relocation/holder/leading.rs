@@ -8,8 +8,9 @@ use whimbrel_wire::moving::{Decision, MoveName, Record, Refusal, Terms, Ticket};
 use super::{Holder, Limit};
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
-use crate::base::op::relocation::MoveOp;
-use crate::binding::transfer::{Below, FlowChange};
+use crate::base::op::relocation::{LeaseName, MoveOp};
+use crate::base::signal::{Signal, Unled};
+use crate::binding::transfer::{Below, Change, Lead};
 
 /// Pause before a flow is led anew that could not be, at first and at the longest. A session with who is to have it
 /// ends the pause.
@@ -47,11 +48,20 @@ impl Holder {
     pub(super) fn lead(&mut self, below: &mut Below<'_>, flow: FlowName) {
         match self.held.get(&flow) {
             Some(held) if held.last.is_some() && !held.is_over() => {
-                let (from, wire_port, lent, restored) = (flow.with(held.led), held.wire_port, held.lent, held.restored);
-                below.change(FlowChange::Lead { flow, from, wire_port, lent, restored });
+                match held.lent.filter(|far| far.mirrored().is_unconnected()) {
+                    Some(far) if flow.peer() == below.me() => {
+                        let terms = Terms { far, wire_port: 0, home: None, passed_on: false, hidden: false };
+                        below.signal(Signal::Led { flow, result: Ok(terms) });
+                    }
+                    Some(far) => below.signal(Signal::EndpointLed { flow, far }),
+                    None => {
+                        let from = flow.with(held.led);
+                        below.change(Change::Lead(Lead::new(flow, from, held.wire_port, held.lent, held.restored)));
+                    }
+                }
             }
             // There is nothing to lead any more.
-            _ => self.handle_led(below, flow, Err("the flow is over".to_owned())),
+            _ => self.handle_led(below, flow, Err(Unled::Over)),
         }
     }
 
@@ -63,15 +73,26 @@ impl Holder {
     }
 
     /// The binding names the owner, or could not be made to.
-    pub(in super::super) fn handle_led(
-        &mut self,
-        below: &mut Below<'_>,
-        flow: FlowName,
-        result: Result<Terms, String>,
-    ) {
+    pub(in super::super) fn handle_led(&mut self, below: &mut Below<'_>, flow: FlowName, result: Result<Terms, Unled>) {
+        if result == Err(Unled::Over) {
+            // It ended between announcement and commit. Whoever has rebuilt the socket is not to wait for a way to
+            // nobody.
+            self.end_flow(below, flow);
+        }
+        let is_endpoint = self.moved_endpoint(&flow).is_some() && result.is_ok();
+        if is_endpoint {
+            // Only now that what comes for it goes elsewhere: at no moment may this host itself answer that nobody is
+            // there.
+            for tenant in self.former_owners(&flow) {
+                below.signal(Signal::LeaseOver(LeaseName { tenant, number: flow.value() }));
+            }
+        }
+        let hides = self.hides(&flow);
         let Some(held) = self.held.get_mut(&flow) else { return };
         match result {
             Ok(terms) => {
+                let hidden = terms.passed_on && hides;
+                let terms = Terms { passed_on: terms.passed_on && !hidden, hidden, ..terms };
                 held.led = flow.peer();
                 held.unled = 0;
                 if let Some(when) = held.led_again.take() {
@@ -86,10 +107,12 @@ impl Holder {
                     below.send(acceptor, Record::Verdict { name, outcome: Err(Refusal::NoSuchFlow) });
                 }
             }
-            Err(error) => {
+            Err(why) => {
                 let pause = (LED_AGAIN * 2u32.pow(held.unled.min(10))).min(LED_AGAIN_LONGEST);
                 let again = below.now() + pause;
-                if held.unled == 0 {
+                if held.unled == 0
+                    && let Unled::Failed(error) = why
+                {
                     below.event(MoveEvent::OpFailed { what: "leading a flow to where it was moved", error });
                 }
                 held.unled = held.unled.saturating_add(1);
@@ -99,7 +122,11 @@ impl Holder {
                 self.limits.add(again, Limit::Lead(flow));
             }
         }
-        self.tidy(below.outbox(), flow);
+        self.tidy(below, flow);
+        if is_endpoint && flow.peer() == below.me() {
+            // There is nobody any more whom this host would have to tell where it is.
+            self.end_flow(below, flow);
+        }
     }
 
     /// Tells donors that their moves are committed.
@@ -142,7 +169,7 @@ impl Holder {
             self.close_far_end(below, flow);
         }
         below.send(donor, Record::Decided { number, decision });
-        self.tidy(below.outbox(), flow);
+        self.tidy(below, flow);
     }
 
     /// A donor has acted on what was decided.
@@ -167,8 +194,8 @@ impl Holder {
             self.limits.add(next, Limit::Unsettled(flow));
         }
         below.wait(&before, &after);
-        self.keep(below, "keeping whose a socket is", flow);
-        self.tidy(below.outbox(), flow);
+        self.keep(below, flow);
+        self.tidy(below, flow);
     }
 
     pub(super) fn handle_unsettled_limit(&mut self, below: &mut Below<'_>, flow: FlowName) {
@@ -202,14 +229,14 @@ impl Holder {
             below.send(flow.peer(), Record::Decided { number: name.number, decision: Decision::Revoked });
         }
         below.send(from, Record::Verdict { name, outcome: Err(Refusal::Cancelled) });
-        self.tidy(below.outbox(), flow);
+        self.tidy(below, flow);
     }
 
     /// The only copy of a flow's socket is lost.
     pub(super) fn lose(&mut self, below: &mut Below<'_>, flow: FlowName, name: MoveName) {
         self.close_far_end(below, flow);
         below.send(flow.peer(), Record::Verdict { name, outcome: Err(Refusal::Cancelled) });
-        self.end_flow(below.outbox(), flow);
+        self.end_flow(below, flow);
     }
 
     pub(super) fn close_far_end(&self, below: &mut Below<'_>, flow: FlowName) {
@@ -217,7 +244,7 @@ impl Holder {
         // come there.
         let held = self.held.get(&flow);
         if let Some(tuple) = held.and_then(|held| held.lent) {
-            below.change(FlowChange::Release { tuple });
+            below.change(Change::Release { tuple });
         }
         let flow = flow.with(held.map_or(flow.peer(), |held| held.led));
         below.effect("closing a connection whose socket is lost", MoveOp::CloseFarEnd { flow });

@@ -46,7 +46,7 @@ fn who_gets_a_socket_that_listens_has_its_endpoint_before_it_hears_so() {
     let ops = holder.carry_out();
     assert!(ops.contains(&MoveOp::TakeBack { name: lease }), "{ops:?}");
     assert!(ops.contains(&MoveOp::ForgetHeld { flow: with(ACCEPTOR, FLOW) }), "{ops:?}");
-    assert_eq!(holder.moves.relocation.held().len() + holder.moves.lessor.names().len(), 0);
+    assert_eq!(holder.moves.relocation.held().len() + holder.moves.anchor.leases().len(), 0);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn an_endpoint_that_moves_on_is_lent_to_one_host_alone() {
     let former = LeaseName { tenant: key(ACCEPTOR), number: FLOW };
     assert_eq!(holder.carry_out(), [MoveOp::TakeBack { name: former }]);
     assert_eq!(verdict(&mut holder, THIEF), None);
-    let tenants: Vec<PublicKey> = holder.moves.lessor.names().iter().map(|name| name.tenant).collect();
+    let tenants: Vec<PublicKey> = holder.moves.anchor.leases().iter().map(|name| name.tenant).collect();
     assert_eq!(tenants, [key(THIEF)]);
 }
 
@@ -105,7 +105,7 @@ fn lend_all(host: &mut Host) -> Vec<MoveOp> {
 /// An anchor that has lent two ports to the donor, which has claimed the endpoint of one for TCP.
 fn claimed() -> (Host, Ends, LeaseName) {
     let mut anchor = Host::new(HOLDER);
-    anchor.moves.config.lending =
+    anchor.moves.config().lending =
         Some(Lending { to: Vec::new(), most: 2, lifetime: Duration::from_secs(60), ports: vec![(8000, 8999)] });
     let ends = Ends { first: far().remote, count: 2 };
     anchor.hear(DONOR, Record::Lease { number: 1, ends });
@@ -164,7 +164,7 @@ fn an_endpoint_that_is_on_lease_is_claimed_and_goes_to_another_host_with_its_soc
     anchor.hear(DONOR, Record::Return { number: 1 });
     anchor.hear(DONOR, Record::Return { number: 11 });
     lend_all(&mut anchor);
-    let left: Vec<LeaseName> = anchor.moves.lessor.names();
+    let left: Vec<LeaseName> = anchor.moves.anchor.leases();
     assert_eq!(left, [to]);
 }
 
@@ -178,7 +178,7 @@ fn an_endpoint_is_claimed_anew_by_who_has_forgotten_its_claim() {
     assert!(ops.contains(&MoveOp::TakeBack { name: of_donor }), "{ops:?}");
     let parts: Vec<u64> = anchor.moves.relocation.held().iter().map(FlowName::value).collect();
     assert_eq!(parts, [FLOW + 1]);
-    let numbers: Vec<u64> = anchor.moves.lessor.names().iter().map(|name| name.number).collect();
+    let numbers: Vec<u64> = anchor.moves.anchor.leases().iter().map(|name| name.number).collect();
     assert_eq!(numbers, [1, FLOW + 1]);
 }
 
@@ -200,20 +200,20 @@ fn who_has_given_an_endpoint_on_asks_for_it_no_more_and_has_it_again_when_it_com
     settle(&mut donor);
     donor.said(HOLDER);
     donor.hear(HOLDER, Record::Leased { number: FLOW, outcome: Ok(granted) });
-    assert_eq!(donor.moves.tenant.lessor_of(far().remote), Some(key(HOLDER)));
+    assert_eq!(donor.moves.anchor.lessor_of(far().remote), Some(key(HOLDER)));
     donor.moves.part(at(&donor), with(HOLDER, FLOW));
-    assert_eq!(donor.moves.tenant.lessor_of(far().remote), None);
+    assert_eq!(donor.moves.anchor.lessor_of(far().remote), None);
     // It comes back at once.
     assert_eq!(donor.moves.rent_moved(at(&donor), with(HOLDER, FLOW), socket), Some(Ok(())));
     settle(&mut donor);
-    assert_eq!(donor.moves.tenant.lessor_of(far().remote), Some(key(HOLDER)));
+    assert_eq!(donor.moves.anchor.lessor_of(far().remote), Some(key(HOLDER)));
     assert!(donor.said(HOLDER).contains(&Record::Lease { number: FLOW, ends: granted.ends }));
     donor.hear(HOLDER, Record::Leased { number: FLOW, outcome: Ok(granted) });
     // And goes for good: nothing is said of it, since its anchor has led it elsewhere.
     donor.moves.part(at(&donor), with(HOLDER, FLOW));
     donor.pass(30);
     assert_eq!(donor.carry_out(), [MoveOp::Vacate { lease: with(HOLDER, FLOW) }]);
-    assert!(donor.said(HOLDER).is_empty() && donor.moves.tenant.names().is_empty());
+    assert!(donor.said(HOLDER).is_empty() && donor.moves.anchor.tenancies().is_empty());
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn an_endpoint_that_moved_is_its_new_hosts_until_that_is_revoked() {
         let said = holder.said(ACCEPTOR);
         assert!(matches!(said[..], [Record::Leased { outcome: Ok(_), .. }]), "{said:?}");
         set(&mut holder, &[THIEF]);
-        assert_eq!(holder.moves.lessor.names().len(), usize::from(!known));
+        assert_eq!(holder.moves.anchor.leases().len(), usize::from(!known));
         let said = holder.said(ACCEPTOR);
         let refused = Record::Leased { number: FLOW, outcome: Err(Refusal::NotAllowed) };
         assert_eq!(said, if known { vec![refused] } else { Vec::new() });

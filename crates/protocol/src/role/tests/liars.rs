@@ -29,7 +29,7 @@ fn word() -> Vec<u8> {
 
 /// What is said to a host next: the number of its stream.
 fn stream_to(host: &mut Host, to: PublicKey) -> Option<u64> {
-    let messages: Vec<_> = std::iter::from_fn(|| host.moves.records.poll(host.now, &to)).collect();
+    let messages: Vec<_> = std::iter::from_fn(|| host.moves.records().poll(host.now, &to)).collect();
     messages.into_iter().rev().find_map(|message| match message {
         Message::Stream(stretch) => Some(stretch.stream),
         _ => None,
@@ -59,7 +59,7 @@ fn strangers_leave_room_for_those_of_whom_something_is_expected() {
         let stretch = Stretch { stream: 5, fresh: true, offset: 0, bytes: word() };
         host.moves.handle_stretch(at(host.now), stranger(number), stretch);
     }
-    assert!(host.moves.records.hosts().len() < 2000);
+    assert!(host.moves.records().hosts().len() < 2000);
     host.hear(DONOR, Record::Ask { number: 9, request: request(1, 0) });
     host.carry_out();
     assert!(host.said(DONOR).iter().any(|record| matches!(record, Record::Answer { .. })));
@@ -116,10 +116,8 @@ fn a_lease_of_no_time_is_not_renewed_without_pause() {
 #[test]
 fn nothing_is_no_process() {
     let mut host = Host::new(ACCEPTOR);
-    host.moves.config.processes = true;
+    host.moves.config().processes = true;
     host.hear(DONOR, Record::Load { number: 1, total: 0, offset: 0, bytes: Vec::new() });
-    assert!(
-        std::iter::from_fn(|| host.moves.outbox.poll_event()).all(|event| !matches!(event, MoveEvent::Loaded { .. }))
-    );
+    assert!(std::iter::from_fn(|| host.moves.poll_event()).all(|event| !matches!(event, MoveEvent::Loaded { .. })));
     assert!(host.said(DONOR).iter().any(|record| matches!(record, Record::Loaded { number: 1, .. })));
 }

@@ -39,31 +39,21 @@ fn race(sooner: bool) {
         name: MoveName { donor: *key(of).as_bytes(), number },
         outcome: Ok(Terms { far: far(), wire_port: 0, home: None, passed_on: false, hidden: false }),
     };
-    let adopt = |host: &mut Host| {
-        let at = At { now: host.now, around: &Known };
-        while let Some(change) = host.moves.outbox.poll_change() {
-            if let FlowChange::Adopt { name, tuple, flow, .. } = change
-                && let Some(done) = host.moves.rent_moved(at, flow, tuple)
-            {
-                host.moves.handle_adopted(at, name, done);
-            }
-        }
-    };
     let both = [(HOLDER, DONOR, NUMBER), (liar, liar, 1)];
     let order = if sooner { [both[1], both[0]] } else { both };
     for (holder, donor, number) in order {
         let at = At { now: host.now, around: &Known };
         host.moves.hear(at, key(holder), verdict(donor, number));
-        adopt(&mut host);
+        host.change_flows();
     }
     let mut woken = Vec::new();
     for second in 0..2000 {
-        while let Some((id, op)) = host.moves.outbox.poll_op() {
+        while let Some((id, op)) = host.moves.poll_op() {
             if let MoveOp::Thaw { name } = &op {
                 woken.push(*name);
             }
             host.done(id);
-            adopt(&mut host);
+            host.change_flows();
         }
         if second < 1990 {
             host.pass(1);
@@ -72,7 +62,7 @@ fn race(sooner: bool) {
                 let granted = whimbrel_wire::lending::Granted { ends, lifetime: 600 };
                 host.hear(liar, Record::Leased { number: FLOW, outcome: Ok(granted) });
             }
-            adopt(&mut host);
+            host.change_flows();
         }
     }
     let honest = MoveName { donor: *key(DONOR).as_bytes(), number: NUMBER };

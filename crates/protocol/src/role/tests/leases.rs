@@ -11,7 +11,7 @@ use crate::base::op::relocation::{LeaseName, Lending, SavedLease, SavedTenancy};
 /// An anchor that lends to the donor, for a minute.
 fn lessor() -> Host {
     let mut anchor = Host::new(HOLDER);
-    anchor.moves.config.lending =
+    anchor.moves.config().lending =
         Some(Lending { to: Vec::new(), most: 2, lifetime: Duration::from_secs(60), ports: vec![(8000, 8999)] });
     anchor
 }
@@ -65,7 +65,7 @@ fn endpoints_are_lent_to_whom_the_anchor_knows_and_as_long_as_they_are_asked_for
     assert!(anchor.carry_out().is_empty());
     anchor.hear(DONOR, Record::Return { number: 1 });
     assert_eq!(anchor.carry_out(), [taken_back(1)]);
-    anchor.moves.lessor.stop_lending(true);
+    anchor.moves.anchor.stop_lending(true);
     anchor.hear(DONOR, Record::Lease { number: 4, ends: ends() });
     assert_eq!(leased(&mut anchor, DONOR), Err(Refusal::Stopping));
 }
@@ -99,7 +99,7 @@ fn who_asks_for_what_is_not_lent_is_told_what_is() {
     tenant.hear(THIEF, Record::Offer { number: 1, ports: vec![(1, 2)] });
     tenant.hear(HOLDER, offer);
     tenant.hear(HOLDER, Record::Leased { number: 1, outcome: Err(Refusal::NotLent) });
-    let event = tenant.moves.outbox.poll_event();
+    let event = tenant.moves.poll_event();
     let (anchor, offered) = (key(HOLDER), vec![(8000, 8999)]);
     let expected = MoveEvent::NotLeased { number: 1, anchor, ends: ends(), why: Refusal::NotLent, offered };
     assert_eq!(event, Some(expected));
@@ -130,23 +130,20 @@ fn a_tenant_is_told_that_its_anchor_is_not_reached_at_what_it_lends() {
     tenant.hear(HOLDER, Record::Leased { number: 1, outcome: Ok(Granted { ends: ends(), lifetime: 60 }) });
     let (id, _) = tenant.op();
     tenant.moves.handle_done(At { now: tenant.now, around: &Known }, id, Ok(OpDone::Done));
-    assert!(
-        matches!(tenant.moves.outbox.poll_event(), Some(MoveEvent::Leased { .. })),
-        "it is told before it is on lease"
-    );
+    assert!(matches!(tenant.moves.poll_event(), Some(MoveEvent::Leased { .. })), "it is told before it is on lease");
     tenant.hear(THIEF, unreached.clone());
     tenant.hear(HOLDER, reached.clone());
-    assert_eq!(tenant.moves.outbox.poll_event(), None);
+    assert_eq!(tenant.moves.poll_event(), None);
     let mut hears = |records: &[&Record], after| {
         tenant.pass(after);
         records.iter().for_each(|record| tenant.hear(HOLDER, (*record).clone()));
-        std::iter::from_fn(|| tenant.moves.outbox.poll_event()).collect::<Vec<_>>()
+        std::iter::from_fn(|| tenant.moves.poll_event()).collect::<Vec<_>>()
     };
     let told = |reached| vec![MoveEvent::Reached { anchor: key(HOLDER), ends: ends(), reached }];
     assert_eq!(hears(&[&unreached], 0), told(false));
     assert_eq!(hears(&[&unreached], 0), [], "it says nothing new");
     assert_eq!(hears(&[&reached], 10), told(true));
-    assert_eq!(tenant.moves.tenant.limits(), 1);
+    assert_eq!(tenant.moves.anchor.limits(), 1);
 }
 
 #[test]
@@ -161,7 +158,7 @@ fn an_anchor_that_says_something_new_all_the_time_is_told_of_now_and_then() {
     says(&mut tenant, false);
     let (id, _) = tenant.op();
     tenant.done(id);
-    let told = |tenant: &mut Host| std::iter::from_fn(|| tenant.moves.outbox.poll_event()).collect::<Vec<_>>();
+    let told = |tenant: &mut Host| std::iter::from_fn(|| tenant.moves.poll_event()).collect::<Vec<_>>();
     let event = |reached| MoveEvent::Reached { anchor: key(HOLDER), ends: ends(), reached };
     let events = told(&mut tenant);
     assert!(matches!(&events[..], [MoveEvent::Leased { .. }, last] if *last == event(false)), "{events:?}");
@@ -185,9 +182,9 @@ fn an_anchor_that_says_something_new_all_the_time_is_told_of_now_and_then() {
     says(&mut tenant, true);
     says(&mut tenant, false);
     told(&mut tenant);
-    assert_eq!(tenant.moves.tenant.limits(), 2);
+    assert_eq!(tenant.moves.anchor.limits(), 2);
     tenant.hear(HOLDER, Record::Leased { number: 1, outcome: Err(Refusal::Expired) });
-    assert!(tenant.moves.tenant.limits() == 0);
+    assert!(tenant.moves.anchor.limits() == 0);
 }
 
 #[test]
@@ -197,13 +194,13 @@ fn who_is_cut_off_as_it_is_told_of_an_address_hears_of_it_later() {
     let told = |reached| Record::Reached { number: 1, reached };
     for by_session in [true, false] {
         let mut anchor = lessor();
-        anchor.moves.config.lending.as_mut().expect("it lends").lifetime = Duration::from_secs(86_400);
+        anchor.moves.config().lending.as_mut().expect("it lends").lifetime = Duration::from_secs(86_400);
         let granted = Granted { ends: ends(), lifetime: 86_400 };
         lend_for(&mut anchor, 1, granted);
         let told_in_vain = |anchor: &mut Host, unreached: BTreeSet<IpAddr>| {
             anchor.moves.on_unreached(At { now: anchor.now, around: &Known }, unreached);
-            while anchor.moves.records.wants(&key(DONOR)) {
-                while anchor.moves.records.poll(anchor.now, &key(DONOR)).is_some() {}
+            while anchor.moves.records().wants(&key(DONOR)) {
+                while anchor.moves.records().poll(anchor.now, &key(DONOR)).is_some() {}
                 let due = anchor.moves.deadline(At { now: anchor.now, around: &Known });
                 anchor.now = due.expect("it is given up").max(anchor.now + Duration::from_millis(1));
                 anchor.moves.handle_timeout(At { now: anchor.now, around: &Known });
@@ -390,7 +387,7 @@ fn what_is_passed_on_for_a_host_that_is_revoked_is_over() {
     anchor.change_flows();
     assert_eq!(anchor.ended, [far()]);
     assert!(anchor.carry_out().contains(&forgotten));
-    assert!(anchor.moves.relocation.held().is_empty() && anchor.moves.lessor.names().is_empty());
+    assert!(anchor.moves.relocation.held().is_empty() && anchor.moves.anchor.leases().is_empty());
     // It is revoked while the claim is being kept.
     let mut anchor = claimed();
     let (id, _) = anchor.op();
@@ -485,7 +482,7 @@ fn a_lease_that_ran_out_before_it_was_asked_for_anew_is_not_taken_for_refused() 
     tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Err(Refusal::Expired) });
     tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Ok(Granted { ends: ends(), lifetime: 60 }) });
     assert!(tenant.said(HOLDER).is_empty() && tenant.carry_out().is_empty());
-    assert_eq!(tenant.moves.tenant.lessor_of(ends().first), Some(key(HOLDER)));
+    assert_eq!(tenant.moves.anchor.lessor_of(ends().first), Some(key(HOLDER)));
     // In force it is over with that word.
     tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Err(Refusal::Expired) });
     assert_eq!(tenant.carry_out(), [MoveOp::Vacate { lease: with(HOLDER, 7) }]);

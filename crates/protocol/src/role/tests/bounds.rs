@@ -113,7 +113,7 @@ fn what_is_held_is_found_however_it_is_looked_for() {
     holder.moves.end_flow(with(DONOR, 2));
     assert_eq!(found(&holder), (vec![1, 3], vec![1, 3]));
     let at = At { now: holder.now, around: &Known };
-    holder.moves.act(at, |roles| roles.relocation.handle_unmoved(&mut roles.below, with(DONOR, 3)));
+    holder.moves.act(at, |relocation, _, below| relocation.handle_unmoved(below, with(DONOR, 3)));
     assert_eq!(found(&holder), (vec![1], vec![1]));
     holder.moves.end_flow(with(DONOR, 1));
     assert_eq!(holder.moves.relocation.indexed(), [0; 4]);

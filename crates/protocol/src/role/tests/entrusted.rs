@@ -53,7 +53,7 @@ fn a_socket_is_given_once_it_goes_on_there() {
     is_answered(&mut donor, AcceptorStanding::Lost, Some(Refusal::NotWoken));
     donor.pass(60);
     assert_eq!(events(&mut donor), [], "it is said once");
-    assert_eq!(donor.moves.entries(), donor.moves.records.entries(), "nothing is left of it");
+    assert_eq!(donor.moves.entries(), donor.moves.records().entries(), "nothing is left of it");
 }
 
 #[test]
@@ -108,9 +108,9 @@ fn the_acceptors_word_may_come_before_the_holders_and_does_not_replace_it() {
 #[test]
 fn what_waits_for_a_word_is_bounded() {
     let mut donor = entrusting();
-    donor.moves.config.most = 1;
+    donor.moves.config().most = 1;
     let Request { tuple, family, .. } = request(2, 600);
-    let gift = super::super::Gift {
+    let gift = Gift {
         tuple,
         family,
         size: 600,
@@ -123,7 +123,7 @@ fn what_waits_for_a_word_is_bounded() {
         after: None,
     };
     let at = At { now: donor.now, around: &Known };
-    assert_eq!(donor.moves.give(at, NUMBER + 1, gift.clone(), false).err(), Some(super::super::NotGiven::TooMany));
+    assert_eq!(donor.moves.give(at, NUMBER + 1, gift.clone(), false).err(), Some(NotGiven::TooMany));
     is_answered(&mut donor, AcceptorStanding::GoesOn, None);
     assert!(donor.moves.give(at, NUMBER + 1, gift, false).is_ok());
 }

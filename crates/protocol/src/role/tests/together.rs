@@ -80,7 +80,7 @@ fn what_comes_home_is_held_until_it_is_presented() {
     holder.hear(HOLDER, present(first));
     assert_eq!(saved(&holder.carry_out()).len(), 2);
     let rebound = |holder: &mut Host| {
-        let events = std::iter::from_fn(|| holder.moves.outbox.poll_event());
+        let events = std::iter::from_fn(|| holder.moves.poll_event());
         events.filter(|event| matches!(event, MoveEvent::Rebound { .. })).collect::<Vec<_>>()
     };
     let of = |flow| MoveEvent::Rebound { flow: with(HOLDER, flow), far: Some(far()) };

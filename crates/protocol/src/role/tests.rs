@@ -12,7 +12,7 @@ mod together;
 
 mod liars;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -20,19 +20,29 @@ use whimbrel_handshake::{PublicKey, StaticKey};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::message::Message;
 use whimbrel_wire::moving::{
-    AcceptorStanding, Decision, LoadStanding, MAX_PART, MoveName, Record, Refusal, Request, Stretch, Terms, Ticket,
+    AcceptorStanding, Decision, LoadStanding, MAX_PART, MoveName, Received, Record, Refusal, Request, Stretch, Terms,
+    Ticket,
 };
 use whimbrel_wire::snapshot::Family;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{
-    Around, At, FlowChange, FlowName, Gift, LeaseName, MoveOpId, Moves, Moving, NotGiven, OpDone, OpFailed, Permits,
-    SavedHeld, SavedLease, SavedTenancy,
-};
+use super::Role;
+use super::anchor::Anchor;
+use super::relocation::Relocation;
 use crate::Time;
+use crate::base::Base;
+use crate::base::config::Config;
+use crate::base::event::Event;
 use crate::base::event::relocation::MoveEvent;
-use crate::base::op::PeerId;
-use crate::base::op::relocation::MoveOp;
+use crate::base::flow_name::FlowName;
+use crate::base::op::relocation::{Gift, LeaseName, MoveOp, Moving, NotGiven, SavedHeld, SavedLease, SavedTenancy};
+use crate::base::op::{Op, PeerId};
+use crate::base::output::{Asked, MoveAsked, OpDone, OpFailed, OpId, Output};
+use crate::base::random::Random;
+use crate::base::signal::Signal;
+use crate::binding::transfer::{Around, Below, Change, Transfer};
+use crate::session::permits::Permits;
+use crate::session::records::Records;
 
 const FLOW: u64 = 77;
 const NUMBER: u64 = 5;
@@ -112,91 +122,217 @@ impl Around for Known {
     }
 }
 
-/// What is asked of it directly.
+/// The moment of an input, and what is around it.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    now: Time,
+    around: &'a dyn Around,
+}
+
+/// Those roles of a host that have flows change hosts, without a table of flows below them.
+struct Moves {
+    base: Base,
+    transfer: Box<Transfer>,
+    relocation: Relocation,
+    anchor: Anchor,
+    ops: VecDeque<(OpId, MoveOp)>,
+    events: VecDeque<MoveEvent>,
+}
+
 impl Moves {
+    fn new(key: StaticKey, moving: Moving) -> Self {
+        let config = Config { moving, ..Config::default() };
+        let transfer = Transfer::of(key.public(), &config).expect("it takes part");
+        let base = Base::new(config, key, Random::new([0; 32]));
+        let (relocation, anchor) = (Relocation::new(&base), Anchor::new(&base));
+        Self { base, transfer, relocation, anchor, ops: VecDeque::new(), events: VecDeque::new() }
+    }
+
+    /// Does something, and tells the roles what they tell one another.
+    fn act<T>(&mut self, at: At<'_>, act: impl FnOnce(&mut Relocation, &mut Anchor, &mut Below<'_>) -> T) -> T {
+        let mut below = self.transfer.below(at.now, at.around, &mut self.base);
+        let done = act(&mut self.relocation, &mut self.anchor, &mut below);
+        self.anchor.write_down(&mut below);
+        while let Some(signal) = self.base.poll_signal() {
+            let mut below = self.transfer.below(at.now, at.around, &mut self.base);
+            self.relocation.hear(&mut below, &signal);
+            self.anchor.hear(&mut below, &signal);
+            self.anchor.write_down(&mut below);
+        }
+        done
+    }
+
+    fn tell(&mut self, at: At<'_>, signal: Signal) {
+        self.base.signal(signal);
+        self.act(at, |_, _, _| ());
+    }
+
+    /// Takes what it gives out.
+    fn take_output(&mut self) {
+        while let Some(output) = self.base.poll() {
+            match output {
+                Output::Op(id, Op::Move(op)) => self.ops.push_back((id, op)),
+                Output::Event(Event::Move(event)) => self.events.push_back(event),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn poll_op(&mut self) -> Option<(OpId, MoveOp)> {
+        self.take_output();
+        self.ops.pop_front()
+    }
+
+    fn poll_event(&mut self) -> Option<MoveEvent> {
+        self.take_output();
+        self.events.pop_front()
+    }
+
+    fn poll_change(&mut self) -> Option<Change> {
+        self.transfer.poll_change()
+    }
+
+    fn records(&mut self) -> &mut Records {
+        self.transfer.records()
+    }
+
+    fn config(&mut self) -> &mut Moving {
+        self.transfer.config()
+    }
+
     fn accept_from(&mut self, donor: PublicKey) {
-        self.config.accept_from.push(donor);
-        self.permits = Permits::new(self.config.accept_from.clone());
+        self.config().accept_from.push(donor);
+        *self.transfer.permits_mut() = Permits::new(self.config().accept_from.clone());
     }
 
     fn accept_nobody(&mut self) {
-        self.config.accept_from.clear();
-        self.permits = Permits::new(Vec::new());
+        self.config().accept_from.clear();
+        *self.transfer.permits_mut() = Permits::new(Vec::new());
     }
 
     fn hear(&mut self, at: At<'_>, from: PublicKey, record: Record) {
-        self.roles(at).hear(from, record);
+        self.tell(at, Signal::Said { from, record });
+    }
+
+    fn handle_stretch(&mut self, at: At<'_>, from: PublicKey, stretch: Stretch) {
+        self.transfer.handle_stretch(at.now, from, stretch, &mut self.base);
+        self.act(at, |_, _, _| ());
+    }
+
+    fn handle_received(&mut self, at: At<'_>, from: PublicKey, received: &Received) {
+        self.transfer.handle_received(at.now, from, received, &mut self.base);
+        self.act(at, |_, _, _| ());
+    }
+
+    fn handle_session(&mut self, at: At<'_>, with: PublicKey) {
+        self.transfer.handle_session(&with);
+        self.act(at, |relocation, anchor, below| {
+            relocation.handle_session(below, &with);
+            anchor.handle_session(below, with);
+        });
+    }
+
+    fn handle_done(&mut self, at: At<'_>, id: OpId, result: Result<OpDone, OpFailed>) {
+        let Some(Asked::Move(asked)) = self.base.answered(id) else { return };
+        match (asked, result) {
+            (MoveAsked::Effect(what, op), Err(failed)) => {
+                self.transfer.handle_failed(at.now, what, *op, failed.sentence, &mut self.base);
+            }
+            (asked, result) => self.act(at, |relocation, anchor, below| {
+                if Relocation::asked(&asked) {
+                    relocation.conclude(below, asked, result);
+                } else {
+                    anchor.conclude(below, asked, result);
+                }
+            }),
+        }
+    }
+
+    fn handle_timeout(&mut self, at: At<'_>) {
+        self.act(at, |relocation, anchor, below| {
+            relocation.continue_all(below);
+            anchor.continue_all(below);
+        });
+        self.transfer.handle_timeout(at.now, &mut self.base);
+    }
+
+    fn deadline(&self, at: At<'_>) -> Option<Time> {
+        let transfer = self.transfer.deadline(at.now, |key| at.around.has_session(key));
+        [self.relocation.poll_timeout(), self.anchor.poll_timeout(), transfer].into_iter().flatten().min()
+    }
+
+    fn entries(&self) -> usize {
+        self.relocation.entries() + self.anchor.entries() + self.transfer.entries() + self.base.awaited()
     }
 
     fn give(&mut self, at: At<'_>, number: u64, gift: Gift, waits: bool) -> Result<MoveName, NotGiven> {
-        let given = self.act(at, |roles| roles.relocation.give(&mut roles.below, number, gift, waits));
-        self.hear_own(at);
-        given
+        self.act(at, |relocation, _, below| relocation.give(below, number, gift, waits))
     }
 
     fn go_on(&mut self, at: At<'_>, number: u64) -> bool {
-        self.act(at, |roles| roles.relocation.go_on(&mut roles.below, number))
+        self.act(at, |relocation, _, below| relocation.go_on(below, number))
     }
 
     fn cancel(&mut self, at: At<'_>, number: u64) {
-        self.act(at, |roles| roles.relocation.cancel(&mut roles.below, number));
-        self.hear_own(at);
+        self.act(at, |relocation, _, below| relocation.cancel(below, number));
     }
 
     fn lend(&mut self, flow: FlowName, far: FlowTuple) {
         self.relocation.lend(flow, far);
     }
 
+    fn is_ending(&self, flow: &FlowName) -> bool {
+        self.relocation.is_ending(flow)
+    }
+
     fn end_flow(&mut self, flow: FlowName) {
-        self.relocation.end_flow(&mut self.outbox, flow);
+        let at = At { now: Time::default(), around: &Known };
+        self.act(at, |relocation, _, below| relocation.end_flow(below, flow));
     }
 
     fn restore_held(&mut self, at: At<'_>, saved: &SavedHeld) {
-        self.act(at, |roles| roles.relocation.restore(&mut roles.below, &[], &[], std::slice::from_ref(saved)));
+        self.act(at, |relocation, _, below| relocation.restore(below, &[], &[], std::slice::from_ref(saved)));
     }
 
     fn restore_leases(&mut self, at: At<'_>, saved: &[SavedLease]) {
-        self.act(at, |roles| roles.lessor.restore(&mut roles.below, saved));
+        self.act(at, |_, anchor, below| anchor.restore(below, saved, &[]));
     }
 
     fn restore_tenancies(&mut self, at: At<'_>, saved: &[SavedTenancy]) {
-        self.act(at, |roles| roles.tenant.restore(&mut roles.below, saved));
+        self.act(at, |_, anchor, below| anchor.restore(below, &[], saved));
     }
 
     fn rent(&mut self, at: At<'_>, number: u64, anchor: PublicKey, anchor_at: Option<SocketAddr>, ends: Ends) {
-        self.act(at, |roles| roles.tenant.rent(&mut roles.below, number, anchor, anchor_at, ends));
+        self.act(at, |_, role, below| role.rent(below, number, anchor, anchor_at, ends));
     }
 
+    /// What comes of it at once.
     fn rent_moved(&mut self, at: At<'_>, flow: FlowName, tuple: FlowTuple) -> Option<Result<(), String>> {
-        self.act(at, |roles| roles.tenant.rent_moved(&mut roles.below, flow, tuple))
+        let mut below = self.transfer.below(at.now, at.around, &mut self.base);
+        self.anchor.hear(&mut below, &Signal::EndpointComes { name: name(0), flow, tuple });
+        self.anchor.write_down(&mut below);
+        match self.base.poll_signal() {
+            Some(Signal::Adopted { result, .. }) => Some(result),
+            None => None,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn part(&mut self, at: At<'_>, lease: FlowName) {
-        self.act(at, |roles| roles.tenant.part(&mut roles.below, lease));
-    }
-
-    fn handle_led(&mut self, at: At<'_>, flow: FlowName, result: Result<Terms, String>) {
-        self.act(at, |roles| roles.relocation.handle_led(&mut roles.below, flow, result));
-    }
-
-    fn handle_adopted(&mut self, at: At<'_>, name: MoveName, result: Result<(), String>) {
-        self.act(at, |roles| roles.handle_adopted(name, result));
+        self.tell(at, Signal::EndpointGone(lease));
     }
 
     fn on_unreached(&mut self, at: At<'_>, addresses: BTreeSet<IpAddr>) {
-        self.act(at, |roles| roles.lessor.on_unreached(&mut roles.below, addresses));
+        self.act(at, |_, anchor, below| anchor.on_unreached(below, addresses));
     }
 
     fn set_members(&mut self, at: At<'_>, members: BTreeSet<PublicKey>, revoked: BTreeSet<PublicKey>, limited: bool) {
-        self.act(at, |roles| {
-            roles.below.permits().set_members(members, revoked, limited);
-            roles.end_forbidden();
-        });
-        self.hear_own(at);
+        self.transfer.permits_mut().set_members(members.clone(), revoked.clone(), limited);
+        self.tell(at, Signal::Members { members, revoked, limited });
     }
 
     fn send_load(&mut self, at: At<'_>, number: u64, to: PublicKey, bytes: Vec<u8>) {
-        self.act(at, |roles| roles.relocation.send_load(&mut roles.below, number, to, bytes));
+        self.act(at, |relocation, _, below| relocation.send_load(below, number, to, bytes));
     }
 }
 
@@ -219,7 +355,7 @@ impl Host {
         let accept_from = vec![key(DONOR)];
         let config = Moving { enabled: true, accept_from, most: 4, bytes: 100_000, processes: true, lending: None };
         Self {
-            moves: Moves::new(&secret(of), config, 0),
+            moves: Moves::new(secret(of), config),
             now: Time::from_micros(1_000_000),
             unread: BTreeMap::new(),
             led: Vec::new(),
@@ -231,39 +367,28 @@ impl Host {
     fn hear(&mut self, from: usize, record: Record) {
         let at = At { now: self.now, around: &Known };
         self.moves.hear(at, key(from), record);
-        self.moves.hear_own(at);
     }
 
     /// As [`Self::hear`], while the flow that it is about is known.
     fn hear_where_known(&mut self, from: usize, record: Record) {
         let at = At { now: self.now, around: &Occupied };
         self.moves.hear(at, key(from), record);
-        self.moves.hear_own(at);
     }
 
     /// Its table of flows says what it is to say.
     fn change_flows(&mut self) {
         let at = At { now: self.now, around: &Known };
-        while let Some(change) = self.moves.outbox.poll_change() {
+        while let Some(change) = self.moves.poll_change() {
             match change {
-                FlowChange::Lead { flow, lent: Some(far), .. } if far.mirrored().is_unconnected() => {
-                    self.moves.act(at, |roles| {
-                        if let Some(done) = roles.lend_moved(flow, far) {
-                            roles.relocation.handle_led(&mut roles.below, flow, done);
-                        }
-                    });
+                Change::Lead(lead) => {
+                    self.led.push((lead.flow().peer(), lead.wire_port()));
+                    self.moves.tell(at, Signal::Led { flow: lead.flow(), result: Ok(terms()) });
                 }
-                FlowChange::Lead { flow, wire_port, .. } => {
-                    self.led.push((flow.peer(), wire_port));
-                    self.moves.handle_led(at, flow, Ok(terms()));
-                }
-                FlowChange::Adopt { name, .. } => self.moves.handle_adopted(at, name, Ok(())),
-                FlowChange::Part { lease } => self.moves.part(at, lease),
-                FlowChange::Release { tuple } => self.released.push(tuple),
-                FlowChange::End { tuple } => self.ended.push(tuple),
-                FlowChange::Remember { .. } => {}
+                Change::Adopt(adopt) => self.moves.tell(at, Signal::Adopted { name: adopt.name(), result: Ok(()) }),
+                Change::Release { tuple } => self.released.push(tuple),
+                Change::End { tuple } => self.ended.push(tuple),
+                Change::Reserve { .. } | Change::Remember { .. } | Change::Pin(..) => {}
             }
-            self.moves.hear_own(at);
         }
     }
 
@@ -272,7 +397,7 @@ impl Host {
         self.change_flows();
         let to = key(to);
         let bytes = self.unread.entry(to).or_default();
-        while let Some(message) = self.moves.records.poll(self.now, &to) {
+        while let Some(message) = self.moves.records().poll(self.now, &to) {
             if let Message::Stream(Stretch { stream, offset, bytes: some, .. }) = message {
                 bytes.extend_from_slice(&some);
                 let before = offset + some.len() as u64;
@@ -294,23 +419,23 @@ impl Host {
         records
     }
 
-    fn ops(&mut self) -> Vec<(MoveOpId, MoveOp)> {
+    fn ops(&mut self) -> Vec<(OpId, MoveOp)> {
         self.change_flows();
-        std::iter::from_fn(|| self.moves.outbox.poll_op()).collect()
+        std::iter::from_fn(|| self.moves.poll_op()).collect()
     }
 
     /// The only op that it asks for.
-    fn op(&mut self) -> (MoveOpId, MoveOp) {
+    fn op(&mut self) -> (OpId, MoveOp) {
         let mut ops = self.ops();
         assert_eq!(ops.len(), 1, "{ops:?}");
         ops.remove(0)
     }
 
-    fn done(&mut self, id: MoveOpId) {
+    fn done(&mut self, id: OpId) {
         self.moves.handle_done(At { now: self.now, around: &Known }, id, Ok(OpDone::Done));
     }
 
-    fn failed(&mut self, id: MoveOpId) {
+    fn failed(&mut self, id: OpId) {
         let failed = OpFailed { refusal: Some(Refusal::NotKept), sentence: "on purpose".to_owned() };
         self.moves.handle_done(At { now: self.now, around: &Known }, id, Err(failed));
     }
@@ -680,7 +805,7 @@ fn who_asks_and_does_not_listen_is_not_answered_for_ever() {
         let stretch = Stretch { stream: 1, fresh: true, offset, bytes: bytes.clone() };
         let at = At { now: acceptor.now, around: &Known };
         acceptor.moves.handle_stretch(at, key(THIEF), stretch);
-        let limit = acceptor.moves.records.poll(acceptor.now, &key(THIEF));
+        let limit = acceptor.moves.records().poll(acceptor.now, &key(THIEF));
         offset += bytes.len() as u64;
         drop(limit);
     }
@@ -708,7 +833,7 @@ impl Three {
         let mut any = false;
         for from in 0..3 {
             for to in (0..3).filter(|to| *to != from) {
-                while let Some(message) = self.hosts[from].moves.records.poll(self.hosts[from].now, &key(to)) {
+                while let Some(message) = self.hosts[from].moves.records().poll(self.hosts[from].now, &key(to)) {
                     (any, self.datagrams) = (true, self.datagrams + 1);
                     let at = At { now: self.hosts[to].now, around: &Known };
                     match message {
@@ -746,8 +871,8 @@ fn thousands_move_at_once() {
     let count: u64 = if cfg!(debug_assertions) { 500 } else { 4000 };
     let mut three = Three { hosts: [DONOR, ACCEPTOR, HOLDER].map(Host::new), datagrams: 0 };
     for host in &mut three.hosts {
-        host.moves.config.most = count as usize;
-        host.moves.config.bytes = 1 << 30;
+        host.moves.config().most = count as usize;
+        host.moves.config().bytes = 1 << 30;
     }
     let start = three.hosts[DONOR].now;
     let at = At { now: start, around: &Known };
@@ -755,7 +880,7 @@ fn thousands_move_at_once() {
         three.hosts[HOLDER].moves.lend(with(DONOR, flow), far());
         let Request { tuple, family, .. } = request(1, 600);
         let remote = SocketAddr::new([10, 0, (flow >> 8) as u8, flow as u8].into(), 9);
-        let gift = super::Gift {
+        let gift = Gift {
             tuple: FlowTuple { remote, ..tuple },
             family,
             size: 600,
@@ -789,7 +914,7 @@ fn thousands_move_at_once() {
 fn giving(waits: bool) -> Host {
     let mut donor = Host::new(DONOR);
     let Request { tuple, family, .. } = request(1, 600);
-    let gift = super::Gift {
+    let gift = Gift {
         tuple,
         family,
         size: 600,
@@ -815,7 +940,7 @@ fn is_answered(donor: &mut Host, standing: AcceptorStanding, refusal: Option<Ref
 }
 
 fn events(host: &mut Host) -> Vec<MoveEvent> {
-    std::iter::from_fn(|| host.moves.outbox.poll_event()).collect()
+    std::iter::from_fn(|| host.moves.poll_event()).collect()
 }
 
 #[test]
@@ -841,12 +966,12 @@ fn a_host_that_does_not_answer_is_not_said_to_have_no_program() {
 fn an_acceptor_that_has_much_to_do_is_waited_for_as_long_as_it_answers() {
     const SLOW: u64 = 100;
     let mut donor = giving(false);
-    (donor.moves.config.most, donor.moves.config.bytes) = (64, 1 << 20);
+    (donor.moves.config().most, donor.moves.config().bytes) = (64, 1 << 20);
     let Request { tuple, family, .. } = request(2, 600);
     let mut give = |number: u64, port: u16| {
         let mut remote = tuple.remote;
         remote.set_port(port);
-        let gift = super::Gift {
+        let gift = Gift {
             tuple: FlowTuple { remote, ..tuple },
             family,
             size: 600,

@@ -34,7 +34,6 @@ impl Host {
     fn hear_among(&mut self, around: &dyn Around, from: usize, record: Record) {
         let at = At { now: self.now, around };
         self.moves.hear(at, key(from), record);
-        self.moves.hear_own(at);
     }
 }
 
@@ -114,7 +113,7 @@ fn a_former_owner_knows_the_name_and_has_no_flow_of_it() {
         // As far as the table of flows knows the flow may still be the donor's.
         let table = Introduced(with(DONOR, FLOW), far());
         holder.hear_among(&table, DONOR, announce_of(NUMBER + 1, THIEF));
-        while holder.moves.outbox.poll_change().is_some() {}
+        while holder.moves.poll_change().is_some() {}
         let said = holder.said(DONOR);
         let Some(Record::Announced { refusal, .. }) = said.last() else { panic!("{said:?}") };
         assert_eq!(*refusal, (!led).then_some(Refusal::NoSuchFlow));
@@ -210,7 +209,7 @@ fn a_claim_is_not_made_under_the_name_of_another_flow() {
         Lending { to: vec![key(DONOR), key(THIEF)], most: 4, lifetime: Duration::from_secs(60), ports: Vec::new() };
     let anchor = |lent: &[usize]| {
         let mut anchor = Host::new(HOLDER);
-        anchor.moves.config.lending = Some(lending.clone());
+        anchor.moves.config().lending = Some(lending.clone());
         for of in lent {
             let first = SocketAddr::new(far().remote.ip(), 1 + *of as u16);
             let ends = Ends { first, count: 1 };
@@ -264,7 +263,7 @@ fn a_claim_is_not_made_under_the_name_of_another_flow() {
 fn a_lease_of_another_host_does_not_end_with_a_socket_that_has_its_number() {
     let mut holder = Host::new(HOLDER);
     let lending = Lending { to: vec![key(THIEF)], most: 4, lifetime: Duration::from_secs(60), ports: Vec::new() };
-    holder.moves.config.lending = Some(lending);
+    holder.moves.config().lending = Some(lending);
     let ends = Ends { first: SocketAddr::new(far().remote.ip(), 7), count: 1 };
     holder.hear(THIEF, Record::Lease { number: FLOW, ends });
     let lend = |holder: &mut Host, ends| {
@@ -281,7 +280,7 @@ fn a_lease_of_another_host_does_not_end_with_a_socket_that_has_its_number() {
     lend(&mut holder, ends);
     lend(&mut holder, Ends { first: end.local, count: 1 });
     assert_eq!(verdict(&mut holder, ACCEPTOR), None);
-    let tenants: Vec<PublicKey> = holder.moves.lessor.names().iter().map(|lease| lease.tenant).collect();
+    let tenants: Vec<PublicKey> = holder.moves.anchor.leases().iter().map(|lease| lease.tenant).collect();
     assert!(tenants.contains(&key(THIEF)) && tenants.contains(&key(ACCEPTOR)), "{tenants:?}");
 }
 
@@ -318,7 +317,7 @@ fn an_acceptor_takes_no_socket_under_the_name_of_another_flow() {
     host.hear(DONOR, Record::Ask { number: 1, request });
     assert_eq!(refused(&mut host), None);
     assert_eq!(host.moves.rent_moved(at, with(HOLDER, FLOW), socket), None);
-    let leases: Vec<FlowName> = host.moves.tenant.names();
+    let leases: Vec<FlowName> = host.moves.anchor.tenancies();
     assert!(leases.contains(&with(THIEF, FLOW)) && leases.contains(&with(HOLDER, FLOW)), "{leases:?}");
 }
 
@@ -343,7 +342,7 @@ fn what_is_kept_is_found_by_the_next_daemon_under_its_owner() {
     let mut next = Host::new(HOLDER);
     next.moves.restore_held(At { now: next.now, around: &Known }, &saved);
     next.hear_among(&table, DONOR, announce_of(3, THIEF));
-    while next.moves.outbox.poll_change().is_some() {}
+    while next.moves.poll_change().is_some() {}
     assert_eq!(answer(&mut next, DONOR), Some(Refusal::NoSuchFlow));
     next.moves.lend(with(DONOR, FLOW), far());
     assert_eq!(next.moves.relocation.held(), [with(ACCEPTOR, FLOW)]);
