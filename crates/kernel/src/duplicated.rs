@@ -8,9 +8,10 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pid
 
 use crate::error::Error;
 use crate::process::socket_inode;
+use crate::process_tree::{is_over, started};
 
 /// How long a process may take to stand still: most take microseconds, and on a busy machine one waits for its turn.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub const PATIENCE: Duration = Duration::from_secs(1);
 /// Between looks at it.
 const LOOK: Duration = Duration::from_micros(20);
 
@@ -148,6 +149,22 @@ impl Halted {
         }
     }
 
+    /// Stops all of these processes that are not over, each within this time, or none. The oldest first: who has started
+    /// another by vfork(2) stands still only when that one executes its program, which it does not once it is stopped.
+    /// Numbers do not tell which is older, since they begin anew.
+    ///
+    /// # Errors
+    /// Those of [`stop`](Self::stop) for one that is not over meanwhile.
+    pub fn stop_all(pids: &[u32], patience: Duration) -> Result<Vec<Self>, Error> {
+        let mut live: Vec<(u64, u32)> = pids.iter().filter_map(|pid| Some((started(*pid)?, *pid))).collect();
+        live.sort_unstable();
+        let stop = |(since, pid)| match Self::stop_within(pid, patience) {
+            Err(_) if is_over(pid) || started(pid) != Some(since) => None,
+            stopped => Some(stopped),
+        };
+        live.into_iter().filter_map(stop).collect()
+    }
+
     /// One that whoever was here before has stopped: it goes on when this is dropped.
     ///
     /// # Errors
@@ -210,6 +227,39 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn who_waits_for_what_it_has_started_stands_still_before_that_and_what_is_over_is_left_out() {
+        let inputs = std::env::temp_dir().join(format!("whimbrel-stop-all-{}", std::process::id()));
+        rustix::fs::mkfifoat(rustix::fs::CWD, &inputs, rustix::fs::Mode::RWXU).expect("mkfifo");
+        // Starts a program as vfork(2) does, whose input is opened only when somebody writes there.
+        let spawns = "import os, sys; opens = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)\n\
+            os.waitpid(os.posix_spawn('/bin/cat', ['cat'], {}, file_actions=[opens]), 0)";
+        let mut parent = Command::new("/usr/bin/python3").args(["-c", spawns]).arg(&inputs).spawn().expect("python3");
+        let children = format!("/proc/{0}/task/{0}/children", parent.id());
+        let started: u32 = loop {
+            let children = std::fs::read_to_string(&children).expect("children");
+            match children.trim().parse() {
+                Ok(pid) => break pid,
+                Err(_) => std::thread::sleep(LOOK),
+            }
+        };
+        let mut over = Command::new("true").spawn().expect("true");
+        while !is_over(over.id()) {
+            std::thread::sleep(LOOK);
+        }
+        let (pids, patience) = ([over.id(), started, parent.id()], Duration::from_secs(60));
+        let stopping = std::thread::spawn(move || Halted::stop_all(&pids, patience));
+        // Held open, so that neither is over.
+        let input = std::fs::OpenOptions::new().write(true).open(&inputs).expect("open");
+        let halted = stopping.join().expect("join").expect("all stand still");
+        assert_eq!(halted.iter().map(Halted::pid).collect::<Vec<_>>(), [parent.id(), started]);
+        assert!(halted.iter().all(|halted| stands_still(halted.pid()) == Some(true)));
+        drop((halted, input));
+        assert!(parent.wait().expect("wait").success());
+        over.wait().expect("wait");
+        std::fs::remove_file(&inputs).expect("remove");
+    }
 
     #[test]
     fn a_process_stands_still_and_goes_on() {

@@ -405,14 +405,10 @@ impl Relocation {
         Ok(flows.filter(|flow| flow.local == socket.local).collect())
     }
 
-    /// Has processes stand still, once more each. All or none.
+    /// Has those of these processes that are not over stand still, once more each. All or none.
     fn halt(&mut self, processes: &[u32]) -> Result<(), whimbrel_kernel::Error> {
-        let mut fresh = Vec::new();
-        for pid in processes {
-            if !self.halted.contains_key(pid) {
-                fresh.push(Halted::stop(*pid)?);
-            }
-        }
+        let fresh: Vec<u32> = processes.iter().copied().filter(|pid| !self.halted.contains_key(pid)).collect();
+        let fresh = Halted::stop_all(&fresh, duplicated::PATIENCE)?;
         self.halted.extend(fresh.into_iter().map(|halted| (halted.pid(), (halted, 0))));
         for pid in processes {
             if let Some((_, count)) = self.halted.get_mut(pid) {

@@ -398,9 +398,7 @@ impl Processes {
         fresh.iter().for_each(|flow| host.forget_late(flow));
         let stop = || {
             fresh.iter().try_for_each(|flow| self.hold(host, flow))?;
-            let live = pids.iter().filter(|pid| !process_tree::is_over(**pid));
-            let halted: Result<Vec<Halted>, _> = live.map(|pid| Halted::stop_within(*pid, STOPS_WITHIN)).collect();
-            let halted = halted.map_err(|error| error.to_string())?;
+            let halted = Halted::stop_all(&pids, STOPS_WITHIN).map_err(|error| error.to_string())?;
             // Now that none of them does anything more.
             let seen = seen.ok_or("it does not go any more")?;
             seen.see_again().map_err(|unfit| unfit.to_string())?;
