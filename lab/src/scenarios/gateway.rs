@@ -265,6 +265,7 @@ fn gateway_nat(lab: &mut Lab) -> Result<()> {
         pair.wait_progress(SOME, LONG)?;
     }
     step("out of the NAT");
+    three.world.leaves_router(&fresh);
     three.world.roam(&a)?;
     for pair in [&mut stream, &mut fresh] {
         three.goes_on(pair, &three.world.at)?;

@@ -52,6 +52,7 @@ fn one_move(lab: &mut Lab, a: SiteSpec, b: SiteSpec, carrier: Carrier) -> Result
     let mut pair = world.stream()?;
     client.wait_introduced(&pair, LONG)?;
     let b = world.b.clone();
+    world.leaves_router(&pair);
     world.roam(&b)?;
     world.goes_on(&mut pair)?;
     carried_by(&client, Side::Client, &pair, carrier)?;
@@ -188,7 +189,7 @@ fn overlap_nat(lab: &mut Lab) -> Result<()> {
 /// `strict`: the laptop's reverse path filter would drop what comes by the old network once the routes lead by the new.
 fn overlapping(lab: &mut Lab, from: SiteSpec, to: SiteSpec, carrier: Carrier, strict: bool) -> Result<()> {
     let to_nat = to.gateway.translates();
-    let world = World::new(lab, from, to)?;
+    let mut world = World::new(lab, from, to)?;
     if strict {
         world.laptop.sysctl("net.ipv4.conf.all.rp_filter", "1")?;
     }
@@ -201,6 +202,7 @@ fn overlapping(lab: &mut Lab, from: SiteSpec, to: SiteSpec, carrier: Carrier, st
     };
     let before = retransmits(&mut pair)?;
     let started = MonoTime::now();
+    world.leaves_router(&pair);
     let eth = world.laptop.join(&world.b.network, &Join::by("eth0").metric(50))?;
     carried_by(&client, Side::Client, &pair, carrier)?;
     pair.wait_progress(SOME, LONG)?;

@@ -380,7 +380,7 @@ fn two_mobiles(lab: &mut Lab) -> Result<()> {
     client.wait_introduced(&pair, LONG)?;
     third.wait_introduced(&theirs, LONG)?;
     let b = world.b.clone();
-    world.leaves_router(pair.seen_by_server());
+    world.leaves_router(&pair);
     world.roam(&b)?;
     world.goes_on(&mut pair)?;
     let status = third.connection(theirs.local(), theirs.peer())?;
@@ -389,7 +389,7 @@ fn two_mobiles(lab: &mut Lab) -> Result<()> {
         "the tablet's connection moved with the laptop's"
     );
     theirs.wait_progress(SOME, LONG)?;
-    world.leaves_router(theirs.seen_by_server());
+    world.leaves_router(&theirs);
     at_tablet = tablet.roam(&at_tablet, &b.network, &Join::default())?;
     goes_on_since(&mut theirs, &at_tablet)?;
     pair.wait_progress(SOME, LONG)?;
@@ -418,7 +418,7 @@ fn neighbour(lab: &mut Lab) -> Result<()> {
     expect!(pair.seen_by_server().ip() == theirs[0].seen_by_server().ip(), "not behind one NAT");
     expect!(theirs[0].seen_by_server().port() == named, "the NAT has not kept port {named}");
     client.wait_introduced(&pair, LONG)?;
-    world.leaves_router(pair.seen_by_server());
+    world.leaves_router(&pair);
     let (a, b) = (world.a.clone(), world.b.clone());
     for to in [&b, &a, &b, &a] {
         step(&format!("to {}", to.network.name()));

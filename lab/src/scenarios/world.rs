@@ -47,8 +47,9 @@ pub(super) struct World {
     /// Resets that passed the server's or the laptop's uplink, as they are shown to people.
     resets: Arc<Mutex<Vec<Reset>>>,
     /// Names that routers have given to connections of hosts that have left them, and since when. Linux resets what it
-    /// takes for invalid there: an acknowledgement of what went by another way already. Who has moved does not hear
-    /// that (`ingress_native` in bpf/lib/ingress.h).
+    /// takes for invalid there: an acknowledgement of what went by another way already, as the tunnel delivers it before
+    /// the daemon has taken the update that came with it. Who has moved does not hear that (`ingress_native` in
+    /// bpf/lib/ingress.h).
     left_behind: BTreeMap<SocketAddr, MonoTime>,
 }
 
@@ -157,9 +158,11 @@ impl World {
         self.seen_resets().clear();
     }
 
-    /// The host of a connection that a router has given this name leaves it now.
-    pub(super) fn leaves_router(&mut self, name: SocketAddr) {
-        self.left_behind.insert(name, MonoTime::now());
+    /// The host of a connection leaves now the router that has given it another name, if any has.
+    pub(super) fn leaves_router(&mut self, pair: &FlowPair) {
+        if pair.seen_by_server() != pair.local() {
+            self.left_behind.insert(pair.seen_by_server(), MonoTime::now());
+        }
     }
 
     /// Nobody has sent a reset so far.
