@@ -123,6 +123,11 @@ impl BindingLayer {
         }
         let carried = self.carried(id);
         base.event(Event::PathConfirmed { peer: id, remote, round_trip, carried });
+        // Where both ends moved at once, an update may be answered before this place is confirmed: until now there was
+        // no pair to probe (P-40).
+        if bound!(self, &id).is_some_and(|peer| peer.carries() && peer.moved_flows() > 0) {
+            self.probe_carrier(now, id, base);
+        }
         true
     }
 }

@@ -632,6 +632,7 @@ impl BindingLayer {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         peer.flow.places.local = ack.place;
         peer.record_own_place();
+        peer.binding.answered = Some(now);
         peer.binding.listens = false;
         peer.binding.probe.leading = true;
         peer.binding.peer_refuses_rewrite = ack.flags.contains(UpdateFlags::REWRITE_REFUSED);

@@ -23,6 +23,10 @@ use crate::session::pins::Held;
 /// Places remembered for a return (P-25).
 const PLACES_REMEMBERED: usize = 8;
 
+/// Round trips after an update of ours was accepted in which one of the peer's may come that it sent before: it may
+/// have confirmed the place later, and each goes a way of its own.
+const CROSSING: u32 = 3;
+
 /// The carrier probe towards the peer (P-20).
 #[derive(Debug, Default)]
 pub(crate) struct CarrierProbe {
@@ -43,6 +47,8 @@ pub(crate) struct BoundPeer {
     pub(crate) carrier: Carrier,
     pub(crate) former: Vec<(IpAddr, IpAddr)>,
     pub(crate) update: Option<PendingUpdate>,
+    /// When it accepted the last update of ours that has told it of another place.
+    pub(super) answered: Option<Time>,
     pub(super) probe: CarrierProbe,
     /// The op that is to put the newest binding in force, until that is done.
     pub(super) binding_asked: Option<OpId>,
@@ -88,6 +94,7 @@ impl BoundPeer {
             carrier: Carrier::Tunnel,
             former: Vec::new(),
             update: None,
+            answered: None,
             probe: CarrierProbe::default(),
             binding_asked: None,
             probed_early: None,
@@ -450,8 +457,15 @@ where
         self.binding.peer_refuses_rewrite = awaited.refuses_rewrite;
         self.flow.stalls = Stalls::default();
         self.binding.probe = CarrierProbe::default();
-        // The answer leaves from the address that the peer asked; that it is our locator towards it now.
-        if let (None, Some(attachment)) = (&self.binding.update, asked) {
+        // The answer leaves from the address that the peer asked; that it is our locator towards it now. What it asked
+        // before it knew where this host has moved to means nothing.
+        let crossed = |asked: &Attachment| {
+            let alike = self.path.source().is_some_and(|source| source.is_ipv4() == asked.address.is_ipv4());
+            let within = self.path.round_trip() * CROSSING;
+            alike && self.binding.answered.is_some_and(|answered| now < answered + within)
+        };
+        let asked = asked.filter(|asked| self.binding.update.is_none() && !crossed(asked));
+        if let Some(attachment) = asked {
             self.path.answer_from(attachment);
         }
     }

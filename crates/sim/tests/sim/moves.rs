@@ -293,6 +293,24 @@ fn both_move_a_moment_apart() {
 }
 
 #[test]
+fn moves_that_cross_go_over_to_rewriting() {
+    // Each end is heard where it was, so that either's update is answered before the other's new place is confirmed.
+    for pause in [0, 1, 5, 9, 10, 11, 19, 20, 21, 30] {
+        for server_first in [true, false] {
+            let (Two { mut world, client, server, away, further, .. }, flows) = Two::flowing(26, 2);
+            let ends = [(server, further, FURTHER), (client, away, AWAY)];
+            for end in if server_first { [0, 1] } else { [1, 0] } {
+                world.attach(ends[end].0, ends[end].1, ends[end].2);
+                world.run_for(Duration::from_millis(pause));
+            }
+            world.assert_delivering(2 * SECOND);
+            settle_as(&mut world, &flows, Carried::Rewritten);
+            world.check();
+        }
+    }
+}
+
+#[test]
 fn the_peer_was_on_the_same_link() {
     let mut two = Two::new(18);
     two.world.move_to(two.client, two.far, "10.9.0.7");
