@@ -136,13 +136,16 @@ impl Datapath {
     /// # Errors
     /// When the kernel refuses. What is pinned then stays as it is, and works on.
     pub fn open(pins: &Path) -> Result<Self, Error> {
-        match Self::open_on(pins, false) {
-            Err(error) if error.is_of_another_layout() => {
-                Programs::leave_maps(pins)?;
-                Self::open_on(pins, true)
+        let unfilled = pins.join(UNFILLED);
+        if !unfilled.exists() {
+            match Self::open_on(pins, false) {
+                Err(error) if error.is_of_another_layout() => {}
+                result => return result,
             }
-            result => result,
+            fs::create_dir(&unfilled).map_err(|source| Error::call("mkdir", unfilled.display().to_string(), source))?;
         }
+        Programs::leave_maps(pins)?;
+        Self::open_on(pins, true)
     }
 
     fn open_on(pins: &Path, fresh: bool) -> Result<Self, Error> {
@@ -209,7 +212,12 @@ impl Datapath {
     /// # Errors
     /// When the kernel refuses; programs of either version may be on devices then.
     pub fn take_over(&mut self) -> Result<(), Error> {
-        if std::mem::take(&mut self.others_work) { self.adopt_hooks() } else { Ok(()) }
+        if std::mem::take(&mut self.others_work) {
+            self.adopt_hooks()?;
+            let unfilled = self.pins.join(UNFILLED);
+            fs::remove_dir(&unfilled).map_err(|source| Error::call("rmdir", unfilled.display().to_string(), source))?;
+        }
+        Ok(())
     }
 
     /// Whether programs of another version are at work until then.
@@ -651,8 +659,12 @@ impl Datapath {
         let failed = |source: io::Error| Error::call("unlink", self.pins.display().to_string(), source);
         match fs::read_dir(&self.pins) {
             Ok(entries) => {
+                let remove = |entry: fs::DirEntry| match entry.file_name() == UNFILLED {
+                    true => fs::remove_dir(entry.path()),
+                    false => fs::remove_file(entry.path()),
+                };
                 for entry in entries {
-                    result = result.and(entry.and_then(|entry| fs::remove_file(entry.path())).map_err(failed));
+                    result = result.and(entry.and_then(remove).map_err(failed));
                 }
             }
             Err(source) => result = result.and(Err(failed(source))),
@@ -660,6 +672,10 @@ impl Datapath {
         result.and(fs::remove_dir(&self.pins).map_err(failed))
     }
 }
+
+/// A directory beside the pinned maps as long as they are not filled ([`Datapath::take_over`]): a process that ends
+/// meanwhile is followed by one that begins again with empty ones.
+const UNFILLED: &str = "unfilled";
 
 /// How long putting back what sockets had may take when the data plane goes.
 const RELEASE_WITHIN: Duration = Duration::from_secs(3);

@@ -5,7 +5,8 @@ mod support;
 use std::process::Command;
 
 use support::{Bpffs, Namespace, is_root, tun};
-use whimbrel_datapath::{Binding, Carrier, Datapath, Features, LocatorPair, Role, features};
+use whimbrel_datapath::{Binding, Carrier, Datapath, Features, HelpedFlow, HelpedPhase, LocatorPair, Role, features};
+use whimbrel_wire::{FlowTuple, Transport};
 
 fn pins(directory: &std::path::Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).expect("the directory");
@@ -112,9 +113,22 @@ fn pins_of_another_shape_are_replaced() {
     std::fs::rename(directory.join("locators"), directory.join("settings")).expect("rename");
     let mut datapath = Datapath::open(&directory).expect("it begins with maps of its own");
     assert!(datapath.others_work(), "what is there is another release's");
+    // It dies with its maps half filled: who comes next begins anew.
+    let ends = ["10.0.0.1:1", "10.0.0.2:2"].map(|end| end.parse().expect("an end"));
+    let flow = FlowTuple { transport: Transport::Tcp, local: ends[0], remote: ends[1] };
+    let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
+    datapath.set_helped(&flow, &rests).expect("set");
+    drop(datapath);
+    datapath = Datapath::open(&directory).expect("open again");
+    assert!(datapath.others_work(), "the programs are still another release's");
+    assert_eq!(datapath.helped().expect("list"), []);
     datapath.take_over().expect("take over");
     assert!(!datapath.others_work());
+    drop(datapath);
+    datapath = Datapath::open(&directory).expect("open once more");
+    assert!(!datapath.others_work());
     datapath.unload().expect("unload");
+    assert!(!directory.exists());
 }
 
 #[test]
