@@ -41,8 +41,8 @@ const PROTOCOL: Layered = Layered {
     sizes: false,
 };
 
-/// Executors of the host know no role, and no executor knows the loop; each role's part of the local API stands above
-/// it.
+/// Executors of the host know no role, and neither an executor nor a role's part of the local API knows the loop, which
+/// is the front desk.
 const DAEMON: Layered = Layered {
     sources: "crates/daemon/src",
     baseline: "xtask/layers-daemon.txt",
@@ -69,13 +69,12 @@ const DAEMON: Layered = Layered {
         ("name_server", 4),
         ("host", 3),
         ("link", 3),
-        ("role/*/api", 8),
-        ("role/programs", 8),
+        ("role/*/api", 7),
+        ("role/programs", 7),
         ("role", 4),
         ("effects", 5),
-        ("api/requests", 8),
         ("api", 6),
-        ("event_loop", 7),
+        ("event_loop", 8),
         ("log", 9),
         ("doctor", 9),
         ("clean", 9),

@@ -64,23 +64,25 @@ use whimbrel_protocol::Node;
 use whimbrel_tunnel::Tunnel;
 use whimbrel_wire::FlowTuple;
 
+use crate::api::desk::Desk;
 pub use crate::api::server;
 use crate::api::server::Server;
+use crate::api::socket_names::SocketNames;
 use crate::community_file::CommunityFile;
 use crate::config::{Config, Level};
+use crate::effects::Effects;
 use crate::effects::restored::Restored;
-use crate::effects::{Effects, Stores};
 use crate::event_log::EventLog;
 use crate::event_loop::{EventLoop, Parts, Settings};
-use crate::host::{DEFAULT_MTU, MARK};
+use crate::host::{DEFAULT_MTU, Host, MARK};
 use crate::installed::Installed;
 use crate::instance::{Instance, StateLock};
 use crate::known_keys::KnownKeys;
+use crate::link::route_lookup::RouteLookup;
 use crate::metrics::Endpoint;
 use crate::role::gateway::table::keep_lasting;
 pub use crate::role::helpers;
 use crate::role::helpers::Helpers;
-use crate::role::programs::SocketNames;
 use crate::role::relocation::executor::FoundMoves;
 pub use crate::role::relocation::process::helper::serve as serve_criu;
 use crate::store::Store;
@@ -281,7 +283,7 @@ pub fn run(options: Options) -> Result<(), Error> {
             return Err(error);
         }
     };
-    let begun = event_loop.begin(&flows, &moves, register);
+    let begun = event_loop.begin(&flows, &moves);
     if begun.is_ok() {
         notify(NotifyState::Ready);
     }
@@ -293,17 +295,6 @@ pub fn run(options: Options) -> Result<(), Error> {
     }
     drop(instance);
     result
-}
-
-/// Has all that the loop does not know of wait for what they have to wait for.
-fn register(event_loop: &mut EventLoop) -> Result<(), reactor::LoopError> {
-    role::gateway::api::register(event_loop)?;
-    role::rendezvous::api::register(event_loop)?;
-    role::helpers::api::register(event_loop)?;
-    role::programs::register(event_loop)?;
-    role::anchor::api::register(event_loop)?;
-    role::relocation::api::register(event_loop)?;
-    api::requests::register(event_loop)
 }
 
 /// What a daemon cannot start without and does not have. CAP_SYS_ADMIN stands for the two of BPF (capabilities(7)).
@@ -380,16 +371,16 @@ fn start_on(
     let community = community_file.read()?;
     let forged = community_file.forged();
     let flows = Installed::restored(&restored.flows, restored.peers.values());
-    let stores = Stores { store, flows, known_keys, community_file };
+    let mut host = Host::new(datapath, tunnel, store, flows, &options.run_dir, config.kick).map_err(adopting)?;
     let mut effects =
-        Effects::new(datapath, tunnel, stores, helpers, &options.run_dir, config.kick).map_err(adopting)?;
-    let moves = effects.adopt_moves(clock::now(), &key.public(), &restored.flows, &restored.moves);
-    effects.adopt(clock::now(), &restored.flows).map_err(adopting)?;
+        Effects::new(&mut host, known_keys, community_file, helpers, &options.run_dir).map_err(adopting)?;
+    let moves = effects.adopt_moves(&mut host, clock::now(), &key.public(), &restored.flows, &restored.moves);
+    effects.adopt(&mut host, clock::now(), &restored.flows).map_err(adopting)?;
     if config.stand_in {
         effects.proxy.serve(config.port).map_err(host::Failure::from).map_err(adopting)?;
     }
-    effects.gateway.speak_for(&mut effects.host, &config.gateway.behind, config.port).map_err(adopting)?;
-    effects.host.set_policies(&config.policies);
+    effects.gateway.speak_for(&mut host, &config.gateway.behind, config.port).map_err(adopting)?;
+    host.set_policies(&config.policies);
     effects.relocation.set_rights(config.privileged_options);
     effects.lender.set_lendable(config.anchor.as_ref().map(config::Anchor::lendable));
 
@@ -417,16 +408,12 @@ fn start_on(
         endpoint.serve(options.run_dir.clone()).map_err(|source| Error::Metrics { at, listen, source })?;
     }
     let event_loop = EventLoop::new(Parts {
-        node,
+        desk: Desk::new(node, host, RouteLookup::new(PeerRoutes::open(MARK)?), server, socket_names, event_log),
         effects,
         monitor,
-        routes: PeerRoutes::open(MARK)?,
         sockets: SockDiag::open()?,
-        server,
-        socket_names,
         signals,
         tunnel_wake: tunnel_wake.0,
-        event_log,
         settings: Settings {
             config,
             config_path: options.config,

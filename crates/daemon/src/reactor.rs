@@ -42,9 +42,6 @@ enum When<S> {
 
 /// The kernel's timer.
 const TIMER: u64 = 0;
-/// Descriptors that come and go have their number plus this.
-const PASSING: u64 = 1 << 32;
-
 /// Sources and moments of a state.
 #[derive(Debug)]
 pub(crate) struct Reactor<S> {
@@ -52,14 +49,6 @@ pub(crate) struct Reactor<S> {
     timer: OwnedFd,
     sources: Vec<OnReady<S>>,
     moments: Vec<(When<S>, OnDue<S>)>,
-}
-
-/// What a descriptor that is ready is for.
-pub(crate) enum Ready<S> {
-    /// To be called.
-    Source(OnReady<S>),
-    /// One that comes and goes, with its number.
-    Passing(u64),
 }
 
 impl<S> Reactor<S> {
@@ -94,31 +83,11 @@ impl<S> Reactor<S> {
         self.moments.push((When::Every(period, now + period), handle));
     }
 
-    /// Has one of those that come and go watched for this; for nothing, it is not.
-    ///
-    /// # Errors
-    /// When the kernel has no room.
-    pub(crate) fn watch(&self, fd: impl AsFd, number: u64, flags: EventFlags) -> Result<(), Errno> {
-        let data = EventData::new_u64(PASSING + number);
-        let result = match flags.is_empty() {
-            // Whoever hangs up would wake us again and again, whatever is asked for (epoll_ctl(2)).
-            true => epoll::delete(&self.epoll, fd),
-            false => match epoll::modify(&self.epoll, &fd, data, flags) {
-                Err(Errno::NOENT) => epoll::add(&self.epoll, &fd, data, flags),
-                result => result,
-            },
-        };
-        match result {
-            Err(Errno::NOENT) => Ok(()),
-            result => result,
-        }
-    }
-
-    /// Waits until a descriptor is ready, or a moment of `state` has come.
+    /// Waits until a descriptor is ready, or a moment of `state` has come. Gives what is to be called for descriptors.
     ///
     /// # Errors
     /// When waiting itself fails.
-    pub(crate) fn wait(&self, state: &S) -> Result<Vec<Ready<S>>, LoopError> {
+    pub(crate) fn wait(&self, state: &S) -> Result<Vec<OnReady<S>>, LoopError> {
         let due = self.moments.iter().filter_map(|(when, _)| when.next(state)).min();
         // The clock starts at boot, so no moment that is meant is zero, which would stop the timer.
         let micros = due.map_or(0, |due| due.as_micros().max(1));
@@ -138,15 +107,11 @@ impl<S> Reactor<S> {
         Ok(ready.iter().filter_map(|event| self.meant_by(event.data.u64())).collect())
     }
 
-    fn meant_by(&self, token: u64) -> Option<Ready<S>> {
-        match token {
-            TIMER => {
-                clear(&self.timer);
-                None
-            }
-            PASSING.. => Some(Ready::Passing(token - PASSING)),
-            token => self.sources.get(usize::try_from(token).ok()? - 1).map(|handle| Ready::Source(*handle)),
+    fn meant_by(&self, token: u64) -> Option<OnReady<S>> {
+        if token == TIMER {
+            clear(&self.timer);
         }
+        self.sources.get(usize::try_from(token.checked_sub(1)?).ok()?).copied()
     }
 
     /// What is due, in the order in which it was registered. What is done so often is due again after its time.
@@ -212,9 +177,9 @@ mod tests {
         assert_eq!(seen.said, ["often", "once"]);
         assert_eq!(reactor.due(&seen, later).len(), 1, "what is done so often is not due again yet");
         rustix::io::write(&source, &1u64.to_ne_bytes()).expect("written");
-        reactor.watch(&source, 7, EventFlags::empty()).expect("not watched");
-        reactor.watch(&source, 7, EventFlags::IN).expect("watched");
-        let ready = reactor.wait(&seen).expect("waited");
-        assert!(matches!(ready.as_slice(), [Ready::Passing(7)]));
+        for handle in reactor.wait(&seen).expect("waited") {
+            handle(&mut seen);
+        }
+        assert_eq!(seen.said, ["often", "once", "source"]);
     }
 }

@@ -1,8 +1,12 @@
-//! The local API: its socket, who may ask what, and the answers.
+//! The local API: its socket, who may ask what, and what programs are shown and told.
 
 pub(crate) mod access;
-pub(crate) mod requests;
+pub(crate) mod desk;
+pub(crate) mod kept;
+mod naming;
 pub mod server;
+pub(crate) mod socket_names;
+pub(crate) mod sockets;
 pub(crate) mod views;
 
 /// What comes of a request: its answer, nothing where that is given later, or why it is refused.

@@ -7,8 +7,8 @@ use whimbrel_protocol::{FlowEntry, Found, SavedAcceptance, SavedDonation, Time};
 use whimbrel_wire::FlowTuple;
 
 use super::Effects;
-use crate::host::Failure;
 use crate::host::table::SavedMoves;
+use crate::host::{Failure, Host};
 use crate::role::relocation::executor::FoundMoves;
 use crate::role::relocation::process::executor::{Around, Place};
 
@@ -17,33 +17,34 @@ impl Effects {
     /// not be let have its packets. `own`: this host's key.
     pub(crate) fn adopt_moves(
         &mut self,
+        host: &mut Host,
         now: Time,
         own: &PublicKey,
         flows: &HashMap<FlowTuple, FlowEntry>,
         moves: &SavedMoves,
     ) -> FoundMoves {
-        self.host.adopt_namespaces(flows, moves);
+        host.adopt_namespaces(flows, moves);
         self.relocation.adopt_noted(&moves.halted);
         self.lender.adopt_stopped(moves.lending_stopped);
         self.processes.adopt_leaving();
         let tenancies: Vec<_> = moves.tenancies.values().copied().collect();
-        self.tenant.adopt_tenancies(&mut self.host, now, &tenancies);
+        self.tenant.adopt_tenancies(host, now, &tenancies);
         let leases: Vec<_> = moves.leases.values().copied().collect();
-        self.lender.adopt_leases(&mut self.host, &leases);
-        if let Err(error) = self.lender.end_stray_leases(&mut self.host, own, moves) {
+        self.lender.adopt_leases(host, &leases);
+        if let Err(error) = self.lender.end_stray_leases(host, own, moves) {
             tracing::warn!(%error, "what comes for endpoints that are lent to nobody may be lost");
         }
         let leases = leases.into_iter().map(|(saved, _)| saved).collect();
         let given = |saved: &SavedDonation| {
-            let Self { host, relocation, helping, processes, .. } = &mut *self;
+            let Self { relocation, helping, processes, .. } = &mut *self;
             let of_whole = processes.find_given_of_process(host, saved);
             (saved.clone(), of_whole.unwrap_or_else(|| relocation.find_given(helping, host, now, saved)))
         };
         let donations = moves.donations.values().map(given).collect();
-        self.relocation.let_halted_run(&mut self.host);
-        let (processes, mut around) = self.around_wholes();
+        self.relocation.let_halted_run(host);
+        let (processes, mut around) = self.around_wholes(host);
         processes.let_undecided_go_on(&mut around, now);
-        let Self { host, relocation, lender, tenant, processes, .. } = &mut *self;
+        let Self { relocation, lender, tenant, processes, .. } = &mut *self;
         let ready = relocation.make_ready(host, now).and(processes.make_ready(host, now));
         if let Err(error) = ready.and(lender.make_ready(host, now)).and(tenant.make_ready(host, now)) {
             tracing::warn!(%error, "what comes for sockets at rest may be lost");
@@ -65,7 +66,7 @@ impl Effects {
         };
         let acceptances = moves.acceptances.values().map(taken).collect();
         self.processes.end_unknown_processes();
-        self.host.keep_to_leases();
+        host.keep_to_leases();
         let tenancies = tenancies.into_iter().map(|(saved, _)| saved).collect();
         FoundMoves { donations, acceptances, held: moves.held.values().cloned().collect(), leases, tenancies }
     }
@@ -73,9 +74,14 @@ impl Effects {
     /// Takes over flows that a daemon before this one had introduced: those that the data plane has and the store does
     /// not know are removed, those that are missing there are put back. What is moved stays so until the node says
     /// otherwise.
-    pub(crate) fn adopt(&mut self, now: Time, flows: &HashMap<FlowTuple, FlowEntry>) -> Result<(), Failure> {
-        let present: HashMap<_, _> = self.host.datapath.flows()?.into_iter().collect();
-        let Self { host, lender, .. } = &mut *self;
+    pub(crate) fn adopt(
+        &mut self,
+        host: &mut Host,
+        now: Time,
+        flows: &HashMap<FlowTuple, FlowEntry>,
+    ) -> Result<(), Failure> {
+        let present: HashMap<_, _> = host.datapath.flows()?.into_iter().collect();
+        let lender = &mut self.lender;
         let mut strangers = Vec::new();
         for (flow, entry) in present.iter().filter(|(flow, _)| !flows.contains_key(flow)) {
             if !lender.adopt_home(host, flow, entry) {
@@ -84,7 +90,7 @@ impl Effects {
         }
         host.adopt_flows(now, flows, &present, &strangers)?;
         let at_rest = self.at_rest();
-        self.helping.adopt_helped(&mut self.host, now, flows, &at_rest);
+        self.helping.adopt_helped(host, now, flows, &at_rest);
         Ok(())
     }
 }

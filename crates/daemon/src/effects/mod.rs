@@ -13,20 +13,18 @@ use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use whimbrel_datapath::Datapath;
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_protocol::{
     AddressOp, BindingOp, FlowOp, LocalEnd, Op, OpDone, OpFailed, OpId, PeerId, StoreOp, Time, TunnelOp,
 };
-use whimbrel_tunnel::{Peer, Tunnel};
+use whimbrel_tunnel::Peer;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
 
 use crate::community_file::CommunityFile;
 use crate::host::introductions::{self, Snapshot};
 use crate::host::{DEFAULT_MTU, Failure, Host};
-use crate::installed::Installed;
 use crate::known_keys::KnownKeys;
 use crate::role::anchor::executor::lender::Lender;
 use crate::role::anchor::executor::tenant::Tenant;
@@ -37,19 +35,9 @@ use crate::role::relocation::executor::Relocation;
 use crate::role::relocation::executor::making::Making;
 use crate::role::relocation::process::executor::{Around, Processes};
 use crate::role::rendezvous::proxy::ProxyExecutor;
-use crate::store::Store;
 
-/// What outlives the daemon on disk.
-pub(crate) struct Stores {
-    pub(crate) store: Store,
-    pub(crate) flows: Installed,
-    pub(crate) known_keys: KnownKeys,
-    pub(crate) community_file: CommunityFile,
-}
-
-/// All executors. Each op goes to the one that owns it.
+/// The executors of roles. Each op goes to the one that owns it, or to the host's.
 pub(crate) struct Effects {
-    pub(crate) host: Host,
     pub(crate) known_keys: KnownKeys,
     community_file: CommunityFile,
     pub(crate) proxy: ProxyExecutor,
@@ -63,20 +51,17 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
-    /// `kick`: whether senders are woken.
     pub(crate) fn new(
-        datapath: Datapath,
-        tunnel: Tunnel,
-        stores: Stores,
+        host: &mut Host,
+        known_keys: KnownKeys,
+        community_file: CommunityFile,
         helpers: Helpers,
         run_dir: &Path,
-        kick: bool,
     ) -> Result<Self, Failure> {
         Ok(Self {
-            making: Making::new(datapath.guard()?)?,
-            host: Host::new(datapath, tunnel, stores.store, stores.flows, run_dir, kick)?,
-            known_keys: stores.known_keys,
-            community_file: stores.community_file,
+            making: Making::new(host.datapath.guard()?)?,
+            known_keys,
+            community_file,
             proxy: ProxyExecutor::default(),
             gateway: Gateway::default(),
             helping: Helping::new(helpers),
@@ -88,31 +73,42 @@ impl Effects {
     }
 
     /// The processes on their way, and what their steps are taken with.
-    pub(crate) fn around_wholes(&mut self) -> (&mut Processes, Around<'_>) {
-        let Self { host, relocation, lender, processes, .. } = self;
+    pub(crate) fn around_wholes<'a>(&'a mut self, host: &'a mut Host) -> (&'a mut Processes, Around<'a>) {
+        let Self { relocation, lender, processes, .. } = self;
         (processes, Around { relocation, lender, host })
     }
 
     /// Carries out ops in order and gives what came of each. What follows from them for all that is around them is
     /// [`Effects::follow_up`]'s, so that peers who wait for a result need not wait for that.
-    pub(crate) fn carry_out(&mut self, now: Time, ops: Vec<(OpId, Op)>) -> Vec<(OpId, Result<OpDone, OpFailed>)> {
+    pub(crate) fn carry_out(
+        &mut self,
+        host: &mut Host,
+        now: Time,
+        ops: Vec<(OpId, Op)>,
+    ) -> Vec<(OpId, Result<OpDone, OpFailed>)> {
         // One look at the sockets serves all ops that are queued together.
         let mut snapshot = Snapshot::default();
-        self.host.look_ahead(&ops);
+        host.look_ahead(&ops);
         let mut results = Vec::with_capacity(ops.len());
         for (id, op) in ops {
             tracing::debug!(id = id.0, op = %Shown(&op), "op");
-            let result = self.carry_out_one(now, op, &mut snapshot);
-            self.withdraw_left();
+            let result = self.carry_out_one(host, now, op, &mut snapshot);
+            self.withdraw_left(host);
             let failed = |failure: Failure| OpFailed { refusal: None, sentence: failure.to_string() };
             results.push((id, result.map_err(failed)));
         }
-        self.host.write_store();
+        host.write_store();
         results
     }
 
-    fn carry_out_one(&mut self, now: Time, op: Op, snapshot: &mut Snapshot) -> Result<OpDone, Failure> {
-        let Self { host, gateway, helping, .. } = self;
+    fn carry_out_one(
+        &mut self,
+        host: &mut Host,
+        now: Time,
+        op: Op,
+        snapshot: &mut Snapshot,
+    ) -> Result<OpDone, Failure> {
+        let Self { gateway, helping, .. } = self;
         match op {
             Op::Flow(FlowOp::ListenForIntroductions { indices }) => host.listen_for_introductions(indices)?,
             Op::Flow(FlowOp::Introduce { flow, end, index, nonce }) => {
@@ -153,7 +149,7 @@ impl Effects {
             Op::Binding(BindingOp::Kick { peer, lost }) => {
                 if let Some(lost) = host.take_turn(now, peer, lost) {
                     host.prepare_kick(now, snapshot);
-                    self.kick(now, peer, lost, snapshot)?;
+                    self.kick(host, now, peer, lost, snapshot)?;
                 }
             }
             Op::Address(AddressOp::Keep { addresses }) => host.change_addresses(|all| all.use_addresses(addresses)),
@@ -183,39 +179,45 @@ impl Effects {
     }
 
     /// Wakes the senders of a peer, and hosts behind this one that send to it.
-    fn kick(&mut self, now: Time, peer: PeerId, lost: bool, snapshot: &mut Snapshot) -> Result<(), Failure> {
-        let Self { host, gateway, .. } = self;
+    fn kick(
+        &mut self,
+        host: &mut Host,
+        now: Time,
+        peer: PeerId,
+        lost: bool,
+        snapshot: &mut Snapshot,
+    ) -> Result<(), Failure> {
         let Some(shrink_to) = host.shrinks_to(peer, lost) else { return Ok(()) };
         let result = host.wake_senders(now, peer, shrink_to, snapshot);
-        let woken = gateway.begin(now, peer, shrink_to, host.flows.all(), &host.datapath, &host.injector);
+        let woken = self.gateway.begin(now, peer, shrink_to, host.flows.all(), &host.datapath, &host.injector);
         host.tunnels.open(&host.tunnel, peer);
         result.and(woken)
     }
 
-    fn kick_or_warn(&mut self, now: Time, peer: PeerId, lost: bool, snapshot: &mut Snapshot) {
-        if let Err(failure) = self.kick(now, peer, lost, snapshot) {
+    fn kick_or_warn(&mut self, host: &mut Host, now: Time, peer: PeerId, lost: bool, snapshot: &mut Snapshot) {
+        if let Err(failure) = self.kick(host, now, peer, lost, snapshot) {
             tracing::warn!(%peer, %failure, "cannot wake senders");
         }
     }
 
     /// Addresses of flows whose sockets are elsewhere no more need not be announced, where nobody has them on lease.
-    fn withdraw_left(&mut self) {
-        for address in self.host.take_left() {
-            self.lender.withdraw_address(&mut self.host, address);
+    fn withdraw_left(&mut self, host: &mut Host) {
+        for address in host.take_left() {
+            self.lender.withdraw_address(host, address);
         }
     }
 
     /// Makes routes, names and sockets fit what was carried out.
-    pub(crate) fn follow_up(&mut self, now: Time) {
-        self.host.follow_up(now);
-        self.helping.help(&mut self.host, now);
-        self.host.write_store();
+    pub(crate) fn follow_up(&mut self, host: &mut Host, now: Time) {
+        host.follow_up(now);
+        self.helping.help(host, now);
+        host.write_store();
     }
 
     /// Takes in another state of the network. The node may have to say more; what needs no word of it is done here.
-    pub(crate) fn network_changed(&mut self, now: Time, network: NetworkState) {
+    pub(crate) fn network_changed(&mut self, host: &mut Host, now: Time, network: NetworkState) {
         self.proxy.network_changed(&network);
-        self.host.network_changed(now, network);
+        host.network_changed(now, network);
     }
 
     /// Readable when namespaces were made.
@@ -224,38 +226,38 @@ impl Effects {
     }
 
     /// Takes in what became of passes over the sockets.
-    pub(crate) fn handle_passes(&mut self, now: Time) {
-        for passed in self.host.senders.take_passed() {
-            for (peer, lost) in self.host.handle_pass(now, passed) {
-                self.kick_or_warn(now, peer, lost, &mut Snapshot::default());
+    pub(crate) fn handle_passes(&mut self, host: &mut Host, now: Time) {
+        for passed in host.senders.take_passed() {
+            for (peer, lost) in host.handle_pass(now, passed) {
+                self.kick_or_warn(host, now, peer, lost, &mut Snapshot::default());
             }
             // What has become of flows meanwhile.
-            self.host.fit_sockets(now);
+            host.fit_sockets(now);
         }
     }
 
     /// When [`Effects::handle_timeout`] is due.
-    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+    pub(crate) fn poll_timeout(&self, host: &Host) -> Option<Time> {
         let of_roles = [self.proxy.timeout(), self.helping.helpers.poll_timeout(), self.gateway.timeout()];
-        of_roles.into_iter().chain([self.host.poll_timeout()]).flatten().min()
+        of_roles.into_iter().chain([host.poll_timeout()]).flatten().min()
     }
 
     /// Goes on with what takes several steps.
-    pub(crate) fn handle_timeout(&mut self, now: Time) {
-        self.host.handle_timeout(now);
-        let ended = self.host.expire_endpoints(now);
+    pub(crate) fn handle_timeout(&mut self, host: &mut Host, now: Time) {
+        host.handle_timeout(now);
+        let ended = host.expire_endpoints(now);
         if !ended.is_empty() {
             self.making.take_down(ended);
         }
         self.proxy.go_on(now);
-        self.gateway.kick_hosts(&self.host, now);
-        self.helping.handle_helpers_timeout(&mut self.host, now);
-        for (peer, lost) in self.host.senders.take_postponed() {
+        self.gateway.kick_hosts(host, now);
+        self.helping.handle_helpers_timeout(host, now);
+        for (peer, lost) in host.senders.take_postponed() {
             let mut snapshot = Snapshot::default();
-            self.host.go_on(now, &[(peer, lost)], &mut snapshot);
-            self.kick_or_warn(now, peer, lost, &mut snapshot);
+            host.go_on(now, &[(peer, lost)], &mut snapshot);
+            self.kick_or_warn(host, now, peer, lost, &mut snapshot);
         }
-        self.host.handle_timeout_of_sockets(now);
+        host.handle_timeout_of_sockets(now);
     }
 
     /// Connections whose sockets are at rest, so that nothing may come to them.
@@ -270,12 +272,12 @@ impl Effects {
 
     /// Whether connections depend on what is in the kernel for endpoints that are lent, are on lease or have moved
     /// here, which the node knows nothing of.
-    fn is_depended_on(&self) -> bool {
-        !self.lender.is_idle() || !self.tenant.is_idle() || self.host.endpoints.in_use().next().is_some()
+    fn is_depended_on(&self, host: &Host) -> bool {
+        !self.lender.is_idle() || !self.tenant.is_idle() || host.endpoints.in_use().next().is_some()
     }
 
     /// Ends. While anything is moved all stays as it is, for the next daemon; else all is removed, and `true` returned.
-    pub(crate) fn shut_down(mut self) -> bool {
+    pub(crate) fn shut_down(mut self, mut host: Host) -> bool {
         self.helping.helpers.let_go();
         if self.relocation.leave() || self.processes.is_leaving_any() {
             tracing::warn!(
@@ -283,24 +285,24 @@ impl Effects {
             );
             return false;
         }
-        if self.host.is_carrying() || self.is_depended_on() || self.helping.helpers.translates() {
+        if host.is_carrying() || self.is_depended_on(&host) || self.helping.helpers.translates() {
             tracing::info!("connections depend on this host: what they need stays, and the next start takes it over");
             return false;
         }
         // Before the programs that watch over them.
         self.making.end();
-        let ended = self.host.end_namespaces();
-        let released = self.host.addresses.release().map_err(Failure::from);
+        let ended = host.end_namespaces();
+        let released = host.addresses.release().map_err(Failure::from);
         let spoken = self.gateway.speak_for_nobody();
-        let unloaded = self.host.datapath.unload().map_err(Failure::from);
+        let unloaded = host.datapath.unload().map_err(Failure::from);
         // What is pinned still is the next daemon's to take over.
         let is_unloaded = unloaded.is_ok();
         let removed = released.and(ended).and(spoken).and(unloaded);
         if let Err(failure) = removed {
             tracing::warn!(%failure, "something is left behind");
         }
-        let device = self.host.tunnel.device().name().to_owned();
-        drop(self.host.tunnel);
+        let device = host.tunnel.device().name().to_owned();
+        drop(host.tunnel);
         if let Err(error) = Tun::open(&device, DEFAULT_MTU).and_then(Tun::remove) {
             tracing::warn!(%error, "the tunnel's device is left behind");
         }

@@ -8,7 +8,7 @@ use whimbrel_protocol::{FlowName, MoveOp, OpDone, OpFailed, OpId, Refusal, Saved
 
 use super::Effects;
 use crate::host::refusal::{failed, not_kept, refused};
-use crate::host::{Failure, PlaceName, own_addresses};
+use crate::host::{Failure, Host, PlaceName, own_addresses};
 use crate::role::relocation::executor::Known;
 use crate::role::relocation::executor::making::Done;
 
@@ -20,18 +20,19 @@ impl Effects {
     /// answer comes later. `peer` tells which peer has a key.
     pub(crate) fn carry_out_move(
         &mut self,
+        host: &mut Host,
         now: Time,
         id: OpId,
         op: MoveOp,
         peer: impl Fn(&PublicKey) -> Option<Known>,
     ) -> Option<Answer> {
-        let op = self.wait_for_namespace(id, op)?;
-        let (processes, mut around) = self.around_wholes();
+        let op = self.wait_for_namespace(host, id, op)?;
+        let (processes, mut around) = self.around_wholes(host);
         let op = match processes.carry_out(&mut around, now, id, op, &peer) {
             ControlFlow::Continue(op) => op,
             ControlFlow::Break(answer) => return answer,
         };
-        let Self { host, relocation, lender, tenant, .. } = self;
+        let Self { relocation, lender, tenant, .. } = self;
         let done = match op {
             MoveOp::Admit { name, request } => relocation.admit(host, now, name, request),
             MoveOp::Freeze { name, flow } => relocation.freeze(host, name, flow),
@@ -74,8 +75,8 @@ impl Effects {
     }
 
     /// Has an op wait for the namespace that it needs. An op that need not wait is given back.
-    fn wait_for_namespace(&mut self, id: OpId, op: MoveOp) -> Option<MoveOp> {
-        let Self { host, relocation, tenant, making, .. } = self;
+    fn wait_for_namespace(&mut self, host: &mut Host, id: OpId, op: MoveOp) -> Option<MoveOp> {
+        let Self { relocation, tenant, making, .. } = self;
         let is_own = |address: &IpAddr| own_addresses(&host.network).contains(address);
         let (name, brought): (PlaceName, _) = match &op {
             MoveOp::Admit { request, .. } => {
@@ -118,6 +119,7 @@ impl Effects {
     /// which peer has a key.
     pub(crate) fn handle_namespaces(
         &mut self,
+        host: &mut Host,
         now: Time,
         peer: impl Fn(&PublicKey) -> Option<Known> + Copy,
     ) -> Vec<(OpId, Answer)> {
@@ -125,16 +127,15 @@ impl Effects {
             let new = match done {
                 Done::Made(new) => *new,
                 Done::TakenDown(gone) => {
-                    self.host.forget_interfaces(gone);
+                    host.forget_interfaces(gone);
                     continue;
                 }
             };
             let Some((name, waiting)) = self.making.take_order() else { continue };
-            let Self { host, .. } = self;
             let made = new.and_then(|new| host.endpoints.install(now, name, new, &mut host.datapath));
             for (id, op) in waiting {
                 let answer = match (&made, &op) {
-                    (Ok(()), _) => self.carry_out_move(now, id, op, peer),
+                    (Ok(()), _) => self.carry_out_move(host, now, id, op, peer),
                     (Err(failure), MoveOp::Occupy { .. }) => Some(Err(failed(Refusal::NoRights, failure))),
                     (Err(Failure::Kernel(error)), _) => Some(Err(refused(error, Refusal::NotRestored))),
                     (Err(failure), _) => Some(Err(failed(Refusal::NotRestored, failure))),

@@ -2,65 +2,54 @@
 
 mod reload;
 mod reports;
+mod requests;
+mod sources;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use whimbrel_datapath::Most;
 use whimbrel_ipc::Reply;
-use whimbrel_kernel::conntrack::Tracking;
 use whimbrel_kernel::network::{NetworkMonitor, NetworkState, UsableAddress};
-use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_protocol::{Event, MoveOp, Node, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit};
+use whimbrel_protocol::{Event, MoveEvent, MoveOp, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit};
 use whimbrel_tunnel::Received;
 use whimbrel_wire::FlowTuple;
 
-use crate::api::requests::Suspending;
-use crate::api::server::{ClientId, Server};
+use crate::api::desk::Desk;
+use crate::api::server::ClientId;
 use crate::config::{Config, Level};
 use crate::effects::Effects;
-use crate::event_log::EventLog;
-use crate::events::{self, EventRing, Report, Restraint, told};
+use crate::events::{self, Report, told};
 use crate::host::inventory::flows::UdpFlows;
 use crate::host::inventory::unmoved;
 use crate::host::{own_addresses, source_routes};
 use crate::link::attachments::{Attachments, Sighting};
-use crate::link::route_lookup::RouteLookup;
-use crate::metrics::Tally;
 use crate::name_server::NameUpdates;
 use crate::policy::Judge;
-use crate::reactor::{LoopError, Reactor, Ready, clear};
+use crate::reactor::{LoopError, Reactor, clear};
 use crate::role::anchor::api::Anchors;
 use crate::role::community;
-use crate::role::programs::{Programs, SocketNames};
+use crate::role::programs::Programs;
 use crate::role::relocation::api::{Moves, known};
 use crate::role::relocation::executor::FoundMoves;
 use crate::work::Work;
 use crate::{Error, clock};
 pub(crate) use reload::warn_of;
+use requests::Suspending;
 
-/// How often opened and closed connections are taken in: nothing is done about one in its first second (P-15), and the
-/// data plane does not wake us for each.
-pub(crate) const FLOW_TICK: Duration = Duration::from_millis(250);
-/// How often UDP sockets are listed.
-const UDP_TICK: Duration = Duration::from_secs(5);
 /// Datagrams that are taken in before everything else is looked at again: whoever sends them faster than they can be
 /// answered is not to keep this host from noticing that it has moved, or from stopping.
-pub(crate) const DATAGRAMS: usize = 128;
+const DATAGRAMS: usize = 128;
 /// For how long they are at the most: the end of a handshake takes a tenth of this.
 const DATAGRAMS_WITHIN: Duration = Duration::from_millis(3);
 /// For how long initiations of handshakes are, after all else: each takes some tenths of a millisecond, and anybody may
 /// send them.
 const INITIATIONS_WITHIN: Duration = Duration::from_millis(1);
-/// Likewise of what the data plane reports. Each of what packets have caused costs a look for a socket.
-const REPORTS: Most = Most { sockets: 1024, arrivals: 128 };
-/// How often it is asked whether openings and closings were missed.
-const LOSS_TICK: Duration = Duration::from_secs(10);
 /// How long moves in the middle may take to be over once this daemon is asked to stop (P-117).
 const OVER_WITHIN: Duration = Duration::from_secs(3);
 /// Connections of a daemon before this one that are told of one by one.
@@ -68,18 +57,13 @@ const TAKEN_OVER: usize = 1000;
 
 /// What the loop is made of.
 pub(crate) struct Parts {
-    pub(crate) node: Node,
+    pub(crate) desk: Desk,
     pub(crate) effects: Effects,
     pub(crate) monitor: NetworkMonitor,
-    /// For looking routes up.
-    pub(crate) routes: PeerRoutes,
     pub(crate) sockets: SockDiag,
-    pub(crate) server: Server,
-    pub(crate) socket_names: SocketNames,
     pub(crate) signals: Signals,
     /// Readable when the tunnel has something for the control thread.
     pub(crate) tunnel_wake: OwnedFd,
-    pub(crate) event_log: Option<EventLog>,
     pub(crate) settings: Settings,
 }
 
@@ -94,10 +78,10 @@ pub(crate) struct Settings {
 
 /// What the node has given out and waits for its turn.
 #[derive(Default)]
-pub(crate) struct Due {
+struct Due {
     ops: Vec<(OpId, Op)>,
     /// Behind all of those.
-    pub(crate) moves: VecDeque<(OpId, MoveOp)>,
+    moves: VecDeque<(OpId, MoveOp)>,
     events: Vec<Event>,
 }
 
@@ -109,42 +93,34 @@ impl Due {
 
 /// The control thread's state.
 pub(crate) struct EventLoop {
-    pub(crate) node: Node,
-    /// What the node has given out and waits for its turn.
-    pub(crate) due: Due,
-    pub(crate) effects: Effects,
+    /// What all of what follows works with.
+    desk: Desk,
+    effects: Effects,
+    programs: Programs,
+    anchors: Anchors,
+    moves: Moves,
+    due: Due,
     monitor: NetworkMonitor,
-    pub(crate) routes: RouteLookup,
     sockets: SockDiag,
-    pub(crate) server: Server,
-    pub(crate) programs: Programs,
-    pub(crate) anchors: Anchors,
     signals: Signals,
     tunnel_wake: OwnedFd,
-    pub(crate) settings: Settings,
-    pub(crate) reactor: Reactor<Self>,
-    pub(crate) attachments: Attachments,
+    settings: Settings,
+    reactor: Reactor<Self>,
+    attachments: Attachments,
     udp: UdpFlows,
-    pub(crate) events: EventRing,
-    event_log: Option<EventLog>,
-    pub(crate) restraint: Restraint,
-    pub(crate) tally: Tally,
     /// When each peer's session came up.
-    pub(crate) sessions: HashMap<PeerId, Time>,
-    pub(crate) answers: Work<(ClientId, Reply)>,
+    sessions: HashMap<PeerId, Time>,
+    answers: Work<(ClientId, Reply)>,
     judge: Judge,
-    pub(crate) name_updates: Option<NameUpdates>,
-    /// Connections of others that this host forwards, where it speaks for some of them.
-    pub(crate) tracking: Option<Tracking>,
+    name_updates: Option<NameUpdates>,
     /// This host's addresses.
     own: BTreeSet<IpAddr>,
     /// Clients that suspended this host and have no answer yet.
-    pub(crate) suspending: Option<Suspending>,
-    pub(crate) moves: Moves,
+    suspending: Option<Suspending>,
     lost_flow_events: u64,
     /// The data plane has more to report than has been read.
     unread: bool,
-    pub(crate) started: Time,
+    started: Time,
     /// It was asked to stop, and does so then at the latest.
     stopping: Option<Time>,
     /// It cannot go on.
@@ -152,101 +128,81 @@ pub(crate) struct EventLoop {
 }
 
 impl EventLoop {
-    /// Takes in how things stand: attachments and open connections.
-    ///
     /// # Errors
-    /// When the loop's own descriptors cannot be made, or the state cannot be read.
+    /// When the loop's own descriptors cannot be made.
     pub(crate) fn new(parts: Parts) -> Result<Self, Error> {
-        let now = clock::now();
-        // The counter outlives daemons.
-        let this_far = parts.effects.host.lost_flow_events().unwrap_or(0);
-        let mut node = parts.node;
-        let settings = &parts.settings;
+        let Parts { mut desk, effects, monitor, sockets, signals, tunnel_wake, settings } = parts;
         let name_updates = settings.config.dns.clone().map(|server| NameUpdates::start(server, &settings.state_dir));
-        let name_updates = name_updates.transpose().map_err(LoopError::new("clone"))?;
-        let judge = Judge::new(parts.settings.config.policies.clone(), &mut node).map_err(LoopError::new("eventfd"))?;
-        let mut this = Self {
-            node,
+        let policies = settings.config.policies.clone();
+        Ok(Self {
+            judge: Judge::new(policies, &mut desk.node).map_err(LoopError::new("eventfd"))?,
+            // The counter outlives daemons.
+            lost_flow_events: desk.host.lost_flow_events().unwrap_or(0),
+            desk,
+            effects,
+            programs: Programs::default(),
+            anchors: Anchors::new(&settings.config),
+            moves: Moves::new(settings.state_dir.clone()),
             due: Due::default(),
-            effects: parts.effects,
-            monitor: parts.monitor,
-            routes: RouteLookup::new(parts.routes),
-            sockets: parts.sockets,
-            server: parts.server,
-            programs: Programs::new(parts.socket_names),
-            anchors: Anchors::default(),
-            signals: parts.signals,
-            tunnel_wake: parts.tunnel_wake,
-            settings: parts.settings,
+            monitor,
+            sockets,
+            signals,
+            tunnel_wake,
             reactor: Reactor::new()?,
             attachments: Attachments::default(),
             udp: UdpFlows::default(),
-            events: EventRing::default(),
-            event_log: parts.event_log,
-            restraint: Restraint::default(),
-            tally: Tally::new(SystemTime::now()),
             sessions: HashMap::new(),
             answers: Work::new().map_err(LoopError::new("eventfd"))?,
-            judge,
-            name_updates,
-            tracking: None,
+            name_updates: name_updates.transpose().map_err(LoopError::new("clone"))?,
             own: BTreeSet::new(),
             suspending: None,
-            moves: Moves::default(),
-            lost_flow_events: this_far,
             unread: false,
-            started: now,
+            started: clock::now(),
             stopping: None,
             failed: None,
-        };
-        this.register()?;
-        Ok(this)
+            settings,
+        })
     }
 
-    /// Takes in how things stand at the start. `restored`: flows that a daemon before this one had introduced.
-    /// `register`: what all others wait for.
+    /// Takes in how things stand at the start: attachments, open connections, and what a daemon before this one has
+    /// left. `restored`: flows that it had introduced.
     ///
     /// # Errors
     /// When the state cannot be read.
-    pub(crate) fn begin(
-        &mut self,
-        restored: &[FlowTuple],
-        moves: &FoundMoves,
-        register: fn(&mut Self) -> Result<(), LoopError>,
-    ) -> Result<(), Error> {
+    pub(crate) fn begin(&mut self, restored: &[FlowTuple], moves: &FoundMoves) -> Result<(), Error> {
         let taken_over = match restored.len() {
             0 => String::new(),
             1 => ", and takes over 1 connection".to_owned(),
             count => format!(", and takes over {count} connections"),
         };
-        let key = self.node.public_key();
-        self.tell(told!(
+        let key = self.desk.node.public_key();
+        self.desk.tell(told!(
             Started { key, restored_flows: restored.len() },
             "the daemon starts with key {key}{taken_over}"
         ));
         if self.effects.lender.is_lending_stopped() {
-            self.keep_from_lending();
+            self.anchors.keep_from_lending(&mut self.desk);
         }
         let known: Vec<_> =
-            self.node.flows().filter_map(|view| Some((view.tuple, view.peer?))).take(TAKEN_OVER).collect();
+            self.desk.node.flows().filter_map(|view| Some((view.tuple, view.peer?))).take(TAKEN_OVER).collect();
         for (flow, peer) in known {
-            self.tell(Report::taken_over(&flow, peer));
+            self.desk.tell(Report::taken_over(&flow, peer));
         }
         let network = self.monitor.snapshot()?;
-        self.effects.host.begin(network.clone());
-        self.own = own_addresses(&network);
-        self.check_offer();
+        self.desk.host.begin(network.clone());
+        self.own = self.desk.own_addresses();
+        self.anchors.check_offer(&mut self.desk, &mut self.effects.lender);
         self.update_node(&network);
         self.handle_flows(clock::now(), restored)?;
-        self.node.restore_moves(clock::now(), &moves.donations, &moves.acceptances, &moves.held);
-        self.node.restore_leases(clock::now(), &moves.leases, &moves.tenancies);
-        self.check_leases(moves.tenancies.iter().map(SavedTenancy::lease));
-        register(self)?;
+        self.desk.node.restore_moves(clock::now(), &moves.donations, &moves.acceptances, &moves.held);
+        self.desk.node.restore_leases(clock::now(), &moves.leases, &moves.tenancies);
+        self.anchors.check_leases(moves.tenancies.iter().map(SavedTenancy::lease));
+        self.register()?;
         self.drain();
-        self.effects.host.settle_or_retry(clock::now());
-        if self.effects.host.datapath.others_work() {
+        self.desk.host.settle_or_retry(clock::now());
+        if self.desk.host.datapath.others_work() {
             tracing::info!("what another release has left in the kernel cannot be read: it is made anew, of the store");
-            self.effects.host.datapath.take_over()?;
+            self.desk.host.datapath.take_over()?;
         }
         Ok(())
     }
@@ -257,31 +213,24 @@ impl EventLoop {
     /// When waiting itself fails.
     pub(crate) fn run(&mut self) -> Result<(), Error> {
         while !self.may_stop() {
-            for ready in self.reactor.wait(self)? {
-                match ready {
-                    Ready::Source(handle) => handle(self),
-                    Ready::Passing(client) => self.handle_client(ClientId(client)),
-                }
+            for handle in self.reactor.wait(self)? {
+                handle(self);
             }
             self.serve_turns();
             self.handle_due();
             self.drain();
             self.answer_suspending();
-            let gone = self.server.take_gone();
-            if !gone.is_empty() {
-                self.clients_gone(&gone);
-                self.programs_gone(&gone);
-                self.anchors_gone(&gone);
-            }
+            self.handle_gone();
+            self.desk.server.settle();
             if let Some(error) = self.failed.take() {
                 return Err(error);
             }
             // Asked each time round: a pump wakes us a moment before it has ended.
-            if !self.effects.host.tunnel.is_running() {
+            if !self.desk.host.tunnel.is_running() {
                 return Err(Error::TunnelEnded);
             }
         }
-        self.tell(told!(Stopping {}, "the daemon was asked to stop"));
+        self.desk.tell(told!(Stopping {}, "the daemon was asked to stop"));
         Ok(())
     }
 
@@ -293,13 +242,8 @@ impl EventLoop {
             self.stopping = Some(now);
         } else {
             self.stopping = Some(now + OVER_WITHIN);
-            self.call_moves_back();
+            self.moves.call_back(&mut self.desk, &mut self.effects);
         }
-    }
-
-    /// Whether it was asked to stop, so that nothing is begun any more.
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.is_some()
     }
 
     fn may_stop(&self) -> bool {
@@ -309,61 +253,12 @@ impl EventLoop {
     /// Ends: leaves in place what moved connections need, or, where there are none, removes everything and returns
     /// `true`.
     pub(crate) fn shut_down(self) -> bool {
-        self.effects.shut_down()
-    }
-
-    /// What the loop itself waits for. Moments that come together are served in this order.
-    fn register(&mut self) -> Result<(), LoopError> {
-        let Self { reactor, monitor, effects, tunnel_wake, signals, judge, name_updates, started: now, .. } = self;
-        reactor.on(&*monitor, Self::handle_network_change)?;
-        reactor.on(effects.host.datapath.event_fd(), |this| {
-            this.unread = true;
-        })?;
-        reactor.on(&*tunnel_wake, |this| {
-            this.take_in_tunnel();
-        })?;
-        reactor.on(&*signals, |this| {
-            this.take_in_signals();
-        })?;
-        reactor.on(judge.wake(), |this| {
-            clear(this.judge.wake());
-            this.judge.take(&mut this.node, clock::now());
-        })?;
-        reactor.on(effects.host.senders.wake(), |this| {
-            this.effects.handle_passes(clock::now());
-        })?;
-        if let Some(updates) = name_updates {
-            reactor.on(updates.wake(), |this| {
-                this.handle_name_updates();
-            })?;
-        }
-        reactor.at(
-            |this| this.node.poll_timeout(),
-            |this, now| {
-                this.node.handle_timeout(now);
-                this.poll_node();
-            },
-        );
-        reactor.at(|this| this.effects.poll_timeout(), |this, now| this.effects.handle_timeout(now));
-        reactor.at(|this| this.unread.then_some(this.started), |this, now| this.handle_datapath_events(now, REPORTS));
-        // There is something to do then, after all events.
-        reactor.at(|this| this.stopping, |_, _| {});
-        reactor.every(*now, FLOW_TICK, |this, now| {
-            this.handle_datapath_events(now, REPORTS);
-            this.judge.look(&mut this.node, now);
-            this.effects.host.check_for_ports();
-        });
-        reactor.every(*now, LOSS_TICK, Self::look_for_losses);
-        reactor.every(*now, UDP_TICK, |this, now| {
-            this.handle_udp(now);
-            this.effects.lender.check_for_left(|flow| this.effects.processes.rebuilds(flow), &mut this.effects.host);
-        });
-        Ok(())
+        self.effects.shut_down(self.desk.host)
     }
 
     fn take_in_tunnel(&mut self) {
         clear(&self.tunnel_wake);
-        let more = self.effects.helping.handle_kept(&mut self.effects.host, clock::now(), DATAGRAMS);
+        let more = self.effects.helping.handle_kept(&mut self.desk.host, clock::now(), DATAGRAMS);
         if self.handle_datagrams() || more {
             let _ = rustix::io::write(&self.tunnel_wake, &1u64.to_ne_bytes());
         }
@@ -383,29 +278,31 @@ impl EventLoop {
         let now = clock::now();
         loop {
             for (address, reason) in self.effects.proxy.take_aside() {
-                self.node.stand_aside(address, reason);
+                self.desk.node.stand_aside(address, reason);
             }
             self.poll_node();
             let ops = std::mem::take(&mut self.due.ops);
             let mut quiet = ops.is_empty();
-            self.effects.helping.set_suspended(self.node.is_suspended());
-            let results = self.effects.carry_out(now, ops);
+            self.effects.helping.set_suspended(self.desk.node.is_suspended());
+            let results = self.effects.carry_out(&mut self.desk.host, now, ops);
             // Before the peer hears that the binding is in force (P-160).
-            for peer in self.effects.host.take_taken_ports() {
+            for peer in self.desk.host.take_taken_ports() {
                 quiet = false;
-                self.node.handle_wire_port_taken(now, peer);
+                self.desk.node.handle_wire_port_taken(now, peer);
             }
             for (id, result) in results {
-                self.node.handle_done(now, id, result);
+                self.desk.node.handle_done(now, id, result);
             }
             // Words that waited for a result.
             self.poll_node();
-            self.effects.follow_up(now);
-            for (peer, sockets) in self.effects.host.take_found() {
-                self.node.handle_sockets(now, peer, &sockets);
+            self.effects.follow_up(&mut self.desk.host, now);
+            for (peer, sockets) in self.desk.host.take_found() {
+                self.desk.node.handle_sockets(now, peer, &sockets);
             }
             // After all that they rely on.
-            while let Some((id, op)) = self.next_move_op(now) {
+            while let Some((id, op)) =
+                self.moves.next_move_op(&mut self.desk, &mut self.effects, now, &mut self.due.moves)
+            {
                 quiet = false;
                 self.carry_out_move(now, id, op);
                 self.poll_node();
@@ -413,12 +310,16 @@ impl EventLoop {
                     break;
                 }
             }
-            self.hand_over();
+            self.moves.hand_over(&mut self.desk, &mut self.effects);
             for event in std::mem::take(&mut self.due.events) {
                 self.record(now, event);
             }
             for told in self.effects.helping.take_told() {
-                self.tell(told);
+                self.desk.tell(told);
+            }
+            if self.moves.any_is_quiet() {
+                self.look_again();
+                self.moves.go_on_with_quiet(&mut self.desk, &mut self.effects);
             }
             self.poll_node();
             if quiet && self.due.is_empty() && !self.moves.may_go_on() {
@@ -428,8 +329,8 @@ impl EventLoop {
     }
 
     /// Takes what the node gives out: datagrams are sent, what else there is waits for its turn.
-    pub(crate) fn poll_node(&mut self) {
-        while let Some(output) = self.node.poll() {
+    fn poll_node(&mut self) {
+        while let Some(output) = self.desk.node.poll() {
             match output {
                 Output::Transmit(transmit) => self.transmit(&transmit),
                 Output::Op(id, Op::Move(op)) => self.due.moves.push_back((id, op)),
@@ -440,8 +341,7 @@ impl EventLoop {
     }
 
     fn transmit(&mut self, transmit: &Transmit) {
-        let sent =
-            self.effects.host.tunnel.send_control(transmit.source, None, transmit.destination, &transmit.payload);
+        let sent = self.desk.host.tunnel.send_control(transmit.source, None, transmit.destination, &transmit.payload);
         if let Err(error) = sent {
             // Whoever wants an answer asks again.
             tracing::debug!(to = %transmit.destination, from = ?transmit.source, %error, "cannot send");
@@ -459,63 +359,47 @@ impl EventLoop {
             MoveOp::Freeze { name, .. } | MoveOp::Dump { name } => Some(*name),
             _ => None,
         };
-        let Self { effects, node, .. } = self;
-        let result = effects.carry_out_move(now, id, op, |key| known(node, key));
+        let Desk { node, host, .. } = &mut self.desk;
+        let result = self.effects.carry_out_move(host, now, id, op, |key| known(node, key));
         if let (Some(name), Some(Err(failed))) = (given, &result) {
-            self.on_unmovable(&name, failed);
+            self.moves.on_unmovable(&name, failed);
         }
         let (at_us, took_us) = (begun.as_micros(), (clock::monotonic() - begun).as_micros());
         let done = result.as_ref().map(Result::is_ok);
         tracing::debug!(number, at_us, took_us, done, "move: {op_of}");
         if let Some(result) = result {
-            self.node.handle_done(now, id, result);
+            self.desk.node.handle_done(now, id, result);
         }
     }
 
     /// Something happened in the node.
     fn record(&mut self, now: Time, event: Event) {
-        let event = match event {
-            Event::Move(event) => return self.on_move(event),
-            event => event,
-        };
-        if let Event::PeerReached { peer, .. } = &event {
-            self.sessions.insert(*peer, now);
+        match event {
+            Event::Move(event) => return self.on_move(now, event),
+            Event::PeerReached { peer, .. } => {
+                self.sessions.insert(peer, now);
+            }
+            _ => {}
         }
-        self.tally.record(&event);
-        self.learn_of_moves(&event);
+        self.anchors.learn_of_moves(&self.desk, &event);
+        self.desk.count(&event);
         let told = match &event {
             Event::Community(event) => community::events::report(event),
             event => events::report(event),
         };
-        told.into_iter().for_each(|told| self.tell_restrained(now, told));
+        told.into_iter().for_each(|told| self.desk.tell_restrained(now, told));
     }
 
-    /// Tells it, unless others cause too many such events.
-    pub(crate) fn tell_restrained(&mut self, now: Time, told: Report) {
-        if self.restraint.admits(now, &told) {
-            self.tell(told);
-        } else {
-            self.tally.count(told.kind);
+    /// Something has become of a move or a lease.
+    fn on_move(&mut self, now: Time, event: MoveEvent) {
+        if let MoveEvent::Loaded { name, bytes } = event {
+            return self.effects.processes.prepare(name, bytes);
         }
-    }
-
-    /// Keeps an event, logs it, and tells it to those who follow.
-    pub(crate) fn tell(&mut self, told: Report) {
-        if told.kind.is_of_connection() {
-            // A busy server would fill its log.
-            tracing::debug!("{}", told.sentence);
-        } else if told.kind.is_a_failure() {
-            tracing::warn!("{}", told.sentence);
-        } else {
-            tracing::info!("{}", told.sentence);
-        }
-        self.tally.count(told.kind);
-        let record = self.events.push(SystemTime::now(), clock::monotonic(), told);
-        if let Some(log) = &mut self.event_log {
-            log.write(record);
-        }
-        for id in self.server.tell(record) {
-            self.watch_client(id);
+        let Self { desk, effects, anchors, moves, .. } = self;
+        let of_lease = anchors.on_event(desk, &mut effects.tenant, &event);
+        let of_move = moves.on_event(desk, effects, &event);
+        if let Some(told) = of_lease.or(of_move) {
+            desk.tell_restrained(now, told);
         }
     }
 
@@ -526,7 +410,7 @@ impl EventLoop {
                 tracing::warn!("events of the network were lost; looking at all of it again");
             }
             if changed.own {
-                self.effects.host.check_again();
+                self.desk.host.check_again();
             }
             if changed.attachment() { self.handle_network() } else { Ok(()) }
         });
@@ -535,23 +419,23 @@ impl EventLoop {
 
     fn handle_network(&mut self) -> Result<(), Error> {
         let network = self.monitor.snapshot()?;
-        let changed = network != self.effects.host.network;
+        let changed = network != self.desk.host.network;
         // An address that is back must be let go of before anything is sent from it: what leaves from an address that
         // is kept goes to the tunnel's device.
-        let back = own_addresses(&network).iter().any(|address| self.effects.host.kept_addresses().contains(address));
+        let back = own_addresses(&network).iter().any(|address| self.desk.host.kept_addresses().contains(address));
         if changed && back {
-            self.effects.network_changed(clock::now(), network.clone());
+            self.effects.network_changed(&mut self.desk.host, clock::now(), network.clone());
         }
         self.update_node(&network);
         // Peers are told first; what the kernel has to do for it comes after.
         self.poll_node();
         self.report_left_behind(&network);
         if changed && !back {
-            self.effects.network_changed(clock::now(), network);
+            self.effects.network_changed(&mut self.desk.host, clock::now(), network);
         } else if !changed {
-            self.effects.host.routes_changed(clock::now());
+            self.desk.host.routes_changed(clock::now());
         }
-        self.check_offer();
+        self.anchors.check_offer(&mut self.desk, &mut self.effects.lender);
         Ok(())
     }
 
@@ -561,7 +445,7 @@ impl EventLoop {
         let before = std::mem::replace(&mut self.own, own);
         let gone: Vec<IpAddr> = before.difference(&self.own).copied().collect();
         if let Some(told) = unmoved::left_behind(&gone) {
-            self.tell(told);
+            self.desk.tell(told);
         }
     }
 
@@ -587,8 +471,8 @@ impl EventLoop {
             let addresses = network.addresses.iter().filter(there).map(|usable| usable.address);
             updates.set(addresses.filter(|address| usual.contains_key(address)));
         }
-        self.routes.handle(network, self.node.peers());
-        self.node.handle_network(clock::now(), &attachments, &self.routes);
+        self.desk.routes.handle(network, self.desk.node.peers());
+        self.desk.node.handle_network(clock::now(), &attachments, &self.desk.routes);
     }
 
     /// Takes in what has come, initiations last: the words of peers do not wait for what anybody may ask. Initiations
@@ -598,7 +482,7 @@ impl EventLoop {
         let began = clock::now();
         let mut more = true;
         for _ in 0..DATAGRAMS {
-            let Some(received) = self.effects.host.tunnel.receive_control() else {
+            let Some(received) = self.desk.host.tunnel.receive_control() else {
                 more = false;
                 break;
             };
@@ -609,7 +493,7 @@ impl EventLoop {
         }
         let began = clock::now();
         while clock::now().since(began) < INITIATIONS_WITHIN {
-            let Some(received) = self.effects.host.tunnel.receive_initiation() else { return more };
+            let Some(received) = self.desk.host.tunnel.receive_initiation() else { return more };
             self.take_in_datagram(received);
         }
         true
@@ -619,10 +503,10 @@ impl EventLoop {
         let now = clock::now();
         match received {
             Received::Datagram { source, destination, bytes, .. } => {
-                self.node.handle_datagram(now, source, destination, &bytes);
+                self.desk.node.handle_datagram(now, source, destination, &bytes);
             }
             Received::Error(report) if report.is_port_unreachable() => {
-                self.node.handle_unreachable(now, report.destination, report.quoted);
+                self.desk.node.handle_unreachable(now, report.destination, report.quoted);
             }
             // Anything else may pass (RFC 8085 §5.2): whoever waits asks again.
             Received::Error(report) => tracing::debug!(?report, "a datagram did not arrive"),
@@ -636,7 +520,7 @@ impl EventLoop {
         let Some(updates) = &mut self.name_updates else { return };
         clear(updates.wake());
         for told in updates.take() {
-            self.tell(told);
+            self.desk.tell(told);
         }
     }
 

@@ -9,26 +9,26 @@ use super::EventLoop;
 impl EventLoop {
     /// Reads the configuration again, and asks again who was silent: something may have been mended. What the node was
     /// told once stays until the next start.
-    pub(crate) fn reload(&mut self) {
-        self.node.ask_again(clock::now());
+    pub(super) fn reload(&mut self) {
+        self.desk.node.ask_again(clock::now());
         let config = match config::read(self.settings.config_path.as_deref()) {
             Ok(config) => config,
             Err(error) => {
-                self.tell(told!(ReloadFailed {}, "the configuration is kept as it was: {error}"));
+                self.desk.tell(told!(ReloadFailed {}, "the configuration is kept as it was: {error}"));
                 return;
             }
         };
         (self.settings.set_log_level)(config.log);
         warn_of(&config);
-        self.effects.host.senders.set_kick(config.kick);
-        crate::grant(&self.server, config.control_mode);
-        self.judge.replace(config.policies.clone(), &mut self.node);
-        self.effects.host.set_policies(&config.policies);
+        self.desk.host.senders.set_kick(config.kick);
+        crate::grant(&self.desk.server, config.control_mode);
+        self.judge.replace(config.policies.clone(), &mut self.desk.node);
+        self.desk.host.set_policies(&config.policies);
         let differing = self.settings.config.differences(&config);
         (self.settings.config.log, self.settings.config.kick, self.settings.config.control_mode) =
             (config.log, config.kick, config.control_mode);
         self.settings.config.policies = config.policies;
-        self.tell(reloaded(&differing));
+        self.desk.tell(reloaded(&differing));
     }
 }
 

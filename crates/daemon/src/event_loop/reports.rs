@@ -10,20 +10,21 @@ use whimbrel_wire::FlowTuple;
 
 use super::EventLoop;
 use crate::Error;
+use crate::api::desk::Desk;
 use crate::host::inventory::flows::{bound_ports, ephemeral_ports, is_movable, list_tcp};
-use crate::host::own_addresses;
 use crate::policy::Judge;
 use crate::role::gateway::executor::Gateway;
 
 impl EventLoop {
     /// Takes in what the data plane reports, `most` at once: whoever makes it report faster than can be answered is not
     /// to keep this host from its timers, hand-offs and end (P-142).
-    pub(crate) fn handle_datapath_events(&mut self, now: Time, most: Most) {
+    pub(super) fn handle_datapath_events(&mut self, now: Time, most: Most) {
         self.unread = false;
-        let Self { node, effects, sockets, judge, .. } = self;
-        let own = own_addresses(&effects.host.network);
+        let Self { desk, effects, sockets, judge, .. } = self;
+        let own = desk.own_addresses();
+        let Desk { node, host, .. } = desk;
         let own = |address: IpAddr| own.contains(&address);
-        let kept = effects.host.kept_addresses().to_vec();
+        let kept = host.kept_addresses().to_vec();
         // P-35: what is introduced has a socket, with an address of this host's. That of a datagram flow may be younger
         // than the last listing, and the birth of a connection may have been missed.
         let here = |flow: &FlowTuple| own(flow.local.ip()) || kept.contains(&flow.local.ip());
@@ -53,9 +54,9 @@ impl EventLoop {
             true
         };
         let (mut acknowledged, mut flows, mut leased, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let entries = effects.host.flows.all();
+        let entries = host.flows.all();
         let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
-        let drained = effects.host.datapath.drain_events(most, |event| match event {
+        let drained = host.datapath.drain_events(most, |event| match event {
             // A frame on the link may name any destination.
             DatapathEvent::Introduction(introduction) => {
                 if here(&introduction.seen) || in_endpoint(&introduction.seen) {
@@ -86,12 +87,12 @@ impl EventLoop {
             }
             DatapathEvent::Claimed(flow) => node.handle_claim(now, flow),
         });
-        for flow in closed.into_iter().filter(|flow| effects.host.is_closed(flow)) {
+        for flow in closed.into_iter().filter(|flow| host.is_closed(flow)) {
             flows.push((flow, false));
             node.handle_flow_closed(now, flow);
         }
-        effects.helping.handle_acknowledged(&mut effects.host, now, &acknowledged);
-        effects.helping.handle_flows(&mut effects.host, now, &flows);
+        effects.helping.handle_acknowledged(host, now, &acknowledged);
+        effects.helping.handle_flows(host, now, &flows);
         // Whatever became of them, in that order.
         for (flow, opened) in leased {
             match opened {
@@ -107,66 +108,64 @@ impl EventLoop {
 
     /// Lists all connections. Those of `known` that are not among them are closed.
     pub(super) fn handle_flows(&mut self, now: Time, known: &[FlowTuple]) -> Result<(), Error> {
-        let own = own_addresses(&self.effects.host.network);
+        let own = self.desk.own_addresses();
         let found = list_tcp(&mut self.sockets, &|address| own.contains(&address))?;
         let there: HashSet<FlowTuple> = found.iter().map(|found| found.flow).collect();
         for found in found {
-            self.node.handle_flow_opened(now, found.flow, found.accepted);
-            self.node.record_user(&found.flow, found.user);
-            self.judge.consider(&mut self.node, now, found.flow);
+            self.desk.node.handle_flow_opened(now, found.flow, found.accepted);
+            self.desk.node.record_user(&found.flow, found.user);
+            self.judge.consider(&mut self.desk.node, now, found.flow);
         }
         self.handle_udp(now);
         let udp = &self.udp;
         for flow in known.iter().filter(|flow| !there.contains(flow) && !udp.contains(flow)) {
-            if !self.effects.host.is_elsewhere(flow) {
-                self.node.handle_flow_closed(now, *flow);
+            if !self.desk.host.is_elsewhere(flow) {
+                self.desk.node.handle_flow_closed(now, *flow);
             }
         }
         Ok(())
     }
 
-    pub(crate) fn handle_udp(&mut self, now: Time) {
-        let own = own_addresses(&self.effects.host.network);
+    pub(super) fn handle_udp(&mut self, now: Time) {
+        let own = self.desk.own_addresses();
         match self.udp.update(&mut self.sockets, &|address| own.contains(&address)) {
             Ok((opened, closed)) => {
                 for found in opened {
-                    self.node.handle_flow_opened(now, found.flow, found.accepted);
-                    self.node.record_user(&found.flow, found.user);
-                    self.judge.consider(&mut self.node, now, found.flow);
+                    self.desk.node.handle_flow_opened(now, found.flow, found.accepted);
+                    self.desk.node.record_user(&found.flow, found.user);
+                    self.judge.consider(&mut self.desk.node, now, found.flow);
                 }
                 for flow in closed {
-                    self.node.handle_flow_closed(now, flow);
+                    self.desk.node.handle_flow_closed(now, flow);
                 }
             }
             Err(error) => tracing::warn!(%error, "cannot list UDP sockets"),
         }
         match bound_ports(&mut self.sockets) {
             Ok(mut bound) => {
-                bound.extend(self.effects.host.ports_elsewhere());
-                self.node.handle_bound_ports(bound, ephemeral_ports());
+                bound.extend(self.desk.host.ports_elsewhere());
+                self.desk.node.handle_bound_ports(bound, ephemeral_ports());
             }
             Err(error) => tracing::warn!(%error, "cannot list the ports that sockets are bound to"),
         }
-        if let Err(failure) = self.effects.host.check_filters() {
+        if let Err(failure) = self.desk.host.check_filters() {
             tracing::warn!(%failure, "cannot tell the data plane whether a reverse path filter is strict");
         }
-        for flow in self.effects.host.ended_flows() {
-            self.node.handle_flow_closed(now, flow);
+        for flow in self.desk.host.ended_flows() {
+            self.desk.node.handle_flow_closed(now, flow);
         }
     }
 
     pub(super) fn look_for_losses(&mut self, now: Time) {
         self.make_up_for_losses(now);
-        for told in self.restraint.left_out(now) {
-            self.tell(told);
-        }
-        let there: HashSet<PeerId> = self.node.peers().map(|view| view.id).collect();
+        self.desk.tell_of_left_out(now);
+        let there: HashSet<PeerId> = self.desk.node.peers().map(|view| view.id).collect();
         self.sessions.retain(|peer, _| there.contains(peer));
     }
 
     /// Lists all connections again where the data plane had more to report than was read in time.
     fn make_up_for_losses(&mut self, now: Time) {
-        let lost = match self.effects.host.lost_flow_events() {
+        let lost = match self.desk.host.lost_flow_events() {
             Ok(lost) => lost,
             Err(failure) => {
                 tracing::warn!(%failure, "cannot read the data plane's counters");
@@ -178,10 +177,10 @@ impl EventLoop {
         }
         self.lost_flow_events = lost;
         tracing::info!("connections opened and closed faster than could be followed; listing them all");
-        let known: Vec<FlowTuple> = self.node.flows().map(|flow| flow.tuple).collect();
+        let known: Vec<FlowTuple> = self.desk.node.flows().map(|flow| flow.tuple).collect();
         if let Err(error) = self.handle_flows(now, &known) {
             tracing::warn!(%error, "cannot list connections");
         }
-        self.effects.helping.check_for_ended(&mut self.effects.host, now);
+        self.effects.helping.check_for_ended(&mut self.desk.host, now);
     }
 }

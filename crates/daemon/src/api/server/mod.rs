@@ -19,8 +19,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, fchmod};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use whimbrel_ipc::{
     About, Code, EventRecord, Failure, Lines, MAX_GIVE_LINE, MAX_REQUEST_LINE, ReceivedLine, Reply, Request,
@@ -45,6 +47,12 @@ const READS: usize = 4;
 /// Unread bytes at which a client that is told things without asking for each is dropped.
 const BACKLOG: usize = 4 << 20;
 
+/// The listener's number among the clients'.
+const LISTENER: ClientId = ClientId(u64::MAX);
+
+/// Clients that are looked at before everything else has its turn.
+const READY: usize = 64;
+
 /// Names a client; never used again for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClientId(pub u64);
@@ -68,8 +76,11 @@ pub(crate) struct Asked {
 pub struct Server {
     path: PathBuf,
     listener: UnixListener,
+    epoll: OwnedFd,
     clients: HashMap<ClientId, Client>,
     gone: Vec<ClientId>,
+    /// Those of which it may have changed what they are watched for.
+    touched: Vec<ClientId>,
     /// Those that have asked for something, in that order.
     turns: VecDeque<ClientId>,
     next: u64,
@@ -90,6 +101,7 @@ struct Client {
     asked: bool,
     input: Lines<Received>,
     output: Output,
+    watched: Interest,
     /// Since when it has something to read, as of the last look.
     unread_since: Option<whimbrel_protocol::Time>,
     /// It is told each event.
@@ -121,13 +133,13 @@ impl Client {
     }
 }
 
-/// What a client wants of the event loop's epoll set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Interest {
+/// What a client is watched for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Interest {
     /// Bytes may be read.
-    pub readable: bool,
+    readable: bool,
     /// Bytes wait to be written.
-    pub writable: bool,
+    writable: bool,
 }
 
 /// The control socket cannot be made.
@@ -158,14 +170,18 @@ impl Server {
             rustix::net::listen(&listener, WAITING)?;
             fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
             let listener = UnixListener::from(listener);
-            Ok(listener)
+            let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+            epoll::add(&epoll, &listener, EventData::new_u64(LISTENER.0), EventFlags::IN)?;
+            Ok((listener, epoll))
         })();
-        let listener = bound.map_err(|source| ServerError { path: path.to_owned(), source })?;
+        let (listener, epoll) = bound.map_err(|source| ServerError { path: path.to_owned(), source })?;
         Ok(Self {
             path: path.to_owned(),
             listener,
+            epoll,
             clients: HashMap::new(),
             gone: Vec::new(),
+            touched: Vec::new(),
             turns: VecDeque::new(),
             next: 0,
             most_staying: STAYING,
@@ -179,21 +195,59 @@ impl Server {
         &self.path
     }
 
-    /// Readable when somebody connects.
+    /// Readable when there is something to [handle](Self::handle_ready).
     #[must_use]
-    pub fn listener(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
+    pub fn wake(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
     }
 
-    /// A client's descriptor, for the epoll set.
-    #[must_use]
-    pub fn client(&self, id: ClientId) -> Option<BorrowedFd<'_>> {
-        self.clients.get(&id).map(|client| client.stream.as_fd())
+    /// Takes in who connects; writes to clients what they take, and reads what they ask. Gives these.
+    pub fn handle_ready(&mut self, now: whimbrel_protocol::Time) -> Vec<ClientId> {
+        let mut ready = Vec::with_capacity(READY);
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if let Err(error) = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), Some(&at_once)) {
+            tracing::warn!(%error, "cannot look at the clients of the control socket");
+        }
+        let mut ready: Vec<_> = ready.iter().map(|event| ClientId(event.data.u64())).collect();
+        if ready.contains(&LISTENER) {
+            self.accept(now);
+            ready.retain(|id| *id != LISTENER);
+        }
+        for id in &ready {
+            self.write(*id);
+            self.read(*id);
+        }
+        ready
+    }
+
+    /// Has clients wait for their turns, and watched for what is fitting now. To be called before anything is waited
+    /// for.
+    pub fn settle(&mut self) {
+        for id in std::mem::take(&mut self.touched) {
+            self.line_up(id);
+            let interest = self.interest(id);
+            let Some((client, interest)) = self.clients.get_mut(&id).zip(interest) else { continue };
+            if client.watched != interest {
+                client.watched = interest;
+                let mut flags = EventFlags::empty();
+                flags.set(EventFlags::IN, interest.readable);
+                flags.set(EventFlags::OUT, interest.writable);
+                watch(&self.epoll, &*client.stream, id, flags);
+            }
+        }
+    }
+
+    /// A client about which something may change.
+    fn touch(&mut self, id: ClientId) -> Option<&mut Client> {
+        let client = self.clients.get_mut(&id)?;
+        if self.touched.last() != Some(&id) {
+            self.touched.push(id);
+        }
+        Some(client)
     }
 
     /// What to wait for on a client's descriptor; `None`: it is gone.
-    #[must_use]
-    pub fn interest(&self, id: ClientId) -> Option<Interest> {
+    fn interest(&self, id: ClientId) -> Option<Interest> {
         let client = self.clients.get(&id)?;
         let writable = !client.output.is_empty();
         let asks = !client.waits && !writable && !client.input.has_line();
@@ -202,7 +256,7 @@ impl Server {
     }
 
     /// Takes in whoever waits, as many as there is room for at the most.
-    pub fn accept(&mut self, now: whimbrel_protocol::Time) -> Vec<ClientId> {
+    fn accept(&mut self, now: whimbrel_protocol::Time) -> Vec<ClientId> {
         let mut fresh = Vec::new();
         // Whoever connects again and again is not to keep this thread here.
         for _ in 0..CLIENTS {
@@ -226,6 +280,7 @@ impl Server {
                         asked: false,
                         input: Lines::default(),
                         output: Output::default(),
+                        watched: Interest::default(),
                         unread_since: None,
                         follows: false,
                         stays: false,
@@ -234,6 +289,7 @@ impl Server {
                         refused: place == Place::Refused,
                     };
                     self.clients.insert(id, client);
+                    self.touched.push(id);
                     fresh.push(id);
                 }
                 Ok(_) => {}
@@ -243,6 +299,8 @@ impl Server {
                 Err(error) => {
                     if !std::mem::replace(&mut self.deaf, true) {
                         tracing::warn!(%error, "cannot take in a client of the control socket");
+                        // It is readable, and stays so.
+                        watch(&self.epoll, &self.listener, LISTENER, EventFlags::empty());
                     }
                     return fresh;
                 }
@@ -251,17 +309,14 @@ impl Server {
         fresh
     }
 
-    /// Whether nobody can be taken in: the listener is readable and stays so, and is not to be waited for.
-    #[must_use]
-    pub fn is_deaf(&self) -> bool {
-        self.deaf
-    }
-
     /// Takes in who waits where nobody could be, and ends clients that have not asked for anything in time. To be
     /// called several times a second.
-    pub fn check_again(&mut self, now: whimbrel_protocol::Time) -> Vec<ClientId> {
+    pub fn check_again(&mut self, now: whimbrel_protocol::Time) {
         self.expire(now, SILENT);
-        if std::mem::take(&mut self.deaf) { self.accept(now) } else { Vec::new() }
+        if std::mem::take(&mut self.deaf) {
+            watch(&self.epoll, &self.listener, LISTENER, EventFlags::IN);
+            self.accept(now);
+        }
     }
 
     fn stamp(&mut self) -> u64 {
@@ -276,8 +331,8 @@ impl Server {
     }
 
     /// Reads from a client what it has sent, up to a whole request and no more than some.
-    pub fn read(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
+    fn read(&mut self, id: ClientId) {
+        let Some(client) = self.touch(id) else { return };
         let user = client.uid();
         for _ in 0..READS {
             if !client.stays && (client.input.has_line() || client.input.len() > client.longest_line()) {
@@ -304,7 +359,8 @@ impl Server {
     }
 
     fn remove(&mut self, id: ClientId) {
-        if self.clients.remove(&id).is_some() {
+        if let Some(client) = self.clients.remove(&id) {
+            watch(&self.epoll, &*client.stream, id, EventFlags::empty());
             self.gone.push(id);
         }
     }
@@ -315,7 +371,7 @@ impl Server {
     }
 
     /// Has a client wait for its turn, if it has asked for something and may be served.
-    pub fn line_up(&mut self, id: ClientId) {
+    fn line_up(&mut self, id: ClientId) {
         if self.clients.get(&id).is_some_and(Client::has_turn) && !self.turns.contains(&id) {
             self.turns.push_back(id);
         }
@@ -344,7 +400,7 @@ impl Server {
 
     /// The next whole request of a client that has read its last answer.
     pub(crate) fn request(&mut self, id: ClientId) -> Option<Result<Asked, Failure>> {
-        let client = self.clients.get_mut(&id)?;
+        let client = self.touch(id)?;
         if client.stays || client.waits || !client.output.is_empty() {
             return None;
         }
@@ -390,7 +446,7 @@ impl Server {
     /// The answer to a client's last request comes later. Until then it is asked for no other, however many it has sent
     /// already: each would cost as much, and its answer could come first.
     pub fn answer_later(&mut self, id: ClientId) {
-        if let Some(client) = self.clients.get_mut(&id) {
+        if let Some(client) = self.touch(id) {
             client.waits = true;
         }
     }
@@ -429,8 +485,7 @@ impl Server {
     }
 
     /// Tells a client something that is not its answer, or not all of it. Whether it could be told: it is dropped where
-    /// it does not read what it is told. The descriptors are closed if not, and it may still never read them. The
-    /// caller watches it anew.
+    /// it does not read what it is told. The descriptors are closed if not, and it may still never read them.
     pub fn say(&mut self, id: ClientId, reply: &Reply, descriptors: Vec<OwnedFd>) -> bool {
         self.hand(id, reply, descriptors);
         if self.is_behind(id) {
@@ -441,7 +496,7 @@ impl Server {
     }
 
     fn push(&mut self, id: ClientId, reply: &Reply, descriptors: Vec<OwnedFd>) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
+        let Some(client) = self.touch(id) else { return };
         let user = client.uid();
         let descriptors = descriptors.into_iter().map(|descriptor| ClosedApart::of(user, descriptor)).collect();
         match reply_to_line(reply) {
@@ -452,7 +507,7 @@ impl Server {
 
     fn answered(&mut self, id: ClientId) {
         let used = self.stamp();
-        if let Some(client) = self.clients.get_mut(&id) {
+        if let Some(client) = self.touch(id) {
             (client.waits, client.used) = (false, used);
         }
         self.write(id);
@@ -468,28 +523,27 @@ impl Server {
 
     /// From now on the client is told things by [`Self::say`], and what it sends is not looked at.
     pub fn stay(&mut self, id: ClientId) {
-        if let Some(client) = self.clients.get_mut(&id) {
+        if let Some(client) = self.touch(id) {
             client.stays = true;
             client.input.clear();
         }
     }
 
-    /// Tells an event to all that follow; gives those whose interest may have changed.
-    pub fn tell(&mut self, record: &EventRecord) -> Vec<ClientId> {
+    /// Tells an event to all that follow.
+    pub fn tell(&mut self, record: &EventRecord) {
         let followers: Vec<_> = self.clients.iter().filter(|(_, client)| client.follows).map(|(id, _)| *id).collect();
         if followers.is_empty() {
-            return followers;
+            return;
         }
         let reply = Reply::Event(record.clone());
-        for id in &followers {
-            self.say(*id, &reply, Vec::new());
+        for id in followers {
+            self.say(id, &reply, Vec::new());
         }
-        followers
     }
 
     /// Writes to a client what it takes.
     pub fn write(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
+        let Some(client) = self.touch(id) else { return };
         if client.output.write(&client.stream).is_err() {
             self.remove(id);
             return;
@@ -500,6 +554,21 @@ impl Server {
                 self.remove(id);
             }
         }
+    }
+}
+
+/// Has a descriptor watched for this; for nothing, it is not.
+fn watch(epoll: &OwnedFd, fd: impl AsFd, id: ClientId, flags: EventFlags) {
+    let result = match flags.is_empty() {
+        // Whoever hangs up would wake us again and again, whatever is asked for (epoll_ctl(2)).
+        true => epoll::delete(epoll, fd),
+        false => match epoll::modify(epoll, &fd, EventData::new_u64(id.0), flags) {
+            Err(Errno::NOENT) => epoll::add(epoll, &fd, EventData::new_u64(id.0), flags),
+            result => result,
+        },
+    };
+    if let Err(error) = result.or_else(|error| if error == Errno::NOENT { Ok(()) } else { Err(error) }) {
+        tracing::warn!(%error, "cannot watch a client of the control socket");
     }
 }
 

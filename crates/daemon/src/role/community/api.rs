@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{
-    CommunityReply, CommunityRequest, CommunityStanding, DrawnCode, Failure, Grant, Host, Open, Purpose, Reply, Roster,
+    CommunityReply, CommunityRequest, CommunityStanding, DrawnCode, Failure, Grant, Host, Open, Purpose, Roster,
 };
 use whimbrel_protocol::{
     CODE_LIFETIME, CommunityRefused, CommunityView, GrantView, HostView, OfferView, Offered, OneTimeCode, Time,
@@ -12,116 +12,101 @@ use whimbrel_protocol::{
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::community::MemberStanding;
 
-use crate::api::Answer;
+use crate::api::desk::Desk;
 use crate::clock;
-use crate::event_loop::EventLoop;
 
-impl EventLoop {
-    pub(crate) fn community(&mut self, request: CommunityRequest) -> Answer {
-        let now = clock::now();
-        self.handle_udp(now);
-        let reply = self.community_reply(now, request);
-        self.poll_node();
-        Ok(Some(Reply::Community(Box::new(reply?))))
-    }
-
-    fn community_reply(&mut self, now: Time, request: CommunityRequest) -> Result<CommunityReply, Failure> {
-        match request {
-            CommunityRequest::List => {}
-            CommunityRequest::Init { name } => {
-                let name = name.unwrap_or_else(host_name);
-                nameable(&name)?;
-                self.node.found_community(now, &name).map_err(refused)?;
-            }
-            CommunityRequest::Invite { steward } => {
-                let code = self.node.invite(now, steward).map_err(refused)?;
-                let purpose = if steward { Purpose::Steward } else { Purpose::Member };
-                return Ok(self.code(code, purpose));
-            }
-            CommunityRequest::Grant { connection } => {
-                let flow = self.connection_named(&connection)?;
-                let code = self.node.offer_connection(now, flow).map_err(refused)?;
-                return Ok(self.code(code, Purpose::Connection { local: flow.local, remote: flow.remote }));
-            }
-            CommunityRequest::Join { code, hosts, port, name } => {
-                let name = name.unwrap_or_else(host_name);
-                nameable(&name)?;
-                let (code, hosts) = self.where_to_ask(&code, hosts, port)?;
-                let since = self.events.newest();
-                self.node.join_community(now, code, hosts, &name).map_err(refused)?;
-                return Ok(CommunityReply::Asking { since });
-            }
-            CommunityRequest::Accept { code, hosts, port } => {
-                let (code, hosts) = self.where_to_ask(&code, hosts, port)?;
-                let since = self.events.newest();
-                self.node.accept_connection(now, code, hosts).map_err(refused)?;
-                return Ok(CommunityReply::Asking { since });
-            }
-            CommunityRequest::Revoke { what } => self.revoke(now, &what)?,
-            CommunityRequest::Leave => self.node.leave_community(now).map_err(refused)?,
+/// [`Request::Community`](whimbrel_ipc::Request::Community). `port`: that of this host's daemon, which others have too.
+pub(crate) fn answer(desk: &mut Desk, request: CommunityRequest, port: u16) -> Result<CommunityReply, Failure> {
+    let now = clock::now();
+    match request {
+        CommunityRequest::List => {}
+        CommunityRequest::Init { name } => {
+            let name = name.unwrap_or_else(host_name);
+            nameable(&name)?;
+            desk.node.found_community(now, &name).map_err(refused)?;
         }
-        Ok(CommunityReply::Roster(roster(&self.node.community(now))))
-    }
-
-    fn where_to_ask(
-        &self,
-        code: &str,
-        hosts: Vec<IpAddr>,
-        port: Option<u16>,
-    ) -> Result<(OneTimeCode, Vec<SocketAddr>), Failure> {
-        let code = code.parse().map_err(|error: whimbrel_protocol::InvalidCode| {
-            Failure::new(error.to_string()).hint("`whimbrel community invite` at the other host prints one.")
-        })?;
-        if hosts.is_empty() {
-            return Err(Failure::new("no address is given of the host that has drawn the code"));
+        CommunityRequest::Invite { steward } => {
+            let code = desk.node.invite(now, steward).map_err(refused)?;
+            let purpose = if steward { Purpose::Steward } else { Purpose::Member };
+            return Ok(drawn(desk, port, code, purpose));
         }
-        let port = port.unwrap_or(self.settings.config.port);
-        Ok((code, hosts.into_iter().map(|host| SocketAddr::new(host, port)).collect()))
-    }
-
-    fn code(&self, code: OneTimeCode, purpose: Purpose) -> CommunityReply {
-        let addresses = self.met_at();
-        let open = Open { number: code.number(), purpose, left_s: CODE_LIFETIME.as_secs() };
-        CommunityReply::Code(DrawnCode { code: code.to_string(), open, addresses, port: self.settings.config.port })
-    }
-
-    /// The connection that has this at either end.
-    fn connection_named(&self, name: &str) -> Result<FlowTuple, Failure> {
-        let wanted: SocketAddr = name.parse().map_err(|_| {
-            Failure::new("this names no connection")
-                .on(name)
-                .hint("An address and port of either end does (192.0.2.1:22, [2001:db8::1]:22).")
-        })?;
-        let ends = |flow: &FlowTuple| [flow.local, flow.remote].contains(&wanted);
-        let named: Vec<FlowTuple> = self.node.flows().map(|view| view.tuple).filter(ends).collect();
-        match named[..] {
-            [flow] => Ok(flow),
-            [] => Err(Failure::new("there is no such connection").on(name).hint("`whimbrel connections` shows them.")),
-            _ => Err(Failure::new("this names several connections")
-                .on(name)
-                .hint("The address and port of the other end may name one alone.")),
+        CommunityRequest::Grant { connection } => {
+            let flow = connection_named(desk, &connection)?;
+            let code = desk.node.offer_connection(now, flow).map_err(refused)?;
+            return Ok(drawn(desk, port, code, Purpose::Connection { local: flow.local, remote: flow.remote }));
         }
-    }
-
-    /// Revokes a host, or takes back what has this number.
-    fn revoke(&mut self, now: Time, what: &str) -> Result<(), Failure> {
-        let view = self.node.community(now);
-        let belongs = |host: &&HostView| host.standing != MemberStanding::Revoked;
-        let called = view.called_exactly(what);
-        let belonging: Vec<PublicKey> = called.iter().copied().filter(belongs).map(|host| host.key).collect();
-        match (belonging.as_slice(), what.parse::<u16>()) {
-            ([host], _) => self.node.revoke(now, host).map_err(refused),
-            ([], Ok(number)) if self.node.withdraw(now, number) => Ok(()),
-            ([], _) if !called.is_empty() => Err(Failure::new("it was revoked already")
-                .on(what)
-                .hint("`whimbrel community list` shows the hosts, each as its name is written.")),
-            ([], _) => Err(Failure::new("neither a host of the community nor an open code or grant is called this")
-                .on(what)
-                .hint("`whimbrel community list` shows them.")),
-            _ => Err(Failure::new("several hosts of the community are called this").on(what).hint(
-                "The key of one, or its beginning, names it alone: `whimbrel community list --json` shows the keys.",
-            )),
+        CommunityRequest::Join { code, hosts, port: asked, name } => {
+            let name = name.unwrap_or_else(host_name);
+            nameable(&name)?;
+            let (code, hosts) = where_to_ask(&code, hosts, asked.unwrap_or(port))?;
+            let since = desk.newest();
+            desk.node.join_community(now, code, hosts, &name).map_err(refused)?;
+            return Ok(CommunityReply::Asking { since });
         }
+        CommunityRequest::Accept { code, hosts, port: asked } => {
+            let (code, hosts) = where_to_ask(&code, hosts, asked.unwrap_or(port))?;
+            let since = desk.newest();
+            desk.node.accept_connection(now, code, hosts).map_err(refused)?;
+            return Ok(CommunityReply::Asking { since });
+        }
+        CommunityRequest::Revoke { what } => revoke(desk, now, &what)?,
+        CommunityRequest::Leave => desk.node.leave_community(now).map_err(refused)?,
+    }
+    Ok(CommunityReply::Roster(roster(&desk.node.community(now))))
+}
+
+fn where_to_ask(code: &str, hosts: Vec<IpAddr>, port: u16) -> Result<(OneTimeCode, Vec<SocketAddr>), Failure> {
+    let code = code.parse().map_err(|error: whimbrel_protocol::InvalidCode| {
+        Failure::new(error.to_string()).hint("`whimbrel community invite` at the other host prints one.")
+    })?;
+    if hosts.is_empty() {
+        return Err(Failure::new("no address is given of the host that has drawn the code"));
+    }
+    Ok((code, hosts.into_iter().map(|host| SocketAddr::new(host, port)).collect()))
+}
+
+fn drawn(desk: &Desk, port: u16, code: OneTimeCode, purpose: Purpose) -> CommunityReply {
+    let addresses = desk.met_at();
+    let open = Open { number: code.number(), purpose, left_s: CODE_LIFETIME.as_secs() };
+    CommunityReply::Code(DrawnCode { code: code.to_string(), open, addresses, port })
+}
+
+/// The connection that has this at either end.
+fn connection_named(desk: &Desk, name: &str) -> Result<FlowTuple, Failure> {
+    let wanted: SocketAddr = name.parse().map_err(|_| {
+        Failure::new("this names no connection")
+            .on(name)
+            .hint("An address and port of either end does (192.0.2.1:22, [2001:db8::1]:22).")
+    })?;
+    let ends = |flow: &FlowTuple| [flow.local, flow.remote].contains(&wanted);
+    let named: Vec<FlowTuple> = desk.node.flows().map(|view| view.tuple).filter(ends).collect();
+    match named[..] {
+        [flow] => Ok(flow),
+        [] => Err(Failure::new("there is no such connection").on(name).hint("`whimbrel connections` shows them.")),
+        _ => Err(Failure::new("this names several connections")
+            .on(name)
+            .hint("The address and port of the other end may name one alone.")),
+    }
+}
+
+/// Revokes a host, or takes back what has this number.
+fn revoke(desk: &mut Desk, now: Time, what: &str) -> Result<(), Failure> {
+    let view = desk.node.community(now);
+    let belongs = |host: &&HostView| host.standing != MemberStanding::Revoked;
+    let called = view.called_exactly(what);
+    let belonging: Vec<PublicKey> = called.iter().copied().filter(belongs).map(|host| host.key).collect();
+    match (belonging.as_slice(), what.parse::<u16>()) {
+        ([host], _) => desk.node.revoke(now, host).map_err(refused),
+        ([], Ok(number)) if desk.node.withdraw(now, number) => Ok(()),
+        ([], _) if !called.is_empty() => Err(Failure::new("it was revoked already")
+            .on(what)
+            .hint("`whimbrel community list` shows the hosts, each as its name is written.")),
+        ([], _) => Err(Failure::new("neither a host of the community nor an open code or grant is called this")
+            .on(what)
+            .hint("`whimbrel community list` shows them.")),
+        _ => Err(Failure::new("several hosts of the community are called this").on(what).hint(
+            "The key of one, or its beginning, names it alone: `whimbrel community list --json` shows the keys.",
+        )),
     }
 }
 

@@ -3,14 +3,16 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use whimbrel_datapath::Datapath;
+use whimbrel_kernel::conntrack::Tracking;
 use whimbrel_kernel::in_their_name::InTheirName;
 use whimbrel_kernel::inject::{Injector, Numbers, Way};
 use whimbrel_kernel::kept_address::Mark;
 use whimbrel_kernel::route;
-use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Prefix, Time};
+use whimbrel_protocol::{FlowEntry, LocalEnd, Node, PeerId, Prefix, Time};
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -43,6 +45,8 @@ pub(crate) struct Gateway {
     /// Peers whose far ends are being woken.
     rounds: BTreeMap<PeerId, Round>,
     errors: Errors,
+    /// What hosts behind this one open.
+    tracking: Option<Tracking>,
 }
 
 #[derive(Debug)]
@@ -104,6 +108,28 @@ impl Errors {
 }
 
 impl Gateway {
+    /// Follows what hosts behind this one open. Gives what is readable then.
+    pub(crate) fn track(&mut self, now: Time, node: &mut Node) -> Option<BorrowedFd<'_>> {
+        match Tracking::open(|flow| node.is_behind(flow.local.ip())) {
+            Ok((tracking, found)) => {
+                found.into_iter().for_each(|flow| node.handle_passing_opened(now, flow));
+                let tracking: &Tracking = self.tracking.insert(tracking);
+                Some(tracking.as_fd())
+            }
+            Err(error) => {
+                tracing::warn!(%error, "connections that hosts behind this one open themselves cannot be moved");
+                None
+            }
+        }
+    }
+
+    /// Tells the node what they have opened.
+    pub(crate) fn handle_tracked(&mut self, now: Time, node: &mut Node) {
+        if let Some(tracking) = &mut self.tracking {
+            tracking.take(|flow| node.handle_passing_opened(now, flow));
+        }
+    }
+
     /// An introduction has come on a TCP flow with these numbers, which are the peer's.
     pub(crate) fn hear(&mut self, flow: FlowTuple, sequence: u32, acknowledgement: u32) {
         if flow.transport != Transport::Tcp {

@@ -11,7 +11,6 @@
 //! stop.rs       stopping and continuing what serves a connection
 //! ```
 
-pub(crate) mod api;
 pub(crate) mod config;
 pub(crate) mod executor;
 mod keep;

@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketType, getpeername, getsockname, sockopt};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use whimbrel_ipc::{Code, Failure, Family, OpenSocket, SocketKind, Uuid};
 
-use super::names::SocketNames;
+use crate::api::socket_names::SocketNames;
 
 /// Lists those of TCP and UDP. Reads each descriptor of the process, so not for the thread that others wait for.
 ///

@@ -1,4 +1,3 @@
 //! What comes for hosts that have left a link of this one.
 
-pub(crate) mod api;
 pub(crate) mod proxy;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use whimbrel_kernel::neighbour_proxy::{NeighbourProxy, Seen};
 use whimbrel_kernel::network::NetworkState;
-use whimbrel_protocol::{NeighbourProxyStatus, Time};
+use whimbrel_protocol::{NeighbourProxyStatus, Node, Time};
 
 /// How often it is asked whether anybody has an address, and how long an answer is waited for. RFC 5227 §2.1.1 has
 /// seconds between, for hosts that are yet to be plugged in; here each moment holds connections up, and a claim is
@@ -112,8 +112,21 @@ impl ProxyExecutor {
         self.addresses.values().filter_map(|progress| progress.due).min()
     }
 
+    /// Tells the node what has come for hosts that have left this host's links, so many packets of it.
+    pub(crate) fn handle_intercepted(&mut self, now: Time, node: &mut Node, most: usize) {
+        for _ in 0..most {
+            match self.receive() {
+                Some(Seen::Datagram { address, source, payload }) => {
+                    node.handle_intercepted(now, address, source, &payload);
+                }
+                Some(Seen::Claimed { .. } | Seen::Other) => {}
+                None => return,
+            }
+        }
+    }
+
     /// Takes in the next packet that may concern an address that is stood in for; claims are heeded by the way.
-    pub(crate) fn receive(&mut self) -> Option<Seen> {
+    fn receive(&mut self) -> Option<Seen> {
         match self.links.as_mut()?.receive() {
             Ok(seen) => {
                 if let Some(Seen::Claimed { address }) = seen

@@ -20,24 +20,24 @@ use whimbrel_ipc::{Anchored, Code, Failure, Family, Reply};
 use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::namespace;
 use whimbrel_protocol::{
-    Awaited, Candidate, Event, Experience, FlowName, Policy, Refusal, Refused, Returns, Search, Then, Time,
+    Awaited, Candidate, Event, Experience, FlowName, MoveEvent, Policy, Refusal, Refused, Returns, Search, Then, Time,
 };
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::lending::Ends;
 
+use super::executor::tenant::Tenant;
+use super::executor::young::Young;
+use super::offer::{BLOCK, Fault};
 use crate::api::Answer;
+use crate::api::desk::Desk;
 use crate::api::server::ClientId;
+use crate::api::sockets::{WantedSocket, bind, plain_socket};
 use crate::clock;
 use crate::closing::Received;
-use crate::event_loop::{EventLoop, FLOW_TICK};
-use crate::events::{Kind, Report, told};
+use crate::config::Config;
+use crate::events::{Causer, Kind, Report, told};
 use crate::host::endpoints::HIDDEN;
-use crate::reactor::LoopError;
-use crate::role::anchor::executor::young::Young;
-use crate::role::anchor::offer::{BLOCK, Fault};
-use crate::role::programs::{WantedSocket, bind, plain_socket};
-pub(crate) use reasons::reason_of;
-use reasons::{may_pass, reason};
+use reasons::{may_pass, reason, reason_of};
 
 /// Who wants an anchor, and for what.
 #[derive(Debug)]
@@ -114,52 +114,54 @@ impl Asked {
 /// What programs wait for, and what they have.
 #[derive(Debug, Default)]
 pub(crate) struct Anchors {
+    /// Whether this host is configured to lend endpoints.
+    lends: bool,
+    /// Where the configuration says that hosts are.
+    configured: HashMap<PublicKey, SocketAddr>,
     asked: HashMap<FlowName, Asked>,
     /// The ports of each anchor that the kernel draws from for sockets that programs ask for, by family (IPv4).
     blocks: HashMap<(PublicKey, bool), FlowName>,
     /// Programs that run in namespaces of their own, by the clients that hold these.
     namespaces: HashMap<ClientId, Vec<FlowName>>,
     returns: Returns<Vec<Wanted>>,
-    /// Moves that wait for their connections to be flows of the anchor's.
-    claiming: HashMap<FlowTuple, crate::role::relocation::api::MoveRequest>,
     /// Connections that have lasted and are being claimed.
     lasting: HashMap<FlowTuple, Young>,
-    pub(crate) experience: Experience,
+    experience: Experience,
     stopping: bool,
     /// What this host is configured to lend and cannot, as it was told last.
     faults: Vec<Fault>,
 }
 
-/// Looks after leases.
-///
-/// # Errors
-/// When the kernel has no room.
-pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
-    this.reactor.every(clock::now(), FLOW_TICK, EventLoop::anchors_due);
-    Ok(())
-}
+impl Anchors {
+    pub(crate) fn new(config: &Config) -> Self {
+        let configured = config.peers.iter().map(|peer| (peer.key, SocketAddr::new(peer.address, config.port)));
+        Self { lends: config.anchor.is_some(), configured: configured.collect(), ..Self::default() }
+    }
 
-impl EventLoop {
     /// The host that programs name as their anchor: one, or several that are asked one after the other. None is this
     /// host, which a policy gives only where `may_be_own` says so.
-    fn candidates(&mut self, anchor: &str, may_be_own: bool) -> Result<VecDeque<Option<PublicKey>>, Failure> {
-        let (now, own) = (clock::now(), self.node.public_key());
+    fn candidates(
+        &mut self,
+        desk: &Desk,
+        anchor: &str,
+        may_be_own: bool,
+    ) -> Result<VecDeque<Option<PublicKey>>, Failure> {
+        let (now, own) = (clock::now(), desk.node.public_key());
         let Some(policy) = Policy::named(anchor) else {
-            let key = self.host(anchor)?;
+            let key = desk.host_named(anchor)?;
             return Ok([(key != own).then_some(key)].into());
         };
         let peers: HashMap<PublicKey, _> =
-            self.node.peers().map(|view| (view.key, (view.round_trip, view.remote.ip()))).collect();
-        let hosts = self.node.community(now).hosts;
+            desk.node.peers().map(|view| (view.key, (view.round_trip, view.remote.ip()))).collect();
+        let hosts = desk.node.community(now).hosts;
         let others = hosts.iter().filter(|host| !host.here).map(|host| host.key);
         let candidates: Vec<Candidate> = others
             .map(|key| Candidate { key, round_trip: peers.get(&key).and_then(|(round_trip, _)| *round_trip) })
             .collect();
         for candidate in &candidates {
-            self.anchors.experience.meet(now, candidate.key, peers.get(&candidate.key).map(|(_, at)| *at));
+            self.experience.meet(now, candidate.key, peers.get(&candidate.key).map(|(_, at)| *at));
         }
-        let order: VecDeque<_> =
-            self.anchors.experience.order(now, policy, may_be_own.then_some(&own), &candidates).into();
+        let order: VecDeque<_> = self.experience.order(now, policy, may_be_own.then_some(&own), &candidates).into();
         if order.is_empty() {
             return Err(Failure::new("there is no other host in this one's community")
                 .on(anchor)
@@ -170,27 +172,36 @@ impl EventLoop {
     }
 
     /// A program wants a socket whose anchor is another host, or may be. The client is answered, now or later.
-    pub(crate) fn want_socket(&mut self, client: ClientId, socket: WantedSocket, anchor: &str) -> Answer {
-        let order = self.candidates(anchor, true)?;
-        self.ask_next(Asked::new(Wanted::Socket { client, socket }, order));
+    pub(crate) fn want_socket(
+        &mut self,
+        desk: &mut Desk,
+        tenant: &mut Tenant,
+        client: ClientId,
+        socket: WantedSocket,
+        anchor: &str,
+    ) -> Answer {
+        let order = self.candidates(desk, anchor, true)?;
+        self.ask_next(desk, tenant, Asked::new(Wanted::Socket { client, socket }, order));
         Ok(None)
     }
 
     /// A process has moved here, to the namespace of an address that one of these hosts may lend ports of: what it
     /// opens from now on needs some.
-    pub(crate) fn want_ports(&mut self, address: IpAddr, owners: Vec<PublicKey>) {
-        let own = self.node.public_key();
+    pub(crate) fn want_ports(&mut self, desk: &mut Desk, tenant: &mut Tenant, address: IpAddr, owners: Vec<PublicKey>) {
+        let own = desk.node.public_key();
         let asked = |asked: &Asked| matches!(asked.wanted[..], [Wanted::Process { address: of }] if of == address);
-        if self.effects.tenant.draws_ports(address) || self.anchors.asked.values().any(asked) {
+        if tenant.draws_ports(address) || self.asked.values().any(asked) {
             return;
         }
         let others = owners.into_iter().filter(|owner| *owner != own).map(Some).collect();
-        self.ask_next(Asked::new(Wanted::Process { address }, others));
+        self.ask_next(desk, tenant, Asked::new(Wanted::Process { address }, others));
     }
 
     /// [`Request::Namespace`](whimbrel_ipc::Request::Namespace).
     pub(crate) fn want_namespace(
         &mut self,
+        desk: &mut Desk,
+        tenant: &mut Tenant,
         client: ClientId,
         namespace: OwnedFd,
         anchor: &str,
@@ -206,13 +217,13 @@ impl EventLoop {
             let what = "port 0 is none: the kernel draws ports without being told";
             return Err(Failure::new(what).code(Code::Unknown));
         }
-        self.server.may_stay(client)?;
-        let owner = self.server.credentials(client).map(|who| who.uid);
+        desk.server.may_stay(client)?;
+        let owner = desk.server.credentials(client).map(|who| who.uid);
         let denied = |what: String| Failure::new(what).code(Code::Denied);
         let owner = owner.ok_or_else(|| denied("the system does not say whose this namespace is".to_owned()))?;
         let namespace = Brought { namespace, owner };
         namespace.check().map_err(|error| denied(error.to_string()))?;
-        let mut order = self.candidates(anchor, false)?;
+        let mut order = self.candidates(desk, anchor, false)?;
         // This host's own address needs no namespace.
         order.retain(Option::is_some);
         if order.is_empty() {
@@ -222,8 +233,8 @@ impl EventLoop {
                 .hint("`--anchor self` runs them with it."));
         }
         let wanted = Wanted::Namespace { client, namespace: Some(namespace), wanted, first: None };
-        self.server.answer_later(client);
-        self.ask_next(Asked::new(wanted, order));
+        desk.server.answer_later(client);
+        self.ask_next(desk, tenant, Asked::new(wanted, order));
         Ok(None)
     }
 
@@ -231,17 +242,21 @@ impl EventLoop {
     /// is in none. `waits_until`: of who has waited.
     pub(crate) fn bind_anchored(
         &mut self,
+        desk: &mut Desk,
+        tenant: &mut Tenant,
         client: ClientId,
         socket: BorrowedFd<'_>,
         address: SocketAddr,
         waits_until: Option<Time>,
     ) -> Option<Answer> {
-        let namespace = self.effects.host.namespace_with(socket)?;
-        Some(self.bind_in_namespace(client, socket, address, namespace, waits_until))
+        let namespace = desk.host.namespace_with(socket)?;
+        Some(self.bind_in_namespace(desk, tenant, client, socket, address, namespace, waits_until))
     }
 
     fn bind_in_namespace(
         &mut self,
+        desk: &mut Desk,
+        tenant: &mut Tenant,
         client: ClientId,
         socket: BorrowedFd<'_>,
         address: SocketAddr,
@@ -253,11 +268,11 @@ impl EventLoop {
             let failure = Failure::new("the socket's anchor has another address").on(local).code(Code::Unavailable);
             return Err(failure);
         }
-        if end.port() == 0 || self.effects.tenant.is_in_namespace_of(&self.effects.host, socket, end) {
+        if end.port() == 0 || tenant.is_in_namespace_of(&desk.host, socket, end) {
             return bind(socket, address);
         }
-        let taken_of = self.node.lessor_of(end);
-        let lessor = self.node.rented().find(|of| of.ends.first.ip() == local).map(|of| of.anchor);
+        let taken_of = desk.node.lessor_of(end);
+        let lessor = desk.node.rented().find(|of| of.ends.first.ip() == local).map(|of| of.anchor);
         let Some(lessor) = lessor else {
             let failure = Failure::new("the socket came from another host, and its address is on lease from none");
             return Err(failure.on(local).code(Code::Unavailable));
@@ -266,27 +281,27 @@ impl EventLoop {
         let socket = socket.try_clone_to_owned().map_err(not_kept)?;
         let asked = Asked::after(waits_until, Wanted::Port { client, socket: socket.into(), address });
         match taken_of {
-            Some(anchor) if !self.may_wait_for(&asked, anchor, end) => return Err(taken(end)),
+            Some(anchor) if !self.may_wait_for(desk, &asked, anchor, end) => return Err(taken(end)),
             Some(anchor) => self.wait_for_end(anchor, end, asked),
             None => {
-                let lease = self.lease(asked, lessor, Ends { first: end, count: 1 });
+                let lease = self.lease(desk, tenant, asked, lessor, Ends { first: end, count: 1 });
                 if let (Some(lease), Some(first)) = (lease, brought) {
-                    self.effects.tenant.join_namespace(lease, first);
+                    tenant.join_namespace(lease, first);
                 }
             }
         }
-        self.server.answer_later(client);
+        desk.server.answer_later(client);
         Ok(None)
     }
 
     /// Whether an endpoint that another program has is waited for.
-    fn may_wait_for(&self, asked: &Asked, anchor: PublicKey, end: SocketAddr) -> bool {
+    fn may_wait_for(&self, desk: &Desk, asked: &Asked, anchor: PublicKey, end: SocketAddr) -> bool {
         let now = clock::now();
-        asked.search.may_wait(now) && self.is_about_to_return(now, &Awaited::End(anchor, end))
+        asked.search.may_wait(now) && self.is_about_to_return(desk, now, &Awaited::End(anchor, end))
     }
 
     /// Asks the next anchor that comes into question.
-    fn ask_next(&mut self, mut asked: Asked) {
+    fn ask_next(&mut self, desk: &mut Desk, tenant: &mut Tenant, mut asked: Asked) {
         let Some(first) = asked.wanted.first() else { return };
         let (ipv4, client) = (first.ipv4(), first.client());
         match asked.search.pop() {
@@ -300,140 +315,172 @@ impl EventLoop {
                     _ => Ends { first: SocketAddr::new(any, 0), count: BLOCK },
                 };
                 if matches!(asked.wanted[..], [Wanted::Socket { .. }, ..]) {
-                    self.server.answer_later(client);
-                    match self.anchors.blocks.get(&(anchor, ipv4)).copied() {
-                        Some(lease) => match self.anchors.asked.get_mut(&lease) {
+                    desk.server.answer_later(client);
+                    match self.blocks.get(&(anchor, ipv4)).copied() {
+                        Some(lease) => match self.asked.get_mut(&lease) {
                             // Another program asks for the same.
                             Some(under_way) => under_way.wanted.append(&mut asked.wanted),
-                            None => self.serve_wanted(lease, asked.wanted, asked.search.waits_until()),
+                            None => self.serve_wanted(desk, tenant, lease, asked.wanted, asked.search.waits_until()),
                         },
                         None => {
-                            if let Some(lease) = self.lease(asked, anchor, block) {
-                                self.anchors.blocks.insert((anchor, ipv4), lease);
+                            if let Some(lease) = self.lease(desk, tenant, asked, anchor, block) {
+                                self.blocks.insert((anchor, ipv4), lease);
                             }
                         }
                     }
                 } else {
-                    self.lease(asked, anchor, block);
+                    self.lease(desk, tenant, asked, anchor, block);
                 }
             }
             Some(None) => {
                 for wanted in asked.wanted {
                     if let Wanted::Socket { client, socket } = wanted {
-                        let made = self.make_own(client, socket);
-                        self.reply(client, made);
-                        self.serve(client);
+                        let made = desk.make_own_socket(client, socket);
+                        desk.reply(client, made);
                     }
                 }
             }
-            None => self.refuse_all(asked.wanted, &Failure::new("no host lends endpoints").code(Code::Unavailable)),
+            None => {
+                self.refuse_all(desk, asked.wanted, &Failure::new("no host lends endpoints").code(Code::Unavailable))
+            }
         }
     }
 
-    fn lease(&mut self, asked: Asked, anchor: PublicKey, ends: Ends) -> Option<FlowName> {
+    fn lease(
+        &mut self,
+        desk: &mut Desk,
+        tenant: &mut Tenant,
+        asked: Asked,
+        anchor: PublicKey,
+        ends: Ends,
+    ) -> Option<FlowName> {
         let now = clock::now();
-        let hosts = self.node.community(now).hosts;
+        let hosts = desk.node.community(now).hosts;
         let known = hosts.iter().find(|host| host.key == anchor).and_then(|host| host.at);
-        let configured = || self.configured_at(&anchor);
-        match self.node.lease(now, anchor, known.or_else(configured), ends) {
+        let configured = || self.configured.get(&anchor).copied();
+        match desk.node.lease(now, anchor, known.or_else(configured), ends) {
             Some(lease) => {
                 let mut asked = asked;
                 asked.search.note_asked(now);
                 if let [Wanted::Namespace { namespace, wanted, .. }] = &mut asked.wanted[..]
                     && let Some(namespace) = namespace.take()
                 {
-                    self.effects.tenant.bring_namespace(lease, namespace, wanted.hidden);
+                    tenant.bring_namespace(lease, namespace, wanted.hidden);
                 }
-                self.anchors.asked.insert(lease, asked);
+                self.asked.insert(lease, asked);
                 Some(lease)
             }
             None => {
-                self.refuse_all(asked.wanted, &Failure::new("this host leases nothing").code(Code::Unavailable));
+                self.refuse_all(desk, asked.wanted, &Failure::new("this host leases nothing").code(Code::Unavailable));
                 None
             }
         }
     }
 
-    fn refuse_all(&mut self, wanted: Vec<Wanted>, failure: &Failure) {
+    fn refuse_all(&mut self, desk: &mut Desk, wanted: Vec<Wanted>, failure: &Failure) {
         for wanted in wanted {
             if let Wanted::Namespace { first: Some(_), client, .. } = &wanted {
                 self.leave_namespace(*client);
             }
             let client = wanted.client();
-            self.reply(client, Err(failure.clone()));
-            self.serve(client);
+            desk.reply(client, Err(failure.clone()));
+        }
+    }
+
+    /// What has become of a lease, if it is something to tell.
+    pub(crate) fn on_event(&mut self, desk: &mut Desk, tenant: &mut Tenant, event: &MoveEvent) -> Option<Report> {
+        match event {
+            MoveEvent::Lent { to, ends } => {
+                let count = match ends.count {
+                    0 => "all of it".to_owned(),
+                    count => format!("{count} from port {}", ends.first.port()),
+                };
+                let (address, called) = (ends.first.ip(), desk.called(to));
+                let told = told!(Lent { tenant: to, ends: ends.first }, "{address} is lent to {called}: {count}");
+                Some(told.by(Causer::Host(*to)))
+            }
+            MoveEvent::LeaseOver { to } => {
+                let told = told!(LeaseOver { tenant: to }, "{} has one lease less", desk.called(to));
+                Some(told.by(Causer::Host(*to)))
+            }
+            MoveEvent::Leased { number, anchor, ends } => Some(self.on_leased(desk, tenant, *number, *anchor, *ends)),
+            MoveEvent::NotLeased { number, anchor, ends, why, offered } => {
+                self.on_not_leased(desk, tenant, *number, *anchor, *why, &reason_of(*why, ends, offered))
+            }
+            MoveEvent::Reached { anchor, ends, reached } => {
+                Some(on_reached(desk, *anchor, *ends, *reached).by(Causer::Host(*anchor)))
+            }
+            MoveEvent::Returned { number, anchor } => Some(self.on_returned(desk, *number, *anchor)),
+            MoveEvent::Claimed { tuple, outcome } => self.on_claimed(desk, tenant, *tuple, *outcome),
+            _ => None,
         }
     }
 
     /// A lease is in force.
-    pub(crate) fn on_leased(&mut self, number: u64, anchor: PublicKey, ends: Ends) -> Report {
+    fn on_leased(
+        &mut self,
+        desk: &mut Desk,
+        tenant: &mut Tenant,
+        number: u64,
+        anchor: PublicKey,
+        ends: Ends,
+    ) -> Report {
         let lease = FlowName::new(anchor, number);
-        self.anchors.experience.lent(clock::now(), anchor, true);
-        if let Some(asked) = self.anchors.asked.remove(&lease) {
-            self.serve_wanted(lease, asked.wanted, asked.search.waits_until());
+        self.experience.lent(clock::now(), anchor, true);
+        if let Some(asked) = self.asked.remove(&lease) {
+            self.serve_wanted(desk, tenant, lease, asked.wanted, asked.search.waits_until());
         }
-        let (ends, called) = (shown(&ends), self.called(&anchor));
+        let (ends, called) = (shown(&ends), desk.called(&anchor));
         told!(Lease { anchor, ends }, "{ends} on lease from {called}")
     }
 
-    /// Whether an anchor has the address of a lease is not as it was.
-    pub(crate) fn on_reached(&self, anchor: PublicKey, ends: Ends, reached: bool) -> Report {
-        let (called, ends) = (self.called(&anchor), shown(&ends));
-        match reached {
-            false => told!(
-                LeaseUnreached { anchor, ends },
-                "{called} does not have the address of {ends} any more: what is sent there does not come here until it \
-                 has it again. A program that is started anew gets another if {called} has one to lend"
-            ),
-            true => told!(LeaseReached { anchor, ends }, "{called} has the address of {ends} again"),
-        }
-    }
-
     /// Nobody here needs a lease any more.
-    pub(crate) fn on_returned(&mut self, number: u64, anchor: PublicKey) -> Report {
+    fn on_returned(&mut self, desk: &mut Desk, number: u64, anchor: PublicKey) -> Report {
         let lease = FlowName::new(anchor, number);
-        self.anchors.blocks.retain(|_, block| *block != lease);
-        self.anchors.returns.on_returned(clock::now(), anchor);
-        told!(LeaseReturned { anchor }, "a lease of {} is returned: nobody needs it", self.called(&anchor))
+        self.blocks.retain(|_, block| *block != lease);
+        self.returns.on_returned(clock::now(), anchor);
+        told!(LeaseReturned { anchor }, "a lease of {} is returned: nobody needs it", desk.called(&anchor))
     }
 
     /// A lease was refused, or is over. `None`: there is nothing to tell, since it will be asked for again.
-    pub(crate) fn on_not_leased(
+    fn on_not_leased(
         &mut self,
+        desk: &mut Desk,
+        tenant: &mut Tenant,
         number: u64,
         anchor: PublicKey,
         why: Refusal,
         reason: &str,
     ) -> Option<Report> {
         let lease = FlowName::new(anchor, number);
-        self.anchors.blocks.retain(|_, block| *block != lease);
-        let (now, called) = (clock::now(), self.called(&anchor));
-        let asked = self.anchors.asked.remove(&lease);
+        self.blocks.retain(|_, block| *block != lease);
+        let (now, called) = (clock::now(), desk.called(&anchor));
+        let asked = self.asked.remove(&lease);
         let whole = asked.as_ref().and_then(|asked| asked.wanted.first()?.whole());
         let has_begun = |asked: &Asked| {
             matches!(asked.wanted[..], [Wanted::Namespace { first: Some(_), .. } | Wanted::Port { .. }])
         };
         let asked = asked.map(|mut asked| {
             // What it was refused for may be on its way back to the anchor.
-            let has_less = self.has_less_since(asked.search.asked(), anchor);
+            let has_less = self.has_less_since(desk, asked.search.asked(), anchor);
             let refused = Refused { anchor, why, has_begun: has_begun(&asked), has_less };
             (asked.search.handle_refused(now, refused), asked)
         });
         let is_late = matches!(asked, Some((Then::Next { late: true } | Then::Wait { late: true }, _)));
         if why != Refusal::Taken && !is_late {
-            self.anchors.experience.lent(now, anchor, false);
+            self.experience.lent(now, anchor, false);
         }
         match asked {
             Some((Then::Wait { .. }, mut asked)) => {
-                self.take_namespace_back(lease, &mut asked);
+                self.take_namespace_back(tenant, lease, &mut asked);
                 self.wait_for_any(asked);
             }
             Some((Then::Next { .. }, mut asked)) => {
-                self.take_namespace_back(lease, &mut asked);
-                self.ask_next(asked);
+                self.take_namespace_back(tenant, lease, &mut asked);
+                self.ask_next(desk, tenant, asked);
             }
             Some((Then::GivenUp, asked)) => {
-                self.effects.tenant.forget_namespace(lease);
+                tenant.forget_namespace(lease);
                 let code = match why {
                     Refusal::Taken => Code::InUse,
                     Refusal::NotAllowed => Code::Denied,
@@ -446,7 +493,7 @@ impl EventLoop {
                     None => "lends no endpoint".to_owned(),
                 };
                 let failure = Failure::new(format!("the anchor {what}: {reason}")).on(&called).code(code);
-                self.refuse_all(asked.wanted, &failure);
+                self.refuse_all(desk, asked.wanted, &failure);
             }
             None => {
                 return Some(told!(
@@ -462,43 +509,48 @@ impl EventLoop {
     }
 
     /// Of a lease that did not come about.
-    fn take_namespace_back(&mut self, lease: FlowName, asked: &mut Asked) {
+    fn take_namespace_back(&mut self, tenant: &mut Tenant, lease: FlowName, asked: &mut Asked) {
         if let [Wanted::Namespace { namespace, .. }] = &mut asked.wanted[..] {
-            *namespace = self.effects.tenant.take_namespace(lease);
+            *namespace = tenant.take_namespace(lease);
         }
     }
 
     /// Goes on with what something was in the way of.
-    fn ask_again(&mut self, mut asked: Asked) {
+    fn ask_again(&mut self, desk: &mut Desk, tenant: &mut Tenant, mut asked: Asked) {
         match asked.wanted.pop() {
             Some(Wanted::Namespace { client, wanted, first: Some(first), .. }) => {
-                self.serve_namespace(client, wanted, first, asked.search.waits_until());
-                self.serve(client);
+                self.serve_namespace(desk, tenant, client, wanted, first, asked.search.waits_until());
             }
             Some(Wanted::Port { client, socket, address }) => {
-                let answer = self.bind_anchored(client, socket.as_fd(), address, asked.search.waits_until());
-                self.reply(client, answer.unwrap_or_else(|| Err(gone().on(address))));
-                self.serve(client);
+                let answer =
+                    self.bind_anchored(desk, tenant, client, socket.as_fd(), address, asked.search.waits_until());
+                desk.reply(client, answer.unwrap_or_else(|| Err(gone().on(address))));
             }
             other => {
                 asked.wanted.extend(other);
-                self.ask_next(asked);
+                self.ask_next(desk, tenant, asked);
             }
         }
     }
 
     /// Gives programs what they wanted a lease for.
-    fn serve_wanted(&mut self, lease: FlowName, all: Vec<Wanted>, waits_until: Option<Time>) {
-        let Some((anchor, ends)) = self.leased(lease) else {
+    fn serve_wanted(
+        &mut self,
+        desk: &mut Desk,
+        tenant: &mut Tenant,
+        lease: FlowName,
+        all: Vec<Wanted>,
+        waits_until: Option<Time>,
+    ) {
+        let Some((anchor, ends)) = leased(desk, lease) else {
             let failure = Failure::new("the lease ended at once").code(Code::Unavailable);
-            return self.refuse_all(all, &failure);
+            return self.refuse_all(desk, all, &failure);
         };
         for wanted in all {
-            let client = wanted.client();
             match wanted {
                 Wanted::Socket { client, socket } => {
-                    let who = self.server.credentials(client);
-                    let made = self.effects.host.in_namespace(ends.first.ip(), || plain_socket(socket, who));
+                    let who = desk.server.credentials(client);
+                    let made = desk.host.in_namespace(ends.first.ip(), || plain_socket(socket, who));
                     let hide = |made: OwnedFd| match socket.hidden {
                         true => namespace::mark(made.as_fd(), HIDDEN).map(|()| made),
                         false => Ok(made),
@@ -510,74 +562,71 @@ impl EventLoop {
                         Some(Err(error)) => Err(Failure::new(error.to_string())),
                         None => Err(gone()),
                     };
-                    let answer = made.and_then(|socket| self.hand_socket(client, socket, anchor.to_string()));
-                    self.reply(client, answer);
+                    let answer = made.and_then(|socket| desk.hand_socket(client, socket, anchor.to_string()));
+                    desk.reply(client, answer);
                 }
                 // The namespace has them.
                 Wanted::Process { .. } => {}
                 Wanted::Port { client, socket, address } => {
                     let answer = bind(socket.as_fd(), address);
                     if answer.is_err() {
-                        self.node.return_lease(clock::now(), lease);
+                        desk.node.return_lease(clock::now(), lease);
                     }
-                    self.reply(client, answer);
+                    desk.reply(client, answer);
                 }
                 Wanted::Namespace { client, wanted, first, .. } => {
-                    self.anchors.namespaces.entry(client).or_default().push(lease);
-                    self.serve_namespace(client, wanted, first.unwrap_or(lease), waits_until);
+                    self.namespaces.entry(client).or_default().push(lease);
+                    self.serve_namespace(desk, tenant, client, wanted, first.unwrap_or(lease), waits_until);
                 }
             }
-            self.serve(client);
         }
     }
 
     /// A program's namespace has its address; then the ports that it is to have beside.
     fn serve_namespace(
         &mut self,
+        desk: &mut Desk,
+        tenant: &mut Tenant,
         client: ClientId,
         mut wanted: WantedNamespace,
         first: FlowName,
         waits_until: Option<Time>,
     ) {
-        let Some((anchor, block)) = self.leased(first) else {
+        let Some((anchor, block)) = leased(desk, first) else {
             self.leave_namespace(client);
-            return self.reply(client, Err(Failure::new("the lease ended at once").code(Code::Unavailable)));
+            return desk.reply(client, Err(Failure::new("the lease ended at once").code(Code::Unavailable)));
         };
         while let Some(port) = wanted.ports.pop() {
             let end = SocketAddr::new(block.first.ip(), port);
-            if !self.effects.host.is_in_namespace(first.value(), end) {
-                let taken_of = self.node.lessor_of(end);
+            if !desk.host.is_in_namespace(first.value(), end) {
+                let taken_of = desk.node.lessor_of(end);
                 if taken_of.is_some() {
                     wanted.ports.push(port);
                 }
                 let wanted = Wanted::Namespace { client, namespace: None, wanted, first: Some(first) };
                 let asked = Asked::after(waits_until, wanted);
                 if let Some(of) = taken_of {
-                    if !self.may_wait_for(&asked, of, end) {
+                    if !self.may_wait_for(desk, &asked, of, end) {
                         self.leave_namespace(client);
-                        return self.reply(client, Err(taken(end)));
+                        return desk.reply(client, Err(taken(end)));
                     }
                     return self.wait_for_end(of, end, asked);
                 }
-                if let Some(lease) = self.lease(asked, anchor, Ends { first: end, count: 1 }) {
-                    self.effects.tenant.join_namespace(lease, first.value());
+                if let Some(lease) = self.lease(desk, tenant, asked, anchor, Ends { first: end, count: 1 }) {
+                    tenant.join_namespace(lease, first.value());
                 }
                 return;
             }
         }
         let ports = (block.first.port(), block.count);
-        let anchored = Anchored { anchor: self.peer_name(&anchor), address: block.first.ip(), ports };
-        self.server.stay(client);
-        self.server.say(client, &Reply::Namespace(anchored), Vec::new());
-    }
-
-    fn leased(&self, lease: FlowName) -> Option<(PublicKey, Ends)> {
-        self.node.rented().find(|of| of.lease() == lease).map(|of| (of.anchor, of.ends))
+        let anchored = Anchored { anchor: desk.peer_name(&anchor), address: block.first.ip(), ports };
+        desk.server.stay(client);
+        desk.server.say(client, &Reply::Namespace(anchored), Vec::new());
     }
 
     /// Of clients that may have asked for any of this.
-    pub(crate) fn anchors_gone(&mut self, clients: &[ClientId]) {
-        for asked in self.anchors.asked.values_mut() {
+    pub(crate) fn clients_gone(&mut self, clients: &[ClientId]) {
+        for asked in self.asked.values_mut() {
             asked.wanted.retain(|wanted| !clients.contains(&wanted.client()));
         }
         self.forget_waiting(clients);
@@ -585,46 +634,28 @@ impl EventLoop {
     }
 
     /// What is due of anchors: connections that have lasted are claimed, what nobody uses is returned.
-    pub(crate) fn anchors_due(&mut self, now: Time) {
-        for young in self.effects.tenant.take_mature(&mut self.effects.host, now) {
+    pub(crate) fn handle_timeout(&mut self, desk: &mut Desk, tenant: &mut Tenant, now: Time) {
+        for young in tenant.take_mature(&mut desk.host, now) {
             // One that was moved here is a flow already.
-            if !self.node.has_flow(&young.flow) && self.node.claim_flow(now, young.flow, young.hidden) {
-                self.anchors.lasting.insert(young.flow, young);
+            if !desk.node.has_flow(&young.flow) && desk.node.claim_flow(now, young.flow, young.hidden) {
+                self.lasting.insert(young.flow, young);
             }
         }
-        self.return_leases(now);
-    }
-
-    /// A connection of an anchor's endpoint is to be moved and is no flow of the anchor's yet: it is made one first,
-    /// and of an endpoint itself a lease of its own. `None`: the move goes on when that is done.
-    pub(crate) fn claim_first(
-        &mut self,
-        flow: FlowTuple,
-        move_request: crate::role::relocation::api::MoveRequest,
-    ) -> Option<crate::role::relocation::api::MoveRequest> {
-        if self.node.has_flow(&flow) || self.node.lessor_of(flow.local).is_none() {
-            return Some(move_request);
-        }
-        if self.anchors.claiming.contains_key(&flow) {
-            // The node says that it is being moved already.
-            return Some(move_request);
-        }
-        self.anchors.claiming.insert(flow, move_request);
-        let hidden = !flow.is_unconnected() && self.effects.host.is_hidden(&flow);
-        self.node.claim_flow(clock::now(), flow, hidden);
-        None
+        self.return_leases(desk, tenant, now);
     }
 
     /// A connection is a flow of its anchor's, or cannot be.
-    pub(crate) fn on_claimed(&mut self, flow: FlowTuple, outcome: Result<(), Refusal>) -> Option<Report> {
-        let lasting = self.anchors.lasting.remove(&flow);
+    fn on_claimed(
+        &mut self,
+        desk: &mut Desk,
+        tenant: &mut Tenant,
+        flow: FlowTuple,
+        outcome: Result<(), Refusal>,
+    ) -> Option<Report> {
+        let lasting = self.lasting.remove(&flow);
         // What a program here has opened: its far end may be told where it is.
         if outcome.is_ok() && lasting.is_some_and(|young| !young.accepted && !young.hidden) {
-            self.node.seek_far_end(clock::now(), flow);
-        }
-        self.moves.on_claimed(&flow, outcome);
-        if let Some(move_request) = self.anchors.claiming.remove(&flow) {
-            self.go_on_with(flow, move_request, outcome);
+            desk.node.seek_far_end(clock::now(), flow);
         }
         let Err(why) = outcome else {
             // That it could not be moved was told.
@@ -639,7 +670,7 @@ impl EventLoop {
             why => format!("cannot be moved{until}: its anchor answers that {}", reason(why)),
         };
         if let Some(young) = again {
-            self.effects.tenant.on_unclaimed(clock::now(), young);
+            tenant.on_unclaimed(clock::now(), young);
             if young.tries > 0 {
                 // It was told.
                 return None;
@@ -649,19 +680,36 @@ impl EventLoop {
     }
 
     /// A peer is elsewhere, or this host.
-    pub(crate) fn learn_of_moves(&mut self, event: &Event) {
+    pub(crate) fn learn_of_moves(&mut self, desk: &Desk, event: &Event) {
         let now = clock::now();
         let who = match event {
             Event::PeerMoved { peer, to, .. } => {
-                self.node.peers().find(|view| view.id == *peer).map(|view| (view.key, Some(to.ip())))
+                desk.node.peers().find(|view| view.id == *peer).map(|view| (view.key, Some(to.ip())))
             }
-            Event::Moving { .. } => Some((self.node.public_key(), None)),
+            Event::Moving { .. } => Some((desk.node.public_key(), None)),
             _ => None,
         };
         if let Some((who, to)) = who {
-            self.anchors.experience.moved(now, who, to);
+            self.experience.moved(now, who, to);
         }
     }
+}
+
+/// Whether an anchor has the address of a lease is not as it was.
+fn on_reached(desk: &Desk, anchor: PublicKey, ends: Ends, reached: bool) -> Report {
+    let (called, ends) = (desk.called(&anchor), shown(&ends));
+    match reached {
+        false => told!(
+            LeaseUnreached { anchor, ends },
+            "{called} does not have the address of {ends} any more: what is sent there does not come here until it \
+             has it again. A program that is started anew gets another if {called} has one to lend"
+        ),
+        true => told!(LeaseReached { anchor, ends }, "{called} has the address of {ends} again"),
+    }
+}
+
+fn leased(desk: &Desk, lease: FlowName) -> Option<(PublicKey, Ends)> {
+    desk.node.rented().find(|of| of.lease() == lease).map(|of| (of.anchor, of.ends))
 }
 
 /// A port of an anchor's that this host has on lease, except for another.

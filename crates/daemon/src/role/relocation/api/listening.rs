@@ -1,7 +1,7 @@
 //! Sockets without another end: how they are named, and what becomes of the connections that had not been accepted
 //! (decision 0022).
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -13,10 +13,10 @@ use whimbrel_protocol::{MoveName, MoveOp, OpFailed, OpId, Refusal, Retired, Time
 use whimbrel_wire::snapshot::Metadata;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{MoveRequest, Moves, flow_of};
+use super::{Job, MoveRequest, Moves, flow_of};
+use crate::api::desk::Desk;
 use crate::api::server::ClientId;
 use crate::effects::Effects;
-use crate::event_loop::EventLoop;
 use crate::events::{Kind, Report};
 use crate::host::refusal::sentence;
 
@@ -31,34 +31,35 @@ pub(crate) struct Followed {
 }
 
 impl Moves {
-    /// A socket that listens has gone to another host.
-    pub(super) fn retire(&mut self, now: Time, name: MoveName, to: PublicKey, receiver: Option<String>) {
-        self.retiring.begin(now, name, Followed { to, receiver });
-    }
-
     /// Whether a socket may rest that has waited for its connections.
     pub(crate) fn may_go_on(&self) -> bool {
         self.settling.is_ready()
     }
 
-    /// A connection is a flow of its anchor's, or cannot be.
-    pub(crate) fn on_claimed(&mut self, flow: &FlowTuple, outcome: Result<(), Refusal>) {
-        self.settling.on_claimed(flow, outcome);
-    }
-}
-
-impl EventLoop {
-    /// The next effect of a move that can be carried out.
-    pub(crate) fn next_move_op(&mut self, now: Time) -> Option<(OpId, MoveOp)> {
+    /// The next effect of a move that can be carried out, of those that the node has asked for.
+    pub(crate) fn next_move_op(
+        &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
+        now: Time,
+        due: &mut VecDeque<(OpId, MoveOp)>,
+    ) -> Option<(OpId, MoveOp)> {
         loop {
-            if let Some(((id, op), refused)) = self.moves.settling.pop() {
+            if let Some(((id, op), refused)) = self.settling.pop() {
                 let Some(why) = refused else { return Some((id, op)) };
                 let sentence = format!("its anchor does not take one of its connections: {}", sentence(why));
-                self.leave_unsettled(now, id, &op, OpFailed { refusal: Some(Refusal::Unmovable), sentence });
+                self.leave_unsettled(
+                    desk,
+                    effects,
+                    now,
+                    id,
+                    &op,
+                    OpFailed { refusal: Some(Refusal::Unmovable), sentence },
+                );
                 continue;
             }
-            let (id, op) = self.due.moves.pop_front()?;
-            if let Some(op) = self.settle(now, id, op) {
+            let (id, op) = due.pop_front()?;
+            if let Some(op) = self.settle(desk, effects, now, id, op) {
                 return Some((id, op));
             }
         }
@@ -66,24 +67,24 @@ impl EventLoop {
 
     /// Before a socket without another end rests its connections become flows: what is of none would go where the
     /// endpoint goes. `None`: it waits for that.
-    fn settle(&mut self, now: Time, id: OpId, op: MoveOp) -> Option<MoveOp> {
+    fn settle(&mut self, desk: &mut Desk, effects: &mut Effects, now: Time, id: OpId, op: MoveOp) -> Option<MoveOp> {
         let MoveOp::Freeze { flow, .. } = op else { return Some(op) };
         if !flow.is_unconnected() {
             return Some(op);
         }
-        let connections = match self.effects.relocation.connections_of(&mut self.effects.host, &flow) {
+        let connections = match effects.relocation.connections_of(&mut desk.host, &flow) {
             Ok(connections) => connections,
             Err(failure) => {
                 let failed = OpFailed { refusal: Some(Refusal::Unmovable), sentence: failure.to_string() };
-                self.leave_unsettled(now, id, &op, failed);
+                self.leave_unsettled(desk, effects, now, id, &op, failed);
                 return None;
             }
         };
         let mut open = HashSet::new();
         for connection in connections {
-            if !self.node.has_flow(&connection) {
-                let hidden = self.effects.host.is_hidden(&connection);
-                if self.node.claim_flow(now, connection, hidden) {
+            if !desk.node.has_flow(&connection) {
+                let hidden = desk.host.is_hidden(&connection);
+                if desk.node.claim_flow(now, connection, hidden) {
                     open.insert(connection);
                 }
             }
@@ -91,26 +92,34 @@ impl EventLoop {
         if open.is_empty() {
             return Some(op);
         }
-        self.moves.settling.begin((id, op), open);
+        self.settling.begin((id, op), open);
         None
     }
 
-    fn leave_unsettled(&mut self, now: Time, id: OpId, op: &MoveOp, failed: OpFailed) {
+    fn leave_unsettled(
+        &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
+        now: Time,
+        id: OpId,
+        op: &MoveOp,
+        failed: OpFailed,
+    ) {
         if let MoveOp::Freeze { name, flow } = op {
-            self.effects.relocation.let_new_in(&mut self.effects.host, flow);
+            effects.relocation.let_new_in(&mut desk.host, flow);
             self.on_unmovable(name, &failed);
         }
-        self.node.handle_done(now, id, Err(failed));
+        desk.node.handle_done(now, id, Err(failed));
     }
 
     /// What these name: connections, and sockets without another end.
-    pub(crate) fn sockets_named(&mut self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
+    pub(crate) fn sockets_named(&mut self, desk: &mut Desk, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
         let (mut flows, mut connections) = (Vec::new(), Vec::new());
         for name in names {
             match NAMES.iter().find_map(|(prefix, transport)| Some((*transport, name.strip_prefix(prefix)?))) {
                 Some((transport, end)) => {
                     let flow = FlowTuple::unconnected(transport, endpoint(end, name)?);
-                    if self.effects.host.is_nobodys(&flow) {
+                    if desk.host.is_nobodys(&flow) {
                         let failure = Failure::new("no socket of this host waits for clients there").on(name);
                         return Err(failure.code(Code::Unknown).hint("`whimbrel connections` shows those that do."));
                     }
@@ -120,52 +129,76 @@ impl EventLoop {
             }
         }
         if flows.is_empty() || !connections.is_empty() {
-            flows.extend(self.open_connections(&connections)?);
+            flows.extend(desk.open_connections(&connections)?);
         }
         flows.sort_unstable();
         flows.dedup();
         Ok(flows)
     }
 
+    /// What is left of a socket that listened goes as soon as nothing comes to it any more.
+    pub(super) fn retire(
+        &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
+        now: Time,
+        name: MoveName,
+        to: PublicKey,
+        job: Option<&Job>,
+    ) {
+        if job.is_none_or(|job| job.flow.listens()) {
+            // Of a move that a daemon before this one began it is not known for whom it was.
+            let receiver = job.and_then(|job| job.receiver.clone());
+            self.retiring.begin(now, name, Followed { to, receiver });
+            self.retire_listeners(desk, effects, now);
+        }
+    }
+
     /// Connections that were not accepted follow their sockets, which end when none can come any more.
-    pub(crate) fn retire_listeners(&mut self, now: Time) {
-        let Effects { relocation, host, .. } = &mut self.effects;
-        for retiring in self.moves.retiring.take(now, |name| relocation.is_being_opened(host, name)) {
-            for socket in self.effects.relocation.take_queued(&retiring.name) {
-                let named = flow_of(&socket).and_then(|flow| Ok((flow, self.programs.names.of(socket.as_fd())?)));
+    pub(crate) fn retire_listeners(&mut self, desk: &mut Desk, effects: &mut Effects, now: Time) {
+        let is_being_opened = |name: &MoveName| effects.relocation.is_being_opened(&mut desk.host, name);
+        for retiring in self.retiring.take(now, is_being_opened) {
+            for socket in effects.relocation.take_queued(&retiring.name) {
+                let named = flow_of(&socket).and_then(|flow| Ok((flow, desk.names.of(socket.as_fd())?)));
                 let Ok((flow, uuid)) = named else { continue };
-                if let Some(why) = self.why_bound_here(&flow) {
-                    self.reset_queued(&retiring, flow, &socket, &why);
+                if let Some(why) = self.why_bound_here(desk, &flow) {
+                    self.reset_queued(desk, &retiring, flow, &socket, &why);
                     continue;
                 }
                 let metadata = Metadata { uuid: *uuid.as_bytes(), state: Vec::new() };
-                let family =
-                    self.effects.relocation.take_given(&mut self.effects.host, now, flow, socket.into(), metadata);
+                let family = effects.relocation.take_given(&mut desk.host, now, flow, socket.into(), metadata);
                 let (acceptor, receiver) = (retiring.with.to, retiring.with.receiver.clone());
                 let options = Vec::new();
                 let move_request =
                     MoveRequest { client: ClientId::NOBODY, family, acceptor, receiver, options, prepares: false };
-                self.give_duplicated(flow, move_request);
+                self.give_duplicated(desk, effects, flow, move_request);
             }
             if retiring.is_over() {
-                self.effects.relocation.end_retired(&mut self.effects.host, &retiring.name);
+                effects.relocation.end_retired(&mut desk.host, &retiring.name);
             } else {
-                self.moves.retiring.put_back(retiring);
+                self.retiring.put_back(retiring);
             }
         }
     }
 
     /// A connection that nobody has accepted stays behind its socket: it ends as the kernel would have it when the
     /// socket is closed, so that its other end waits for nothing.
-    fn reset_queued(&mut self, retiring: &Retired<Followed>, flow: FlowTuple, socket: &OwnedFd, why: &str) {
+    fn reset_queued(
+        &mut self,
+        desk: &mut Desk,
+        retiring: &Retired<Followed>,
+        flow: FlowTuple,
+        socket: &OwnedFd,
+        why: &str,
+    ) {
         if let Err(error) = sockopt::set_socket_linger(socket, Some(Duration::ZERO)) {
             tracing::warn!(%flow, %error, "a connection of a socket that has moved ends as if its program had closed it");
         }
-        let to = self.called(&retiring.with.to);
+        let to = desk.called(&retiring.with.to);
         let sentence = format!(
             "is over: nobody had accepted it when its server went to {to}, where it cannot follow, since {why}"
         );
-        self.tell(Report::of_socket(Kind::SocketLost, Some(flow), sentence));
+        desk.tell(Report::of_socket(Kind::SocketLost, Some(flow), sentence));
     }
 }
 

@@ -8,12 +8,13 @@ use whimbrel_ipc::{Code, Failure, Reply};
 use whimbrel_protocol::{MoveName, READY_FOR, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 
-use super::MoveRequest;
+use super::{MoveRequest, Moves};
 use crate::api::Answer;
+use crate::api::desk::Desk;
 use crate::api::server::ClientId;
 use crate::clock;
 use crate::closing::Received;
-use crate::event_loop::EventLoop;
+use crate::effects::Effects;
 use crate::events::{Kind, Report};
 use crate::host::refusal::sentence;
 
@@ -27,30 +28,31 @@ pub(crate) struct Prepared {
     client: Option<ClientId>,
 }
 
-impl EventLoop {
+impl Moves {
     /// [`Request::Prepare`](whimbrel_ipc::Request::Prepare): `socket` may be anything.
     pub(crate) fn prepare_socket(
         &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
         id: ClientId,
         socket: &Received,
         to: &str,
         receiver: Option<String>,
     ) -> Answer {
-        let acceptor = self.host(to)?;
-        let uuid = self.programs.names.of(socket.as_fd())?;
-        let flow = self.flow_given(socket)?;
+        let acceptor = desk.host_named(to)?;
+        let uuid = desk.names.of(socket.as_fd())?;
+        let flow = self.flow_given(desk, socket)?;
         if flow.is_unconnected() {
             return Err(Failure::new("only a connected socket can be prepared").code(Code::NotSupported));
         }
-        self.server.answer_later(id);
-        let family =
-            self.effects.relocation.expect_gift(&mut self.effects.host, clock::now(), flow, socket, *uuid.as_bytes());
+        desk.server.answer_later(id);
+        let family = effects.relocation.expect_gift(&mut desk.host, clock::now(), flow, socket, *uuid.as_bytes());
         let move_request = MoveRequest { prepares: true, ..MoveRequest::new(id, family, acceptor, receiver) };
-        match self.effects.host.options_of(&flow, socket.as_fd()) {
-            Ok(options) => self.give(flow, MoveRequest { options, ..move_request }),
+        match desk.host.options_of(&flow, socket.as_fd()) {
+            Ok(options) => self.give(desk, effects, flow, MoveRequest { options, ..move_request }),
             Err(failed) => {
-                self.return_requested(clock::now(), &flow, &move_request);
-                self.reply_kept(id, flow, *uuid.as_bytes(), &failed.sentence);
+                self.return_requested(desk, effects, clock::now(), &flow, &move_request);
+                self.reply_kept(desk, id, flow, *uuid.as_bytes(), &failed.sentence);
             }
         }
         Ok(None)
@@ -59,17 +61,19 @@ impl EventLoop {
     /// The others are asked to stand ready.
     pub(crate) fn on_preparing(&mut self, name: MoveName, flow: FlowTuple, move_request: MoveRequest) {
         let MoveRequest { client, acceptor, receiver, .. } = move_request;
-        self.moves.prepared.insert(name, Prepared { flow, acceptor, receiver, client: Some(client) });
+        self.prepared.insert(name, Prepared { flow, acceptor, receiver, client: Some(client) });
     }
 
     /// The move of a socket that goes now and is prepared, if it is so for just this.
     pub(crate) fn take_prepared(
         &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
         now: Time,
         flow: &FlowTuple,
         move_request: &MoveRequest,
     ) -> Option<MoveName> {
-        let of_it = self.moves.prepared.iter().filter(|(_, prepared)| prepared.flow == *flow);
+        let of_it = self.prepared.iter().filter(|(_, prepared)| prepared.flow == *flow);
         let names: Vec<(MoveName, bool)> = of_it
             .map(|(name, of)| {
                 (
@@ -81,55 +85,62 @@ impl EventLoop {
             })
             .collect();
         for (name, fits) in names {
-            if fits && self.node.give_prepared(now, name) {
-                self.reply_prepared(&name);
-                self.forget_prepared(now, &name);
+            if fits && desk.node.give_prepared(now, name) {
+                self.reply_prepared(desk, &name);
+                self.forget_prepared(desk, effects, now, &name);
                 return Some(name);
             }
             // What becomes of that is told by an event.
-            self.node.cancel_move(now, name);
+            desk.node.cancel_move(now, name);
         }
         None
     }
 
     /// These go otherwise.
-    pub(crate) fn call_prepared_off(&mut self, now: Time, flows: &[FlowTuple]) {
-        let of_them = self.moves.prepared.iter().filter(|(_, prepared)| flows.contains(&prepared.flow));
+    pub(crate) fn call_prepared_off(&mut self, desk: &mut Desk, now: Time, flows: &[FlowTuple]) {
+        let of_them = self.prepared.iter().filter(|(_, prepared)| flows.contains(&prepared.flow));
         let names: Vec<MoveName> = of_them.map(|(name, _)| *name).collect();
-        names.into_iter().for_each(|name| self.node.cancel_move(now, name));
+        names.into_iter().for_each(|name| desk.node.cancel_move(now, name));
     }
 
     /// All are ready.
-    pub(crate) fn on_prepared(&mut self, name: &MoveName) -> Option<Report> {
-        let prepared = self.moves.prepared.get(name)?;
-        let (flow, to) = (prepared.flow, self.called(&prepared.acceptor));
-        self.reply_prepared(name);
+    pub(crate) fn on_prepared(&mut self, desk: &mut Desk, name: &MoveName) -> Option<Report> {
+        let prepared = self.prepared.get(name)?;
+        let (flow, to) = (prepared.flow, desk.called(&prepared.acceptor));
+        self.reply_prepared(desk, name);
         Some(Report::of_socket(Kind::SocketPrepared, Some(flow), format!("may go to {to}, where all is ready for it")))
     }
 
     /// It comes to nothing. `None`: nobody need be told, or it is no such move.
-    pub(crate) fn on_unprepared(&mut self, now: Time, name: &MoveName, why: Refusal) -> Option<Report> {
-        let prepared = self.moves.prepared.get(name)?;
+    pub(crate) fn on_unprepared(
+        &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
+        now: Time,
+        name: &MoveName,
+        why: Refusal,
+    ) -> Option<Report> {
+        let prepared = self.prepared.get(name)?;
         let (flow, client) = (prepared.flow, prepared.client);
-        let uuid = self.effects.relocation.uuid_of(&flow).unwrap_or_default();
-        self.forget_prepared(now, name);
+        let uuid = effects.relocation.uuid_of(&flow).unwrap_or_default();
+        self.forget_prepared(desk, effects, now, name);
         // Who was told that all are ready learns of it where it gives the socket away.
         let client = client?;
-        self.reply_kept(client, flow, uuid, sentence(why));
+        self.reply_kept(desk, client, flow, uuid, sentence(why));
         Some(Report::of_socket(Kind::SocketKept, Some(flow), format!("stays here: {}", sentence(why))))
     }
 
-    fn reply_prepared(&mut self, name: &MoveName) {
-        let client = self.moves.prepared.get_mut(name).and_then(|prepared| prepared.client.take());
+    fn reply_prepared(&mut self, desk: &mut Desk, name: &MoveName) {
+        let client = self.prepared.get_mut(name).and_then(|prepared| prepared.client.take());
         if let Some(client) = client {
-            self.reply_decided(client, &Reply::Prepared { lasts_ms: READY_FOR.as_millis() as u64 });
+            self.reply_decided(desk, client, &Reply::Prepared { lasts_ms: READY_FOR.as_millis() as u64 });
         }
     }
 
-    fn forget_prepared(&mut self, now: Time, name: &MoveName) {
-        let Some(Prepared { flow, .. }) = self.moves.prepared.remove(name) else { return };
-        if self.moves.prepared.values().all(|other| other.flow != flow) {
-            self.effects.relocation.forget_gift(&mut self.effects.host, now, &flow);
+    fn forget_prepared(&mut self, desk: &mut Desk, effects: &mut Effects, now: Time, name: &MoveName) {
+        let Some(Prepared { flow, .. }) = self.prepared.remove(name) else { return };
+        if self.prepared.values().all(|other| other.flow != flow) {
+            effects.relocation.forget_gift(&mut desk.host, now, &flow);
         }
     }
 }

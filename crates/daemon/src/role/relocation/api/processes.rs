@@ -3,7 +3,6 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_datapath::Most;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, MovedProcess, ProcessScope, Reply};
 use whimbrel_kernel::process_tree::{self, ProcessTree, Scope};
@@ -12,16 +11,16 @@ use whimbrel_protocol::{Gift, LoadStanding, MoveEvent, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Family;
 
-use super::{INVITE, SNAPSHOT_USUAL, STOPPING};
+use super::super::process::executor::{News, Place};
+use super::{INVITE, Moves, SNAPSHOT_USUAL, STOPPING};
+use crate::api::desk::Desk;
 use crate::api::server::ClientId;
 use crate::api::{Answer, views};
 use crate::clock;
-use crate::event_loop::EventLoop;
+use crate::effects::Effects;
 use crate::events::told;
 use crate::host::inventory::flows::{is_global, is_movable};
-use crate::host::own_addresses;
 use crate::host::refusal::sentence;
-use crate::role::relocation::process::executor::{News, Place};
 
 /// How long the acceptor may take to say that a process goes on there, once it is its.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
@@ -68,10 +67,12 @@ struct Going {
     deaf: Vec<SocketAddr>,
 }
 
-impl EventLoop {
+impl Moves {
     /// [`Request::MoveProcess`](whimbrel_ipc::Request::MoveProcess).
     pub(crate) fn move_process(
         &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
         id: ClientId,
         pid: u32,
         scope: ProcessScope,
@@ -83,23 +84,19 @@ impl EventLoop {
             ProcessScope::Tree => Scope::Tree,
             ProcessScope::Cgroup => Scope::Cgroup,
         };
-        let now = clock::now();
-        // Those that were opened this instant count.
-        self.handle_datapath_events(now, Most::OF_SOCKETS);
-        self.handle_udp(now);
         let wanted = Wanted { pid, scope, address };
-        let acceptor = self.host(to)?;
-        let (whole, going) = self.fit_to_go(wanted, &acceptor)?;
+        let acceptor = desk.host_named(to)?;
+        let (whole, going) = fit_to_go(desk, wanted, &acceptor)?;
         let root = whole.root;
         let itself = format!("process {pid}");
-        if self.is_stopping() {
+        if self.stopping {
             return Err(Failure::new(STOPPING).on(itself));
         }
-        if self.effects.processes.is_leaving(root) {
+        if effects.processes.is_leaving(root) {
             return Err(Failure::new("it is being moved already").on(itself).code(Code::NotSupported));
         }
-        self.effects.processes.pack(&whole).map_err(|why| Failure::new(why).on(itself))?;
-        self.server.answer_later(id);
+        effects.processes.pack(&whole).map_err(|why| Failure::new(why).on(itself))?;
+        desk.server.answer_later(id);
         let job = ProcessJob {
             client: id,
             whole,
@@ -113,193 +110,114 @@ impl EventLoop {
             running: None,
             until: None,
         };
-        self.moves.processes.insert(root, job);
+        self.processes.insert(root, job);
         Ok(None)
     }
 
-    /// Whether a process can go, with what goes with it.
-    fn fit_to_go(&mut self, wanted: Wanted, to: &PublicKey) -> Result<(ProcessTree, Going), Failure> {
-        let Wanted { pid, scope, .. } = wanted;
-        // What is said of the process itself need not name it once more.
-        let itself = format!("process {pid} ");
-        let refused = |sentence: String| {
-            let sentence = sentence.strip_prefix(&itself).map_or(sentence.clone(), |rest| format!("it {rest}"));
-            Failure::new(sentence).on(format!("process {pid}")).code(Code::NotSupported)
-        };
-        if *to == self.node.public_key() {
-            return Err(refused("it is on this host already".to_owned()));
-        }
-        let whole = process_tree::look(pid, scope).map_err(|unfit| match unfit {
-            process_tree::Unfit::Gone(_) => {
-                Failure::new("there is no such process").on(format!("process {pid}")).code(Code::Unknown)
-            }
-            closed @ process_tree::Unfit::Closed(_) => refused(closed.to_string()).code(Code::Denied),
-            other => refused(other.to_string()),
-        })?;
-        let Some(address) = self.address_of(&whole, wanted.address).map_err(refused)? else {
-            return Err(refused(
-                "it has no connection and waits for none, so there is nothing that would have to go on with it: start it there"
-                    .to_owned(),
-            ));
-        };
-        let own = own_addresses(&self.effects.host.network);
-        let reached = self.reached_at(whole.root);
-        if wanted.address.is_some_and(|said| !reached.contains(&said)) {
-            return Err(refused(format!("{address} is no address that it is reached at here")));
-        }
-        for flow in &whole.flows {
-            if !is_movable(flow, &|address| own.contains(&address)) {
-                return Err(refused(format!(
-                    "its connection {} -> {} is with this host itself, which stays",
-                    flow.local, flow.remote
-                )));
-            }
-            if flow.local.ip() != address {
-                return Err(refused(format!(
-                    "it has connections of {address} and of {}, and there it can have but one address",
-                    flow.local.ip()
-                )));
-            }
-        }
-        let (met, mut deaf) = whole.met_at(address).map_err(|unfit| refused(unfit.to_string()))?;
-        deaf.extend(whole.left_at(address, &reached));
-        if whole.flows.is_empty() && met.is_empty() {
-            return Err(refused(format!("nobody reaches it at {address}, so there is nothing to go on with it")));
-        }
-        for flow in whole.flows.iter().chain(&met) {
-            if !self.node.may_give(clock::now(), to, flow) {
-                return Err(refused(format!("that host does not belong to this host's community: {INVITE}")));
-            }
-        }
-        let first = whole.flows.first().or(met.first()).copied();
-        if !first.is_some_and(|first| self.effects.host.is_in_place(whole.root, &first)) {
-            return Err(refused("it is in a network namespace that is not this host's".to_owned()));
-        }
-        Ok((whole, Going { met, deaf }))
-    }
-
-    /// With which address a process goes: that which is `said`, that of its connections, or the one at which it can be
-    /// met. `None`: it needs none.
-    fn address_of(&self, whole: &ProcessTree, said: Option<IpAddr>) -> Result<Option<IpAddr>, String> {
-        if said.is_some() {
-            return Ok(said);
-        }
-        if let Some(first) = whole.flows.first() {
-            return Ok(Some(first.local.ip()));
-        }
-        let (bound, all) = whole.bound_to();
-        match bound[..] {
-            [address] => return Ok(Some(address)),
-            [] => {}
-            [one, other, ..] => {
-                return Err(format!("it waits at {one} and at {other}, and there it can have but one address"));
-            }
-        }
-        let here = self.reached_at(whole.root);
-        // One that has all addresses of IPv6 has those of IPv4 as well, usually.
-        let fits = |address: &IpAddr| all[usize::from(address.is_ipv6())] || all[1];
-        let mut fit: Vec<IpAddr> = here.into_iter().filter(fits).collect();
-        fit.sort_unstable();
-        match fit[..] {
-            [] => Ok(None),
-            [address] => Ok(Some(address)),
-            [one, other, ..] => Err(format!(
-                "it waits at all addresses of this host, and there it can have but one: say which (`--address {one}`, `--address {other}`)"
-            )),
-        }
-    }
-
-    /// The addresses that sockets of a process may be reached at.
-    fn reached_at(&self, root: u32) -> Vec<IpAddr> {
-        match self.effects.host.address_of_namespace(root) {
-            Some(address) => vec![address],
-            None => {
-                own_addresses(&self.effects.host.network).into_iter().filter(|address| is_global(*address)).collect()
-            }
-        }
-    }
-
-    /// What threads have done of processes on their way.
-    pub(crate) fn handle_processes(&mut self, now: Time) {
-        let (processes, mut around) = self.effects.around_wholes();
+    /// What threads have done of processes on their way. Gives the addresses of those that have come, and which hosts
+    /// may lend ports of them.
+    pub(crate) fn handle_processes(
+        &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
+        now: Time,
+    ) -> Vec<(IpAddr, Vec<PublicKey>)> {
+        let mut settled = Vec::new();
+        let (processes, mut around) = effects.around_wholes(&mut desk.host);
         let finished = processes.handle(&mut around, now);
         // First why, then that it is so.
-        for news in self.effects.processes.take_news() {
+        for news in effects.processes.take_news() {
             match news {
-                News::Packed { root, load } => self.send_ahead(now, root, load),
+                News::Packed { root, load } => self.send_ahead(desk, effects, now, root, load),
                 News::Quiet { root, result } => match result {
-                    Ok(()) => self.name_connections(root),
-                    Err(why) => self.call_process_back(now, root, Some(why)),
+                    Ok(()) => self.quiet.push(root),
+                    Err(why) => self.call_process_back(desk, effects, now, root, Some(why)),
                 },
-                News::Stays { root, why } => self.call_process_back(now, root, Some(why)),
-                News::Cancel { name } => self.node.cancel_move(now, name),
+                News::Stays { root, why } => self.call_process_back(desk, effects, now, root, Some(why)),
+                News::Cancel { name } => desk.node.cancel_move(now, name),
                 News::Prepared { name, refused } => match refused {
-                    None => self.node.answer_load(now, name, LoadStanding::Ready, ""),
-                    Some(why) => self.node.answer_load(now, name, LoadStanding::Refused, &why),
+                    None => desk.node.answer_load(now, name, LoadStanding::Ready, ""),
+                    Some(why) => desk.node.answer_load(now, name, LoadStanding::Refused, &why),
                 },
-                News::Failed { name, why } => self.node.answer_load(now, name, LoadStanding::Refused, &why),
-                News::Settles { address, owners } => self.want_ports(address, owners),
+                News::Failed { name, why } => desk.node.answer_load(now, name, LoadStanding::Refused, &why),
+                News::Settles { address, owners } => settled.push((address, owners)),
                 News::Running { name, program, pid } => {
-                    self.node.answer_load(now, name, LoadStanding::Running, &pid.to_string());
-                    let from = self.peer_name(&PublicKey::from(name.donor));
-                    self.tell(told!(
+                    desk.node.answer_load(now, name, LoadStanding::Running, &pid.to_string());
+                    let from = desk.peer_name(&PublicKey::from(name.donor));
+                    desk.tell(told!(
                         ProcessTaken { pid, from: from.key },
                         "{program} has come from {from} and goes on here as process {pid}"
                     ));
                 }
                 News::Lost { name, why } => {
-                    let from = self.peer_name(&PublicKey::from(name.donor));
-                    self.tell(told!(ProcessLost { from: from.key }, "a process that was {from}'s is lost: {why}"));
+                    let from = desk.peer_name(&PublicKey::from(name.donor));
+                    desk.tell(told!(ProcessLost { from: from.key }, "a process that was {from}'s is lost: {why}"));
                 }
             }
         }
         for (id, answer) in finished {
-            self.node.handle_done(now, id, answer);
+            desk.node.handle_done(now, id, answer);
         }
         let late = |job: &ProcessJob| job.until.is_some_and(|until| until <= now);
-        let late: Vec<u32> = self.moves.processes.iter().filter(|(_, job)| late(job)).map(|(root, _)| *root).collect();
-        late.into_iter().for_each(|root| self.answer_for_process(root));
+        let late: Vec<u32> = self.processes.iter().filter(|(_, job)| late(job)).map(|(root, _)| *root).collect();
+        late.into_iter().for_each(|root| self.answer_for_process(desk, effects, root));
+        settled
     }
 
-    fn send_ahead(&mut self, now: Time, root: u32, load: Result<Vec<u8>, String>) {
-        let Some(job) = self.moves.processes.get_mut(&root) else { return };
+    fn send_ahead(
+        &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
+        now: Time,
+        root: u32,
+        load: Result<Vec<u8>, String>,
+    ) {
+        let Some(job) = self.processes.get_mut(&root) else { return };
         let to = job.to;
         let sent = load.and_then(|load| {
-            let number = self.node.send_load(now, to, load);
+            let number = desk.node.send_load(now, to, load);
             number.ok_or_else(|| "this host takes no part in moves, or may not give that host anything".to_owned())
         });
         match sent {
             Ok(number) => job.number = Some(number),
             Err(why) => {
                 job.why = Some(why);
-                self.answer_for_process(root);
+                self.answer_for_process(desk, effects, root);
             }
         }
     }
 
     /// The acceptor says how a process stands there.
-    pub(crate) fn on_load_answered(&mut self, from: PublicKey, number: u64, standing: LoadStanding, said: String) {
-        let mut jobs = self.moves.processes.iter_mut();
+    pub(crate) fn on_load_answered(
+        &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
+        from: PublicKey,
+        number: u64,
+        standing: LoadStanding,
+        said: String,
+    ) {
+        let mut jobs = self.processes.iter_mut();
         let found = jobs.find(|(_, job)| job.number == Some(number) && job.to == from);
         let Some((root, job)) = found else { return };
         let root = *root;
         match standing {
             LoadStanding::Ready if !job.begun => {
                 job.begun = true;
-                self.quiet_down(root);
+                self.quiet_down(desk, effects, root);
             }
             LoadStanding::Refused if !job.begun => {
                 job.why = Some(format!("the other host does not take it: {said}"));
-                self.answer_for_process(root);
+                self.answer_for_process(desk, effects, root);
             }
             LoadStanding::Refused => {
                 job.why.get_or_insert_with(|| format!("the other host could not rebuild it: {said}"));
             }
             LoadStanding::Running => {
-                let still = self.effects.processes.still_for(root).unwrap_or_default();
+                let still = effects.processes.still_for(root).unwrap_or_default();
                 job.running = Some((still, said));
-                if self.effects.processes.departure(root).is_none_or(Departure::is_told) {
-                    self.answer_for_process(root);
+                if effects.processes.departure(root).is_none_or(Departure::is_told) {
+                    self.answer_for_process(desk, effects, root);
                 }
             }
             _ => {}
@@ -307,42 +225,48 @@ impl EventLoop {
     }
 
     /// All is there that the process needs. Before its connections can be named no new ones are to come.
-    fn quiet_down(&mut self, root: u32) {
+    fn quiet_down(&mut self, desk: &mut Desk, effects: &mut Effects, root: u32) {
         let now = clock::now();
-        let Some(job) = self.moves.processes.get_mut(&root) else { return };
+        let Some(job) = self.processes.get_mut(&root) else { return };
         job.claimed_by.get_or_insert(now + CLAIMED_WITHIN);
         if job.going.met.iter().any(FlowTuple::listens) {
-            self.let_settle(root);
+            self.let_settle(desk, effects, root);
         } else {
-            self.name_connections(root);
+            self.quiet.push(root);
         }
     }
 
     /// Waits until what a process has is its own, and the same for a moment.
-    fn let_settle(&mut self, root: u32) {
+    fn let_settle(&mut self, desk: &mut Desk, effects: &mut Effects, root: u32) {
         let now = clock::now();
-        let Some(job) = self.moves.processes.get(&root) else { return };
+        let Some(job) = self.processes.get(&root) else { return };
         let listening: Vec<FlowTuple> = job.going.met.iter().copied().filter(FlowTuple::listens).collect();
-        if let Err(why) = self.effects.processes.quiet_process(
-            &mut self.effects.relocation,
-            &mut self.effects.host,
-            now,
-            root,
-            &listening,
-        ) {
-            self.call_process_back(now, root, Some(why));
+        if let Err(why) =
+            effects.processes.quiet_process(&mut effects.relocation, &mut desk.host, now, root, &listening)
+        {
+            self.call_process_back(desk, effects, now, root, Some(why));
+        }
+    }
+
+    /// Whether there are processes whose connections can be named. All of these are to be known then.
+    pub(crate) fn any_is_quiet(&self) -> bool {
+        !self.quiet.is_empty()
+    }
+
+    /// Has the connections follow of processes that have no new ones.
+    pub(crate) fn go_on_with_quiet(&mut self, desk: &mut Desk, effects: &mut Effects) {
+        for root in std::mem::take(&mut self.quiet) {
+            self.name_connections(desk, effects, root);
         }
     }
 
     /// What a process has now goes with it.
-    fn name_connections(&mut self, root: u32) {
+    fn name_connections(&mut self, desk: &mut Desk, effects: &mut Effects, root: u32) {
         let now = clock::now();
-        let Some(job) = self.moves.processes.get(&root) else { return };
+        let Some(job) = self.processes.get(&root) else { return };
         let Some(number) = job.number else { return };
         let (wanted, to, before, claimed_by) = (job.wanted, job.to, job.whole.clone(), job.claimed_by);
-        self.handle_datapath_events(now, Most::OF_SOCKETS);
-        self.handle_udp(now);
-        let named = match self.fit_to_go(wanted, &to) {
+        let named = match fit_to_go(desk, wanted, &to) {
             Ok((whole, _)) if (&whole.pids, &whole.started) != (&before.pids, &before.started) => {
                 Err("it has started or ended processes meanwhile; try again".to_owned())
             }
@@ -353,49 +277,49 @@ impl EventLoop {
         };
         let (whole, going) = match named {
             Ok(named) => named,
-            Err(why) => return self.call_process_back(now, root, Some(why)),
+            Err(why) => return self.call_process_back(desk, effects, now, root, Some(why)),
         };
         let all = whole.flows.iter().chain(&going.met).copied();
-        let unclaimed: Vec<FlowTuple> = all.filter(|flow| self.is_unclaimed(flow)).collect();
+        let unclaimed: Vec<FlowTuple> = all.filter(|flow| self.is_unclaimed(desk, flow)).collect();
         if !unclaimed.is_empty() && claimed_by.is_some_and(|until| now < until) {
             for flow in unclaimed {
-                let hidden = !flow.is_unconnected() && self.effects.host.is_hidden(&flow);
-                self.node.claim_flow(now, flow, hidden);
+                let hidden = !flow.is_unconnected() && desk.host.is_hidden(&flow);
+                desk.node.claim_flow(now, flow, hidden);
             }
-            return self.let_settle(root);
+            return self.let_settle(desk, effects, root);
         }
         if let Some(end) = unclaimed.iter().find(|flow| flow.is_unconnected()) {
             let why = format!("it waits at {}, which its anchor does not let go on with it", end.local);
-            return self.call_process_back(now, root, Some(why));
+            return self.call_process_back(desk, effects, now, root, Some(why));
         }
-        if let Some(job) = self.moves.processes.get_mut(&root) {
+        if let Some(job) = self.processes.get_mut(&root) {
             (job.whole, job.going) = (whole, going);
         }
-        self.give_connections(root, number);
+        self.give_connections(desk, effects, root, number);
     }
 
     /// Whether a connection is of an anchor's end, and no flow of the anchor's yet; or a socket without another end,
     /// and its endpoint not yet one that can go on with it.
-    fn is_unclaimed(&self, flow: &FlowTuple) -> bool {
-        let known = if flow.is_unconnected() { self.has_endpoint(flow) } else { self.node.has_flow(flow) };
-        !known && self.node.lessor_of(flow.local).is_some()
+    fn is_unclaimed(&self, desk: &Desk, flow: &FlowTuple) -> bool {
+        let known = if flow.is_unconnected() { self.has_endpoint(desk, flow) } else { desk.node.has_flow(flow) };
+        !known && desk.node.lessor_of(flow.local).is_some()
     }
 
     /// Its connections, and its sockets without another end, follow what went ahead.
-    fn give_connections(&mut self, root: u32, number: u64) {
+    fn give_connections(&mut self, desk: &mut Desk, effects: &mut Effects, root: u32, number: u64) {
         let now = clock::now();
-        let Some(job) = self.moves.processes.get(&root) else { return };
+        let Some(job) = self.processes.get(&root) else { return };
         let (acceptor, memory, whole) = (job.to, job.whole.memory, job.whole.clone());
         let flows: Vec<FlowTuple> = job.whole.flows.iter().chain(&job.going.met).copied().collect();
         let count = u32::try_from(flows.len()).unwrap_or(u32::MAX);
-        self.call_prepared_off(now, &flows);
-        let mut given = self.effects.processes.begin_leaving(&mut self.effects.host, now, &whole, flows.clone());
+        self.call_prepared_off(desk, now, &flows);
+        let mut given = effects.processes.begin_leaving(&mut desk.host, now, &whole, flows.clone());
         let mut first = None;
         for (index, flow) in (0..count).zip(&flows) {
             if given.is_err() {
                 break;
             }
-            let (name, holder_at) = self.node.holder_of(flow);
+            let (name, holder_at) = desk.node.holder_of(flow);
             // What has changed since the images were made that are there.
             let size = if index == 0 { u32::try_from(memory / 4).unwrap_or(u32::MAX).max(SNAPSHOT_USUAL) } else { 1 };
             let gift = Gift {
@@ -410,66 +334,66 @@ impl EventLoop {
                 acceptor_at: None,
                 after: first,
             };
-            given = match self.node.give_socket(now, gift) {
+            given = match desk.node.give_socket(now, gift) {
                 Ok(name) => {
                     first.get_or_insert(name.number);
-                    self.effects.processes.give(root, name, *flow);
+                    effects.processes.give(root, name, *flow);
                     Ok(())
                 }
                 Err(why) => Err(format!("{} -> {}: {why}", flow.local, flow.remote)),
             };
         }
         if let Err(why) = given {
-            self.call_process_back(now, root, Some(why));
+            self.call_process_back(desk, effects, now, root, Some(why));
         }
     }
 
     /// No process is to go, as this daemon stops.
-    pub(crate) fn call_processes_back(&mut self, now: Time) {
-        let roots: Vec<u32> = self.moves.processes.keys().copied().collect();
-        roots.into_iter().for_each(|root| self.call_process_back(now, root, Some(STOPPING.to_owned())));
+    pub(crate) fn call_processes_back(&mut self, desk: &mut Desk, effects: &mut Effects, now: Time) {
+        let roots: Vec<u32> = self.processes.keys().copied().collect();
+        roots.into_iter().for_each(|root| self.call_process_back(desk, effects, now, root, Some(STOPPING.to_owned())));
     }
 
     /// A process is not to go: what is under way of its connections is called back.
-    fn call_process_back(&mut self, now: Time, root: u32, why: Option<String>) {
-        let Some(job) = self.moves.processes.get_mut(&root) else { return };
+    fn call_process_back(&mut self, desk: &mut Desk, effects: &mut Effects, now: Time, root: u32, why: Option<String>) {
+        let Some(job) = self.processes.get_mut(&root) else { return };
         job.why = job.why.take().or(why);
-        let (processes, mut around) = self.effects.around_wholes();
+        let (processes, mut around) = effects.around_wholes(&mut desk.host);
         processes.call_leaving_back(&mut around, now, root);
-        if self.effects.processes.departure(root).is_none_or(|of| of.is_told() && !of.is_given()) {
-            self.answer_for_process(root);
+        if effects.processes.departure(root).is_none_or(|of| of.is_told() && !of.is_given()) {
+            self.answer_for_process(desk, effects, root);
         }
     }
 
     /// What became of a connection of a process. Tells whether it is of one.
-    pub(crate) fn on_move_of_process(&mut self, event: &MoveEvent) -> bool {
+    pub(crate) fn on_move_of_process(&mut self, desk: &mut Desk, effects: &mut Effects, event: &MoveEvent) -> bool {
         let now = clock::now();
-        let (processes, mut around) = self.effects.around_wholes();
+        let (processes, mut around) = effects.around_wholes(&mut desk.host);
         let outcome = processes.note_outcome_of_leaving(&mut around, now, event);
         let Some((root, flow, stays)) = outcome else { return false };
-        let Some(job) = self.moves.processes.get_mut(&root) else { return true };
+        let Some(job) = self.processes.get_mut(&root) else { return true };
         if let (true, MoveEvent::Kept { why, .. }) = (stays, event) {
             job.why.get_or_insert_with(|| format!("{} -> {}: {}", flow.local, flow.remote, sentence(*why)));
         }
-        let Some(departure) = self.effects.processes.departure(root).filter(|of| of.is_told()) else { return true };
+        let Some(departure) = effects.processes.departure(root).filter(|of| of.is_told()) else { return true };
         if departure.is_given() && job.running.is_none() {
             job.until = Some(now + TOLD_WITHIN);
         } else {
-            self.answer_for_process(root);
+            self.answer_for_process(desk, effects, root);
         }
         true
     }
 
     /// All is decided, or nothing is to be waited for any more.
-    fn answer_for_process(&mut self, root: u32) {
-        let Some(job) = self.moves.processes.remove(&root) else { return };
-        let departure = self.effects.processes.departure(root);
+    fn answer_for_process(&mut self, desk: &mut Desk, effects: &mut Effects, root: u32) {
+        let Some(job) = self.processes.remove(&root) else { return };
+        let departure = effects.processes.departure(root);
         let decided = departure.is_some_and(Departure::is_given);
         let gone = departure.map_or(0, Departure::gone);
         let lost = departure.map(|of| of.lost().to_vec()).unwrap_or_default();
-        self.effects.processes.end_leaving(&mut self.effects.relocation, &mut self.effects.host, clock::now(), root);
+        effects.processes.end_leaving(&mut effects.relocation, &mut desk.host, clock::now(), root);
         let ProcessJob { client, whole, going, to, why, running, .. } = job;
-        let to = self.peer_name(&to);
+        let to = desk.peer_name(&to);
         let name = whole.name;
         let reply = if decided {
             let (still, there) = running.map_or((None, None), |(still, there)| (Some(still), there.parse().ok()));
@@ -484,14 +408,113 @@ impl EventLoop {
                 pid_there: there,
                 deaf: going.deaf,
             };
-            self.tell(told!(ProcessGiven { pid: root, to: to.key }, "{name} (process {root}) is with {to} now"));
+            desk.tell(told!(ProcessGiven { pid: root, to: to.key }, "{name} (process {root}) is with {to} now"));
             Reply::MovedProcess(Box::new(moved))
         } else {
             let why = why.unwrap_or_else(|| "the move was called off".to_owned());
-            self.tell(told!(ProcessKept { pid: root }, "{name} (process {root}) stays here: {why}"));
+            desk.tell(told!(ProcessKept { pid: root }, "{name} (process {root}) stays here: {why}"));
             Reply::Error(Failure::new(format!("it stays here: {why}")).on(format!("process {root}")))
         };
-        self.server.reply(client, &reply);
-        self.serve(client);
+        desk.server.reply(client, &reply);
     }
+}
+
+/// With which address a process goes: that which is `said`, that of its connections, or the one at which it can be
+/// met. `None`: it needs none.
+fn address_of(desk: &Desk, whole: &ProcessTree, said: Option<IpAddr>) -> Result<Option<IpAddr>, String> {
+    if said.is_some() {
+        return Ok(said);
+    }
+    if let Some(first) = whole.flows.first() {
+        return Ok(Some(first.local.ip()));
+    }
+    let (bound, all) = whole.bound_to();
+    match bound[..] {
+        [address] => return Ok(Some(address)),
+        [] => {}
+        [one, other, ..] => {
+            return Err(format!("it waits at {one} and at {other}, and there it can have but one address"));
+        }
+    }
+    let here = reached_at(desk, whole.root);
+    // One that has all addresses of IPv6 has those of IPv4 as well, usually.
+    let fits = |address: &IpAddr| all[usize::from(address.is_ipv6())] || all[1];
+    let mut fit: Vec<IpAddr> = here.into_iter().filter(fits).collect();
+    fit.sort_unstable();
+    match fit[..] {
+        [] => Ok(None),
+        [address] => Ok(Some(address)),
+        [one, other, ..] => Err(format!(
+            "it waits at all addresses of this host, and there it can have but one: say which (`--address {one}`, `--address {other}`)"
+        )),
+    }
+}
+
+/// The addresses that sockets of a process may be reached at.
+fn reached_at(desk: &Desk, root: u32) -> Vec<IpAddr> {
+    match desk.host.address_of_namespace(root) {
+        Some(address) => vec![address],
+        None => desk.own_addresses().into_iter().filter(|address| is_global(*address)).collect(),
+    }
+}
+
+/// Whether a process can go, with what goes with it.
+fn fit_to_go(desk: &mut Desk, wanted: Wanted, to: &PublicKey) -> Result<(ProcessTree, Going), Failure> {
+    let Wanted { pid, scope, .. } = wanted;
+    // What is said of the process itself need not name it once more.
+    let itself = format!("process {pid} ");
+    let refused = |sentence: String| {
+        let sentence = sentence.strip_prefix(&itself).map_or(sentence.clone(), |rest| format!("it {rest}"));
+        Failure::new(sentence).on(format!("process {pid}")).code(Code::NotSupported)
+    };
+    if *to == desk.node.public_key() {
+        return Err(refused("it is on this host already".to_owned()));
+    }
+    let whole = process_tree::look(pid, scope).map_err(|unfit| match unfit {
+        process_tree::Unfit::Gone(_) => {
+            Failure::new("there is no such process").on(format!("process {pid}")).code(Code::Unknown)
+        }
+        closed @ process_tree::Unfit::Closed(_) => refused(closed.to_string()).code(Code::Denied),
+        other => refused(other.to_string()),
+    })?;
+    let Some(address) = address_of(desk, &whole, wanted.address).map_err(refused)? else {
+        return Err(refused(
+            "it has no connection and waits for none, so there is nothing that would have to go on with it: start it there"
+                .to_owned(),
+        ));
+    };
+    let own = desk.own_addresses();
+    let reached = reached_at(desk, whole.root);
+    if wanted.address.is_some_and(|said| !reached.contains(&said)) {
+        return Err(refused(format!("{address} is no address that it is reached at here")));
+    }
+    for flow in &whole.flows {
+        if !is_movable(flow, &|address| own.contains(&address)) {
+            return Err(refused(format!(
+                "its connection {} -> {} is with this host itself, which stays",
+                flow.local, flow.remote
+            )));
+        }
+        if flow.local.ip() != address {
+            return Err(refused(format!(
+                "it has connections of {address} and of {}, and there it can have but one address",
+                flow.local.ip()
+            )));
+        }
+    }
+    let (met, mut deaf) = whole.met_at(address).map_err(|unfit| refused(unfit.to_string()))?;
+    deaf.extend(whole.left_at(address, &reached));
+    if whole.flows.is_empty() && met.is_empty() {
+        return Err(refused(format!("nobody reaches it at {address}, so there is nothing to go on with it")));
+    }
+    for flow in whole.flows.iter().chain(&met) {
+        if !desk.node.may_give(clock::now(), to, flow) {
+            return Err(refused(format!("that host does not belong to this host's community: {INVITE}")));
+        }
+    }
+    let first = whole.flows.first().or(met.first()).copied();
+    if !first.is_some_and(|first| desk.host.is_in_place(whole.root, &first)) {
+        return Err(refused("it is in a network namespace that is not this host's".to_owned()));
+    }
+    Ok((whole, Going { met, deaf }))
 }

@@ -6,10 +6,12 @@
 use whimbrel_ipc::{Code, Failure, MAX_RECEIVER, Reply};
 use whimbrel_kernel::owner::Owner;
 
+use super::Moves;
 use crate::api::Answer;
 use crate::api::access::{self, User};
+use crate::api::desk::Desk;
 use crate::api::server::ClientId;
-use crate::event_loop::EventLoop;
+use crate::effects::Effects;
 
 /// A program that receives sockets.
 #[derive(Debug)]
@@ -51,26 +53,37 @@ impl Receiver {
     }
 }
 
-impl EventLoop {
+impl Moves {
     /// [`Request::Receive`](whimbrel_ipc::Request::Receive): the client stays
     /// ([`Server::stay`](crate::api::server::Server::stay)) until it is among those that are gone
     /// ([`Server::take_gone`](crate::api::server::Server::take_gone)).
-    pub(crate) fn receive_sockets(&mut self, id: ClientId, name: &str) -> Answer {
-        let receiver = self.register_receiver(id, name)?;
+    pub(crate) fn receive_sockets(
+        &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
+        id: ClientId,
+        name: &str,
+    ) -> Answer {
+        let receiver = self.register_receiver(desk, effects, id, name)?;
         let name = receiver.name().to_owned();
-        self.moves.receivers.insert(id, receiver);
-        self.server.stay(id);
-        self.server.say(id, &Reply::Receiving { name }, Vec::new());
-        self.watch_client(id);
+        self.receivers.insert(id, receiver);
+        desk.server.stay(id);
+        desk.server.say(id, &Reply::Receiving { name }, Vec::new());
         Ok(None)
     }
 
-    fn register_receiver(&mut self, id: ClientId, name: &str) -> Result<Receiver, Failure> {
-        let client = self.server.credentials(id);
+    fn register_receiver(
+        &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
+        id: ClientId,
+        name: &str,
+    ) -> Result<Receiver, Failure> {
+        let client = desk.server.credentials(id);
         let receiver = Receiver::called(name, User::of(client))?;
-        self.server.may_stay(id)?;
+        desk.server.may_stay(id)?;
         let owner = client.map_or(Owner::NOBODY, Owner::from);
-        if !self.effects.relocation.add_receiver(&receiver.names, owner) {
+        if !effects.relocation.add_receiver(&receiver.names, owner) {
             let failure = Failure::new("another program receives sockets under this name");
             return Err(failure.on(receiver.name()).code(Code::InUse));
         }
@@ -78,17 +91,17 @@ impl EventLoop {
     }
 
     /// A client may have been one.
-    pub(crate) fn forget_receiver(&mut self, id: ClientId) {
-        if let Some(receiver) = self.moves.receivers.remove(&id) {
-            receiver.names.iter().for_each(|name| self.effects.relocation.remove_receiver(name.as_bytes()));
+    pub(crate) fn forget_receiver(&mut self, effects: &mut Effects, id: ClientId) {
+        if let Some(receiver) = self.receivers.remove(&id) {
+            receiver.names.iter().for_each(|name| effects.relocation.remove_receiver(name.as_bytes()));
         }
     }
 
     /// A client may have been handed sockets, or have taken some.
-    pub(crate) fn on_backlog(&mut self, id: ClientId) {
-        let Some(receiver) = self.moves.receivers.get(&id) else { return };
-        let is_behind = self.server.is_behind(id);
-        receiver.names.iter().for_each(|name| self.effects.relocation.set_full(name.as_bytes(), is_behind));
+    pub(crate) fn on_backlog(&self, desk: &Desk, effects: &mut Effects, id: ClientId) {
+        let Some(receiver) = self.receivers.get(&id) else { return };
+        let is_behind = desk.server.is_behind(id);
+        receiver.names.iter().for_each(|name| effects.relocation.set_full(name.as_bytes(), is_behind));
     }
 }
 

@@ -7,7 +7,7 @@ use ring::hmac;
 use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
 use whimbrel_ipc::{Code, Failure, Uuid};
 
-use super::failed;
+use super::sockets::failed;
 
 /// Names of sockets that came from elsewhere which are known at a time. Nobody tells when such a socket is closed, so
 /// the oldest are forgotten; it is called otherwise then, by a name that is as good for all that begins later.

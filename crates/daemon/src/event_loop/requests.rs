@@ -2,146 +2,96 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, SystemTime};
 
-use rustix::event::epoll::EventFlags;
-use whimbrel_handshake::PublicKey;
+use whimbrel_datapath::Most;
 use whimbrel_ipc::{
-    Code, Configuration, EventsQuery, Failure, HandoffStarted, LocalAddress, MAX_NAMES, Metric, Reply, Request, Status,
-    Suspended,
+    Code, CommunityRequest, Configuration, EventsQuery, Failure, HandoffStarted, LocalAddress, Metric, Reply, Request,
+    Status, Suspended,
 };
-use whimbrel_protocol::{Carrier, FlowState, FlowView, LocalEnd, PeerId, PeerView, Routes, Time, Waits};
+use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time, Waits};
 use whimbrel_tunnel::Counter;
 use whimbrel_wire::FlowTuple;
 
+use super::{EventLoop, Settings};
 use crate::api::server::{Asked, ClientId};
+use crate::api::sockets::WantedSocket;
 use crate::api::{Answer, access, views};
 use crate::closing::Received;
-use crate::event_loop::{EventLoop, FLOW_TICK, Settings};
-use crate::host::own_addresses;
 use crate::metrics::{Connections, Looked};
 use crate::name_server::NameUpdates;
-use crate::reactor::LoopError;
 use crate::role::anchor::api::WantedNamespace;
-use crate::role::programs::WantedSocket;
+use crate::role::community;
+use crate::role::programs::{self, Anchored};
 use crate::{clock, config};
-
-/// What clients have numbers, and this is the control socket itself.
-const LISTENER: u64 = u32::MAX as u64;
 
 /// How long peers are waited for when this host goes away.
 const SUSPEND_WAIT: Duration = Duration::from_secs(1);
 
-/// Processes that a request may name: what each has open is looked at.
-const MAX_PROCESSES: usize = 16;
-
 /// Clients that wait for a suspension.
-pub(crate) struct Suspending {
+pub(super) struct Suspending {
     /// Each with how many connections wait.
     clients: Vec<(ClientId, usize)>,
     /// They are answered then at the latest.
-    pub(crate) until: Time,
+    until: Time,
     /// Peers that were told.
     told: usize,
 }
 
-/// Waits for clients of the control socket.
-///
-/// # Errors
-/// When the kernel has no room.
-pub(crate) fn register(this: &mut EventLoop) -> Result<(), LoopError> {
-    this.listen(EventFlags::IN);
-    this.reactor.on(this.answers.wake(), |this| {
-        for (id, reply) in this.answers.take() {
-            this.server.reply(id, &reply);
-            this.serve(id);
-        }
-    })?;
-    this.reactor.every(clock::now(), FLOW_TICK, EventLoop::expire_clients);
-    this.reactor.at(|this| this.suspending.as_ref().map(|suspending| suspending.until), |_, _| {});
-    this.reactor.at(|this| this.server.has_turns().then(Time::default), |_, _| {});
-    Ok(())
+impl Suspending {
+    /// When clients are answered at the latest.
+    pub(super) fn until(&self) -> Time {
+        self.until
+    }
 }
 
 impl EventLoop {
-    /// Has a client heard and written to as it is fitting now; after all that changes that.
-    pub(crate) fn watch_client(&self, id: ClientId) {
-        let (Some(fd), Some(interest)) = (self.server.client(id), self.server.interest(id)) else { return };
-        let mut flags = EventFlags::empty();
-        flags.set(EventFlags::IN, interest.readable);
-        flags.set(EventFlags::OUT, interest.writable);
-        if let Err(error) = self.reactor.watch(fd, id.0, flags) {
-            tracing::warn!(%error, "cannot watch a client of the control socket");
+    /// Clients have something to say, or can be told more.
+    pub(super) fn handle_clients(&mut self) {
+        for id in self.desk.server.handle_ready(clock::now()) {
+            self.moves.on_backlog(&self.desk, &mut self.effects, id);
         }
     }
 
-    /// Whether whoever connects to the control socket wakes this thread.
-    fn listen(&self, flags: EventFlags) {
-        if let Err(error) = self.reactor.watch(self.server.listener(), LISTENER, flags) {
-            tracing::warn!(%error, "cannot change whether clients of the control socket are waited for");
+    /// Clients have gone.
+    pub(super) fn handle_gone(&mut self) {
+        let gone = self.desk.server.take_gone();
+        if !gone.is_empty() {
+            self.moves.clients_gone(&mut self.effects, &gone);
+            self.programs.clients_gone(&mut self.desk, &gone);
+            self.anchors.clients_gone(&gone);
         }
     }
 
-    /// A client has something to say, or can be told more.
-    pub(crate) fn handle_client(&mut self, id: ClientId) {
-        if id.0 == LISTENER {
-            for id in self.server.accept(clock::now()) {
-                self.watch_client(id);
-            }
-            if self.server.is_deaf() {
-                self.listen(EventFlags::empty());
-            }
-            return;
-        }
-        self.server.write(id);
-        self.on_backlog(id);
-        self.server.read(id);
-        self.serve(id);
-    }
-
-    /// Clients that ask nothing go; where no descriptor was left for who waits, there may be one now.
-    fn expire_clients(&mut self, now: Time) {
-        let was_deaf = self.server.is_deaf();
-        for id in self.server.check_again(now) {
-            self.watch_client(id);
-        }
-        if was_deaf && !self.server.is_deaf() {
-            self.listen(EventFlags::IN);
+    /// Takes in what others have found out for clients.
+    pub(super) fn handle_answers(&mut self) {
+        for (id, reply) in self.answers.take() {
+            self.desk.server.reply(id, &reply);
         }
     }
 
-    /// Serves a client on, when it is its turn.
-    pub(crate) fn serve(&mut self, id: ClientId) {
-        self.server.line_up(id);
-        self.watch_client(id);
+    /// What has changed of connections this instant counts for what is asked now.
+    pub(super) fn look_again(&mut self) {
+        self.handle_datapath_events(clock::now(), Most::OF_SOCKETS);
+        self.handle_udp(clock::now());
     }
 
     /// Answers one request of each user's who has asked: whoever asks for much is not to keep everybody else from this
     /// thread.
-    pub(crate) fn serve_turns(&mut self) {
-        for id in self.server.take_turns() {
-            if let Some(asked) = self.server.request(id) {
+    pub(super) fn serve_turns(&mut self) {
+        for id in self.desk.server.take_turns() {
+            if let Some(asked) = self.desk.server.request(id) {
                 let answer = asked.and_then(|asked| self.answer(id, asked));
-                self.reply(id, answer);
+                self.desk.reply(id, answer);
             }
-            self.serve(id);
-        }
-    }
-
-    /// Gives an answer, if there is one by now.
-    pub(crate) fn reply(&mut self, id: ClientId, answer: Answer) {
-        match answer {
-            Ok(Some(reply)) => self.server.reply(id, &reply),
-            Ok(None) => {}
-            Err(failure) => self.server.reply(id, &Reply::Error(failure)),
         }
     }
 
     /// Has the owner of a request answer it.
     fn answer(&mut self, id: ClientId, asked: Asked) -> Answer {
         let Asked { request, descriptors } = asked;
-        access::check(&request, self.server.credentials(id))?;
+        access::check(&request, self.desk.server.credentials(id))?;
         let one = || one(descriptors);
         match request {
             Request::Status => Ok(Some(Reply::Status(Box::new(self.status())))),
@@ -156,44 +106,87 @@ impl EventLoop {
             Request::Resume { connections } => self.resume(&connections),
             Request::ForgetPeer { address } => self.forget_peer(id, address),
             Request::Community(request) => self.community(request),
-            Request::Move { connections, to, receiver } => self.move_sockets(id, &connections, &to, receiver),
-            Request::MoveProcess { pid, scope, to, address } => self.move_process(id, pid, scope, &to, address),
-            Request::Receive { name } => self.receive_sockets(id, &name),
-            Request::Give { to, receiver, state } => self.give_socket(id, one()?, &to, receiver, state),
-            Request::Prepare { to, receiver } => self.prepare_socket(id, &one()?, &to, receiver),
+            Request::Move { connections, to, receiver } => {
+                self.look_again();
+                self.moves.move_sockets(&mut self.desk, &mut self.effects, id, &connections, &to, receiver)
+            }
+            Request::MoveProcess { pid, scope, to, address } => {
+                self.look_again();
+                self.moves.move_process(&mut self.desk, &mut self.effects, id, pid, scope, &to, address)
+            }
+            Request::Receive { name } => self.moves.receive_sockets(&mut self.desk, &mut self.effects, id, &name),
+            Request::Give { to, receiver, state } => {
+                self.moves.give_socket(&mut self.desk, &mut self.effects, id, one()?, &to, receiver, state)
+            }
+            Request::Prepare { to, receiver } => {
+                self.moves.prepare_socket(&mut self.desk, &mut self.effects, id, &one()?, &to, receiver)
+            }
             Request::Socket { family, kind, anchor, hidden } => {
-                self.make_socket(id, WantedSocket { family, kind, hidden }, &anchor)
+                let wanted = WantedSocket { family, kind, hidden };
+                let anchored = self.programs.make_socket(&mut self.desk, id, wanted, &anchor)?;
+                anchored.map_or(Ok(None), |anchored| self.anchor(&anchored))
+            }
+            Request::Anchor { question, anchor } => {
+                if let Some(anchored) = self.programs.take_anchor(&mut self.desk, id, question, anchor.as_deref()) {
+                    let answer = self.anchor(&anchored);
+                    self.desk.reply(anchored.client, answer);
+                }
+                Ok(None)
             }
             Request::Bind { address } => self.bind_socket(id, one()?.as_fd(), address),
-            Request::Uuid => self.name_socket(one()?.as_fd()),
-            Request::Export => self.export_socket(id, one()?),
-            Request::Rebuild { uuid } => self.rebuild_socket(id, &uuid),
-            Request::Sockets { pid } => self.list_sockets(id, pid),
-            Request::Migrator => self.be_migrator(id),
-            Request::Anchor { question, anchor } => self.take_anchor(id, question, anchor.as_deref()),
+            Request::Uuid => Ok(Some(Reply::Uuid { uuid: self.desk.names.of(one()?.as_fd())? })),
+            Request::Export => programs::export_socket(&mut self.desk, id, one()?),
+            Request::Rebuild { uuid } => programs::rebuild_socket(&mut self.desk, id, &uuid),
+            Request::Sockets { pid } => {
+                let names = self.desk.names.clone();
+                self.find_answer(id, move || programs::sockets(&names, pid).map_or_else(Reply::Error, Reply::Sockets))
+            }
+            Request::Migrator => self.programs.be_migrator(id),
             Request::Namespace { anchor, family, ports, address, hidden } => {
                 let wanted = WantedNamespace { family, ports, address, hidden };
-                self.want_namespace(id, one()?.into_inner(), &anchor, wanted)
+                let (desk, tenant) = (&mut self.desk, &mut self.effects.tenant);
+                self.anchors.want_namespace(desk, tenant, id, one()?.into_inner(), &anchor, wanted)
             }
-            Request::Anchors { brief } => Ok(Some(Reply::Anchors(self.anchors_view(brief)))),
-            Request::Lending { stop } => self.set_lending(stop),
+            Request::Anchors { brief } => {
+                let view = self.anchors.anchors_view(&mut self.desk, &mut self.effects.lender, brief);
+                Ok(Some(Reply::Anchors(view)))
+            }
+            Request::Lending { stop } => self.anchors.set_lending(&mut self.desk, &mut self.effects.lender, stop),
         }
     }
 
+    fn community(&mut self, request: CommunityRequest) -> Answer {
+        self.handle_udp(clock::now());
+        let reply = community::api::answer(&mut self.desk, request, self.settings.config.port);
+        self.poll_node();
+        Ok(Some(Reply::Community(Box::new(reply?))))
+    }
+
+    /// A socket is to have the address of another host, or may be.
+    fn anchor(&mut self, Anchored { client, wanted, anchor }: &Anchored) -> Answer {
+        self.anchors.want_socket(&mut self.desk, &mut self.effects.tenant, *client, *wanted, anchor)
+    }
+
+    fn bind_socket(&mut self, id: ClientId, socket: BorrowedFd<'_>, address: SocketAddr) -> Answer {
+        self.desk.names.of(socket)?;
+        let anchored = self.anchors.bind_anchored(&mut self.desk, &mut self.effects.tenant, id, socket, address, None);
+        anchored.unwrap_or_else(|| self.desk.bind_own_socket(id, socket, address))
+    }
+
     fn connections(&mut self, id: ClientId) -> Answer {
-        let flows: Vec<FlowView> = self.node.flows().collect();
-        let peers: Vec<PeerView> = self.node.peers().collect();
+        let flows: Vec<FlowView> = self.desk.node.flows().collect();
+        let peers: Vec<PeerView> = self.desk.node.peers().collect();
         let unknown = flows.iter().filter(|flow| flow.state == FlowState::Unknown).map(|flow| flow.tuple.remote.ip());
         let question = views::ConnectionsQuestion {
-            standings: unknown.map(|ip| (ip, self.node.standing(ip))).collect(),
+            standings: unknown.map(|ip| (ip, self.desk.node.standing(ip))).collect(),
             heard: self.heard_rewritten(&peers),
-            own: own_addresses(&self.effects.host.network),
+            own: self.desk.own_addresses(),
             helpers: self.effects.helping.helper_views(),
-            names: self.names_of_members(),
-            met_at: self.met_at(),
-            elsewhere: self.effects.host.inhabitants_elsewhere(),
-            sockets: self.effects.host.datapath.sockets_apart().ok(),
-            suspended: self.node.is_suspended(),
+            names: self.desk.names_of_members(),
+            met_at: self.desk.met_at(),
+            elsewhere: self.desk.host.inhabitants_elsewhere(),
+            sockets: self.desk.host.datapath.sockets_apart().ok(),
+            suspended: self.desk.node.is_suspended(),
             flows,
             peers,
             now: clock::now(),
@@ -203,11 +196,12 @@ impl EventLoop {
     }
 
     fn paths(&self) -> Vec<whimbrel_ipc::Path> {
-        let (own, called) = (own_addresses(&self.effects.host.network), self.names_of_members());
+        let (own, called) = (self.desk.own_addresses(), self.desk.names_of_members());
         let paths = self
+            .desk
             .node
             .peers()
-            .flat_map(|view| views::paths(&view, self.effects.host.tunnel_mtu(view.id), self.possible(&own, &view)));
+            .flat_map(|view| views::paths(&view, self.desk.host.tunnel_mtu(view.id), self.possible(&own, &view)));
         let named = |mut path: whimbrel_ipc::Path| {
             path.peer.name = called.get(&path.peer.key).cloned();
             path
@@ -217,15 +211,15 @@ impl EventLoop {
 
     fn tell_events(&mut self, id: ClientId, query: &EventsQuery) -> Answer {
         if query.follow {
-            self.server.may_stay(id)?;
+            self.desk.server.may_stay(id)?;
         }
-        let mut replies: Vec<Reply> = self.events.select(query).cloned().map(Reply::Event).collect();
+        let mut replies: Vec<Reply> = self.desk.select(query).cloned().map(Reply::Event).collect();
         if !query.follow {
-            replies.push(Reply::End { newest: self.events.newest() });
+            replies.push(Reply::End { newest: self.desk.newest() });
         }
-        self.server.replies(id, &replies);
+        self.desk.server.replies(id, &replies);
         if query.follow {
-            self.server.follow(id);
+            self.desk.server.follow(id);
         }
         Ok(None)
     }
@@ -234,136 +228,63 @@ impl EventLoop {
     fn suspend(&mut self, id: ClientId, connections: &[String]) -> Answer {
         let now = clock::now();
         self.handle_udp(now);
-        let mut already = self.node.is_suspended();
+        let mut already = self.desk.node.is_suspended();
         let flows = if connections.is_empty() {
-            self.node.suspend(now);
-            self.node.peers().map(|view| view.flows).sum()
+            self.desk.node.suspend(now);
+            self.desk.node.peers().map(|view| view.flows).sum()
         } else {
-            let named = self.named(connections)?;
-            let waiting = self.node.set_paused(now, &named, true).len();
+            let named = self.desk.lasting_connections(connections)?;
+            let waiting = self.desk.node.set_paused(now, &named, true).len();
             already |= waiting == 0;
             if waiting == 0 { named.len() } else { waiting }
         };
         self.poll_node();
-        let told = self.node.leaving_peers();
+        let told = self.desk.node.leaving_peers();
         if already && told == 0 {
             return Ok(Some(Reply::Suspended(Suspended { flows, told, answered: 0, already })));
         }
         let fresh = || Suspending { clients: Vec::new(), until: now + SUSPEND_WAIT, told };
         self.suspending.get_or_insert_with(fresh).clients.push((id, flows));
-        self.server.answer_later(id);
+        self.desk.server.answer_later(id);
         Ok(None)
     }
 
-    /// Whether this host is configured to lend endpoints.
-    pub(crate) fn lends(&self) -> bool {
-        self.settings.config.anchor.is_some()
-    }
-
-    /// Where the configuration says that a host is.
-    pub(crate) fn configured_at(&self, host: &PublicKey) -> Option<SocketAddr> {
-        let config = &self.settings.config;
-        let peer = config.peers.iter().find(|peer| peer.key == *host);
-        peer.map(|peer| SocketAddr::new(peer.address, config.port))
-    }
-
-    /// The connections of this host that these name, whoever is at the other end.
-    pub(crate) fn open_connections(&mut self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
-        if names.is_empty() {
-            return Err(Failure::new("no connection is named")
-                .hint("An address and port of either end does (192.0.2.1:22, [2001:db8::1]:22), or pid:NUMBER."));
-        }
-        let ended =
-            |view: &FlowView| view.entry.is_some_and(|entry| matches!(entry.end, LocalEnd::Behind | LocalEnd::Passing));
-        self.among(
-            names,
-            self.node.flows().filter(|view| !ended(view)).collect(),
-            "no open connection is named by this",
-        )
-    }
-
-    /// The connections that outlive a move and that these name.
-    fn named(&mut self, names: &[String]) -> Result<Vec<FlowTuple>, Failure> {
-        let views = self.node.flows().filter(|view| view.entry.is_some()).collect();
-        self.among(names, views, "no connection that outlives a move is named by this")
-    }
-
-    fn among(&mut self, names: &[String], views: Vec<FlowView>, none: &str) -> Result<Vec<FlowTuple>, Failure> {
-        let names: BTreeSet<&String> = names.iter().collect();
-        if names.len() > MAX_NAMES {
-            return Err(Failure::new(format!("a request may name {MAX_NAMES} connections")).code(Code::TooMany));
-        }
-        // Looked at once, however many processes are named.
-        let mut sockets = None;
-        let mut processes = 0;
-        let mut named = BTreeSet::new();
-        for name in names {
-            let matching: Vec<FlowTuple> = match name.strip_prefix("pid:").map(str::parse) {
-                Some(pid) => {
-                    let pid: u32 = pid.map_err(|_| Failure::new("this is no process id").on(name))?;
-                    processes += 1;
-                    if processes > MAX_PROCESSES {
-                        let failure = Failure::new(format!("a request may name {MAX_PROCESSES} processes"));
-                        return Err(failure.on(name).code(Code::TooMany));
-                    }
-                    let sockets =
-                        sockets.get_or_insert_with(|| views::sockets(self.effects.host.inhabitants_elsewhere()));
-                    views::of_process(&views, pid, sockets)
-                }
-                None => {
-                    let wanted: SocketAddr = name.parse().map_err(|_| {
-                        Failure::new("this names no connection").on(name).hint(
-                            "An address and port of either end does (192.0.2.1:22, [2001:db8::1]:22), or pid:NUMBER.",
-                        )
-                    })?;
-                    let ends = |view: &&FlowView| [view.tuple.local, view.tuple.remote].contains(&wanted);
-                    views.iter().filter(ends).map(|view| view.tuple).collect()
-                }
-            };
-            if matching.is_empty() {
-                return Err(Failure::new(none).on(name).hint("`whimbrel connections` shows them."));
-            }
-            named.extend(matching);
-        }
-        Ok(named.into_iter().collect())
-    }
-
     /// Answers whoever suspended this host, where the time has come.
-    pub(crate) fn answer_suspending(&mut self) {
+    pub(super) fn answer_suspending(&mut self) {
         if self.suspending.is_none() {
             return;
         }
-        let open = self.node.leaving_peers();
+        let open = self.desk.node.leaving_peers();
         let over = |suspending: &mut Suspending| open == 0 || suspending.until <= clock::now();
         let Some(suspending) = self.suspending.take_if(over) else { return };
         let answered = suspending.told.saturating_sub(open);
         for (id, flows) in suspending.clients {
-            self.server
+            self.desk
+                .server
                 .reply(id, &Reply::Suspended(Suspended { flows, told: suspending.told, answered, already: false }));
-            self.serve(id);
         }
     }
 
     fn resume(&mut self, connections: &[String]) -> Answer {
         let now = clock::now();
         let all = connections.is_empty();
-        let suspended = self.node.is_suspended();
-        let waiting = if all { self.node.waiting_flows() } else { self.named(connections)? };
+        let suspended = self.desk.node.is_suspended();
+        let waiting = if all { self.desk.node.waiting_flows() } else { self.desk.lasting_connections(connections)? };
         if all && !suspended && waiting.is_empty() {
             return Err(Failure::new("this host is not suspended, nor is a connection of its")
                 .hint("`whimbrel suspend` has its connections wait."));
         }
         let named: HashSet<FlowTuple> = waiting.iter().copied().collect();
-        let waits = self.node.flows().filter(|view| named.contains(&view.tuple));
+        let waits = self.desk.node.flows().filter(|view| named.contains(&view.tuple));
         let waits: Vec<Waits> = waits.filter_map(|view| Some(view.entry?.waits)).collect();
         if !all {
             may_go_on(suspended, &waits)?;
         }
-        self.node.set_paused(now, &waiting, false);
+        self.desk.node.set_paused(now, &waiting, false);
         let mut flows = waits.iter().filter(|waits| waits.here && !waits.there).count();
-        if all && self.node.is_suspended() {
-            self.node.resume(now, &self.routes);
-            flows = self.node.peers().map(|view| view.flows).sum();
+        if all && self.desk.node.is_suspended() {
+            self.desk.node.resume(now, &self.desk.routes);
+            flows = self.desk.node.peers().map(|view| view.flows).sum();
         }
         self.poll_node();
         Ok(Some(Reply::Resumed { flows, host: all && suspended }))
@@ -376,7 +297,7 @@ impl EventLoop {
                 .on(address)
                 .hint("`whimbrel peers` shows the addresses that have one."));
         };
-        self.node.forget_key(address);
+        self.desk.node.forget_key(address);
         self.find_answer(id, move || match forgotten.written() {
             Ok(key) => Reply::Forgotten { address, key: key.to_string() },
             Err(error) => Reply::Error(Failure::new(error.to_string()).hint(
@@ -387,7 +308,7 @@ impl EventLoop {
 
     /// Lets another thread find the answer for a client.
     pub(crate) fn find_answer(&mut self, id: ClientId, find: impl FnOnce() -> Reply + Send + 'static) -> Answer {
-        self.server.answer_later(id);
+        self.desk.server.answer_later(id);
         let none = move |why| (id, Reply::Error(Failure::new(why)));
         self.answers.begin(move || (id, find()), none);
         Ok(None)
@@ -395,17 +316,17 @@ impl EventLoop {
 
     fn hand_off(&mut self, to: Option<IpAddr>, peer: Option<&str>) -> Answer {
         if let Some(to) = to
-            && !own_addresses(&self.effects.host.network).contains(&to)
+            && !self.desk.own_addresses().contains(&to)
         {
             let failure = Failure::new("this host has no such address").on(to);
             return Err(failure.hint("`whimbrel status` shows those that it has."));
         }
-        if self.node.is_suspended() {
+        if self.desk.node.is_suspended() {
             return Err(is_suspended());
         }
-        let mut views: Vec<PeerView> = self.node.peers().collect();
+        let mut views: Vec<PeerView> = self.desk.node.peers().collect();
         if let Some(wanted) = peer {
-            let called = self.host(wanted).ok();
+            let called = self.desk.host_named(wanted).ok();
             let mut found = chosen(views.clone(), wanted);
             if found.is_empty() {
                 // By its name in the community.
@@ -430,20 +351,20 @@ impl EventLoop {
                 return Err(failure.hint(format!("`ip route get {peer} from {to}` shows what is missing.")));
             }
         }
-        let since = self.events.newest();
+        let since = self.desk.newest();
         let now = clock::now();
         self.handle_udp(now);
         let wanted: Vec<PeerId> = views.iter().map(|view| view.id).collect();
         if peer.is_none() && wanted.len() == all {
-            self.node.hand_off(now, &self.routes, to);
+            self.desk.node.hand_off(now, &self.desk.routes, to);
         } else {
             for id in &wanted {
-                self.node.hand_off_towards(now, &self.routes, to, *id);
+                self.desk.node.hand_off_towards(now, &self.desk.routes, to, *id);
             }
         }
         self.poll_node();
-        let views: Vec<PeerView> = self.node.peers().filter(|view| wanted.contains(&view.id)).collect();
-        let told = told(&views, !own_addresses(&self.effects.host.network).is_empty())?;
+        let views: Vec<PeerView> = self.desk.node.peers().filter(|view| wanted.contains(&view.id)).collect();
+        let told = told(&views, !self.desk.own_addresses().is_empty())?;
         let peers = told.iter().map(|view| views::name(view)).collect();
         let flows = told.iter().map(|view| view.flows).sum();
         Ok(Some(Reply::Handoff(HandoffStarted { to, peers, flows, since })))
@@ -454,7 +375,7 @@ impl EventLoop {
         if !peers.iter().any(|peer| peer.carrier == Carrier::FollowRewrite && peer.moved > 0) {
             return HashSet::new();
         }
-        self.effects.host.datapath.heard_rewritten().unwrap_or_else(|error| {
+        self.desk.host.datapath.heard_rewritten().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read which connections are answered rewritten");
             HashSet::new()
         })
@@ -464,7 +385,7 @@ impl EventLoop {
     fn leads(&self, from: IpAddr, view: &PeerView) -> bool {
         let places = std::iter::once(view.remote.ip()).chain(view.candidate.map(|at| at.ip()));
         let mut places = places.chain(view.locators.iter().copied()).filter(|at| at.is_ipv4() == from.is_ipv4());
-        places.any(|at| self.routes.leads(from, at))
+        places.any(|at| self.desk.routes.leads(from, at))
     }
 
     /// Pairs of an own address and one of the peer's that a route leads between. Not for peers without connections:
@@ -479,7 +400,7 @@ impl EventLoop {
             .chain(locators)
             .flat_map(|remote| own.iter().map(move |local| (*local, remote)))
             .filter(|(local, remote)| local.is_ipv4() == remote.is_ipv4())
-            .filter(|(local, remote)| self.routes.still_reaches(*local, remote.ip()))
+            .filter(|(local, remote)| self.desk.routes.still_reaches(*local, remote.ip()))
             .collect()
     }
 
@@ -497,17 +418,17 @@ impl EventLoop {
     }
 
     fn metrics(&self) -> Vec<Metric> {
-        let peers: Vec<PeerView> = self.node.peers().collect();
-        let datapath = self.effects.host.datapath.counters();
+        let peers: Vec<PeerView> = self.desk.node.peers().collect();
+        let datapath = self.desk.host.datapath.counters();
         if let Err(error) = &datapath {
             tracing::warn!(%error, "cannot read the data plane's counters");
         }
-        self.tally.metrics(&Looked {
-            suspended: self.node.is_suspended(),
-            connections: Connections::count(self.node.flows(), &peers, |address| self.node.standing(address)),
+        self.desk.metrics(&Looked {
+            suspended: self.desk.node.is_suspended(),
+            connections: Connections::count(self.desk.node.flows(), &peers, |address| self.desk.node.standing(address)),
             peers: &peers,
-            kept_addresses: self.effects.host.kept_addresses().len(),
-            tunnel: self.effects.host.tunnel.counters().all().collect(),
+            kept_addresses: self.desk.host.kept_addresses().len(),
+            tunnel: self.desk.host.tunnel.counters().all().collect(),
             datapath: datapath.ok(),
         })
     }
@@ -515,67 +436,58 @@ impl EventLoop {
     fn peers(&self) -> Vec<whimbrel_ipc::Peer> {
         let (now, config, known) = (clock::now(), &self.settings.config, &self.effects.known_keys);
         let since = |view: &PeerView| self.sessions.get(&view.id).copied();
-        let called = self.names_of_members();
-        let peers = self.node.peers();
+        let called = self.desk.names_of_members();
+        let peers = self.desk.node.peers();
         let mut peers: Vec<_> =
             peers.map(|view| views::peer(&view, now, since(&view), config.trust_in(&view.key), known)).collect();
         peers.iter_mut().for_each(|peer| peer.name = called.get(&peer.key).cloned());
         peers
     }
 
-    /// This host's addresses, those that it uses towards everywhere first.
-    pub(crate) fn met_at(&self) -> Vec<IpAddr> {
-        let mut addresses: Vec<IpAddr> = own_addresses(&self.effects.host.network).into_iter().collect();
-        let preferred: Vec<IpAddr> = EVERYWHERE.iter().filter_map(|to| self.routes.source_for(*to)).collect();
-        addresses.sort_by_key(|address| !preferred.contains(address));
-        addresses
-    }
-
     fn status(&self) -> Status {
-        let network = &self.effects.host.network;
+        let network = &self.desk.host.network;
         let interface = |index: u32| match network.link(index) {
             Some(link) => link.name.clone(),
             None => format!("#{index}"),
         };
-        let peers: Vec<PeerView> = self.node.peers().collect();
-        let device = self.effects.host.tunnel.device();
-        let counters = self.effects.host.tunnel.counters();
-        let own = own_addresses(network);
+        let peers: Vec<PeerView> = self.desk.node.peers().collect();
+        let device = self.desk.host.tunnel.device();
+        let counters = self.desk.host.tunnel.counters();
+        let own = self.desk.own_addresses();
         let mut addresses: Vec<LocalAddress> = network
             .addresses
             .iter()
             .filter(|usable| own.contains(&usable.address))
             .map(|usable| LocalAddress { address: usable.address, interface: interface(usable.interface) })
             .collect();
-        // Those that the host uses towards everywhere come first.
-        let preferred: Vec<IpAddr> = EVERYWHERE.iter().filter_map(|to| self.routes.source_for(*to)).collect();
-        addresses.sort_by_key(|local| !preferred.contains(&local.address));
+        let met_at = self.desk.met_at();
+        addresses.sort_by_key(|local| met_at.iter().position(|address| *address == local.address));
         Status {
             ready: true,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_ms: u64::try_from(clock::now().since(self.started).as_millis()).unwrap_or(u64::MAX),
-            public_key: self.node.public_key().to_string(),
+            public_key: self.desk.node.public_key().to_string(),
             port: self.settings.config.port,
             trust: views::trust(self.settings.config.trust),
             run_dir: self.settings.run_dir.clone(),
             state_dir: self.settings.state_dir.clone(),
             place: self.attachments.newest(),
             addresses,
-            kept_addresses: self.effects.host.kept_addresses().to_vec(),
-            suspended: self.node.is_suspended(),
-            rendezvous: self.node.rendezvous().into_iter().map(views::rendezvous).collect(),
-            meetings: self.settings.config.serve_rendezvous.then(|| views::meetings(self.node.meetings())),
+            kept_addresses: self.desk.host.kept_addresses().to_vec(),
+            suspended: self.desk.node.is_suspended(),
+            rendezvous: self.desk.node.rendezvous().into_iter().map(views::rendezvous).collect(),
+            meetings: self.settings.config.serve_rendezvous.then(|| views::meetings(self.desk.node.meetings())),
             name_server: self.name_updates.as_ref().map(NameUpdates::view),
-            counts: views::counts(&peers, self.node.flows()),
-            attached: self.effects.host.attached(interface),
+            counts: views::counts(&peers, self.desk.node.flows()),
+            attached: self.desk.host.attached(interface),
             tunnel: Some(whimbrel_ipc::Tunnel {
                 device: device.name().to_owned(),
-                mtu: self.effects.host.inner_mtu(),
+                mtu: self.desk.host.inner_mtu(),
                 packets_sent: counters.get(Counter::PacketsSent),
                 packets_received: counters.get(Counter::PacketsReceived),
             }),
-            newest_event: self.events.newest(),
+            newest_event: self.desk.newest(),
         }
     }
 }
@@ -615,12 +527,6 @@ fn told(views: &[PeerView], addressed: bool) -> Result<Vec<&PeerView>, Failure> 
          and a route (`ip address`, `ip route`).",
     ))
 }
-
-/// Addresses far away in either family: documentation prefixes, which routing treats as any other (RFC 5737, RFC 3849).
-pub(crate) const EVERYWHERE: [IpAddr; 2] = [
-    IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1)),
-    IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
-];
 
 /// The descriptor of a request that takes one, which the server has counted.
 fn one(descriptors: Vec<Received>) -> Result<Received, Failure> {
