@@ -99,6 +99,23 @@ enum Stage {
 }
 
 impl Acceptance {
+    fn new(name: MoveName, request: Request, stage: Stage, until: Time) -> Self {
+        Self {
+            donor: PublicKey::from(name.donor),
+            holder: PublicKey::from(request.holder),
+            request,
+            stage,
+            snapshot: Vec::new(),
+            total: 0,
+            reserved: 0,
+            ticket: None,
+            wire_port: 0,
+            terms: None,
+            why: None,
+            until,
+        }
+    }
+
     /// Whether it waits for a session with this host.
     fn reaches(&self, with: &PublicKey) -> bool {
         self.stage == Stage::Reaching && self.holder == *with
@@ -154,29 +171,21 @@ impl Acceptor {
             self.answer(below, name, AcceptorStanding::Refused, Some(refusal));
             return;
         }
-        let holder = PublicKey::from(request.holder);
-        let (flow, reserved) = (FlowName::requested(request), room(request));
-        let acceptance = Acceptance {
-            donor,
-            holder,
-            request: request.clone(),
-            stage: Stage::Admitting,
-            snapshot: Vec::new(),
-            total: 0,
-            reserved,
-            ticket: None,
-            wire_port: 0,
-            terms: None,
-            why: None,
-            until: below.now() + SENT_WITHIN,
-        };
-        self.reserved += reserved;
-        self.moving.insert(acceptance.request.tuple);
-        below.change(Change::Reserve { tuple: acceptance.request.tuple, reserved: true });
-        self.taking.insert(flow);
-        self.limits.add(acceptance.until, Limit::Acceptance(name));
-        self.acceptances.insert(name, acceptance);
+        let until = below.now() + SENT_WITHIN;
+        let acceptance = Acceptance::new(name, request.clone(), Stage::Admitting, until);
+        self.enter(below, name, Acceptance { reserved: room(request), ..acceptance });
         below.ask(MoveOp::Admit { name, request: request.clone() }, MoveAsked::Acceptance(name));
+    }
+
+    fn enter(&mut self, below: &mut Below<'_>, name: MoveName, acceptance: Acceptance) {
+        let tuple = acceptance.request.tuple;
+        self.limits.add(acceptance.until, Limit::Acceptance(name));
+        below.wait(&[], &acceptance.waits_for());
+        self.reserved += acceptance.reserved;
+        self.moving.insert(tuple);
+        below.change(Change::Reserve { tuple, reserved: true });
+        self.taking.insert(FlowName::requested(&acceptance.request));
+        self.acceptances.insert(name, acceptance);
     }
 
     /// Why a socket is not taken.
@@ -249,30 +258,13 @@ impl Acceptor {
         }
         let holder = PublicKey::from(request.holder);
         below.hint(holder, hint(request.holder_at));
-        let acceptance = Acceptance {
-            donor: PublicKey::from(name.donor),
-            holder,
-            request: request.clone(),
-            stage: match found {
-                Found::Frozen => Stage::Presented,
-                Found::Waiting => Stage::Saving,
-                Found::Awake | Found::Gone => Stage::Surrendering,
-            },
-            snapshot: Vec::new(),
-            total: 0,
-            reserved: 0,
-            ticket: Some(*ticket),
-            wire_port: saved.wire_port,
-            terms: None,
-            why: None,
-            until: below.now() + DECIDED_WITHIN,
+        let stage = match found {
+            Found::Frozen => Stage::Presented,
+            Found::Waiting => Stage::Saving,
+            Found::Awake | Found::Gone => Stage::Surrendering,
         };
-        self.limits.add(acceptance.until, Limit::Acceptance(name));
-        below.wait(&[], &acceptance.waits_for());
-        self.moving.insert(acceptance.request.tuple);
-        below.change(Change::Reserve { tuple: acceptance.request.tuple, reserved: true });
-        self.taking.insert(FlowName::requested(&acceptance.request));
-        self.acceptances.insert(name, acceptance);
+        let acceptance = Acceptance::new(name, request.clone(), stage, below.now() + DECIDED_WITHIN);
+        self.enter(below, name, Acceptance { ticket: Some(*ticket), wire_port: saved.wire_port, ..acceptance });
         if found == Found::Waiting {
             below.ask(MoveOp::SaveAcceptance(saved.clone()), MoveAsked::Acceptance(name));
         }

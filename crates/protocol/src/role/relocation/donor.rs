@@ -73,8 +73,6 @@ struct Donation {
     announced: Option<(u32, u32)>,
     snapshot: Vec<u8>,
     ticket: Option<Ticket>,
-    /// The socket is, or may be, at rest.
-    frozen: bool,
     /// There is no socket any more.
     gone: bool,
     /// Why it comes to nothing.
@@ -113,6 +111,26 @@ enum Stage {
 }
 
 impl Donation {
+    fn new(acceptor: PublicKey, request: Request, stage: Stage, asked: Time, until: Time) -> Self {
+        Self {
+            holder: PublicKey::from(request.holder),
+            acceptor,
+            request,
+            after: None,
+            waits: false,
+            stage,
+            ready: false,
+            announced: None,
+            snapshot: Vec::new(),
+            ticket: None,
+            gone: false,
+            why: None,
+            outcome: None,
+            asked,
+            until,
+        }
+    }
+
     fn waits_for(&self) -> Vec<PublicKey> {
         match self.stage {
             Stage::Preparing => {
@@ -197,24 +215,8 @@ impl Donor {
             options,
             receiver,
         };
-        let donation = Donation {
-            holder,
-            acceptor,
-            request,
-            after,
-            waits,
-            stage: Stage::Preparing,
-            ready: false,
-            announced: None,
-            snapshot: Vec::new(),
-            ticket: None,
-            frozen: false,
-            gone: false,
-            why: None,
-            outcome: None,
-            asked: below.now(),
-            until: below.now() + PREPARED_WITHIN,
-        };
+        let until = now + PREPARED_WITHIN;
+        let donation = Donation { after, waits, ..Donation::new(acceptor, request, Stage::Preparing, now, until) };
         self.enter(below, number, donation);
         Ok(name)
     }
@@ -242,24 +244,9 @@ impl Donor {
             options: Vec::new(),
             receiver: Vec::new(),
         };
-        let donation = Donation {
-            holder,
-            acceptor,
-            request,
-            after: None,
-            waits: false,
-            stage: Stage::Recalling,
-            ready: true,
-            announced: None,
-            snapshot: Vec::new(),
-            ticket: None,
-            frozen: true,
-            gone: found == Found::Gone,
-            why: Some(Refusal::Cancelled),
-            outcome: None,
-            asked: below.now(),
-            until: below.now() + DECIDED_WITHIN,
-        };
+        let (now, why) = (below.now(), Some(Refusal::Cancelled));
+        let donation = Donation::new(acceptor, request, Stage::Recalling, now, now + DECIDED_WITHIN);
+        let donation = Donation { ready: true, gone: found == Found::Gone, why, ..donation };
         self.enter(below, name.number, donation);
     }
 
@@ -541,12 +528,11 @@ impl Donor {
         let why_before = of.why;
         match of.stage {
             Stage::Saving | Stage::Freezing => {
-                of.frozen |= of.stage == Stage::Freezing && failed.is_none();
+                let frozen = of.stage == Stage::Freezing && failed.is_none();
                 match (of.stage, of.why) {
+                    (_, Some(_)) => self.take_back(below, number, frozen),
                     (Stage::Saving, None) => self.turn(below, number, Stage::Freezing),
-                    (Stage::Freezing, None) => self.turn(below, number, Stage::Dumping),
-                    (_, Some(_)) => self.take_back(below, number),
-                    (_, None) => {}
+                    (_, None) => self.turn(below, number, Stage::Dumping),
                 }
             }
             Stage::Dumping => {
@@ -562,7 +548,7 @@ impl Donor {
                         return;
                     }
                 }
-                self.take_back(below, number);
+                self.take_back(below, number, true);
             }
             Stage::Destroying => {
                 // Where it failed the copy stays at rest.
@@ -584,13 +570,13 @@ impl Donor {
         }
     }
 
-    /// No ticket is out: the socket goes on here, whatever the others think.
-    fn take_back(&mut self, below: &mut Below<'_>, number: u64) {
+    /// No ticket is out: the socket goes on here, whatever the others think. `frozen`: it is at rest.
+    fn take_back(&mut self, below: &mut Below<'_>, number: u64, frozen: bool) {
         let name = below.own(number);
         let Some(of) = self.donations.get_mut(&number) else { return };
         let (holder, acceptor, flow) = (of.holder, of.acceptor, of.request.flow);
         let why = *of.why.get_or_insert(Refusal::NotKept);
-        let (frozen, gone) = (of.frozen, of.gone);
+        let gone = of.gone;
         below.send(acceptor, Record::Cancel { number });
         match (frozen, gone) {
             (true, true) => self.turn(below, number, Stage::Recalling),

@@ -74,8 +74,7 @@ struct Held {
     announced: Option<Announcement>,
     /// Moves whose donors have not said that they know.
     unsettled: BTreeMap<MoveName, Unsettled>,
-    /// The acceptor that waits to hear that it may go on.
-    awaiting: Option<PublicKey>,
+    owner: Owner,
     /// It was lent, so it is there until its end, moved or not: the flow as its far end has it, which runs nothing.
     /// Else the far end is this host's own.
     lent: Option<FlowTuple>,
@@ -91,8 +90,19 @@ struct Held {
     led_again: Option<Time>,
     /// How often it may be moved yet.
     again: Bucket,
-    /// It is this host's since another move has brought it along, and has not been presented.
-    along_here: bool,
+}
+
+/// What the present owner has heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// All, as far as is known. Exits: a move is committed (`Waiting`, or `Along`); it presents its ticket again
+    /// (`Waiting`).
+    Informed,
+    /// Not yet that it may go on. Exits: the flow is led to it, or over (`Informed`).
+    Waiting,
+    /// It is this host: another move has brought the flow along, and its ticket has not been presented. Exits: it is
+    /// (`Waiting`); its socket was woken by a daemon before this one (`Informed`).
+    Along,
 }
 
 /// Whether a flow lasts.
@@ -151,7 +161,7 @@ impl Held {
             last: None,
             announced: None,
             unsettled: BTreeMap::new(),
-            awaiting: None,
+            owner: Owner::Informed,
             lent: None,
             wire_port: 0,
             hidden: false,
@@ -160,7 +170,6 @@ impl Held {
             unled: 0,
             led_again: None,
             again: Bucket::of(AGAIN_EACH.0, AGAIN_EACH.1),
-            along_here: false,
         }
     }
 
@@ -209,7 +218,7 @@ impl Held {
     fn is_empty(&self) -> bool {
         self.announced.is_none()
             && self.unsettled.is_empty()
-            && self.awaiting.is_none()
+            && self.owner != Owner::Waiting
             && (self.last.is_none() && self.lent.is_none() || self.is_over())
     }
 
@@ -285,7 +294,7 @@ impl Holder {
         held.hidden = saved.hidden;
         held.life = if saved.ending { Life::Ending } else { Life::Lasting };
         held.restored = true;
-        held.along_here = saved.flow.peer() == below.me();
+        held.owner = if saved.flow.peer() == below.me() { Owner::Along } else { Owner::Informed };
         if !held.unsettled.is_empty() {
             self.limits.add(until, Limit::Unsettled(saved.flow));
         }

@@ -6,7 +6,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::{Decision, MoveName, Record, Refusal, Ticket};
 
-use super::{Announcement, Held, Holder, Keeping, Life, Limit, SETTLED_WITHIN, Unsettled};
+use super::{Announcement, Held, Holder, Keeping, Life, Limit, Owner, SETTLED_WITHIN, Unsettled};
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{LeaseName, MoveOp, SavedHeld};
@@ -214,15 +214,15 @@ impl Holder {
     /// An acceptor presents a ticket that was used.
     fn present_again(&mut self, below: &mut Below<'_>, flow: FlowName, wire_port: u16, genuine: bool) {
         let Some(held) = self.held.get(&flow) else { return };
-        let (waits, other_port, late) = (held.awaiting.is_some(), held.wire_port != wire_port, held.along_here);
+        let (owner, other_port) = (held.owner, held.wire_port != wire_port);
         if genuine && other_port {
             self.record_wire_port(below, flow, wire_port);
         }
-        if !waits {
+        if owner != Owner::Waiting {
             self.answer_again(below, flow);
         }
-        if late {
-            self.take_here(below, flow);
+        if owner == Owner::Along {
+            self.report_rebound(below, flow);
         }
     }
 
@@ -302,14 +302,15 @@ impl Holder {
     /// its ticket no more.
     pub(in super::super) fn take_woken(&mut self, below: &mut Below<'_>, ticket: &Ticket) {
         let (flow, committed) = self.presented(below.me(), ticket);
-        if committed && self.held.get(&flow).is_some_and(|held| held.along_here) {
-            self.take_here(below, flow);
+        let held = self.held.get_mut(&flow).filter(|held| committed && held.owner == Owner::Along);
+        if let Some(held) = held {
+            held.owner = Owner::Informed;
+            self.report_rebound(below, flow);
         }
     }
 
-    fn take_here(&mut self, below: &mut Below<'_>, flow: FlowName) {
-        if let Some(held) = self.held.get_mut(&flow) {
-            held.along_here = false;
+    fn report_rebound(&self, below: &mut Below<'_>, flow: FlowName) {
+        if let Some(held) = self.held.get(&flow) {
             let far = held.lent.or_else(|| below.around().flow(&flow.with(held.led)));
             below.event(MoveEvent::Rebound { flow, far });
         }
@@ -362,10 +363,13 @@ impl Holder {
         held.wire_port = wire_port;
         held.sequence = sequence;
         held.last = Some(name);
-        held.awaiting = (!along).then_some(acceptor);
         // What this host takes itself it has when it presents its ticket, at once or once it is started anew: then it
         // is held no more.
-        held.along_here = here;
+        held.owner = match along {
+            true if here => Owner::Along,
+            true => Owner::Informed,
+            false => Owner::Waiting,
+        };
         if donor == acceptor {
             // A claim: it has no donor that would have to know.
             self.lead(below, flow);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::moving::{Decision, MoveName, Record, Refusal, Terms, Ticket};
 
-use super::{Holder, Limit};
+use super::{Held, Holder, Limit, Owner};
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{LeaseName, MoveOp};
@@ -16,6 +16,16 @@ use crate::binding::transfer::{Below, Change, Lead};
 /// ends the pause.
 const LED_AGAIN: Duration = Duration::from_millis(500);
 const LED_AGAIN_LONGEST: Duration = Duration::from_secs(60);
+
+impl Held {
+    /// Tells the owner how it goes on, if it waits for that.
+    fn answer(&mut self, below: &mut Below<'_>, flow: FlowName, outcome: Result<Terms, Refusal>) {
+        if let (Owner::Waiting, Some(name)) = (self.owner, self.last) {
+            self.owner = Owner::Informed;
+            below.send(flow.peer(), Record::Verdict { name, outcome });
+        }
+    }
+}
 
 impl Holder {
     /// A flow is another host's from now on, and is called by that.
@@ -39,7 +49,7 @@ impl Holder {
     /// An acceptor that did not hear that it is committed is told, once more, how it goes on.
     pub(in super::super) fn answer_again(&mut self, below: &mut Below<'_>, flow: FlowName) {
         if let Some(held) = self.held.get_mut(&flow) {
-            held.awaiting = Some(flow.peer());
+            held.owner = Owner::Waiting;
             self.lead(below, flow);
         }
     }
@@ -98,15 +108,9 @@ impl Holder {
                 if let Some(when) = held.led_again.take() {
                     self.limits.remove(when, Limit::Lead(flow));
                 }
-                if let (Some(acceptor), Some(name)) = (held.awaiting.take(), held.last) {
-                    below.send(acceptor, Record::Verdict { name, outcome: Ok(terms) });
-                }
+                held.answer(below, flow, Ok(terms));
             }
-            Err(_) if held.is_over() => {
-                if let (Some(acceptor), Some(name)) = (held.awaiting.take(), held.last) {
-                    below.send(acceptor, Record::Verdict { name, outcome: Err(Refusal::NoSuchFlow) });
-                }
-            }
+            Err(_) if held.is_over() => held.answer(below, flow, Err(Refusal::NoSuchFlow)),
             Err(why) => {
                 let pause = (LED_AGAIN * 2u32.pow(held.unled.min(10))).min(LED_AGAIN_LONGEST);
                 let again = below.now() + pause;
