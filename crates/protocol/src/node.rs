@@ -32,8 +32,8 @@ use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::flow::introduction::PROBE_BIT;
 use crate::path::paths::Paths;
-use crate::role::Came;
 use crate::role::relocation::Relocation;
+use crate::role::{At, Came};
 use roles::Roles;
 
 /// One host's side of the protocol. It takes what happens by `handle_*`, and is drained by [`Node::poll`] after each of
@@ -112,7 +112,7 @@ impl Node {
 
     fn handle_messages(&mut self, now: Time, id: PeerId, arrival: &Arrival, messages: Vec<Message>) {
         self.binding.flow.path.hear_candidate(now, id, arrival, &mut self.base);
-        self.roles.rendezvous.on_found(id, arrival, &mut self.binding, &mut self.base);
+        self.roles.rendezvous.on_found(id, arrival, &mut At::new(now, &mut self.binding, &mut self.base));
         let updates = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
         if !updates && self.binding.flow.path.peers.get(&id).is_some_and(|paths| paths.remote() == arrival.source) {
             self.binding.hear(now, id, &mut self.base);
@@ -144,7 +144,7 @@ impl Node {
             let mapped = bound!(self.binding, &id).is_some_and(|peer| peer.is_mapped());
             self.binding.flow.path.notice_rebinding(now, id, arrival, answered, mapped, &mut self.base);
         }
-        self.roles.rendezvous.record_endpoint(now, id, &mut self.binding, &mut self.base);
+        self.act(now, |roles, at| roles.rendezvous.record_endpoint(id, at));
     }
 
     /// Has the owner of a message see to it.
@@ -152,7 +152,7 @@ impl Node {
         let (low, base) = (&mut self.binding, &mut self.base);
         let Some(message) = low.handle_message(now, id, arrival, message, answers, base) else { return };
         let came = Came::new(id, arrival, answers);
-        match self.roles.handle_message(now, came, message, low, base) {
+        match self.roles.handle_message(came, message, &mut At::new(now, low, base)) {
             Some(Message::PassedOn { left, source, datagram })
                 if self.roles.rendezvous.is_passed_on(id, arrival, left, source, base) =>
             {
@@ -184,7 +184,8 @@ impl Node {
             // P-87, P-35
             let relocation = &self.roles.relocation;
             let hides = |name: &FlowName| relocation.hides(name);
-            if !self.roles.referral.refer(id, &flow, nonce, hides, &mut self.binding, &mut self.base) {
+            let at = &mut At::new(now, &mut self.binding, &mut self.base);
+            if !self.roles.referral.refer(id, &flow, nonce, hides, at) {
                 self.binding.flow.refuse_introduction(id, nonce, IntroductionRefusal::Refused, &mut self.base);
             }
         }
@@ -197,7 +198,7 @@ impl Node {
         let Some(entry) = self.binding.flow.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
         match flow.transport {
             Transport::Udp => {
-                self.roles.gateway.handle_datagram_claim(now, flow, &entry, &mut self.binding, &mut self.base)
+                self.act(now, |roles, at| roles.gateway.handle_datagram_claim(flow, &entry, at));
             }
             _ => self.binding.flow.take_claimed(now, flow, &entry, &mut self.base),
         }
@@ -269,7 +270,7 @@ impl Node {
             } else if let Some(timer) = self.base.take_due_timer(now) {
                 self.handle_timer(now, timer);
             } else {
-                self.roles.handle_timeout(now, &mut self.binding, &mut self.base);
+                self.act(now, Roles::handle_timeout);
             }
             self.settle(now);
         }
@@ -329,21 +330,21 @@ impl Node {
         }
         let reason = whimbrel_wire::message::CloseReason::Shutdown;
         self.binding.flow.path.send(id, &[Message::Close { reason }], &mut self.base);
-        self.drop_peer(id);
+        self.drop_peer(now, id);
     }
 
     pub(crate) fn handle_close(&mut self, now: Time, id: PeerId) {
         let Some(peer) = peer!(self.binding.flow, &id) else { return };
         if peer.flow.flows.is_empty() && !self.binding.flow.path.session.keeps(id) {
             self.binding.flow.abandon_introductions(now, id, &mut self.base);
-            self.drop_peer(id);
+            self.drop_peer(now, id);
         } else {
             self.binding.flow.path.session.drop_sessions(id, &mut self.base);
             self.binding.flow.path.session.reach_again(now, id, &mut self.base);
         }
     }
 
-    pub(crate) fn drop_peer(&mut self, id: PeerId) {
+    pub(crate) fn drop_peer(&mut self, now: Time, id: PeerId) {
         self.binding.flow.path.session.drop_sessions(id, &mut self.base);
         self.binding.forget_chains(id, &mut self.base);
         let Some(peer) = self.binding.flow.path.session.peers.remove(&id) else { return };
@@ -357,7 +358,7 @@ impl Node {
         self.binding.flow.path.session.by_key.remove(&peer.key);
         self.binding.pairs.retain(|_, holder| *holder != id);
         self.binding.flow.path.session.contacts.forget_peer(id);
-        self.roles.forget_peer(id, peer.key, &mut self.binding, &mut self.base);
+        self.roles.forget_peer(id, peer.key, &mut At::new(now, &mut self.binding, &mut self.base));
         self.binding.flow.looks.forget(id);
         for timer in [
             Timer::Introductions(id),
@@ -386,7 +387,7 @@ impl Node {
     }
 
     fn renew(&mut self, now: Time, id: PeerId) {
-        self.roles.gateway.forget_unheard(now, id, &mut self.binding, &mut self.base);
+        self.act(now, |roles, at| roles.gateway.forget_unheard(id, at));
         let Some(peer) = peer!(self.binding.flow, &id) else { return };
         let needed = !peer.flow.flows.is_empty() || self.binding.flow.path.session.keeps(id);
         if needed && peer.path.attachment().is_some() && peer.flow.away.is_none() && !self.base.is_suspended() {
@@ -399,7 +400,7 @@ impl Node {
         let mut ended = Vec::new();
         let mut more = self.binding.flow.path.session.sweep_contacts(now)
             | self.binding.flow.sweep_introductions(now)
-            | self.roles.gateway.sweep_passing(&mut self.binding, &mut self.base);
+            | self.act(now, |roles, at| roles.gateway.sweep_passing(at));
         for peer in self.binding.flow.path.session.peers.values_mut() {
             peer.sessions.retain(|slot| {
                 let over = slot.until.is_some_and(|until| until <= now);

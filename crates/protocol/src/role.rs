@@ -19,6 +19,23 @@ use crate::base::output::{MoveAsked, OpDone, OpFailed};
 use crate::base::signal::Signal;
 use crate::binding::BindingLayer;
 
+/// The moment of an input, and what is below a role at that.
+pub(crate) struct At<'a> {
+    now: Time,
+    low: &'a mut BindingLayer,
+    base: &'a mut Base,
+}
+
+impl<'a> At<'a> {
+    pub(crate) fn new(now: Time, low: &'a mut BindingLayer, base: &'a mut Base) -> Self {
+        Self { now, low, base }
+    }
+
+    pub(crate) const fn now(&self) -> Time {
+        self.now
+    }
+}
+
 /// How a message has come, and what goes back to where it came from.
 pub(crate) struct Came<'a> {
     from: PeerId,
@@ -44,10 +61,10 @@ pub(crate) trait Role: Sized {
     }
 
     /// A peer has said something that the role [takes](Role::takes).
-    fn handle_message(&mut self, _: Time, _: Came<'_>, _: Message, _: &mut BindingLayer, _: &mut Base) {}
+    fn handle_message(&mut self, _: Came<'_>, _: Message, _: &mut At<'_>) {}
 
     /// Something has happened below, or in another role.
-    fn handle_signal(&mut self, _: Time, _: &Signal, _: &mut BindingLayer, _: &mut Base) {}
+    fn handle_signal(&mut self, _: &Signal, _: &mut At<'_>) {}
 
     /// Whether an op is one of the role's.
     fn asked(_: &MoveAsked) -> bool {
@@ -55,7 +72,7 @@ pub(crate) trait Role: Sized {
     }
 
     /// The result of an op that the role [has asked for](Role::asked).
-    fn handle_done(&mut self, _: Time, _: MoveAsked, _: Result<OpDone, OpFailed>, _: &mut BindingLayer, _: &mut Base) {}
+    fn handle_done(&mut self, _: MoveAsked, _: Result<OpDone, OpFailed>, _: &mut At<'_>) {}
 
     /// When [`Role::handle_timeout`] is due.
     fn poll_timeout(&self) -> Option<Time> {
@@ -63,10 +80,10 @@ pub(crate) trait Role: Sized {
     }
 
     /// Something is due.
-    fn handle_timeout(&mut self, _: Time, _: &mut BindingLayer, _: &mut Base) {}
+    fn handle_timeout(&mut self, _: &mut At<'_>) {}
 
     /// A peer is forgotten, which has this key.
-    fn forget_peer(&mut self, _: PeerId, _: PublicKey, _: &mut BindingLayer, _: &mut Base) {}
+    fn forget_peer(&mut self, _: PeerId, _: PublicKey, _: &mut At<'_>) {}
 
     /// Entries of all tables together. Of those that are few and end by themselves nothing is said.
     fn entries(&self) -> usize {
@@ -90,5 +107,9 @@ impl<R: Role> Alone<R> {
         let low = BindingLayer::new(&config, key.public(), &mut random);
         let base = Base::new(config, key, random);
         Self { role: R::new(&base), low, base }
+    }
+
+    fn act<T>(&mut self, now: Time, act: impl FnOnce(&mut R, &mut At<'_>) -> T) -> T {
+        act(&mut self.role, &mut At::new(now, &mut self.low, &mut self.base))
     }
 }

@@ -146,15 +146,13 @@ impl Node {
     /// Looks whether the far end of a flow that is passed on for this host runs Whimbrel, and asks it to introduce the
     /// flow. To be said of connections that this host has opened: those that others open are introduced by them.
     pub fn seek_far_end(&mut self, now: Time, flow: FlowTuple) {
-        self.roles.referral.seek_far_end(now, flow, &mut self.binding, &mut self.base);
-        self.settle(now);
+        self.act(now, |roles, at| roles.referral.seek_far_end(flow, at));
     }
 
     /// Takes over flows that had just become direct when the daemon before this one ended, as they were before. To be
     /// called once, behind [`Node::restore`].
     pub fn restore_left(&mut self, now: Time, left: Vec<(FlowTuple, FlowEntry)>) {
-        self.roles.referral.restore_left(now, left, &mut self.binding, &mut self.base);
-        self.settle(now);
+        self.act(now, |roles, at| roles.referral.restore_left(left, at));
     }
 
     /// Whether a host belongs to this host's community. This host itself does, where there is one.
@@ -174,9 +172,7 @@ impl Node {
     /// # Errors
     /// A statement is not the community's. Nothing is taken over.
     pub fn restore_community(&mut self, now: Time, saved: &SavedCommunity) -> Result<(), CommunityRefused> {
-        let result = self.roles.community.restore_community(now, saved, &mut self.binding, &mut self.base);
-        self.settle(now);
-        result
+        self.act(now, |roles, at| roles.community.restore_community(saved, at))
     }
 
     /// Makes a community of this host alone. It is its steward.
@@ -184,9 +180,7 @@ impl Node {
     /// # Errors
     /// This host belongs to one, or may not be called so.
     pub fn found_community(&mut self, now: Time, name: &str) -> Result<(), CommunityRefused> {
-        let result = self.roles.community.found_community(now, name, &mut self.binding, &mut self.base);
-        self.settle(now);
-        result
+        self.act(now, |roles, at| roles.community.found_community(name, at))
     }
 
     /// Opens a code by which a host can join this host's community.
@@ -194,9 +188,7 @@ impl Node {
     /// # Errors
     /// This host may not invite, or too many codes are open.
     pub fn invite(&mut self, now: Time, steward: bool) -> Result<OneTimeCode, CommunityRefused> {
-        let result = self.roles.community.invite(now, steward, &self.binding, &mut self.base);
-        self.settle(now);
-        result
+        self.act(now, |roles, at| roles.community.invite(steward, at))
     }
 
     /// Opens a code by which a host that is a stranger may be given one connection, once.
@@ -204,9 +196,7 @@ impl Node {
     /// # Errors
     /// This host moves no sockets, has no such connection, or too many codes are open.
     pub fn offer_connection(&mut self, now: Time, flow: FlowTuple) -> Result<OneTimeCode, CommunityRefused> {
-        let result = self.roles.community.offer_connection(now, flow, &mut self.binding, &mut self.base);
-        self.settle(now);
-        result
+        self.act(now, |roles, at| roles.community.offer_connection(flow, at))
     }
 
     /// From now on a host belongs to the community no more.
@@ -214,9 +204,7 @@ impl Node {
     /// # Errors
     /// This host may not say so, or the other is no member.
     pub fn revoke(&mut self, now: Time, host: &PublicKey) -> Result<(), CommunityRefused> {
-        let result = self.roles.community.revoke(now, host, &mut self.binding, &mut self.base);
-        self.settle(now);
-        result
+        self.act(now, |roles, at| roles.community.revoke(host, at))
     }
 
     /// Forgets the community. The others go on to count this host as theirs until one of them revokes it.
@@ -224,9 +212,7 @@ impl Node {
     /// # Errors
     /// There is none.
     pub fn leave_community(&mut self, now: Time) -> Result<(), CommunityRefused> {
-        let result = self.roles.community.leave_community(now, &mut self.binding, &mut self.base);
-        self.settle(now);
-        result
+        self.act(now, |roles, at| roles.community.leave_community(at))
     }
 
     /// What people are shown of the community.
@@ -247,9 +233,7 @@ impl Node {
         hosts: Vec<SocketAddr>,
         name: &str,
     ) -> Result<(), CommunityRefused> {
-        let result = self.roles.community.join_community(now, code, hosts, name, &mut self.binding, &mut self.base);
-        self.settle(now);
-        result
+        self.act(now, |roles, at| roles.community.join_community(code, hosts, name, at))
     }
 
     /// Gets the right to receive one connection, by a code that somebody was told at the host that has it.
@@ -262,23 +246,19 @@ impl Node {
         code: OneTimeCode,
         hosts: Vec<SocketAddr>,
     ) -> Result<(), CommunityRefused> {
-        let result = self.roles.community.accept_connection(now, code, hosts, &mut self.binding, &mut self.base);
-        self.settle(now);
-        result
+        self.act(now, |roles, at| roles.community.accept_connection(code, hosts, at))
     }
 
     /// An introduction has come for a host behind this one: the flow is taken for one that is there, as its socket is
     /// not seen (P-101). The introduction, which has this nonce and came for the session of this index, is to be told
     /// after.
     pub fn handle_flow_passing(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
-        self.roles.gateway.handle_flow_passing(now, flow, index, nonce, &mut self.binding, &mut self.base);
-        self.settle(now);
+        self.act(now, |roles, at| roles.gateway.handle_flow_passing(flow, index, nonce, at));
     }
 
     /// A host behind this one has opened a connection, which has been answered: this router has seen both.
     pub fn handle_passing_opened(&mut self, now: Time, flow: FlowTuple) {
-        self.roles.gateway.handle_passing_opened(now, flow, &mut self.binding, &mut self.base);
-        self.settle(now);
+        self.act(now, |roles, at| roles.gateway.handle_passing_opened(flow, at));
     }
 
     /// The configured rendezvous, and how they stand.
@@ -289,13 +269,12 @@ impl Node {
 
     /// A datagram came to the control port of an address that this host stands in for.
     pub fn handle_intercepted(&mut self, now: Time, address: IpAddr, source: SocketAddr, datagram: &[u8]) {
-        self.roles.rendezvous.handle_intercepted(now, address, source, datagram, &mut self.binding, &mut self.base);
-        self.settle(now);
+        self.act(now, |roles, at| roles.rendezvous.handle_intercepted(address, source, datagram, at));
     }
 
     /// An address that this host stands in for is somebody's, or on none of its links: it is given up (P-62).
     pub fn stand_aside(&mut self, address: IpAddr, reason: NeighbourProxyStatus) {
-        self.roles.rendezvous.stand_aside(address, reason, &mut self.binding, &mut self.base);
+        self.act(self.settled, |roles, at| roles.rendezvous.stand_aside(address, reason, at));
     }
 
     /// Addresses that this host stands in for.

@@ -27,17 +27,12 @@ impl Node {
         now: Time,
         act: impl FnOnce(&mut Relocation, &mut Below<'_>) -> T,
     ) -> Option<T> {
-        let relocation = &mut self.roles.relocation;
-        let done = self.binding.transfer(now, &mut self.base, |below| act(relocation, below));
-        self.settle(now);
-        done
+        self.act(now, |roles, at| roles.relocation.act(at, act))
     }
 
     /// The same with leases.
     fn anchor<T>(&mut self, now: Time, act: impl FnOnce(&mut Anchor, &mut Below<'_>) -> T) -> Option<T> {
-        let done = self.roles.anchor.act(now, &mut self.binding, &mut self.base, act);
-        self.settle(now);
-        done
+        self.act(now, |roles, at| roles.anchor.act(at, act))
     }
 
     /// Begins to give a socket away (`docs/protocol.md` §9). What becomes of it is told by events.

@@ -33,10 +33,11 @@ impl Node {
     fn take_done(&mut self, now: Time, id: OpId, result: Result<OpDone, OpFailed>) {
         let Some(asked) = self.base.answered(id) else { return };
         if let Asked::Move(asked) = asked {
-            let (low, base) = (&mut self.binding, &mut self.base);
             match (asked, result) {
-                (MoveAsked::Effect(what, op), Err(failed)) => low.handle_failed(now, what, *op, failed.sentence, base),
-                (asked, result) => self.roles.handle_done(now, asked, result, low, base),
+                (MoveAsked::Effect(what, op), Err(failed)) => {
+                    self.binding.handle_failed(now, what, *op, failed.sentence, &mut self.base);
+                }
+                (asked, result) => self.act(now, |roles, at| roles.handle_done(asked, result, at)),
             }
             return;
         }
@@ -148,7 +149,7 @@ impl Node {
             }
             Origin::Restored => {}
         }
-        self.roles.referral.return_to_former(now, flow, &mut self.binding, &mut self.base);
+        self.act(now, |roles, at| roles.referral.return_to_former(flow, at));
         self.roles.gateway.doubt(now, flow, entry.peer, &mut self.base);
         self.binding.flow.idle_later(now, entry.peer, &mut self.base);
         self.binding.refresh_sets(&mut self.base);
@@ -179,7 +180,7 @@ impl Node {
             } else if !known.closed && !ended && entry.is_none_or(|entry| entry.end != LocalEnd::Passing) {
                 // Its socket is still there, and may be introduced again.
                 self.binding.flow.flows.put(flow, Flow { stage: Stage::Open, ..known });
-                self.roles.referral.return_to_former(now, &flow, &mut self.binding, &mut self.base);
+                self.act(now, |roles, at| roles.referral.return_to_former(&flow, at));
             }
         }
         self.binding.flow.idle_later(now, id, &mut self.base);

@@ -8,14 +8,13 @@ use crate::base::Base;
 use crate::base::op::PeerId;
 use crate::base::output::{MoveAsked, OpDone, OpFailed};
 use crate::base::signal::Signal;
-use crate::binding::BindingLayer;
 use crate::role::anchor::Anchor;
 use crate::role::anchor::referral::ReferralRole;
 use crate::role::community::Community;
 use crate::role::gateway::GatewayRole;
 use crate::role::relocation::Relocation;
 use crate::role::rendezvous::RendezvousRole;
-use crate::role::{Came, Role};
+use crate::role::{At, Came, Role};
 
 /// Has each role of a list see to what comes, in its order.
 macro_rules! roles {
@@ -34,14 +33,12 @@ macro_rules! roles {
             /// A peer has said something. Gives back what is no role's.
             pub(super) fn handle_message(
                 &mut self,
-                now: Time,
                 came: Came<'_>,
                 message: Message,
-                low: &mut BindingLayer,
-                base: &mut Base,
+                at: &mut At<'_>,
             ) -> Option<Message> {
                 $(if <$kind>::takes(&message) {
-                    self.$role.handle_message(now, came, message, low, base);
+                    self.$role.handle_message(came, message, at);
                     return None;
                 })*
                 Some(message)
@@ -50,25 +47,21 @@ macro_rules! roles {
             /// Something has happened.
             pub(super) fn handle_signal(
                 &mut self,
-                now: Time,
                 signal: &Signal,
-                low: &mut BindingLayer,
-                base: &mut Base,
+                at: &mut At<'_>,
             ) {
-                $(self.$role.handle_signal(now, signal, low, base);)*
+                $(self.$role.handle_signal(signal, at);)*
             }
 
             /// The result of an op that a role has asked for.
             pub(super) fn handle_done(
                 &mut self,
-                now: Time,
                 asked: MoveAsked,
                 result: Result<OpDone, OpFailed>,
-                low: &mut BindingLayer,
-                base: &mut Base,
+                at: &mut At<'_>,
             ) {
                 $(if <$kind>::asked(&asked) {
-                    return self.$role.handle_done(now, asked, result, low, base);
+                    return self.$role.handle_done(asked, result, at);
                 })*
             }
 
@@ -78,9 +71,9 @@ macro_rules! roles {
             }
 
             /// What is due happens.
-            pub(super) fn handle_timeout(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-                $(if self.$role.poll_timeout().is_some_and(|due| due <= now) {
-                    self.$role.handle_timeout(now, low, base);
+            pub(super) fn handle_timeout(&mut self, at: &mut At<'_>) {
+                $(if self.$role.poll_timeout().is_some_and(|due| due <= at.now()) {
+                    self.$role.handle_timeout(at);
                 })*
             }
 
@@ -89,10 +82,9 @@ macro_rules! roles {
                 &mut self,
                 id: PeerId,
                 key: PublicKey,
-                low: &mut BindingLayer,
-                base: &mut Base,
+                at: &mut At<'_>,
             ) {
-                $(self.$role.forget_peer(id, key, low, base);)*
+                $(self.$role.forget_peer(id, key, at);)*
             }
 
             /// Entries of all tables together.

@@ -133,7 +133,7 @@ impl Node {
         self.binding.flow.abandon_introductions(now, id, &mut self.base);
         let mut addresses = self.binding.flow.path.session.contacts.addresses_of(id);
         addresses.sort_unstable();
-        self.drop_peer(id);
+        self.drop_peer(now, id);
         for address in addresses {
             self.binding.flow.path.session.give_up(now, address, &mut self.base);
         }
@@ -160,7 +160,7 @@ impl Node {
         if surplus > 0 {
             idle.sort_unstable();
             for (.., id) in idle.into_iter().take(surplus) {
-                self.drop_peer(id);
+                self.drop_peer(now, id);
             }
         }
         self.binding.flow.path.session.contacts.take_room();
@@ -249,7 +249,7 @@ impl Node {
             && peer!(self.binding.flow, &id).is_some_and(forgotten)
             && self.binding.flow.path.session.contacts.addresses_of(id).is_empty()
         {
-            self.drop_peer(id);
+            self.drop_peer(now, id);
         }
     }
 

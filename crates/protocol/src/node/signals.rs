@@ -3,6 +3,8 @@
 use crate::Time;
 use crate::base::signal::Signal;
 use crate::node::Node;
+use crate::node::roles::Roles;
+use crate::role::At;
 
 impl Node {
     /// Tells all facts that have come up to those whom they concern, and sends what these have to say.
@@ -18,10 +20,16 @@ impl Node {
         }
     }
 
+    /// Has roles do something, and tells what follows from it.
+    pub(super) fn act<T>(&mut self, now: Time, act: impl FnOnce(&mut Roles, &mut At<'_>) -> T) -> T {
+        let done = act(&mut self.roles, &mut At::new(now, &mut self.binding, &mut self.base));
+        self.settle(now);
+        done
+    }
+
     /// Tells a fact to the bindings, and to all roles.
     pub(super) fn deliver(&mut self, now: Time, signal: Signal) {
-        let (low, base) = (&mut self.binding, &mut self.base);
-        low.handle_signal(now, &signal, base);
-        self.roles.handle_signal(now, &signal, low, base);
+        self.binding.handle_signal(now, &signal, &mut self.base);
+        self.roles.handle_signal(&signal, &mut At::new(now, &mut self.binding, &mut self.base));
     }
 }

@@ -30,8 +30,8 @@ use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{LeaseName, Rented, SavedLease, SavedTenancy};
 use crate::base::output::{MoveAsked, OpDone, OpFailed};
 use crate::base::signal::Signal;
-use crate::binding::BindingLayer;
 use crate::binding::transfer::{Below, Change};
+use crate::role::At;
 use crate::role::Role;
 use crate::session::pins::Pin;
 
@@ -54,14 +54,14 @@ impl Role for Anchor {
         Self::default()
     }
 
-    fn handle_signal(&mut self, now: Time, signal: &Signal, low: &mut BindingLayer, base: &mut Base) {
+    fn handle_signal(&mut self, signal: &Signal, at: &mut At<'_>) {
         match signal {
             Signal::SessionUp(id) => {
-                let Some(with) = low.flow.path.session.peers.get(id).map(|peer| peer.key) else { return };
-                self.act(now, low, base, |anchor, below| anchor.handle_session(below, with));
+                let Some(with) = at.low.flow.path.session.peers.get(id).map(|peer| peer.key) else { return };
+                self.act(at, |anchor, below| anchor.handle_session(below, with));
             }
             signal => {
-                self.act(now, low, base, |anchor, below| anchor.hear(below, signal));
+                self.act(at, |anchor, below| anchor.hear(below, signal));
             }
         }
     }
@@ -70,23 +70,16 @@ impl Role for Anchor {
         matches!(asked, MoveAsked::Lease(_) | MoveAsked::Tenancy(_))
     }
 
-    fn handle_done(
-        &mut self,
-        now: Time,
-        asked: MoveAsked,
-        result: Result<OpDone, OpFailed>,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
-        self.act(now, low, base, |anchor, below| anchor.conclude(below, asked, result));
+    fn handle_done(&mut self, asked: MoveAsked, result: Result<OpDone, OpFailed>, at: &mut At<'_>) {
+        self.act(at, |anchor, below| anchor.conclude(below, asked, result));
     }
 
     fn poll_timeout(&self) -> Option<Time> {
         self.lessor.deadline().into_iter().chain(self.tenant.deadline()).min()
     }
 
-    fn handle_timeout(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        self.act(now, low, base, Self::continue_all);
+    fn handle_timeout(&mut self, at: &mut At<'_>) {
+        self.act(at, Self::continue_all);
     }
 
     fn entries(&self) -> usize {
@@ -96,14 +89,8 @@ impl Role for Anchor {
 
 impl Anchor {
     /// Does something, and writes below who depends on this host now, and on whom it does.
-    pub(crate) fn act<T>(
-        &mut self,
-        now: Time,
-        low: &mut BindingLayer,
-        base: &mut Base,
-        act: impl FnOnce(&mut Self, &mut Below<'_>) -> T,
-    ) -> Option<T> {
-        low.transfer(now, base, |below| {
+    pub(crate) fn act<T>(&mut self, at: &mut At<'_>, act: impl FnOnce(&mut Self, &mut Below<'_>) -> T) -> Option<T> {
+        at.low.transfer(at.now, at.base, |below| {
             let done = act(self, below);
             self.write_down(below);
             done

@@ -37,7 +37,7 @@ use crate::base::op::{SavedCommunity, StoreOp};
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::binding::BindingLayer;
-use crate::role::{Came, Role};
+use crate::role::{At, Came, Role};
 use crate::session::permits::Permits;
 
 pub use code::{InvalidCode, OneTimeCode};
@@ -103,19 +103,19 @@ impl Role for Community {
         matches!(message, Message::Community(_))
     }
 
-    fn handle_message(&mut self, now: Time, came: Came<'_>, message: Message, low: &mut BindingLayer, base: &mut Base) {
+    fn handle_message(&mut self, came: Came<'_>, message: Message, at: &mut At<'_>) {
         if let Message::Community(word) = message {
-            came.answers.extend(self.handle_word(now, came.from, came.arrival, word, low, base));
+            came.answers.extend(self.handle_word(came.from, came.arrival, word, at));
         }
     }
 
-    fn handle_signal(&mut self, now: Time, signal: &Signal, low: &mut BindingLayer, base: &mut Base) {
+    fn handle_signal(&mut self, signal: &Signal, at: &mut At<'_>) {
         match signal {
             // Whoever was asleep may have missed something.
             Signal::NetworkChanged | Signal::Returned => {
-                self.telling.values_mut().for_each(|telling| telling.hurry(now));
+                self.telling.values_mut().for_each(|telling| telling.hurry(at.now));
             }
-            Signal::SessionUp(id) => self.on_community_session(now, *id, low, base),
+            Signal::SessionUp(id) => self.on_community_session(*id, at),
             _ => {}
         }
     }
@@ -128,8 +128,8 @@ impl Role for Community {
         offers.chain(telling).chain(joining).chain(spent).chain(self.unsaved).min()
     }
 
-    fn handle_timeout(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        self.continue_community(now, low, base);
+    fn handle_timeout(&mut self, at: &mut At<'_>) {
+        self.continue_community(at);
     }
 
     /// Entries of all tables together.
@@ -174,10 +174,8 @@ impl Community {
     /// See [`Node::restore_community`](crate::Node::restore_community).
     pub(crate) fn restore_community(
         &mut self,
-        now: Time,
         saved: &SavedCommunity,
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) -> Result<(), CommunityRefused> {
         let roster = Roster::of(saved.community, saved.secret.clone());
         let mut roster = roster.ok_or(CommunityRefused::Forged)?;
@@ -188,76 +186,56 @@ impl Community {
             self.hints.extend(at.map(|at| (PublicKey::from(statement.host), at)));
         }
         self.roster = Some(roster);
-        self.send_to_everybody(now, low, base);
+        self.send_to_everybody(at);
         Ok(())
     }
 
     /// See [`Node::found_community`](crate::Node::found_community).
-    pub(crate) fn found_community(
-        &mut self,
-        now: Time,
-        name: &str,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) -> Result<(), CommunityRefused> {
-        self.check_joinable(name, base)?;
+    pub(crate) fn found_community(&mut self, name: &str, at: &mut At<'_>) -> Result<(), CommunityRefused> {
+        self.check_joinable(name, at.base)?;
         let mut seed = [0; 32];
-        base.random().fill(&mut seed);
+        at.base.random().fill(&mut seed);
         let mut roster = Roster::found(CommunitySecret(seed)).ok_or(CommunityRefused::Forged)?;
-        let me = base.public_key();
+        let me = at.base.public_key();
         roster.state(&me, MemberStanding::Steward, name).ok_or(CommunityRefused::Forged)?;
         self.hints.clear();
         self.roster = Some(roster);
-        self.save_community(base);
-        self.send_to_everybody(now, low, base);
+        self.save_community(at.base);
+        self.send_to_everybody(at);
         Ok(())
     }
 
     /// See [`Node::invite`](crate::Node::invite).
-    pub(crate) fn invite(
-        &mut self,
-        now: Time,
-        steward: bool,
-        low: &BindingLayer,
-        base: &mut Base,
-    ) -> Result<OneTimeCode, CommunityRefused> {
-        self.steward(base)?;
-        self.open_offer(now, Offered::Membership { steward }, low, base)
+    pub(crate) fn invite(&mut self, steward: bool, at: &mut At<'_>) -> Result<OneTimeCode, CommunityRefused> {
+        self.steward(at.base)?;
+        self.open_offer(Offered::Membership { steward }, at)
     }
 
     /// See [`Node::offer_connection`](crate::Node::offer_connection).
     pub(crate) fn offer_connection(
         &mut self,
-        now: Time,
         flow: FlowTuple,
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) -> Result<OneTimeCode, CommunityRefused> {
-        if low.permits().is_none() {
+        if at.low.permits().is_none() {
             return Err(CommunityRefused::NoMoves);
         }
-        if !low.flow.has_flow(&flow) {
+        if !at.low.flow.has_flow(&flow) {
             return Err(CommunityRefused::NoSuchConnection);
         }
-        self.open_offer(now, Offered::Connection { flow }, low, base)
+        self.open_offer(Offered::Connection { flow }, at)
     }
 
-    fn open_offer(
-        &mut self,
-        now: Time,
-        what: Offered,
-        low: &BindingLayer,
-        base: &mut Base,
-    ) -> Result<OneTimeCode, CommunityRefused> {
-        if base.config().trust == Trust::Pinned {
+    fn open_offer(&mut self, what: Offered, at: &mut At<'_>) -> Result<OneTimeCode, CommunityRefused> {
+        if at.base.config().trust == Trust::Pinned {
             return Err(CommunityRefused::Pinned);
         }
-        if self.offers.len() + grants(low).count() >= OPEN_MOST {
+        if self.offers.len() + grants(at.low).count() >= OPEN_MOST {
             return Err(CommunityRefused::TooMany);
         }
-        let number = self.free_number(low);
-        let code = OneTimeCode::draw(number, base.random());
-        self.offers.insert(number, Offer::new(code, what, now + CODE_LIFETIME));
+        let number = self.free_number(at.low);
+        let code = OneTimeCode::draw(number, at.base.random());
+        self.offers.insert(number, Offer::new(code, what, at.now + CODE_LIFETIME));
         Ok(code)
     }
 
@@ -279,41 +257,30 @@ impl Community {
     }
 
     /// See [`Node::revoke`](crate::Node::revoke).
-    pub(crate) fn revoke(
-        &mut self,
-        now: Time,
-        host: &PublicKey,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) -> Result<(), CommunityRefused> {
-        if *host == base.public_key() {
+    pub(crate) fn revoke(&mut self, host: &PublicKey, at: &mut At<'_>) -> Result<(), CommunityRefused> {
+        if *host == at.base.public_key() {
             return Err(CommunityRefused::Itself);
         }
-        self.steward(base)?;
+        self.steward(at.base)?;
         let Some(roster) = &mut self.roster else { return Err(CommunityRefused::NotIn) };
         let name = roster.about(host).filter(|_| roster.has(host)).map(|statement| statement.name.clone());
         let name = name.ok_or(CommunityRefused::NoSuchHost)?;
         roster.state(host, MemberStanding::Revoked, &name).ok_or(CommunityRefused::Forged)?;
-        base.event(CommunityEvent::HostRevoked { host: *host, name });
-        self.save_community(base);
+        at.base.event(CommunityEvent::HostRevoked { host: *host, name });
+        self.save_community(at.base);
         // It learns that, too.
         self.send_to_one(*host);
-        self.send_to_everybody(now, low, base);
+        self.send_to_everybody(at);
         Ok(())
     }
 
     /// See [`Node::leave_community`](crate::Node::leave_community).
-    pub(crate) fn leave_community(
-        &mut self,
-        now: Time,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) -> Result<(), CommunityRefused> {
+    pub(crate) fn leave_community(&mut self, at: &mut At<'_>) -> Result<(), CommunityRefused> {
         self.roster.take().ok_or(CommunityRefused::NotIn)?;
         self.hints.clear();
         self.offers.retain(|_, offer| !offer.is_for_members());
-        base.ask(StoreOp::ForgetCommunity, Asked::Effect("forgetting the community"));
-        self.send_to_everybody(now, low, base);
+        at.base.ask(StoreOp::ForgetCommunity, Asked::Effect("forgetting the community"));
+        self.send_to_everybody(at);
         Ok(())
     }
 
@@ -378,8 +345,8 @@ impl Community {
     }
 
     /// The roster is another: whoever belongs to it is told, and sockets are taken of these.
-    fn send_to_everybody(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        let me = base.public_key();
+    fn send_to_everybody(&mut self, at: &mut At<'_>) {
+        let me = at.base.public_key();
         let hosts: BTreeSet<PublicKey> =
             self.own(&me).map(|roster| roster.hosts().filter(|host| *host != me).collect()).unwrap_or_default();
         let revoked = |key: &PublicKey| self.roster.as_ref().is_some_and(|r| r.about(key).is_some());
@@ -391,22 +358,22 @@ impl Community {
         for host in &hosts {
             self.telling.entry(*host).or_default();
         }
-        self.telling.values_mut().for_each(|telling| telling.hurry(now));
+        self.telling.values_mut().for_each(|telling| telling.hurry(at.now));
         let roster = self.own(&me);
         let revoked: BTreeSet<PublicKey> = roster.map(|roster| roster.revoked().collect()).unwrap_or_default();
-        low.flow.path.session.contacts.pins.set_members(hosts.clone());
-        base.signal(Signal::Members { members: hosts, revoked, limited: belongs });
+        at.low.flow.path.session.contacts.pins.set_members(hosts.clone());
+        at.base.signal(Signal::Members { members: hosts, revoked, limited: belongs });
     }
 
     /// Something is due.
-    pub(crate) fn continue_community(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        self.offers.retain(|_, offer| offer.until > now);
-        self.spent.retain(|(until, _)| *until > now);
-        if self.unsaved.is_some_and(|at| at <= now) {
-            self.save_community(base);
+    pub(crate) fn continue_community(&mut self, at: &mut At<'_>) {
+        self.offers.retain(|_, offer| offer.until > at.now);
+        self.spent.retain(|(until, _)| *until > at.now);
+        if self.unsaved.is_some_and(|when| when <= at.now) {
+            self.save_community(at.base);
         }
-        self.continue_joining(now, low, base);
-        self.continue_telling(now, low, base);
+        self.continue_joining(at);
+        self.continue_telling(at);
     }
 }
 

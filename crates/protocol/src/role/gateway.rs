@@ -14,11 +14,10 @@ use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId};
 use crate::base::output::Asked;
 use crate::base::timer::Timers;
-use crate::binding::BindingLayer;
 use crate::flow::introduction::is_introducers;
 use crate::flow::{Flow, Stage};
 use crate::role::gateway::opened::OpenedBehind;
-use crate::role::{Came, Role};
+use crate::role::{At, Came, Role};
 
 pub(crate) mod opened;
 
@@ -108,10 +107,10 @@ impl Role for GatewayRole {
         matches!(message, Message::AskHere { .. } | Message::Passing { .. })
     }
 
-    fn handle_message(&mut self, now: Time, came: Came<'_>, message: Message, low: &mut BindingLayer, base: &mut Base) {
+    fn handle_message(&mut self, came: Came<'_>, message: Message, at: &mut At<'_>) {
         match message {
-            Message::AskHere { tuple } => self.handle_ask_here(now, came.from, &tuple, low, base),
-            Message::Passing { nonce } => self.handle_passing(came.from, nonce, low, base),
+            Message::AskHere { tuple } => self.handle_ask_here(came.from, &tuple, at),
+            Message::Passing { nonce } => self.handle_passing(came.from, nonce, at),
             _ => {}
         }
     }
@@ -120,10 +119,10 @@ impl Role for GatewayRole {
         self.timers.next()
     }
 
-    fn handle_timeout(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        match self.timers.take_due(now) {
-            Some(Due::Opened) => self.continue_opened(now, low, base),
-            Some(Due::Claims) => self.search_for_claims_again(now, low, base),
+    fn handle_timeout(&mut self, at: &mut At<'_>) {
+        match self.timers.take_due(at.now) {
+            Some(Due::Opened) => self.continue_opened(at),
+            Some(Due::Claims) => self.search_for_claims_again(at),
             None => {}
         }
     }
@@ -131,28 +130,20 @@ impl Role for GatewayRole {
 
 impl GatewayRole {
     /// See [`Node::handle_flow_passing`](crate::Node::handle_flow_passing).
-    pub(crate) fn handle_flow_passing(
-        &mut self,
-        now: Time,
-        flow: FlowTuple,
-        index: u32,
-        nonce: u64,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    pub(crate) fn handle_flow_passing(&mut self, flow: FlowTuple, index: u32, nonce: u64, at: &mut At<'_>) {
         let between =
-            base.attachments().is_behind(flow.local.ip()) && base.attachments().at(flow.remote.ip()).is_none();
-        if !is_introducers(nonce) || !between || low.flow.has_flow(&flow) {
+            at.base.attachments().is_behind(flow.local.ip()) && at.base.attachments().at(flow.remote.ip()).is_none();
+        if !is_introducers(nonce) || !between || at.low.flow.has_flow(&flow) {
             return;
         }
-        let Some(&id) = low.flow.path.session.by_index.get(&index) else { return };
+        let Some(&id) = at.low.flow.path.session.by_index.get(&index) else { return };
         let Some(gives_way) = self.unverified.room(id) else { return };
         if let Some(other) = gives_way {
             self.unverified.remove(&other);
-            low.flow.forget_flow(&other, base);
+            at.low.flow.forget_flow(&other, at.base);
         }
-        low.flow.handle_flow_opened(now, flow, true, base);
-        self.doubt(now, &flow, id, base);
+        at.low.flow.handle_flow_opened(at.now, flow, true, at.base);
+        self.doubt(at.now, &flow, id, at.base);
     }
 
     /// This peer has not shown to sit on a flow yet; unless that changes soon it is forgotten.
@@ -164,81 +155,74 @@ impl GatewayRole {
     }
 
     /// Forgets flows of hosts behind that nobody introduces any more. Tells whether any is left.
-    pub(crate) fn sweep_passing(&mut self, low: &mut BindingLayer, base: &mut Base) -> bool {
+    pub(crate) fn sweep_passing(&mut self, at: &mut At<'_>) -> bool {
         if self.unverified.len() == 0 {
             return false;
         }
-        let peers = low.flow.peers.values();
+        let peers = at.low.flow.peers.values();
         let answered: HashSet<FlowTuple> =
             peers.flat_map(|peer| peer.introductions.responding.keys().copied()).collect();
         for (flow, id) in std::mem::take(&mut self.unverified).flows {
-            match low.flow.flows.get(&flow) {
+            match at.low.flow.flows.get(&flow) {
                 None | Some(Flow { stage: Stage::Introduced { .. }, .. }) => {}
                 Some(_) if answered.contains(&flow) => self.unverified.insert(flow, id),
-                Some(_) => low.flow.forget_flow(&flow, base),
+                Some(_) => at.low.flow.forget_flow(&flow, at.base),
             }
         }
         self.unverified.len() > 0
     }
 
     /// Forgets what a peer that has not been heard for very long has with hosts behind this one (P-103).
-    pub(crate) fn forget_unheard(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
-        let Some(peer) = peer!(low.flow, &id).filter(|peer| peer.last_heard + FORGOTTEN <= now) else {
+    pub(crate) fn forget_unheard(&mut self, id: PeerId, at: &mut At<'_>) {
+        let Some(peer) = peer!(at.low.flow, &id).filter(|peer| peer.last_heard + FORGOTTEN <= at.now) else {
             return;
         };
         let passing = |flow: &&FlowTuple| {
-            low.flow.flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Passing)
+            at.low.flow.flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Passing)
         };
         let flows: Vec<FlowTuple> = peer.flow.flows.iter().filter(passing).copied().collect();
         if flows.is_empty() {
             return;
         }
         for flow in flows {
-            low.flow.forget_flow(&flow, base);
+            at.low.flow.forget_flow(&flow, at.base);
         }
-        low.flow.idle_later(now, id, base);
-        low.apply_binding(now, id, base);
-        low.refresh_sets(base);
+        at.low.flow.idle_later(at.now, id, at.base);
+        at.low.apply_binding(at.now, id, at.base);
+        at.low.refresh_sets(at.base);
     }
 
     /// Somebody sends, from where the peer of a datagram flow with a host behind this one was: after a while that is
     /// not the peer any more, and what he is answered is his (P-104).
-    pub(crate) fn handle_datagram_claim(
-        &mut self,
-        now: Time,
-        flow: FlowTuple,
-        entry: &FlowEntry,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    pub(crate) fn handle_datagram_claim(&mut self, flow: FlowTuple, entry: &FlowEntry, at: &mut At<'_>) {
         let id = entry.peer;
-        let Some(peer) = bound!(low, &id) else { return };
+        let Some(peer) = bound!(at.low, &id) else { return };
         if peer.current_places() == entry.home {
             return;
         }
-        if let Some(until) = peer.under_way_until(now, entry.home.peer) {
+        if let Some(until) = peer.under_way_until(at.now, entry.home.peer) {
             // It may have been on the way. That is told once, until the flow is installed anew.
             self.claimed.insert(flow, until);
             self.timers.set_earlier(Due::Claims, until);
             return;
         }
         self.claimed.remove(&flow);
-        base.event(Event::Claimed { flow, peer: id, given_up: true });
-        low.flow.forget_flow(&flow, base);
-        low.flow.send_ended(now, id, entry.name, base);
-        low.flow.idle_later(now, id, base);
-        low.refresh_sets(base);
+        at.base.event(Event::Claimed { flow, peer: id, given_up: true });
+        at.low.flow.forget_flow(&flow, at.base);
+        at.low.flow.send_ended(at.now, id, entry.name, at.base);
+        at.low.flow.idle_later(at.now, id, at.base);
+        at.low.refresh_sets(at.base);
     }
 
     /// What was on the way to peers' former places when they moved has arrived by now: who sends from there from now on
     /// is told of.
-    pub(crate) fn search_for_claims_again(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        let due = self.claimed.iter().filter(|(_, until)| **until <= now).map(|(flow, _)| *flow);
+    pub(crate) fn search_for_claims_again(&mut self, at: &mut At<'_>) {
+        let due = self.claimed.iter().filter(|(_, until)| **until <= at.now).map(|(flow, _)| *flow);
         for flow in due.collect::<Vec<_>>() {
             self.claimed.remove(&flow);
-            if let Some(entry) = low.flow.flows.get(&flow).and_then(Flow::entry).copied() {
+            if let Some(entry) = at.low.flow.flows.get(&flow).and_then(Flow::entry).copied() {
                 let asked = Asked::Effect("looking for who has an address");
-                base.ask(FlowOp::Install { flow, entry }, asked);
+                at.base.ask(FlowOp::Install { flow, entry }, asked);
             }
         }
         if let Some(next) = self.claimed.values().min() {
@@ -247,24 +231,26 @@ impl GatewayRole {
     }
 
     /// The peer's end of a flow that is being introduced to it is the socket of a host behind it (P-123).
-    pub(crate) fn handle_passing(&mut self, id: PeerId, nonce: u64, low: &mut BindingLayer, base: &mut Base) {
-        let Some(flow) = low.flow.flows.with_nonce(nonce) else { return self.on_beyond(id, nonce, low, base) };
-        let Some(known) = low.flow.flows.get_mut(&flow) else { return };
+    pub(crate) fn handle_passing(&mut self, id: PeerId, nonce: u64, at: &mut At<'_>) {
+        let Some(flow) = at.low.flow.flows.with_nonce(nonce) else { return self.on_beyond(id, nonce, at) };
+        let Some(known) = at.low.flow.flows.get_mut(&flow) else { return };
         if matches!(known.stage, Stage::Echoing { peer, nonce: own, .. } if (peer, own) == (id, nonce)) {
             known.beyond = true;
         }
     }
 
     /// The same of a flow that is introduced already: the word was lost when it was.
-    fn on_beyond(&mut self, id: PeerId, name: u64, low: &mut BindingLayer, base: &mut Base) {
-        let Some(flow) = peer!(low.flow, &id).and_then(|peer| peer.flow.named.get(&name).copied()) else {
+    fn on_beyond(&mut self, id: PeerId, name: u64, at: &mut At<'_>) {
+        let Some(flow) = peer!(at.low.flow, &id).and_then(|peer| peer.flow.named.get(&name).copied()) else {
             return;
         };
-        let Some(Flow { stage: Stage::Introduced { entry, .. }, .. }) = low.flow.flows.get_mut(&flow) else { return };
+        let Some(Flow { stage: Stage::Introduced { entry, .. }, .. }) = at.low.flow.flows.get_mut(&flow) else {
+            return;
+        };
         if entry.end == LocalEnd::Here && !std::mem::replace(&mut entry.beyond, true) {
             let entry = *entry;
             let asked = Asked::Effect("noting that a connection's other end is behind a gateway");
-            base.ask(FlowOp::Install { flow, entry }, asked);
+            at.base.ask(FlowOp::Install { flow, entry }, asked);
         }
     }
 }
@@ -309,18 +295,18 @@ mod tests {
             flow("192.0.2.7:80", "192.0.2.1:5000"),
         ];
         for other in others {
-            node.role.handle_flow_passing(Time::default(), other, 1, 7, &mut node.low, &mut node.base);
+            node.act(Time::default(), |role, at| role.handle_flow_passing(other, 1, 7, at));
             assert!(!node.low.flow.has_flow(&other), "{other}");
         }
         // A carrier probe, and an answer to a nonce that nobody sent.
         for nonce in [1 << 63, 1 << 62] {
-            node.role.handle_flow_passing(Time::default(), good, 1, nonce, &mut node.low, &mut node.base);
+            node.act(Time::default(), |role, at| role.handle_flow_passing(good, 1, nonce, at));
             assert!(!node.low.flow.has_flow(&good));
         }
         // In nobody's session.
-        node.role.handle_flow_passing(Time::default(), good, 77, 7, &mut node.low, &mut node.base);
+        node.act(Time::default(), |role, at| role.handle_flow_passing(good, 77, 7, at));
         assert!(!node.low.flow.has_flow(&good));
-        node.role.handle_flow_passing(Time::default(), good, 1, 7, &mut node.low, &mut node.base);
+        node.act(Time::default(), |role, at| role.handle_flow_passing(good, 1, 7, at));
         assert!(node.low.flow.has_flow(&good) && node.base.attachments().end_of(&good) == LocalEnd::Passing);
         assert_eq!(node.base.attachments().end_of(&flow("192.0.2.1:80", far)), LocalEnd::Here);
         assert!(node.base.attachments().at("192.0.2.7".parse().expect("an address")).is_some());
@@ -333,7 +319,7 @@ mod tests {
         let begin = |node: &mut Alone<GatewayRole>, index: u32, count: usize| {
             for port in 1..=u16::try_from(count).expect("a port") {
                 let flow = flow("192.0.2.7:80", &format!("198.51.100.{index}:{port}"));
-                node.role.handle_flow_passing(Time::default(), flow, index, 7, &mut node.low, &mut node.base);
+                node.act(Time::default(), |role, at| role.handle_flow_passing(flow, index, 7, at));
             }
         };
         // Nobody gets it all, and all together do not keep one out who comes later.
@@ -350,7 +336,7 @@ mod tests {
         begin(&mut node, 6, UNVERIFIED_OF_PEER);
         let held: Vec<usize> = (1..=6).map(|id| node.role.unverified.of(PeerId(id))).collect();
         assert!(held.iter().all(|held| (600..=UNVERIFIED_MOST / 6 + 90).contains(held)), "{held:?}");
-        assert!(!node.role.sweep_passing(&mut node.low, &mut node.base));
+        assert!(!node.act(Time::default(), |role, at| role.sweep_passing(at)));
         assert!(node.low.flow.flows.len() == 0 && node.role.unverified.len() == 0);
     }
 }

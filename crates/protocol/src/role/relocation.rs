@@ -35,8 +35,8 @@ use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{Found, Gift, NotGiven, SavedAcceptance, SavedDonation, SavedHeld};
 use crate::base::output::{MoveAsked, OpDone, OpFailed};
 use crate::base::signal::Signal;
-use crate::binding::BindingLayer;
 use crate::binding::transfer::Below;
+use crate::role::At;
 use crate::role::Role;
 
 use acceptor::Acceptor;
@@ -75,15 +75,15 @@ impl Role for Relocation {
         }
     }
 
-    fn handle_signal(&mut self, now: Time, signal: &Signal, low: &mut BindingLayer, base: &mut Base) {
-        let peer = |id| low.flow.path.session.peers.get(id).map(|peer| peer.key);
+    fn handle_signal(&mut self, signal: &Signal, at: &mut At<'_>) {
+        let peer = |id| at.low.flow.path.session.peers.get(id).map(|peer| peer.key);
         match signal {
             Signal::SessionUp(id) => {
                 let Some(with) = peer(id) else { return };
-                low.transfer(now, base, |below| self.handle_session(below, &with));
+                self.act(at, |relocation, below| relocation.handle_session(below, &with));
             }
             signal => {
-                low.transfer(now, base, |below| self.hear(below, signal));
+                self.act(at, |relocation, below| relocation.hear(below, signal));
             }
         }
     }
@@ -93,15 +93,8 @@ impl Role for Relocation {
         matches!(asked, Donation(_) | Acceptance(_) | Keep(_) | Held { .. })
     }
 
-    fn handle_done(
-        &mut self,
-        now: Time,
-        asked: MoveAsked,
-        result: Result<OpDone, OpFailed>,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
-        low.transfer(now, base, |below| self.conclude(below, asked, result));
+    fn handle_done(&mut self, asked: MoveAsked, result: Result<OpDone, OpFailed>, at: &mut At<'_>) {
+        self.act(at, |relocation, below| relocation.conclude(below, asked, result));
     }
 
     fn poll_timeout(&self) -> Option<Time> {
@@ -109,8 +102,8 @@ impl Role for Relocation {
         all.into_iter().flatten().min()
     }
 
-    fn handle_timeout(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        low.transfer(now, base, |below| self.continue_all(below));
+    fn handle_timeout(&mut self, at: &mut At<'_>) {
+        self.act(at, Self::continue_all);
     }
 
     /// With a byte of what is sent and was not heard yet each.
@@ -120,6 +113,11 @@ impl Role for Relocation {
 }
 
 impl Relocation {
+    /// Does something.
+    pub(crate) fn act<T>(&mut self, at: &mut At<'_>, act: impl FnOnce(&mut Self, &mut Below<'_>) -> T) -> Option<T> {
+        at.low.transfer(at.now, at.base, |below| act(self, below))
+    }
+
     // ---- what the caller wants
 
     /// Begins to give a socket away. `number` is drawn by lot. `waits`: it goes once that is [said](Self::go_on) and no

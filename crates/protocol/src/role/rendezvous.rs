@@ -8,11 +8,10 @@ use crate::base::Base;
 use crate::base::op::PeerId;
 use crate::base::signal::Signal;
 use crate::base::timer::Timers;
-use crate::binding::BindingLayer;
 use crate::role::rendezvous::client::Rendezvous;
 use crate::role::rendezvous::proxy::NeighbourProxies;
 use crate::role::rendezvous::server::RendezvousServer;
-use crate::role::{Came, Role};
+use crate::role::{At, Came, Role};
 
 pub(crate) mod client;
 pub(crate) mod proxy;
@@ -60,44 +59,44 @@ impl Role for RendezvousRole {
         )
     }
 
-    fn handle_message(&mut self, now: Time, came: Came<'_>, message: Message, low: &mut BindingLayer, base: &mut Base) {
+    fn handle_message(&mut self, came: Came<'_>, message: Message, at: &mut At<'_>) {
         let Came { from, arrival, answers } = came;
         match message {
             Message::Register { number, change, tags } => {
-                answers.extend(self.handle_registration(now, from, number, change, &tags, low, base));
+                answers.extend(self.handle_registration(from, number, change, &tags, at));
             }
             Message::Registered { number, status, newest } => {
-                self.handle_registered(now, from, number, status, newest, low, base);
+                self.handle_registered(from, number, status, newest, at);
             }
             Message::Whereabouts { number, found } => {
-                answers.extend(self.handle_whereabouts(now, from, number, &found, low, base));
+                answers.extend(self.handle_whereabouts(from, number, &found, at));
             }
-            Message::WhereaboutsSeen { number } => self.handle_whereabouts_seen(now, from, number, low, base),
+            Message::WhereaboutsSeen { number } => self.handle_whereabouts_seen(from, number, at),
             Message::NeighbourProxy { addresses } => {
-                answers.extend(self.handle_neighbour_proxy(now, from, arrival, &addresses, low, base));
+                answers.extend(self.handle_neighbour_proxy(from, arrival, &addresses, at));
             }
-            Message::StandingIn { addresses } => self.handle_standing_in(now, from, &addresses, low, base),
+            Message::StandingIn { addresses } => self.handle_standing_in(from, &addresses, at),
             // To a challenge that nobody below has sent.
             Message::PathResponse { token, .. } => {
-                self.prove_found(from, token, low);
+                self.prove_found(from, token, at.low);
             }
             _ => {}
         }
     }
 
-    fn handle_signal(&mut self, now: Time, signal: &Signal, low: &mut BindingLayer, base: &mut Base) {
+    fn handle_signal(&mut self, signal: &Signal, at: &mut At<'_>) {
         match signal {
-            Signal::FlowsBegun | Signal::Returned => self.meet_later(now, base),
-            Signal::NetworkChanged => self.ask_rendezvous_again(now, low, base),
-            Signal::Moving(id) => self.try_found_again(now, *id),
+            Signal::FlowsBegun | Signal::Returned => self.meet_later(at.now, at.base),
+            Signal::NetworkChanged => self.ask_rendezvous_again(at),
+            Signal::Moving(id) => self.try_found_again(at.now, *id),
             Signal::Unanswered(id) => {
-                self.check_rendezvous(now, *id, low, base);
-                self.want_neighbour_proxy(now, *id, low, base);
+                self.check_rendezvous(*id, at);
+                self.want_neighbour_proxy(*id, at);
             }
-            Signal::Answered(id) => self.end_neighbour_proxy(now, *id, low, base),
+            Signal::Answered(id) => self.end_neighbour_proxy(*id, at),
             Signal::SessionUp(id) => {
-                self.register_anew(now, *id, low, base);
-                self.record_endpoint(now, *id, low, base);
+                self.register_anew(*id, at);
+                self.record_endpoint(*id, at);
             }
             _ => {}
         }
@@ -107,21 +106,21 @@ impl Role for RendezvousRole {
         self.timers.next()
     }
 
-    fn handle_timeout(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        match self.timers.take_due(now) {
-            Some(Due::Registration(id)) => self.register(now, id, low, base),
-            Some(Due::Whereabouts(id)) => self.send_whereabouts(now, id, low, base),
-            Some(Due::Found(id)) => self.try_found(now, id, low, base),
-            Some(Due::NeighbourProxy(id)) => self.ask_neighbour_proxy(now, id, low, base),
-            Some(Due::Rendezvous) => self.search_for_rendezvous(now, low, base),
+    fn handle_timeout(&mut self, at: &mut At<'_>) {
+        match self.timers.take_due(at.now) {
+            Some(Due::Registration(id)) => self.register(id, at),
+            Some(Due::Whereabouts(id)) => self.send_whereabouts(id, at),
+            Some(Due::Found(id)) => self.try_found(id, at),
+            Some(Due::NeighbourProxy(id)) => self.ask_neighbour_proxy(id, at),
+            Some(Due::Rendezvous) => self.search_for_rendezvous(at),
             None => {}
         }
     }
 
-    fn forget_peer(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer, base: &mut Base) {
-        self.leave_rendezvous(id, low, base);
-        self.leave_rendezvous_server(id, key, low);
-        self.forget_neighbour_proxies(id, base);
+    fn forget_peer(&mut self, id: PeerId, key: PublicKey, at: &mut At<'_>) {
+        self.leave_rendezvous(id, at);
+        self.leave_rendezvous_server(id, key, at.low);
+        self.forget_neighbour_proxies(id, at.base);
         for timer in [Due::Registration(id), Due::Whereabouts(id), Due::Found(id), Due::NeighbourProxy(id)] {
             self.timers.stop(timer);
         }

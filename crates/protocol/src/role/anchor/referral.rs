@@ -23,7 +23,7 @@ use crate::binding::BindingLayer;
 use crate::flow::asking::NOT_FOUND;
 use crate::flow::policy::Ruled;
 use crate::flow::{Flow, Origin, Stage};
-use crate::role::{Came, Role};
+use crate::role::{At, Came, Role};
 use crate::session::pins::Pin;
 
 /// How often a flow's introduction is begun anew because somebody names an owner.
@@ -60,24 +60,24 @@ impl Role for ReferralRole {
         )
     }
 
-    fn handle_message(&mut self, now: Time, came: Came<'_>, message: Message, low: &mut BindingLayer, base: &mut Base) {
+    fn handle_message(&mut self, came: Came<'_>, message: Message, at: &mut At<'_>) {
         let id = came.from;
         match message {
-            Message::Referral { nonce, key, at } => {
-                self.handle_referral(now, id, nonce, PublicKey::from(key), at, low, base);
+            Message::Referral { nonce, key, at: place } => {
+                self.handle_referral(id, nonce, PublicKey::from(key), place, at);
             }
-            Message::Sought { name, key, at } => {
-                self.handle_sought(now, id, name, PublicKey::from(key), at, low, base);
+            Message::Sought { name, key, at: place } => {
+                self.handle_sought(id, name, PublicKey::from(key), place, at);
             }
-            Message::IntroduceMe { tuple } => self.handle_introduce_me(now, id, &tuple, low, base),
-            Message::Seen { nonce } => self.handle_seen(now, id, nonce, low, base),
+            Message::IntroduceMe { tuple } => self.handle_introduce_me(id, &tuple, at),
+            Message::Seen { nonce } => self.handle_seen(id, nonce, at),
             _ => {}
         }
     }
 
-    fn handle_signal(&mut self, now: Time, signal: &Signal, low: &mut BindingLayer, base: &mut Base) {
+    fn handle_signal(&mut self, signal: &Signal, at: &mut At<'_>) {
         if let Signal::Direct { flow, former } = signal {
-            self.note_direct(now, *flow, *former, low, base);
+            self.note_direct(*flow, *former, at);
         }
     }
 
@@ -85,8 +85,8 @@ impl Role for ReferralRole {
         self.due
     }
 
-    fn handle_timeout(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        self.leave_holders(now, low, base);
+    fn handle_timeout(&mut self, at: &mut At<'_>) {
+        self.leave_holders(at);
     }
 }
 
@@ -102,10 +102,9 @@ impl ReferralRole {
         flow: &FlowTuple,
         nonce: u64,
         hides: impl Fn(&FlowName) -> bool,
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) -> bool {
-        let Some(entry) = low.flow.flows.get(&flow.mirrored()).filter(|known| !known.closed).and_then(Flow::entry)
+        let Some(entry) = at.low.flow.flows.get(&flow.mirrored()).filter(|known| !known.closed).and_then(Flow::entry)
         else {
             return false;
         };
@@ -113,89 +112,74 @@ impl ReferralRole {
             return false;
         }
         let (name, owner) = (entry.name, entry.peer);
-        let (Some(far), Some(near)) = (peer!(low.flow, &id), peer!(low.flow, &owner)) else { return false };
-        let at = flow.remote.ip();
-        let there = far.path.remote().ip() == at || far.answers_at.contains(&at);
-        if !there || low.flow.name_of(entry).is_none_or(|name| hides(&name)) || !near.has_session() {
-            low.flow.refuse_introduction(id, nonce, IntroductionRefusal::Declined, base);
+        let (Some(far), Some(near)) = (peer!(at.low.flow, &id), peer!(at.low.flow, &owner)) else { return false };
+        let place = flow.remote.ip();
+        let there = far.path.remote().ip() == place || far.answers_at.contains(&place);
+        if !there || at.low.flow.name_of(entry).is_none_or(|name| hides(&name)) || !near.has_session() {
+            at.low.flow.refuse_introduction(id, nonce, IntroductionRefusal::Declined, at.base);
             return true;
         }
         let elsewhere = Message::Referral { nonce, key: *near.key.as_bytes(), at: near.path.remote() };
         let sought = Message::Sought { name, key: *far.key.as_bytes(), at: far.path.remote() };
-        low.flow.path.send(id, &[elsewhere], base);
-        low.flow.path.send(owner, &[sought], base);
+        at.low.flow.path.send(id, &[elsewhere], at.base);
+        at.low.flow.path.send(owner, &[sought], at.base);
         true
     }
 
     // ---- the far end
 
     /// The host that a flow leads to passes it on for another, with which it is to be introduced.
-    fn handle_referral(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        nonce: u64,
-        key: PublicKey,
-        at: SocketAddr,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
-        let Some(flow) = low.flow.flows.with_nonce(nonce) else { return };
-        let Some(known) = low.flow.flows.get_mut(&flow).filter(|known| !known.closed) else { return };
+    fn handle_referral(&mut self, id: PeerId, nonce: u64, key: PublicKey, place: SocketAddr, at: &mut At<'_>) {
+        let Some(flow) = at.low.flow.flows.with_nonce(nonce) else { return };
+        let Some(known) = at.low.flow.flows.get_mut(&flow).filter(|known| !known.closed) else { return };
         let introducing =
             matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce));
-        if !introducing || known.referred.is_some() || key == base.public_key() {
+        if !introducing || known.referred.is_some() || key == at.base.public_key() {
             return;
         }
         let unchanged = known.clone();
         known.stage = Stage::Open;
-        low.flow.abandon_introduction(&flow, &unchanged);
-        low.flow.path.session.add_referred(now, id, key, at, base);
-        self.refer_to(now, flow, key, low, base);
+        at.low.flow.abandon_introduction(&flow, &unchanged);
+        at.low.flow.path.session.add_referred(at.now, id, key, place, at.base);
+        self.refer_to(flow, key, at);
     }
 
     /// The owner of the socket at the other end of a connection, which has opened it and is not at the address that
     /// this host knows it by, has itself introduced. It may be anybody who says so: he proves it by what travels in the
     /// flow.
-    fn handle_introduce_me(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        tuple: &FlowTuple,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    fn handle_introduce_me(&mut self, id: PeerId, tuple: &FlowTuple, at: &mut At<'_>) {
         let flow = tuple.mirrored();
-        let Some(key) = low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
-        let Some(known) = low.flow.flows.get(&flow).filter(|known| !known.closed && known.accepted) else { return };
-        if matches!(known.stage, Stage::Open | Stage::Failed(_)) && matches!(low.flow.ruled(&flow, id), Ruled::Free) {
-            self.refer_to(now, flow, key, low, base);
+        let Some(key) = at.low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
+        let Some(known) = at.low.flow.flows.get(&flow).filter(|known| !known.closed && known.accepted) else { return };
+        if matches!(known.stage, Stage::Open | Stage::Failed(_)) && matches!(at.low.flow.ruled(&flow, id), Ruled::Free)
+        {
+            self.refer_to(flow, key, at);
         }
     }
 
     /// Has a flow introduced to whoever was named as the owner of the socket at its other end.
-    fn refer_to(&mut self, now: Time, flow: FlowTuple, key: PublicKey, low: &mut BindingLayer, base: &mut Base) {
-        let Some(known) = low.flow.flows.get_mut(&flow) else { return };
+    fn refer_to(&mut self, flow: FlowTuple, key: PublicKey, at: &mut At<'_>) {
+        let Some(known) = at.low.flow.flows.get_mut(&flow) else { return };
         if known.referrals >= REFERRALS {
-            low.flow.fail_introduction(now, &flow, NOT_FOUND, base);
+            at.low.flow.fail_introduction(at.now, &flow, NOT_FOUND, at.base);
             return;
         }
         known.referrals += 1;
         known.stage = Stage::Open;
         (known.referred, known.seen, known.early) = (Some(key), false, None);
-        low.flow.introduce_referred(now, flow, key, base);
+        at.low.flow.introduce_referred(at.now, flow, key, at.base);
     }
 
     /// The owner has our nonce, which nobody else could tell it: what it puts into the flow is an answer.
-    fn handle_seen(&mut self, now: Time, id: PeerId, nonce: u64, low: &mut BindingLayer, base: &mut Base) {
-        let Some(flow) = low.flow.flows.with_nonce(nonce) else { return };
-        let Some(known) = low.flow.flows.get_mut(&flow).filter(|known| known.referred.is_some()) else { return };
+    fn handle_seen(&mut self, id: PeerId, nonce: u64, at: &mut At<'_>) {
+        let Some(flow) = at.low.flow.flows.with_nonce(nonce) else { return };
+        let Some(known) = at.low.flow.flows.get_mut(&flow).filter(|known| known.referred.is_some()) else { return };
         if !matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce)) {
             return;
         }
         known.seen = true;
-        if let Some(early) = low.flow.flows.get_mut(&flow).and_then(|known| known.early.take()) {
-            low.flow.take_nonce(now, id, flow, early, base);
+        if let Some(early) = at.low.flow.flows.get_mut(&flow).and_then(|known| known.early.take()) {
+            at.low.flow.take_nonce(at.now, id, flow, early, at.base);
         }
     }
 
@@ -203,63 +187,48 @@ impl ReferralRole {
 
     /// The far end of a flow that is passed on for this host runs Whimbrel. It may be behind a NAT, or this host may,
     /// so both ask.
-    fn handle_sought(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        name: u64,
-        key: PublicKey,
-        at: SocketAddr,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
-        let passed_on = |flow: &FlowTuple| low.flow.passed_on(flow).is_some_and(|entry| entry.peer == id);
-        let known = peer!(low.flow, &id).and_then(|peer| peer.flow.named.get(&name)).is_some_and(passed_on);
-        if !known || key == base.public_key() {
+    fn handle_sought(&mut self, id: PeerId, name: u64, key: PublicKey, place: SocketAddr, at: &mut At<'_>) {
+        let passed_on = |flow: &FlowTuple| at.low.flow.passed_on(flow).is_some_and(|entry| entry.peer == id);
+        let known = peer!(at.low.flow, &id).and_then(|peer| peer.flow.named.get(&name)).is_some_and(passed_on);
+        if !known || key == at.base.public_key() {
             return;
         }
-        low.flow.path.session.add_referred(now, id, key, at, base);
-        if !low
+        at.low.flow.path.session.add_referred(at.now, id, key, place, at.base);
+        if !at
+            .low
             .flow
             .path
             .session
             .by_key
             .get(&key)
-            .and_then(|id| low.flow.path.session.peers.get(id))
+            .and_then(|id| at.low.flow.path.session.peers.get(id))
             .is_some_and(|peer| peer.has_session())
         {
-            low.flow.path.session.ask_referred(now, key, base);
+            at.low.flow.path.session.ask_referred(at.now, key, at.base);
         }
     }
 
     /// See [`Node::seek_far_end`](crate::Node::seek_far_end).
-    pub(crate) fn seek_far_end(&mut self, now: Time, flow: FlowTuple, low: &mut BindingLayer, base: &mut Base) {
-        if low.flow.passed_on(&flow).is_some() {
-            low.flow.want_introduction(now, flow, base);
+    pub(crate) fn seek_far_end(&mut self, flow: FlowTuple, at: &mut At<'_>) {
+        if at.low.flow.passed_on(&flow).is_some() {
+            at.low.flow.want_introduction(at.now, flow, at.base);
         }
     }
 
     // ---- both
 
     /// A flow goes from end to end from now on, that another host, the `former`, has passed on.
-    pub(crate) fn note_direct(
-        &mut self,
-        now: Time,
-        flow: FlowTuple,
-        former: Option<FlowEntry>,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    pub(crate) fn note_direct(&mut self, flow: FlowTuple, former: Option<FlowEntry>, at: &mut At<'_>) {
         if let Some(former) = former {
-            self.left.insert(flow, Left { due: now + PARTING, former });
-            self.pin_left(low);
-            self.save_left(flow, Some(former), base);
+            self.left.insert(flow, Left { due: at.now + PARTING, former });
+            self.pin_left(at.low);
+            self.save_left(flow, Some(former), at.base);
         } else if let Some(left) = self.left.get_mut(&flow) {
             // The far end has not had our answer, or has forgotten it.
-            left.due = now + PARTING;
+            left.due = at.now + PARTING;
         }
         if !self.left.is_empty() {
-            self.due.get_or_insert(now + PARTING);
+            self.due.get_or_insert(at.now + PARTING);
         }
     }
 
@@ -275,17 +244,11 @@ impl ReferralRole {
 
     /// The far end does not take the flow after all: who has passed it on still does. Tells whether there is such a
     /// one.
-    pub(crate) fn return_to_former(
-        &mut self,
-        now: Time,
-        flow: &FlowTuple,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) -> bool {
+    pub(crate) fn return_to_former(&mut self, flow: &FlowTuple, at: &mut At<'_>) -> bool {
         let Some(Left { former, .. }) = self.left.remove(flow) else { return false };
-        self.pin_left(low);
-        low.install_moved(now, *flow, former, Origin::Restored, Asked::Install(*flow), base);
-        self.save_left(*flow, None, base);
+        self.pin_left(at.low);
+        at.low.install_moved(at.now, *flow, former, Origin::Restored, Asked::Install(*flow), at.base);
+        self.save_left(*flow, None, at.base);
         true
     }
 
@@ -294,36 +257,32 @@ impl ReferralRole {
     }
 
     /// See [`Node::restore_left`](crate::Node::restore_left).
-    pub(crate) fn restore_left(
-        &mut self,
-        now: Time,
-        left: Vec<(FlowTuple, FlowEntry)>,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    pub(crate) fn restore_left(&mut self, left: Vec<(FlowTuple, FlowEntry)>, at: &mut At<'_>) {
         for (flow, former) in left {
-            let is_so = low.flow.flows.get(&flow).and_then(Flow::entry).is_some_and(|entry| entry.peer == former.peer);
-            if is_so || !low.flow.path.session.peers.contains_key(&former.peer) {
-                self.save_left(flow, None, base);
+            let is_so =
+                at.low.flow.flows.get(&flow).and_then(Flow::entry).is_some_and(|entry| entry.peer == former.peer);
+            if is_so || !at.low.flow.path.session.peers.contains_key(&former.peer) {
+                self.save_left(flow, None, at.base);
                 continue;
             }
-            self.left.insert(flow, Left { due: now + PARTING, former });
-            self.pin_left(low);
-            self.due.get_or_insert(now + PARTING);
-            low.flow.path.session.reach_again(now, former.peer, base);
+            self.left.insert(flow, Left { due: at.now + PARTING, former });
+            self.pin_left(at.low);
+            self.due.get_or_insert(at.now + PARTING);
+            at.low.flow.path.session.reach_again(at.now, former.peer, at.base);
         }
     }
 
     /// Those that have passed flows on are told that they need not any more.
-    pub(crate) fn leave_holders(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        let due: Vec<FlowTuple> = self.left.iter().filter(|(_, left)| left.due <= now).map(|(flow, _)| *flow).collect();
+    pub(crate) fn leave_holders(&mut self, at: &mut At<'_>) {
+        let due: Vec<FlowTuple> =
+            self.left.iter().filter(|(_, left)| left.due <= at.now).map(|(flow, _)| *flow).collect();
         for flow in due {
             if let Some(Left { former, .. }) = self.left.remove(&flow) {
-                low.flow.send_ended(now, former.peer, former.name, base);
-                self.save_left(flow, None, base);
+                at.low.flow.send_ended(at.now, former.peer, former.name, at.base);
+                self.save_left(flow, None, at.base);
             }
         }
-        self.pin_left(low);
+        self.pin_left(at.low);
         self.due = self.left.values().map(|left| left.due).min();
     }
 }

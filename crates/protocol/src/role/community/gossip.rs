@@ -14,7 +14,7 @@ use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::event::community::CommunityEvent;
 use crate::base::op::PeerId;
-use crate::binding::BindingLayer;
+use crate::role::At;
 use crate::role::community::Community;
 
 /// Pause before a host is asked again that has not answered, at first.
@@ -72,16 +72,16 @@ impl Community {
     }
 
     /// Asks those hosts what they know that it is time for.
-    pub(super) fn continue_telling(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        let due = |telling: &Telling| telling.due <= now;
+    pub(super) fn continue_telling(&mut self, at: &mut At<'_>) {
+        let due = |telling: &Telling| telling.due <= at.now;
         let hosts: Vec<PublicKey> =
             self.telling.iter().filter(|(_, telling)| due(telling)).map(|(host, _)| *host).collect();
         for host in hosts {
             let Some(telling) = self.telling.get_mut(&host) else { continue };
             let tries = telling.tries;
             telling.tries += 1;
-            telling.due = now + (AGAIN * 2u32.pow(tries.min(DOUBLINGS))).min(ROUND);
-            if base.is_suspended() {
+            telling.due = at.now + (AGAIN * 2u32.pow(tries.min(DOUBLINGS))).min(ROUND);
+            if at.base.is_suspended() {
                 // All are asked when this host is back.
                 continue;
             }
@@ -91,17 +91,17 @@ impl Community {
                 self.telling.remove(&host);
                 continue;
             }
-            let peer = low.flow.path.session.by_key.get(&host).and_then(|id| peer!(low.flow, id));
+            let peer = at.low.flow.path.session.by_key.get(&host).and_then(|id| peer!(at.low.flow, id));
             match peer.map(|peer| (peer.id, peer.has_session(), peer.flow.away.is_some())) {
-                Some((id, true, _)) => self.ask_roster(id, low, base),
+                Some((id, true, _)) => self.ask_roster(id, at),
                 // It says itself when it is back.
                 Some((_, false, true)) => {}
-                Some((id, false, false)) => low.flow.path.start_handshake_with(now, id, base),
+                Some((id, false, false)) => at.low.flow.path.start_handshake_with(at.now, id, at.base),
                 None => {
                     let fresh = tries % FRESH_EVERY == FRESH_EVERY - 1;
                     let knowledge = if fresh { Knowledge::First } else { Knowledge::Known(host) };
-                    if let Some(at) = self.hints.get(&host).copied() {
-                        low.flow.path.session.initiate_with_key(now, knowledge, at, host, base);
+                    if let Some(place) = self.hints.get(&host).copied() {
+                        at.low.flow.path.session.initiate_with_key(at.now, knowledge, place, host, at.base);
                     }
                 }
             }
@@ -109,66 +109,56 @@ impl Community {
     }
 
     /// Tells a host what this one is, which it may not know, and asks it what it knows.
-    fn ask_roster(&mut self, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    fn ask_roster(&mut self, id: PeerId, at: &mut At<'_>) {
         let Some(roster) = &self.roster else { return };
         let community = *roster.community();
-        let own = roster.about(&base.public_key()).map(|statement| (statement.clone(), None));
+        let own = roster.about(&at.base.public_key()).map(|statement| (statement.clone(), None));
         let statements: Vec<_> = own.into_iter().collect();
         let state = Word::RosterState { community, digest: roster.digest(), asks: true };
         let mut messages = vec![Message::Community(state)];
         if !statements.is_empty() {
             messages.insert(0, Message::Community(Word::Roster { community, statements }));
         }
-        low.flow.path.send(id, &messages, base);
+        at.low.flow.path.send(id, &messages, at.base);
     }
 
     /// There is a new session with a peer.
-    pub(crate) fn on_community_session(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
-        self.begin_exchange(now, id, low, base);
-        let Some(peer) = peer!(low.flow, &id) else { return };
+    pub(crate) fn on_community_session(&mut self, id: PeerId, at: &mut At<'_>) {
+        self.begin_exchange(id, at);
+        let Some(peer) = peer!(at.low.flow, &id) else { return };
         let (key, remote) = (peer.key, peer.path.remote());
         if let Some(telling) = self.telling.get_mut(&key) {
-            telling.hurry(now);
-            if self.hints.insert(key, remote) != Some(remote) && self.is_in_community(&key, base) {
-                self.unsaved.get_or_insert(now + SAVED_LATER);
+            telling.hurry(at.now);
+            if self.hints.insert(key, remote) != Some(remote) && self.is_in_community(&key, at.base) {
+                self.unsaved.get_or_insert(at.now + SAVED_LATER);
             }
-            self.continue_telling(now, low, base);
+            self.continue_telling(at);
         }
     }
 
     /// A peer says something about a community.
-    pub(crate) fn handle_word(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        arrival: &Arrival,
-        word: Word,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) -> Vec<Message> {
+    pub(crate) fn handle_word(&mut self, id: PeerId, arrival: &Arrival, word: Word, at: &mut At<'_>) -> Vec<Message> {
         let answer = match word {
-            Word::Join { number, purpose, element } => self.handle_join(now, id, number, purpose, element, low, base),
-            Word::JoinProof { number, proof, name } => {
-                self.handle_join_proof(now, id, arrival, number, &proof, &name, low, base)
-            }
+            Word::Join { number, purpose, element } => self.handle_join(id, number, purpose, element, at),
+            Word::JoinProof { number, proof, name } => self.handle_join_proof(id, arrival, number, &proof, &name, at),
             Word::JoinAnswer { number, element } => {
-                self.handle_join_answer(now, id, number, &element, low, base);
+                self.handle_join_answer(id, number, &element, at);
                 None
             }
             Word::JoinRefused { number, refusal } => {
-                self.handle_join_refused(now, id, number, refusal, base);
+                self.handle_join_refused(at.now, id, number, refusal, at.base);
                 None
             }
             Word::Joined(joined) => {
-                self.handle_joined(now, id, joined, low, base);
+                self.handle_joined(id, joined, at);
                 None
             }
             Word::RosterState { community, digest, asks } => {
-                self.handle_roster_state(now, id, arrival, &community, digest, asks, low, base);
+                self.handle_roster_state(id, arrival, &community, digest, asks, at);
                 None
             }
             Word::Roster { community, statements } => {
-                self.handle_roster(now, id, &community, &statements, low, base);
+                self.handle_roster(id, &community, &statements, at);
                 None
             }
         };
@@ -179,46 +169,44 @@ impl Community {
     /// revoked only that.
     fn handle_roster_state(
         &mut self,
-        now: Time,
         id: PeerId,
         arrival: &Arrival,
         community: &CommunityKey,
         theirs: RosterDigest,
         asks: bool,
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) {
-        let Some(key) = low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
-        let me = base.public_key();
+        let Some(key) = at.low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
+        let me = at.base.public_key();
         let Some(roster) = self.own(&me).filter(|roster| roster.community() == community) else { return };
         let Some(about) = roster.about(&key).cloned() else { return };
         let (ours, community) = (roster.digest(), *community);
         if !belongs(about.standing) {
             let told = Word::Roster { community, statements: vec![(about, None)] };
-            low.flow.path.send_to(id, arrival.destination, arrival.source, &[Message::Community(told)], base);
+            at.low.flow.path.send_to(id, arrival.destination, arrival.source, &[Message::Community(told)], at.base);
             return;
         }
         if let Some(telling) = self.telling.get_mut(&key) {
-            telling.record(now, theirs, ours);
+            telling.record(at.now, theirs, ours);
         }
         if theirs != ours {
-            self.send_all(id, arrival, low, base);
+            self.send_all(id, arrival, at);
         }
         // An answer is not answered, whatever it says: two that never come to know the same would not come to rest.
         if asks {
             let state = Word::RosterState { community, digest: ours, asks: false };
-            low.flow.path.send_to(id, arrival.destination, arrival.source, &[Message::Community(state)], base);
+            at.low.flow.path.send_to(id, arrival.destination, arrival.source, &[Message::Community(state)], at.base);
         }
     }
 
     /// Tells a host all that this one knows.
-    fn send_all(&mut self, id: PeerId, arrival: &Arrival, low: &mut BindingLayer, base: &mut Base) {
+    fn send_all(&mut self, id: PeerId, arrival: &Arrival, at: &mut At<'_>) {
         let Some(roster) = &self.roster else { return };
         let community = *roster.community();
         let place = |host: &[u8; 32]| {
             let key = PublicKey::from(*host);
-            let id = low.flow.path.session.by_key.get(&key);
-            let peer = id.and_then(|id| peer!(low.flow, id)).filter(|peer| peer.has_session());
+            let id = at.low.flow.path.session.by_key.get(&key);
+            let peer = id.and_then(|id| peer!(at.low.flow, id)).filter(|peer| peer.has_session());
             peer.map(|peer| peer.path.remote()).or_else(|| self.hints.get(&key).copied())
         };
         let all: Vec<(Statement, Option<SocketAddr>)> =
@@ -226,23 +214,21 @@ impl Community {
         for statements in all.chunks(MAX_STATEMENTS) {
             // One to a datagram (P-37).
             let told = Word::Roster { community, statements: statements.to_vec() };
-            low.flow.path.send_to(id, arrival.destination, arrival.source, &[Message::Community(told)], base);
+            at.low.flow.path.send_to(id, arrival.destination, arrival.source, &[Message::Community(told)], at.base);
         }
     }
 
     /// Statements came. They prove themselves, whoever tells them.
     fn handle_roster(
         &mut self,
-        now: Time,
         id: PeerId,
         community: &CommunityKey,
         statements: &[(Statement, Option<SocketAddr>)],
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) {
-        let me = base.public_key();
-        let Some(from) = low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
-        if self.roster.as_ref().is_none_or(|roster| roster.community() != community) || !self.rosters.take(now) {
+        let me = at.base.public_key();
+        let Some(from) = at.low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
+        if self.roster.as_ref().is_none_or(|roster| roster.community() != community) || !self.rosters.take(at.now) {
             return;
         }
         let before = self.own(&me).is_some();
@@ -267,17 +253,17 @@ impl Community {
         let is_news = !events.is_empty();
         let after = self.own(&me).is_some();
         if before != after {
-            self.on_own_standing(after, from, base);
+            self.on_own_standing(after, from, at.base);
         }
-        self.take_hints(&from, statements, low, base);
+        self.take_hints(&from, statements, at);
         // What happened before this host belonged to it is no news.
         if before && after {
-            events.into_iter().for_each(|event| base.event(event));
+            events.into_iter().for_each(|event| at.base.event(event));
         }
         if (is_news || before != after) && (before || after) {
-            self.save_community(base);
+            self.save_community(at.base);
             parted.into_iter().for_each(|host| self.send_to_one(host));
-            self.send_to_everybody(now, low, base);
+            self.send_to_everybody(at);
         }
     }
 
@@ -296,31 +282,26 @@ impl Community {
     }
 
     /// Where hosts are said to be by one of them, where this host does not know better.
-    fn take_hints(
-        &mut self,
-        from: &PublicKey,
-        statements: &[(Statement, Option<SocketAddr>)],
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
-        if !self.is_in_community(from, base) {
+    fn take_hints(&mut self, from: &PublicKey, statements: &[(Statement, Option<SocketAddr>)], at: &mut At<'_>) {
+        if !self.is_in_community(from, at.base) {
             return;
         }
-        for (statement, at) in statements {
+        for (statement, place) in statements {
             let host = PublicKey::from(statement.host);
             let sought = self.telling.get(&host).is_none_or(|telling| telling.tries > 0);
-            let met = low
+            let met = at
+                .low
                 .flow
                 .path
                 .session
                 .by_key
                 .get(&host)
-                .and_then(|id| low.flow.path.session.peers.get(id))
+                .and_then(|id| at.low.flow.path.session.peers.get(id))
                 .is_some_and(|peer| peer.has_session());
             let known = self.roster.as_ref().is_some_and(|roster: &Roster| roster.has(&host));
-            let at = at.filter(|at| !at.ip().is_unspecified() && !at.ip().is_multicast());
-            if let Some(at) = at.filter(|_| known && !met && (sought || !self.hints.contains_key(&host))) {
-                self.hints.insert(host, at);
+            let place = place.filter(|place| !place.ip().is_unspecified() && !place.ip().is_multicast());
+            if let Some(place) = place.filter(|_| known && !met && (sought || !self.hints.contains_key(&host))) {
+                self.hints.insert(host, place);
             }
         }
     }

@@ -22,7 +22,7 @@ use crate::base::grant::Grant;
 use crate::base::op::{PeerId, StoreOp};
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
-use crate::binding::BindingLayer;
+use crate::role::At;
 use crate::role::community::Community;
 
 /// Exchanges that are open about one code: strangers may begin them, and only a wrong proof ends the code.
@@ -136,50 +136,44 @@ impl Community {
     /// See [`Node::join_community`](crate::Node::join_community).
     pub(crate) fn join_community(
         &mut self,
-        now: Time,
         code: OneTimeCode,
         hosts: Vec<SocketAddr>,
         name: &str,
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) -> Result<(), CommunityRefused> {
-        self.check_joinable(name, base)?;
-        self.use_code(now, code, JoinPurpose::Membership, hosts, name, low, base)
+        self.check_joinable(name, at.base)?;
+        self.use_code(code, JoinPurpose::Membership, hosts, name, at)
     }
 
     /// See [`Node::accept_connection`](crate::Node::accept_connection).
     pub(crate) fn accept_connection(
         &mut self,
-        now: Time,
         code: OneTimeCode,
         hosts: Vec<SocketAddr>,
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) -> Result<(), CommunityRefused> {
-        if low.permits().is_none() {
+        if at.low.permits().is_none() {
             return Err(CommunityRefused::NoMoves);
         }
         // The name is for members; another host's people know this one by its key.
-        self.use_code(now, code, JoinPurpose::Connection, hosts, "guest", low, base)
+        self.use_code(code, JoinPurpose::Connection, hosts, "guest", at)
     }
 
     fn use_code(
         &mut self,
-        now: Time,
         code: OneTimeCode,
         purpose: JoinPurpose,
         hosts: Vec<SocketAddr>,
         name: &str,
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) -> Result<(), CommunityRefused> {
-        if base.config().trust == Trust::Pinned {
+        if at.base.config().trust == Trust::Pinned {
             return Err(CommunityRefused::Pinned);
         }
         if self.joining.is_some() {
             return Err(CommunityRefused::Joining);
         }
-        if self.spent.iter().any(|(until, spent)| *until > now && *spent == code) {
+        if self.spent.iter().any(|(until, spent)| *until > at.now && *spent == code) {
             return Err(CommunityRefused::Spent);
         }
         self.joining = Some(Joining {
@@ -192,48 +186,48 @@ impl Community {
             answered_at: None,
             stage: Stage::Reaching,
             busy: false,
-            next: now,
-            until: now + JOIN_WITHIN,
+            next: at.now,
+            until: at.now + JOIN_WITHIN,
         });
-        self.continue_community(now, low, base);
+        self.continue_community(at);
         Ok(())
     }
 
     // ---- the host that was told the code
 
-    pub(super) fn continue_joining(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+    pub(super) fn continue_joining(&mut self, at: &mut At<'_>) {
         let Some(joining) = &mut self.joining else { return };
-        if joining.until <= now {
+        if joining.until <= at.now {
             let why = match joining.stage {
                 Stage::Reaching => JoinFailure::Unanswered,
                 Stage::Asked(_) if joining.busy => JoinFailure::Busy,
                 Stage::Asked(_) => JoinFailure::Silent,
                 Stage::Proven(_) => JoinFailure::BrokenOff,
             };
-            self.end_joining(now, why, base);
+            self.end_joining(at.now, why, at.base);
             return;
         }
-        if joining.next > now {
+        if joining.next > at.now {
             return;
         }
         match &joining.stage {
             Stage::Reaching => {
-                let at = (joining.tries / TRIES_EACH) as usize;
-                let to = joining.hosts.get(at % joining.hosts.len().max(1)).copied();
-                joining.pause(now);
+                let turn = (joining.tries / TRIES_EACH) as usize;
+                let to = joining.hosts.get(turn % joining.hosts.len().max(1)).copied();
+                joining.pause(at.now);
                 if let Some(to) = to {
-                    low.flow.path.session.initiate_to_join(now, to, base);
+                    at.low.flow.path.session.initiate_to_join(at.now, to, at.base);
                 }
             }
             Stage::Asked(_) | Stage::Proven(_) => {
-                joining.pause(now);
-                self.send_to_inviter(low, base);
+                joining.pause(at.now);
+                self.send_to_inviter(at);
             }
         }
     }
 
     /// Says once more what the inviter is to answer.
-    fn send_to_inviter(&mut self, low: &mut BindingLayer, base: &mut Base) {
+    fn send_to_inviter(&mut self, at: &mut At<'_>) {
         let Some(joining) = &self.joining else { return };
         let (number, purpose) = (joining.code.number(), joining.purpose);
         let word = match &joining.stage {
@@ -245,7 +239,7 @@ impl Community {
             }
         };
         if let Some(id) = joining.peer {
-            low.flow.path.send(id, &[Message::Community(word)], base);
+            at.low.flow.path.send(id, &[Message::Community(word)], at.base);
         }
     }
 
@@ -257,29 +251,21 @@ impl Community {
     }
 
     /// There is a session with a peer that this host uses a code with.
-    pub(super) fn begin_exchange(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    pub(super) fn begin_exchange(&mut self, id: PeerId, at: &mut At<'_>) {
         let Some(joining) = &mut self.joining else { return };
         if joining.peer != Some(id) || !matches!(joining.stage, Stage::Reaching) {
             return;
         }
-        let Some(inviter) = low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
-        let between = Between { joiner: base.public_key(), inviter, purpose: joining.purpose };
-        let Some(begun) = begin(&joining.code, &between, base.random()) else { return };
+        let Some(inviter) = at.low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
+        let between = Between { joiner: at.base.public_key(), inviter, purpose: joining.purpose };
+        let Some(begun) = begin(&joining.code, &between, at.base.random()) else { return };
         joining.stage = Stage::Asked(begun);
         joining.tries = 0;
-        joining.pause(now);
-        self.send_to_inviter(low, base);
+        joining.pause(at.now);
+        self.send_to_inviter(at);
     }
 
-    pub(super) fn handle_join_answer(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        number: u16,
-        element: &Element,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    pub(super) fn handle_join_answer(&mut self, id: PeerId, number: u16, element: &Element, at: &mut At<'_>) {
         let Some(joining) = self.joining.as_mut() else { return };
         if joining.peer != Some(id) || joining.code.number() != number || !matches!(joining.stage, Stage::Asked(_)) {
             return;
@@ -289,10 +275,10 @@ impl Community {
             Some(agreed) => {
                 joining.stage = Stage::Proven(agreed);
                 joining.tries = 0;
-                joining.pause(now);
-                self.send_to_inviter(low, base);
+                joining.pause(at.now);
+                self.send_to_inviter(at);
             }
-            None => self.end_joining(now, JoinFailure::NotProven, base),
+            None => self.end_joining(at.now, JoinFailure::NotProven, at.base),
         }
     }
 
@@ -323,17 +309,10 @@ impl Community {
         self.end_joining(now, why, base);
     }
 
-    pub(super) fn handle_joined(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        joined: Joined,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    pub(super) fn handle_joined(&mut self, id: PeerId, joined: Joined, at: &mut At<'_>) {
         let Some(joining) = self.joining.as_ref() else { return };
-        let Some(at) = joining.answered_at else { return };
-        let Some(inviter) = low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
+        let Some(place) = joining.answered_at else { return };
+        let Some(inviter) = at.low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
         let Stage::Proven(agreed) = &joining.stage else { return };
         if joining.peer != Some(id) || joining.code.number() != joined.number {
             return;
@@ -341,42 +320,42 @@ impl Community {
         let membership = joining.purpose == JoinPurpose::Membership;
         let roster = if membership { Roster::of(joined.community, joined.secret.clone()) } else { None };
         if !agreed.is_inviters(&joined.proof, &joined.proven()) || roster.is_some() != membership {
-            self.end_joining(now, JoinFailure::NotProven, base);
+            self.end_joining(at.now, JoinFailure::NotProven, at.base);
             return;
         }
         self.joining = None;
-        self.pin_inviter(at.ip(), inviter, low, base);
+        self.pin_inviter(place.ip(), inviter, at);
         match roster {
             Some(roster) => {
                 self.roster = Some(roster);
-                self.hints = BTreeMap::from([(inviter, at)]);
+                self.hints = BTreeMap::from([(inviter, place)]);
                 self.telling.clear();
                 // Its statements follow; they are asked for until they are here.
-                self.learn_from(now, inviter);
+                self.learn_from(at.now, inviter);
             }
             None => {
-                let number = self.free_number(low);
+                let number = self.free_number(at.low);
                 let lifetime = Duration::from_secs(joined.lifetime.into()).min(GRANT_LIFETIME);
-                let until = now + lifetime;
-                base.signal(Signal::Granted(Grant::new(number, inviter, None, until)));
-                base.event(CommunityEvent::MayReceive { number, host: inviter });
+                let until = at.now + lifetime;
+                at.base.signal(Signal::Granted(Grant::new(number, inviter, None, until)));
+                at.base.event(CommunityEvent::MayReceive { number, host: inviter });
             }
         }
     }
 
     /// The code has proven whose key answers at the address that people named: better than being the first to answer
     /// there. A key that is remembered for it stays until people have it forgotten (P-148).
-    fn pin_inviter(&mut self, address: IpAddr, key: PublicKey, low: &mut BindingLayer, base: &mut Base) {
-        if base.config().trust != Trust::Tofu {
+    fn pin_inviter(&mut self, address: IpAddr, key: PublicKey, at: &mut At<'_>) {
+        if at.base.config().trust != Trust::Tofu {
             return;
         }
-        match low.flow.path.session.contacts.known_key(&address) {
+        match at.low.flow.path.session.contacts.known_key(&address) {
             Some(known) if known == key => {}
             Some(known) => {
                 self.proven = Some((address, key));
-                base.event(CommunityEvent::OtherKeyKnown { address, known, proven: key });
+                at.base.event(CommunityEvent::OtherKeyKnown { address, known, proven: key });
             }
-            None => low.flow.path.session.remember_key_at(address, key, base),
+            None => at.low.flow.path.session.remember_key_at(address, key, at.base),
         }
     }
 
@@ -400,17 +379,15 @@ impl Community {
 
     pub(super) fn handle_join(
         &mut self,
-        now: Time,
         id: PeerId,
         number: u16,
         purpose: JoinPurpose,
         element: Element,
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) -> Option<Word> {
-        let joiner = low.flow.path.session.peers.get(&id).map(|peer| peer.key)?;
+        let joiner = at.low.flow.path.session.peers.get(&id).map(|peer| peer.key)?;
         let refused = |refusal| Some(Word::JoinRefused { number, refusal });
-        let Some(offer) = self.offers.get_mut(&number).filter(|offer| offer.until > now && !offer.is_done()) else {
+        let Some(offer) = self.offers.get_mut(&number).filter(|offer| offer.until > at.now && !offer.is_done()) else {
             return refused(JoinRefusal::NoSuchCode);
         };
         if offer.purpose() != purpose {
@@ -421,37 +398,35 @@ impl Community {
                 return Some(Word::JoinAnswer { number, element: exchange.ours });
             }
             // One that is anew with each word would take what all may begin (P-149).
-            if exchange.begun + EXCHANGE_LASTS > now {
+            if exchange.begun + EXCHANGE_LASTS > at.now {
                 return refused(JoinRefusal::Busy);
             }
         }
         if offer.exchanges.len() >= EXCHANGES_MOST && !offer.exchanges.contains_key(&joiner) {
-            offer.drop_oldest_exchange(now);
+            offer.drop_oldest_exchange(at.now);
         }
         let full = offer.exchanges.len() >= EXCHANGES_MOST && !offer.exchanges.contains_key(&joiner);
-        if full || !self.exchanges.take(now) {
+        if full || !self.exchanges.take(at.now) {
             return refused(JoinRefusal::Busy);
         }
-        let between = Between { joiner, inviter: base.public_key(), purpose };
-        let (ours, agreed) = answer(&offer.code, &between, &element, base.random())?;
-        offer.exchanges.insert(joiner, Exchange { begun: now, theirs: element, ours, agreed });
+        let between = Between { joiner, inviter: at.base.public_key(), purpose };
+        let (ours, agreed) = answer(&offer.code, &between, &element, at.base.random())?;
+        offer.exchanges.insert(joiner, Exchange { begun: at.now, theirs: element, ours, agreed });
         Some(Word::JoinAnswer { number, element: ours })
     }
 
     pub(super) fn handle_join_proof(
         &mut self,
-        now: Time,
         id: PeerId,
         arrival: &Arrival,
         number: u16,
         proof: &Proof,
         name: &str,
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) -> Option<Word> {
-        let joiner = low.flow.path.session.peers.get(&id).map(|peer| peer.key)?;
+        let joiner = at.low.flow.path.session.peers.get(&id).map(|peer| peer.key)?;
         let refused = |refusal| Some(Word::JoinRefused { number, refusal });
-        let Some(offer) = self.offers.get(&number).filter(|offer| offer.until > now) else {
+        let Some(offer) = self.offers.get(&number).filter(|offer| offer.until > at.now) else {
             return refused(JoinRefusal::NoSuchCode);
         };
         if let Some((who, shown, joined)) = &offer.done {
@@ -460,7 +435,7 @@ impl Community {
                 return refused(JoinRefusal::NoSuchCode);
             }
             match joined.clone() {
-                Ok(joined) => self.send_joined(id, arrival, joined, joiner, low, base),
+                Ok(joined) => self.send_joined(id, arrival, joined, joiner, at),
                 Err(refusal) => return refused(refusal),
             }
             return None;
@@ -469,15 +444,15 @@ impl Community {
         if !exchange.agreed.is_joiners(proof, name.as_bytes()) {
             self.offers.remove(&number);
             let remote = arrival.source;
-            base.event(CommunityEvent::WrongCode { number, host: joiner, remote });
+            at.base.event(CommunityEvent::WrongCode { number, host: joiner, remote });
             return refused(JoinRefusal::WrongCode);
         }
         let what = offer.what.clone();
         if offer.is_for_members() && self.is_taken(name, &joiner) {
             let offer = self.offers.get_mut(&number)?;
-            offer.end(now, joiner, *proof, Err(JoinRefusal::NameTaken));
+            offer.end(at.now, joiner, *proof, Err(JoinRefusal::NameTaken));
             let name = name.to_owned();
-            base.event(CommunityEvent::NameTaken { number, host: joiner, name });
+            at.base.event(CommunityEvent::NameTaken { number, host: joiner, name });
             return refused(JoinRefusal::NameTaken);
         }
         let (community, secret, lifetime) = match &what {
@@ -491,22 +466,22 @@ impl Community {
         let mut joined = Joined { number, proof: [0; 32], community, secret, lifetime };
         let exchange = offer.exchanges.get(&joiner)?;
         joined.proof = exchange.agreed.prove_inviter(&joined.proven());
-        offer.end(now, joiner, *proof, Ok(joined.clone()));
+        offer.end(at.now, joiner, *proof, Ok(joined.clone()));
         match what {
             Offered::Membership { steward } => {
                 self.hints.insert(joiner, arrival.source);
                 let name = name.to_owned();
-                base.event(CommunityEvent::HostJoined { host: joiner, name, steward });
-                self.send_joined(id, arrival, joined, joiner, low, base);
-                self.send_to_everybody(now, low, base);
+                at.base.event(CommunityEvent::HostJoined { host: joiner, name, steward });
+                self.send_joined(id, arrival, joined, joiner, at);
+                self.send_to_everybody(at);
             }
             Offered::Connection { flow } => {
-                let (flow, until) = (Some(flow), now + GRANT_LIFETIME);
-                base.signal(Signal::Granted(Grant::new(number, joiner, flow, until)));
+                let (flow, until) = (Some(flow), at.now + GRANT_LIFETIME);
+                at.base.signal(Signal::Granted(Grant::new(number, joiner, flow, until)));
                 if let Some(flow) = flow {
-                    base.event(CommunityEvent::Granted { number, host: joiner, flow });
+                    at.base.event(CommunityEvent::Granted { number, host: joiner, flow });
                 }
-                self.send_joined(id, arrival, joined, joiner, low, base);
+                self.send_joined(id, arrival, joined, joiner, at);
             }
         }
         None
@@ -536,24 +511,16 @@ impl Community {
     }
 
     /// Tells a joiner that it was let in, once that is saved, and what it needs to know to say so to others.
-    fn send_joined(
-        &mut self,
-        id: PeerId,
-        arrival: &Arrival,
-        joined: Joined,
-        joiner: PublicKey,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    fn send_joined(&mut self, id: PeerId, arrival: &Arrival, joined: Joined, joiner: PublicKey, at: &mut At<'_>) {
         let mut words = vec![Message::Community(Word::Joined(joined.clone()))];
         let (source, to) = (arrival.destination, arrival.source);
         if joined.lifetime > 0 {
-            low.flow.path.send_to(id, source, to, &words, base);
+            at.low.flow.path.send_to(id, source, to, &words, at.base);
             return;
         }
         let own = self.hints.clone();
         let roster = self.roster.as_ref();
-        let about = [joiner, base.public_key()];
+        let about = [joiner, at.base.public_key()];
         let statements: Vec<(Statement, Option<SocketAddr>)> = about
             .iter()
             .filter_map(|host| roster?.about(host).map(|statement| (statement.clone(), own.get(host).copied())))
@@ -561,7 +528,7 @@ impl Community {
         words.push(Message::Community(Word::Roster { community: joined.community, statements }));
         if let Some(saved) = self.saved() {
             let asked = Asked::Say(id, source, to, words);
-            base.ask(StoreOp::SaveCommunity(Box::new(saved)), asked);
+            at.base.ask(StoreOp::SaveCommunity(Box::new(saved)), asked);
         }
     }
 }
@@ -580,8 +547,8 @@ mod tests {
         for busy in [false, true] {
             let mut node = Alone::<Community>::new(Config::default(), 4);
             let (now, peer, purpose) = (Time::default(), PeerId(1), JoinPurpose::Membership);
-            node.role.found_community(now, "desk", &mut node.low, &mut node.base).expect("founded");
-            let code = node.role.invite(now, false, &node.low, &mut node.base).expect("a code");
+            node.act(now, |role, at| role.found_community("desk", at)).expect("founded");
+            let code = node.act(now, |role, at| role.invite(false, at)).expect("a code");
             let between = Between { joiner: node.base.public_key(), inviter: PublicKey::from([5; 32]), purpose };
             let begun = begin(&code, &between, node.base.random()).expect("begun");
             let (number, name, until) = (code.number(), "laptop".to_owned(), now + JOIN_WITHIN);
@@ -601,7 +568,7 @@ mod tests {
             if busy {
                 node.role.handle_join_refused(now, peer, number, JoinRefusal::Busy, &mut node.base);
             }
-            node.role.continue_joining(until, &mut node.low, &mut node.base);
+            node.act(until, |role, at| role.continue_joining(at));
             failures.extend(std::iter::from_fn(|| node.base.poll()).filter_map(|output| match output {
                 Output::Event(Event::Community(CommunityEvent::JoinFailed { why, .. })) => {
                     Some((why, why.leaves_code()))
@@ -617,8 +584,8 @@ mod tests {
         let mut node = Alone::<Community>::new(Config::default(), 4);
         let purpose = JoinPurpose::Membership;
         let now = Time::default() + Duration::from_secs(100);
-        node.role.found_community(now, "desk", &mut node.low, &mut node.base).expect("founded");
-        let code = node.role.invite(now, false, &node.low, &mut node.base).expect("a code");
+        node.act(now, |role, at| role.found_community("desk", at)).expect("founded");
+        let code = node.act(now, |role, at| role.invite(false, at)).expect("a code");
         let mut join = |now: Time, joiner: u8| {
             let key = PublicKey::from([joiner; 32]);
             let id = match node.low.flow.path.session.by_key.get(&key) {
@@ -627,8 +594,7 @@ mod tests {
             };
             let between = Between { joiner: key, inviter: node.base.public_key(), purpose };
             let begun = begin(&code, &between, node.base.random()).expect("begun");
-            let answer =
-                node.role.handle_join(now, id, code.number(), purpose, begun.element, &mut node.low, &mut node.base);
+            let answer = node.act(now, |role, at| role.handle_join(id, code.number(), purpose, begun.element, at));
             matches!(answer, Some(Word::JoinAnswer { .. }))
         };
         assert!((1..=16).all(|stranger| join(now, stranger)));
@@ -646,8 +612,8 @@ mod tests {
             let mut node = Alone::<Community>::new(Config::default(), run + 1);
             let purpose = JoinPurpose::Membership;
             let start = Time::default() + Duration::from_secs(100);
-            node.role.found_community(start, "desk", &mut node.low, &mut node.base).expect("founded");
-            let code = node.role.invite(start, false, &node.low, &mut node.base).expect("a code");
+            node.act(start, |role, at| role.found_community("desk", at)).expect("founded");
+            let code = node.act(start, |role, at| role.invite(false, at)).expect("a code");
             let ids = [1_u8, 2].map(|of| node.low.flow.path.session.new_peer(start, PublicKey::from([of; 32])));
             let element = |node: &mut Alone<Community>, of: u8| {
                 let between = Between { joiner: PublicKey::from([of; 32]), inviter: node.base.public_key(), purpose };
@@ -659,21 +625,13 @@ mod tests {
             for step in 0..1000_u64 {
                 let now = start + Duration::from_millis(20 * step);
                 if now >= next {
-                    let answer = node.role.handle_join(
-                        now,
-                        ids[1],
-                        code.number(),
-                        purpose,
-                        honest,
-                        &mut node.low,
-                        &mut node.base,
-                    );
+                    let answer = node.act(now, |role, at| role.handle_join(ids[1], code.number(), purpose, honest, at));
                     let_in |= matches!(answer, Some(Word::JoinAnswer { .. }));
                     next = now + AGAIN * 2u32.pow(tries.min(DOUBLINGS));
                     tries += 1;
                 }
                 let fresh = element(&mut node, 1);
-                node.role.handle_join(now, ids[0], code.number(), purpose, fresh, &mut node.low, &mut node.base);
+                node.act(now, |role, at| role.handle_join(ids[0], code.number(), purpose, fresh, at));
             }
             out += u32::from(!let_in);
         }

@@ -11,13 +11,13 @@ use whimbrel_wire::message::Message;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
-use crate::base::Base;
 use crate::base::op::PeerId;
 use crate::binding::BindingLayer;
 use crate::flow::introduction::AGAIN;
 use crate::flow::policy::Ruled;
 use crate::flow::table::MATURE;
 use crate::flow::{Flow, Stage};
+use crate::role::At;
 use crate::role::gateway::Due;
 use crate::role::gateway::GatewayRole;
 use crate::session::contact::Contact;
@@ -95,18 +95,16 @@ impl OpenedBehind {
 
 impl GatewayRole {
     /// See [`Node::handle_passing_opened`](crate::Node::handle_passing_opened).
-    pub(crate) fn handle_passing_opened(
-        &mut self,
-        now: Time,
-        flow: FlowTuple,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    pub(crate) fn handle_passing_opened(&mut self, flow: FlowTuple, at: &mut At<'_>) {
         let between =
-            base.attachments().is_behind(flow.local.ip()) && base.attachments().at(flow.remote.ip()).is_none();
-        if flow.transport == Transport::Tcp && between && !low.flow.has_flow(&flow) && self.opened.insert(now, flow) {
-            self.want_opened(low);
-            self.timers.set_earlier(Due::Opened, now + MATURE);
+            at.base.attachments().is_behind(flow.local.ip()) && at.base.attachments().at(flow.remote.ip()).is_none();
+        if flow.transport == Transport::Tcp
+            && between
+            && !at.low.flow.has_flow(&flow)
+            && self.opened.insert(at.now, flow)
+        {
+            self.want_opened(at.low);
+            self.timers.set_earlier(Due::Opened, at.now + MATURE);
         }
     }
 
@@ -117,45 +115,46 @@ impl GatewayRole {
     }
 
     /// Asks where such connections lead to, and tells who answers of them.
-    pub(crate) fn continue_opened(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        let flows = &low.flow.flows;
+    pub(crate) fn continue_opened(&mut self, at: &mut At<'_>) {
+        let flows = &at.low.flow.flows;
         let introduced = |flow: &FlowTuple| flows.get(flow).and_then(Flow::entry).is_some();
-        self.opened.retain(|flow, wanted| wanted.until > now && wanted.requests < REQUESTS && !introduced(flow));
-        self.want_opened(low);
+        self.opened.retain(|flow, wanted| wanted.until > at.now && wanted.requests < REQUESTS && !introduced(flow));
+        self.want_opened(at.low);
         let addresses: Vec<IpAddr> = self.opened.to.keys().copied().collect();
         let mut asked = 0;
         for address in addresses {
-            match low.flow.path.session.contacts.addresses.get(&address).copied() {
-                Some(Contact::Known(id)) => self.send_opened(now, id, address, low, base),
+            match at.low.flow.path.session.contacts.addresses.get(&address).copied() {
+                Some(Contact::Known(id)) => self.send_opened(id, address, at),
                 Some(Contact::Asking { .. }) => {}
-                Some(Contact::Silent { until, .. }) if until <= now => {
-                    low.flow.path.session.continue_contact(now, address, base)
+                Some(Contact::Silent { until, .. }) if until <= at.now => {
+                    at.low.flow.path.session.continue_contact(at.now, address, at.base)
                 }
                 // P-10
                 Some(Contact::Silent { .. }) => self.opened.forget(address),
-                None if !low.flow.path.session.may_ask(address, base) => self.opened.forget(address),
+                None if !at.low.flow.path.session.may_ask(address, at.base) => self.opened.forget(address),
                 None if asked >= ASKED_AT_ONCE => {}
                 None => {
                     asked += 1;
-                    low.flow
+                    at.low
+                        .flow
                         .path
                         .session
                         .contacts
                         .addresses
                         .insert(address, Contact::Asking { tries: 0, source: None });
-                    low.flow.path.session.continue_contact(now, address, base);
+                    at.low.flow.path.session.continue_contact(at.now, address, at.base);
                 }
             }
         }
-        self.want_opened(low);
+        self.want_opened(at.low);
         if self.opened.len() > 0 {
-            self.timers.set(Due::Opened, now + PAUSE);
+            self.timers.set(Due::Opened, at.now + PAUSE);
         }
     }
 
-    fn send_opened(&mut self, now: Time, id: PeerId, address: IpAddr, low: &mut BindingLayer, base: &mut Base) {
-        if !low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_session()) {
-            return low.flow.path.session.reach_again(now, id, base);
+    fn send_opened(&mut self, id: PeerId, address: IpAddr, at: &mut At<'_>) {
+        if !at.low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_session()) {
+            return at.low.flow.path.session.reach_again(at.now, id, at.base);
         }
         let Some(flows) = self.opened.to.get_mut(&address) else { return };
         let mut tuples = Vec::new();
@@ -165,26 +164,21 @@ impl GatewayRole {
         }
         for tuple in tuples {
             // Each by itself: looking for one costs the peer a handshake.
-            low.flow.path.send(id, &[Message::AskHere { tuple }], base);
+            at.low.flow.path.send(id, &[Message::AskHere { tuple }], at.base);
         }
     }
 
     /// A host behind a gateway, this peer, has opened a connection to this host, which had nobody to ask about it. It
     /// may be anybody who says so: what is asked is who has the connection's remote address, as if this host had opened
     /// it.
-    pub(crate) fn handle_ask_here(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        tuple: &FlowTuple,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    pub(crate) fn handle_ask_here(&mut self, id: PeerId, tuple: &FlowTuple, at: &mut At<'_>) {
         let flow = tuple.mirrored();
-        if !low.flow.path.session.sees_no_ends(id) || flow.transport != Transport::Tcp {
+        if !at.low.flow.path.session.sees_no_ends(id) || flow.transport != Transport::Tcp {
             return;
         }
-        let Some(known) = low.flow.flows.get_mut(&flow).filter(|known| !known.closed && known.accepted) else { return };
+        let Some(known) = at.low.flow.flows.get_mut(&flow).filter(|known| !known.closed && known.accepted) else {
+            return;
+        };
         match known.stage {
             Stage::Open => {}
             // Whoever says it again and again has nothing done again and again.
@@ -194,8 +188,8 @@ impl GatewayRole {
             }
             _ => return,
         }
-        if matches!(low.flow.ruled_beforehand(&flow), Ruled::Free) {
-            low.flow.want_introduction(now, flow, base);
+        if matches!(at.low.flow.ruled_beforehand(&flow), Ruled::Free) {
+            at.low.flow.want_introduction(at.now, flow, at.base);
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::base::pace::REFRESH;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::flow::peers::PeerRef;
+use crate::role::At;
 use crate::role::rendezvous::Due;
 use crate::role::rendezvous::RendezvousRole;
 use crate::session::contact::Contact;
@@ -141,13 +142,13 @@ impl Rendezvous {
 impl RendezvousRole {
     /// Sessions are kept with the rendezvous that serve this host, and those are asked that are not reached, while
     /// there is a peer to be met.
-    fn pin_registrars(&mut self, low: &mut BindingLayer, base: &mut Base) {
+    fn pin_registrars(&mut self, at: &mut At<'_>) {
         let needed = !self.client.tags.is_empty();
         let serving = self.registrars().into_iter().filter(|_| needed);
-        let hosts = serving.filter_map(|id| Some(low.flow.path.session.peers.get(&id)?.key)).collect();
-        low.flow.path.session.contacts.pins.set(Pin::Kept, hosts);
-        let addresses = base.config().rendezvous.iter().filter(|_| needed).copied().collect();
-        low.flow.path.session.contacts.pins.want(Want::Rendezvous, addresses);
+        let hosts = serving.filter_map(|id| Some(at.low.flow.path.session.peers.get(&id)?.key)).collect();
+        at.low.flow.path.session.contacts.pins.set(Pin::Kept, hosts);
+        let addresses = at.base.config().rendezvous.iter().filter(|_| needed).copied().collect();
+        at.low.flow.path.session.contacts.pins.want(Want::Rendezvous, addresses);
     }
 
     /// There is a peer to be met, a rendezvous answers at last, or time has passed.
@@ -158,88 +159,89 @@ impl RendezvousRole {
     }
 
     /// Looks which peers are to be met and which rendezvous answer.
-    pub(crate) fn search_for_rendezvous(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        if base.config().rendezvous.is_empty() || base.is_suspended() {
+    pub(crate) fn search_for_rendezvous(&mut self, at: &mut At<'_>) {
+        if at.base.config().rendezvous.is_empty() || at.base.is_suspended() {
             return;
         }
-        self.name_meetings(low, base);
-        self.pin_registrars(low, base);
+        self.name_meetings(at);
+        self.pin_registrars(at);
         if self.client.tags.is_empty() {
             let ids: Vec<PeerId> = self.client.registrars.keys().copied().collect();
             for id in ids {
-                self.register(now, id, low, base);
-                base.set_timer_earlier(Timer::Idle(id), now + REFRESH);
+                self.register(id, at);
+                at.base.set_timer_earlier(Timer::Idle(id), at.now + REFRESH);
             }
             return;
         }
-        for address in base.config().rendezvous.clone() {
-            match low.flow.path.session.contacts.addresses.get(&address) {
+        for address in at.base.config().rendezvous.clone() {
+            match at.low.flow.path.session.contacts.addresses.get(&address) {
                 Some(Contact::Known(id)) => {
                     let id = *id;
                     let registrar = self.client.registrars.entry(id).or_insert_with(Registrar::new);
                     let refused = registrar.standing == RegistrationStanding::Refused;
-                    self.pin_registrars(low, base);
+                    self.pin_registrars(at);
                     if refused {
                         // It is asked again in its own time.
                         continue;
                     }
-                    if low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_session()) {
-                        self.register(now, id, low, base);
+                    if at.low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_session()) {
+                        self.register(id, at);
                     } else {
-                        low.flow.path.session.reach_again(now, id, base);
+                        at.low.flow.path.session.reach_again(at.now, id, at.base);
                     }
                 }
                 Some(Contact::Asking { .. } | Contact::Silent { .. }) => {}
                 None => {
-                    low.flow
+                    at.low
+                        .flow
                         .path
                         .session
                         .contacts
                         .addresses
                         .insert(address, Contact::Asking { tries: 0, source: None });
-                    low.flow.path.session.continue_contact(now, address, base);
+                    at.low.flow.path.session.continue_contact(at.now, address, at.base);
                 }
             }
         }
-        self.ask_neighbour_proxies(now, low, base);
-        self.timers.set(Due::Rendezvous, now + REFRESH);
+        self.ask_neighbour_proxies(at);
+        self.timers.set(Due::Rendezvous, at.now + REFRESH);
     }
 
     /// A peer is forgotten.
-    pub(crate) fn leave_rendezvous(&mut self, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn leave_rendezvous(&mut self, id: PeerId, at: &mut At<'_>) {
         self.client.forget(id);
-        self.pin_registrars(low, base);
+        self.pin_registrars(at);
     }
 
     /// The network is another: whoever did not answer may answer now.
-    pub(crate) fn ask_rendezvous_again(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
-        for address in base.config().rendezvous.clone() {
-            if matches!(low.flow.path.session.contacts.addresses.get(&address), Some(Contact::Silent { .. })) {
-                low.flow.path.session.contacts.addresses.remove(&address);
-                base.stop_timer(Timer::Contact(address));
+    pub(crate) fn ask_rendezvous_again(&mut self, at: &mut At<'_>) {
+        for address in at.base.config().rendezvous.clone() {
+            if matches!(at.low.flow.path.session.contacts.addresses.get(&address), Some(Contact::Silent { .. })) {
+                at.low.flow.path.session.contacts.addresses.remove(&address);
+                at.base.stop_timer(Timer::Contact(address));
             }
         }
-        self.meet_later(now, base);
-        self.ask_neighbour_proxies(now, low, base);
+        self.meet_later(at.now, at.base);
+        self.ask_neighbour_proxies(at);
     }
 
     /// A peer does not answer our updates. It may have moved as well, and a rendezvous may have forgotten us: that is
     /// found out sooner than it would be otherwise.
-    pub(crate) fn check_rendezvous(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn check_rendezvous(&mut self, id: PeerId, at: &mut At<'_>) {
         if !self.client.tags.contains_key(&id) {
             return;
         }
         let registrars: Vec<PeerId> = self.client.registrars.keys().copied().collect();
         for registrar in registrars.into_iter().filter(|registrar| *registrar != id) {
-            if low.flow.path.peers.get(&registrar).is_some_and(|paths| paths.check_tries() == 0) {
-                base.set_timer(Timer::Keepalive(registrar), now);
+            if at.low.flow.path.peers.get(&registrar).is_some_and(|paths| paths.check_tries() == 0) {
+                at.base.set_timer(Timer::Keepalive(registrar), at.now);
             }
         }
     }
 
     /// Names the meetings with all peers that there are flows with, and no others.
-    fn name_meetings(&mut self, low: &mut BindingLayer, base: &mut Base) {
-        let flow = &low.flow;
+    fn name_meetings(&mut self, at: &mut At<'_>) {
+        let flow = &at.low.flow;
         let over: Vec<PeerId> = self.client.tags.keys().copied().collect();
         for id in over.into_iter().filter(|id| !flow.held(*id).flows) {
             if let Some(tag) = self.client.tags.remove(&id) {
@@ -250,7 +252,7 @@ impl RendezvousRole {
         }
         for peer in flow.each().filter(|peer| !peer.flow.flows.is_empty()) {
             if !self.client.tags.contains_key(&peer.id)
-                && let Some(tag) = base.key().meeting_tag(&peer.key)
+                && let Some(tag) = at.base.key().meeting_tag(&peer.key)
             {
                 self.client.tags.insert(peer.id, tag);
                 self.client.by_tag.insert(tag, peer.id);
@@ -259,24 +261,24 @@ impl RendezvousRole {
     }
 
     /// There is a new session with a peer. If it is a rendezvous it may have started anew.
-    pub(crate) fn register_anew(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn register_anew(&mut self, id: PeerId, at: &mut At<'_>) {
         if let Some(registrar) = self.client.registrars.get_mut(&id) {
             registrar.afresh = true;
             registrar.told.clear();
             registrar.untold = None;
             registrar.heard = 0;
-            self.register(now, id, low, base);
-            self.ask_neighbour_proxy_anew(now, id, low, base);
+            self.register(id, at);
+            self.ask_neighbour_proxy_anew(id, at);
         }
     }
 
     /// Tells a rendezvous what it does not know, for the first time or again.
-    pub(crate) fn register(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
-        if base.is_suspended() {
+    pub(crate) fn register(&mut self, id: PeerId, at: &mut At<'_>) {
+        if at.base.is_suspended() {
             return;
         }
         let reachable = |peer: &PeerRef<'_>| peer.has_session() && peer.path.attachment().is_some();
-        let Some(peer) = peer!(low.flow, &id).filter(reachable) else { return };
+        let Some(peer) = peer!(at.low.flow, &id).filter(reachable) else { return };
         let Some(registrar) = self.client.registrars.get_mut(&id) else { return };
         if registrar.untold.is_none() {
             // Nobody is met at a host that it has flows with itself.
@@ -307,20 +309,18 @@ impl RendezvousRole {
             _ => REGISTRATION_PAUSE,
         };
         let number = registrar.number;
-        self.timers.set(Due::Registration(id), now + again);
-        low.flow.path.send(id, &[Message::Register { number, change, tags }], base);
+        self.timers.set(Due::Registration(id), at.now + again);
+        at.low.flow.path.send(id, &[Message::Register { number, change, tags }], at.base);
     }
 
     /// A rendezvous answers.
     pub(crate) fn handle_registered(
         &mut self,
-        now: Time,
         id: PeerId,
         number: u32,
         status: RegistrationStatus,
         newest: u32,
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) {
         let Some(registrar) = self.client.registrars.get_mut(&id).filter(|of| of.number == number) else { return };
         let Some((change, tags)) = registrar.untold.take() else { return };
@@ -339,9 +339,9 @@ impl RendezvousRole {
                 registrar.corrected = false;
                 let full = status == RegistrationStatus::Full;
                 registrar.standing = if full { RegistrationStanding::Full } else { RegistrationStanding::Accepted };
-                self.pin_registrars(low, base);
-                low.check_later(now, id, base);
-                self.register(now, id, low, base);
+                self.pin_registrars(at);
+                at.low.check_later(at.now, id, at.base);
+                self.register(id, at);
             }
             RegistrationStatus::NotNewer => {
                 // We lost count, as after a restart (P-17).
@@ -351,16 +351,16 @@ impl RendezvousRole {
                 // Once at once: who says so again and again is told no sooner than who says nothing.
                 let pause =
                     if std::mem::replace(&mut registrar.corrected, true) { REGISTRATION_PAUSE } else { Duration::ZERO };
-                self.timers.set(Due::Registration(id), now + pause);
+                self.timers.set(Due::Registration(id), at.now + pause);
             }
             _ => {
                 registrar.standing = RegistrationStanding::Refused;
                 registrar.afresh = true;
                 registrar.told.clear();
-                self.pin_registrars(low, base);
-                base.stop_timer(Timer::Keepalive(id));
-                low.flow.idle_later(now, id, base);
-                self.timers.set(Due::Registration(id), now + REFUSED);
+                self.pin_registrars(at);
+                at.base.stop_timer(Timer::Keepalive(id));
+                at.low.flow.idle_later(at.now, id, at.base);
+                self.timers.set(Due::Registration(id), at.now + REFUSED);
             }
         }
     }
@@ -368,40 +368,30 @@ impl RendezvousRole {
     /// A rendezvous says where peers are. Gives the answer.
     pub(crate) fn handle_whereabouts(
         &mut self,
-        now: Time,
         id: PeerId,
         number: u32,
         found: &[(MeetingTag, SocketAddr)],
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) -> Option<Message> {
         let registrar = self.client.registrars.get_mut(&id)?;
         if number > registrar.heard {
             registrar.heard = number;
             for (tag, endpoint) in found {
                 if let Some(peer) = self.client.by_tag.get(tag).copied() {
-                    self.find(now, peer, *endpoint, id, low, base);
+                    self.find(peer, *endpoint, id, at);
                 }
             }
         }
         Some(Message::WhereaboutsSeen { number })
     }
 
-    fn find(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        endpoint: SocketAddr,
-        by: PeerId,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
-        let own = base.attachments().has(&endpoint.ip());
+    fn find(&mut self, id: PeerId, endpoint: SocketAddr, by: PeerId, at: &mut At<'_>) {
+        let own = at.base.attachments().has(&endpoint.ip());
         let address = endpoint.ip();
         if own || address.is_unspecified() || address.is_multicast() || address.is_loopback() || endpoint.port() == 0 {
             return;
         }
-        let token = base.random().u64();
+        let token = at.base.random().u64();
         let fresh = Found { endpoint, by, token, tries: 0, reported: false, budget: Bucket::of(BUDGET, BUDGET_PAUSE) };
         let found = self.client.found.entry(id).or_insert(fresh);
         found.by = by;
@@ -409,7 +399,7 @@ impl RendezvousRole {
             (found.endpoint, found.token, found.reported) = (endpoint, token, false);
         }
         found.tries = 0;
-        self.try_found(now, id, low, base);
+        self.try_found(id, at);
     }
 
     /// This host has moved: a peer that it does not find where it was may be where a rendezvous said.
@@ -422,13 +412,13 @@ impl RendezvousRole {
 
     /// Sends something to where a peer is said to be: an update of ours that it does not know, or else a check, which
     /// opens the NAT before us for what it sends (P-58).
-    pub(crate) fn try_found(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn try_found(&mut self, id: PeerId, at: &mut At<'_>) {
         let Some(found) = self.client.found.get_mut(&id) else { return };
         let (endpoint, token) = (found.endpoint, found.token);
-        let Some(peer) = bound!(low, &id) else { return };
+        let Some(peer) = bound!(at.low, &id) else { return };
         let same_family = peer.path.source().is_some_and(|source| source.is_ipv4() == endpoint.is_ipv4());
         let known = peer.path.has_shown(endpoint) || (peer.binding.update.is_none() && peer.path.heading() == endpoint);
-        if base.is_suspended() || known || peer.path.attachment().is_none() || !same_family {
+        if at.base.is_suspended() || known || peer.path.attachment().is_none() || !same_family {
             return;
         }
         let updating = peer.binding.update.as_ref().map(|update| !update.absent);
@@ -440,8 +430,8 @@ impl RendezvousRole {
         if found.tries >= most {
             return;
         }
-        if !found.budget.take(now) {
-            self.timers.set(Due::Found(id), now + BUDGET_PAUSE);
+        if !found.budget.take(at.now) {
+            self.timers.set(Due::Found(id), at.now + BUDGET_PAUSE);
             return;
         }
         found.tries += 1;
@@ -451,33 +441,33 @@ impl RendezvousRole {
             Some(beyond) => (TRY_PAUSE * 2u32.pow(beyond.min(5))).min(TRY_PAUSE_LONGEST),
         };
         let (source, session) = (peer.path.source(), peer.has_session());
-        self.timers.set(Due::Found(id), now + again);
+        self.timers.set(Due::Found(id), at.now + again);
         // It may have started anew, and know of no session.
         if (!session && tries % HANDSHAKE_AT == 1) || (session && updating.is_some() && tries == HANDSHAKE_AT) {
-            low.flow.path.start_handshake_at(now, id, endpoint, base);
+            at.low.flow.path.start_handshake_at(at.now, id, endpoint, at.base);
         }
         if !session {
             return;
         }
         if updating.is_some() {
-            low.send_update(id, endpoint, base);
+            at.low.send_update(id, endpoint, at.base);
         } else {
-            let locators = Message::Locators(base.attachments().addresses().copied().collect());
-            low.flow.path.send_to(id, source, endpoint, &[Message::PathChallenge { token }, locators], base);
+            let locators = Message::Locators(at.base.attachments().addresses().copied().collect());
+            at.low.flow.path.send_to(id, source, endpoint, &[Message::PathChallenge { token }, locators], at.base);
         }
     }
 
     /// A peer was heard from an endpoint: perhaps the one that a rendezvous told.
-    pub(crate) fn on_found(&mut self, id: PeerId, arrival: &Arrival, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn on_found(&mut self, id: PeerId, arrival: &Arrival, at: &mut At<'_>) {
         let Some(found) = self.client.found.get_mut(&id) else { return };
-        let elsewhere = low.flow.path.peers.get(&id).is_some_and(|paths| paths.remote() != arrival.source);
+        let elsewhere = at.low.flow.path.peers.get(&id).is_some_and(|paths| paths.remote() != arrival.source);
         if found.endpoint != arrival.source || !elsewhere || std::mem::replace(&mut found.reported, true) {
             return;
         }
         // It was said truly, so there may be more of it.
         found.budget = Bucket::of(BUDGET, BUDGET_PAUSE);
         let (remote, rendezvous) = (found.endpoint, found.by);
-        base.event(Event::PeerFound { peer: id, remote, rendezvous });
+        at.base.event(Event::PeerFound { peer: id, remote, rendezvous });
     }
 
     /// An answer to a challenge that went to where a peer was said to be: it is there. Tells whether it was one.

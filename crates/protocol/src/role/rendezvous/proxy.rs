@@ -14,7 +14,7 @@ use crate::base::bucket::Bucket;
 use crate::base::event::Event;
 use crate::base::op::{AddressOp, PeerId};
 use crate::base::output::Asked;
-use crate::binding::BindingLayer;
+use crate::role::At;
 use crate::role::rendezvous::Due;
 use crate::role::rendezvous::RendezvousRole;
 
@@ -80,43 +80,43 @@ impl NeighbourProxies {
 // Who has moved.
 impl RendezvousRole {
     /// A peer does not answer our updates: it may send its own to where we were.
-    pub(crate) fn want_neighbour_proxy(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
-        let Some(peer) = peer!(low.flow, &id).filter(|peer| !peer.flow.flows.is_empty()) else { return };
-        let Some(left) = peer.path.left().filter(|left| !base.attachments().has(left)) else { return };
+    pub(crate) fn want_neighbour_proxy(&mut self, id: PeerId, at: &mut At<'_>) {
+        let Some(peer) = peer!(at.low.flow, &id).filter(|peer| !peer.flow.flows.is_empty()) else { return };
+        let Some(left) = peer.path.left().filter(|left| !at.base.attachments().has(left)) else { return };
         if self.neighbour_proxies.unheard.insert(id, left) != Some(left) {
-            self.ask_neighbour_proxies(now, low, base);
+            self.ask_neighbour_proxies(at);
         }
     }
 
     /// A peer knows where we are: nobody need stand in for its sake.
-    pub(crate) fn end_neighbour_proxy(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn end_neighbour_proxy(&mut self, id: PeerId, at: &mut At<'_>) {
         if self.neighbour_proxies.unheard.remove(&id).is_some() {
-            self.ask_neighbour_proxies(now, low, base);
+            self.ask_neighbour_proxies(at);
         } else if !self.neighbour_proxies.unheard.is_empty() {
             // It may be a rendezvous that knows only now that we are elsewhere.
-            self.ask_neighbour_proxy(now, id, low, base);
+            self.ask_neighbour_proxy(id, at);
         }
     }
 
     /// Tells all rendezvous what they are to stand in for, if they do not know.
-    pub(crate) fn ask_neighbour_proxies(&mut self, now: Time, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn ask_neighbour_proxies(&mut self, at: &mut At<'_>) {
         if self.neighbour_proxies.unheard.is_empty() && self.neighbour_proxies.asked.is_empty() {
             return;
         }
         for id in self.registrars() {
-            self.ask_neighbour_proxy(now, id, low, base);
+            self.ask_neighbour_proxy(id, at);
         }
     }
 
     /// Asks a rendezvous, for the first time or again.
-    pub(crate) fn ask_neighbour_proxy(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
-        if base.is_suspended() || !self.registrars().contains(&id) {
+    pub(crate) fn ask_neighbour_proxy(&mut self, id: PeerId, at: &mut At<'_>) {
+        if at.base.is_suspended() || !self.registrars().contains(&id) {
             return;
         }
-        let Some(peer) = bound!(low, &id) else { return };
-        let needed = |of: &PeerId| *of != id && peer!(low.flow, of).is_some_and(|of| !of.flow.flows.is_empty());
+        let Some(peer) = bound!(at.low, &id) else { return };
+        let needed = |of: &PeerId| *of != id && peer!(at.low.flow, of).is_some_and(|of| !of.flow.flows.is_empty());
         let others = self.neighbour_proxies.unheard.iter().filter(|(unheard, _)| needed(unheard));
-        let gone = others.map(|(_, left)| *left).filter(|left| !base.attachments().has(left));
+        let gone = others.map(|(_, left)| *left).filter(|left| !at.base.attachments().has(left));
         let wanted: BTreeSet<IpAddr> = gone.take(MAX_STOOD_IN).collect();
         let known = self.neighbour_proxies.asked.get(&id).map(|request| &request.addresses);
         if wanted.is_empty() && known.is_none() {
@@ -134,27 +134,25 @@ impl RendezvousRole {
         request.tries += 1;
         let again = if request.tries > REQUESTS { REQUEST_PAUSE } else { peer.path.repeat_after(request.tries) };
         let addresses = request.addresses.iter().copied().collect();
-        self.timers.set(Due::NeighbourProxy(id), now + again);
-        low.flow.path.send(id, &[Message::NeighbourProxy { addresses }], base);
+        self.timers.set(Due::NeighbourProxy(id), at.now + again);
+        at.low.flow.path.send(id, &[Message::NeighbourProxy { addresses }], at.base);
     }
 
     /// A rendezvous has started anew, perhaps, and stands in for nobody.
-    pub(crate) fn ask_neighbour_proxy_anew(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn ask_neighbour_proxy_anew(&mut self, id: PeerId, at: &mut At<'_>) {
         if let Some(request) = self.neighbour_proxies.asked.get_mut(&id) {
             request.answered = false;
             request.tries = 0;
-            self.ask_neighbour_proxy(now, id, low, base);
+            self.ask_neighbour_proxy(id, at);
         }
     }
 
     /// A rendezvous says what becomes of addresses.
     pub(crate) fn handle_standing_in(
         &mut self,
-        now: Time,
         id: PeerId,
         addresses: &[(IpAddr, NeighbourProxyStatus)],
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) {
         let Some(request) = self.neighbour_proxies.asked.get_mut(&id) else { return };
         let named: BTreeSet<IpAddr> = addresses.iter().map(|(address, _)| *address).collect();
@@ -172,9 +170,9 @@ impl RendezvousRole {
             self.neighbour_proxies.asked.remove(&id);
         }
         for (address, status) in news {
-            base.event(Event::StoodInFor { by: id, address, status });
+            at.base.event(Event::StoodInFor { by: id, address, status });
         }
-        low.check_later(now, id, base);
+        at.low.check_later(at.now, id, at.base);
     }
 
     /// Who stands in for this host passes on what came from `source` for an address that this host has left (P-61). It
@@ -201,14 +199,12 @@ impl RendezvousRole {
     /// A host asks to have somebody stand in for addresses that it has left. Gives the answer.
     pub(crate) fn handle_neighbour_proxy(
         &mut self,
-        now: Time,
         id: PeerId,
         arrival: &Arrival,
         addresses: &[IpAddr],
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) -> Option<Message> {
-        let peer = peer!(low.flow, &id).filter(|peer| peer.has_session())?;
+        let peer = peer!(at.low.flow, &id).filter(|peer| peer.has_session())?;
         let here = peer.path.remote().ip();
         // What was asked for before counts no more. Who has not shown yet that it is elsewhere asks again.
         if !arrival.is_newest || arrival.passed_on || peer.path.heading() != peer.path.remote() {
@@ -216,33 +212,33 @@ impl RendezvousRole {
         }
         let before: Vec<IpAddr> = self.neighbour_proxies.stands.keys().copied().collect();
         self.neighbour_proxies.stands.retain(|address, whose| *whose != id || addresses.contains(address));
-        self.neighbour_proxies.sweep_budgets(now);
+        self.neighbour_proxies.sweep_budgets(at.now);
         let mut too_soon = false;
         let mut answer = Vec::new();
         for address in addresses {
             let held = self.neighbour_proxies.stands.get(address).copied();
             let status = match held {
-                _ if !base.config().neighbour_proxy => NeighbourProxyStatus::Refused,
+                _ if !at.base.config().neighbour_proxy => NeighbourProxyStatus::Refused,
                 Some(peer) if peer == id => NeighbourProxyStatus::Accepted,
                 Some(_) => NeighbourProxyStatus::Taken,
-                None if base.attachments().has(address) || here == *address => NeighbourProxyStatus::Taken,
+                None if at.base.attachments().has(address) || here == *address => NeighbourProxyStatus::Taken,
                 None if !self.rendezvous_server.was_at(id, *address) => NeighbourProxyStatus::Unproven,
                 None if self.neighbour_proxies.stands.len() >= STOOD_IN => NeighbourProxyStatus::Refused,
-                None if !self.neighbour_proxies.may_begin(now, id) => {
+                None if !self.neighbour_proxies.may_begin(at.now, id) => {
                     too_soon = true;
                     continue;
                 }
                 None => {
                     self.neighbour_proxies.stands.insert(*address, id);
                     self.neighbour_proxies.budgets.entry(*address).or_insert_with(|| Bucket::of(BUDGET, BUDGET_PAUSE));
-                    base.event(Event::StandsIn { peer: id, address: *address });
+                    at.base.event(Event::StandsIn { peer: id, address: *address });
                     NeighbourProxyStatus::Accepted
                 }
             };
             answer.push((*address, status));
         }
-        self.stand(&before, base);
-        low.flow.idle_later(now, id, base);
+        self.stand(&before, at.base);
+        at.low.flow.idle_later(at.now, id, at.base);
         // Who is not answered asks again.
         (!too_soon).then_some(Message::StandingIn { addresses: answer })
     }
@@ -256,39 +252,30 @@ impl RendezvousRole {
     }
 
     /// See [`Node::handle_intercepted`](crate::Node::handle_intercepted).
-    pub(crate) fn handle_intercepted(
-        &mut self,
-        now: Time,
-        address: IpAddr,
-        source: SocketAddr,
-        datagram: &[u8],
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    pub(crate) fn handle_intercepted(&mut self, address: IpAddr, source: SocketAddr, datagram: &[u8], at: &mut At<'_>) {
         let Some(id) = self.neighbour_proxies.stands.get(&address).copied() else { return };
         let passable = datagram.len() <= MAX_PASSED_ON && datagram.first().is_some_and(|kind| KINDS.contains(kind));
-        let there = peer!(low.flow, &id).is_some_and(|peer| peer.has_session() && peer.path.remote().ip() != address);
+        let there =
+            peer!(at.low.flow, &id).is_some_and(|peer| peer.has_session() && peer.path.remote().ip() != address);
         let budget = self.neighbour_proxies.budgets.get_mut(&address);
-        if passable && there && budget.is_some_and(|budget| budget.take(now)) {
-            low.flow.path.send(id, &[Message::PassedOn { left: address, source, datagram: datagram.to_vec() }], base);
+        if passable && there && budget.is_some_and(|budget| budget.take(at.now)) {
+            at.low.flow.path.send(
+                id,
+                &[Message::PassedOn { left: address, source, datagram: datagram.to_vec() }],
+                at.base,
+            );
         } else {
-            base.drop_datagram();
+            at.base.drop_datagram();
         }
     }
 
     /// See [`Node::stand_aside`](crate::Node::stand_aside).
-    pub(crate) fn stand_aside(
-        &mut self,
-        address: IpAddr,
-        reason: NeighbourProxyStatus,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    pub(crate) fn stand_aside(&mut self, address: IpAddr, reason: NeighbourProxyStatus, at: &mut At<'_>) {
         let before: Vec<IpAddr> = self.neighbour_proxies.stands.keys().copied().collect();
         let Some(peer) = self.neighbour_proxies.stands.remove(&address) else { return };
-        self.stand(&before, base);
-        low.flow.path.send(peer, &[Message::StandingIn { addresses: vec![(address, reason)] }], base);
-        base.event(Event::StoodAside { peer, address, reason });
+        self.stand(&before, at.base);
+        at.low.flow.path.send(peer, &[Message::StandingIn { addresses: vec![(address, reason)] }], at.base);
+        at.base.event(Event::StoodAside { peer, address, reason });
     }
 
     /// A peer is forgotten.

@@ -6,11 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::message::{MAX_WHEREABOUTS, MeetingTag, Message, RegistrationChange, RegistrationStatus};
 
-use crate::Time;
-use crate::base::Base;
 use crate::base::op::PeerId;
 use crate::binding::BindingLayer;
 use crate::binding::handoff::SEQUENCES;
+use crate::role::At;
 use crate::role::rendezvous::Due;
 use crate::role::rendezvous::RendezvousRole;
 use crate::session::pins::Pin;
@@ -133,21 +132,19 @@ impl RendezvousRole {
     /// A host registers. Gives the answer.
     pub(crate) fn handle_registration(
         &mut self,
-        now: Time,
         id: PeerId,
         number: u32,
         change: RegistrationChange,
         tags: &[MeetingTag],
-        low: &mut BindingLayer,
-        base: &mut Base,
+        at: &mut At<'_>,
     ) -> Option<Message> {
         let answer = |status, newest| Some(Message::Registered { number, status, newest });
-        let peer = peer!(low.flow, &id).filter(|peer| peer.has_session())?;
+        let peer = peer!(at.low.flow, &id).filter(|peer| peer.has_session())?;
         let (key, endpoint) = (peer.key, peer.path.remote());
-        if !base.config().serve_rendezvous || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_)) {
+        if !at.base.config().serve_rendezvous || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_)) {
             return answer(RegistrationStatus::Refused, 0);
         }
-        low.flow.path.session.contacts.pins.pin(Pin::Registered, key, true);
+        at.low.flow.path.session.contacts.pins.pin(Pin::Registered, key, true);
         let registrant = self.rendezvous_server.registrants.entry(id).or_insert_with(|| Registrant::new(endpoint));
         let newest = registrant.newest;
         if number <= newest {
@@ -174,20 +171,13 @@ impl RendezvousRole {
             registrant.status = status;
         }
         if change != RegistrationChange::Withdraw {
-            self.introduce_registrants(now, id, tags, low, base);
+            self.introduce_registrants(id, tags, at);
         }
         answer(status, number)
     }
 
     /// Has a registrant and those who share these tags with it told of one another.
-    fn introduce_registrants(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        tags: &[MeetingTag],
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    fn introduce_registrants(&mut self, id: PeerId, tags: &[MeetingTag], at: &mut At<'_>) {
         let mut to_tell: BTreeSet<PeerId> = BTreeSet::new();
         for tag in tags {
             let hosts = self.rendezvous_server.tags.get(tag).cloned().unwrap_or_default();
@@ -204,16 +194,16 @@ impl RendezvousRole {
             }
         }
         for to in to_tell {
-            self.send_whereabouts_anew(now, to, low, base);
+            self.send_whereabouts_anew(to, at);
         }
     }
 
     /// Something came from a peer: its confirmed endpoint may be another than before.
-    pub(crate) fn record_endpoint(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn record_endpoint(&mut self, id: PeerId, at: &mut At<'_>) {
         let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) else { return };
-        let Some(peer) = bound!(low, &id).filter(|peer| peer.has_session()) else { return };
+        let Some(peer) = bound!(at.low, &id).filter(|peer| peer.has_session()) else { return };
         let (remote, here) = (peer.path.remote(), peer.path.remote().ip());
-        if registrant.was_at.last() != Some(&here) && remote.port() == base.config().port && !peer.is_mapped() {
+        if registrant.was_at.last() != Some(&here) && remote.port() == at.base.config().port && !peer.is_mapped() {
             registrant.was_at.retain(|address| *address != here);
             registrant.was_at.push(here);
             let over = registrant.was_at.len().saturating_sub(ADDRESSES);
@@ -223,25 +213,25 @@ impl RendezvousRole {
         let given_up = registrant.tries > TELLS;
         if moved {
             let tags: Vec<MeetingTag> = registrant.tags.keys().copied().collect();
-            self.introduce_registrants(now, id, &tags, low, base);
+            self.introduce_registrants(id, &tags, at);
         }
         if given_up || moved {
-            self.send_whereabouts_anew(now, id, low, base);
+            self.send_whereabouts_anew(id, at);
         }
     }
 
     /// A host is told at once, whatever it has not acknowledged.
-    fn send_whereabouts_anew(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    fn send_whereabouts_anew(&mut self, id: PeerId, at: &mut At<'_>) {
         if let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) {
             // What it was told and has not acknowledged is told again, with what is new.
             registrant.untold.extend(std::mem::take(&mut registrant.told));
             registrant.tries = 0;
-            self.send_whereabouts(now, id, low, base);
+            self.send_whereabouts(id, at);
         }
     }
 
     /// Tells a host where others are, for the first time or again.
-    pub(crate) fn send_whereabouts(&mut self, now: Time, id: PeerId, low: &mut BindingLayer, base: &mut Base) {
+    pub(crate) fn send_whereabouts(&mut self, id: PeerId, at: &mut At<'_>) {
         let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) else { return };
         if registrant.told.is_empty() {
             registrant.told = registrant.untold.iter().take(MAX_WHEREABOUTS).copied().collect();
@@ -251,7 +241,7 @@ impl RendezvousRole {
             registrant.number += u32::from(!registrant.told.is_empty());
             registrant.tries = 0;
         }
-        let Some(peer) = peer!(low.flow, &id).filter(|_| !registrant.told.is_empty()) else { return };
+        let Some(peer) = peer!(at.low.flow, &id).filter(|_| !registrant.told.is_empty()) else { return };
         registrant.tries += 1;
         if registrant.tries > TELLS || peer.flow.away.is_some() {
             // It is told when it is heard again.
@@ -262,25 +252,18 @@ impl RendezvousRole {
         let known = |tag: &MeetingTag| Some((*tag, registrant.tags.get(tag).copied().flatten()?));
         let found = registrant.told.iter().filter_map(known).collect();
         let number = registrant.number;
-        self.timers.set(Due::Whereabouts(id), now + again);
-        low.flow.path.send(id, &[Message::Whereabouts { number, found }], base);
+        self.timers.set(Due::Whereabouts(id), at.now + again);
+        at.low.flow.path.send(id, &[Message::Whereabouts { number, found }], at.base);
     }
 
     /// A host has acknowledged what it was told.
-    pub(crate) fn handle_whereabouts_seen(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        number: u32,
-        low: &mut BindingLayer,
-        base: &mut Base,
-    ) {
+    pub(crate) fn handle_whereabouts_seen(&mut self, id: PeerId, number: u32, at: &mut At<'_>) {
         let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) else { return };
         if registrant.number == number && !registrant.told.is_empty() {
             registrant.told.clear();
             registrant.tries = 0;
             self.timers.stop(Due::Whereabouts(id));
-            self.send_whereabouts(now, id, low, base);
+            self.send_whereabouts(id, at);
         }
     }
 
