@@ -15,7 +15,7 @@ pub mod in_their_name;
 pub mod inject;
 pub mod kept_address;
 pub mod namespace;
-pub mod neighbour_proxy;
+pub mod neighbour;
 mod netlink;
 pub mod network;
 pub mod other_protocols;

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use hosts::{Host, PLANS, wait};
-use whimbrel_kernel::neighbour_proxy::{NeighbourProxy, Seen};
+use whimbrel_kernel::neighbour::proxy::{NeighbourProxy, Seen};
 
 const PORT: u16 = 2031;
 

@@ -40,6 +40,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("both-move", "client and server move in turn", both_move),
     scenario("two-quick-handoffs", "a second move before the first is done", two_quick),
     scenario("outage-3s", "three seconds without any network", outage_3),
+    scenario(
+        "lost-arp",
+        "the first two questions for a new gateway's link-layer address are lost: the kernel would ask again a second later",
+        lost_arp,
+    ),
     scenario("outage-30s", "thirty seconds without any network", outage_30),
     scenario("tunnel-forced", "configured to tunnel only, encrypted, between public networks", tunnel_sealed),
     scenario("tunnel-forced-plain", "the same, not encrypted", tunnel_plain),
@@ -345,6 +350,43 @@ fn outage(lab: &mut Lab, seconds: u64) -> Result<()> {
     world.goes_on(&mut pair)?;
     carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
     world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// When the kernel asks again that has asked once for a neighbour.
+const ASKED_AGAIN: Duration = Duration::from_secs(1);
+
+fn lost_arp(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pairs = [world.stream()?, world.stream_to(world.at_server.ipv6()?)?];
+    for pair in &pairs {
+        client.wait_introduced(pair, LONG)?;
+    }
+    // A rate that lets two a day through to be dropped.
+    world.b.router.nft(
+        "table arp lab { chain input { type filter hook input priority 0
+             arp operation request limit rate 2/day burst 2 packets counter drop;
+         }; }",
+    )?;
+    world.b.router.nft(
+        "table ip6 lab { chain input { type filter hook input priority 0
+             icmpv6 type nd-neighbor-solicit limit rate 2/day burst 2 packets counter drop;
+         }; }",
+    )?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    for pair in &mut pairs {
+        pair.wait_progress(SOME, LONG)?;
+        for side in [Side::Client, Side::Server] {
+            let took = pair.silence(side, world.at.usable_at)?;
+            println!("    {side:?} received nothing for {:.1} ms once the address was there", ms(took));
+            expect!(took.is_some_and(|took| took < ASKED_AGAIN * 9 / 10), "{side:?} received nothing for {took:?}");
+        }
+    }
+    for pair in pairs {
+        world.finish(pair)?;
+    }
     all_run(&mut [&mut client, &mut server])
 }
 

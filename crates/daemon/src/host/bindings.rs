@@ -134,6 +134,7 @@ impl Host {
         self.surroundings_changed = true;
         let mtu = self.path_mtu(path.remote.ip(), path.source).unwrap_or(DEFAULT_MTU);
         let spare = self.senders.spares(peer);
+        self.next_hops.on_way(now, path.source, path.remote.ip());
         self.tunnels.set_path(&self.tunnel, peer, index, path, mtu, spare)?;
         self.learn_mtu(peer);
         self.next_mtu_look.get_or_insert(now + MTU_PAUSE);

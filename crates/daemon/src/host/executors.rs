@@ -29,6 +29,7 @@ use super::hooks::{Hooks, Mover};
 use super::introductions::Listening;
 use super::late::Late;
 use super::names::Names;
+use super::next_hops::NextHops;
 use super::ports::Ports;
 use super::remotes::Remotes;
 use super::senders::Senders;
@@ -69,6 +70,7 @@ pub(crate) struct Host {
     /// Marked packets come in, past filters by reverse paths.
     pub(super) filters: bool,
     pub(crate) senders: Senders,
+    pub(super) next_hops: NextHops,
     pub(crate) hooks: Hooks,
     pub(super) listening: Listening,
     pub(crate) tunnels: Tunnels,
@@ -146,6 +148,7 @@ impl Host {
             unsettled: None,
             found: Vec::new(),
             senders: Senders::new(kick)?,
+            next_hops: NextHops::default(),
             left: Vec::new(),
             forwards: false,
             tcx: datapath::has_tcx(),
@@ -238,7 +241,7 @@ impl Host {
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let retry = self.unsettled.map(|(_, due)| due);
         let own = [self.hooks.timeout(), self.senders.timeout(), retry, self.next_mtu_look];
-        own.into_iter().chain([self.endpoints.timeout(), self.late.timeout()]).flatten().min()
+        own.into_iter().chain([self.endpoints.timeout(), self.late.timeout(), self.next_hops.timeout()]).flatten().min()
     }
 
     /// Goes on with what takes several steps.
@@ -246,6 +249,7 @@ impl Host {
         if self.hooks.expire(now) | self.unsettled.is_some_and(|(_, due)| due <= now) {
             self.settle_or_retry(now);
         }
+        self.next_hops.handle_timeout(now);
         self.handle_timeout_of_senders(now);
         self.forget_told(now);
         self.end_late(now);

@@ -23,6 +23,7 @@ pub(crate) mod inventory;
 mod late;
 mod names;
 mod namespaces;
+mod next_hops;
 mod path_mtus;
 pub(crate) mod ports;
 pub(crate) mod refusal;

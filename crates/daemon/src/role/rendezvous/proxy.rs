@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use whimbrel_kernel::neighbour_proxy::{NeighbourProxy, Seen};
+use whimbrel_kernel::neighbour::proxy::{NeighbourProxy, Seen};
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_protocol::{NeighbourProxyStatus, Node, Time};
 

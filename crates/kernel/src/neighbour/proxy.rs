@@ -4,19 +4,18 @@
 //! proxy entry, would do more than is wanted: the stack would answer the connections of the host that is gone with
 //! resets, or ask for forwarding to be switched on. As it is, the stack finds such packets to be nobody's.
 
-mod packet;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Bound;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
+use super::packet::{self, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, Mac, Said};
+use super::socket::{bind, link_address, own_address, packet_socket, send};
 use crate::error::Error;
-use packet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, Mac, Said};
 
 /// The longest packet that is looked at, in bytes: no control datagram is longer.
 const LONGEST: usize = 2048;
@@ -179,7 +178,7 @@ impl NeighbourProxy {
                 if let (Some(_), Some(link)) = (watched, self.links.get(&interface))
                     && let Some(frame) = packet::answer(link.mac, address, asker, mac)
                 {
-                    send(link, interface, &frame)?;
+                    send(&link.socket, interface, &frame)?;
                 }
             }
             Some(Said::Claims { address })
@@ -195,7 +194,7 @@ impl NeighbourProxy {
     fn send(&self, address: IpAddr, what: impl Fn(Mac, IpAddr) -> Frame) -> Result<(), Error> {
         let Some(watched) = self.watched.get(&address) else { return Ok(()) };
         let Some(link) = self.links.get(&watched.interface) else { return Ok(()) };
-        send(link, watched.interface, &what(link.mac, address))
+        send(&link.socket, watched.interface, &what(link.mac, address))
     }
 
     /// What has to be taken in for the addresses that are watched.
@@ -328,59 +327,6 @@ fn filter(addresses: &[IpAddr], port: u16) -> Vec<libc::sock_filter> {
     all
 }
 
-fn packet_socket() -> Result<OwnedFd, Error> {
-    // SAFETY: socket takes no pointers. Protocol 0: it receives nothing before it is bound.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
-    if fd < 0 {
-        return Err(Error::call("socket", "AF_PACKET", io::Error::last_os_error()));
-    }
-    // SAFETY: the descriptor is new and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn link_address(interface: u32, ethertype: u16, to: Mac) -> libc::sockaddr_ll {
-    let mut address = [0; 8];
-    address[..6].copy_from_slice(&to);
-    libc::sockaddr_ll {
-        sll_family: libc::AF_PACKET as u16,
-        sll_protocol: ethertype.to_be(),
-        sll_ifindex: interface as i32,
-        sll_hatype: 0,
-        sll_pkttype: 0,
-        sll_halen: to.len() as u8,
-        sll_addr: address,
-    }
-}
-
-fn bind(socket: &OwnedFd, interface: u32, ethertype: u16) -> Result<(), Error> {
-    let address = link_address(interface, ethertype, [0; 6]);
-    // SAFETY: `address` is valid for the call, with its own size.
-    let result =
-        unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size_of::<libc::sockaddr_ll>() as u32) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(Error::call("bind", format!("interface {interface}"), io::Error::last_os_error()))
-    }
-}
-
-/// The link-layer address of the interface that a socket is bound to.
-fn own_address(socket: &OwnedFd, interface: u32) -> Result<Mac, Error> {
-    let mut address = link_address(0, 0, [0; 6]);
-    let mut length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-    // SAFETY: both are valid for writes, and `length` is the size of `address`.
-    let result = unsafe { libc::getsockname(socket.as_raw_fd(), (&raw mut address).cast(), &raw mut length) };
-    if result != 0 {
-        return Err(Error::call("getsockname", format!("interface {interface}"), io::Error::last_os_error()));
-    }
-    let [mac @ .., _, _] = address.sll_addr;
-    if address.sll_hatype != libc::ARPHRD_ETHER || usize::from(address.sll_halen) != mac.len() {
-        let detail = "is no Ethernet: nobody asks for addresses there";
-        return Err(Error::Argument { object: format!("interface {interface}"), detail });
-    }
-    Ok(mac)
-}
-
 /// Joins a group on a link for as long as the socket lives. The kernel tells switches that keep groups apart (RFC
 /// 4541).
 fn join(interface: u32, group: Ipv6Addr) -> Result<OwnedFd, Error> {
@@ -390,25 +336,6 @@ fn join(interface: u32, group: Ipv6Addr) -> Result<OwnedFd, Error> {
     sockopt::set_ipv6_add_membership(&socket, &group, interface)
         .map_err(|e| Error::call("setsockopt IPV6_ADD_MEMBERSHIP", what(), e))?;
     Ok(socket)
-}
-
-fn send(link: &Link, interface: u32, frame: &Frame) -> Result<(), Error> {
-    let to = link_address(interface, frame.ethertype, frame.to);
-    // SAFETY: the packet and `to` are valid for reads of the sizes that are given.
-    let result = unsafe {
-        libc::sendto(
-            link.socket.as_raw_fd(),
-            frame.packet.as_ptr().cast(),
-            frame.packet.len(),
-            0,
-            (&raw const to).cast(),
-            size_of::<libc::sockaddr_ll>() as u32,
-        )
-    };
-    if result >= 0 {
-        return Ok(());
-    }
-    Err(Error::call("sendto", format!("interface {interface}"), io::Error::last_os_error()))
 }
 
 fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Option<(usize, libc::sockaddr_ll)>, Error> {

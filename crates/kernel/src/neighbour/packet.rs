@@ -140,6 +140,20 @@ pub(crate) fn probe(own: Mac, address: IpAddr) -> Frame {
     }
 }
 
+/// Asks all on the link where `address` is, in the name of an address that this host has there. Whoever answers knows by
+/// this where the asker is (RFC 826, RFC 4861 §7.2.2). `None`: the two are not of one family.
+pub(crate) fn question(own: Mac, asker: IpAddr, address: IpAddr) -> Option<Frame> {
+    match (asker, address) {
+        (IpAddr::V4(asker), IpAddr::V4(address)) => Some(arp(ARP_REQUEST, (own, asker), ([0; 6], address), BROADCAST)),
+        (IpAddr::V6(asker), IpAddr::V6(address)) => {
+            let group = solicited_node(address);
+            let option = [&[SOURCE_LINK_ADDRESS, 1], &own[..]].concat();
+            Some(neighbour(asker, group, (SOLICITATION, 0), (address, &option), multicast(group)))
+        }
+        _ => None,
+    }
+}
+
 /// Says to all that `own` is to be sent what goes to an address (RFC 5227 §2.3, RFC 4861 §7.2.6).
 pub(crate) fn announcement(own: Mac, address: IpAddr) -> Frame {
     match address {
@@ -237,10 +251,13 @@ mod tests {
 
     #[test]
     fn questions_are_told_from_claims() {
-        let frame =
-            arp(ARP_REQUEST, (OTHER, Ipv4Addr::new(10, 0, 0, 1)), ([0; 6], Ipv4Addr::new(10, 0, 0, 9)), BROADCAST);
-        let asks = Said::Asks { address: address("10.0.0.9"), asker: address("10.0.0.1"), mac: OTHER };
-        assert_eq!(read(frame.ethertype, &frame.packet), Some(asks));
+        for (asker, left) in [("10.0.0.1", "10.0.0.9"), ("2001:db8::1", "2001:db8::9")] {
+            let (asker, left) = (address(asker), address(left));
+            let frame = question(OTHER, asker, left).unwrap();
+            let asks = Said::Asks { address: left, asker, mac: OTHER };
+            assert_eq!(read(frame.ethertype, &frame.packet), Some(asks));
+        }
+        assert!(question(OTHER, address("10.0.0.1"), address("2001:db8::9")).is_none());
         let (asker, left) = ("2001:db8::1".parse().unwrap(), "2001:db8::9".parse::<Ipv6Addr>().unwrap());
         let options = [&[14, 1, 0, 0, 0, 0, 0, 0, SOURCE_LINK_ADDRESS, 1], &OTHER[..]].concat();
         let frame = neighbour(asker, solicited_node(left), (SOLICITATION, 0), (left, &options), OWN);
