@@ -33,6 +33,7 @@ mod keepalive;
 mod messages;
 pub(crate) mod moved;
 mod pairs;
+mod ready;
 mod stall;
 pub(crate) mod transfer;
 pub(crate) mod update;

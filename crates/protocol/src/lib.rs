@@ -34,6 +34,7 @@ pub use base::event::community::{CommunityEvent, JoinFailure};
 pub use base::event::relocation::MoveEvent;
 pub use base::event::{Carried, Event};
 pub use base::flow_name::FlowName;
+pub use base::id::{LinkId, PathId};
 pub use base::op::chain::ChainOp;
 pub use base::op::relocation::{
     Dependents, Found, Gift, LeaseName, Lending, MoveOp, Moving, NotGiven, Rented, SavedAcceptance, SavedDonation,
@@ -50,6 +51,7 @@ pub use flow::policy::{Rule, Verdict};
 pub use flow::{FlowState, FlowView};
 pub use node::Node;
 pub use node::view::PeerView;
+pub use path::kept::{PathState, PathView};
 pub use role::anchor::{Awaited, Candidate, Experience, Policy, Refused, Returns, Search, Then};
 pub use role::community::{
     CODE_LIFETIME, CommunityRefused, CommunityView, GRANT_LIFETIME, GrantView, HostView, InvalidCode, OfferView,

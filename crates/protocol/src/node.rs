@@ -23,6 +23,7 @@ use crate::base::arrival::{Arrival, costs_too_much};
 use crate::base::attachments::{Attachment, Routes};
 use crate::base::config::Config;
 use crate::base::flow_name::FlowName;
+use crate::base::id::LinkId;
 use crate::base::op::{BindingOp, FlowEntry, LocalEnd, PeerId, SocketNumbers, StoreOp, TunnelOp};
 use crate::base::output::{Asked, Output};
 use crate::base::pace::IDLE;
@@ -59,9 +60,16 @@ impl Node {
     }
 
     /// A datagram came to the control port (tunnel datagrams are the caller's business). `destination` is the address
-    /// of this host that it was sent to.
-    pub fn handle_datagram(&mut self, now: Time, source: SocketAddr, destination: Option<IpAddr>, payload: &[u8]) {
-        self.take_in_datagram(now, source, destination, payload, false);
+    /// of this host that it was sent to, and `link` the one that it came by.
+    pub fn handle_datagram(
+        &mut self,
+        now: Time,
+        source: SocketAddr,
+        destination: Option<IpAddr>,
+        link: Option<LinkId>,
+        payload: &[u8],
+    ) {
+        self.take_in_datagram(now, source, destination, link, payload, false);
     }
 
     /// `passed_on`: it came to another host, for an address that this one has left (P-61).
@@ -70,6 +78,7 @@ impl Node {
         now: Time,
         source: SocketAddr,
         destination: Option<IpAddr>,
+        link: Option<LinkId>,
         payload: &[u8],
         passed_on: bool,
     ) {
@@ -102,7 +111,7 @@ impl Node {
                     return;
                 }
                 self.confirm(now, id, index);
-                let arrival = Arrival { source, destination, index, length: payload.len(), is_newest, passed_on };
+                let arrival = Arrival { source, destination, link, index, length: payload.len(), is_newest, passed_on };
                 self.handle_messages(now, id, &arrival, messages);
             }
             Ok(Datagram::TunnelSealed(_) | Datagram::TunnelPlain(_)) | Err(_) => self.base.drop_datagram(),
@@ -126,6 +135,7 @@ impl Node {
                     message,
                     Message::PathChallenge { .. }
                         | Message::PathResponse { .. }
+                        | Message::PathKept { .. }
                         | Message::Life { .. }
                         | Message::Memory { .. }
                         | Message::Padding { .. }
@@ -156,7 +166,7 @@ impl Node {
             Some(Message::PassedOn { left, source, datagram })
                 if self.roles.rendezvous.is_passed_on(id, arrival, left, source, base) =>
             {
-                self.take_in_datagram(now, source, None, &datagram, true);
+                self.take_in_datagram(now, source, None, None, &datagram, true);
             }
             Some(Message::FlowClosed(nonces)) => self.handle_flows_closed(now, id, &nonces),
             Some(Message::Close { .. }) => self.handle_close(now, id),
@@ -348,7 +358,8 @@ impl Node {
         self.binding.flow.path.session.drop_sessions(id, &mut self.base);
         self.binding.forget_chains(id, &mut self.base);
         let Some(peer) = self.binding.flow.path.session.peers.remove(&id) else { return };
-        self.binding.flow.path.peers.remove(&id);
+        let paths = self.binding.flow.path.peers.remove(&id);
+        paths.iter().flat_map(Paths::timed).for_each(|path| self.base.stop_timer(Timer::Path(id, path)));
         let of_flows = self.binding.flow.peers.remove(&id).unwrap_or_default();
         self.binding.peers.remove(&id);
         self.binding.flow.rebound.remove(&id);

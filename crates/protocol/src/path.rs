@@ -16,6 +16,7 @@ use crate::session::contact::handshake::{Begun, Confirmed};
 use crate::session::pins::Held;
 
 pub(crate) mod challenge;
+pub(crate) mod kept;
 pub(crate) mod paths;
 mod send;
 pub(crate) mod shared;
@@ -51,7 +52,8 @@ impl PathLayer {
         paths.begin(begun, !held.flows && !held.updating, base).then_some((begun.claimed, begun.source))
     }
 
-    /// A session is confirmed.
+    /// A session is confirmed. Where a peer that nothing depends on is met now, as [`PathLayer::on_begun`] says it; and
+    /// whether it has shown for the first time that it is where a daemon before this one took it to be.
     pub(crate) fn on_confirmed(
         &mut self,
         now: Time,
@@ -59,11 +61,10 @@ impl PathLayer {
         confirmed: &Confirmed,
         held: Held,
         base: &Base,
-    ) -> Met {
-        let Some(paths) = self.peers.get_mut(&id) else { return Met::default() };
+    ) -> (Option<(SocketAddr, SocketAddr)>, bool) {
+        let Some(paths) = self.peers.get_mut(&id) else { return (None, false) };
         let (is_met, shown) = paths.meet(now, confirmed.origin, !held.flows && !held.updating, base);
-        let met = confirmed.origin.filter(|_| is_met).map(|origin| (origin.claimed, origin.remote));
-        Met { met, shown }
+        (confirmed.origin.filter(|_| is_met).map(|origin| (origin.claimed, origin.remote)), shown)
     }
 
     /// Confirms a session that this host has initiated at the other end, measures the round trip and tells how we are
@@ -96,13 +97,4 @@ impl PathLayer {
         let source = self.peers.get(&id).and_then(Paths::source);
         self.session.start_handshake(now, id, to, source, base);
     }
-}
-
-/// What a confirmed session shows of where a peer is.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Met {
-    /// Where one that nothing depends on is met now: which endpoint it claims, and which it is seen at.
-    pub(crate) met: Option<(SocketAddr, SocketAddr)>,
-    /// It has shown for the first time that it is where a daemon before this one took it to be.
-    pub(crate) shown: bool,
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
 use whimbrel_protocol::{
-    Attachment, Config, FlowEntry, FlowName, LocalEnd, MoveName, Node, Op, OpId, PeerId, Routes, SavedCommunity,
-    SavedPeer, Time,
+    Attachment, Config, FlowEntry, FlowName, LinkId, LocalEnd, MoveName, Node, Op, OpId, PeerId, Routes,
+    SavedCommunity, SavedPeer, Time,
 };
 use whimbrel_wire::FlowTuple;
 
@@ -36,6 +36,13 @@ pub(crate) struct Attached {
     pub(crate) address: IpAddr,
     pub(crate) network: NetworkId,
     pub(crate) generation: u64,
+}
+
+impl Attached {
+    /// A host has one interface in each network.
+    pub(crate) fn link(&self) -> LinkId {
+        LinkId(self.network.0 as u32 + 1)
+    }
 }
 
 /// A host.
@@ -172,7 +179,7 @@ impl Host {
 
     pub(crate) fn attachments(&self) -> Vec<Attachment> {
         let own = self.attached.iter().filter(|attached| !self.is_behind(attached.address));
-        own.map(|a| Attachment { address: a.address, generation: a.generation }).collect()
+        own.map(|a| Attachment { address: a.address, link: a.link(), generation: a.generation }).collect()
     }
 
     pub(crate) fn routes(&self) -> Table {

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::num::NonZeroU8;
 
+use crate::binding::BindingNumber;
 use crate::codec::{Malformed, Reader, put_u16, put_u32, put_u64};
 use crate::message::byte_enum;
 
@@ -152,8 +153,8 @@ fn read_stage(body: &mut Reader<'_>) -> Result<Stage, Malformed> {
 pub struct ChainRequest {
     /// Rises with each such message of a sender's; comes back in the answer.
     pub number: u32,
-    /// Which binding: 0 is the one that the peers have by themselves.
-    pub binding: u32,
+    /// Which binding's.
+    pub binding: BindingNumber,
     /// The chain; `None` is the empty one.
     pub chain: Option<NamedChain>,
 }
@@ -176,7 +177,7 @@ impl ChainRequest {
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         put_u32(out, self.number);
-        put_u32(out, self.binding);
+        put_u32(out, self.binding.0);
         match &self.chain {
             None => out.extend_from_slice(&[0; 3]),
             Some(chain) => {
@@ -187,7 +188,7 @@ impl ChainRequest {
     }
 
     pub(crate) fn read(body: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (number, binding) = (body.u32("number")?, body.u32("binding")?);
+        let (number, binding) = (body.u32("number")?, BindingNumber(body.u32("binding")?));
         let chain = ChainNumber::new(body.u8("chain")?);
         let invalid = body.malformed("whether a chain is known");
         let known = body.u8("whether a chain is known")?;
@@ -213,7 +214,7 @@ pub struct ChainAnswer {
     /// As in the request.
     pub number: u32,
     /// As in the request.
-    pub binding: u32,
+    pub binding: BindingNumber,
     /// The answering end's own requests up to this number are settled, or withdrawn: what still comes of them is void.
     pub settled: u32,
     /// The chain that the answering end has in force now; `None` is the empty one.
@@ -227,7 +228,7 @@ pub struct ChainAnswer {
 impl ChainAnswer {
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         put_u32(out, self.number);
-        put_u32(out, self.binding);
+        put_u32(out, self.binding.0);
         put_u32(out, self.settled);
         out.extend_from_slice(&[self.in_force.map_or(0, ChainNumber::get), self.status.number(), self.stage]);
     }
@@ -235,7 +236,7 @@ impl ChainAnswer {
     pub(crate) fn read(body: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             number: body.u32("number")?,
-            binding: body.u32("binding")?,
+            binding: BindingNumber(body.u32("binding")?),
             settled: body.u32("number of settled requests")?,
             in_force: ChainNumber::new(body.u8("chain in force")?),
             status: ChainStatus::from_number(body.u8("status of a chain")?),

@@ -15,6 +15,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod binding;
 pub mod chain;
 pub mod checksum;
 pub mod codec;
@@ -32,6 +33,7 @@ pub mod replay;
 pub mod snapshot;
 pub mod tunnel_keys;
 
+pub use binding::BindingNumber;
 pub use chain::{ChainNumber, ChainSpec, Stage, TransformId};
 pub use codec::Malformed;
 pub use datagram::Datagram;

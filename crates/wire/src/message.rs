@@ -6,6 +6,7 @@ mod status;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
+use crate::binding::BindingNumber;
 use crate::chain::{self, ChainAnswer, ChainRequest};
 use crate::codec::{ENDPOINT_LEN, Malformed, Reader, TUPLE_LEN};
 use crate::codec::{put_address, put_endpoint, put_tuple, put_u16, put_u32, put_u64};
@@ -58,6 +59,11 @@ pub enum Message {
         token: u64,
         /// Source address and port that the challenge had when it arrived.
         observed: SocketAddr,
+    },
+    /// Type 0x12: the sender keeps ready the path that this comes by (P-180).
+    PathKept {
+        /// What it calls the path.
+        path: u32,
     },
     /// Type 0x20: asks the peer to look for introductions.
     IntroductionRequest {
@@ -137,7 +143,9 @@ pub enum Message {
     },
     /// Type 0x30: the sender is to be reached at the source of this datagram now.
     BindingUpdate {
-        /// Newer than that of any update before (P-17); the number of the place that it announces.
+        /// Which binding is meant.
+        binding: BindingNumber,
+        /// Newer than that of any update of this binding before (P-17); the number of the place that it announces.
         sequence: u32,
         /// What the sender asks for.
         flags: UpdateFlags,
@@ -148,6 +156,8 @@ pub enum Message {
     },
     /// Type 0x31: the answer to a binding update.
     BindingAcknowledgement {
+        /// Which binding is meant.
+        binding: BindingNumber,
         /// That of the update.
         sequence: u32,
         /// What became of it.
@@ -353,6 +363,7 @@ const LIFE: u8 = 0x04;
 const MEMORY: u8 = 0x05;
 const PATH_CHALLENGE: u8 = 0x10;
 const PATH_RESPONSE: u8 = 0x11;
+const PATH_KEPT: u8 = 0x12;
 const INTRODUCTION_REQUEST: u8 = 0x20;
 const INTRODUCTION_READY: u8 = 0x21;
 const INTRODUCTION_ECHO: u8 = 0x22;
@@ -426,7 +437,8 @@ impl Message {
             | Self::Passing { .. } => 8,
             Self::Locators(locators) => 1 + 16 * locators.len().min(MAX_LOCATORS),
             Self::PathResponse { .. } => 8 + ENDPOINT_LEN,
-            Self::IntroductionRequest { .. }
+            Self::PathKept { .. }
+            | Self::IntroductionRequest { .. }
             | Self::IntroductionReady { .. }
             | Self::PausedSeen { .. }
             | Self::WhereaboutsSeen { .. } => 4,
@@ -450,8 +462,8 @@ impl Message {
                 let messages = nonces.len().div_ceil(MAX_CLOSED).max(1);
                 return messages * (MESSAGE_HEADER_LEN + 2) + 8 * nonces.len();
             }
-            Self::BindingUpdate { .. } => 9 + ENDPOINT_LEN,
-            Self::BindingAcknowledgement { .. } => 14 + ENDPOINT_LEN,
+            Self::BindingUpdate { .. } => 13 + ENDPOINT_LEN,
+            Self::BindingAcknowledgement { .. } => 18 + ENDPOINT_LEN,
             Self::Stream(stretch) => stretch.length(),
             Self::Received(received) => received.length(),
             Self::Community(word) => word.encoded_len(),
@@ -466,6 +478,7 @@ impl Message {
         matches!(
             self,
             Self::BindingUpdate { .. }
+                | Self::PathKept { .. }
                 | Self::IntroductionRequest { .. }
                 | Self::FlowClosed(_)
                 | Self::Referral { .. }
@@ -494,6 +507,7 @@ impl Message {
             Self::Memory { .. } => MEMORY,
             Self::PathChallenge { .. } => PATH_CHALLENGE,
             Self::PathResponse { .. } => PATH_RESPONSE,
+            Self::PathKept { .. } => PATH_KEPT,
             Self::IntroductionRequest { .. } => INTRODUCTION_REQUEST,
             Self::IntroductionReady { .. } => INTRODUCTION_READY,
             Self::IntroductionEcho(_) => INTRODUCTION_ECHO,
@@ -539,6 +553,7 @@ impl Message {
             | Self::Seen { nonce: number }
             | Self::Passing { nonce: number } => put_u64(out, *number),
             Self::Locators(locators) => put_locators(out, locators),
+            Self::PathKept { path } => put_u32(out, *path),
             Self::PathResponse { token, observed } => {
                 put_u64(out, *token);
                 put_endpoint(out, *observed);
@@ -583,13 +598,15 @@ impl Message {
                 put_endpoint(out, *at);
             }
             Self::IntroduceMe { tuple } | Self::AskHere { tuple } => put_tuple(out, tuple),
-            Self::BindingUpdate { sequence, flags, claimed, lifetime } => {
+            Self::BindingUpdate { binding, sequence, flags, claimed, lifetime } => {
+                put_u32(out, binding.0);
                 put_u32(out, *sequence);
                 out.push(flags.0);
                 put_endpoint(out, *claimed);
                 put_u32(out, *lifetime);
             }
-            Self::BindingAcknowledgement { sequence, status, flags, newest, place, observed } => {
+            Self::BindingAcknowledgement { binding, sequence, status, flags, newest, place, observed } => {
+                put_u32(out, binding.0);
                 put_u32(out, *sequence);
                 out.push(status.number());
                 out.push(flags.0);
@@ -660,6 +677,7 @@ impl Message {
             PATH_RESPONSE => {
                 Self::PathResponse { token: body.u64("response token")?, observed: body.endpoint("observed source")? }
             }
+            PATH_KEPT => Self::PathKept { path: body.u32("number of the path")? },
             INTRODUCTION_REQUEST => Self::IntroductionRequest { tag: body.u32("request tag")? },
             INTRODUCTION_READY => Self::IntroductionReady { tag: body.u32("ready tag")? },
             INTRODUCTION_ECHO => Self::IntroductionEcho(Echo {
@@ -712,12 +730,14 @@ impl Message {
             ASK_HERE => Self::AskHere { tuple: body.tuple("tuple of the host's socket")? },
             PASSING => Self::Passing { nonce: body.u64("introducer's nonce")? },
             BINDING_UPDATE => Self::BindingUpdate {
+                binding: BindingNumber(body.u32("binding")?),
                 sequence: body.u32("update sequence")?,
                 flags: UpdateFlags(body.u8("update flags")?),
                 claimed: body.endpoint("claimed source")?,
                 lifetime: body.u32("lifetime")?,
             },
             BINDING_ACKNOWLEDGEMENT => Self::BindingAcknowledgement {
+                binding: BindingNumber(body.u32("binding")?),
                 sequence: body.u32("acknowledged sequence")?,
                 status: BindingStatus::from_number(body.u8("binding status")?),
                 flags: UpdateFlags(body.u8("acknowledgement flags")?),

@@ -17,8 +17,8 @@ use whimbrel_wire::message::{
 };
 use whimbrel_wire::moving::{MAX_RANGES, MAX_STRETCH, Received, Record, StreamStanding, Stretch};
 use whimbrel_wire::{
-    Capabilities, ChainNumber, ChainSpec, Datagram, FlowTuple, Hello, Introduction, Message, Stage, TransformId,
-    Transport,
+    BindingNumber, Capabilities, ChainNumber, ChainSpec, Datagram, FlowTuple, Hello, Introduction, Message, Stage,
+    TransformId, Transport,
 };
 
 fn address() -> impl Strategy<Value = IpAddr> {
@@ -58,8 +58,9 @@ fn outcome() -> impl Strategy<Value = Result<Introduced, IntroductionRefusal>> {
 }
 
 fn acknowledgement() -> impl Strategy<Value = Message> {
-    (any::<u32>(), any::<u8>(), any::<u8>(), any::<u32>(), any::<u32>(), endpoint()).prop_map(
-        |(sequence, status, flags, newest, place, observed)| Message::BindingAcknowledgement {
+    (any::<[u32; 4]>(), any::<u8>(), any::<u8>(), endpoint()).prop_map(
+        |([binding, sequence, newest, place], status, flags, observed)| Message::BindingAcknowledgement {
+            binding: BindingNumber(binding),
             sequence,
             status: BindingStatus::from_number(status),
             flags: UpdateFlags(flags),
@@ -92,6 +93,7 @@ fn message() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|memory| Message::Memory { memory }),
         any::<u64>().prop_map(|token| Message::PathChallenge { token }),
         (any::<u64>(), endpoint()).prop_map(|(token, observed)| Message::PathResponse { token, observed }),
+        any::<u32>().prop_map(|path| Message::PathKept { path }),
         any::<u32>().prop_map(|tag| Message::IntroductionRequest { tag }),
         any::<u32>().prop_map(|tag| Message::IntroductionReady { tag }),
         echo().prop_map(Message::IntroductionEcho),
@@ -116,8 +118,14 @@ fn message() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|nonce| Message::Seen { nonce }),
         any::<u64>().prop_map(|nonce| Message::Passing { nonce }),
         tuple().prop_map(|tuple| Message::AskHere { tuple }),
-        (any::<u32>(), any::<u8>(), endpoint(), any::<u32>()).prop_map(|(sequence, flags, claimed, lifetime)| {
-            Message::BindingUpdate { sequence, flags: UpdateFlags(flags), claimed, lifetime }
+        (any::<[u32; 3]>(), any::<u8>(), endpoint()).prop_map(|([binding, sequence, lifetime], flags, claimed)| {
+            Message::BindingUpdate {
+                binding: BindingNumber(binding),
+                sequence,
+                flags: UpdateFlags(flags),
+                claimed,
+                lifetime,
+            }
         }),
         acknowledgement(),
         any::<u64>().prop_map(|token| Message::ProbeSeen { token }),
@@ -127,7 +135,14 @@ fn message() -> impl Strategy<Value = Message> {
         chain_request().prop_map(Message::Chain),
         (any::<[u32; 3]>(), any::<[u8; 3]>()).prop_map(|([number, binding, settled], [chain, status, stage])| {
             let (in_force, status) = (ChainNumber::new(chain), ChainStatus::from_number(status));
-            Message::ChainSeen(ChainAnswer { number, binding, settled, in_force, status, stage })
+            Message::ChainSeen(ChainAnswer {
+                number,
+                binding: BindingNumber(binding),
+                settled,
+                in_force,
+                status,
+                stage,
+            })
         }),
         (any::<u32>(), any::<u8>(), vec(any::<[u8; 16]>(), 0..=MAX_REGISTERED)).prop_map(|(number, change, tags)| {
             Message::Register { number, change: RegistrationChange::from_number(change), tags }
@@ -173,7 +188,7 @@ fn chain_request() -> impl Strategy<Value = ChainRequest> {
     });
     (any::<u32>(), any::<u32>(), option::of(chain)).prop_map(|(number, binding, chain)| ChainRequest {
         number,
-        binding,
+        binding: BindingNumber(binding),
         chain,
     })
 }

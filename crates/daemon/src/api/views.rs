@@ -413,6 +413,8 @@ mod tests {
             places: Places { local: 0, peer: 1 },
             carrier,
             translated: false,
+            path: whimbrel_protocol::PathId(0),
+            kept: Vec::new(),
             flows: 1,
             moved: 1,
             locators: Vec::new(),

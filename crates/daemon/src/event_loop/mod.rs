@@ -16,7 +16,7 @@ use whimbrel_ipc::Reply;
 use whimbrel_kernel::network::{NetworkMonitor, NetworkState, UsableAddress};
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_protocol::{Event, MoveEvent, MoveOp, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit};
+use whimbrel_protocol::{Event, LinkId, MoveEvent, MoveOp, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit};
 use whimbrel_tunnel::Received;
 use whimbrel_wire::FlowTuple;
 
@@ -341,10 +341,11 @@ impl EventLoop {
     }
 
     fn transmit(&mut self, transmit: &Transmit) {
-        let sent = self.desk.host.tunnel.send_control(transmit.source, None, transmit.destination, &transmit.payload);
+        let Transmit { source, link, destination, payload } = transmit;
+        let sent = self.desk.host.tunnel.send_control(*source, link.map(|link| link.0), *destination, payload);
         if let Err(error) = sent {
             // Whoever wants an answer asks again.
-            tracing::debug!(to = %transmit.destination, from = ?transmit.source, %error, "cannot send");
+            tracing::debug!(to = %destination, from = ?source, %error, "cannot send");
         }
     }
 
@@ -502,8 +503,8 @@ impl EventLoop {
     fn take_in_datagram(&mut self, received: Received) {
         let now = clock::now();
         match received {
-            Received::Datagram { source, destination, bytes, .. } => {
-                self.desk.node.handle_datagram(now, source, destination, &bytes);
+            Received::Datagram { source, destination, interface, bytes } => {
+                self.desk.node.handle_datagram(now, source, destination, interface.map(LinkId), &bytes);
             }
             Received::Error(report) if report.is_port_unreachable() => {
                 self.desk.node.handle_unreachable(now, report.destination, report.quoted);

@@ -562,6 +562,8 @@ mod tests {
             places: Places::default(),
             carrier: Carrier::Hold,
             translated: false,
+            path: whimbrel_protocol::PathId(0),
+            kept: Vec::new(),
             flows,
             moved: 0,
             locators: Vec::new(),

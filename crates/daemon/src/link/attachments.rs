@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 
-use whimbrel_protocol::Attachment;
+use whimbrel_protocol::{Attachment, LinkId};
 
 /// An address, as it is found now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,10 @@ impl Attachments {
         let mut attachments: Vec<_> = self
             .stays
             .iter()
-            .map(|(address, stay)| Attachment { address: *address, generation: stay.generation })
+            .map(|(address, stay)| {
+                let link = LinkId(stay.sighting.interface);
+                Attachment { address: *address, link, generation: stay.generation }
+            })
             .collect();
         attachments.sort_unstable_by_key(|attachment| attachment.address);
         attachments

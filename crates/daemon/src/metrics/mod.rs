@@ -267,6 +267,8 @@ mod tests {
             places: Places::default(),
             carrier,
             translated: false,
+            path: whimbrel_protocol::PathId(0),
+            kept: Vec::new(),
             flows: 1,
             moved: 1,
             locators: Vec::new(),

@@ -5,10 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_wire::message::Message;
 
+use crate::base::id::LinkId;
+
 /// How a datagram arrived.
 pub(crate) struct Arrival {
     pub(crate) source: SocketAddr,
     pub(crate) destination: Option<IpAddr>,
+    /// The link that it came by, where the caller has said.
+    pub(crate) link: Option<LinkId>,
     /// Of the session that it came in.
     pub(crate) index: u32,
     pub(crate) length: usize,

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use whimbrel_wire::FlowTuple;
 
 use crate::base::config::Prefix;
+use crate::base::id::LinkId;
 use crate::base::op::LocalEnd;
 
 /// One address of this host, during one stay on a network. The same address on another network has another generation.
@@ -13,6 +14,8 @@ use crate::base::op::LocalEnd;
 pub struct Attachment {
     /// The address.
     pub address: IpAddr,
+    /// The link that has it.
+    pub link: LinkId,
     /// Rises whenever the address was away or its link without carrier.
     pub generation: u64,
 }
@@ -98,7 +101,7 @@ impl Attachments {
     /// What this host is attached by where it is reached at `address`: by its own, or by that of a host behind it,
     /// which stays as long as the configuration says so.
     pub(crate) fn at(&self, address: IpAddr) -> Option<Attachment> {
-        let foreign = || self.speaks_at(address).then_some(Attachment { address, generation: 0 });
+        let foreign = || self.speaks_at(address).then_some(Attachment { address, link: LinkId::NONE, generation: 0 });
         self.get(&address).or_else(foreign)
     }
 

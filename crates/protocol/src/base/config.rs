@@ -105,6 +105,8 @@ pub struct Config {
     pub questions_per_second: u32,
     /// Hosts that this host meets its peers at, when neither finds the other (P-55).
     pub rendezvous: Vec<IpAddr>,
+    /// Whether a path is kept ready to each peer from each link beside the one in use (P-180).
+    pub keep_paths: bool,
     /// Whether others may meet at this host.
     pub serve_rendezvous: bool,
     /// Whether this host stands in for hosts that have left its links (P-60).
@@ -137,6 +139,7 @@ impl Default for Config {
             handshakes_per_second: 100,
             questions_per_second: 20,
             rendezvous: Vec::new(),
+            keep_paths: false,
             serve_rendezvous: false,
             neighbour_proxy: false,
             behind: Vec::new(),

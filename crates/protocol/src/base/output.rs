@@ -11,6 +11,7 @@ use whimbrel_wire::{ChainNumber, FlowTuple};
 
 use crate::base::event::Event;
 use crate::base::flow_name::FlowName;
+use crate::base::id::LinkId;
 use crate::base::op::relocation::{LeaseName, MoveOp};
 use crate::base::op::{Op, PeerId};
 
@@ -32,6 +33,8 @@ pub enum Output {
 pub struct Transmit {
     /// The source address to use; the kernel's choice where `None`.
     pub source: Option<IpAddr>,
+    /// The link to send it by; that which the routes say where `None`.
+    pub link: Option<LinkId>,
     /// Where to.
     pub destination: SocketAddr,
     /// The whole UDP payload.
@@ -204,7 +207,12 @@ mod tests {
         let name = MoveName { donor: [1; 32], number: 1 };
         outputs.ask_for_move(MoveOp::Thaw { name }, MoveAsked::Donation(7));
         outputs.op(BindingOp::Remove { peer: PeerId(1) });
-        outputs.transmit(Transmit { source: None, destination: ([127, 0, 0, 1], 1).into(), payload: Vec::new() });
+        outputs.transmit(Transmit {
+            source: None,
+            link: None,
+            destination: ([127, 0, 0, 1], 1).into(),
+            payload: Vec::new(),
+        });
         assert!(matches!(outputs.poll(), Some(Output::Transmit(_))));
         assert!(matches!(outputs.poll(), Some(Output::Op(_, Op::Binding(_)))));
         let Some(Output::Op(id, Op::Move(MoveOp::Thaw { .. }))) = outputs.poll() else { panic!("no move") };

@@ -5,6 +5,7 @@ use std::hash::Hash;
 use std::net::IpAddr;
 
 use crate::Time;
+use crate::base::id::PathId;
 use crate::base::op::PeerId;
 
 /// What is due in the layers.
@@ -26,6 +27,8 @@ pub(crate) enum Timer {
     Update(PeerId),
     /// Repeat a path challenge.
     Challenge(PeerId),
+    /// Challenge a path that is kept ready.
+    Path(PeerId, PathId),
     /// Repeat a carrier probe.
     Probe(PeerId),
     /// Keep the UDP mapping of a NAT, and see that the peer is there.

@@ -16,7 +16,7 @@ use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::peers::CarrierProbe;
 use crate::flow::introduction::PROBE_BIT;
-use crate::path::challenge::Candidate;
+use crate::path::challenge::Path;
 
 /// Carrier probes in one round, and the pause between rounds at first (P-20).
 const PROBES: u32 = 3;
@@ -54,7 +54,7 @@ impl BindingLayer {
         let Some(slot) = peer.session() else { return };
         let (send_index, receive_index) = (slot.session.remote_index(), slot.session.local_index());
         let candidate = peer.path.candidate_mut().filter(|candidate| candidate.is_announced());
-        let allowance = candidate.map(Candidate::take_allowance);
+        let allowance = candidate.map(Path::take_allowance);
         let unconfirmed = allowance.is_some();
         // P-21: what is sealed needs no acknowledgement, if the peer is where it was last confirmed.
         let early = sealed && !unconfirmed && source.is_some_and(|source| source.is_ipv4() == remote.is_ipv4());

@@ -21,6 +21,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use whimbrel_wire::BindingNumber;
 use whimbrel_wire::chain::{ChainAnswer, ChainRequest, ChainStatus, NamedChain};
 use whimbrel_wire::message::Message;
 use whimbrel_wire::{ChainNumber, ChainSpec};
@@ -47,8 +48,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const SELDOM: Duration = Duration::from_secs(30);
 /// How often a chain is made anew in one session since the peer's idea of its number is another.
 const ANEW: u32 = 3;
-/// The binding that peers have by themselves.
-const OWN_BINDING: u32 = 0;
 const ACCEPTED: (ChainStatus, u8) = (ChainStatus::InForce, 0);
 
 /// How far an end has come with the chain of a binding.
@@ -451,7 +450,7 @@ impl Agreement {
         request.step = Step::Asked { number, tries: tries + 1, again: now + pause };
         let named = request.chain.zip(request.wanted.clone());
         let chain = named.map(|(number, spec)| NamedChain { number, known: request.known, spec });
-        let request = ChainRequest { number, binding: OWN_BINDING, chain };
+        let request = ChainRequest { number, binding: BindingNumber::FIRST, chain };
         out.actions.push_back(ChainAction::Send(self.peer, Message::Chain(request)));
     }
 
@@ -463,7 +462,7 @@ impl Agreement {
         }
         let Some(request) = self.ours.clone() else { return };
         if !matches!(request.step, Step::Asked { number, .. } if number == answer.number)
-            || answer.binding != OWN_BINDING
+            || answer.binding != BindingNumber::FIRST
         {
             return;
         }
@@ -539,7 +538,7 @@ impl Agreement {
             // P-171. It is looked at again when it is said again, and this end's is settled.
             return self.answer(number, (ChainStatus::Crossed, 0), out);
         }
-        if !offers || request.binding != OWN_BINDING {
+        if !offers || request.binding != BindingNumber::FIRST {
             return self.settle(number, (ChainStatus::Refused, 0), out);
         }
         let Some(chain) = request.chain else { return self.agree(now, number, None, out) };
@@ -601,7 +600,8 @@ impl Agreement {
     fn answer(&mut self, number: u32, (status, stage): (ChainStatus, u8), out: &mut Out) {
         let open = self.ours.as_ref().is_some_and(|ours| matches!(ours.step, Step::Asked { .. }));
         let settled = self.number - u32::from(open);
-        let answer = ChainAnswer { number, binding: OWN_BINDING, settled, in_force: self.in_force, status, stage };
+        let answer =
+            ChainAnswer { number, binding: BindingNumber::FIRST, settled, in_force: self.in_force, status, stage };
         out.actions.push_back(ChainAction::Send(self.peer, Message::ChainSeen(answer)));
     }
 

@@ -76,6 +76,10 @@ impl BindingLayer {
         if peer.path.shown().handle_answer(now, token) {
             return true;
         }
+        if let Some(at) = self.flow.path.on_kept_answer(now, id, token, observed, base) {
+            self.record_sighting(now, id, Some(at), base);
+            return true;
+        }
         let Some(mut peer) = bound_mut!(self, &id) else { return false };
         // A token proves the way that it was sent by, whichever way it comes back (as RFC 9000 §8.2.3 has it): somebody
         // between the ends may send the answer on from elsewhere.
@@ -101,6 +105,7 @@ impl BindingLayer {
         }
         peer.follow_mapping(remote);
         self.record_sighting(now, id, Some(remote), base);
+        self.keep_ready(now, id, base);
         let flows = self.living(id);
         if let Some(&Awaited { translated, .. }) = claim.awaited() {
             self.lead_flows(now, id, base);

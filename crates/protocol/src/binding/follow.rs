@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use whimbrel_wire::BindingNumber;
 use whimbrel_wire::message::{BindingStatus, Message, UpdateFlags};
 
 use crate::Time;
@@ -14,7 +15,7 @@ use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::handoff::SEQUENCES;
 use crate::flow::peers::Away;
-use crate::path::challenge::{Awaited, Candidate, Claim};
+use crate::path::challenge::{Awaited, Claim, Path};
 
 impl BindingLayer {
     /// The peer moved (or says so). `answers`: what is to be said beside the acknowledgement.
@@ -28,9 +29,10 @@ impl BindingLayer {
         base: &mut Base,
     ) {
         let flags_here = self.own_flags(id, base);
-        let Update { sequence, flags, .. } = *update;
+        let Update { binding, sequence, flags, .. } = *update;
         let Some(peer) = bound_mut!(self, &id) else { return };
         let acknowledgement = |status, flags, newest, place| Message::BindingAcknowledgement {
+            binding,
             sequence,
             status,
             flags,
@@ -38,8 +40,8 @@ impl BindingLayer {
             place,
             observed: arrival.source,
         };
-        // P-17
-        if sequence >= SEQUENCES {
+        // P-17, P-185
+        if sequence >= SEQUENCES || binding != BindingNumber::FIRST {
             let (newest, place) = (peer.binding.sequence_accepted, peer.flow.places.peer);
             answers.push(acknowledgement(BindingStatus::Refused, flags_here, newest, place));
             return;
@@ -72,8 +74,9 @@ impl BindingLayer {
         base: &mut Base,
     ) {
         let mut flags_here = self.own_flags(id, base);
-        let Update { sequence, flags, claimed } = *update;
+        let Update { binding, sequence, flags, claimed } = *update;
         let acknowledgement = |status, flags, newest, place| Message::BindingAcknowledgement {
+            binding,
             sequence,
             status,
             flags,
@@ -141,10 +144,12 @@ impl BindingLayer {
     ) {
         let (token, translated) = (base.random().u64(), awaited.translated);
         let Some(mut peer) = bound_mut!(self, &id) else { return };
-        if !lost && !returned && arrival.source != peer.path.remote() && peer.carries() {
+        let overlaps = !lost && !returned && arrival.source != peer.path.remote() && peer.carries();
+        let ready = peer.path.is_ready(now, arrival.source);
+        if overlaps && !ready {
             // P-38
             let claim = Claim::Awaited(awaited);
-            peer.path.expect(Candidate::new(arrival.source, token, now, arrival.length, claim));
+            peer.path.expect(Path::new(arrival.source, token, now, arrival.length, claim));
             let again = peer.path.repeat_after(1);
             answers.push(Message::PathChallenge { token });
             base.set_timer(Timer::Challenge(id), now + again);
@@ -156,8 +161,12 @@ impl BindingLayer {
         let asked = awaited.destination;
         let asked = asked.and_then(|address| base.attachments().at(address));
         peer.follow(now, &awaited, asked);
-        peer.binding.unbroken = false;
+        peer.binding.unbroken = overlaps;
         peer.flow.stalled = false;
+        if ready {
+            // P-183
+            peer.path.follow_ready(now, arrival.source);
+        }
         if returned {
             peer.binding.listens = false;
         }
@@ -166,12 +175,15 @@ impl BindingLayer {
             base.stop_timer(Timer::Challenge(id));
         } else {
             // P-18
-            peer.path.expect(Candidate::new(arrival.source, token, now, arrival.length, Claim::Announced));
+            peer.path.expect(Path::new(arrival.source, token, now, arrival.length, Claim::Announced));
             answers.push(Message::PathChallenge { token });
             let again = peer.path.repeat_after(1);
             base.set_timer(Timer::Challenge(id), now + again);
         }
         let waited = !peer.flow.flows.is_empty();
+        if ready {
+            self.record_sighting(now, id, Some(arrival.source), base);
+        }
         if base.is_suspended() {
             // Whoever is away has been told where the other end is for a long time: nothing else would tell the daemon
             // after this one.
@@ -185,11 +197,14 @@ impl BindingLayer {
             answers.clear();
             self.lead_flows(now, id, base);
         }
-        if waited {
+        if waited && !overlaps {
             self.flow.wake_senders(now, id, lost, base);
+        }
+        if waited {
             let (flows, carried) = (self.living(id), self.carried(id));
             base.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows, carried });
         }
+        self.keep_ready(now, id, base);
     }
 
     /// The flows of a peer that moved go where it is now.
@@ -217,6 +232,7 @@ impl BindingLayer {
 
 /// A binding update, as it stood in the message.
 pub(crate) struct Update {
+    pub(super) binding: BindingNumber,
     pub(crate) sequence: u32,
     pub(super) flags: UpdateFlags,
     pub(crate) claimed: SocketAddr,

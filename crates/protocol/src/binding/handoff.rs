@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::{BindingStatus, Message, UpdateFlags};
+use whimbrel_wire::{BindingNumber, FlowTuple};
 
 use crate::Time;
 use crate::base::Base;
@@ -23,7 +23,7 @@ use crate::binding::peers::CarrierProbe;
 use crate::binding::update::{Meanwhile, PendingUpdate};
 use crate::flow::peers::Away;
 use crate::flow::stall::Stalls;
-use crate::path::challenge::{Candidate, Claim};
+use crate::path::challenge::{Claim, Path};
 use crate::path::paths::{Choice, Paths};
 
 /// Seconds that a binding is asked for; it is not renewed by time, since its flows end it.
@@ -46,6 +46,7 @@ const UPDATES_TO_A_FAMILY: u32 = 6;
 
 /// The answer to a binding update, as it stood in the message.
 pub(crate) struct Acknowledgement {
+    pub(super) binding: BindingNumber,
     pub(crate) sequence: u32,
     pub(crate) status: BindingStatus,
     pub(super) flags: UpdateFlags,
@@ -119,11 +120,25 @@ impl BindingLayer {
                 peer.binding.unannounced = true;
             }
         }
+        self.move_if_elsewhere(now, id, found, routes, forced.is_some(), base);
+        self.keep_ready(now, id, base);
+    }
+
+    /// Compares where we are to reach a peer from with where we were.
+    fn move_if_elsewhere(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        found: Option<Attachment>,
+        routes: &dyn Routes,
+        forced: bool,
+        base: &mut Base,
+    ) {
         let at = self.flow.path.peers.get(&id).and_then(Paths::attachment);
         match found {
             None if at.is_some() => self.leave(now, id, base),
             None => {}
-            Some(attachment) if at == Some(attachment) && forced.is_none() => {
+            Some(attachment) if at == Some(attachment) && !forced => {
                 self.watch_former(now, id, routes, base);
                 self.send_locators(now, id, base);
                 self.uproot(now, id, base);
@@ -502,6 +517,7 @@ impl BindingLayer {
         let flags = if update.uprooted { flags.with(UpdateFlags::UPROOTED) } else { flags };
         let flags = if update.absent { flags.with(UpdateFlags::ABSENT) } else { flags };
         let message = Message::BindingUpdate {
+            binding: BindingNumber::FIRST,
             sequence: update.sequence,
             flags,
             claimed: SocketAddr::new(source, port),
@@ -537,7 +553,8 @@ impl BindingLayer {
         base: &mut Base,
     ) {
         let Some(peer) = bound_mut!(self, &id) else { return };
-        if peer.binding.update.as_ref().is_none_or(|update| update.sequence != ack.sequence) {
+        let is_ours = |update: &PendingUpdate| ack.binding == BindingNumber::FIRST && update.sequence == ack.sequence;
+        if !peer.binding.update.as_ref().is_some_and(is_ours) {
             return;
         }
         match ack.status {
@@ -649,7 +666,7 @@ impl BindingLayer {
             base.stop_timer(Timer::Challenge(id));
         } else if let Some(asked) = asked.filter(|_| !usable) {
             // The address that the answer came from proves nothing, nor has the one that was asked (P-18).
-            peer.path.expect(Candidate::new(asked, token, now, arrival.length, Claim::Announced));
+            peer.path.expect(Path::new(asked, token, now, arrival.length, Claim::Announced));
             let again = peer.path.repeat_after(1);
             base.set_timer(Timer::Challenge(id), now + again);
             challenge = Some(asked);
@@ -675,6 +692,8 @@ impl BindingLayer {
             self.flow.path.send_to(id, source, asked, &[Message::PathChallenge { token }], base);
         }
         self.send_locators(now, id, base);
+        self.keep_ready(now, id, base);
+        self.flow.path.tell_kept(now, id, base);
         if moved > 0 && self.rewrite_possible(id, base) {
             self.probe_carrier(now, id, base);
         }

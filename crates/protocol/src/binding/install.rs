@@ -84,6 +84,7 @@ impl BindingLayer {
         self.refresh_sets(base);
         if first {
             self.send_locators(now, id, base);
+            self.keep_ready(now, id, base);
             base.signal(Signal::FlowsBegun);
         }
     }
@@ -151,6 +152,7 @@ impl BindingLayer {
         if first {
             // Should it have to find us by another family than the one that it asked by.
             self.send_locators(now, id, base);
+            self.keep_ready(now, id, base);
             base.signal(Signal::FlowsBegun);
         }
         self.uproot(now, id, base);

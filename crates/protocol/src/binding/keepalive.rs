@@ -54,8 +54,9 @@ impl BindingLayer {
         }
     }
 
-    /// Sets the next check of a path that has just shown that it works.
+    /// Sets the next check of a path that has just shown that it works, and keeps the others ready.
     pub(crate) fn check_later(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        self.keep_ready(now, id, base);
         let Some(peer) = bound!(self, &id) else { return };
         let keeps = self.flow.path.session.keeps(id);
         let needed = keeps || !peer.flow.flows.is_empty();

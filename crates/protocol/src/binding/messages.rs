@@ -36,11 +36,11 @@ impl BindingLayer {
             }
             Message::Life { life } => self.on_life_in_session(now, id, arrival.index, life, base),
             Message::Memory { memory } => self.on_memory(now, id, arrival.index, memory, base),
-            Message::BindingUpdate { sequence, flags, claimed, .. } => {
-                self.handle_update(now, id, arrival, &Update { sequence, flags, claimed }, answers, base);
+            Message::BindingUpdate { binding, sequence, flags, claimed, .. } => {
+                self.handle_update(now, id, arrival, &Update { binding, sequence, flags, claimed }, answers, base);
             }
-            Message::BindingAcknowledgement { sequence, status, flags, newest, place, observed } => {
-                let acknowledgement = Acknowledgement { sequence, status, flags, newest, place, observed };
+            Message::BindingAcknowledgement { binding, sequence, status, flags, newest, place, observed } => {
+                let acknowledgement = Acknowledgement { binding, sequence, status, flags, newest, place, observed };
                 self.handle_acknowledgement(now, id, arrival, &acknowledgement, base);
             }
             Message::Chain(request) => self.handle_chain(now, id, arrival.index, request, base),
@@ -55,6 +55,7 @@ impl BindingLayer {
                     transfer.handle_received(now, key, &received, base);
                 }
             }
+            Message::PathKept { path } => self.on_path_kept(now, id, arrival, path, base),
             Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token, base),
             message => match self.flow.handle_message(now, id, arrival, message, answers, base) {
                 Handled::Done => {}
@@ -76,6 +77,10 @@ impl BindingLayer {
             Timer::Wake(id) => self.flow.wake_flows(now, id, base),
             Timer::Update(id) => self.repeat_update(now, id, base),
             Timer::Challenge(id) => self.repeat_challenge(now, id, base),
+            Timer::Path(id, path) => {
+                self.keep_ready(now, id, base);
+                self.flow.path.challenge_kept(now, id, path, base);
+            }
             Timer::Probe(id) => self.probe_carrier(now, id, base),
             Timer::Keepalive(id) => self.keep_alive(now, id, base),
             Timer::Former(id) => self.forget_former(now, id, base),
@@ -98,6 +103,8 @@ impl BindingLayer {
             Signal::FlowsGone => self.refresh_sets(base),
             Signal::SessionsGone(id) => self.end_chains(*id, base),
             Signal::SessionUp(id) => {
+                self.keep_ready(now, *id, base);
+                self.flow.path.tell_kept(now, *id, base);
                 if let Some((key, transfer)) = self.transfer_with(*id) {
                     transfer.handle_session(&key);
                 }

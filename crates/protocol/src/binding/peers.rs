@@ -1,6 +1,6 @@
 //! What this host knows of where a peer's flows go, beside the peer and its flows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::{Deref, DerefMut};
 
@@ -84,6 +84,8 @@ pub(crate) struct BoundPeer {
     /// Its flows go by the tunnel as long as both ends are where they are: their own packets do not pass (P-49), or a
     /// program of this host would get them (P-160).
     pub(super) only_tunnel: bool,
+    /// Addresses of ours that paths are kept ready from.
+    pub(super) keeps_from: BTreeSet<IpAddr>,
 }
 
 impl BoundPeer {
@@ -113,6 +115,7 @@ impl BoundPeer {
             unheard: false,
             parked: false,
             only_tunnel: false,
+            keeps_from: BTreeSet::new(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! What the caller does with parts of the node, passed on to their owners.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_handshake::PublicKey;
@@ -67,6 +68,15 @@ impl Node {
     /// nothing is to come rewritten until one of the ends moves (P-160).
     pub fn handle_wire_port_taken(&mut self, now: Time, id: PeerId) {
         self.binding.handle_wire_port_taken(now, id, &mut self.base);
+        self.settle(now);
+    }
+
+    /// Keeps paths ready to a peer from these addresses of this host, beside the one in use (P-180), and from no others
+    /// than those that the configuration has it keep. They are there as long as flows with the peer are, and this host
+    /// has the addresses; [`PeerView::kept`](crate::PeerView::kept) tells how they stand. A hand-off to one that is
+    /// confirmed needs no challenge.
+    pub fn keep_paths(&mut self, now: Time, id: PeerId, from: BTreeSet<IpAddr>) {
+        self.binding.keep_paths(now, id, from, &mut self.base);
         self.settle(now);
     }
 

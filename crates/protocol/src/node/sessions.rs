@@ -13,7 +13,6 @@ use crate::base::timer::Timer;
 use crate::flow::Stage;
 use crate::flow::peers::PeerRef;
 use crate::node::Node;
-use crate::path::Met;
 use crate::session::contact::handshake::{Ended, Verdict};
 use crate::session::contact::{CONFIRMED_WITHIN, Contact, INITIATION, Reach};
 use crate::session::peer::Peer;
@@ -91,7 +90,7 @@ impl Node {
         let Some(confirmed) = self.binding.flow.path.session.confirm_session(now, id, index, &mut self.base) else {
             return;
         };
-        let Met { met, shown } = self.binding.flow.path.on_confirmed(now, id, &confirmed, held, &self.base);
+        let (met, shown) = self.binding.flow.path.on_confirmed(now, id, &confirmed, held, &self.base);
         self.binding.meet_at(id, met);
         self.binding.agree_on_chains_anew(now, id, &mut self.base);
         self.binding.set_tunnel_path(id, &mut self.base);

@@ -8,11 +8,13 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
+use crate::base::id::PathId;
 use crate::base::op::{Carrier, FlowEntry, LocalEnd, PeerId, Places};
 use crate::flow::peers::Away;
 use crate::flow::{Flow, FlowView};
 use crate::node::Node;
-use crate::path::challenge::Candidate;
+use crate::path::challenge::Path;
+use crate::path::kept::PathView;
 use crate::path::paths::Paths;
 
 /// A peer as `whimbrel peers` and `whimbrel paths` show it.
@@ -38,6 +40,10 @@ pub struct PeerView {
     pub places: Places,
     /// How moved flows are carried.
     pub carrier: Carrier,
+    /// The path in use.
+    pub path: PathId,
+    /// Paths that this host keeps ready beside it.
+    pub kept: Vec<PathView>,
     /// Whether addresses are translated on the way.
     pub translated: bool,
     /// Flows that were introduced.
@@ -71,7 +77,7 @@ impl Node {
             id: peer.id,
             key: peer.key,
             remote: peer.path.remote(),
-            candidate: peer.path.candidate().map(Candidate::remote),
+            candidate: peer.path.candidate().map(Path::remote),
             source: peer.path.attachment().and(peer.path.source()),
             observed: peer.path.observed(),
             session: peer.has_session(),
@@ -79,6 +85,8 @@ impl Node {
             places: peer.flow.places,
             carrier: peer.binding.carrier,
             translated: peer.translated(),
+            path: peer.path.in_use(),
+            kept: peer.path.kept().collect(),
             flows: peer.flow.flows.len().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.0)),
             moved: peer.moved_flows().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.1)),
             locators: peer.path.locators().to_vec(),

@@ -12,17 +12,17 @@ use crate::base::arrival::Arrival;
 use crate::base::op::PeerId;
 use crate::base::timer::Timer;
 use crate::path::PathLayer;
-use crate::path::paths::Paths;
 
 /// Unanswered challenges after which a candidate place is given up.
 const CHALLENGES: u32 = 10;
 
-/// An endpoint of the peer that is not confirmed yet.
+/// A path to an endpoint of the peer beside the one in use.
 #[derive(Debug)]
-pub(crate) struct Candidate {
+pub(crate) struct Path {
     pub(super) remote: SocketAddr,
     pub(super) token: u64,
     sent: Time,
+    /// How often the challenge was sent; 0: it is answered, or given up.
     tries: u32,
     pub(super) claim: Claim,
     /// Bytes that the tunnel may still be allowed to send there (P-18).
@@ -31,10 +31,10 @@ pub(crate) struct Candidate {
     control: u64,
 }
 
-/// What is said of an endpoint that is not confirmed.
+/// What is said of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Claim {
-    /// It may be another mapping of the peer's NAT (P-26), and all goes on as before until it answers.
+    /// Nothing: it may be another mapping of the peer's NAT (P-26), or be kept ready (P-180). All goes on as before.
     Mapping,
     /// A binding update came from there, so that flows are led there.
     Announced,
@@ -68,12 +68,17 @@ pub(crate) struct Awaited {
 /// Bytes of the allowance that are kept for control datagrams.
 const CONTROL_SHARE: u64 = 600;
 
-impl Candidate {
+impl Path {
     /// After `received` bytes from there.
     pub(crate) fn new(remote: SocketAddr, token: u64, now: Time, received: usize, claim: Claim) -> Self {
         let allowance = 3 * received as u64;
         let tunnel = if matches!(claim, Claim::Announced) { allowance.saturating_sub(CONTROL_SHARE) } else { 0 };
         Self { remote, token, sent: now, tries: 1, claim, tunnel, control: allowance - tunnel }
+    }
+
+    /// One that is kept ready, after `received` bytes from there; its challenge is to be sent yet.
+    pub(super) fn kept(remote: SocketAddr, received: usize) -> Self {
+        Self { tries: 0, ..Self::new(remote, 0, Time::default(), received, Claim::Mapping) }
     }
 
     pub(crate) fn remote(&self) -> SocketAddr {
@@ -99,6 +104,11 @@ impl Candidate {
         std::mem::take(&mut self.tunnel)
     }
 
+    /// So many bytes came from there.
+    pub(super) fn hear(&mut self, received: usize) {
+        self.control += 3 * received as u64;
+    }
+
     /// Takes what a control datagram of this length may cost, if it may go there.
     pub(super) fn spend(&mut self, length: u64) -> bool {
         let left = self.control.checked_sub(length);
@@ -112,6 +122,26 @@ impl Candidate {
         (self.tries <= CHALLENGES).then_some((self.token, self.tries))
     }
 
+    /// As [`Path::try_again`], of a path that is challenged again and again: with a token that is `fresh` where the one
+    /// before was answered. `most`: so often in close succession.
+    pub(super) fn challenge_anew(&mut self, now: Time, fresh: u64, most: u32) -> Option<u32> {
+        if self.tries == 0 {
+            (self.token, self.sent) = (fresh, now);
+        }
+        self.tries += 1;
+        (self.tries <= most).then_some(self.tries)
+    }
+
+    /// Whether this is the token of a challenge that is not answered.
+    pub(super) fn is_asked(&self, token: u64) -> bool {
+        self.tries > 0 && self.token == token
+    }
+
+    /// The challenge is answered, or given up.
+    pub(super) fn settle(&mut self) {
+        self.tries = 0;
+    }
+
     /// Its challenges went unanswered, though the peer says that it moves there. Tells whether that is new.
     pub(crate) fn doubt(&mut self, awaited: Awaited) -> bool {
         let before = std::mem::replace(&mut self.claim, Claim::Doubted(awaited));
@@ -123,9 +153,10 @@ impl PathLayer {
     /// Something authentic came from an endpoint that is not confirmed: as much more may go there (P-18), and one that
     /// was given up is challenged again.
     pub(crate) fn hear_candidate(&mut self, now: Time, id: PeerId, arrival: &Arrival, base: &mut Base) {
-        let candidate = self.peers.get_mut(&id).and_then(Paths::candidate_mut);
-        let Some(candidate) = candidate.filter(|candidate| candidate.remote == arrival.source) else { return };
-        candidate.control += 3 * arrival.length as u64;
+        let Some(paths) = self.peers.get_mut(&id) else { return };
+        paths.on_kept_heard(arrival);
+        let Some(candidate) = paths.candidate.as_mut().filter(|path| path.remote == arrival.source) else { return };
+        candidate.hear(arrival.length);
         if candidate.tries > CHALLENGES {
             candidate.tries = 0;
             base.set_timer(Timer::Challenge(id), now);
@@ -145,6 +176,7 @@ impl PathLayer {
         let token = base.random().u64();
         let Some(paths) = self.peers.get_mut(&id) else { return };
         let known = arrival.source == paths.remote || paths.challenge_to(arrival.source).is_some();
+        let known = known || paths.is_told(now, arrival.source);
         if !arrival.is_newest || known || !mapped {
             return;
         }
@@ -155,7 +187,7 @@ impl PathLayer {
             Claim::Doubted(awaited) => Claim::Awaited(awaited),
             claim => claim,
         };
-        let mut candidate = Candidate::new(arrival.source, token, now, arrival.length, claim);
+        let mut candidate = Path::new(arrival.source, token, now, arrival.length, claim);
         let spent = answered + if answered > 0 { whimbrel_handshake::CONTROL_OVERHEAD } else { 0 };
         candidate.control = candidate.control.saturating_sub(spent as u64);
         paths.expect(candidate);

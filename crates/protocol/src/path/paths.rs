@@ -6,8 +6,10 @@ use std::time::Duration;
 use crate::Time;
 use crate::base::Base;
 use crate::base::attachments::Attachment;
+use crate::base::id::PathId;
 use crate::base::op::SavedPeer;
-use crate::path::challenge::{Awaited, Candidate, Claim};
+use crate::path::challenge::{Awaited, Claim, Path};
+use crate::path::kept::{Kept, smooth};
 use crate::path::shown::Shown;
 use crate::session::contact::handshake::Begun;
 use crate::session::peer::Met;
@@ -30,7 +32,12 @@ pub(crate) struct Paths {
     left: Option<IpAddr>,
     /// Other addresses that it told.
     locators: Vec<IpAddr>,
-    pub(super) candidate: Option<Candidate>,
+    pub(super) candidate: Option<Path>,
+    /// Paths that are kept ready.
+    pub(super) kept: Vec<Kept>,
+    /// The path in use, and the number of the next.
+    in_use: PathId,
+    next: u32,
     /// Our own address and port as the peer sees them.
     observed: Option<SocketAddr>,
     check: Option<Check>,
@@ -79,6 +86,9 @@ impl Paths {
             left: None,
             locators: Vec::new(),
             candidate: None,
+            kept: Vec::new(),
+            in_use: PathId(0),
+            next: 1,
             observed: None,
             check: None,
             check_tries: 0,
@@ -137,11 +147,11 @@ impl Paths {
         self.locators = locators;
     }
 
-    pub(crate) fn candidate(&self) -> Option<&Candidate> {
+    pub(crate) fn candidate(&self) -> Option<&Path> {
         self.candidate.as_ref()
     }
 
-    pub(crate) fn candidate_mut(&mut self) -> Option<&mut Candidate> {
+    pub(crate) fn candidate_mut(&mut self) -> Option<&mut Path> {
         self.candidate.as_mut()
     }
 
@@ -153,7 +163,7 @@ impl Paths {
 
     /// Whether flows are led to an endpoint that is not confirmed.
     pub(crate) fn is_unconfirmed(&self) -> bool {
-        self.candidate.as_ref().is_some_and(Candidate::is_announced)
+        self.candidate.as_ref().is_some_and(Path::is_announced)
     }
 
     /// The token of the challenge to an endpoint that is not confirmed.
@@ -209,7 +219,7 @@ impl Paths {
 
     /// RFC 6298's smoothing.
     pub(crate) fn sample_round_trip(&mut self, sample: Duration) {
-        self.round_trip = Some(self.round_trip.map_or(sample, |smoothed| (smoothed * 7 + sample) / 8));
+        self.round_trip = Some(smooth(self.round_trip, sample));
     }
 
     /// The delay before try number `tries` + 1 of a request (P-12).
@@ -220,7 +230,7 @@ impl Paths {
 
     /// Entries of all tables together.
     pub(crate) fn entries(&self) -> usize {
-        self.locators.len()
+        self.locators.len() + self.kept.len()
     }
 }
 
@@ -247,7 +257,8 @@ impl Paths {
 
     /// This host is at another address from now on: how another was seen says nothing of this one.
     pub(crate) fn move_to(&mut self, attachment: Attachment) {
-        (self.attachment, self.source, self.observed) = (Some(attachment), Some(attachment.address), None);
+        (self.attachment, self.source) = (Some(attachment), Some(attachment.address));
+        self.take_kept(attachment);
     }
 
     /// The peer asked where this host has that address: it is our locator towards it now.
@@ -321,8 +332,27 @@ impl Paths {
         }
     }
 
+    /// The path in use.
+    pub(crate) fn in_use(&self) -> PathId {
+        self.in_use
+    }
+
+    pub(super) fn next_id(&mut self) -> PathId {
+        self.next += 1;
+        PathId(self.next - 1)
+    }
+
+    /// Another path is in use from now on. `measured`: its round trip; that of the one before is a first guess else.
+    pub(super) fn use_path(&mut self, path: PathId, measured: Option<Duration>) {
+        (self.in_use, self.round_trip) = (path, measured.or(self.round_trip));
+    }
+
+    pub(super) fn set_observed(&mut self, observed: Option<SocketAddr>) {
+        self.observed = observed;
+    }
+
     /// An endpoint is to be confirmed.
-    pub(crate) fn expect(&mut self, candidate: Candidate) {
+    pub(crate) fn expect(&mut self, candidate: Path) {
         self.candidate = Some(candidate);
     }
 
@@ -337,7 +367,7 @@ impl Paths {
     }
 
     /// The candidate that was challenged with this token has answered.
-    pub(crate) fn take_answered(&mut self, token: u64) -> Option<Candidate> {
+    pub(crate) fn take_answered(&mut self, token: u64) -> Option<Path> {
         self.candidate.take_if(|candidate| candidate.token == token)
     }
 }

@@ -8,7 +8,6 @@ use crate::base::Base;
 use crate::base::op::PeerId;
 use crate::base::output::Transmit;
 use crate::path::PathLayer;
-use crate::path::paths::Paths;
 
 /// Datagrams that carry less than this many bytes of messages are not split.
 const DATAGRAM_LIMIT: usize = 1200;
@@ -71,16 +70,14 @@ impl PathLayer {
         plaintext: &[u8],
         base: &mut Base,
     ) {
-        if let Some(candidate) = self.peers.get_mut(&id).and_then(Paths::candidate_mut)
-            && candidate.remote == to
-            && !candidate.spend((plaintext.len() + whimbrel_handshake::CONTROL_OVERHEAD) as u64)
-        {
-            // P-18
+        let Some(paths) = self.peers.get_mut(&id) else { return };
+        if !paths.may_send(to, (plaintext.len() + whimbrel_handshake::CONTROL_OVERHEAD) as u64) {
             return;
         }
+        let link = paths.link_between(source, to);
         let Some(peer) = self.session.peers.get_mut(&id) else { return };
         let Some(slot) = peer.session() else { return };
         let Ok(payload) = slot.session.seal(plaintext) else { return };
-        base.transmit(Transmit { source, destination: to, payload });
+        base.transmit(Transmit { source, link, destination: to, payload });
     }
 }

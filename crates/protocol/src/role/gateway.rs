@@ -261,6 +261,7 @@ mod tests {
     use crate::base::attachments::Attachment;
     use crate::base::config::Config;
     use crate::base::config::Prefix;
+    use crate::base::id::LinkId;
     use crate::role::Alone;
     use whimbrel_wire::Transport;
 
@@ -268,7 +269,7 @@ mod tests {
         let prefix = Prefix { address: "192.0.2.0".parse().expect("an address"), length: 24 };
         let config = Config { behind: vec![prefix], ..Config::default() };
         let mut node = Alone::new(config, 4);
-        let own = Attachment { address: "192.0.2.1".parse().expect("an address"), generation: 1 };
+        let own = Attachment { address: "192.0.2.1".parse().expect("an address"), link: LinkId(1), generation: 1 };
         node.base.attachments_mut().set(&[own]);
         node.base.attachments_mut().settle();
         // Sessions with peers of these numbers.

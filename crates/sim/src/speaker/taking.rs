@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ring::hmac;
 use whimbrel_handshake::{Contact, Finished, PublicKey};
+use whimbrel_wire::BindingNumber;
 use whimbrel_wire::Datagram;
 use whimbrel_wire::message::{Echo, Message, Pairing, UpdateFlags};
 use whimbrel_wire::moving::{MoveName, Received, Record, StreamStanding, Stretch, Ticket};
@@ -121,7 +122,13 @@ impl Speaker {
             return;
         }
         self.sequence += 1;
-        let update = Message::BindingUpdate { sequence: self.sequence, flags, claimed, lifetime: 0 };
+        let update = Message::BindingUpdate {
+            binding: BindingNumber::FIRST,
+            sequence: self.sequence,
+            flags,
+            claimed,
+            lifetime: 0,
+        };
         self.send(world, self.endpoint(), &[update, Message::Padding { length: 1000 }]);
         world.run_for(ANSWERED_WITHIN);
         self.attend(world);

@@ -192,7 +192,8 @@ impl World {
             return;
         }
         let (now, source, destination) = (self.now, packet.source, packet.destination.ip());
-        self.with_node(host, |node| node.handle_datagram(now, source, Some(destination), payload));
+        let link = self.hosts[host.0].attached_with(destination).map(|attached| attached.link());
+        self.with_node(host, |node| node.handle_datagram(now, source, Some(destination), link, payload));
     }
 
     /// Takes the control datagrams that came to a host without a daemon.
@@ -360,11 +361,12 @@ impl World {
     }
 
     fn transmit(&mut self, host: HostId, transmit: Transmit) {
-        let Transmit { source, destination, payload } = transmit;
+        let Transmit { source, link, destination, payload } = transmit;
         let lost = self.is_lost();
         let of = &self.hosts[host.0];
         let source = source.or_else(|| of.routes().source_for(destination.ip()));
-        let Some(attached) = source.and_then(|source| of.attached_with(source)) else {
+        let attached = source.and_then(|source| of.attached_with(source));
+        let Some(attached) = attached.filter(|attached| link.is_none_or(|link| attached.link() == link)) else {
             self.trace(|w| format!("{} has no {source:?} to send from to {destination}", w.hosts[host.0].name));
             return;
         };

@@ -4,10 +4,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_handshake::{Contact, StaticKey};
-use whimbrel_protocol::{Attachment, Config, Event, FlowState, Routes, Trust};
+use whimbrel_protocol::{Attachment, Config, Event, FlowState, LinkId, Routes, Trust};
 use whimbrel_sim::{
     Access, Body, Carried, FlowId, HostId, Kind, Link, Mutation, NetworkId, Packet, Powers, Speaker, Verdict, World,
 };
+use whimbrel_wire::BindingNumber;
 use whimbrel_wire::message::{BindingStatus, Echo, Message, UpdateFlags};
 use whimbrel_wire::{Datagram, Transport};
 
@@ -57,7 +58,13 @@ impl Lie {
     }
 
     fn update_with(&mut self, flags: UpdateFlags, sequence: u32, claimed: &str, source: &str) -> usize {
-        let message = Message::BindingUpdate { sequence, flags, claimed: endpoint(claimed), lifetime: 0 };
+        let message = Message::BindingUpdate {
+            binding: BindingNumber::FIRST,
+            sequence,
+            flags,
+            claimed: endpoint(claimed),
+            lifetime: 0,
+        };
         let padding = Message::Padding { length: 1100 };
         self.liar.send(&mut self.world, endpoint(source), &[message, padding])
     }
@@ -85,7 +92,13 @@ fn a_locator_that_is_somebody_elses() {
         lie.world.run_for(Duration::from_millis(100));
         lie.liar.send(&mut lie.world, endpoint(VICTIM), &[Message::IntroductionRequest { tag: 3 }]);
         let flags = UpdateFlags::NONE;
-        let small = Message::BindingUpdate { sequence: 1000 + round, flags, claimed: endpoint(VICTIM), lifetime: 0 };
+        let small = Message::BindingUpdate {
+            binding: BindingNumber::FIRST,
+            sequence: 1000 + round,
+            flags,
+            claimed: endpoint(VICTIM),
+            lifetime: 0,
+        };
         if round > 30 {
             lie.liar.send(&mut lie.world, endpoint(VICTIM), &[small]);
         }
@@ -255,6 +268,7 @@ fn an_acknowledgement_from_somebody_elses_address() {
         });
         let sequence = sequence.expect("an update");
         let acknowledgement = Message::BindingAcknowledgement {
+            binding: BindingNumber::FIRST,
             sequence,
             status: BindingStatus::Accepted,
             flags: UpdateFlags::NONE,
@@ -332,7 +346,13 @@ fn a_stranger_who_names_a_flow_of_somebody_else() {
             }
         }
     }
-    let update = Message::BindingUpdate { sequence: 1, flags: UpdateFlags::NONE, claimed: own, lifetime: 0 };
+    let update = Message::BindingUpdate {
+        binding: BindingNumber::FIRST,
+        sequence: 1,
+        flags: UpdateFlags::NONE,
+        claimed: own,
+        lifetime: 0,
+    };
     speaker.send(&mut two.world, own, &[update]);
     two.world.run_for(20 * SECOND);
     let key = speaker.public_key();
@@ -487,7 +507,13 @@ fn a_stranger_who_claims_the_place_of_another_gets_nothing_of_its() {
     for flags in [UpdateFlags::NONE, UpdateFlags::FORMER_PATH_LOST] {
         let mut beside = Beside::new(410);
         beside.stranger.meet(&mut beside.two.world);
-        let update = Message::BindingUpdate { sequence: 1, flags, claimed: endpoint(AWAY), lifetime: 0 };
+        let update = Message::BindingUpdate {
+            binding: BindingNumber::FIRST,
+            sequence: 1,
+            flags,
+            claimed: endpoint(AWAY),
+            lifetime: 0,
+        };
         beside.stranger.send(&mut beside.two.world, endpoint(AWAY), &[update, Message::Padding { length: 1000 }]);
         beside.two.world.run_for(20 * SECOND);
         beside.assert_unharmed();
@@ -555,7 +581,15 @@ fn a_client_moves_away_from_a_liar(seed: u64) -> (World, HostId, Speaker, u32) {
 
 fn not_newer(sequence: u32, newest: u32) -> Message {
     let (status, observed) = (BindingStatus::NotNewer, endpoint(AWAY));
-    Message::BindingAcknowledgement { sequence, status, flags: UpdateFlags::NONE, newest, place: 0, observed }
+    Message::BindingAcknowledgement {
+        binding: BindingNumber::FIRST,
+        sequence,
+        status,
+        flags: UpdateFlags::NONE,
+        newest,
+        place: 0,
+        observed,
+    }
 }
 
 #[test]
@@ -583,7 +617,13 @@ fn sequence_numbers_have_an_end() {
     world.run_for(SECOND);
     assert_eq!(world.peer(client).sequences.0, sequence);
     let claimed = endpoint("10.66.0.1");
-    let update = Message::BindingUpdate { sequence: u32::MAX, flags: UpdateFlags::NONE, claimed, lifetime: 0 };
+    let update = Message::BindingUpdate {
+        binding: BindingNumber::FIRST,
+        sequence: u32::MAX,
+        flags: UpdateFlags::NONE,
+        claimed,
+        lifetime: 0,
+    };
     liar.send(&mut world, endpoint("10.66.0.1"), &[update]);
     world.run_for(SECOND);
     assert_eq!(world.peer(client).sequences.1, 0);
@@ -752,7 +792,7 @@ fn many_told_addresses_cost_no_looks_at_the_routes() {
         lie.liar.send(&mut lie.world, endpoint("10.66.0.1"), &[Message::Locators(told)]);
         lie.world.run_for(SECOND);
         let (now, counted) = (lie.world.now(), Counted(std::cell::Cell::new(0)));
-        let attachments = [Attachment { address: address("10.9.0.1"), generation: 1 }];
+        let attachments = [Attachment { address: address("10.9.0.1"), link: LinkId(1), generation: 1 }];
         lie.world.with_node(lie.server, |node| node.handle_network(now, &attachments, &counted));
         assert_eq!(counted.0.get(), 1);
     }

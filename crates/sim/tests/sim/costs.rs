@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_sim::{Access, HostId, NetworkId, Speaker, World};
+use whimbrel_wire::BindingNumber;
 use whimbrel_wire::message::{Message, Pairing, UpdateFlags};
 
 use crate::common::{SECOND, SERVICE, Two, address};
@@ -51,7 +52,13 @@ fn introduced(seed: u64, peers: usize) -> (World, HostId, Vec<Speaker>) {
 /// Says that it has moved to another port.
 fn moves(world: &mut World, speaker: &mut Speaker, sequence: u32) {
     let from = SocketAddr::new(speaker.address, 2031 + (sequence % 2) as u16);
-    let update = Message::BindingUpdate { sequence, flags: UpdateFlags::FORMER_PATH_LOST, claimed: from, lifetime: 0 };
+    let update = Message::BindingUpdate {
+        binding: BindingNumber::FIRST,
+        sequence,
+        flags: UpdateFlags::FORMER_PATH_LOST,
+        claimed: from,
+        lifetime: 0,
+    };
     speaker.send(world, from, &[update, Message::Padding { length: 1000 }]);
 }
 

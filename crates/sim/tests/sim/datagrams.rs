@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use whimbrel_protocol::{Config, FlowState};
 use whimbrel_sim::{Access, Carried, Faults, FlowId, HostId, Kind, Speaker, World};
+use whimbrel_wire::BindingNumber;
 use whimbrel_wire::message::{Echo, IntroductionRefusal, Message, UpdateFlags};
 use whimbrel_wire::moving::Stretch;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -248,7 +249,13 @@ fn what_costs_much_is_asked_for_once_in_a_datagram() {
     let mut speaker = Speaker::new(host, den, address("10.66.0.1"), address("10.9.0.1"));
     speaker.meet(&mut two.world);
     let claimed = speaker.endpoint();
-    let update = |sequence| Message::BindingUpdate { sequence, flags: UpdateFlags::NONE, claimed, lifetime: 0 };
+    let update = |sequence| Message::BindingUpdate {
+        binding: BindingNumber::FIRST,
+        sequence,
+        flags: UpdateFlags::NONE,
+        claimed,
+        lifetime: 0,
+    };
     let dropped = |world: &World| world.at(two.server).node.as_ref().expect("a node").dropped();
     let before = dropped(&two.world);
     for messages in [

@@ -22,12 +22,22 @@ enum Scenario {
     Both,
     /// The client says that it goes to sleep, and wakes elsewhere; then again, and wakes where it was.
     Sleep,
+    /// Two networks of which one is in use and the other kept ready: the first fails, comes back, and fails
+    /// again; then the server moves.
+    Ready,
     /// Both go to sleep, the client wakes elsewhere, and later the server where it was.
     BothSleep,
 }
 
-const ALL: [Scenario; 6] =
-    [Scenario::ThereAndBack, Scenario::Nats, Scenario::Overlap, Scenario::Both, Scenario::Sleep, Scenario::BothSleep];
+const ALL: [Scenario; 7] = [
+    Scenario::ThereAndBack,
+    Scenario::Nats,
+    Scenario::Overlap,
+    Scenario::Both,
+    Scenario::Ready,
+    Scenario::Sleep,
+    Scenario::BothSleep,
+];
 
 struct Run {
     two: Two,
@@ -36,8 +46,12 @@ struct Run {
 
 /// Runs a scenario up to its last step.
 fn run(scenario: Scenario, faults: Faults) -> Run {
-    let mut two = Two::nowhere(7, Config::default(), Config::default());
+    let keep_paths = matches!(scenario, Scenario::Ready);
+    let mut two = Two::nowhere(7, Config { keep_paths, ..Config::default() }, Config::default());
     two.world.faults = faults;
+    if keep_paths {
+        two.world.attach(two.client, two.away, AWAY);
+    }
     two.world.attach(two.client, two.home, HOME);
     let flows: Vec<FlowId> = (0..2).map(|_| two.world.connect(two.client, SERVICE)).collect();
     two.world.set_beat(Some(Duration::from_millis(29)));
@@ -71,6 +85,15 @@ fn run(scenario: Scenario, faults: Faults) -> Run {
             world.move_to(*client, *away, AWAY);
             world.run_for(PAUSE);
             world.move_to(*server, *far, "10.9.0.1");
+        }
+        Scenario::Ready => {
+            world.detach(*client, HOME);
+            world.run_for(PAUSE);
+            world.attach(*client, *home, HOME);
+            world.run_for(PAUSE);
+            world.detach(*client, HOME);
+            world.run_for(PAUSE);
+            world.move_to(*server, *further, FURTHER);
         }
         Scenario::Sleep => {
             world.part(*client);

@@ -22,6 +22,7 @@ mod pairing;
 mod policy;
 mod processes;
 mod random;
+mod ready;
 mod relocation;
 mod rendezvous;
 mod resumes;

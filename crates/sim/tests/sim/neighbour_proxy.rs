@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use whimbrel_protocol::{Config, Event, NeighbourProxyStatus};
 use whimbrel_sim::{Access, Carried, Faults, FlowId, HostId, Kind, Link, Speaker, World};
+use whimbrel_wire::BindingNumber;
 use whimbrel_wire::message::{MAX_PASSED_ON, Message, RegistrationChange, UpdateFlags};
 
 use crate::common::{AWAY, FURTHER, HOME, SECOND, Two, address, settle_as, stride};
@@ -315,7 +316,13 @@ fn who_asks_again_and_again_is_stood_in_for_at_a_pace_and_has_no_more_passed_on(
     left.two.world.move_to(host, den, NOW_AT);
     (restless.network, restless.address) = (den, address(NOW_AT));
     let endpoint = restless.endpoint();
-    let update = Message::BindingUpdate { sequence: 1, flags: UpdateFlags::NONE, claimed: endpoint, lifetime: 0 };
+    let update = Message::BindingUpdate {
+        binding: BindingNumber::FIRST,
+        sequence: 1,
+        flags: UpdateFlags::NONE,
+        claimed: endpoint,
+        lifetime: 0,
+    };
     restless.send(&mut left.two.world, endpoint, &[update]);
     left.two.world.run_for(Duration::from_millis(50));
     let token = restless.hear(&mut left.two.world).into_iter().find_map(|message| match message {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use whimbrel_protocol::{Config, Event, Trust};
 use whimbrel_sim::{Access, Carried, FlowId, HostId, Kind, Speaker, Verdict, World};
+use whimbrel_wire::BindingNumber;
 use whimbrel_wire::message::{Message, UpdateFlags};
 
 use crate::common::{AWAY, HOME, SECOND, SERVICE, Two, address, settle_as};
@@ -63,7 +64,13 @@ fn a_resume_that_is_made_up_brings_nobody_back() {
     for (round, source) in [ELSEWHERE, HOME, AWAY].into_iter().cycle().take(30).enumerate() {
         for flags in [UpdateFlags::NONE, UpdateFlags::FORMER_PATH_LOST, UpdateFlags::UPROOTED] {
             let sequence = 100 + 10 * round as u32;
-            let update = Message::BindingUpdate { sequence, flags, claimed: endpoint(source), lifetime: 0 };
+            let update = Message::BindingUpdate {
+                binding: BindingNumber::FIRST,
+                sequence,
+                flags,
+                claimed: endpoint(source),
+                lifetime: 0,
+            };
             stranger.send(&mut two.world, endpoint(source), &[update, Message::Padding { length: 1000 }]);
             two.world.run_for(Duration::from_millis(70));
         }

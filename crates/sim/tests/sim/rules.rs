@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_sim::{Access, Carried, Speaker, World};
+use whimbrel_wire::BindingNumber;
 use whimbrel_wire::message::{BindingStatus, Echo, IntroductionRefusal, Message, UpdateFlags};
 
 use crate::common::{AWAY, FURTHER, HOME, SECOND, SERVICE, Two, address, settle_as};
@@ -120,7 +121,7 @@ fn an_update_that_is_not_newer_moves_nothing() {
         let before = world.peer(server);
         // One that is not newer names another place.
         let claimed = if newer { from } else { "10.66.7.7:2031".parse().expect("an endpoint") };
-        let update = Message::BindingUpdate { sequence, flags, claimed, lifetime: 0 };
+        let update = Message::BindingUpdate { binding: BindingNumber::FIRST, sequence, flags, claimed, lifetime: 0 };
         speaker.send(&mut world, from, &[update, Message::Padding { length: 1000 }]);
         world.run_for(Duration::from_millis(50));
         let heard = speaker.hear(&mut world);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use whimbrel_protocol::{Config, FlowEntry, PeerView};
 use whimbrel_sim::{Access, Carried, FlowId, HostId, NatPorts, NetworkId, Speaker, World};
+use whimbrel_wire::BindingNumber;
 use whimbrel_wire::Transport;
 use whimbrel_wire::message::{Message, UpdateFlags};
 
@@ -53,7 +54,13 @@ impl Neighbours {
     fn update(&mut self, flags: UpdateFlags, claimed: SocketAddr) {
         self.sequence += 1;
         let own = self.attacker.endpoint();
-        let update = Message::BindingUpdate { sequence: self.sequence, flags, claimed, lifetime: 0 };
+        let update = Message::BindingUpdate {
+            binding: BindingNumber::FIRST,
+            sequence: self.sequence,
+            flags,
+            claimed,
+            lifetime: 0,
+        };
         self.attacker.send(&mut self.world, own, &[update]);
         for _ in 0..4 {
             self.world.run_for(Duration::from_millis(50));
@@ -196,7 +203,13 @@ fn the_address_of_a_nat_whose_port_is_another_is_nobodys_own() {
     attacker.introduce_as(&mut world, bait, (0, 0), VICTIMS);
     let own = attacker.endpoint();
     let claimed = SocketAddr::new(address(NAT), 2031);
-    let update = Message::BindingUpdate { sequence: 1, flags: UpdateFlags::UPROOTED, claimed, lifetime: 0 };
+    let update = Message::BindingUpdate {
+        binding: BindingNumber::FIRST,
+        sequence: 1,
+        flags: UpdateFlags::UPROOTED,
+        claimed,
+        lifetime: 0,
+    };
     attacker.send(&mut world, own, &[update]);
     world.run_for(SECOND);
     assert!(world.peers(server).iter().all(|peer| peer.translated && peer.sequences.1 == 1));
@@ -236,7 +249,13 @@ fn a_stranger_who_only_says_that_it_is_somewhere_shares_nothing() {
     settle_as(&mut two.world, &flows, Carried::Rewritten);
     let there = SocketAddr::new(address(AWAY), 2031);
     for sequence in 1..20 {
-        let update = Message::BindingUpdate { sequence, flags: UpdateFlags::NONE, claimed: there, lifetime: 0 };
+        let update = Message::BindingUpdate {
+            binding: BindingNumber::FIRST,
+            sequence,
+            flags: UpdateFlags::NONE,
+            claimed: there,
+            lifetime: 0,
+        };
         stranger.send(&mut two.world, there, &[update]);
         stranger.send(&mut two.world, there, &[Message::IntroductionRequest { tag: sequence }]);
         two.world.run_for(SECOND);

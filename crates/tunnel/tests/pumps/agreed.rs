@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use whimbrel_handshake::StaticKey;
 use whimbrel_protocol::{
-    Attachment, ChainOp, ChainPhase, ChainStatus, ChainView, Config, Node, Op, OpDone, OpFailed, Output, PeerId,
-    Routes, Time, TunnelOp,
+    Attachment, ChainOp, ChainPhase, ChainStatus, ChainView, Config, LinkId, Node, Op, OpDone, OpFailed, Output,
+    PeerId, Routes, Time, TunnelOp,
 };
 use whimbrel_transform::{DropReason, SpecError};
 use whimbrel_tunnel::Counter;
@@ -76,7 +76,7 @@ impl<'a> Ends<'a> {
         let [first, second] = addresses.map(|address| SocketAddr::new(address, 5000));
         let flow = FlowTuple { transport: Transport::Tcp, local: first, remote: second };
         for (end, flow) in [(0, flow), (1, flow.mirrored())] {
-            let attachment = Attachment { address: addresses[end], generation: 1 };
+            let attachment = Attachment { address: addresses[end], link: LinkId(1), generation: 1 };
             ends.nodes[end].handle_network(now, &[attachment], &OneWay(addresses[end]));
             ends.nodes[end].handle_flow_opened(now, flow, end == 1);
             ends.drain(end);
@@ -105,7 +105,7 @@ impl<'a> Ends<'a> {
         let now = self.now();
         while let Some(entry) = self.queue.first_entry().filter(|entry| entry.key().0 <= now) {
             let (end, source, payload) = entry.remove();
-            self.nodes[end].handle_datagram(now, source, Some(self.addresses[end]), &payload);
+            self.nodes[end].handle_datagram(now, source, Some(self.addresses[end]), None, &payload);
             self.drain(end);
         }
         for end in 0..2 {

@@ -506,7 +506,7 @@ fn what_is_refused_changes_nothing_and_says_why() {
 }
 
 /// What one end says to a request that no end of this version makes.
-fn answer_to(chain: Option<NamedChain>, binding: u32) -> ChainAnswer {
+fn answer_to(chain: Option<NamedChain>, binding: BindingNumber) -> ChainAnswer {
     let mut pair = settled(Weather::default());
     let of = &mut pair.ends[0].chains;
     of.handle_chain(pair.now, PEER, true, ChainRequest { number: 40, binding, chain });
@@ -528,7 +528,7 @@ fn what_no_end_should_ask_for_is_refused() {
         (named(3, false, short.clone()), 0, ChainStatus::OtherChain),
         (named(2, true, short), 0, ChainStatus::OtherChain),
     ] {
-        let answer = answer_to(chain, binding);
+        let answer = answer_to(chain, BindingNumber(binding));
         assert_eq!((answer.number, answer.status, answer.in_force), (40, status, None));
     }
 }
@@ -541,7 +541,7 @@ fn a_peer_has_a_bounded_number_of_chains_made() {
     let mut answers = Vec::new();
     for number in 1..=10 {
         let chain = NamedChain { number: ChainNumber::new(2 * number).unwrap(), known: false, spec: spec(&[1], 1, 5) };
-        let request = ChainRequest { number: u32::from(number), binding: 0, chain: Some(chain) };
+        let request = ChainRequest { number: u32::from(number), binding: BindingNumber::FIRST, chain: Some(chain) };
         of.handle_chain(pair.now, PEER, true, request);
         while let Some(action) = of.poll() {
             match action {
@@ -558,7 +558,12 @@ fn a_peer_has_a_bounded_number_of_chains_made() {
         let peer = PeerId(peer);
         of.on_session(pair.now, peer, ChainSession { speaks: true, lower: true, round_trip: MILLISECOND });
         let chain = NamedChain { number: ChainNumber::new(2).unwrap(), known: false, spec: spec(&[1], 1, 5) };
-        of.handle_chain(pair.now, peer, true, ChainRequest { number: 1, binding: 0, chain: Some(chain) });
+        of.handle_chain(
+            pair.now,
+            peer,
+            true,
+            ChainRequest { number: 1, binding: BindingNumber::FIRST, chain: Some(chain) },
+        );
     }
     let made = std::iter::from_fn(|| of.poll()).filter(|action| matches!(action, ChainAction::Await(..)));
     assert_eq!(made.count(), CHAINS_OF_PEERS - CHAINS);

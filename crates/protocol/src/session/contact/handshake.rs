@@ -56,7 +56,7 @@ impl SessionLayer {
         let Ok((initiator, payload)) = started else { return };
         self.contacts.pending.insert(index, Pending { initiator, to, source, purpose, started: now });
         base.sweep_later(now);
-        base.transmit(Transmit { source, destination: to, payload });
+        base.transmit(Transmit { source, link: None, destination: to, payload });
     }
 
     pub(super) fn free_index(&mut self, base: &mut Base) -> u32 {
@@ -129,7 +129,7 @@ impl SessionLayer {
                 };
                 let (to, from) = (pending.to, pending.source);
                 match pending.initiator.handle_cookie(reply) {
-                    Ok(payload) => base.transmit(Transmit { source: from, destination: to, payload }),
+                    Ok(payload) => base.transmit(Transmit { source: from, link: None, destination: to, payload }),
                     Err(_) => base.drop_datagram(),
                 }
                 None
@@ -156,7 +156,12 @@ impl SessionLayer {
             let cookies = &self.contacts.cookies;
             if !cookies.check(initiation, source, now.as_micros()) {
                 let payload = cookies.reply(initiation, source, now.as_micros(), &mut |bytes| random.fill(bytes));
-                base.transmit(Transmit { source: destination, destination: source, payload: payload.to_vec() });
+                base.transmit(Transmit {
+                    source: destination,
+                    link: None,
+                    destination: source,
+                    payload: payload.to_vec(),
+                });
                 return None;
             }
             if !self.contacts.proven.take(now) {
@@ -187,7 +192,7 @@ impl SessionLayer {
                 };
                 self.contacts.responding.insert(index, responder, now, source);
                 base.sweep_later(now);
-                base.transmit(Transmit { source: destination, destination: source, payload });
+                base.transmit(Transmit { source: destination, link: None, destination: source, payload });
                 None
             }
             Incoming::Known(ik) => {
@@ -271,7 +276,7 @@ impl SessionLayer {
         base.ask(op, Asked::State("adding tunnel keys", State::Keys(id)));
         if let Some(payload) = answer {
             // XX's finish is repeated by asking again; the question is the same until the session is confirmed.
-            base.transmit(Transmit { source: how.destination, destination: how.source, payload });
+            base.transmit(Transmit { source: how.destination, link: None, destination: how.source, payload });
         }
         let (asked, joins) = match how.purpose {
             Purpose::Address(address) => (Some(address), false),

@@ -1,0 +1,51 @@
+//! Which paths are kept ready to a peer, beside the one in use (P-180).
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use crate::Time;
+use crate::base::Base;
+use crate::base::arrival::Arrival;
+use crate::base::attachments::Attachment;
+use crate::base::id::LinkId;
+use crate::base::op::PeerId;
+use crate::binding::BindingLayer;
+
+impl BindingLayer {
+    /// See [`Node::keep_paths`](crate::Node::keep_paths).
+    pub(crate) fn keep_paths(&mut self, now: Time, id: PeerId, from: BTreeSet<IpAddr>, base: &mut Base) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.keeps_from = from;
+        self.keep_ready(now, id, base);
+    }
+
+    /// Keeps the paths to a peer ready that are wanted, and those no longer that are not. None is where nothing depends
+    /// on it.
+    pub(crate) fn keep_ready(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let keeps = self.flow.path.session.keeps(id);
+        let Some(peer) = bound!(self, &id) else { return };
+        let needed = keeps || !peer.flow.flows.is_empty();
+        let needed = needed && peer.flow.away.is_none() && peer.has_session() && !base.is_suspended();
+        let in_use = peer.path.attachment();
+        let mut links: BTreeSet<LinkId> = in_use.iter().map(|attachment| attachment.link).collect();
+        let attachments = base.attachments().addresses().filter_map(|address| base.attachments().get(address));
+        // By hand as it was said; else one of each link that is not in use.
+        let wanted: Vec<Attachment> = attachments
+            .filter(|attachment| {
+                let by_hand = peer.binding.keeps_from.contains(&attachment.address);
+                by_hand || (base.config().keep_paths && links.insert(attachment.link))
+            })
+            .filter(|attachment| needed && Some(*attachment) != in_use)
+            .collect();
+        self.flow.path.keep_from(now, id, &wanted, base);
+    }
+
+    /// A peer keeps the path ready that something came by.
+    pub(super) fn on_path_kept(&mut self, now: Time, id: PeerId, arrival: &Arrival, path: u32, base: &mut Base) {
+        // P-143: a path is looked at as a move is, where it is not known.
+        let is_told = self.flow.path.peers.get(&id).is_some_and(|paths| paths.is_told(now, arrival.source));
+        if is_told || self.flow.looks.follows(now, id) {
+            self.flow.path.on_kept(now, id, arrival, path, base);
+        }
+    }
+}
