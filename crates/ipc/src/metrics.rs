@@ -59,6 +59,13 @@ impl Metric {
         self.sample("", &[], value)
     }
 
+    /// Adds a figure for each value of a label.
+    #[must_use]
+    pub fn each<S: AsRef<str>>(self, label: &str, counts: impl IntoIterator<Item = (S, u64)>) -> Self {
+        let add = |metric: Self, (value, count): (S, u64)| metric.sample("", &[(label, value.as_ref())], count as f64);
+        counts.into_iter().fold(self, add)
+    }
+
     /// Adds a figure. `suffix`: what it is, of a histogram.
     #[must_use]
     pub fn sample(mut self, suffix: &str, labels: &[(&str, &str)], value: f64) -> Self {

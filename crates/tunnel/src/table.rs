@@ -353,6 +353,13 @@ impl Contents {
         self.flows.get(own).copied().or_else(leased)
     }
 
+    /// The chain of this number, if one is named.
+    fn chain(&self, peer: Peer, number: Option<NonZeroU8>) -> Result<Option<Chained>, PathError> {
+        let Some(number) = number else { return Ok(None) };
+        let chained = self.chains.get(&(peer, number.get())).cloned();
+        chained.map(Some).ok_or(PathError::UnknownChain { peer, number })
+    }
+
     /// The peer that one end of it is leased from or to.
     fn lessee(&self, own: &FlowTuple) -> Option<Peer> {
         let (Lease::From(peer) | Lease::To(peer)) = self.lease(own)?;
@@ -519,9 +526,7 @@ impl Table {
     /// Gives the datagrams that have waited for this path to be confirmed, not for too long, to be sent now.
     pub(crate) fn set_path(&self, peer: Peer, receive_index: u32, path: TunnelPath) -> Result<Vec<Vec<u8>>, PathError> {
         let mut contents = self.write();
-        let known = |number: NonZeroU8| contents.chains.get(&(peer, number.get())).cloned();
-        let chained = |number| known(number).ok_or(PathError::UnknownChain { peer, number });
-        let chain = path.chain.map(chained).transpose()?;
+        let chain = contents.chain(peer, path.chain)?;
         let unknown = PathError::UnknownSession { peer, receive_index };
         let accepted = contents.sessions.get_mut(&receive_index).filter(|known| known.session.peer == peer);
         let accepted = accepted.ok_or(unknown)?;
@@ -546,9 +551,7 @@ impl Table {
     /// What is sent to a peer goes through this chain from now on. Gives the one that it went through before.
     pub(crate) fn send_through(&self, peer: Peer, number: Option<NonZeroU8>) -> Result<Option<Chained>, PathError> {
         let mut contents = self.write();
-        let known = |number: NonZeroU8| contents.chains.get(&(peer, number.get())).cloned();
-        let chained = |number| known(number).ok_or(PathError::UnknownChain { peer, number });
-        let chain = number.map(chained).transpose()?;
+        let chain = contents.chain(peer, number)?;
         let Some(before) = contents.ways.get(&peer).cloned() else { return Ok(None) };
         let path = TunnelPath { chain: number, ..before.path.clone() };
         let inner_mtu = path.inner_mtu_behind(lead_into(chain.as_ref(), &path));

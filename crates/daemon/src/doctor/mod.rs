@@ -45,13 +45,9 @@ pub struct Patient<'a> {
 pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let running = instance::is_running(patient.run_dir);
-    let used = if running {
-        Client::connect(patient.run_dir).and_then(|mut client| client.configuration()).ok()
-    } else {
-        None
-    };
-    let status =
-        if running { Client::connect(patient.run_dir).and_then(|mut client| client.status()).ok() } else { None };
+    let client = || Client::connect(patient.run_dir);
+    let used = running.then(|| client()?.configuration()).and_then(Result::ok);
+    let status = running.then(|| client()?.status()).and_then(Result::ok);
     // The file that a running daemon reads, where nobody names another.
     let of_daemon =
         used.as_ref().map(|used| used.path.as_path()).filter(|path| *path != Path::new(config::DEFAULT_PATH));
@@ -248,20 +244,18 @@ fn kernel() -> Vec<Finding> {
                 .mend("use Linux 6.1 or newer, as distributions build it"),
         })
         .collect();
-    findings.push(if features.names {
-        ok("kernel", "BPF programs on names", "there")
-    } else {
-        warning("kernel", "BPF programs on names", "missing, or cgroup v2 is not mounted")
-            .lost("policies with `view`: programs are shown the addresses that their sockets were made with")
-            .mend("mount cgroup v2; otherwise use Linux 6.1 or newer, as distributions build it (CONFIG_CGROUP_BPF)")
-    });
-    findings.push(if features.leases {
-        ok("kernel", "BPF programs on leases", "there")
-    } else {
-        warning("kernel", "BPF programs on leases", "missing, or cgroup v2 is not mounted")
-            .lost("a program behind an anchor may bind a port that was not lent to it, and hears nothing there")
-            .mend("mount cgroup v2; otherwise use Linux 6.1 or newer, as distributions build it (CONFIG_CGROUP_BPF)")
-    });
+    let names = "policies with `view`: programs are shown the addresses that their sockets were made with";
+    let leases = "a program behind an anchor may bind a port that was not lent to it, and hears nothing there";
+    for (name, present, lost) in
+        [("BPF programs on names", features.names, names), ("BPF programs on leases", features.leases, leases)]
+    {
+        findings.push(match present {
+            true => ok("kernel", name, "there"),
+            false => warning("kernel", name, "missing, or cgroup v2 is not mounted").lost(lost).mend(
+                "mount cgroup v2; otherwise use Linux 6.1 or newer, as distributions build it (CONFIG_CGROUP_BPF)",
+            ),
+        });
+    }
     let missing = "missing (Linux 6.6 has it)";
     findings.push(match (features.tcx, features.clsact) {
         (true, _) => ok("kernel", "tcx", "there"),

@@ -130,54 +130,46 @@ impl Tally {
     pub(crate) fn metrics(&self, looked: &Looked<'_>) -> Vec<Metric> {
         use MetricKind::{Counter as Rises, Gauge};
         let since = self.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        let of_peers = |wanted: &dyn Fn(&PeerView) -> bool| {
-            let count = looked.peers.iter().filter(|peer| wanted(peer)).count();
-            count as f64
-        };
-        let mut metrics = vec![
-            Metric::new("whimbrel_build_info", Gauge, "Always 1; the label is the version of the program.").sample(
-                "",
-                &[("version", env!("CARGO_PKG_VERSION"))],
-                1.0,
-            ),
-            Metric::new("whimbrel_start_time_seconds", Gauge, "When the daemon started, in seconds since 1970.")
-                .value(since),
-            Metric::new("whimbrel_suspended", Gauge, "Whether this host is suspended (1) or not (0).")
-                .value(f64::from(u8::from(looked.suspended))),
-            Metric::new("whimbrel_peers", Gauge, "Known peers, by whether a session with them is up.")
-                .sample("", &[("session", "up")], of_peers(&|peer| peer.session))
-                .sample("", &[("session", "none")], of_peers(&|peer| !peer.session)),
-            Metric::new("whimbrel_peers_away", Gauge, "Peers that are away, by whether they said so.")
-                .sample("", &[("how", "announced")], of_peers(&|peer| peer.away == Some(true)))
-                .sample("", &[("how", "silent")], of_peers(&|peer| peer.away == Some(false))),
-        ];
+        let of_peers =
+            |wanted: &dyn Fn(&PeerView) -> bool| looked.peers.iter().filter(|peer| wanted(peer)).count() as u64;
+        let sessions = [("up", of_peers(&|peer| peer.session)), ("none", of_peers(&|peer| !peer.session))];
+        let away = [true, false].map(|announced| of_peers(&|peer| peer.away == Some(announced)));
+        let away = ["announced", "silent"].into_iter().zip(away);
         let Connections { states, carriers } = &looked.connections;
-        let mut connections =
-            Metric::new("whimbrel_connections", Gauge, "Connections, by what a move of this host would do to them.");
-        for (state, count) in STATES.iter().zip(states) {
-            connections = connections.sample("", &[("state", &state.to_string())], *count as f64);
-        }
-        let mut carried = Metric::new(
-            "whimbrel_carried_connections",
-            Gauge,
-            "Connections that are carried elsewhere than they were opened, by what carries them.",
-        );
-        for ((_, carrier), count) in CARRIERS.iter().zip(carriers) {
-            carried = carried.sample("", &[("carrier", carrier)], *count as f64);
-        }
-        let kept = Metric::new("whimbrel_kept_addresses", Gauge, "Former addresses that connections still use.")
-            .value(looked.kept_addresses as f64);
-        let mut events =
-            Metric::new("whimbrel_events_total", Rises, "Events, by kind, those that were not told included.");
-        for (kind, count) in &self.events {
-            events = events.sample("", &[("kind", kind.word())], *count as f64);
-        }
+        let states = STATES.iter().map(ToString::to_string).zip(states.iter().copied());
+        let carriers = CARRIERS.iter().map(|(_, carrier)| *carrier).zip(carriers.iter().copied());
+        let events = self.events.iter().map(|(kind, count)| (kind.word(), *count));
         let mut handoffs =
             Metric::new("whimbrel_handoffs_total", Rises, "Hand-offs, by the end that moved and by what came of them.");
         for ((end, outcome), count) in HANDOFFS.iter().zip(self.handoffs) {
             handoffs = handoffs.sample("", &[("end", end), ("outcome", outcome)], count as f64);
         }
-        metrics.extend([connections, carried, kept, events, handoffs, self.durations()]);
+        let mut metrics = vec![
+            Metric::new("whimbrel_build_info", Gauge, "Always 1; the label is the version of the program.")
+                .each("version", [(env!("CARGO_PKG_VERSION"), 1)]),
+            Metric::new("whimbrel_start_time_seconds", Gauge, "When the daemon started, in seconds since 1970.")
+                .value(since),
+            Metric::new("whimbrel_suspended", Gauge, "Whether this host is suspended (1) or not (0).")
+                .value(f64::from(u8::from(looked.suspended))),
+            Metric::new("whimbrel_peers", Gauge, "Known peers, by whether a session with them is up.")
+                .each("session", sessions),
+            Metric::new("whimbrel_peers_away", Gauge, "Peers that are away, by whether they said so.")
+                .each("how", away),
+            Metric::new("whimbrel_connections", Gauge, "Connections, by what a move of this host would do to them.")
+                .each("state", states),
+            Metric::new(
+                "whimbrel_carried_connections",
+                Gauge,
+                "Connections that are carried elsewhere than they were opened, by what carries them.",
+            )
+            .each("carrier", carriers),
+            Metric::new("whimbrel_kept_addresses", Gauge, "Former addresses that connections still use.")
+                .value(looked.kept_addresses as f64),
+            Metric::new("whimbrel_events_total", Rises, "Events, by kind, those that were not told included.")
+                .each("kind", events),
+            handoffs,
+            self.durations(),
+        ];
         metrics.extend(tunnel(&looked.tunnel));
         metrics.extend(looked.datapath.iter().flat_map(|counters| datapath(counters)));
         metrics
@@ -222,18 +214,14 @@ fn tunnel(counters: &[(Counter, u64)]) -> [Metric; 3] {
 }
 
 fn datapath(counters: &[(&'static str, u64)]) -> [Metric; 2] {
-    let mut packets = Metric::new(
+    let (lost, verdicts): (Vec<_>, Vec<_>) = counters.iter().copied().partition(|(name, _)| *name == LOST);
+    let packets = Metric::new(
         "whimbrel_datapath_packets_total",
         MetricKind::Counter,
         "Packets that eBPF programs gave a verdict on, since these were loaded.",
-    );
-    let mut lost = 0;
-    for (verdict, count) in counters {
-        match *verdict {
-            LOST => lost = *count,
-            verdict => packets = packets.sample("", &[("verdict", verdict)], *count as f64),
-        }
-    }
+    )
+    .each("verdict", verdicts);
+    let lost: u64 = lost.into_iter().map(|(_, count)| count).sum();
     let lost = Metric::new(
         "whimbrel_flow_events_lost_total",
         MetricKind::Counter,
@@ -331,7 +319,7 @@ mod tests {
             peers: &peers,
             connections: Connections::count(flows.into_iter(), &peers, |_| Standing::Asking),
             kept_addresses: 2,
-            tunnel: Counter::ALL.into_iter().zip(0..).collect(),
+            tunnel: Counter::ALL.iter().copied().zip(0..).collect(),
             datapath: Some(vec![("native_out", 1 << 40), (LOST, 7)]),
         })
     }

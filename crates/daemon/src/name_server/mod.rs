@@ -23,7 +23,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use whimbrel_ipc as ipc;
 
-use crate::events::{Kind, Report};
+use crate::events::{Kind, Report, told};
 use crate::identity;
 use update::{Answer, Change, DomainName};
 
@@ -294,11 +294,10 @@ impl Teller {
                 tracing::debug!(%error, tries, "the name server does not answer");
                 if tries == TOLD_AFTER {
                     let NameServer { name, server, .. } = &self.server;
-                    let sentence =
-                        format!("the name server {server} is not told where {name} is: {error}; it is asked on");
-                    self.tell(
-                        Report::new(Kind::NameUnanswered, sentence).with("again_in_ms", again.as_millis() as u64),
-                    );
+                    self.tell(told!(
+                        NameUnanswered { again_in_ms: again.as_millis() as u64 },
+                        "the name server {server} is not told where {name} is: {error}; it is asked on"
+                    ));
                 }
                 Some(again)
             }
