@@ -46,6 +46,7 @@ mod work;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::DumpableBehavior;
@@ -79,7 +80,7 @@ use crate::installed::Installed;
 use crate::instance::{Instance, StateLock};
 use crate::known_keys::KnownKeys;
 use crate::link::route_lookup::RouteLookup;
-use crate::metrics::Endpoint;
+use crate::metrics::{Endpoint, Tally};
 use crate::role::gateway::table::keep_lasting;
 pub use crate::role::helpers;
 use crate::role::helpers::Helpers;
@@ -408,7 +409,15 @@ fn start_on(
         endpoint.serve(options.run_dir.clone()).map_err(|source| Error::Metrics { at, listen, source })?;
     }
     let event_loop = EventLoop::new(Parts {
-        desk: Desk::new(node, host, RouteLookup::new(PeerRoutes::open(MARK)?), server, socket_names, event_log),
+        desk: Desk::new(
+            node,
+            host,
+            RouteLookup::new(PeerRoutes::open(MARK)?),
+            server,
+            socket_names,
+            event_log,
+            Tally::new(SystemTime::now(), event_loop::tellers::kinds()),
+        ),
         effects,
         monitor,
         sockets: SockDiag::open()?,

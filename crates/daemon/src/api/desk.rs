@@ -43,6 +43,7 @@ impl Desk {
         server: Server,
         names: SocketNames,
         event_log: Option<EventLog>,
+        tally: Tally,
     ) -> Self {
         Self {
             node,
@@ -54,7 +55,7 @@ impl Desk {
             events: EventRing::default(),
             event_log,
             restraint: Restraint::default(),
-            tally: Tally::new(SystemTime::now()),
+            tally,
         }
     }
 

@@ -4,6 +4,7 @@ mod reload;
 mod reports;
 mod requests;
 mod sources;
+pub(crate) mod tellers;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
@@ -24,7 +25,7 @@ use crate::api::desk::Desk;
 use crate::api::server::ClientId;
 use crate::config::{Config, Level};
 use crate::effects::Effects;
-use crate::events::{self, Report, told};
+use crate::events::{Report, told};
 use crate::host::inventory::flows::UdpFlows;
 use crate::host::inventory::unmoved;
 use crate::host::{own_addresses, source_routes};
@@ -33,7 +34,6 @@ use crate::name_server::NameUpdates;
 use crate::policy::Judge;
 use crate::reactor::{LoopError, Reactor, clear};
 use crate::role::anchor::api::Anchors;
-use crate::role::community;
 use crate::role::programs::Programs;
 use crate::role::relocation::api::{Moves, known};
 use crate::role::relocation::executor::FoundMoves;
@@ -384,11 +384,7 @@ impl EventLoop {
         }
         self.anchors.learn_of_moves(&self.desk, &event);
         self.desk.count(&event);
-        let told = match &event {
-            Event::Community(event) => community::events::report(event),
-            event => events::report(event),
-        };
-        told.into_iter().for_each(|told| self.desk.tell_restrained(now, told));
+        tellers::report(&event).into_iter().for_each(|told| self.desk.tell_restrained(now, told));
     }
 
     /// Something has become of a move or a lease.

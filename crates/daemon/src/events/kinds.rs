@@ -1,103 +1,90 @@
-//! What can happen: each kind of event is declared here, and nowhere else. Its word, its fields and its description
-//! become `docs/json.md`, the words are what `whimbrel_events_total` counts by, and no event is told with another
-//! field.
+//! What can happen: each kind of event is declared once, here or beside the role that it is of. Its word, its fields and
+//! its description become `docs/json.md`, the words are what `whimbrel_events_total` counts by, and no event is told with
+//! another field.
 
-macro_rules! kinds {
-    ($($(#[doc = $about:literal])+ $kind:ident = $word:literal ($($field:ident),*) $($mark:ident)?;)+) => {
-        /// A kind of event.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub(crate) enum Kind {
-            $($(#[doc = $about])+ $kind,)+
-        }
-
-        impl Kind {
-            /// All of them, in the order of their words.
-            pub(crate) const ALL: &[Self] = &[$(Self::$kind),+];
-
-            /// A word that stays the same over releases.
-            pub(crate) const fn word(self) -> &'static str {
-                match self {
-                    $(Self::$kind => $word,)+
-                }
-            }
-
-            /// What its particulars are called.
-            pub(crate) const fn fields(self) -> &'static [&'static str] {
-                match self {
-                    $(Self::$kind => &[$(stringify!($field)),*],)+
-                }
-            }
-
-            const fn mark(self) -> Option<Mark> {
-                match self {
-                    $(Self::$kind => kinds!(@mark $($mark)?),)+
-                }
-            }
-
-            /// What it is, for who reads the documentation.
-            #[cfg(test)]
-            fn about(self) -> String {
-                match self {
-                    $(Self::$kind => [$($about),+].concat(),)+
-                }
-            }
-        }
-    };
-    (@mark) => { None };
-    (@mark connection) => { Some(Mark::Connection) };
-    (@mark failure) => { Some(Mark::Failure) };
+/// What is declared of a kind of event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Declared {
+    /// It stays the same over releases.
+    word: &'static str,
+    /// What its particulars are called.
+    fields: &'static [&'static str],
+    /// How it is kept and logged: [`kinds!`] says what there is.
+    mark: &'static str,
+    /// What it is, for who reads the documentation.
+    about: &'static str,
 }
 
-/// How an event of a kind is kept and logged.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mark {
-    /// It is about a single connection, of which there may be very many.
-    Connection,
-    /// Something that was asked for could not be done.
-    Failure,
+/// A kind of event. Those that there are are its constants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Kind(&'static Declared);
+
+impl Declared {
+    pub(crate) const fn new(
+        word: &'static str,
+        fields: &'static [&'static str],
+        mark: &'static str,
+        about: &'static str,
+    ) -> Self {
+        Self { word, fields, mark, about }
+    }
 }
 
 impl Kind {
-    /// Whether it is about a single connection.
+    pub(crate) const fn of(declared: &'static Declared) -> Self {
+        Self(declared)
+    }
+
+    /// A word that stays the same over releases.
+    pub(crate) const fn word(self) -> &'static str {
+        self.0.word
+    }
+
+    /// What its particulars are called.
+    pub(crate) const fn fields(self) -> &'static [&'static str] {
+        self.0.fields
+    }
+
+    /// Whether it is about a single connection, of which there may be very many.
     pub(crate) fn is_of_connection(self) -> bool {
-        self.mark() == Some(Mark::Connection)
+        self.0.mark == "connection"
     }
 
     /// Whether something that was asked for could not be done.
     pub(crate) fn is_a_failure(self) -> bool {
-        self.mark() == Some(Mark::Failure)
+        self.0.mark == "failure"
     }
 }
+
+/// Declares kinds of events: each with its word and its fields, and `connection` or `failure` where it is one of these.
+macro_rules! kinds {
+    ($($(#[doc = $about:literal])+ $kind:ident = $word:literal ($($field:ident),*) $($mark:ident)?;)+) => {
+        #[expect(non_upper_case_globals, reason = "they are what variants would be")]
+        impl $crate::events::Kind {
+            $($(#[doc = $about])+ pub(crate) const $kind: Self = Self::of(&$crate::events::Declared::new(
+                $word,
+                &[$(stringify!($field)),*],
+                concat!($(stringify!($mark))?),
+                concat!($($about),+),
+            ));)+
+        }
+
+        /// Those that are declared here.
+        pub(crate) const KINDS: &[$crate::events::Kind] = &[$($crate::events::Kind::$kind),+];
+    };
+}
+pub(crate) use kinds;
 
 kinds! {
     /// Whoever has an address that the peer has left opens a connection under the very names of this one. `outcome`:
     /// `refused` or `aborted`.
     AddressConflict = "address-conflict" (flow, peer, outcome);
-    /// All that `[anchor]` names can be lent now, and all that is lent is reached.
-    CanLend = "can-lend" ();
-    /// `faults`: sentences about what `[anchor]` names and this host cannot lend with the addresses that it has, or has
-    /// lent and is not reached at any more.
-    CannotLend = "cannot-lend" (faults) failure;
     /// Connections that have moved are carried another way.
     CarrierChanged = "carrier-changed" (peer, carrier);
-    /// The connection goes by its anchor's lease, and cannot be moved.
-    ClaimRefused = "claim-refused" (flow);
-    /// The connection can be moved after all, once its anchor was asked again.
-    ClaimedAgain = "claimed-again" (flow);
-    /// `code`: its number, which was used with the wrong words, and is good for nothing now.
-    CodeGuessed = "code-guessed" (code, host, remote);
-    /// `by`: key of the host that has let this one in.
-    CommunityJoined = "community-joined" (community, by);
-    /// This host was revoked.
-    CommunityRevoked = "community-revoked" ();
-    /// A stranger may be given a connection. `grant`: its number.
-    ConnectionGranted = "connection-granted" (grant, host, flow);
     /// The connection has ended.
     FlowGone = "flow-gone" (flow, peer) connection;
     /// The connection will outlive a move. `translated`: a NAT is on the way.
     FlowIntroduced = "flow-introduced" (flow, peer, translated) connection;
-    /// This host holds the far end of a socket that has changed hosts.
-    FlowRebound = "flow-rebound" (flow);
     /// A daemon before this one has introduced it; of the first 1000.
     FlowTakenOver = "flow-taken-over" (flow, peer) connection;
     /// Single connections go on, which waited by request. `by`: `this-host` or `peer`; `waiting`: how many of this peer
@@ -107,49 +94,14 @@ kinds! {
     FlowsWait = "flows-wait" (peer, by, flows, waiting, named);
     /// `trust` or the pre-shared key differs.
     HandshakeRefused = "handshake-refused" (remote, reason);
-    /// It is not used any more, and the connection waits; or what serves it cannot be stopped or continued. With `pid`
-    /// or `cgroup` where one is known.
-    HelperFailed = "helper-failed" (flow, helper, pid, cgroup) failure;
-    /// The peer is back and has what was kept.
-    HelperOver = "helper-over" (flow, helper, kept, answered);
-    /// It answers for the peer.
-    HelperStarted = "helper-started" (flow, helper, pid);
-    /// A host belongs to the community, or is something else in it.
-    HostJoined = "host-joined" (host, name, steward);
-    /// A host belongs to the community no more.
-    HostRevoked = "host-revoked" (host, name);
     /// The connection will not outlive a move.
     IntroductionFailed = "introduction-failed" (flow, reason) connection;
-    /// `code`: its number; `good`: whether it can be used again.
-    JoinFailed = "join-failed" (code, reason, good);
     /// Another key than is known for the address answered, `found`, or none that is known to be.
     KeyMismatch = "key-mismatch" (address, expected, found) failure;
-    /// `ends`: endpoints of an anchor that this host has on lease.
-    Lease = "lease" (anchor, ends);
-    /// The lease is over, and programs that have it are not reached any more.
-    LeaseLost = "lease-lost" (anchor);
-    /// An anchor has one lease less.
-    LeaseOver = "lease-over" (tenant);
-    /// The anchor has the address again.
-    LeaseReached = "lease-reached" (anchor, ends);
-    /// The anchor lends nothing.
-    LeaseRefused = "lease-refused" (anchor);
-    /// Nobody here needs it any more.
-    LeaseReturned = "lease-returned" (anchor);
-    /// The anchor does not have the address any more.
-    LeaseUnreached = "lease-unreached" (anchor, ends);
     /// Connections of other protocols than TCP and UDP at an address that is gone: at most 16, as text, and how many.
     LeftBehind = "left-behind" (flows, count);
     /// So many events of the kind `of` came more than are told.
     LeftOut = "left-out" (of, count);
-    /// `whimbrel anchor start`.
-    LendingStarted = "lending-started" ();
-    /// `whimbrel anchor stop`. With `restored` where a daemon before this one was told so.
-    LendingStopped = "lending-stopped" (restored);
-    /// As an anchor, this host lends `ends`.
-    Lent = "lent" (tenant, ends);
-    /// This host may receive a connection of a stranger's. `grant`: its number.
-    MayReceive = "may-receive" (grant, host);
     /// This host has moved, and the peer knows it.
     Moved = "moved" (peer, to, translated, took_ms, flows, carried, carrier);
     /// This host moves. `to` is null when no way is left, and equals `from` where the place is announced once more;
@@ -157,8 +109,6 @@ kinds! {
     Moving = "moving" (peer, from, to, flows, kept);
     /// `code`: what the server said, such as `BADSIG` or `REFUSED`.
     NameRefused = "name-refused" (name, server, code, advice) failure;
-    /// `code`: its number; `name`: that the host wanted, as another of the community has it. It was not let in.
-    NameTaken = "name-taken" (code, host, name);
     /// The name server is asked again.
     NameUnanswered = "name-unanswered" (name, server, again_in_ms) failure;
     /// `addresses`: that the name has now.
@@ -173,8 +123,6 @@ kinds! {
     NotStoodInFor = "not-stood-in-for" (peer, address, reason);
     /// Something could not be done.
     OpFailed = "op-failed" (what, error);
-    /// A code has proven another key for an address than is remembered, which stays.
-    OtherKeyKnown = "other-key-known" (address, known, proven);
     /// The path to the peer's new place is confirmed.
     PathConfirmed = "path-confirmed" (peer, remote, round_trip_ms, carried, carrier);
     /// `announced`: whether the peer has said so, or is not heard any more.
@@ -191,18 +139,6 @@ kinds! {
     PeerRestarted = "peer-restarted" (peer, flows);
     /// No session comes up, so that these do not survive a move yet.
     PeerSilent = "peer-silent" (peer, remote, flows);
-    /// What serves the connection goes on. With `pid` or `cgroup`.
-    ProcessContinued = "process-continued" (flow, helper, pid, cgroup);
-    /// A whole process is with the host `to`.
-    ProcessGiven = "process-given" (pid, to);
-    /// A whole process stays here.
-    ProcessKept = "process-kept" (pid);
-    /// A whole process that was the host's `from` is lost.
-    ProcessLost = "process-lost" (from);
-    /// What serves the connection is stopped, since its peer is away. With `pid` or `cgroup`.
-    ProcessStopped = "process-stopped" (flow, helper, pid, cgroup);
-    /// A whole process has come from the host `from`.
-    ProcessTaken = "process-taken" (pid, from);
     /// A peer's request was refused.
     Refused = "refused" (peer, reason);
     /// The configuration is kept as it was.
@@ -211,25 +147,6 @@ kinds! {
     Reloaded = "reloaded" (changed, restart);
     /// This host is back.
     Resumed = "resumed" ();
-    /// Here and in the following ones: a socket that changes hosts, as its donor, its acceptor and the holder of its
-    /// far end tell; `flow`: where it is known.
-    SocketGiven = "socket-given" (flow);
-    /// It stays with its donor.
-    SocketKept = "socket-kept" (flow);
-    /// A socket had waited for its program for too long, and was closed.
-    SocketLapsed = "socket-lapsed" ();
-    /// It is lost, or may be.
-    SocketLost = "socket-lost" (flow);
-    /// It does not come here.
-    SocketNotTaken = "socket-not-taken" (flow);
-    /// All is ready for it where it may go.
-    SocketPrepared = "socket-prepared" (flow);
-    /// One that has come by the name of another that waits has another name here; no event tells names.
-    SocketRenamed = "socket-renamed" (flow);
-    /// It goes on here.
-    SocketTaken = "socket-taken" (flow);
-    /// It rests, since nobody can tell yet whose it is.
-    SocketUndecided = "socket-undecided" (flow);
     /// This host passes on what is said to the peer at `address`, which that has left.
     StandsIn = "stands-in" (peer, address);
     /// `restored_flows`: connections taken over from a daemon before it.
@@ -249,23 +166,31 @@ kinds! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event_loop::tellers;
+
+    /// All, in the order of their words.
+    fn kinds() -> Vec<Kind> {
+        let mut kinds: Vec<Kind> = tellers::kinds().collect();
+        kinds.sort_unstable();
+        kinds
+    }
 
     /// The part of the documentation that this file is the source of.
     fn documentation() -> String {
         let mut text = "| kind | fields | |\n|---|---|---|\n".to_owned();
-        for kind in Kind::ALL {
+        for kind in kinds() {
             let going = kind.fields().contains(&"carried");
             let plain = kind.fields().iter().filter(|field| !(going && ["carried", "carrier"].contains(field)));
             let fields = plain.map(|field| format!("`{field}`")).chain(going.then(|| "*going*".to_owned()));
             let fields: Vec<String> = fields.collect();
-            text += &format!("| `{}` | {} |{} |\n", kind.word(), fields.join(", "), kind.about());
+            text += &format!("| `{}` | {} |{} |\n", kind.word(), fields.join(", "), kind.0.about);
         }
         text
     }
 
     #[test]
     fn the_documentation_says_what_is_declared() {
-        const BEGIN: &str = "<!-- events: from crates/daemon/src/events/kinds.rs -->\n";
+        const BEGIN: &str = "<!-- events: from what `kinds!` declares in crates/daemon/src -->\n";
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/json.md");
         let text = std::fs::read_to_string(&file).expect("the documentation");
         let (before, rest) = text.split_once(BEGIN).expect("where it begins");
@@ -278,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_in_order_and_each_is_of_one_kind() {
-        assert!(Kind::ALL.is_sorted_by(|one, next| one.word() < next.word()));
+    fn each_word_is_of_one_kind() {
+        assert!(kinds().is_sorted_by(|one, next| one.word() < next.word()));
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use whimbrel_ipc::{EventRecord, EventsQuery, rfc3339};
 
-pub(crate) use kinds::Kind;
+pub(crate) use kinds::{Declared, KINDS, Kind, kinds};
 pub(crate) use node::report;
 pub(crate) use report::{Causer, Field, Report, reports, told};
 pub(crate) use restraint::Restraint;

@@ -212,10 +212,7 @@ mod tests {
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/events.jsonl");
         let text: String = samples::all()
             .iter()
-            .filter_map(|event| match event {
-                Event::Community(event) => crate::role::community::events::report(event),
-                event => report(event),
-            })
+            .filter_map(crate::event_loop::tellers::report)
             .map(|told| {
                 let fields = Value::Object(told.fields).to_string();
                 format!("[\"{}\",{},{fields}]\n", told.kind.word(), Value::from(told.sentence))

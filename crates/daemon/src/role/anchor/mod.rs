@@ -2,6 +2,7 @@
 
 pub(crate) mod api;
 pub(crate) mod config;
+pub(crate) mod events;
 pub(crate) mod executor;
 pub(crate) mod offer;
 pub(crate) mod table;

@@ -3,7 +3,30 @@
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::CommunityEvent;
 
-use crate::events::reports;
+use crate::events::{kinds, reports};
+
+kinds! {
+    /// `code`: its number, which was used with the wrong words, and is good for nothing now.
+    CodeGuessed = "code-guessed" (code, host, remote);
+    /// `by`: key of the host that has let this one in.
+    CommunityJoined = "community-joined" (community, by);
+    /// This host was revoked.
+    CommunityRevoked = "community-revoked" ();
+    /// A stranger may be given a connection. `grant`: its number.
+    ConnectionGranted = "connection-granted" (grant, host, flow);
+    /// A host belongs to the community, or is something else in it.
+    HostJoined = "host-joined" (host, name, steward);
+    /// A host belongs to the community no more.
+    HostRevoked = "host-revoked" (host, name);
+    /// `code`: its number; `good`: whether it can be used again.
+    JoinFailed = "join-failed" (code, reason, good);
+    /// This host may receive a connection of a stranger's. `grant`: its number.
+    MayReceive = "may-receive" (grant, host);
+    /// `code`: its number; `name`: that the host wanted, as another of the community has it. It was not let in.
+    NameTaken = "name-taken" (code, host, name);
+    /// A code has proven another key for an address than is remembered, which stays.
+    OtherKeyKnown = "other-key-known" (address, known, proven);
+}
 
 reports! {
     /// What people are told of it.

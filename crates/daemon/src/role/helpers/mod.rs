@@ -12,6 +12,7 @@
 //! ```
 
 pub(crate) mod config;
+pub(crate) mod events;
 pub(crate) mod executor;
 mod keep;
 mod running;
