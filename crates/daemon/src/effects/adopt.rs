@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use whimbrel_handshake::PublicKey;
+use whimbrel_protocol::process::Place;
 use whimbrel_protocol::{FlowEntry, Found, SavedAcceptance, SavedDonation, Time};
 use whimbrel_wire::FlowTuple;
 
@@ -10,7 +11,7 @@ use super::Effects;
 use crate::host::table::SavedMoves;
 use crate::host::{Failure, Host};
 use crate::role::relocation::executor::FoundMoves;
-use crate::role::relocation::process::executor::{Around, Place};
+use crate::role::relocation::process::executor::Around;
 
 impl Effects {
     /// Takes over namespaces and sockets of moves. To be called before anything else is adopted: what is at rest must

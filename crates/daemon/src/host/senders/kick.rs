@@ -80,6 +80,23 @@ impl Round {
         self.waiting.keys().chain(told).copied()
     }
 
+    /// Those that are looked at now: first each of the peer's that has something to send or to ask, so many at once.
+    fn candidates<'a>(
+        &mut self,
+        snapshot: &Snapshot,
+        theirs: impl Iterator<Item = (&'a FlowTuple, &'a FlowEntry)>,
+    ) -> Vec<(FlowTuple, Option<TcpSocket>)> {
+        if !self.first {
+            return self.of_interest().map(|flow| (flow, snapshot.get(&flow).copied())).collect();
+        }
+        let left = self.left.get_or_insert_with(|| {
+            let sockets = theirs.filter_map(|(flow, _)| snapshot.get(flow));
+            sockets.filter(|socket| in_flight(socket) || is_stopped(socket)).copied().collect()
+        });
+        let rest = left.len().saturating_sub(AT_ONCE);
+        left.drain(rest..).map(|socket| (socket.flow, Some(socket))).collect()
+    }
+
     fn elapsed(&self, now: Time) -> Duration {
         now.since(self.since)
     }
@@ -173,18 +190,10 @@ impl Kicks {
         for (peer, round) in self.rounds.iter_mut().filter(|(_, round)| round.next <= now) {
             let begun = Instant::now();
             let first = round.first;
-            let candidates: Vec<(FlowTuple, Option<TcpSocket>)> = if first {
-                let left = round.left.get_or_insert_with(|| {
-                    open(*peer);
-                    let theirs = flows.iter().filter(|(_, entry)| entry.peer == *peer);
-                    let sockets = theirs.filter_map(|(flow, _)| snapshot.get(flow));
-                    sockets.filter(|socket| in_flight(socket) || is_stopped(socket)).copied().collect()
-                });
-                let rest = left.len().saturating_sub(AT_ONCE);
-                left.drain(rest..).map(|socket| (socket.flow, Some(socket))).collect()
-            } else {
-                round.of_interest().map(|flow| (flow, snapshot.get(&flow).copied())).collect()
-            };
+            if first && round.left.is_none() {
+                open(*peer);
+            }
+            let candidates = round.candidates(snapshot, flows.iter().filter(|(_, entry)| entry.peer == *peer));
             let elapsed = round.elapsed(now);
             let gives_up = !first && elapsed >= WAKING;
             let asks = first || (!round.asked_again && elapsed >= ASKING_AGAIN);

@@ -6,12 +6,12 @@ use std::time::Duration;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, MovedProcess, ProcessScope, Reply};
 use whimbrel_kernel::process_tree::{self, ProcessTree, Scope};
-use whimbrel_protocol::process::Departure;
+use whimbrel_protocol::process::{Departure, Place};
 use whimbrel_protocol::{Gift, LoadStanding, MoveEvent, Time};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::snapshot::Family;
 
-use super::super::process::executor::{News, Place};
+use super::super::process::executor::News;
 use super::{INVITE, Moves, SNAPSHOT_USUAL, STOPPING};
 use crate::api::desk::Desk;
 use crate::api::server::ClientId;

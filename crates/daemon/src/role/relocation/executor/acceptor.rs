@@ -10,6 +10,7 @@ use whimbrel_kernel::checkpoint::{self, Checkpoint, Rights, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::owner::Owner;
+use whimbrel_protocol::process::Place;
 use whimbrel_protocol::{MoveName, OpFailed, Refusal, Request, SavedAcceptance, Time};
 use whimbrel_tunnel::Peer;
 use whimbrel_wire::snapshot::{Body, Family, Metadata, OptionKind, Queued, Snapshot, SocketOption, Stream};
@@ -21,7 +22,6 @@ use crate::host::endpoints::{HIDDEN, PlaceName};
 use crate::host::refusal::{failed, refusal_of, refused, unmovable};
 use crate::host::{Failure, Host, own_addresses};
 use crate::role::anchor::executor::lender::Lender;
-use crate::role::relocation::process::executor::Place;
 
 /// A socket that is coming.
 #[derive(Debug)]

@@ -5,13 +5,13 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::process::{Arrival, ArrivalStep, Left as Remains};
+use whimbrel_protocol::process::{Arrival, ArrivalStep, Left as Remains, Place};
 use whimbrel_protocol::{Found, MoveName, OpDone, OpFailed, OpId, PeerId, Refusal, Request, SavedAcceptance, Time};
 use whimbrel_tunnel::Peer;
 use whimbrel_wire::snapshot::{Body, Datagrams, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Answer, Around, News, Place, Processes, Report, failed, key_and_number};
+use super::{Answer, Around, News, Processes, Report, failed, key_and_number};
 use crate::host::Host;
 use crate::host::refusal::not_kept;
 use crate::role::relocation::process::criu::Left;

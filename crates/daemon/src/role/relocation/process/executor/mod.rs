@@ -19,7 +19,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::process::{Answer, Departure};
+use whimbrel_protocol::process::{Answer, Departure, Place};
 use whimbrel_protocol::{MoveName, MoveOp, OpDone, OpFailed, OpId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 
@@ -30,7 +30,6 @@ use crate::role::relocation::process;
 use crate::work::Work;
 use coming::Coming;
 use leaving::{Leaving, Packed};
-pub(crate) use whimbrel_protocol::process::Place;
 
 /// What a thread has done.
 #[derive(Debug)]
