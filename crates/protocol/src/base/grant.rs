@@ -47,6 +47,11 @@ impl Grant {
         self.host == *host && self.flow.as_ref() == flow && self.until > now
     }
 
+    /// Whether it is leave for anything still: its time is not over, or a move goes on by it.
+    pub(crate) fn is_open(&self, now: Time) -> bool {
+        self.until > now || self.used_by.is_some()
+    }
+
     /// Has a move use it, unless one does already. Tells whether it does.
     pub(crate) fn take(&mut self, by: MoveName) -> bool {
         let is_free = self.used_by.is_none();

@@ -109,7 +109,7 @@ impl BindingLayer {
                     transfer.handle_session(&key);
                 }
             }
-            Signal::Granted(grant) => self.permits_mut().into_iter().for_each(|permits| permits.grant(*grant)),
+            Signal::Granted(grant) => self.permits_mut().into_iter().for_each(|permits| permits.grant(now, *grant)),
             Signal::Members { members, revoked, limited } => {
                 if let Some(permits) = self.permits_mut() {
                     permits.set_members(members.clone(), revoked.clone(), *limited);

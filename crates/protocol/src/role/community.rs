@@ -38,7 +38,6 @@ use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::binding::BindingLayer;
 use crate::role::{At, Came, Role};
-use crate::session::permits::Permits;
 
 pub use code::{InvalidCode, OneTimeCode};
 pub use op::{CommunityRefused, CommunityView, GrantView, HostView, OfferView, Offered};
@@ -230,21 +229,21 @@ impl Community {
         if at.base.config().trust == Trust::Pinned {
             return Err(CommunityRefused::Pinned);
         }
-        if self.offers.len() + grants(at.low).count() >= OPEN_MOST {
+        if self.offers.len() + grants(at.now, at.low).count() >= OPEN_MOST {
             return Err(CommunityRefused::TooMany);
         }
-        let number = self.free_number(at.low);
+        let number = self.free_number(at.now, at.low);
         let code = OneTimeCode::draw(number, at.base.random());
         self.offers.insert(number, Offer::new(code, what, at.now + CODE_LIFETIME));
         Ok(code)
     }
 
     /// A number that neither a code nor a grant has, and that none had a moment ago.
-    fn free_number(&mut self, low: &BindingLayer) -> u16 {
+    fn free_number(&mut self, now: Time, low: &BindingLayer) -> u16 {
         loop {
             let number = self.next_number;
             self.next_number = number % 999 + 1;
-            let granted = grants(low).any(|grant| grant.number() == number);
+            let granted = grants(now, low).any(|grant| grant.number() == number);
             if !granted && !self.offers.contains_key(&number) {
                 return number;
             }
@@ -305,7 +304,7 @@ impl Community {
             }
         });
         let offers = self.offers.iter().filter(|(_, offer)| !offer.is_done() && offer.until > now);
-        let grants = grants(low).filter(|grant| grant.until() > now);
+        let grants = grants(now, low).filter(|grant| grant.until() > now);
         CommunityView {
             community: own.map(|roster| *roster.community()),
             standing: own.and_then(|roster| roster.about(&me)).map(|statement| statement.standing),
@@ -378,8 +377,8 @@ impl Community {
 }
 
 /// What strangers are granted now.
-fn grants(low: &BindingLayer) -> impl Iterator<Item = &Grant> {
-    low.permits().into_iter().flat_map(Permits::grants)
+fn grants(now: Time, low: &BindingLayer) -> impl Iterator<Item = &Grant> {
+    low.permits().into_iter().flat_map(move |permits| permits.grants(now))
 }
 
 fn view(grant: &Grant, now: Time) -> GrantView {

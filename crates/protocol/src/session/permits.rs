@@ -97,16 +97,42 @@ impl Permits {
         self.grants.values_mut().for_each(|grant| grant.give_back(name));
     }
 
-    pub(crate) fn grants(&self) -> impl Iterator<Item = &Grant> {
-        self.grants.values()
+    /// Those that are leave for anything still.
+    pub(crate) fn grants(&self, now: Time) -> impl Iterator<Item = &Grant> {
+        self.grants.values().filter(move |grant| grant.is_open(now))
     }
 
-    pub(crate) fn grant(&mut self, grant: Grant) {
+    pub(crate) fn grant(&mut self, now: Time, grant: Grant) {
+        self.grants.retain(|_, grant| grant.is_open(now));
         self.grants.insert(grant.number(), grant);
     }
 
     /// Takes a grant back. Tells whether there was one.
     pub(crate) fn withdraw(&mut self, number: u16) -> bool {
         self.grants.remove(&number).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_grant_whose_time_is_over_takes_no_room_unless_a_move_goes_on_by_it() {
+        let mut permits = Permits::new(Vec::new());
+        let at = |second| Time::default() + Duration::from_secs(second);
+        let (host, name) = (PublicKey::from([1; 32]), MoveName { donor: [2; 32], number: 3 });
+        for number in [1, 2] {
+            permits.grant(at(0), Grant::new(number, host, None, at(10)));
+        }
+        assert_eq!(permits.grants(at(9)).count(), 2);
+        assert!(permits.admits(at(9), &host, name));
+        assert_eq!(permits.grants(at(10)).map(Grant::number).collect::<Vec<_>>(), [1]);
+        permits.grant(at(10), Grant::new(3, host, None, at(20)));
+        assert_eq!(permits.grants.len(), 2);
+        permits.settle(name, false);
+        assert_eq!(permits.grants(at(10)).map(Grant::number).collect::<Vec<_>>(), [3]);
     }
 }

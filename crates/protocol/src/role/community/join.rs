@@ -334,7 +334,7 @@ impl Community {
                 self.learn_from(at.now, inviter);
             }
             None => {
-                let number = self.free_number(at.low);
+                let number = self.free_number(at.now, at.low);
                 let lifetime = Duration::from_secs(joined.lifetime.into()).min(GRANT_LIFETIME);
                 let until = at.now + lifetime;
                 at.base.signal(Signal::Granted(Grant::new(number, inviter, None, until)));
