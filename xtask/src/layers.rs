@@ -375,7 +375,7 @@ mod tests {
         assert_eq!((name("role"), name("node"), name("node/view")), (Some("role"), Some("node"), Some("node")));
         assert_eq!(name("unheard_of"), None);
         let of_daemon = |module| Part::of(DAEMON.layers, module).map(|part| (part.name, part.height));
-        assert_eq!(of_daemon("role/anchor/api/returns"), Some(("role/anchor/api", 8)));
+        assert_eq!(of_daemon("role/anchor/api/returns"), Some(("role/anchor/api", 7)));
         assert_eq!(of_daemon("role/anchor/offer"), Some(("role/anchor", 4)));
         assert_eq!(of_daemon("host/hooks"), Some(("host", 3)));
         assert_eq!(examine(&PROTOCOL, &modules(&[("unheard_of", "")])).1.len(), 1);

@@ -216,6 +216,11 @@ fn remove_file(path: PathBuf, removed: &mut Removed) -> Result<(), CleanError> {
     Ok(())
 }
 
+/// Removes what is among the pins: an object, or the directory that says that new maps are not filled yet (decision 0063).
+pub(crate) fn remove_pin(path: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(path)?.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) }
+}
+
 fn remove_pins(pins: &Path) -> Result<(), CleanError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -228,7 +233,7 @@ fn remove_pins(pins: &Path) -> Result<(), CleanError> {
     };
     for entry in entries {
         let path = entry.map_err(failed(pins))?.path();
-        fs::remove_file(&path).map_err(failed(&path))?;
+        remove_pin(&path).map_err(failed(&path))?;
     }
     fs::remove_dir(pins).map_err(failed(pins))
 }
@@ -236,6 +241,18 @@ fn remove_pins(pins: &Path) -> Result<(), CleanError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pins_of_a_daemon_that_died_while_its_maps_were_filled_can_be_removed() {
+        let directory = std::env::temp_dir().join(format!("whimbrel-pins-{}", std::process::id()));
+        let pins = directory.join("pins");
+        fs::create_dir_all(pins.join("unfilled")).unwrap();
+        fs::write(pins.join("flows"), "").unwrap();
+        remove_pins(&pins).unwrap();
+        assert!(!pins.exists());
+        remove_pins(&pins).unwrap();
+        fs::remove_dir(directory).unwrap();
+    }
 
     #[test]
     fn what_a_later_release_has_left_is_not_touched() {

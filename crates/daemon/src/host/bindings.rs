@@ -134,7 +134,10 @@ impl Host {
         self.surroundings_changed = true;
         let mtu = self.path_mtu(path.remote.ip(), path.source).unwrap_or(DEFAULT_MTU);
         let spare = self.senders.spares(peer);
-        self.next_hops.on_way(now, path.source, path.remote.ip());
+        // Of a peer without flows nothing waits; strangers make as many sessions as they like.
+        if self.bindings.contains_key(&peer) && self.tunnels.leads_elsewhere(peer, &path) {
+            self.next_hops.on_way(now, path.source, path.remote.ip());
+        }
         self.tunnels.set_path(&self.tunnel, peer, index, path, mtu, spare)?;
         self.learn_mtu(peer);
         self.next_mtu_look.get_or_insert(now + MTU_PAUSE);

@@ -70,6 +70,9 @@ impl NextHops {
                 Err(error) => tracing::debug!(%error, %destination, "its next hop is not known"),
             }
         }
+        if self.unanswered.is_empty() {
+            return;
+        }
         let wanted: Vec<NextHop> = self.unanswered.keys().copied().collect();
         let waiting = solicitor.unanswered(&wanted).unwrap_or_else(|error| {
             tracing::debug!(%error, "whether next hops have answered is not known");

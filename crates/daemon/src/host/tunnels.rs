@@ -118,6 +118,12 @@ impl Tunnels {
         self.paths.iter().map(|(peer, path)| (*peer, path.said.remote.ip(), path.said.source))
     }
 
+    /// Whether a path of the peer's is another way than the one that it has.
+    pub(crate) fn leads_elsewhere(&self, peer: PeerId, path: &TunnelPath) -> bool {
+        let way = |path: &TunnelPath| (path.source, path.remote.ip());
+        self.paths.get(&peer).is_none_or(|before| way(&before.said) != way(path))
+    }
+
     /// Bytes that may still go to a peer at `locator`, where it is not confirmed there (P-18).
     pub(crate) fn allowance(&self, peer: PeerId, locator: IpAddr) -> Option<u64> {
         self.paths.get(&peer).filter(|path| path.said.remote.ip() == locator).and_then(|path| path.said.allowance)

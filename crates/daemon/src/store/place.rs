@@ -61,7 +61,7 @@ impl Place {
             return;
         }
         let removed = fs::read_dir(&self.pins)
-            .and_then(|mut pins| pins.try_for_each(|pin| fs::remove_file(pin?.path())))
+            .and_then(|mut pins| pins.try_for_each(|pin| crate::clean::remove_pin(&pin?.path())))
             .and_then(|()| fs::remove_dir(&self.pins));
         match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -181,9 +181,6 @@ impl BindingLayer {
             base.set_timer(Timer::Challenge(id), now + again);
         }
         let waited = !peer.flow.flows.is_empty();
-        if ready {
-            self.record_sighting(now, id, Some(arrival.source), base);
-        }
         if base.is_suspended() {
             // Whoever is away has been told where the other end is for a long time: nothing else would tell the daemon
             // after this one.

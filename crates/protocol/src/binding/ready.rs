@@ -10,6 +10,7 @@ use crate::base::attachments::Attachment;
 use crate::base::id::LinkId;
 use crate::base::op::PeerId;
 use crate::binding::BindingLayer;
+use crate::flow::peers::Away;
 
 impl BindingLayer {
     /// See [`Node::keep_paths`](crate::Node::keep_paths).
@@ -42,6 +43,13 @@ impl BindingLayer {
 
     /// A peer keeps the path ready that something came by.
     pub(super) fn on_path_kept(&mut self, now: Time, id: PeerId, arrival: &Arrival, path: u32, base: &mut Base) {
+        let keeps = self.flow.path.session.keeps(id);
+        let Some(peer) = bound!(self, &id) else { return };
+        // P-44; and where nothing depends on it, it serves nobody.
+        let needed = keeps || !peer.flow.flows.is_empty();
+        if !needed || peer.flow.away == Some(Away::Announced) || base.is_suspended() {
+            return;
+        }
         // P-143: a path is looked at as a move is, where it is not known.
         let is_told = self.flow.path.peers.get(&id).is_some_and(|paths| paths.is_told(now, arrival.source));
         if is_told || self.flow.looks.follows(now, id) {

@@ -128,13 +128,18 @@ impl Paths {
     pub(super) fn link_between(&self, source: Option<IpAddr>, to: SocketAddr) -> Option<LinkId> {
         self.kept.iter().find_map(|kept| match kept.end {
             End::Own(attachment) if Some(attachment.address) == source => Some(attachment.link),
-            End::Peer { local, link, .. } if kept.path.remote == to && local == source => link,
+            // The path in use leaves by whichever link has the address now.
+            End::Peer { local, link, .. } if kept.path.remote == to && local == source && to != self.remote => link,
             End::Own(_) | End::Peer { .. } => None,
         })
     }
 
     /// Takes what a control datagram of this length may cost, if it may go there (P-18).
     pub(super) fn may_send(&mut self, to: SocketAddr, length: u64) -> bool {
+        if to == self.remote {
+            // It is confirmed, whatever became of the path there while it was only kept.
+            return true;
+        }
         let kept = self.kept.iter_mut().filter(|kept| kept.attachment().is_none());
         let kept = kept.filter(|kept| kept.state != PathState::Confirmed).map(|kept| &mut kept.path);
         let mut unconfirmed = self.candidate.iter_mut().chain(kept);
