@@ -776,13 +776,18 @@ fn read_request(body: &mut Reader<'_>) -> Result<Request, Malformed> {
 fn read_terms(body: &mut Reader<'_>) -> Result<Terms, Malformed> {
     let far = body.tuple("tuple of the far end")?;
     let wire_port = body.u16("holder's wire port")?;
-    let home = (body.u32("holder's place")?, body.u32("acceptor's place")?);
+    let half = body.malformed("places");
+    let home = match (body.u32("holder's place")?, body.u32("acceptor's place")?) {
+        (NOWHERE, NOWHERE) => None,
+        // Both or neither is somewhere.
+        (NOWHERE, _) | (_, NOWHERE) => return Err(half),
+        home => Some(home),
+    };
     let malformed = body.malformed("whether the holder passes packets on");
     let passing = body.u8("whether the holder passes packets on")?;
     if passing > 2 {
         return Err(malformed);
     }
-    let home = (home.0 != NOWHERE && home.1 != NOWHERE).then_some(home);
     Ok(Terms { far, wire_port, home, passed_on: passing == 1, hidden: passing == 2 })
 }
 
@@ -821,5 +826,32 @@ mod tests {
         bytes.extend([0xee, 0, 1, 9]);
         assert_eq!(Record::decode(&bytes), Ok(Some((Some(record), length))));
         assert_eq!(Record::decode(&bytes[length..]), Ok(Some((None, 4))), "a kind that is not known");
+    }
+
+    #[test]
+    fn a_verdict_knows_both_places_or_neither() {
+        let far = FlowTuple {
+            transport: crate::Transport::Tcp,
+            local: "192.0.2.1:22".parse().unwrap(),
+            remote: "192.0.2.2:40000".parse().unwrap(),
+        };
+        let terms = Terms { far, wire_port: 22, home: Some((3, 4)), passed_on: false, hidden: false };
+        let verdict = Record::Verdict { name: MoveName { donor: [1; 32], number: 5 }, outcome: Ok(terms) };
+        let mut bytes = Vec::new();
+        verdict.encode(&mut bytes);
+        let length = bytes.len();
+        assert_eq!(Record::decode(&bytes), Ok(Some((Some(verdict), length))));
+        // The last byte says whether the holder passes packets on.
+        let places = [length - 9..length - 5, length - 5..length - 1];
+        for place in &places {
+            let mut half = bytes.clone();
+            half[place.clone()].fill(0xff);
+            Record::decode(&half).unwrap_err();
+        }
+        places.into_iter().for_each(|place| bytes[place].fill(0xff));
+        assert!(matches!(
+            Record::decode(&bytes),
+            Ok(Some((Some(Record::Verdict { outcome: Ok(Terms { home: None, .. }), .. }), _)))
+        ));
     }
 }

@@ -485,7 +485,12 @@ fn arrives_struck(
         _ => {
             step("it has stayed, and goes now");
             asked.kill()?;
-            Ended(give(from, pid, whither)?.pid_there.unwrap_or_default())
+            // It goes on a moment before its move is over.
+            let moved = wait_for(LONG, "its move is over", || match give(from, pid, whither) {
+                Err(error) if error.to_string().contains("it is being moved already") => Ok(None),
+                given => given.map(Some),
+            })?;
+            Ended(moved.pid_there.unwrap_or_default())
         }
     };
     step("it is killed once more");
