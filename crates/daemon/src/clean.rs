@@ -22,7 +22,7 @@ use crate::host::table::has_flows;
 use crate::host::{Addresses, DEFAULT_MTU, MARK};
 use crate::instance::{Instance, InstanceError};
 use crate::role::relocation::table::resting_in;
-use crate::store::place::Place;
+use crate::store::place::{Place, remove_pin};
 use crate::store::{JOURNAL, StoreError};
 
 /// Why nothing, or not all, was removed. What was not can be tried again by the same call.
@@ -214,11 +214,6 @@ fn remove_file(path: PathBuf, removed: &mut Removed) -> Result<(), CleanError> {
         Err(source) => return Err(CleanError::Remove { path, source }),
     }
     Ok(())
-}
-
-/// Removes what is among the pins: an object, or the directory that says that new maps are not filled yet (decision 0063).
-pub(crate) fn remove_pin(path: &Path) -> io::Result<()> {
-    if fs::symlink_metadata(path)?.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) }
 }
 
 fn remove_pins(pins: &Path) -> Result<(), CleanError> {

@@ -61,7 +61,7 @@ impl Place {
             return;
         }
         let removed = fs::read_dir(&self.pins)
-            .and_then(|mut pins| pins.try_for_each(|pin| crate::clean::remove_pin(&pin?.path())))
+            .and_then(|mut pins| pins.try_for_each(|pin| remove_pin(&pin?.path())))
             .and_then(|()| fs::remove_dir(&self.pins));
         match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -97,6 +97,11 @@ fn folder(run_dir: &Path) -> String {
         }
     }
     name
+}
+
+/// Removes what is among the pins: an object, or the directory that says that new maps are not filled yet (decision 0063).
+pub(crate) fn remove_pin(path: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(path)?.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) }
 }
 
 #[cfg(test)]
