@@ -3,8 +3,8 @@
 //! The kernel asks once for the link-layer address of a next hop, and again after a second (`retrans_time_ms`). Where
 //! that one question is lost, as by a port of a bridge or an access point that is up a moment later, all that is to go
 //! there waits as long. To ask by netlink sends nothing while an entry is incomplete. An answer resolves the entry
-//! whoever has asked (`arp_process`, `ndisc_recv_na`; IPv6 takes none for an entry that has failed), so that questions of a
-//! packet socket's own do.
+//! whoever has asked (`arp_process`, `ndisc_recv_na`; IPv6 takes none for an entry that has failed), so that questions
+//! of a packet socket's own do.
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
