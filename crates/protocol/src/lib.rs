@@ -47,8 +47,8 @@ pub use base::op::{
 pub use base::output::{OpDone, OpFailed, OpId, Output, Transmit};
 pub use base::time::Time;
 pub use binding::chain::{ChainPhase, ChainTooLong, ChainView};
-pub use flow::policy::{Rule, Verdict};
-pub use flow::{FlowState, FlowView};
+pub use flow::known::{FlowState, FlowView};
+pub use flow::verdict::{Rule, Verdict};
 pub use node::Node;
 pub use node::view::PeerView;
 pub use path::kept::{PathState, PathView};

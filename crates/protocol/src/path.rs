@@ -7,8 +7,10 @@ use whimbrel_wire::message::Message;
 
 use crate::Time;
 use crate::base::Base;
+use crate::base::arrival::Arrival;
 use crate::base::op::{PeerId, SavedPeer};
 use crate::base::timer::Timer;
+use crate::path::challenge::{Claim, Path};
 use crate::path::paths::Paths;
 use crate::path::shared::Sightings;
 use crate::session::SessionLayer;
@@ -96,5 +98,43 @@ impl PathLayer {
     pub(crate) fn start_handshake_at(&mut self, now: Time, id: PeerId, to: SocketAddr, base: &mut Base) {
         let source = self.peers.get(&id).and_then(Paths::source);
         self.session.start_handshake(now, id, to, source, base);
+    }
+
+    /// Something authentic came from an endpoint that is not confirmed: as much more may go there (P-18), and one that
+    /// was given up is challenged again.
+    pub(crate) fn hear_candidate(&mut self, now: Time, id: PeerId, arrival: &Arrival, base: &mut Base) {
+        let Some(paths) = self.peers.get_mut(&id) else { return };
+        paths.on_kept_heard(arrival);
+        let candidate = paths.candidate.as_mut().filter(|path| path.remote == arrival.source);
+        if candidate.is_some_and(|candidate| candidate.hear_again(arrival.length)) {
+            base.set_timer(Timer::Challenge(id), now);
+        }
+    }
+
+    /// P-26: the peer's NAT gave it another mapping. `answered`: bytes of messages that went there already.
+    pub(crate) fn notice_rebinding(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        arrival: &Arrival,
+        answered: usize,
+        mapped: bool,
+        base: &mut Base,
+    ) {
+        let token = base.random().u64();
+        let Some(paths) = self.peers.get_mut(&id) else { return };
+        let known = arrival.source == paths.remote || paths.challenge_to(arrival.source).is_some();
+        let known = known || paths.is_told(now, arrival.source);
+        if !arrival.is_newest || known || !mapped {
+            return;
+        }
+        // Where the place itself is not confirmed yet, the other mapping takes its place.
+        let claim = paths.candidate.take().map_or(Claim::Mapping, |before| before.claim_of_place());
+        let mut candidate = Path::new(arrival.source, token, now, arrival.length, claim);
+        candidate.charge(answered + if answered > 0 { whimbrel_handshake::CONTROL_OVERHEAD } else { 0 });
+        paths.expect(candidate);
+        let again = paths.repeat_after(1);
+        base.set_timer(Timer::Challenge(id), now + again);
+        self.send_to(id, arrival.destination, arrival.source, &[Message::PathChallenge { token }], base);
     }
 }

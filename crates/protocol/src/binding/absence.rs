@@ -17,8 +17,8 @@ use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::peers::BoundRef;
 use crate::binding::update::PendingUpdate;
+use crate::flow::known::{Flow, Stage};
 use crate::flow::peers::Away;
-use crate::flow::{Flow, Stage};
 use crate::path::paths::Choice;
 
 /// How long flows wait before their sockets are kept from giving up (P-46). The least that programs set as a
@@ -237,7 +237,7 @@ impl BindingLayer {
             update.tries = 0;
             base.set_timer_earlier(Timer::Update(id), now);
         }
-        if peer.flow.waiting.said.is_none_or(|said| said + HURRY <= now) {
+        if !peer.flow.waiting.has_said_within(now, HURRY) {
             self.flow.send_paused_soon(now, id, base);
         }
     }

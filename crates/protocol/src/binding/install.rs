@@ -15,8 +15,8 @@ use crate::binding::BindingLayer;
 use crate::binding::absence::VANISHED;
 use crate::binding::peers::CarrierProbe;
 use crate::flow::introduction::Proven;
+use crate::flow::known::{Flow, Origin, Stage};
 use crate::flow::pairing::Claimed;
-use crate::flow::{Flow, Origin, Stage};
 
 impl BindingLayer {
     /// The end of a flow that moved finds out how it goes.

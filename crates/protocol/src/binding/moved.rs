@@ -21,7 +21,7 @@ use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::peers::BoundRef;
 use crate::binding::transfer::{Adopt, Around, Lead};
-use crate::flow::{Flow, Origin, Stage};
+use crate::flow::known::{Flow, Origin, Stage};
 
 /// On a host with no more flows than these, senders are woken each time that some are led elsewhere.
 const WOKEN_AT_ONCE: usize = 100;

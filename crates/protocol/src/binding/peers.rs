@@ -297,7 +297,7 @@ where
             silent: self.flow.away == Some(Away::Silent { held: true }),
             life: self.binding.life,
             memory: self.binding.memory,
-            waiting: (self.flow.waiting.sent, self.flow.waiting.seen),
+            waiting: self.flow.waiting.numbers(),
             observed: self.path.observed(),
             known_places: self.binding.known_places.clone(),
             own_places: self.binding.own_places.iter().map(|(number, address)| (*number, *address)).collect(),

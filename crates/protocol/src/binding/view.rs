@@ -7,7 +7,7 @@ use whimbrel_wire::FlowTuple;
 use crate::base::event::Carried;
 use crate::base::op::{Carrier, PeerId};
 use crate::binding::BindingLayer;
-use crate::flow::Flow;
+use crate::flow::known::Flow;
 
 impl BindingLayer {
     /// Introduced flows whose sockets are gone and that are still known, and how many of them are moved, of each peer.

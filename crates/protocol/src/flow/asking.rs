@@ -9,8 +9,9 @@ use crate::Time;
 use crate::base::Base;
 use crate::base::op::{FlowEntry, FlowOp, PeerId};
 use crate::base::timer::Timer;
+use crate::flow::FlowLayer;
+use crate::flow::known::{Flow, Stage};
 use crate::flow::policy::Ruled;
-use crate::flow::{Flow, FlowLayer, Stage};
 use crate::session::contact::Contact;
 
 /// How often an owner asks the far end to introduce a flow.

@@ -14,9 +14,10 @@ use crate::base::op::{ASTRAY, FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, Peer
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
+use crate::flow::FlowLayer;
+use crate::flow::known::{Flow, Origin, Responding, Stage};
 use crate::flow::peers::FlowPeer;
 use crate::flow::policy::Ruled;
-use crate::flow::{Flow, FlowLayer, Origin, Responding, Stage};
 
 /// How long a host looks for introductions after it was asked to.
 const LISTEN: Duration = Duration::from_secs(15);

@@ -13,7 +13,8 @@ use crate::base::output::Asked;
 use crate::base::pace::IDLE;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
-use crate::flow::{FlowLayer, Stage};
+use crate::flow::FlowLayer;
+use crate::flow::known::Stage;
 
 /// Flows that ended are told together: so much later at the most, and no more of them waiting.
 pub(crate) const CLOSED_PAUSE: Duration = Duration::from_millis(100);

@@ -5,12 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::Time;
-use crate::base::Base;
 use crate::base::bucket::Bucket;
-use crate::base::op::{BindingOp, PeerId};
-use crate::base::output::Asked;
-use crate::base::timer::Timer;
-use crate::flow::FlowLayer;
+use crate::base::op::PeerId;
 
 /// Moves of a peer that are followed in a row, and when there is another.
 const MOVES: f64 = 20.0;
@@ -77,63 +73,38 @@ impl Looks {
         FINDS_PAUSE.mul_f64(looks)
     }
 
-    /// Takes those whose turn it is.
-    fn take_to_find(&mut self) -> Vec<PeerId> {
+    /// The senders of a peer are to be woken. `lost`: all that they had in flight is lost.
+    pub(super) fn want_wake(&mut self, id: PeerId, lost: bool) {
+        *self.to_wake.entry(id).or_default() |= lost;
+    }
+
+    /// Takes those whose senders are to be woken, or until when they wait.
+    pub(super) fn take_to_wake(&mut self, now: Time) -> Result<BTreeMap<PeerId, bool>, Time> {
+        if self.to_wake.is_empty() || self.wakes.take(now) {
+            return Ok(std::mem::take(&mut self.to_wake));
+        }
+        Err(now + WAKES_PAUSE)
+    }
+
+    /// Connections are to be looked for of a peer. `known`: that there are flows with.
+    pub(super) fn want_find(&mut self, id: PeerId, known: bool) {
+        if !self.known.contains(&id) && !self.strangers.contains(&id) {
+            if known { &mut self.known } else { &mut self.strangers }.push_back(id);
+        }
+    }
+
+    /// Takes those whose turn it is to be looked for, or until when they wait.
+    pub(super) fn take_to_find(&mut self, now: Time) -> Result<Vec<PeerId>, Time> {
+        if self.known.is_empty() && self.strangers.is_empty() {
+            return Ok(Vec::new());
+        }
+        if !self.finds.take(now) {
+            return Err(now + FINDS_PAUSE);
+        }
         let room = FOUND_AT_ONCE - FOR_STRANGERS.min(self.strangers.len());
         let mut turn: Vec<PeerId> = self.known.drain(..room.min(self.known.len())).collect();
         let room = FOUND_AT_ONCE - turn.len();
         turn.extend(self.strangers.drain(..room.min(self.strangers.len())));
-        turn
-    }
-}
-
-impl FlowLayer {
-    /// Something that a peer has said lets its flows go on: their senders are woken, at once where that is not asked
-    /// too often.
-    pub(crate) fn wake_senders(&mut self, now: Time, id: PeerId, lost: bool, base: &mut Base) {
-        *self.looks.to_wake.entry(id).or_default() |= lost;
-        self.search_for_senders(now, base);
-    }
-
-    /// The sockets of a peer are to be looked for, with its claims or this host's own.
-    pub(crate) fn search_for(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let known = peer!(self, &id).is_some_and(|peer| !peer.flow.flows.is_empty());
-        let looks = &mut self.looks;
-        if looks.known.contains(&id) || looks.strangers.contains(&id) {
-            return;
-        }
-        if known { &mut looks.known } else { &mut looks.strangers }.push_back(id);
-        self.search_for_connections(now, base);
-    }
-
-    /// There may be looks again.
-    pub(crate) fn continue_looks(&mut self, now: Time, base: &mut Base) {
-        self.search_for_senders(now, base);
-        self.search_for_connections(now, base);
-    }
-
-    fn search_for_senders(&mut self, now: Time, base: &mut Base) {
-        if self.looks.to_wake.is_empty() {
-            return;
-        }
-        if !self.looks.wakes.take(now) {
-            return base.set_timer_earlier(Timer::Looks, now + WAKES_PAUSE);
-        }
-        for (peer, lost) in std::mem::take(&mut self.looks.to_wake) {
-            base.ask(BindingOp::Kick { peer, lost }, Asked::Effect("waking senders"));
-        }
-    }
-
-    fn search_for_connections(&mut self, now: Time, base: &mut Base) {
-        if self.looks.known.is_empty() && self.looks.strangers.is_empty() {
-            return;
-        }
-        if !self.looks.finds.take(now) {
-            return base.set_timer_earlier(Timer::Looks, now + FINDS_PAUSE);
-        }
-        for id in self.looks.take_to_find() {
-            self.find_sockets_of(id, base);
-        }
-        self.search_for_connections(now, base);
+        Ok(turn)
     }
 }

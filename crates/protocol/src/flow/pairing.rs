@@ -14,17 +14,12 @@ use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, PeerId, Plac
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
-use crate::flow::introduction::{DECLINED, Proven, TRIES};
+use crate::flow::FlowLayer;
+use crate::flow::introduction::{DECLINED, Proven, TRIES, UNMARKED};
+use crate::flow::known::{Origin, Stage};
+use crate::flow::pairings::PAUSE;
 use crate::flow::policy::Ruled;
-use crate::flow::{FlowLayer, Origin, Stage};
 
-/// Claims of a peer that wait for a look at the sockets; what is beyond is told to come again.
-const CLAIMS: usize = 256;
-/// Time between two such looks (P-52).
-const PAUSE: Duration = Duration::from_millis(50);
-/// Claims that fit no connection which a peer may make in [`MISSES_FOR`] (P-52).
-const MISSES: u32 = 64;
-const MISSES_FOR: Duration = Duration::from_secs(600);
 /// Connections with a peer that one look makes proofs of (P-52): a few milliseconds' worth. Where there are more,
 /// others have their turn in the next look.
 const CANDIDATES: usize = 4096;
@@ -33,20 +28,6 @@ const OWN_SHARE: u32 = 4;
 /// Why a flow stays where it is.
 const STRIPPED: &str =
     "TCP options are stripped on the way, and its sequence numbers fit no connection at the other end";
-
-/// Pairings with one peer that are not finished.
-#[derive(Debug, Default)]
-pub(crate) struct Pairings {
-    /// The sockets are being looked for.
-    asked: bool,
-    /// No other look before that.
-    again: Option<Time>,
-    /// What the peer claims, with the session that it said so in.
-    pub(crate) claims: Vec<(u32, Pairing)>,
-    /// Claims that fitted nothing, and until when they are counted.
-    misses: u32,
-    counted_until: Option<Time>,
-}
 
 /// A connection whose numbers a proof fits, with the numbers as the introducer has them.
 type Fit = (FlowTuple, (u32, u32));
@@ -141,7 +122,7 @@ impl FlowLayer {
             self.introduce_again(now, &flow, base);
         }
         for flow in over {
-            self.fail_introduction(now, &flow, crate::flow::introduction::UNMARKED, base);
+            self.fail_introduction(now, &flow, UNMARKED, base);
         }
         if unknown {
             self.find_sockets(now, id, base);
@@ -150,26 +131,20 @@ impl FlowLayer {
 
     fn find_sockets(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
-        let pairings = &mut peer.flow.introductions.pairings;
-        if pairings.asked {
-            return;
+        match peer.flow.introductions.pairings.next_look(now) {
+            Some(again) if again > now => base.set_timer_earlier(Timer::Pairings(id), again),
+            Some(_) => self.search_for(now, id, base),
+            None => {}
         }
-        if let Some(again) = pairings.again.filter(|again| *again > now) {
-            base.set_timer_earlier(Timer::Pairings(id), again);
-            return;
-        }
-        pairings.again = Some(now + PAUSE);
-        self.search_for(now, id, base);
     }
 
     /// It is the turn of a peer's.
     pub(crate) fn find_sockets_of(&mut self, id: PeerId, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
-        if std::mem::replace(&mut peer.flow.introductions.pairings.asked, true) {
-            return;
+        if peer.flow.introductions.pairings.begin_look() {
+            let remote = peer.path.remote().ip();
+            base.ask(FlowOp::FindSockets { peer: id, remote }, Asked::FindSockets(id));
         }
-        let remote = peer.path.remote().ip();
-        base.ask(FlowOp::FindSockets { peer: id, remote }, Asked::FindSockets(id));
     }
 
     /// It is time to look at the sockets again.
@@ -178,7 +153,7 @@ impl FlowLayer {
         let ours = |flow: &FlowTuple| {
             matches!(self.flows.get(flow).map(|known| &known.stage), Some(Stage::Pairing { numbers: None, .. }))
         };
-        if !peer.flow.introductions.pairings.claims.is_empty() || peer.flow.introductions.begun.iter().any(ours) {
+        if peer.flow.introductions.pairings.waiting() > 0 || peer.flow.introductions.begun.iter().any(ours) {
             self.find_sockets(now, id, base);
         }
     }
@@ -186,8 +161,7 @@ impl FlowLayer {
     /// The sockets could not be looked at: claims are answered so that they are made again.
     pub(crate) fn on_not_found(&mut self, _now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
-        peer.flow.introductions.pairings.asked = false;
-        let claims = std::mem::take(&mut peer.flow.introductions.pairings.claims);
+        let claims = peer.flow.introductions.pairings.end_look();
         let busy: Vec<Message> = claims.iter().map(|(_, claim)| answer(claim, IntroductionRefusal::Busy)).collect();
         self.path.send(id, &busy, base);
     }
@@ -202,8 +176,7 @@ impl FlowLayer {
         base: &mut Base,
     ) -> Option<Claims> {
         let peer = peer_mut!(self, &id)?;
-        peer.flow.introductions.pairings.asked = false;
-        let claims = std::mem::take(&mut peer.flow.introductions.pairings.claims);
+        let claims = peer.flow.introductions.pairings.end_look();
         let remote = peer.path.remote().ip();
         // P-51: also where the peer has moved since they were asked for.
         let fitting = |socket: &&SocketNumbers| {
@@ -248,7 +221,10 @@ impl FlowLayer {
             Some(&[(flow, numbers)]) => self.accept_pairing(id, index, &claim, flow, numbers, base),
             _ if index != claims.session || !claims.all => refuse(&claim, IntroductionRefusal::Busy),
             _ => {
-                self.count_miss(now, id, base);
+                if self.peers.get_mut(&id).is_some_and(|peer| peer.introductions.pairings.count_miss(now)) {
+                    let reason = "it claims connections by numbers that are not theirs";
+                    base.event(Event::Refused { peer: id, reason });
+                }
                 refuse(&claim, IntroductionRefusal::Refused)
             }
         })
@@ -258,17 +234,13 @@ impl FlowLayer {
     fn charge_proofs(&mut self, now: Time, id: PeerId, proofs: usize) {
         let cost = self.looks.charge_proofs(proofs);
         if let Some(peer) = peer_mut!(self, &id) {
-            let again = now + (cost * OWN_SHARE).max(PAUSE);
-            peer.flow.introductions.pairings.again = peer.flow.introductions.pairings.again.max(Some(again));
+            peer.flow.introductions.pairings.put_off(now + (cost * OWN_SHARE).max(PAUSE));
         }
     }
 
     /// Whether a peer has claimed too many connections that fit nothing (P-52).
     fn has_missed_too_often(&self, now: Time, id: PeerId) -> bool {
-        peer!(self, &id).is_some_and(|peer| {
-            let pairings = &peer.flow.introductions.pairings;
-            pairings.misses >= MISSES && pairings.counted_until.is_some_and(|until| until > now)
-        })
+        self.peers.get(&id).is_some_and(|peer| peer.introductions.pairings.has_missed_too_often(now))
     }
 
     /// The proofs that the peer can make of these sockets' numbers. Who opened a connection has its own initial number,
@@ -293,19 +265,6 @@ impl FlowLayer {
         proofs
     }
 
-    fn count_miss(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = peer_mut!(self, &id) else { return };
-        let pairings = &mut peer.flow.introductions.pairings;
-        if pairings.counted_until.is_none_or(|until| until <= now) {
-            pairings.counted_until = Some(now + MISSES_FOR);
-            pairings.misses = 0;
-        }
-        pairings.misses += 1;
-        if pairings.misses == MISSES {
-            base.event(Event::Refused { peer: id, reason: "it claims connections by numbers that are not theirs" });
-        }
-    }
-
     /// The peer names a flow of its own by numbers. It is looked for; an answer at once is a refusal.
     pub(crate) fn handle_pairing(
         &mut self,
@@ -319,12 +278,9 @@ impl FlowLayer {
         if claim.tuple.transport != Transport::Tcp || self.has_missed_too_often(now, id) {
             return Some(answer(claim, IntroductionRefusal::Refused));
         }
-        let pairings = &mut self.peers.get_mut(&id)?.introductions.pairings;
-        pairings.claims.retain(|(_, waiting)| waiting.introducer_nonce != claim.introducer_nonce);
-        if pairings.claims.len() >= CLAIMS {
+        if !self.peers.get_mut(&id)?.introductions.pairings.add(index, *claim) {
             return Some(answer(claim, IntroductionRefusal::Busy));
         }
-        pairings.claims.push((index, *claim));
         self.find_sockets(now, id, base);
         None
     }

@@ -7,15 +7,14 @@ use std::ops::{Deref, DerefMut};
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
-use crate::base::op::{FlowEntry, LocalEnd, NOWHERE, PeerId, Places, SavedPeer};
-use crate::flow::pairing::Pairings;
-use crate::flow::pause::Paused;
+use crate::base::op::{FlowEntry, LocalEnd, NOWHERE, Places, SavedPeer, Waits};
+use crate::flow::known::Responding;
+use crate::flow::pairings::Pairings;
+use crate::flow::paused::Paused;
 use crate::flow::ports::Ports;
 use crate::flow::stall::Stalls;
-use crate::flow::{FlowLayer, Responding};
 use crate::path::paths::Paths;
 use crate::session::peer::Peer;
-use crate::session::pins::Held;
 
 /// Introductions with one peer that are not finished.
 #[derive(Debug, Default)]
@@ -112,7 +111,7 @@ impl FlowPeer {
                 *self.remote_addresses.entry(flow.remote.ip()).or_default() += 1;
             }
             self.wire_ports.insert((entry.wire_local_port, entry.wire_remote_port));
-            self.waiting.flows += usize::from(entry.waits.any());
+            self.waiting.count(Waits::default(), entry.waits);
         }
     }
 
@@ -144,7 +143,7 @@ impl FlowPeer {
         if self.named.get(&entry.name) == Some(flow) {
             self.named.remove(&entry.name);
         }
-        self.waiting.untold.remove(&entry.name);
+        self.waiting.forget(entry.name);
         if self.flows.remove(flow) {
             if matches!(entry.end, LocalEnd::Here | LocalEnd::Passing) {
                 release(&mut self.homes, (entry.home, flow.local.ip()));
@@ -156,7 +155,7 @@ impl FlowPeer {
                 release(&mut self.remote_addresses, flow.remote.ip());
             }
             self.wire_ports.remove(&(entry.wire_local_port, entry.wire_remote_port));
-            self.waiting.flows -= usize::from(entry.waits.any());
+            self.waiting.count(entry.waits, Waits::default());
         }
     }
 
@@ -165,7 +164,7 @@ impl FlowPeer {
         let under_way = &self.introductions;
         let introductions = under_way.queue.len() + under_way.active.len() + under_way.responding.len();
         let introductions = introductions + under_way.refused.len() + under_way.closed.len();
-        let introductions = introductions + under_way.pairings.claims.len();
+        let introductions = introductions + under_way.pairings.waiting();
         let absence = self.waiting.entries() + self.stalls.entries();
         let addresses = self.local_addresses.len() + self.remote_addresses.len();
         let flows = self.flows.len() + self.homes.len() + self.wire_ports.len() + self.named.len();
@@ -215,36 +214,6 @@ macro_rules! peer_mut {
             _ => None,
         }
     };
-}
-
-impl FlowLayer {
-    /// A peer is known from now on, or is already.
-    pub(crate) fn know(&mut self, id: PeerId, remote: SocketAddr) {
-        self.path.know(id, remote);
-        self.peers.entry(id).or_default();
-    }
-
-    /// Takes over what a daemon before this one knew of a peer.
-    pub(crate) fn restore(&mut self, saved: &SavedPeer) {
-        self.path.restore(saved);
-        self.peers.insert(saved.id, FlowPeer::restored(saved));
-    }
-
-    /// What a peer's session is for.
-    pub(crate) fn held(&self, id: PeerId) -> Held {
-        let of = |peer: &FlowPeer| Held {
-            flows: !peer.flows.is_empty(),
-            introductions: !peer.introductions.active.is_empty(),
-            away: peer.away.is_some(),
-            updating: false,
-        };
-        self.peers.get(&id).map_or(Held::default(), of)
-    }
-
-    /// All peers, by number, with their flows.
-    pub(crate) fn each(&self) -> impl Iterator<Item = PeerRef<'_>> {
-        self.path.session.peers.keys().filter_map(|id| peer!(self, id))
-    }
 }
 
 fn release<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {

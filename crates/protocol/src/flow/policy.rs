@@ -1,48 +1,17 @@
 //! What the caller's policy says of single flows: those that are left alone are not introduced, by neither end (P-59).
 
-use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::base::Base;
 use crate::base::event::Event;
-use crate::base::op::{FlowEntry, FlowOp, Manner, PeerId};
+use crate::base::op::{FlowEntry, FlowOp, PeerId};
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
-use crate::flow::{FlowLayer, Stage};
+use crate::flow::FlowLayer;
+use crate::flow::known::{Flow, Stage};
+use crate::flow::verdict::Verdict;
 use crate::session::contact::Contact;
-
-/// What is wanted for a flow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rule {
-    /// It is left alone, by the caller's rule of this number, which means nothing here.
-    pub excluded_by: Option<u32>,
-    /// How it is treated otherwise.
-    pub manner: Manner,
-}
-
-/// What is wanted for a flow, whoever turns out to be at its other end.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
-    /// Where that is a peer of one of these keys.
-    pub for_keys: Vec<(PublicKey, Rule)>,
-    /// Where it is anybody else, or not known.
-    pub otherwise: Rule,
-}
-
-impl Verdict {
-    /// What is wanted for it with the peer of this key.
-    #[must_use]
-    pub fn with(&self, key: &PublicKey) -> Rule {
-        self.for_keys.iter().find(|(named, _)| named == key).map_or(self.otherwise, |(_, rule)| *rule)
-    }
-
-    /// The rule that leaves it alone, whoever is at the other end.
-    fn excluded_by(&self) -> Option<u32> {
-        let all = self.for_keys.iter().all(|(_, rule)| rule.excluded_by.is_some());
-        self.otherwise.excluded_by.filter(|_| all)
-    }
-}
 
 /// What is known of a flow's ruling with one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,30 +89,7 @@ impl FlowLayer {
     pub(crate) fn exclude_flow(&mut self, flow: &FlowTuple, rule: u32) {
         let Some(known) = self.flows.get_mut(flow) else { return };
         let before = std::mem::replace(&mut known.stage, Stage::Excluded(rule));
-        let unchanged = crate::flow::Flow { stage: before, ..known.clone() };
+        let unchanged = Flow { stage: before, ..known.clone() };
         self.abandon_introduction(flow, &unchanged);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_flow_is_left_alone_whoever_is_there_only_if_no_key_is_excepted() {
-        let (one, other) = (PublicKey::from([1; 32]), PublicKey::from([2; 32]));
-        let left_alone = Rule { excluded_by: Some(7), manner: Manner::default() };
-        let verdict = Verdict { for_keys: vec![(one, Rule::default())], otherwise: left_alone };
-        assert_eq!(
-            (verdict.excluded_by(), verdict.with(&one), verdict.with(&other)),
-            (None, Rule::default(), left_alone)
-        );
-        let verdict = Verdict {
-            for_keys: vec![(one, Rule { excluded_by: Some(3), manner: Manner::default() })],
-            otherwise: left_alone,
-        };
-        assert_eq!(verdict.excluded_by(), Some(7));
-        let verdict = Verdict { for_keys: vec![(one, left_alone)], otherwise: Rule::default() };
-        assert_eq!(verdict.excluded_by(), None);
     }
 }

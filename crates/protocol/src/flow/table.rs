@@ -10,8 +10,8 @@ use whimbrel_wire::FlowTuple;
 use crate::Time;
 use crate::base::config::Config;
 use crate::base::random::Random;
+use crate::flow::known::{Flow, Stage};
 use crate::flow::ports::Ports;
-use crate::flow::{Flow, Stage};
 
 /// Age at which a connection is introduced (P-15): short ones are left alone.
 pub(crate) const MATURE: Duration = Duration::from_secs(1);
@@ -234,7 +234,7 @@ fn take_due(queue: &mut VecDeque<(Time, FlowTuple)>, now: Time) -> Option<FlowTu
 mod tests {
     use super::*;
     use crate::base::op::{FlowEntry, LocalEnd, Manner, PeerId, Places, Waits};
-    use crate::flow::Origin;
+    use crate::flow::known::Origin;
 
     fn flow(port: u16) -> FlowTuple {
         let (local, remote) = (([192, 0, 2, 1], port).into(), ([198, 51, 100, 1], 80).into());

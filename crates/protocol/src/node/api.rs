@@ -11,7 +11,7 @@ use crate::Time;
 use crate::base::attachments::Routes;
 use crate::base::op::{FlowEntry, PeerId, SavedCommunity};
 use crate::binding::chain::{ChainTooLong, ChainView};
-use crate::flow::policy::Verdict;
+use crate::flow::verdict::Verdict;
 use crate::node::Node;
 use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
 use crate::role::rendezvous::client::RendezvousView;
@@ -295,7 +295,7 @@ impl Node {
     /// Hosts that are registered here as wanting to be met, and pairs of them that could meet now.
     #[must_use]
     pub fn meetings(&self) -> (usize, usize) {
-        self.roles.rendezvous.rendezvous_server()
+        self.roles.rendezvous.meetings()
     }
 
     /// What is known of whether an address runs Whimbrel.

@@ -14,7 +14,7 @@ use crate::base::op::relocation::{
     Dependents, Found, Gift, NotGiven, Rented, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy,
 };
 use crate::binding::transfer::{Around, Below};
-use crate::flow::Flow;
+use crate::flow::known::Flow;
 use crate::node::Node;
 use crate::role::Role;
 use crate::role::anchor::Anchor;

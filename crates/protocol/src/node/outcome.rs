@@ -11,8 +11,8 @@ use crate::base::op::{FlowOp, LocalEnd, PeerId, TunnelOp};
 use crate::base::output::{Asked, MoveAsked, OpDone, OpFailed, OpId, State};
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
+use crate::flow::known::{Flow, Origin, Stage};
 use crate::flow::life::CLOSED_PAUSE;
-use crate::flow::{Flow, Origin, Stage};
 use crate::node::Node;
 
 /// Pause before failed ops are asked for again, at first and at the longest.

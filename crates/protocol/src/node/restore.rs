@@ -8,7 +8,7 @@ use crate::base::output::Asked;
 use crate::base::pace::{IDLE, LOOK_PAUSE};
 use crate::base::timer::Timer;
 use crate::binding::absence::VANISHED;
-use crate::flow::Flow;
+use crate::flow::known::Flow;
 use crate::node::Node;
 
 impl Node {

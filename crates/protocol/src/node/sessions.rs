@@ -10,11 +10,12 @@ use crate::base::event::Event;
 use crate::base::op::PeerId;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
-use crate::flow::Stage;
+use crate::flow::known::Stage;
 use crate::flow::peers::PeerRef;
 use crate::node::Node;
+use crate::session::contact::asking::Reach;
 use crate::session::contact::handshake::{Ended, Verdict};
-use crate::session::contact::{CONFIRMED_WITHIN, Contact, INITIATION, Reach};
+use crate::session::contact::{CONFIRMED_WITHIN, Contact, INITIATION};
 use crate::session::peer::Peer;
 use crate::session::pins::{Held, Pin};
 

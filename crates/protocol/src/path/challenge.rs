@@ -4,14 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_wire::message::Message;
-
 use crate::Time;
-use crate::base::Base;
-use crate::base::arrival::Arrival;
-use crate::base::op::PeerId;
-use crate::base::timer::Timer;
-use crate::path::PathLayer;
 
 /// Unanswered challenges after which a candidate place is given up.
 const CHALLENGES: u32 = 10;
@@ -147,52 +140,29 @@ impl Path {
         let before = std::mem::replace(&mut self.claim, Claim::Doubted(awaited));
         matches!(before, Claim::Awaited(_))
     }
-}
 
-impl PathLayer {
-    /// Something authentic came from an endpoint that is not confirmed: as much more may go there (P-18), and one that
-    /// was given up is challenged again.
-    pub(crate) fn hear_candidate(&mut self, now: Time, id: PeerId, arrival: &Arrival, base: &mut Base) {
-        let Some(paths) = self.peers.get_mut(&id) else { return };
-        paths.on_kept_heard(arrival);
-        let Some(candidate) = paths.candidate.as_mut().filter(|path| path.remote == arrival.source) else { return };
-        candidate.hear(arrival.length);
-        if candidate.tries > CHALLENGES {
-            candidate.tries = 0;
-            base.set_timer(Timer::Challenge(id), now);
+    /// Something authentic came from there. Tells whether it was given up, and is challenged again.
+    pub(super) fn hear_again(&mut self, received: usize) -> bool {
+        self.hear(received);
+        let given_up = self.tries > CHALLENGES;
+        if given_up {
+            self.tries = 0;
+        }
+        given_up
+    }
+
+    /// What is said of the place that it stands for, where another mapping takes its place. One that was given up does
+    /// not count.
+    pub(super) fn claim_of_place(&self) -> Claim {
+        match self.claim {
+            Claim::Doubted(awaited) if self.tries <= CHALLENGES => Claim::Awaited(awaited),
+            claim if self.tries <= CHALLENGES || self.is_announced() => claim,
+            _ => Claim::Mapping,
         }
     }
 
-    /// P-26: the peer's NAT gave it another mapping. `answered`: bytes of messages that went there already.
-    pub(crate) fn notice_rebinding(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        arrival: &Arrival,
-        answered: usize,
-        mapped: bool,
-        base: &mut Base,
-    ) {
-        let token = base.random().u64();
-        let Some(paths) = self.peers.get_mut(&id) else { return };
-        let known = arrival.source == paths.remote || paths.challenge_to(arrival.source).is_some();
-        let known = known || paths.is_told(now, arrival.source);
-        if !arrival.is_newest || known || !mapped {
-            return;
-        }
-        // Where the place itself is not confirmed yet, the other mapping takes its place; one that was given up does
-        // not count.
-        let before = paths.candidate.take().filter(|before| before.tries <= CHALLENGES || before.is_announced());
-        let claim = match before.map_or(Claim::Mapping, |before| before.claim) {
-            Claim::Doubted(awaited) => Claim::Awaited(awaited),
-            claim => claim,
-        };
-        let mut candidate = Path::new(arrival.source, token, now, arrival.length, claim);
-        let spent = answered + if answered > 0 { whimbrel_handshake::CONTROL_OVERHEAD } else { 0 };
-        candidate.control = candidate.control.saturating_sub(spent as u64);
-        paths.expect(candidate);
-        let again = paths.repeat_after(1);
-        base.set_timer(Timer::Challenge(id), now + again);
-        self.send_to(id, arrival.destination, arrival.source, &[Message::PathChallenge { token }], base);
+    /// So many bytes of control have gone there already.
+    pub(super) fn charge(&mut self, spent: usize) {
+        self.control = self.control.saturating_sub(spent as u64);
     }
 }

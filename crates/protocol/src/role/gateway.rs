@@ -15,7 +15,7 @@ use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId};
 use crate::base::output::Asked;
 use crate::base::timer::Timers;
 use crate::flow::introduction::is_introducers;
-use crate::flow::{Flow, Stage};
+use crate::flow::known::{Flow, Stage};
 use crate::role::gateway::opened::OpenedBehind;
 use crate::role::{At, Came, Role};
 

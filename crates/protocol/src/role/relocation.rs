@@ -23,8 +23,6 @@ mod load;
 pub mod process;
 mod tickets;
 
-use std::time::Duration;
-
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::{LoadStanding, MoveName, Record};
@@ -46,14 +44,6 @@ use holder::{Claim, Holder};
 pub use listening::{Retired, Retiring, Settling};
 use load::Loads;
 use tickets::Tickets;
-
-/// How fast snapshots may be taken to be sent, at the least, in bytes a second.
-const RATE: u64 = 256 * 1024;
-
-/// How long so many bytes of snapshots may take.
-fn takes(bytes: u64) -> Duration {
-    Duration::from_secs(bytes / RATE)
-}
 
 /// All moves that a host takes part in.
 #[derive(Debug)]

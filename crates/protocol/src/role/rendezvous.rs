@@ -21,7 +21,7 @@ pub(crate) mod server;
 #[derive(Default)]
 pub(crate) struct RendezvousRole {
     client: Rendezvous,
-    rendezvous_server: RendezvousServer,
+    server: RendezvousServer,
     neighbour_proxies: NeighbourProxies,
     timers: Timers<Due>,
 }
@@ -31,8 +31,6 @@ pub(crate) struct RendezvousRole {
 enum Due {
     /// Tell a rendezvous again whom this host is to be met by.
     Registration(PeerId),
-    /// Tell a host again where those are that it is to meet.
-    Whereabouts(PeerId),
     /// Send again to where a rendezvous says that a peer is.
     Found(PeerId),
     /// Ask a rendezvous again to stand in for addresses that this host has left.
@@ -63,7 +61,7 @@ impl Role for RendezvousRole {
         let Came { from, arrival, answers } = came;
         match message {
             Message::Register { number, change, tags } => {
-                answers.extend(self.handle_registration(from, number, change, &tags, at));
+                answers.extend(self.server.handle_registration(from, number, change, &tags, at));
             }
             Message::Registered { number, status, newest } => {
                 self.handle_registered(from, number, status, newest, at);
@@ -71,7 +69,7 @@ impl Role for RendezvousRole {
             Message::Whereabouts { number, found } => {
                 answers.extend(self.handle_whereabouts(from, number, &found, at));
             }
-            Message::WhereaboutsSeen { number } => self.handle_whereabouts_seen(from, number, at),
+            Message::WhereaboutsSeen { number } => self.server.handle_whereabouts_seen(from, number, at),
             Message::NeighbourProxy { addresses } => {
                 answers.extend(self.handle_neighbour_proxy(from, arrival, &addresses, at));
             }
@@ -96,37 +94,48 @@ impl Role for RendezvousRole {
             Signal::Answered(id) => self.end_neighbour_proxy(*id, at),
             Signal::SessionUp(id) => {
                 self.register_anew(*id, at);
-                self.record_endpoint(*id, at);
+                self.server.record_endpoint(*id, at);
             }
             _ => {}
         }
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        self.timers.next()
+        self.timers.next().into_iter().chain(self.server.poll_timeout()).min()
     }
 
     fn handle_timeout(&mut self, at: &mut At<'_>) {
         match self.timers.take_due(at.now) {
             Some(Due::Registration(id)) => self.register(id, at),
-            Some(Due::Whereabouts(id)) => self.send_whereabouts(id, at),
             Some(Due::Found(id)) => self.try_found(id, at),
             Some(Due::NeighbourProxy(id)) => self.ask_neighbour_proxy(id, at),
             Some(Due::Rendezvous) => self.search_for_rendezvous(at),
-            None => {}
+            None => self.server.handle_timeout(at),
         }
     }
 
     fn forget_peer(&mut self, id: PeerId, key: PublicKey, at: &mut At<'_>) {
         self.leave_rendezvous(id, at);
-        self.leave_rendezvous_server(id, key, at.low);
+        self.server.forget(id, key, at.low);
         self.forget_neighbour_proxies(id, at.base);
-        for timer in [Due::Registration(id), Due::Whereabouts(id), Due::Found(id), Due::NeighbourProxy(id)] {
+        for timer in [Due::Registration(id), Due::Found(id), Due::NeighbourProxy(id)] {
             self.timers.stop(timer);
         }
     }
 
     fn entries(&self) -> usize {
-        self.client.entries() + self.rendezvous_server.entries() + self.neighbour_proxies.entries()
+        self.client.entries() + self.server.entries() + self.neighbour_proxies.entries()
+    }
+}
+
+impl RendezvousRole {
+    /// Something came from a peer: its confirmed endpoint may be another than before.
+    pub(crate) fn record_endpoint(&mut self, id: PeerId, at: &mut At<'_>) {
+        self.server.record_endpoint(id, at);
+    }
+
+    /// See [`Node::meetings`](crate::Node::meetings).
+    pub(crate) fn meetings(&self) -> (usize, usize) {
+        self.server.meetings()
     }
 }

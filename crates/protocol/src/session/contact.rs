@@ -4,53 +4,29 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_handshake::{Contact as Knowledge, CookieChecker, PublicKey};
+use whimbrel_handshake::{CookieChecker, Initiator, PublicKey};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::datagram::Kind;
 
 use crate::Time;
-use crate::base::Base;
 use crate::base::bucket::Bucket;
-use crate::base::config::{Config, Trust};
-use crate::base::event::Event;
+use crate::base::config::Config;
 use crate::base::op::PeerId;
 use crate::base::random::Random;
-use crate::base::timer::Timer;
-use crate::session::SessionLayer;
-use crate::session::contact::handshake::Purpose;
-use crate::session::pins::{Held, Pin, Pins, Want};
+use crate::session::pins::Pins;
 
+pub(crate) mod asking;
 pub(crate) mod handshake;
 mod hello;
-mod otherwise;
 mod questions;
 mod referred;
 mod responding;
 mod trust;
 
-use handshake::Pending;
 use questions::Questions;
 use referred::Referred;
 use responding::Responding;
 
-/// Pauses after each try (P-10).
-const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(3)];
-/// How long a question waits before it is looked again whether it may be asked.
-const TURN: Duration = Duration::from_millis(500);
-/// Silence after an address did not answer, at first and at the longest (P-10).
-const SILENCE: Duration = Duration::from_secs(600);
-const SILENCE_LONGEST: Duration = Duration::from_secs(86_400);
-/// How soon a rendezvous that did not answer is asked again, at first (P-57). Doubles, to what holds for other hosts at
-/// first.
-const UNANSWERED: Duration = Duration::from_secs(30);
-/// How long an answer to an initiation is waited for.
-const PENDING: Duration = Duration::from_secs(10);
-/// How long the peer's first datagram in a session is waited for before another handshake.
-const UNCONFIRMED: Duration = Duration::from_secs(1);
-/// Of so many handshakes with a known peer that nothing comes of, one is a first contact.
-const FRESH_EVERY: u32 = 3;
-/// Tries to reach a peer that no introduced flow depends on.
-const REACHES: u32 = 8;
 /// The first byte of an initiation (§1).
 pub(crate) const INITIATION: u8 = Kind::Initiation as u8;
 /// So many times more handshakes are answered in all than without asking for a cookie.
@@ -214,187 +190,36 @@ impl Contacts {
     pub(crate) fn is_known(&self, address: IpAddr, id: PeerId) -> bool {
         matches!(self.addresses.get(&address), Some(Contact::Known(known)) if *known == id)
     }
-}
 
-impl SessionLayer {
-    pub(crate) fn may_ask(&self, address: IpAddr, base: &Base) -> bool {
-        let pinned = base.config().trust == Trust::Pinned;
-        base.config().ask.permits(address)
-            && !base.attachments().is_behind(address)
-            && (!pinned || self.contacts.known_keys.contains_key(&address))
+    /// Who has opened a flow that waits for its remote address to answer.
+    pub(crate) fn record_user(&mut self, flow: &FlowTuple, user: u32) {
+        let known = self.waiting.get_mut(&flow.remote.ip()).and_then(|flows| flows.get_mut(flow));
+        known.into_iter().for_each(|known| *known = Some(user));
     }
 
-    /// See [`Node::standing`](crate::Node::standing).
-    pub(crate) fn standing(&self, address: IpAddr, base: &Base) -> Standing {
-        match self.contacts.addresses.get(&address) {
-            Some(Contact::Known(_)) => Standing::Known,
-            Some(Contact::Asking { .. }) => Standing::Asking,
-            Some(Contact::Silent { until, .. }) => Standing::Silent { until: *until },
-            None if !self.may_ask(address, base) => Standing::Barred,
-            None => Standing::Unasked,
-        }
-    }
-
-    /// Asks once more, or gives up; or the silence about an address is over.
-    pub(crate) fn continue_contact(&mut self, now: Time, address: IpAddr, base: &mut Base) {
-        match self.contacts.addresses.get(&address).copied() {
-            Some(Contact::Asking { tries: 0, .. })
-                if !self.contacts.waiting.contains_key(&address) && !self.contacts.pins.is_wanted(address) =>
-            {
-                // Whoever wanted to know is gone before it was its turn.
-                self.contacts.addresses.remove(&address);
-            }
-            Some(Contact::Asking { tries, source }) if tries < PAUSES.len() => {
-                if !self.may_ask_now(now, address) {
-                    base.set_timer(Timer::Contact(address), now + TURN);
-                    return;
-                }
-                let known = self.contacts.known_key(&address);
-                // The last try is a first contact in any case: it finds out whether somebody else lives there now.
-                let last = tries + 1 == PAUSES.len();
-                let knowledge = match known {
-                    Some(key) if !last => Knowledge::Known(key),
-                    _ => Knowledge::First,
-                };
-                self.contacts.addresses.insert(address, Contact::Asking { tries: tries + 1, source });
-                base.set_timer(Timer::Contact(address), now + PAUSES[tries]);
-                let to = SocketAddr::new(address, base.config().port);
-                let source = source.filter(|source| base.attachments().has(source));
-                self.initiate(now, knowledge, to, source, Purpose::Address(address), base);
-            }
-            Some(Contact::Asking { .. }) => self.give_up(now, address, base),
-            Some(Contact::Silent { pause, until }) if until <= now => {
-                let waiting = self.contacts.waiting.remove(&address).unwrap_or_default();
-                let source = waiting.keys().next().map(|first| first.local.ip());
-                if source.is_none() && !self.contacts.pins.is_wanted(address) {
-                    // Remembered as long again, so that the next silence is the longer one.
-                    if until + pause <= now {
-                        self.contacts.addresses.remove(&address);
-                    } else {
-                        base.set_timer(Timer::Contact(address), until + pause);
-                    }
-                    return;
-                }
-                if !waiting.is_empty() {
-                    self.contacts.waiting.insert(address, waiting);
-                }
-                // Two tries less than at first contact.
-                self.contacts.addresses.insert(address, Contact::Asking { tries: PAUSES.len() - 1, source });
-                self.contacts.pauses.insert(address, pause);
-                self.continue_contact(now, address, base);
-            }
-            Some(Contact::Silent { until, .. }) => base.set_timer(Timer::Contact(address), until),
-            Some(Contact::Known(_)) | None => {}
-        }
-    }
-
-    /// Nobody answered at an address.
-    pub(crate) fn give_up(&mut self, now: Time, address: IpAddr, base: &mut Base) {
-        let asked_sooner = self.contacts.pins.wants(Want::Rendezvous, address);
-        let (first, longest) = if asked_sooner { (UNANSWERED, SILENCE) } else { (SILENCE, SILENCE_LONGEST) };
-        let pause = self.contacts.pauses.remove(&address).map_or(first, |last| (last * 2).min(longest));
-        self.contacts.addresses.insert(address, Contact::Silent { pause, until: now + pause });
-        base.set_timer(Timer::Contact(address), now + pause);
-        base.event(Event::NobodyThere { address, again_in: pause });
-    }
-
-    /// Begins a handshake with a peer that is known, beside whatever session is there, at an address that may be its.
-    pub(crate) fn start_handshake(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        to: SocketAddr,
-        source: Option<IpAddr>,
-        base: &mut Base,
-    ) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        let key = peer.key;
-        peer.handshakes += 1;
-        // A first contact is not refused for its timestamp, as P-9 demands where our clock was set back.
-        let knowledge =
-            if peer.handshakes.is_multiple_of(FRESH_EVERY) { Knowledge::First } else { Knowledge::Known(key) };
-        self.initiate(now, knowledge, to, source, Purpose::Peer(key), base);
-    }
-
-    /// Makes sure that there will be a session with a peer, and goes on trying.
-    ///
-    /// Nothing is hurried that goes on already: every connection to a host that stopped running Whimbrel comes by here.
-    pub(crate) fn reach_again(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = self.peers.get(&id) else { return };
-        let pause = if peer.reach_tries == 0 { Duration::ZERO } else { reach_pause(peer.reach_tries) };
-        base.set_timer_earlier(Timer::Reach(id), now + pause);
-    }
-
-    /// Whether a peer is to be tried again, by another handshake.
-    pub(crate) fn continue_reaching(&mut self, now: Time, id: PeerId, held: Held, base: &mut Base) -> Reach {
-        let Some(peer) = self.peers.get_mut(&id) else { return Reach::Unneeded };
-        let pins = &self.contacts.pins;
-        let (keeps, needed) = (pins.keeps(&peer.key) || pins.has(Pin::Sought, &peer.key), pins.needs(&peer.key));
-        // Whom nothing is heard of is looked for (P-45), and who said that it goes is not.
-        let wanted = keeps || held.flows && !held.away;
-        if peer.has_session() || held.updating || (!held.introductions && !wanted) {
-            return Reach::Unneeded;
-        }
-        peer.reach_tries += 1;
-        let tries = peer.reach_tries;
-        if !held.flows && tries > REACHES && !needed {
-            // No connection depends on it.
-            return Reach::Lost;
-        }
-        if base.is_suspended() && tries > REACHES {
-            // It is reached when this host is back.
-            return Reach::Unneeded;
-        }
-        base.set_timer(Timer::Reach(id), now + reach_pause(tries));
-        Reach::Tried(tries)
-    }
-
-    /// A peer answers at an address that was asked: the flows that wait for that.
-    pub(crate) fn find_at(&mut self, id: PeerId, address: IpAddr, base: &mut Base) -> Vec<FlowTuple> {
-        self.contacts.addresses.insert(address, Contact::Known(id));
-        if let Some(peer) = self.peers.get_mut(&id) {
-            peer.answers_at.insert(address);
-        }
-        self.contacts.pauses.remove(&address);
-        base.stop_timer(Timer::Contact(address));
-        self.contacts.take_waiting(address)
-    }
-
-    /// Until the peer has shown that it has the keys too, the last message of the handshake may have been lost.
-    pub(crate) fn await_confirmation(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        base.sweep_later(now);
-        if self.peers.get(&id).is_some_and(|peer| !peer.has_session()) {
-            base.set_timer(Timer::Reach(id), now + UNCONFIRMED);
-        }
-        self.renew_later(now, id, base);
-    }
-
-    /// Nothing is known of an address any more: it is asked as if for the first time.
-    pub(crate) fn forget_contact(&mut self, address: IpAddr, base: &mut Base) {
-        self.contacts.addresses.remove(&address);
-        self.contacts.pauses.remove(&address);
-        base.stop_timer(Timer::Contact(address));
-    }
-
-    /// Drops what nobody answered. Tells whether more is under way.
-    pub(crate) fn sweep_contacts(&mut self, now: Time) -> bool {
-        self.contacts.pending.retain(|_, pending| pending.started + PENDING > now);
-        self.contacts.responding.forget_older(PENDING, now);
-        !self.contacts.pending.is_empty() || !self.contacts.responding.is_empty()
+    /// Takes one question to a host of those that may be asked a second (P-10).
+    pub(crate) fn may_ask_another(&mut self, now: Time) -> bool {
+        self.questions.take(now, None)
     }
 }
 
-/// The pause after this many tries to reach a peer again.
-fn reach_pause(tries: u32) -> Duration {
-    (Duration::from_millis(500) * 2u32.pow(tries.min(7))).min(Duration::from_secs(60))
+/// A handshake under way that this host has begun.
+pub(super) struct Pending {
+    pub(super) initiator: Initiator,
+    pub(super) to: SocketAddr,
+    pub(super) source: Option<IpAddr>,
+    pub(super) purpose: Purpose,
+    pub(super) started: Time,
 }
 
-/// What comes of another try to reach a peer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Reach {
-    Unneeded,
-    /// It is tried so often with this time.
-    Tried(u32),
-    /// It does not answer, and nothing depends on it.
-    Lost,
+/// What a handshake is for.
+pub(super) enum Purpose {
+    /// To find out who lives at an address.
+    Address(IpAddr),
+    /// To have a new session with the peer of this key.
+    Peer(PublicKey),
+    /// To use a code there.
+    Join,
+    /// The other end knows.
+    Theirs,
 }

@@ -71,4 +71,9 @@ impl SessionLayer {
         let sessions = self.peers.get(&id).map(|peer| peer.sessions.as_slice()).unwrap_or_default();
         sessions.iter().any(|slot| slot.capabilities.contains(Capabilities::GATEWAY))
     }
+
+    /// Whether a session is kept with a peer, flows or not.
+    pub(crate) fn keeps(&self, id: PeerId) -> bool {
+        self.peers.get(&id).is_some_and(|peer| self.contacts.pins.keeps(&peer.key))
+    }
 }

@@ -6,9 +6,6 @@ use std::net::IpAddr;
 
 use whimbrel_handshake::PublicKey;
 
-use crate::base::op::PeerId;
-use crate::session::SessionLayer;
-
 /// What a session is for, as whoever stands on it says.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Held {
@@ -109,12 +106,5 @@ impl Pins {
 
     pub(crate) fn is_member(&self, key: &PublicKey) -> bool {
         self.members.contains(key)
-    }
-}
-
-impl SessionLayer {
-    /// Whether a session is kept with a peer, flows or not.
-    pub(crate) fn keeps(&self, id: PeerId) -> bool {
-        self.peers.get(&id).is_some_and(|peer| self.contacts.pins.keeps(&peer.key))
     }
 }

@@ -21,8 +21,8 @@ use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::binding::BindingLayer;
 use crate::flow::asking::NOT_FOUND;
+use crate::flow::known::{Flow, Origin, Stage};
 use crate::flow::policy::Ruled;
-use crate::flow::{Flow, Origin, Stage};
 use crate::role::{At, Came, Role};
 use crate::session::pins::Pin;
 

@@ -10,7 +10,7 @@ use whimbrel_wire::moving::{AcceptorStanding, MoveName, OF_A_PROCESS, Record, Re
 use whimbrel_wire::snapshot::MAX_LEN;
 
 use super::entrusted::is_told_of;
-use super::takes;
+use super::load::takes;
 use crate::Time;
 use crate::base::deadlines::Deadlines;
 use crate::base::event::relocation::MoveEvent;

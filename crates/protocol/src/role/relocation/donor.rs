@@ -10,7 +10,7 @@ use whimbrel_wire::moving::{AcceptorStanding, Decision, MAX_PART, MoveName, Reco
 use whimbrel_wire::snapshot::Family;
 
 use super::entrusted::{Entrusted, is_told_of};
-use super::takes;
+use super::load::takes;
 use super::tickets::Tickets;
 use crate::Time;
 use crate::base::deadlines::Deadlines;

@@ -18,6 +18,14 @@ use crate::binding::transfer::Below;
 /// How long nothing may come of a load, at either end, before it is given up.
 const STILL_WITHIN: Duration = Duration::from_secs(30);
 
+/// How fast snapshots may be taken to be sent, at the least, in bytes a second.
+const RATE: u64 = 256 * 1024;
+
+/// How long so many bytes of snapshots may take.
+pub(super) fn takes(bytes: u64) -> Duration {
+    Duration::from_secs(bytes / RATE)
+}
+
 /// What is on its way ahead of processes.
 #[derive(Debug, Default)]
 pub(super) struct Loads {

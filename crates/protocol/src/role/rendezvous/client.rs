@@ -1,5 +1,5 @@
 //! Meeting through a third host: this host keeps its rendezvous informed of where it is, and learns from them where
-//! peers are that it lost sight of (`docs/protocol.md` §8). What a rendezvous does is in `rendezvous_server.rs`.
+//! peers are that it lost sight of (`docs/protocol.md` §8). What a rendezvous does is in `server.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,8 +18,7 @@ use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::flow::peers::PeerRef;
 use crate::role::At;
-use crate::role::rendezvous::Due;
-use crate::role::rendezvous::RendezvousRole;
+use crate::role::rendezvous::{Due, RendezvousRole};
 use crate::session::contact::Contact;
 use crate::session::pins::{Pin, Want};
 

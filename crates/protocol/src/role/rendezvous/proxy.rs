@@ -15,8 +15,7 @@ use crate::base::event::Event;
 use crate::base::op::{AddressOp, PeerId};
 use crate::base::output::Asked;
 use crate::role::At;
-use crate::role::rendezvous::Due;
-use crate::role::rendezvous::RendezvousRole;
+use crate::role::rendezvous::{Due, RendezvousRole};
 
 /// Addresses that a host stands in for, of all hosts together.
 const STOOD_IN: usize = 64;
@@ -222,7 +221,7 @@ impl RendezvousRole {
                 Some(peer) if peer == id => NeighbourProxyStatus::Accepted,
                 Some(_) => NeighbourProxyStatus::Taken,
                 None if at.base.attachments().has(address) || here == *address => NeighbourProxyStatus::Taken,
-                None if !self.rendezvous_server.was_at(id, *address) => NeighbourProxyStatus::Unproven,
+                None if !self.server.was_at(id, *address) => NeighbourProxyStatus::Unproven,
                 None if self.neighbour_proxies.stands.len() >= STOOD_IN => NeighbourProxyStatus::Refused,
                 None if !self.neighbour_proxies.may_begin(at.now, id) => {
                     too_soon = true;

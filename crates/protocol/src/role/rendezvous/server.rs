@@ -6,12 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::message::{MAX_WHEREABOUTS, MeetingTag, Message, RegistrationChange, RegistrationStatus};
 
+use crate::Time;
 use crate::base::op::PeerId;
+use crate::base::timer::Timers;
 use crate::binding::BindingLayer;
 use crate::binding::handoff::SEQUENCES;
 use crate::role::At;
-use crate::role::rendezvous::Due;
-use crate::role::rendezvous::RendezvousRole;
 use crate::session::pins::Pin;
 
 /// Tags that are remembered of one host, and of all together (P-55).
@@ -26,11 +26,13 @@ const ADDRESSES: usize = 4;
 
 /// Who wants to be met.
 #[derive(Default)]
-pub(crate) struct RendezvousServer {
+pub(super) struct RendezvousServer {
     tags: HashMap<MeetingTag, Vec<PeerId>>,
     registrants: BTreeMap<PeerId, Registrant>,
     /// Of all registrants together.
     count: usize,
+    /// Who is to be told again where others are.
+    due: Timers<PeerId>,
 }
 
 /// A host that wants to be met.
@@ -54,13 +56,13 @@ struct Registrant {
 }
 
 impl RendezvousServer {
-    pub(crate) fn entries(&self) -> usize {
+    pub(super) fn entries(&self) -> usize {
         let untold: usize = self.registrants.values().map(|of| 1 + of.untold.len() + of.told.len()).sum();
         self.tags.len() + 2 * self.count + untold
     }
 
     /// Whether a host that is registered here was met at an address.
-    pub(crate) fn was_at(&self, id: PeerId, address: IpAddr) -> bool {
+    pub(super) fn was_at(&self, id: PeerId, address: IpAddr) -> bool {
         self.registrants.get(&id).is_some_and(|registrant| registrant.was_at.contains(&address))
     }
 
@@ -96,15 +98,6 @@ impl RendezvousServer {
         true
     }
 
-    fn forget(&mut self, id: PeerId) {
-        let tags: Vec<MeetingTag> =
-            self.registrants.get(&id).map(|of| of.tags.keys().copied().collect()).unwrap_or_default();
-        for tag in &tags {
-            self.withdraw(id, tag);
-        }
-        self.registrants.remove(&id);
-    }
-
     /// Has all who share a tag be told of one another once more.
     fn unsay(&mut self, tag: &MeetingTag) {
         for host in self.tags.get(tag).into_iter().flatten() {
@@ -126,11 +119,9 @@ impl RendezvousServer {
         registrant.untold.insert(*tag);
         true
     }
-}
 
-impl RendezvousRole {
     /// A host registers. Gives the answer.
-    pub(crate) fn handle_registration(
+    pub(super) fn handle_registration(
         &mut self,
         id: PeerId,
         number: u32,
@@ -145,7 +136,7 @@ impl RendezvousRole {
             return answer(RegistrationStatus::Refused, 0);
         }
         at.low.flow.path.session.contacts.pins.pin(Pin::Registered, key, true);
-        let registrant = self.rendezvous_server.registrants.entry(id).or_insert_with(|| Registrant::new(endpoint));
+        let registrant = self.registrants.entry(id).or_insert_with(|| Registrant::new(endpoint));
         let newest = registrant.newest;
         if number <= newest {
             let status = if number == newest { registrant.status } else { RegistrationStatus::NotNewer };
@@ -155,19 +146,19 @@ impl RendezvousRole {
         if change == RegistrationChange::Replace {
             // It may have forgotten what it was told.
             let before: Vec<MeetingTag> = registrant.tags.keys().copied().collect();
-            before.iter().for_each(|tag| self.rendezvous_server.withdraw(id, tag));
+            before.iter().for_each(|tag| self.withdraw(id, tag));
             // It may have been out of reach where it was said to be, so that others have given up.
-            tags.iter().for_each(|tag| self.rendezvous_server.unsay(tag));
+            tags.iter().for_each(|tag| self.unsay(tag));
         }
         let mut status = RegistrationStatus::Accepted;
         for tag in tags {
             if change == RegistrationChange::Withdraw {
-                self.rendezvous_server.withdraw(id, tag);
-            } else if !self.rendezvous_server.add(id, *tag) {
+                self.withdraw(id, tag);
+            } else if !self.add(id, *tag) {
                 status = RegistrationStatus::Full;
             }
         }
-        if let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) {
+        if let Some(registrant) = self.registrants.get_mut(&id) {
             registrant.status = status;
         }
         if change != RegistrationChange::Withdraw {
@@ -180,14 +171,14 @@ impl RendezvousRole {
     fn introduce_registrants(&mut self, id: PeerId, tags: &[MeetingTag], at: &mut At<'_>) {
         let mut to_tell: BTreeSet<PeerId> = BTreeSet::new();
         for tag in tags {
-            let hosts = self.rendezvous_server.tags.get(tag).cloned().unwrap_or_default();
+            let hosts = self.tags.get(tag).cloned().unwrap_or_default();
             if !hosts.contains(&id) {
                 continue;
             }
             for other in hosts.into_iter().filter(|other| *other != id) {
                 for (to, of) in [(id, other), (other, id)] {
-                    let endpoint = self.rendezvous_server.registrants.get(&of).map(|registrant| registrant.endpoint);
-                    if endpoint.is_some_and(|endpoint| self.rendezvous_server.record(to, tag, endpoint)) {
+                    let endpoint = self.registrants.get(&of).map(|registrant| registrant.endpoint);
+                    if endpoint.is_some_and(|endpoint| self.record(to, tag, endpoint)) {
                         to_tell.insert(to);
                     }
                 }
@@ -199,8 +190,8 @@ impl RendezvousRole {
     }
 
     /// Something came from a peer: its confirmed endpoint may be another than before.
-    pub(crate) fn record_endpoint(&mut self, id: PeerId, at: &mut At<'_>) {
-        let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) else { return };
+    pub(super) fn record_endpoint(&mut self, id: PeerId, at: &mut At<'_>) {
+        let Some(registrant) = self.registrants.get_mut(&id) else { return };
         let Some(peer) = bound!(at.low, &id).filter(|peer| peer.has_session()) else { return };
         let (remote, here) = (peer.path.remote(), peer.path.remote().ip());
         if registrant.was_at.last() != Some(&here) && remote.port() == at.base.config().port && !peer.is_mapped() {
@@ -222,7 +213,7 @@ impl RendezvousRole {
 
     /// A host is told at once, whatever it has not acknowledged.
     fn send_whereabouts_anew(&mut self, id: PeerId, at: &mut At<'_>) {
-        if let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) {
+        if let Some(registrant) = self.registrants.get_mut(&id) {
             // What it was told and has not acknowledged is told again, with what is new.
             registrant.untold.extend(std::mem::take(&mut registrant.told));
             registrant.tries = 0;
@@ -231,8 +222,8 @@ impl RendezvousRole {
     }
 
     /// Tells a host where others are, for the first time or again.
-    pub(crate) fn send_whereabouts(&mut self, id: PeerId, at: &mut At<'_>) {
-        let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) else { return };
+    pub(super) fn send_whereabouts(&mut self, id: PeerId, at: &mut At<'_>) {
+        let Some(registrant) = self.registrants.get_mut(&id) else { return };
         if registrant.told.is_empty() {
             registrant.told = registrant.untold.iter().take(MAX_WHEREABOUTS).copied().collect();
             registrant.told.iter().for_each(|tag| {
@@ -252,31 +243,48 @@ impl RendezvousRole {
         let known = |tag: &MeetingTag| Some((*tag, registrant.tags.get(tag).copied().flatten()?));
         let found = registrant.told.iter().filter_map(known).collect();
         let number = registrant.number;
-        self.timers.set(Due::Whereabouts(id), at.now + again);
+        self.due.set(id, at.now + again);
         at.low.flow.path.send(id, &[Message::Whereabouts { number, found }], at.base);
     }
 
     /// A host has acknowledged what it was told.
-    pub(crate) fn handle_whereabouts_seen(&mut self, id: PeerId, number: u32, at: &mut At<'_>) {
-        let Some(registrant) = self.rendezvous_server.registrants.get_mut(&id) else { return };
+    pub(super) fn handle_whereabouts_seen(&mut self, id: PeerId, number: u32, at: &mut At<'_>) {
+        let Some(registrant) = self.registrants.get_mut(&id) else { return };
         if registrant.number == number && !registrant.told.is_empty() {
             registrant.told.clear();
             registrant.tries = 0;
-            self.timers.stop(Due::Whereabouts(id));
+            self.due.stop(id);
+            self.send_whereabouts(id, at);
+        }
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        self.due.next()
+    }
+
+    /// Somebody is due to be told again.
+    pub(super) fn handle_timeout(&mut self, at: &mut At<'_>) {
+        if let Some(id) = self.due.take_due(at.now) {
             self.send_whereabouts(id, at);
         }
     }
 
     /// A peer is forgotten, which has this key.
-    pub(crate) fn leave_rendezvous_server(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer) {
+    pub(super) fn forget(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer) {
         low.flow.path.session.contacts.pins.pin(Pin::Registered, key, false);
-        self.rendezvous_server.forget(id);
+        let tags: Vec<MeetingTag> =
+            self.registrants.get(&id).map(|of| of.tags.keys().copied().collect()).unwrap_or_default();
+        for tag in &tags {
+            self.withdraw(id, tag);
+        }
+        self.registrants.remove(&id);
+        self.due.stop(id);
     }
 
     /// See [`Node::rendezvous_server`](crate::Node::meetings).
-    pub(crate) fn rendezvous_server(&self) -> (usize, usize) {
-        let pairs = self.rendezvous_server.tags.values().filter(|hosts| hosts.len() == HOSTS_OF_A_TAG).count();
-        (self.rendezvous_server.registrants.len(), pairs)
+    pub(super) fn meetings(&self) -> (usize, usize) {
+        let pairs = self.tags.values().filter(|hosts| hosts.len() == HOSTS_OF_A_TAG).count();
+        (self.registrants.len(), pairs)
     }
 }
 

@@ -8,7 +8,7 @@ use whimbrel_handshake::{
 };
 use whimbrel_wire::{Capabilities, Datagram};
 
-use super::hello;
+use super::{Pending, Purpose, hello};
 use crate::Time;
 use crate::base::Base;
 use crate::base::event::Event;
@@ -393,24 +393,4 @@ pub(crate) struct Confirmed {
     /// Its life, as it said when its handshake began.
     pub(crate) life: u64,
     pub(crate) begun: Time,
-}
-
-pub(super) struct Pending {
-    pub(super) initiator: Initiator,
-    pub(super) to: SocketAddr,
-    pub(super) source: Option<IpAddr>,
-    pub(super) purpose: Purpose,
-    pub(super) started: Time,
-}
-
-/// What a handshake is for.
-pub(super) enum Purpose {
-    /// To find out who lives at an address.
-    Address(IpAddr),
-    /// To have a new session with the peer of this key.
-    Peer(PublicKey),
-    /// To use a code there.
-    Join,
-    /// The other end knows.
-    Theirs,
 }

@@ -1,21 +1,14 @@
 //! Questions to addresses of which nothing is known: how many a second, and on whose account (P-10, P-151).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeMap;
 
-use whimbrel_wire::FlowTuple;
-
-use super::Contacts;
 use crate::Time;
 use crate::base::bucket::Bucket;
-use crate::session::SessionLayer;
 
 /// A user has this share of what may be asked a second for certain.
 const SHARES: u32 = 8;
 /// Users whose questions are counted; those beyond are as one.
 const USERS_MOST: usize = 256;
-/// Flows of one address that are looked through for users.
-const LOOKED_AT: usize = 64;
 
 /// How many questions may be asked. Half of what the bucket holds is left to users who have asked for no more than
 /// their share of late, so that one user's many connections do not keep others' from being asked about.
@@ -53,31 +46,6 @@ impl Questions {
     #[cfg(test)]
     fn entries(&self) -> usize {
         self.users.len()
-    }
-}
-
-impl Contacts {
-    /// Who has opened a flow that waits for its remote address to answer.
-    pub(crate) fn record_user(&mut self, flow: &FlowTuple, user: u32) {
-        let known = self.waiting.get_mut(&flow.remote.ip()).and_then(|flows| flows.get_mut(flow));
-        known.into_iter().for_each(|known| *known = Some(user));
-    }
-
-    /// Takes one question to a host of those that may be asked a second (P-10).
-    pub(crate) fn may_ask_another(&mut self, now: Time) -> bool {
-        self.questions.take(now, None)
-    }
-}
-
-impl SessionLayer {
-    /// Takes the question to an address, on account of one of those whose flows wait for its answer.
-    pub(super) fn may_ask_now(&mut self, now: Time, address: IpAddr) -> bool {
-        let flows = self.contacts.waiting.get(&address).into_iter().flatten().take(LOOKED_AT);
-        let mut users: BTreeSet<Option<u32>> = flows.map(|(_, user)| *user).collect();
-        if users.is_empty() {
-            users.insert(None);
-        }
-        users.into_iter().any(|user| self.contacts.questions.take(now, user))
     }
 }
 

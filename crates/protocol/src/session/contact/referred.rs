@@ -4,12 +4,9 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use whimbrel_handshake::{Contact as Knowledge, PublicKey};
+use whimbrel_handshake::PublicKey;
 
 use crate::Time;
-use crate::base::Base;
-use crate::base::op::PeerId;
-use crate::session::SessionLayer;
 
 /// How long a key counts that somebody has vouched for: in that time there is a session, or there is none.
 const REFERRED: Duration = Duration::from_secs(60);
@@ -39,38 +36,29 @@ impl Referred {
     pub(super) fn counts(&self, now: Time, key: &PublicKey) -> bool {
         self.hosts.get(key).is_some_and(|named| named.until > now)
     }
-}
 
-impl SessionLayer {
-    /// A peer names a host. One that is only known because another has named it names nobody.
-    pub(crate) fn add_referred(&mut self, now: Time, by: PeerId, key: PublicKey, at: SocketAddr, base: &mut Base) {
-        let by = self.peers.get(&by).map(|peer| peer.key);
-        let counts = by.is_some_and(|by| self.counts(&by, base));
-        let hosts = &mut self.contacts.referred.hosts;
-        hosts.retain(|_, named| named.until > now);
+    /// A peer that counts itself has named a host.
+    pub(super) fn add(&mut self, now: Time, key: PublicKey, at: SocketAddr) {
+        self.hosts.retain(|_, named| named.until > now);
         let sensible = !at.ip().is_unspecified() && !at.ip().is_multicast() && !at.ip().is_loopback() && at.port() != 0;
-        if sensible && counts && hosts.len() < REFERRED_MOST {
-            let until = now + REFERRED;
-            hosts.entry(key).or_insert(Named { until, at, ask: now, tries: 0 }).at = at;
+        if sensible && self.hosts.len() < REFERRED_MOST {
+            self.hosts.entry(key).or_insert(Named { until: now + REFERRED, at, ask: now, tries: 0 }).at = at;
         }
     }
 
-    /// Asks a host for a session that a peer has named: three times, a second apart, and as seldom as all that is asked
-    /// (P-10). Tells whether there is hope.
-    pub(crate) fn ask_referred(&mut self, now: Time, key: PublicKey, base: &mut Base) -> bool {
-        let named = self.contacts.referred.hosts.get(&key).copied().filter(|named| named.until > now);
-        let Some(named) = named else { return false };
+    /// Whether a session with a host may still be hoped for, and if so whether it is to be asked for one now: where.
+    pub(super) fn hope(&self, now: Time, key: &PublicKey) -> Option<Option<SocketAddr>> {
+        let named = self.hosts.get(key).filter(|named| named.until > now)?;
         if named.ask > now {
-            return true;
+            return Some(None);
         }
-        if named.tries >= TRIES {
-            return false;
+        (named.tries < TRIES).then_some(Some(named.at))
+    }
+
+    /// A host is being asked.
+    pub(super) fn on_asked(&mut self, now: Time, key: &PublicKey) {
+        if let Some(named) = self.hosts.get_mut(key) {
+            (named.ask, named.tries) = (now + ASKED_AGAIN, named.tries + 1);
         }
-        if self.contacts.may_ask_another(now) {
-            let (ask, tries) = (now + ASKED_AGAIN, named.tries + 1);
-            self.contacts.referred.hosts.insert(key, Named { ask, tries, ..named });
-            self.initiate_with_key(now, Knowledge::Known(key), named.at, key, base);
-        }
-        true
     }
 }

@@ -25,7 +25,7 @@ const UNSETTLED_MOST: usize = 16;
 /// A connection of an endpoint that is lent, named by the host that has it (P-86), or the endpoint itself, whose socket
 /// is to move (P-115).
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Claim {
+pub(crate) struct Claim {
     flow: FlowName,
     tuple: FlowTuple,
     wire_port: u16,
@@ -35,7 +35,7 @@ pub(in super::super) struct Claim {
 impl Claim {
     /// `tuple`: as its owner has it. `wire_port`: the owner's in rewritten packets. `hidden`: the far end is not told
     /// where it is.
-    pub(in super::super) const fn new(flow: FlowName, tuple: FlowTuple, wire_port: u16, hidden: bool) -> Self {
+    pub(crate) const fn new(flow: FlowName, tuple: FlowTuple, wire_port: u16, hidden: bool) -> Self {
         Self { flow, tuple, wire_port, hidden }
     }
 
@@ -71,7 +71,7 @@ struct Part {
 
 impl Holder {
     /// A donor announces a move.
-    pub(in super::super) fn handle_announce(
+    pub(crate) fn handle_announce(
         &mut self,
         below: &mut Below<'_>,
         number: u64,
@@ -151,7 +151,7 @@ impl Holder {
     }
 
     /// A donor says to which of its moves another belongs that it has announced (P-130).
-    pub(in super::super) fn handle_belongs(&mut self, name: MoveName, flow: FlowName, first: u64) {
+    pub(crate) fn handle_belongs(&mut self, name: MoveName, flow: FlowName, first: u64) {
         let announced = self.held.get_mut(&flow).and_then(|held| held.announced.as_mut());
         let belongs = |of: &&mut Announcement| of.name == name && of.keeping.is_none() && first != name.number;
         if let Some(announced) = announced.filter(belongs) {
@@ -172,13 +172,7 @@ impl Holder {
     }
 
     /// An acceptor presents its ticket (P-74).
-    pub(in super::super) fn handle_presented(
-        &mut self,
-        below: &mut Below<'_>,
-        from: PublicKey,
-        ticket: Ticket,
-        wire_port: u16,
-    ) {
+    pub(crate) fn handle_presented(&mut self, below: &mut Below<'_>, from: PublicKey, ticket: Ticket, wire_port: u16) {
         let name = ticket.name;
         let (flow, committed) = self.presented(from, &ticket);
         let genuine = self.is_genuine(flow, &ticket);
@@ -300,7 +294,7 @@ impl Holder {
 
     /// A socket that came here was woken by a daemon before this one. Where this host is the holder too, it presents
     /// its ticket no more.
-    pub(in super::super) fn take_woken(&mut self, below: &mut Below<'_>, ticket: &Ticket) {
+    pub(crate) fn take_woken(&mut self, below: &mut Below<'_>, ticket: &Ticket) {
         let (flow, committed) = self.presented(below.me(), ticket);
         let held = self.held.get_mut(&flow).filter(|held| committed && held.owner == Owner::Along);
         if let Some(held) = held {
@@ -338,7 +332,7 @@ impl Holder {
 
     /// The commit of a flow that was called so till then is kept: it is decided. Or it could not be: gives the number
     /// of a move of this host's own that comes to nothing by that.
-    pub(in super::super) fn handle_kept(
+    pub(crate) fn handle_kept(
         &mut self,
         below: &mut Below<'_>,
         flow: FlowName,
@@ -449,7 +443,7 @@ impl Holder {
     }
 
     /// A tenant names a connection of an endpoint that is lent to it, if it is `leased`, or the endpoint itself.
-    pub(in super::super) fn handle_claim(&mut self, below: &mut Below<'_>, claim: &Claim, leased: bool) {
+    pub(crate) fn handle_claim(&mut self, below: &mut Below<'_>, claim: &Claim, leased: bool) {
         match self.judge_claim(below, claim, leased) {
             Claimed::Before => self.answer_again(below, claim.flow),
             Claimed::Keeping => {}

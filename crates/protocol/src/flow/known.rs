@@ -1,0 +1,199 @@
+//! What is known of one flow of this host, from the moment its socket is seen.
+
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
+use whimbrel_wire::message::Echo;
+
+use crate::Time;
+use crate::base::op::{FlowEntry, PeerId, Places};
+use crate::flow::verdict::Verdict;
+
+/// How far a flow's introduction is.
+#[derive(Clone, Debug)]
+pub(crate) enum Stage {
+    /// Nobody has introduced it. Entry: the socket is seen. Exits: the host behind its remote address turns out to be a
+    /// peer and it is old enough (`Introducing`), or an introduction of a peer's is answered ([`Responding`]) and comes
+    /// back in its session (`Introduced`).
+    Open,
+    /// Our nonce is in the flow. Exits: the peer's nonce arrives (`Echoing`); three tries are over (`Failed`).
+    Introducing { peer: PeerId, nonce: u64, since: Time, tries: u32, next: Time },
+    /// The peer's nonce arrived and was sent back. Exits: *done* (`Introduced`), a refusal or tries over (`Failed`).
+    Echoing {
+        peer: PeerId,
+        nonce: u64,
+        echo: Echo,
+        /// The peer's index of the session that the echo is said in, and the flow named in (P-132).
+        session: u32,
+        tries: u32,
+        next: Time,
+    },
+    /// Our nonce did not arrive, so the flow is named by its sequence numbers (P-50). Exits: *paired* (`Introduced`), a
+    /// refusal or tries over (`Failed`).
+    Pairing {
+        peer: PeerId,
+        nonce: u64,
+        home: Places,
+        wire_port: u16,
+        numbers: Option<(u32, u32)>,
+        /// The peer's index of the session that it is claimed in, and named in (P-132), once it was.
+        session: Option<u32>,
+        since: Time,
+        tries: u32,
+        next: Time,
+    },
+    /// Both ends proved that they sit on it.
+    Introduced { entry: FlowEntry, origin: Origin },
+    /// It can't be moved.
+    Failed(&'static str),
+    /// The caller's policy leaves it alone, by the rule of this number (P-59).
+    Excluded(u32),
+}
+
+/// An introduction of a peer's that was answered on the flow and has not come back in the session. Whatever the flow's
+/// stage is meanwhile stays: anybody with a session may begin one, and only the peer that sits on the flow ends it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Responding {
+    pub(super) introducer_nonce: u64,
+    /// Ours.
+    pub(crate) nonce: u64,
+    pub(crate) begun: Time,
+    /// How often the same nonce was answered.
+    pub(crate) answers: u32,
+}
+
+/// How a flow came to be introduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A daemon before this one knew.
+    Restored,
+    /// We introduced it.
+    Introduced,
+    /// The peer introduced it with its nonce, and we answered with ours: a repeated echo gets the same answer.
+    Answered { introducer_nonce: u64, nonce: u64 },
+    /// The peer introduced it by these numbers, and calls that by its nonce.
+    Paired { introducer_nonce: u64, numbers: (u32, u32) },
+}
+
+impl Stage {
+    /// The nonce that this host put into the flow, while the peer may still name it.
+    pub(crate) fn own_nonce(&self) -> Option<u64> {
+        match self {
+            Self::Introducing { nonce, .. }
+            | Self::Echoing { nonce, .. }
+            | Self::Pairing { nonce, .. }
+            | Self::Introduced { origin: Origin::Answered { nonce, .. }, .. } => Some(*nonce),
+            Self::Introduced { .. } | Self::Open | Self::Failed(_) | Self::Excluded(_) => None,
+        }
+    }
+}
+
+/// A flow.
+#[derive(Clone, Debug)]
+pub(crate) struct Flow {
+    pub(crate) stage: Stage,
+    pub(crate) opened: Time,
+    /// The other end opened it.
+    pub(crate) accepted: bool,
+    /// Its socket is gone; it is kept for what is still under way.
+    pub(crate) closed: bool,
+    /// How often its introduction met with a move and was begun anew.
+    pub(crate) again: u8,
+    /// The peer has no socket for it that can be moved: another session with it changes nothing.
+    pub(crate) refused: bool,
+    /// Whom the host at its remote address has named as the owner of the socket at its other end (P-87).
+    pub(crate) referred: Option<PublicKey>,
+    /// How often that was done, of this connection.
+    pub(crate) referrals: u8,
+    /// That one has said in its session that our nonce has arrived there.
+    pub(crate) seen: bool,
+    /// A nonce that came in the flow as its answer, before it has said so.
+    pub(crate) early: Option<u64>,
+    /// The peer that it is being introduced to has said that its end is a host's behind it (P-123).
+    pub(crate) beyond: bool,
+    /// The user who has opened it, where the caller has said.
+    pub(crate) user: Option<u32>,
+    /// What the caller's policy says of it; `None` while that is awaited.
+    pub(crate) verdict: Option<Verdict>,
+}
+
+impl Flow {
+    pub(crate) fn opened(now: Time, accepted: bool) -> Self {
+        let verdict = Some(Verdict::default());
+        Self {
+            stage: Stage::Open,
+            opened: now,
+            accepted,
+            closed: false,
+            again: 0,
+            refused: false,
+            referred: None,
+            referrals: 0,
+            seen: false,
+            early: None,
+            beyond: false,
+            user: None,
+            verdict,
+        }
+    }
+
+    pub(crate) fn introduced(entry: FlowEntry, now: Time) -> Self {
+        Self { stage: Stage::Introduced { entry, origin: Origin::Restored }, ..Self::opened(now, false) }
+    }
+
+    pub(crate) fn entry(&self) -> Option<&FlowEntry> {
+        match &self.stage {
+            Stage::Introduced { entry, .. } => Some(entry),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn view(&self, tuple: FlowTuple, places: Option<Places>) -> FlowView {
+        let (state, peer) = match &self.stage {
+            Stage::Open => (FlowState::Unknown, None),
+            Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } | Stage::Pairing { peer, .. } => {
+                (FlowState::Introducing, Some(*peer))
+            }
+            Stage::Introduced { entry, .. } => {
+                let state = if places == Some(entry.home) { FlowState::Native } else { FlowState::Moved };
+                (state, Some(entry.peer))
+            }
+            Stage::Failed(reason) => (FlowState::Failed(reason), None),
+            Stage::Excluded(rule) => (FlowState::Excluded(*rule), None),
+        };
+        FlowView { tuple, state, peer, entry: self.entry().copied(), opened: self.opened, accepted: self.accepted }
+    }
+}
+
+/// How far a flow is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowState {
+    /// The other end is not known to run Whimbrel, or the flow is young.
+    Unknown,
+    /// Its introduction is under way.
+    Introducing,
+    /// It can be moved; nothing touches it.
+    Native,
+    /// The peer's binding carries it.
+    Moved,
+    /// It can't be moved.
+    Failed(&'static str),
+    /// The caller's rule of this number leaves it alone.
+    Excluded(u32),
+}
+
+/// A flow as `whimbrel connections` shows it.
+#[derive(Clone, Debug)]
+pub struct FlowView {
+    /// As this host has it.
+    pub tuple: FlowTuple,
+    /// How far it is.
+    pub state: FlowState,
+    /// With whom.
+    pub peer: Option<PeerId>,
+    /// What the data plane knows, once it is introduced.
+    pub entry: Option<FlowEntry>,
+    /// When its socket was first seen.
+    pub opened: Time,
+    /// Whether the other end opened it.
+    pub accepted: bool,
+}
