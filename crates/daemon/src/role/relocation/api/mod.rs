@@ -33,7 +33,7 @@ use crate::host::refusal::sentence;
 use crate::{clock, closing};
 use listening::Followed;
 use prepared::Prepared;
-use processes::ProcessJob;
+use processes::{Asked, ProcessJob};
 use receivers::Receiver;
 
 /// What the control socket's clients wait for.
@@ -52,6 +52,8 @@ pub(crate) struct Moves {
     receivers: HashMap<ClientId, Receiver>,
     /// Moves that wait for their connections to be flows of their anchors'.
     claiming: HashMap<FlowTuple, MoveRequest>,
+    /// Processes that are looked at since somebody wants to have them moved.
+    asked: HashMap<u32, Asked>,
     /// Processes that are to be moved, by the numbers of their first.
     processes: HashMap<u32, ProcessJob>,
     /// Those of them whose connections are to be named now.

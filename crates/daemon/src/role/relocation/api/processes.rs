@@ -49,6 +49,16 @@ pub(crate) struct ProcessJob {
     until: Option<Time>,
 }
 
+/// Somebody wants to have a process moved, which is looked at.
+#[derive(Debug)]
+pub(super) struct Asked {
+    client: ClientId,
+    wanted: Wanted,
+    to: PublicKey,
+    /// When the process that was named was started: its number may be another's by the time it is looked at.
+    started: Option<u64>,
+}
+
 /// What of a process is asked to go.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
@@ -84,11 +94,59 @@ impl Moves {
             ProcessScope::Tree => Scope::Tree,
             ProcessScope::Cgroup => Scope::Cgroup,
         };
-        let wanted = Wanted { pid, scope, address };
-        let acceptor = desk.host_named(to)?;
-        let (whole, going) = fit_to_go(desk, wanted, &acceptor)?;
+        let to = desk.host_named(to)?;
+        let itself = || format!("process {pid}");
+        if to == desk.node.public_key() {
+            return Err(Failure::new("it is on this host already").on(itself()).code(Code::NotSupported));
+        }
+        if self.stopping {
+            return Err(Failure::new(STOPPING).on(itself()));
+        }
+        let is_leaving = self.processes.values().any(|job| job.whole.pids.contains(&pid));
+        if is_leaving || self.asked.contains_key(&pid) {
+            return Err(Failure::new("it is being moved already").on(itself()).code(Code::NotSupported));
+        }
+        let started = process_tree::started(pid);
+        effects.processes.look(pid, scope);
+        desk.server.answer_later(id);
+        self.asked.insert(pid, Asked { client: id, wanted: Wanted { pid, scope, address }, to, started });
+        Ok(None)
+    }
+
+    /// A process that is wanted to go has been looked at.
+    fn handle_seen(
+        &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
+        pid: u32,
+        seen: Result<Box<ProcessTree>, process_tree::Unfit>,
+    ) {
+        let Some(Asked { client, wanted, to, started }) = self.asked.remove(&pid) else { return };
+        let is_it = |whole: &ProcessTree| {
+            let mut all = whole.pids.iter().zip(&whole.started);
+            all.any(|(of, since)| *of == pid && *since == started)
+        };
+        let begun = seen
+            .and_then(|whole| if is_it(&whole) { Ok(whole) } else { Err(process_tree::Unfit::Gone(pid)) })
+            .map_err(|unfit| not_seen(pid, &unfit))
+            .and_then(|whole| self.begin_process(desk, effects, client, *whole, wanted, to));
+        if let Err(failure) = begun {
+            desk.server.reply(client, &Reply::Error(failure));
+        }
+    }
+
+    fn begin_process(
+        &mut self,
+        desk: &mut Desk,
+        effects: &mut Effects,
+        client: ClientId,
+        whole: ProcessTree,
+        wanted: Wanted,
+        to: PublicKey,
+    ) -> Result<(), Failure> {
+        let going = fit_to_go(desk, &whole, wanted, &to)?;
         let root = whole.root;
-        let itself = format!("process {pid}");
+        let itself = format!("process {}", wanted.pid);
         if self.stopping {
             return Err(Failure::new(STOPPING).on(itself));
         }
@@ -96,13 +154,12 @@ impl Moves {
             return Err(Failure::new("it is being moved already").on(itself).code(Code::NotSupported));
         }
         effects.processes.pack(&whole).map_err(|why| Failure::new(why).on(itself))?;
-        desk.server.answer_later(id);
         let job = ProcessJob {
-            client: id,
+            client,
             whole,
             going,
             wanted,
-            to: acceptor,
+            to,
             claimed_by: None,
             number: None,
             begun: false,
@@ -111,7 +168,7 @@ impl Moves {
             until: None,
         };
         self.processes.insert(root, job);
-        Ok(None)
+        Ok(())
     }
 
     /// What threads have done of processes on their way. Gives the addresses of those that have come, and which hosts
@@ -128,6 +185,7 @@ impl Moves {
         // First why, then that it is so.
         for news in effects.processes.take_news() {
             match news {
+                News::Seen { pid, seen } => self.handle_seen(desk, effects, pid, seen),
                 News::Packed { root, load } => self.send_ahead(desk, effects, now, root, load),
                 News::Quiet { root, result } => match result {
                     Ok(()) => self.quiet.push(root),
@@ -266,7 +324,8 @@ impl Moves {
         let Some(job) = self.processes.get(&root) else { return };
         let Some(number) = job.number else { return };
         let (wanted, to, before, claimed_by) = (job.wanted, job.to, job.whole.clone(), job.claimed_by);
-        let named = match fit_to_go(desk, wanted, &to) {
+        let whole = process_tree::look(wanted.pid, wanted.scope).map_err(|unfit| not_seen(wanted.pid, &unfit));
+        let named = match whole.and_then(|whole| fit_to_go(desk, &whole, wanted, &to).map(|going| (whole, going))) {
             Ok((whole, _)) if (&whole.pids, &whole.started) != (&before.pids, &before.started) => {
                 Err("it has started or ended processes meanwhile; try again".to_owned())
             }
@@ -458,26 +517,29 @@ fn reached_at(desk: &Desk, root: u32) -> Vec<IpAddr> {
     }
 }
 
-/// Whether a process can go, with what goes with it.
-fn fit_to_go(desk: &mut Desk, wanted: Wanted, to: &PublicKey) -> Result<(ProcessTree, Going), Failure> {
-    let Wanted { pid, scope, .. } = wanted;
-    // What is said of the process itself need not name it once more.
-    let itself = format!("process {pid} ");
-    let refused = |sentence: String| {
-        let sentence = sentence.strip_prefix(&itself).map_or(sentence.clone(), |rest| format!("it {rest}"));
-        Failure::new(sentence).on(format!("process {pid}")).code(Code::NotSupported)
-    };
-    if *to == desk.node.public_key() {
-        return Err(refused("it is on this host already".to_owned()));
-    }
-    let whole = process_tree::look(pid, scope).map_err(|unfit| match unfit {
+/// Why a process stays. What is said of the process itself need not name it once more.
+fn refused(pid: u32, sentence: &str) -> Failure {
+    let sentence = sentence
+        .strip_prefix(&format!("process {pid} "))
+        .map_or_else(|| sentence.to_owned(), |rest| format!("it {rest}"));
+    Failure::new(sentence).on(format!("process {pid}")).code(Code::NotSupported)
+}
+
+/// Why it cannot be looked at.
+fn not_seen(pid: u32, unfit: &process_tree::Unfit) -> Failure {
+    match unfit {
         process_tree::Unfit::Gone(_) => {
             Failure::new("there is no such process").on(format!("process {pid}")).code(Code::Unknown)
         }
-        closed @ process_tree::Unfit::Closed(_) => refused(closed.to_string()).code(Code::Denied),
-        other => refused(other.to_string()),
-    })?;
-    let Some(address) = address_of(desk, &whole, wanted.address).map_err(refused)? else {
+        process_tree::Unfit::Closed(_) => refused(pid, &unfit.to_string()).code(Code::Denied),
+        _ => refused(pid, &unfit.to_string()),
+    }
+}
+
+/// Whether a process can go, and what goes with it.
+fn fit_to_go(desk: &mut Desk, whole: &ProcessTree, wanted: Wanted, to: &PublicKey) -> Result<Going, Failure> {
+    let refused = |sentence: String| refused(wanted.pid, &sentence);
+    let Some(address) = address_of(desk, whole, wanted.address).map_err(refused)? else {
         return Err(refused(
             "it has no connection and waits for none, so there is nothing that would have to go on with it: start it there"
                 .to_owned(),
@@ -516,5 +578,5 @@ fn fit_to_go(desk: &mut Desk, wanted: Wanted, to: &PublicKey) -> Result<(Process
     if !first.is_some_and(|first| desk.host.is_in_place(whole.root, &first)) {
         return Err(refused("it is in a network namespace that is not this host's".to_owned()));
     }
-    Ok((whole, Going { met, deaf }))
+    Ok(Going { met, deaf })
 }

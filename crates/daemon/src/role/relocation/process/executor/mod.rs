@@ -19,6 +19,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use whimbrel_handshake::PublicKey;
+use whimbrel_kernel::process_tree::{self, ProcessTree, Scope, Unfit};
 use whimbrel_protocol::process::{Answer, Departure, Place};
 use whimbrel_protocol::{MoveName, MoveOp, OpDone, OpFailed, OpId, Refusal, Time};
 use whimbrel_wire::FlowTuple;
@@ -34,6 +35,8 @@ use leaving::{Leaving, Packed};
 /// What a thread has done.
 #[derive(Debug)]
 enum Report {
+    /// What a process with this number is, and what would go with it.
+    Seen(u32, Result<Box<ProcessTree>, Unfit>),
     /// What goes ahead of a process.
     Packed(u32, Result<Packed, String>),
     /// Nothing new comes to a process, and what had come is its own.
@@ -51,6 +54,8 @@ enum Report {
 /// What the loop has to see to.
 #[derive(Debug)]
 pub(crate) enum News {
+    /// Donor: what somebody wants to have moved who named the process with this number.
+    Seen { pid: u32, seen: Result<Box<ProcessTree>, Unfit> },
     /// Donor: what goes ahead of the process with this number is to be sent, or it cannot be moved.
     Packed { root: u32, load: Result<Vec<u8>, String> },
     /// Donor: nothing new comes to it, so that its connections can be named; or they cannot.
@@ -149,6 +154,13 @@ impl Processes {
         self.coming.iter().find(|(_, coming)| coming.arrival.has_move(name)).map(|(of, _)| *of)
     }
 
+    /// Looks at a process that is wanted to go, in a thread: descriptors of all processes are compared with its own.
+    /// [`News::Seen`] tells.
+    pub(crate) fn look(&mut self, pid: u32, scope: Scope) {
+        let look = move || Report::Seen(pid, process_tree::look(pid, scope).map(Box::new));
+        self.work.begin(look, move |why| Report::Seen(pid, Err(Unfit::Tied(why))));
+    }
+
     /// How far a process is that goes to another host.
     pub(crate) fn departure(&self, root: u32) -> Option<&Departure> {
         self.leaving.get(&root).map(|leaving| &leaving.departure)
@@ -211,6 +223,7 @@ impl Processes {
     pub(crate) fn handle(&mut self, around: &mut Around<'_>, now: Time) -> Vec<(OpId, Answer)> {
         for report in self.work.take() {
             match report {
+                Report::Seen(pid, seen) => self.news.push(News::Seen { pid, seen }),
                 Report::Packed(root, packed) => self.on_packed(root, packed),
                 Report::Quiet(root, result) => self.news.push(News::Quiet { root, result }),
                 Report::Dumped(root, images) => {
