@@ -24,8 +24,8 @@ use whimbrel_kernel::namespace::Entered;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::UdpSocket;
 use whimbrel_transform::Algorithm;
-use whimbrel_tunnel::{Peer, Tunnel, TunnelFlow, TunnelPath};
-use whimbrel_wire::{FlowTuple, Transport, TunnelKeys};
+use whimbrel_tunnel::{Tunnel, TunnelFlow, TunnelPath};
+use whimbrel_wire::{BindingId, FlowTuple, PeerId, Transport, TunnelKeys};
 
 use crate::report::{Bound, Figure, Report, Samples};
 
@@ -36,7 +36,8 @@ const IPERF_PORT: u16 = 5201;
 /// Ports that clients in A get, and so flows that the tunnels know.
 const CLIENT_PORTS: std::ops::RangeInclusive<u16> = 40_000..=40_999;
 const PATIENCE: Duration = Duration::from_secs(10);
-const PEER: Peer = Peer(1);
+const PEER: PeerId = PeerId(1);
+const BINDING: BindingId = BindingId::first(PEER);
 
 /// How to measure.
 #[derive(clap::Args)]
@@ -333,10 +334,10 @@ impl Testbed {
                 Ok(Tunnel::start(Tun::open(&device, path.inner_mtu())?, UdpSocket::bind(port)?, wake)?)
             })??;
             tunnel.add_keys(PEER, 1, sealed.unwrap_or(Algorithm::ChaCha20Poly1305), &keys);
-            tunnel.set_path(PEER, 1, path)?;
+            tunnel.set_path(BINDING, 1, path)?;
             tunnel.set_flows(flows.iter().map(|(a, b)| {
                 let (own, peer_tuple) = if host == 1 { (*a, *b) } else { (*b, *a) };
-                TunnelFlow { own, peer: PEER, peer_tuple, elsewhere: false }
+                TunnelFlow { own, binding: BINDING, peer_tuple, elsewhere: false }
             }));
             namespace.ip(&format!("addr add 10.{net}.{number}.{host}/24 dev {device}"))?;
             self.tunnels.push(tunnel);

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::{BindingId, FlowTuple, Transport};
 
 /// A struct that is exactly its bytes: `repr(C)`, without padding, and any bit pattern is a value.
 ///
@@ -55,6 +55,8 @@ macro_rules! plain {
 unsafe impl Plain for u32 {}
 // SAFETY: an integer.
 unsafe impl Plain for u64 {}
+// SAFETY: transparent, an integer of which any is a value.
+unsafe impl Plain for BindingId {}
 
 plain! {
     struct RawAddress { words: [u32; 4] }
@@ -67,7 +69,7 @@ plain! {
         zero: [u8; 3],
     }
     struct RawFlowEntry {
-        binding: u32,
+        binding: BindingId,
         home_local_place: u32,
         home_peer_place: u32,
         wire_local_port: u16,
@@ -86,12 +88,12 @@ plain! {
         free_at: u32,
     }
     struct RawLentKey { address: RawAddress, port: u16, transport: u8, zero: [u8; 5] }
-    struct RawLent { delivery: u32, binding: u32 }
-    struct RawEndpoint { address: RawAddress, binding: u32, namespace: u32, unknown: u8, zero: [u8; 7] }
+    struct RawLent { delivery: u32, binding: BindingId }
+    struct RawEndpoint { address: RawAddress, binding: BindingId, namespace: u32, unknown: u8, zero: [u8; 7] }
     struct RawAlias { program: [u8; 16], address: RawAddress, other: RawAddress, kind: u8, zero: [u8; 7] }
     struct RawPorts { words: [u64; 1024] }
     struct RawHelpedFlow { offset: u32, acknowledged: u32, delivered: u32, phase: u8, zero: [u8; 3] }
-    struct RawWireFlow { binding: u32, local_port: u16, remote_port: u16, transport: u8, zero: [u8; 3] }
+    struct RawWireFlow { binding: BindingId, local_port: u16, remote_port: u16, transport: u8, zero: [u8; 3] }
     struct RawBinding {
         local: RawAddress,
         peer: RawAddress,
@@ -108,7 +110,7 @@ plain! {
         mtu: u32,
     }
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
-    struct RawLocator { binding: u32, arrival: u32 }
+    struct RawLocator { binding: BindingId, arrival: u32 }
     struct RawPath { arrival: u32, port: u32 }
     struct RawSettings {
         namespace_cookie: u64,
@@ -356,10 +358,10 @@ pub enum Lent {
     Endpoint(u32),
     /// With the peer of this binding, which has it on lease from this host: what comes goes to the TUN device, and what
     /// that peer sends from it comes by the TUN device and goes out by routes.
-    Leased(u32),
+    Leased(BindingId),
     /// The same, of an end that a socket of this host's own stack had before: connections that it has still, or is
     /// about to have, stay.
-    Shared(u32),
+    Shared(BindingId),
 }
 
 /// What becomes of what an endpoint namespace sends that is of no flow, and from a [`LentEnd`] that is lent to it. The
@@ -371,7 +373,7 @@ pub enum Unknown {
     /// It leaves by routes, since the address is this host's own.
     Routed,
     /// To the TUN device: the peer of this binding has lent the address.
-    Tunnelled(u32),
+    Tunnelled(BindingId),
 }
 
 /// What is told of the TCP sockets of an endpoint namespace.
@@ -401,8 +403,8 @@ pub const TUNNELLED: Duration = Duration::from_millis(500);
 /// What the programs know of a flow. Places as in P-14: while they equal the binding's, the flow is native.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowEntry {
-    /// The binding of the flow's peer.
-    pub binding: u32,
+    /// What leads it.
+    pub binding: BindingId,
     /// This host's place towards the peer when the flow was introduced.
     pub home_local_place: u32,
     /// The peer's place then.
@@ -658,9 +660,10 @@ impl RawFlowEntry {
         }
     }
 
+    /// Its name on the wire: between the locators of its peer's first binding, whichever leads it.
     pub(crate) fn wire_flow(&self, transport: u8) -> RawWireFlow {
         RawWireFlow {
-            binding: self.binding,
+            binding: BindingId::first(self.binding.peer()),
             local_port: self.wire_local_port,
             remote_port: self.wire_remote_port,
             transport,
@@ -682,7 +685,7 @@ impl RawLentKey {
 impl RawLent {
     pub(crate) fn new(lent: Lent) -> Self {
         match lent {
-            Lent::Endpoint(delivery) => Self { delivery, binding: 0 },
+            Lent::Endpoint(delivery) => Self { delivery, binding: BindingId::NONE },
             Lent::Leased(binding) => Self { delivery: 0, binding },
             Lent::Shared(binding) => Self { delivery: LENT_SHARED, binding },
         }
@@ -701,8 +704,8 @@ impl RawEndpoint {
     /// `namespace`: its id, or [`NAMESPACE_UNKNOWN`].
     pub(crate) fn new(endpoint: &Endpoint, namespace: u32) -> Self {
         let (unknown, binding) = match endpoint.unknown {
-            Unknown::Dropped => (UNKNOWN_DROPPED, 0),
-            Unknown::Routed => (UNKNOWN_ROUTED, 0),
+            Unknown::Dropped => (UNKNOWN_DROPPED, BindingId::NONE),
+            Unknown::Routed => (UNKNOWN_ROUTED, BindingId::NONE),
             Unknown::Tunnelled(binding) => (UNKNOWN_TUNNELLED, binding),
         };
         Self { address: RawAddress::new(endpoint.address), binding, namespace, unknown, zero: [0; 7] }

@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{BindingId, FlowTuple};
 
 use crate::abi::{
     Alias, COUNTERS, HelpedFlow, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING,
@@ -104,7 +104,7 @@ pub struct Datapath {
     flows: GrowingTable<RawTuple, RawFlowEntry>,
     wire_flows: GrowingTable<RawWireFlow, RawTuple>,
     helped: Table<RawTuple, RawHelpedFlow>,
-    bindings: Table<u32, RawBinding>,
+    bindings: Table<BindingId, RawBinding>,
     locators: Table<RawLocatorPair, RawLocator>,
     paths: Table<RawLocatorPair, RawPath>,
     vacated: Table<RawAddress, u32>,
@@ -116,7 +116,7 @@ pub struct Datapath {
     introduction_indices: Table<u32, RawShare>,
     rings: Rings,
     /// What `locators` holds for each binding.
-    accepted: Mutex<HashMap<u32, Vec<LocatorPair>>>,
+    accepted: Mutex<HashMap<BindingId, Vec<LocatorPair>>>,
     /// How many flows are toward what.
     deliveries: Mutex<Deliveries>,
     hooks: Vec<Hook>,

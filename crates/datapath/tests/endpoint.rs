@@ -25,14 +25,14 @@ use whimbrel_datapath::{
 };
 use whimbrel_kernel::endpoint::{Endpoint as Space, let_forward};
 use whimbrel_kernel::route::RouteSocket;
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::{BindingId, FlowTuple, PeerId, Transport};
 
 const PORT: u16 = 5000;
 /// Lent as well: a port rests for a while after a connection.
 const OTHER: u16 = 5001;
 /// Of the far end of a connection that is known before it is opened.
 const FAR_PORT: u16 = 40_000;
-const PEER: u32 = 7;
+const BINDING: BindingId = BindingId::first(PeerId(7));
 const BLOCK: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -607,7 +607,7 @@ impl Anchored {
         for (datapath, flow, delivery, local, peer, wire) in ends {
             let mtu = if delivery == Delivery::Routes { mtu } else { 0 };
             let entry = FlowEntry {
-                binding: PEER,
+                binding: BINDING,
                 home_local_place: 1,
                 home_peer_place: 1,
                 wire_local_port: wire.0,
@@ -634,7 +634,7 @@ impl Anchored {
                 parked: false,
                 accepted: vec![LocatorPair { local, peer }],
             };
-            datapath.set_binding(PEER, &binding).expect("bind");
+            datapath.set_binding(BINDING, &binding).expect("bind");
             datapath.set_busy(true, false, false).expect("busy");
         }
     }
@@ -826,7 +826,7 @@ fn neighbours_are_answered_where_an_address_is_that_is_lent_as_a_whole() {
         let whole = address(6, 6, v4);
         let protocol = if v4 { 1 } else { 58 };
         let end = LentEnd { address: whole, port: 0, protocol };
-        net.datapath.set_lent(&end, Lent::Leased(PEER)).expect("lend");
+        net.datapath.set_lent(&end, Lent::Leased(BINDING)).expect("lend");
         let message = |kind: u8| {
             let mut packet = Packet::new(UDP, net.far, SocketAddr::new(whole, 0)).bytes();
             let (of, at) = if v4 { (14 + 9, 14 + 20) } else { (14 + 6, 14 + 40) };
@@ -911,9 +911,9 @@ fn an_anchor_hands_on_what_routers_say() {
 fn what_is_of_no_flow_goes_to_who_has_the_lease() {
     on_both_families(|v4| {
         let net = Anchored::new(v4);
-        lend(&net.anchor, net.lent, PORT, Lent::Leased(PEER));
+        lend(&net.anchor, net.lent, PORT, Lent::Leased(BINDING));
         lend(&net.host, net.lent, PORT, Lent::Endpoint(net.outer));
-        let leased = Endpoint { address: net.lent, unknown: Unknown::Tunnelled(PEER) };
+        let leased = Endpoint { address: net.lent, unknown: Unknown::Tunnelled(BINDING) };
         net.host.set_endpoint(net.outer, &leased).expect("set the endpoint");
         let (here, there) = net.connection();
         exchange(&here, &there, 1);
@@ -952,7 +952,7 @@ fn what_is_known_outlives_the_process() {
             remote: SocketAddr::new(host.far, 1),
         };
         let entry = FlowEntry {
-            binding: PEER,
+            binding: BINDING,
             home_local_place: 1,
             home_peer_place: 1,
             wire_local_port: 1,
@@ -1020,7 +1020,7 @@ impl Forwarding {
         let (far, lent, wire_local, wire_remote) = (end(9, FAR_PORT), end(5, PORT), end(1, 6001), end(2, 6000));
         let flows = [Transport::Tcp, Transport::Udp].map(|transport| {
             let entry = FlowEntry {
-                binding: PEER,
+                binding: BINDING,
                 home_local_place: 1,
                 home_peer_place: 1,
                 wire_local_port: wire_local.port(),
@@ -1050,7 +1050,7 @@ impl Forwarding {
             parked: false,
             accepted: vec![LocatorPair { local, peer }],
         };
-        datapath.set_binding(PEER, &binding).expect("bind");
+        datapath.set_binding(BINDING, &binding).expect("bind");
         Self { datapath, far, lent, wire_local, wire_remote, inside, _net: (bpffs, namespace, beyond) }
     }
 

@@ -13,9 +13,9 @@ use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, tun
 use whimbrel_datapath::{
     Binding, Carrier, Datapath, Delivery, Event, FlowEntry, HelpedFlow, HelpedPhase, LocatorPair, Most, Role, TUNNELLED,
 };
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::{BindingId, FlowTuple, PeerId, Transport};
 
-const PEER: u32 = 3;
+const BINDING: BindingId = BindingId::first(PeerId(3));
 const OVER: HelpedFlow = HelpedFlow { phase: HelpedPhase::Over, offset: 0, acknowledged: 0, delivered: 0 };
 
 struct Fixture {
@@ -36,7 +36,7 @@ impl Fixture {
         datapath.set_tunnel(1, 0x57, 0xff).expect("settings");
         let this = Self { datapath, own, wire, _bpffs: bpffs, _namespace: namespace };
         let entry = FlowEntry {
-            binding: PEER,
+            binding: BINDING,
             home_local_place: 4,
             home_peer_place: 5,
             wire_local_port: wire[0].port(),
@@ -73,7 +73,7 @@ impl Fixture {
             parked: false,
             accepted: vec![LocatorPair { local, peer }],
         };
-        self.datapath.set_binding(PEER, &binding).expect("bind");
+        self.datapath.set_binding(BINDING, &binding).expect("bind");
     }
 
     fn help(&self, helped: HelpedFlow) {
@@ -425,7 +425,7 @@ fn goes_on(to: &str) {
     let (mut near, mut far) = pair.connect(to);
     far.write_all(b"before").expect("write");
     near.read_exact(&mut [0; 6]).expect("read");
-    datapath.insert_flows(&[entry(&near, PEER, false)]).expect("insert");
+    datapath.insert_flows(&[entry(&near, BINDING, false)]).expect("insert");
 
     // The peer is away, and what the socket sends goes to the TUN device.
     pair.cut();

@@ -6,8 +6,9 @@ use std::process::Command;
 
 use support::{Bpffs, Namespace, is_root, tun};
 use whimbrel_datapath::{Binding, Carrier, Datapath, Features, HelpedFlow, HelpedPhase, LocatorPair, Role, features};
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::{BindingId, FlowTuple, PeerId, Transport};
 
+const BINDING: BindingId = BindingId::first(PeerId(7));
 fn pins(directory: &std::path::Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).expect("the directory");
     let mut names: Vec<_> =
@@ -64,7 +65,7 @@ fn takes_over(tcx: bool) {
         parked: true,
         accepted: vec![LocatorPair { local, peer }],
     };
-    datapath.set_binding(1, &binding).expect("bind");
+    datapath.set_binding(BINDING, &binding).expect("bind");
     drop(datapath);
 
     // One device goes while nobody looks.
@@ -74,14 +75,14 @@ fn takes_over(tcx: bool) {
     attached.sort_by_key(|(interface, _)| *interface);
     assert_eq!(attached, [(a, Role::Wire), (t, Role::Tunnel)]);
     assert_eq!(pins(&directory).len(), 4);
-    assert_eq!(datapath.bindings().expect("bindings"), [(1, binding.clone())]);
+    assert_eq!(datapath.bindings().expect("bindings"), [(BINDING, binding.clone())]);
     // Another goes while we hold it.
     namespace.run("ip link del va");
     datapath.detach(a).expect("detach what is gone");
     datapath.detach(t).expect("detach");
     datapath.detach(t).expect("detach again");
     assert_eq!((datapath.attached(), pins(&directory)), (vec![], vec![]));
-    datapath.remove_binding(1).expect("remove");
+    datapath.remove_binding(BINDING).expect("remove");
     assert_eq!(datapath.bindings().expect("bindings"), []);
     datapath.attach(t, Role::Wire).expect("attach");
     datapath.unload().expect("unload");

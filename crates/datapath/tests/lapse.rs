@@ -10,8 +10,9 @@ use support::packet::{ETHERNET, Packet, TCP};
 use support::pair::{Pair, entry, find, flow, get, timer, wait};
 use support::{NEXT, is_root, run};
 use whimbrel_datapath::{Binding, Carrier, Datapath, FlowEntry, LocatorPair, Role};
+use whimbrel_wire::{BindingId, PeerId};
 
-const PEER: u32 = 7;
+const BINDING: BindingId = BindingId::first(PeerId(7));
 /// `linux/tcp.h`
 const TCP_TIMESTAMP: i32 = 24;
 
@@ -27,7 +28,7 @@ fn segment(near: &TcpStream, names: (&str, &str), echo: u32) -> Packet {
 
 fn open(pair: &Pair, near: &TcpStream, locators: (&str, &str)) -> Datapath {
     let datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
-    datapath.insert_flows(&[entry(near, PEER, false)]).expect("insert");
+    datapath.insert_flows(&[entry(near, BINDING, false)]).expect("insert");
     let [local, peer] = [locators.0, locators.1].map(|address| address.parse().expect("an address"));
     let binding = Binding {
         local_place: 1,
@@ -42,7 +43,7 @@ fn open(pair: &Pair, near: &TcpStream, locators: (&str, &str)) -> Datapath {
         parked: false,
         accepted: vec![LocatorPair { local, peer }],
     };
-    datapath.set_binding(PEER, &binding).expect("bind");
+    datapath.set_binding(BINDING, &binding).expect("bind");
     datapath.set_busy(true, false, false).expect("busy");
     datapath
 }
@@ -125,7 +126,7 @@ fn the_time_that_a_flow_waits_is_no_round_trip() {
         near.write_all(&[0; 100]).expect("write");
         far.read_exact(&mut [0; 100]).expect("read");
         wait(|| find(&datapath, &near).snd_una == find(&datapath, &near).snd_nxt);
-        datapath.insert_flows(&[entry(&near, PEER, true)]).expect("insert");
+        datapath.insert_flows(&[entry(&near, BINDING, true)]).expect("insert");
         datapath.set_lapses(true).expect("lapses");
 
         // The first is heard, and the answer to it is not. As long as they may be, so that they are not sent again as

@@ -9,9 +9,9 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use support::is_root;
 use support::pair::{Pair, binding, entry, flow};
 use whimbrel_datapath::{Alias, AliasUse, Binding, Carrier, Datapath, Delivery, FlowEntry, features};
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::{BindingId, FlowTuple, PeerId, Transport};
 
-const PEER: u32 = 7;
+const BINDING: BindingId = BindingId::first(PeerId(7));
 
 fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
@@ -47,14 +47,14 @@ fn a_moved_connection_shows_where_it_is_if_it_is_to() {
         let (other, _its_far) = pair.connect(to);
         let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
         datapath.attach_names(&BTreeMap::new()).expect("attach");
-        let (own, of) = entry(&near, PEER, false);
+        let (own, of) = entry(&near, BINDING, false);
         datapath
-            .insert_flows(&[(own, FlowEntry { real_view: true, ..of }), entry(&other, PEER, false)])
+            .insert_flows(&[(own, FlowEntry { real_view: true, ..of }), entry(&other, BINDING, false)])
             .expect("insert");
         let here = (own.local, own.remote);
-        datapath.set_binding(PEER, &binding(0, Carrier::Tunnel, false)).expect("set");
+        datapath.set_binding(BINDING, &binding(0, Carrier::Tunnel, false)).expect("set");
         assert_eq!(shown(&near), here, "it has not moved");
-        datapath.set_binding(PEER, &away()).expect("set");
+        datapath.set_binding(BINDING, &away()).expect("set");
         // A socket of IPv6 that is to be shown an IPv4 address has it mapped.
         let there = (
             SocketAddr::new(address("192.0.2.1"), here.0.port()),
@@ -88,9 +88,9 @@ fn another_namespace_is_not_looked_at() {
     // The far end's own tuple, known to the near end's instance.
     let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
     datapath.attach_names(&BTreeMap::new()).expect("attach");
-    let (own, of) = entry(&far, PEER, false);
+    let (own, of) = entry(&far, BINDING, false);
     datapath.insert_flows(&[(own, FlowEntry { real_view: true, ..of })]).expect("insert");
-    datapath.set_binding(PEER, &away()).expect("set");
+    datapath.set_binding(BINDING, &away()).expect("set");
     assert_eq!(shown(&far), (own.local, own.remote));
     drop(near);
     datapath.unload().expect("unload");
@@ -117,7 +117,7 @@ fn a_connected_datagram_socket_hears_from_where_its_peer_is_and_sends_there() {
         let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
         datapath.attach_names(&BTreeMap::new()).expect("attach");
         let of = FlowEntry {
-            binding: PEER,
+            binding: BINDING,
             home_local_place: 0,
             home_peer_place: 0,
             wire_local_port: own.local.port(),
@@ -134,7 +134,7 @@ fn a_connected_datagram_socket_hears_from_where_its_peer_is_and_sends_there() {
         let peer = if own.local.is_ipv4() { "192.0.2.2" } else { "2001:db8::2" };
         let local = if own.local.is_ipv4() { "192.0.2.1" } else { "2001:db8::1" };
         let binding = Binding { local: address(local), peer: address(peer), ..away() };
-        datapath.set_binding(PEER, &binding).expect("set");
+        datapath.set_binding(BINDING, &binding).expect("set");
 
         let there = SocketAddr::new(address(peer), own.remote.port());
         let mut data = [0; 8];

@@ -11,8 +11,9 @@ use std::time::Duration;
 use support::pair::{Pair, binding, wait};
 use support::{Namespace, is_root};
 use whimbrel_datapath::{Binding, Carrier, Datapath, LocatorPair, Role};
+use whimbrel_wire::{BindingId, PeerId};
 
-const PEER: u32 = 7;
+const BINDING: BindingId = BindingId::first(PeerId(7));
 const CONNECTIONS: usize = 20;
 
 fn index(name: &str) -> u32 {
@@ -43,7 +44,7 @@ fn rewriting(pair: &Pair, local: &str, peer: &str) -> Datapath {
     let [local, peer] = [local, peer].map(|address| address.parse().expect("an address"));
     let moved =
         Binding { local, peer, accepted: vec![LocatorPair { local, peer }], ..binding(1, Carrier::Rewrite, false) };
-    datapath.set_binding(PEER, &moved).expect("bind");
+    datapath.set_binding(BINDING, &moved).expect("bind");
     datapath.set_busy(true, false, false).expect("busy");
     datapath
 }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use support::packet::{ETHERNET, Packet, TCP, UDP, icmp};
 use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run};
 use whimbrel_datapath::{Binding, Carrier, Datapath, Delivery, Event, FlowEntry, LocatorPair, Most};
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::{BindingId, FlowTuple, PeerId, Transport};
 
-const PEER: u32 = 3;
+const BINDING: BindingId = BindingId::first(PeerId(3));
 const MARK: u32 = 0x57;
 
 /// Names of one flow: own tuple and wire tuple.
@@ -61,7 +61,7 @@ impl Fixture {
         let names = self.names;
         let flows = [Transport::Tcp, Transport::Udp].map(|transport| {
             let entry = FlowEntry {
-                binding: PEER,
+                binding: BINDING,
                 home_local_place: 4,
                 home_peer_place: 5,
                 wire_local_port: names.wire_local.port(),
@@ -100,7 +100,7 @@ impl Fixture {
     }
 
     fn bind(&self, carrier: Carrier, allowance: Option<u64>) {
-        self.datapath.set_binding(PEER, &Binding { carrier, allowance, ..self.binding() }).expect("bind");
+        self.datapath.set_binding(BINDING, &Binding { carrier, allowance, ..self.binding() }).expect("bind");
     }
 
     fn egress(&self, packet: &[u8]) -> Outcome {
@@ -258,7 +258,7 @@ fn native_and_unknown_flows_are_untouched() {
         let own = fixture.own_out(TCP).bytes();
         let places = |local_place, peer_place| {
             let binding = Binding { local_place, peer_place, ..fixture.binding() };
-            fixture.datapath.set_binding(PEER, &binding).expect("bind");
+            fixture.datapath.set_binding(BINDING, &binding).expect("bind");
         };
         places(4, 5);
         fixture.assert_untouched(&own);
@@ -288,7 +288,7 @@ fn native_and_unknown_flows_are_untouched() {
         let mut other = fixture.wire_in(UDP);
         other.source.set_port(1);
         fixture.assert_untouched(&other.bytes());
-        fixture.datapath.remove_binding(PEER).expect("remove");
+        fixture.datapath.remove_binding(BINDING).expect("remove");
         fixture.assert_untouched(&own);
         fixture.assert_untouched(&fixture.wire_in(TCP).bytes());
     });
@@ -313,10 +313,10 @@ fn held_flows_send_nothing_wherever_they_are() {
             fixture.bind(carrier, None);
             assert_held();
             let home = Binding { local_place: 4, peer_place: 5, carrier, ..fixture.binding() };
-            fixture.datapath.set_binding(PEER, &home).expect("bind");
+            fixture.datapath.set_binding(BINDING, &home).expect("bind");
             assert_held();
         }
-        fixture.datapath.remove_binding(PEER).expect("remove");
+        fixture.datapath.remove_binding(BINDING).expect("remove");
         assert_held();
         assert!(fixture.datapath.flows().expect("flows").iter().all(|(_, entry)| entry.held));
         // What comes in is as welcome as ever.
@@ -324,7 +324,7 @@ fn held_flows_send_nothing_wherever_they_are() {
         assert_eq!(fixture.ingress(&fixture.wire_in(TCP).bytes()).packet, fixture.own_in(TCP).bytes());
         fixture.insert(false);
         fixture.assert_translates(TCP, |_| {});
-        fixture.datapath.remove_binding(PEER).expect("remove");
+        fixture.datapath.remove_binding(BINDING).expect("remove");
         fixture.assert_untouched(&packets[0]);
     });
 }
@@ -353,7 +353,7 @@ fn the_old_path_is_marked_and_nothing_else() {
         names.own_remote.set_port(names.wire_remote.port());
         let tuple = FlowTuple { transport: Transport::Tcp, local: names.own_local, remote: names.own_remote };
         let entry = FlowEntry {
-            binding: PEER,
+            binding: BINDING,
             home_local_place: 4,
             home_peer_place: 5,
             wire_local_port: names.wire_local.port(),
@@ -386,7 +386,7 @@ fn what_a_strict_filter_would_drop_gets_no_mark() {
         let marks = |fixture: &Fixture| packets.iter().map(|packet| fixture.ingress(packet).mark).collect::<Vec<_>>();
 
         // The peer's packets are to come by another device, and whoever filters loosely takes them from anywhere.
-        fixture.datapath.set_binding(PEER, &Binding { arrival: 9, ..fixture.binding() }).expect("bind");
+        fixture.datapath.set_binding(BINDING, &Binding { arrival: 9, ..fixture.binding() }).expect("bind");
         assert_eq!(marks(&fixture), [MARK; 3]);
         assert!(fragments.iter().all(|fragment| fixture.ingress(fragment).mark == MARK));
         fixture.datapath.set_strict(true).expect("strict");
@@ -403,14 +403,14 @@ fn what_a_strict_filter_would_drop_gets_no_mark() {
         // itself.
         let left = |fixture: &Fixture, arrival| {
             for (arrival, peer) in [(arrival, names.wire_remote.ip()), (5, names.own_remote.ip())] {
-                fixture.datapath.set_binding(PEER, &Binding { arrival, peer, ..fixture.binding() }).expect("bind");
+                fixture.datapath.set_binding(BINDING, &Binding { arrival, peer, ..fixture.binding() }).expect("bind");
             }
         };
         left(&fixture, 9);
         assert_eq!(marks(&fixture), [0; 3]);
         left(&fixture, 1);
         assert_eq!(marks(&fixture), [MARK; 3]);
-        fixture.datapath.set_binding(PEER, &Binding { arrival: 9, ..fixture.binding() }).expect("bind");
+        fixture.datapath.set_binding(BINDING, &Binding { arrival: 9, ..fixture.binding() }).expect("bind");
         let mut other = fixture.wire_in(UDP);
         other.source.set_port(1);
         fixture.assert_untouched(&other.bytes());
@@ -425,7 +425,7 @@ fn what_peers_say_where_they_are_heard_is_marked_and_nothing_else() {
     const CONTROL: u16 = 2031;
     on_both_families(|fixture| {
         // As through a NAT: no pair of locators.
-        fixture.datapath.set_binding(PEER, &Binding { accepted: Vec::new(), ..fixture.binding() }).expect("bind");
+        fixture.datapath.set_binding(BINDING, &Binding { accepted: Vec::new(), ..fixture.binding() }).expect("bind");
         let names = fixture.names;
         let pair = LocatorPair { local: names.wire_local.ip(), peer: names.wire_remote.ip() };
         let mut word = fixture.wire_in(UDP);
@@ -507,7 +507,7 @@ fn whoever_opens_a_connection_under_the_names_of_a_moved_one_is_refused() {
 
         // At home it is the stack's business.
         fixture.insert(false);
-        fixture.datapath.set_binding(PEER, &Binding { local_place: 4, ..fixture.binding() }).expect("bind");
+        fixture.datapath.set_binding(BINDING, &Binding { local_place: 4, ..fixture.binding() }).expect("bind");
         assert_eq!(fixture.ingress(&syn.bytes()).verdict, NEXT);
     });
 }
@@ -536,9 +536,9 @@ fn a_reset_that_comes_by_another_way_than_the_flow_is_dropped() {
         assert_eq!(fixture.ingress(&rewritten.bytes()).verdict, NEXT);
         // Not moved: by another interface than the flow's (test runs are on interface 1), and by its own.
         let home = Binding { local_place: 4, peer_place: 5, arrival: 77, ..fixture.binding() };
-        fixture.datapath.set_binding(PEER, &home).expect("bind");
+        fixture.datapath.set_binding(BINDING, &home).expect("bind");
         assert_eq!(fixture.ingress(&reset).verdict, SHOT);
-        fixture.datapath.set_binding(PEER, &Binding { arrival: 1, ..home }).expect("bind");
+        fixture.datapath.set_binding(BINDING, &Binding { arrival: 1, ..home }).expect("bind");
         assert_eq!(fixture.ingress(&reset).verdict, NEXT);
         // Somebody else's.
         let mut other = fixture.own_in(TCP);
@@ -593,7 +593,10 @@ fn held_packets_disappear_without_an_error() {
 #[test]
 fn tunnelled_packets_keep_their_own_tuple() {
     on_both_families(|fixture| {
-        fixture.datapath.set_binding(PEER, &Binding { carrier: Carrier::Tunnel, ..fixture.binding() }).expect("bind");
+        fixture
+            .datapath
+            .set_binding(BINDING, &Binding { carrier: Carrier::Tunnel, ..fixture.binding() })
+            .expect("bind");
         let packet = fixture.own_out(UDP).bytes();
         // The fixture's TUN device is the loopback that test runs pretend to be on.
         assert_eq!(fixture.egress(&packet), Outcome { verdict: NEXT, packet: packet.clone(), mark: 0 });
@@ -630,7 +633,7 @@ fn locators_of_another_family_are_not_rewritten_to() {
         let other = if fixture.names.own_local.is_ipv4() { v6 } else { v4 };
         let (local, peer) = (other.wire_local.ip(), other.wire_remote.ip());
         let binding = Binding { local, peer, accepted: vec![LocatorPair { local, peer }], ..fixture.binding() };
-        fixture.datapath.set_binding(PEER, &binding).expect("bind");
+        fixture.datapath.set_binding(BINDING, &binding).expect("bind");
         fixture.datapath.set_tunnel(2, MARK, 0xff).expect("settings");
         let packet = fixture.own_out(TCP).bytes();
         assert_eq!(fixture.egress(&packet), Outcome { verdict: REDIRECT, packet, mark: 0 });
@@ -883,7 +886,7 @@ fn maps_hold_what_was_put_in() {
             .map(|port| {
                 let local = SocketAddr::new(names.own_local.ip(), port);
                 let entry = FlowEntry {
-                    binding: PEER,
+                    binding: BINDING,
                     home_local_place: 4,
                     home_peer_place: 5,
                     wire_local_port: port,
@@ -904,7 +907,7 @@ fn maps_hold_what_was_put_in() {
         read.retain(|(tuple, _)| tuple.local.port() <= 20_000);
         read.sort_by_key(|(tuple, _)| tuple.local.port());
         assert_eq!(read, flows);
-        assert_eq!(fixture.datapath.bindings().expect("bindings"), [(PEER, fixture.binding())]);
+        assert_eq!(fixture.datapath.bindings().expect("bindings"), [(BINDING, fixture.binding())]);
 
         // A flow that changes its wire port leaves nothing at the old one.
         let (tuple, entry) = flows[0];
@@ -930,13 +933,13 @@ fn maps_hold_what_was_put_in() {
 fn a_locator_pair_belongs_to_the_last_that_claimed_it() {
     on_both_families(|fixture| {
         let packet = fixture.wire_in(TCP).bytes();
-        let other = PEER + 1;
+        let other = BindingId::first(PeerId(4));
         fixture.datapath.set_binding(other, &fixture.binding()).expect("bind");
         assert_eq!(fixture.ingress(&packet).mark, 0);
         fixture.bind(Carrier::Rewrite, None);
         fixture.datapath.remove_binding(other).expect("remove");
         assert_eq!(fixture.ingress(&packet).mark, MARK);
-        fixture.datapath.set_binding(PEER, &Binding { accepted: Vec::new(), ..fixture.binding() }).expect("bind");
+        fixture.datapath.set_binding(BINDING, &Binding { accepted: Vec::new(), ..fixture.binding() }).expect("bind");
         assert_eq!(fixture.ingress(&packet).mark, 0);
     });
 }

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use support::pair::{Pair, binding, entry, find, flow, get, look, set, wait};
 use support::{is_root, tun};
 use whimbrel_datapath::{Carrier, Datapath, Fitted, Role};
+use whimbrel_wire::{BindingId, PeerId};
 
-const PEER: u32 = 7;
+const BINDING: BindingId = BindingId::first(PeerId(7));
 /// `PARKED_TIMEOUT` of bpf/lib/park.h.
 const PARKED: (i32, i32) = (1_728_000_000, 0);
 
 fn introduce(datapath: &Datapath, streams: &[&TcpStream], held: bool) {
-    let flows: Vec<_> = streams.iter().map(|stream| entry(stream, PEER, held)).collect();
+    let flows: Vec<_> = streams.iter().map(|stream| entry(stream, BINDING, held)).collect();
     datapath.insert_flows(&flows).expect("insert");
 }
 
@@ -24,7 +25,7 @@ fn bind(datapath: &Datapath, parked: bool) {
 }
 
 fn bind_at(datapath: &Datapath, local_place: u32, carrier: Carrier, parked: bool) {
-    datapath.set_binding(PEER, &binding(local_place, carrier, parked)).expect("bind");
+    datapath.set_binding(BINDING, &binding(local_place, carrier, parked)).expect("bind");
 }
 
 fn fit(datapath: &Datapath) -> Fitted {
@@ -85,7 +86,7 @@ fn options_are_put_back_exactly() {
     // By the flow, and by a binding that goes while the flow is held.
     introduce(&datapath, known, true);
     assert_eq!(fit(&datapath), fitted(4, 0));
-    datapath.remove_binding(PEER).expect("remove");
+    datapath.remove_binding(BINDING).expect("remove");
     assert_eq!(fit(&datapath), fitted(0, 0));
     assert_eq!(all(), parked);
     // A flow that is forgotten is not parked.

@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use support::{Bpffs, Namespace, is_root, tun, veth};
 use whimbrel_datapath::{Binding, Carrier, Datapath, Delivery, FlowEntry, LocatorPair, Role};
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::{BindingId, FlowTuple, PeerId, Transport};
 
-const PEER: u32 = 7;
+const BINDING: BindingId = BindingId::first(PeerId(7));
 const PORT: u16 = 5000;
 const BLOCK: usize = 1 << 20;
 
@@ -121,7 +121,7 @@ impl Host {
     fn new(datapath: Datapath, local: SocketAddr, remote: SocketAddr, wire: (u16, u16)) -> Self {
         let flow = FlowTuple { transport: Transport::Tcp, local, remote };
         let entry = FlowEntry {
-            binding: PEER,
+            binding: BINDING,
             home_local_place: 1,
             home_peer_place: 1,
             wire_local_port: wire.0,
@@ -155,7 +155,7 @@ impl Host {
                 LocatorPair { local: self.flow.local.ip(), peer: self.flow.remote.ip() },
             ],
         };
-        self.datapath.set_binding(PEER, &binding).expect("set the binding");
+        self.datapath.set_binding(BINDING, &binding).expect("set the binding");
     }
 }
 
@@ -221,7 +221,7 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
     // Another flow whose own tuple is this one's wire tuple: nothing is translated twice.
     let other = FlowTuple { local: SocketAddr::new(new, wire), ..laptop.flow };
     let entry = FlowEntry {
-        binding: PEER,
+        binding: BINDING,
         home_local_place: 1,
         home_peer_place: 1,
         wire_local_port: 9,

@@ -9,9 +9,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use support::pair::{Pair, binding, entry, events, find, flow, get, set};
 use support::{is_root, run};
 use whimbrel_datapath::{Carrier, Datapath, Event, Most, Origin};
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::packet::Ip;
+use whimbrel_wire::{BindingId, FlowTuple, PeerId};
 
+const BINDING: BindingId = BindingId::first(PeerId(7));
 /// Drains until `count` events have come.
 fn wait(datapath: &mut Datapath, count: usize) -> Vec<Event> {
     let mut seen = Vec::new();
@@ -349,7 +350,7 @@ fn a_socket_that_its_program_holds_keeps_no_look_up_waiting() {
     let (near, _far) = pair.connect("10.0.0.2:0");
     let (other, _other_far) = pair.connect("10.0.0.2:0");
     let flows = [flow(&near), flow(&other)];
-    datapath.insert_flows(&[entry(&near, 7, false), entry(&other, 7, false)]).expect("insert");
+    datapath.insert_flows(&[entry(&near, BINDING, false), entry(&other, BINDING, false)]).expect("insert");
     let missing = Missing::new();
     let (fd, at) = (near.as_raw_fd(), missing.at as usize);
     // It sleeps with the lock of the socket.
@@ -396,9 +397,9 @@ fn sockets_of_moved_flows_are_bound_to_no_device() {
     for stream in [&bound, &stranger] {
         set(stream, libc::SOL_SOCKET, SO_BINDTOIFINDEX, device as i32);
     }
-    datapath.insert_flows(&[entry(&bound, 7, false)]).expect("insert");
+    datapath.insert_flows(&[entry(&bound, BINDING, false)]).expect("insert");
     let bind = |datapath: &Datapath, place: u32| {
-        datapath.set_binding(7, &binding(place, Carrier::Hold, false)).expect("bind");
+        datapath.set_binding(BINDING, &binding(place, Carrier::Hold, false)).expect("bind");
     };
     let changed = |datapath: &Datapath, interfaces: &[u32]| {
         let fitted = datapath.fit_sockets(interfaces).expect("fit");
@@ -451,7 +452,7 @@ fn flows_that_get_no_answer_are_told() {
     let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
     let [mut known, mut stranger, idle, mut deliveries] =
         [0, 1, 0, 1].map(|at| pair.connect(["10.0.0.2:0", "[fd00::2]:0"][at]));
-    let flows = [&known.0, &idle.0].map(|stream| entry(stream, 7, false));
+    let flows = [&known.0, &idle.0].map(|stream| entry(stream, BINDING, false));
     datapath.insert_flows(&flows).expect("insert");
     // The other end of a flow of the same names is in another namespace.
     let (own, entry) = flows[0];

@@ -16,9 +16,10 @@ use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, is_root, run, run_on, t
 use whimbrel_datapath::{
     Binding, Carrier, Datapath, Delivery, Endpoint, FlowEntry, Lent, LentEnd, LocatorPair, Unknown,
 };
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::{BindingId, FlowTuple, PeerId, Transport};
 
-const PEER: u32 = 3;
+const BINDING: BindingId = BindingId::first(PeerId(3));
+const OTHER: BindingId = BindingId::first(PeerId(9));
 const MARK: u32 = 0x57;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
@@ -61,7 +62,7 @@ impl Fixture {
     fn know(&self, own: (SocketAddr, SocketAddr), wire: (SocketAddr, SocketAddr), delivery: Delivery) {
         for (_, transport) in TRANSPORTS {
             let entry = FlowEntry {
-                binding: PEER,
+                binding: BINDING,
                 home_local_place: 4,
                 home_peer_place: 5,
                 wire_local_port: wire.0.port(),
@@ -95,7 +96,7 @@ impl Fixture {
             parked: false,
             accepted: vec![LocatorPair { local, peer }],
         };
-        self.datapath.set_binding(PEER, &binding).expect("bind");
+        self.datapath.set_binding(BINDING, &binding).expect("bind");
     }
 
     fn egress(&self, packet: &[u8]) -> Outcome {
@@ -426,10 +427,10 @@ fn names_that_a_flow_has_moved_away_from_are_free() {
         }
         // Of another peer, which is where it was.
         let home = Binding { local_place: 4, ..fixture.datapath.bindings().expect("bindings")[0].1.clone() };
-        fixture.datapath.set_binding(PEER + 1, &Binding { accepted: Vec::new(), ..home }).expect("bind");
+        fixture.datapath.set_binding(OTHER, &Binding { accepted: Vec::new(), ..home }).expect("bind");
         for (tuple, entry) in fixture.datapath.flows().expect("flows") {
             if tuple.local == fixture.wire.0 {
-                let entry = FlowEntry { binding: PEER + 1, ..entry };
+                let entry = FlowEntry { binding: OTHER, ..entry };
                 fixture.datapath.insert_flows(&[(tuple, entry)]).expect("insert");
             }
         }
@@ -537,7 +538,7 @@ fn what_is_on_lease_elsewhere_keeps_its_names() {
         let udp = UdpSocket::bind(fixture.wire.0).expect("bind");
         udp.connect(fixture.wire.0).expect("connect");
         let mut stolen = Vec::new();
-        for lent in [Lent::Leased(9), Lent::Shared(9)] {
+        for lent in [Lent::Leased(OTHER), Lent::Shared(OTHER)] {
             for protocol in [TCP, UDP] {
                 fixture.datapath.set_lent(&LentEnd { address, port, protocol }, lent).expect("lend");
             }

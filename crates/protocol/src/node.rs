@@ -24,7 +24,7 @@ use crate::base::attachments::{Attachment, Routes};
 use crate::base::config::Config;
 use crate::base::flow_name::FlowName;
 use crate::base::id::LinkId;
-use crate::base::op::{BindingOp, FlowEntry, LocalEnd, PeerId, SocketNumbers, StoreOp, TunnelOp};
+use crate::base::op::{BindingId, BindingOp, FlowEntry, LocalEnd, PeerId, SocketNumbers, StoreOp, TunnelOp};
 use crate::base::output::{Asked, Output};
 use crate::base::pace::IDLE;
 use crate::base::random::Random;
@@ -390,7 +390,7 @@ impl Node {
         ] {
             self.base.stop_timer(timer);
         }
-        self.base.ask(BindingOp::Remove { peer: id }, Asked::Effect("removing a binding"));
+        self.base.ask(BindingOp::Remove { id: BindingId::first(id) }, Asked::Effect("removing a binding"));
         self.base.ask(StoreOp::ForgetPeer { key: peer.key }, Asked::Effect("forgetting a peer"));
         if of_flows.is_in_sets() {
             self.binding.refresh_sets(&mut self.base);

@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_protocol::{
-    AddressOp, Binding, BindingOp, Carrier, FlowEntry, FlowOp, LocalEnd, Op, PeerId, Time, TunnelOp, TunnelPath,
+    AddressOp, Binding, BindingId, BindingOp, Carrier, FlowEntry, FlowOp, LocalEnd, Op, PeerId, Time, TunnelOp,
+    TunnelPath,
 };
 use whimbrel_wire::{ChainNumber, FlowTuple, Transport};
 
@@ -69,9 +70,9 @@ pub struct DataPlane {
     pub guards: Guards,
     pub(crate) flows: BTreeMap<FlowTuple, FlowEntry>,
     wire: HashMap<(PeerId, Transport, u16, u16), FlowTuple>,
-    pub(crate) bindings: BTreeMap<PeerId, (Binding, bool)>,
+    pub(crate) bindings: BTreeMap<BindingId, (Binding, bool)>,
     /// (peer, local) as found in a packet.
-    locators: HashMap<(IpAddr, IpAddr), PeerId>,
+    locators: HashMap<(IpAddr, IpAddr), BindingId>,
     /// Flows on which the peer was heard rewritten while the present binding was in force (P-24).
     heard: BTreeSet<FlowTuple>,
     pub(crate) listening: BTreeSet<u32>,
@@ -82,7 +83,7 @@ pub struct DataPlane {
     /// Addresses of others that its host stands in for.
     pub(crate) standing_in: BTreeSet<IpAddr>,
     keys: BTreeMap<u32, PeerId>,
-    paths: BTreeMap<PeerId, TunnelPath>,
+    paths: BTreeMap<BindingId, TunnelPath>,
     pub(crate) chains: HostChains,
     /// Until when programs work on after the last moved flow.
     carrying_until: Option<Time>,
@@ -138,11 +139,11 @@ impl DataPlane {
 
     fn apply_to_bindings(&mut self, now: Time, op: &BindingOp) {
         match op {
-            BindingOp::Set { peer, binding, moved } => self.bind(now, *peer, binding.clone(), *moved),
-            BindingOp::Remove { peer } => {
-                self.bindings.remove(peer);
-                self.locators.retain(|_, of| of != peer);
-                self.paths.remove(peer);
+            BindingOp::Set { id, binding, moved } => self.bind(now, *id, binding.clone(), *moved),
+            BindingOp::Remove { id } => {
+                self.bindings.remove(id);
+                self.locators.retain(|_, of| of != id);
+                self.paths.remove(id);
             }
             BindingOp::Probe { .. } | BindingOp::Kick { .. } => {}
         }
@@ -166,8 +167,8 @@ impl DataPlane {
             TunnelOp::RemoveKeys { receive_index } => {
                 self.keys.remove(receive_index);
             }
-            TunnelOp::SetPath { peer, path, .. } => {
-                self.paths.insert(*peer, path.clone());
+            TunnelOp::SetPath { id, path, .. } => {
+                self.paths.insert(*id, path.clone());
             }
             // Its result matters, so it is carried out by itself.
             TunnelOp::Chain(_) => {}
@@ -190,24 +191,24 @@ impl DataPlane {
         }
     }
 
-    fn bind(&mut self, now: Time, peer: PeerId, binding: Binding, moved: bool) {
+    fn bind(&mut self, now: Time, id: BindingId, binding: Binding, moved: bool) {
         let carrying = self.bindings.values().any(|(_, moved)| *moved);
-        let same = self.bindings.get(&peer).is_some_and(|(before, _)| {
+        let same = self.bindings.get(&id).is_some_and(|(before, _)| {
             (before.local_locator, before.peer_locator) == (binding.local_locator, binding.peer_locator)
         });
         if !same {
             let flows = &self.flows;
-            self.heard.retain(|flow| flows.get(flow).is_some_and(|entry| entry.peer != peer));
+            self.heard.retain(|flow| flows.get(flow).is_some_and(|entry| entry.binding() != id));
         }
-        self.locators.retain(|_, of| *of != peer);
+        self.locators.retain(|_, of| *of != id);
         let pairs =
             std::iter::once((binding.local_locator, binding.peer_locator)).chain(binding.former.iter().copied());
         let unchecked = binding.source.filter(|_| !self.guards.pairs).map(|source| (source, binding.peer_locator));
         let pairs = pairs.chain(unchecked);
         for (local, remote) in pairs.filter(|(local, _)| !local.is_unspecified()) {
-            self.locators.insert((remote, local), peer);
+            self.locators.insert((remote, local), id);
         }
-        self.bindings.insert(peer, (binding, moved));
+        self.bindings.insert(id, (binding, moved));
         if self.bindings.values().any(|(_, moved)| *moved) {
             self.carrying_until = None;
         } else if carrying {
@@ -229,7 +230,7 @@ impl DataPlane {
         if entry.waits.any() {
             return Verdict::Hold("waits by itself");
         }
-        let Some((binding, _)) = self.bindings.get(&entry.peer) else { return Verdict::Native };
+        let Some((binding, _)) = self.bindings.get(&entry.binding()) else { return Verdict::Native };
         if binding.places == entry.home {
             return Verdict::Native;
         }
@@ -242,21 +243,21 @@ impl DataPlane {
         if rewrite {
             if binding.peer_locator.is_ipv4() != own.remote.is_ipv4() {
                 // Another family cannot be rewritten to.
-                return self.tunnel(own, entry.peer, length);
+                return self.tunnel(own, length);
             }
             let source = SocketAddr::new(binding.local_locator, entry.wire_local_port);
             let destination = SocketAddr::new(binding.peer_locator, entry.wire_remote_port);
             if self.is_taken(&FlowTuple { transport: own.transport, local: source, remote: destination }, sockets) {
-                return self.tunnel(own, entry.peer, length);
+                return self.tunnel(own, length);
             }
             return Verdict::Rewrite { source, destination };
         }
-        self.tunnel(own, entry.peer, length)
+        self.tunnel(own, length)
     }
 
-    fn tunnel(&mut self, own: &FlowTuple, peer: PeerId, length: usize) -> Verdict {
+    fn tunnel(&mut self, own: &FlowTuple, length: usize) -> Verdict {
         let Some(entry) = self.flows.get(own) else { return Verdict::Hold("no flow") };
-        let Some(path) = self.paths.get_mut(&peer) else { return Verdict::Hold("the tunnel leads nowhere") };
+        let Some(path) = self.paths.get_mut(&entry.binding()) else { return Verdict::Hold("the tunnel leads nowhere") };
         if let Some(left) = path.allowance.as_mut() {
             let length = (length + crate::packet::TUNNEL_OVERHEAD) as u64;
             if *left < length {
@@ -264,7 +265,7 @@ impl DataPlane {
             }
             *left -= length;
         }
-        Verdict::Tunnel { path: path.clone(), inner: entry.peer_tuple, chain: self.chains.outbound(peer) }
+        Verdict::Tunnel { path: path.clone(), inner: entry.peer_tuple, chain: self.chains.outbound(entry.peer) }
     }
 
     /// The own tuple of what came in between these endpoints, if that is a wire tuple.
@@ -279,8 +280,8 @@ impl DataPlane {
         if !self.carries(now) || self.is_taken(&FlowTuple { transport, local: destination, remote: source }, sockets) {
             return None;
         }
-        let peer = self.locators.get(&(source.ip(), destination.ip()))?;
-        let own = self.wire.get(&(*peer, transport, destination.port(), source.port())).copied()?;
+        let peer = self.locators.get(&(source.ip(), destination.ip()))?.peer();
+        let own = self.wire.get(&(peer, transport, destination.port(), source.port())).copied()?;
         (own.remote.is_ipv4() == source.is_ipv4()).then_some(own)
     }
 
@@ -308,7 +309,7 @@ impl DataPlane {
     /// Whether a flow is carried, or held.
     pub(crate) fn has_moved(&self, own: &FlowTuple) -> bool {
         let binding =
-            |entry: &FlowEntry| self.bindings.get(&entry.peer).map(|(binding, _)| (binding.places, entry.home));
+            |entry: &FlowEntry| self.bindings.get(&entry.binding()).map(|(binding, _)| (binding.places, entry.home));
         self.flows.get(own).and_then(binding).is_some_and(|(places, home)| places != home)
     }
 
@@ -317,8 +318,8 @@ impl DataPlane {
         if !self.has_moved(own) {
             return false;
         }
-        let peer = self.flows.get(own).map(|entry| entry.peer);
-        let binding = peer.and_then(|peer| self.bindings.get_mut(&peer));
+        let id = self.flows.get(own).map(FlowEntry::binding);
+        let binding = id.and_then(|id| self.bindings.get_mut(&id));
         binding.is_some_and(|(binding, _)| std::mem::take(&mut binding.listens))
     }
 
@@ -326,7 +327,7 @@ impl DataPlane {
     /// whether the node is to be told (P-104).
     pub(crate) fn report_claim(&mut self, own: &FlowTuple) -> bool {
         let Some(entry) = self.flows.get(own).filter(|entry| entry.end == LocalEnd::Passing) else { return false };
-        let listens = self.bindings.get(&entry.peer).is_none_or(|(binding, _)| binding.listens);
+        let listens = self.bindings.get(&entry.binding()).is_none_or(|(binding, _)| binding.listens);
         !listens && self.has_moved(own) && self.claimed.insert(*own)
     }
 

@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use whimbrel_wire::{FlowTuple, Transport};
-
-use crate::Peer;
+use whimbrel_wire::{FlowTuple, PeerId, Transport};
 
 /// Of one flow at the most, in bytes: a receive window of TCP's.
 const FLOW_BYTES: usize = 8 << 20;
@@ -33,7 +31,7 @@ pub(crate) enum Fate {
     /// As the flow says: it is this host that leads it to whoever has the socket.
     ByFlow,
     /// To a peer that has the socket now.
-    To(Peer),
+    To(PeerId),
     /// To the socket, which goes on here.
     Here,
 }
@@ -245,7 +243,7 @@ pub(crate) struct Early {
 #[derive(Debug)]
 struct Coming {
     /// Who may send them: donor and holder.
-    from: Vec<Peer>,
+    from: Vec<PeerId>,
     queue: Queue,
     /// It has come. Packets are still taken from all of them for a while.
     open_until: Option<Instant>,
@@ -270,7 +268,7 @@ impl Early {
     }
 
     /// A socket may come, and packets for it from these peers before it.
-    pub(crate) fn expect(&self, flow: FlowTuple, from: Vec<Peer>, now: Instant) {
+    pub(crate) fn expect(&self, flow: FlowTuple, from: Vec<PeerId>, now: Instant) {
         let mut kept = self.lock();
         let forgets = kept.take_forget(now);
         let Kept { flows, bytes, .. } = &mut *kept;
@@ -310,7 +308,13 @@ impl Early {
     }
 
     /// What becomes of a packet that a peer sent. `opens`: it opens a connection of TCP.
-    pub(crate) fn meet(&self, flow: &FlowTuple, opens: bool, from: Peer, packet: impl FnOnce() -> Vec<u8>) -> Arrival {
+    pub(crate) fn meet(
+        &self,
+        flow: &FlowTuple,
+        opens: bool,
+        from: PeerId,
+        packet: impl FnOnce() -> Vec<u8>,
+    ) -> Arrival {
         if self.flows.load(Ordering::Acquire) == 0 {
             return Arrival::Other;
         }
@@ -348,13 +352,13 @@ mod tests {
         assert_eq!(aside.meet(&flow(1), false, || vec![2]), Meeting::Waits);
         assert_eq!(aside.meet(&flow(2), false, || vec![3]), Meeting::Nothing, "another flow");
         assert!(aside.take_due(now).is_empty(), "nothing is decided");
-        assert!(aside.decide(&flow(1), Fate::To(Peer(4)), now));
+        assert!(aside.decide(&flow(1), Fate::To(PeerId(4)), now));
         assert!(!aside.decide(&flow(1), Fate::Here, now), "decided is decided");
         assert_eq!(
             aside.meet(&flow(1), false, || panic!("it need not wait")),
-            Meeting::Goes(Fate::To(Peer(4)), vec![vec![1], vec![2]])
+            Meeting::Goes(Fate::To(PeerId(4)), vec![vec![1], vec![2]])
         );
-        assert_eq!(aside.meet(&flow(1), false, Vec::new), Meeting::Goes(Fate::To(Peer(4)), Vec::new()));
+        assert_eq!(aside.meet(&flow(1), false, Vec::new), Meeting::Goes(Fate::To(PeerId(4)), Vec::new()));
         assert!(aside.take_due(now + LATE).is_empty());
         assert_eq!(aside.meet(&flow(1), false, Vec::new), Meeting::Nothing, "it is over");
     }
@@ -376,8 +380,8 @@ mod tests {
             aside.keep(flow(port));
         }
         assert!(!aside.decide(&flow(1), Fate::ByFlow, now) && !aside.knows(&flow(1)));
-        assert!(!aside.decide(&flow(2), Fate::To(Peer(4)), now));
-        assert_eq!(aside.meet(&flow(2), false, Vec::new), Meeting::Goes(Fate::To(Peer(4)), Vec::new()));
+        assert!(!aside.decide(&flow(2), Fate::To(PeerId(4)), now));
+        assert_eq!(aside.meet(&flow(2), false, Vec::new), Meeting::Goes(Fate::To(PeerId(4)), Vec::new()));
         assert!(aside.decide(&flow(3), Fate::Here, now + LATE), "but for what is to be forgotten");
         assert!(aside.take_due(now + LATE).is_empty());
         assert!(!aside.knows(&flow(2)) && aside.knows(&flow(3)));
@@ -417,18 +421,18 @@ mod tests {
         assert_eq!(aside.meet(&flow(2).mirrored(), false, Vec::new), Meeting::Nothing, "to another port");
         let stream = FlowTuple { transport: Transport::Tcp, ..one };
         assert_eq!(aside.meet(&stream, true, Vec::new), Meeting::Nothing, "of another transport");
-        assert!(aside.decide(&socket.mirrored(), Fate::To(Peer(4)), now));
-        let all = [(socket.mirrored(), Fate::To(Peer(4)), vec![vec![1], vec![2]])];
+        assert!(aside.decide(&socket.mirrored(), Fate::To(PeerId(4)), now));
+        let all = [(socket.mirrored(), Fate::To(PeerId(4)), vec![vec![1], vec![2]])];
         assert_eq!(aside.take_due(now), all);
 
-        early.expect(socket, vec![Peer(1)], now);
-        assert_eq!(early.meet(&flow(1), false, Peer(1), || vec![1]), Arrival::Waits);
-        assert_eq!(early.meet(&other.mirrored(), false, Peer(1), || vec![2]), Arrival::Waits);
-        assert_eq!(early.meet(&flow(1), false, Peer(2), Vec::new), Arrival::Other);
+        early.expect(socket, vec![PeerId(1)], now);
+        assert_eq!(early.meet(&flow(1), false, PeerId(1), || vec![1]), Arrival::Waits);
+        assert_eq!(early.meet(&other.mirrored(), false, PeerId(1), || vec![2]), Arrival::Waits);
+        assert_eq!(early.meet(&flow(1), false, PeerId(2), Vec::new), Arrival::Other);
         let mut came = Vec::new();
         early.open(&socket, now, |packet| came.push(packet));
         assert_eq!(came, [[1], [2]]);
-        assert_eq!(early.meet(&other.mirrored(), false, Peer(1), Vec::new), Arrival::Passes);
+        assert_eq!(early.meet(&other.mirrored(), false, PeerId(1), Vec::new), Arrival::Passes);
     }
 
     #[test]
@@ -440,22 +444,22 @@ mod tests {
         aside.keep(socket.mirrored());
         assert_eq!(aside.meet(&stream.mirrored(), false, Vec::new), Meeting::Nothing, "of a connection that is there");
         assert_eq!(aside.meet(&stream.mirrored(), true, || vec![1]), Meeting::Waits);
-        assert!(aside.decide(&socket.mirrored(), Fate::To(Peer(4)), now));
-        assert_eq!(aside.take_due(now), [(socket.mirrored(), Fate::To(Peer(4)), vec![vec![1]])]);
-        early.expect(socket, vec![Peer(1)], now);
-        assert_eq!(early.meet(&stream, false, Peer(1), Vec::new), Arrival::Other);
-        assert_eq!(early.meet(&stream, true, Peer(1), || vec![1]), Arrival::Waits);
-        assert_eq!(early.meet(&stream, true, Peer(2), Vec::new), Arrival::Other, "from somebody else");
+        assert!(aside.decide(&socket.mirrored(), Fate::To(PeerId(4)), now));
+        assert_eq!(aside.take_due(now), [(socket.mirrored(), Fate::To(PeerId(4)), vec![vec![1]])]);
+        early.expect(socket, vec![PeerId(1)], now);
+        assert_eq!(early.meet(&stream, false, PeerId(1), Vec::new), Arrival::Other);
+        assert_eq!(early.meet(&stream, true, PeerId(1), || vec![1]), Arrival::Waits);
+        assert_eq!(early.meet(&stream, true, PeerId(2), Vec::new), Arrival::Other, "from somebody else");
         let mut came = Vec::new();
         early.open(&socket, now, |packet| came.push(packet));
         assert_eq!(came, [[1]]);
-        assert_eq!(early.meet(&stream, false, Peer(1), Vec::new), Arrival::Other, "it is whose the connection is");
+        assert_eq!(early.meet(&stream, false, PeerId(1), Vec::new), Arrival::Other, "it is whose the connection is");
     }
 
     #[test]
     fn what_is_early_waits_and_what_is_late_passes() {
         let (early, now) = (Early::default(), Instant::now());
-        let (donor, holder, other) = (Peer(1), Peer(2), Peer(3));
+        let (donor, holder, other) = (PeerId(1), PeerId(2), PeerId(3));
         assert_eq!(early.meet(&flow(1), false, donor, Vec::new), Arrival::Other);
         early.expect(flow(1), vec![donor, holder], now);
         assert_eq!(early.meet(&flow(1), false, holder, || vec![1]), Arrival::Waits);

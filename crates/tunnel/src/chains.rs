@@ -7,19 +7,20 @@ use std::time::Instant;
 use whimbrel_kernel::udp::UdpSocket;
 use whimbrel_transform::datagram::FRAMING;
 use whimbrel_transform::{Batch, Chain, Direction, Packets, TAG_LEN};
+use whimbrel_wire::PeerId;
 
 use crate::counters::{Counter, Counters};
 use crate::inbound::Delivery;
 use crate::outbound::send;
 use crate::table::{Chained, Table, Way};
-use crate::{Peer, Tunnel, signal};
+use crate::{Tunnel, signal};
 
 /// Packets that came for chains, in batches of one chain each.
 #[derive(Debug, Default)]
-pub(crate) struct Arrived(Vec<(Peer, u8, Batch)>);
+pub(crate) struct Arrived(Vec<(PeerId, u8, Batch)>);
 
 impl Arrived {
-    pub(crate) fn push(&mut self, peer: Peer, number: u8, packet: &[u8]) {
+    pub(crate) fn push(&mut self, peer: PeerId, number: u8, packet: &[u8]) {
         match self.0.last_mut() {
             Some((of, with, batch)) if (*of, *with) == (peer, number) => batch.push_packet(packet),
             _ => {

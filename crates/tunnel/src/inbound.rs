@@ -13,15 +13,15 @@ use whimbrel_kernel::udp::{ReceiveBatch, UdpSocket};
 use whimbrel_transform::datagram::{HEADER_LEN, Protection, Train, TunnelHeader, chain_of, is_tunnel};
 use whimbrel_transform::fragment::FragmentMemory;
 use whimbrel_transform::{Coalescer, Message, Span};
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::datagram::Kind;
 use whimbrel_wire::packet::{Fragment, Headers};
+use whimbrel_wire::{FlowTuple, PeerId};
 
 use crate::aside::Arrival;
 use crate::chains::{Arrived, Chains};
 use crate::counters::{Counter, Counters};
 use crate::table::{Accepted, Lease, Table};
-use crate::{Peer, READS, Received, Tunnel, Woken, signal, wait};
+use crate::{READS, Received, Tunnel, Woken, signal, wait};
 
 /// What waits for the control thread.
 pub(crate) struct Queues {
@@ -52,14 +52,14 @@ struct Checks {
     table: Arc<Table>,
     counters: Arc<Counters>,
     /// Whose packet a fragmented one is.
-    fragments: FragmentMemory<Peer>,
+    fragments: FragmentMemory<PeerId>,
     last_session: Option<(u64, u32, Accepted)>,
-    last_flow: Option<(u64, FlowTuple, Peer)>,
+    last_flow: Option<(u64, FlowTuple, PeerId)>,
 }
 
 /// A datagram that was checked.
 struct Opened {
-    peer: Peer,
+    peer: PeerId,
     /// The chain that its packets have gone through, or 0.
     chain: u8,
     /// How many bytes of packets there are.
@@ -209,7 +209,7 @@ impl Delivery {
 
     /// Leaves a train to its chain.
     #[cold]
-    fn leave(&self, peer: Peer, chain: u8, bytes: &[u8], arrived: &mut Arrived) {
+    fn leave(&self, peer: PeerId, chain: u8, bytes: &[u8], arrived: &mut Arrived) {
         for packet in Train::new(bytes) {
             let Ok((at, len)) = packet else {
                 return self.checks.counters.count(Counter::Malformed);
@@ -220,7 +220,7 @@ impl Delivery {
 
     /// Takes `packet`, which is `buffer[span]`, where it is the peer's to send.
     #[inline]
-    fn take_packet(&mut self, packet: &[u8], span: Span, buffer: &[u8], peer: Peer) {
+    fn take_packet(&mut self, packet: &[u8], span: Span, buffer: &[u8], peer: PeerId) {
         match Headers::parse(packet) {
             Ok(headers) => match self.checks.inspect(&headers, peer, packet) {
                 Arrival::Passes => self.coalescer.push(buffer, span, &headers),
@@ -239,7 +239,7 @@ impl Delivery {
     }
 
     /// Takes packets that a chain has given out, and writes those that the peer may send.
-    pub(crate) fn deliver(&mut self, buffer: &mut [u8], spans: &[Span], peer: Peer) {
+    pub(crate) fn deliver(&mut self, buffer: &mut [u8], spans: &[Span], peer: PeerId) {
         self.coalescer.clear();
         for span in spans {
             self.take_packet(&buffer[span.range()], *span, buffer, peer);
@@ -322,7 +322,7 @@ impl Checks {
     }
 
     /// What becomes of a packet: of a socket that is coming, or of the peer's own flows.
-    fn inspect(&mut self, headers: &Headers, peer: Peer, packet: &[u8]) -> Arrival {
+    fn inspect(&mut self, headers: &Headers, peer: PeerId, packet: &[u8]) -> Arrival {
         let own = match headers.fragment {
             Fragment::Later(_) => None,
             _ => Some(headers.inbound_tuple()),
@@ -340,7 +340,7 @@ impl Checks {
     }
 
     /// P-110: an ICMP message about a flow of the peer's, or of an end that is leased from it or to it.
-    fn is_about(&mut self, message: &Message, peer: Peer) -> bool {
+    fn is_about(&mut self, message: &Message, peer: PeerId) -> bool {
         let Some(own) = message.flow else { return self.fragments.recall(message) == Some(peer) };
         let of_peer = match self.table.lease_of(&own) {
             // Whoever has an end on lease speaks in its name alone.
@@ -354,7 +354,7 @@ impl Checks {
     }
 
     /// P-23: only packets of the peer's own flows, or of an end that is leased from it or to it.
-    fn is_of(&mut self, headers: &Headers, peer: Peer) -> bool {
+    fn is_of(&mut self, headers: &Headers, peer: PeerId) -> bool {
         if let Fragment::Later(_) = headers.fragment {
             return self.fragments.recall(headers) == Some(peer);
         }

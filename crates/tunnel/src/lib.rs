@@ -12,7 +12,6 @@ mod inbound;
 mod outbound;
 mod table;
 
-use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
@@ -27,7 +26,7 @@ use rustix::time::Timespec;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::{ErrorReport, SendReport, Transmit, UdpSocket};
 use whimbrel_transform::{Algorithm, Chain, VnetHeader};
-use whimbrel_wire::{FlowTuple, TunnelKeys};
+use whimbrel_wire::{BindingId, FlowTuple, PeerId, TunnelKeys};
 
 use aside::Fate;
 pub use aside::LATE;
@@ -47,16 +46,6 @@ const INITIATION_QUEUE: usize = 512;
 const KEPT_QUEUE: usize = 256;
 /// Reads in a row before a pump looks whether it is to stop.
 const READS: usize = 256;
-
-/// Number of a far end, which the caller gives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Peer(pub u32);
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{}", self.0)
-    }
-}
 
 /// Something for the control thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,7 +142,7 @@ impl Tunnel {
 
     /// What waits for this flow's socket, and what still comes in the next two seconds, goes to a peer as it is, or to
     /// the socket itself with `None`. Where it is decided already that is left so.
-    pub fn hand_on(&self, own: &FlowTuple, to: Option<Peer>) {
+    pub fn hand_on(&self, own: &FlowTuple, to: Option<PeerId>) {
         self.decide(&own.mirrored(), to.map_or(Fate::Here, Fate::To));
     }
 
@@ -175,7 +164,7 @@ impl Tunnel {
 
     /// A socket of this flow may come here: what these peers send for it waits, within the bounds of
     /// [`Tunnel::set_aside`].
-    pub fn expect_flow(&self, own: FlowTuple, from: Vec<Peer>) {
+    pub fn expect_flow(&self, own: FlowTuple, from: Vec<PeerId>) {
         self.table.early.expect(own, from, Instant::now());
     }
 
@@ -231,7 +220,7 @@ impl Tunnel {
     /// replay window.
     ///
     /// Keys that were removed must never be added again: their counter would start anew.
-    pub fn add_keys(&self, peer: Peer, receive_index: u32, algorithm: Algorithm, keys: &TunnelKeys) {
+    pub fn add_keys(&self, peer: PeerId, receive_index: u32, algorithm: Algorithm, keys: &TunnelKeys) {
         self.table.add_keys(peer, receive_index, algorithm, keys);
     }
 
@@ -240,15 +229,15 @@ impl Tunnel {
         self.table.remove_keys(receive_index);
     }
 
-    /// Sends the packets of a peer's flows on `path`, with the session that has this index here. To be called again
+    /// Sends the packets of a binding's flows on `path`, with the session of its peer's that has this index here. To be called again
     /// whenever session or path change.
     ///
     /// # Errors
     /// [`PathError`] if [`Tunnel::add_keys`] was not called for the session, or [`Tunnel::set_chain`] for the path's
     /// chain; nothing is changed.
-    pub fn set_path(&self, peer: Peer, receive_index: u32, path: TunnelPath) -> Result<(), PathError> {
+    pub fn set_path(&self, id: BindingId, receive_index: u32, path: TunnelPath) -> Result<(), PathError> {
         let (destination, source) = (path.remote, path.source);
-        let waited = self.table.set_path(peer, receive_index, path)?;
+        let waited = self.table.set_path(id, receive_index, path)?;
         let transmits: Vec<Transmit<'_>> = waited
             .iter()
             .map(|contents| Transmit { destination, source, interface: None, contents, segment_size: None })
@@ -259,29 +248,29 @@ impl Tunnel {
         Ok(())
     }
 
-    /// Lets so many bytes more go to this peer, whose path is not confirmed (P-18).
-    pub fn grant(&self, peer: Peer, bytes: u64) {
-        self.table.grant(peer, bytes);
+    /// Lets so many bytes more go by this binding, whose path is not confirmed (P-18).
+    pub fn grant(&self, id: BindingId, bytes: u64) {
+        self.table.grant(id, bytes);
     }
 
-    /// Sends nothing more to this peer. What it sends is still received.
-    pub fn remove_path(&self, peer: Peer) {
-        self.table.remove_path(peer);
+    /// Sends nothing more by this binding. What its peer sends is still received.
+    pub fn remove_path(&self, id: BindingId) {
+        self.table.remove_path(id);
     }
 
-    /// What comes from a peer with this number goes through this chain from now on, and what is sent to it where
+    /// What comes from a peer with this number goes through this chain from now on, and what its first binding sends where
     /// [`TunnelPath::chain`] says so. The peer has its like. A chain outlives sessions and paths. One that has the
     /// number already is forgotten, with what it keeps.
-    pub fn set_chain(&self, peer: Peer, number: NonZeroU8, chain: Chain) {
+    pub fn set_chain(&self, peer: PeerId, number: NonZeroU8, chain: Chain) {
         self.table.set_chain(peer, number, chain);
     }
 
-    /// What is sent to a peer goes through this chain from now on, whatever its path says; `None`: through none. The
+    /// What a peer's first binding sends goes through this chain from now on, whatever its path says; `None`: through none. The
     /// one before gives out what it keeps. Without a path to the peer nothing happens.
     ///
     /// # Errors
     /// [`PathError::UnknownChain`]; nothing is changed.
-    pub fn send_through(&self, peer: Peer, number: Option<NonZeroU8>) -> Result<(), PathError> {
+    pub fn send_through(&self, peer: PeerId, number: Option<NonZeroU8>) -> Result<(), PathError> {
         let before = self.table.send_through(peer, number)?;
         if let Some(before) = before.filter(|before| Some(before.number) != number.map(NonZeroU8::get)) {
             Chains::new(self).release(&before);
@@ -291,7 +280,7 @@ impl Tunnel {
 
     /// Looks at a chain's counters, or changes its parameters; `None` if there is none of this number. Packets wait
     /// meanwhile, and so would a call of the tunnel in `work`.
-    pub fn with_chain<T>(&self, peer: Peer, number: NonZeroU8, work: impl FnOnce(&mut Chain) -> T) -> Option<T> {
+    pub fn with_chain<T>(&self, peer: PeerId, number: NonZeroU8, work: impl FnOnce(&mut Chain) -> T) -> Option<T> {
         let chained = self.table.chain(peer, number.get())?;
         let done = work(&mut chained.lock());
         signal(&self.nudge);
@@ -299,7 +288,7 @@ impl Tunnel {
     }
 
     /// Gives out at once what a chain keeps.
-    pub fn release_chain(&self, peer: Peer, number: NonZeroU8) {
+    pub fn release_chain(&self, peer: PeerId, number: NonZeroU8) {
         if let Some(chained) = self.table.chain(peer, number.get()) {
             Chains::new(self).release(&chained);
         }
@@ -307,7 +296,7 @@ impl Tunnel {
 
     /// Gives out what a chain keeps and forgets it. What still comes with its number is dropped. The path must not lead
     /// through it any longer ([`Tunnel::set_path`]).
-    pub fn remove_chain(&self, peer: Peer, number: NonZeroU8) {
+    pub fn remove_chain(&self, peer: PeerId, number: NonZeroU8) {
         if let Some(chained) = self.table.remove_chain(peer, number) {
             Chains::new(self).release(&chained);
         }

@@ -11,9 +11,8 @@ use std::time::Duration;
 use whimbrel_kernel::clock;
 use whimbrel_transform::datagram::FRAMING;
 use whimbrel_transform::{Aead, Algorithm, Chain, TAG_LEN};
-use whimbrel_wire::{FlowTuple, ReplayWindow, Transport, TunnelKeys};
+use whimbrel_wire::{BindingId, FlowTuple, PeerId, ReplayWindow, Transport, TunnelKeys};
 
-use crate::Peer;
 use crate::aside::{Aside, Early};
 
 /// P-7: datagrams under one key.
@@ -31,8 +30,8 @@ const WAITING_LONGEST: Duration = Duration::from_secs(1);
 pub struct TunnelFlow {
     /// As this host's socket has it.
     pub own: FlowTuple,
-    /// Whose flow it is.
-    pub peer: Peer,
+    /// What leads it; of the peer whose flow it is.
+    pub binding: BindingId,
     /// As the peer's socket has it; its `local` is the peer's address.
     pub peer_tuple: FlowTuple,
     /// Its local end is not in this host's own stack: whoever sends from there does not go by this host's routes.
@@ -54,12 +53,12 @@ pub struct LeasedEnd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lease {
     /// This host has it from that peer: packets to it are accepted from there, and what is sent from it goes there.
-    From(Peer),
+    From(PeerId),
     /// That peer has it from this host: packets from it are accepted from there, and what is sent to it goes there.
-    To(Peer),
+    To(PeerId),
 }
 
-/// Where a peer's packets go, and what is accepted of it beside sealed datagrams.
+/// Where the packets of a binding go, and what is accepted of its peer beside sealed datagrams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunnelPath {
     /// The session's index at the peer.
@@ -123,7 +122,7 @@ impl TunnelPath {
 
 /// Keys, counter and replay window of a session: they outlive changes of path.
 pub(crate) struct Session {
-    pub(crate) peer: Peer,
+    pub(crate) peer: PeerId,
     pub(crate) keys: TunnelKeys,
     algorithm: Algorithm,
     pub(crate) sealing: Box<dyn Aead>,
@@ -133,7 +132,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    fn new(peer: Peer, algorithm: Algorithm, keys: &TunnelKeys) -> Self {
+    fn new(peer: PeerId, algorithm: Algorithm, keys: &TunnelKeys) -> Self {
         Self {
             peer,
             keys: keys.clone(),
@@ -155,7 +154,7 @@ impl Session {
 /// A chain of transforms between this host and a peer. All threads use the same one.
 #[derive(Clone)]
 pub(crate) struct Chained {
-    pub(crate) peer: Peer,
+    pub(crate) peer: PeerId,
     /// What its datagrams bear.
     pub(crate) number: u8,
     chain: Arc<Mutex<Chain>>,
@@ -316,7 +315,7 @@ pub enum PathError {
     #[error("the tunnel has no keys for session {receive_index:#010x} of peer {peer}")]
     UnknownSession {
         /// Whose it was to be.
-        peer: Peer,
+        peer: PeerId,
         /// Its index here.
         receive_index: u32,
     },
@@ -324,7 +323,7 @@ pub enum PathError {
     #[error("the tunnel has no chain {number} of peer {peer}")]
     UnknownChain {
         /// Whose it was to be.
-        peer: Peer,
+        peer: PeerId,
         /// Its number.
         number: NonZeroU8,
     },
@@ -336,32 +335,32 @@ struct Contents {
     leases: HashMap<LeasedEnd, Lease>,
     /// By this host's index.
     sessions: HashMap<u32, Accepted>,
-    /// The way that is sent on.
-    ways: HashMap<Peer, Arc<Way>>,
+    /// The ways that are sent on.
+    ways: HashMap<BindingId, Arc<Way>>,
     /// Flows whose packets go to the control thread.
     kept: HashSet<FlowTuple>,
-    chains: HashMap<(Peer, u8), Chained>,
+    chains: HashMap<(PeerId, u8), Chained>,
 }
 
 impl Contents {
     /// Whose flow this is, and its names there.
     fn flow(&self, own: &FlowTuple) -> Option<TunnelFlow> {
         let leased = || {
-            let peer = self.lessee(own)?;
-            Some(TunnelFlow { own: *own, peer, peer_tuple: own.mirrored(), elsewhere: true })
+            let binding = BindingId::first(self.lessee(own)?);
+            Some(TunnelFlow { own: *own, binding, peer_tuple: own.mirrored(), elsewhere: true })
         };
         self.flows.get(own).copied().or_else(leased)
     }
 
     /// The chain of this number, if one is named.
-    fn chain(&self, peer: Peer, number: Option<NonZeroU8>) -> Result<Option<Chained>, PathError> {
+    fn chain(&self, peer: PeerId, number: Option<NonZeroU8>) -> Result<Option<Chained>, PathError> {
         let Some(number) = number else { return Ok(None) };
         let chained = self.chains.get(&(peer, number.get())).cloned();
         chained.map(Some).ok_or(PathError::UnknownChain { peer, number })
     }
 
     /// The peer that one end of it is leased from or to.
-    fn lessee(&self, own: &FlowTuple) -> Option<Peer> {
+    fn lessee(&self, own: &FlowTuple) -> Option<PeerId> {
         let (Lease::From(peer) | Lease::To(peer)) = self.lease(own)?;
         Some(peer)
     }
@@ -415,20 +414,20 @@ impl Table {
         if contents.kept.contains(own) {
             return Err(NoRoute::Kept);
         }
-        let TunnelFlow { peer, peer_tuple, elsewhere, .. } = contents.flow(own).ok_or(NoRoute::Flow)?;
-        let way = contents.ways.get(&peer).ok_or(NoRoute::Path)?;
+        let TunnelFlow { binding, peer_tuple, elsewhere, .. } = contents.flow(own).ok_or(NoRoute::Flow)?;
+        let way = contents.ways.get(&binding).ok_or(NoRoute::Path)?;
         Ok(Route { way: Arc::clone(way), peer_tuple, elsewhere })
     }
 
     /// The way of a packet that is another host's, under the names that it has.
-    pub(crate) fn route_to(&self, own: &FlowTuple, peer: Peer) -> Result<Route, NoRoute> {
-        let way = self.read().ways.get(&peer).cloned().ok_or(NoRoute::Path)?;
+    pub(crate) fn route_to(&self, own: &FlowTuple, peer: PeerId) -> Result<Route, NoRoute> {
+        let way = self.way(peer).ok_or(NoRoute::Path)?;
         Ok(Route { way, peer_tuple: own.mirrored(), elsewhere: false })
     }
 
-    /// The way to a peer.
-    pub(crate) fn way(&self, peer: Peer) -> Option<Arc<Way>> {
-        self.read().ways.get(&peer).cloned()
+    /// The way of what is of no flow to a peer, and of what goes through a chain: its first binding's.
+    pub(crate) fn way(&self, peer: PeerId) -> Option<Arc<Way>> {
+        self.read().ways.get(&BindingId::first(peer)).cloned()
     }
 
     /// Whether there is any chain.
@@ -440,18 +439,18 @@ impl Table {
         self.read().chains.values().cloned().collect()
     }
 
-    pub(crate) fn chain(&self, peer: Peer, number: u8) -> Option<Chained> {
+    pub(crate) fn chain(&self, peer: PeerId, number: u8) -> Option<Chained> {
         self.read().chains.get(&(peer, number)).cloned()
     }
 
-    pub(crate) fn set_chain(&self, peer: Peer, number: NonZeroU8, chain: Chain) {
+    pub(crate) fn set_chain(&self, peer: PeerId, number: NonZeroU8, chain: Chain) {
         let chained = Chained { peer, number: number.get(), chain: Arc::new(Mutex::new(chain)) };
         let mut contents = self.write();
         contents.chains.insert((peer, number.get()), chained);
         self.chains.store(contents.chains.len(), Ordering::Release);
     }
 
-    pub(crate) fn remove_chain(&self, peer: Peer, number: NonZeroU8) -> Option<Chained> {
+    pub(crate) fn remove_chain(&self, peer: PeerId, number: NonZeroU8) -> Option<Chained> {
         let mut contents = self.write();
         let removed = contents.chains.remove(&(peer, number.get()));
         self.chains.store(contents.chains.len(), Ordering::Release);
@@ -464,8 +463,8 @@ impl Table {
     }
 
     /// Whose flow this is.
-    pub(crate) fn owner(&self, own: &FlowTuple) -> Option<Peer> {
-        self.read().flow(own).map(|flow| flow.peer)
+    pub(crate) fn owner(&self, own: &FlowTuple) -> Option<PeerId> {
+        self.read().flow(own).map(|flow| flow.binding.peer())
     }
 
     /// The lease that one of no flow's ends is of.
@@ -504,7 +503,7 @@ impl Table {
         }
     }
 
-    pub(crate) fn add_keys(&self, peer: Peer, receive_index: u32, algorithm: Algorithm, keys: &TunnelKeys) {
+    pub(crate) fn add_keys(&self, peer: PeerId, receive_index: u32, algorithm: Algorithm, keys: &TunnelKeys) {
         let mut contents = self.write();
         let known = contents.sessions.get(&receive_index).is_some_and(|known| {
             known.session.peer == peer && known.session.algorithm == algorithm && known.session.keys == *keys
@@ -517,15 +516,20 @@ impl Table {
 
     pub(crate) fn remove_keys(&self, receive_index: u32) {
         let mut contents = self.write();
-        if let Some(removed) = contents.sessions.remove(&receive_index).filter(|removed| removed.way.is_some()) {
+        if let Some(removed) = contents.sessions.remove(&receive_index) {
             // What is sent under a key ends with it: nobody would count on in its place.
             contents.ways.retain(|_, way| !Arc::ptr_eq(&way.session, &removed.session));
         }
     }
 
     /// Gives the datagrams that have waited for this path to be confirmed, not for too long, to be sent now.
-    pub(crate) fn set_path(&self, peer: Peer, receive_index: u32, path: TunnelPath) -> Result<Vec<Vec<u8>>, PathError> {
-        let mut contents = self.write();
+    pub(crate) fn set_path(
+        &self,
+        id: BindingId,
+        receive_index: u32,
+        path: TunnelPath,
+    ) -> Result<Vec<Vec<u8>>, PathError> {
+        let (mut contents, peer) = (self.write(), id.peer());
         let chain = contents.chain(peer, path.chain)?;
         let unknown = PathError::UnknownSession { peer, receive_index };
         let accepted = contents.sessions.get_mut(&receive_index).filter(|known| known.session.peer == peer);
@@ -536,8 +540,11 @@ impl Table {
         let inner_mtu = path.inner_mtu_behind(lead_into(chain.as_ref(), &path));
         let session = Arc::clone(&accepted.session);
         let way = Arc::new(Way { session, path, chain, inner_mtu, allowance, waiting });
-        accepted.way = Some(Arc::clone(&way));
-        let before = contents.ways.insert(peer, Arc::clone(&way));
+        // What is not sealed is taken from where the peer is.
+        if id.is_first() {
+            accepted.way = Some(Arc::clone(&way));
+        }
+        let before = contents.ways.insert(id, Arc::clone(&way));
         let same = before.filter(|before| before.path.remote == way.path.remote);
         let waited = same.map_or_else(Vec::new, |before| before.release());
         if confirmed {
@@ -549,10 +556,10 @@ impl Table {
     }
 
     /// What is sent to a peer goes through this chain from now on. Gives the one that it went through before.
-    pub(crate) fn send_through(&self, peer: Peer, number: Option<NonZeroU8>) -> Result<Option<Chained>, PathError> {
-        let mut contents = self.write();
+    pub(crate) fn send_through(&self, peer: PeerId, number: Option<NonZeroU8>) -> Result<Option<Chained>, PathError> {
+        let (mut contents, id) = (self.write(), BindingId::first(peer));
         let chain = contents.chain(peer, number)?;
-        let Some(before) = contents.ways.get(&peer).cloned() else { return Ok(None) };
+        let Some(before) = contents.ways.get(&id).cloned() else { return Ok(None) };
         let path = TunnelPath { chain: number, ..before.path.clone() };
         let inner_mtu = path.inner_mtu_behind(lead_into(chain.as_ref(), &path));
         // What is left of what is allowed, and what waits for it, go along.
@@ -568,19 +575,19 @@ impl Table {
         for accepted in theirs.filter(|accepted| accepted.way.as_ref().is_some_and(|way| Arc::ptr_eq(way, &before))) {
             accepted.way = Some(Arc::clone(&way));
         }
-        contents.ways.insert(peer, way);
+        contents.ways.insert(id, way);
         Ok(before.chain.clone())
     }
 
-    /// Allows so many bytes more on the path to a peer, where that is not confirmed.
-    pub(crate) fn grant(&self, peer: Peer, bytes: u64) {
-        if let Some(way) = self.read().ways.get(&peer) {
+    /// Allows so many bytes more on the path of a binding, where that is not confirmed.
+    pub(crate) fn grant(&self, id: BindingId, bytes: u64) {
+        if let Some(way) = self.read().ways.get(&id) {
             way.grant(bytes);
         }
     }
 
-    pub(crate) fn remove_path(&self, peer: Peer) {
-        self.write().ways.remove(&peer);
+    pub(crate) fn remove_path(&self, id: BindingId) {
+        self.write().ways.remove(&id);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Contents> {

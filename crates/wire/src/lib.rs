@@ -7,7 +7,8 @@
 //! messages carry, [`message`] what a control datagram holds once it is opened, and [`introduction`] the mark that is
 //! put into a flow itself; [`chain`] is how tunnels are adapted, [`snapshot`] is a socket on its way to another host,
 //! and [`moving`] what is said about its way. All of them read and write through [`codec`], whose only error is
-//! [`Malformed`]. [`replay`] and [`tunnel_keys`] are what both ends of a session keep of its datagrams; [`packet`] and
+//! [`Malformed`]. [`replay`] and [`tunnel_keys`] are what both ends of a session keep of its datagrams; [`number`] is what the parts of one
+//! host call peers and bindings; [`packet`] and
 //! [`checksum`] are about the packets of flows.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -28,6 +29,7 @@ pub mod introduction;
 pub mod lending;
 pub mod message;
 pub mod moving;
+pub mod number;
 pub mod packet;
 pub mod replay;
 pub mod snapshot;
@@ -41,6 +43,7 @@ pub use flow::{FlowTuple, Transport};
 pub use hello::{Capabilities, Hello};
 pub use introduction::Introduction;
 pub use message::Message;
+pub use number::{BindingId, PeerId};
 pub use replay::ReplayWindow;
 pub use snapshot::Snapshot;
 pub use tunnel_keys::TunnelKeys;

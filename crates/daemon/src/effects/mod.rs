@@ -16,9 +16,8 @@ use std::path::Path;
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_protocol::{
-    AddressOp, BindingOp, FlowOp, LocalEnd, Op, OpDone, OpFailed, OpId, PeerId, StoreOp, Time, TunnelOp,
+    AddressOp, BindingId, BindingOp, FlowOp, LocalEnd, Op, OpDone, OpFailed, OpId, PeerId, StoreOp, Time, TunnelOp,
 };
-use whimbrel_tunnel::Peer;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
 
@@ -122,7 +121,7 @@ impl Effects {
             Op::Flow(FlowOp::FindSockets { peer, remote }) => host.find_sockets(peer, remote, snapshot)?,
             Op::Flow(FlowOp::Reset { flow }) => host.reset(&flow, snapshot)?,
             Op::Flow(FlowOp::Abort { flow }) => host.abort(&flow)?,
-            Op::Flow(FlowOp::Expect { flow, from: Some(peer) }) => host.tunnel.expect_flow(flow, vec![Peer(peer.0)]),
+            Op::Flow(FlowOp::Expect { flow, from: Some(peer) }) => host.tunnel.expect_flow(flow, vec![peer]),
             Op::Flow(FlowOp::Expect { flow, from: None }) => host.tunnel.forget_expected(&flow),
             Op::Flow(FlowOp::AskNatively { flow }) => {
                 host.ask_natively(flow, helping.helpers.numbers_of_peer(&flow), snapshot)?;
@@ -138,13 +137,15 @@ impl Effects {
             Op::Binding(BindingOp::Probe { wire, index, nonce }) => {
                 introductions::probe(&host.injector, wire, Introduction { index, nonce })?;
             }
-            Op::Binding(BindingOp::Set { peer, binding, moved }) => {
-                host.set_binding(now, peer, binding, moved)?;
-                helping.record_peer(peer);
+            Op::Binding(BindingOp::Set { id, binding, moved }) => {
+                host.set_binding(now, id, binding, moved)?;
+                helping.record_peer(id.peer());
             }
-            Op::Binding(BindingOp::Remove { peer }) => {
-                gateway.remove_peer(peer);
-                host.remove_binding(now, peer)?;
+            Op::Binding(BindingOp::Remove { id }) => {
+                if id.is_first() {
+                    gateway.remove_peer(id.peer());
+                }
+                host.remove_binding(now, id)?;
             }
             Op::Binding(BindingOp::Kick { peer, lost }) => {
                 if let Some(lost) = host.take_turn(now, peer, lost) {
@@ -161,8 +162,8 @@ impl Effects {
             }
             Op::Tunnel(TunnelOp::Chain(op)) => return Ok(host.carry_out_on_chain(&op)),
             Op::Tunnel(TunnelOp::RemoveKeys { receive_index }) => host.tunnel.remove_keys(receive_index),
-            Op::Tunnel(TunnelOp::SetPath { peer, receive_index, path }) => {
-                host.set_path(now, peer, receive_index, path)?;
+            Op::Tunnel(TunnelOp::SetPath { id, receive_index, path }) => {
+                host.set_path(now, id, receive_index, path)?;
             }
             Op::Store(StoreOp::SavePeer(peer)) => host.save_peer(&peer),
             Op::Store(StoreOp::SaveSuspended(suspended)) => host.store.save_suspended(suspended),
@@ -190,7 +191,7 @@ impl Effects {
         let Some(shrink_to) = host.shrinks_to(peer, lost) else { return Ok(()) };
         let result = host.wake_senders(now, peer, shrink_to, snapshot);
         let woken = self.gateway.begin(now, peer, shrink_to, host.flows.all(), &host.datapath, &host.injector);
-        host.tunnels.open(&host.tunnel, peer);
+        host.tunnels.open(&host.tunnel, BindingId::first(peer));
         result.and(woken)
     }
 

@@ -5,50 +5,52 @@ use std::net::IpAddr;
 
 use whimbrel_datapath::{self as datapath, LocatorPair};
 use whimbrel_handshake::TunnelKeys;
-use whimbrel_protocol::{Binding, Carrier, ChainOp, OpDone, PeerId, Time, TunnelPath};
+use whimbrel_protocol::{Binding, BindingId, Carrier, ChainOp, OpDone, PeerId, Time, TunnelPath};
 use whimbrel_transform::Algorithm;
-use whimbrel_tunnel::Peer;
 
 use super::executors::MTU_PAUSE;
 use super::tunnels::WayOut;
 use super::{DEFAULT_MTU, Failure, Host, names, source_routes};
 
 impl Host {
-    /// Puts the binding of a peer in force. `moved`: flows of it are not where they were made.
+    /// Puts a binding in force. `moved`: flows that it leads are not where they were made.
     pub(crate) fn set_binding(
         &mut self,
         now: Time,
-        peer: PeerId,
+        id: BindingId,
         binding: Binding,
         moved: bool,
     ) -> Result<(), Failure> {
         self.surroundings_changed = true;
-        self.hooks.record_peer(now, peer, moved);
-        self.hooks.set_listening(peer, binding.listens);
-        let wanted = self.data_plane_binding(peer, &binding);
+        self.hooks.record(now, id, moved);
+        self.hooks.set_listening(id, binding.listens);
+        let wanted = self.data_plane_binding(id, &binding);
         let fits = |other: &Binding| (other.places, other.parked) == (binding.places, binding.parked);
-        if !self.bindings.get(&peer).is_some_and(fits) {
+        if !self.bindings.get(&id).is_some_and(fits) {
             self.senders.on_routes_changed(now);
         }
-        self.wire_ports.keep(peer, &binding);
-        let before = self.bindings.insert(peer, binding);
+        // Nothing comes rewritten by another (P-186).
+        if id.is_first() {
+            self.wire_ports.keep(id.peer(), &binding);
+        }
+        let before = self.bindings.insert(id, binding);
         // Programs first: from the moment that the binding says so, nothing may leave the old way.
         if let Err(failure) = self.apply_hooks() {
             tracing::warn!(%failure, "cannot attach the programs to every interface");
         }
-        if let Err(error) = self.datapath.set_binding(peer.0, &wanted) {
+        if let Err(error) = self.datapath.set_binding(id, &wanted) {
             // What was in force stays so; the node is told.
             match before {
-                Some(before) => self.bindings.insert(peer, before),
-                None => self.bindings.remove(&peer),
+                Some(before) => self.bindings.insert(id, before),
+                None => self.bindings.remove(&id),
             };
             return Err(error.into());
         }
-        self.ways_out.insert(peer, WayOut::of(&wanted));
+        self.ways_out.insert(id, WayOut::of(&wanted));
         Ok(())
     }
 
-    pub(super) fn data_plane_binding(&mut self, peer: PeerId, binding: &Binding) -> datapath::Binding {
+    pub(super) fn data_plane_binding(&mut self, id: BindingId, binding: &Binding) -> datapath::Binding {
         let same_family = binding.local_locator.is_ipv4() == binding.peer_locator.is_ipv4();
         let carrier = match binding.carrier {
             Carrier::Hold if binding.listens => datapath::Carrier::Listen,
@@ -82,8 +84,8 @@ impl Host {
             peer: peer_shown,
             interface: way.unwrap_or(0),
             arrival: arrival.unwrap_or(0),
-            mtu: self.tunnels.mtu_towards(peer, binding.peer_locator).unwrap_or(0),
-            allowance: self.tunnels.allowance(peer, binding.peer_locator),
+            mtu: self.tunnels.mtu_towards(id, binding.peer_locator).unwrap_or(0),
+            allowance: self.tunnels.allowance(id, binding.peer_locator),
             parked: binding.parked,
             accepted,
         }
@@ -110,36 +112,38 @@ impl Host {
         }
     }
 
-    /// Forgets a peer.
-    pub(crate) fn remove_binding(&mut self, now: Time, peer: PeerId) -> Result<(), Failure> {
+    /// Forgets a binding; with its first a peer.
+    pub(crate) fn remove_binding(&mut self, now: Time, id: BindingId) -> Result<(), Failure> {
         self.surroundings_changed = true;
-        self.hooks.record_peer(now, peer, false);
-        self.hooks.set_listening(peer, false);
-        self.senders.remove_peer(peer);
-        self.bindings.remove(&peer);
-        self.ways_out.remove(&peer);
-        self.wire_ports.release(peer);
-        self.tunnels.remove_peer(&self.tunnel, peer);
-        Ok(self.datapath.remove_binding(peer.0)?)
+        self.hooks.record(now, id, false);
+        self.hooks.set_listening(id, false);
+        self.bindings.remove(&id);
+        self.ways_out.remove(&id);
+        self.tunnels.remove(&self.tunnel, id);
+        if id.is_first() {
+            self.senders.remove_peer(id.peer());
+            self.wire_ports.release(id.peer());
+        }
+        Ok(self.datapath.remove_binding(id)?)
     }
 
     /// Keys of a session, for what the tunnel seals.
     pub(crate) fn add_keys(&mut self, peer: PeerId, receive_index: u32, keys: &TunnelKeys, aes: bool) {
         let algorithm = if aes { Algorithm::Aes256Gcm } else { Algorithm::ChaCha20Poly1305 };
-        self.tunnel.add_keys(Peer(peer.0), receive_index, algorithm, keys);
+        self.tunnel.add_keys(peer, receive_index, algorithm, keys);
     }
 
-    /// The peer's packets go by this path of the tunnel from now on.
-    pub(crate) fn set_path(&mut self, now: Time, peer: PeerId, index: u32, path: TunnelPath) -> Result<(), Failure> {
+    /// The packets of a binding go by this path of the tunnel from now on.
+    pub(crate) fn set_path(&mut self, now: Time, id: BindingId, index: u32, path: TunnelPath) -> Result<(), Failure> {
         self.surroundings_changed = true;
         let mtu = self.path_mtu(path.remote.ip(), path.source).unwrap_or(DEFAULT_MTU);
-        let spare = self.senders.spares(peer);
+        let spare = self.senders.spares(id.peer());
         // Of a peer without flows nothing waits; strangers make as many sessions as they like.
-        if self.bindings.contains_key(&peer) && self.tunnels.leads_elsewhere(peer, &path) {
+        if self.bindings.contains_key(&id) && self.tunnels.leads_elsewhere(id, &path) {
             self.next_hops.on_way(now, path.source, path.remote.ip());
         }
-        self.tunnels.set_path(&self.tunnel, peer, index, path, mtu, spare)?;
-        self.learn_mtu(peer);
+        self.tunnels.set_path(&self.tunnel, id, index, path, mtu, spare)?;
+        self.learn_mtu(id);
         self.next_mtu_look.get_or_insert(now + MTU_PAUSE);
         Ok(())
     }
@@ -163,11 +167,11 @@ impl Host {
     /// The interface that has this host's address, where what is sent to the peer leaves by it, too: a strict filter
     /// takes packets from nowhere else.
     fn paths_of_peers(&self) -> BTreeMap<LocatorPair, u32> {
-        let of = self.bindings.iter().filter_map(|(peer, binding)| {
+        let of = self.bindings.iter().filter_map(|(id, binding)| {
             let (local, peer_at) = (binding.source?, binding.peer_locator);
             let holder = self
                 .holder(Some(local))
-                .filter(|holder| Some(*holder) == self.ways_out.get(peer).map(|way| way.interface))?;
+                .filter(|holder| Some(*holder) == self.ways_out.get(id).map(|way| way.interface))?;
             (local.is_ipv4() == peer_at.is_ipv4()).then_some((LocatorPair { local, peer: peer_at }, holder))
         });
         of.collect()
@@ -175,7 +179,7 @@ impl Host {
 
     /// The MTU of the way to a peer, in bytes, where it has a tunnel.
     pub(crate) fn tunnel_mtu(&self, peer: PeerId) -> Option<u32> {
-        self.tunnels.mtu(peer)
+        self.tunnels.mtu(BindingId::first(peer))
     }
 
     /// The longest packet that fits all tunnels whole, in bytes.

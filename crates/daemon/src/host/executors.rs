@@ -14,7 +14,7 @@ use whimbrel_kernel::kept_address::Straight;
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_protocol::{Binding, BindingOp, FlowOp, Op, OpId, PeerId, SavedPeer, SocketNumbers, Time};
+use whimbrel_protocol::{Binding, BindingId, BindingOp, FlowOp, Op, OpId, PeerId, SavedPeer, SocketNumbers, Time};
 use whimbrel_tunnel::Tunnel;
 use whimbrel_wire::FlowTuple;
 
@@ -79,13 +79,13 @@ pub(crate) struct Host {
     pub(super) late: Late,
     /// When the MTUs of paths are looked at again: routers tell of smaller ones, and what they told expires.
     pub(super) next_mtu_look: Option<Time>,
-    pub(crate) bindings: HashMap<PeerId, Binding>,
+    pub(crate) bindings: HashMap<BindingId, Binding>,
     /// The interface that rewritten packets of each leave by.
-    pub(super) ways_out: HashMap<PeerId, WayOut>,
+    pub(super) ways_out: HashMap<BindingId, WayOut>,
     /// What the data plane was told last of where peers are heard.
     pub(super) paths: BTreeMap<LocatorPair, u32>,
     /// The next hops of peers whose flows are all rewritten, as they were when routes were last made to fit.
-    pub(super) straight: HashMap<PeerId, Straight>,
+    pub(super) straight: HashMap<BindingId, Straight>,
     /// Flows that are reset by one of the ops at hand.
     pub(super) resetting: Vec<FlowTuple>,
     /// Ops were carried out that change what [`Host::surroundings`] tells.

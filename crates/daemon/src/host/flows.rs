@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use whimbrel_datapath as datapath;
 use whimbrel_datapath::{FormerName, TUNNELLED};
 use whimbrel_kernel::endpoint;
-use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Places, Time, View};
+use whimbrel_protocol::{BindingId, FlowEntry, LocalEnd, PeerId, Places, Time, View};
 use whimbrel_tunnel::LATE;
-use whimbrel_tunnel::{Peer, TunnelFlow};
+use whimbrel_tunnel::TunnelFlow;
 use whimbrel_wire::FlowTuple;
 
 use super::late::take_due;
@@ -22,7 +22,7 @@ impl Host {
         if let Some(before) = before.filter(other) {
             self.wire_ports.forget_flow(&flow, before.peer);
         }
-        self.wire_ports.record_flow(&flow, &entry, self.bindings.get(&entry.peer));
+        self.wire_ports.record_flow(&flow, &entry, self.bindings.get(&BindingId::first(entry.peer)));
         // Led to another owner, which is to know of it first.
         let led = match entry.end {
             LocalEnd::Here => before.is_some_and(|before| before.peer != entry.peer),
@@ -36,7 +36,7 @@ impl Host {
         // What is on its way from who has passed it on until now is taken as well.
         let passed_on = before.filter(|before| before.passed_on && before.peer != entry.peer).map(|before| before.peer);
         if let Some(former) = passed_on {
-            self.tunnel.expect_flow(flow, vec![Peer(former.0)]);
+            self.tunnel.expect_flow(flow, vec![former]);
             let name = self.datapath.rebind_flow(flow, in_force)?;
             self.forget_name_later(now, name);
         } else {
@@ -117,13 +117,12 @@ impl Host {
         self.tunnel.set_flows(flows.iter().map(|(flow, entry)| tunnel_flow(*flow, entry)));
         self.hooks.set_introduced(now, !flows.is_empty());
         for (id, binding) in self.datapath.bindings()? {
-            let peer = PeerId(id);
             let home = Places { local: binding.local_place, peer: binding.peer_place };
-            let mut of_peer = flows.values().filter(|entry| entry.peer == peer).peekable();
-            if of_peer.peek().is_none() {
+            let mut led = flows.values().filter(|entry| entry.binding() == id).peekable();
+            if led.peek().is_none() {
                 self.datapath.remove_binding(id)?;
-            } else if of_peer.any(|entry| entry.home != home) {
-                self.hooks.record_peer(now, peer, true);
+            } else if led.any(|entry| entry.home != home) {
+                self.hooks.record(now, id, true);
             }
         }
         self.senders.on_routes_changed(now);
@@ -190,7 +189,7 @@ impl Host {
     /// nobody has it.
     pub(crate) fn part_with(&mut self, now: Time, flow: FlowTuple, to: Option<PeerId>) {
         if to.is_some() {
-            self.tunnel.hand_on(&flow, to.map(|peer| Peer(peer.0)));
+            self.tunnel.hand_on(&flow, to);
             self.late.set_resting(now + LATE, flow);
         } else {
             self.let_in(&flow);
@@ -273,7 +272,7 @@ impl Host {
 
 fn data_plane_entry(entry: &FlowEntry, delivery: datapath::Delivery) -> datapath::FlowEntry {
     datapath::FlowEntry {
-        binding: entry.peer.0,
+        binding: entry.binding(),
         home_local_place: entry.home.local,
         home_peer_place: entry.home.peer,
         wire_local_port: entry.wire_local_port,
@@ -289,6 +288,6 @@ fn data_plane_entry(entry: &FlowEntry, delivery: datapath::Delivery) -> datapath
 }
 
 fn tunnel_flow(flow: FlowTuple, entry: &FlowEntry) -> TunnelFlow {
-    let FlowEntry { peer, peer_tuple, end, .. } = *entry;
-    TunnelFlow { own: flow, peer: Peer(peer.0), peer_tuple, elsewhere: end != LocalEnd::Here }
+    let elsewhere = entry.end != LocalEnd::Here;
+    TunnelFlow { own: flow, binding: entry.binding(), peer_tuple: entry.peer_tuple, elsewhere }
 }

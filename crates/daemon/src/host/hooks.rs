@@ -9,7 +9,7 @@ use std::time::Duration;
 use whimbrel_datapath::{Datapath, Error, Role};
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::Link;
-use whimbrel_protocol::{PeerId, Time};
+use whimbrel_protocol::{BindingId, Time};
 
 /// How long programs work on after the last moved flow is gone or home, since what was under way on the old path is
 /// still restored (P-22); and how long they hang on after the last introduced flow, as another may follow.
@@ -77,8 +77,8 @@ pub(crate) enum Mover {
 /// What decides it.
 #[derive(Debug, Default)]
 pub(crate) struct Hooks {
-    moved: BTreeSet<PeerId>,
-    /// Flows of any peer are moved: programs translate.
+    moved: BTreeSet<BindingId>,
+    /// Flows of any binding are moved: programs translate.
     carrying: Lingering,
     /// Any flow could move.
     introduced: Lingering,
@@ -91,17 +91,17 @@ pub(crate) struct Hooks {
     /// Sockets rest, or are about to, and what comes for them meanwhile is set aside: for these.
     setting_aside: BTreeSet<Mover>,
     resting: Lingering,
-    /// Peers whose held flows are listened for (P-39).
-    listening: BTreeSet<PeerId>,
+    /// Bindings whose held flows are listened for (P-39).
+    listening: BTreeSet<BindingId>,
 }
 
 impl Hooks {
-    /// Notes whether a peer has moved flows.
-    pub(crate) fn record_peer(&mut self, now: Time, peer: PeerId, moved: bool) {
+    /// Notes whether a binding has moved flows.
+    pub(crate) fn record(&mut self, now: Time, id: BindingId, moved: bool) {
         if moved {
-            self.moved.insert(peer);
+            self.moved.insert(id);
         } else {
-            self.moved.remove(&peer);
+            self.moved.remove(&id);
         }
         self.carrying.set(now, !self.moved.is_empty());
     }
@@ -137,12 +137,12 @@ impl Hooks {
         (self.moving.set(now, !self.busy.is_empty()), self.resting.set(now, is_resting) && is_resting)
     }
 
-    /// Notes whether held flows of a peer are listened for.
-    pub(crate) fn set_listening(&mut self, peer: PeerId, listening: bool) {
+    /// Notes whether held flows of a binding are listened for.
+    pub(crate) fn set_listening(&mut self, id: BindingId, listening: bool) {
         if listening {
-            self.listening.insert(peer);
+            self.listening.insert(id);
         } else {
-            self.listening.remove(&peer);
+            self.listening.remove(&id);
         }
     }
 

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use whimbrel_datapath::{Alias, AliasUse, Datapath};
-use whimbrel_protocol::{Binding, FlowEntry, PeerId, Places, View};
+use whimbrel_protocol::{Binding, BindingId, FlowEntry, Places, View};
 use whimbrel_wire::FlowTuple;
 
 use crate::policy::ProgramName;
 
-/// Flows that are alike as far as aliases go: peer, own address, the peer's, and where they are at home.
-type Kind = (PeerId, IpAddr, IpAddr, (u32, u32));
+/// Flows that are alike as far as aliases go: binding, own address, the peer's, and where they are at home.
+type Kind = (BindingId, IpAddr, IpAddr, (u32, u32));
 
 /// What is to be shown.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl Names {
     pub(crate) fn apply(
         &mut self,
         datapath: &mut Datapath,
-        bindings: &HashMap<PeerId, Binding>,
+        bindings: &HashMap<BindingId, Binding>,
         is_own: impl Fn(IpAddr) -> bool,
     ) {
         self.changed = false;
@@ -86,13 +86,17 @@ impl Names {
         }
     }
 
-    fn aliases(&self, bindings: &HashMap<PeerId, Binding>, is_own: impl Fn(IpAddr) -> bool) -> BTreeMap<Alias, IpAddr> {
+    fn aliases(
+        &self,
+        bindings: &HashMap<BindingId, Binding>,
+        is_own: impl Fn(IpAddr) -> bool,
+    ) -> BTreeMap<Alias, IpAddr> {
         let mut kinds: Vec<_> = self.lasting.iter().collect();
         // Where a host is now is shown as one of the addresses that it had: that which most of them know.
         kinds.sort_by_key(|(_, count)| **count);
         let mut uses: BTreeMap<AliasUse, IpAddr> = BTreeMap::new();
-        for ((peer, local, remote, home), _) in kinds {
-            let Some(binding) = bindings.get(peer) else { continue };
+        for ((id, local, remote, home), _) in kinds {
+            let Some(binding) = bindings.get(id) else { continue };
             // A peer says where it is before it has shown it: until then nobody is led there, nor taken for it.
             let (Some(there), Some(here)) = (&binding.proven, &own_locator(binding)) else { continue };
             let places = &binding.places;
@@ -135,7 +139,7 @@ pub(crate) fn own_locator(binding: &Binding) -> Option<IpAddr> {
 }
 
 fn kind(flow: &FlowTuple, entry: &FlowEntry) -> Kind {
-    (entry.peer, flow.local.ip(), flow.remote.ip(), numbers(&entry.home))
+    (entry.binding(), flow.local.ip(), flow.remote.ip(), numbers(&entry.home))
 }
 
 fn numbers(places: &Places) -> (u32, u32) {
@@ -145,7 +149,7 @@ fn numbers(places: &Places) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_protocol::{Carrier, LocalEnd, Manner, Waits};
+    use whimbrel_protocol::{Carrier, LocalEnd, Manner, PeerId, Waits};
     use whimbrel_wire::Transport;
 
     fn flow(local: &str, remote: &str, home: u32) -> (FlowTuple, FlowEntry) {
@@ -171,7 +175,7 @@ mod tests {
         (flow, entry)
     }
 
-    fn bindings(place: u32, local: &str, peer: &str) -> HashMap<PeerId, Binding> {
+    fn bindings(place: u32, local: &str, peer: &str) -> HashMap<BindingId, Binding> {
         let binding = Binding {
             places: Places { local: place, peer: 0 },
             carrier: Carrier::Tunnel,
@@ -183,7 +187,7 @@ mod tests {
             parked: false,
             listens: false,
         };
-        HashMap::from([(PeerId(1), binding)])
+        HashMap::from([(BindingId::first(PeerId(1)), binding)])
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use whimbrel_protocol::{Binding, PeerId, Time};
+use whimbrel_protocol::{Binding, BindingId, Time};
 
 use super::tunnels::WayOut;
 use super::{DEFAULT_MTU, Host};
@@ -12,12 +12,12 @@ impl Host {
     pub(crate) fn check_mtus(&mut self) -> bool {
         let mut changed = false;
         let paths: Vec<_> = self.tunnels.paths().collect();
-        for (peer, remote, source) in paths {
+        for (id, remote, source) in paths {
             // Without a way there the path is no other for that.
             let Some(mtu) = self.path_mtu(remote, source) else { continue };
-            if self.tunnels.set_mtu(&self.tunnel, peer, mtu) {
+            if self.tunnels.set_mtu(&self.tunnel, id, mtu) {
                 changed = true;
-                self.learn_mtu(peer);
+                self.learn_mtu(id);
             }
         }
         changed
@@ -25,23 +25,23 @@ impl Host {
 
     /// The packets of a binding leave another way, or the path takes longer ones, or only shorter, where that is so by
     /// now.
-    pub(crate) fn lead_out(&mut self, peer: PeerId, binding: &Binding) {
-        let allowed = self.tunnels.allowance(peer, binding.peer_locator).is_some();
-        let wanted = self.data_plane_binding(peer, binding);
+    pub(crate) fn lead_out(&mut self, id: BindingId, binding: &Binding) {
+        let allowed = self.tunnels.allowance(id, binding.peer_locator).is_some();
+        let wanted = self.data_plane_binding(id, binding);
         let way = WayOut::of(&wanted);
-        if allowed || self.ways_out.get(&peer) == Some(&way) {
+        if allowed || self.ways_out.get(&id) == Some(&way) {
             return;
         }
-        match self.datapath.set_binding(peer.0, &wanted) {
-            Ok(()) => drop(self.ways_out.insert(peer, way)),
-            Err(error) => tracing::warn!(%peer, %error, "cannot lead a binding's packets out another way"),
+        match self.datapath.set_binding(id, &wanted) {
+            Ok(()) => drop(self.ways_out.insert(id, way)),
+            Err(error) => tracing::warn!(%id, %error, "cannot lead a binding's packets out another way"),
         }
     }
 
-    /// The path to a peer may take longer packets than before, or only shorter: so may what is rewritten for it.
-    pub(crate) fn learn_mtu(&mut self, peer: PeerId) {
-        if let Some(binding) = self.bindings.get(&peer).cloned() {
-            self.lead_out(peer, &binding);
+    /// The path of a binding may take longer packets than before, or only shorter: so may what is rewritten.
+    pub(crate) fn learn_mtu(&mut self, id: BindingId) {
+        if let Some(binding) = self.bindings.get(&id).cloned() {
+            self.lead_out(id, &binding);
         }
     }
 

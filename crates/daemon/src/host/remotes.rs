@@ -3,57 +3,57 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-use whimbrel_protocol::{FlowEntry, PeerId};
+use whimbrel_protocol::{BindingId, FlowEntry, PeerId};
 use whimbrel_wire::FlowTuple;
 
-/// How many flows each peer has at each remote address.
+/// How many flows each binding leads to each remote address.
 #[derive(Debug, Default)]
 pub(crate) struct Remotes {
-    counts: HashMap<IpAddr, BTreeMap<PeerId, usize>>,
+    counts: HashMap<IpAddr, BTreeMap<BindingId, usize>>,
 }
 
 impl Remotes {
     /// A flow is introduced.
     pub(crate) fn add(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
-        *self.counts.entry(flow.remote.ip()).or_default().entry(entry.peer).or_default() += 1;
+        *self.counts.entry(flow.remote.ip()).or_default().entry(entry.binding()).or_default() += 1;
     }
 
     /// It is no longer.
     pub(crate) fn remove(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
         let address = flow.remote.ip();
-        let Some(peers) = self.counts.get_mut(&address) else { return };
-        if let Some(count) = peers.get_mut(&entry.peer) {
+        let Some(bindings) = self.counts.get_mut(&address) else { return };
+        if let Some(count) = bindings.get_mut(&entry.binding()) {
             *count -= 1;
             if *count == 0 {
-                peers.remove(&entry.peer);
+                bindings.remove(&entry.binding());
             }
         }
-        if peers.is_empty() {
+        if bindings.is_empty() {
             self.counts.remove(&address);
         }
     }
 
     /// How many flows a peer has.
     pub(crate) fn flows_of(&self, peer: PeerId) -> usize {
-        self.counts.values().filter_map(|peers| peers.get(&peer)).sum()
+        self.counts.values().flatten().filter(|(id, _)| id.peer() == peer).map(|(_, count)| count).sum()
     }
 
     /// The addresses that packets of less than `usual` bytes are to go to, with the longest. `longest` is that of a
-    /// peer.
-    pub(crate) fn smaller(&self, usual: u32, longest: impl Fn(PeerId) -> Option<u32>) -> BTreeMap<IpAddr, u32> {
-        let least = |peers: &BTreeMap<PeerId, usize>| peers.keys().filter_map(|peer| longest(*peer)).min();
-        let all = self.counts.iter().filter_map(|(address, peers)| Some((*address, least(peers)?)));
+    /// binding.
+    pub(crate) fn smaller(&self, usual: u32, longest: impl Fn(BindingId) -> Option<u32>) -> BTreeMap<IpAddr, u32> {
+        let least = |bindings: &BTreeMap<BindingId, usize>| bindings.keys().filter_map(|id| longest(*id)).min();
+        let all = self.counts.iter().filter_map(|(address, bindings)| Some((*address, least(bindings)?)));
         all.filter(|(_, least)| *least < usual).collect()
     }
 
-    /// The addresses to which all flows go one way, with it. `way` is that of a peer.
-    pub(crate) fn one_way<W: PartialEq>(&self, way: impl Fn(PeerId) -> Option<W>) -> BTreeMap<IpAddr, W> {
-        let common = |peers: &BTreeMap<PeerId, usize>| {
-            let mut ways = peers.keys().map(|peer| way(*peer));
+    /// The addresses to which all flows go one way, with it. `way` is that of a binding.
+    pub(crate) fn one_way<W: PartialEq>(&self, way: impl Fn(BindingId) -> Option<W>) -> BTreeMap<IpAddr, W> {
+        let common = |bindings: &BTreeMap<BindingId, usize>| {
+            let mut ways = bindings.keys().map(|id| way(*id));
             let first = ways.next()??;
             ways.all(|other| other.as_ref() == Some(&first)).then_some(first)
         };
-        self.counts.iter().filter_map(|(address, peers)| Some((*address, common(peers)?))).collect()
+        self.counts.iter().filter_map(|(address, bindings)| Some((*address, common(bindings)?))).collect()
     }
 }
 
@@ -94,14 +94,14 @@ mod tests {
         for (tuple, entry) in &flows {
             remotes.add(tuple, entry);
         }
-        let longest = |peer: PeerId| [None, Some(1440), Some(1440), Some(1280)][peer.0 as usize];
+        let longest = |id: BindingId| [None, Some(1440), Some(1440), Some(1280)][id.peer().0 as usize];
         let nat: IpAddr = "203.0.113.1".parse().expect("address");
         assert_eq!(remotes.smaller(1440, longest), BTreeMap::from([(nat, 1280)]));
         assert_eq!([1, 2, 4].map(|peer| remotes.flows_of(PeerId(peer))), [1, 1, 0]);
-        let way = |peer: PeerId| [None, Some('a'), Some('a'), None][peer.0 as usize];
+        let way = |id: BindingId| [None, Some('a'), Some('a'), None][id.peer().0 as usize];
         let one = "198.51.100.1".parse().expect("address");
         assert_eq!(remotes.one_way(way), BTreeMap::from([(one, 'a')]));
-        assert_eq!(remotes.one_way(|peer| way(peer).or(Some('b'))), BTreeMap::from([(one, 'a')]));
+        assert_eq!(remotes.one_way(|id| way(id).or(Some('b'))), BTreeMap::from([(one, 'a')]));
         assert_eq!(remotes.one_way(|_| Some('a')), BTreeMap::from([(one, 'a'), (nat, 'a')]));
         remotes.remove(&flows[2].0, &flows[2].1);
         assert!(remotes.smaller(1440, longest).is_empty());

@@ -6,7 +6,7 @@ use whimbrel_datapath::Role;
 use whimbrel_kernel::kept_address::Straight;
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::sysctl;
-use whimbrel_protocol::{Binding, PeerId, Time};
+use whimbrel_protocol::{Binding, BindingId, Time};
 
 use super::addresses::Surroundings;
 use super::executors::{RETRY_PAUSE, RETRY_PAUSE_LONGEST, TRIES_BEFORE_TOLD};
@@ -57,7 +57,7 @@ impl Host {
 
     fn surroundings(&mut self) -> Surroundings {
         self.straight = self.straight_ways();
-        let mut straight = self.remotes.one_way(|peer| self.straight.get(&peer).copied());
+        let mut straight = self.remotes.one_way(|id| self.straight.get(&id).copied());
         // Where the peer is found in the other family only, flows of this one go through the tunnel.
         straight.retain(|remote, way| remote.is_ipv4() == way.next_hop.is_ipv4());
         let tun = self.tunnel.device().index();
@@ -77,18 +77,18 @@ impl Host {
             arrivals,
             tun,
             inner_mtu: self.tunnels.longest_inner(),
-            smaller: self.remotes.smaller(self.tunnels.longest_inner(), |peer| self.tunnels.known_inner_mtu(peer)),
+            smaller: self.remotes.smaller(self.tunnels.longest_inner(), |id| self.tunnels.known_inner_mtu(id)),
             straight,
         }
     }
 
-    fn straight_ways(&mut self) -> HashMap<PeerId, Straight> {
+    fn straight_ways(&mut self) -> HashMap<BindingId, Straight> {
         let attached = self.datapath.attached();
         let Self { bindings, ways_out, addresses, .. } = self;
-        let way = |(peer, binding): (&PeerId, &Binding)| {
-            let interface = ways_out.get(peer)?.interface;
+        let way = |(id, binding): (&BindingId, &Binding)| {
+            let interface = ways_out.get(id)?.interface;
             let carries = attached.contains(&(interface, Role::Wire));
-            Some((*peer, addresses.straight_way(binding, interface).filter(|_| carries)?))
+            Some((*id, addresses.straight_way(binding, interface).filter(|_| carries)?))
         };
         bindings.iter().filter_map(way).collect()
     }
@@ -96,9 +96,9 @@ impl Host {
     /// Routes have changed, and nothing of the network's state: a binding may lead its packets out another way.
     pub(crate) fn routes_changed(&mut self, now: Time) {
         self.addresses.check_again();
-        let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
-        for (peer, binding) in bindings {
-            self.lead_out(peer, &binding);
+        let bindings: Vec<_> = self.bindings.iter().map(|(id, binding)| (*id, binding.clone())).collect();
+        for (id, binding) in bindings {
+            self.lead_out(id, &binding);
         }
         if let Err(failure) = self.publish_paths() {
             tracing::warn!(%failure, "cannot tell the data plane by which interface peers are heard");
@@ -113,18 +113,18 @@ impl Host {
     pub(crate) fn network_changed(&mut self, now: Time, network: NetworkState) {
         self.addresses.check_again();
         self.network = network;
-        let bindings: Vec<_> = self.bindings.iter().map(|(peer, binding)| (*peer, binding.clone())).collect();
-        for (peer, binding) in bindings {
+        let bindings: Vec<_> = self.bindings.iter().map(|(id, binding)| (*id, binding.clone())).collect();
+        for (id, binding) in bindings {
             // Setting it anew would grant an allowance twice; its confirmation sets it in a moment.
-            if self.tunnels.allowance(peer, binding.peer_locator).is_some() {
+            if self.tunnels.allowance(id, binding.peer_locator).is_some() {
                 continue;
             }
             // The interface may have got another number, or the address another interface.
-            let wanted = self.data_plane_binding(peer, &binding);
-            if let Err(error) = self.datapath.set_binding(peer.0, &wanted) {
-                tracing::warn!(%peer, %error, "cannot put a binding in force again");
+            let wanted = self.data_plane_binding(id, &binding);
+            if let Err(error) = self.datapath.set_binding(id, &wanted) {
+                tracing::warn!(%id, %error, "cannot put a binding in force again");
             }
-            self.ways_out.insert(peer, WayOut::of(&wanted));
+            self.ways_out.insert(id, WayOut::of(&wanted));
         }
         self.check_mtus();
         self.settle_or_retry(now);

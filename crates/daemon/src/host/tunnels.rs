@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
 
 use whimbrel_datapath as datapath;
-use whimbrel_protocol::{ChainOp, OpDone, PeerId, TunnelPath};
-use whimbrel_tunnel::{PathError, Peer, Tunnel};
+use whimbrel_protocol::{BindingId, ChainOp, OpDone, TunnelPath};
+use whimbrel_tunnel::{PathError, Tunnel};
 
 use super::chains::Chains;
 /// Of Ethernet, where nothing better is known, in bytes.
@@ -16,10 +16,10 @@ const UNKNOWN_INNER_MTU: u32 = 1400;
 /// Former endpoints of a peer that plain datagrams are still accepted from (P-22).
 const FORMER: usize = 2;
 
-/// The path of each peer.
+/// The path of each binding.
 #[derive(Debug, Default)]
 pub(crate) struct Tunnels {
-    paths: HashMap<PeerId, Path>,
+    paths: HashMap<BindingId, Path>,
     chains: Chains,
 }
 
@@ -37,19 +37,19 @@ struct Path {
 }
 
 impl Tunnels {
-    /// The peer's packets go there from now on. `mtu` is the path's, in bytes. `spare`: nothing is sent on a path that
+    /// The packets of a binding go there from now on. `mtu` is the path's, in bytes. `spare`: nothing is sent on a path that
     /// is not confirmed until [`Tunnels::open`] is called.
     pub(crate) fn set_path(
         &mut self,
         tunnel: &Tunnel,
-        peer: PeerId,
+        id: BindingId,
         receive_index: u32,
         path: TunnelPath,
         mtu: u32,
         spare: bool,
     ) -> Result<(), PathError> {
         let mut former = Vec::new();
-        if let Some(before) = self.paths.get(&peer) {
+        if let Some(before) = self.paths.get(&id) {
             former.clone_from(&before.former);
             if before.said.remote != path.remote {
                 former.insert(0, before.said.remote);
@@ -67,19 +67,19 @@ impl Tunnels {
             remote: path.remote,
             allowance: path.allowance.map(|allowance| if spare { 0 } else { allowance }),
             path_mtu: mtu,
-            chain: self.chains.of(peer),
+            chain: self.chains.of(id),
         };
-        let inner_mtu = whole.inner_mtu_behind(self.chains.added(peer));
-        tunnel.set_path(Peer(peer.0), receive_index, whole.clone())?;
+        let inner_mtu = whole.inner_mtu_behind(self.chains.added(id));
+        tunnel.set_path(id, receive_index, whole.clone())?;
         let spared = if spare { path.allowance.unwrap_or(0) } else { 0 };
-        self.paths.insert(peer, Path { receive_index, said: path, whole, former, mtu, inner_mtu, spared });
+        self.paths.insert(id, Path { receive_index, said: path, whole, former, mtu, inner_mtu, spared });
         Ok(())
     }
 
-    /// Lets go what was spared on the path to a peer.
-    pub(crate) fn open(&mut self, tunnel: &Tunnel, peer: PeerId) {
-        if let Some(path) = self.paths.get_mut(&peer).filter(|path| path.spared > 0) {
-            tunnel.grant(Peer(peer.0), std::mem::take(&mut path.spared));
+    /// Lets go what was spared on a path.
+    pub(crate) fn open(&mut self, tunnel: &Tunnel, id: BindingId) {
+        if let Some(path) = self.paths.get_mut(&id).filter(|path| path.spared > 0) {
+            tunnel.grant(id, std::mem::take(&mut path.spared));
         }
     }
 
@@ -87,66 +87,67 @@ impl Tunnels {
     pub(crate) fn carry_out_on_chain(&mut self, tunnel: &Tunnel, op: &ChainOp) -> OpDone {
         let done = self.chains.carry_out(tunnel, op);
         if let ChainOp::SendThrough { peer, chain } = op {
-            if let Err(error) = tunnel.send_through(Peer(peer.0), chain.map(NonZeroU8::from)) {
+            if let Err(error) = tunnel.send_through(*peer, chain.map(NonZeroU8::from)) {
                 tracing::error!(%peer, %error, "cannot lead packets through a chain of transforms");
             }
-            if let Some(path) = self.paths.get_mut(peer) {
-                path.inner_mtu = path.whole.inner_mtu_behind(self.chains.added(*peer));
+            let id = BindingId::first(*peer);
+            if let Some(path) = self.paths.get_mut(&id) {
+                path.inner_mtu = path.whole.inner_mtu_behind(self.chains.added(id));
             }
         }
         done
     }
 
-    /// Sets the path of a peer again where another MTU is found for it; returns whether it is.
-    pub(crate) fn set_mtu(&mut self, tunnel: &Tunnel, peer: PeerId, mtu: u32) -> bool {
-        let Some(path) = self.paths.get(&peer).filter(|path| path.mtu != mtu && path.said.allowance.is_none()) else {
+    /// Sets a path again where another MTU is found for it; returns whether it is.
+    pub(crate) fn set_mtu(&mut self, tunnel: &Tunnel, id: BindingId, mtu: u32) -> bool {
+        let Some(path) = self.paths.get(&id).filter(|path| path.mtu != mtu && path.said.allowance.is_none()) else {
             return false;
         };
         let (receive_index, said) = (path.receive_index, path.said.clone());
         // The session may have ended meanwhile; its successor brings its own path.
-        self.set_path(tunnel, peer, receive_index, said, mtu, false).is_ok()
+        self.set_path(tunnel, id, receive_index, said, mtu, false).is_ok()
     }
 
-    /// Forgets a peer.
-    pub(crate) fn remove_peer(&mut self, tunnel: &Tunnel, peer: PeerId) {
-        self.paths.remove(&peer);
-        tunnel.remove_path(Peer(peer.0));
+    /// Forgets a binding.
+    pub(crate) fn remove(&mut self, tunnel: &Tunnel, id: BindingId) {
+        self.paths.remove(&id);
+        tunnel.remove_path(id);
     }
 
-    /// All paths: peer, where it is, and from which address.
-    pub(crate) fn paths(&self) -> impl Iterator<Item = (PeerId, IpAddr, Option<IpAddr>)> {
-        self.paths.iter().map(|(peer, path)| (*peer, path.said.remote.ip(), path.said.source))
+    /// All paths: whose, where it is, and from which address.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = (BindingId, IpAddr, Option<IpAddr>)> {
+        self.paths.iter().map(|(id, path)| (*id, path.said.remote.ip(), path.said.source))
     }
 
-    /// Whether a path of the peer's is another way than the one that it has.
-    pub(crate) fn leads_elsewhere(&self, peer: PeerId, path: &TunnelPath) -> bool {
+    /// Whether a path of a binding's is another way than the one that it has.
+    pub(crate) fn leads_elsewhere(&self, id: BindingId, path: &TunnelPath) -> bool {
         let way = |path: &TunnelPath| (path.source, path.remote.ip());
-        self.paths.get(&peer).is_none_or(|before| way(&before.said) != way(path))
+        self.paths.get(&id).is_none_or(|before| way(&before.said) != way(path))
     }
 
     /// Bytes that may still go to a peer at `locator`, where it is not confirmed there (P-18).
-    pub(crate) fn allowance(&self, peer: PeerId, locator: IpAddr) -> Option<u64> {
-        self.paths.get(&peer).filter(|path| path.said.remote.ip() == locator).and_then(|path| path.said.allowance)
+    pub(crate) fn allowance(&self, id: BindingId, locator: IpAddr) -> Option<u64> {
+        self.paths.get(&id).filter(|path| path.said.remote.ip() == locator).and_then(|path| path.said.allowance)
     }
 
-    /// The MTU of a peer's path, in bytes.
-    pub(crate) fn mtu(&self, peer: PeerId) -> Option<u32> {
-        self.paths.get(&peer).map(|path| path.mtu)
+    /// The MTU of a path, in bytes.
+    pub(crate) fn mtu(&self, id: BindingId) -> Option<u32> {
+        self.paths.get(&id).map(|path| path.mtu)
     }
 
     /// The same where the peer is at `locator`.
-    pub(crate) fn mtu_towards(&self, peer: PeerId, locator: IpAddr) -> Option<u32> {
-        self.paths.get(&peer).filter(|path| path.said.remote.ip() == locator).map(|path| path.mtu)
+    pub(crate) fn mtu_towards(&self, id: BindingId, locator: IpAddr) -> Option<u32> {
+        self.paths.get(&id).filter(|path| path.said.remote.ip() == locator).map(|path| path.mtu)
     }
 
-    /// The longest packet that fits the tunnel to this peer whole, in bytes, where it has a path.
-    pub(crate) fn known_inner_mtu(&self, peer: PeerId) -> Option<u32> {
-        self.paths.get(&peer).map(|path| path.inner_mtu)
+    /// The longest packet that fits the tunnel of this binding whole, in bytes, where it has a path.
+    pub(crate) fn known_inner_mtu(&self, id: BindingId) -> Option<u32> {
+        self.paths.get(&id).map(|path| path.inner_mtu)
     }
 
     /// The same with a guess where it has none.
-    pub(crate) fn inner_mtu_of(&self, peer: PeerId) -> u32 {
-        self.known_inner_mtu(peer).unwrap_or(UNKNOWN_INNER_MTU)
+    pub(crate) fn inner_mtu_of(&self, id: BindingId) -> u32 {
+        self.known_inner_mtu(id).unwrap_or(UNKNOWN_INNER_MTU)
     }
 
     /// The longest packet that fits any tunnel whole, in bytes.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use whimbrel_datapath::Fitted;
-use whimbrel_protocol::{FlowEntry, LocalEnd, PeerId, Time};
+use whimbrel_protocol::{BindingId, FlowEntry, LocalEnd, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
 use super::introductions::Snapshot;
@@ -17,10 +17,11 @@ impl Host {
         if self.remotes.flows_of(peer) <= FEW {
             return Some(self.senders.postponed.remove(peer) | lost);
         }
-        let locator = self.bindings.get(&peer).map(|binding| binding.peer_locator);
-        if locator.and_then(|locator| self.tunnels.allowance(peer, locator)).is_some() {
+        let first = BindingId::first(peer);
+        let locator = self.bindings.get(&first).map(|binding| binding.peer_locator);
+        if locator.and_then(|locator| self.tunnels.allowance(first, locator)).is_some() {
             self.senders.postponed.add(now, peer, lost);
-            self.tunnels.open(&self.tunnel, peer);
+            self.tunnels.open(&self.tunnel, first);
         } else {
             self.senders.postponed.add_next(now, peer, lost);
         }
@@ -30,7 +31,7 @@ impl Host {
     /// Up to which length packets of a peer are to be sent again, where what was in flight is lost. `None`: no sender
     /// is woken.
     pub(crate) fn shrinks_to(&self, peer: PeerId, lost: bool) -> Option<Option<u32>> {
-        self.senders.kick.then(|| lost.then(|| self.tunnels.inner_mtu_of(peer)))
+        self.senders.kick.then(|| lost.then(|| self.tunnels.inner_mtu_of(BindingId::first(peer))))
     }
 
     /// Wakes the senders of peers that have lost nothing.
@@ -65,7 +66,7 @@ impl Host {
             return Err(failure);
         }
         let Self { senders, injector, flows, tunnels, tunnel, endpoints, .. } = self;
-        let open = |peer| tunnels.open(tunnel, peer);
+        let open = |peer| tunnels.open(tunnel, BindingId::first(peer));
         let flows = flows.all();
         let injector_of = |flow: &FlowTuple| match flows.get(flow) {
             Some(entry) if entry.end == LocalEnd::Endpoint => endpoints.injector(flow).unwrap_or(injector),

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{MutexGuard, PoisonError};
 
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{BindingId, FlowTuple};
 
 use super::Datapath;
 use crate::abi::{
@@ -139,7 +139,7 @@ impl Datapath {
     /// # Errors
     /// When the kernel refuses.
     pub fn heard_rewritten(&self) -> Result<HashSet<FlowTuple>, Error> {
-        let places: HashMap<u32, (u32, u32)> =
+        let places: HashMap<BindingId, (u32, u32)> =
             self.bindings.entries()?.iter().map(|(id, at)| (*id, (at.local_place, at.peer_place))).collect();
         let heard = |entry: &RawFlowEntry| {
             places.get(&entry.binding) == Some(&(entry.heard_local_place, entry.heard_peer_place))
@@ -153,7 +153,7 @@ impl Datapath {
     ///
     /// # Errors
     /// When the kernel refuses; some of it may have been done, and the same call may be made again.
-    pub fn set_binding(&self, id: u32, binding: &Binding) -> Result<(), Error> {
+    pub fn set_binding(&self, id: BindingId, binding: &Binding) -> Result<(), Error> {
         let mut accepted = self.accepted();
         let current = accepted.entry(id).or_default();
         for pair in &binding.accepted {
@@ -178,7 +178,7 @@ impl Datapath {
     ///
     /// # Errors
     /// When the kernel refuses; the same call may be made again.
-    pub fn remove_binding(&self, id: u32) -> Result<(), Error> {
+    pub fn remove_binding(&self, id: BindingId) -> Result<(), Error> {
         let mut accepted = self.accepted();
         self.bindings.remove(&id)?;
         if let Some(pairs) = accepted.get(&id) {
@@ -191,7 +191,7 @@ impl Datapath {
     }
 
     /// Two peers may have been seen at one locator (behind one NAT, or one after the other): the last one has it.
-    fn remove_locators(&self, id: u32, pair: &LocatorPair) -> Result<(), Error> {
+    fn remove_locators(&self, id: BindingId, pair: &LocatorPair) -> Result<(), Error> {
         let pair = RawLocatorPair::new(pair);
         if self.locators.get(&pair)?.is_some_and(|locator| locator.binding == id) {
             self.locators.remove(&pair)?;
@@ -199,7 +199,7 @@ impl Datapath {
         Ok(())
     }
 
-    pub(super) fn accepted(&self) -> MutexGuard<'_, HashMap<u32, Vec<LocatorPair>>> {
+    pub(super) fn accepted(&self) -> MutexGuard<'_, HashMap<BindingId, Vec<LocatorPair>>> {
         // It mirrors the map entry by entry, so a panic elsewhere has not left it wrong.
         self.accepted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -208,10 +208,10 @@ impl Datapath {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn bindings(&self) -> Result<Vec<(u32, Binding)>, Error> {
+    pub fn bindings(&self) -> Result<Vec<(BindingId, Binding)>, Error> {
         let accepted = self.accepted();
         let entries = self.bindings.entries()?;
-        let pairs = |id: &u32| accepted.get(id).cloned().unwrap_or_default();
+        let pairs = |id: &BindingId| accepted.get(id).cloned().unwrap_or_default();
         Ok(entries.iter().filter_map(|(id, binding)| Some((*id, binding.binding(pairs(id))?))).collect())
     }
 }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_datapath::{Binding, Carrier, Datapath, Delivery, Event, FlowEntry, Most, TcpSocket};
-use whimbrel_wire::{FlowTuple, Transport};
+use whimbrel_wire::{BindingId, FlowTuple, Transport};
 
 use super::{Bpffs, Namespace, veth};
 
@@ -81,7 +81,7 @@ impl Pair {
 }
 
 /// What the data plane is told of a flow that is at home at the places 0 and 0.
-pub(crate) fn entry(stream: &TcpStream, binding: u32, held: bool) -> (FlowTuple, FlowEntry) {
+pub(crate) fn entry(stream: &TcpStream, binding: BindingId, held: bool) -> (FlowTuple, FlowEntry) {
     let own = flow(stream);
     let entry = FlowEntry {
         binding,

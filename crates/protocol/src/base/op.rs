@@ -3,13 +3,13 @@
 pub(crate) mod chain;
 pub(crate) mod relocation;
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use whimbrel_handshake::{PublicKey, TunnelKeys};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::community::{CommunityKey, CommunitySecret, Statement};
+pub use whimbrel_wire::{BindingId, PeerId};
 
 use chain::ChainOp;
 use relocation::MoveOp;
@@ -19,7 +19,7 @@ use relocation::MoveOp;
 pub enum Op {
     /// On flows, and on what they are introduced by.
     Flow(FlowOp),
-    /// On the binding of a peer.
+    /// On bindings.
     Binding(BindingOp),
     /// On addresses and routes.
     Address(AddressOp),
@@ -133,22 +133,22 @@ pub enum FlowOp {
     },
 }
 
-/// What is asked about the binding of a peer.
+/// What is asked about bindings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BindingOp {
-    /// Put a peer's binding in force; also attaches or detaches the programs where that is due.
+    /// Put a binding in force; also attaches or detaches the programs where that is due.
     Set {
-        /// Whose.
-        peer: PeerId,
-        /// The binding.
+        /// Which.
+        id: BindingId,
+        /// What it is from now on.
         binding: Binding,
-        /// Whether any flow of the peer is moved by it: without one nothing need be attached.
+        /// Whether any flow is moved by it: without one nothing need be attached.
         moved: bool,
     },
-    /// Forget a peer's binding.
+    /// Forget a binding; with its first a peer.
     Remove {
-        /// Whose.
-        peer: PeerId,
+        /// Which.
+        id: BindingId,
     },
     /// Send a carrier probe: a segment as for an introduction, on a tuple that no socket has (P-20).
     Probe {
@@ -217,10 +217,10 @@ pub enum TunnelOp {
         /// Its index here.
         receive_index: u32,
     },
-    /// Where the tunnel sends this peer's packets, with which session (by its index here).
+    /// Where the tunnel sends what this binding leads, with which session of its peer's (by its index here).
     SetPath {
-        /// Whose.
-        peer: PeerId,
+        /// Which.
+        id: BindingId,
         /// The session whose keys are used.
         receive_index: u32,
         /// Where.
@@ -261,16 +261,6 @@ pub enum StoreOp {
         /// The key that answered.
         key: PublicKey,
     },
-}
-
-/// A peer's number on this host; the number of its binding in the data plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct PeerId(pub u32);
-
-impl fmt::Display for PeerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{}", self.0)
-    }
 }
 
 /// The place of an end that is nowhere: no flow is at home there.
@@ -355,6 +345,14 @@ pub struct Waits {
     pub there: bool,
 }
 
+impl FlowEntry {
+    /// What leads it.
+    #[must_use]
+    pub fn binding(&self) -> BindingId {
+        BindingId::first(self.peer)
+    }
+}
+
 impl Waits {
     /// Whether it waits at all.
     #[must_use]
@@ -378,7 +376,7 @@ pub enum Carrier {
     Rewrite,
 }
 
-/// The binding of a peer, as the data plane has it.
+/// A binding, as the data plane has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
     /// The places now. Flows whose home they are stay native.
@@ -403,7 +401,7 @@ pub struct Binding {
     pub parked: bool,
 }
 
-/// Where a peer's tunnel leads.
+/// Where the tunnel leads what a binding leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunnelPath {
     /// The session's index at the peer.

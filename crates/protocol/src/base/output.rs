@@ -13,7 +13,7 @@ use crate::base::event::Event;
 use crate::base::flow_name::FlowName;
 use crate::base::id::LinkId;
 use crate::base::op::relocation::{LeaseName, MoveOp};
-use crate::base::op::{Op, PeerId};
+use crate::base::op::{BindingId, Op, PeerId};
 
 /// One thing that a node asks of its caller, or tells it.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,8 +124,8 @@ pub(crate) enum MoveAsked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum State {
     Keys(PeerId),
-    Path(PeerId),
-    Binding(PeerId),
+    Path(BindingId),
+    Binding(BindingId),
     Sets,
     Listening,
 }
@@ -206,7 +206,7 @@ mod tests {
         let mut outputs = Outputs::default();
         let name = MoveName { donor: [1; 32], number: 1 };
         outputs.ask_for_move(MoveOp::Thaw { name }, MoveAsked::Donation(7));
-        outputs.op(BindingOp::Remove { peer: PeerId(1) });
+        outputs.op(BindingOp::Remove { id: BindingId::first(PeerId(1)) });
         outputs.transmit(Transmit {
             source: None,
             link: None,

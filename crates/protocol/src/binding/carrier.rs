@@ -10,7 +10,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::Time;
 use crate::base::Base;
 use crate::base::event::Event;
-use crate::base::op::{BindingOp, Carrier, NOWHERE, PeerId, TunnelOp, TunnelPath};
+use crate::base::op::{BindingId, BindingOp, Carrier, NOWHERE, PeerId, TunnelOp, TunnelPath};
 use crate::base::output::{Asked, OpId, State};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
@@ -60,7 +60,8 @@ impl BindingLayer {
         let early = sealed && !unconfirmed && source.is_some_and(|source| source.is_ipv4() == remote.is_ipv4());
         let allowance = if held && !early { Some(0) } else { allowance };
         let path = TunnelPath { send_index, source, remote, allowance, sealed };
-        let op = TunnelOp::SetPath { peer: id, receive_index, path };
+        let id = BindingId::first(id);
+        let op = TunnelOp::SetPath { id, receive_index, path };
         base.ask(op, Asked::State("leading the tunnel", State::Path(id)));
     }
 
@@ -112,7 +113,7 @@ impl BindingLayer {
     /// A probe of the peer's arrived on `wire`.
     pub(crate) fn handle_probe(&mut self, now: Time, id: PeerId, wire: FlowTuple, nonce: u64, base: &mut Base) {
         let possible = self.rewrite_possible(id, base);
-        let unable = self.failed.contains(&State::Binding(id));
+        let unable = self.failed.contains(&State::Binding(BindingId::first(id)));
         let Some(peer) = bound_mut!(self, &id) else { return };
         if peer.binding.binding_asked.is_some() {
             // The peer may send as soon as it has the answer.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::Time;
 use crate::base::Base;
-use crate::base::op::{AddressOp, BindingOp, FlowOp, PeerId, StoreOp};
+use crate::base::op::{AddressOp, BindingId, BindingOp, FlowOp, PeerId, StoreOp};
 use crate::base::output::{Asked, State};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
@@ -36,8 +36,9 @@ impl BindingLayer {
         let moved = peer.moved_flows() > 0 || peer.flow.waiting.flows() > 0 || moving;
         let mut binding = peer.binding();
         binding.former.retain(|pair| self.pairs.get(pair).is_none_or(|holder| *holder == id));
-        let op = BindingOp::Set { peer: id, binding, moved };
-        let asked = base.ask(op, Asked::State("putting a binding in force", State::Binding(id)));
+        let first = BindingId::first(id);
+        let op = BindingOp::Set { id: first, binding, moved };
+        let asked = base.ask(op, Asked::State("putting a binding in force", State::Binding(first)));
         let Some(peer) = bound_mut!(self, &id) else { return };
         peer.binding.binding_asked = Some(asked);
         let saved = peer.saved();

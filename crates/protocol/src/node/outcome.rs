@@ -53,7 +53,7 @@ impl Node {
                 Asked::Say(peer, source, to, messages) => {
                     self.binding.flow.path.send_to(peer, source, to, &messages, &mut self.base)
                 }
-                Asked::State(_, State::Binding(peer)) => self.binding.on_binding_done(now, peer, id, &mut self.base),
+                Asked::State(_, State::Binding(of)) => self.binding.on_binding_done(now, of.peer(), id, &mut self.base),
                 _ => {}
             }
             return;
@@ -78,8 +78,8 @@ impl Node {
                 self.base
                     .set_timer_earlier(Timer::Mend, now + PAUSE * 2u32.pow(self.binding.mended.min(PAUSE_DOUBLINGS)));
                 self.base.event(Event::OpFailed { what: what.to_owned(), error: error.sentence });
-                if let State::Binding(peer) = state {
-                    self.binding.on_binding_done(now, peer, id, &mut self.base);
+                if let State::Binding(of) = state {
+                    self.binding.on_binding_done(now, of.peer(), id, &mut self.base);
                 }
             }
         }
@@ -92,8 +92,8 @@ impl Node {
         for state in failed {
             match state {
                 State::Keys(id) => self.add_keys(id),
-                State::Path(id) => self.binding.set_tunnel_path(id, &mut self.base),
-                State::Binding(id) => self.binding.apply_binding(now, id, &mut self.base),
+                State::Path(id) => self.binding.set_tunnel_path(id.peer(), &mut self.base),
+                State::Binding(id) => self.binding.apply_binding(now, id.peer(), &mut self.base),
                 State::Sets => self.binding.apply_sets(&mut self.base),
                 State::Listening => self.binding.apply_listening(&mut self.base),
             }

@@ -9,7 +9,7 @@ use whimbrel_transform::{Chain, Direction, DropReason, StageCounters, Traffic};
 use whimbrel_tunnel::{Counter, PathError};
 use whimbrel_wire::Transport;
 
-use super::hosts::{self, Host, Inner, Outer, PEER, Pair, is_root};
+use super::hosts::{self, BINDING, Host, Inner, Outer, PEER, Pair, is_root};
 use super::pairs::Pairs;
 use super::{PATIENCE, exchange_tcp, until};
 
@@ -83,7 +83,7 @@ fn what_is_kept_goes_at_its_deadline_which_may_change() {
             buffer[..len].to_vec()
         };
         // Nobody confirms, so all but the first wait.
-        pair.b.tunnel.remove_path(PEER);
+        pair.b.tunnel.remove_path(BINDING);
         a.send_to(b"first", names.a.remote).unwrap();
         assert_eq!(receive(), b"first");
         a.send_to(b"second", names.a.remote).unwrap();
@@ -114,7 +114,7 @@ fn what_is_kept_goes_at_its_deadline_which_may_change() {
         });
 
         // When it is asked for, and when the chain goes.
-        pair.b.tunnel.remove_path(PEER);
+        pair.b.tunnel.remove_path(BINDING);
         a.send_to(b"first", names.a.remote).unwrap();
         assert_eq!(receive(), b"first");
         a.send_to(b"second", names.a.remote).unwrap();

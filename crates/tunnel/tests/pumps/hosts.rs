@@ -19,12 +19,13 @@ use whimbrel_kernel::udp::UdpSocket;
 use whimbrel_transform::datagram::{Protection, TunnelHeader, length_prefix};
 use whimbrel_transform::message::too_long;
 use whimbrel_transform::{Algorithm, VnetHeader};
-use whimbrel_tunnel::{PathError, Peer, Tunnel, TunnelFlow, TunnelPath};
+use whimbrel_tunnel::{PathError, Tunnel, TunnelFlow, TunnelPath};
 use whimbrel_wire::packet::{Headers, Ip};
-use whimbrel_wire::{FlowTuple, Transport, TunnelKeys};
+use whimbrel_wire::{BindingId, FlowTuple, PeerId, Transport, TunnelKeys};
 
 pub(crate) const PORT: u16 = 2031;
-pub(crate) const PEER: Peer = Peer(7);
+pub(crate) const PEER: PeerId = PeerId(7);
+pub(crate) const BINDING: BindingId = BindingId::first(PEER);
 const DEVICE: &str = "whimbrel";
 
 /// Family of the flow's addresses.
@@ -170,8 +171,10 @@ impl Pair {
             chain: None,
         };
         let flows = [Transport::Tcp, Transport::Udp].map(|transport| super::hosts::names(inner, transport));
-        let flows_a = flows.map(|names| TunnelFlow { own: names.a, peer: PEER, peer_tuple: names.b, elsewhere: false });
-        let flows_b = flows.map(|names| TunnelFlow { own: names.b, peer: PEER, peer_tuple: names.a, elsewhere: false });
+        let flows_a =
+            flows.map(|names| TunnelFlow { own: names.a, binding: BINDING, peer_tuple: names.b, elsewhere: false });
+        let flows_b =
+            flows.map(|names| TunnelFlow { own: names.b, binding: BINDING, peer_tuple: names.a, elsewhere: false });
         let pair = Self {
             a: Host::start(a, 0x0a0a, keys, path(0x0b0b, address_a, address_b), flows_a.to_vec()),
             b: Host::start(b, 0x0b0b, back, path(0x0a0a, address_b, address_a), flows_b.to_vec()),
@@ -213,7 +216,7 @@ impl Host {
             Tunnel::start(tun, udp, wake.try_clone().unwrap()).unwrap()
         };
         tunnel.add_keys(PEER, index, Algorithm::preferred(), &keys);
-        tunnel.set_path(PEER, index, path.clone()).unwrap();
+        tunnel.set_path(BINDING, index, path.clone()).unwrap();
         tunnel.set_flows(flows.iter().copied());
         let outer_address = path.source.unwrap();
         let path = Mutex::new(path);
@@ -243,7 +246,7 @@ impl Host {
     pub(crate) fn try_set_path(&self, change: impl FnOnce(&mut TunnelPath)) -> Result<(), PathError> {
         let mut path = self.path.lock().unwrap();
         change(&mut path);
-        self.tunnel.set_path(PEER, self.receive_index, path.clone())
+        self.tunnel.set_path(BINDING, self.receive_index, path.clone())
     }
 
     /// Waits until the tunnel says that there is something for the control thread.

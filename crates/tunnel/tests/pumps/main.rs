@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use hosts::{Host, Inner, Outer, Pair, is_root};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-use whimbrel_tunnel::{Counter, Lease, LeasedEnd, Peer, Received, TunnelFlow};
-use whimbrel_wire::Transport;
+use whimbrel_tunnel::{Counter, Lease, LeasedEnd, Received, TunnelFlow};
+use whimbrel_wire::{PeerId, Transport};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -228,7 +228,7 @@ fn whoever_sends_by_the_tunnel_from_elsewhere_is_told_what_fits_it() {
     sender.send(&sent).unwrap();
     assert!(arrives(&mut received).unwrap());
     assert_eq!(written(&pair.a), 0);
-    pair.a.tunnel.set_flow(TunnelFlow { own: names.a, peer: hosts::PEER, peer_tuple: names.b, elsewhere: true });
+    pair.a.tunnel.set_flow(TunnelFlow { own: names.a, binding: hosts::BINDING, peer_tuple: names.b, elsewhere: true });
     sender.send(&sent).unwrap();
     assert!(arrives(&mut received).unwrap(), "it goes in fragments of the tunnel's");
     // Once the kernel knows, it cuts itself.
@@ -263,7 +263,7 @@ fn without_flow_path_or_allowance_nothing_is_sent() {
     let before = count(Counter::PacketsSent);
     pair.a.set_path(|path| path.allowance = None);
     assert_eq!(count(Counter::PacketsSent), before + 1);
-    pair.a.tunnel.remove_path(hosts::PEER);
+    pair.a.tunnel.remove_path(hosts::BINDING);
     attempt(Counter::NoPath);
     pair.a.tunnel.remove_flow(&flow);
     attempt(Counter::NoFlow);
@@ -309,7 +309,7 @@ fn what_is_of_no_flow_is_carried_for_a_lease() {
             assert!((&received[..count], sender) == (&sent[..], from.local_addr().unwrap()), "{len} bytes");
         }
     }
-    pair.b.tunnel.set_lease(end, Lease::To(Peer(8)));
+    pair.b.tunnel.set_lease(end, Lease::To(PeerId(8)));
     let before = pair.b.tunnel.counters().get(Counter::ForeignFlow);
     a.send_to(&[3], beyond).unwrap();
     rises(&pair.b, Counter::ForeignFlow, before);

@@ -89,12 +89,12 @@ impl Helping {
                 flow: *flow,
                 entry: *entry,
                 key: host.flows.key_of(entry.peer),
-                standing: self.standing(entry, host.bindings.get(&entry.peer)),
+                standing: self.standing(entry, host.bindings.get(&entry.binding())),
             })
             .collect();
         let away: BTreeSet<FlowTuple> = known
             .iter()
-            .filter(|(_, entry)| self.standing(entry, host.bindings.get(&entry.peer)) == Standing::Away)
+            .filter(|(_, entry)| self.standing(entry, host.bindings.get(&entry.binding())) == Standing::Away)
             .map(|(flow, _)| *flow)
             .collect();
         self.helpers.update(now, &mut means(host), &situations, &|flow| away.contains(flow));

@@ -9,8 +9,10 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Offer, OfferedAddress, OfferedPrefix};
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::{AddressScope, LOOPBACK, NewAddress};
-use whimbrel_protocol::{LeaseName, LocalEnd, OpFailed, PeerId, Prefix, Refusal, SavedHeld, SavedLease, Time};
-use whimbrel_tunnel::{Lease, LeasedEnd, Peer};
+use whimbrel_protocol::{
+    BindingId, LeaseName, LocalEnd, OpFailed, PeerId, Prefix, Refusal, SavedHeld, SavedLease, Time,
+};
+use whimbrel_tunnel::{Lease, LeasedEnd};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -58,7 +60,7 @@ struct LentOut {
 
 /// The data plane's entry of such a connection: of no peer, and so as it is.
 const OF_NOBODY: FlowEntry = FlowEntry {
-    binding: 0,
+    binding: BindingId::NONE,
     home_local_place: 0,
     home_peer_place: 0,
     wire_local_port: 0,
@@ -433,7 +435,8 @@ impl Lender {
     /// have gone on with a socket without another end.
     fn lead_lent(&mut self, host: &mut Host, lent: LentOut) -> Result<(), Failure> {
         let LentOut { ends, moved, peer, .. } = lent;
-        let to = if moved.is_some() { Lent::Shared(peer.0) } else { Lent::Leased(peer.0) };
+        let binding = BindingId::first(peer);
+        let to = if moved.is_some() { Lent::Shared(binding) } else { Lent::Leased(binding) };
         let address = ends.first.ip();
         for port in ends.ports() {
             for protocol in lent.protocols() {
@@ -444,7 +447,7 @@ impl Lender {
                 }
                 host.datapath.set_lent(&LentEnd { address, port, protocol }, to)?;
                 if let Some(transport) = transport {
-                    host.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(Peer(peer.0)));
+                    host.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(peer));
                 }
             }
         }
@@ -460,8 +463,9 @@ impl Lender {
         let Some(LentOut { peer, .. }) = to.filter(|_| !lender.is_apart(transport, address, port)) else {
             return Ok(());
         };
-        host.datapath.set_lent(&LentEnd { address, port, protocol: transport.protocol() }, Lent::Leased(peer.0))?;
-        host.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(Peer(peer.0)));
+        let leased = Lent::Leased(BindingId::first(peer));
+        host.datapath.set_lent(&LentEnd { address, port, protocol: transport.protocol() }, leased)?;
+        host.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(peer));
         Ok(())
     }
 

@@ -7,8 +7,8 @@ use std::os::fd::BorrowedFd;
 use whimbrel_datapath::{Endpoint as Known, Follow, Lent, LentEnd, Unknown};
 use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::sock_diag::{self, MOVABLE};
-use whimbrel_protocol::{FlowName, OpFailed, PeerId, Refusal, SavedTenancy, Time};
-use whimbrel_tunnel::{Lease, LeasedEnd, Peer};
+use whimbrel_protocol::{BindingId, FlowName, OpFailed, PeerId, Refusal, SavedTenancy, Time};
+use whimbrel_tunnel::{Lease, LeasedEnd};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -216,7 +216,7 @@ impl Tenant {
     /// What programs find in the namespace: their ports, and how long packets may be on their way by the tunnel.
     fn furnish(&mut self, host: &mut Host, lease: FlowName, peer: PeerId) -> Result<(), Failure> {
         let Some(Rented { ends, place, .. }) = self.rented.get(&lease) else { return Ok(()) };
-        let (ends, mtu) = (*ends, host.tunnels.known_inner_mtu(peer));
+        let (ends, mtu) = (*ends, host.tunnels.known_inner_mtu(BindingId::first(peer)));
         let Some(place) = host.endpoints.place(*place) else { return Ok(()) };
         let draws = ends.count > 1;
         if draws {
@@ -243,13 +243,14 @@ impl Tenant {
             return Ok(());
         };
         let address = ends.first.ip();
-        host.datapath.set_endpoint(interface, &Known { address, unknown: Unknown::Tunnelled(peer.0) })?;
+        host.datapath
+            .set_endpoint(interface, &Known { address, unknown: Unknown::Tunnelled(BindingId::first(peer)) })?;
         for port in ends.ports() {
             for protocol in protocols.clone() {
                 host.datapath.set_lent(&LentEnd { address, port, protocol }, Lent::Endpoint(interface))?;
             }
             for transport in transports.clone() {
-                host.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::From(Peer(peer.0)));
+                host.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::From(peer));
             }
         }
         Ok(())

@@ -12,7 +12,6 @@ use whimbrel_kernel::namespace;
 use whimbrel_kernel::owner::Owner;
 use whimbrel_protocol::process::Place;
 use whimbrel_protocol::{MoveName, OpFailed, Refusal, Request, SavedAcceptance, Time};
-use whimbrel_tunnel::Peer;
 use whimbrel_wire::snapshot::{Body, Family, Metadata, OptionKind, Queued, Snapshot, SocketOption, Stream};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -153,7 +152,7 @@ impl Relocation {
             self.end_hold(host, &request.tuple);
             return rebuilt;
         }
-        let from = [donor, holder].into_iter().flatten().map(|known| Peer(known.peer.0)).collect();
+        let from = [donor, holder].into_iter().flatten().map(|known| known.peer).collect();
         host.tunnel.expect_flow(request.tuple, from);
         Ok(())
     }

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::process::{Arrival, ArrivalStep, Left as Remains, Place};
 use whimbrel_protocol::{Found, MoveName, OpDone, OpFailed, OpId, PeerId, Refusal, Request, SavedAcceptance, Time};
-use whimbrel_tunnel::Peer;
 use whimbrel_wire::snapshot::{Body, Datagrams, Snapshot};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -150,7 +149,7 @@ impl Processes {
         if let Err(failed) = around.relocation.hold_until_awake(around.host, &flow) {
             return Some(Err(failed));
         }
-        around.host.tunnel.expect_flow(flow, from.into_iter().map(|peer| Peer(peer.0)).collect());
+        around.host.tunnel.expect_flow(flow, from.into_iter().collect());
         if first && let Err(bad) = extract(snapshot, &images) {
             return Some(Err(failed(Refusal::BadSnapshot, bad.to_string())));
         }
