@@ -6,7 +6,7 @@ mod status;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
-use crate::binding::BindingNumber;
+use crate::binding::{BindingNumber, PLACED_SEEN_LEN, Placed, PlacedSeen};
 use crate::chain::{self, ChainAnswer, ChainRequest};
 use crate::codec::{ENDPOINT_LEN, Malformed, Reader, TUPLE_LEN};
 use crate::codec::{put_address, put_endpoint, put_tuple, put_u16, put_u32, put_u64};
@@ -194,6 +194,10 @@ pub enum Message {
     Chain(ChainRequest),
     /// Type 0x36: the answer to [`Message::Chain`].
     ChainSeen(ChainAnswer),
+    /// Type 0x37: single flows go by a binding of their own (P-186).
+    Placed(Placed),
+    /// Type 0x38: the answer to [`Message::Placed`].
+    PlacedSeen(PlacedSeen),
     /// Type 0x40: meetings that the sender wants its peers to be told its endpoint for; until it is answered it is
     /// repeated (P-55).
     Register {
@@ -384,6 +388,8 @@ const WAITING: u8 = 0x33;
 const WAITING_SEEN: u8 = 0x34;
 const CHAIN: u8 = 0x35;
 const CHAIN_SEEN: u8 = 0x36;
+const PLACED: u8 = 0x37;
+const PLACED_SEEN: u8 = 0x38;
 const REGISTER: u8 = 0x40;
 const REGISTERED: u8 = 0x41;
 const WHEREABOUTS: u8 = 0x42;
@@ -451,6 +457,8 @@ impl Message {
             Self::Paused { names, .. } => 7 + 8 * names.len().min(MAX_WAITING),
             Self::Chain(request) => request.encoded_len(),
             Self::ChainSeen(_) => chain::ANSWER_LEN,
+            Self::Placed(placed) => placed.encoded_len(),
+            Self::PlacedSeen(_) => PLACED_SEEN_LEN,
             Self::IntroductionEcho(_) => 26 + TUPLE_LEN,
             Self::IntroductionDone { outcome: Ok(_), .. } => 11 + TUPLE_LEN,
             Self::IntroductionDone { outcome: Err(_), .. } => 9,
@@ -489,6 +497,7 @@ impl Message {
                 | Self::Whereabouts { .. }
                 | Self::Paused { .. }
                 | Self::Chain(_)
+                | Self::Placed(_)
                 | Self::NeighbourProxy { .. }
                 | Self::PassedOn { .. }
                 | Self::Stream(_)
@@ -528,6 +537,8 @@ impl Message {
             Self::PausedSeen { .. } => WAITING_SEEN,
             Self::Chain(_) => CHAIN,
             Self::ChainSeen(_) => CHAIN_SEEN,
+            Self::Placed(_) => PLACED,
+            Self::PlacedSeen(_) => PLACED_SEEN,
             Self::Register { .. } => REGISTER,
             Self::Registered { .. } => REGISTERED,
             Self::Whereabouts { .. } => WHEREABOUTS,
@@ -624,6 +635,8 @@ impl Message {
             Self::PausedSeen { number } | Self::WhereaboutsSeen { number } => put_u32(out, *number),
             Self::Chain(request) => request.put(out),
             Self::ChainSeen(answer) => answer.put(out),
+            Self::Placed(placed) => placed.put(out),
+            Self::PlacedSeen(answer) => answer.put(out),
             Self::Register { number, change, tags } => {
                 put_u32(out, *number);
                 out.push(change.number());
@@ -750,6 +763,8 @@ impl Message {
             WAITING_SEEN => Self::PausedSeen { number: body.u32("number")? },
             CHAIN => Self::Chain(ChainRequest::read(body)?),
             CHAIN_SEEN => Self::ChainSeen(ChainAnswer::read(body)?),
+            PLACED => Self::Placed(Placed::read(body)?),
+            PLACED_SEEN => Self::PlacedSeen(PlacedSeen::read(body)?),
             REGISTER => read_register(body)?,
             REGISTERED => Self::Registered {
                 number: body.u32("number")?,

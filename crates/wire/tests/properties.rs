@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
+use whimbrel_wire::binding::{MAX_PLACED, Placed, PlacedSeen, PlacedStatus};
 use whimbrel_wire::chain::{ChainAnswer, ChainRequest, ChainStatus, MAX_PARAMETERS, MAX_STAGES, NamedChain, Parameter};
 use whimbrel_wire::community::{
     CommunitySecret, JoinPurpose, JoinRefusal, Joined, MAX_STATEMENTS, MemberStanding, Statement, Word,
@@ -94,6 +95,13 @@ fn message() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|token| Message::PathChallenge { token }),
         (any::<u64>(), endpoint()).prop_map(|(token, observed)| Message::PathResponse { token, observed }),
         any::<u32>().prop_map(|path| Message::PathKept { path }),
+        (any::<[u32; 3]>(), vec(any::<u64>(), 0..=MAX_PLACED)).prop_map(|([binding, sequence, path], names)| {
+            Message::Placed(Placed { binding: BindingNumber(binding), sequence, path, names })
+        }),
+        (any::<[u32; 2]>(), any::<u8>()).prop_map(|([binding, sequence], status)| {
+            let status = PlacedStatus::from_number(status);
+            Message::PlacedSeen(PlacedSeen { binding: BindingNumber(binding), sequence, status })
+        }),
         any::<u32>().prop_map(|tag| Message::IntroductionRequest { tag }),
         any::<u32>().prop_map(|tag| Message::IntroductionReady { tag }),
         echo().prop_map(Message::IntroductionEcho),
