@@ -149,7 +149,8 @@ const UPWARD_IMPORTS: &str = "imports against the layers";
 const UPWARD_CALLS: &str = "calls of Node's methods against the layers";
 const CIRCLE: &str = "files in the largest circle of imports";
 const NODE_FILES: &str = "files with `impl Node` outside the front desk";
-const OPEN_FIELDS: &str = "`pub(crate)` fields";
+/// A value that is only made and read may have open fields; what changes itself may not.
+const OPEN_FIELDS: &str = "open fields of what has methods that change it";
 /// In lines, without tests.
 const LONGEST_FILE: usize = 800;
 /// In lines.
@@ -241,6 +242,7 @@ fn examine(of: &Layered, modules: &BTreeMap<String, Source>) -> (Found, Vec<Stri
     found.0.insert(CIRCLE.to_owned(), largest_circle(&imports));
     let (mut node_files, mut long_files, mut long_functions) = (Vec::new(), Vec::new(), Vec::new());
     let mut fields = Vec::new();
+    let changing = changing(modules);
     for (name, source) in modules.iter().filter(|(name, _)| !name.is_empty()) {
         let methods = source.methods_of(of.object);
         match Part::of(of.layers, name) {
@@ -254,7 +256,8 @@ fn examine(of: &Layered, modules: &BTreeMap<String, Source>) -> (Found, Vec<Stri
         }
         long_files.extend((source.lines() > LONGEST_FILE).then(|| name.clone()));
         long_functions.extend(source.functions_over(LONGEST_FUNCTION).map(|function| format!("{name}: {function}")));
-        fields.extend(source.open_fields().into_iter().map(|field| format!("{name}: {field}")));
+        let open = source.open_fields().into_iter().filter(|(of, _)| changing.contains(&(name, of)));
+        fields.extend(open.map(|(of, field)| format!("{name}: {of}.{field}")));
     }
     found.0.insert(NODE_FILES.to_owned(), node_files);
     found.0.insert(OPEN_FIELDS.to_owned(), fields);
@@ -264,6 +267,18 @@ fn examine(of: &Layered, modules: &BTreeMap<String, Source>) -> (Found, Vec<Stri
     }
     let of_object = |(what, found): (String, Vec<String>)| (what.replace("Node", of.object), found);
     (Found(found.0.into_iter().map(of_object).collect()), faults)
+}
+
+/// The types that have methods which change them, wherever these stand: each with where it is declared.
+fn changing(modules: &BTreeMap<String, Source>) -> BTreeSet<(&str, &str)> {
+    let mut found = BTreeSet::new();
+    for (name, source) in modules {
+        for of in source.changing() {
+            let imported = source.imported_as(of).and_then(|path| resolve(modules, name, path, 0));
+            found.insert((imported.unwrap_or(name), of));
+        }
+    }
+    found
 }
 
 type Edges<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
@@ -449,9 +464,13 @@ mod tests {
 
     #[test]
     fn open_fields_are_counted() {
-        let text = "pub(crate) struct A { pub(crate) x: u8, y: u8, pub(super) z: Vec<(u8, u8)> }\n\
-                    struct B(pub(crate) u8, u8); pub(crate) fn f(a: u8) {} enum C { D { a: u8 } }";
-        assert_eq!(found(&[("base/time", text)], OPEN_FIELDS), ["base/time: A.x", "base/time: B.0"]);
+        let text = "pub(crate) struct A { pub(crate) x: u8, y: u8, pub(super) z: Vec<(u8, u8)>, pub w: u8 }\n\
+                    struct B(pub(crate) u8, u8); pub(crate) fn f(a: u8) {} enum C { D { a: u8 } }\n\
+                    impl<T: Ord> Tick for B where T: Ord { fn tick(&'a mut self) {} }\n\
+                    struct V { pub(crate) x: u8 } impl V { fn with(mut self) -> Self { self } }";
+        let other = "use crate::base::time::A; impl A { fn f(&mut self) {} }";
+        let sources = [("base/time", text), ("base/other", other)];
+        assert_eq!(found(&sources, OPEN_FIELDS), ["base/time: A.x", "base/time: A.w", "base/time: B.0"]);
     }
 
     #[test]

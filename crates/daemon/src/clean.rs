@@ -186,7 +186,7 @@ fn remove_pins_and_files(
     }
     if let Some(instance) = instance {
         crate::role::helpers::continue_stopped(run_dir);
-        crate::role::relocation::executor::continue_halted(&run_dir.join(JOURNAL));
+        crate::role::relocation::executor::adopt::continue_halted(&run_dir.join(JOURNAL));
         let helped = run_dir.join("helpers");
         for entry in fs::read_dir(&helped).into_iter().flatten().flatten() {
             remove_file(entry.path(), &mut removed)?;

@@ -84,7 +84,7 @@ use crate::metrics::{Endpoint, Tally};
 use crate::role::gateway::table::keep_lasting;
 pub use crate::role::helpers;
 use crate::role::helpers::Helpers;
-use crate::role::relocation::executor::FoundMoves;
+use crate::role::relocation::executor::adopt::FoundMoves;
 pub use crate::role::relocation::process::helper::serve as serve_criu;
 use crate::store::Store;
 use crate::store::place::Place;

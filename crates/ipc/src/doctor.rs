@@ -23,6 +23,42 @@ pub struct Finding {
     pub mend: Option<String>,
 }
 
+impl Finding {
+    /// What was found of one thing, with neither loss nor advice.
+    pub fn new(area: &str, check: impl Into<String>, verdict: Verdict, found: impl Into<String>) -> Self {
+        Self { area: area.into(), check: check.into(), verdict, found: found.into(), lost: None, mend: None }
+    }
+
+    /// What is as it should be.
+    pub fn ok(area: &str, check: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(area, check, Verdict::Ok, found)
+    }
+
+    /// What costs something.
+    pub fn warning(area: &str, check: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(area, check, Verdict::Warning, found)
+    }
+
+    /// What keeps Whimbrel from working.
+    pub fn problem(area: &str, check: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(area, check, Verdict::Problem, found)
+    }
+
+    /// With what does not work because of it.
+    #[must_use]
+    pub fn lost(mut self, lost: impl Into<String>) -> Self {
+        self.lost = Some(lost.into());
+        self
+    }
+
+    /// With how to mend it.
+    #[must_use]
+    pub fn mend(mut self, mend: impl Into<String>) -> Self {
+        self.mend = Some(mend.into());
+        self
+    }
+}
+
 /// How something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

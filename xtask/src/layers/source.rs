@@ -68,8 +68,28 @@ impl Source {
         calls.map(|four| four[2].as_str()).collect()
     }
 
-    /// The fields that are open to the whole crate.
-    pub(super) fn open_fields(&self) -> Vec<String> {
+    /// The types that change: those with a method of `&mut self` in this file.
+    pub(super) fn changing(&self) -> Vec<&str> {
+        let is_receiver = |at: usize, body: &[String]| {
+            let opens = body[..at].iter().rev().take(3).position(|token| token == "&");
+            let opens = opens.and_then(|back| body[..at - back - 1].last());
+            opens.is_some_and(|token| token == "(")
+                && body.get(at + 2).is_some_and(|token| [",", ")"].contains(&token.as_str()))
+        };
+        let is_changing = |body: &[String]| {
+            let mut receivers = body.windows(2).enumerate().filter(|(_, two)| *two == ["mut", "self"]);
+            receivers.any(|(at, _)| is_receiver(at, body))
+        };
+        let starts = self.tokens.iter().enumerate().filter(|(_, token)| *token == "impl");
+        let of = starts.filter_map(|(at, _)| {
+            let opening = at + self.tokens[at..].iter().position(|token| token == "{")?;
+            is_changing(balanced(&self.tokens[opening..])).then(|| implemented(&self.tokens[at + 1..opening]))?
+        });
+        of.collect()
+    }
+
+    /// The fields that are open beyond the module, with the struct of each.
+    pub(super) fn open_fields(&self) -> Vec<(&str, String)> {
         let mut found = Vec::new();
         for (at, _) in self.tokens.iter().enumerate().filter(|(_, token)| *token == "struct") {
             let Some(name) = self.tokens.get(at + 1) else { continue };
@@ -79,11 +99,15 @@ impl Source {
             };
             let body = balanced(&self.tokens[opening..]);
             for (number, field) in fields(body).into_iter().enumerate() {
-                let open = field.windows(4).position(|four| four == ["pub", "(", "crate", ")"]);
-                let Some(open) = open else { continue };
-                let named = field.get(open + 5).is_some_and(|colon| colon == ":");
-                let field = if named { field[open + 4].clone() } else { number.to_string() };
-                found.push(format!("{name}.{field}"));
+                let Some(open) = field.iter().position(|token| token == "pub") else { continue };
+                let within: usize = match field.get(open + 1..open + 4) {
+                    Some([one, of, two]) if (one.as_str(), two.as_str()) == ("(", ")") && of == "crate" => 3,
+                    Some([one, ..]) if one == "(" => continue,
+                    _ => 0,
+                };
+                let (first, colon) = (field.get(open + 1 + within), field.get(open + 2 + within));
+                let named = first.filter(|_| colon.is_some_and(|colon| colon == ":"));
+                found.push((name.as_str(), named.cloned().unwrap_or_else(|| number.to_string())));
             }
         }
         found
@@ -93,6 +117,22 @@ impl Source {
         let starts = self.tokens.windows(3).enumerate().filter(|(_, three)| *three == ["impl", of, "{"]);
         starts.map(|(at, _)| balanced(&self.tokens[at + 2..])).collect()
     }
+}
+
+/// The type that an `impl` is of, by what stands between that and its brace.
+fn implemented(header: &[String]) -> Option<&str> {
+    let mut depth = 0_i32;
+    let mut last = None;
+    for token in header {
+        match token.as_str() {
+            "<" => depth += 1,
+            ">" => depth -= 1,
+            "where" if depth == 0 => break,
+            name if depth == 0 && name != "for" && is_name(name) => last = Some(name),
+            _ => {}
+        }
+    }
+    last
 }
 
 /// The functions of a file as rustfmt writes them, each with how many lines it has.

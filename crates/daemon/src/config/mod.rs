@@ -322,7 +322,7 @@ impl Config {
     }
 
     /// Reads what is told in sections that need more than their own values, and the files that the configuration names.
-    fn complete(&mut self, document: &Document<'_>, folder: &Path) -> Result<(), ConfigError> {
+    fn complete(mut self, document: &Document<'_>, folder: &Path) -> Result<Self, ConfigError> {
         let policies = std::mem::take(&mut self.policy).into_iter().enumerate();
         let policies = policies.map(|(index, section)| section.policy(document, &format!("policy.{index}")));
         let policies: Vec<Policy> = policies.collect::<Result<_, _>>()?;
@@ -339,7 +339,7 @@ impl Config {
             self.psk_open = open.then_some(path);
         }
         self.dns = std::mem::take(&mut self.name_server).name_server(document, folder)?;
-        Ok(())
+        Ok(self)
     }
 }
 
@@ -371,8 +371,7 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let mut config: Config = document.config(&SECTIONS, &LISTED)?;
     config.anchor.take_if(|_| !document.has_keys("anchor"));
     config.check(&document)?;
-    config.complete(&document, path.parent().unwrap_or(Path::new("/")))?;
-    Ok(config)
+    config.complete(&document, path.parent().unwrap_or(Path::new("/")))
 }
 
 impl Written for Trust {

@@ -2,7 +2,6 @@
 //!
 //! Needs no running daemon and changes nothing.
 
-pub(crate) mod criu;
 mod firewall;
 
 use std::collections::BTreeSet;
@@ -24,6 +23,7 @@ use crate::config::{self, Config, ConfigError, Lendable};
 use crate::host::table::has_flows;
 use crate::role::anchor::offer;
 use crate::role::anchor::offer::Fault;
+use crate::role::relocation::process::tool;
 use crate::{identity, instance};
 
 use firewall::{Direction, Fate};
@@ -55,12 +55,16 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     let config = match config::read(path) {
         Ok(config) => config,
         Err(error) => {
-            findings.push(problem("daemon", CONFIGURATION, error.to_string()).lost("the daemon does not start").mend(
-                match error {
-                    ConfigError::Missing(_) => "name one that is there, or leave `--config` out to use the defaults",
-                    _ => "correct the file, or remove it to use the defaults",
-                },
-            ));
+            findings.push(
+                Finding::problem("daemon", CONFIGURATION, error.to_string()).lost("the daemon does not start").mend(
+                    match error {
+                        ConfigError::Missing(_) => {
+                            "name one that is there, or leave `--config` out to use the defaults"
+                        }
+                        _ => "correct the file, or remove it to use the defaults",
+                    },
+                ),
+            );
             Config::default()
         }
     };
@@ -68,10 +72,10 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.extend(kernel());
     findings.push(tun_device());
     findings.push(bpf_file_system());
-    findings.push(criu::finding(config.processes));
+    findings.push(tool::finding(config.processes));
     findings.push(port(config.port, running));
     findings.extend(config.doubts.iter().map(|doubt| {
-        warning("daemon", CONFIGURATION, doubt.to_string()).lost(doubt.lost).mend("correct the file there")
+        Finding::warning("daemon", CONFIGURATION, doubt.to_string()).lost(doubt.lost).mend("correct the file there")
     }));
     findings.extend(event_log(&config, status.as_ref().map(|status| status.state_dir.as_path())));
     findings.extend(metrics(&config, running));
@@ -80,7 +84,7 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.extend(forwarding(&config));
     findings.extend(config.anchor.iter().flat_map(|anchor| lending(&anchor.lendable())));
     findings.extend(config.psk_open.as_deref().map(|path| {
-        warning("daemon", "psk_file", format!("others than its owner may read or write {}", path.display()))
+        Finding::warning("daemon", "psk_file", format!("others than its owner may read or write {}", path.display()))
             .lost("whoever can read the key can pass for one of your hosts")
             .mend(format!("`chmod 600 {}`", path.display()))
     }));
@@ -109,12 +113,12 @@ fn in_force(path: &Path, used: &Configuration) -> Finding {
         _ => path == used.path,
     };
     if !same {
-        return warning("daemon", check, format!("the daemon reads {shown}, not {}", path.display()))
+        return Finding::warning("daemon", check, format!("the daemon reads {shown}, not {}", path.display()))
             .lost(format!("what {} says does not count", path.display()))
             .mend(format!("`whimbrel doctor --config {shown}`, or start the daemon with the other file"));
     }
     if let Some(error) = &used.error {
-        return problem("daemon", check, format!("the file has changed and cannot be used: {error}"))
+        return Finding::problem("daemon", check, format!("the file has changed and cannot be used: {error}"))
             .lost("the daemon works on as before, and will not start again")
             .mend("correct the file");
     }
@@ -122,53 +126,20 @@ fn in_force(path: &Path, used: &Configuration) -> Finding {
     let lost = "the daemon works on with the former values";
     if !used.restart.is_empty() {
         let all = [used.restart.as_slice(), used.reload.as_slice()].concat();
-        return warning("daemon", check, differs(&all)).lost(lost).mend(
+        return Finding::warning("daemon", check, differs(&all)).lost(lost).mend(
             "`systemctl restart whimbrel`, or end `whimbrel up` and start it again: no connection is lost by that",
         );
     }
     if !used.reload.is_empty() {
-        return warning("daemon", check, differs(&used.reload))
+        return Finding::warning("daemon", check, differs(&used.reload))
             .lost(lost)
             .mend("`systemctl reload whimbrel`, or `kill -HUP` the daemon");
     }
-    ok(
+    Finding::ok(
         "daemon",
         check,
         format!("what {shown} says{}", if used.path.exists() { "" } else { " (it is not there: the defaults)" }),
     )
-}
-
-fn finding(area: &str, check: impl Into<String>, verdict: Verdict, found: impl Into<String>) -> Finding {
-    Finding { area: area.into(), check: check.into(), verdict, found: found.into(), lost: None, mend: None }
-}
-
-fn ok(area: &str, check: impl Into<String>, found: impl Into<String>) -> Finding {
-    finding(area, check, Verdict::Ok, found)
-}
-
-fn warning(area: &str, check: impl Into<String>, found: impl Into<String>) -> Finding {
-    finding(area, check, Verdict::Warning, found)
-}
-
-fn problem(area: &str, check: impl Into<String>, found: impl Into<String>) -> Finding {
-    finding(area, check, Verdict::Problem, found)
-}
-
-/// What [`Finding`]s are built with.
-trait Advice {
-    fn lost(self, lost: impl Into<String>) -> Self;
-    fn mend(self, mend: impl Into<String>) -> Self;
-}
-
-impl Advice for Finding {
-    fn lost(mut self, lost: impl Into<String>) -> Self {
-        self.lost = Some(lost.into());
-        self
-    }
-    fn mend(mut self, mend: impl Into<String>) -> Self {
-        self.mend = Some(mend.into());
-        self
-    }
 }
 
 fn privileges() -> Vec<Finding> {
@@ -176,7 +147,7 @@ fn privileges() -> Vec<Finding> {
         Ok(held) => held,
         Err(error) => {
             return vec![
-                warning("privileges", "capabilities", error.to_string())
+                Finding::warning("privileges", "capabilities", error.to_string())
                     .lost("which privileges are missing cannot be told")
                     .mend("see that /proc is mounted, and run `whimbrel doctor` as root"),
             ];
@@ -198,10 +169,10 @@ fn privileges() -> Vec<Finding> {
             let stands_in =
                 matches!(capability, Capability::Bpf | Capability::Perfmon) && held.has(Capability::SysAdmin);
             if held.has(capability) || stands_in {
-                ok("privileges", capability.name(), "held")
+                Finding::ok("privileges", capability.name(), "held")
             } else if capability == Capability::SysAdmin && bpffs_is_mounted() {
                 // BPF_MAP_GET_FD_BY_ID asks for it, which the maps that a former daemon left are opened with.
-                warning("privileges", capability.name(), "not held")
+                Finding::warning("privileges", capability.name(), "not held")
                     .lost(
                         "a daemon cannot take over the moved connections of one before it, take sockets of other hosts or run \
                          programs behind an anchor",
@@ -212,7 +183,7 @@ fn privileges() -> Vec<Finding> {
                     Capability::SysAdmin => "`mount -t bpf bpf /sys/fs/bpf` as root, or run the daemon as root",
                     _ => "run as root, or give the unit `AmbientCapabilities=` with this capability",
                 };
-                finding("privileges", capability.name(), verdict, "not held").lost(lost).mend(mend)
+                Finding::new("privileges", capability.name(), verdict, "not held").lost(lost).mend(mend)
             }
         })
         .collect()
@@ -224,7 +195,8 @@ fn kernel() -> Vec<Finding> {
     });
     if !may_try {
         return vec![
-            warning("kernel", "BPF", "cannot be tried without privileges").mend("run `whimbrel doctor` as root"),
+            Finding::warning("kernel", "BPF", "cannot be tried without privileges")
+                .mend("run `whimbrel doctor` as root"),
         ];
     }
     let features = whimbrel_datapath::features();
@@ -238,8 +210,8 @@ fn kernel() -> Vec<Finding> {
     let mut findings: Vec<Finding> = checks
         .into_iter()
         .map(|(name, present)| match present {
-            true => ok("kernel", name, "there"),
-            false => problem("kernel", name, "missing")
+            true => Finding::ok("kernel", name, "there"),
+            false => Finding::problem("kernel", name, "missing")
                 .lost("nothing works: the daemon does not start")
                 .mend("use Linux 6.1 or newer, as distributions build it"),
         })
@@ -250,22 +222,24 @@ fn kernel() -> Vec<Finding> {
         [("BPF programs on names", features.names, names), ("BPF programs on leases", features.leases, leases)]
     {
         findings.push(match present {
-            true => ok("kernel", name, "there"),
-            false => warning("kernel", name, "missing, or cgroup v2 is not mounted").lost(lost).mend(
+            true => Finding::ok("kernel", name, "there"),
+            false => Finding::warning("kernel", name, "missing, or cgroup v2 is not mounted").lost(lost).mend(
                 "mount cgroup v2; otherwise use Linux 6.1 or newer, as distributions build it (CONFIG_CGROUP_BPF)",
             ),
         });
     }
     let missing = "missing (Linux 6.6 has it)";
     findings.push(match (features.tcx, features.clsact) {
-        (true, _) => ok("kernel", "tcx", "there"),
+        (true, _) => Finding::ok("kernel", "tcx", "there"),
         // All works on clsact as well.
-        (false, Some(true)) => ok("kernel", "tcx", format!("{missing}; clsact is there and used instead")),
-        (false, Some(false)) => problem("kernel", "tcx", format!("{missing}, and so is clsact"))
+        (false, Some(true)) => Finding::ok("kernel", "tcx", format!("{missing}; clsact is there and used instead")),
+        (false, Some(false)) => Finding::problem("kernel", "tcx", format!("{missing}, and so is clsact"))
             .lost("nothing works: programs cannot be attached to interfaces")
             .mend("`modprobe -a sch_ingress cls_bpf`; a kernel that lacks these modules cannot be used"),
-        (false, None) => warning("kernel", "tcx", format!("{missing}; whether clsact is there could not be tried"))
-            .mend("run `whimbrel doctor` as root"),
+        (false, None) => {
+            Finding::warning("kernel", "tcx", format!("{missing}; whether clsact is there could not be tried"))
+                .mend("run `whimbrel doctor` as root")
+        }
     });
     findings
 }
@@ -273,8 +247,8 @@ fn kernel() -> Vec<Finding> {
 fn tun_device() -> Finding {
     let check = "/dev/net/tun";
     match fs::OpenOptions::new().read(true).write(true).open(check) {
-        Ok(_) => ok("kernel", check, "there"),
-        Err(error) => problem("kernel", check, error.to_string())
+        Ok(_) => Finding::ok("kernel", check, "there"),
+        Err(error) => Finding::problem("kernel", check, error.to_string())
             .lost("the daemon does not start: it has no tunnel")
             .mend(match error.kind() {
                 io::ErrorKind::NotFound => {
@@ -294,9 +268,9 @@ fn bpffs_is_mounted() -> bool {
 fn bpf_file_system() -> Finding {
     let check = "bpffs on /sys/fs/bpf";
     match rustix::fs::statfs("/sys/fs/bpf") {
-        Ok(found) if found.f_type == libc::BPF_FS_MAGIC => ok("kernel", check, "mounted"),
-        Ok(_) => ok("kernel", check, "not mounted; the daemon mounts one of its own, with CAP_SYS_ADMIN"),
-        Err(errno) => warning("kernel", check, io::Error::from(errno).to_string())
+        Ok(found) if found.f_type == libc::BPF_FS_MAGIC => Finding::ok("kernel", check, "mounted"),
+        Ok(_) => Finding::ok("kernel", check, "not mounted; the daemon mounts one of its own, with CAP_SYS_ADMIN"),
+        Err(errno) => Finding::warning("kernel", check, io::Error::from(errno).to_string())
             .lost("the daemon has to mount one of its own; where it may not (CAP_SYS_ADMIN), it does not start")
             .mend("`mount -t bpf bpf /sys/fs/bpf`"),
     }
@@ -307,21 +281,25 @@ fn port(port: u16, running: bool) -> Finding {
     let addresses = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
     let failed = addresses.into_iter().find_map(|address| UdpSocket::bind((address, port)).err());
     match failed {
-        None => ok("network", check, "free"),
+        None => Finding::ok("network", check, "free"),
         Some(error) if error.kind() == io::ErrorKind::AddrInUse && running => {
-            ok("network", check, "held, by the daemon presumably, since it runs")
+            Finding::ok("network", check, "held, by the daemon presumably, since it runs")
         }
-        Some(error) if error.kind() == io::ErrorKind::AddrInUse => problem("network", check, "another program has it")
-            .lost("the daemon does not start")
-            .mend(format!("`ss -lunp sport = :{port}` shows which; end it, or set another `port` on all hosts")),
+        Some(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            Finding::problem("network", check, "another program has it")
+                .lost("the daemon does not start")
+                .mend(format!("`ss -lunp sport = :{port}` shows which; end it, or set another `port` on all hosts"))
+        }
         // A kernel without IPv6 is served as well.
-        Some(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => ok("network", check, "free (no IPv6)"),
-        Some(error) => {
-            problem("network", check, error.to_string()).lost("the daemon does not start").mend(match error.kind() {
+        Some(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
+            Finding::ok("network", check, "free (no IPv6)")
+        }
+        Some(error) => Finding::problem("network", check, error.to_string()).lost("the daemon does not start").mend(
+            match error.kind() {
                 io::ErrorKind::PermissionDenied => "run as root, or set a `port` from 1024 up, the same on all hosts",
                 _ => "see that IPv4 works on this host (`ip address`), or set another `port`, the same on all hosts",
-            })
-        }
+            },
+        ),
     }
 }
 
@@ -344,9 +322,9 @@ fn event_log(config: &Config, state_dir: Option<&Path>) -> Option<Finding> {
         (Ok(found), _) if !found.is_dir() => {
             (format!("{} is no directory", folder.display()), "name a file in one".to_owned())
         }
-        _ => return Some(ok("daemon", "event_log", path.display().to_string())),
+        _ => return Some(Finding::ok("daemon", "event_log", path.display().to_string())),
     };
-    Some(problem("daemon", "event_log", format!("{at}{wrong}")).lost("the daemon does not start").mend(mend))
+    Some(Finding::problem("daemon", "event_log", format!("{at}{wrong}")).lost("the daemon does not start").mend(mend))
 }
 
 /// Whether figures can be served, where that is configured.
@@ -355,9 +333,9 @@ fn metrics(config: &Config, running: bool) -> Option<Finding> {
     let check = format!("metrics at {listen}");
     let at = config.metrics.listen_at.as_ref().map(|at| format!("{at}: ")).unwrap_or_default();
     let error = match TcpListener::bind(listen) {
-        Ok(_) => return Some(ok("daemon", check, "free")),
+        Ok(_) => return Some(Finding::ok("daemon", check, "free")),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && running => {
-            return Some(ok("daemon", check, "held, by the daemon presumably, since it runs"));
+            return Some(Finding::ok("daemon", check, "held, by the daemon presumably, since it runs"));
         }
         Err(error) => error,
     };
@@ -371,7 +349,7 @@ fn metrics(config: &Config, running: bool) -> Option<Finding> {
         _ => "name another address and port".into(),
     };
     Some(
-        problem("daemon", check, format!("{at}cannot `listen` there: {error}"))
+        Finding::problem("daemon", check, format!("{at}cannot `listen` there: {error}"))
             .lost("the daemon does not start")
             .mend(mend),
     )
@@ -405,7 +383,7 @@ fn firewall_findings(port: u16, ruleset: &Ruleset) -> Vec<Finding> {
     let mut findings = Vec::new();
     match ruleset {
         Ruleset::Unknown(why) => {
-            findings.push(warning("firewall", "nftables", format!("cannot be looked at: {why}")).mend(
+            findings.push(Finding::warning("firewall", "nftables", format!("cannot be looked at: {why}")).mend(
                 "`apt install nftables`, run `whimbrel doctor` as root, or look yourself that UDP on the control port passes",
             ))
         }
@@ -413,13 +391,13 @@ fn firewall_findings(port: u16, ruleset: &Ruleset) -> Vec<Finding> {
             for (direction, words) in [(Direction::In, "to this host"), (Direction::Out, "from this host")] {
                 let check = format!("UDP {port} {words}");
                 findings.push(match firewall::fate(ruleset, direction, port) {
-                    Fate::Passes => ok("firewall", check, "passes"),
+                    Fate::Passes => Finding::ok("firewall", check, "passes"),
                     Fate::Maybe(obstacle) => {
-                        warning("firewall", check, format!("may be dropped by {}", obstacle.place))
+                        Finding::warning("firewall", check, format!("may be dropped by {}", obstacle.place))
                             .lost("where it is dropped, nobody can open a session with this host")
                             .mend(obstacle.mend)
                     }
-                    Fate::Dropped(obstacle) => problem("firewall", check, format!("dropped by {}", obstacle.place))
+                    Fate::Dropped(obstacle) => Finding::problem("firewall", check, format!("dropped by {}", obstacle.place))
                         .lost("no session with any host, so no connection outlives a move")
                         .mend(obstacle.mend),
                 });
@@ -430,7 +408,7 @@ fn firewall_findings(port: u16, ruleset: &Ruleset) -> Vec<Finding> {
     let legacy = fs::read_to_string("/proc/net/ip_tables_names").unwrap_or_default();
     if legacy.lines().any(|table| table == "filter") {
         findings.push(
-            warning("firewall", "iptables (legacy)", "has a filter table, which is not looked into")
+            Finding::warning("firewall", "iptables (legacy)", "has a filter table, which is not looked into")
                 .mend(format!("`iptables-legacy -S INPUT` shows it; `iptables-legacy -I INPUT -p udp --dport {port} -j ACCEPT` lets it pass")),
         );
     }
@@ -444,16 +422,20 @@ fn lending(lendable: &Lendable) -> Vec<Finding> {
         Ok(network) => network,
         Err(error) => {
             let found = format!("this host's addresses cannot be looked at: {error}");
-            return vec![warning("network", check, found).lost("whether `[anchor]` can be as it is cannot be told")];
+            return vec![
+                Finding::warning("network", check, found).lost("whether `[anchor]` can be as it is cannot be told"),
+            ];
         }
     };
     let faults = offer::faults(lendable, &[], &network);
     if faults.is_empty() {
-        return vec![ok("network", check, "what `[anchor]` names can be lent")];
+        return vec![Finding::ok("network", check, "what `[anchor]` names can be lent")];
     }
     let told = |fault: Fault| {
         let verdict = if fault.whole { Verdict::Problem } else { Verdict::Warning };
-        finding("network", check, verdict, format!("`[anchor]`: {}", fault.sentence)).lost(fault.lost).mend(fault.mend)
+        Finding::new("network", check, verdict, format!("`[anchor]`: {}", fault.sentence))
+            .lost(fault.lost)
+            .mend(fault.mend)
     };
     faults.into_iter().map(told).collect()
 }
@@ -466,12 +448,12 @@ fn forwarding(config: &Config) -> Option<Finding> {
     let check = "gateway";
     match off {
         _ if config.gateway.behind.is_empty() => None,
-        None => Some(ok("network", check, "this host forwards for those behind it")),
+        None => Some(Finding::ok("network", check, "this host forwards for those behind it")),
         Some((_, key)) => {
             let key = key.replace('/', ".");
             let found = format!("`[gateway]` names hosts behind this one, and {key} is off");
             Some(
-                warning("network", check, found)
+                Finding::warning("network", check, found)
                     .lost("their packets do not pass here, so nothing of theirs can be moved")
                     .mend(format!("`sysctl -w {key}=1`, if this host is their router; else leave them out")),
             )
@@ -483,14 +465,16 @@ fn forwarding(config: &Config) -> Option<Finding> {
 fn reverse_path_filters() -> Vec<Finding> {
     let strict = sysctl::strict_filters();
     if strict.is_empty() {
-        return vec![ok("network", "rp_filter", "not strict on any interface")];
+        return vec![Finding::ok("network", "rp_filter", "not strict on any interface")];
     }
     let check = format!("rp_filter on {}", strict.join(", "));
     let writable = Path::new("/proc/sys/net/ipv4/conf/all/src_valid_mark");
     match rustix::fs::access(writable, rustix::fs::Access::WRITE_OK) {
-        Ok(()) => vec![ok("network", check, "strict; packets of moved connections are marked so that they pass")],
+        Ok(()) => {
+            vec![Finding::ok("network", check, "strict; packets of moved connections are marked so that they pass")]
+        }
         Err(_) => vec![
-            warning("network", check, "strict, and src_valid_mark cannot be set")
+            Finding::warning("network", check, "strict, and src_valid_mark cannot be set")
                 .lost("packets of moved connections may be dropped")
                 .mend("`sysctl -w net.ipv4.conf.all.src_valid_mark=1`, or set `rp_filter` to 2 on these interfaces"),
         ],
@@ -510,7 +494,7 @@ fn leftovers(run_dir: &Path, device: &Path) -> Option<Finding> {
         (true, false) => "notes about connections that a daemon has introduced".to_owned(),
         (false, true) => format!("the device {}, of a daemon with this run directory or another", crate::DEVICE),
     };
-    let finding = warning("daemon", "what a stopped daemon has left", found)
+    let finding = Finding::warning("daemon", "what a stopped daemon has left", found)
         .lost("moved connections go on as far as they can without a daemon, and survive no other move")
         .mend("`whimbrel up` takes them over; `whimbrel clean` removes all that is left, and ends them");
     Some(finding)
@@ -519,19 +503,19 @@ fn leftovers(run_dir: &Path, device: &Path) -> Option<Finding> {
 fn daemon(run_dir: &Path, running: bool) -> Finding {
     let check = format!("daemon in {}", run_dir.display());
     if !running {
-        return warning("daemon", check, "does not run")
+        return Finding::warning("daemon", check, "does not run")
             .lost("connections are not protected")
             .mend("`whimbrel up`, or `systemctl start whimbrel`");
     }
     match Client::connect(run_dir).and_then(|mut client| client.status()) {
-        Ok(status) if status.ready => ok("daemon", check, format!("runs as process {}", status.pid)),
-        Ok(status) => warning("daemon", check, format!("process {} is not ready yet", status.pid))
+        Ok(status) if status.ready => Finding::ok("daemon", check, format!("runs as process {}", status.pid)),
+        Ok(status) => Finding::warning("daemon", check, format!("process {} is not ready yet", status.pid))
             .lost("connections are not protected yet")
             .mend("wait a moment, and look again with `whimbrel status`"),
-        Err(error) if error.is_denied() => warning("daemon", check, "runs, and this user may not ask it")
+        Err(error) if error.is_denied() => Finding::warning("daemon", check, "runs, and this user may not ask it")
             .lost("only what it would say itself is missing here")
             .mend("run `whimbrel doctor` as root, or as a member of the group `whimbrel`"),
-        Err(error) => problem("daemon", check, error.to_string())
+        Err(error) => Finding::problem("daemon", check, error.to_string())
             .lost("status and hand-offs by hand; moved connections are carried on by the kernel meanwhile")
             .mend(
                 "`systemctl restart whimbrel`, or end `whimbrel up` and start it again: no connection is lost by that",
@@ -552,7 +536,7 @@ fn name_server(of: &NameServer) -> Option<Finding> {
     let found = of.sentence.clone().unwrap_or_else(|| format!("is not told where {} is", of.name));
     let mend = match of.state {
         NameServerState::Asked => return None,
-        NameServerState::Updated => return Some(ok("daemon", check, found)),
+        NameServerState::Updated => return Some(Finding::ok("daemon", check, found)),
         NameServerState::Withheld => {
             "set `dns.private` if that zone is seen in this network alone; take `[dns]` out if not"
         }
@@ -561,7 +545,11 @@ fn name_server(of: &NameServer) -> Option<Finding> {
         }
         NameServerState::Unanswered => "see that the server is there and that UDP reaches it: `dig` at that address",
     };
-    Some(warning("daemon", check, found).lost(format!("who looks up {} does not find this host", of.name)).mend(mend))
+    Some(
+        Finding::warning("daemon", check, found)
+            .lost(format!("who looks up {} does not find this host", of.name))
+            .mend(mend),
+    )
 }
 
 /// Whether the other end was asked in vain.
@@ -577,7 +565,7 @@ fn protected(peers: &[Peer], connections: &[Connection]) -> Vec<Finding> {
         let names: Vec<String> =
             lost_peers.iter().map(|peer| format!("#{} at {}", peer.id, peer.address.ip())).collect();
         findings.push(
-            warning("connections", "sessions", format!("none with peer {}", names.join(", ")))
+            Finding::warning("connections", "sessions", format!("none with peer {}", names.join(", ")))
                 .lost("their connections do not survive a move before there is one")
                 .mend(
                     "see there that the daemon runs, lets UDP in and has the same `trust`: `whimbrel doctor`, `whimbrel \
@@ -599,10 +587,10 @@ fn protected(peers: &[Peer], connections: &[Connection]) -> Vec<Finding> {
         let found = format!("{first}{more} did not answer");
         if survive > 0 {
             // Most hosts of the world run nothing.
-            findings.push(ok("connections", check, format!("{found}; {survive} of {all} survive a move")));
+            findings.push(Finding::ok("connections", check, format!("{found}; {survive} of {all} survive a move")));
         } else {
             findings.push(
-                warning("connections", check, format!("{found}, and no connection would survive a move"))
+                Finding::warning("connections", check, format!("{found}, and no connection would survive a move"))
                     .lost("connections with hosts that do run Whimbrel, but do not answer")
                     .mend(
                         "`whimbrel doctor` there, and then, to ask again at once, `systemctl reload whimbrel`, or `kill \

@@ -10,7 +10,7 @@ use whimbrel_wire::FlowTuple;
 use super::Effects;
 use crate::host::table::SavedMoves;
 use crate::host::{Failure, Host};
-use crate::role::relocation::executor::FoundMoves;
+use crate::role::relocation::executor::adopt::FoundMoves;
 use crate::role::relocation::process::executor::Around;
 
 impl Effects {
@@ -37,9 +37,12 @@ impl Effects {
         }
         let leases = leases.into_iter().map(|(saved, _)| saved).collect();
         let given = |saved: &SavedDonation| {
-            let Self { relocation, helping, processes, .. } = &mut *self;
+            let Self { relocation, helpers, processes, .. } = &mut *self;
             let of_whole = processes.find_given_of_process(host, saved);
-            (saved.clone(), of_whole.unwrap_or_else(|| relocation.find_given(helping, host, now, saved)))
+            (
+                saved.clone(),
+                of_whole.unwrap_or_else(|| relocation.find_given(&|flow| helpers.has_answered(flow), host, now, saved)),
+            )
         };
         let donations = moves.donations.values().map(given).collect();
         self.relocation.let_halted_run(host);
@@ -56,7 +59,7 @@ impl Effects {
                 let mut places = moves.acceptances.values().filter_map(|of| Place::of(&of.request.receiver));
                 places.any(|place| place.load == load && place.index == 0)
             };
-            let mut around = Around { relocation: &mut *relocation, lender: &mut *lender, host: &mut *host };
+            let mut around = Around { relocation: &mut *relocation, host: &mut *host };
             let of_whole = processes.find_taken_of_process(&mut around, saved, first_saved);
             let found = of_whole.unwrap_or_else(|| match host.socket_of(&saved.request.tuple) {
                 Ok(Some(_)) => Found::Awake,
@@ -82,16 +85,15 @@ impl Effects {
         flows: &HashMap<FlowTuple, FlowEntry>,
     ) -> Result<(), Failure> {
         let present: HashMap<_, _> = host.datapath.flows()?.into_iter().collect();
-        let lender = &mut self.lender;
         let mut strangers = Vec::new();
         for (flow, entry) in present.iter().filter(|(flow, _)| !flows.contains_key(flow)) {
-            if !lender.adopt_home(host, flow, entry) {
+            if !host.adopt_home(flow, entry) {
                 strangers.push(*flow);
             }
         }
         host.adopt_flows(now, flows, &present, &strangers)?;
         let at_rest = self.at_rest();
-        self.helping.adopt_helped(host, now, flows, &at_rest);
+        self.helpers.adopt_helped(host, now, flows, &at_rest);
         Ok(())
     }
 }

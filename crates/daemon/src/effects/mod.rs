@@ -29,7 +29,6 @@ use crate::role::anchor::executor::lender::Lender;
 use crate::role::anchor::executor::tenant::Tenant;
 use crate::role::gateway::executor::Gateway;
 use crate::role::helpers::Helpers;
-use crate::role::helpers::executor::Helping;
 use crate::role::relocation::executor::Relocation;
 use crate::role::relocation::executor::making::Making;
 use crate::role::relocation::process::executor::{Around, Processes};
@@ -41,7 +40,7 @@ pub(crate) struct Effects {
     community_file: CommunityFile,
     pub(crate) proxy: ProxyExecutor,
     pub(crate) gateway: Gateway,
-    pub(crate) helping: Helping,
+    pub(crate) helpers: Helpers,
     pub(crate) relocation: Relocation,
     pub(crate) lender: Lender,
     pub(crate) tenant: Tenant,
@@ -63,7 +62,7 @@ impl Effects {
             community_file,
             proxy: ProxyExecutor::default(),
             gateway: Gateway::default(),
-            helping: Helping::new(helpers),
+            helpers,
             relocation: Relocation::default(),
             lender: Lender::default(),
             tenant: Tenant::default(),
@@ -73,8 +72,8 @@ impl Effects {
 
     /// The processes on their way, and what their steps are taken with.
     pub(crate) fn around_wholes<'a>(&'a mut self, host: &'a mut Host) -> (&'a mut Processes, Around<'a>) {
-        let Self { relocation, lender, processes, .. } = self;
-        (processes, Around { relocation, lender, host })
+        let Self { relocation, processes, .. } = self;
+        (processes, Around { relocation, host })
     }
 
     /// Carries out ops in order and gives what came of each. What follows from them for all that is around them is
@@ -107,7 +106,7 @@ impl Effects {
         op: Op,
         snapshot: &mut Snapshot,
     ) -> Result<OpDone, Failure> {
-        let Self { gateway, helping, .. } = self;
+        let Self { gateway, helpers, .. } = self;
         match op {
             Op::Flow(FlowOp::ListenForIntroductions { indices }) => host.listen_for_introductions(indices)?,
             Op::Flow(FlowOp::Introduce { flow, end, index, nonce }) => {
@@ -124,10 +123,10 @@ impl Effects {
             Op::Flow(FlowOp::Expect { flow, from: Some(peer) }) => host.tunnel.expect_flow(flow, vec![peer]),
             Op::Flow(FlowOp::Expect { flow, from: None }) => host.tunnel.forget_expected(&flow),
             Op::Flow(FlowOp::AskNatively { flow }) => {
-                host.ask_natively(flow, helping.helpers.numbers_of_peer(&flow), snapshot)?;
+                host.ask_natively(flow, helpers.numbers_of_peer(&flow), snapshot)?;
             }
             Op::Flow(FlowOp::Install { flow, entry }) => {
-                helping.record_flow(flow);
+                helpers.record_flow(flow);
                 host.install_flow(now, flow, entry)?;
             }
             Op::Flow(FlowOp::Remove { flow }) => {
@@ -139,7 +138,7 @@ impl Effects {
             }
             Op::Binding(BindingOp::Set { id, binding, moved }) => {
                 host.set_binding(now, id, binding, moved)?;
-                helping.record_peer(id.peer());
+                helpers.record_peer(id.peer());
             }
             Op::Binding(BindingOp::Remove { id }) => {
                 if id.is_first() {
@@ -211,7 +210,7 @@ impl Effects {
     /// Makes routes, names and sockets fit what was carried out.
     pub(crate) fn follow_up(&mut self, host: &mut Host, now: Time) {
         host.follow_up(now);
-        self.helping.help(host, now);
+        self.helpers.help(host, now);
         host.write_store();
     }
 
@@ -239,7 +238,7 @@ impl Effects {
 
     /// When [`Effects::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self, host: &Host) -> Option<Time> {
-        let of_roles = [self.proxy.timeout(), self.helping.helpers.poll_timeout(), self.gateway.timeout()];
+        let of_roles = [self.proxy.timeout(), self.helpers.poll_timeout(), self.gateway.timeout()];
         of_roles.into_iter().chain([host.poll_timeout()]).flatten().min()
     }
 
@@ -252,7 +251,7 @@ impl Effects {
         }
         self.proxy.go_on(now);
         self.gateway.kick_hosts(host, now);
-        self.helping.handle_helpers_timeout(host, now);
+        self.helpers.handle_helpers_timeout(host, now);
         for (peer, lost) in host.senders.take_postponed() {
             let mut snapshot = Snapshot::default();
             host.go_on(now, &[(peer, lost)], &mut snapshot);
@@ -274,19 +273,19 @@ impl Effects {
     /// Whether connections depend on what is in the kernel for endpoints that are lent, are on lease or have moved
     /// here, which the node knows nothing of.
     fn is_depended_on(&self, host: &Host) -> bool {
-        !self.lender.is_idle() || !self.tenant.is_idle() || host.endpoints.in_use().next().is_some()
+        !host.lent().is_empty() || !self.tenant.is_idle() || host.endpoints.in_use().next().is_some()
     }
 
     /// Ends. While anything is moved all stays as it is, for the next daemon; else all is removed, and `true` returned.
     pub(crate) fn shut_down(mut self, mut host: Host) -> bool {
-        self.helping.helpers.let_go();
+        self.helpers.let_go();
         if self.relocation.leave() || self.processes.is_leaving_any() {
             tracing::warn!(
                 "a move is in the middle: what stands still for it does until a daemon is started here again"
             );
             return false;
         }
-        if host.is_carrying() || self.is_depended_on(&host) || self.helping.helpers.translates() {
+        if host.is_carrying() || self.is_depended_on(&host) || self.helpers.translates() {
             tracing::info!("connections depend on this host: what they need stays, and the next start takes it over");
             return false;
         }

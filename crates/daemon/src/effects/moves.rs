@@ -39,15 +39,15 @@ impl Effects {
             MoveOp::Dump { name } => return Some(relocation.dump(host, &name).map(OpDone::Dumped)),
             MoveOp::Restore { name, request, snapshot } => {
                 let peers = [name.donor, request.holder].map(|key| peer(&PublicKey::from(key)));
-                relocation.rebuild(lender, host, name, &request, &snapshot, peers)
+                relocation.rebuild(host, name, &request, &snapshot, peers)
             }
             MoveOp::Thaw { name } if relocation.has_given(&name) => relocation.let_go_on(host, &name),
             MoveOp::Thaw { name } => relocation.wake(host, &name),
             MoveOp::Destroy { name, forward } if relocation.has_given(&name) => {
                 let to = forward.as_ref().and_then(peer).map(|to| to.peer);
-                relocation.end_given(lender, host, now, &name, to)
+                relocation.end_given(host, now, &name, to)
             }
-            MoveOp::Destroy { name, .. } => relocation.drop_taken(lender, host, &name),
+            MoveOp::Destroy { name, .. } => relocation.drop_taken(host, &name),
             MoveOp::CloseFarEnd { flow } => relocation.close_far_end(host, &flow, peer),
             MoveOp::SaveDonation(saved) => relocation.save_given(host, saved).map_err(not_kept),
             MoveOp::ForgetDonation { name } => relocation.forget_given(host, now, &name),

@@ -36,7 +36,7 @@ use crate::reactor::{LoopError, Reactor, clear};
 use crate::role::anchor::api::Anchors;
 use crate::role::programs::Programs;
 use crate::role::relocation::api::{Moves, known};
-use crate::role::relocation::executor::FoundMoves;
+use crate::role::relocation::executor::adopt::FoundMoves;
 use crate::work::Work;
 use crate::{Error, clock};
 pub(crate) use reload::warn_of;
@@ -258,7 +258,7 @@ impl EventLoop {
 
     fn take_in_tunnel(&mut self) {
         clear(&self.tunnel_wake);
-        let more = self.effects.helping.handle_kept(&mut self.desk.host, clock::now(), DATAGRAMS);
+        let more = self.effects.helpers.handle_kept(&mut self.desk.host, clock::now(), DATAGRAMS);
         if self.handle_datagrams() || more {
             let _ = rustix::io::write(&self.tunnel_wake, &1u64.to_ne_bytes());
         }
@@ -283,7 +283,7 @@ impl EventLoop {
             self.poll_node();
             let ops = std::mem::take(&mut self.due.ops);
             let mut quiet = ops.is_empty();
-            self.effects.helping.set_suspended(self.desk.node.is_suspended());
+            self.effects.helpers.set_suspended(self.desk.node.is_suspended());
             let results = self.effects.carry_out(&mut self.desk.host, now, ops);
             // Before the peer hears that the binding is in force (P-160).
             for peer in self.desk.host.take_taken_ports() {
@@ -314,7 +314,7 @@ impl EventLoop {
             for event in std::mem::take(&mut self.due.events) {
                 self.record(now, event);
             }
-            for told in self.effects.helping.take_told() {
+            for told in self.effects.helpers.take_told() {
                 self.desk.tell(told);
             }
             if self.moves.any_is_quiet() {

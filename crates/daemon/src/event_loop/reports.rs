@@ -91,8 +91,8 @@ impl EventLoop {
             flows.push((flow, false));
             node.handle_flow_closed(now, flow);
         }
-        effects.helping.handle_acknowledged(host, now, &acknowledged);
-        effects.helping.handle_flows(host, now, &flows);
+        effects.helpers.handle_words(host, now, &acknowledged);
+        effects.helpers.handle_flows(host, now, &flows);
         // Whatever became of them, in that order.
         for (flow, opened) in leased {
             match opened {
@@ -181,6 +181,6 @@ impl EventLoop {
         if let Err(error) = self.handle_flows(now, &known) {
             tracing::warn!(%error, "cannot list connections");
         }
-        self.effects.helping.check_for_ended(&mut self.desk.host, now);
+        self.effects.helpers.check_helped(&mut self.desk.host, now);
     }
 }

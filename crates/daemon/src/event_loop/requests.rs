@@ -181,7 +181,7 @@ impl EventLoop {
             standings: unknown.map(|ip| (ip, self.desk.node.standing(ip))).collect(),
             heard: self.heard_rewritten(&peers),
             own: self.desk.own_addresses(),
-            helpers: self.effects.helping.helper_views(),
+            helpers: self.effects.helpers.views(),
             names: self.desk.names_of_members(),
             met_at: self.desk.met_at(),
             elsewhere: self.desk.host.inhabitants_elsewhere(),

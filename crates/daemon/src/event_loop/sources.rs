@@ -80,7 +80,7 @@ impl EventLoop {
         reactor.every(*now, UDP_TICK, |this, now| {
             this.handle_udp(now);
             let is_rebuilt = |flow: &_| this.effects.processes.rebuilds(flow);
-            this.effects.lender.check_for_left(is_rebuilt, &mut this.desk.host);
+            this.desk.host.check_for_left(is_rebuilt);
         });
         Ok(())
     }
@@ -98,8 +98,8 @@ impl EventLoop {
                 this.effects.proxy.handle_intercepted(clock::now(), &mut this.desk.node, DATAGRAMS);
             })?;
         }
-        reactor.on(effects.helping.helpers_wake(), |this| {
-            this.effects.helping.handle_helpers(&mut this.desk.host, clock::now());
+        reactor.on(effects.helpers.wake(), |this| {
+            this.effects.helpers.handle_helpers(&mut this.desk.host, clock::now());
         })?;
         reactor.every(now, FLOW_TICK, |this, now| {
             this.programs.handle_timeout(&mut this.desk, now);

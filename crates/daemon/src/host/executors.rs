@@ -28,6 +28,7 @@ use super::failure::Failure;
 use super::hooks::{Hooks, Mover};
 use super::introductions::Listening;
 use super::late::Late;
+use super::lent::LentEnds;
 use super::names::Names;
 use super::next_hops::NextHops;
 use super::ports::Ports;
@@ -77,6 +78,7 @@ pub(crate) struct Host {
     pub(super) remotes: Remotes,
     pub(super) names: Names,
     pub(super) late: Late,
+    pub(super) lent: LentEnds,
     /// When the MTUs of paths are looked at again: routers tell of smaller ones, and what they told expires.
     pub(super) next_mtu_look: Option<Time>,
     pub(crate) bindings: HashMap<BindingId, Binding>,
@@ -102,7 +104,19 @@ pub(crate) struct Host {
     pub(super) tcx: bool,
 }
 
+/// What a substitute works with.
+pub(crate) struct Means<'a> {
+    pub(crate) datapath: &'a mut Datapath,
+    pub(crate) injector: &'a Injector,
+    pub(crate) tunnel: &'a Tunnel,
+}
+
 impl Host {
+    pub(crate) fn means(&mut self) -> Means<'_> {
+        let Self { datapath, injector, tunnel, .. } = self;
+        Means { datapath, injector, tunnel }
+    }
+
     /// `kick`: whether senders are woken.
     pub(crate) fn new(
         mut datapath: Datapath,
@@ -138,6 +152,7 @@ impl Host {
             remotes: Remotes::default(),
             names: Names::default(),
             late: Late::default(),
+            lent: LentEnds::default(),
             next_mtu_look: None,
             bindings: HashMap::new(),
             ways_out: HashMap::new(),

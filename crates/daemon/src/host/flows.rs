@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use whimbrel_datapath as datapath;
-use whimbrel_datapath::{FormerName, TUNNELLED};
+use whimbrel_datapath::{FormerName, HelpedFlow, HelpedPhase, TUNNELLED};
 use whimbrel_kernel::endpoint;
 use whimbrel_protocol::{BindingId, FlowEntry, LocalEnd, PeerId, Places, Time, View};
 use whimbrel_tunnel::LATE;
@@ -192,9 +192,27 @@ impl Host {
             self.tunnel.hand_on(&flow, to);
             self.late.set_resting(now + LATE, flow);
         } else {
-            self.let_in(&flow);
-            self.tunnel.forget_aside(&flow);
+            self.drop_aside(&flow);
         }
+    }
+
+    /// Sets packets of a flow aside that come from now on, at the data plane and in the tunnel.
+    pub(crate) fn set_aside(&mut self, flow: &FlowTuple) -> Result<(), Failure> {
+        let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
+        self.tunnel.set_aside(flow);
+        Ok(self.datapath.set_helped(flow, &rests)?)
+    }
+
+    /// Lets them come again, those first that were set aside.
+    pub(crate) fn give_aside_back(&mut self, flow: &FlowTuple) {
+        self.let_in(flow);
+        self.tunnel.hand_on(flow, None);
+    }
+
+    /// Lets them come again, without those that were set aside.
+    pub(crate) fn drop_aside(&mut self, flow: &FlowTuple) {
+        self.let_in(flow);
+        self.tunnel.forget_aside(flow);
     }
 
     /// A flow has another owner, which gets it by the tunnel at first.
@@ -211,15 +229,13 @@ impl Host {
     /// A socket comes to where one of its name has been.
     pub(crate) fn forget_late(&mut self, flow: &FlowTuple) {
         if self.late.resting.remove(flow).is_some() {
-            self.let_in(flow);
-            self.tunnel.forget_aside(flow);
+            self.drop_aside(flow);
         }
     }
 
     pub(crate) fn end_late(&mut self, now: Time) {
         for flow in self.late.take_rested(now) {
-            self.let_in(&flow);
-            self.tunnel.forget_aside(&flow);
+            self.drop_aside(&flow);
         }
         for name in take_due(&mut self.late.names, now) {
             if let Err(error) = self.datapath.forget_name(&name) {

@@ -21,6 +21,7 @@ pub(crate) mod hooks;
 pub(crate) mod introductions;
 pub(crate) mod inventory;
 mod late;
+pub(crate) mod lent;
 mod names;
 mod namespaces;
 mod next_hops;
@@ -38,7 +39,7 @@ mod wire_ports;
 
 pub(crate) use addresses::{Addresses, MARK, own_addresses, source_routes};
 pub(crate) use endpoints::PlaceName;
-pub(crate) use executors::Host;
+pub(crate) use executors::{Host, Means};
 pub(crate) use failure::Failure;
 pub(crate) use hooks::Mover;
 pub(crate) use tunnels::DEFAULT_MTU;

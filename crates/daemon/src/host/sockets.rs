@@ -1,13 +1,13 @@
 //! Sockets of this host, in its own network namespace and in those of endpoints.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use whimbrel_datapath::Datapath;
 use whimbrel_kernel::checkpoint::{Checkpoint, Defaults, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
-use whimbrel_kernel::sock_diag::{self, Listener, SockDiag};
+use whimbrel_kernel::sock_diag::{self, SockDiag};
 use whimbrel_protocol::PeerId;
 use whimbrel_protocol::{LocalEnd, OpFailed, Refusal};
 use whimbrel_wire::introduction::Introduction;
@@ -16,6 +16,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::endpoints::{Endpoints, HIDDEN, Place, PlaceName};
 use super::introductions::{Snapshot, ask, introduce};
+use super::inventory::servers::find;
 use super::refusal::{refused, unmovable};
 use super::{Failure, Host};
 
@@ -149,11 +150,12 @@ impl Host {
 
     /// Puts what waited in a UDP socket's queue into that of one which CRIU has rebuilt.
     pub(crate) fn refill(&mut self, flow: &FlowTuple, snapshot: &Snapshotted) -> Result<(), Unmovable> {
-        let injector = match self.endpoints.at(flow) {
-            Some(place) => &place.injector,
-            None => &self.injector,
-        };
-        Checkpoint::refill(snapshot, injector)
+        Checkpoint::refill(snapshot, self.injector_of(flow))
+    }
+
+    /// What injects where the socket of a flow is.
+    pub(crate) fn injector_of(&self, flow: &FlowTuple) -> &Injector {
+        self.endpoints.injector(flow).unwrap_or(&self.injector)
     }
 
     pub(crate) fn injector_at(&self, endpoint: Option<PlaceName>) -> &Injector {
@@ -284,63 +286,4 @@ pub(crate) fn needs(
         options.retain(|number| *number != OptionKind::Mark.number());
     }
     Ok(options)
-}
-
-/// The sockets without another end that have this one: those of the endpoint itself, else of all addresses of its
-/// family, else those of IPv6 that take IPv4 as well.
-pub(crate) fn find(sockets: &mut SockDiag, flow: &FlowTuple) -> Result<Vec<Listener>, whimbrel_kernel::Error> {
-    let all = match flow.transport {
-        Transport::Tcp => sockets.listeners()?,
-        Transport::Udp => sockets.unconnected()?,
-    };
-    Ok(among(&all, flow.local).into_iter().copied().collect())
-}
-
-/// The inodes of those among `all` that take what comes to this endpoint.
-pub(crate) fn at(all: &[Listener], end: SocketAddr) -> Vec<u32> {
-    among(all, end).into_iter().map(|of| of.inode).collect()
-}
-
-fn among(all: &[Listener], end: SocketAddr) -> Vec<&Listener> {
-    let among = |is: &dyn Fn(IpAddr) -> bool| -> Vec<&Listener> {
-        all.iter().filter(|of| of.address.port() == end.port() && is(of.address.ip().to_canonical())).collect()
-    };
-    let everywhere = |v4: bool| move |ip: IpAddr| ip.is_unspecified() && ip.is_ipv4() == v4;
-    let mut found = among(&|ip| ip == end.ip());
-    for v4 in [end.is_ipv4(), false] {
-        if found.is_empty() {
-            found = among(&everywhere(v4));
-        }
-    }
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_socket_that_takes_what_comes_is_the_one_that_the_kernel_would_take() {
-        let socket = |address: &str, inode| {
-            let address = address.parse().expect("an endpoint");
-            Listener { address, inode, cookie: u64::from(inode) }
-        };
-        let found = |all: &[Listener], end: &str| at(all, end.parse().expect("an endpoint"));
-        let all = [
-            socket("[::]:53", 1),
-            socket("0.0.0.0:53", 2),
-            socket("192.0.2.1:53", 3),
-            socket("192.0.2.1:54", 4),
-            socket("[fd00::1]:53", 5),
-        ];
-        assert_eq!(found(&all, "192.0.2.1:53"), [3]);
-        assert_eq!(found(&all, "192.0.2.2:53"), [2]);
-        assert_eq!(found(&all[..1], "192.0.2.2:53"), [1]);
-        assert_eq!(found(&all, "[fd00::1]:53"), [5]);
-        assert_eq!(found(&all, "[fd00::2]:53"), [1]);
-        assert!(found(&all[1..], "[fd00::2]:53").is_empty(), "one of IPv4 takes no IPv6");
-        assert!(found(&all, "192.0.2.2:54").is_empty());
-        let several = [socket("0.0.0.0:53", 6), socket("0.0.0.0:53", 7)];
-        assert_eq!(found(&several, "192.0.2.1:53"), [6, 7]);
-    }
 }

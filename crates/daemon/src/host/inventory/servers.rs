@@ -8,8 +8,6 @@ use whimbrel_kernel::sock_diag::{Connection, Listener, MOVABLE, SockDiag};
 use whimbrel_kernel::{Error, process};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use crate::host::sockets::at;
-
 /// Sockets of one network namespace.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Inhabitants {
@@ -120,6 +118,35 @@ fn ends(all: &[Listener], addresses: &[IpAddr]) -> Vec<(SocketAddr, Vec<u32>)> {
     ends
 }
 
+/// The sockets without another end that have this one: those of the endpoint itself, else of all addresses of its
+/// family, else those of IPv6 that take IPv4 as well.
+pub(crate) fn find(sockets: &mut SockDiag, flow: &FlowTuple) -> Result<Vec<Listener>, whimbrel_kernel::Error> {
+    let all = match flow.transport {
+        Transport::Tcp => sockets.listeners()?,
+        Transport::Udp => sockets.unconnected()?,
+    };
+    Ok(among(&all, flow.local).into_iter().copied().collect())
+}
+
+/// The inodes of those among `all` that take what comes to this endpoint.
+fn at(all: &[Listener], end: SocketAddr) -> Vec<u32> {
+    among(all, end).into_iter().map(|of| of.inode).collect()
+}
+
+fn among(all: &[Listener], end: SocketAddr) -> Vec<&Listener> {
+    let among = |is: &dyn Fn(IpAddr) -> bool| -> Vec<&Listener> {
+        all.iter().filter(|of| of.address.port() == end.port() && is(of.address.ip().to_canonical())).collect()
+    };
+    let everywhere = |v4: bool| move |ip: IpAddr| ip.is_unspecified() && ip.is_ipv4() == v4;
+    let mut found = among(&|ip| ip == end.ip());
+    for v4 in [end.is_ipv4(), false] {
+        if found.is_empty() {
+            found = among(&everywhere(v4));
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,5 +187,26 @@ mod tests {
         assert!(named(&all, &[]).is_empty(), "a host that is nowhere is met nowhere");
         let several = [socket("0.0.0.0:443", 6), socket("0.0.0.0:443", 7)];
         assert_eq!(named(&several, &own), [format!("listener:192.0.2.7:443{SHARED}")]);
+    }
+
+    #[test]
+    fn the_socket_that_takes_what_comes_is_the_one_that_the_kernel_would_take() {
+        let found = |all: &[Listener], end: &str| at(all, end.parse().expect("an endpoint"));
+        let all = [
+            socket("[::]:53", 1),
+            socket("0.0.0.0:53", 2),
+            socket("192.0.2.1:53", 3),
+            socket("192.0.2.1:54", 4),
+            socket("[fd00::1]:53", 5),
+        ];
+        assert_eq!(found(&all, "192.0.2.1:53"), [3]);
+        assert_eq!(found(&all, "192.0.2.2:53"), [2]);
+        assert_eq!(found(&all[..1], "192.0.2.2:53"), [1]);
+        assert_eq!(found(&all, "[fd00::1]:53"), [5]);
+        assert_eq!(found(&all, "[fd00::2]:53"), [1]);
+        assert!(found(&all[1..], "[fd00::2]:53").is_empty(), "one of IPv4 takes no IPv6");
+        assert!(found(&all, "192.0.2.2:54").is_empty());
+        let several = [socket("0.0.0.0:53", 6), socket("0.0.0.0:53", 7)];
+        assert_eq!(found(&several, "192.0.2.1:53"), [6, 7]);
     }
 }

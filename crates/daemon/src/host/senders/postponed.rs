@@ -10,7 +10,7 @@ use std::time::Duration;
 use whimbrel_protocol::{PeerId, Time};
 
 /// The senders of a peer with no more flows than these are woken at once: a few milliseconds' work.
-pub(in crate::host) const FEW: usize = 2_000;
+pub(crate) const FEW: usize = 2_000;
 /// How long sockets are left as they are for a path that may never be confirmed.
 const PATIENCE: Duration = Duration::from_secs(1);
 

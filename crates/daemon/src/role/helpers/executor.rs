@@ -1,39 +1,22 @@
 //! Helpers are told how connections stand, and get what the data plane has for them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::os::fd::BorrowedFd;
 
-use whimbrel_ipc as ipc;
 use whimbrel_protocol::{Binding, Carrier, FlowEntry, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
-use crate::events::Report;
 use crate::host::Host;
-use crate::role::helpers::{Helpers, Means, Situation, Standing};
+use crate::role::helpers::{Helpers, Situation, Standing};
 
-/// The helpers, and what has changed since they were last told.
-#[derive(Debug)]
-pub(crate) struct Helping {
-    pub(crate) helpers: Helpers,
-    peers: BTreeSet<PeerId>,
-    flows: BTreeSet<FlowTuple>,
-    /// This host itself is to wait.
-    suspended: bool,
-}
-
-impl Helping {
-    pub(crate) fn new(helpers: Helpers) -> Self {
-        Self { helpers, peers: BTreeSet::new(), flows: BTreeSet::new(), suspended: false }
-    }
-
+impl Helpers {
     /// The binding of a peer may be another.
     pub(crate) fn record_peer(&mut self, peer: PeerId) {
-        self.peers.insert(peer);
+        self.changed_peers.insert(peer);
     }
 
     /// A flow may wait, or go on.
     pub(crate) fn record_flow(&mut self, flow: FlowTuple) {
-        self.flows.insert(flow);
+        self.changed_flows.insert(flow);
     }
 
     fn standing(&self, entry: &FlowEntry, binding: Option<&Binding>) -> Standing {
@@ -47,39 +30,16 @@ impl Helping {
             Standing::Here
         }
     }
-}
-
-/// What helpers work with.
-fn means(host: &mut Host) -> Means<'_> {
-    let Host { datapath, injector, tunnel, .. } = host;
-    Means { datapath, injector, tunnel }
-}
-
-impl Helping {
-    /// Readable when a helper program has something to say.
-    pub(crate) fn helpers_wake(&self) -> BorrowedFd<'_> {
-        self.helpers.wake()
-    }
 
     /// Whether this host itself is to wait, so that nobody is to be helped out for.
     pub(crate) fn set_suspended(&mut self, suspended: bool) {
         self.suspended = suspended;
     }
 
-    /// What helps which connection.
-    pub(crate) fn helper_views(&self) -> HashMap<FlowTuple, ipc::Helper> {
-        self.helpers.views()
-    }
-
-    /// What helpers have to tell.
-    pub(crate) fn take_told(&mut self) -> Vec<Report> {
-        self.helpers.take_told()
-    }
-
     /// Tells the helpers what has become of connections.
     pub(crate) fn help(&mut self, host: &mut Host, now: Time) {
-        let (peers, flows) = (std::mem::take(&mut self.peers), std::mem::take(&mut self.flows));
-        if self.helpers.is_idle() || peers.is_empty() && flows.is_empty() {
+        let (peers, flows) = (std::mem::take(&mut self.changed_peers), std::mem::take(&mut self.changed_flows));
+        if self.is_idle() || peers.is_empty() && flows.is_empty() {
             return;
         }
         let known = host.flows.all();
@@ -97,18 +57,18 @@ impl Helping {
             .filter(|(_, entry)| self.standing(entry, host.bindings.get(&entry.binding())) == Standing::Away)
             .map(|(flow, _)| *flow)
             .collect();
-        self.helpers.update(now, &mut means(host), &situations, &|flow| away.contains(flow));
+        self.update(now, &mut host.means(), &situations, &|flow| away.contains(flow));
         self.helped(host, now);
     }
 
     /// After anything that helpers did: what they need, and whom they let go on.
     fn helped(&mut self, host: &mut Host, now: Time) {
-        if host.hooks.set_helped(self.helpers.translates())
+        if host.hooks.set_helped(self.translates())
             && let Err(failure) = host.apply_hooks()
         {
             tracing::warn!(%failure, "cannot attach the programs to every interface");
         }
-        let released = self.helpers.take_released();
+        let released = self.take_released();
         host.wake_senders_of(now, &released);
     }
 
@@ -119,16 +79,16 @@ impl Helping {
             && let Some(packet) = host.tunnel.receive_kept()
         {
             taken += 1;
-            self.helpers.handle_packet(now, &mut means(host), &packet);
+            self.handle_packet(now, &mut host.means(), &packet);
         }
         self.helped(host, now);
         taken == most
     }
 
     /// Peers have told what they have of what was kept for them.
-    pub(crate) fn handle_acknowledged(&mut self, host: &mut Host, now: Time, words: &[(FlowTuple, u32, u16)]) {
+    pub(crate) fn handle_words(&mut self, host: &mut Host, now: Time, words: &[(FlowTuple, u32, u16)]) {
         for (flow, next, window) in words {
-            self.helpers.handle_acknowledged(now, &mut means(host), *flow, *next, *window);
+            self.handle_acknowledged(now, &mut host.means(), *flow, *next, *window);
         }
         if !words.is_empty() {
             self.helped(host, now);
@@ -137,36 +97,36 @@ impl Helping {
 
     /// Connections were opened (true) and have ended.
     pub(crate) fn handle_flows(&mut self, host: &mut Host, now: Time, flows: &[(FlowTuple, bool)]) {
-        if self.helpers.is_idle() {
+        if self.is_idle() {
             return;
         }
         for (flow, opened) in flows {
             if *opened {
-                self.helpers.handle_opened(flow);
+                self.handle_opened(flow);
             } else {
-                self.helpers.handle_closed(now, &mut means(host), *flow);
+                self.handle_closed(now, &mut host.means(), *flow);
             }
         }
         self.helped(host, now);
     }
 
     /// Some connections may have ended without a word of it.
-    pub(crate) fn check_for_ended(&mut self, host: &mut Host, now: Time) {
-        if !self.helpers.is_idle() {
-            self.helpers.check_for_ended(now, &mut means(host));
+    pub(crate) fn check_helped(&mut self, host: &mut Host, now: Time) {
+        if !self.is_idle() {
+            self.check_for_ended(now, &mut host.means());
             self.helped(host, now);
         }
     }
 
     /// Helper programs have something to say.
     pub(crate) fn handle_helpers(&mut self, host: &mut Host, now: Time) {
-        self.helpers.handle_ready(now, &mut means(host));
+        self.handle_ready(now, &mut host.means());
         self.helped(host, now);
     }
 
     pub(crate) fn handle_helpers_timeout(&mut self, host: &mut Host, now: Time) {
-        if self.helpers.poll_timeout().is_some_and(|due| due <= now) {
-            self.helpers.handle_timeout(now, &mut means(host));
+        if self.poll_timeout().is_some_and(|due| due <= now) {
+            self.handle_timeout(now, &mut host.means());
             self.helped(host, now);
         }
     }
@@ -178,7 +138,7 @@ impl Helping {
         flows: &HashMap<FlowTuple, FlowEntry>,
         at_rest: &HashSet<FlowTuple>,
     ) {
-        self.helpers.adopt(now, &mut means(host), flows, at_rest);
-        host.hooks.set_helped(self.helpers.translates());
+        self.adopt(now, &mut host.means(), flows, at_rest);
+        host.hooks.set_helped(self.translates());
     }
 }

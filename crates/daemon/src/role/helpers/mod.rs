@@ -39,6 +39,7 @@ use whimbrel_protocol::{FlowEntry, PeerId, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::events::{Kind as EventKind, Report};
+use crate::host::Means;
 use crate::policy::Subject;
 
 use running::Running;
@@ -47,8 +48,6 @@ use segment::Segment;
 use stop::{Scene, Stops};
 use store::{Note, Store};
 use substitute::{Happened, Substitute};
-
-pub(crate) use substitute::Means;
 
 /// `TCP_ESTABLISHED`, `include/net/tcp_states.h`.
 const ESTABLISHED: u8 = 1;
@@ -100,6 +99,12 @@ pub(crate) struct Helpers {
     told: Vec<Report>,
     /// Peers that have got everything, so that senders go on.
     released: Vec<PeerId>,
+    /// Whose bindings may be others since helpers were last told.
+    changed_peers: BTreeSet<PeerId>,
+    /// Which flows may wait, or go on, since then.
+    changed_flows: BTreeSet<FlowTuple>,
+    /// This host itself is to wait.
+    suspended: bool,
 }
 
 impl Helpers {
@@ -122,6 +127,9 @@ impl Helpers {
             stops: Stops::open(run_dir),
             told: Vec::new(),
             released: Vec::new(),
+            changed_peers: BTreeSet::new(),
+            changed_flows: BTreeSet::new(),
+            suspended: false,
         })
     }
 
@@ -131,7 +139,7 @@ impl Helpers {
     }
 
     /// Whether there is nothing to be done whatever becomes of connections.
-    pub(crate) fn is_idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.sections.is_empty() && self.flows.is_empty() && self.stops.is_empty()
     }
 
@@ -151,13 +159,18 @@ impl Helpers {
         self.flows.get(flow).filter(|substitute| !substitute.is_over()).map(Substitute::numbers_of_peer)
     }
 
+    /// Whether a helper has answered on a flow for its peer, and may again.
+    pub(crate) fn has_answered(&self, flow: &FlowTuple) -> bool {
+        self.numbers_of_peer(flow).is_some()
+    }
+
     /// What is to be told.
     pub(crate) fn take_told(&mut self) -> Vec<Report> {
         std::mem::take(&mut self.told)
     }
 
     /// Peers whose senders may go on now.
-    pub(crate) fn take_released(&mut self) -> Vec<PeerId> {
+    fn take_released(&mut self) -> Vec<PeerId> {
         std::mem::take(&mut self.released)
     }
 
@@ -169,7 +182,7 @@ impl Helpers {
 
     /// Takes in how connections stand now.
     /// `away`: whether a connection's peer is.
-    pub(crate) fn update(
+    fn update(
         &mut self,
         now: Time,
         means: &mut Means<'_>,
@@ -376,7 +389,7 @@ impl Helpers {
     }
 
     /// A packet that the TUN device gave for a connection that is answered on.
-    pub(crate) fn handle_packet(&mut self, now: Time, means: &mut Means<'_>, packet: &[u8]) {
+    fn handle_packet(&mut self, now: Time, means: &mut Means<'_>, packet: &[u8]) {
         let Some(segment) = Segment::parse(packet) else { return };
         if let Some(substitute) = self.flows.get_mut(&segment.flow) {
             substitute.handle_segment(now, means, &segment);
@@ -385,14 +398,7 @@ impl Helpers {
     }
 
     /// A peer has told what it has of what was kept for it.
-    pub(crate) fn handle_acknowledged(
-        &mut self,
-        now: Time,
-        means: &mut Means<'_>,
-        flow: FlowTuple,
-        next: u32,
-        window: u16,
-    ) {
+    fn handle_acknowledged(&mut self, now: Time, means: &mut Means<'_>, flow: FlowTuple, next: u32, window: u16) {
         if let Some(substitute) = self.flows.get_mut(&flow) {
             substitute.handle_acknowledged(now, means, next, window);
             self.settle(now, means, flow);
@@ -400,7 +406,7 @@ impl Helpers {
     }
 
     /// Programs have something to say.
-    pub(crate) fn handle_ready(&mut self, now: Time, means: &mut Means<'_>) {
+    fn handle_ready(&mut self, now: Time, means: &mut Means<'_>) {
         let mut ready = Vec::with_capacity(16);
         let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), Some(&none)).is_err() {
@@ -425,7 +431,7 @@ impl Helpers {
         flows.chain(self.lingering.values().copied()).chain(self.stops.poll_timeout()).min()
     }
 
-    pub(crate) fn handle_timeout(&mut self, now: Time, means: &mut Means<'_>) {
+    fn handle_timeout(&mut self, now: Time, means: &mut Means<'_>) {
         let continued = self.stops.handle_timeout(now);
         self.told.extend(continued);
         let due = |substitute: &Substitute| substitute.poll_timeout().is_some_and(|due| due <= now);
@@ -447,7 +453,7 @@ impl Helpers {
     }
 
     /// A connection has ended.
-    pub(crate) fn handle_closed(&mut self, now: Time, means: &mut Means<'_>, flow: FlowTuple) {
+    fn handle_closed(&mut self, now: Time, means: &mut Means<'_>, flow: FlowTuple) {
         let continued = self.stops.resume(now, &flow);
         self.told.extend(continued);
         let Some(substitute) = self.flows.get(&flow) else { return };
@@ -459,7 +465,7 @@ impl Helpers {
     }
 
     /// Looks which connections have ended, where somebody may have missed it.
-    pub(crate) fn check_for_ended(&mut self, now: Time, means: &mut Means<'_>) {
+    fn check_for_ended(&mut self, now: Time, means: &mut Means<'_>) {
         let known: Vec<FlowTuple> = self.flows.keys().copied().chain(self.stops.flows()).collect();
         let there: HashSet<FlowTuple> = match means.datapath.look_up(&known) {
             Ok(sockets) => sockets.into_iter().map(|socket| socket.flow).collect(),
@@ -478,12 +484,12 @@ impl Helpers {
 
     /// A connection was opened. One that has the names of one that ended a moment ago, and whose numbers are translated
     /// since its first segment, keeps that.
-    pub(crate) fn handle_opened(&mut self, flow: &FlowTuple) {
+    fn handle_opened(&mut self, flow: &FlowTuple) {
         self.lingering.remove(flow);
     }
 
     /// Takes over what a daemon before this one has left. `flows`: what it knew.
-    pub(crate) fn adopt(
+    fn adopt(
         &mut self,
         now: Time,
         means: &mut Means<'_>,

@@ -39,42 +39,41 @@ impl Segment {
         if segment.flags & (SYN | RST) != 0 {
             return None;
         }
-        let mut this = Self {
+        let (timestamps, signed) = timestamps_and_signature(segment.options);
+        Some(Self {
             flow: headers.outbound_tuple(),
             sequence: segment.sequence,
             acknowledgement: segment.has(ACK).then_some(segment.acknowledgement),
             window: segment.window,
             fin: segment.has(FIN),
-            timestamps: None,
-            signed: false,
+            timestamps,
+            signed,
             payload: segment.payload.to_vec(),
-        };
-        this.read_options(segment.options);
-        Some(this)
+        })
     }
+}
 
-    fn read_options(&mut self, mut options: &[u8]) {
-        while let [kind, rest @ ..] = options {
-            match *kind {
-                OPTION_END => return,
-                OPTION_NOP => options = rest,
-                kind => {
-                    let Some(length) = rest.first().map(|length| usize::from(*length)).filter(|length| *length >= 2)
-                    else {
-                        return;
-                    };
-                    let Some(body) = options.get(2..length) else { return };
-                    if let (OPTION_TIMESTAMPS, Some((own, echo))) = (kind, body.split_at_checked(4))
-                        && let (Ok(own), Ok(echo)) = (own.try_into(), echo.try_into())
-                    {
-                        self.timestamps = Some((u32::from_be_bytes(own), u32::from_be_bytes(echo)));
-                    }
-                    self.signed |= OPTIONS_OF_AUTHENTICATION.contains(&kind);
-                    options = &options[length..];
+/// What a segment's options say: its timestamps, and whether it bears a signature.
+fn timestamps_and_signature(mut options: &[u8]) -> (Option<(u32, u32)>, bool) {
+    let (mut timestamps, mut signed) = (None, false);
+    while let [kind, rest @ ..] = options {
+        match (*kind, rest.first().map(|length| usize::from(*length))) {
+            (OPTION_END, _) => break,
+            (OPTION_NOP, _) => options = rest,
+            (kind, Some(length)) if (2..=options.len()).contains(&length) => {
+                let (option, behind) = options.split_at(length);
+                if let (OPTION_TIMESTAMPS, Some((own, echo))) = (kind, option[2..].split_at_checked(4))
+                    && let (Ok(own), Ok(echo)) = (own.try_into(), echo.try_into())
+                {
+                    timestamps = Some((u32::from_be_bytes(own), u32::from_be_bytes(echo)));
                 }
+                signed |= OPTIONS_OF_AUTHENTICATION.contains(&kind);
+                options = behind;
             }
+            _ => break,
         }
     }
+    (timestamps, signed)
 }
 
 #[cfg(test)]

@@ -5,11 +5,10 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use whimbrel_datapath::{Datapath, HelpedFlow, HelpedPhase, TcpSocket};
+use whimbrel_datapath::{HelpedFlow, HelpedPhase, TcpSocket};
 use whimbrel_ipc as ipc;
-use whimbrel_kernel::inject::{Injector, Numbers, Segment as Injected};
+use whimbrel_kernel::inject::{Numbers, Segment as Injected};
 use whimbrel_protocol::{PeerId, Time};
-use whimbrel_tunnel::Tunnel;
 use whimbrel_wire::FlowTuple;
 
 use super::ESTABLISHED;
@@ -19,6 +18,7 @@ use super::section::Program;
 use super::segment::Segment;
 use super::send::Sender;
 use super::store::{Note, Progress, Store};
+use crate::host::Means;
 
 /// Times that a program is started again in one absence, and the first pause before that, which doubles.
 const RESTARTS: u32 = 3;
@@ -33,13 +33,6 @@ const DELIVERY_SEGMENT: u32 = 1160;
 const WINDOW: u16 = 512;
 const OFTEN_ENOUGH: Duration = Duration::from_secs(10);
 
-/// What a substitute works with.
-pub(crate) struct Means<'a> {
-    pub(crate) datapath: &'a mut Datapath,
-    pub(crate) injector: &'a Injector,
-    pub(crate) tunnel: &'a Tunnel,
-}
-
 /// What happened that people want to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Happened {
@@ -53,9 +46,9 @@ pub(crate) enum Happened {
 
 #[derive(Debug)]
 pub(crate) struct Substitute {
-    pub(crate) flow: FlowTuple,
-    pub(crate) peer: PeerId,
-    pub(crate) note: Note,
+    pub(super) flow: FlowTuple,
+    pub(super) peer: PeerId,
+    pub(super) note: Note,
     program: Option<Program>,
     store: Store,
     keeper: Keeper,
@@ -71,7 +64,7 @@ pub(crate) struct Substitute {
     /// Timestamps of the last segment of the live end's, TSval and TSecr.
     timestamps: Option<(u32, u32)>,
     /// The peer is away (again).
-    pub(crate) away: bool,
+    pub(super) away: bool,
     /// The helper has failed for good, as long as this daemon and this absence last.
     failed: bool,
     /// Where the stream begins that the peer lacks was looked at again since nothing of the peer's gets in.
@@ -82,7 +75,7 @@ pub(crate) struct Substitute {
     /// What the data plane was told to do last.
     in_force: Option<HelpedPhase>,
     /// What is to be told.
-    pub(crate) happened: Vec<Happened>,
+    pub(super) happened: Vec<Happened>,
 }
 
 impl Substitute {

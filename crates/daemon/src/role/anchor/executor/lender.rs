@@ -4,19 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
-use whimbrel_datapath::{Delivery, FlowEntry, Lent, LentEnd, Role};
+use whimbrel_datapath::Role;
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Offer, OfferedAddress, OfferedPrefix};
-use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::{AddressScope, LOOPBACK, NewAddress};
-use whimbrel_protocol::{
-    BindingId, LeaseName, LocalEnd, OpFailed, PeerId, Prefix, Refusal, SavedHeld, SavedLease, Time,
-};
-use whimbrel_tunnel::{Lease, LeasedEnd};
+use whimbrel_protocol::{LeaseName, LocalEnd, OpFailed, PeerId, Prefix, Refusal, SavedHeld, SavedLease, Time};
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::tenant::icmp_of;
+use crate::host::lent::LentOut;
 use crate::host::ports::User;
 use crate::host::refusal::{failed, not_kept, refused};
 use crate::host::table::SavedMoves;
@@ -40,82 +36,12 @@ pub(crate) struct Lender {
     lendable: Option<Lendable>,
     /// Nothing new is lent.
     stopped: bool,
-    lent: BTreeMap<LeaseName, LentOut>,
-    /// Connections of lent endpoints whose sockets have come here, and sockets without another end: what comes for
-    /// these, and these alone, is for this host itself.
-    here: BTreeSet<FlowTuple>,
 }
-
-/// Endpoints that a peer has on lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct LentOut {
-    ends: Ends,
-    /// They came with a socket that has moved, and are of this transport alone.
-    moved: Option<Transport>,
-    /// To whom.
-    peer: PeerId,
-    /// It was of a subnet of this host's links when it was lent.
-    on_link: bool,
-}
-
-/// The data plane's entry of such a connection: of no peer, and so as it is.
-const OF_NOBODY: FlowEntry = FlowEntry {
-    binding: BindingId::NONE,
-    home_local_place: 0,
-    home_peer_place: 0,
-    wire_local_port: 0,
-    wire_remote_port: 0,
-    held: false,
-    real_view: false,
-    gives_way: false,
-    delivery: Delivery::Stack,
-    tunnelled: false,
-    hidden: false,
-    beyond: false,
-};
 
 impl Lender {
     pub(crate) fn make_ready(&self, host: &mut Host, now: Time) -> Result<(), OpFailed> {
-        host.make_ready(now, Mover::Lender, !self.is_idle(), false).map_err(|error| failed(Refusal::NoRights, &error))
-    }
-
-    pub(crate) fn is_idle(&self) -> bool {
-        self.lent.is_empty()
-    }
-
-    /// The ports that are lent, of all addresses.
-    fn ports(&self) -> usize {
-        self.lent.values().map(|lent| usize::from(lent.ends.count)).sum()
-    }
-
-    /// The addresses that are lent as a whole.
-    fn whole(&self) -> BTreeSet<IpAddr> {
-        self.lent.values().filter(|lent| lent.ends.count == 0).map(|lent| lent.ends.first.ip()).collect()
-    }
-
-    /// The addresses that something is lent of, except for those that are routed here.
-    fn lent_of(&self) -> Vec<LentOf> {
-        let of_link = self.lent.values().filter(|lent| lent.ends.count > 0 || lent.on_link);
-        let of: BTreeMap<IpAddr, bool> = of_link.map(|lent| (lent.ends.first.ip(), lent.ends.count == 0)).collect();
-        of.into_iter().map(|(address, whole)| LentOf { address, whole }).collect()
-    }
-
-    /// What is lent of subnets of this host's links that are gone: what is beside it there is not reached either.
-    fn gone(&self, network: &NetworkState) -> Vec<IpAddr> {
-        let whole = self.lent.values().filter(|lent| lent.ends.count == 0 && lent.on_link);
-        whole.map(|lent| lent.ends.first.ip()).filter(|address| !offer::is_on_link(network, *address)).collect()
-    }
-
-    /// Endpoints that have gone on with sockets without another end.
-    fn parts(&self) -> impl Iterator<Item = &LentOut> {
-        self.lent.values().filter(|lent| lent.moved.is_some())
-    }
-
-    /// Whether an endpoint is not with who has it on lease, as a socket without another end has gone elsewhere with it.
-    fn is_apart(&self, transport: Transport, address: IpAddr, port: u16) -> bool {
-        let end = SocketAddr::new(address, port);
-        let elsewhere = self.parts().any(|part| part.moved == Some(transport) && part.ends.first == end);
-        elsewhere || self.here.contains(&FlowTuple::unconnected(transport, end))
+        host.make_ready(now, Mover::Lender, !host.lent().is_empty(), false)
+            .map_err(|error| failed(Refusal::NoRights, &error))
     }
 
     /// Whether this host lends nothing new, as this daemon or one before it was told.
@@ -144,15 +70,13 @@ impl Lender {
 
     /// What of it cannot be lent as things stand, and what is lent and not to be reached.
     fn lending_faults(&self, host: &Host) -> Vec<Fault> {
-        let lender = &self;
-        let faults = |lendable| offer::faults(lendable, &lender.lent_of(), &host.network);
-        lender.lendable.as_ref().map(faults).unwrap_or_default()
+        let faults = |lendable| offer::faults(lendable, &lent_of(host), &host.network);
+        self.lendable.as_ref().map(faults).unwrap_or_default()
     }
 
     /// The same, where it is not as it was told last.
     pub(crate) fn new_lending_faults(&self, host: &Host, told: &[Fault]) -> Option<Vec<Fault>> {
-        let lender = &self;
-        offer::changed(told, lender.lendable.as_ref()?, &lender.lent_of(), &host.network)
+        offer::changed(told, self.lendable.as_ref()?, &lent_of(host), &host.network)
     }
 
     /// What this host is configured to lend, how much of it is lent, and how much more there is room for.
@@ -166,8 +90,8 @@ impl Lender {
             vec![BTreeSet::new(); usual.len()]
         });
         let of = usual.into_iter().zip(used);
-        let of = of.map(|(address, used)| self.offered_address(host, &lendable, address, used, &faults)).collect();
-        let addresses = lendable.addresses.iter().map(|prefix| self.offered_prefix(host, prefix, &faults)).collect();
+        let of = of.map(|(address, used)| offered_address(host, &lendable, address, used, &faults)).collect();
+        let addresses = lendable.addresses.iter().map(|prefix| offered_prefix(host, prefix, &faults)).collect();
         let is_lent = |fault: &Fault| matches!(fault.about, About::Lent(_));
         let (unreached, faults): (Vec<Fault>, Vec<Fault>) = faults.into_iter().partition(is_lent);
         Some(Offer {
@@ -179,51 +103,6 @@ impl Lender {
         })
     }
 
-    /// `used`: the ports that sockets of this host have there.
-    fn offered_address(
-        &self,
-        host: &Host,
-        lendable: &Lendable,
-        address: IpAddr,
-        used: BTreeSet<u16>,
-        faults: &[Fault],
-    ) -> OfferedAddress {
-        let is_offered = |port: &u16| lendable.ports.iter().any(|range| range.contains(port));
-        // What has moved is another's too, and a part of a lease may have moved on. What was lent of other ranges is
-        // none of these.
-        let all = self.lent.values().map(|lent| lent.ends);
-        let of_it = all.filter(|ends| ends.first.ip() == address && ends.count > 0);
-        let lent: BTreeSet<u16> = of_it.flat_map(|ends| ends.ports()).filter(is_offered).collect();
-        // Also those of connections whose sockets are elsewhere.
-        let of_others = host.ports.of(address);
-        let taken: BTreeSet<u16> = of_others.union(&used).copied().collect();
-        let used: BTreeSet<u16> = used.difference(&of_others).copied().filter(is_offered).collect();
-        let fault = fault_of(faults, |about| matches!(about, About::Ports) || *about == About::Own(address));
-        let in_all = MOST_PORTS_IN_ALL.saturating_sub(self.ports()) / usize::from(BLOCK);
-        let room = match fault {
-            Some(_) => 0,
-            None => room(&lendable.ports, BLOCK, &taken).min(u32::try_from(in_all).unwrap_or(u32::MAX)),
-        };
-        OfferedAddress { address, lent: lent.len() as u32, room: Some(room), used: ranges_of(&used), fault }
-    }
-
-    fn offered_prefix(&self, host: &Host, prefix: &Prefix, faults: &[Fault]) -> OfferedPrefix {
-        let lent = self.whole();
-        let (kept, addresses) = (offer::kept(&host.network), size_of(prefix));
-        let passed_on: BTreeSet<IpAddr> = self.passed_on(host).into_keys().map(|end| end.ip()).collect();
-        let gone = self.gone(&host.network);
-        let is_gone = offer::is_gone(prefix, &gone, &host.network);
-        let is_free =
-            |of: &IpAddr| !lent.contains(of) && !kept.contains_key(of) && !passed_on.contains(of) && !is_gone(*of);
-        OfferedPrefix {
-            prefix: offer::shown(prefix),
-            addresses,
-            lent: lent.iter().filter(|address| is_for_hosts(prefix, **address)).count() as u64,
-            room: addresses.map(|_| addresses_of(prefix).filter(is_free).count() as u64),
-            fault: fault_of(faults, |about| *about == About::Addresses(*prefix)),
-        }
-    }
-
     pub(crate) fn lend(
         &mut self,
         host: &mut Host,
@@ -233,7 +112,7 @@ impl Lender {
         wanted: Ends,
         moved: Option<Transport>,
     ) -> Result<Ends, OpFailed> {
-        let before = self.lent.get(&name).copied();
+        let before = host.lent().get(&name).copied();
         let ends = match (before, moved) {
             (Some(LentOut { ends, .. }), _) => {
                 if ends.count == 0 {
@@ -251,10 +130,7 @@ impl Lender {
         };
         // Of one that a daemon before this one had lent the subnet may be gone since.
         let on_link = before.is_some_and(|lent| lent.on_link) || offer::is_on_link(&host.network, ends.first.ip());
-        let lent = LentOut { ends, moved, peer, on_link };
-        self.lent.insert(name, lent);
-        let led = self.lead_lent(host, lent);
-        if let Err(failure) = led {
+        if let Err(failure) = host.lend(name, LentOut { ends, moved, peer, on_link }) {
             self.take_back(host, now, name)?;
             return Err(failed(Refusal::NoRoom, &failure));
         }
@@ -275,8 +151,9 @@ impl Lender {
 
     pub(crate) fn take_back(&mut self, host: &mut Host, now: Time, name: LeaseName) -> Result<(), OpFailed> {
         host.store.forget_lease(name);
-        if let Some(lent) = self.lent.remove(&name) {
-            self.release_lent(host, lent);
+        let lent = host.take_lent_back(&name);
+        if let Some(LentOut { ends, .. }) = lent.filter(|lent| lent.ends.count == 0) {
+            self.withdraw_address(host, ends.first.ip());
         }
         self.follow_loopback(host)?;
         self.make_ready(host, now)
@@ -284,7 +161,7 @@ impl Lender {
 
     /// Programs of this host itself reach what is lent by the loopback device.
     fn follow_loopback(&mut self, host: &mut Host) -> Result<(), OpFailed> {
-        let wanted = !self.is_idle();
+        let wanted = !host.lent().is_empty();
         let attached = host.datapath.attached().iter().any(|(_, role)| *role == Role::Loopback);
         let done = match (wanted, attached) {
             (true, false) => host.datapath.attach(LOOPBACK, Role::Loopback),
@@ -320,14 +197,14 @@ impl Lender {
         if wanted.count > MOST_PORTS {
             return Err(failed(Refusal::NoRoom, &format!("{} ports are wanted at a time", wanted.count)));
         }
-        let lent = self.ports();
+        let lent = ports(host);
         if lent + usize::from(wanted.count) > MOST_PORTS_IN_ALL {
             return Err(failed(Refusal::NoRoom, &format!("{lent} ports are lent already")));
         }
         let block = |first: u16| Ends { first: SocketAddr::new(address, first), count: wanted.count };
         let taken = || failed(Refusal::Taken, &"the ports are taken");
-        let passed_on = self.passed_on(host);
-        let gone: BTreeSet<SocketAddr> = self.parts().map(|part| part.ends.first).collect();
+        let passed_on = passed_on(host);
+        let gone: BTreeSet<SocketAddr> = host.lent().parts().map(|part| part.ends.first).collect();
         let shared = |end: SocketAddr| {
             passed_on.get(&end).is_some_and(|owners| owners.iter().eq([&tenant])) && !gone.contains(&end)
         };
@@ -338,39 +215,14 @@ impl Lender {
                 let ranges: Vec<_> = lendable.ports.iter().map(|of| format!("{}-{}", of.start(), of.end())).collect();
                 return Err(failed(Refusal::NotLent, &format!("the ports that are lent are {}", ranges.join(", "))));
             }
-            return self.take_ports(host, ends, shared).map(|()| ends).map_err(|_| taken());
+            return take_ports(host, ends, shared).map(|()| ends).map_err(|_| taken());
         }
         // From the end, so that ports of a program's choice are not in the midst of others'.
         let mut ranges = lendable.ports.iter().rev();
         let found = ranges.find_map(|range| {
-            free_block(range, wanted.count, |first| self.take_ports(host, block(first), shared).err()).map(block)
+            free_block(range, wanted.count, |first| take_ports(host, block(first), shared).err()).map(block)
         });
         found.ok_or_else(|| failed(Refusal::NoRoom, &"all ports that this host lends are taken"))
-    }
-
-    /// The ends of this host's that connections have whose sockets are with others, and with whom: some outlast the
-    /// lease that they began with.
-    fn passed_on(&self, host: &Host) -> BTreeMap<SocketAddr, BTreeSet<PeerId>> {
-        let mut passed_on: BTreeMap<SocketAddr, BTreeSet<PeerId>> = BTreeMap::new();
-        for (flow, entry) in host.flows.all().iter().filter(|(_, entry)| entry.end == LocalEnd::Behind) {
-            passed_on.entry(flow.remote).or_default().insert(entry.peer);
-        }
-        passed_on
-    }
-
-    /// Takes the ports, all or none. `shared`: which have only connections of the host that they are for.
-    ///
-    /// # Errors
-    /// The first that cannot be had.
-    fn take_ports(&mut self, host: &mut Host, ends: Ends, shared: impl Fn(SocketAddr) -> bool) -> Result<(), u16> {
-        for (taken, port) in ends.ports().enumerate() {
-            let end = SocketAddr::new(ends.first.ip(), port);
-            if !host.ports.take(end, shared(end)) {
-                ends.ports().take(taken).for_each(|port| host.ports.give_back(SocketAddr::new(end.ip(), port)));
-                return Err(port);
-            }
-        }
-        Ok(())
     }
 
     /// An address as a whole.
@@ -381,11 +233,11 @@ impl Lender {
         wanted: IpAddr,
         tenant: PeerId,
     ) -> Result<Ends, OpFailed> {
-        let passed_on = self.passed_on(host);
+        let passed_on = passed_on(host);
         let of_others = passed_on.iter().filter(|(_, owners)| !owners.iter().eq([&tenant]));
         let of_others: BTreeSet<IpAddr> = of_others.map(|(end, _)| end.ip()).collect();
-        let (lent, kept) = (self.whole(), offer::kept(&host.network));
-        let gone = self.gone(&host.network);
+        let (lent, kept) = (whole(host), offer::kept(&host.network));
+        let gone = gone(host);
         let is_gone =
             |of: &IpAddr| lendable.addresses.iter().any(|prefix| offer::is_gone(prefix, &gone, &host.network)(*of));
         let free =
@@ -431,90 +283,12 @@ impl Lender {
         found.map_or(LOOPBACK, |usable| usable.interface)
     }
 
-    /// What comes for the endpoints goes to their tenant, and what it sends from them goes on; except for those that
-    /// have gone on with a socket without another end.
-    fn lead_lent(&mut self, host: &mut Host, lent: LentOut) -> Result<(), Failure> {
-        let LentOut { ends, moved, peer, .. } = lent;
-        let binding = BindingId::first(peer);
-        let to = if moved.is_some() { Lent::Shared(binding) } else { Lent::Leased(binding) };
-        let address = ends.first.ip();
-        for port in ends.ports() {
-            for protocol in lent.protocols() {
-                let transport = Transport::from_protocol(protocol);
-                let apart = transport.is_some_and(|of| self.is_apart(of, address, port));
-                if moved.is_none() && apart {
-                    continue;
-                }
-                host.datapath.set_lent(&LentEnd { address, port, protocol }, to)?;
-                if let Some(transport) = transport {
-                    host.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(peer));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// What comes for an endpoint goes to who has it on lease, if anybody has: the socket that had gone elsewhere with
-    /// it is no more.
-    fn lead_back(&mut self, host: &mut Host, transport: Transport, end: SocketAddr) -> Result<(), Failure> {
-        let lender = &self;
-        let (address, port) = (end.ip(), end.port());
-        let to = lender.lent.values().find(|lent| lent.moved.is_none() && lent.ends.contain(end)).copied();
-        let Some(LentOut { peer, .. }) = to.filter(|_| !lender.is_apart(transport, address, port)) else {
-            return Ok(());
-        };
-        let leased = Lent::Leased(BindingId::first(peer));
-        host.datapath.set_lent(&LentEnd { address, port, protocol: transport.protocol() }, leased)?;
-        host.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::To(peer));
-        Ok(())
-    }
-
-    fn release_lent(&mut self, host: &mut Host, lent: LentOut) {
-        let LentOut { ends, moved, .. } = lent;
-        let same = |other: &LentOut| (other.ends, other.moved) == (ends, moved);
-        if moved.is_some() && self.lent.values().any(same) {
-            // It has moved on, and goes there already.
-            return;
-        }
-        let address = ends.first.ip();
-        for port in ends.ports() {
-            for protocol in lent.protocols() {
-                let transport = Transport::from_protocol(protocol);
-                if moved.is_none() && transport.is_some_and(|of| self.is_apart(of, address, port)) {
-                    // Another host has it with its socket.
-                    continue;
-                }
-                if let Err(error) = host.datapath.remove_lent(&LentEnd { address, port, protocol }) {
-                    tracing::warn!(%address, port, %error, "an endpoint stays lent");
-                }
-                if let Some(transport) = transport {
-                    host.tunnel.remove_lease(&LeasedEnd { transport, address, port });
-                }
-            }
-            let end = SocketAddr::new(address, port);
-            match moved {
-                Some(transport) => {
-                    host.ports.release(transport, end, User::Endpoint);
-                    if let Err(error) = self.lead_back(host, transport, end) {
-                        tracing::warn!(%end, %error, "an endpoint does not go back to who has it on lease");
-                    }
-                }
-                None if ends.count > 0 => host.ports.give_back(end),
-                None => {}
-            }
-        }
-        if ends.count == 0 {
-            self.withdraw_address(host, ends.first.ip());
-        }
-    }
-
     /// Neighbours need not find an address here any more that is lent as a whole to nobody, and that no connection has.
     pub(crate) fn withdraw_address(&mut self, host: &mut Host, address: IpAddr) {
-        let lender = &self;
         let is_lendable = |of: &Lendable| of.addresses.iter().any(|prefix| prefix.contains(address));
-        let is_lent = lender.lent.values().any(|lent| lent.ends.first.ip() == address);
+        let is_lent = host.lent().all().any(|lent| lent.ends.first.ip() == address);
         let is_own = own_addresses(&host.network).contains(&address);
-        let whole = lender.lendable.as_ref().is_some_and(is_lendable) && !is_own;
+        let whole = self.lendable.as_ref().is_some_and(is_lendable) && !is_own;
         let mut flows = host.flows.all().iter();
         let is_had = |(flow, entry): (&FlowTuple, &whimbrel_protocol::FlowEntry)| {
             entry.end == LocalEnd::Behind && flow.remote.ip() == address
@@ -528,54 +302,6 @@ impl Lender {
         }
     }
 
-    /// The socket of a connection has come to this host, whose address it has.
-    pub(crate) fn take_home(&mut self, host: &mut Host, flow: &FlowTuple) -> Result<(), OpFailed> {
-        if self.lent.values().any(|lent| lent.moved.is_none() && lent.ends.contain(flow.local)) {
-            // What comes for a socket without another end does so once nobody else has its endpoint.
-            if !flow.is_unconnected() {
-                let inserted = host.datapath.insert_flows(&[(*flow, OF_NOBODY)]);
-                inserted.map_err(|error| failed(Refusal::NotRestored, &error))?;
-            }
-            self.here.insert(*flow);
-        }
-        Ok(())
-    }
-
-    /// It is elsewhere, or over.
-    pub(crate) fn leave_home(&mut self, host: &mut Host, flow: &FlowTuple) {
-        if !self.here.remove(flow) {
-            return;
-        }
-        let left = match flow.is_unconnected() {
-            true => self.lead_back(host, flow.transport, flow.local),
-            false => host.datapath.remove_flows(&[*flow]).map_err(Failure::from),
-        };
-        if let Err(error) = left {
-            tracing::warn!(%flow, %error, "a connection of a lent endpoint stays this host's own");
-        }
-    }
-
-    /// Connections of lent endpoints that were here may be over.
-    pub(crate) fn check_for_left(&mut self, rebuilds: impl Fn(&FlowTuple) -> bool, host: &mut Host) {
-        let here: Vec<FlowTuple> = self.here.iter().copied().collect();
-        for flow in here {
-            // The sockets of a whole process come when it is rebuilt, which takes as long as its memory is large.
-            if !rebuilds(&flow) && matches!(host.socket_of(&flow), Ok(None)) {
-                self.leave_home(host, &flow);
-            }
-        }
-    }
-
-    /// Whether the data plane has a flow on account of its socket, which is here; as a daemon before this one has left
-    /// it.
-    pub(crate) fn adopt_home(&mut self, host: &mut Host, flow: &FlowTuple, entry: &FlowEntry) -> bool {
-        let here = entry.binding == OF_NOBODY.binding && matches!(host.socket_of(flow), Ok(Some(_)));
-        if here {
-            self.here.insert(*flow);
-        }
-        here
-    }
-
     /// Endpoints that a daemon before this one had lent: they are as they were, except for what was its own.
     pub(crate) fn adopt_leases(&mut self, host: &mut Host, saved: &[(SavedLease, bool)]) {
         for (SavedLease { name, ends }, on_link) in saved {
@@ -583,11 +309,10 @@ impl Lender {
                 host.ports.keep(SocketAddr::new(ends.first.ip(), port));
             }
             // Whose they are, as a peer, is said by the node when it lends them on.
-            let lent = LentOut { ends: *ends, moved: None, peer: PeerId(0), on_link: *on_link };
-            self.lent.insert(*name, lent);
+            host.adopt_lent(*name, LentOut { ends: *ends, moved: None, peer: PeerId(0), on_link: *on_link });
         }
         if !saved.is_empty() {
-            self.find_home(host);
+            host.find_home();
         }
         host.settle_ports();
     }
@@ -601,45 +326,103 @@ impl Lender {
         own: &PublicKey,
         moves: &SavedMoves,
     ) -> Result<(), Failure> {
-        for (lent, _) in host.datapath.lent()? {
-            let transport = Transport::from_protocol(lent.protocol);
-            let lender = &self;
-            let apart = transport.is_some_and(|of| lender.is_apart(of, lent.address, lent.port));
-            if !is_lent(moves, own, transport, SocketAddr::new(lent.address, lent.port), apart) {
-                tracing::info!(address = %lent.address, port = lent.port, "an endpoint is lent to nobody any more");
-                host.datapath.remove_lent(&lent)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Sockets without another end that have come to this host, whose endpoints are on lease: nothing else of its own
-    /// can have them.
-    fn find_home(&mut self, host: &mut Host) {
-        let listening = host.connections.listeners().map(|all| (Transport::Tcp, all));
-        let unconnected = host.connections.unconnected().map(|all| (Transport::Udp, all));
-        let lender = self;
-        for (transport, all) in [listening, unconnected].into_iter().filter_map(Result::ok) {
-            let ends = all.into_iter().map(|of| SocketAddr::new(of.address.ip().to_canonical(), of.address.port()));
-            let leased =
-                ends.filter(|end| lender.lent.values().any(|lent| lent.ends.count > 0 && lent.ends.contain(*end)));
-            let found: Vec<FlowTuple> = leased.map(|end| FlowTuple::unconnected(transport, end)).collect();
-            lender.here.extend(found);
-        }
+        host.end_stray_leads(|end, apart| {
+            let at = SocketAddr::new(end.address, end.port);
+            is_lent(moves, own, Transport::from_protocol(end.protocol), at, apart)
+        })
     }
 }
 
-impl LentOut {
-    fn transports(&self) -> impl Iterator<Item = Transport> + use<> {
-        let moved = self.moved;
-        [Transport::Tcp, Transport::Udp]
-            .into_iter()
-            .filter(move |transport| moved.is_none_or(|moved| moved == *transport))
-    }
+/// The ports that are lent, of all addresses.
+fn ports(host: &Host) -> usize {
+    host.lent().all().map(|lent| usize::from(lent.ends.count)).sum()
+}
 
-    fn protocols(&self) -> impl Iterator<Item = u8> + use<> {
-        self.transports().map(Transport::protocol).chain(icmp_of(&self.ends))
+/// The addresses that are lent as a whole.
+fn whole(host: &Host) -> BTreeSet<IpAddr> {
+    host.lent().all().filter(|lent| lent.ends.count == 0).map(|lent| lent.ends.first.ip()).collect()
+}
+
+/// The addresses that something is lent of, except for those that are routed here.
+fn lent_of(host: &Host) -> Vec<LentOf> {
+    let of_link = host.lent().all().filter(|lent| lent.ends.count > 0 || lent.on_link);
+    let of: BTreeMap<IpAddr, bool> = of_link.map(|lent| (lent.ends.first.ip(), lent.ends.count == 0)).collect();
+    of.into_iter().map(|(address, whole)| LentOf { address, whole }).collect()
+}
+
+/// What is lent of subnets of this host's links that are gone: what is beside it there is not reached either.
+fn gone(host: &Host) -> Vec<IpAddr> {
+    let whole = host.lent().all().filter(|lent| lent.ends.count == 0 && lent.on_link);
+    whole.map(|lent| lent.ends.first.ip()).filter(|address| !offer::is_on_link(&host.network, *address)).collect()
+}
+
+/// `used`: the ports that sockets of this host have there.
+fn offered_address(
+    host: &Host,
+    lendable: &Lendable,
+    address: IpAddr,
+    used: BTreeSet<u16>,
+    faults: &[Fault],
+) -> OfferedAddress {
+    let is_offered = |port: &u16| lendable.ports.iter().any(|range| range.contains(port));
+    // What has moved is another's too, and a part of a lease may have moved on. What was lent of other ranges is
+    // none of these.
+    let all = host.lent().all().map(|lent| lent.ends);
+    let of_it = all.filter(|ends| ends.first.ip() == address && ends.count > 0);
+    let lent: BTreeSet<u16> = of_it.flat_map(|ends| ends.ports()).filter(is_offered).collect();
+    // Also those of connections whose sockets are elsewhere.
+    let of_others = host.ports.of(address);
+    let taken: BTreeSet<u16> = of_others.union(&used).copied().collect();
+    let used: BTreeSet<u16> = used.difference(&of_others).copied().filter(is_offered).collect();
+    let fault = fault_of(faults, |about| matches!(about, About::Ports) || *about == About::Own(address));
+    let in_all = MOST_PORTS_IN_ALL.saturating_sub(ports(host)) / usize::from(BLOCK);
+    let room = match fault {
+        Some(_) => 0,
+        None => room(&lendable.ports, BLOCK, &taken).min(u32::try_from(in_all).unwrap_or(u32::MAX)),
+    };
+    OfferedAddress { address, lent: lent.len() as u32, room: Some(room), used: ranges_of(&used), fault }
+}
+
+fn offered_prefix(host: &Host, prefix: &Prefix, faults: &[Fault]) -> OfferedPrefix {
+    let lent = whole(host);
+    let (kept, addresses) = (offer::kept(&host.network), size_of(prefix));
+    let passed_on: BTreeSet<IpAddr> = passed_on(host).into_keys().map(|end| end.ip()).collect();
+    let gone = gone(host);
+    let is_gone = offer::is_gone(prefix, &gone, &host.network);
+    let is_free =
+        |of: &IpAddr| !lent.contains(of) && !kept.contains_key(of) && !passed_on.contains(of) && !is_gone(*of);
+    OfferedPrefix {
+        prefix: offer::shown(prefix),
+        addresses,
+        lent: lent.iter().filter(|address| is_for_hosts(prefix, **address)).count() as u64,
+        room: addresses.map(|_| addresses_of(prefix).filter(is_free).count() as u64),
+        fault: fault_of(faults, |about| *about == About::Addresses(*prefix)),
     }
+}
+
+/// The ends of this host's that connections have whose sockets are with others, and with whom: some outlast the
+/// lease that they began with.
+fn passed_on(host: &Host) -> BTreeMap<SocketAddr, BTreeSet<PeerId>> {
+    let mut passed_on: BTreeMap<SocketAddr, BTreeSet<PeerId>> = BTreeMap::new();
+    for (flow, entry) in host.flows.all().iter().filter(|(_, entry)| entry.end == LocalEnd::Behind) {
+        passed_on.entry(flow.remote).or_default().insert(entry.peer);
+    }
+    passed_on
+}
+
+/// Takes the ports, all or none. `shared`: which have only connections of the host that they are for.
+///
+/// # Errors
+/// The first that cannot be had.
+fn take_ports(host: &mut Host, ends: Ends, shared: impl Fn(SocketAddr) -> bool) -> Result<(), u16> {
+    for (taken, port) in ends.ports().enumerate() {
+        let end = SocketAddr::new(ends.first.ip(), port);
+        if !host.ports.take(end, shared(end)) {
+            ends.ports().take(taken).for_each(|port| host.ports.give_back(SocketAddr::new(end.ip(), port)));
+            return Err(port);
+        }
+    }
+    Ok(())
 }
 
 /// Whether an endpoint is lent, or is another host's and in use here, as was kept. No transport: it is that of ICMP.

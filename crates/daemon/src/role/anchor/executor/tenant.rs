@@ -4,16 +4,17 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
-use whimbrel_datapath::{Endpoint as Known, Follow, Lent, LentEnd, Unknown};
+use whimbrel_datapath::{Endpoint as Known, Follow, Lent, Unknown};
 use whimbrel_kernel::endpoint::Brought;
 use whimbrel_kernel::sock_diag::{self, MOVABLE};
 use whimbrel_protocol::{BindingId, FlowName, OpFailed, PeerId, Refusal, SavedTenancy, Time};
-use whimbrel_tunnel::{Lease, LeasedEnd};
+use whimbrel_tunnel::Lease;
 use whimbrel_wire::lending::Ends;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::young::{Ripening, Young};
 use crate::host::endpoints::PlaceName;
+use crate::host::lent::each;
 use crate::host::refusal::{failed, not_kept};
 use crate::host::table::SavedNamespace;
 use crate::host::{Failure, Host, Mover, own_addresses};
@@ -39,25 +40,6 @@ struct Rented {
     moved: Option<Transport>,
 }
 
-impl Rented {
-    fn transports(&self) -> impl Iterator<Item = Transport> + use<> {
-        let moved = self.moved;
-        [Transport::Tcp, Transport::Udp].into_iter().filter(move |of| moved.is_none_or(|moved| moved == *of))
-    }
-
-    fn protocols(&self) -> impl Iterator<Item = u8> + use<> {
-        self.transports().map(Transport::protocol).chain(icmp_of(&self.ends))
-    }
-}
-
-/// The IP protocol number of what is lent with a whole address, beside TCP and UDP: echoes are answered by who has it
-/// (P-112).
-pub(crate) fn icmp_of(ends: &Ends) -> Option<u8> {
-    const ICMP: u8 = 1;
-    const ICMPV6: u8 = 58;
-    (ends.count == 0).then_some(if ends.first.is_ipv4() { ICMP } else { ICMPV6 })
-}
-
 impl Tenant {
     pub(crate) fn make_ready(&self, host: &mut Host, now: Time) -> Result<(), OpFailed> {
         host.make_ready(now, Mover::Tenant, !self.is_idle(), false).map_err(|error| failed(Refusal::NoRights, &error))
@@ -68,7 +50,7 @@ impl Tenant {
     }
 
     fn has(&self, transport: Transport, end: SocketAddr) -> bool {
-        let is_of = |rented: &Rented| rented.ends.contain(end) && rented.transports().any(|of| of == transport);
+        let is_of = |of: &Rented| of.ends.contain(end) && of.moved.is_none_or(|moved| moved == transport);
         self.rented.values().any(is_of)
     }
 
@@ -237,21 +219,15 @@ impl Tenant {
     /// What comes for the endpoints goes into the namespace, and what is sent from them to the anchor.
     fn lead_rented(&mut self, host: &mut Host, lease: FlowName, peer: PeerId) -> Result<(), Failure> {
         let Some(rented) = self.rented.get(&lease) else { return Ok(()) };
-        let (ends, place) = (rented.ends, rented.place);
-        let (transports, protocols): (Vec<_>, Vec<_>) = (rented.transports().collect(), rented.protocols().collect());
-        let Some(interface) = host.endpoints.place(place).map(|place| place.interface) else {
+        let (ends, moved) = (rented.ends, rented.moved);
+        let Some(interface) = host.endpoints.place(rented.place).map(|place| place.interface) else {
             return Ok(());
         };
         let address = ends.first.ip();
         host.datapath
             .set_endpoint(interface, &Known { address, unknown: Unknown::Tunnelled(BindingId::first(peer)) })?;
-        for port in ends.ports() {
-            for protocol in protocols.clone() {
-                host.datapath.set_lent(&LentEnd { address, port, protocol }, Lent::Endpoint(interface))?;
-            }
-            for transport in transports.clone() {
-                host.tunnel.set_lease(LeasedEnd { transport, address, port }, Lease::From(peer));
-            }
+        for end in each(ends, moved) {
+            host.lead(end, Lent::Endpoint(interface), Lease::From(peer))?;
         }
         Ok(())
     }
@@ -264,27 +240,14 @@ impl Tenant {
             host.endpoints.on_over(lease);
             return Ok(());
         };
-        let (ends, place) = (rented.ends, rented.place);
-        let address = ends.first.ip();
-        for port in ends.ports() {
-            for protocol in rented.protocols() {
-                let of_another = |of| self.has(of, SocketAddr::new(address, port));
-                if Transport::from_protocol(protocol).is_some_and(of_another) {
-                    continue;
-                }
-                let end = LentEnd { address, port, protocol };
-                if let Err(error) = host.datapath.remove_lent(&end) {
-                    tracing::warn!(%address, port, %error, "an endpoint whose lease is over stays");
-                }
-            }
-            for transport in rented.transports() {
-                if !self.has(transport, SocketAddr::new(address, port)) {
-                    host.tunnel.remove_lease(&LeasedEnd { transport, address, port });
-                }
+        for end in each(rented.ends, rented.moved) {
+            let of_another = |of| self.has(of, SocketAddr::new(end.address, end.port));
+            if !Transport::from_protocol(end.protocol).is_some_and(of_another) {
+                host.end_lead(&end);
             }
         }
         host.endpoints.on_over(lease);
-        host.endpoints.release(now, place);
+        host.endpoints.release(now, rented.place);
         host.keep_to_leases();
         self.make_ready(host, now)
     }

@@ -13,7 +13,7 @@ use whimbrel_protocol::{MoveName, MoveOp, OpFailed, OpId, Refusal, Retired, Time
 use whimbrel_wire::snapshot::Metadata;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Job, MoveRequest, Moves, flow_of};
+use super::{Followed, Job, MoveRequest, Moves, flow_of};
 use crate::api::desk::Desk;
 use crate::api::server::ClientId;
 use crate::effects::Effects;
@@ -22,13 +22,6 @@ use crate::host::refusal::sentence;
 
 /// They are named by one of these and an address and port.
 const NAMES: [(&str, Transport); 2] = [("listener:", Transport::Tcp), ("udp:", Transport::Udp)];
-
-/// To whom those go that nobody has accepted, and under which name.
-#[derive(Debug)]
-pub(crate) struct Followed {
-    to: PublicKey,
-    receiver: Option<String>,
-}
 
 impl Moves {
     /// Whether a socket may rest that has waited for its connections.

@@ -31,8 +31,6 @@ use crate::host::inventory::flows::why_bound_to_host;
 use crate::host::inventory::servers;
 use crate::host::refusal::sentence;
 use crate::{clock, closing};
-use listening::Followed;
-use prepared::Prepared;
 use processes::{Asked, ProcessJob};
 use receivers::Receiver;
 
@@ -118,6 +116,23 @@ struct Job {
     unmovable: Option<String>,
 }
 
+/// One of them.
+#[derive(Debug)]
+struct Prepared {
+    flow: FlowTuple,
+    acceptor: PublicKey,
+    receiver: Option<String>,
+    /// Who waits to be told that all are ready.
+    client: Option<ClientId>,
+}
+
+/// To whom those go that nobody has accepted, and under which name.
+#[derive(Debug)]
+struct Followed {
+    to: PublicKey,
+    receiver: Option<String>,
+}
+
 impl Moves {
     pub(crate) fn new(state_dir: PathBuf) -> Self {
         Self { state_dir, ..Self::default() }
@@ -141,7 +156,8 @@ impl Moves {
         let now = clock::now();
         let Desk { names, host, .. } = desk;
         let name = |socket: BorrowedFd<'_>| names.of(socket).map_or([0; 16], |uuid| *uuid.as_bytes());
-        let duplicated = effects.relocation.borrow_sockets(&effects.helping, host, now, &flows, name);
+        let duplicated =
+            effects.relocation.borrow_sockets(&|flow| effects.helpers.has_answered(flow), host, now, &flows, name);
         self.open.insert(id, flows.len());
         for flow in flows {
             match duplicated.get(&flow) {

@@ -3,12 +3,11 @@
 
 use std::os::fd::AsFd;
 
-use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, Reply};
 use whimbrel_protocol::{MoveName, READY_FOR, Refusal, Time};
 use whimbrel_wire::FlowTuple;
 
-use super::{MoveRequest, Moves};
+use super::{MoveRequest, Moves, Prepared};
 use crate::api::Answer;
 use crate::api::desk::Desk;
 use crate::api::server::ClientId;
@@ -17,16 +16,6 @@ use crate::closing::Received;
 use crate::effects::Effects;
 use crate::events::{Kind, Report};
 use crate::host::refusal::sentence;
-
-/// One of them.
-#[derive(Debug)]
-pub(crate) struct Prepared {
-    flow: FlowTuple,
-    acceptor: PublicKey,
-    receiver: Option<String>,
-    /// Who waits to be told that all are ready.
-    client: Option<ClientId>,
-}
 
 impl Moves {
     /// [`Request::Prepare`](whimbrel_ipc::Request::Prepare): `socket` may be anything.

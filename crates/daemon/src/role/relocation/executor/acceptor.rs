@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::checkpoint::{self, Checkpoint, Rights, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
@@ -20,7 +19,6 @@ use super::{Arrived, Known, Relocation};
 use crate::host::endpoints::{HIDDEN, PlaceName};
 use crate::host::refusal::{failed, refusal_of, refused, unmovable};
 use crate::host::{Failure, Host, own_addresses};
-use crate::role::anchor::executor::lender::Lender;
 
 /// A socket that is coming.
 #[derive(Debug)]
@@ -123,7 +121,6 @@ impl Relocation {
     /// `donor` and `holder`: the peers that may send packets for it.
     pub(crate) fn rebuild(
         &mut self,
-        lender: &mut Lender,
         host: &mut Host,
         name: MoveName,
         request: &Request,
@@ -145,7 +142,7 @@ impl Relocation {
         }
         host.forget_late(&request.tuple);
         self.make_way_for_listener(host, &request.tuple);
-        lender.take_home(host, &request.tuple)?;
+        host.take_home(&request.tuple)?;
         self.hold_until_awake(host, &request.tuple)?;
         let rebuilt = self.rebuild_held(host, name, request, (snapshot, queue), hidden, holder);
         if rebuilt.is_err() {
@@ -163,10 +160,8 @@ impl Relocation {
         if flow.transport != Transport::Tcp || flow.is_unconnected() {
             return Ok(());
         }
-        let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
-        host.tunnel.set_aside(flow);
         self.held.insert(*flow);
-        host.datapath.set_helped(flow, &rests).map_err(|error| {
+        host.set_aside(flow).map_err(|error| {
             self.end_hold(host, flow);
             failed(Refusal::NoRights, &error)
         })
@@ -175,8 +170,7 @@ impl Relocation {
     /// It is this host's: it gets what has waited.
     pub(crate) fn let_awake(&mut self, host: &mut Host, flow: &FlowTuple) {
         if self.held.remove(flow) {
-            host.let_in(flow);
-            host.tunnel.hand_on(flow, None);
+            host.give_aside_back(flow);
         }
         // Where the flow is of no peer's nobody else has said so.
         host.tunnel.open_flow(flow);
@@ -185,8 +179,7 @@ impl Relocation {
     /// It is not. Nobody here is to answer what has waited; it is sent again.
     pub(crate) fn end_hold(&mut self, host: &mut Host, flow: &FlowTuple) {
         if self.held.remove(flow) {
-            host.let_in(flow);
-            host.tunnel.forget_aside(flow);
+            host.drop_aside(flow);
         }
     }
 
@@ -263,9 +256,9 @@ impl Relocation {
         Ok(())
     }
 
-    pub(crate) fn drop_taken(&mut self, lender: &mut Lender, host: &mut Host, name: &MoveName) -> Result<(), OpFailed> {
+    pub(crate) fn drop_taken(&mut self, host: &mut Host, name: &MoveName) -> Result<(), OpFailed> {
         if let Some(flow) = self.taken.get(name).map(Taken::flow) {
-            lender.leave_home(host, &flow);
+            host.leave_home(&flow);
         }
         let Some(of) = self.taken.get_mut(name) else { return Ok(()) };
         let (flow, Some((checkpoint, _))) = (of.flow(), of.checkpoint.take()) else { return Ok(()) };

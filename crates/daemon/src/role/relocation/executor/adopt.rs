@@ -8,12 +8,11 @@ use whimbrel_kernel::checkpoint::Checkpoint;
 use whimbrel_kernel::duplicated::Halted;
 use whimbrel_kernel::process_tree;
 use whimbrel_protocol::{Found, SavedAcceptance, SavedDonation, SavedHeld, SavedLease, SavedTenancy, Time};
-use whimbrel_wire::Transport;
+use whimbrel_wire::{FlowTuple, Transport};
 
 use super::Relocation;
 use super::donor::Given;
 use crate::host::Host;
-use crate::role::helpers::executor::Helping;
 use crate::role::relocation::table::resting_in;
 
 /// Moves in the middle, and what is found of their sockets.
@@ -45,8 +44,14 @@ impl Relocation {
     }
 
     /// A socket that was being given away.
-    pub(crate) fn find_given(&mut self, helping: &Helping, host: &mut Host, now: Time, saved: &SavedDonation) -> Found {
-        let found = self.borrow_sockets(helping, host, now, &[saved.tuple], |_| [0; 16]);
+    pub(crate) fn find_given(
+        &mut self,
+        is_helped: &dyn Fn(&FlowTuple) -> bool,
+        host: &mut Host,
+        now: Time,
+        saved: &SavedDonation,
+    ) -> Found {
+        let found = self.borrow_sockets(is_helped, host, now, &[saved.tuple], |_| [0; 16]);
         if !found.get(&saved.tuple).is_some_and(Result::is_ok) {
             return Found::Gone;
         }

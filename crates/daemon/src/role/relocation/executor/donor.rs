@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::checkpoint::{Checkpoint, Unmovable};
 use whimbrel_kernel::duplicated::{self, Halted};
 use whimbrel_kernel::sock_diag::{MOVABLE, TcpState};
@@ -19,8 +18,6 @@ use crate::closing::Received;
 use crate::host::refusal::{failed, refused, unmovable};
 use crate::host::sockets::{beside, has_urgent, needs};
 use crate::host::{Failure, Host};
-use crate::role::anchor::executor::lender::Lender;
-use crate::role::helpers::executor::Helping;
 use crate::store::StoreError;
 
 /// The states of connections that a socket that listens has, or is about to have.
@@ -97,7 +94,7 @@ impl Relocation {
     /// `name` tells what a socket is called.
     pub(crate) fn borrow_sockets(
         &mut self,
-        helping: &Helping,
+        is_helped: &dyn Fn(&FlowTuple) -> bool,
         host: &mut Host,
         now: Time,
         flows: &[FlowTuple],
@@ -106,7 +103,7 @@ impl Relocation {
         let mut found = HashMap::new();
         let mut by_inode: HashMap<u32, FlowTuple> = HashMap::new();
         for flow in flows {
-            if helping.helpers.numbers_of_peer(flow).is_some() {
+            if is_helped(flow) {
                 found.insert(*flow, Err(NotDuplicated::Helped));
                 continue;
             }
@@ -245,22 +242,16 @@ impl Relocation {
         }
         let Duplicated { socket, processes, metadata } = duplicated;
         self.halt(&processes).map_err(|error| refused(&error, Refusal::Unmovable))?;
-        let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
         host.forget_late(&flow);
-        host.tunnel.set_aside(&flow);
-        let checkpoint = host
-            .datapath
-            .set_helped(&flow, &rests)
-            .map_err(|error| failed(Refusal::NoRights, &error))
-            .and_then(|()| self.put_to_rest(host, &flow, socket));
+        let held = host.set_aside(&flow).map_err(|error| failed(Refusal::NoRights, &error));
+        let checkpoint = held.and_then(|()| self.put_to_rest(host, &flow, socket));
         match checkpoint {
             Ok(checkpoint) => {
                 self.given.insert(name, Given { flow, checkpoint, processes, metadata });
                 Ok(())
             }
             Err(failed) => {
-                host.let_in(&flow);
-                host.tunnel.hand_on(&flow, None);
+                host.give_aside_back(&flow);
                 self.let_run(host, &processes);
                 Err(failed)
             }
@@ -303,14 +294,11 @@ impl Relocation {
     pub(crate) fn let_go_on(&mut self, host: &mut Host, name: &MoveName) -> Result<(), OpFailed> {
         let Some(Given { flow, checkpoint, processes, .. }) = self.given.remove(name) else { return Ok(()) };
         // First what holds its packets: its own first segment would be held with them.
-        host.let_in(&flow);
-        let injector = match host.endpoints.at(&flow) {
-            Some(place) => &place.injector,
-            None => &host.injector,
-        };
-        self.kept_new.remove(&flow);
-        host.tunnel.hand_on(&flow, None);
-        let thawed = checkpoint.thaw(injector).map(Received::from).map_err(|why| unmovable(&why, Refusal::NotWoken));
+        self.give_aside_back(host, &flow);
+        let thawed = checkpoint
+            .thaw(host.injector_of(&flow))
+            .map(Received::from)
+            .map_err(|why| unmovable(&why, Refusal::NotWoken));
         self.let_run(host, &processes);
         thawed.map(drop)
     }
@@ -318,7 +306,6 @@ impl Relocation {
     /// The socket is another host's, to which goes what came for it meanwhile.
     pub(crate) fn end_given(
         &mut self,
-        lender: &mut Lender,
         host: &mut Host,
         now: Time,
         name: &MoveName,
@@ -330,13 +317,13 @@ impl Relocation {
             if self.kept_new.remove(&given.flow) {
                 host.part_with(now, given.flow, to);
             }
-            lender.leave_home(host, &given.flow);
+            host.leave_home(&given.flow);
             self.retiring.insert(*name, given);
             return Ok(());
         }
         let Given { flow, checkpoint, processes, .. } = given;
         let destroyed = checkpoint.destroy(host.sockets_beside(&flow)).map_err(|why| unmovable(&why, Refusal::NotKept));
-        lender.leave_home(host, &flow);
+        host.leave_home(&flow);
         host.settle_ports();
         host.part_with(now, flow, to);
         self.let_run(host, &processes);

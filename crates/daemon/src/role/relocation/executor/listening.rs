@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SocketFlags, accept_with};
-use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_kernel::sock_diag::TcpState;
 use whimbrel_protocol::{LocalEnd, MoveName, OpFailed, Refusal};
 use whimbrel_wire::FlowTuple;
@@ -45,22 +44,27 @@ impl Relocation {
 
     /// What opens new connections of a socket that listens waits from now on.
     pub(crate) fn keep_new(&mut self, host: &mut Host, socket: &FlowTuple) -> Result<(), Failure> {
-        let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
         host.forget_late(socket);
-        host.tunnel.set_aside(socket);
         self.kept_new.insert(*socket);
-        if let Err(error) = host.datapath.set_helped(socket, &rests) {
-            self.let_new_in(host, socket);
-            return Err(error.into());
-        }
-        Ok(())
+        host.set_aside(socket).inspect_err(|_| self.let_new_in(host, socket))
+    }
+
+    /// What comes for a socket from now on is no connection of one that listens that waits for where it goes. Whether
+    /// it was.
+    pub(crate) fn forget_new(&mut self, socket: &FlowTuple) -> bool {
+        self.kept_new.remove(socket)
+    }
+
+    /// Has a socket go on with what was set aside for it.
+    pub(crate) fn give_aside_back(&mut self, host: &mut Host, socket: &FlowTuple) {
+        self.forget_new(socket);
+        host.give_aside_back(socket);
     }
 
     /// It comes to the socket.
     pub(crate) fn let_new_in(&mut self, host: &mut Host, socket: &FlowTuple) {
         if self.kept_new.remove(socket) {
-            host.let_in(socket);
-            host.tunnel.hand_on(socket, None);
+            host.give_aside_back(socket);
         }
     }
 

@@ -29,7 +29,6 @@ use whimbrel_wire::snapshot::Metadata;
 use crate::host::refusal::failed;
 use crate::host::{Host, Mover};
 use acceptor::Taken;
-pub(crate) use adopt::{FoundMoves, continue_halted};
 pub(crate) use donor::NotDuplicated;
 pub(crate) use donor::URGENT;
 use donor::{Duplicated, Given};
@@ -71,7 +70,7 @@ pub(crate) struct Relocation {
     /// Connections that waited at these, which have made way.
     left_queued: HashMap<MoveName, Vec<OwnedFd>>,
     /// Sockets that listen, of which what opens new connections waits.
-    pub(crate) kept_new: HashSet<FlowTuple>,
+    kept_new: HashSet<FlowTuple>,
     taken: HashMap<MoveName, Taken>,
     /// Connections that were rebuilt here and are not awake, whose packets are held.
     held: HashSet<FlowTuple>,

@@ -19,8 +19,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use whimbrel_kernel::process_tree::{Namespace, Namespaces};
 use whimbrel_kernel::program::{Inside, Program};
 
-use super::{BEFORE, IMAGES};
-use crate::doctor;
+use super::{BEFORE, IMAGES, tool};
 
 /// How long a process that was rebuilt may take to go on.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -99,7 +98,7 @@ impl Tool {
     /// # Errors
     /// A sentence: why it does not.
     pub(crate) fn find() -> Result<Self, String> {
-        doctor::criu::usable().map(|(version, program)| Self { version, program }).map_err(|why| format!("CRIU: {why}"))
+        tool::usable().map(|(version, program)| Self { version, program }).map_err(|why| format!("CRIU: {why}"))
     }
 
     /// The CRIU of this host, which was [found](Self::find) to be of this version.
@@ -381,7 +380,7 @@ fn complaint(log: &Path, otherwise: &str) -> String {
     if errors.len() > 1 {
         tracing::info!("CRIU says: {}", errors.join("; "));
     }
-    let said = if text.contains("Error (") { doctor::criu::complaint(&text) } else { otherwise };
+    let said = if text.contains("Error (") { tool::complaint(&text) } else { otherwise };
     format!("CRIU: {said}")
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod criu;
 pub(crate) mod executor;
 pub(crate) mod helper;
 pub(crate) mod load;
+pub(crate) mod tool;
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt;

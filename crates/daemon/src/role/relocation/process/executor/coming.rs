@@ -143,7 +143,7 @@ impl Processes {
         let images = coming.directory.join(IMAGES);
         around.host.forget_late(&flow);
         // Its end may be on lease to the donor yet.
-        if let Err(failed) = around.lender.take_home(around.host, &flow) {
+        if let Err(failed) = around.host.take_home(&flow) {
             return Some(Err(failed));
         }
         if let Err(failed) = around.relocation.hold_until_awake(around.host, &flow) {
@@ -321,7 +321,7 @@ impl Processes {
     pub(crate) fn drop_of_process(&mut self, around: &mut Around<'_>, id: OpId, name: &MoveName) {
         let of = self.come_by(name).and_then(|of| self.coming.get(&of));
         if let Some((flow, _)) = of.and_then(|coming| coming.arrival.part(name)) {
-            around.lender.leave_home(around.host, &flow);
+            around.host.leave_home(&flow);
             around.relocation.end_hold(around.host, &flow);
         }
         self.with_coming(around, name, |arrival| arrival.destroy(id, name));

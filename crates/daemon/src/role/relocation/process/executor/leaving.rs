@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use whimbrel_datapath::{HelpedFlow, HelpedPhase};
 use whimbrel_handshake::PublicKey;
 use whimbrel_kernel::duplicated::Halted;
 use whimbrel_kernel::process_tree::{self, ProcessTree, Seen};
@@ -231,13 +230,6 @@ impl Processes {
         Ok(())
     }
 
-    /// What comes for a flow's socket waits.
-    fn hold(&mut self, host: &mut Host, flow: &FlowTuple) -> Result<(), String> {
-        let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
-        host.tunnel.set_aside(flow);
-        host.datapath.set_helped(flow, &rests).map_err(|error| error.to_string())
-    }
-
     /// All of these of a process, as it was seen, are about to be given.
     ///
     /// # Errors
@@ -266,7 +258,7 @@ impl Processes {
         let quiet: Vec<FlowTuple> = leaving.map_or_else(Vec::new, |leaving| {
             leaving.quiet.iter().filter(|flow| waits(leaving, flow)).copied().collect()
         });
-        quiet.iter().for_each(|flow| self.let_in_again(relocation, host, flow));
+        quiet.iter().for_each(|flow| relocation.give_aside_back(host, flow));
         self.forget_leaving(root);
         if let Err(error) = self.make_ready(host, now) {
             tracing::warn!(%error, "programs stay attached");
@@ -373,16 +365,15 @@ impl Processes {
                     let ended = self.end_leaving_whole(around.host, root);
                     self.with_leaving(around, now, root, |of| of.handle_ended(ended));
                 }
-                DepartureStep::LetIn(flow) => self.let_in_again(around.relocation, around.host, &flow),
+                DepartureStep::LetIn(flow) => around.relocation.give_aside_back(around.host, &flow),
                 DepartureStep::PartWith(flow) => {
                     let to = leaving.to;
-                    around.relocation.kept_new.remove(&flow);
-                    around.lender.leave_home(around.host, &flow);
+                    around.relocation.forget_new(&flow);
+                    around.host.leave_home(&flow);
                     around.host.part_with(now, flow, to);
                 }
                 DepartureStep::Leave(flow) => {
-                    around.host.let_in(&flow);
-                    around.host.tunnel.forget_aside(&flow);
+                    around.host.drop_aside(&flow);
                 }
             }
         }
@@ -397,7 +388,7 @@ impl Processes {
         let fresh: Vec<FlowTuple> = flows.iter().copied().filter(|flow| !quiet.contains(flow)).collect();
         fresh.iter().for_each(|flow| host.forget_late(flow));
         let stop = || {
-            fresh.iter().try_for_each(|flow| self.hold(host, flow))?;
+            fresh.iter().try_for_each(|flow| host.set_aside(flow)).map_err(|error| error.to_string())?;
             let halted = Halted::stop_all(&pids, STOPS_WITHIN).map_err(|error| error.to_string())?;
             // Now that none of them does anything more.
             let seen = seen.ok_or("it does not go any more")?;
@@ -412,7 +403,7 @@ impl Processes {
         let stopped: Result<(), String> = stop();
         if stopped.is_err() {
             // Those that waited before are let in with the end of it.
-            fresh.iter().for_each(|flow| self.let_in_again(relocation, host, flow));
+            fresh.iter().for_each(|flow| relocation.give_aside_back(host, flow));
             if let Some(leaving) = self.leaving.get_mut(&root) {
                 leaving.stopped = None;
             }
@@ -450,7 +441,7 @@ impl Processes {
             tracing::warn!(%error, "datagrams that have come for process {root} meanwhile may be lost");
         }
         // First what holds their packets: their own first segments would be held with them.
-        flows.iter().for_each(|flow| self.let_in_again(relocation, host, flow));
+        flows.iter().for_each(|flow| relocation.give_aside_back(host, flow));
         process_tree::wake(&seen).map_err(|error| error.to_string())
     }
 
@@ -463,13 +454,6 @@ impl Processes {
         let ended = process_tree::end(&leaving.seen).map_err(|error| error.to_string());
         host.settle_ports();
         ended
-    }
-
-    /// What comes for a connection comes to it, after what has come meanwhile.
-    fn let_in_again(&mut self, relocation: &mut Relocation, host: &mut Host, flow: &FlowTuple) {
-        relocation.kept_new.remove(flow);
-        host.let_in(flow);
-        host.tunnel.hand_on(flow, None);
     }
 
     fn forget_given_of_process(&mut self, host: &mut Host, now: Time, root: u32, name: &MoveName) -> Answer {

@@ -25,7 +25,6 @@ use whimbrel_protocol::{MoveName, MoveOp, OpDone, OpFailed, OpId, Refusal, Time}
 use whimbrel_wire::FlowTuple;
 
 use crate::host::{Failure, Host, Mover};
-use crate::role::anchor::executor::lender::Lender;
 use crate::role::relocation::executor::{Known, Relocation};
 use crate::role::relocation::process;
 use crate::work::Work;
@@ -92,7 +91,6 @@ pub(crate) struct Processes {
 /// What the steps of processes are taken with.
 pub(crate) struct Around<'a> {
     pub(crate) relocation: &'a mut Relocation,
-    pub(crate) lender: &'a mut Lender,
     pub(crate) host: &'a mut Host,
 }
 

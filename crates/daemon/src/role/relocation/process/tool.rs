@@ -1,4 +1,4 @@
-//! Whether whole processes can be moved from and to this host, which takes CRIU.
+//! Whether CRIU works on this host, without which whole processes are moved neither from it nor to it.
 //!
 //! It is tried, for versions do not tell: CRIU parses what the kernel gives every process, and an old one refuses a new
 //! kernel's layout.
@@ -12,8 +12,6 @@ use rustix::net::sockopt;
 use whimbrel_ipc::Finding;
 use whimbrel_kernel::privilege::{Capabilities, Capability};
 use whimbrel_kernel::program::{Inside, Program, Unsuited};
-
-use super::{Advice, ok, warning};
 
 const AREA: &str = "moving processes";
 /// What works on every kernel that Whimbrel works on.
@@ -40,7 +38,7 @@ enum Tried {
 }
 
 /// `criu check` leaves only CRIU's cache of what the kernel can. `wanted`: this host is configured to take processes.
-pub(super) fn finding(wanted: bool) -> Finding {
+pub(crate) fn finding(wanted: bool) -> Finding {
     match tried() {
         Tried::Absent if wanted => missed(),
         other => judge(other),
@@ -49,7 +47,7 @@ pub(super) fn finding(wanted: bool) -> Finding {
 
 /// None is installed where processes are to be taken.
 fn missed() -> Finding {
-    warning(AREA, "CRIU", "not installed, and `processes = true` in the configuration").lost(LOST).mend(NEWER)
+    Finding::warning(AREA, "CRIU", "not installed, and `processes = true` in the configuration").lost(LOST).mend(NEWER)
 }
 
 /// A CRIU that works on this host, and its version; or why there is none, in a sentence.
@@ -106,31 +104,31 @@ fn credentials_are_refused() -> bool {
 fn judge(tried: Tried) -> Finding {
     let check = "CRIU";
     match tried {
-        Tried::Absent => ok(
+        Tried::Absent => Finding::ok(
             AREA,
             check,
             "not installed: connections can be moved, whole processes cannot; it is needed at both hosts, version 4.2 or newer",
         ),
-        Tried::Failed(error) => warning(AREA, check, format!("cannot be run: {error}"))
+        Tried::Failed(error) => Finding::warning(AREA, check, format!("cannot be run: {error}"))
             .lost(LOST)
             .mend("see why `criu check` does not start, or remove CRIU if no process is to be moved"),
-        Tried::Untried(version) => warning(
+        Tried::Untried(version) => Finding::warning(
             AREA,
             check,
             format!("{version}; whether it works on this kernel cannot be tried without privileges"),
         )
         .mend("run `whimbrel doctor` as root"),
-        Tried::Works(version, _) => ok(AREA, check, format!("{version} works on this kernel")),
+        Tried::Works(version, _) => Finding::ok(AREA, check, format!("{version} works on this kernel")),
         Tried::NoSockets(version) => {
-            warning(AREA, check, format!("{version} is too old for the sockets of this kernel (SO_PASSCRED)"))
+            Finding::warning(AREA, check, format!("{version} is too old for the sockets of this kernel (SO_PASSCRED)"))
                 .lost("processes with TCP or UDP sockets cannot be moved from this host; single connections can")
                 .mend(NEWER)
         }
         // Linux 6.13 divides the data pages of the vDSO in two; CRIU before 4.1 takes the second for a hole.
         Tried::Refuses(version, said) if said.contains("vdso: Unexpected rt vDSO area bounds") => {
-            warning(AREA, check, format!("{version} is too old for this kernel (vDSO)")).lost(LOST).mend(NEWER)
+            Finding::warning(AREA, check, format!("{version} is too old for this kernel (vDSO)")).lost(LOST).mend(NEWER)
         }
-        Tried::Refuses(version, said) => warning(
+        Tried::Refuses(version, said) => Finding::warning(
             AREA,
             check,
             format!("{version} does not work on this kernel: {}", complaint(&said)),
