@@ -258,7 +258,8 @@ fn in_flow(lab: &mut Lab, far_runs: bool, hole: bool) -> Result<()> {
         });
         wait_until(LONG, "what is missing was sent twice", || missing.load(Ordering::Relaxed) > 1)?;
     }
-    let (before, vain_before) = (sent_again(&mut stream)?, duplicates(&world.laptop)?);
+    let (before, vain_before) = (sent_again(&mut stream)?, counted(&world.laptop, DUPLICATES)?);
+    let overtaken_before = counted(&world.laptop, OVERTAKEN)?;
     // Before the moves a busy machine's server may be too slow for them.
     let mut from = 0;
     let mut receivers = Vec::new();
@@ -317,15 +318,18 @@ fn in_flow(lab: &mut Lab, far_runs: bool, hole: bool) -> Result<()> {
     complete?;
     // A far end that is led straight to the acceptor sends there before what is handed on has arrived, and may take
     // that for lost; any may where a busy machine lets it wait for 200 ms. Now that all has come nothing is on its way
-    // but what it may be told of that.
-    let mut counts = (0, 0);
+    // but what it may be told of that. What it was told by the tunnel it does not hear where its daemon has to wait for
+    // a processor, and a later word comes rewritten before (RFC 7323, PAWS).
+    let mut counts = (0, 0, 0);
     let none_lost = wait_for(LONG, "nothing was lost", || {
-        let in_vain = duplicates(&world.laptop)? - vain_before;
-        counts = (sent_again(&mut stream)? - before, in_vain);
+        let in_vain = counted(&world.laptop, DUPLICATES)? - vain_before;
+        let overtaken = counted(&world.laptop, OVERTAKEN)? - overtaken_before;
+        counts = (sent_again(&mut stream)? - before, in_vain, overtaken);
         // One word may tell of several.
-        Ok((u64::from(counts.0) <= in_vain + in_vain / 20).then_some(()))
+        Ok((u64::from(counts.0) <= in_vain + in_vain / 20 + overtaken).then_some(()))
     });
-    println!("    {} segments were sent again, {} of them had come", counts.0, counts.1);
+    let (again, in_vain, overtaken) = counts;
+    println!("    {again} segments were sent again, {in_vain} of them had come, {overtaken} words were overtaken");
     none_lost?;
     world.no_resets()
 }
@@ -456,14 +460,18 @@ fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Of how many segments that it sent again the kernel of a host was told that they had come (RFC 2883): one word may
-/// tell of several, and one that it makes nothing of (`tcp_dsack_seen`) tells of one at least.
-fn duplicates(host: &Host) -> Result<u64> {
+/// TcpExt: how many segments that were sent again had come, as their receiver says (RFC 2883). One word may tell of
+/// several, and one that the kernel makes nothing of (`tcp_dsack_seen`) tells of one at least.
+const DUPLICATES: &[&str] = &["TCPDSACKRecvSegs", "TCPDSACKIgnoredDubious"];
+/// TcpExt: words that are older than what came before them, and are not listened to.
+const OVERTAKEN: &[&str] = &["PAWSEstab", "PAWSOldAck"];
+
+/// The sum of these counters of a host's stack.
+fn counted(host: &Host, told: &[&str]) -> Result<u64> {
     let text = host.enter(|| std::fs::read_to_string("/proc/thread-self/net/netstat"))?;
     let text = text.map_err(|e| Error::call("read", "/proc/net/netstat", e))?;
     let mut lines = text.lines();
     let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
-    let told = ["TCPDSACKRecvSegs", "TCPDSACKIgnoredDubious"];
     let found = names.split(' ').zip(values.split(' ')).filter(|(name, _)| told.contains(name));
     Ok(found.filter_map(|(_, value)| value.parse::<u64>().ok()).sum())
 }
