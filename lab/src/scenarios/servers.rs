@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::anchor::{Four, LENDS, PORT, address};
 use super::library::Program;
 use super::states::PROGRAM;
+use super::udp_server::all_came;
 use super::world::{LONG, step};
 use super::{Scenario, scenario};
 use crate::{Lab, Result, Whimbrel, expect, patience, wait_for, wait_until};
@@ -175,26 +176,9 @@ fn udp_server(lab: &mut Lab) -> Result<()> {
         programs.on(to).does("has_served 100")?;
         for name in clients.into_iter().chain([late.as_str()]) {
             let asked = programs.far.does(&format!("stop_asking {name}"))?;
-            let mut words = asked.split(' ');
-            let (port, asked) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-            let asked: usize = asked.parse().unwrap_or(usize::MAX);
-            let mut numbers: Vec<u32> = Vec::new();
-            let all = || -> Result<Option<()>> {
-                numbers.clear();
-                for host in [from, to] {
-                    let told = programs.on(host).does(&format!("served {port}"))?;
-                    numbers.extend(told.split(',').filter_map(|number| number.parse::<u32>().ok()));
-                }
-                numbers.sort_unstable();
-                Ok((numbers.len() >= asked).then_some(()))
-            };
-            let waited = wait_for(LONG, "all that was asked came to the server", all);
-            // Where it has served before, what was asked in the former round counts as well.
-            let last = numbers.last().copied().unwrap_or_default();
-            let first = last.saturating_sub(u32::try_from(asked).unwrap_or(u32::MAX).saturating_sub(1));
-            let came: Vec<u32> = numbers.iter().copied().filter(|number| *number >= first).collect();
-            let whole = came.iter().copied().eq(first..=last);
-            expect!(waited.is_ok() && whole, "{name}: of {asked}, {} came", came.len());
+            all_came(name, &asked, |port| {
+                [from, to].map(|host| programs.on(host).does(&format!("served {port}"))).into_iter().collect()
+            })?;
         }
         for program in [from, to] {
             programs.on(program).does("serve_no_more")?;

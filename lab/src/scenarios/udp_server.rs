@@ -7,7 +7,7 @@ use super::relocation::Three;
 use super::states::{Ends, PROGRAM, families, stays};
 use super::world::{LONG, site, step};
 use super::{Scenario, scenario};
-use crate::{Join, Lab, Result, expect, wait_for, wait_until};
+use crate::{Error, Join, Lab, Result, expect, wait_for, wait_until};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -102,22 +102,9 @@ fn server(lab: &mut Lab, far_runs: bool) -> Result<()> {
         last.does("has_served 100")?;
         for name in [&other, &new, &late] {
             let asked = ends.far.does(&format!("stop_asking {name}"))?;
-            let mut words = asked.split(' ');
-            let (port, asked) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-            let mut numbers: Vec<u32> = Vec::new();
-            let all = || -> Result<Option<()>> {
-                numbers.clear();
-                for program in [&mut ends.next, &mut last] {
-                    let told = program.does(&format!("served {port}"))?;
-                    numbers.extend(told.split(',').filter_map(|number| number.parse::<u32>().ok()));
-                }
-                numbers.sort_unstable();
-                Ok((numbers.len().to_string() == asked).then_some(()))
-            };
-            let waited = wait_for(LONG, "all that was asked came to the server", all);
-            let first = numbers.first().copied().unwrap_or_default();
-            let lost: Vec<_> = (first..).zip(&numbers).filter(|(wanted, number)| wanted != *number).take(3).collect();
-            expect!(waited.is_ok() && lost.is_empty(), "{name}: of {asked}, {} came: {lost:?}", numbers.len());
+            all_came(name, &asked, |port| {
+                [&mut ends.next, &mut last].map(|program| program.does(&format!("served {port}"))).into_iter().collect()
+            })?;
         }
         last.does("serve_no_more")?;
         step("and home");
@@ -135,6 +122,25 @@ fn server(lab: &mut Lab, far_runs: bool) -> Result<()> {
         }
     }
     third_daemon.stop()?;
+    Ok(())
+}
+
+/// Waits until all that a client has asked has come to the server, each once. `asked`: what `stop_asking` has said.
+/// `served`: what it has asked by this port, of each host that had the server, which may know of more than that.
+pub(super) fn all_came(name: &str, asked: &str, mut served: impl FnMut(u32) -> Result<Vec<String>>) -> Result<()> {
+    let words: Vec<u32> = asked.split(' ').filter_map(|word| word.parse().ok()).collect();
+    let &[port, first, next] = words.as_slice() else { return Err(Error::Usage(asked.to_owned())) };
+    let mut numbers: Vec<u32> = Vec::new();
+    let all = || -> Result<Option<()>> {
+        let told = served(port)?;
+        let every = told.iter().flat_map(|told| told.split(',')).filter_map(|number| number.parse().ok());
+        numbers = every.filter(|number| (first..next).contains(number)).collect();
+        numbers.sort_unstable();
+        Ok(numbers.iter().copied().eq(first..next).then_some(()))
+    };
+    let waited = wait_for(LONG, "all that was asked came to the server", all);
+    let lost: Vec<u32> = (first..next).filter(|number| !numbers.contains(number)).take(9).collect();
+    expect!(waited.is_ok(), "{name}: of {first} to {next}, {} came, without {lost:?}", numbers.len());
     Ok(())
 }
 

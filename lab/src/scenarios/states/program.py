@@ -313,7 +313,7 @@ class Program:
         return "x"
 
     def served(self, port):
-        """What a client has asked here since `serve_on`."""
+        """The numbers of what a client has asked here since `serve_on`."""
         return ",".join(map(str, self.answered_to.get(int(port), []))) or "-"
 
     def ask(self, name, count):
@@ -365,14 +365,14 @@ class Program:
         return "x"
 
     def stop_asking(self, name):
-        """The port, and how many were asked."""
+        """The port, the number that was asked first, and the one that would be asked next."""
         self.asking.pop(name).set()
         thread, first = self.askers.pop(name)
         thread.join()
         if self.wrong:
             raise ValueError(self.wrong)
         talk = self.talks[name]
-        return f"{talk.sock.getsockname()[1]} {talk.said - first}"
+        return f"{talk.sock.getsockname()[1]} {first} {talk.said}"
 
     def aim(self, name, host, port):
         """Connects a UDP socket."""
