@@ -106,7 +106,21 @@ impl Session {
         if !self.window.is_new(counter) {
             return Err(SessionError::Replayed { counter });
         }
-        let mut plaintext = datagram.sealed.to_vec();
+        let plaintext = self.open_copy(datagram)?;
+        let newest = self.window.highest().is_none_or(|highest| counter > highest);
+        self.window.accept(counter);
+        self.received += 1;
+        self.confirmed = true;
+        Ok(Opened { plaintext, counter, newest })
+    }
+
+    /// Opens a datagram whether or not it is new. One that is not says nothing but by which other way it came: the rest
+    /// was said, and may be long over.
+    ///
+    /// # Errors
+    /// It is not authentic.
+    pub fn open_copy(&self, datagram: &Control<'_>) -> Result<Vec<u8>, SessionError> {
+        let (counter, mut plaintext) = (datagram.counter, datagram.sealed.to_vec());
         let length = self
             .control
             .receive
@@ -114,11 +128,7 @@ impl Session {
             .map_err(|_| SessionError::NotAuthentic { counter })?
             .len();
         plaintext.truncate(length);
-        let newest = self.window.highest().is_none_or(|highest| counter > highest);
-        self.window.accept(counter);
-        self.received += 1;
-        self.confirmed = true;
-        Ok(Opened { plaintext, counter, newest })
+        Ok(plaintext)
     }
 
     /// What the tunnel needs of this session.

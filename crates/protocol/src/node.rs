@@ -14,6 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use whimbrel_handshake::{Opened, StaticKey};
+use whimbrel_wire::datagram::Control;
 use whimbrel_wire::message::{IntroductionRefusal, Message, decode_all};
 use whimbrel_wire::{Datagram, FlowTuple, Transport};
 
@@ -97,10 +98,12 @@ impl Node {
                     peer.last_heard = now;
                     Some(opened)
                 });
+                let (datagram, length) = ((index, control.counter), payload.len());
+                let is_newest = opened.as_ref().is_some_and(|opened| opened.newest);
+                let arrival = Arrival { source, destination, link, datagram, length, is_newest, passed_on };
                 // P-1
-                let Some(Opened { plaintext, newest: is_newest, .. }) = opened else {
-                    self.base.drop_datagram();
-                    return;
+                let Some(Opened { plaintext, .. }) = opened else {
+                    return self.take_in_copy(now, id, &arrival, &control);
                 };
                 let Ok(messages) = decode_all(&plaintext) else {
                     self.base.drop_datagram();
@@ -111,11 +114,32 @@ impl Node {
                     return;
                 }
                 self.confirm(now, id, index);
-                let arrival = Arrival { source, destination, link, index, length: payload.len(), is_newest, passed_on };
                 self.handle_messages(now, id, &arrival, messages);
             }
             Ok(Datagram::TunnelSealed(_) | Datagram::TunnelPlain(_)) | Err(_) => self.base.drop_datagram(),
             Ok(datagram) => self.take_in_handshake(now, source, destination, &datagram),
+        }
+    }
+
+    /// A datagram that cannot be opened, or was already. If it is the update that leads to an endpoint which has not
+    /// answered, and comes from where it says that it is from, that one was a copy of somebody's on the way (P-17).
+    fn take_in_copy(&mut self, now: Time, id: PeerId, arrival: &Arrival, control: &Control<'_>) {
+        let path = &self.binding.flow.path;
+        let candidate = path.peers.get(&id).and_then(Paths::candidate).filter(|candidate| candidate.came_as(arrival));
+        let peer = candidate.and_then(|_| path.session.peers.get(&id));
+        let slot =
+            peer.and_then(|peer| peer.sessions.iter().find(|slot| slot.session.local_index() == arrival.index()));
+        let messages = slot.and_then(|slot| decode_all(&slot.session.open_copy(control).ok()?).ok());
+        let is_from =
+            |message: &Message| matches!(message, Message::BindingUpdate { claimed, .. } if *claimed == arrival.source);
+        let Some(update) = messages.into_iter().flatten().find(is_from) else {
+            self.base.drop_datagram();
+            return;
+        };
+        let mut answers = Vec::new();
+        self.pass_on(now, id, arrival, update, &mut answers);
+        if !answers.is_empty() {
+            self.binding.flow.path.send_to(id, arrival.destination, arrival.source, &answers, &mut self.base);
         }
     }
 

@@ -237,15 +237,24 @@ impl Speaker {
     /// # Panics
     /// There is no session.
     pub fn send(&mut self, world: &mut World, source: SocketAddr, messages: &[Message]) -> usize {
+        self.send_from(world, &[source], messages)
+    }
+
+    /// The same from several addresses, one behind the other: it is one datagram, and copies of it.
+    ///
+    /// # Panics
+    /// There is no session.
+    pub fn send_from(&mut self, world: &mut World, sources: &[SocketAddr], messages: &[Message]) -> usize {
         let mut plaintext = Vec::new();
         for message in messages {
             message.encode(&mut plaintext);
         }
         let session = self.session.as_mut().expect("a session");
         let payload = session.seal(&plaintext).expect("a counter");
-        let length = payload.len();
-        self.launch(world, source, self.peer, Body::Control(payload), Transport::Udp);
-        length
+        for source in sources {
+            self.launch(world, *source, self.peer, Body::Control(payload.clone()), Transport::Udp);
+        }
+        payload.len()
     }
 
     /// What came to its true address since it was last asked.

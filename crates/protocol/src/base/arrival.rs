@@ -13,13 +13,20 @@ pub(crate) struct Arrival {
     pub(crate) destination: Option<IpAddr>,
     /// The link that it came by, where the caller has said.
     pub(crate) link: Option<LinkId>,
-    /// Of the session that it came in.
-    pub(crate) index: u32,
+    /// The index of the session that it came in, and its counter there.
+    pub(crate) datagram: (u32, u64),
     pub(crate) length: usize,
     /// Its counter is above all before it.
     pub(crate) is_newest: bool,
     /// It came by way of a host that stands in for this one.
     pub(crate) passed_on: bool,
+}
+
+impl Arrival {
+    /// The index of the session that it came in.
+    pub(crate) fn index(&self) -> u32 {
+        self.datagram.0
+    }
 }
 
 /// Whether a datagram holds more than one of a type that costs the receiver far more than its sender (P-37).

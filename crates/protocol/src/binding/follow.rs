@@ -29,7 +29,7 @@ impl BindingLayer {
         base: &mut Base,
     ) {
         let flags_here = self.own_flags(id, base);
-        let Update { binding, sequence, flags, .. } = *update;
+        let Update { binding, sequence, flags, claimed } = *update;
         let Some(peer) = bound_mut!(self, &id) else { return };
         let acknowledgement = |status, flags, newest, place| Message::BindingAcknowledgement {
             binding,
@@ -46,11 +46,14 @@ impl BindingLayer {
             answers.push(acknowledgement(BindingStatus::Refused, flags_here, newest, place));
             return;
         }
-        if sequence <= peer.binding.sequence_accepted {
-            let (place, endpoint, _) = peer.announced();
-            // A daemon that died before it had saved that its host was to be absent begins anew at the same number.
-            let absent = flags.contains(UpdateFlags::ABSENT) == (peer.flow.away == Some(Away::Announced));
-            let repeated = sequence == peer.binding.sequence_accepted && endpoint == arrival.source && absent;
+        let (place, endpoint, _) = peer.announced();
+        // A daemon that died before it had saved that its host was to be absent begins anew at the same number.
+        let absent = flags.contains(UpdateFlags::ABSENT) == (peer.flow.away == Some(Away::Announced));
+        let newest = sequence == peer.binding.sequence_accepted && absent;
+        let repeated = newest && endpoint == arrival.source;
+        // Somebody on the way has sent a copy before, and nobody has answered where that came from.
+        let overtaken = newest && !repeated && claimed == arrival.source && peer.path.challenge_to(endpoint).is_some();
+        if sequence <= peer.binding.sequence_accepted && !overtaken {
             let status = if repeated { BindingStatus::Accepted } else { BindingStatus::NotNewer };
             answers.push(acknowledgement(status, flags_here, peer.binding.sequence_accepted, place));
             let challenge = peer.path.challenge_to(arrival.source).filter(|_| repeated);
@@ -149,7 +152,7 @@ impl BindingLayer {
         if overlaps && !ready {
             // P-38
             let claim = Claim::Awaited(awaited);
-            peer.path.expect(Path::new(arrival.source, token, now, arrival.length, claim));
+            peer.path.expect(Path::announced(arrival, token, now, claim));
             let again = peer.path.repeat_after(1);
             answers.push(Message::PathChallenge { token });
             base.set_timer(Timer::Challenge(id), now + again);
@@ -175,7 +178,7 @@ impl BindingLayer {
             base.stop_timer(Timer::Challenge(id));
         } else {
             // P-18
-            peer.path.expect(Path::new(arrival.source, token, now, arrival.length, Claim::Announced));
+            peer.path.expect(Path::announced(arrival, token, now, Claim::Announced));
             answers.push(Message::PathChallenge { token });
             let again = peer.path.repeat_after(1);
             base.set_timer(Timer::Challenge(id), now + again);

@@ -34,8 +34,8 @@ impl BindingLayer {
                 let is_known = self.handle_path_response(now, id, arrival, token, observed, base);
                 return (!is_known).then_some(message);
             }
-            Message::Life { life } => self.on_life_in_session(now, id, arrival.index, life, base),
-            Message::Memory { memory } => self.on_memory(now, id, arrival.index, memory, base),
+            Message::Life { life } => self.on_life_in_session(now, id, arrival.index(), life, base),
+            Message::Memory { memory } => self.on_memory(now, id, arrival.index(), memory, base),
             Message::BindingUpdate { binding, sequence, flags, claimed, .. } => {
                 self.handle_update(now, id, arrival, &Update { binding, sequence, flags, claimed }, answers, base);
             }
@@ -43,8 +43,8 @@ impl BindingLayer {
                 let acknowledgement = Acknowledgement { binding, sequence, status, flags, newest, place, observed };
                 self.handle_acknowledgement(now, id, arrival, &acknowledgement, base);
             }
-            Message::Chain(request) => self.handle_chain(now, id, arrival.index, request, base),
-            Message::ChainSeen(answer) => self.handle_chain_seen(now, id, arrival.index, &answer, base),
+            Message::Chain(request) => self.handle_chain(now, id, arrival.index(), request, base),
+            Message::ChainSeen(answer) => self.handle_chain_seen(now, id, arrival.index(), &answer, base),
             Message::Stream(stretch) => {
                 if let Some((key, transfer)) = self.transfer_with(id) {
                     transfer.handle_stretch(now, key, stretch, base);

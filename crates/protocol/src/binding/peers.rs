@@ -515,6 +515,8 @@ where
                 self.binding.known_places.remove(oldest);
             }
         }
+        // Where a copy was followed (P-17) its place has had the number.
+        self.binding.known_places.retain(|place| place.number != sequence);
         self.binding.known_places.push(KnownPlace::new(sequence, claimed, observed));
         sequence
     }

@@ -57,7 +57,7 @@ impl FlowLayer {
                 self.handle_introduction_ready(now, id, tag, base);
                 None
             }
-            Message::IntroductionEcho(echo) => match self.handle_echo(now, id, arrival.index, &echo, base) {
+            Message::IntroductionEcho(echo) => match self.handle_echo(now, id, arrival.index(), &echo, base) {
                 Echoed::Nothing => None,
                 Echoed::Answer(answer) => {
                     answers.push(answer);
@@ -67,11 +67,11 @@ impl FlowLayer {
             },
             Message::IntroductionDone { nonce, outcome } => self.handle_introduced(now, id, nonce, outcome, base),
             Message::Pairing(pairing) => {
-                answers.extend(self.handle_pairing(now, id, arrival.index, &pairing, base));
+                answers.extend(self.handle_pairing(now, id, arrival.index(), &pairing, base));
                 None
             }
             Message::Paired { nonce, proof, introduced } => {
-                self.handle_paired(now, id, arrival.index, nonce, proof, introduced, base)
+                self.handle_paired(now, id, arrival.index(), nonce, proof, introduced, base)
             }
             Message::Paused { number, wait, names } => {
                 answers.extend(self.handle_paused(now, id, number, wait, &names, base));

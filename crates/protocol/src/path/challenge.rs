@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::Time;
+use crate::base::arrival::Arrival;
 
 /// Unanswered challenges after which a candidate place is given up.
 const CHALLENGES: u32 = 10;
@@ -22,6 +23,8 @@ pub(crate) struct Path {
     tunnel: u64,
     /// Bytes of control datagrams that may still go there.
     control: u64,
+    /// The datagram that told of it: index and counter.
+    datagram: Option<(u32, u64)>,
 }
 
 /// What is said of it.
@@ -66,7 +69,18 @@ impl Path {
     pub(crate) fn new(remote: SocketAddr, token: u64, now: Time, received: usize, claim: Claim) -> Self {
         let allowance = 3 * received as u64;
         let tunnel = if matches!(claim, Claim::Announced) { allowance.saturating_sub(CONTROL_SHARE) } else { 0 };
-        Self { remote, token, sent: now, tries: 1, claim, tunnel, control: allowance - tunnel }
+        Self { remote, token, sent: now, tries: 1, claim, tunnel, control: allowance - tunnel, datagram: None }
+    }
+
+    /// One that an update has told of, and that is to answer this challenge.
+    pub(crate) fn announced(arrival: &Arrival, token: u64, now: Time, claim: Claim) -> Self {
+        let path = Self::new(arrival.source, token, now, arrival.length, claim);
+        Self { datagram: Some(arrival.datagram), ..path }
+    }
+
+    /// Whether the very datagram that told of it arrives here.
+    pub(crate) fn came_as(&self, arrival: &Arrival) -> bool {
+        self.datagram == Some(arrival.datagram)
     }
 
     /// One that is kept ready, after `received` bytes from there; its challenge is to be sent yet.

@@ -58,15 +58,12 @@ impl Lie {
     }
 
     fn update_with(&mut self, flags: UpdateFlags, sequence: u32, claimed: &str, source: &str) -> usize {
-        let message = Message::BindingUpdate {
-            binding: BindingNumber::FIRST,
-            sequence,
-            flags,
-            claimed: endpoint(claimed),
-            lifetime: 0,
-        };
-        let padding = Message::Padding { length: 1100 };
-        self.liar.send(&mut self.world, endpoint(source), &[message, padding])
+        self.liar.send(&mut self.world, endpoint(source), &Self::message(flags, sequence, claimed))
+    }
+
+    fn message(flags: UpdateFlags, sequence: u32, claimed: &str) -> [Message; 2] {
+        let (binding, claimed) = (BindingNumber::FIRST, endpoint(claimed));
+        [Message::BindingUpdate { binding, sequence, flags, claimed, lifetime: 0 }, Message::Padding { length: 1100 }]
     }
 }
 
@@ -151,6 +148,34 @@ fn a_lie_without_haste_leads_nothing_astray() {
     assert!(sent < 1000 && received > 1000, "{sent} for {received}");
     assert_eq!(lie.world.peer(lie.server).remote.ip(), address("10.66.0.1"));
     lie.world.check();
+}
+
+#[test]
+fn a_copy_of_an_update_that_comes_first_is_left_for_the_update() {
+    // P-17: of two sources the one that the update names is the peer's, whichever is heard first.
+    const OTHER: &str = "10.66.0.2";
+    for (first, flags) in [true, false]
+        .into_iter()
+        .flat_map(|first| [UpdateFlags::FORMER_PATH_LOST, UpdateFlags::NONE].map(|flags| (first, flags)))
+    {
+        let mut lie = Lie::new(419);
+        let mut sources = [endpoint(VICTIM), endpoint(OTHER)];
+        if !first {
+            sources.reverse();
+        }
+        let length = lie.liar.send_from(&mut lie.world, &sources, &Lie::message(flags, 1, OTHER)) as u64;
+        // Both have arrived, and no answer to anything.
+        let server = lie.server;
+        assert!(lie.world.wait(SECOND, |w| w.peer(server).sequences.1 == 1));
+        lie.world.run_for(Duration::from_millis(1));
+        assert_eq!(lie.world.peer(server).candidate, Some(endpoint(OTHER)), "{first} {flags:?}");
+        // Nor does the copy come again.
+        lie.liar.send_from(&mut lie.world, &sources, &Lie::message(flags, 1, OTHER));
+        lie.world.run_for(60 * SECOND);
+        let (sent, received) = lie.harm();
+        assert!(received >= length && sent <= 3 * received, "{sent} for {received}");
+        lie.world.check();
+    }
 }
 
 #[test]
