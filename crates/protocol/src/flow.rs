@@ -22,21 +22,26 @@ pub(crate) mod verdict;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use crate::base::op::{PeerId, SavedPeer};
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
+
+use crate::Time;
+use crate::base::op::{FlowEntry, PeerId, SavedPeer};
 use crate::flow::looks::Looks;
-use crate::flow::peers::{FlowPeer, PeerRef};
+use crate::flow::peers::{FlowPeer, PeerMut, PeerRef};
 use crate::flow::table::Flows;
 use crate::path::PathLayer;
+use crate::session::SessionLayer;
 use crate::session::pins::Held;
 
 /// The flows of this host, and what is done about them with peers.
 pub(crate) struct FlowLayer {
-    pub(crate) path: PathLayer,
-    pub(crate) peers: BTreeMap<PeerId, FlowPeer>,
-    pub(crate) flows: Flows,
-    pub(crate) looks: Looks,
+    path: PathLayer,
+    peers: BTreeMap<PeerId, FlowPeer>,
+    flows: Flows,
+    looks: Looks,
     /// Peers that flows of other peers were bound to, whose senders are to be woken.
-    pub(crate) rebound: BTreeSet<PeerId>,
+    rebound: BTreeSet<PeerId>,
 }
 
 impl FlowLayer {
@@ -69,6 +74,87 @@ impl FlowLayer {
 
     /// All peers, by number, with their flows.
     pub(crate) fn each(&self) -> impl Iterator<Item = PeerRef<'_>> {
-        self.path.session.peers.keys().filter_map(|id| peer!(self, id))
+        self.path.session().ids().into_iter().filter_map(|id| peer!(self, &id))
+    }
+
+    /// One peer, with its flows.
+    pub(crate) fn peer(&self, id: &PeerId) -> Option<PeerRef<'_>> {
+        peer!(self, id)
+    }
+
+    /// The peer with this key.
+    pub(crate) fn peer_with(&self, key: &PublicKey) -> Option<PeerRef<'_>> {
+        self.peer(&self.path.session().with_key(key)?)
+    }
+
+    /// One peer, to be changed.
+    pub(crate) fn peer_mut(&mut self, id: &PeerId) -> Option<PeerMut<'_>> {
+        peer_mut!(self, id)
+    }
+
+    /// The flows of a peer of whose entries this is so.
+    pub(crate) fn flows_with(&self, id: PeerId, is_so: impl Fn(&FlowTuple, &FlowEntry) -> bool) -> Vec<FlowTuple> {
+        let flows = self.peers.get(&id).into_iter().flat_map(FlowPeer::flows);
+        flows.filter(|flow| self.flows.entry(flow).is_some_and(|entry| is_so(flow, entry))).copied().collect()
+    }
+
+    /// What is agreed of some flow of a peer.
+    pub(crate) fn entry_with(&self, id: PeerId) -> Option<&FlowEntry> {
+        self.peers.get(&id)?.flows().iter().find_map(|flow| self.flows.entry(flow))
+    }
+
+    /// The flows that peers introduce, and that this host has answered.
+    pub(crate) fn answered(&self) -> impl Iterator<Item = FlowTuple> {
+        self.peers.values().flat_map(FlowPeer::answered)
+    }
+
+    /// Whether another move of a peer is followed now.
+    pub(crate) fn follows(&mut self, now: Time, id: PeerId) -> bool {
+        self.looks.follows(now, id)
+    }
+
+    /// Flows of other peers are bound to this one from now on, whose senders are to be woken.
+    pub(crate) fn add_rebound(&mut self, id: PeerId) {
+        self.rebound.insert(id);
+    }
+
+    /// Peers that flows of other peers were bound to, whose senders are to be woken.
+    pub(crate) fn rebound(&self) -> &BTreeSet<PeerId> {
+        &self.rebound
+    }
+
+    /// A peer is forgotten. Tells whether anything of what is wanted of the kernel was on its account.
+    pub(crate) fn forget_peer(&mut self, id: PeerId) -> bool {
+        let Some(peer) = self.peers.remove(&id) else { return false };
+        self.rebound.remove(&id);
+        self.looks.forget(id);
+        for responding in peer.introductions.responding.values() {
+            self.flows.forget_nonce(responding.nonce);
+        }
+        peer.is_in_sets()
+    }
+
+    pub(crate) fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    pub(crate) fn flows_mut(&mut self) -> &mut Flows {
+        &mut self.flows
+    }
+
+    pub(crate) fn path(&self) -> &PathLayer {
+        &self.path
+    }
+
+    pub(crate) fn path_mut(&mut self) -> &mut PathLayer {
+        &mut self.path
+    }
+
+    pub(crate) fn session(&self) -> &SessionLayer {
+        self.path.session()
+    }
+
+    pub(crate) fn session_mut(&mut self) -> &mut SessionLayer {
+        self.path.session_mut()
     }
 }

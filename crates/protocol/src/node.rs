@@ -25,7 +25,7 @@ use crate::base::attachments::{Attachment, Routes};
 use crate::base::config::Config;
 use crate::base::flow_name::FlowName;
 use crate::base::id::LinkId;
-use crate::base::op::{BindingId, BindingOp, FlowEntry, LocalEnd, PeerId, SocketNumbers, StoreOp, TunnelOp};
+use crate::base::op::{BindingId, BindingOp, FlowEntry, LocalEnd, PeerId, SocketNumbers, StoreOp};
 use crate::base::output::{Asked, Output};
 use crate::base::pace::IDLE;
 use crate::base::random::Random;
@@ -85,14 +85,14 @@ impl Node {
     ) {
         match Datagram::parse(payload) {
             Ok(Datagram::Control(control)) => {
-                let Some(&id) = self.binding.flow.path.session.by_index.get(&control.receiver) else {
+                let Some(id) = self.binding.flow.session().with_index(control.receiver) else {
                     self.base.drop_datagram();
                     return;
                 };
                 let index = control.receiver;
-                let own_source = self.binding.flow.path.peers.get(&id).and_then(Paths::source);
+                let own_source = self.binding.flow.path().paths(&id).and_then(Paths::source);
                 let destination = if passed_on { own_source } else { destination };
-                let opened = self.binding.flow.path.session.peers.get_mut(&id).and_then(|peer| {
+                let opened = self.binding.flow.session_mut().peer_mut(&id).and_then(|peer| {
                     let slot = peer.sessions.iter_mut().find(|slot| slot.session.local_index() == index)?;
                     let opened = slot.session.open(&control).ok()?;
                     peer.last_heard = now;
@@ -144,10 +144,10 @@ impl Node {
     }
 
     fn handle_messages(&mut self, now: Time, id: PeerId, arrival: &Arrival, messages: Vec<Message>) {
-        self.binding.flow.path.hear_candidate(now, id, arrival, &mut self.base);
+        self.binding.flow.path_mut().hear_candidate(now, id, arrival, &mut self.base);
         self.roles.rendezvous.on_found(id, arrival, &mut At::new(now, &mut self.binding, &mut self.base));
         let updates = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
-        if !updates && self.binding.flow.path.peers.get(&id).is_some_and(|paths| paths.remote() == arrival.source) {
+        if !updates && self.binding.flow.path().paths(&id).is_some_and(|paths| paths.remote() == arrival.source) {
             self.binding.hear(now, id, &mut self.base);
         }
         self.binding.part_again(now, id, &mut self.base);
@@ -172,11 +172,11 @@ impl Node {
         self.settle(now);
         let answered: usize = answers.iter().map(Message::encoded_len).sum();
         if !answers.is_empty() {
-            self.binding.flow.path.send_to(id, arrival.destination, arrival.source, &answers, &mut self.base);
+            self.binding.flow.path_mut().send_to(id, arrival.destination, arrival.source, &answers, &mut self.base);
         }
         if tells_place {
             let mapped = bound!(self.binding, &id).is_some_and(|peer| peer.is_mapped());
-            self.binding.flow.path.notice_rebinding(now, id, arrival, answered, mapped, &mut self.base);
+            self.binding.flow.path_mut().notice_rebinding(now, id, arrival, answered, mapped, &mut self.base);
         }
         self.act(now, |roles, at| roles.rendezvous.record_endpoint(id, at));
     }
@@ -203,12 +203,12 @@ impl Node {
     /// port of a flow that the node was told of ([`Node::handle_flow_opened`]). Call it with all of them, first and
     /// whenever they change. `drawn`: what the kernel gives to connections by itself now ([`Config::drawn_ports`]).
     pub fn handle_bound_ports(&mut self, bound: BTreeSet<u16>, drawn: RangeInclusive<u16>) {
-        self.binding.flow.flows.set_bound_ports(bound, drawn);
+        self.binding.flow.flows_mut().set_bound_ports(bound, drawn);
     }
 
     /// A nonce was consumed at ingress: an introduction on `flow`, or a carrier probe on a tuple of the wire.
     pub fn handle_introduction(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
-        let Some(&id) = self.binding.flow.path.session.by_index.get(&index) else {
+        let Some(id) = self.binding.flow.session().with_index(index) else {
             self.base.drop_datagram();
             return;
         };
@@ -229,7 +229,7 @@ impl Node {
     /// Somebody else opened a connection under the names of a flow that has moved, and is refused, or will get through
     /// when the flow has gone: as its ruling wants it.
     pub fn handle_claim(&mut self, now: Time, flow: FlowTuple) {
-        let Some(entry) = self.binding.flow.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
+        let Some(entry) = self.binding.flow.flows().entry(&flow).copied() else { return };
         match flow.transport {
             Transport::Udp => {
                 self.act(now, |roles, at| roles.gateway.handle_datagram_claim(flow, &entry, at));
@@ -256,7 +256,7 @@ impl Node {
     /// The network changed, or may have: `attachments` are all usable addresses of this host.
     pub fn handle_network(&mut self, now: Time, attachments: &[Attachment], routes: &dyn Routes) {
         self.base.attachments_mut().set(attachments);
-        let ids: Vec<PeerId> = self.binding.flow.path.session.peers.keys().copied().collect();
+        let ids: Vec<PeerId> = self.binding.flow.session().ids();
         for id in ids {
             self.binding.check_for_move(now, id, routes, None, &mut self.base);
         }
@@ -296,7 +296,7 @@ impl Node {
     /// Whatever is due at `now` happens.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(due) = self.poll_timeout().filter(|due| *due <= now) {
-            if self.binding.flow.flows.poll_timeout() == Some(due) {
+            if self.binding.flow.flows().poll_timeout() == Some(due) {
                 self.binding.flow.mature_flows(now, &mut self.base);
                 self.forget_closed(now);
             } else if self.binding.chains.poll_timeout() == Some(due) {
@@ -326,13 +326,13 @@ impl Node {
 
     fn forget_closed(&mut self, now: Time) {
         let mut idle = BTreeSet::new();
-        while let Some(flow) = self.binding.flow.flows.take_lingered(now) {
-            if let Some(known) = self.binding.flow.flows.get(&flow).filter(|known| known.closed) {
+        while let Some(flow) = self.binding.flow.flows_mut().take_lingered(now) {
+            if let Some(known) = self.binding.flow.flows().get(&flow).filter(|known| known.is_closed()) {
                 let entry = known.entry().copied();
                 idle.extend(entry.map(|entry| entry.peer));
                 self.binding.flow.forget_flow(&flow, &mut self.base);
                 let blind = |entry: &FlowEntry| {
-                    entry.end == LocalEnd::Endpoint || self.binding.flow.path.session.sees_no_ends(entry.peer)
+                    entry.end == LocalEnd::Endpoint || self.binding.flow.session().sees_no_ends(entry.peer)
                 };
                 if let Some(entry) = entry.filter(blind) {
                     // Whoever holds its far end, or speaks for it, sees nothing of its socket.
@@ -342,7 +342,7 @@ impl Node {
         }
         self.binding.refresh_sets(&mut self.base);
         for id in idle {
-            if peer!(self.binding.flow, &id).is_some_and(|peer| peer.flow.flows.is_empty()) {
+            if self.binding.flow.peer(&id).is_some_and(|peer| peer.flow.flows().is_empty()) {
                 self.binding.flow.idle_later(now, id, &mut self.base);
                 self.binding.apply_binding(now, id, &mut self.base);
             }
@@ -350,11 +350,8 @@ impl Node {
     }
 
     fn forget_idle(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = peer!(self.binding.flow, &id) else { return };
-        if !peer.flow.flows.is_empty()
-            || !peer.flow.introductions.active.is_empty()
-            || self.binding.flow.path.session.keeps(id)
-        {
+        let Some(peer) = self.binding.flow.peer(&id) else { return };
+        if !peer.flow.flows().is_empty() || peer.flow.introduces() || self.binding.flow.session().keeps(id) {
             return;
         }
         if now < peer.last_heard + IDLE && !peer.replaced {
@@ -363,38 +360,29 @@ impl Node {
             return;
         }
         let reason = whimbrel_wire::message::CloseReason::Shutdown;
-        self.binding.flow.path.send(id, &[Message::Close { reason }], &mut self.base);
+        self.binding.flow.path_mut().send(id, &[Message::Close { reason }], &mut self.base);
         self.drop_peer(now, id);
     }
 
     pub(crate) fn handle_close(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = peer!(self.binding.flow, &id) else { return };
-        if peer.flow.flows.is_empty() && !self.binding.flow.path.session.keeps(id) {
+        let Some(peer) = self.binding.flow.peer(&id) else { return };
+        if peer.flow.flows().is_empty() && !self.binding.flow.session().keeps(id) {
             self.binding.flow.abandon_introductions(now, id, &mut self.base);
             self.drop_peer(now, id);
         } else {
-            self.binding.flow.path.session.drop_sessions(id, &mut self.base);
-            self.binding.flow.path.session.reach_again(now, id, &mut self.base);
+            self.binding.flow.session_mut().drop_sessions(id, &mut self.base);
+            self.binding.flow.session_mut().reach_again(now, id, &mut self.base);
         }
     }
 
     pub(crate) fn drop_peer(&mut self, now: Time, id: PeerId) {
-        self.binding.flow.path.session.drop_sessions(id, &mut self.base);
+        self.binding.flow.session_mut().drop_sessions(id, &mut self.base);
         self.binding.forget_chains(id, &mut self.base);
-        let Some(peer) = self.binding.flow.path.session.peers.remove(&id) else { return };
-        let paths = self.binding.flow.path.peers.remove(&id);
-        paths.iter().flat_map(Paths::timed).for_each(|path| self.base.stop_timer(Timer::Path(id, path)));
-        let of_flows = self.binding.flow.peers.remove(&id).unwrap_or_default();
-        self.binding.peers.remove(&id);
-        self.binding.flow.rebound.remove(&id);
-        for responding in of_flows.introductions.responding.values() {
-            self.binding.flow.flows.forget_nonce(responding.nonce);
-        }
-        self.binding.flow.path.session.by_key.remove(&peer.key);
-        self.binding.pairs.retain(|_, holder| *holder != id);
-        self.binding.flow.path.session.contacts.forget_peer(id);
-        self.roles.forget_peer(id, peer.key, &mut At::new(now, &mut self.binding, &mut self.base));
-        self.binding.flow.looks.forget(id);
+        let Some(key) = self.binding.flow.session_mut().forget_peer(id) else { return };
+        self.binding.flow.path_mut().forget_peer(id, &mut self.base);
+        let was_in_sets = self.binding.flow.forget_peer(id);
+        self.binding.forget_peer(id);
+        self.roles.forget_peer(id, key, &mut At::new(now, &mut self.binding, &mut self.base));
         for timer in [
             Timer::Introductions(id),
             Timer::Closed(id),
@@ -415,41 +403,27 @@ impl Node {
             self.base.stop_timer(timer);
         }
         self.base.ask(BindingOp::Remove { id: BindingId::first(id) }, Asked::Effect("removing a binding"));
-        self.base.ask(StoreOp::ForgetPeer { key: peer.key }, Asked::Effect("forgetting a peer"));
-        if of_flows.is_in_sets() {
+        self.base.ask(StoreOp::ForgetPeer { key }, Asked::Effect("forgetting a peer"));
+        if was_in_sets {
             self.binding.refresh_sets(&mut self.base);
         }
     }
 
     fn renew(&mut self, now: Time, id: PeerId) {
         self.act(now, |roles, at| roles.gateway.forget_unheard(id, at));
-        let Some(peer) = peer!(self.binding.flow, &id) else { return };
-        let needed = !peer.flow.flows.is_empty() || self.binding.flow.path.session.keeps(id);
-        if needed && peer.path.attachment().is_some() && peer.flow.away.is_none() && !self.base.is_suspended() {
-            self.binding.flow.path.start_handshake_with(now, id, &mut self.base);
+        let Some(peer) = self.binding.flow.peer(&id) else { return };
+        let needed = !peer.flow.flows().is_empty() || self.binding.flow.session().keeps(id);
+        if needed && peer.path.attachment().is_some() && peer.flow.away().is_none() && !self.base.is_suspended() {
+            self.binding.flow.path_mut().start_handshake_with(now, id, &mut self.base);
         }
         self.base.set_timer(Timer::Renew(id), now + crate::session::peers::RENEW);
     }
 
     fn sweep(&mut self, now: Time) {
-        let mut ended = Vec::new();
-        let mut more = self.binding.flow.path.session.sweep_contacts(now)
+        let more = self.binding.flow.session_mut().sweep_contacts(now)
+            | self.binding.flow.session_mut().sweep_sessions(now, &mut self.base)
             | self.binding.flow.sweep_introductions(now)
             | self.act(now, |roles, at| roles.gateway.sweep_passing(at));
-        for peer in self.binding.flow.path.session.peers.values_mut() {
-            peer.sessions.retain(|slot| {
-                let over = slot.until.is_some_and(|until| until <= now);
-                if over {
-                    ended.push(slot.session.local_index());
-                }
-                more |= slot.until.is_some() && !over;
-                !over
-            });
-        }
-        for receive_index in ended {
-            self.binding.flow.path.session.by_index.remove(&receive_index);
-            self.base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
-        }
         self.binding.refresh_listening(now, &mut self.base);
         if more {
             self.base.sweep_later(now);
@@ -466,7 +440,7 @@ impl Node {
     /// When [`Node::handle_timeout`] is due.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        let (flows, chains) = (self.binding.flow.flows.poll_timeout(), self.binding.chains.poll_timeout());
+        let (flows, chains) = (self.binding.flow.flows().poll_timeout(), self.binding.chains.poll_timeout());
         [self.base.next_timer(), flows, chains, self.roles.poll_timeout()].into_iter().flatten().min()
     }
 

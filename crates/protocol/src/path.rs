@@ -15,6 +15,7 @@ use crate::path::paths::Paths;
 use crate::path::shared::Sightings;
 use crate::session::SessionLayer;
 use crate::session::contact::handshake::{Begun, Confirmed};
+use crate::session::peer::Peer;
 use crate::session::pins::Held;
 
 pub(crate) mod challenge;
@@ -26,10 +27,10 @@ pub(crate) mod shown;
 
 /// Where peers are, and what is sent to them there.
 pub(crate) struct PathLayer {
-    pub(crate) session: SessionLayer,
-    pub(crate) peers: BTreeMap<PeerId, Paths>,
+    session: SessionLayer,
+    peers: BTreeMap<PeerId, Paths>,
     /// Who was seen at which address, and which several hosts share.
-    pub(crate) sightings: Sightings,
+    sightings: Sightings,
 }
 
 impl PathLayer {
@@ -136,5 +137,47 @@ impl PathLayer {
         let again = paths.repeat_after(1);
         base.set_timer(Timer::Challenge(id), now + again);
         self.send_to(id, arrival.destination, arrival.source, &[Message::PathChallenge { token }], base);
+    }
+
+    /// A peer, and the paths to it.
+    pub(crate) fn peer(&self, id: &PeerId) -> Option<(&Peer, &Paths)> {
+        self.session.peer(id).zip(self.peers.get(id))
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn peer_mut(&mut self, id: &PeerId) -> Option<(&mut Peer, &mut Paths)> {
+        self.session.peer_mut(id).zip(self.peers.get_mut(id))
+    }
+
+    /// The paths to a peer.
+    pub(crate) fn paths(&self, id: &PeerId) -> Option<&Paths> {
+        self.peers.get(id)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn paths_mut(&mut self, id: &PeerId) -> Option<&mut Paths> {
+        self.peers.get_mut(id)
+    }
+
+    /// A peer is forgotten.
+    pub(crate) fn forget_peer(&mut self, id: PeerId, base: &mut Base) {
+        let paths = self.peers.remove(&id);
+        paths.iter().flat_map(Paths::timed).for_each(|path| base.stop_timer(Timer::Path(id, path)));
+    }
+
+    pub(crate) fn sightings(&self) -> &Sightings {
+        &self.sightings
+    }
+
+    pub(crate) fn sightings_mut(&mut self) -> &mut Sightings {
+        &mut self.sightings
+    }
+
+    pub(crate) fn session(&self) -> &SessionLayer {
+        &self.session
+    }
+
+    pub(crate) fn session_mut(&mut self) -> &mut SessionLayer {
+        &mut self.session
     }
 }

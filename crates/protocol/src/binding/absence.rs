@@ -17,7 +17,6 @@ use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::peers::BoundRef;
 use crate::binding::update::PendingUpdate;
-use crate::flow::known::{Flow, Stage};
 use crate::flow::peers::Away;
 use crate::path::paths::Choice;
 
@@ -58,7 +57,7 @@ impl BindingLayer {
 
     /// Has the flows of all peers wait, and tells those that can be told.
     fn part(&mut self, now: Time, base: &mut Base) -> Vec<PeerId> {
-        let ids: Vec<PeerId> = self.each().filter(|peer| !peer.flow.flows.is_empty()).map(|peer| peer.id).collect();
+        let ids: Vec<PeerId> = self.each().filter(|peer| !peer.flow.flows().is_empty()).map(|peer| peer.id).collect();
         for id in &ids {
             self.part_from(now, *id, base);
         }
@@ -91,14 +90,14 @@ impl BindingLayer {
     /// See [`Node::leaving_peers`](crate::Node::leaving_peers).
     pub(crate) fn leaving_peers(&self) -> usize {
         let parting = |peer: &BoundRef<'_>| peer.binding.update.as_ref().is_some_and(|update| update.absent);
-        self.each().filter(|peer| parting(peer) || !peer.flow.waiting.is_told()).count()
+        self.each().filter(|peer| parting(peer) || !peer.flow.waiting().is_told()).count()
     }
 
     /// Something was heard of a peer that never answered the word of parting: this host is not asleep yet, and the way
     /// is there again.
     pub(crate) fn part_again(&mut self, now: Time, id: PeerId, base: &mut Base) {
         if base.is_suspended()
-            && bound!(self, &id).is_some_and(|peer| peer.binding.unheard && !peer.flow.flows.is_empty())
+            && bound!(self, &id).is_some_and(|peer| peer.binding.unheard && !peer.flow.flows().is_empty())
         {
             self.part_from(now, id, base);
         }
@@ -116,9 +115,10 @@ impl BindingLayer {
         }
         base.ask(StoreOp::SaveSuspended(false), Asked::Effect("saving that this host is not suspended any more"));
         base.event(Event::Resumed);
-        let ids: Vec<PeerId> = self.flow.path.session.peers.keys().copied().collect();
+        let ids: Vec<PeerId> = self.flow.session().ids();
         for id in ids {
-            if let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.flow.places.local == crate::base::op::NOWHERE)
+            if let Some(peer) =
+                bound_mut!(self, &id).filter(|peer| peer.flow.places().local == crate::base::op::NOWHERE)
             {
                 peer.binding.unheard = false;
                 peer.binding.update = None;
@@ -138,7 +138,7 @@ impl BindingLayer {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         peer.leave_place(now);
         peer.path.drop_candidate();
-        peer.flow.stalled = false;
+        peer.flow.set_stalled(false);
         base.stop_timer(Timer::Challenge(id));
         base.stop_timer(Timer::Probe(id));
         base.stop_timer(Timer::Keepalive(id));
@@ -147,7 +147,7 @@ impl BindingLayer {
 
     fn be_away(&mut self, now: Time, id: PeerId, away: Away, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
-        peer.flow.away = Some(away);
+        peer.flow.set_away(Some(away));
         // Whatever is native cannot be told from what is another's, where the host that had the address is gone.
         peer.binding.listens = away == Away::Silent { held: true };
         let flows = self.living(id);
@@ -167,13 +167,13 @@ impl BindingLayer {
     /// intervals.
     pub(crate) fn miss(&mut self, now: Time, id: PeerId, tries: u32, base: &mut Base) -> Option<Duration> {
         let peer = bound_mut!(self, &id)?;
-        if peer.flow.stalled && tries >= SILENT_AFTER && peer.flow.away.is_none() {
-            peer.flow.stalled = false;
+        if peer.flow.is_stalled() && tries >= SILENT_AFTER && peer.flow.away().is_none() {
+            peer.flow.set_stalled(false);
             let held = peer.moved_flows() == 0;
             self.be_away(now, id, Away::Silent { held }, base);
         }
-        let peer = peer!(self.flow, &id)?;
-        let Some(Away::Silent { held }) = peer.flow.away else { return None };
+        let peer = self.flow.peer(&id)?;
+        let Some(Away::Silent { held }) = peer.flow.away() else { return None };
         if held {
             self.ask_natively(id, base);
         }
@@ -183,9 +183,9 @@ impl BindingLayer {
 
     /// Has one of a peer's held flows ask whether it is at home here (P-39).
     pub(crate) fn ask_natively(&mut self, id: PeerId, base: &mut Base) {
-        let Some(peer) = peer!(self.flow, &id) else { return };
+        let Some(peer) = self.flow.peer(&id) else { return };
         let here: Option<IpAddr> = peer.path.attachment().map(|attachment| attachment.address);
-        let mut flows = peer.flow.flows.iter().filter(|flow| flow.transport == Transport::Tcp);
+        let mut flows = peer.flow.flows().iter().filter(|flow| flow.transport == Transport::Tcp);
         if let Some(flow) = flows.find(|flow| Some(flow.local.ip()) == here).copied() {
             base.op(FlowOp::AskNatively { flow });
         }
@@ -193,12 +193,12 @@ impl BindingLayer {
 
     /// Tells, once in a row of tries, that connections wait for a session that does not come up.
     pub(crate) fn report_silence(&mut self, id: PeerId, tries: u32, base: &mut Base) {
-        let Some(peer) = peer!(self.flow, &id) else { return };
+        let Some(peer) = self.flow.peer(&id) else { return };
         if tries == TOLD_AFTER
             && !base.is_suspended()
             && !peer.has_session()
-            && peer.flow.away.is_none()
-            && !peer.flow.flows.is_empty()
+            && peer.flow.away().is_none()
+            && !peer.flow.flows().is_empty()
         {
             let (remote, flows) = (peer.path.remote(), self.living(id));
             base.event(Event::PeerSilent { peer: id, remote, flows });
@@ -208,12 +208,12 @@ impl BindingLayer {
     /// Something was heard of a peer: one that was only not heard is back where it was.
     pub(crate) fn hear(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
-        peer.flow.stalled = false;
-        let Some(Away::Silent { held }) = peer.flow.away else { return };
-        peer.flow.away = None;
+        peer.flow.set_stalled(false);
+        let Some(Away::Silent { held }) = peer.flow.away() else { return };
+        peer.flow.set_away(None);
         peer.binding.listens = false;
         peer.path.forget_tries();
-        let waited = !peer.flow.flows.is_empty();
+        let waited = !peer.flow.flows().is_empty();
         if held {
             self.lead_flows(now, id, base);
         } else {
@@ -237,7 +237,7 @@ impl BindingLayer {
             update.tries = 0;
             base.set_timer_earlier(Timer::Update(id), now);
         }
-        if !peer.flow.waiting.has_said_within(now, HURRY) {
+        if !peer.flow.waiting().has_said_within(now, HURRY) {
             self.flow.send_paused_soon(now, id, base);
         }
     }
@@ -245,7 +245,7 @@ impl BindingLayer {
     /// As [`BindingLayer::on_life`], told in the session of this index of ours. One that another has taken the place of
     /// may be the session of a life before.
     pub(crate) fn on_life_in_session(&mut self, now: Time, id: PeerId, index: u32, life: u64, base: &mut Base) {
-        let session = self.flow.path.session.peers.get_mut(&id).and_then(|peer| peer.session());
+        let session = self.flow.session_mut().peer_mut(&id).and_then(|peer| peer.session());
         if let Some(since) = session.filter(|slot| slot.session.local_index() == index).map(|slot| slot.begun) {
             self.on_life(now, id, life, since, base);
         }
@@ -264,12 +264,9 @@ impl BindingLayer {
             return;
         }
         // Those of hosts behind it live on (P-123).
-        let flows = &self.flow.flows;
-        let its_own = |flow: &&FlowTuple| !flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.beyond);
-        let ended: Vec<FlowTuple> =
-            if before == 0 { Vec::new() } else { peer.flow.flows.iter().filter(its_own).copied().collect() };
-        if !ended.is_empty() {
-            peer.flow.away = None;
+        let ended = self.flow.flows_with(id, |_, entry| before != 0 && !entry.beyond);
+        if let Some(peer) = bound_mut!(self, &id).filter(|_| !ended.is_empty()) {
+            peer.flow.set_away(None);
             peer.binding.listens = false;
             self.end_flows(now, id, &ended, base);
         }
@@ -289,7 +286,7 @@ impl BindingLayer {
             if flow.transport == Transport::Tcp {
                 base.ask(FlowOp::Reset { flow: *flow }, Asked::Effect("ending a connection whose other end is gone"));
             }
-            let entry = self.flow.flows.get(flow).and_then(Flow::entry).copied();
+            let entry = self.flow.flows().entry(flow).copied();
             self.flow.forget_flow(flow, base);
             // Whoever else had the socket, it moves no more.
             entry.iter().for_each(|entry| self.flow.end_moved(entry, base));
@@ -316,26 +313,24 @@ impl BindingLayer {
             return;
         }
         let places = peer.current_places();
-        let flows = &self.flow.flows;
         // A gateway without memory has given our place another number. Where no NAT was on the way the address says it
         // as well.
         let at_home = |flow: &FlowTuple, entry: &FlowEntry| {
             let ours = base.attachments().has(&flow.local.ip()) && entry.peer_tuple.mirrored() == *flow;
             entry.home == places || ours
         };
-        let entry = |flow: &FlowTuple| flows.get(flow).and_then(Flow::entry).copied().filter(|entry| entry.beyond);
-        let known = peer.flow.flows.iter().filter_map(|flow| Some((*flow, at_home(flow, &entry(flow)?))));
-        let (home, away): (Vec<_>, Vec<_>) = known.partition(|(_, home)| *home);
         if before != 0 {
-            for (flow, _) in home {
-                let Some(known) = self.flow.flows.get(&flow).cloned() else { continue };
+            let beyond = self.flow.flows_with(id, |_, entry| entry.beyond);
+            let (home, away): (Vec<_>, Vec<_>) =
+                beyond.into_iter().partition(|flow| self.flow.flows().entry(flow).is_some_and(|of| at_home(flow, of)));
+            for flow in home {
+                let Some(known) = self.flow.flows().get(&flow).cloned() else { continue };
                 self.flow.forget_flow(&flow, base);
-                if !known.closed {
-                    self.flow.flows.put(flow, Flow { stage: Stage::Open, again: 0, beyond: false, ..known });
-                    self.flow.flows.put_off(now, flow);
+                if !known.is_closed() {
+                    self.flow.flows_mut().put(flow, known.forgotten());
+                    self.flow.flows_mut().put_off(now, flow);
                 }
             }
-            let away: Vec<FlowTuple> = away.into_iter().map(|(flow, _)| flow).collect();
             self.end_flows(now, id, &away, base);
         }
         self.save_peer(id, base);
@@ -343,14 +338,8 @@ impl BindingLayer {
 
     /// Ends what this host passes on for a peer that has not been heard for so long that its sockets are gone (P-105).
     pub(crate) fn end_vanished(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = peer!(self.flow, &id) else { return };
-        let behind = |flow: &&FlowTuple| {
-            self.flow.flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Behind)
-        };
-        let behind: Vec<FlowTuple> = peer.flow.flows.iter().filter(behind).copied().collect();
-        if behind.is_empty() {
-            return;
-        }
+        let behind = self.flow.flows_with(id, |_, entry| entry.end == LocalEnd::Behind);
+        let Some(peer) = self.flow.peer(&id).filter(|_| !behind.is_empty()) else { return };
         let until = peer.last_heard + VANISHED;
         if until > now {
             base.set_timer(Timer::Vanished(id), until);
@@ -364,7 +353,7 @@ impl BindingLayer {
     /// A flow that this host passes on is over, whatever its owner says: the owner is told, and the far end hears from
     /// this host's own stack that there is no such connection.
     pub(crate) fn end_passed_on(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
-        let entry = self.flow.flows.get(flow).and_then(Flow::entry).copied();
+        let entry = self.flow.flows().entry(flow).copied();
         self.flow.forget_flow(flow, base);
         if let Some(entry) = entry {
             self.flow.end_moved(&entry, base);

@@ -30,7 +30,7 @@ impl BindingLayer {
         let carriers = base.config().carriers;
         let Some(peer) = bound_mut!(self, &id) else { return };
         let unconfirmed = peer.path.is_unconfirmed();
-        peer.binding.carrier = if peer.flow.places.local == NOWHERE || peer.flow.is_held_away() {
+        peer.binding.carrier = if peer.flow.places().local == NOWHERE || peer.flow.is_held_away() {
             // P-21, P-44
             Carrier::Hold
         } else if carriers.tunnel {
@@ -49,7 +49,7 @@ impl BindingLayer {
         let sealed = base.config().tunnel_sealed;
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let remote = peer.path.heading();
-        let held = peer.flow.places.local == NOWHERE && peer.meanwhile().is_none();
+        let held = peer.flow.places().local == NOWHERE && peer.meanwhile().is_none();
         let source = peer.meanwhile().map_or(peer.path.source(), |meanwhile| meanwhile.binding.source);
         let Some(slot) = peer.session() else { return };
         let (send_index, receive_index) = (slot.session.remote_index(), slot.session.local_index());
@@ -82,12 +82,11 @@ impl BindingLayer {
         }
         let nonce = base.random().u64() | PROBE_BIT;
         let port = 32768 + (base.random().u32() % 28000) as u16;
-        let Some(mut peer) = bound_mut!(self, &id) else { return };
-        let (Some(source), false) = (peer.path.source(), peer.binding.probe.forward) else { return };
         // As the flows go: a firewall on the way may let through the service's port alone, and theirs is another
         // (P-16).
-        let entry = peer.flow.flows.iter().find_map(|flow| self.flow.flows.get(flow)?.entry());
-        let Some(theirs) = entry.map(|entry| entry.wire_remote_port) else { return };
+        let Some(theirs) = self.flow.entry_with(id).map(|entry| entry.wire_remote_port) else { return };
+        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        let (Some(source), false) = (peer.path.source(), peer.binding.probe.forward) else { return };
         let leading = FlowTuple {
             transport: Transport::Tcp,
             local: SocketAddr::new(source, port),
@@ -129,7 +128,7 @@ impl BindingLayer {
             peer.binding.probe.wire = Some(wire);
             peer.binding.probe.tries = 0;
         }
-        self.flow.path.send(id, &[Message::ProbeSeen { token: nonce }], base);
+        self.flow.path_mut().send(id, &[Message::ProbeSeen { token: nonce }], base);
         if respond {
             self.probe_carrier(now, id, base);
         }
@@ -169,7 +168,7 @@ impl BindingLayer {
             return;
         }
         let Some(peer) = bound_mut!(self, &id) else { return };
-        if peer.binding.probe.nonce != nonce || peer.binding.probe.forward || peer.flow.places.local == NOWHERE {
+        if peer.binding.probe.nonce != nonce || peer.binding.probe.forward || peer.flow.places().local == NOWHERE {
             return;
         }
         peer.binding.probe.forward = true;

@@ -17,7 +17,7 @@ impl BindingLayer {
     /// chain any more.
     pub(crate) fn agree_on_chains_anew(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let own = base.public_key();
-        let Some(mut peer) = peer_mut!(self.flow, &id) else { return };
+        let Some(mut peer) = self.flow.peer_mut(&id) else { return };
         let (lower, round_trip) = (own.as_bytes() < peer.key.as_bytes(), peer.path.round_trip());
         let Some(slot) = peer.session() else { return };
         let speaks = slot.capabilities.contains(Capabilities::TRANSFORMS) && base.config().carriers.tunnel;
@@ -84,7 +84,7 @@ impl BindingLayer {
 
     /// Whether the session of this index of ours is the one that is sent with.
     fn sends_in(&mut self, id: PeerId, index: u32) -> bool {
-        let slot = self.flow.path.session.peers.get_mut(&id).and_then(|peer| peer.session());
+        let slot = self.flow.session_mut().peer_mut(&id).and_then(|peer| peer.session());
         slot.is_some_and(|slot| slot.session.local_index() == index)
     }
 
@@ -93,7 +93,7 @@ impl BindingLayer {
             match action {
                 // Nothing but answers goes to who has left (P-44); it is asked again.
                 ChainAction::Send(id, Message::Chain(_)) if self.has_left(id) => {}
-                ChainAction::Send(id, message) => self.flow.path.send(id, &[message], base),
+                ChainAction::Send(id, message) => self.flow.path_mut().send(id, &[message], base),
                 ChainAction::Await(id, chain, op) => {
                     base.ask(TunnelOp::Chain(op), Asked::Chain(id, chain));
                 }
@@ -106,6 +106,6 @@ impl BindingLayer {
 
     fn has_left(&self, id: PeerId) -> bool {
         bound!(self, &id)
-            .is_some_and(|peer| peer.flow.away == Some(Away::Announced) || peer.path.attachment().is_none())
+            .is_some_and(|peer| peer.flow.away() == Some(Away::Announced) || peer.path.attachment().is_none())
     }
 }

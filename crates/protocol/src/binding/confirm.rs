@@ -43,7 +43,7 @@ impl BindingLayer {
         };
         let (source, again) = (peer.path.source(), peer.path.repeat_after(tries));
         base.set_timer(Timer::Challenge(id), now + again);
-        self.flow.path.send_to(id, source, to, &[Message::PathChallenge { token }], base);
+        self.flow.path_mut().send_to(id, source, to, &[Message::PathChallenge { token }], base);
     }
 
     /// An answer to a challenge: of a candidate, of an address that an update went to, or of a check of the present
@@ -57,12 +57,12 @@ impl BindingLayer {
         observed: SocketAddr,
         base: &mut Base,
     ) -> bool {
-        let Some(peer) = peer_mut!(self.flow, &id) else { return false };
+        let Some(peer) = self.flow.peer_mut(&id) else { return false };
         // The answer to a question from where this host was before says nothing of where it is.
         let here = arrival.destination.is_none_or(|destination| Some(destination) == peer.path.source());
         let at = (here && arrival.source == peer.path.remote()).then_some(arrival.source);
         if let Some(shown) = peer.path.handle_check(now, token, at.map(|_| observed)) {
-            let stands = peer.flow.stalls.on_answer(now);
+            let stands = peer.flow.stalls().on_answer(now);
             if shown {
                 self.apply_binding(now, id, base);
             }
@@ -76,7 +76,7 @@ impl BindingLayer {
         if peer.path.shown().handle_answer(now, token) {
             return true;
         }
-        if let Some(at) = self.flow.path.on_kept_answer(now, id, token, observed, base) {
+        if let Some(at) = self.flow.path_mut().on_kept_answer(now, id, token, observed, base) {
             self.record_sighting(now, id, Some(at), base);
             return true;
         }

@@ -33,7 +33,7 @@ impl BindingLayer {
         // While a move is under way what comes by the wrong path is to be seen, and what comes by the new one to be
         // taken.
         let moving = peer.meanwhile().is_some() || peer.path.may_come_anew();
-        let moved = peer.moved_flows() > 0 || peer.flow.waiting.flows() > 0 || moving;
+        let moved = peer.moved_flows() > 0 || peer.flow.waiting().flows() > 0 || moving;
         let mut binding = peer.binding();
         binding.former.retain(|pair| self.pairs.get(pair).is_none_or(|holder| *holder == id));
         let first = BindingId::first(id);

@@ -42,13 +42,13 @@ impl BindingLayer {
         };
         // P-17, P-185
         if sequence >= SEQUENCES || binding != BindingNumber::FIRST {
-            let (newest, place) = (peer.binding.sequence_accepted, peer.flow.places.peer);
+            let (newest, place) = (peer.binding.sequence_accepted, peer.flow.places().peer);
             answers.push(acknowledgement(BindingStatus::Refused, flags_here, newest, place));
             return;
         }
         let (place, endpoint, _) = peer.announced();
         // A daemon that died before it had saved that its host was to be absent begins anew at the same number.
-        let absent = flags.contains(UpdateFlags::ABSENT) == (peer.flow.away == Some(Away::Announced));
+        let absent = flags.contains(UpdateFlags::ABSENT) == (peer.flow.away() == Some(Away::Announced));
         let newest = sequence == peer.binding.sequence_accepted && absent;
         let repeated = newest && endpoint == arrival.source;
         // Somebody on the way has sent a copy before, and nobody has answered where that came from.
@@ -61,7 +61,7 @@ impl BindingLayer {
             return;
         }
         // P-143: whoever means it says so again.
-        if self.flow.looks.follows(now, id) {
+        if self.flow.follows(now, id) {
             self.accept_update(now, id, arrival, update, answers, base);
         }
     }
@@ -92,12 +92,12 @@ impl BindingLayer {
             peer.binding.sequence_accepted = sequence;
             let (place, ..) = peer.announced();
             answers.push(acknowledgement(BindingStatus::Accepted, flags_here, sequence, place));
-            self.flow.path.send_to(id, arrival.destination, arrival.source, answers, base);
+            self.flow.path_mut().send_to(id, arrival.destination, arrival.source, answers, base);
             answers.clear();
             self.let_go(now, id, base);
             return;
         }
-        let returned = peer.flow.away.take().is_some();
+        let returned = peer.flow.set_away(None).is_some();
         if returned {
             // What went unanswered says nothing of where it is now.
             peer.path.forget_checks();
@@ -156,7 +156,7 @@ impl BindingLayer {
             let again = peer.path.repeat_after(1);
             answers.push(Message::PathChallenge { token });
             base.set_timer(Timer::Challenge(id), now + again);
-            self.flow.path.send_to(id, arrival.destination, arrival.source, answers, base);
+            self.flow.path_mut().send_to(id, arrival.destination, arrival.source, answers, base);
             answers.clear();
             self.apply_binding(now, id, base);
             return;
@@ -165,7 +165,7 @@ impl BindingLayer {
         let asked = asked.and_then(|address| base.attachments().at(address));
         peer.follow(now, &awaited, asked);
         peer.binding.unbroken = overlaps;
-        peer.flow.stalled = false;
+        peer.flow.set_stalled(false);
         if ready {
             // P-183
             peer.path.follow_ready(now, arrival.source);
@@ -183,7 +183,7 @@ impl BindingLayer {
             let again = peer.path.repeat_after(1);
             base.set_timer(Timer::Challenge(id), now + again);
         }
-        let waited = !peer.flow.flows.is_empty();
+        let waited = !peer.flow.flows().is_empty();
         if base.is_suspended() {
             // Whoever is away has been told where the other end is for a long time: nothing else would tell the daemon
             // after this one.
@@ -193,7 +193,7 @@ impl BindingLayer {
             base.ask(StoreOp::SavePeer(saved), say);
         } else {
             // The answer before the effects: it is what the peer waits for.
-            self.flow.path.send_to(id, arrival.destination, arrival.source, answers, base);
+            self.flow.path_mut().send_to(id, arrival.destination, arrival.source, answers, base);
             answers.clear();
             self.lead_flows(now, id, base);
         }

@@ -22,7 +22,6 @@ use crate::binding::absence::PARTINGS;
 use crate::binding::peers::CarrierProbe;
 use crate::binding::update::{Meanwhile, PendingUpdate};
 use crate::flow::peers::Away;
-use crate::flow::stall::Stalls;
 use crate::path::challenge::{Claim, Path};
 use crate::path::paths::{Choice, Paths};
 
@@ -63,7 +62,7 @@ impl BindingLayer {
 
     /// See [`Node::hand_off`](crate::Node::hand_off).
     pub(crate) fn hand_off(&mut self, now: Time, routes: &dyn Routes, to: Option<IpAddr>, base: &mut Base) {
-        let ids: Vec<PeerId> = self.flow.path.session.peers.keys().copied().collect();
+        let ids: Vec<PeerId> = self.flow.session().ids();
         for id in ids {
             self.check_for_move(now, id, routes, Some(to), base);
         }
@@ -110,7 +109,7 @@ impl BindingLayer {
         let (found, otherwise) = (ways.first().copied(), ways.get(1).copied());
         // A peer that said that it goes is not asked for a session where this host has nothing to tell (P-44). A daemon
         // that died before it had told where it is has.
-        let untold = peer.flow.places.local == NOWHERE && peer.flow.away == Some(Away::Announced);
+        let untold = peer.flow.places().local == NOWHERE && peer.flow.away() == Some(Away::Announced);
         let same = found.is_some_and(|attachment| Some(attachment.address) == peer.path.source());
         if let Some(peer) = bound_mut!(self, &id) {
             peer.path.choose(Choice { preferred, otherwise, ..before });
@@ -134,7 +133,7 @@ impl BindingLayer {
         forced: bool,
         base: &mut Base,
     ) {
-        let at = self.flow.path.peers.get(&id).and_then(Paths::attachment);
+        let at = self.flow.path().paths(&id).and_then(Paths::attachment);
         match found {
             None if at.is_some() => self.leave(now, id, base),
             None => {}
@@ -198,12 +197,12 @@ impl BindingLayer {
     fn hold_as(&mut self, now: Time, id: PeerId, carrier: Carrier, base: &mut Base) {
         let tunnel = carrier == Carrier::Tunnel && base.config().carriers.tunnel;
         let Some(peer) = bound_mut!(self, &id) else { return };
-        peer.flow.places.local = NOWHERE;
+        peer.flow.set_local_place(NOWHERE);
         peer.binding.listens = false;
         // Nothing goes to whom is away (P-44).
         let tunnel = tunnel && peer.has_session() && !peer.flow.is_held_away();
         peer.binding.carrier = if tunnel { Carrier::Tunnel } else { Carrier::Hold };
-        if peer.flow.flows.is_empty() {
+        if peer.flow.flows().is_empty() {
             return;
         }
         if tunnel && peer.meanwhile().is_none() {
@@ -220,9 +219,9 @@ impl BindingLayer {
 
     /// Tells a peer with flows our addresses, where they are not those that it was told.
     pub(crate) fn send_locators(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = peer!(self.flow, &id) else { return };
+        let Some(peer) = self.flow.peer(&id) else { return };
         let told = peer.path.was_told(base.attachments().addresses());
-        if !told && !peer.flow.flows.is_empty() && peer.has_session() {
+        if !told && !peer.flow.flows().is_empty() && peer.has_session() {
             // They go along with a check of the path, so that they are repeated where they are lost.
             base.set_timer(Timer::Keepalive(id), now);
         }
@@ -232,7 +231,7 @@ impl BindingLayer {
     fn former_path(&self, id: PeerId, routes: &dyn Routes, base: &Base) -> Option<Meanwhile> {
         let peer = bound!(self, &id)?;
         let holds =
-            peer.flow.places.local == NOWHERE || (peer.binding.carrier == Carrier::Hold && peer.moved_flows() > 0);
+            peer.flow.places().local == NOWHERE || (peer.binding.carrier == Carrier::Hold && peer.moved_flows() > 0);
         let meanwhile = match peer.meanwhile() {
             Some(meanwhile) => meanwhile.clone(),
             None if holds => return None,
@@ -259,7 +258,7 @@ impl BindingLayer {
         let Some(peer) = bound_mut!(self, &id) else { return };
         let held = |update: &PendingUpdate| update.held && !update.absent && update.meanwhile.is_none();
         let held = peer.binding.update.as_ref().is_some_and(held);
-        if !held || tries < 2 || peer.flow.places.local != NOWHERE || !peer.is_home_address() {
+        if !held || tries < 2 || peer.flow.places().local != NOWHERE || !peer.is_home_address() {
             return;
         }
         peer.binding.listens = true;
@@ -270,16 +269,16 @@ impl BindingLayer {
 
     /// See [`Node::handle_heard_natively`](crate::Node::handle_heard_natively).
     pub(crate) fn handle_heard_natively(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
-        let Some(entry) = self.flow.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
+        let Some(entry) = self.flow.flows().entry(&flow).copied() else { return };
         let id = entry.peer;
         let Some(peer) = bound_mut!(self, &id) else { return };
         let here = peer.path.attachment().is_some_and(|attachment| attachment.address == flow.local.ip());
         let waiting =
-            peer.binding.update.as_ref().is_some_and(|update| update.held) && peer.flow.places.local == NOWHERE;
-        if !peer.binding.listens || !here || entry.home.peer != peer.flow.places.peer {
+            peer.binding.update.as_ref().is_some_and(|update| update.held) && peer.flow.places().local == NOWHERE;
+        if !peer.binding.listens || !here || entry.home.peer != peer.flow.places().peer {
             return;
         }
-        if peer.flow.away.is_some() && entry.home.local == peer.flow.places.local {
+        if peer.flow.away().is_some() && entry.home.local == peer.flow.places().local {
             self.hear(now, id, base);
             return;
         }
@@ -287,7 +286,7 @@ impl BindingLayer {
             return;
         }
         peer.binding.listens = false;
-        peer.flow.places.local = entry.home.local;
+        peer.flow.set_local_place(entry.home.local);
         let at = peer.path.source();
         self.apply_binding(now, id, base);
         self.refresh_sets(base);
@@ -308,15 +307,15 @@ impl BindingLayer {
         peer.path.move_to(attachment);
         peer.binding.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
         peer.binding.only_tunnel = false;
-        peer.flow.stalls = Stalls::default();
+        peer.flow.forget_stalls();
         base.stop_timer(Timer::Probe(id));
-        let idle = peer.flow.flows.is_empty() && peer.flow.introductions.active.is_empty();
+        let idle = peer.flow.flows().is_empty() && !peer.flow.introduces();
         if idle && !peer.has_session() {
             // Nothing to move, nobody to tell. The place gets its number when there is a session again: what is opened
             // here is not at home where we were before.
             peer.binding.unannounced = true;
             peer.binding.update = None;
-            peer.flow.places.local = NOWHERE;
+            peer.flow.set_local_place(NOWHERE);
             return;
         }
         // The update first: nothing that the kernel must do delays it.
@@ -360,7 +359,7 @@ impl BindingLayer {
         self.announce(now, id, lost, true, true, base);
         self.hold_back(now, id, base);
         self.accept_former(now, id, base);
-        let Some(source) = self.flow.path.peers.get(&id).map(Paths::source) else { return };
+        let Some(source) = self.flow.path().paths(&id).map(Paths::source) else { return };
         let flows = self.living(id);
         base.event(Event::Moving { peer: id, from: source, to: source, flows, kept: false });
     }
@@ -431,7 +430,7 @@ impl BindingLayer {
     pub(crate) fn announce_late(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound!(self, &id).filter(|_| !base.is_suspended()) else { return };
         if peer.binding.unannounced && peer.path.attachment().is_some() && peer.binding.update.is_none() {
-            let held = peer.flow.places.local == NOWHERE;
+            let held = peer.flow.places().local == NOWHERE;
             self.announce(now, id, false, held, false, base);
         }
     }
@@ -442,7 +441,7 @@ impl BindingLayer {
             return;
         }
         self.try_other_family(now, id, base);
-        let (port, keeps) = (base.config().port, self.flow.path.session.keeps(id));
+        let (port, keeps) = (base.config().port, self.flow.session().keeps(id));
         let Some(peer) = bound_mut!(self, &id) else { return };
         let Some(source) = peer.path.source() else { return };
         let repeat = peer.path.round_trip();
@@ -472,7 +471,7 @@ impl BindingLayer {
             peer.binding.unheard = true;
             return;
         }
-        if tries > UPDATES && peer.flow.flows.is_empty() && !keeps {
+        if tries > UPDATES && peer.flow.flows().is_empty() && !keeps {
             // No connection depends on it: it is told when there is next a session.
             peer.binding.update = None;
             peer.binding.unannounced = true;
@@ -494,10 +493,10 @@ impl BindingLayer {
         };
         base.set_timer(Timer::Update(id), now + again);
         self.report_silence(id, tries, base);
-        let proven = self.flow.path.peers.get(&id).is_some_and(|paths| paths.has_shown(to));
+        let proven = self.flow.path().paths(&id).is_some_and(|paths| paths.has_shown(to));
         self.send_update(id, to, base);
         if doubt || !session {
-            self.flow.path.start_handshake_at(now, id, if proven { to } else { remote }, base);
+            self.flow.path_mut().start_handshake_at(now, id, if proven { to } else { remote }, base);
         }
         if doubt {
             base.signal(Signal::Unanswered(id));
@@ -537,9 +536,9 @@ impl BindingLayer {
         }
         // Of a peer, or of a rendezvous: it may tell anybody's address.
         if proven {
-            self.flow.path.send_padded(id, Some(source), to, &messages, base);
+            self.flow.path_mut().send_padded(id, Some(source), to, &messages, base);
         } else {
-            self.flow.path.send_to(id, Some(source), to, &messages, base);
+            self.flow.path_mut().send_to(id, Some(source), to, &messages, base);
         }
     }
 
@@ -599,7 +598,7 @@ impl BindingLayer {
         base: &mut Base,
     ) {
         let Some(peer) = bound_mut!(self, &id) else { return };
-        let quiet = !update.held && update.proven.is_none() && ack.place == peer.flow.places.local;
+        let quiet = !update.held && update.proven.is_none() && ack.place == peer.flow.places().local;
         // P-160: it was found out after the update was sent.
         peer.binding.unannounced = peer.binding.only_tunnel && !update.only_tunnel;
         if update.tries == 1 {
@@ -647,7 +646,7 @@ impl BindingLayer {
         let token = base.random().u64();
         let (proven, asked) = (update.proven, update.asked.last().map(|(asked, _)| *asked));
         let Some(mut peer) = bound_mut!(self, &id) else { return };
-        peer.flow.places.local = ack.place;
+        peer.flow.set_local_place(ack.place);
         peer.record_own_place();
         peer.binding.answered = Some(now);
         peer.binding.listens = false;
@@ -674,7 +673,7 @@ impl BindingLayer {
         self.record_sighting(now, id, proven, base);
         let Some(peer) = bound!(self, &id) else { return };
         let translated = source.is_some_and(|source| source != ack.observed.ip());
-        let (waited, moved) = (!peer.flow.flows.is_empty(), peer.moved_flows());
+        let (waited, moved) = (!peer.flow.flows().is_empty(), peer.moved_flows());
         self.choose_carrier(now, id, base);
         self.set_tunnel_path(id, base);
         self.apply_binding(now, id, base);
@@ -689,11 +688,11 @@ impl BindingLayer {
             }
         }
         if let Some(asked) = challenge {
-            self.flow.path.send_to(id, source, asked, &[Message::PathChallenge { token }], base);
+            self.flow.path_mut().send_to(id, source, asked, &[Message::PathChallenge { token }], base);
         }
         self.send_locators(now, id, base);
         self.keep_ready(now, id, base);
-        self.flow.path.tell_kept(now, id, base);
+        self.flow.path_mut().tell_kept(now, id, base);
         if moved > 0 && self.rewrite_possible(id, base) {
             self.probe_carrier(now, id, base);
         }
@@ -701,7 +700,7 @@ impl BindingLayer {
 
     /// Introductions that waited for an update go on.
     fn introduce_on(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if peer!(self.flow, &id).is_some_and(|peer| !peer.flow.introductions.active.is_empty()) {
+        if self.flow.peer(&id).is_some_and(|peer| peer.flow.introduces()) {
             base.set_timer(Timer::Introductions(id), now);
         }
     }

@@ -15,7 +15,7 @@ use crate::binding::BindingLayer;
 use crate::binding::absence::VANISHED;
 use crate::binding::peers::CarrierProbe;
 use crate::flow::introduction::Proven;
-use crate::flow::known::{Flow, Origin, Stage};
+use crate::flow::known::{Origin, Stage};
 use crate::flow::pairing::Claimed;
 
 impl BindingLayer {
@@ -41,28 +41,9 @@ impl BindingLayer {
     ) {
         let id = entry.peer;
         // Before this flow is taken from whose it was: that may be the same peer, as after a restart.
-        let known = bound!(self, &id).map(|peer| (peer.flow.flows.is_empty(), peer.moved_flows() == 0));
+        let known = bound!(self, &id).map(|peer| (peer.flow.flows().is_empty(), peer.moved_flows() == 0));
         let Some((first, unmoved)) = known else { return };
-        let before = self.flow.flows.get(&flow).cloned();
-        match &before {
-            Some(Flow { stage: Stage::Introduced { entry: former, origin }, .. }) => {
-                if let Origin::Answered { nonce, .. } = origin {
-                    self.flow.flows.forget_nonce(*nonce);
-                }
-                if let Some(peer) = peer_mut!(self.flow, &former.peer) {
-                    peer.flow.remove_flow(&flow, former);
-                }
-                self.flow.idle_later(now, former.peer, base);
-            }
-            other => {
-                if let Some(known) = other {
-                    self.flow.abandon_introduction(&flow, known);
-                }
-            }
-        }
-        let opened = before.unwrap_or_else(|| Flow::opened(now, false));
-        let stage = Stage::Introduced { entry, origin };
-        self.flow.flows.put(flow, Flow { stage, closed: false, ..opened });
+        self.flow.take_over(now, flow, entry, origin, base);
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         peer.add_flow(flow, &entry);
         let begins = unmoved && peer.moved_flows() > 0;
@@ -100,18 +81,17 @@ impl BindingLayer {
                 Claimed::Proven(proven) => self.install(now, proven, base),
             }
         }
-        self.flow.path.send(id, &answers, base);
+        self.flow.path_mut().send(id, &answers, base);
     }
 
     /// Both ends have proven that they sit on a flow.
     pub(crate) fn install(&mut self, now: Time, proven: Proven, base: &mut Base) {
         let Proven { flow, mut entry, origin } = proven;
-        let Some(known) = self.flow.flows.get_mut(&flow) else { return };
+        let Some(known) = self.flow.flows().get(&flow) else { return };
         // The peer may have forgotten it, and with it that it waits here (P-48).
         entry.waits.here = known.entry().is_some_and(|former| former.waits.here);
-        if let (Some(verdict), Some(peer)) = (&known.verdict, self.flow.path.session.peers.get(&entry.peer)) {
-            entry.manner = verdict.with(&peer.key).manner;
-        }
+        let key = self.flow.session().key_of(entry.peer);
+        entry.manner = key.and_then(|key| known.rule(&key)).map_or(entry.manner, |rule| rule.manner);
         // What was restored has nothing else.
         entry.manner = known.entry().map_or(entry.manner, |former| former.manner);
         if entry.end == LocalEnd::Passing {
@@ -122,17 +102,17 @@ impl BindingLayer {
         if entry.home.peer == ASTRAY {
             return self.install_direct(now, flow, entry, origin, base);
         }
-        let Some(before) = self.flow.flows.set_stage(&flow, Stage::Introduced { entry, origin }) else { return };
+        let Some(before) = self.flow.flows_mut().set_stage(&flow, Stage::Introduced { entry, origin }) else { return };
         if let Origin::Answered { nonce, .. } = origin {
-            self.flow.flows.add_nonce(nonce, flow);
+            self.flow.flows_mut().add_nonce(nonce, flow);
         }
         let id = entry.peer;
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         if let Stage::Introduced { entry: former, .. } = &before {
             peer.flow.remove_flow(&flow, former);
         }
-        peer.flow.introductions.active.remove(&flow);
-        let first = peer.flow.flows.is_empty();
+        peer.flow.end_introduction(&flow);
+        let first = peer.flow.flows().is_empty();
         peer.add_flow(flow, &entry);
         let translated = entry.peer_tuple.mirrored() != flow;
         base.stop_timer(Timer::Idle(id));
@@ -146,7 +126,7 @@ impl BindingLayer {
             self.flow.on_pause(id, entry.name, true, base);
             self.flow.send_paused_soon(now, id, base);
         }
-        self.flow.path.session.remember_key(id, &flow, base);
+        self.flow.session_mut().remember_key(id, &flow, base);
         base.event(Event::FlowIntroduced { flow, peer: id, translated });
         self.refresh_sets(base);
         if first {
@@ -164,7 +144,7 @@ impl BindingLayer {
         let translated = entry.peer_tuple.mirrored() != flow;
         self.install_moved(now, flow, entry, origin, Asked::Install(flow), base);
         if let Origin::Answered { nonce, .. } = origin {
-            self.flow.flows.add_nonce(nonce, flow);
+            self.flow.flows_mut().add_nonce(nonce, flow);
         }
         base.event(Event::FlowIntroduced { flow, peer: entry.peer, translated });
         if former.is_some() {

@@ -20,12 +20,12 @@ impl BindingLayer {
     /// Checks the path: that keeps a NAT's mapping, and shows whether the peer still knows us.
     pub(crate) fn keep_alive(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let token = base.random().u64();
-        let keeps = self.flow.path.session.keeps(id);
+        let keeps = self.flow.session().keeps(id);
         let Some(peer) = bound_mut!(self, &id) else { return };
-        let unneeded = peer.flow.flows.is_empty() && !keeps;
+        let unneeded = peer.flow.flows().is_empty() && !keeps;
         if unneeded
             || peer.path.attachment().is_none()
-            || peer.flow.away == Some(Away::Announced)
+            || peer.flow.away() == Some(Away::Announced)
             || base.is_suspended()
         {
             return;
@@ -38,7 +38,7 @@ impl BindingLayer {
         let locators: Vec<IpAddr> = base.attachments().addresses().copied().collect();
         let tries = peer.path.begin_check(now, token, locators.clone());
         // Where a flow has stalled, programs may give up soon; a rendezvous is checked while one is needed.
-        let (least, doublings, longest) = match (peer.flow.flows.is_empty(), peer.flow.stalled) {
+        let (least, doublings, longest) = match (peer.flow.flows().is_empty(), peer.flow.is_stalled()) {
             (true, _) => (300, 10, REFRESH),
             (false, true) => (300, 5, KEEPALIVE),
             (false, false) => (1000, 5, KEEPALIVE),
@@ -46,11 +46,11 @@ impl BindingLayer {
         let pause = peer.path.repeat_after(1).max(Duration::from_millis(least)) * 2u32.pow(tries.min(doublings));
         let pause = self.miss(now, id, tries, base).unwrap_or(pause.min(longest));
         base.set_timer(Timer::Keepalive(id), now + pause);
-        self.flow.path.send(id, &[Message::PathChallenge { token }, Message::Locators(locators)], base);
+        self.flow.path_mut().send(id, &[Message::PathChallenge { token }, Message::Locators(locators)], base);
         if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), bound!(self, &id)) {
             // It may have started anew and not know where we are, or be elsewhere.
             let whereabouts = peer.whereabouts(base.config().port, true);
-            self.flow.path.start_handshake_at(now, id, whereabouts[beyond as usize % whereabouts.len()], base);
+            self.flow.path_mut().start_handshake_at(now, id, whereabouts[beyond as usize % whereabouts.len()], base);
         }
     }
 
@@ -58,8 +58,8 @@ impl BindingLayer {
     pub(crate) fn check_later(&mut self, now: Time, id: PeerId, base: &mut Base) {
         self.keep_ready(now, id, base);
         let Some(peer) = bound!(self, &id) else { return };
-        let keeps = self.flow.path.session.keeps(id);
-        let needed = keeps || !peer.flow.flows.is_empty();
+        let keeps = self.flow.session().keeps(id);
+        let needed = keeps || !peer.flow.flows().is_empty();
         if needed && (peer.translated() || peer.moved_flows() > 0) {
             base.set_timer(Timer::Keepalive(id), now + KEEPALIVE);
         } else if keeps {

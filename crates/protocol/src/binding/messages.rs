@@ -69,7 +69,7 @@ impl BindingLayer {
     /// A timer has gone off. Tells whether it is one of the layers'.
     pub(crate) fn handle_timer(&mut self, now: Time, timer: Timer, base: &mut Base) -> bool {
         match timer {
-            Timer::Contact(address) => self.flow.path.session.continue_contact(now, address, base),
+            Timer::Contact(address) => self.flow.session_mut().continue_contact(now, address, base),
             Timer::Looks => self.flow.continue_looks(now, base),
             Timer::Introductions(id) => self.introduce(now, id, base),
             Timer::Pairings(id) => self.flow.search_for_claims(now, id, base),
@@ -79,7 +79,7 @@ impl BindingLayer {
             Timer::Challenge(id) => self.repeat_challenge(now, id, base),
             Timer::Path(id, path) => {
                 self.keep_ready(now, id, base);
-                self.flow.path.challenge_kept(now, id, path, base);
+                self.flow.path_mut().challenge_kept(now, id, path, base);
             }
             Timer::Probe(id) => self.probe_carrier(now, id, base),
             Timer::Keepalive(id) => self.keep_alive(now, id, base),
@@ -104,7 +104,7 @@ impl BindingLayer {
             Signal::SessionsGone(id) => self.end_chains(*id, base),
             Signal::SessionUp(id) => {
                 self.keep_ready(now, *id, base);
-                self.flow.path.tell_kept(now, *id, base);
+                self.flow.path_mut().tell_kept(now, *id, base);
                 if let Some((key, transfer)) = self.transfer_with(*id) {
                     transfer.handle_session(&key);
                 }
@@ -131,7 +131,7 @@ impl BindingLayer {
 
     /// A session begins: what its handshake says of where the two met.
     pub(crate) fn note_begun(&mut self, begun: &Begun, held: Held, base: &Base) {
-        let met = self.flow.path.on_begun(begun, held, base);
+        let met = self.flow.path_mut().on_begun(begun, held, base);
         self.meet_at(begun.id, met);
         if let Some(peer) = self.peers.get_mut(&begun.id).filter(|peer| begun.again && peer.sequence_sent > 0) {
             // It may have started anew and not know where we are.

@@ -21,7 +21,7 @@ use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::peers::BoundRef;
 use crate::binding::transfer::{Adopt, Around, Lead};
-use crate::flow::known::{Flow, Origin, Stage};
+use crate::flow::known::Origin;
 
 /// On a host with no more flows than these, senders are woken each time that some are led elsewhere.
 const WOKEN_AT_ONCE: usize = 100;
@@ -47,7 +47,7 @@ impl BindingLayer {
         if led.is_some_and(|led| led != far) {
             return failed(format!("another flow is called {flow}"));
         }
-        let before = self.flow.flows.get(&far).and_then(Flow::entry).copied();
+        let before = self.flow.flows().entry(&far).copied();
         let end = if lent.is_some() { LocalEnd::Behind } else { base.attachments().end_of(&far) };
         let with = self.peer_of(&to).map(|peer| peer.id);
         let as_before = |before: &FlowEntry| {
@@ -69,7 +69,7 @@ impl BindingLayer {
             // What was said to an owner that presents its ticket again may have come to it before the answer to that:
             // it stays so.
             Some(before) if as_before(before) => Some(before.wire_local_port),
-            _ => peer.flow.free_wire_port(wire_port, self.flow.flows.ports()),
+            _ => peer.flow.free_wire_port(wire_port, self.flow.flows().ports()),
         };
         let Some(wire_local_port) = wire_local_port else {
             return failed(format!("flows with {to} have all ports that are left for them"));
@@ -77,7 +77,7 @@ impl BindingLayer {
         let entry = FlowEntry {
             peer: peer.id,
             name: flow.value(),
-            home: home.unwrap_or(Places { local: peer.flow.places.local, peer: ASTRAY }),
+            home: home.unwrap_or(Places { local: peer.flow.places().local, peer: ASTRAY }),
             peer_tuple: before.map_or(far.mirrored(), |before| before.peer_tuple),
             waits: Waits::default(),
             manner: before.map_or(Manner::default(), |before| before.manner),
@@ -101,7 +101,7 @@ impl BindingLayer {
         }
         let peer = self.peer_of(&holder);
         let Some(peer) = peer else { return Some(Err(format!("{holder} is not known any more"))) };
-        if peer.flow.named.get(&flow.value()).is_some_and(|known| *known != tuple) {
+        if peer.flow.named(flow.value()).is_some_and(|known| known != tuple) {
             return Some(Err(format!("another flow is called {flow}")));
         }
         let native = peer.native_places(tuple.local.ip(), tuple.remote.ip());
@@ -109,7 +109,9 @@ impl BindingLayer {
         let entry = FlowEntry {
             peer: peer.id,
             name: flow.value(),
-            home: native.filter(|_| native == agreed).unwrap_or(Places { local: peer.flow.places.local, peer: ASTRAY }),
+            home: native
+                .filter(|_| native == agreed)
+                .unwrap_or(Places { local: peer.flow.places().local, peer: ASTRAY }),
             peer_tuple: terms.far,
             waits: Waits::default(),
             manner: Manner::default(),
@@ -127,7 +129,7 @@ impl BindingLayer {
 
     /// A flow is not this host's business any more.
     pub(super) fn release_flow(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
-        let peer = self.flow.flows.get(flow).and_then(Flow::entry).map(|entry| entry.peer);
+        let peer = self.flow.flows().entry(flow).map(|entry| entry.peer);
         self.flow.forget_flow(flow, base);
         if let Some(peer) = peer {
             self.flow.idle_later(now, peer, base);
@@ -139,8 +141,8 @@ impl BindingLayer {
     /// these are, takes as long as to lead hundreds elsewhere, so that is done once for all that go to a peer within a
     /// while; they send again by themselves at about that time.
     pub(super) fn wake_rebound(&mut self, now: Time, base: &mut Base) {
-        let few = self.flow.flows.len() <= WOKEN_AT_ONCE;
-        for id in self.flow.rebound.clone() {
+        let few = self.flow.flows().len() <= WOKEN_AT_ONCE;
+        for id in self.flow.rebound().clone() {
             if few {
                 self.flow.wake_flows(now, id, base);
             } else {
@@ -150,23 +152,23 @@ impl BindingLayer {
     }
 
     fn peer_of(&self, key: &PublicKey) -> Option<BoundRef<'_>> {
-        self.flow.path.session.by_key.get(key).and_then(|id| bound!(self, id))
+        self.flow.session().with_key(key).and_then(|id| bound!(self, &id))
     }
 
     /// Which flow it is that this host and a peer call so, as its socket has it.
     fn flow_named(&self, flow: &FlowName) -> Option<FlowTuple> {
-        self.peer_of(&flow.peer())?.flow.named.get(&flow.value()).copied()
+        self.peer_of(&flow.peer())?.flow.named(flow.value())
     }
 
     /// The data plane knows a flow that this host holds, or could not be told.
     pub(crate) fn handle_led(&mut self, flow: FlowName, result: Result<(), String>, base: &mut Base) {
-        let entry = self.flow_named(&flow).and_then(|far| self.flow.flows.get(&far)).and_then(Flow::entry);
-        let is_own = |entry: &&FlowEntry| matches!(entry.end, LocalEnd::Here | LocalEnd::Passing);
+        let entry = self.flow_named(&flow).and_then(|far| self.flow.flows().entry(&far)).copied();
+        let is_own = |entry: &FlowEntry| matches!(entry.end, LocalEnd::Here | LocalEnd::Passing);
         if result.is_ok()
             && let Some(entry) = entry.filter(is_own)
         {
             // Where the former place was lost with its host, senders wait. The new owner hears first.
-            self.flow.rebound.insert(entry.peer);
+            self.flow.add_rebound(entry.peer);
         }
         let terms = self.terms_of(&flow).ok_or_else(|| "the flow is over".to_owned());
         let result = result.and(terms).map_err(Unled::Failed);
@@ -177,7 +179,7 @@ impl BindingLayer {
     /// socket is.
     fn terms_of(&self, flow: &FlowName) -> Option<Terms> {
         let far = self.flow_named(flow)?;
-        let entry = self.flow.flows.get(&far).and_then(Flow::entry)?;
+        let entry = self.flow.flows().entry(&far)?;
         let home = (entry.home.peer != ASTRAY).then_some((entry.home.local, entry.home.peer));
         let passed_on = entry.end == LocalEnd::Behind;
         Some(Terms { far, wire_port: entry.wire_local_port, home, passed_on, hidden: false })
@@ -194,16 +196,16 @@ impl Around for BindingLayer {
     }
 
     fn is_known(&self, flow: &FlowTuple) -> bool {
-        self.flow.flows.get(flow).is_some()
+        self.flow.flows().get(flow).is_some()
     }
 
     fn partner(&self, flow: &FlowTuple) -> Option<PublicKey> {
-        let Stage::Introduced { entry, .. } = &self.flow.flows.get(flow)?.stage else { return None };
-        self.flow.path.session.peers.get(&entry.peer).map(|peer| peer.key)
+        let entry = self.flow.flows().entry(flow)?;
+        self.flow.session().key_of(entry.peer)
     }
 
     fn wire_port(&self, with: &PublicKey, flow: &FlowTuple) -> Option<u16> {
-        let ports = self.flow.flows.ports();
+        let ports = self.flow.flows().ports();
         let peer = self.peer_of(with);
         peer.map_or_else(|| ports.wire_port(|_| true), |peer| peer.flow.free_wire_port(flow.remote.port(), ports))
     }

@@ -9,6 +9,7 @@ use crate::base::op::{Binding, Carrier, PeerId};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::peers::BoundRef;
+use crate::path::paths::Paths;
 use crate::path::shared::SHARED;
 
 impl Binding {
@@ -40,7 +41,8 @@ impl BindingLayer {
     pub(crate) fn record_sighting(&mut self, now: Time, id: PeerId, at: Option<SocketAddr>, base: &mut Base) {
         let (Some(peer), Some(at)) = (bound!(self, &id), at) else { return };
         let translated = if at == peer.path.remote() { peer.is_mapped() } else { at.port() != base.config().port };
-        if !self.flow.path.sightings.record(now, at.ip(), peer.key, translated) {
+        let key = peer.key;
+        if !self.flow.path_mut().sightings_mut().record(now, at.ip(), key, translated) {
             return;
         }
         base.set_timer_earlier(Timer::Shared, now + SHARED);
@@ -67,11 +69,11 @@ impl BindingLayer {
 
     /// Addresses count as shared no more: who is there alone may have what goes between it and this host.
     pub(crate) fn regain_pairs(&mut self, now: Time, base: &mut Base) {
-        let (over, next) = self.flow.path.sightings.take_over(now);
+        let (over, next) = self.flow.path_mut().sightings_mut().take_over(now);
         if let Some(next) = next {
             base.set_timer(Timer::Shared, next);
         }
-        let peers = self.each().filter(|peer| !peer.flow.flows.is_empty() && over.contains(&peer.path.remote().ip()));
+        let peers = self.each().filter(|peer| !peer.flow.flows().is_empty() && over.contains(&peer.path.remote().ip()));
         for id in peers.map(|peer| peer.id).collect::<Vec<_>>() {
             self.apply_binding(now, id, base);
             if bound!(self, &id).is_some_and(|peer| peer.binding.probe.leading && peer.moved_flows() > 0) {
@@ -83,6 +85,8 @@ impl BindingLayer {
     /// Lets the peer have the pair of locators that it is at now, if nobody else has it (P-40), and gives up the one
     /// that it had.
     pub(crate) fn claim_pair(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(remote) = self.flow.path().paths(&id).map(Paths::remote) else { return };
+        let shared = self.flow.path().sightings().is_shared(now, remote.ip());
         let Some(peer) = bound_mut!(self, &id) else { return };
         if peer.meanwhile().is_some() {
             return;
@@ -94,7 +98,6 @@ impl BindingLayer {
         let goes_on =
             attachments.is_empty() && matches!(peer.binding.carrier, Carrier::Rewrite | Carrier::FollowRewrite);
         let speaks = |source: &IpAddr| !goes_on && attachments.is_behind(*source);
-        let shared = self.flow.path.sightings.is_shared(now, peer.path.remote().ip());
         let wanted = peer.wanted_pair(shared).filter(|(source, _)| !speaks(source));
         if peer.binding.pair == wanted {
             return;

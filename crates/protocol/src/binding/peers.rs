@@ -14,7 +14,6 @@ use crate::base::pace::FORMER;
 use crate::binding::BindingLayer;
 use crate::binding::update::{Meanwhile, PendingUpdate};
 use crate::flow::peers::{Away, FlowPeer};
-use crate::flow::stall::Stalls;
 use crate::path::challenge::Awaited;
 use crate::path::paths::Paths;
 use crate::session::peer::Peer;
@@ -151,10 +150,10 @@ impl BoundPeer {
 
 /// A peer, with its flows and where they go.
 pub(crate) struct Bound<S, P, F, B> {
-    pub(crate) peer: S,
-    pub(crate) path: P,
-    pub(crate) flow: F,
-    pub(crate) binding: B,
+    pub peer: S,
+    pub path: P,
+    pub flow: F,
+    pub binding: B,
 }
 
 /// To be looked at.
@@ -178,7 +177,7 @@ impl<S: DerefMut<Target = Peer>, P, F, B> DerefMut for Bound<S, P, F, B> {
 /// be used meanwhile.
 macro_rules! bound {
     ($layer:expr, $id:expr) => {
-        match (peer!($layer.flow, $id), $layer.peers.get($id)) {
+        match ($layer.flow.peer($id), $layer.peers.get($id)) {
             (Some($crate::flow::peers::WithFlows { peer, path, flow }), Some(binding)) => {
                 Some($crate::binding::peers::Bound { peer, path, flow, binding })
             }
@@ -190,7 +189,7 @@ macro_rules! bound {
 /// As [`bound`], to be changed.
 macro_rules! bound_mut {
     ($layer:expr, $id:expr) => {
-        match (peer_mut!($layer.flow, $id), $layer.peers.get_mut($id)) {
+        match ($layer.flow.peer_mut($id), $layer.peers.get_mut($id)) {
             (Some($crate::flow::peers::WithFlows { peer, path, flow }), Some(binding)) => {
                 Some($crate::binding::peers::Bound { peer, path, flow, binding })
             }
@@ -212,6 +211,12 @@ impl BindingLayer {
         self.peers.insert(saved.id, BoundPeer::restored(saved, now));
     }
 
+    /// A peer is forgotten.
+    pub(crate) fn forget_peer(&mut self, id: PeerId) {
+        self.peers.remove(&id);
+        self.pairs.retain(|_, holder| *holder != id);
+    }
+
     /// What a peer's session is for.
     pub(crate) fn held(&self, id: PeerId) -> Held {
         let updating = self.peers.get(&id).is_some_and(|peer| peer.update.is_some());
@@ -220,7 +225,7 @@ impl BindingLayer {
 
     /// All peers, by number, with their flows and where these go.
     pub(crate) fn each(&self) -> impl Iterator<Item = BoundRef<'_>> {
-        self.flow.path.session.peers.keys().filter_map(|id| bound!(self, id))
+        self.flow.session().ids().into_iter().filter_map(|id| bound!(self, &id))
     }
 }
 
@@ -233,51 +238,51 @@ where
 {
     /// How many flows are at home where this host is at this address.
     pub(crate) fn flows_at_home(&self, address: IpAddr) -> usize {
-        let homes = self.flow.homes.iter().filter(|((home, _), _)| home.peer == self.flow.places.peer);
-        let here = homes.filter(|((home, _), _)| self.binding.own_places.get(&home.local) == Some(&address));
-        here.map(|(_, count)| count).sum()
+        let homes = self.flow.homes().filter(|(home, ..)| home.peer == self.flow.places().peer);
+        let here = homes.filter(|(home, ..)| self.binding.own_places.get(&home.local) == Some(&address));
+        here.map(|(.., count)| count).sum()
     }
 
     /// How many flows that this host is away from home with are of this address's family. Those that only the peer is
     /// away with go where the peer is.
     pub(crate) fn flows_of_family(&self, address: IpAddr) -> usize {
-        let away = self.flow.homes.iter().filter(|((home, _), _)| home.local != self.flow.places.local);
-        let alike = away.filter(|((_, own), _)| own.is_ipv4() == address.is_ipv4());
-        alike.map(|(_, count)| count).sum()
+        let away = self.flow.homes().filter(|(home, ..)| home.local != self.flow.places().local);
+        let alike = away.filter(|(_, own, _)| own.is_ipv4() == address.is_ipv4());
+        alike.map(|(.., count)| count).sum()
     }
 
     /// Whether flows are at home at another place of this host than the one where it is or goes to.
     pub(crate) fn has_gone(&self) -> bool {
-        self.flow.homes.keys().any(|(home, _)| home.local != self.flow.places.local)
+        self.flow.homes().any(|(home, ..)| home.local != self.flow.places().local)
     }
 
     /// Whether the peer is elsewhere than at the home of any of its flows.
     pub(crate) fn has_left(&self) -> bool {
         let places = self.current_places();
-        self.flow.homes.keys().any(|(home, _)| home.peer != places.peer)
+        self.flow.homes().any(|(home, ..)| home.peer != places.peer)
     }
 
     /// Whether a flow is at home at the address where this host is.
     pub(crate) fn is_home_address(&self) -> bool {
         let here = self.path.attachment().map(|attachment| attachment.address);
-        self.flow.homes.keys().any(|(home, address)| Some(*address) == here && home.peer == self.flow.places.peer)
+        self.flow.homes().any(|(home, address, _)| Some(address) == here && home.peer == self.flow.places().peer)
     }
 
     /// Whether any flow that is at home uses one of these addresses of this host.
     pub(crate) fn is_rooted(&self, gone: impl Fn(&IpAddr) -> bool) -> bool {
-        self.flow.homes.keys().any(|(home, address)| *home == self.flow.places && gone(address))
+        self.flow.homes().any(|(home, address, _)| home == self.flow.places() && gone(&address))
     }
 
     /// Whether segments of this peer's that introduce or probe are to be consumed.
     pub(crate) fn is_listened_for(&self, now: Time) -> bool {
-        self.flow.introductions.listen_until.is_some_and(|until| until > now) || self.moved_flows() > 0
+        self.flow.listens(now) || self.moved_flows() > 0
     }
 
     /// How many flows are not where they are at home.
     pub(crate) fn moved_flows(&self) -> usize {
         let places = self.current_places();
-        let away = self.flow.homes.iter().filter(|((home, _), _)| *home != places).map(|(_, count)| count);
-        self.flow.elsewhere + away.sum::<usize>()
+        let away = self.flow.homes().filter(|(home, ..)| *home != places).map(|(.., count)| count);
+        self.flow.elsewhere() + away.sum::<usize>()
     }
 
     pub(crate) fn saved(&self) -> SavedPeer {
@@ -290,14 +295,14 @@ where
             locators: self.path.locators().to_vec(),
             sequence_sent: self.binding.sequence_sent,
             sequence_accepted: self.binding.sequence_accepted,
-            places: self.flow.places,
+            places: self.flow.places(),
             carrier: self.binding.carrier,
             former: self.binding.former.clone(),
-            absent: self.flow.away == Some(Away::Announced),
-            silent: self.flow.away == Some(Away::Silent { held: true }),
+            absent: self.flow.away() == Some(Away::Announced),
+            silent: self.flow.away() == Some(Away::Silent { held: true }),
             life: self.binding.life,
             memory: self.binding.memory,
-            waiting: self.flow.waiting.numbers(),
+            waiting: self.flow.waiting().numbers(),
             observed: self.path.observed(),
             known_places: self.binding.known_places.clone(),
             own_places: self.binding.own_places.iter().map(|(number, address)| (*number, *address)).collect(),
@@ -306,15 +311,15 @@ where
 
     /// Whether flows wait for this host or for the peer, so that their sockets may come to give up.
     pub(crate) fn waits(&self) -> bool {
-        let held = self.binding.carrier == Carrier::Hold || self.flow.places.local == NOWHERE;
-        !self.flow.flows.is_empty() && (self.flow.away.is_some() || (held && self.meanwhile().is_none()))
+        let held = self.binding.carrier == Carrier::Hold || self.flow.places().local == NOWHERE;
+        !self.flow.flows().is_empty() && (self.flow.away().is_some() || (held && self.meanwhile().is_none()))
     }
 
     /// The pair of locators that rewritten packets may come between. Through a NAT nothing arrives rewritten, and what
     /// arrives under its address may be anybody's (`shared`: other hosts have been seen under it); so may what seems to
     /// come from a place that is not confirmed.
     pub(crate) fn wanted_pair(&self, shared: bool) -> Option<(IpAddr, IpAddr)> {
-        if self.flow.flows.is_empty() || self.path.is_unconfirmed() || shared || self.translated() {
+        if self.flow.flows().is_empty() || self.path.is_unconfirmed() || shared || self.translated() {
             return None;
         }
         let remote = self.path.remote().ip();
@@ -325,14 +330,14 @@ where
     pub(crate) fn announced(&self) -> (u32, SocketAddr, bool) {
         match self.path.awaited() {
             Some((remote, awaited)) => (awaited.place, remote, awaited.refuses_rewrite),
-            None => (self.flow.places.peer, self.path.heading(), self.binding.peer_refuses_rewrite),
+            None => (self.flow.places().peer, self.path.heading(), self.binding.peer_refuses_rewrite),
         }
     }
 
     /// Whether the present path carries flows: no move of either end is under way.
     pub(crate) fn carries(&self) -> bool {
         let settled = self.binding.update.is_none() && !self.path.is_unconfirmed();
-        settled && self.path.attachment().is_some() && self.flow.away.is_none()
+        settled && self.path.attachment().is_some() && self.flow.away().is_none()
     }
 
     /// Whether either end has said that it is elsewhere than where they met.
@@ -343,7 +348,7 @@ where
     /// Whether the peer's place is behind a NAT, so that it may be seen under another mapping. A place that nothing is
     /// known of may be.
     pub(crate) fn is_mapped(&self) -> bool {
-        let here = self.binding.known_places.iter().find(|place| place.number == self.flow.places.peer);
+        let here = self.binding.known_places.iter().find(|place| place.number == self.flow.places().peer);
         here.is_none_or(|place| place.translated)
     }
 
@@ -366,9 +371,9 @@ where
             return meanwhile.binding.places;
         }
         if self.path.is_unconfirmed() || self.flow.is_held_away() {
-            Places { peer: NOWHERE, ..self.flow.places }
+            Places { peer: NOWHERE, ..self.flow.places() }
         } else {
-            self.flow.places
+            self.flow.places()
         }
     }
 
@@ -386,7 +391,7 @@ where
     /// Until when what comes from a place of the peer's may be the peer's own still, since it was under way; `None`: it
     /// is not.
     pub(crate) fn under_way_until(&self, now: Time, place: u32) -> Option<Time> {
-        let there = self.flow.places.peer == place && self.flow.away.is_none();
+        let there = self.flow.places().peer == place && self.flow.away().is_none();
         let until = |left: &Time| Some(*left + FORMER).filter(|until| *until > now);
         if there { Some(now + FORMER) } else { self.binding.left_places.get(&place).and_then(until) }
     }
@@ -445,7 +450,6 @@ where
 {
     /// A flow is one with the peer from now on.
     pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry) {
-        self.flow.named.insert(entry.name, flow);
         self.record_own_place();
         self.flow.add(flow, entry);
     }
@@ -455,10 +459,10 @@ where
         self.retire_path();
         self.leave_place(now);
         // Where it only says something else of the same place, this host's reason stays.
-        self.binding.only_tunnel &= self.flow.places.peer == awaited.place;
-        self.flow.places.peer = awaited.place;
+        self.binding.only_tunnel &= self.flow.places().peer == awaited.place;
+        self.flow.set_peer_place(awaited.place);
         self.binding.peer_refuses_rewrite = awaited.refuses_rewrite;
-        self.flow.stalls = Stalls::default();
+        self.flow.forget_stalls();
         self.binding.probe = CarrierProbe::default();
         // The answer leaves from the address that the peer asked; that it is our locator towards it now. What it asked
         // before it knew where this host has moved to means nothing.
@@ -476,10 +480,9 @@ where
     /// Remembers which address of ours the place in force is at, and forgets where no flow is at home.
     pub(crate) fn record_own_place(&mut self) {
         let Self { path, flow, binding, .. } = self;
-        let (here, source) = (flow.places.local, path.source());
+        let (here, source) = (flow.places().local, path.source());
         binding.own_places.extend(source.filter(|_| here != NOWHERE).map(|source| (here, source)));
-        let homes = &flow.homes;
-        binding.own_places.retain(|number, _| *number == here || homes.keys().any(|(home, _)| home.local == *number));
+        binding.own_places.retain(|number, _| *number == here || flow.homes().any(|(home, ..)| home.local == *number));
     }
 
     /// Numbers the place that an update with `sequence` announces (P-25) and remembers it. `uprooted`: no flow is at
@@ -491,7 +494,7 @@ where
         observed: SocketAddr,
         uprooted: bool,
     ) -> u32 {
-        let in_force = self.flow.places.peer;
+        let in_force = self.flow.places().peer;
         let same = |place: &KnownPlace| (place.claimed, place.observed) == (claimed, observed);
         // What is written down of the place in force stays until the peer has left it (P-135). After that its number is
         // no longer that of its sources, if they have got another.
@@ -507,7 +510,7 @@ where
             return place.number;
         }
         if self.binding.known_places.len() >= PLACES_REMEMBERED {
-            let at_home = |place: &KnownPlace| self.flow.homes.keys().any(|(home, _)| home.peer == place.number);
+            let at_home = |place: &KnownPlace| self.flow.homes().any(|(home, ..)| home.peer == place.number);
             let known = &self.binding.known_places;
             let oldest = known.iter().position(|place| place.number != in_force && !at_home(place));
             let oldest = oldest.or_else(|| known.iter().position(|place| place.number != in_force));
@@ -523,7 +526,7 @@ where
 
     /// The place in force is seen under another mapping of its NAT from now on (P-26).
     pub(crate) fn follow_mapping(&mut self, observed: SocketAddr) {
-        let here = self.flow.places.peer;
+        let here = self.flow.places().peer;
         if let Some(place) = self.binding.known_places.iter_mut().find(|place| place.number == here)
             && place.translated
         {
@@ -535,10 +538,10 @@ where
     /// else whoever says that he was somewhere for a moment could say so again and again (P-104).
     pub(crate) fn leave_place(&mut self, now: Time) {
         self.binding.left_places.retain(|_, left| *left + FORMER > now);
-        let number = self.flow.places.peer;
+        let number = self.flow.places().peer;
         let here = self.binding.known_places.iter().find(|place| place.number == number);
         if here.is_some_and(|place| place.observed.ip() == self.path.remote().ip())
-            && self.flow.away != Some(Away::Announced)
+            && self.flow.away() != Some(Away::Announced)
         {
             self.binding.left_places.insert(number, now);
         }
@@ -556,7 +559,7 @@ where
     pub(crate) fn record_other_address(&mut self, remote: SocketAddr, port: u16) {
         let own = remote.port() == port && self.path.locators().contains(&remote.ip());
         let mut places = self.binding.known_places.iter_mut();
-        let here = places.find(|place| place.number == self.flow.places.peer && place.observed != remote);
+        let here = places.find(|place| place.number == self.flow.places().peer && place.observed != remote);
         here.into_iter().for_each(|place| place.translated |= !own);
     }
 
@@ -572,7 +575,7 @@ where
 
     /// This host leaves the place where the peer takes it to be.
     pub(crate) fn on_left(&mut self) {
-        if self.flow.places.local != NOWHERE {
+        if self.flow.places().local != NOWHERE {
             self.path.record_left();
         }
     }

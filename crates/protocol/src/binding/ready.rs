@@ -23,10 +23,10 @@ impl BindingLayer {
     /// Keeps the paths to a peer ready that are wanted, and those no longer that are not. None is where nothing depends
     /// on it.
     pub(crate) fn keep_ready(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let keeps = self.flow.path.session.keeps(id);
+        let keeps = self.flow.session().keeps(id);
         let Some(peer) = bound!(self, &id) else { return };
-        let needed = keeps || !peer.flow.flows.is_empty();
-        let needed = needed && peer.flow.away.is_none() && peer.has_session() && !base.is_suspended();
+        let needed = keeps || !peer.flow.flows().is_empty();
+        let needed = needed && peer.flow.away().is_none() && peer.has_session() && !base.is_suspended();
         let in_use = peer.path.attachment();
         let mut links: BTreeSet<LinkId> = in_use.iter().map(|attachment| attachment.link).collect();
         let attachments = base.attachments().addresses().filter_map(|address| base.attachments().get(address));
@@ -38,22 +38,22 @@ impl BindingLayer {
             })
             .filter(|attachment| needed && Some(*attachment) != in_use)
             .collect();
-        self.flow.path.keep_from(now, id, &wanted, base);
+        self.flow.path_mut().keep_from(now, id, &wanted, base);
     }
 
     /// A peer keeps the path ready that something came by.
     pub(super) fn on_path_kept(&mut self, now: Time, id: PeerId, arrival: &Arrival, path: u32, base: &mut Base) {
-        let keeps = self.flow.path.session.keeps(id);
+        let keeps = self.flow.session().keeps(id);
         let Some(peer) = bound!(self, &id) else { return };
         // P-44; and where nothing depends on it, it serves nobody.
-        let needed = keeps || !peer.flow.flows.is_empty();
-        if !needed || peer.flow.away == Some(Away::Announced) || base.is_suspended() {
+        let needed = keeps || !peer.flow.flows().is_empty();
+        if !needed || peer.flow.away() == Some(Away::Announced) || base.is_suspended() {
             return;
         }
         // P-143: a path is looked at as a move is, where it is not known.
-        let is_told = self.flow.path.peers.get(&id).is_some_and(|paths| paths.is_told(now, arrival.source));
-        if is_told || self.flow.looks.follows(now, id) {
-            self.flow.path.on_kept(now, id, arrival, path, base);
+        let is_told = self.flow.path().paths(&id).is_some_and(|paths| paths.is_told(now, arrival.source));
+        if is_told || self.flow.follows(now, id) {
+            self.flow.path_mut().on_kept(now, id, arrival, path, base);
         }
     }
 }

@@ -9,12 +9,11 @@ use crate::base::op::{Carrier, PeerId};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::peers::CarrierProbe;
-use crate::flow::stall::Stalls;
 
 impl BindingLayer {
     /// See [`Node::handle_flow_stalled`](crate::Node::handle_flow_stalled).
     pub(crate) fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
-        let Some(entry) = self.flow.flows.get(&flow).and_then(|known| known.entry()).copied() else { return };
+        let Some(entry) = self.flow.flows().entry(&flow).copied() else { return };
         let id = entry.peer;
         let Some(peer) = bound_mut!(self, &id) else { return };
         let waits = entry.waits.any() || peer.binding.carrier == Carrier::Hold && peer.moved_flows() > 0;
@@ -25,15 +24,15 @@ impl BindingLayer {
         let native = entry.home == peer.current_places();
         let otherwise = if native { peer.has_moved() } else { peer.binding.carrier != Carrier::Tunnel };
         let able = base.config().carriers.tunnel && peer.has_session();
-        if peer.flow.stalls.record(now, flow) && otherwise && able {
-            peer.flow.stalls.suspect(now);
+        if peer.flow.stalls().record(now, flow) && otherwise && able {
+            peer.flow.stalls().suspect(now);
         }
-        if peer.flow.stalled {
+        if peer.flow.is_stalled() {
             return;
         }
-        peer.flow.stalled = true;
+        peer.flow.set_stalled(true);
         if !peer.path.is_checked() {
-            let due = peer.flow.stalls.next_check(now);
+            let due = peer.flow.stalls().next_check(now);
             base.set_timer(Timer::Keepalive(id), due);
         } else {
             // One is under way, and may be repeated at long intervals.
@@ -46,8 +45,8 @@ impl BindingLayer {
     /// forgotten them. They go by the tunnel from now on, both ways (P-49).
     pub(crate) fn fall_back(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.carries()) else { return };
-        peer.flow.stalls = Stalls::default();
-        peer.flow.stalled = false;
+        peer.flow.forget_stalls();
+        peer.flow.set_stalled(false);
         peer.binding.only_tunnel = true;
         peer.binding.probe = CarrierProbe::default();
         base.stop_timer(Timer::Probe(id));

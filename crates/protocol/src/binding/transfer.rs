@@ -318,21 +318,21 @@ impl BindingLayer {
             Change::Release { tuple } if tuple.is_unconnected() || tuple.mirrored().is_unconnected() => {}
             Change::Release { tuple } => self.release_flow(now, &tuple, base),
             Change::End { tuple } => self.end_passed_on(now, &tuple, base),
-            Change::Reserve { tuple, reserved } => self.flow.flows.reserve(tuple, reserved),
+            Change::Reserve { tuple, reserved } => self.flow.flows_mut().reserve(tuple, reserved),
             Change::Remember { key } => {
-                if let Some(id) = self.flow.path.session.by_key.get(&key).copied() {
+                if let Some(id) = self.flow.session().with_key(&key) {
                     self.apply_binding(now, id, base);
                     base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
                 }
             }
-            Change::Pin(pin, hosts) => self.flow.path.session.contacts.pins.set(pin, hosts),
+            Change::Pin(pin, hosts) => self.flow.session_mut().contacts.pins.set(pin, hosts),
         }
     }
 
     /// A peer says, or has heard, something about moves; or there is a session with it. Where this host takes part in
     /// any: its key, and who sees to that.
     pub(super) fn transfer_with(&mut self, id: PeerId) -> Option<(PublicKey, &mut Transfer)> {
-        let key = self.flow.path.session.peers.get(&id)?.key;
+        let key = self.flow.session().peer(&id)?.key;
         Some((key, self.transfer.as_deref_mut()?))
     }
 
@@ -344,13 +344,12 @@ impl BindingLayer {
         };
         let records = &mut transfer.records;
         for key in records.hosts() {
-            let known = self.flow.path.session.by_key.get(&key).and_then(|id| peer!(self.flow, id));
+            let known = self.flow.peer_with(&key);
             let known = known.map(|peer| (peer.id, peer.has_session(), peer.path.check_tries()));
-            let session = &mut self.flow.path.session;
             match known {
                 Some((id, true, checks)) => {
                     while let Some(message) = records.poll(now, &key) {
-                        self.flow.path.send(id, &[message], base);
+                        self.flow.path_mut().send(id, &[message], base);
                     }
                     let checked = checks > 0 && base.has_timer(Timer::Keepalive(id));
                     if records.doubts(&key) && !checked {
@@ -358,9 +357,10 @@ impl BindingLayer {
                         base.set_timer_earlier(Timer::Keepalive(id), now);
                     }
                 }
-                Some((id, false, _)) if records.wants(&key) => session.reach_again(now, id, base),
+                Some((id, false, _)) if records.wants(&key) => self.flow.session_mut().reach_again(now, id, base),
                 None if records.wants(&key) => {
                     // Where it is a donor may have said, of a host that there is not.
+                    let session = self.flow.session_mut();
                     if let Some(to) = records.hinted(now, &key).filter(|_| session.contacts.may_ask_another(now)) {
                         session.initiate_with_key(now, Knowledge::Known(key), to, key, base);
                     }
@@ -368,7 +368,7 @@ impl BindingLayer {
                 Some(_) | None => {}
             }
         }
-        self.flow.path.session.contacts.pins.set(Pin::Moving, records.wanted().collect());
+        self.flow.session_mut().contacts.pins.set(Pin::Moving, records.wanted().collect());
         records.take_touched();
         match transfer.deadline(now, |key| self.has_session(key)) {
             Some(due) => base.set_timer(Timer::Records, due),

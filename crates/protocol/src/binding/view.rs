@@ -14,9 +14,10 @@ impl BindingLayer {
     pub(crate) fn ended(&self) -> HashMap<PeerId, (usize, usize)> {
         let mut ended: HashMap<PeerId, (usize, usize)> = HashMap::new();
         // A socket that was opened anew and closed again is there twice.
-        let flows: BTreeSet<&FlowTuple> = self.flow.flows.lingering().collect();
+        let flows: BTreeSet<&FlowTuple> = self.flow.flows().lingering().collect();
         for flow in flows {
-            let Some(entry) = self.flow.flows.get(flow).filter(|known| known.closed).and_then(Flow::entry) else {
+            let Some(entry) = self.flow.flows().get(flow).filter(|known| known.is_closed()).and_then(Flow::entry)
+            else {
                 continue;
             };
             let Some(peer) = bound!(self, &entry.peer) else { continue };
@@ -30,7 +31,7 @@ impl BindingLayer {
     /// Introduced flows of a peer whose sockets are there: what is told of it counts these.
     pub(crate) fn living(&self, id: PeerId) -> usize {
         let ended = self.ended().get(&id).map_or(0, |ended| ended.0);
-        peer!(self.flow, &id).map_or(0, |peer| peer.flow.flows.len()).saturating_sub(ended)
+        self.flow.peer(&id).map_or(0, |peer| peer.flow.flows().len()).saturating_sub(ended)
     }
 
     /// How a peer's flows go now whose sockets are there.

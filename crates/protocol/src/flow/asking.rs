@@ -1,19 +1,24 @@
 //! Who is asked to have a flow introduced: whoever is at its remote address, or was named as the owner of the socket
 //! there.
 
+use std::net::{IpAddr, SocketAddr};
+
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::Message;
+use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::base::Base;
 use crate::base::op::{FlowEntry, FlowOp, PeerId};
 use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
+use crate::flow::introduction::AGAIN;
 use crate::flow::known::{Flow, Stage};
 use crate::flow::policy::Ruled;
 use crate::session::contact::Contact;
 
+/// How often a flow's introduction is begun anew because somebody names an owner.
+const REFERRALS: u8 = 6;
 /// How often an owner asks the far end to introduce a flow.
 const REQUESTS: u8 = 3;
 /// What users are told where the host that an address leads to passes a flow on for one that cannot be reached.
@@ -22,18 +27,11 @@ pub(crate) const NOT_FOUND: &str = "its other end is on another host, which is n
 impl FlowLayer {
     /// Introduces a flow to whoever was named as the owner of the socket at its other end, once there is a session.
     pub(crate) fn introduce_referred(&mut self, now: Time, flow: FlowTuple, key: PublicKey, base: &mut Base) {
-        let owner = self
-            .path
-            .session
-            .by_key
-            .get(&key)
-            .and_then(|id| self.path.session.peers.get(id))
-            .filter(|peer| peer.has_session());
-        if let Some(id) = owner.map(|peer| peer.id) {
+        if let Some(id) = self.path.session().met(&key) {
             self.queue_introduction(now, id, flow, base);
             return;
         }
-        if !self.path.session.ask_referred(now, key, base) {
+        if !self.path.session_mut().ask_referred(now, key, base) {
             self.fail_introduction(now, &flow, NOT_FOUND, base);
             return;
         }
@@ -43,7 +41,7 @@ impl FlowLayer {
     /// The far end of a flow that is passed on for this host is known.
     pub(crate) fn ask_to_be_introduced(&mut self, now: Time, id: PeerId, flow: FlowTuple, base: &mut Base) {
         let Some(known) = self.flows.get_mut(&flow).filter(|known| known.referrals < REQUESTS) else { return };
-        if self.path.session.peers.get(&id).is_some_and(|peer| peer.has_session()) {
+        if self.path.session().has_session(id) {
             known.referrals += 1;
             self.path.send(id, &[Message::IntroduceMe { tuple: flow }], base);
         }
@@ -63,7 +61,7 @@ impl FlowLayer {
 
     /// Whether a peer was named as the owner of the socket at a flow's other end.
     pub(crate) fn is_referred(&self, flow: &FlowTuple, id: PeerId) -> bool {
-        let key = self.path.session.peers.get(&id).map(|peer| peer.key);
+        let key = self.path.session().key_of(id);
         key.is_some() && self.flows.get(flow).is_some_and(|known| known.referred == key)
     }
 
@@ -74,9 +72,8 @@ impl FlowLayer {
         if known.referred.take().is_none() {
             return false;
         }
-        let (unchanged, asks) = (known.clone(), !known.accepted);
-        known.stage = Stage::Open;
-        self.abandon_introduction(flow, &unchanged);
+        let asks = !known.accepted;
+        self.leave_stage(flow, Stage::Open);
         base.op(FlowOp::Expect { flow: *flow, from: None });
         if asks {
             self.flows.put_off(now, *flow);
@@ -92,26 +89,26 @@ impl FlowLayer {
         }
         let address = flow.remote.ip();
         let user = self.flows.get(&flow).and_then(|known| known.user);
-        match self.path.session.contacts.addresses.get(&address) {
-            Some(Contact::Known(id)) if self.path.session.peers.contains_key(id) => {
+        match self.path.session().contacts.addresses.get(&address) {
+            Some(Contact::Known(id)) if self.path.session().peer(id).is_some() => {
                 let id = *id;
-                if !self.path.session.peers[&id].has_session() {
-                    self.path.session.reach_again(now, id, base);
+                if !self.path.session().has_session(id) {
+                    self.path.session_mut().reach_again(now, id, base);
                 }
                 self.queue_introduction(now, id, flow, base);
             }
             Some(&contact @ (Contact::Asking { .. } | Contact::Silent { .. })) => {
-                self.path.session.contacts.await_answer(address, flow, user);
+                self.path.session_mut().contacts.await_answer(address, flow, user);
                 if matches!(contact, Contact::Silent { until, .. } if until <= now) {
-                    self.path.session.continue_contact(now, address, base);
+                    self.path.session_mut().continue_contact(now, address, base);
                 }
             }
-            _ if !self.path.session.may_ask(address, base) => {}
+            _ if !self.path.session().may_ask(address, base) => {}
             _ => {
-                self.path.session.contacts.await_answer(address, flow, user);
+                self.path.session_mut().contacts.await_answer(address, flow, user);
                 let source = Some(flow.local.ip());
-                self.path.session.contacts.addresses.insert(address, Contact::Asking { tries: 0, source });
-                self.path.session.continue_contact(now, address, base);
+                self.path.session_mut().contacts.addresses.insert(address, Contact::Asking { tries: 0, source });
+                self.path.session_mut().continue_contact(now, address, base);
             }
         }
     }
@@ -155,7 +152,106 @@ impl FlowLayer {
     pub(crate) fn record_user(&mut self, flow: &FlowTuple, user: u32) {
         if let Some(known) = self.flows.get_mut(flow).filter(|known| !known.closed) {
             known.user = Some(user);
-            self.path.session.contacts.record_user(flow, user);
+            self.path.session_mut().contacts.record_user(flow, user);
+        }
+    }
+
+    /// A flow that this host is introducing to a peer, by its nonce.
+    fn being_introduced(&self, id: PeerId, nonce: u64) -> Option<(FlowTuple, &Flow)> {
+        let flow = self.flows.with_nonce(nonce)?;
+        let known = self.flows.get(&flow).filter(|known| !known.closed)?;
+        let is_it = matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce));
+        is_it.then_some((flow, known))
+    }
+
+    /// The host that a flow leads to passes it on for another, with which it is to be introduced.
+    pub(crate) fn handle_referral(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        nonce: u64,
+        key: PublicKey,
+        place: SocketAddr,
+        base: &mut Base,
+    ) {
+        let Some((flow, known)) = self.being_introduced(id, nonce) else { return };
+        if known.referred.is_none() && key != base.public_key() {
+            self.leave_stage(&flow, Stage::Open);
+            self.path.session_mut().add_referred(now, id, key, place, base);
+            self.refer_to(now, flow, key, base);
+        }
+    }
+
+    /// The owner of the socket at the other end of a connection, which has opened it and is not at the address that
+    /// this host knows it by, has itself introduced. It may be anybody who says so: he proves it by what travels in the
+    /// flow.
+    pub(crate) fn handle_introduce_me(&mut self, now: Time, id: PeerId, tuple: &FlowTuple, base: &mut Base) {
+        let flow = tuple.mirrored();
+        let Some(key) = self.path.session().key_of(id) else { return };
+        let Some(known) = self.flows.get(&flow).filter(|known| !known.closed && known.accepted) else { return };
+        if matches!(known.stage, Stage::Open | Stage::Failed(_)) && matches!(self.ruled(&flow, id), Ruled::Free) {
+            self.refer_to(now, flow, key, base);
+        }
+    }
+
+    /// Has a flow introduced to whoever was named as the owner of the socket at its other end.
+    fn refer_to(&mut self, now: Time, flow: FlowTuple, key: PublicKey, base: &mut Base) {
+        let Some(known) = self.flows.get_mut(&flow) else { return };
+        if known.referrals >= REFERRALS {
+            return self.fail_introduction(now, &flow, NOT_FOUND, base);
+        }
+        known.referrals += 1;
+        (known.referred, known.seen, known.early) = (Some(key), false, None);
+        self.flows.set_stage(&flow, Stage::Open);
+        self.introduce_referred(now, flow, key, base);
+    }
+
+    /// The owner has our nonce, which nobody else could tell it: what it puts into the flow is an answer.
+    pub(crate) fn handle_seen(&mut self, now: Time, id: PeerId, nonce: u64, base: &mut Base) {
+        let Some((flow, _)) = self.being_introduced(id, nonce) else { return };
+        let Some(known) = self.flows.get_mut(&flow).filter(|known| known.referred.is_some()) else { return };
+        known.seen = true;
+        if let Some(early) = known.early.take() {
+            self.take_nonce(now, id, flow, early, base);
+        }
+    }
+
+    /// A host behind a gateway, this peer, has opened a connection to this host, which had nobody to ask about it. It
+    /// may be anybody who says so: what is asked is who has the connection's remote address, as if this host had opened
+    /// it.
+    pub(crate) fn handle_ask_here(&mut self, now: Time, id: PeerId, tuple: &FlowTuple, base: &mut Base) {
+        let flow = tuple.mirrored();
+        if !self.path.session().sees_no_ends(id) || flow.transport != Transport::Tcp {
+            return;
+        }
+        let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed && known.accepted) else { return };
+        match known.stage {
+            Stage::Open => {}
+            // Whoever says it again and again has nothing done again and again.
+            Stage::Failed(_) if known.again < AGAIN => {
+                known.again += 1;
+                known.stage = Stage::Open;
+            }
+            _ => return,
+        }
+        if matches!(self.ruled_beforehand(&flow), Ruled::Free) {
+            self.want_introduction(now, flow, base);
+        }
+    }
+
+    /// Another key answers where a peer was asked for: what waits to be introduced to it there is to be so to another,
+    /// if that is whom this host `expects` there, and else once it answers.
+    pub(crate) fn leave_address(&mut self, now: Time, id: PeerId, address: IpAddr, expects: bool, base: &mut Base) {
+        let active = self.peers.get(&id).into_iter().flat_map(|peer| &peer.introductions.active);
+        let flows: Vec<FlowTuple> = active.filter(|flow| flow.remote.ip() == address).copied().collect();
+        flows.iter().for_each(|flow| self.leave_stage(flow, Stage::Open));
+        for flow in flows {
+            if expects {
+                self.want_introduction(now, flow, base);
+            } else {
+                let user = self.flows.get(&flow).and_then(|known| known.user);
+                self.path.session_mut().contacts.await_answer(address, flow, user);
+            }
         }
     }
 }

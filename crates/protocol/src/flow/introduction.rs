@@ -56,9 +56,9 @@ const ANSWER_BIT: u64 = 1 << 62;
 /// A flow that both ends have proven to sit on, to be installed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Proven {
-    pub(crate) flow: FlowTuple,
-    pub(crate) entry: FlowEntry,
-    pub(crate) origin: Origin,
+    pub flow: FlowTuple,
+    pub entry: FlowEntry,
+    pub origin: Origin,
 }
 
 /// What comes of an introducer's echo.
@@ -116,7 +116,7 @@ impl FlowLayer {
                 }
                 if peer!(self, &id).is_some_and(|peer| peer.flow.flows.is_empty()) {
                     // Neither this nor another handshake was answered.
-                    self.path.session.drop_sessions(id, base);
+                    self.path.session_mut().drop_sessions(id, base);
                 }
                 return;
             }
@@ -372,7 +372,7 @@ impl FlowLayer {
             }
         };
         let elsewhere = |entry: &FlowEntry| !matches!(entry.end, LocalEnd::Here | LocalEnd::Passing);
-        if self.flows.get(&flow).and_then(Flow::entry).is_some_and(elsewhere) {
+        if self.flows.entry(&flow).is_some_and(elsewhere) {
             self.path.send(id, &[Message::Seen { nonce: introducer_nonce }], base);
         }
         base.ask(
@@ -469,7 +469,7 @@ impl FlowLayer {
             return refused(IntroductionRefusal::Busy);
         }
         // Also where the far end has forgotten that it leads the flow here.
-        let again = self.flows.get(&flow).and_then(Flow::entry).copied().filter(|entry| entry.peer == id);
+        let again = self.flows.entry(&flow).copied().filter(|entry| entry.peer == id);
         let before = former.or(again.filter(|entry| entry.end == LocalEnd::Endpoint));
         let away = before.is_some();
         let entry = FlowEntry {
@@ -567,9 +567,8 @@ impl FlowLayer {
             Some(Stage::Echoing { peer, nonce: own, echo, session, .. }) if *peer == id && *own == nonce => {
                 let name = self
                     .path
-                    .session
-                    .peers
-                    .get(&id)
+                    .session()
+                    .peer(&id)
                     .and_then(|peer| peer.session_to(*session))
                     .map(|slot| slot.session.flow_name(echo.introducer_nonce, echo.responder_nonce));
                 Some((*echo, name))
@@ -663,9 +662,9 @@ impl FlowLayer {
 
     /// There is another session with a peer, which may have started anew: what could not be introduced is tried again.
     pub(crate) fn introduce_failed(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.path.session.peers.get(&id) else { return };
+        let Some(peer) = self.path.session().peer(&id) else { return };
         let mut young = Vec::new();
-        for address in peer.answers_at.iter().filter(|address| self.path.session.contacts.is_known(**address, id)) {
+        for address in peer.answers_at.iter().filter(|address| self.path.session().contacts.is_known(**address, id)) {
             for flow in self.flows.take_failed(*address) {
                 if let Some(known) = self.flows.get_mut(&flow)
                     && matches!(known.stage, Stage::Failed(_))
@@ -691,9 +690,7 @@ impl FlowLayer {
             return;
         }
         known.again += 1;
-        let unchanged = known.clone();
-        known.stage = Stage::Open;
-        self.abandon_introduction(flow, &unchanged);
+        self.leave_stage(flow, Stage::Open);
         self.flows.put_off(now, *flow);
     }
 
@@ -701,22 +698,27 @@ impl FlowLayer {
         if self.end_referral(now, flow, base) {
             return;
         }
-        let Some(known) = self.flows.get_mut(flow) else { return };
-        let before = std::mem::replace(&mut known.stage, Stage::Failed(reason));
-        let unchanged = Flow { stage: before, ..known.clone() };
+        let Some(known) = self.flows.get(flow) else { return };
         if !known.accepted && !known.refused {
             self.flows.on_failed(*flow);
         }
-        self.abandon_introduction(flow, &unchanged);
+        self.leave_stage(flow, Stage::Failed(reason));
         base.event(Event::IntroductionFailed { flow: *flow, reason });
     }
 
-    /// Takes a flow out of the lists of its peer's introductions.
-    pub(crate) fn abandon_introduction(&mut self, flow: &FlowTuple, known: &Flow) {
-        if let Some(nonce) = known.stage.own_nonce() {
+    /// A flow that is not introduced is at another stage: its introduction is over.
+    pub(super) fn leave_stage(&mut self, flow: &FlowTuple, stage: Stage) {
+        if let Some(before) = self.flows.set_stage(flow, stage) {
+            self.abandon_introduction(flow, &before);
+        }
+    }
+
+    /// Takes a flow out of the lists of its peer's introductions. `stage`: how far that was.
+    pub(super) fn abandon_introduction(&mut self, flow: &FlowTuple, stage: &Stage) {
+        if let Some(nonce) = stage.own_nonce() {
             self.flows.forget_nonce(nonce);
         }
-        let peers: Vec<PeerId> = match known.stage {
+        let peers: Vec<PeerId> = match *stage {
             Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } | Stage::Pairing { peer, .. } => vec![peer],
             Stage::Open => {
                 let has = |(_, peer): &(&PeerId, &FlowPeer)| peer.introductions.active.contains(flow);
@@ -746,5 +748,26 @@ impl FlowLayer {
             });
         }
         more
+    }
+
+    /// The peer's end of a flow that is being introduced to it, or was, is the socket of a host behind it (P-123).
+    pub(crate) fn handle_passing(&mut self, id: PeerId, nonce: u64, base: &mut Base) {
+        if let Some(flow) = self.flows.with_nonce(nonce) {
+            if let Some(known) = self.flows.get_mut(&flow)
+                && matches!(known.stage, Stage::Echoing { peer, nonce: own, .. } if (peer, own) == (id, nonce))
+            {
+                known.beyond = true;
+            }
+            return;
+        }
+        // The word was lost when it was introduced.
+        let Some(flow) = self.peers.get(&id).and_then(|peer| peer.named(nonce)) else { return };
+        if let Some(Flow { stage: Stage::Introduced { entry, .. }, .. }) = self.flows.get_mut(&flow)
+            && entry.end == LocalEnd::Here
+            && !std::mem::replace(&mut entry.beyond, true)
+        {
+            let asked = Asked::Effect("noting that a connection's other end is behind a gateway");
+            base.ask(FlowOp::Install { flow, entry: *entry }, asked);
+        }
     }
 }

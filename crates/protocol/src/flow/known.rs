@@ -6,14 +6,15 @@ use whimbrel_wire::message::Echo;
 
 use crate::Time;
 use crate::base::op::{FlowEntry, PeerId, Places};
-use crate::flow::verdict::Verdict;
+use crate::flow::verdict::{Rule, Verdict};
 
 /// How far a flow's introduction is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) enum Stage {
     /// Nobody has introduced it. Entry: the socket is seen. Exits: the host behind its remote address turns out to be a
     /// peer and it is old enough (`Introducing`), or an introduction of a peer's is answered ([`Responding`]) and comes
     /// back in its session (`Introduced`).
+    #[default]
     Open,
     /// Our nonce is in the flow. Exits: the peer's nonce arrives (`Echoing`); three tries are over (`Failed`).
     Introducing { peer: PeerId, nonce: u64, since: Time, tries: u32, next: Time },
@@ -55,10 +56,10 @@ pub(crate) enum Stage {
 pub(crate) struct Responding {
     pub(super) introducer_nonce: u64,
     /// Ours.
-    pub(crate) nonce: u64,
-    pub(crate) begun: Time,
+    pub(super) nonce: u64,
+    pub(super) begun: Time,
     /// How often the same nonce was answered.
-    pub(crate) answers: u32,
+    pub(super) answers: u32,
 }
 
 /// How a flow came to be introduced.
@@ -88,56 +89,65 @@ impl Stage {
 }
 
 /// A flow.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Flow {
-    pub(crate) stage: Stage,
-    pub(crate) opened: Time,
+    pub(super) stage: Stage,
+    pub(super) opened: Time,
     /// The other end opened it.
-    pub(crate) accepted: bool,
+    pub(super) accepted: bool,
     /// Its socket is gone; it is kept for what is still under way.
-    pub(crate) closed: bool,
+    pub(super) closed: bool,
     /// How often its introduction met with a move and was begun anew.
-    pub(crate) again: u8,
+    pub(super) again: u8,
     /// The peer has no socket for it that can be moved: another session with it changes nothing.
-    pub(crate) refused: bool,
+    pub(super) refused: bool,
     /// Whom the host at its remote address has named as the owner of the socket at its other end (P-87).
-    pub(crate) referred: Option<PublicKey>,
+    pub(super) referred: Option<PublicKey>,
     /// How often that was done, of this connection.
-    pub(crate) referrals: u8,
+    pub(super) referrals: u8,
     /// That one has said in its session that our nonce has arrived there.
-    pub(crate) seen: bool,
+    pub(super) seen: bool,
     /// A nonce that came in the flow as its answer, before it has said so.
-    pub(crate) early: Option<u64>,
+    pub(super) early: Option<u64>,
     /// The peer that it is being introduced to has said that its end is a host's behind it (P-123).
-    pub(crate) beyond: bool,
+    pub(super) beyond: bool,
     /// The user who has opened it, where the caller has said.
-    pub(crate) user: Option<u32>,
+    pub(super) user: Option<u32>,
     /// What the caller's policy says of it; `None` while that is awaited.
-    pub(crate) verdict: Option<Verdict>,
+    pub(super) verdict: Option<Verdict>,
 }
 
 impl Flow {
     pub(crate) fn opened(now: Time, accepted: bool) -> Self {
-        let verdict = Some(Verdict::default());
-        Self {
-            stage: Stage::Open,
-            opened: now,
-            accepted,
-            closed: false,
-            again: 0,
-            refused: false,
-            referred: None,
-            referrals: 0,
-            seen: false,
-            early: None,
-            beyond: false,
-            user: None,
-            verdict,
-        }
+        Self { opened: now, accepted, verdict: Some(Verdict::default()), ..Self::default() }
     }
 
     pub(crate) fn introduced(entry: FlowEntry, now: Time) -> Self {
         Self { stage: Stage::Introduced { entry, origin: Origin::Restored }, ..Self::opened(now, false) }
+    }
+
+    pub(crate) fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    /// Whether its socket is gone.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// What is wanted for it with the peer of this key, where the caller has said.
+    pub(crate) fn rule(&self, key: &PublicKey) -> Option<Rule> {
+        self.verdict.as_ref().map(|verdict| verdict.with(key))
+    }
+
+    /// As it is when nobody has introduced it.
+    pub(crate) fn reopened(self) -> Self {
+        Self { stage: Stage::Open, ..self }
+    }
+
+    /// As it would be if nobody ever had.
+    pub(crate) fn forgotten(self) -> Self {
+        Self { again: 0, beyond: false, ..self.reopened() }
     }
 
     pub(crate) fn entry(&self) -> Option<&FlowEntry> {

@@ -14,7 +14,7 @@ use crate::base::pace::IDLE;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
-use crate::flow::known::Stage;
+use crate::flow::known::{Flow, Origin, Stage};
 
 /// Flows that ended are told together: so much later at the most, and no more of them waiting.
 pub(crate) const CLOSED_PAUSE: Duration = Duration::from_millis(100);
@@ -41,7 +41,7 @@ impl FlowLayer {
             return;
         }
         let Some(entry) = known.entry().copied() else { return self.forget_flow(&flow, base) };
-        self.path.session.contacts.forget_waiting(&flow);
+        self.path.session_mut().contacts.forget_waiting(&flow);
         self.flows.close(now, flow);
         if let Some(name) = self.name_of(&entry).filter(|_| entry.end == LocalEnd::Endpoint) {
             base.signal(Signal::Closing(name));
@@ -51,8 +51,8 @@ impl FlowLayer {
     /// Forgets a flow altogether.
     pub(crate) fn forget_flow(&mut self, flow: &FlowTuple, base: &mut Base) {
         let Some(known) = self.flows.take(flow) else { return };
-        self.path.session.contacts.forget_waiting(flow);
-        self.abandon_introduction(flow, &known);
+        self.path.session_mut().contacts.forget_waiting(flow);
+        self.abandon_introduction(flow, &known.stage);
         if let Stage::Introduced { entry, .. } = &known.stage {
             if known.closed {
                 self.end_moved(entry, base);
@@ -109,6 +109,23 @@ impl FlowLayer {
 
     /// What an introduced flow is called.
     pub(crate) fn name_of(&self, entry: &FlowEntry) -> Option<FlowName> {
-        self.path.session.peers.get(&entry.peer).map(|peer| FlowName::new(peer.key, entry.name))
+        self.path.session().peer(&entry.peer).map(|peer| FlowName::new(peer.key, entry.name))
+    }
+
+    /// A flow is one with a peer from now on, whatever it was before and whosever.
+    pub(crate) fn take_over(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry, origin: Origin, base: &mut Base) {
+        let before = self.flows.get(&flow).cloned().unwrap_or_else(|| Flow::opened(now, false));
+        if let Stage::Introduced { entry: former, origin } = &before.stage {
+            if let Origin::Answered { nonce, .. } = origin {
+                self.flows.forget_nonce(*nonce);
+            }
+            if let Some(peer) = self.peers.get_mut(&former.peer) {
+                peer.remove_flow(&flow, former);
+            }
+            self.idle_later(now, former.peer, base);
+        } else {
+            self.abandon_introduction(&flow, &before.stage);
+        }
+        self.flows.put(flow, Flow { stage: Stage::Introduced { entry, origin }, closed: false, ..before });
     }
 }

@@ -43,7 +43,7 @@ impl FlowLayer {
                 None
             }
             Message::Locators(locators) => {
-                if let Some(paths) = self.path.peers.get_mut(&id) {
+                if let Some(paths) = self.path.paths_mut(&id) {
                     paths.set_locators(locators);
                 }
                 None

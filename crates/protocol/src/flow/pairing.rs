@@ -249,9 +249,8 @@ impl FlowLayer {
         let mut proofs: HashMap<PairingProof, Vec<Fit>> = HashMap::new();
         let slot = self
             .path
-            .session
-            .peers
-            .get(&id)
+            .session()
+            .peer(&id)
             .and_then(|peer| peer.sessions.iter().find(|s| s.session.local_index() == index));
         let Some(slot) = slot else { return proofs };
         for socket in sockets {
@@ -380,7 +379,7 @@ impl FlowLayer {
         };
         let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
         let (id, nonce, numbers) = (entry.peer, *nonce, *numbers);
-        let Some(slot) = self.path.session.peers.get_mut(&id).and_then(|peer| peer.session()) else { return };
+        let Some(slot) = self.path.session_mut().peer_mut(&id).and_then(|peer| peer.session()) else { return };
         let proof = slot.session.pairing_proof(true, false, numbers);
         self.path.send(id, &[Message::Paired { nonce, proof, introduced }], base);
     }

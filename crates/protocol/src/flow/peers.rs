@@ -16,29 +16,33 @@ use crate::flow::stall::Stalls;
 use crate::path::paths::Paths;
 use crate::session::peer::Peer;
 
+/// Flows that ended are told so many in a datagram, so often each.
+const CLOSED_AT_ONCE: usize = 128;
+const CLOSED_TOLD: u32 = 3;
+
 /// Introductions with one peer that are not finished.
 #[derive(Debug, Default)]
-pub(crate) struct Introductions {
+pub(super) struct Introductions {
     /// Flows to be introduced by us, oldest first.
-    pub(crate) queue: VecDeque<FlowTuple>,
+    pub(super) queue: VecDeque<FlowTuple>,
     /// Flows whose introduction is under way.
-    pub(crate) active: BTreeSet<FlowTuple>,
+    pub(super) active: BTreeSet<FlowTuple>,
     /// Those of them that have been begun, and some that are over. All others, of which there may be very many, are not
     /// looked at in every step.
-    pub(crate) begun: BTreeSet<FlowTuple>,
+    pub(super) begun: BTreeSet<FlowTuple>,
     /// Tag of the request.
     pub(super) tag: u32,
     pub(super) request_tries: u32,
     /// The peer looks for introductions until then.
     pub(super) ready_until: Option<Time>,
     /// We look for the peer's until then.
-    pub(crate) listen_until: Option<Time>,
+    pub(super) listen_until: Option<Time>,
     /// The peer's, of which each flow has one at the most: nobody else's can displace it.
-    pub(crate) responding: BTreeMap<FlowTuple, Responding>,
+    pub(super) responding: BTreeMap<FlowTuple, Responding>,
     /// Datagram sockets of the peer's that cannot be moved, and until when that is believed.
     pub(super) refused: BTreeMap<SocketAddr, Time>,
     /// Flows that ended here by their introducers' nonces, and how often the peer was told.
-    pub(crate) closed: Vec<(u64, u32)>,
+    pub(super) closed: Vec<(u64, u32)>,
     pub(super) pairings: Pairings,
 }
 
@@ -55,25 +59,25 @@ pub(crate) enum Away {
 /// The flows that are ones with a peer, and what is under way about them.
 #[derive(Default)]
 pub(crate) struct FlowPeer {
-    pub(crate) introductions: Introductions,
-    pub(crate) flows: BTreeSet<FlowTuple>,
+    pub(super) introductions: Introductions,
+    pub(super) flows: BTreeSet<FlowTuple>,
     /// Flows by their home and the address of this host that they use.
-    pub(crate) homes: BTreeMap<(Places, IpAddr), usize>,
+    pub(super) homes: BTreeMap<(Places, IpAddr), usize>,
     /// Flows whose end here is no socket of the host's own namespace, nor one that it is the router of: they are at
     /// home nowhere, and need no addresses of the host.
-    pub(crate) elsewhere: usize,
+    pub(super) elsewhere: usize,
     local_addresses: BTreeMap<IpAddr, usize>,
     remote_addresses: BTreeMap<IpAddr, usize>,
     wire_ports: HashSet<(u16, u16)>,
     /// Flows by their names.
-    pub(crate) named: HashMap<u64, FlowTuple>,
-    pub(crate) waiting: Paused,
-    pub(crate) stalls: Stalls,
+    pub(super) named: HashMap<u64, FlowTuple>,
+    pub(super) waiting: Paused,
+    pub(super) stalls: Stalls,
     /// A flow of its sends again and again and is not answered: if the checks of its path are not either, it is away.
-    pub(crate) stalled: bool,
+    pub(super) stalled: bool,
     /// Where the two are, as the binding says.
-    pub(crate) places: Places,
-    pub(crate) away: Option<Away>,
+    pub(super) places: Places,
+    pub(super) away: Option<Away>,
 }
 
 impl FlowPeer {
@@ -85,6 +89,111 @@ impl FlowPeer {
             (false, false) => None,
         };
         Self { waiting: Paused::restored(saved.waiting), places: saved.places, away, ..Self::default() }
+    }
+
+    /// Its flows.
+    pub(crate) fn flows(&self) -> &BTreeSet<FlowTuple> {
+        &self.flows
+    }
+
+    /// Its flows by their homes and the addresses of this host that they use, each with how many there are.
+    pub(crate) fn homes(&self) -> impl Iterator<Item = (Places, IpAddr, usize)> {
+        self.homes.iter().map(|((home, address), count)| (*home, *address, *count))
+    }
+
+    /// How many of its flows are at home nowhere.
+    pub(crate) fn elsewhere(&self) -> usize {
+        self.elsewhere
+    }
+
+    /// The flow of this name.
+    pub(crate) fn named(&self, name: u64) -> Option<FlowTuple> {
+        self.named.get(&name).copied()
+    }
+
+    /// Where the two are, as the binding says.
+    pub(crate) fn places(&self) -> Places {
+        self.places
+    }
+
+    pub(crate) fn set_local_place(&mut self, place: u32) {
+        self.places.local = place;
+    }
+
+    pub(crate) fn set_peer_place(&mut self, place: u32) {
+        self.places.peer = place;
+    }
+
+    pub(crate) fn away(&self) -> Option<Away> {
+        self.away
+    }
+
+    /// The peer is away from now on, or back. Gives how it was before.
+    pub(crate) fn set_away(&mut self, away: Option<Away>) -> Option<Away> {
+        std::mem::replace(&mut self.away, away)
+    }
+
+    /// Whether a flow of its sends again and again and is not answered: if the checks of its path are not either, it is
+    /// away.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.stalled
+    }
+
+    pub(crate) fn set_stalled(&mut self, stalled: bool) {
+        self.stalled = stalled;
+    }
+
+    pub(crate) fn stalls(&mut self) -> &mut Stalls {
+        &mut self.stalls
+    }
+
+    /// The flows go another way: how they fared on this one says nothing.
+    pub(crate) fn forget_stalls(&mut self) {
+        self.stalls = Stalls::default();
+    }
+
+    /// What waits by request.
+    pub(crate) fn waiting(&self) -> &Paused {
+        &self.waiting
+    }
+
+    /// Whether flows are being introduced to the peer.
+    pub(crate) fn introduces(&self) -> bool {
+        !self.introductions.active.is_empty()
+    }
+
+    /// A flow is introduced, whoever began it.
+    pub(crate) fn end_introduction(&mut self, flow: &FlowTuple) {
+        self.introductions.active.remove(flow);
+    }
+
+    /// Whether this host looks for introductions of the peer's.
+    pub(crate) fn listens(&self, now: Time) -> bool {
+        self.introductions.listen_until.is_some_and(|until| until > now)
+    }
+
+    /// The flows that the peer introduces, and that this host has answered.
+    pub(crate) fn answered(&self) -> impl Iterator<Item = FlowTuple> {
+        self.introductions.responding.keys().copied()
+    }
+
+    /// Whether the peer is to be told of flows that have ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.introductions.closed.is_empty()
+    }
+
+    /// The next that the peer is to be told of flows that have ended, so often that it can be taken to know, and
+    /// whether there is more that it was told less often.
+    pub(crate) fn take_ended(&mut self) -> (Vec<u64>, bool) {
+        let closed = &mut self.introductions.closed;
+        let count = closed.len().min(CLOSED_AT_ONCE);
+        let mut told: Vec<(u64, u32)> = closed.drain(..count).collect();
+        let names = told.iter().map(|(name, _)| *name).collect();
+        told.iter_mut().for_each(|(_, times)| *times += 1);
+        let least = told.iter().map(|(_, times)| *times).min().unwrap_or_default();
+        closed.extend(told.into_iter().filter(|(_, times)| *times < CLOSED_TOLD));
+        let more = closed.first().is_some_and(|(_, times)| *times < least);
+        (names, more)
     }
 
     /// Whether flows wait since the peer is away.
@@ -100,6 +209,7 @@ impl FlowPeer {
 
     /// A flow is one with the peer from now on: it is counted by where it is at home, and by its addresses.
     pub(crate) fn add(&mut self, flow: FlowTuple, entry: &FlowEntry) {
+        self.named.insert(entry.name, flow);
         if self.flows.insert(flow) {
             if matches!(entry.end, LocalEnd::Here | LocalEnd::Passing) {
                 *self.homes.entry((entry.home, flow.local.ip())).or_default() += 1;
@@ -174,9 +284,9 @@ impl FlowPeer {
 
 /// A peer, with its flows.
 pub(crate) struct WithFlows<S, P, F> {
-    pub(crate) peer: S,
-    pub(crate) path: P,
-    pub(crate) flow: F,
+    pub peer: S,
+    pub path: P,
+    pub flow: F,
 }
 
 impl<S: Deref<Target = Peer>, P, F> Deref for WithFlows<S, P, F> {
@@ -195,12 +305,14 @@ impl<S: DerefMut<Target = Peer>, P, F> DerefMut for WithFlows<S, P, F> {
 
 /// To be looked at.
 pub(crate) type PeerRef<'a> = WithFlows<&'a Peer, &'a Paths, &'a FlowPeer>;
+/// To be changed.
+pub(crate) type PeerMut<'a> = WithFlows<&'a mut Peer, &'a mut Paths, &'a mut FlowPeer>;
 
 /// Looks a peer up in a flow layer, with its flows. A macro, so that what else is in the layer can be used meanwhile.
 macro_rules! peer {
     ($layer:expr, $id:expr) => {
-        match ($layer.path.session.peers.get($id), $layer.path.peers.get($id), $layer.peers.get($id)) {
-            (Some(peer), Some(path), Some(flow)) => Some($crate::flow::peers::WithFlows { peer, path, flow }),
+        match ($layer.path.peer($id), $layer.peers.get($id)) {
+            (Some((peer, path)), Some(flow)) => Some($crate::flow::peers::WithFlows { peer, path, flow }),
             _ => None,
         }
     };
@@ -209,8 +321,8 @@ macro_rules! peer {
 /// As [`peer`], to be changed.
 macro_rules! peer_mut {
     ($layer:expr, $id:expr) => {
-        match ($layer.path.session.peers.get_mut($id), $layer.path.peers.get_mut($id), $layer.peers.get_mut($id)) {
-            (Some(peer), Some(path), Some(flow)) => Some($crate::flow::peers::WithFlows { peer, path, flow }),
+        match ($layer.path.peer_mut($id), $layer.peers.get_mut($id)) {
+            (Some((peer, path)), Some(flow)) => Some($crate::flow::peers::WithFlows { peer, path, flow }),
             _ => None,
         }
     };

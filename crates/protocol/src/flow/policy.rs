@@ -9,7 +9,7 @@ use crate::base::op::{FlowEntry, FlowOp, PeerId};
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::flow::FlowLayer;
-use crate::flow::known::{Flow, Stage};
+use crate::flow::known::Stage;
 use crate::flow::verdict::Verdict;
 use crate::session::contact::Contact;
 
@@ -53,7 +53,7 @@ impl FlowLayer {
         let Some(verdict) = self.flows.get(flow).and_then(|known| known.verdict.as_ref()) else {
             return Ruled::Awaited;
         };
-        let rule = self.path.session.peers.get(&id).map_or(verdict.otherwise, |peer| verdict.with(&peer.key));
+        let rule = self.path.session().peer(&id).map_or(verdict.otherwise, |peer| verdict.with(&peer.key));
         rule.excluded_by.map_or(Ruled::Free, Ruled::Excluded)
     }
 
@@ -63,9 +63,9 @@ impl FlowLayer {
         let Some(verdict) = self.flows.get(flow).and_then(|known| known.verdict.as_ref()) else {
             return Ruled::Awaited;
         };
-        let expected = match self.path.session.contacts.addresses.get(&address) {
-            Some(Contact::Known(id)) => self.path.session.peers.get(id).map(|peer| peer.key),
-            _ => self.path.session.contacts.known_key(&address),
+        let expected = match self.path.session().contacts.addresses.get(&address) {
+            Some(Contact::Known(id)) => self.path.session().key_of(*id),
+            _ => self.path.session().contacts.known_key(&address),
         };
         let excluded = expected.map_or_else(|| verdict.excluded_by(), |key| verdict.with(&key).excluded_by);
         excluded.map_or(Ruled::Free, Ruled::Excluded)
@@ -87,9 +87,6 @@ impl FlowLayer {
 
     /// A flow turned out to be one that is left alone.
     pub(crate) fn exclude_flow(&mut self, flow: &FlowTuple, rule: u32) {
-        let Some(known) = self.flows.get_mut(flow) else { return };
-        let before = std::mem::replace(&mut known.stage, Stage::Excluded(rule));
-        let unchanged = Flow { stage: before, ..known.clone() };
-        self.abandon_introduction(flow, &unchanged);
+        self.leave_stage(flow, Stage::Excluded(rule));
     }
 }

@@ -9,6 +9,7 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::base::config::Config;
+use crate::base::op::FlowEntry;
 use crate::base::random::Random;
 use crate::flow::known::{Flow, Stage};
 use crate::flow::ports::Ports;
@@ -58,7 +59,12 @@ impl Flows {
         self.known.get(flow)
     }
 
-    pub(crate) fn get_mut(&mut self, flow: &FlowTuple) -> Option<&mut Flow> {
+    /// What is agreed of a flow, if it is introduced.
+    pub(crate) fn entry(&self, flow: &FlowTuple) -> Option<&FlowEntry> {
+        self.known.get(flow)?.entry()
+    }
+
+    pub(super) fn get_mut(&mut self, flow: &FlowTuple) -> Option<&mut Flow> {
         self.known.get_mut(flow)
     }
 
@@ -233,7 +239,7 @@ fn take_due(queue: &mut VecDeque<(Time, FlowTuple)>, now: Time) -> Option<FlowTu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::op::{FlowEntry, LocalEnd, Manner, PeerId, Places, Waits};
+    use crate::base::op::{LocalEnd, Manner, PeerId, Places, Waits};
     use crate::flow::known::Origin;
 
     fn flow(port: u16) -> FlowTuple {

@@ -24,7 +24,7 @@ impl Node {
     /// # Errors
     /// [`ChainTooLong`].
     pub fn set_chain(&mut self, now: Time, id: PeerId, wanted: Option<ChainSpec>) -> Result<(), ChainTooLong> {
-        if self.binding.flow.path.session.peers.contains_key(&id) {
+        if self.binding.flow.session().peer(&id).is_some() {
             self.binding.chains.ask(now, id, wanted)?;
             self.binding.carry_out_chains(&mut self.base);
             self.settle(now);
@@ -301,6 +301,6 @@ impl Node {
     /// What is known of whether an address runs Whimbrel.
     #[must_use]
     pub fn standing(&self, address: IpAddr) -> Standing {
-        self.binding.flow.path.session.standing(address, &self.base)
+        self.binding.flow.session().standing(address, &self.base)
     }
 }

@@ -11,17 +11,13 @@ use crate::base::op::{FlowOp, LocalEnd, PeerId, TunnelOp};
 use crate::base::output::{Asked, MoveAsked, OpDone, OpFailed, OpId, State};
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
-use crate::flow::known::{Flow, Origin, Stage};
+use crate::flow::known::{Origin, Stage};
 use crate::flow::life::CLOSED_PAUSE;
 use crate::node::Node;
 
 /// Pause before failed ops are asked for again, at first and at the longest.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_DOUBLINGS: u32 = 7;
-
-/// Flows that ended are told so many in a datagram, so often each.
-const CLOSED_AT_ONCE: usize = 128;
-const CLOSED_TOLD: u32 = 3;
 
 impl Node {
     /// The result of an op.
@@ -51,7 +47,7 @@ impl Node {
                 Asked::Lead(flow) => self.binding.handle_led(flow, Ok(()), &mut self.base),
                 Asked::Adopt(name) => self.base.signal(Signal::Adopted { name, result: Ok(()) }),
                 Asked::Say(peer, source, to, messages) => {
-                    self.binding.flow.path.send_to(peer, source, to, &messages, &mut self.base)
+                    self.binding.flow.path_mut().send_to(peer, source, to, &messages, &mut self.base)
                 }
                 Asked::State(_, State::Binding(of)) => self.binding.on_binding_done(now, of.peer(), id, &mut self.base),
                 _ => {}
@@ -112,7 +108,7 @@ impl Node {
     }
 
     fn add_keys(&mut self, id: PeerId) {
-        let Some(peer) = self.binding.flow.path.session.peers.get(&id) else { return };
+        let Some(peer) = self.binding.flow.session().peer(&id) else { return };
         let sessions = peer.sessions.iter();
         let all: Vec<_> =
             sessions.map(|slot| (slot.session.local_index(), slot.session.tunnel_keys().clone(), slot.aes)).collect();
@@ -126,25 +122,25 @@ impl Node {
     /// A flow could not be installed. The other end must not take it as movable.
     fn undo_installed(&mut self, now: Time, flow: &FlowTuple) {
         let Some(Stage::Introduced { entry, origin }) =
-            self.binding.flow.flows.get(flow).map(|known| known.stage.clone())
+            self.binding.flow.flows().get(flow).map(|known| known.stage().clone())
         else {
             return;
         };
-        self.binding.flow.flows.set_stage(flow, Stage::Open);
-        if let Some(peer) = peer_mut!(self.binding.flow, &entry.peer) {
+        self.binding.flow.flows_mut().set_stage(flow, Stage::Open);
+        if let Some(peer) = self.binding.flow.peer_mut(&entry.peer) {
             peer.flow.remove_flow(flow, &entry);
         }
         match origin {
             Origin::Answered { introducer_nonce: nonce, .. } | Origin::Paired { introducer_nonce: nonce, .. } => {
                 let outcome = Err(IntroductionRefusal::Busy);
-                self.binding.flow.path.send(
+                self.binding.flow.path_mut().send(
                     entry.peer,
                     &[Message::IntroductionDone { nonce, outcome }],
                     &mut self.base,
                 );
             }
             Origin::Introduced => {
-                self.binding.flow.path.send(entry.peer, &[Message::FlowClosed(vec![entry.name])], &mut self.base);
+                self.binding.flow.path_mut().send(entry.peer, &[Message::FlowClosed(vec![entry.name])], &mut self.base);
                 self.binding.flow.introduce_again(now, flow, &mut self.base);
             }
             Origin::Restored => {}
@@ -157,29 +153,29 @@ impl Node {
 
     /// The peer could not install these flows, or its sockets are gone (P-35).
     pub(crate) fn handle_flows_closed(&mut self, now: Time, id: PeerId, nonces: &[u64]) {
-        let Some(peer) = peer!(self.binding.flow, &id) else { return };
-        let closed: Vec<FlowTuple> = nonces.iter().filter_map(|nonce| peer.flow.named.get(nonce).copied()).collect();
+        let Some(peer) = self.binding.flow.peer(&id) else { return };
+        let closed: Vec<FlowTuple> = nonces.iter().filter_map(|nonce| peer.flow.named(*nonce)).collect();
         if closed.is_empty() {
             return;
         }
         for flow in closed {
-            let Some(known) = self.binding.flow.flows.get(&flow).cloned() else { continue };
+            let Some(known) = self.binding.flow.flows().get(&flow).cloned() else { continue };
             let entry = known.entry().copied();
             // Whoever holds its far end says that there is none any more: nothing that the socket sends gets anywhere
             // (P-105). The far end itself, which it was introduced by, may have been unable to install it.
-            let adopted = matches!(known.stage, Stage::Introduced { origin: Origin::Restored, .. });
+            let adopted = matches!(known.stage(), Stage::Introduced { origin: Origin::Restored, .. });
             let inside = entry.is_some_and(|entry| entry.end == LocalEnd::Endpoint);
             let ended = adopted && inside && flow.transport == Transport::Tcp;
-            if ended && !known.closed {
+            if ended && !known.is_closed() {
                 let what = "ending a connection that its holder has ended";
                 self.base.ask(FlowOp::Abort { flow }, Asked::Effect(what));
             }
             self.binding.flow.forget_flow(&flow, &mut self.base);
             if let Some(entry) = entry.filter(|entry| entry.end == LocalEnd::Behind) {
                 self.binding.flow.end_moved(&entry, &mut self.base);
-            } else if !known.closed && !ended && entry.is_none_or(|entry| entry.end != LocalEnd::Passing) {
+            } else if !known.is_closed() && !ended && entry.is_none_or(|entry| entry.end != LocalEnd::Passing) {
                 // Its socket is still there, and may be introduced again.
-                self.binding.flow.flows.put(flow, Flow { stage: Stage::Open, ..known });
+                self.binding.flow.flows_mut().put(flow, known.reopened());
                 self.act(now, |roles, at| roles.referral.return_to_former(&flow, at));
             }
         }
@@ -191,21 +187,14 @@ impl Node {
     pub(crate) fn send_closed(&mut self, now: Time, id: PeerId) {
         let Some(peer) = bound_mut!(self.binding, &id) else { return };
         let pause = if peer.has_session() && peer.carries() {
-            let closed = &mut peer.flow.introductions.closed;
-            let count = closed.len().min(CLOSED_AT_ONCE);
-            let mut told: Vec<(u64, u32)> = closed.drain(..count).collect();
-            let nonces = told.iter().map(|(nonce, _)| *nonce).collect();
-            told.iter_mut().for_each(|(_, times)| *times += 1);
-            let least = told.iter().map(|(_, times)| *times).min().unwrap_or_default();
-            closed.extend(told.into_iter().filter(|(_, times)| *times < CLOSED_TOLD));
-            let more = closed.first().is_some_and(|(_, times)| *times < least);
-            self.binding.flow.path.send(id, &[Message::FlowClosed(nonces)], &mut self.base);
+            let (names, more) = peer.flow.take_ended();
+            self.binding.flow.path_mut().send(id, &[Message::FlowClosed(names)], &mut self.base);
             if more { CLOSED_PAUSE } else { Duration::from_secs(1) }
         } else {
             // When the move is over, or there is a session.
             Duration::from_secs(5)
         };
-        if peer!(self.binding.flow, &id).is_some_and(|peer| !peer.flow.introductions.closed.is_empty()) {
+        if self.binding.flow.peer(&id).is_some_and(|peer| peer.flow.has_ended()) {
             self.base.set_timer(Timer::Closed(id), now + pause);
         }
     }

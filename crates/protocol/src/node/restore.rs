@@ -16,7 +16,7 @@ impl Node {
     /// each peer that has flows.
     pub fn restore(&mut self, now: Time, peers: Vec<SavedPeer>, flows: Vec<(FlowTuple, FlowEntry)>) {
         for saved in peers {
-            self.binding.flow.path.session.restore(saved.id, saved.key, now);
+            self.binding.flow.session_mut().restore(saved.id, saved.key, now);
             self.binding.restore(&saved, now);
         }
         for (flow, entry) in flows {
@@ -26,9 +26,9 @@ impl Node {
                 continue;
             };
             peer.add_flow(flow, &entry);
-            self.binding.flow.flows.put(flow, Flow::introduced(entry, now));
+            self.binding.flow.flows_mut().put(flow, Flow::introduced(entry, now));
         }
-        let ids: Vec<PeerId> = self.binding.flow.path.session.peers.keys().copied().collect();
+        let ids: Vec<PeerId> = self.binding.flow.session().ids();
         for id in ids {
             if !self.binding.flow.held(id).flows {
                 self.base.set_timer(Timer::Idle(id), now + IDLE);
@@ -40,7 +40,7 @@ impl Node {
                 self.binding.flow.send_paused_again(id, &mut self.base);
                 self.binding.apply_binding(now, id, &mut self.base);
                 self.binding.accept_former(now, id, &mut self.base);
-                self.binding.flow.path.session.reach_again(now, id, &mut self.base);
+                self.binding.flow.session_mut().reach_again(now, id, &mut self.base);
                 self.base.set_timer(Timer::Vanished(id), now + VANISHED);
             }
         }

@@ -66,8 +66,8 @@ impl Node {
     /// The number of the peer with this key, and its smoothed round trip, where that was measured.
     #[must_use]
     pub fn peer_with(&self, key: &PublicKey) -> Option<(PeerId, Option<Duration>)> {
-        let id = *self.binding.flow.path.session.by_key.get(key)?;
-        Some((id, self.binding.flow.path.peers.get(&id).and_then(Paths::measured)))
+        let id = self.binding.flow.session().with_key(key)?;
+        Some((id, self.binding.flow.path().paths(&id).and_then(Paths::measured)))
     }
 
     /// All peers, by number.
@@ -82,17 +82,17 @@ impl Node {
             observed: peer.path.observed(),
             session: peer.has_session(),
             round_trip: peer.path.measured(),
-            places: peer.flow.places,
+            places: peer.flow.places(),
             carrier: peer.binding.carrier,
             translated: peer.translated(),
             path: peer.path.in_use(),
             kept: peer.path.kept().collect(),
-            flows: peer.flow.flows.len().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.0)),
+            flows: peer.flow.flows().len().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.0)),
             moved: peer.moved_flows().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.1)),
             locators: peer.path.locators().to_vec(),
             sequences: (peer.binding.sequence_sent, peer.binding.sequence_accepted),
             last_heard: peer.last_heard,
-            away: peer.flow.away.map(|away| away == Away::Announced),
+            away: peer.flow.away().map(|away| away == Away::Announced),
             capabilities: peer
                 .sessions
                 .iter()
@@ -107,8 +107,8 @@ impl Node {
             let is_ending = |name| self.roles.relocation.is_ending(&name);
             entry.end == LocalEnd::Behind && self.binding.flow.name_of(entry).is_some_and(is_ending)
         };
-        let there = move |flow: &Flow| !flow.closed && !flow.entry().is_some_and(ending);
-        self.binding.flow.flows.iter().filter(move |(_, flow)| there(flow)).map(|(tuple, flow)| {
+        let there = move |flow: &Flow| !flow.is_closed() && !flow.entry().is_some_and(ending);
+        self.binding.flow.flows().iter().filter(move |(_, flow)| there(flow)).map(|(tuple, flow)| {
             let peer = flow.entry().and_then(|entry| bound!(self.binding, &entry.peer));
             let places = peer.map(|peer| peer.current_places());
             flow.view(*tuple, places)
@@ -136,22 +136,17 @@ impl Node {
             .map(|peer| peer.entries() + peer.path.entries() + peer.flow.entries() + peer.binding.entries())
             .sum();
         let own = [
-            self.binding.flow.flows.entries(),
+            self.binding.flow.flows().entries(),
             self.base.awaited(),
-            self.binding.flow.path.session.by_index.len(),
-            self.binding.flow.path.session.by_key.len(),
+            self.binding.flow.session().entries(),
             self.binding.listening.len(),
             self.binding.keeping.len(),
             self.binding.leaving.len(),
             self.binding.reaching.len(),
             self.binding.failed.len(),
-            self.binding.flow.path.sightings.entries(),
+            self.binding.flow.path().sightings().entries(),
         ];
-        peers
-            + own.iter().sum::<usize>()
-            + self.binding.flow.path.session.contacts.entries()
-            + self.binding.transfer_entries()
-            + self.roles.entries()
+        peers + own.iter().sum::<usize>() + self.binding.transfer_entries() + self.roles.entries()
     }
 
     /// Distinct addresses of peers' flows; for tests of invariants.

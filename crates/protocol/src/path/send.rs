@@ -75,7 +75,7 @@ impl PathLayer {
             return;
         }
         let link = paths.link_between(source, to);
-        let Some(peer) = self.session.peers.get_mut(&id) else { return };
+        let Some(peer) = self.session.peer_mut(&id) else { return };
         let Some(slot) = peer.session() else { return };
         let Ok(payload) = slot.session.seal(plaintext) else { return };
         base.transmit(Transmit { source, link, destination: to, payload });

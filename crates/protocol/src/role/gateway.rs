@@ -15,7 +15,6 @@ use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId};
 use crate::base::output::Asked;
 use crate::base::timer::Timers;
 use crate::flow::introduction::is_introducers;
-use crate::flow::known::{Flow, Stage};
 use crate::role::gateway::opened::OpenedBehind;
 use crate::role::{At, Came, Role};
 
@@ -109,8 +108,8 @@ impl Role for GatewayRole {
 
     fn handle_message(&mut self, came: Came<'_>, message: Message, at: &mut At<'_>) {
         match message {
-            Message::AskHere { tuple } => self.handle_ask_here(came.from, &tuple, at),
-            Message::Passing { nonce } => self.handle_passing(came.from, nonce, at),
+            Message::AskHere { tuple } => at.low.flow.handle_ask_here(at.now, came.from, &tuple, at.base),
+            Message::Passing { nonce } => at.low.flow.handle_passing(came.from, nonce, at.base),
             _ => {}
         }
     }
@@ -136,7 +135,7 @@ impl GatewayRole {
         if !is_introducers(nonce) || !between || at.low.flow.has_flow(&flow) {
             return;
         }
-        let Some(&id) = at.low.flow.path.session.by_index.get(&index) else { return };
+        let Some(id) = at.low.flow.session().with_index(index) else { return };
         let Some(gives_way) = self.unverified.room(id) else { return };
         if let Some(other) = gives_way {
             self.unverified.remove(&other);
@@ -159,12 +158,11 @@ impl GatewayRole {
         if self.unverified.len() == 0 {
             return false;
         }
-        let peers = at.low.flow.peers.values();
-        let answered: HashSet<FlowTuple> =
-            peers.flat_map(|peer| peer.introductions.responding.keys().copied()).collect();
+        let answered: HashSet<FlowTuple> = at.low.flow.answered().collect();
         for (flow, id) in std::mem::take(&mut self.unverified).flows {
-            match at.low.flow.flows.get(&flow) {
-                None | Some(Flow { stage: Stage::Introduced { .. }, .. }) => {}
+            match at.low.flow.flows().get(&flow) {
+                None => {}
+                Some(known) if known.entry().is_some() => {}
                 Some(_) if answered.contains(&flow) => self.unverified.insert(flow, id),
                 Some(_) => at.low.flow.forget_flow(&flow, at.base),
             }
@@ -174,13 +172,10 @@ impl GatewayRole {
 
     /// Forgets what a peer that has not been heard for very long has with hosts behind this one (P-103).
     pub(crate) fn forget_unheard(&mut self, id: PeerId, at: &mut At<'_>) {
-        let Some(peer) = peer!(at.low.flow, &id).filter(|peer| peer.last_heard + FORGOTTEN <= at.now) else {
+        if at.low.flow.session().peer(&id).is_none_or(|peer| peer.last_heard + FORGOTTEN > at.now) {
             return;
-        };
-        let passing = |flow: &&FlowTuple| {
-            at.low.flow.flows.get(flow).and_then(Flow::entry).is_some_and(|entry| entry.end == LocalEnd::Passing)
-        };
-        let flows: Vec<FlowTuple> = peer.flow.flows.iter().filter(passing).copied().collect();
+        }
+        let flows = at.low.flow.flows_with(id, |_, entry| entry.end == LocalEnd::Passing);
         if flows.is_empty() {
             return;
         }
@@ -220,37 +215,13 @@ impl GatewayRole {
         let due = self.claimed.iter().filter(|(_, until)| **until <= at.now).map(|(flow, _)| *flow);
         for flow in due.collect::<Vec<_>>() {
             self.claimed.remove(&flow);
-            if let Some(entry) = at.low.flow.flows.get(&flow).and_then(Flow::entry).copied() {
+            if let Some(entry) = at.low.flow.flows().entry(&flow).copied() {
                 let asked = Asked::Effect("looking for who has an address");
                 at.base.ask(FlowOp::Install { flow, entry }, asked);
             }
         }
         if let Some(next) = self.claimed.values().min() {
             self.timers.set(Due::Claims, *next);
-        }
-    }
-
-    /// The peer's end of a flow that is being introduced to it is the socket of a host behind it (P-123).
-    pub(crate) fn handle_passing(&mut self, id: PeerId, nonce: u64, at: &mut At<'_>) {
-        let Some(flow) = at.low.flow.flows.with_nonce(nonce) else { return self.on_beyond(id, nonce, at) };
-        let Some(known) = at.low.flow.flows.get_mut(&flow) else { return };
-        if matches!(known.stage, Stage::Echoing { peer, nonce: own, .. } if (peer, own) == (id, nonce)) {
-            known.beyond = true;
-        }
-    }
-
-    /// The same of a flow that is introduced already: the word was lost when it was.
-    fn on_beyond(&mut self, id: PeerId, name: u64, at: &mut At<'_>) {
-        let Some(flow) = peer!(at.low.flow, &id).and_then(|peer| peer.flow.named.get(&name).copied()) else {
-            return;
-        };
-        let Some(Flow { stage: Stage::Introduced { entry, .. }, .. }) = at.low.flow.flows.get_mut(&flow) else {
-            return;
-        };
-        if entry.end == LocalEnd::Here && !std::mem::replace(&mut entry.beyond, true) {
-            let entry = *entry;
-            let asked = Asked::Effect("noting that a connection's other end is behind a gateway");
-            at.base.ask(FlowOp::Install { flow, entry }, asked);
         }
     }
 }
@@ -273,7 +244,7 @@ mod tests {
         node.base.attachments_mut().set(&[own]);
         node.base.attachments_mut().settle();
         // Sessions with peers of these numbers.
-        node.low.flow.path.session.by_index.extend((1..=6).map(|index| (index, PeerId(index))));
+        node.low.flow.session().by_index.extend((1..=6).map(|index| (index, PeerId(index))));
         node
     }
 
@@ -326,18 +297,18 @@ mod tests {
         // Nobody gets it all, and all together do not keep one out who comes later.
         begin(&mut node, 1, UNVERIFIED_OF_PEER + 10);
         assert_eq!(
-            (node.low.flow.flows.len(), node.role.unverified.of(PeerId(1))),
+            (node.low.flow.flows().len(), node.role.unverified.of(PeerId(1))),
             (UNVERIFIED_OF_PEER, UNVERIFIED_OF_PEER)
         );
         (2..=4).for_each(|index| begin(&mut node, index, UNVERIFIED_OF_PEER + 10));
-        assert_eq!(node.low.flow.flows.len(), UNVERIFIED_MOST);
+        assert_eq!(node.low.flow.flows().len(), UNVERIFIED_MOST);
         begin(&mut node, 5, 600);
-        assert_eq!((node.low.flow.flows.len(), node.role.unverified.of(PeerId(5))), (UNVERIFIED_MOST, 600));
+        assert_eq!((node.low.flow.flows().len(), node.role.unverified.of(PeerId(5))), (UNVERIFIED_MOST, 600));
         // Nor does the one who comes later push out others with fewer.
         begin(&mut node, 6, UNVERIFIED_OF_PEER);
         let held: Vec<usize> = (1..=6).map(|id| node.role.unverified.of(PeerId(id))).collect();
         assert!(held.iter().all(|held| (600..=UNVERIFIED_MOST / 6 + 90).contains(held)), "{held:?}");
         assert!(!node.act(Time::default(), |role, at| role.sweep_passing(at)));
-        assert!(node.low.flow.flows.len() == 0 && node.role.unverified.len() == 0);
+        assert!(node.low.flow.flows().len() == 0 && node.role.unverified.len() == 0);
     }
 }

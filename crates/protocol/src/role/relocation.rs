@@ -66,10 +66,9 @@ impl Role for Relocation {
     }
 
     fn handle_signal(&mut self, signal: &Signal, at: &mut At<'_>) {
-        let peer = |id| at.low.flow.path.session.peers.get(id).map(|peer| peer.key);
         match signal {
             Signal::SessionUp(id) => {
-                let Some(with) = peer(id) else { return };
+                let Some(with) = at.low.flow.session().key_of(*id) else { return };
                 self.act(at, |relocation, below| relocation.handle_session(below, &with));
             }
             signal => {

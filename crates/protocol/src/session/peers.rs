@@ -8,8 +8,8 @@ use whimbrel_wire::Capabilities;
 
 use crate::Time;
 use crate::base::Base;
-use crate::base::op::{PeerId, TunnelOp};
-use crate::base::output::{Asked, Transmit};
+use crate::base::op::PeerId;
+use crate::base::output::Transmit;
 use crate::base::pace::IDLE;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
@@ -46,9 +46,7 @@ impl SessionLayer {
     pub(crate) fn drop_sessions(&mut self, id: PeerId, base: &mut Base) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         for slot in std::mem::take(&mut peer.sessions) {
-            let receive_index = slot.session.local_index();
-            self.by_index.remove(&receive_index);
-            base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
+            self.drop_index(slot.session.local_index(), base);
         }
         base.signal(Signal::SessionsGone(id));
     }

@@ -359,7 +359,7 @@ fn read_refusal(body: &mut Reader<'_>) -> Result<Option<Refusal>, Malformed> {
     Ok((number != 0).then(|| Refusal::from_number(number)))
 }
 
-fn read_flag(body: &mut Reader<'_>, what: &'static str) -> Result<bool, Malformed> {
+pub(super) fn read_flag(body: &mut Reader<'_>, what: &'static str) -> Result<bool, Malformed> {
     let malformed = body.malformed(what);
     match body.u8(what)? {
         0 => Ok(false),

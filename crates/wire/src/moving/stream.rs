@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::read_flag;
+use super::codec::read_flag;
 use crate::codec::{Malformed, Reader};
 use crate::codec::{put_u16, put_u64};
 use crate::message::byte_enum;

@@ -20,14 +20,10 @@ use crate::base::op::{FlowEntry, LocalEnd, PeerId, StoreOp};
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::binding::BindingLayer;
-use crate::flow::asking::NOT_FOUND;
-use crate::flow::known::{Flow, Origin, Stage};
-use crate::flow::policy::Ruled;
+use crate::flow::known::{Flow, Origin};
 use crate::role::{At, Came, Role};
 use crate::session::pins::Pin;
 
-/// How often a flow's introduction is begun anew because somebody names an owner.
-const REFERRALS: u8 = 6;
 /// After that time the far end either leads a flow to its owner or has begun anew: its echoes are repeated for six
 /// seconds.
 const PARTING: Duration = Duration::from_secs(8);
@@ -64,13 +60,13 @@ impl Role for ReferralRole {
         let id = came.from;
         match message {
             Message::Referral { nonce, key, at: place } => {
-                self.handle_referral(id, nonce, PublicKey::from(key), place, at);
+                at.low.flow.handle_referral(at.now, id, nonce, PublicKey::from(key), place, at.base);
             }
             Message::Sought { name, key, at: place } => {
                 self.handle_sought(id, name, PublicKey::from(key), place, at);
             }
-            Message::IntroduceMe { tuple } => self.handle_introduce_me(id, &tuple, at),
-            Message::Seen { nonce } => self.handle_seen(id, nonce, at),
+            Message::IntroduceMe { tuple } => at.low.flow.handle_introduce_me(at.now, id, &tuple, at.base),
+            Message::Seen { nonce } => at.low.flow.handle_seen(at.now, id, nonce, at.base),
             _ => {}
         }
     }
@@ -104,7 +100,8 @@ impl ReferralRole {
         hides: impl Fn(&FlowName) -> bool,
         at: &mut At<'_>,
     ) -> bool {
-        let Some(entry) = at.low.flow.flows.get(&flow.mirrored()).filter(|known| !known.closed).and_then(Flow::entry)
+        let Some(entry) =
+            at.low.flow.flows().get(&flow.mirrored()).filter(|known| !known.is_closed()).and_then(Flow::entry)
         else {
             return false;
         };
@@ -112,7 +109,7 @@ impl ReferralRole {
             return false;
         }
         let (name, owner) = (entry.name, entry.peer);
-        let (Some(far), Some(near)) = (peer!(at.low.flow, &id), peer!(at.low.flow, &owner)) else { return false };
+        let (Some(far), Some(near)) = (at.low.flow.peer(&id), at.low.flow.peer(&owner)) else { return false };
         let place = flow.remote.ip();
         let there = far.path.remote().ip() == place || far.answers_at.contains(&place);
         if !there || at.low.flow.name_of(entry).is_none_or(|name| hides(&name)) || !near.has_session() {
@@ -121,66 +118,9 @@ impl ReferralRole {
         }
         let elsewhere = Message::Referral { nonce, key: *near.key.as_bytes(), at: near.path.remote() };
         let sought = Message::Sought { name, key: *far.key.as_bytes(), at: far.path.remote() };
-        at.low.flow.path.send(id, &[elsewhere], at.base);
-        at.low.flow.path.send(owner, &[sought], at.base);
+        at.low.flow.path_mut().send(id, &[elsewhere], at.base);
+        at.low.flow.path_mut().send(owner, &[sought], at.base);
         true
-    }
-
-    // ---- the far end
-
-    /// The host that a flow leads to passes it on for another, with which it is to be introduced.
-    fn handle_referral(&mut self, id: PeerId, nonce: u64, key: PublicKey, place: SocketAddr, at: &mut At<'_>) {
-        let Some(flow) = at.low.flow.flows.with_nonce(nonce) else { return };
-        let Some(known) = at.low.flow.flows.get_mut(&flow).filter(|known| !known.closed) else { return };
-        let introducing =
-            matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce));
-        if !introducing || known.referred.is_some() || key == at.base.public_key() {
-            return;
-        }
-        let unchanged = known.clone();
-        known.stage = Stage::Open;
-        at.low.flow.abandon_introduction(&flow, &unchanged);
-        at.low.flow.path.session.add_referred(at.now, id, key, place, at.base);
-        self.refer_to(flow, key, at);
-    }
-
-    /// The owner of the socket at the other end of a connection, which has opened it and is not at the address that
-    /// this host knows it by, has itself introduced. It may be anybody who says so: he proves it by what travels in the
-    /// flow.
-    fn handle_introduce_me(&mut self, id: PeerId, tuple: &FlowTuple, at: &mut At<'_>) {
-        let flow = tuple.mirrored();
-        let Some(key) = at.low.flow.path.session.peers.get(&id).map(|peer| peer.key) else { return };
-        let Some(known) = at.low.flow.flows.get(&flow).filter(|known| !known.closed && known.accepted) else { return };
-        if matches!(known.stage, Stage::Open | Stage::Failed(_)) && matches!(at.low.flow.ruled(&flow, id), Ruled::Free)
-        {
-            self.refer_to(flow, key, at);
-        }
-    }
-
-    /// Has a flow introduced to whoever was named as the owner of the socket at its other end.
-    fn refer_to(&mut self, flow: FlowTuple, key: PublicKey, at: &mut At<'_>) {
-        let Some(known) = at.low.flow.flows.get_mut(&flow) else { return };
-        if known.referrals >= REFERRALS {
-            at.low.flow.fail_introduction(at.now, &flow, NOT_FOUND, at.base);
-            return;
-        }
-        known.referrals += 1;
-        known.stage = Stage::Open;
-        (known.referred, known.seen, known.early) = (Some(key), false, None);
-        at.low.flow.introduce_referred(at.now, flow, key, at.base);
-    }
-
-    /// The owner has our nonce, which nobody else could tell it: what it puts into the flow is an answer.
-    fn handle_seen(&mut self, id: PeerId, nonce: u64, at: &mut At<'_>) {
-        let Some(flow) = at.low.flow.flows.with_nonce(nonce) else { return };
-        let Some(known) = at.low.flow.flows.get_mut(&flow).filter(|known| known.referred.is_some()) else { return };
-        if !matches!(known.stage, Stage::Introducing { peer, nonce: own, .. } if (peer, own) == (id, nonce)) {
-            return;
-        }
-        known.seen = true;
-        if let Some(early) = at.low.flow.flows.get_mut(&flow).and_then(|known| known.early.take()) {
-            at.low.flow.take_nonce(at.now, id, flow, early, at.base);
-        }
     }
 
     // ---- the owner
@@ -188,23 +128,14 @@ impl ReferralRole {
     /// The far end of a flow that is passed on for this host runs Whimbrel. It may be behind a NAT, or this host may,
     /// so both ask.
     fn handle_sought(&mut self, id: PeerId, name: u64, key: PublicKey, place: SocketAddr, at: &mut At<'_>) {
-        let passed_on = |flow: &FlowTuple| at.low.flow.passed_on(flow).is_some_and(|entry| entry.peer == id);
-        let known = peer!(at.low.flow, &id).and_then(|peer| peer.flow.named.get(&name)).is_some_and(passed_on);
+        let passed_on = |flow: FlowTuple| at.low.flow.passed_on(&flow).is_some_and(|entry| entry.peer == id);
+        let known = at.low.flow.peer(&id).and_then(|peer| peer.flow.named(name)).is_some_and(passed_on);
         if !known || key == at.base.public_key() {
             return;
         }
-        at.low.flow.path.session.add_referred(at.now, id, key, place, at.base);
-        if !at
-            .low
-            .flow
-            .path
-            .session
-            .by_key
-            .get(&key)
-            .and_then(|id| at.low.flow.path.session.peers.get(id))
-            .is_some_and(|peer| peer.has_session())
-        {
-            at.low.flow.path.session.ask_referred(at.now, key, at.base);
+        at.low.flow.session_mut().add_referred(at.now, id, key, place, at.base);
+        if at.low.flow.session().met(&key).is_none() {
+            at.low.flow.session_mut().ask_referred(at.now, key, at.base);
         }
     }
 
@@ -234,12 +165,9 @@ impl ReferralRole {
 
     /// Those that have passed flows on are looked for until they have been told that they need not any more.
     fn pin_left(&mut self, low: &mut BindingLayer) {
-        let hosts = self
-            .left
-            .values()
-            .filter_map(|left| Some(low.flow.path.session.peers.get(&left.former.peer)?.key))
-            .collect();
-        low.flow.path.session.contacts.pins.set(Pin::Sought, hosts);
+        let hosts =
+            self.left.values().filter_map(|left| Some(low.flow.session().peer(&left.former.peer)?.key)).collect();
+        low.flow.session_mut().contacts.pins.set(Pin::Sought, hosts);
     }
 
     /// The far end does not take the flow after all: who has passed it on still does. Tells whether there is such a
@@ -259,16 +187,15 @@ impl ReferralRole {
     /// See [`Node::restore_left`](crate::Node::restore_left).
     pub(crate) fn restore_left(&mut self, left: Vec<(FlowTuple, FlowEntry)>, at: &mut At<'_>) {
         for (flow, former) in left {
-            let is_so =
-                at.low.flow.flows.get(&flow).and_then(Flow::entry).is_some_and(|entry| entry.peer == former.peer);
-            if is_so || !at.low.flow.path.session.peers.contains_key(&former.peer) {
+            let is_so = at.low.flow.flows().entry(&flow).is_some_and(|entry| entry.peer == former.peer);
+            if is_so || !at.low.flow.session().peer(&former.peer).is_some() {
                 self.save_left(flow, None, at.base);
                 continue;
             }
             self.left.insert(flow, Left { due: at.now + PARTING, former });
             self.pin_left(at.low);
             self.due.get_or_insert(at.now + PARTING);
-            at.low.flow.path.session.reach_again(at.now, former.peer, at.base);
+            at.low.flow.session_mut().reach_again(at.now, former.peer, at.base);
         }
     }
 

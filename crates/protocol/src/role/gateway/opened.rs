@@ -13,9 +13,6 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::Time;
 use crate::base::op::PeerId;
 use crate::binding::BindingLayer;
-use crate::flow::introduction::AGAIN;
-use crate::flow::known::{Flow, Stage};
-use crate::flow::policy::Ruled;
 use crate::flow::table::MATURE;
 use crate::role::At;
 use crate::role::gateway::Due;
@@ -111,38 +108,37 @@ impl GatewayRole {
     /// The addresses that such connections lead to are asked, though no flow of this host's waits for them.
     fn want_opened(&mut self, low: &mut BindingLayer) {
         let addresses = self.opened.to.keys().copied().collect();
-        low.flow.path.session.contacts.pins.want(Want::Opened, addresses);
+        low.flow.session_mut().contacts.pins.want(Want::Opened, addresses);
     }
 
     /// Asks where such connections lead to, and tells who answers of them.
     pub(crate) fn continue_opened(&mut self, at: &mut At<'_>) {
-        let flows = &at.low.flow.flows;
-        let introduced = |flow: &FlowTuple| flows.get(flow).and_then(Flow::entry).is_some();
+        let flows = at.low.flow.flows();
+        let introduced = |flow: &FlowTuple| flows.entry(flow).is_some();
         self.opened.retain(|flow, wanted| wanted.until > at.now && wanted.requests < REQUESTS && !introduced(flow));
         self.want_opened(at.low);
         let addresses: Vec<IpAddr> = self.opened.to.keys().copied().collect();
         let mut asked = 0;
         for address in addresses {
-            match at.low.flow.path.session.contacts.addresses.get(&address).copied() {
+            match at.low.flow.session().contacts.addresses.get(&address).copied() {
                 Some(Contact::Known(id)) => self.send_opened(id, address, at),
                 Some(Contact::Asking { .. }) => {}
                 Some(Contact::Silent { until, .. }) if until <= at.now => {
-                    at.low.flow.path.session.continue_contact(at.now, address, at.base)
+                    at.low.flow.session_mut().continue_contact(at.now, address, at.base)
                 }
                 // P-10
                 Some(Contact::Silent { .. }) => self.opened.forget(address),
-                None if !at.low.flow.path.session.may_ask(address, at.base) => self.opened.forget(address),
+                None if !at.low.flow.session().may_ask(address, at.base) => self.opened.forget(address),
                 None if asked >= ASKED_AT_ONCE => {}
                 None => {
                     asked += 1;
                     at.low
                         .flow
-                        .path
-                        .session
+                        .session_mut()
                         .contacts
                         .addresses
                         .insert(address, Contact::Asking { tries: 0, source: None });
-                    at.low.flow.path.session.continue_contact(at.now, address, at.base);
+                    at.low.flow.session_mut().continue_contact(at.now, address, at.base);
                 }
             }
         }
@@ -153,8 +149,8 @@ impl GatewayRole {
     }
 
     fn send_opened(&mut self, id: PeerId, address: IpAddr, at: &mut At<'_>) {
-        if !at.low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_session()) {
-            return at.low.flow.path.session.reach_again(at.now, id, at.base);
+        if !at.low.flow.session().has_session(id) {
+            return at.low.flow.session_mut().reach_again(at.now, id, at.base);
         }
         let Some(flows) = self.opened.to.get_mut(&address) else { return };
         let mut tuples = Vec::new();
@@ -164,32 +160,7 @@ impl GatewayRole {
         }
         for tuple in tuples {
             // Each by itself: looking for one costs the peer a handshake.
-            at.low.flow.path.send(id, &[Message::AskHere { tuple }], at.base);
-        }
-    }
-
-    /// A host behind a gateway, this peer, has opened a connection to this host, which had nobody to ask about it. It
-    /// may be anybody who says so: what is asked is who has the connection's remote address, as if this host had opened
-    /// it.
-    pub(crate) fn handle_ask_here(&mut self, id: PeerId, tuple: &FlowTuple, at: &mut At<'_>) {
-        let flow = tuple.mirrored();
-        if !at.low.flow.path.session.sees_no_ends(id) || flow.transport != Transport::Tcp {
-            return;
-        }
-        let Some(known) = at.low.flow.flows.get_mut(&flow).filter(|known| !known.closed && known.accepted) else {
-            return;
-        };
-        match known.stage {
-            Stage::Open => {}
-            // Whoever says it again and again has nothing done again and again.
-            Stage::Failed(_) if known.again < AGAIN => {
-                known.again += 1;
-                known.stage = Stage::Open;
-            }
-            _ => return,
-        }
-        if matches!(at.low.flow.ruled_beforehand(&flow), Ruled::Free) {
-            at.low.flow.want_introduction(at.now, flow, at.base);
+            at.low.flow.path_mut().send(id, &[Message::AskHere { tuple }], at.base);
         }
     }
 }

@@ -144,10 +144,10 @@ impl RendezvousRole {
     fn pin_registrars(&mut self, at: &mut At<'_>) {
         let needed = !self.client.tags.is_empty();
         let serving = self.registrars().into_iter().filter(|_| needed);
-        let hosts = serving.filter_map(|id| Some(at.low.flow.path.session.peers.get(&id)?.key)).collect();
-        at.low.flow.path.session.contacts.pins.set(Pin::Kept, hosts);
+        let hosts = serving.filter_map(|id| Some(at.low.flow.session().peer(&id)?.key)).collect();
+        at.low.flow.session_mut().contacts.pins.set(Pin::Kept, hosts);
         let addresses = at.base.config().rendezvous.iter().filter(|_| needed).copied().collect();
-        at.low.flow.path.session.contacts.pins.want(Want::Rendezvous, addresses);
+        at.low.flow.session_mut().contacts.pins.want(Want::Rendezvous, addresses);
     }
 
     /// There is a peer to be met, a rendezvous answers at last, or time has passed.
@@ -173,7 +173,7 @@ impl RendezvousRole {
             return;
         }
         for address in at.base.config().rendezvous.clone() {
-            match at.low.flow.path.session.contacts.addresses.get(&address) {
+            match at.low.flow.session().contacts.addresses.get(&address) {
                 Some(Contact::Known(id)) => {
                     let id = *id;
                     let registrar = self.client.registrars.entry(id).or_insert_with(Registrar::new);
@@ -183,22 +183,21 @@ impl RendezvousRole {
                         // It is asked again in its own time.
                         continue;
                     }
-                    if at.low.flow.path.session.peers.get(&id).is_some_and(|peer| peer.has_session()) {
+                    if at.low.flow.session().has_session(id) {
                         self.register(id, at);
                     } else {
-                        at.low.flow.path.session.reach_again(at.now, id, at.base);
+                        at.low.flow.session_mut().reach_again(at.now, id, at.base);
                     }
                 }
                 Some(Contact::Asking { .. } | Contact::Silent { .. }) => {}
                 None => {
                     at.low
                         .flow
-                        .path
-                        .session
+                        .session_mut()
                         .contacts
                         .addresses
                         .insert(address, Contact::Asking { tries: 0, source: None });
-                    at.low.flow.path.session.continue_contact(at.now, address, at.base);
+                    at.low.flow.session_mut().continue_contact(at.now, address, at.base);
                 }
             }
         }
@@ -215,8 +214,8 @@ impl RendezvousRole {
     /// The network is another: whoever did not answer may answer now.
     pub(crate) fn ask_rendezvous_again(&mut self, at: &mut At<'_>) {
         for address in at.base.config().rendezvous.clone() {
-            if matches!(at.low.flow.path.session.contacts.addresses.get(&address), Some(Contact::Silent { .. })) {
-                at.low.flow.path.session.contacts.addresses.remove(&address);
+            if matches!(at.low.flow.session().contacts.addresses.get(&address), Some(Contact::Silent { .. })) {
+                at.low.flow.session_mut().contacts.addresses.remove(&address);
                 at.base.stop_timer(Timer::Contact(address));
             }
         }
@@ -232,7 +231,7 @@ impl RendezvousRole {
         }
         let registrars: Vec<PeerId> = self.client.registrars.keys().copied().collect();
         for registrar in registrars.into_iter().filter(|registrar| *registrar != id) {
-            if at.low.flow.path.peers.get(&registrar).is_some_and(|paths| paths.check_tries() == 0) {
+            if at.low.flow.path().paths(&registrar).is_some_and(|paths| paths.check_tries() == 0) {
                 at.base.set_timer(Timer::Keepalive(registrar), at.now);
             }
         }
@@ -249,7 +248,7 @@ impl RendezvousRole {
             self.client.found.remove(&id);
             self.timers.stop(Due::Found(id));
         }
-        for peer in flow.each().filter(|peer| !peer.flow.flows.is_empty()) {
+        for peer in flow.each().filter(|peer| !peer.flow.flows().is_empty()) {
             if !self.client.tags.contains_key(&peer.id)
                 && let Some(tag) = at.base.key().meeting_tag(&peer.key)
             {
@@ -277,7 +276,7 @@ impl RendezvousRole {
             return;
         }
         let reachable = |peer: &PeerRef<'_>| peer.has_session() && peer.path.attachment().is_some();
-        let Some(peer) = peer!(at.low.flow, &id).filter(reachable) else { return };
+        let Some(peer) = at.low.flow.peer(&id).filter(reachable) else { return };
         let Some(registrar) = self.client.registrars.get_mut(&id) else { return };
         if registrar.untold.is_none() {
             // Nobody is met at a host that it has flows with itself.
@@ -309,7 +308,7 @@ impl RendezvousRole {
         };
         let number = registrar.number;
         self.timers.set(Due::Registration(id), at.now + again);
-        at.low.flow.path.send(id, &[Message::Register { number, change, tags }], at.base);
+        at.low.flow.path_mut().send(id, &[Message::Register { number, change, tags }], at.base);
     }
 
     /// A rendezvous answers.
@@ -443,7 +442,7 @@ impl RendezvousRole {
         self.timers.set(Due::Found(id), at.now + again);
         // It may have started anew, and know of no session.
         if (!session && tries % HANDSHAKE_AT == 1) || (session && updating.is_some() && tries == HANDSHAKE_AT) {
-            at.low.flow.path.start_handshake_at(at.now, id, endpoint, at.base);
+            at.low.flow.path_mut().start_handshake_at(at.now, id, endpoint, at.base);
         }
         if !session {
             return;
@@ -452,14 +451,20 @@ impl RendezvousRole {
             at.low.send_update(id, endpoint, at.base);
         } else {
             let locators = Message::Locators(at.base.attachments().addresses().copied().collect());
-            at.low.flow.path.send_to(id, source, endpoint, &[Message::PathChallenge { token }, locators], at.base);
+            at.low.flow.path_mut().send_to(
+                id,
+                source,
+                endpoint,
+                &[Message::PathChallenge { token }, locators],
+                at.base,
+            );
         }
     }
 
     /// A peer was heard from an endpoint: perhaps the one that a rendezvous told.
     pub(crate) fn on_found(&mut self, id: PeerId, arrival: &Arrival, at: &mut At<'_>) {
         let Some(found) = self.client.found.get_mut(&id) else { return };
-        let elsewhere = at.low.flow.path.peers.get(&id).is_some_and(|paths| paths.remote() != arrival.source);
+        let elsewhere = at.low.flow.path().paths(&id).is_some_and(|paths| paths.remote() != arrival.source);
         if found.endpoint != arrival.source || !elsewhere || std::mem::replace(&mut found.reported, true) {
             return;
         }
@@ -472,7 +477,7 @@ impl RendezvousRole {
     /// An answer to a challenge that went to where a peer was said to be: it is there. Tells whether it was one.
     pub(crate) fn prove_found(&mut self, id: PeerId, token: u64, low: &mut BindingLayer) -> bool {
         let Some(found) = self.client.found.get(&id).filter(|found| found.token == token) else { return false };
-        if let Some(paths) = low.flow.path.peers.get_mut(&id) {
+        if let Some(paths) = low.flow.path_mut().paths_mut(&id) {
             paths.find_at(found.endpoint);
         }
         self.timers.stop(Due::Found(id));
@@ -491,11 +496,11 @@ impl RendezvousRole {
             if self.client.tags.is_empty() {
                 return RendezvousStanding::Unneeded;
             }
-            let Some(Contact::Known(id)) = low.flow.path.session.contacts.addresses.get(address) else {
+            let Some(Contact::Known(id)) = low.flow.session().contacts.addresses.get(address) else {
                 return RendezvousStanding::Unanswered;
             };
             let Some(registrar) = self.client.registrars.get(id) else { return RendezvousStanding::Unanswered };
-            let silent = peer!(low.flow, id).is_none_or(|peer| !peer.has_session() || peer.path.check_tries() > 2);
+            let silent = low.flow.peer(id).is_none_or(|peer| !peer.has_session() || peer.path.check_tries() > 2);
             let peers = registrar.told.len();
             match registrar.standing {
                 RegistrationStanding::Refused => RendezvousStanding::Refused,

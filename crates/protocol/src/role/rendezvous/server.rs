@@ -130,12 +130,12 @@ impl RendezvousServer {
         at: &mut At<'_>,
     ) -> Option<Message> {
         let answer = |status, newest| Some(Message::Registered { number, status, newest });
-        let peer = peer!(at.low.flow, &id).filter(|peer| peer.has_session())?;
+        let peer = at.low.flow.peer(&id).filter(|peer| peer.has_session())?;
         let (key, endpoint) = (peer.key, peer.path.remote());
         if !at.base.config().serve_rendezvous || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_)) {
             return answer(RegistrationStatus::Refused, 0);
         }
-        at.low.flow.path.session.contacts.pins.pin(Pin::Registered, key, true);
+        at.low.flow.session_mut().contacts.pins.pin(Pin::Registered, key, true);
         let registrant = self.registrants.entry(id).or_insert_with(|| Registrant::new(endpoint));
         let newest = registrant.newest;
         if number <= newest {
@@ -232,9 +232,9 @@ impl RendezvousServer {
             registrant.number += u32::from(!registrant.told.is_empty());
             registrant.tries = 0;
         }
-        let Some(peer) = peer!(at.low.flow, &id).filter(|_| !registrant.told.is_empty()) else { return };
+        let Some(peer) = at.low.flow.peer(&id).filter(|_| !registrant.told.is_empty()) else { return };
         registrant.tries += 1;
-        if registrant.tries > TELLS || peer.flow.away.is_some() {
+        if registrant.tries > TELLS || peer.flow.away().is_some() {
             // It is told when it is heard again.
             registrant.tries = TELLS + 1;
             return;
@@ -244,7 +244,7 @@ impl RendezvousServer {
         let found = registrant.told.iter().filter_map(known).collect();
         let number = registrant.number;
         self.due.set(id, at.now + again);
-        at.low.flow.path.send(id, &[Message::Whereabouts { number, found }], at.base);
+        at.low.flow.path_mut().send(id, &[Message::Whereabouts { number, found }], at.base);
     }
 
     /// A host has acknowledged what it was told.
@@ -271,7 +271,7 @@ impl RendezvousServer {
 
     /// A peer is forgotten, which has this key.
     pub(super) fn forget(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer) {
-        low.flow.path.session.contacts.pins.pin(Pin::Registered, key, false);
+        low.flow.session_mut().contacts.pins.pin(Pin::Registered, key, false);
         let tags: Vec<MeetingTag> =
             self.registrants.get(&id).map(|of| of.tags.keys().copied().collect()).unwrap_or_default();
         for tag in &tags {

@@ -268,8 +268,7 @@ impl SessionLayer {
         peer.sessions.push(SessionSlot { session, settled: false, until, begun, origin, aes, life, capabilities });
         peer.last_heard = now;
         if let Some(receive_index) = surplus {
-            self.by_index.remove(&receive_index);
-            base.ask(TunnelOp::RemoveKeys { receive_index }, Asked::Effect("dropping tunnel keys"));
+            self.drop_index(receive_index, base);
         }
         self.by_index.insert(index, id);
         let op = TunnelOp::AddKeys { peer: id, receive_index: index, keys, aes };
