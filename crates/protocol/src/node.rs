@@ -85,19 +85,14 @@ impl Node {
     ) {
         match Datagram::parse(payload) {
             Ok(Datagram::Control(control)) => {
-                let Some(id) = self.binding.flow.session().with_index(control.receiver) else {
+                let index = control.receiver;
+                let Some(id) = self.binding.flow.session().with_index(index) else {
                     self.base.drop_datagram();
                     return;
                 };
-                let index = control.receiver;
                 let own_source = self.binding.flow.path().paths(&id).and_then(Paths::source);
                 let destination = if passed_on { own_source } else { destination };
-                let opened = self.binding.flow.session_mut().peer_mut(&id).and_then(|peer| {
-                    let slot = peer.sessions.iter_mut().find(|slot| slot.session.local_index() == index)?;
-                    let opened = slot.session.open(&control).ok()?;
-                    peer.last_heard = now;
-                    Some(opened)
-                });
+                let opened = self.binding.flow.session_mut().open(now, id, &control);
                 let (datagram, length) = ((index, control.counter), payload.len());
                 let is_newest = opened.as_ref().is_some_and(|opened| opened.newest);
                 let arrival = Arrival { source, destination, link, datagram, length, is_newest, passed_on };
@@ -124,12 +119,11 @@ impl Node {
     /// A datagram that cannot be opened, or was already. If it is the update that leads to an endpoint which has not
     /// answered, and comes from where it says that it is from, that one was a copy of somebody's on the way (P-17).
     fn take_in_copy(&mut self, now: Time, id: PeerId, arrival: &Arrival, control: &Control<'_>) {
-        let path = &self.binding.flow.path;
-        let candidate = path.peers.get(&id).and_then(Paths::candidate).filter(|candidate| candidate.came_as(arrival));
-        let peer = candidate.and_then(|_| path.session.peers.get(&id));
-        let slot =
-            peer.and_then(|peer| peer.sessions.iter().find(|slot| slot.session.local_index() == arrival.index()));
-        let messages = slot.and_then(|slot| decode_all(&slot.session.open_copy(control).ok()?).ok());
+        let paths = self.binding.flow.path().paths(&id);
+        let candidate = paths.and_then(Paths::candidate).filter(|candidate| candidate.came_as(arrival));
+        let peer = candidate.and_then(|_| self.binding.flow.session().peer(&id));
+        let slot = peer.and_then(|peer| peer.session_of(arrival.index()));
+        let messages = slot.and_then(|slot| decode_all(&slot.session().open_copy(control).ok()?).ok());
         let is_from =
             |message: &Message| matches!(message, Message::BindingUpdate { claimed, .. } if *claimed == arrival.source);
         let Some(update) = messages.into_iter().flatten().find(is_from) else {
@@ -139,7 +133,7 @@ impl Node {
         let mut answers = Vec::new();
         self.pass_on(now, id, arrival, update, &mut answers);
         if !answers.is_empty() {
-            self.binding.flow.path.send_to(id, arrival.destination, arrival.source, &answers, &mut self.base);
+            self.binding.flow.path_mut().send_to(id, arrival.destination, arrival.source, &answers, &mut self.base);
         }
     }
 
@@ -354,8 +348,8 @@ impl Node {
         if !peer.flow.flows().is_empty() || peer.flow.introduces() || self.binding.flow.session().keeps(id) {
             return;
         }
-        if now < peer.last_heard + IDLE && !peer.replaced {
-            let until = peer.last_heard + IDLE;
+        if now < peer.last_heard() + IDLE && !peer.is_replaced() {
+            let until = peer.last_heard() + IDLE;
             self.base.set_timer(Timer::Idle(id), until);
             return;
         }

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use whimbrel_handshake::PublicKey;
+use whimbrel_handshake::{Opened, PublicKey};
+use whimbrel_wire::datagram::Control;
 
 use crate::Time;
 use crate::base::Base;
@@ -10,6 +11,7 @@ use crate::base::op::{PeerId, TunnelOp};
 use crate::base::output::Asked;
 use crate::session::contact::Contacts;
 use crate::session::peer::Peer;
+use crate::session::pins::Pins;
 
 pub(crate) mod channel;
 pub(crate) mod contact;
@@ -22,7 +24,7 @@ mod stream;
 
 /// Who is known, and the sessions with them.
 pub(crate) struct SessionLayer {
-    pub(crate) contacts: Contacts,
+    contacts: Contacts,
     peers: BTreeMap<PeerId, Peer>,
     by_key: HashMap<PublicKey, PeerId>,
     by_index: HashMap<u32, PeerId>,
@@ -32,6 +34,23 @@ pub(crate) struct SessionLayer {
 impl SessionLayer {
     pub(crate) fn new(contacts: Contacts) -> Self {
         Self { contacts, peers: BTreeMap::new(), by_key: HashMap::new(), by_index: HashMap::new(), next_peer: 1 }
+    }
+
+    pub(crate) fn contacts(&self) -> &Contacts {
+        &self.contacts
+    }
+
+    pub(crate) fn contacts_mut(&mut self) -> &mut Contacts {
+        &mut self.contacts
+    }
+
+    /// What roles have written of hosts.
+    pub(crate) fn pins(&self) -> &Pins {
+        self.contacts.pins()
+    }
+
+    pub(crate) fn pins_mut(&mut self) -> &mut Pins {
+        self.contacts.pins_mut()
     }
 
     pub(crate) fn peer(&self, id: &PeerId) -> Option<&Peer> {
@@ -49,7 +68,7 @@ impl SessionLayer {
 
     /// The key of a peer.
     pub(crate) fn key_of(&self, id: PeerId) -> Option<PublicKey> {
-        self.peers.get(&id).map(|peer| peer.key)
+        self.peers.get(&id).map(Peer::key)
     }
 
     /// The number of the peer with this key.
@@ -67,6 +86,11 @@ impl SessionLayer {
         self.with_key(key).filter(|id| self.has_session(*id))
     }
 
+    #[cfg(test)]
+    pub(crate) fn set_index(&mut self, index: u32, id: PeerId) {
+        self.by_index.insert(index, id);
+    }
+
     /// Whether there is a session with a peer.
     pub(crate) fn has_session(&self, id: PeerId) -> bool {
         self.peers.get(&id).is_some_and(Peer::has_session)
@@ -80,13 +104,22 @@ impl SessionLayer {
         Some(key)
     }
 
+    /// A peer has sealed this in one of its sessions: what it is, if it is no forgery and was not had before.
+    pub(crate) fn open(&mut self, now: Time, id: PeerId, control: &Control<'_>) -> Option<Opened> {
+        let peer = self.peers.get_mut(&id)?;
+        let slot = peer.sessions.iter_mut().find(|slot| slot.local_index() == control.receiver)?;
+        let opened = slot.session.open(control).ok()?;
+        peer.last_heard = now;
+        Some(opened)
+    }
+
     /// Ends sessions whose time is over. Tells whether others end in time.
     pub(crate) fn sweep_sessions(&mut self, now: Time, base: &mut Base) -> bool {
         let (mut ended, mut more) = (Vec::new(), false);
         for peer in self.peers.values_mut() {
             peer.sessions.retain(|slot| {
                 let over = slot.until.is_some_and(|until| until <= now);
-                ended.extend(over.then(|| slot.session.local_index()));
+                ended.extend(over.then(|| slot.local_index()));
                 more |= slot.until.is_some() && !over;
                 !over
             });

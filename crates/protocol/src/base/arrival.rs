@@ -9,17 +9,17 @@ use crate::base::id::LinkId;
 
 /// How a datagram arrived.
 pub(crate) struct Arrival {
-    pub(crate) source: SocketAddr,
-    pub(crate) destination: Option<IpAddr>,
+    pub source: SocketAddr,
+    pub destination: Option<IpAddr>,
     /// The link that it came by, where the caller has said.
-    pub(crate) link: Option<LinkId>,
+    pub link: Option<LinkId>,
     /// The index of the session that it came in, and its counter there.
-    pub(crate) datagram: (u32, u64),
-    pub(crate) length: usize,
+    pub datagram: (u32, u64),
+    pub length: usize,
     /// Its counter is above all before it.
-    pub(crate) is_newest: bool,
+    pub is_newest: bool,
     /// It came by way of a host that stands in for this one.
-    pub(crate) passed_on: bool,
+    pub passed_on: bool,
 }
 
 impl Arrival {

@@ -57,7 +57,7 @@ impl BindingLayer {
 
     /// Has the flows of all peers wait, and tells those that can be told.
     fn part(&mut self, now: Time, base: &mut Base) -> Vec<PeerId> {
-        let ids: Vec<PeerId> = self.each().filter(|peer| !peer.flow.flows().is_empty()).map(|peer| peer.id).collect();
+        let ids: Vec<PeerId> = self.each().filter(|peer| !peer.flow.flows().is_empty()).map(|peer| peer.id()).collect();
         for id in &ids {
             self.part_from(now, *id, base);
         }
@@ -246,7 +246,7 @@ impl BindingLayer {
     /// may be the session of a life before.
     pub(crate) fn on_life_in_session(&mut self, now: Time, id: PeerId, index: u32, life: u64, base: &mut Base) {
         let session = self.flow.session_mut().peer_mut(&id).and_then(|peer| peer.session());
-        if let Some(since) = session.filter(|slot| slot.session.local_index() == index).map(|slot| slot.begun) {
+        if let Some(since) = session.filter(|slot| slot.local_index() == index).map(|slot| slot.begun()) {
             self.on_life(now, id, life, since, base);
         }
     }
@@ -302,8 +302,8 @@ impl BindingLayer {
     /// introduced anew, what has moved nobody leads any more (P-123).
     pub(crate) fn on_memory(&mut self, now: Time, id: PeerId, index: u32, memory: u64, base: &mut Base) {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
-        let session = peer.session().filter(|slot| slot.session.local_index() == index);
-        let Some(since) = session.map(|slot| slot.begun) else { return };
+        let session = peer.session().filter(|slot| slot.local_index() == index);
+        let Some(since) = session.map(|slot| slot.begun()) else { return };
         if memory == 0 || since < peer.binding.memory_since {
             return;
         }
@@ -340,7 +340,7 @@ impl BindingLayer {
     pub(crate) fn end_vanished(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let behind = self.flow.flows_with(id, |_, entry| entry.end == LocalEnd::Behind);
         let Some(peer) = self.flow.peer(&id).filter(|_| !behind.is_empty()) else { return };
-        let until = peer.last_heard + VANISHED;
+        let until = peer.last_heard() + VANISHED;
         if until > now {
             base.set_timer(Timer::Vanished(id), until);
             return;

@@ -52,7 +52,7 @@ impl BindingLayer {
         let held = peer.flow.places().local == NOWHERE && peer.meanwhile().is_none();
         let source = peer.meanwhile().map_or(peer.path.source(), |meanwhile| meanwhile.binding.source);
         let Some(slot) = peer.session() else { return };
-        let (send_index, receive_index) = (slot.session.remote_index(), slot.session.local_index());
+        let (send_index, receive_index) = (slot.remote_index(), slot.local_index());
         let candidate = peer.path.candidate_mut().filter(|candidate| candidate.is_announced());
         let allowance = candidate.map(Path::take_allowance);
         let unconfirmed = allowance.is_some();
@@ -104,7 +104,7 @@ impl BindingLayer {
         } else {
             peer.path.round_trip() * 2 + Duration::from_millis(20)
         };
-        let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+        let Some(index) = peer.session().map(|slot| slot.remote_index()) else { return };
         base.set_timer(Timer::Probe(id), now + pause);
         base.ask(BindingOp::Probe { wire, index, nonce }, Asked::Effect("probing the carrier"));
     }

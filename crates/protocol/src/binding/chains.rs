@@ -18,9 +18,9 @@ impl BindingLayer {
     pub(crate) fn agree_on_chains_anew(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let own = base.public_key();
         let Some(mut peer) = self.flow.peer_mut(&id) else { return };
-        let (lower, round_trip) = (own.as_bytes() < peer.key.as_bytes(), peer.path.round_trip());
+        let (lower, round_trip) = (own.as_bytes() < peer.key().as_bytes(), peer.path.round_trip());
         let Some(slot) = peer.session() else { return };
-        let speaks = slot.capabilities.contains(Capabilities::TRANSFORMS) && base.config().carriers.tunnel;
+        let speaks = slot.capabilities().contains(Capabilities::TRANSFORMS) && base.config().carriers.tunnel;
         self.chains.on_session(now, id, ChainSession::new(speaks, lower, round_trip));
         self.carry_out_chains(base);
     }
@@ -85,7 +85,7 @@ impl BindingLayer {
     /// Whether the session of this index of ours is the one that is sent with.
     fn sends_in(&mut self, id: PeerId, index: u32) -> bool {
         let slot = self.flow.session_mut().peer_mut(&id).and_then(|peer| peer.session());
-        slot.is_some_and(|slot| slot.session.local_index() == index)
+        slot.is_some_and(|slot| slot.local_index() == index)
     }
 
     pub(crate) fn carry_out_chains(&mut self, base: &mut Base) {

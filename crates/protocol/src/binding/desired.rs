@@ -113,7 +113,7 @@ impl BindingLayer {
         let mut indices: Vec<u32> = Vec::new();
         for peer in self.each() {
             if peer.is_listened_for(now) {
-                indices.extend(peer.sessions.iter().map(|slot| slot.session.local_index()));
+                indices.extend(peer.slots().map(|slot| slot.local_index()));
             }
         }
         indices.sort_unstable();

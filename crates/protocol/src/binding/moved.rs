@@ -49,7 +49,7 @@ impl BindingLayer {
         }
         let before = self.flow.flows().entry(&far).copied();
         let end = if lent.is_some() { LocalEnd::Behind } else { base.attachments().end_of(&far) };
-        let with = self.peer_of(&to).map(|peer| peer.id);
+        let with = self.peer_of(&to).map(|peer| peer.id());
         let as_before = |before: &FlowEntry| {
             (before.name, before.wire_remote_port, before.end) == (flow.value(), wire_port, end)
                 && with == Some(before.peer)
@@ -75,7 +75,7 @@ impl BindingLayer {
             return failed(format!("flows with {to} have all ports that are left for them"));
         };
         let entry = FlowEntry {
-            peer: peer.id,
+            peer: peer.id(),
             name: flow.value(),
             home: home.unwrap_or(Places { local: peer.flow.places().local, peer: ASTRAY }),
             peer_tuple: before.map_or(far.mirrored(), |before| before.peer_tuple),
@@ -107,7 +107,7 @@ impl BindingLayer {
         let native = peer.native_places(tuple.local.ip(), tuple.remote.ip());
         let agreed = terms.home.map(|(holder, acceptor)| Places { local: acceptor, peer: holder });
         let entry = FlowEntry {
-            peer: peer.id,
+            peer: peer.id(),
             name: flow.value(),
             home: native
                 .filter(|_| native == agreed)
@@ -211,7 +211,7 @@ impl Around for BindingLayer {
     }
 
     fn peer(&self, of: &PublicKey) -> Option<PeerId> {
-        self.peer_of(of).map(|peer| peer.id)
+        self.peer_of(of).map(|peer| peer.id())
     }
 
     fn whereabouts(&self, of: &PublicKey) -> Option<SocketAddr> {

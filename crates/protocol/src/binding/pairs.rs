@@ -41,7 +41,7 @@ impl BindingLayer {
     pub(crate) fn record_sighting(&mut self, now: Time, id: PeerId, at: Option<SocketAddr>, base: &mut Base) {
         let (Some(peer), Some(at)) = (bound!(self, &id), at) else { return };
         let translated = if at == peer.path.remote() { peer.is_mapped() } else { at.port() != base.config().port };
-        let key = peer.key;
+        let key = peer.key();
         if !self.flow.path_mut().sightings_mut().record(now, at.ip(), key, translated) {
             return;
         }
@@ -53,7 +53,7 @@ impl BindingLayer {
         let peers =
             peers.filter(|peer| peer.binding.pair.iter().chain(&peer.binding.former).any(there) || in_force(peer));
         let tunnel = base.config().carriers.tunnel;
-        for other in peers.map(|peer| peer.id).collect::<Vec<_>>() {
+        for other in peers.map(|peer| peer.id()).collect::<Vec<_>>() {
             if let Some(peer) = bound_mut!(self, &other) {
                 peer.binding.former.retain(|pair| !there(pair));
                 // What stays in force until an update of ours is answered does so without them.
@@ -74,7 +74,7 @@ impl BindingLayer {
             base.set_timer(Timer::Shared, next);
         }
         let peers = self.each().filter(|peer| !peer.flow.flows().is_empty() && over.contains(&peer.path.remote().ip()));
-        for id in peers.map(|peer| peer.id).collect::<Vec<_>>() {
+        for id in peers.map(|peer| peer.id()).collect::<Vec<_>>() {
             self.apply_binding(now, id, base);
             if bound!(self, &id).is_some_and(|peer| peer.binding.probe.leading && peer.moved_flows() > 0) {
                 self.probe_carrier(now, id, base);
@@ -115,8 +115,8 @@ impl BindingLayer {
         peer.binding.pair = Some(pair);
         self.pairs.insert(pair, id);
         // Whoever was there before accepts nothing from there any more.
-        let others = self.each().filter(|other| other.id != id && other.binding.former.contains(&pair));
-        for other in others.map(|other| other.id).collect::<Vec<_>>() {
+        let others = self.each().filter(|other| other.id() != id && other.binding.former.contains(&pair));
+        for other in others.map(|other| other.id()).collect::<Vec<_>>() {
             self.apply_binding(now, other, base);
         }
     }

@@ -287,8 +287,8 @@ where
 
     pub(crate) fn saved(&self) -> SavedPeer {
         SavedPeer {
-            id: self.id,
-            key: self.key,
+            id: self.id(),
+            key: self.key(),
             // The peer said that it is there. A session with it, without which nothing is sent, will prove it.
             remote: self.path.heading(),
             source: self.path.source(),

@@ -325,14 +325,14 @@ impl BindingLayer {
                     base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
                 }
             }
-            Change::Pin(pin, hosts) => self.flow.session_mut().contacts.pins.set(pin, hosts),
+            Change::Pin(pin, hosts) => self.flow.session_mut().pins_mut().set(pin, hosts),
         }
     }
 
     /// A peer says, or has heard, something about moves; or there is a session with it. Where this host takes part in
     /// any: its key, and who sees to that.
     pub(super) fn transfer_with(&mut self, id: PeerId) -> Option<(PublicKey, &mut Transfer)> {
-        let key = self.flow.session().peer(&id)?.key;
+        let key = self.flow.session().peer(&id)?.key();
         Some((key, self.transfer.as_deref_mut()?))
     }
 
@@ -345,7 +345,7 @@ impl BindingLayer {
         let records = &mut transfer.records;
         for key in records.hosts() {
             let known = self.flow.peer_with(&key);
-            let known = known.map(|peer| (peer.id, peer.has_session(), peer.path.check_tries()));
+            let known = known.map(|peer| (peer.id(), peer.has_session(), peer.path.check_tries()));
             match known {
                 Some((id, true, checks)) => {
                     while let Some(message) = records.poll(now, &key) {
@@ -361,14 +361,15 @@ impl BindingLayer {
                 None if records.wants(&key) => {
                     // Where it is a donor may have said, of a host that there is not.
                     let session = self.flow.session_mut();
-                    if let Some(to) = records.hinted(now, &key).filter(|_| session.contacts.may_ask_another(now)) {
+                    if let Some(to) = records.hinted(now, &key).filter(|_| session.contacts_mut().may_ask_another(now))
+                    {
                         session.initiate_with_key(now, Knowledge::Known(key), to, key, base);
                     }
                 }
                 Some(_) | None => {}
             }
         }
-        self.flow.session_mut().contacts.pins.set(Pin::Moving, records.wanted().collect());
+        self.flow.session_mut().pins_mut().set(Pin::Moving, records.wanted().collect());
         records.take_touched();
         match transfer.deadline(now, |key| self.has_session(key)) {
             Some(due) => base.set_timer(Timer::Records, due),

@@ -89,26 +89,24 @@ impl FlowLayer {
         }
         let address = flow.remote.ip();
         let user = self.flows.get(&flow).and_then(|known| known.user);
-        match self.path.session().contacts.addresses.get(&address) {
-            Some(Contact::Known(id)) if self.path.session().peer(id).is_some() => {
-                let id = *id;
+        match self.path.session().contacts().get(&address) {
+            Some(Contact::Known(id)) if self.path.session().peer(&id).is_some() => {
                 if !self.path.session().has_session(id) {
                     self.path.session_mut().reach_again(now, id, base);
                 }
                 self.queue_introduction(now, id, flow, base);
             }
-            Some(&contact @ (Contact::Asking { .. } | Contact::Silent { .. })) => {
-                self.path.session_mut().contacts.await_answer(address, flow, user);
+            Some(contact @ (Contact::Asking { .. } | Contact::Silent { .. })) => {
+                self.path.session_mut().contacts_mut().await_answer(address, flow, user);
                 if matches!(contact, Contact::Silent { until, .. } if until <= now) {
                     self.path.session_mut().continue_contact(now, address, base);
                 }
             }
             _ if !self.path.session().may_ask(address, base) => {}
             _ => {
-                self.path.session_mut().contacts.await_answer(address, flow, user);
+                self.path.session_mut().contacts_mut().await_answer(address, flow, user);
                 let source = Some(flow.local.ip());
-                self.path.session_mut().contacts.addresses.insert(address, Contact::Asking { tries: 0, source });
-                self.path.session_mut().continue_contact(now, address, base);
+                self.path.session_mut().ask(now, address, source, base);
             }
         }
     }
@@ -152,7 +150,7 @@ impl FlowLayer {
     pub(crate) fn record_user(&mut self, flow: &FlowTuple, user: u32) {
         if let Some(known) = self.flows.get_mut(flow).filter(|known| !known.closed) {
             known.user = Some(user);
-            self.path.session_mut().contacts.record_user(flow, user);
+            self.path.session_mut().contacts_mut().record_user(flow, user);
         }
     }
 
@@ -250,7 +248,7 @@ impl FlowLayer {
                 self.want_introduction(now, flow, base);
             } else {
                 let user = self.flows.get(&flow).and_then(|known| known.user);
-                self.path.session_mut().contacts.await_answer(address, flow, user);
+                self.path.session_mut().contacts_mut().await_answer(address, flow, user);
             }
         }
     }

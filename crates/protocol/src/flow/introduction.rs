@@ -145,7 +145,7 @@ impl FlowLayer {
             let Some(mut peer) = peer_mut!(self, &id) else { return };
             let Some(flow) = peer.flow.introductions.queue.pop_front() else { return };
             let next = now + peer.path.repeat_after(1).max(Duration::from_millis(200));
-            let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+            let Some(index) = peer.session().map(|slot| slot.remote_index()) else { return };
             if let Ruled::Excluded(rule) = self.ruled(&flow, id) {
                 self.exclude_flow(&flow, rule);
                 continue;
@@ -185,9 +185,9 @@ impl FlowLayer {
 
     fn repeat_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(mut peer) = peer_mut!(self, &id) else { return };
-        let Some(index) = peer.session().map(|slot| slot.session.remote_index()) else { return };
+        let Some(index) = peer.session().map(|slot| slot.remote_index()) else { return };
         let begun: Vec<FlowTuple> = peer.flow.introductions.begun.iter().copied().collect();
-        let last_heard = peer.last_heard;
+        let last_heard = peer.last_heard();
         let (mut echoes, mut unheard) = (Vec::new(), false);
         for flow in begun {
             match self.flows.get_mut(&flow).map(|known| &mut known.stage) {
@@ -261,7 +261,7 @@ impl FlowLayer {
             }
         }
         let Some(mut peer) = peer_mut!(self, &id) else { return false };
-        let Some(their_index) = peer.session().map(|slot| slot.session.remote_index()) else { return false };
+        let Some(their_index) = peer.session().map(|slot| slot.remote_index()) else { return false };
         let known = self.flows.get_mut_with_ports(&flow);
         let Some((known, ports)) = known.filter(|(known, _)| !known.closed) else {
             return !answers;
@@ -428,11 +428,11 @@ impl FlowLayer {
             return over;
         }
         let Some(peer) = peer!(self, &id) else { return refused(IntroductionRefusal::Refused) };
-        let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else {
+        let Some(slot) = peer.session_of(index) else {
             return refused(IntroductionRefusal::NotSeen);
         };
         // P-132
-        let name = slot.session.flow_name(echo.introducer_nonce, echo.responder_nonce);
+        let name = slot.session().flow_name(echo.introducer_nonce, echo.responder_nonce);
         if peer.flow.has_another_named(name, &flow) {
             return refused(IntroductionRefusal::Busy);
         }
@@ -570,7 +570,7 @@ impl FlowLayer {
                     .session()
                     .peer(&id)
                     .and_then(|peer| peer.session_to(*session))
-                    .map(|slot| slot.session.flow_name(echo.introducer_nonce, echo.responder_nonce));
+                    .map(|slot| slot.session().flow_name(echo.introducer_nonce, echo.responder_nonce));
                 Some((*echo, name))
             }
             Some(Stage::Introducing { peer, nonce: own, .. }) if *peer == id && *own == nonce => None,
@@ -664,7 +664,7 @@ impl FlowLayer {
     pub(crate) fn introduce_failed(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.path.session().peer(&id) else { return };
         let mut young = Vec::new();
-        for address in peer.answers_at.iter().filter(|address| self.path.session().contacts.is_known(**address, id)) {
+        for address in peer.answers_at().filter(|address| self.path.session().contacts().is_known(**address, id)) {
             for flow in self.flows.take_failed(*address) {
                 if let Some(known) = self.flows.get_mut(&flow)
                     && matches!(known.stage, Stage::Failed(_))

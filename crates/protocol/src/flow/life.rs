@@ -41,7 +41,7 @@ impl FlowLayer {
             return;
         }
         let Some(entry) = known.entry().copied() else { return self.forget_flow(&flow, base) };
-        self.path.session_mut().contacts.forget_waiting(&flow);
+        self.path.session_mut().contacts_mut().forget_waiting(&flow);
         self.flows.close(now, flow);
         if let Some(name) = self.name_of(&entry).filter(|_| entry.end == LocalEnd::Endpoint) {
             base.signal(Signal::Closing(name));
@@ -51,7 +51,7 @@ impl FlowLayer {
     /// Forgets a flow altogether.
     pub(crate) fn forget_flow(&mut self, flow: &FlowTuple, base: &mut Base) {
         let Some(known) = self.flows.take(flow) else { return };
-        self.path.session_mut().contacts.forget_waiting(flow);
+        self.path.session_mut().contacts_mut().forget_waiting(flow);
         self.abandon_introduction(flow, &known.stage);
         if let Stage::Introduced { entry, .. } = &known.stage {
             if known.closed {
@@ -69,7 +69,7 @@ impl FlowLayer {
     /// Lets a peer without flows be forgotten in time.
     pub(crate) fn idle_later(&mut self, now: Time, id: PeerId, base: &mut Base) {
         if let Some(peer) = peer!(self, &id).filter(|peer| peer.flow.flows.is_empty()) {
-            let due = if peer.replaced { now } else { now + IDLE };
+            let due = if peer.is_replaced() { now } else { now + IDLE };
             base.set_timer_earlier(Timer::Idle(id), due);
         }
     }
@@ -109,7 +109,7 @@ impl FlowLayer {
 
     /// What an introduced flow is called.
     pub(crate) fn name_of(&self, entry: &FlowEntry) -> Option<FlowName> {
-        self.path.session().peer(&entry.peer).map(|peer| FlowName::new(peer.key, entry.name))
+        self.path.session().peer(&entry.peer).map(|peer| FlowName::new(peer.key(), entry.name))
     }
 
     /// A flow is one with a peer from now on, whatever it was before and whosever.

@@ -72,7 +72,7 @@ impl FlowLayer {
     pub(crate) fn repeat_pairings(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(mut peer) = peer_mut!(self, &id) else { return };
         let begun: Vec<FlowTuple> = peer.flow.introductions.begun.iter().copied().collect();
-        let last_heard = peer.last_heard;
+        let last_heard = peer.last_heard();
         let Some(slot) = peer.session() else { return };
         let (mut messages, mut silent, mut anew, mut over) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut unknown = false;
@@ -100,13 +100,13 @@ impl FlowLayer {
                 continue;
             };
             // It is not claimed in two sessions: it would be named twice.
-            if *session.get_or_insert(slot.session.remote_index()) != slot.session.remote_index() {
+            if *session.get_or_insert(slot.remote_index()) != slot.remote_index() {
                 anew.push(flow);
                 continue;
             }
             messages.push(Message::Pairing(Pairing {
                 introducer_nonce: *nonce,
-                proof: slot.session.pairing_proof(true, true, numbers),
+                proof: slot.session().pairing_proof(true, true, numbers),
                 introducer_place: home.local,
                 responder_place: home.peer,
                 wire_port: *wire_port,
@@ -247,16 +247,12 @@ impl FlowLayer {
     /// who accepted it one more; it is not known for certain which end is which, so all that it may be is tried.
     fn proofs(&self, id: PeerId, index: u32, sockets: &[SocketNumbers]) -> HashMap<PairingProof, Vec<Fit>> {
         let mut proofs: HashMap<PairingProof, Vec<Fit>> = HashMap::new();
-        let slot = self
-            .path
-            .session()
-            .peer(&id)
-            .and_then(|peer| peer.sessions.iter().find(|s| s.session.local_index() == index));
+        let slot = self.path.session().peer(&id).and_then(|peer| peer.session_of(index));
         let Some(slot) = slot else { return proofs };
         for socket in sockets {
             for sent in [socket.first_received.wrapping_sub(1), socket.first_received] {
                 for received in [socket.first_sent, socket.first_sent.wrapping_add(1)] {
-                    let proof = slot.session.pairing_proof(false, true, (sent, received));
+                    let proof = slot.session().pairing_proof(false, true, (sent, received));
                     proofs.entry(proof).or_default().push((socket.flow, (sent, received)));
                 }
             }
@@ -304,11 +300,11 @@ impl FlowLayer {
             return refuse(claim, IntroductionRefusal::OtherPlaces);
         }
         let nonce = claim.introducer_nonce;
-        let Some(slot) = peer.sessions.iter().find(|slot| slot.session.local_index() == index) else {
+        let Some(slot) = peer.session_of(index) else {
             return Claimed::Nothing;
         };
         // P-132
-        let name = slot.session.paired_flow_name(false, nonce, numbers);
+        let name = slot.session().paired_flow_name(false, nonce, numbers);
         if peer.flow.has_another_named(name, &flow) {
             return refuse(claim, IntroductionRefusal::Busy);
         }
@@ -380,7 +376,7 @@ impl FlowLayer {
         let introduced = Introduced { wire_port: entry.wire_local_port, tuple: *flow };
         let (id, nonce, numbers) = (entry.peer, *nonce, *numbers);
         let Some(slot) = self.path.session_mut().peer_mut(&id).and_then(|peer| peer.session()) else { return };
-        let proof = slot.session.pairing_proof(true, false, numbers);
+        let proof = slot.session().pairing_proof(true, false, numbers);
         self.path.send(id, &[Message::Paired { nonce, proof, introduced }], base);
     }
 
@@ -403,9 +399,9 @@ impl FlowLayer {
             return None;
         };
         let peer = peer!(self, &id).filter(|_| with == id)?;
-        let slot = peer.sessions.iter().find(|slot| slot.session.local_index() == index)?;
-        let expected = slot.session.pairing_proof(false, false, numbers);
-        let name = peer.session_to(named_in).map(|slot| slot.session.paired_flow_name(true, nonce, numbers));
+        let slot = peer.session_of(index)?;
+        let expected = slot.session().pairing_proof(false, false, numbers);
+        let name = peer.session_to(named_in).map(|slot| slot.session().paired_flow_name(true, nonce, numbers));
         let name = name.filter(|name| !peer.flow.has_another_named(*name, &flow));
         let differs = expected.iter().zip(proof).fold(0, |differs, (a, b)| differs | (a ^ b));
         if differs != 0 || introduced.tuple.transport != flow.transport {

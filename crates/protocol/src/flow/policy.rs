@@ -53,7 +53,7 @@ impl FlowLayer {
         let Some(verdict) = self.flows.get(flow).and_then(|known| known.verdict.as_ref()) else {
             return Ruled::Awaited;
         };
-        let rule = self.path.session().peer(&id).map_or(verdict.otherwise, |peer| verdict.with(&peer.key));
+        let rule = self.path.session().peer(&id).map_or(verdict.otherwise, |peer| verdict.with(&peer.key()));
         rule.excluded_by.map_or(Ruled::Free, Ruled::Excluded)
     }
 
@@ -63,9 +63,9 @@ impl FlowLayer {
         let Some(verdict) = self.flows.get(flow).and_then(|known| known.verdict.as_ref()) else {
             return Ruled::Awaited;
         };
-        let expected = match self.path.session().contacts.addresses.get(&address) {
-            Some(Contact::Known(id)) => self.path.session().key_of(*id),
-            _ => self.path.session().contacts.known_key(&address),
+        let expected = match self.path.session().contacts().get(&address) {
+            Some(Contact::Known(id)) => self.path.session().key_of(id),
+            _ => self.path.session().contacts().known_key(&address),
         };
         let excluded = expected.map_or_else(|| verdict.excluded_by(), |key| verdict.with(&key).excluded_by);
         excluded.map_or(Ruled::Free, Ruled::Excluded)

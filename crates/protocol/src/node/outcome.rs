@@ -109,9 +109,10 @@ impl Node {
 
     fn add_keys(&mut self, id: PeerId) {
         let Some(peer) = self.binding.flow.session().peer(&id) else { return };
-        let sessions = peer.sessions.iter();
-        let all: Vec<_> =
-            sessions.map(|slot| (slot.session.local_index(), slot.session.tunnel_keys().clone(), slot.aes)).collect();
+        let sessions = peer.slots();
+        let all: Vec<_> = sessions
+            .map(|slot| (slot.local_index(), slot.session().tunnel_keys().clone(), slot.seals_with_aes()))
+            .collect();
         for (receive_index, keys, aes) in all {
             let asked = Asked::State("adding tunnel keys", State::Keys(id));
             self.base.ask(TunnelOp::AddKeys { peer: id, receive_index, keys, aes }, asked);

@@ -130,7 +130,7 @@ impl Node {
     /// A peer on which no connection depends has stopped answering: its addresses are left alone (P-10).
     fn lose(&mut self, now: Time, id: PeerId) {
         self.binding.flow.abandon_introductions(now, id, &mut self.base);
-        let mut addresses = self.binding.flow.session().contacts.addresses_of(id);
+        let mut addresses = self.binding.flow.session().contacts().addresses_of(id);
         addresses.sort_unstable();
         self.drop_peer(now, id);
         for address in addresses {
@@ -140,44 +140,39 @@ impl Node {
 
     /// Somebody becomes a peer. Where too many have no flows, those are forgotten that are worth least.
     fn make_room(&mut self, now: Time) {
-        if self.binding.flow.session_mut().contacts.take_room().is_some() {
+        if self.binding.flow.session_mut().contacts_mut().take_room().is_some() {
             return;
         }
         // Those first that have not shown in time that they hold the keys.
         let worth = |peer: &Peer| {
-            let counts = peer.has_session() || peer.last_heard + CONFIRMED_WITHIN > now;
-            (
-                counts,
-                self.binding.flow.session().contacts.pins.has(Pin::Registered, &peer.key),
-                peer.last_heard,
-                peer.id,
-            )
+            let counts = peer.has_session() || peer.last_heard() + CONFIRMED_WITHIN > now;
+            (counts, self.binding.flow.session().pins().has(Pin::Registered, &peer.key()), peer.last_heard(), peer.id())
         };
         let mut idle: Vec<_> =
             self.binding.flow.each().filter(|peer| self.is_idle(peer)).map(|peer| worth(&peer)).collect();
-        let surplus = self.binding.flow.session_mut().contacts.set_room(idle.len());
+        let surplus = self.binding.flow.session_mut().contacts_mut().set_room(idle.len());
         if surplus > 0 {
             idle.sort_unstable();
             for (.., id) in idle.into_iter().take(surplus) {
                 self.drop_peer(now, id);
             }
         }
-        self.binding.flow.session_mut().contacts.take_room();
+        self.binding.flow.session_mut().contacts_mut().take_room();
     }
 
     /// Whether nothing depends on a peer.
     fn is_idle(&self, peer: &PeerRef<'_>) -> bool {
         peer.flow.flows().is_empty()
             && !peer.flow.introduces()
-            && !self.binding.flow.session().contacts.pins.keeps(&peer.key)
+            && !self.binding.flow.session().pins().keeps(&peer.key())
     }
 
     /// Asks all addresses that were silent as if for the first time: at once where a flow waits for one or it is a
     /// rendezvous, else when the next connection opens. How many questions a second there are stays limited (P-10).
     pub fn ask_again(&mut self, now: Time) {
-        for address in self.binding.flow.session().contacts.silent() {
+        for address in self.binding.flow.session().contacts().silent() {
             self.binding.flow.session_mut().forget_contact(address, &mut self.base);
-            for flow in self.binding.flow.session_mut().contacts.take_waiting(address) {
+            for flow in self.binding.flow.session_mut().contacts_mut().take_waiting(address) {
                 if self.binding.flow.is_introducible(&flow) {
                     self.binding.flow.want_introduction(now, flow, &mut self.base);
                 }
@@ -195,10 +190,10 @@ impl Node {
             Some([INITIATION, _, _, _, index @ ..]) => u32::from_be_bytes(index),
             _ => return,
         };
-        if self.binding.flow.session().contacts.asked_at(index) != Some(destination) {
+        if self.binding.flow.session().contacts().asked_at(index) != Some(destination) {
             return;
         }
-        match self.binding.flow.session().contacts.addresses.get(&address).copied() {
+        match self.binding.flow.session().contacts().get(&address) {
             Some(Contact::Asking { .. }) => self.binding.flow.session_mut().give_up(now, address, &mut self.base),
             Some(Contact::Known(id)) => {
                 // It ran Whimbrel once.
@@ -218,14 +213,13 @@ impl Node {
     /// kept.
     fn find_another(&mut self, now: Time, expected: PublicKey, found: PublicKey, address: IpAddr) {
         let Some(id) = self.binding.flow.session().with_key(&expected) else { return };
-        if !self.binding.flow.session().contacts.is_known(address, id) {
+        if !self.binding.flow.session().contacts().is_known(address, id) {
             return;
         }
         let Some(mut peer) = self.binding.flow.peer_mut(&id) else { return };
-        peer.answers_at.remove(&address);
-        peer.replaced = true;
-        self.binding.flow.session_mut().contacts.addresses.remove(&address);
-        let another = self.binding.flow.session().contacts.known_key(&address).filter(|expected| *expected != found);
+        peer.replace_at(&address);
+        self.binding.flow.session_mut().contacts_mut().forget(&address);
+        let another = self.binding.flow.session().contacts().known_key(&address).filter(|expected| *expected != found);
         self.binding.flow.leave_address(now, id, address, another.is_none(), &mut self.base);
         if let Some(expected) = another {
             self.base.event(Event::KeyMismatch { address, expected, found: Some(found) });
@@ -234,7 +228,7 @@ impl Node {
         let forgotten = |peer: PeerRef<'_>| peer.flow.flows().is_empty() && !peer.flow.introduces();
         if !self.binding.flow.session().keeps(id)
             && self.binding.flow.peer(&id).is_some_and(forgotten)
-            && self.binding.flow.session().contacts.addresses_of(id).is_empty()
+            && self.binding.flow.session().contacts().addresses_of(id).is_empty()
         {
             self.drop_peer(now, id);
         }

@@ -16,6 +16,7 @@ use crate::node::Node;
 use crate::path::challenge::Path;
 use crate::path::kept::PathView;
 use crate::path::paths::Paths;
+use crate::session::peer::SessionSlot;
 
 /// A peer as `whimbrel peers` and `whimbrel paths` show it.
 #[derive(Clone, Debug)]
@@ -74,8 +75,8 @@ impl Node {
     pub fn peers(&self) -> impl Iterator<Item = PeerView> + '_ {
         let ended = self.binding.ended();
         self.binding.each().map(move |peer| PeerView {
-            id: peer.id,
-            key: peer.key,
+            id: peer.id(),
+            key: peer.key(),
             remote: peer.path.remote(),
             candidate: peer.path.candidate().map(Path::remote),
             source: peer.path.attachment().and(peer.path.source()),
@@ -87,17 +88,13 @@ impl Node {
             translated: peer.translated(),
             path: peer.path.in_use(),
             kept: peer.path.kept().collect(),
-            flows: peer.flow.flows().len().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.0)),
-            moved: peer.moved_flows().saturating_sub(ended.get(&peer.id).map_or(0, |ended| ended.1)),
+            flows: peer.flow.flows().len().saturating_sub(ended.get(&peer.id()).map_or(0, |ended| ended.0)),
+            moved: peer.moved_flows().saturating_sub(ended.get(&peer.id()).map_or(0, |ended| ended.1)),
             locators: peer.path.locators().to_vec(),
             sequences: (peer.binding.sequence_sent, peer.binding.sequence_accepted),
-            last_heard: peer.last_heard,
+            last_heard: peer.last_heard(),
             away: peer.flow.away().map(|away| away == Away::Announced),
-            capabilities: peer
-                .sessions
-                .iter()
-                .rfind(|slot| slot.settled && slot.until.is_none())
-                .map(|slot| slot.capabilities),
+            capabilities: peer.confirmed().map(SessionSlot::capabilities),
         })
     }
 

@@ -54,11 +54,11 @@ impl Claim {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Awaited {
     /// The peer's place from then on.
-    pub(crate) place: u32,
-    pub(crate) refuses_rewrite: bool,
-    pub(crate) translated: bool,
+    pub place: u32,
+    pub refuses_rewrite: bool,
+    pub translated: bool,
     /// Where the update was received.
-    pub(crate) destination: Option<IpAddr>,
+    pub destination: Option<IpAddr>,
 }
 
 /// Bytes of the allowance that are kept for control datagrams.

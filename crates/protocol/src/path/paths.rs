@@ -59,11 +59,11 @@ pub(crate) struct Paths {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Choice {
     /// The address that was chosen by hand, as long as this host has it.
-    pub(crate) preferred: Option<Attachment>,
+    pub preferred: Option<Attachment>,
     /// The attachment of the other family that leads to it, tried where nobody answers by the one that was chosen.
-    pub(crate) otherwise: Option<Attachment>,
+    pub otherwise: Option<Attachment>,
     /// The one that it was left for since nobody answered.
-    pub(crate) unanswered: Option<Attachment>,
+    pub unanswered: Option<Attachment>,
 }
 
 /// An unsolicited challenge, for the round trip and the observed address.

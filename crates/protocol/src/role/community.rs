@@ -360,7 +360,7 @@ impl Community {
         self.telling.values_mut().for_each(|telling| telling.hurry(at.now));
         let roster = self.own(&me);
         let revoked: BTreeSet<PublicKey> = roster.map(|roster| roster.revoked().collect()).unwrap_or_default();
-        at.low.flow.session_mut().contacts.pins.set_members(hosts.clone());
+        at.low.flow.session_mut().pins_mut().set_members(hosts.clone());
         at.base.signal(Signal::Members { members: hosts, revoked, limited: belongs });
     }
 

@@ -172,7 +172,7 @@ impl GatewayRole {
 
     /// Forgets what a peer that has not been heard for very long has with hosts behind this one (P-103).
     pub(crate) fn forget_unheard(&mut self, id: PeerId, at: &mut At<'_>) {
-        if at.low.flow.session().peer(&id).is_none_or(|peer| peer.last_heard + FORGOTTEN > at.now) {
+        if at.low.flow.session().peer(&id).is_none_or(|peer| peer.last_heard() + FORGOTTEN > at.now) {
             return;
         }
         let flows = at.low.flow.flows_with(id, |_, entry| entry.end == LocalEnd::Passing);
@@ -244,7 +244,7 @@ mod tests {
         node.base.attachments_mut().set(&[own]);
         node.base.attachments_mut().settle();
         // Sessions with peers of these numbers.
-        node.low.flow.session().by_index.extend((1..=6).map(|index| (index, PeerId(index))));
+        (1..=6).for_each(|index| node.low.flow.session_mut().set_index(index, PeerId(index)));
         node
     }
 

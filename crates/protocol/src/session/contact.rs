@@ -71,13 +71,13 @@ pub enum Standing {
 
 /// Addresses that were or are asked, and handshakes under way.
 pub(crate) struct Contacts {
-    pub(crate) addresses: HashMap<IpAddr, Contact>,
+    pub(super) addresses: HashMap<IpAddr, Contact>,
     /// The pause before the question that is being asked again.
     pauses: HashMap<IpAddr, Duration>,
     /// Flows that wait for their remote address to answer, and who has opened them.
     waiting: HashMap<IpAddr, BTreeMap<FlowTuple, Option<u32>>>,
     /// What roles have written of hosts.
-    pub(crate) pins: Pins,
+    pub(super) pins: Pins,
     /// Hosts that a peer has named (P-87).
     referred: Referred,
     pending: HashMap<u32, Pending>,
@@ -117,7 +117,25 @@ impl Contacts {
         }
     }
 
-    pub(crate) fn forget_peer(&mut self, id: PeerId) {
+    pub(super) fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    pub(super) fn pins_mut(&mut self) -> &mut Pins {
+        &mut self.pins
+    }
+
+    /// Nothing is known of an address.
+    pub(crate) fn forget(&mut self, address: &IpAddr) {
+        self.addresses.remove(address);
+    }
+
+    /// What is known of an address.
+    pub(crate) fn get(&self, address: &IpAddr) -> Option<Contact> {
+        self.addresses.get(address).copied()
+    }
+
+    pub(super) fn forget_peer(&mut self, id: PeerId) {
         self.addresses.retain(|_, contact| !matches!(contact, Contact::Known(known) if *known == id));
     }
 

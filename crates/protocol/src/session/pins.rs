@@ -10,13 +10,13 @@ use whimbrel_handshake::PublicKey;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Held {
     /// Flows are ones with the peer.
-    pub(crate) flows: bool,
+    pub flows: bool,
     /// Others are being introduced to it.
-    pub(crate) introductions: bool,
+    pub introductions: bool,
     /// The peer is away, or is not heard.
-    pub(crate) away: bool,
+    pub away: bool,
     /// It is being told where this host is.
-    pub(crate) updating: bool,
+    pub updating: bool,
 }
 
 /// Why a role wants something of a host, the weakest first.

@@ -111,13 +111,13 @@ impl ReferralRole {
         let (name, owner) = (entry.name, entry.peer);
         let (Some(far), Some(near)) = (at.low.flow.peer(&id), at.low.flow.peer(&owner)) else { return false };
         let place = flow.remote.ip();
-        let there = far.path.remote().ip() == place || far.answers_at.contains(&place);
+        let there = far.path.remote().ip() == place || far.has_answered_at(&place);
         if !there || at.low.flow.name_of(entry).is_none_or(|name| hides(&name)) || !near.has_session() {
             at.low.flow.refuse_introduction(id, nonce, IntroductionRefusal::Declined, at.base);
             return true;
         }
-        let elsewhere = Message::Referral { nonce, key: *near.key.as_bytes(), at: near.path.remote() };
-        let sought = Message::Sought { name, key: *far.key.as_bytes(), at: far.path.remote() };
+        let elsewhere = Message::Referral { nonce, key: *near.key().as_bytes(), at: near.path.remote() };
+        let sought = Message::Sought { name, key: *far.key().as_bytes(), at: far.path.remote() };
         at.low.flow.path_mut().send(id, &[elsewhere], at.base);
         at.low.flow.path_mut().send(owner, &[sought], at.base);
         true
@@ -166,8 +166,8 @@ impl ReferralRole {
     /// Those that have passed flows on are looked for until they have been told that they need not any more.
     fn pin_left(&mut self, low: &mut BindingLayer) {
         let hosts =
-            self.left.values().filter_map(|left| Some(low.flow.session().peer(&left.former.peer)?.key)).collect();
-        low.flow.session_mut().contacts.pins.set(Pin::Sought, hosts);
+            self.left.values().filter_map(|left| Some(low.flow.session().peer(&left.former.peer)?.key())).collect();
+        low.flow.session_mut().pins_mut().set(Pin::Sought, hosts);
     }
 
     /// The far end does not take the flow after all: who has passed it on still does. Tells whether there is such a

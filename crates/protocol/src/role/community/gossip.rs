@@ -92,7 +92,7 @@ impl Community {
                 continue;
             }
             let peer = at.low.flow.peer_with(&host);
-            match peer.map(|peer| (peer.id, peer.has_session(), peer.flow.away().is_some())) {
+            match peer.map(|peer| (peer.id(), peer.has_session(), peer.flow.away().is_some())) {
                 Some((id, true, _)) => self.ask_roster(id, at),
                 // It says itself when it is back.
                 Some((_, false, true)) => {}
@@ -126,7 +126,7 @@ impl Community {
     pub(crate) fn on_community_session(&mut self, id: PeerId, at: &mut At<'_>) {
         self.begin_exchange(id, at);
         let Some(peer) = at.low.flow.peer(&id) else { return };
-        let (key, remote) = (peer.key, peer.path.remote());
+        let (key, remote) = (peer.key(), peer.path.remote());
         if let Some(telling) = self.telling.get_mut(&key) {
             telling.hurry(at.now);
             if self.hints.insert(key, remote) != Some(remote) && self.is_in_community(&key, at.base) {

@@ -349,7 +349,7 @@ impl Community {
         if at.base.config().trust != Trust::Tofu {
             return;
         }
-        match at.low.flow.session().contacts.known_key(&address) {
+        match at.low.flow.session().contacts().known_key(&address) {
             Some(known) if known == key => {}
             Some(known) => {
                 self.proven = Some((address, key));
@@ -589,8 +589,8 @@ mod tests {
         let mut join = |now: Time, joiner: u8| {
             let key = PublicKey::from([joiner; 32]);
             let id = match node.low.flow.session().with_key(&key) {
-                Some(id) => *id,
-                None => node.low.flow.session().new_peer(now, key),
+                Some(id) => id,
+                None => node.low.flow.session_mut().new_peer(now, key),
             };
             let between = Between { joiner: key, inviter: node.base.public_key(), purpose };
             let begun = begin(&code, &between, node.base.random()).expect("begun");
@@ -614,7 +614,7 @@ mod tests {
             let start = Time::default() + Duration::from_secs(100);
             node.act(start, |role, at| role.found_community("desk", at)).expect("founded");
             let code = node.act(start, |role, at| role.invite(false, at)).expect("a code");
-            let ids = [1_u8, 2].map(|of| node.low.flow.session().new_peer(start, PublicKey::from([of; 32])));
+            let ids = [1_u8, 2].map(|of| node.low.flow.session_mut().new_peer(start, PublicKey::from([of; 32])));
             let element = |node: &mut Alone<Community>, of: u8| {
                 let between = Between { joiner: PublicKey::from([of; 32]), inviter: node.base.public_key(), purpose };
                 begin(&code, &between, node.base.random()).expect("begun").element

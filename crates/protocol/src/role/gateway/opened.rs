@@ -108,7 +108,7 @@ impl GatewayRole {
     /// The addresses that such connections lead to are asked, though no flow of this host's waits for them.
     fn want_opened(&mut self, low: &mut BindingLayer) {
         let addresses = self.opened.to.keys().copied().collect();
-        low.flow.session_mut().contacts.pins.want(Want::Opened, addresses);
+        low.flow.session_mut().pins_mut().want(Want::Opened, addresses);
     }
 
     /// Asks where such connections lead to, and tells who answers of them.
@@ -120,7 +120,7 @@ impl GatewayRole {
         let addresses: Vec<IpAddr> = self.opened.to.keys().copied().collect();
         let mut asked = 0;
         for address in addresses {
-            match at.low.flow.session().contacts.addresses.get(&address).copied() {
+            match at.low.flow.session().contacts().get(&address) {
                 Some(Contact::Known(id)) => self.send_opened(id, address, at),
                 Some(Contact::Asking { .. }) => {}
                 Some(Contact::Silent { until, .. }) if until <= at.now => {
@@ -132,13 +132,7 @@ impl GatewayRole {
                 None if asked >= ASKED_AT_ONCE => {}
                 None => {
                     asked += 1;
-                    at.low
-                        .flow
-                        .session_mut()
-                        .contacts
-                        .addresses
-                        .insert(address, Contact::Asking { tries: 0, source: None });
-                    at.low.flow.session_mut().continue_contact(at.now, address, at.base);
+                    at.low.flow.session_mut().ask(at.now, address, None, at.base);
                 }
             }
         }

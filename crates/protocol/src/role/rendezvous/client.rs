@@ -144,10 +144,10 @@ impl RendezvousRole {
     fn pin_registrars(&mut self, at: &mut At<'_>) {
         let needed = !self.client.tags.is_empty();
         let serving = self.registrars().into_iter().filter(|_| needed);
-        let hosts = serving.filter_map(|id| Some(at.low.flow.session().peer(&id)?.key)).collect();
-        at.low.flow.session_mut().contacts.pins.set(Pin::Kept, hosts);
+        let hosts = serving.filter_map(|id| Some(at.low.flow.session().peer(&id)?.key())).collect();
+        at.low.flow.session_mut().pins_mut().set(Pin::Kept, hosts);
         let addresses = at.base.config().rendezvous.iter().filter(|_| needed).copied().collect();
-        at.low.flow.session_mut().contacts.pins.want(Want::Rendezvous, addresses);
+        at.low.flow.session_mut().pins_mut().want(Want::Rendezvous, addresses);
     }
 
     /// There is a peer to be met, a rendezvous answers at last, or time has passed.
@@ -173,9 +173,8 @@ impl RendezvousRole {
             return;
         }
         for address in at.base.config().rendezvous.clone() {
-            match at.low.flow.session().contacts.addresses.get(&address) {
+            match at.low.flow.session().contacts().get(&address) {
                 Some(Contact::Known(id)) => {
-                    let id = *id;
                     let registrar = self.client.registrars.entry(id).or_insert_with(Registrar::new);
                     let refused = registrar.standing == RegistrationStanding::Refused;
                     self.pin_registrars(at);
@@ -191,13 +190,7 @@ impl RendezvousRole {
                 }
                 Some(Contact::Asking { .. } | Contact::Silent { .. }) => {}
                 None => {
-                    at.low
-                        .flow
-                        .session_mut()
-                        .contacts
-                        .addresses
-                        .insert(address, Contact::Asking { tries: 0, source: None });
-                    at.low.flow.session_mut().continue_contact(at.now, address, at.base);
+                    at.low.flow.session_mut().ask(at.now, address, None, at.base);
                 }
             }
         }
@@ -214,8 +207,8 @@ impl RendezvousRole {
     /// The network is another: whoever did not answer may answer now.
     pub(crate) fn ask_rendezvous_again(&mut self, at: &mut At<'_>) {
         for address in at.base.config().rendezvous.clone() {
-            if matches!(at.low.flow.session().contacts.addresses.get(&address), Some(Contact::Silent { .. })) {
-                at.low.flow.session_mut().contacts.addresses.remove(&address);
+            if matches!(at.low.flow.session().contacts().get(&address), Some(Contact::Silent { .. })) {
+                at.low.flow.session_mut().contacts_mut().forget(&address);
                 at.base.stop_timer(Timer::Contact(address));
             }
         }
@@ -249,11 +242,11 @@ impl RendezvousRole {
             self.timers.stop(Due::Found(id));
         }
         for peer in flow.each().filter(|peer| !peer.flow.flows().is_empty()) {
-            if !self.client.tags.contains_key(&peer.id)
-                && let Some(tag) = at.base.key().meeting_tag(&peer.key)
+            if !self.client.tags.contains_key(&peer.id())
+                && let Some(tag) = at.base.key().meeting_tag(&peer.key())
             {
-                self.client.tags.insert(peer.id, tag);
-                self.client.by_tag.insert(tag, peer.id);
+                self.client.tags.insert(peer.id(), tag);
+                self.client.by_tag.insert(tag, peer.id());
             }
         }
     }
@@ -496,11 +489,11 @@ impl RendezvousRole {
             if self.client.tags.is_empty() {
                 return RendezvousStanding::Unneeded;
             }
-            let Some(Contact::Known(id)) = low.flow.session().contacts.addresses.get(address) else {
+            let Some(Contact::Known(id)) = low.flow.session().contacts().get(address) else {
                 return RendezvousStanding::Unanswered;
             };
-            let Some(registrar) = self.client.registrars.get(id) else { return RendezvousStanding::Unanswered };
-            let silent = low.flow.peer(id).is_none_or(|peer| !peer.has_session() || peer.path.check_tries() > 2);
+            let Some(registrar) = self.client.registrars.get(&id) else { return RendezvousStanding::Unanswered };
+            let silent = low.flow.peer(&id).is_none_or(|peer| !peer.has_session() || peer.path.check_tries() > 2);
             let peers = registrar.told.len();
             match registrar.standing {
                 RegistrationStanding::Refused => RendezvousStanding::Refused,

@@ -131,11 +131,11 @@ impl RendezvousServer {
     ) -> Option<Message> {
         let answer = |status, newest| Some(Message::Registered { number, status, newest });
         let peer = at.low.flow.peer(&id).filter(|peer| peer.has_session())?;
-        let (key, endpoint) = (peer.key, peer.path.remote());
+        let (key, endpoint) = (peer.key(), peer.path.remote());
         if !at.base.config().serve_rendezvous || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_)) {
             return answer(RegistrationStatus::Refused, 0);
         }
-        at.low.flow.session_mut().contacts.pins.pin(Pin::Registered, key, true);
+        at.low.flow.session_mut().pins_mut().pin(Pin::Registered, key, true);
         let registrant = self.registrants.entry(id).or_insert_with(|| Registrant::new(endpoint));
         let newest = registrant.newest;
         if number <= newest {
@@ -271,7 +271,7 @@ impl RendezvousServer {
 
     /// A peer is forgotten, which has this key.
     pub(super) fn forget(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer) {
-        low.flow.session_mut().contacts.pins.pin(Pin::Registered, key, false);
+        low.flow.session_mut().pins_mut().pin(Pin::Registered, key, false);
         let tags: Vec<MeetingTag> =
             self.registrants.get(&id).map(|of| of.tags.keys().copied().collect()).unwrap_or_default();
         for tag in &tags {

@@ -57,6 +57,12 @@ impl SessionLayer {
         }
     }
 
+    /// Asks an address whether it runs Whimbrel, as if for the first time. `source`: from this address of ours.
+    pub(crate) fn ask(&mut self, now: Time, address: IpAddr, source: Option<IpAddr>, base: &mut Base) {
+        self.contacts.addresses.insert(address, Contact::Asking { tries: 0, source });
+        self.continue_contact(now, address, base);
+    }
+
     /// Asks once more, or gives up; or the silence about an address is over.
     pub(crate) fn continue_contact(&mut self, now: Time, address: IpAddr, base: &mut Base) {
         match self.contacts.addresses.get(&address).copied() {

@@ -359,37 +359,37 @@ pub(crate) enum Verdict {
 /// A session that begins.
 #[derive(Clone, Debug)]
 pub(crate) struct Begun {
-    pub(crate) id: PeerId,
-    pub(crate) key: PublicKey,
-    pub(crate) index: u32,
+    pub id: PeerId,
+    pub key: PublicKey,
+    pub index: u32,
     /// Where the peer is, and our address towards it.
-    pub(crate) source: SocketAddr,
-    pub(crate) destination: Option<IpAddr>,
+    pub source: SocketAddr,
+    pub destination: Option<IpAddr>,
     /// When its handshake began.
-    pub(crate) started: Time,
+    pub started: Time,
     /// There was no session with the peer.
-    pub(crate) reached: bool,
+    pub reached: bool,
     /// The peer has shown that it holds the keys.
-    pub(crate) confirmed: bool,
+    pub confirmed: bool,
     /// This host has asked for it.
-    pub(crate) initiated: bool,
+    pub initiated: bool,
     /// The peer was known before.
-    pub(crate) again: bool,
+    pub again: bool,
     /// Its endpoint and all its addresses, as it says.
-    pub(crate) claimed: SocketAddr,
-    pub(crate) locators: Vec<IpAddr>,
+    pub claimed: SocketAddr,
+    pub locators: Vec<IpAddr>,
     /// To find out who lives at this address.
-    pub(crate) asked: Option<IpAddr>,
+    pub asked: Option<IpAddr>,
     /// To use a code.
-    pub(crate) joins: bool,
+    pub joins: bool,
 }
 
 /// A peer has shown that it holds the keys of a session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Confirmed {
     /// Where the peer asked for it: that it knows the keys shows that it received what was sent there.
-    pub(crate) origin: Option<Met>,
+    pub origin: Option<Met>,
     /// Its life, as it said when its handshake began.
-    pub(crate) life: u64,
-    pub(crate) begun: Time,
+    pub life: u64,
+    pub begun: Time,
 }
