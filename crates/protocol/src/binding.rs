@@ -10,7 +10,7 @@ use crate::base::op::PeerId;
 use crate::base::output::State;
 use crate::base::random::Random;
 use crate::binding::chain::Chains;
-use crate::binding::peers::BoundPeer;
+use crate::binding::peers::{BoundMut, BoundPeer, BoundRef};
 use crate::binding::transfer::Transfer;
 use crate::flow::FlowLayer;
 use crate::flow::table::Flows;
@@ -30,6 +30,7 @@ mod follow;
 pub(crate) mod handoff;
 mod install;
 mod keepalive;
+mod mend;
 mod messages;
 pub(crate) mod moved;
 mod pairs;
@@ -41,18 +42,18 @@ mod view;
 
 /// Where peers' flows go, and what the kernel is wanted to do for it.
 pub(crate) struct BindingLayer {
-    pub(crate) flow: FlowLayer,
-    pub(crate) peers: BTreeMap<PeerId, BoundPeer>,
+    flow: FlowLayer,
+    peers: BTreeMap<PeerId, BoundPeer>,
     /// What could not be made so, and how often that was tried again.
-    pub(crate) failed: BTreeSet<State>,
-    pub(crate) mended: u32,
+    failed: BTreeSet<State>,
+    mended: u32,
     /// Which peer rewritten packets between two locators (ours, its) belong to.
-    pub(crate) pairs: HashMap<(IpAddr, IpAddr), PeerId>,
-    pub(crate) listening: Vec<u32>,
-    pub(crate) keeping: Vec<IpAddr>,
-    pub(crate) leaving: Vec<IpAddr>,
-    pub(crate) reaching: Vec<(IpAddr, bool)>,
-    pub(crate) chains: Chains,
+    pairs: HashMap<(IpAddr, IpAddr), PeerId>,
+    listening: Vec<u32>,
+    keeping: Vec<IpAddr>,
+    leaving: Vec<IpAddr>,
+    reaching: Vec<(IpAddr, bool)>,
+    chains: Chains,
     /// What roles have below them that have flows go from host to host, where this host takes part in that.
     transfer: Option<Box<Transfer>>,
 }
@@ -75,5 +76,57 @@ impl BindingLayer {
             chains: Chains::new(config.carriers.tunnel, random.u32() as u8),
             transfer: Transfer::of(me, config),
         }
+    }
+
+    pub(crate) fn flow(&self) -> &FlowLayer {
+        &self.flow
+    }
+
+    pub(crate) fn flow_mut(&mut self) -> &mut FlowLayer {
+        &mut self.flow
+    }
+
+    pub(crate) fn path(&self) -> &PathLayer {
+        self.flow.path()
+    }
+
+    pub(crate) fn path_mut(&mut self) -> &mut PathLayer {
+        self.flow.path_mut()
+    }
+
+    pub(crate) fn session(&self) -> &SessionLayer {
+        self.flow.session()
+    }
+
+    pub(crate) fn session_mut(&mut self) -> &mut SessionLayer {
+        self.flow.session_mut()
+    }
+
+    /// One peer, with its flows and where these go.
+    pub(crate) fn peer(&self, id: &PeerId) -> Option<BoundRef<'_>> {
+        bound!(self, id)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn peer_mut(&mut self, id: &PeerId) -> Option<BoundMut<'_>> {
+        bound_mut!(self, id)
+    }
+
+    pub(crate) fn chains(&self) -> &Chains {
+        &self.chains
+    }
+
+    pub(crate) fn chains_mut(&mut self) -> &mut Chains {
+        &mut self.chains
+    }
+
+    /// Addresses that this host keeps for flows that are at home there.
+    pub(crate) fn keeping(&self) -> &[IpAddr] {
+        &self.keeping
+    }
+
+    /// Entries of what is wanted of the kernel for all peers together.
+    pub(crate) fn entries(&self) -> usize {
+        self.listening.len() + self.keeping.len() + self.leaving.len() + self.reaching.len() + self.failed.len()
     }
 }

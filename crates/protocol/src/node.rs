@@ -86,13 +86,13 @@ impl Node {
         match Datagram::parse(payload) {
             Ok(Datagram::Control(control)) => {
                 let index = control.receiver;
-                let Some(id) = self.binding.flow.session().with_index(index) else {
+                let Some(id) = self.binding.session().with_index(index) else {
                     self.base.drop_datagram();
                     return;
                 };
-                let own_source = self.binding.flow.path().paths(&id).and_then(Paths::source);
+                let own_source = self.binding.path().paths(&id).and_then(Paths::source);
                 let destination = if passed_on { own_source } else { destination };
-                let opened = self.binding.flow.session_mut().open(now, id, &control);
+                let opened = self.binding.session_mut().open(now, id, &control);
                 let (datagram, length) = ((index, control.counter), payload.len());
                 let is_newest = opened.as_ref().is_some_and(|opened| opened.newest);
                 let arrival = Arrival { source, destination, link, datagram, length, is_newest, passed_on };
@@ -119,9 +119,9 @@ impl Node {
     /// A datagram that cannot be opened, or was already. If it is the update that leads to an endpoint which has not
     /// answered, and comes from where it says that it is from, that one was a copy of somebody's on the way (P-17).
     fn take_in_copy(&mut self, now: Time, id: PeerId, arrival: &Arrival, control: &Control<'_>) {
-        let paths = self.binding.flow.path().paths(&id);
+        let paths = self.binding.path().paths(&id);
         let candidate = paths.and_then(Paths::candidate).filter(|candidate| candidate.came_as(arrival));
-        let peer = candidate.and_then(|_| self.binding.flow.session().peer(&id));
+        let peer = candidate.and_then(|_| self.binding.session().peer(&id));
         let slot = peer.and_then(|peer| peer.session_of(arrival.index()));
         let messages = slot.and_then(|slot| decode_all(&slot.session().open_copy(control).ok()?).ok());
         let is_from =
@@ -133,15 +133,15 @@ impl Node {
         let mut answers = Vec::new();
         self.pass_on(now, id, arrival, update, &mut answers);
         if !answers.is_empty() {
-            self.binding.flow.path_mut().send_to(id, arrival.destination, arrival.source, &answers, &mut self.base);
+            self.binding.path_mut().send_to(id, arrival.destination, arrival.source, &answers, &mut self.base);
         }
     }
 
     fn handle_messages(&mut self, now: Time, id: PeerId, arrival: &Arrival, messages: Vec<Message>) {
-        self.binding.flow.path_mut().hear_candidate(now, id, arrival, &mut self.base);
+        self.binding.path_mut().hear_candidate(now, id, arrival, &mut self.base);
         self.roles.rendezvous.on_found(id, arrival, &mut At::new(now, &mut self.binding, &mut self.base));
         let updates = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
-        if !updates && self.binding.flow.path().paths(&id).is_some_and(|paths| paths.remote() == arrival.source) {
+        if !updates && self.binding.path().paths(&id).is_some_and(|paths| paths.remote() == arrival.source) {
             self.binding.hear(now, id, &mut self.base);
         }
         self.binding.part_again(now, id, &mut self.base);
@@ -166,11 +166,11 @@ impl Node {
         self.settle(now);
         let answered: usize = answers.iter().map(Message::encoded_len).sum();
         if !answers.is_empty() {
-            self.binding.flow.path_mut().send_to(id, arrival.destination, arrival.source, &answers, &mut self.base);
+            self.binding.path_mut().send_to(id, arrival.destination, arrival.source, &answers, &mut self.base);
         }
         if tells_place {
-            let mapped = bound!(self.binding, &id).is_some_and(|peer| peer.is_mapped());
-            self.binding.flow.path_mut().notice_rebinding(now, id, arrival, answered, mapped, &mut self.base);
+            let mapped = self.binding.peer(&id).is_some_and(|peer| peer.is_mapped());
+            self.binding.path_mut().notice_rebinding(now, id, arrival, answered, mapped, &mut self.base);
         }
         self.act(now, |roles, at| roles.rendezvous.record_endpoint(id, at));
     }
@@ -197,24 +197,24 @@ impl Node {
     /// port of a flow that the node was told of ([`Node::handle_flow_opened`]). Call it with all of them, first and
     /// whenever they change. `drawn`: what the kernel gives to connections by itself now ([`Config::drawn_ports`]).
     pub fn handle_bound_ports(&mut self, bound: BTreeSet<u16>, drawn: RangeInclusive<u16>) {
-        self.binding.flow.flows_mut().set_bound_ports(bound, drawn);
+        self.binding.flow_mut().flows_mut().set_bound_ports(bound, drawn);
     }
 
     /// A nonce was consumed at ingress: an introduction on `flow`, or a carrier probe on a tuple of the wire.
     pub fn handle_introduction(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) {
-        let Some(id) = self.binding.flow.session().with_index(index) else {
+        let Some(id) = self.binding.session().with_index(index) else {
             self.base.drop_datagram();
             return;
         };
         if nonce & PROBE_BIT != 0 {
             self.binding.handle_probe(now, id, flow, nonce, &mut self.base);
-        } else if self.binding.flow.take_nonce(now, id, flow, nonce, &mut self.base) {
+        } else if self.binding.flow_mut().take_nonce(now, id, flow, nonce, &mut self.base) {
             // P-87, P-35
             let relocation = &self.roles.relocation;
             let hides = |name: &FlowName| relocation.hides(name);
             let at = &mut At::new(now, &mut self.binding, &mut self.base);
             if !self.roles.referral.refer(id, &flow, nonce, hides, at) {
-                self.binding.flow.refuse_introduction(id, nonce, IntroductionRefusal::Refused, &mut self.base);
+                self.binding.flow_mut().refuse_introduction(id, nonce, IntroductionRefusal::Refused, &mut self.base);
             }
         }
         self.settle(now);
@@ -223,12 +223,12 @@ impl Node {
     /// Somebody else opened a connection under the names of a flow that has moved, and is refused, or will get through
     /// when the flow has gone: as its ruling wants it.
     pub fn handle_claim(&mut self, now: Time, flow: FlowTuple) {
-        let Some(entry) = self.binding.flow.flows().entry(&flow).copied() else { return };
+        let Some(entry) = self.binding.flow().flows().entry(&flow).copied() else { return };
         match flow.transport {
             Transport::Udp => {
                 self.act(now, |roles, at| roles.gateway.handle_datagram_claim(flow, &entry, at));
             }
-            _ => self.binding.flow.take_claimed(now, flow, &entry, &mut self.base),
+            _ => self.binding.flow_mut().take_claimed(now, flow, &entry, &mut self.base),
         }
         self.settle(now);
     }
@@ -236,7 +236,7 @@ impl Node {
     /// Has single flows wait, or go on, at both ends. Returns those that are introduced and
     /// did not already.
     pub fn set_paused(&mut self, now: Time, flows: &[FlowTuple], wait: bool) -> Vec<FlowTuple> {
-        let changed = self.binding.flow.let_flows_wait(now, flows, wait, &mut self.base);
+        let changed = self.binding.flow_mut().let_flows_wait(now, flows, wait, &mut self.base);
         self.settle(now);
         changed
     }
@@ -250,22 +250,13 @@ impl Node {
     /// The network changed, or may have: `attachments` are all usable addresses of this host.
     pub fn handle_network(&mut self, now: Time, attachments: &[Attachment], routes: &dyn Routes) {
         self.base.attachments_mut().set(attachments);
-        let ids: Vec<PeerId> = self.binding.flow.session().ids();
+        let ids: Vec<PeerId> = self.binding.session().ids();
         for id in ids {
             self.binding.check_for_move(now, id, routes, None, &mut self.base);
         }
         self.base.attachments_mut().settle();
         self.deliver(now, Signal::NetworkChanged);
-        // What the sets ask for may have been undone by the change.
-        let keeping = std::mem::take(&mut self.binding.keeping);
-        let reaching = std::mem::take(&mut self.binding.reaching);
-        self.binding.refresh_sets(&mut self.base);
-        if !keeping.is_empty() && self.binding.keeping.is_empty() {
-            self.binding.keep_addresses(&mut self.base);
-        }
-        if !reaching.is_empty() && self.binding.reaching.is_empty() {
-            self.binding.reach_peers(&mut self.base);
-        }
+        self.binding.refresh_sets_anew(&mut self.base);
         self.settle(now);
     }
 
@@ -290,10 +281,10 @@ impl Node {
     /// Whatever is due at `now` happens.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(due) = self.poll_timeout().filter(|due| *due <= now) {
-            if self.binding.flow.flows().poll_timeout() == Some(due) {
-                self.binding.flow.mature_flows(now, &mut self.base);
+            if self.binding.flow().flows().poll_timeout() == Some(due) {
+                self.binding.flow_mut().mature_flows(now, &mut self.base);
                 self.forget_closed(now);
-            } else if self.binding.chains.poll_timeout() == Some(due) {
+            } else if self.binding.chains().poll_timeout() == Some(due) {
                 self.binding.continue_chains(now, &mut self.base);
             } else if let Some(timer) = self.base.take_due_timer(now) {
                 self.handle_timer(now, timer);
@@ -312,40 +303,38 @@ impl Node {
             Timer::Reach(id) => self.reach(now, id),
             Timer::Idle(id) => self.forget_idle(now, id),
             Timer::Sweep => self.sweep(now),
-            Timer::Mend => self.mend(now),
-            Timer::Mended => self.rest_mending(now),
             _ => {}
         }
     }
 
     fn forget_closed(&mut self, now: Time) {
         let mut idle = BTreeSet::new();
-        while let Some(flow) = self.binding.flow.flows_mut().take_lingered(now) {
-            if let Some(known) = self.binding.flow.flows().get(&flow).filter(|known| known.is_closed()) {
+        while let Some(flow) = self.binding.flow_mut().flows_mut().take_lingered(now) {
+            if let Some(known) = self.binding.flow().flows().get(&flow).filter(|known| known.is_closed()) {
                 let entry = known.entry().copied();
                 idle.extend(entry.map(|entry| entry.peer));
-                self.binding.flow.forget_flow(&flow, &mut self.base);
+                self.binding.flow_mut().forget_flow(&flow, &mut self.base);
                 let blind = |entry: &FlowEntry| {
-                    entry.end == LocalEnd::Endpoint || self.binding.flow.session().sees_no_ends(entry.peer)
+                    entry.end == LocalEnd::Endpoint || self.binding.session().sees_no_ends(entry.peer)
                 };
                 if let Some(entry) = entry.filter(blind) {
                     // Whoever holds its far end, or speaks for it, sees nothing of its socket.
-                    self.binding.flow.send_ended(now, entry.peer, entry.name, &mut self.base);
+                    self.binding.flow_mut().send_ended(now, entry.peer, entry.name, &mut self.base);
                 }
             }
         }
         self.binding.refresh_sets(&mut self.base);
         for id in idle {
-            if self.binding.flow.peer(&id).is_some_and(|peer| peer.flow.flows().is_empty()) {
-                self.binding.flow.idle_later(now, id, &mut self.base);
+            if self.binding.flow().peer(&id).is_some_and(|peer| peer.flow.flows().is_empty()) {
+                self.binding.flow_mut().idle_later(now, id, &mut self.base);
                 self.binding.apply_binding(now, id, &mut self.base);
             }
         }
     }
 
     fn forget_idle(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.binding.flow.peer(&id) else { return };
-        if !peer.flow.flows().is_empty() || peer.flow.introduces() || self.binding.flow.session().keeps(id) {
+        let Some(peer) = self.binding.flow().peer(&id) else { return };
+        if !peer.flow.flows().is_empty() || peer.flow.introduces() || self.binding.session().keeps(id) {
             return;
         }
         if now < peer.last_heard() + IDLE && !peer.is_replaced() {
@@ -354,27 +343,27 @@ impl Node {
             return;
         }
         let reason = whimbrel_wire::message::CloseReason::Shutdown;
-        self.binding.flow.path_mut().send(id, &[Message::Close { reason }], &mut self.base);
+        self.binding.path_mut().send(id, &[Message::Close { reason }], &mut self.base);
         self.drop_peer(now, id);
     }
 
     pub(crate) fn handle_close(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.binding.flow.peer(&id) else { return };
-        if peer.flow.flows().is_empty() && !self.binding.flow.session().keeps(id) {
-            self.binding.flow.abandon_introductions(now, id, &mut self.base);
+        let Some(peer) = self.binding.flow().peer(&id) else { return };
+        if peer.flow.flows().is_empty() && !self.binding.session().keeps(id) {
+            self.binding.flow_mut().abandon_introductions(now, id, &mut self.base);
             self.drop_peer(now, id);
         } else {
-            self.binding.flow.session_mut().drop_sessions(id, &mut self.base);
-            self.binding.flow.session_mut().reach_again(now, id, &mut self.base);
+            self.binding.session_mut().drop_sessions(id, &mut self.base);
+            self.binding.session_mut().reach_again(now, id, &mut self.base);
         }
     }
 
     pub(crate) fn drop_peer(&mut self, now: Time, id: PeerId) {
-        self.binding.flow.session_mut().drop_sessions(id, &mut self.base);
+        self.binding.session_mut().drop_sessions(id, &mut self.base);
         self.binding.forget_chains(id, &mut self.base);
-        let Some(key) = self.binding.flow.session_mut().forget_peer(id) else { return };
-        self.binding.flow.path_mut().forget_peer(id, &mut self.base);
-        let was_in_sets = self.binding.flow.forget_peer(id);
+        let Some(key) = self.binding.session_mut().forget_peer(id) else { return };
+        self.binding.path_mut().forget_peer(id, &mut self.base);
+        let was_in_sets = self.binding.flow_mut().forget_peer(id);
         self.binding.forget_peer(id);
         self.roles.forget_peer(id, key, &mut At::new(now, &mut self.binding, &mut self.base));
         for timer in [
@@ -405,18 +394,18 @@ impl Node {
 
     fn renew(&mut self, now: Time, id: PeerId) {
         self.act(now, |roles, at| roles.gateway.forget_unheard(id, at));
-        let Some(peer) = self.binding.flow.peer(&id) else { return };
-        let needed = !peer.flow.flows().is_empty() || self.binding.flow.session().keeps(id);
+        let Some(peer) = self.binding.flow().peer(&id) else { return };
+        let needed = !peer.flow.flows().is_empty() || self.binding.session().keeps(id);
         if needed && peer.path.attachment().is_some() && peer.flow.away().is_none() && !self.base.is_suspended() {
-            self.binding.flow.path_mut().start_handshake_with(now, id, &mut self.base);
+            self.binding.path_mut().start_handshake_with(now, id, &mut self.base);
         }
         self.base.set_timer(Timer::Renew(id), now + crate::session::peers::RENEW);
     }
 
     fn sweep(&mut self, now: Time) {
-        let more = self.binding.flow.session_mut().sweep_contacts(now)
-            | self.binding.flow.session_mut().sweep_sessions(now, &mut self.base)
-            | self.binding.flow.sweep_introductions(now)
+        let more = self.binding.session_mut().sweep_contacts(now)
+            | self.binding.session_mut().sweep_sessions(now, &mut self.base)
+            | self.binding.flow_mut().sweep_introductions(now)
             | self.act(now, |roles, at| roles.gateway.sweep_passing(at));
         self.binding.refresh_listening(now, &mut self.base);
         if more {
@@ -434,7 +423,7 @@ impl Node {
     /// When [`Node::handle_timeout`] is due.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        let (flows, chains) = (self.binding.flow.flows().poll_timeout(), self.binding.chains.poll_timeout());
+        let (flows, chains) = (self.binding.flow().flows().poll_timeout(), self.binding.chains().poll_timeout());
         [self.base.next_timer(), flows, chains, self.roles.poll_timeout()].into_iter().flatten().min()
     }
 

@@ -102,6 +102,19 @@ impl BindingLayer {
         self.reach_peers(base);
     }
 
+    /// What the sets ask for may have been undone by a change of the network: it is said again where it is as before.
+    pub(crate) fn refresh_sets_anew(&mut self, base: &mut Base) {
+        let keeping = std::mem::take(&mut self.keeping);
+        let reaching = std::mem::take(&mut self.reaching);
+        self.refresh_sets(base);
+        if !keeping.is_empty() && self.keeping.is_empty() {
+            self.keep_addresses(base);
+        }
+        if !reaching.is_empty() && self.reaching.is_empty() {
+            self.reach_peers(base);
+        }
+    }
+
     /// Tells the caller again which sessions introductions may come for.
     pub(crate) fn apply_listening(&mut self, base: &mut Base) {
         let asked = Asked::State("looking for introductions", State::Listening);

@@ -233,7 +233,7 @@ impl BindingLayer {
 /// A binding update, as it stood in the message.
 pub(crate) struct Update {
     pub(super) binding: BindingNumber,
-    pub(crate) sequence: u32,
+    pub(super) sequence: u32,
     pub(super) flags: UpdateFlags,
-    pub(crate) claimed: SocketAddr,
+    pub(super) claimed: SocketAddr,
 }

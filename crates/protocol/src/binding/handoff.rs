@@ -46,12 +46,12 @@ const UPDATES_TO_A_FAMILY: u32 = 6;
 /// The answer to a binding update, as it stood in the message.
 pub(crate) struct Acknowledgement {
     pub(super) binding: BindingNumber,
-    pub(crate) sequence: u32,
-    pub(crate) status: BindingStatus,
+    pub(super) sequence: u32,
+    pub(super) status: BindingStatus,
     pub(super) flags: UpdateFlags,
-    pub(crate) newest: u32,
+    pub(super) newest: u32,
     pub(super) place: u32,
-    pub(crate) observed: SocketAddr,
+    pub(super) observed: SocketAddr,
 }
 
 impl BindingLayer {
@@ -707,5 +707,13 @@ impl BindingLayer {
 
     pub(crate) fn accept_former(&mut self, now: Time, id: PeerId, base: &mut Base) {
         base.set_timer(Timer::Former(id), now + FORMER);
+    }
+
+    /// There is the session that an update of ours was waiting for.
+    pub(crate) fn update_in_session(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
+            update.tries = 0;
+            self.repeat_update(now, id, base);
+        }
     }
 }

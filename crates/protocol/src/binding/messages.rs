@@ -88,6 +88,8 @@ impl BindingLayer {
             Timer::Shared => self.regain_pairs(now, base),
             Timer::Vanished(id) => self.end_vanished(now, id, base),
             Timer::Listening => self.refresh_listening(now, base),
+            Timer::Mend => self.mend(now, base),
+            Timer::Mended => self.rest_mending(now, base),
             Timer::Records => self.transfer.iter_mut().for_each(|transfer| transfer.handle_timeout(now, base)),
             _ => return false,
         }

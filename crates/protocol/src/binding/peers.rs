@@ -30,9 +30,9 @@ const CROSSING: u32 = 3;
 #[derive(Debug, Default)]
 pub(crate) struct CarrierProbe {
     /// Nonce and tuple of the outstanding one.
-    pub(crate) nonce: u64,
+    pub(super) nonce: u64,
     pub(super) wire: Option<FlowTuple>,
-    pub(crate) tries: u32,
+    pub(super) tries: u32,
     /// The peer saw ours.
     pub(super) forward: bool,
     /// We are the end that moved last, so that we probe first.
@@ -41,11 +41,11 @@ pub(crate) struct CarrierProbe {
 
 /// Where a peer's flows go.
 pub(crate) struct BoundPeer {
-    pub(crate) sequence_sent: u32,
-    pub(crate) sequence_accepted: u32,
-    pub(crate) carrier: Carrier,
-    pub(crate) former: Vec<(IpAddr, IpAddr)>,
-    pub(crate) update: Option<PendingUpdate>,
+    pub(super) sequence_sent: u32,
+    pub(super) sequence_accepted: u32,
+    pub(super) carrier: Carrier,
+    pub(super) former: Vec<(IpAddr, IpAddr)>,
+    pub(super) update: Option<PendingUpdate>,
     /// When it accepted the last update of ours that has told it of another place.
     pub(super) answered: Option<Time>,
     pub(super) probe: CarrierProbe,
@@ -66,18 +66,18 @@ pub(crate) struct BoundPeer {
     /// Held flows that are heard under their own names after all are to be told (P-39).
     pub(super) listens: bool,
     /// The life of its sockets, as it said last; 0: it said nothing (P-47).
-    pub(crate) life: u64,
+    pub(super) life: u64,
     /// When the session began that it was told in.
     pub(super) life_since: Time,
     /// What names its memory of flows of hosts behind it, as it said last, and when the session began that it was told
     /// in (P-123).
-    pub(crate) memory: u64,
+    pub(super) memory: u64,
     pub(super) memory_since: Time,
     /// Places of the peer's that it was seen to be at, by their numbers, and when it left them: those of the last
     /// minute (P-104).
     pub(super) left_places: BTreeMap<u32, Time>,
     /// It never answered the word that this host goes away.
-    pub(crate) unheard: bool,
+    pub(super) unheard: bool,
     /// The sockets of its flows are kept from giving up (P-46).
     pub(super) parked: bool,
     /// Its flows go by the tunnel as long as both ends are where they are: their own packets do not pass (P-49), or a
@@ -158,6 +158,8 @@ pub(crate) struct Bound<S, P, F, B> {
 
 /// To be looked at.
 pub(crate) type BoundRef<'a> = Bound<&'a Peer, &'a Paths, &'a FlowPeer, &'a BoundPeer>;
+/// To be changed.
+pub(crate) type BoundMut<'a> = Bound<&'a mut Peer, &'a mut Paths, &'a mut FlowPeer, &'a mut BoundPeer>;
 
 impl<S: Deref<Target = Peer>, P, F, B> Deref for Bound<S, P, F, B> {
     type Target = Peer;
@@ -283,6 +285,21 @@ where
         let places = self.current_places();
         let away = self.flow.homes().filter(|(home, ..)| *home != places).map(|(.., count)| count);
         self.flow.elsewhere() + away.sum::<usize>()
+    }
+
+    /// What carries its flows.
+    pub(crate) fn carrier(&self) -> Carrier {
+        self.binding.carrier
+    }
+
+    /// Sequence numbers of the last update sent and accepted.
+    pub(crate) fn sequences(&self) -> (u32, u32) {
+        (self.binding.sequence_sent, self.binding.sequence_accepted)
+    }
+
+    /// Whether an update of ours is on its way, and then whether it says where this host is, and not that it goes.
+    pub(crate) fn updating(&self) -> Option<bool> {
+        self.binding.update.as_ref().map(|update| !update.absent)
     }
 
     pub(crate) fn saved(&self) -> SavedPeer {

@@ -9,26 +9,26 @@ use crate::base::op::Binding;
 /// A binding update of ours that was not acknowledged yet.
 #[derive(Debug)]
 pub(crate) struct PendingUpdate {
-    pub(crate) sequence: u32,
-    pub(crate) started: Time,
-    pub(crate) sent: Time,
-    pub(crate) tries: u32,
+    pub(super) sequence: u32,
+    pub(super) started: Time,
+    pub(super) sent: Time,
+    pub(super) tries: u32,
     /// The path before is gone, and with it what was under way.
-    pub(crate) lost: bool,
+    pub(super) lost: bool,
     /// No flow is at home where we are (P-33).
     pub(super) uprooted: bool,
     /// Flows wait for the answer. Else it only tells a peer that may have forgotten it where we are.
-    pub(crate) held: bool,
+    pub(super) held: bool,
     /// It was given another sequence number already, since the peer knew of a newer one.
-    pub(crate) corrected: bool,
+    pub(super) corrected: bool,
     /// Where it was sent beside the confirmed endpoint, and the challenge that went along.
-    pub(crate) asked: Vec<(SocketAddr, u64)>,
+    pub(super) asked: Vec<(SocketAddr, u64)>,
     /// The one of these that has answered its challenge.
-    pub(crate) proven: Option<SocketAddr>,
+    pub(super) proven: Option<SocketAddr>,
     /// What carries the flows until the answer is there.
     pub(super) meanwhile: Option<Meanwhile>,
     /// It says that we go away (P-44).
-    pub(crate) absent: bool,
+    pub(super) absent: bool,
     /// It said from the start that flows go by the tunnel alone.
     pub(super) only_tunnel: bool,
 }
@@ -37,9 +37,9 @@ pub(crate) struct PendingUpdate {
 #[derive(Clone, Debug)]
 pub(crate) struct Meanwhile {
     /// Stays in force.
-    pub(crate) binding: Binding,
+    pub(super) binding: Binding,
     /// What it depends on.
-    pub(crate) attachment: Attachment,
+    pub(super) attachment: Attachment,
 }
 
 impl PendingUpdate {

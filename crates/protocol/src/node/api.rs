@@ -24,8 +24,8 @@ impl Node {
     /// # Errors
     /// [`ChainTooLong`].
     pub fn set_chain(&mut self, now: Time, id: PeerId, wanted: Option<ChainSpec>) -> Result<(), ChainTooLong> {
-        if self.binding.flow.session().peer(&id).is_some() {
-            self.binding.chains.ask(now, id, wanted)?;
+        if self.binding.session().peer(&id).is_some() {
+            self.binding.chains_mut().ask(now, id, wanted)?;
             self.binding.carry_out_chains(&mut self.base);
             self.settle(now);
         }
@@ -35,7 +35,7 @@ impl Node {
     /// How far the chain of a peer's packets is.
     #[must_use]
     pub fn chain(&self, id: PeerId) -> Option<ChainView> {
-        self.binding.chains.view(id)
+        self.binding.chains().view(id)
     }
 
     /// This host goes away: its peers are told, and its flows wait. [`Node::leaving_peers`] tells how many have not
@@ -107,49 +107,49 @@ impl Node {
 
     /// Who has opened a flow that this host was told of. Of those of nobody the questions count together.
     pub fn record_user(&mut self, flow: &FlowTuple, user: u32) {
-        self.binding.flow.record_user(flow, user);
+        self.binding.flow_mut().record_user(flow, user);
     }
 
     /// A socket came into being, or was found: only flows that were told so are introduced (P-35). `accepted`: its
     /// local port listens, so the other end opened it.
     pub fn handle_flow_opened(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
-        self.binding.flow.handle_flow_opened(now, flow, accepted, &mut self.base);
+        self.binding.flow_mut().handle_flow_opened(now, flow, accepted, &mut self.base);
         self.settle(now);
     }
 
     /// A socket is gone, or in TIME_WAIT.
     pub fn handle_flow_closed(&mut self, now: Time, flow: FlowTuple) {
-        self.binding.flow.handle_flow_closed(now, flow, &mut self.base);
+        self.binding.flow_mut().handle_flow_closed(now, flow, &mut self.base);
         self.settle(now);
     }
 
     /// Whether there is a socket with this tuple, as far as the node was told.
     #[must_use]
     pub fn has_flow(&self, flow: &FlowTuple) -> bool {
-        self.binding.flow.has_flow(flow)
+        self.binding.flow().has_flow(flow)
     }
 
     /// Flows that this host has wait.
     #[must_use]
     pub fn waiting_flows(&self) -> Vec<FlowTuple> {
-        self.binding.flow.waiting_flows()
+        self.binding.flow().waiting_flows()
     }
 
     /// Whether flows that are opened from now on wait for [`Node::handle_verdict`] before anything is done about them.
     /// At first they do not: then nothing is ruled of any flow.
     pub fn await_verdicts(&mut self, awaited: bool) {
-        self.binding.flow.await_verdicts(awaited);
+        self.binding.flow_mut().await_verdicts(awaited);
     }
 
     /// Whether a flow waits for its ruling.
     #[must_use]
     pub fn awaits_verdict(&self, flow: &FlowTuple) -> bool {
-        self.binding.flow.awaits_verdict(flow)
+        self.binding.flow().awaits_verdict(flow)
     }
 
     /// What is wanted for a flow; one that does not wait for it keeps what was said before.
     pub fn handle_verdict(&mut self, now: Time, flow: FlowTuple, verdict: Verdict) {
-        self.binding.flow.handle_verdict(now, flow, verdict);
+        self.binding.flow_mut().handle_verdict(now, flow, verdict);
         self.settle(now);
     }
 
@@ -301,6 +301,6 @@ impl Node {
     /// What is known of whether an address runs Whimbrel.
     #[must_use]
     pub fn standing(&self, address: IpAddr) -> Standing {
-        self.binding.flow.session().standing(address, &self.base)
+        self.binding.session().standing(address, &self.base)
     }
 }

@@ -207,8 +207,8 @@ impl Node {
                 None => (own, None),
             };
         }
-        let entry = self.binding.flow.flows().get(flow).filter(|known| !known.is_closed()).and_then(Flow::entry);
-        let peer = entry.and_then(|entry| Some((entry, self.binding.flow.peer(&entry.peer)?)));
+        let entry = self.binding.flow().flows().get(flow).filter(|known| !known.is_closed()).and_then(Flow::entry);
+        let peer = entry.and_then(|entry| Some((entry, self.binding.flow().peer(&entry.peer)?)));
         match peer {
             Some((entry, peer)) => (FlowName::new(peer.key(), entry.name), Some(peer.path.remote())),
             None => (own, None),

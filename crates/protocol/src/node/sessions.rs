@@ -28,11 +28,11 @@ impl Node {
         datagram: &Datagram<'_>,
     ) {
         let Some(ended) =
-            self.binding.flow.session_mut().handle_handshake(now, source, destination, datagram, &mut self.base)
+            self.binding.session_mut().handle_handshake(now, source, destination, datagram, &mut self.base)
         else {
             return;
         };
-        match self.binding.flow.session_mut().check_key(now, &ended, &mut self.base) {
+        match self.binding.session_mut().check_key(now, &ended, &mut self.base) {
             Verdict::Refused => {}
             Verdict::Another { expected, found, at } => self.find_another(now, expected, found, at),
             Verdict::Accepted { known } => {
@@ -47,7 +47,7 @@ impl Node {
     /// A handshake ended well: the session begins.
     fn establish(&mut self, now: Time, known: Option<PeerId>, ended: Ended) {
         let held = known.map_or(Held::default(), |id| self.binding.held(id));
-        let Some(begun) = self.binding.flow.session_mut().begin_session(now, ended, &mut self.base) else { return };
+        let Some(begun) = self.binding.session_mut().begin_session(now, ended, &mut self.base) else { return };
         let id = begun.id;
         self.binding.know(id, begun.source);
         self.binding.note_begun(&begun, held, &self.base);
@@ -62,20 +62,20 @@ impl Node {
             self.confirm(now, id, begun.index);
         }
         if begun.initiated {
-            self.binding.flow.path_mut().check_new_session(now, &begun, held, &mut self.base);
+            self.binding.path_mut().check_new_session(now, &begun, held, &mut self.base);
         }
         if let Some(address) = begun.asked {
-            let waiting = self.binding.flow.session_mut().find_at(id, address, &mut self.base);
+            let waiting = self.binding.session_mut().find_at(id, address, &mut self.base);
             self.roles.rendezvous.meet_later(now, &mut self.base);
             for flow in waiting {
-                if self.binding.flow.is_introducible(&flow) {
-                    self.binding.flow.queue_introduction(now, id, flow, &mut self.base);
+                if self.binding.flow().is_introducible(&flow) {
+                    self.binding.flow_mut().queue_introduction(now, id, flow, &mut self.base);
                 }
             }
         }
-        self.binding.flow.introduce_failed(now, id);
-        self.binding.flow.session_mut().await_confirmation(now, id, &mut self.base);
-        if self.binding.flow.peer(&id).is_some_and(|peer| peer.flow.introduces()) {
+        self.binding.flow_mut().introduce_failed(now, id);
+        self.binding.session_mut().await_confirmation(now, id, &mut self.base);
+        if self.binding.flow().peer(&id).is_some_and(|peer| peer.flow.introduces()) {
             self.base.set_timer(Timer::Introductions(id), now);
         }
         if begun.reached {
@@ -87,10 +87,10 @@ impl Node {
     /// The peer may have shown that it holds the keys of a session.
     pub(super) fn confirm(&mut self, now: Time, id: PeerId, index: u32) {
         let held = self.binding.held(id);
-        let Some(confirmed) = self.binding.flow.session_mut().confirm_session(now, id, index, &mut self.base) else {
+        let Some(confirmed) = self.binding.session_mut().confirm_session(now, id, index, &mut self.base) else {
             return;
         };
-        let (met, shown) = self.binding.flow.path_mut().on_confirmed(now, id, &confirmed, held, &self.base);
+        let (met, shown) = self.binding.path_mut().on_confirmed(now, id, &confirmed, held, &self.base);
         self.binding.meet_at(id, met);
         self.binding.agree_on_chains_anew(now, id, &mut self.base);
         self.binding.set_tunnel_path(id, &mut self.base);
@@ -100,16 +100,12 @@ impl Node {
         self.binding.listen_in_new_session(now, id, &mut self.base);
         self.settle(now);
         self.base.sweep_later(now);
-        if let Some(update) = bound_mut!(self.binding, &id).and_then(|peer| peer.binding.update.as_mut()) {
-            // The session was wanted for this.
-            update.tries = 0;
-            self.binding.repeat_update(now, id, &mut self.base);
-        }
+        self.binding.update_in_session(now, id, &mut self.base);
         self.binding.announce_late(now, id, &mut self.base);
         self.binding.on_life(now, id, confirmed.life, confirmed.begun, &mut self.base);
         let proven = confirmed.origin.map(|origin| origin.remote);
         self.binding.record_sighting(now, id, proven, &mut self.base);
-        self.binding.flow.send_paused(now, id, &mut self.base);
+        self.binding.flow_mut().send_paused(now, id, &mut self.base);
         self.settle(now);
         self.deliver(now, Signal::SessionUp(id));
     }
@@ -117,10 +113,10 @@ impl Node {
     /// A peer without a session is tried again.
     pub(super) fn reach(&mut self, now: Time, id: PeerId) {
         let held = self.binding.held(id);
-        match self.binding.flow.session_mut().continue_reaching(now, id, held, &mut self.base) {
+        match self.binding.session_mut().continue_reaching(now, id, held, &mut self.base) {
             Reach::Unneeded => {}
             Reach::Tried(tries) => {
-                self.binding.flow.path_mut().start_handshake_with(now, id, &mut self.base);
+                self.binding.path_mut().start_handshake_with(now, id, &mut self.base);
                 self.binding.report_silence(id, tries, &mut self.base);
             }
             Reach::Lost => self.lose(now, id),
@@ -129,52 +125,50 @@ impl Node {
 
     /// A peer on which no connection depends has stopped answering: its addresses are left alone (P-10).
     fn lose(&mut self, now: Time, id: PeerId) {
-        self.binding.flow.abandon_introductions(now, id, &mut self.base);
-        let mut addresses = self.binding.flow.session().contacts().addresses_of(id);
+        self.binding.flow_mut().abandon_introductions(now, id, &mut self.base);
+        let mut addresses = self.binding.session().contacts().addresses_of(id);
         addresses.sort_unstable();
         self.drop_peer(now, id);
         for address in addresses {
-            self.binding.flow.session_mut().give_up(now, address, &mut self.base);
+            self.binding.session_mut().give_up(now, address, &mut self.base);
         }
     }
 
     /// Somebody becomes a peer. Where too many have no flows, those are forgotten that are worth least.
     fn make_room(&mut self, now: Time) {
-        if self.binding.flow.session_mut().contacts_mut().take_room().is_some() {
+        if self.binding.session_mut().contacts_mut().take_room().is_some() {
             return;
         }
         // Those first that have not shown in time that they hold the keys.
         let worth = |peer: &Peer| {
             let counts = peer.has_session() || peer.last_heard() + CONFIRMED_WITHIN > now;
-            (counts, self.binding.flow.session().pins().has(Pin::Registered, &peer.key()), peer.last_heard(), peer.id())
+            (counts, self.binding.session().pins().has(Pin::Registered, &peer.key()), peer.last_heard(), peer.id())
         };
         let mut idle: Vec<_> =
-            self.binding.flow.each().filter(|peer| self.is_idle(peer)).map(|peer| worth(&peer)).collect();
-        let surplus = self.binding.flow.session_mut().contacts_mut().set_room(idle.len());
+            self.binding.flow().each().filter(|peer| self.is_idle(peer)).map(|peer| worth(&peer)).collect();
+        let surplus = self.binding.session_mut().contacts_mut().set_room(idle.len());
         if surplus > 0 {
             idle.sort_unstable();
             for (.., id) in idle.into_iter().take(surplus) {
                 self.drop_peer(now, id);
             }
         }
-        self.binding.flow.session_mut().contacts_mut().take_room();
+        self.binding.session_mut().contacts_mut().take_room();
     }
 
     /// Whether nothing depends on a peer.
     fn is_idle(&self, peer: &PeerRef<'_>) -> bool {
-        peer.flow.flows().is_empty()
-            && !peer.flow.introduces()
-            && !self.binding.flow.session().pins().keeps(&peer.key())
+        peer.flow.flows().is_empty() && !peer.flow.introduces() && !self.binding.session().pins().keeps(&peer.key())
     }
 
     /// Asks all addresses that were silent as if for the first time: at once where a flow waits for one or it is a
     /// rendezvous, else when the next connection opens. How many questions a second there are stays limited (P-10).
     pub fn ask_again(&mut self, now: Time) {
-        for address in self.binding.flow.session().contacts().silent() {
-            self.binding.flow.session_mut().forget_contact(address, &mut self.base);
-            for flow in self.binding.flow.session_mut().contacts_mut().take_waiting(address) {
-                if self.binding.flow.is_introducible(&flow) {
-                    self.binding.flow.want_introduction(now, flow, &mut self.base);
+        for address in self.binding.session().contacts().silent() {
+            self.binding.session_mut().forget_contact(address, &mut self.base);
+            for flow in self.binding.session_mut().contacts_mut().take_waiting(address) {
+                if self.binding.flow().is_introducible(&flow) {
+                    self.binding.flow_mut().want_introduction(now, flow, &mut self.base);
                 }
             }
         }
@@ -190,17 +184,17 @@ impl Node {
             Some([INITIATION, _, _, _, index @ ..]) => u32::from_be_bytes(index),
             _ => return,
         };
-        if self.binding.flow.session().contacts().asked_at(index) != Some(destination) {
+        if self.binding.session().contacts().asked_at(index) != Some(destination) {
             return;
         }
-        match self.binding.flow.session().contacts().get(&address) {
-            Some(Contact::Asking { .. }) => self.binding.flow.session_mut().give_up(now, address, &mut self.base),
+        match self.binding.session().contacts().get(&address) {
+            Some(Contact::Asking { .. }) => self.binding.session_mut().give_up(now, address, &mut self.base),
             Some(Contact::Known(id)) => {
                 // It ran Whimbrel once.
                 let lost = |peer: PeerRef<'_>| {
                     peer.flow.flows().is_empty() && !peer.has_session() && peer.path.remote() == destination
                 };
-                if !self.binding.flow.session().keeps(id) && self.binding.flow.peer(&id).is_some_and(lost) {
+                if !self.binding.session().keeps(id) && self.binding.flow().peer(&id).is_some_and(lost) {
                     self.lose(now, id);
                 }
             }
@@ -212,23 +206,23 @@ impl Node {
     /// longer, and what waits to be introduced there is another's. Of a peer that is known by nothing else nothing is
     /// kept.
     fn find_another(&mut self, now: Time, expected: PublicKey, found: PublicKey, address: IpAddr) {
-        let Some(id) = self.binding.flow.session().with_key(&expected) else { return };
-        if !self.binding.flow.session().contacts().is_known(address, id) {
+        let Some(id) = self.binding.session().with_key(&expected) else { return };
+        if !self.binding.session().contacts().is_known(address, id) {
             return;
         }
-        let Some(mut peer) = self.binding.flow.peer_mut(&id) else { return };
+        let Some(mut peer) = self.binding.flow_mut().peer_mut(&id) else { return };
         peer.replace_at(&address);
-        self.binding.flow.session_mut().contacts_mut().forget(&address);
-        let another = self.binding.flow.session().contacts().known_key(&address).filter(|expected| *expected != found);
-        self.binding.flow.leave_address(now, id, address, another.is_none(), &mut self.base);
+        self.binding.session_mut().contacts_mut().forget(&address);
+        let another = self.binding.session().contacts().known_key(&address).filter(|expected| *expected != found);
+        self.binding.flow_mut().leave_address(now, id, address, another.is_none(), &mut self.base);
         if let Some(expected) = another {
             self.base.event(Event::KeyMismatch { address, expected, found: Some(found) });
-            self.binding.flow.session_mut().give_up(now, address, &mut self.base);
+            self.binding.session_mut().give_up(now, address, &mut self.base);
         }
         let forgotten = |peer: PeerRef<'_>| peer.flow.flows().is_empty() && !peer.flow.introduces();
-        if !self.binding.flow.session().keeps(id)
-            && self.binding.flow.peer(&id).is_some_and(forgotten)
-            && self.binding.flow.session().contacts().addresses_of(id).is_empty()
+        if !self.binding.session().keeps(id)
+            && self.binding.flow().peer(&id).is_some_and(forgotten)
+            && self.binding.session().contacts().addresses_of(id).is_empty()
         {
             self.drop_peer(now, id);
         }
@@ -238,9 +232,9 @@ impl Node {
     /// proven to be the host's there takes its place (P-148), or else the next that answers. It is asked again when the
     /// next connection opens. Tells whether one was remembered.
     pub fn forget_key(&mut self, address: IpAddr) -> bool {
-        let forgotten = self.binding.flow.session_mut().forget_key_at(address, &mut self.base);
+        let forgotten = self.binding.session_mut().forget_key_at(address, &mut self.base);
         if let Some(proven) = self.roles.community.take_proven_key(address).filter(|_| forgotten) {
-            self.binding.flow.session_mut().remember_key_at(address, proven, &mut self.base);
+            self.binding.session_mut().remember_key_at(address, proven, &mut self.base);
         }
         forgotten
     }

@@ -67,8 +67,8 @@ impl Node {
     /// The number of the peer with this key, and its smoothed round trip, where that was measured.
     #[must_use]
     pub fn peer_with(&self, key: &PublicKey) -> Option<(PeerId, Option<Duration>)> {
-        let id = self.binding.flow.session().with_key(key)?;
-        Some((id, self.binding.flow.path().paths(&id).and_then(Paths::measured)))
+        let id = self.binding.session().with_key(key)?;
+        Some((id, self.binding.path().paths(&id).and_then(Paths::measured)))
     }
 
     /// All peers, by number.
@@ -84,14 +84,14 @@ impl Node {
             session: peer.has_session(),
             round_trip: peer.path.measured(),
             places: peer.flow.places(),
-            carrier: peer.binding.carrier,
+            carrier: peer.carrier(),
             translated: peer.translated(),
             path: peer.path.in_use(),
             kept: peer.path.kept().collect(),
             flows: peer.flow.flows().len().saturating_sub(ended.get(&peer.id()).map_or(0, |ended| ended.0)),
             moved: peer.moved_flows().saturating_sub(ended.get(&peer.id()).map_or(0, |ended| ended.1)),
             locators: peer.path.locators().to_vec(),
-            sequences: (peer.binding.sequence_sent, peer.binding.sequence_accepted),
+            sequences: peer.sequences(),
             last_heard: peer.last_heard(),
             away: peer.flow.away().map(|away| away == Away::Announced),
             capabilities: peer.confirmed().map(SessionSlot::capabilities),
@@ -102,11 +102,11 @@ impl Node {
     pub fn flows(&self) -> impl Iterator<Item = FlowView> + '_ {
         let ending = |entry: &FlowEntry| {
             let is_ending = |name| self.roles.relocation.is_ending(&name);
-            entry.end == LocalEnd::Behind && self.binding.flow.name_of(entry).is_some_and(is_ending)
+            entry.end == LocalEnd::Behind && self.binding.flow().name_of(entry).is_some_and(is_ending)
         };
         let there = move |flow: &Flow| !flow.is_closed() && !flow.entry().is_some_and(ending);
-        self.binding.flow.flows().iter().filter(move |(_, flow)| there(flow)).map(|(tuple, flow)| {
-            let peer = flow.entry().and_then(|entry| bound!(self.binding, &entry.peer));
+        self.binding.flow().flows().iter().filter(move |(_, flow)| there(flow)).map(|(tuple, flow)| {
+            let peer = flow.entry().and_then(|entry| self.binding.peer(&entry.peer));
             let places = peer.map(|peer| peer.current_places());
             flow.view(*tuple, places)
         })
@@ -133,15 +133,11 @@ impl Node {
             .map(|peer| peer.entries() + peer.path.entries() + peer.flow.entries() + peer.binding.entries())
             .sum();
         let own = [
-            self.binding.flow.flows().entries(),
+            self.binding.flow().flows().entries(),
             self.base.awaited(),
-            self.binding.flow.session().entries(),
-            self.binding.listening.len(),
-            self.binding.keeping.len(),
-            self.binding.leaving.len(),
-            self.binding.reaching.len(),
-            self.binding.failed.len(),
-            self.binding.flow.path().sightings().entries(),
+            self.binding.session().entries(),
+            self.binding.entries(),
+            self.binding.path().sightings().entries(),
         ];
         peers + own.iter().sum::<usize>() + self.binding.transfer_entries() + self.roles.entries()
     }
@@ -149,6 +145,6 @@ impl Node {
     /// Distinct addresses of peers' flows; for tests of invariants.
     #[must_use]
     pub fn kept_addresses(&self) -> HashSet<IpAddr> {
-        self.binding.keeping.iter().copied().collect()
+        self.binding.keeping().iter().copied().collect()
     }
 }

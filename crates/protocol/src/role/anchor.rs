@@ -57,7 +57,7 @@ impl Role for Anchor {
     fn handle_signal(&mut self, signal: &Signal, at: &mut At<'_>) {
         match signal {
             Signal::SessionUp(id) => {
-                let Some(with) = at.low.flow.session().key_of(*id) else { return };
+                let Some(with) = at.low.session().key_of(*id) else { return };
                 self.act(at, |anchor, below| anchor.handle_session(below, with));
             }
             signal => {

@@ -219,7 +219,7 @@ impl Community {
         if at.low.permits().is_none() {
             return Err(CommunityRefused::NoMoves);
         }
-        if !at.low.flow.has_flow(&flow) {
+        if !at.low.flow().has_flow(&flow) {
             return Err(CommunityRefused::NoSuchConnection);
         }
         self.open_offer(Offered::Connection { flow }, at)
@@ -292,7 +292,7 @@ impl Community {
         let statements = own.into_iter().flat_map(Roster::statements);
         let hosts = statements.map(|statement| {
             let key = PublicKey::from(statement.host);
-            let peer = low.flow.peer_with(&key);
+            let peer = low.flow().peer_with(&key);
             HostView {
                 key,
                 name: statement.name.clone(),
@@ -360,7 +360,7 @@ impl Community {
         self.telling.values_mut().for_each(|telling| telling.hurry(at.now));
         let roster = self.own(&me);
         let revoked: BTreeSet<PublicKey> = roster.map(|roster| roster.revoked().collect()).unwrap_or_default();
-        at.low.flow.session_mut().pins_mut().set_members(hosts.clone());
+        at.low.session_mut().pins_mut().set_members(hosts.clone());
         at.base.signal(Signal::Members { members: hosts, revoked, limited: belongs });
     }
 

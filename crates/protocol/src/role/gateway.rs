@@ -108,8 +108,8 @@ impl Role for GatewayRole {
 
     fn handle_message(&mut self, came: Came<'_>, message: Message, at: &mut At<'_>) {
         match message {
-            Message::AskHere { tuple } => at.low.flow.handle_ask_here(at.now, came.from, &tuple, at.base),
-            Message::Passing { nonce } => at.low.flow.handle_passing(came.from, nonce, at.base),
+            Message::AskHere { tuple } => at.low.flow_mut().handle_ask_here(at.now, came.from, &tuple, at.base),
+            Message::Passing { nonce } => at.low.flow_mut().handle_passing(came.from, nonce, at.base),
             _ => {}
         }
     }
@@ -132,16 +132,16 @@ impl GatewayRole {
     pub(crate) fn handle_flow_passing(&mut self, flow: FlowTuple, index: u32, nonce: u64, at: &mut At<'_>) {
         let between =
             at.base.attachments().is_behind(flow.local.ip()) && at.base.attachments().at(flow.remote.ip()).is_none();
-        if !is_introducers(nonce) || !between || at.low.flow.has_flow(&flow) {
+        if !is_introducers(nonce) || !between || at.low.flow().has_flow(&flow) {
             return;
         }
-        let Some(id) = at.low.flow.session().with_index(index) else { return };
+        let Some(id) = at.low.session().with_index(index) else { return };
         let Some(gives_way) = self.unverified.room(id) else { return };
         if let Some(other) = gives_way {
             self.unverified.remove(&other);
-            at.low.flow.forget_flow(&other, at.base);
+            at.low.flow_mut().forget_flow(&other, at.base);
         }
-        at.low.flow.handle_flow_opened(at.now, flow, true, at.base);
+        at.low.flow_mut().handle_flow_opened(at.now, flow, true, at.base);
         self.doubt(at.now, &flow, id, at.base);
     }
 
@@ -158,13 +158,13 @@ impl GatewayRole {
         if self.unverified.len() == 0 {
             return false;
         }
-        let answered: HashSet<FlowTuple> = at.low.flow.answered().collect();
+        let answered: HashSet<FlowTuple> = at.low.flow().answered().collect();
         for (flow, id) in std::mem::take(&mut self.unverified).flows {
-            match at.low.flow.flows().get(&flow) {
+            match at.low.flow().flows().get(&flow) {
                 None => {}
                 Some(known) if known.entry().is_some() => {}
                 Some(_) if answered.contains(&flow) => self.unverified.insert(flow, id),
-                Some(_) => at.low.flow.forget_flow(&flow, at.base),
+                Some(_) => at.low.flow_mut().forget_flow(&flow, at.base),
             }
         }
         self.unverified.len() > 0
@@ -172,17 +172,17 @@ impl GatewayRole {
 
     /// Forgets what a peer that has not been heard for very long has with hosts behind this one (P-103).
     pub(crate) fn forget_unheard(&mut self, id: PeerId, at: &mut At<'_>) {
-        if at.low.flow.session().peer(&id).is_none_or(|peer| peer.last_heard() + FORGOTTEN > at.now) {
+        if at.low.session().peer(&id).is_none_or(|peer| peer.last_heard() + FORGOTTEN > at.now) {
             return;
         }
-        let flows = at.low.flow.flows_with(id, |_, entry| entry.end == LocalEnd::Passing);
+        let flows = at.low.flow().flows_with(id, |_, entry| entry.end == LocalEnd::Passing);
         if flows.is_empty() {
             return;
         }
         for flow in flows {
-            at.low.flow.forget_flow(&flow, at.base);
+            at.low.flow_mut().forget_flow(&flow, at.base);
         }
-        at.low.flow.idle_later(at.now, id, at.base);
+        at.low.flow_mut().idle_later(at.now, id, at.base);
         at.low.apply_binding(at.now, id, at.base);
         at.low.refresh_sets(at.base);
     }
@@ -191,7 +191,7 @@ impl GatewayRole {
     /// not the peer any more, and what he is answered is his (P-104).
     pub(crate) fn handle_datagram_claim(&mut self, flow: FlowTuple, entry: &FlowEntry, at: &mut At<'_>) {
         let id = entry.peer;
-        let Some(peer) = bound!(at.low, &id) else { return };
+        let Some(peer) = at.low.peer(&id) else { return };
         if peer.current_places() == entry.home {
             return;
         }
@@ -203,9 +203,9 @@ impl GatewayRole {
         }
         self.claimed.remove(&flow);
         at.base.event(Event::Claimed { flow, peer: id, given_up: true });
-        at.low.flow.forget_flow(&flow, at.base);
-        at.low.flow.send_ended(at.now, id, entry.name, at.base);
-        at.low.flow.idle_later(at.now, id, at.base);
+        at.low.flow_mut().forget_flow(&flow, at.base);
+        at.low.flow_mut().send_ended(at.now, id, entry.name, at.base);
+        at.low.flow_mut().idle_later(at.now, id, at.base);
         at.low.refresh_sets(at.base);
     }
 
@@ -215,7 +215,7 @@ impl GatewayRole {
         let due = self.claimed.iter().filter(|(_, until)| **until <= at.now).map(|(flow, _)| *flow);
         for flow in due.collect::<Vec<_>>() {
             self.claimed.remove(&flow);
-            if let Some(entry) = at.low.flow.flows().entry(&flow).copied() {
+            if let Some(entry) = at.low.flow().flows().entry(&flow).copied() {
                 let asked = Asked::Effect("looking for who has an address");
                 at.base.ask(FlowOp::Install { flow, entry }, asked);
             }
@@ -244,7 +244,7 @@ mod tests {
         node.base.attachments_mut().set(&[own]);
         node.base.attachments_mut().settle();
         // Sessions with peers of these numbers.
-        (1..=6).for_each(|index| node.low.flow.session_mut().set_index(index, PeerId(index)));
+        (1..=6).for_each(|index| node.low.session_mut().set_index(index, PeerId(index)));
         node
     }
 
@@ -268,18 +268,18 @@ mod tests {
         ];
         for other in others {
             node.act(Time::default(), |role, at| role.handle_flow_passing(other, 1, 7, at));
-            assert!(!node.low.flow.has_flow(&other), "{other}");
+            assert!(!node.low.flow().has_flow(&other), "{other}");
         }
         // A carrier probe, and an answer to a nonce that nobody sent.
         for nonce in [1 << 63, 1 << 62] {
             node.act(Time::default(), |role, at| role.handle_flow_passing(good, 1, nonce, at));
-            assert!(!node.low.flow.has_flow(&good));
+            assert!(!node.low.flow().has_flow(&good));
         }
         // In nobody's session.
         node.act(Time::default(), |role, at| role.handle_flow_passing(good, 77, 7, at));
-        assert!(!node.low.flow.has_flow(&good));
+        assert!(!node.low.flow().has_flow(&good));
         node.act(Time::default(), |role, at| role.handle_flow_passing(good, 1, 7, at));
-        assert!(node.low.flow.has_flow(&good) && node.base.attachments().end_of(&good) == LocalEnd::Passing);
+        assert!(node.low.flow().has_flow(&good) && node.base.attachments().end_of(&good) == LocalEnd::Passing);
         assert_eq!(node.base.attachments().end_of(&flow("192.0.2.1:80", far)), LocalEnd::Here);
         assert!(node.base.attachments().at("192.0.2.7".parse().expect("an address")).is_some());
     }
@@ -297,18 +297,18 @@ mod tests {
         // Nobody gets it all, and all together do not keep one out who comes later.
         begin(&mut node, 1, UNVERIFIED_OF_PEER + 10);
         assert_eq!(
-            (node.low.flow.flows().len(), node.role.unverified.of(PeerId(1))),
+            (node.low.flow().flows().len(), node.role.unverified.of(PeerId(1))),
             (UNVERIFIED_OF_PEER, UNVERIFIED_OF_PEER)
         );
         (2..=4).for_each(|index| begin(&mut node, index, UNVERIFIED_OF_PEER + 10));
-        assert_eq!(node.low.flow.flows().len(), UNVERIFIED_MOST);
+        assert_eq!(node.low.flow().flows().len(), UNVERIFIED_MOST);
         begin(&mut node, 5, 600);
-        assert_eq!((node.low.flow.flows().len(), node.role.unverified.of(PeerId(5))), (UNVERIFIED_MOST, 600));
+        assert_eq!((node.low.flow().flows().len(), node.role.unverified.of(PeerId(5))), (UNVERIFIED_MOST, 600));
         // Nor does the one who comes later push out others with fewer.
         begin(&mut node, 6, UNVERIFIED_OF_PEER);
         let held: Vec<usize> = (1..=6).map(|id| node.role.unverified.of(PeerId(id))).collect();
         assert!(held.iter().all(|held| (600..=UNVERIFIED_MOST / 6 + 90).contains(held)), "{held:?}");
         assert!(!node.act(Time::default(), |role, at| role.sweep_passing(at)));
-        assert!(node.low.flow.flows().len() == 0 && node.role.unverified.len() == 0);
+        assert!(node.low.flow().flows().len() == 0 && node.role.unverified.len() == 0);
     }
 }

@@ -68,7 +68,7 @@ impl Role for Relocation {
     fn handle_signal(&mut self, signal: &Signal, at: &mut At<'_>) {
         match signal {
             Signal::SessionUp(id) => {
-                let Some(with) = at.low.flow.session().key_of(*id) else { return };
+                let Some(with) = at.low.session().key_of(*id) else { return };
                 self.act(at, |relocation, below| relocation.handle_session(below, &with));
             }
             signal => {

@@ -60,13 +60,13 @@ impl Role for ReferralRole {
         let id = came.from;
         match message {
             Message::Referral { nonce, key, at: place } => {
-                at.low.flow.handle_referral(at.now, id, nonce, PublicKey::from(key), place, at.base);
+                at.low.flow_mut().handle_referral(at.now, id, nonce, PublicKey::from(key), place, at.base);
             }
             Message::Sought { name, key, at: place } => {
                 self.handle_sought(id, name, PublicKey::from(key), place, at);
             }
-            Message::IntroduceMe { tuple } => at.low.flow.handle_introduce_me(at.now, id, &tuple, at.base),
-            Message::Seen { nonce } => at.low.flow.handle_seen(at.now, id, nonce, at.base),
+            Message::IntroduceMe { tuple } => at.low.flow_mut().handle_introduce_me(at.now, id, &tuple, at.base),
+            Message::Seen { nonce } => at.low.flow_mut().handle_seen(at.now, id, nonce, at.base),
             _ => {}
         }
     }
@@ -101,7 +101,7 @@ impl ReferralRole {
         at: &mut At<'_>,
     ) -> bool {
         let Some(entry) =
-            at.low.flow.flows().get(&flow.mirrored()).filter(|known| !known.is_closed()).and_then(Flow::entry)
+            at.low.flow().flows().get(&flow.mirrored()).filter(|known| !known.is_closed()).and_then(Flow::entry)
         else {
             return false;
         };
@@ -109,17 +109,17 @@ impl ReferralRole {
             return false;
         }
         let (name, owner) = (entry.name, entry.peer);
-        let (Some(far), Some(near)) = (at.low.flow.peer(&id), at.low.flow.peer(&owner)) else { return false };
+        let (Some(far), Some(near)) = (at.low.flow().peer(&id), at.low.flow().peer(&owner)) else { return false };
         let place = flow.remote.ip();
         let there = far.path.remote().ip() == place || far.has_answered_at(&place);
-        if !there || at.low.flow.name_of(entry).is_none_or(|name| hides(&name)) || !near.has_session() {
-            at.low.flow.refuse_introduction(id, nonce, IntroductionRefusal::Declined, at.base);
+        if !there || at.low.flow().name_of(entry).is_none_or(|name| hides(&name)) || !near.has_session() {
+            at.low.flow_mut().refuse_introduction(id, nonce, IntroductionRefusal::Declined, at.base);
             return true;
         }
         let elsewhere = Message::Referral { nonce, key: *near.key().as_bytes(), at: near.path.remote() };
         let sought = Message::Sought { name, key: *far.key().as_bytes(), at: far.path.remote() };
-        at.low.flow.path_mut().send(id, &[elsewhere], at.base);
-        at.low.flow.path_mut().send(owner, &[sought], at.base);
+        at.low.path_mut().send(id, &[elsewhere], at.base);
+        at.low.path_mut().send(owner, &[sought], at.base);
         true
     }
 
@@ -128,21 +128,21 @@ impl ReferralRole {
     /// The far end of a flow that is passed on for this host runs Whimbrel. It may be behind a NAT, or this host may,
     /// so both ask.
     fn handle_sought(&mut self, id: PeerId, name: u64, key: PublicKey, place: SocketAddr, at: &mut At<'_>) {
-        let passed_on = |flow: FlowTuple| at.low.flow.passed_on(&flow).is_some_and(|entry| entry.peer == id);
-        let known = at.low.flow.peer(&id).and_then(|peer| peer.flow.named(name)).is_some_and(passed_on);
+        let passed_on = |flow: FlowTuple| at.low.flow().passed_on(&flow).is_some_and(|entry| entry.peer == id);
+        let known = at.low.flow().peer(&id).and_then(|peer| peer.flow.named(name)).is_some_and(passed_on);
         if !known || key == at.base.public_key() {
             return;
         }
-        at.low.flow.session_mut().add_referred(at.now, id, key, place, at.base);
-        if at.low.flow.session().met(&key).is_none() {
-            at.low.flow.session_mut().ask_referred(at.now, key, at.base);
+        at.low.session_mut().add_referred(at.now, id, key, place, at.base);
+        if at.low.session().met(&key).is_none() {
+            at.low.session_mut().ask_referred(at.now, key, at.base);
         }
     }
 
     /// See [`Node::seek_far_end`](crate::Node::seek_far_end).
     pub(crate) fn seek_far_end(&mut self, flow: FlowTuple, at: &mut At<'_>) {
-        if at.low.flow.passed_on(&flow).is_some() {
-            at.low.flow.want_introduction(at.now, flow, at.base);
+        if at.low.flow().passed_on(&flow).is_some() {
+            at.low.flow_mut().want_introduction(at.now, flow, at.base);
         }
     }
 
@@ -165,9 +165,8 @@ impl ReferralRole {
 
     /// Those that have passed flows on are looked for until they have been told that they need not any more.
     fn pin_left(&mut self, low: &mut BindingLayer) {
-        let hosts =
-            self.left.values().filter_map(|left| Some(low.flow.session().peer(&left.former.peer)?.key())).collect();
-        low.flow.session_mut().pins_mut().set(Pin::Sought, hosts);
+        let hosts = self.left.values().filter_map(|left| Some(low.session().peer(&left.former.peer)?.key())).collect();
+        low.session_mut().pins_mut().set(Pin::Sought, hosts);
     }
 
     /// The far end does not take the flow after all: who has passed it on still does. Tells whether there is such a
@@ -187,15 +186,15 @@ impl ReferralRole {
     /// See [`Node::restore_left`](crate::Node::restore_left).
     pub(crate) fn restore_left(&mut self, left: Vec<(FlowTuple, FlowEntry)>, at: &mut At<'_>) {
         for (flow, former) in left {
-            let is_so = at.low.flow.flows().entry(&flow).is_some_and(|entry| entry.peer == former.peer);
-            if is_so || !at.low.flow.session().peer(&former.peer).is_some() {
+            let is_so = at.low.flow().flows().entry(&flow).is_some_and(|entry| entry.peer == former.peer);
+            if is_so || !at.low.session().peer(&former.peer).is_some() {
                 self.save_left(flow, None, at.base);
                 continue;
             }
             self.left.insert(flow, Left { due: at.now + PARTING, former });
             self.pin_left(at.low);
             self.due.get_or_insert(at.now + PARTING);
-            at.low.flow.session_mut().reach_again(at.now, former.peer, at.base);
+            at.low.session_mut().reach_again(at.now, former.peer, at.base);
         }
     }
 
@@ -205,7 +204,7 @@ impl ReferralRole {
             self.left.iter().filter(|(_, left)| left.due <= at.now).map(|(flow, _)| *flow).collect();
         for flow in due {
             if let Some(Left { former, .. }) = self.left.remove(&flow) {
-                at.low.flow.send_ended(at.now, former.peer, former.name, at.base);
+                at.low.flow_mut().send_ended(at.now, former.peer, former.name, at.base);
                 self.save_left(flow, None, at.base);
             }
         }

@@ -91,17 +91,17 @@ impl Community {
                 self.telling.remove(&host);
                 continue;
             }
-            let peer = at.low.flow.peer_with(&host);
+            let peer = at.low.flow().peer_with(&host);
             match peer.map(|peer| (peer.id(), peer.has_session(), peer.flow.away().is_some())) {
                 Some((id, true, _)) => self.ask_roster(id, at),
                 // It says itself when it is back.
                 Some((_, false, true)) => {}
-                Some((id, false, false)) => at.low.flow.path_mut().start_handshake_with(at.now, id, at.base),
+                Some((id, false, false)) => at.low.path_mut().start_handshake_with(at.now, id, at.base),
                 None => {
                     let fresh = tries % FRESH_EVERY == FRESH_EVERY - 1;
                     let knowledge = if fresh { Knowledge::First } else { Knowledge::Known(host) };
                     if let Some(place) = self.hints.get(&host).copied() {
-                        at.low.flow.session_mut().initiate_with_key(at.now, knowledge, place, host, at.base);
+                        at.low.session_mut().initiate_with_key(at.now, knowledge, place, host, at.base);
                     }
                 }
             }
@@ -119,13 +119,13 @@ impl Community {
         if !statements.is_empty() {
             messages.insert(0, Message::Community(Word::Roster { community, statements }));
         }
-        at.low.flow.path_mut().send(id, &messages, at.base);
+        at.low.path_mut().send(id, &messages, at.base);
     }
 
     /// There is a new session with a peer.
     pub(crate) fn on_community_session(&mut self, id: PeerId, at: &mut At<'_>) {
         self.begin_exchange(id, at);
-        let Some(peer) = at.low.flow.peer(&id) else { return };
+        let Some(peer) = at.low.flow().peer(&id) else { return };
         let (key, remote) = (peer.key(), peer.path.remote());
         if let Some(telling) = self.telling.get_mut(&key) {
             telling.hurry(at.now);
@@ -176,20 +176,14 @@ impl Community {
         asks: bool,
         at: &mut At<'_>,
     ) {
-        let Some(key) = at.low.flow.session().key_of(id) else { return };
+        let Some(key) = at.low.session().key_of(id) else { return };
         let me = at.base.public_key();
         let Some(roster) = self.own(&me).filter(|roster| roster.community() == community) else { return };
         let Some(about) = roster.about(&key).cloned() else { return };
         let (ours, community) = (roster.digest(), *community);
         if !belongs(about.standing) {
             let told = Word::Roster { community, statements: vec![(about, None)] };
-            at.low.flow.path_mut().send_to(
-                id,
-                arrival.destination,
-                arrival.source,
-                &[Message::Community(told)],
-                at.base,
-            );
+            at.low.path_mut().send_to(id, arrival.destination, arrival.source, &[Message::Community(told)], at.base);
             return;
         }
         if let Some(telling) = self.telling.get_mut(&key) {
@@ -201,13 +195,7 @@ impl Community {
         // An answer is not answered, whatever it says: two that never come to know the same would not come to rest.
         if asks {
             let state = Word::RosterState { community, digest: ours, asks: false };
-            at.low.flow.path_mut().send_to(
-                id,
-                arrival.destination,
-                arrival.source,
-                &[Message::Community(state)],
-                at.base,
-            );
+            at.low.path_mut().send_to(id, arrival.destination, arrival.source, &[Message::Community(state)], at.base);
         }
     }
 
@@ -217,7 +205,7 @@ impl Community {
         let community = *roster.community();
         let place = |host: &[u8; 32]| {
             let key = PublicKey::from(*host);
-            let peer = at.low.flow.peer_with(&key).filter(|peer| peer.has_session());
+            let peer = at.low.flow().peer_with(&key).filter(|peer| peer.has_session());
             peer.map(|peer| peer.path.remote()).or_else(|| self.hints.get(&key).copied())
         };
         let all: Vec<(Statement, Option<SocketAddr>)> =
@@ -225,13 +213,7 @@ impl Community {
         for statements in all.chunks(MAX_STATEMENTS) {
             // One to a datagram (P-37).
             let told = Word::Roster { community, statements: statements.to_vec() };
-            at.low.flow.path_mut().send_to(
-                id,
-                arrival.destination,
-                arrival.source,
-                &[Message::Community(told)],
-                at.base,
-            );
+            at.low.path_mut().send_to(id, arrival.destination, arrival.source, &[Message::Community(told)], at.base);
         }
     }
 
@@ -244,7 +226,7 @@ impl Community {
         at: &mut At<'_>,
     ) {
         let me = at.base.public_key();
-        let Some(from) = at.low.flow.session().key_of(id) else { return };
+        let Some(from) = at.low.session().key_of(id) else { return };
         if self.roster.as_ref().is_none_or(|roster| roster.community() != community) || !self.rosters.take(at.now) {
             return;
         }
@@ -306,7 +288,7 @@ impl Community {
         for (statement, place) in statements {
             let host = PublicKey::from(statement.host);
             let sought = self.telling.get(&host).is_none_or(|telling| telling.tries > 0);
-            let met = at.low.flow.session().met(&host).is_some();
+            let met = at.low.session().met(&host).is_some();
             let known = self.roster.as_ref().is_some_and(|roster: &Roster| roster.has(&host));
             let place = place.filter(|place| !place.ip().is_unspecified() && !place.ip().is_multicast());
             if let Some(place) = place.filter(|_| known && !met && (sought || !self.hints.contains_key(&host))) {

@@ -216,7 +216,7 @@ impl Community {
                 let to = joining.hosts.get(turn % joining.hosts.len().max(1)).copied();
                 joining.pause(at.now);
                 if let Some(to) = to {
-                    at.low.flow.session_mut().initiate_to_join(at.now, to, at.base);
+                    at.low.session_mut().initiate_to_join(at.now, to, at.base);
                 }
             }
             Stage::Asked(_) | Stage::Proven(_) => {
@@ -239,7 +239,7 @@ impl Community {
             }
         };
         if let Some(id) = joining.peer {
-            at.low.flow.path_mut().send(id, &[Message::Community(word)], at.base);
+            at.low.path_mut().send(id, &[Message::Community(word)], at.base);
         }
     }
 
@@ -256,7 +256,7 @@ impl Community {
         if joining.peer != Some(id) || !matches!(joining.stage, Stage::Reaching) {
             return;
         }
-        let Some(inviter) = at.low.flow.session().key_of(id) else { return };
+        let Some(inviter) = at.low.session().key_of(id) else { return };
         let between = Between { joiner: at.base.public_key(), inviter, purpose: joining.purpose };
         let Some(begun) = begin(&joining.code, &between, at.base.random()) else { return };
         joining.stage = Stage::Asked(begun);
@@ -312,7 +312,7 @@ impl Community {
     pub(super) fn handle_joined(&mut self, id: PeerId, joined: Joined, at: &mut At<'_>) {
         let Some(joining) = self.joining.as_ref() else { return };
         let Some(place) = joining.answered_at else { return };
-        let Some(inviter) = at.low.flow.session().key_of(id) else { return };
+        let Some(inviter) = at.low.session().key_of(id) else { return };
         let Stage::Proven(agreed) = &joining.stage else { return };
         if joining.peer != Some(id) || joining.code.number() != joined.number {
             return;
@@ -349,13 +349,13 @@ impl Community {
         if at.base.config().trust != Trust::Tofu {
             return;
         }
-        match at.low.flow.session().contacts().known_key(&address) {
+        match at.low.session().contacts().known_key(&address) {
             Some(known) if known == key => {}
             Some(known) => {
                 self.proven = Some((address, key));
                 at.base.event(CommunityEvent::OtherKeyKnown { address, known, proven: key });
             }
-            None => at.low.flow.session_mut().remember_key_at(address, key, at.base),
+            None => at.low.session_mut().remember_key_at(address, key, at.base),
         }
     }
 
@@ -385,7 +385,7 @@ impl Community {
         element: Element,
         at: &mut At<'_>,
     ) -> Option<Word> {
-        let joiner = at.low.flow.session().key_of(id)?;
+        let joiner = at.low.session().key_of(id)?;
         let refused = |refusal| Some(Word::JoinRefused { number, refusal });
         let Some(offer) = self.offers.get_mut(&number).filter(|offer| offer.until > at.now && !offer.is_done()) else {
             return refused(JoinRefusal::NoSuchCode);
@@ -424,7 +424,7 @@ impl Community {
         name: &str,
         at: &mut At<'_>,
     ) -> Option<Word> {
-        let joiner = at.low.flow.session().key_of(id)?;
+        let joiner = at.low.session().key_of(id)?;
         let refused = |refusal| Some(Word::JoinRefused { number, refusal });
         let Some(offer) = self.offers.get(&number).filter(|offer| offer.until > at.now) else {
             return refused(JoinRefusal::NoSuchCode);
@@ -515,7 +515,7 @@ impl Community {
         let mut words = vec![Message::Community(Word::Joined(joined.clone()))];
         let (source, to) = (arrival.destination, arrival.source);
         if joined.lifetime > 0 {
-            at.low.flow.path_mut().send_to(id, source, to, &words, at.base);
+            at.low.path_mut().send_to(id, source, to, &words, at.base);
             return;
         }
         let own = self.hints.clone();
@@ -588,9 +588,9 @@ mod tests {
         let code = node.act(now, |role, at| role.invite(false, at)).expect("a code");
         let mut join = |now: Time, joiner: u8| {
             let key = PublicKey::from([joiner; 32]);
-            let id = match node.low.flow.session().with_key(&key) {
+            let id = match node.low.session().with_key(&key) {
                 Some(id) => id,
-                None => node.low.flow.session_mut().new_peer(now, key),
+                None => node.low.session_mut().new_peer(now, key),
             };
             let between = Between { joiner: key, inviter: node.base.public_key(), purpose };
             let begun = begin(&code, &between, node.base.random()).expect("begun");
@@ -614,7 +614,7 @@ mod tests {
             let start = Time::default() + Duration::from_secs(100);
             node.act(start, |role, at| role.found_community("desk", at)).expect("founded");
             let code = node.act(start, |role, at| role.invite(false, at)).expect("a code");
-            let ids = [1_u8, 2].map(|of| node.low.flow.session_mut().new_peer(start, PublicKey::from([of; 32])));
+            let ids = [1_u8, 2].map(|of| node.low.session_mut().new_peer(start, PublicKey::from([of; 32])));
             let element = |node: &mut Alone<Community>, of: u8| {
                 let between = Between { joiner: PublicKey::from([of; 32]), inviter: node.base.public_key(), purpose };
                 begin(&code, &between, node.base.random()).expect("begun").element

@@ -97,7 +97,7 @@ impl GatewayRole {
             at.base.attachments().is_behind(flow.local.ip()) && at.base.attachments().at(flow.remote.ip()).is_none();
         if flow.transport == Transport::Tcp
             && between
-            && !at.low.flow.has_flow(&flow)
+            && !at.low.flow().has_flow(&flow)
             && self.opened.insert(at.now, flow)
         {
             self.want_opened(at.low);
@@ -108,31 +108,31 @@ impl GatewayRole {
     /// The addresses that such connections lead to are asked, though no flow of this host's waits for them.
     fn want_opened(&mut self, low: &mut BindingLayer) {
         let addresses = self.opened.to.keys().copied().collect();
-        low.flow.session_mut().pins_mut().want(Want::Opened, addresses);
+        low.session_mut().pins_mut().want(Want::Opened, addresses);
     }
 
     /// Asks where such connections lead to, and tells who answers of them.
     pub(crate) fn continue_opened(&mut self, at: &mut At<'_>) {
-        let flows = at.low.flow.flows();
+        let flows = at.low.flow().flows();
         let introduced = |flow: &FlowTuple| flows.entry(flow).is_some();
         self.opened.retain(|flow, wanted| wanted.until > at.now && wanted.requests < REQUESTS && !introduced(flow));
         self.want_opened(at.low);
         let addresses: Vec<IpAddr> = self.opened.to.keys().copied().collect();
         let mut asked = 0;
         for address in addresses {
-            match at.low.flow.session().contacts().get(&address) {
+            match at.low.session().contacts().get(&address) {
                 Some(Contact::Known(id)) => self.send_opened(id, address, at),
                 Some(Contact::Asking { .. }) => {}
                 Some(Contact::Silent { until, .. }) if until <= at.now => {
-                    at.low.flow.session_mut().continue_contact(at.now, address, at.base)
+                    at.low.session_mut().continue_contact(at.now, address, at.base)
                 }
                 // P-10
                 Some(Contact::Silent { .. }) => self.opened.forget(address),
-                None if !at.low.flow.session().may_ask(address, at.base) => self.opened.forget(address),
+                None if !at.low.session().may_ask(address, at.base) => self.opened.forget(address),
                 None if asked >= ASKED_AT_ONCE => {}
                 None => {
                     asked += 1;
-                    at.low.flow.session_mut().ask(at.now, address, None, at.base);
+                    at.low.session_mut().ask(at.now, address, None, at.base);
                 }
             }
         }
@@ -143,8 +143,8 @@ impl GatewayRole {
     }
 
     fn send_opened(&mut self, id: PeerId, address: IpAddr, at: &mut At<'_>) {
-        if !at.low.flow.session().has_session(id) {
-            return at.low.flow.session_mut().reach_again(at.now, id, at.base);
+        if !at.low.session().has_session(id) {
+            return at.low.session_mut().reach_again(at.now, id, at.base);
         }
         let Some(flows) = self.opened.to.get_mut(&address) else { return };
         let mut tuples = Vec::new();
@@ -154,7 +154,7 @@ impl GatewayRole {
         }
         for tuple in tuples {
             // Each by itself: looking for one costs the peer a handshake.
-            at.low.flow.path_mut().send(id, &[Message::AskHere { tuple }], at.base);
+            at.low.path_mut().send(id, &[Message::AskHere { tuple }], at.base);
         }
     }
 }

@@ -144,10 +144,10 @@ impl RendezvousRole {
     fn pin_registrars(&mut self, at: &mut At<'_>) {
         let needed = !self.client.tags.is_empty();
         let serving = self.registrars().into_iter().filter(|_| needed);
-        let hosts = serving.filter_map(|id| Some(at.low.flow.session().peer(&id)?.key())).collect();
-        at.low.flow.session_mut().pins_mut().set(Pin::Kept, hosts);
+        let hosts = serving.filter_map(|id| Some(at.low.session().peer(&id)?.key())).collect();
+        at.low.session_mut().pins_mut().set(Pin::Kept, hosts);
         let addresses = at.base.config().rendezvous.iter().filter(|_| needed).copied().collect();
-        at.low.flow.session_mut().pins_mut().want(Want::Rendezvous, addresses);
+        at.low.session_mut().pins_mut().want(Want::Rendezvous, addresses);
     }
 
     /// There is a peer to be met, a rendezvous answers at last, or time has passed.
@@ -173,7 +173,7 @@ impl RendezvousRole {
             return;
         }
         for address in at.base.config().rendezvous.clone() {
-            match at.low.flow.session().contacts().get(&address) {
+            match at.low.session().contacts().get(&address) {
                 Some(Contact::Known(id)) => {
                     let registrar = self.client.registrars.entry(id).or_insert_with(Registrar::new);
                     let refused = registrar.standing == RegistrationStanding::Refused;
@@ -182,15 +182,15 @@ impl RendezvousRole {
                         // It is asked again in its own time.
                         continue;
                     }
-                    if at.low.flow.session().has_session(id) {
+                    if at.low.session().has_session(id) {
                         self.register(id, at);
                     } else {
-                        at.low.flow.session_mut().reach_again(at.now, id, at.base);
+                        at.low.session_mut().reach_again(at.now, id, at.base);
                     }
                 }
                 Some(Contact::Asking { .. } | Contact::Silent { .. }) => {}
                 None => {
-                    at.low.flow.session_mut().ask(at.now, address, None, at.base);
+                    at.low.session_mut().ask(at.now, address, None, at.base);
                 }
             }
         }
@@ -207,8 +207,8 @@ impl RendezvousRole {
     /// The network is another: whoever did not answer may answer now.
     pub(crate) fn ask_rendezvous_again(&mut self, at: &mut At<'_>) {
         for address in at.base.config().rendezvous.clone() {
-            if matches!(at.low.flow.session().contacts().get(&address), Some(Contact::Silent { .. })) {
-                at.low.flow.session_mut().contacts_mut().forget(&address);
+            if matches!(at.low.session().contacts().get(&address), Some(Contact::Silent { .. })) {
+                at.low.session_mut().contacts_mut().forget(&address);
                 at.base.stop_timer(Timer::Contact(address));
             }
         }
@@ -224,7 +224,7 @@ impl RendezvousRole {
         }
         let registrars: Vec<PeerId> = self.client.registrars.keys().copied().collect();
         for registrar in registrars.into_iter().filter(|registrar| *registrar != id) {
-            if at.low.flow.path().paths(&registrar).is_some_and(|paths| paths.check_tries() == 0) {
+            if at.low.path().paths(&registrar).is_some_and(|paths| paths.check_tries() == 0) {
                 at.base.set_timer(Timer::Keepalive(registrar), at.now);
             }
         }
@@ -232,7 +232,7 @@ impl RendezvousRole {
 
     /// Names the meetings with all peers that there are flows with, and no others.
     fn name_meetings(&mut self, at: &mut At<'_>) {
-        let flow = &at.low.flow;
+        let flow = at.low.flow();
         let over: Vec<PeerId> = self.client.tags.keys().copied().collect();
         for id in over.into_iter().filter(|id| !flow.held(*id).flows) {
             if let Some(tag) = self.client.tags.remove(&id) {
@@ -269,7 +269,7 @@ impl RendezvousRole {
             return;
         }
         let reachable = |peer: &PeerRef<'_>| peer.has_session() && peer.path.attachment().is_some();
-        let Some(peer) = at.low.flow.peer(&id).filter(reachable) else { return };
+        let Some(peer) = at.low.flow().peer(&id).filter(reachable) else { return };
         let Some(registrar) = self.client.registrars.get_mut(&id) else { return };
         if registrar.untold.is_none() {
             // Nobody is met at a host that it has flows with itself.
@@ -301,7 +301,7 @@ impl RendezvousRole {
         };
         let number = registrar.number;
         self.timers.set(Due::Registration(id), at.now + again);
-        at.low.flow.path_mut().send(id, &[Message::Register { number, change, tags }], at.base);
+        at.low.path_mut().send(id, &[Message::Register { number, change, tags }], at.base);
     }
 
     /// A rendezvous answers.
@@ -350,7 +350,7 @@ impl RendezvousRole {
                 registrar.told.clear();
                 self.pin_registrars(at);
                 at.base.stop_timer(Timer::Keepalive(id));
-                at.low.flow.idle_later(at.now, id, at.base);
+                at.low.flow_mut().idle_later(at.now, id, at.base);
                 self.timers.set(Due::Registration(id), at.now + REFUSED);
             }
         }
@@ -406,13 +406,13 @@ impl RendezvousRole {
     pub(crate) fn try_found(&mut self, id: PeerId, at: &mut At<'_>) {
         let Some(found) = self.client.found.get_mut(&id) else { return };
         let (endpoint, token) = (found.endpoint, found.token);
-        let Some(peer) = bound!(at.low, &id) else { return };
+        let Some(peer) = at.low.peer(&id) else { return };
         let same_family = peer.path.source().is_some_and(|source| source.is_ipv4() == endpoint.is_ipv4());
-        let known = peer.path.has_shown(endpoint) || (peer.binding.update.is_none() && peer.path.heading() == endpoint);
+        let known = peer.path.has_shown(endpoint) || (peer.updating().is_none() && peer.path.heading() == endpoint);
         if at.base.is_suspended() || known || peer.path.attachment().is_none() || !same_family {
             return;
         }
-        let updating = peer.binding.update.as_ref().map(|update| !update.absent);
+        let updating = peer.updating();
         let most = match updating {
             Some(true) => TRIES,
             Some(false) => return,
@@ -435,7 +435,7 @@ impl RendezvousRole {
         self.timers.set(Due::Found(id), at.now + again);
         // It may have started anew, and know of no session.
         if (!session && tries % HANDSHAKE_AT == 1) || (session && updating.is_some() && tries == HANDSHAKE_AT) {
-            at.low.flow.path_mut().start_handshake_at(at.now, id, endpoint, at.base);
+            at.low.path_mut().start_handshake_at(at.now, id, endpoint, at.base);
         }
         if !session {
             return;
@@ -444,20 +444,14 @@ impl RendezvousRole {
             at.low.send_update(id, endpoint, at.base);
         } else {
             let locators = Message::Locators(at.base.attachments().addresses().copied().collect());
-            at.low.flow.path_mut().send_to(
-                id,
-                source,
-                endpoint,
-                &[Message::PathChallenge { token }, locators],
-                at.base,
-            );
+            at.low.path_mut().send_to(id, source, endpoint, &[Message::PathChallenge { token }, locators], at.base);
         }
     }
 
     /// A peer was heard from an endpoint: perhaps the one that a rendezvous told.
     pub(crate) fn on_found(&mut self, id: PeerId, arrival: &Arrival, at: &mut At<'_>) {
         let Some(found) = self.client.found.get_mut(&id) else { return };
-        let elsewhere = at.low.flow.path().paths(&id).is_some_and(|paths| paths.remote() != arrival.source);
+        let elsewhere = at.low.path().paths(&id).is_some_and(|paths| paths.remote() != arrival.source);
         if found.endpoint != arrival.source || !elsewhere || std::mem::replace(&mut found.reported, true) {
             return;
         }
@@ -470,7 +464,7 @@ impl RendezvousRole {
     /// An answer to a challenge that went to where a peer was said to be: it is there. Tells whether it was one.
     pub(crate) fn prove_found(&mut self, id: PeerId, token: u64, low: &mut BindingLayer) -> bool {
         let Some(found) = self.client.found.get(&id).filter(|found| found.token == token) else { return false };
-        if let Some(paths) = low.flow.path_mut().paths_mut(&id) {
+        if let Some(paths) = low.path_mut().paths_mut(&id) {
             paths.find_at(found.endpoint);
         }
         self.timers.stop(Due::Found(id));
@@ -489,11 +483,11 @@ impl RendezvousRole {
             if self.client.tags.is_empty() {
                 return RendezvousStanding::Unneeded;
             }
-            let Some(Contact::Known(id)) = low.flow.session().contacts().get(address) else {
+            let Some(Contact::Known(id)) = low.session().contacts().get(address) else {
                 return RendezvousStanding::Unanswered;
             };
             let Some(registrar) = self.client.registrars.get(&id) else { return RendezvousStanding::Unanswered };
-            let silent = low.flow.peer(&id).is_none_or(|peer| !peer.has_session() || peer.path.check_tries() > 2);
+            let silent = low.flow().peer(&id).is_none_or(|peer| !peer.has_session() || peer.path.check_tries() > 2);
             let peers = registrar.told.len();
             match registrar.standing {
                 RegistrationStanding::Refused => RendezvousStanding::Refused,

@@ -80,7 +80,7 @@ impl NeighbourProxies {
 impl RendezvousRole {
     /// A peer does not answer our updates: it may send its own to where we were.
     pub(crate) fn want_neighbour_proxy(&mut self, id: PeerId, at: &mut At<'_>) {
-        let Some(peer) = at.low.flow.peer(&id).filter(|peer| !peer.flow.flows().is_empty()) else { return };
+        let Some(peer) = at.low.flow().peer(&id).filter(|peer| !peer.flow.flows().is_empty()) else { return };
         let Some(left) = peer.path.left().filter(|left| !at.base.attachments().has(left)) else { return };
         if self.neighbour_proxies.unheard.insert(id, left) != Some(left) {
             self.ask_neighbour_proxies(at);
@@ -112,8 +112,8 @@ impl RendezvousRole {
         if at.base.is_suspended() || !self.registrars().contains(&id) {
             return;
         }
-        let Some(peer) = bound!(at.low, &id) else { return };
-        let needed = |of: &PeerId| *of != id && at.low.flow.peer(of).is_some_and(|of| !of.flow.flows().is_empty());
+        let Some(peer) = at.low.peer(&id) else { return };
+        let needed = |of: &PeerId| *of != id && at.low.flow().peer(of).is_some_and(|of| !of.flow.flows().is_empty());
         let others = self.neighbour_proxies.unheard.iter().filter(|(unheard, _)| needed(unheard));
         let gone = others.map(|(_, left)| *left).filter(|left| !at.base.attachments().has(left));
         let wanted: BTreeSet<IpAddr> = gone.take(MAX_STOOD_IN).collect();
@@ -126,7 +126,7 @@ impl RendezvousRole {
             *request = Request { addresses: wanted, ..Request::default() };
         }
         // It passes on to where it knows us to be, so it has to know that first.
-        let reached = peer.has_session() && peer.path.attachment().is_some() && peer.binding.update.is_none();
+        let reached = peer.has_session() && peer.path.attachment().is_some() && peer.updating().is_none();
         if request.answered || !reached {
             return;
         }
@@ -134,7 +134,7 @@ impl RendezvousRole {
         let again = if request.tries > REQUESTS { REQUEST_PAUSE } else { peer.path.repeat_after(request.tries) };
         let addresses = request.addresses.iter().copied().collect();
         self.timers.set(Due::NeighbourProxy(id), at.now + again);
-        at.low.flow.path_mut().send(id, &[Message::NeighbourProxy { addresses }], at.base);
+        at.low.path_mut().send(id, &[Message::NeighbourProxy { addresses }], at.base);
     }
 
     /// A rendezvous has started anew, perhaps, and stands in for nobody.
@@ -203,7 +203,7 @@ impl RendezvousRole {
         addresses: &[IpAddr],
         at: &mut At<'_>,
     ) -> Option<Message> {
-        let peer = at.low.flow.peer(&id).filter(|peer| peer.has_session())?;
+        let peer = at.low.flow().peer(&id).filter(|peer| peer.has_session())?;
         let here = peer.path.remote().ip();
         // What was asked for before counts no more. Who has not shown yet that it is elsewhere asks again.
         if !arrival.is_newest || arrival.passed_on || peer.path.heading() != peer.path.remote() {
@@ -237,7 +237,7 @@ impl RendezvousRole {
             answer.push((*address, status));
         }
         self.stand(&before, at.base);
-        at.low.flow.idle_later(at.now, id, at.base);
+        at.low.flow_mut().idle_later(at.now, id, at.base);
         // Who is not answered asks again.
         (!too_soon).then_some(Message::StandingIn { addresses: answer })
     }
@@ -254,10 +254,11 @@ impl RendezvousRole {
     pub(crate) fn handle_intercepted(&mut self, address: IpAddr, source: SocketAddr, datagram: &[u8], at: &mut At<'_>) {
         let Some(id) = self.neighbour_proxies.stands.get(&address).copied() else { return };
         let passable = datagram.len() <= MAX_PASSED_ON && datagram.first().is_some_and(|kind| KINDS.contains(kind));
-        let there = at.low.flow.peer(&id).is_some_and(|peer| peer.has_session() && peer.path.remote().ip() != address);
+        let there =
+            at.low.flow().peer(&id).is_some_and(|peer| peer.has_session() && peer.path.remote().ip() != address);
         let budget = self.neighbour_proxies.budgets.get_mut(&address);
         if passable && there && budget.is_some_and(|budget| budget.take(at.now)) {
-            at.low.flow.path_mut().send(
+            at.low.path_mut().send(
                 id,
                 &[Message::PassedOn { left: address, source, datagram: datagram.to_vec() }],
                 at.base,
@@ -272,7 +273,7 @@ impl RendezvousRole {
         let before: Vec<IpAddr> = self.neighbour_proxies.stands.keys().copied().collect();
         let Some(peer) = self.neighbour_proxies.stands.remove(&address) else { return };
         self.stand(&before, at.base);
-        at.low.flow.path_mut().send(peer, &[Message::StandingIn { addresses: vec![(address, reason)] }], at.base);
+        at.low.path_mut().send(peer, &[Message::StandingIn { addresses: vec![(address, reason)] }], at.base);
         at.base.event(Event::StoodAside { peer, address, reason });
     }
 

@@ -130,12 +130,12 @@ impl RendezvousServer {
         at: &mut At<'_>,
     ) -> Option<Message> {
         let answer = |status, newest| Some(Message::Registered { number, status, newest });
-        let peer = at.low.flow.peer(&id).filter(|peer| peer.has_session())?;
+        let peer = at.low.flow().peer(&id).filter(|peer| peer.has_session())?;
         let (key, endpoint) = (peer.key(), peer.path.remote());
         if !at.base.config().serve_rendezvous || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_)) {
             return answer(RegistrationStatus::Refused, 0);
         }
-        at.low.flow.session_mut().pins_mut().pin(Pin::Registered, key, true);
+        at.low.session_mut().pins_mut().pin(Pin::Registered, key, true);
         let registrant = self.registrants.entry(id).or_insert_with(|| Registrant::new(endpoint));
         let newest = registrant.newest;
         if number <= newest {
@@ -192,7 +192,7 @@ impl RendezvousServer {
     /// Something came from a peer: its confirmed endpoint may be another than before.
     pub(super) fn record_endpoint(&mut self, id: PeerId, at: &mut At<'_>) {
         let Some(registrant) = self.registrants.get_mut(&id) else { return };
-        let Some(peer) = bound!(at.low, &id).filter(|peer| peer.has_session()) else { return };
+        let Some(peer) = at.low.peer(&id).filter(|peer| peer.has_session()) else { return };
         let (remote, here) = (peer.path.remote(), peer.path.remote().ip());
         if registrant.was_at.last() != Some(&here) && remote.port() == at.base.config().port && !peer.is_mapped() {
             registrant.was_at.retain(|address| *address != here);
@@ -232,7 +232,7 @@ impl RendezvousServer {
             registrant.number += u32::from(!registrant.told.is_empty());
             registrant.tries = 0;
         }
-        let Some(peer) = at.low.flow.peer(&id).filter(|_| !registrant.told.is_empty()) else { return };
+        let Some(peer) = at.low.flow().peer(&id).filter(|_| !registrant.told.is_empty()) else { return };
         registrant.tries += 1;
         if registrant.tries > TELLS || peer.flow.away().is_some() {
             // It is told when it is heard again.
@@ -244,7 +244,7 @@ impl RendezvousServer {
         let found = registrant.told.iter().filter_map(known).collect();
         let number = registrant.number;
         self.due.set(id, at.now + again);
-        at.low.flow.path_mut().send(id, &[Message::Whereabouts { number, found }], at.base);
+        at.low.path_mut().send(id, &[Message::Whereabouts { number, found }], at.base);
     }
 
     /// A host has acknowledged what it was told.
@@ -271,7 +271,7 @@ impl RendezvousServer {
 
     /// A peer is forgotten, which has this key.
     pub(super) fn forget(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer) {
-        low.flow.session_mut().pins_mut().pin(Pin::Registered, key, false);
+        low.session_mut().pins_mut().pin(Pin::Registered, key, false);
         let tags: Vec<MeetingTag> =
             self.registrants.get(&id).map(|of| of.tags.keys().copied().collect()).unwrap_or_default();
         for tag in &tags {
