@@ -4,7 +4,6 @@ pub(crate) mod arrival;
 pub(crate) mod attachments;
 pub(crate) mod bucket;
 pub(crate) mod config;
-pub(crate) mod deadlines;
 pub(crate) mod event;
 pub(crate) mod flow_name;
 pub(crate) mod grant;

@@ -179,7 +179,7 @@ impl Node {
     fn pass_on(&mut self, now: Time, id: PeerId, arrival: &Arrival, message: Message, answers: &mut Vec<Message>) {
         let (low, base) = (&mut self.binding, &mut self.base);
         let Some(message) = low.handle_message(now, id, arrival, message, answers, base) else { return };
-        let came = Came::new(id, arrival, answers);
+        let came = &mut Came::new(id, arrival, answers);
         match self.roles.handle_message(came, message, &mut At::new(now, low, base)) {
             Some(Message::PassedOn { left, source, datagram })
                 if self.roles.rendezvous.is_passed_on(id, arrival, left, source, base) =>

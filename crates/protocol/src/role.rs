@@ -55,13 +55,10 @@ pub(crate) trait Role: Sized {
     /// That of a host without peers and flows.
     fn new(base: &Base) -> Self;
 
-    /// Whether a message is one of the role's.
-    fn takes(_: &Message) -> bool {
-        false
+    /// A peer has said something. Gives back what is not the role's.
+    fn handle_message(&mut self, _: &mut Came<'_>, message: Message, _: &mut At<'_>) -> Option<Message> {
+        Some(message)
     }
-
-    /// A peer has said something that the role [takes](Role::takes).
-    fn handle_message(&mut self, _: Came<'_>, _: Message, _: &mut At<'_>) {}
 
     /// Something has happened below, or in another role.
     fn handle_signal(&mut self, _: &Signal, _: &mut At<'_>) {}

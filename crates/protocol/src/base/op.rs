@@ -32,41 +32,17 @@ pub enum Op {
     Move(MoveOp),
 }
 
-impl From<FlowOp> for Op {
-    fn from(op: FlowOp) -> Self {
-        Self::Flow(op)
-    }
+macro_rules! ops {
+    ($($kind:ident($op:ty)),*) => {
+        $(impl From<$op> for Op {
+            fn from(op: $op) -> Self {
+                Self::$kind(op)
+            }
+        })*
+    };
 }
 
-impl From<BindingOp> for Op {
-    fn from(op: BindingOp) -> Self {
-        Self::Binding(op)
-    }
-}
-
-impl From<AddressOp> for Op {
-    fn from(op: AddressOp) -> Self {
-        Self::Address(op)
-    }
-}
-
-impl From<TunnelOp> for Op {
-    fn from(op: TunnelOp) -> Self {
-        Self::Tunnel(op)
-    }
-}
-
-impl From<StoreOp> for Op {
-    fn from(op: StoreOp) -> Self {
-        Self::Store(op)
-    }
-}
-
-impl From<MoveOp> for Op {
-    fn from(op: MoveOp) -> Self {
-        Self::Move(op)
-    }
-}
+ops!(Flow(FlowOp), Binding(BindingOp), Address(AddressOp), Tunnel(TunnelOp), Store(StoreOp), Move(MoveOp));
 
 /// What is asked about single flows, and the introductions in them.
 #[derive(Clone, Debug, PartialEq)]
@@ -314,6 +290,27 @@ pub struct FlowEntry {
     /// (P-123).
     #[serde(default, skip_serializing_if = "is_usual")]
     pub beyond: bool,
+}
+
+impl FlowEntry {
+    /// A flow with a peer whose ends both are sockets of their hosts' own. `ports`: this end's and the peer's in
+    /// rewritten packets.
+    pub(crate) fn new(peer: PeerId, name: u64, home: Places, peer_tuple: FlowTuple, ports: (u16, u16)) -> Self {
+        Self {
+            peer,
+            name,
+            home,
+            peer_tuple,
+            waits: Waits::default(),
+            manner: Manner::default(),
+            wire_local_port: ports.0,
+            wire_remote_port: ports.1,
+            end: LocalEnd::Here,
+            passed_on: false,
+            hidden: false,
+            beyond: false,
+        }
+    }
 }
 
 /// What most flows have is not written down for each.

@@ -102,6 +102,11 @@ impl<K: Copy + Ord + Hash> Timers<K> {
         self.at.contains_key(&timer)
     }
 
+    /// How many are set.
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
     /// The earliest deadline.
     pub(crate) fn next(&self) -> Option<Time> {
         self.queue.first().map(|&(when, _)| when)

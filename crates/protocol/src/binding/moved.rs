@@ -14,7 +14,7 @@ use whimbrel_wire::moving::Terms;
 use crate::Time;
 use crate::base::Base;
 use crate::base::flow_name::FlowName;
-use crate::base::op::{ASTRAY, FlowEntry, LocalEnd, Manner, PeerId, Places, Waits};
+use crate::base::op::{ASTRAY, FlowEntry, LocalEnd, Manner, PeerId, Places};
 use crate::base::output::Asked;
 use crate::base::signal::{Signal, Unled};
 use crate::base::timer::Timer;
@@ -74,20 +74,11 @@ impl BindingLayer {
         let Some(wire_local_port) = wire_local_port else {
             return failed(format!("flows with {to} have all ports that are left for them"));
         };
-        let entry = FlowEntry {
-            peer: peer.id(),
-            name: flow.value(),
-            home: home.unwrap_or(Places { local: peer.flow.places().local, peer: ASTRAY }),
-            peer_tuple: before.map_or(far.mirrored(), |before| before.peer_tuple),
-            waits: Waits::default(),
-            manner: before.map_or(Manner::default(), |before| before.manner),
-            wire_local_port,
-            wire_remote_port: wire_port,
-            end,
-            passed_on: false,
-            hidden: false,
-            beyond: false,
-        };
+        let home = home.unwrap_or(Places { local: peer.flow.places().local, peer: ASTRAY });
+        let peer_tuple = before.map_or(far.mirrored(), |before| before.peer_tuple);
+        let manner = before.map_or(Manner::default(), |before| before.manner);
+        let ports = (wire_local_port, wire_port);
+        let entry = FlowEntry { manner, end, ..FlowEntry::new(peer.id(), flow.value(), home, peer_tuple, ports) };
         self.install_moved(now, far, entry, Origin::Restored, Asked::Lead(flow), base);
         None
     }
@@ -106,21 +97,14 @@ impl BindingLayer {
         }
         let native = peer.native_places(tuple.local.ip(), tuple.remote.ip());
         let agreed = terms.home.map(|(holder, acceptor)| Places { local: acceptor, peer: holder });
+        let astray = Places { local: peer.flow.places().local, peer: ASTRAY };
+        let home = native.filter(|_| native == agreed).unwrap_or(astray);
+        let ports = (wire_port, terms.wire_port);
         let entry = FlowEntry {
-            peer: peer.id(),
-            name: flow.value(),
-            home: native
-                .filter(|_| native == agreed)
-                .unwrap_or(Places { local: peer.flow.places().local, peer: ASTRAY }),
-            peer_tuple: terms.far,
-            waits: Waits::default(),
-            manner: Manner::default(),
-            wire_local_port: wire_port,
-            wire_remote_port: terms.wire_port,
             end: if own { LocalEnd::Here } else { LocalEnd::Endpoint },
             passed_on: terms.passed_on,
             hidden: terms.hidden,
-            beyond: false,
+            ..FlowEntry::new(peer.id(), flow.value(), home, terms.far, ports)
         };
         self.install_moved(now, tuple, entry, Origin::Restored, Asked::Adopt(name), base);
         self.find_carrier(now, entry.peer, base);

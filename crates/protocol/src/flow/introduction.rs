@@ -10,7 +10,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::Time;
 use crate::base::Base;
 use crate::base::event::Event;
-use crate::base::op::{ASTRAY, FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, PeerId, Places, Waits};
+use crate::base::op::{ASTRAY, FlowEntry, FlowOp, LocalEnd, NOWHERE, PeerId, Places};
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
@@ -472,20 +472,10 @@ impl FlowLayer {
         let again = self.flows.entry(&flow).copied().filter(|entry| entry.peer == id);
         let before = former.or(again.filter(|entry| entry.end == LocalEnd::Endpoint));
         let away = before.is_some();
-        let entry = FlowEntry {
-            peer: id,
-            name,
-            home: if away { Places { peer: ASTRAY, ..home } } else { home },
-            waits: Waits::default(),
-            manner: Manner::default(),
-            peer_tuple: echo.tuple,
-            wire_local_port,
-            wire_remote_port: echo.wire_port,
-            end: before.map_or(base.attachments().end_of(&flow), |before| before.end),
-            passed_on: false,
-            hidden: false,
-            beyond: false,
-        };
+        let home = if away { Places { peer: ASTRAY, ..home } } else { home };
+        let ports = (wire_local_port, echo.wire_port);
+        let end = before.map_or(base.attachments().end_of(&flow), |before| before.end);
+        let entry = FlowEntry { end, ..FlowEntry::new(id, name, home, echo.tuple, ports) };
         self.forget_responding(id, &flow);
         let origin = Origin::Answered { introducer_nonce: echo.introducer_nonce, nonce: echo.responder_nonce };
         // The answer waits until the flow is installed, so that whoever has it may rely on it.
@@ -593,23 +583,11 @@ impl FlowLayer {
                     self.introduce_again(now, &flow, base);
                     return None;
                 };
-                let entry = FlowEntry {
-                    peer: id,
-                    name,
-                    home: Places {
-                        local: echo.introducer_place,
-                        peer: if self.is_referred(&flow, id) { ASTRAY } else { echo.responder_place },
-                    },
-                    waits: Waits::default(),
-                    manner: Manner::default(),
-                    peer_tuple: introduced.tuple,
-                    wire_local_port: echo.wire_port,
-                    wire_remote_port: introduced.wire_port,
-                    end: LocalEnd::Here,
-                    passed_on: false,
-                    hidden: false,
-                    beyond: self.flows.get(&flow).is_some_and(|known| known.beyond),
-                };
+                let peer = if self.is_referred(&flow, id) { ASTRAY } else { echo.responder_place };
+                let home = Places { local: echo.introducer_place, peer };
+                let ports = (echo.wire_port, introduced.wire_port);
+                let beyond = self.flows.get(&flow).is_some_and(|known| known.beyond);
+                let entry = FlowEntry { beyond, ..FlowEntry::new(id, name, home, introduced.tuple, ports) };
                 return Some(Proven { flow, entry, origin: Origin::Introduced });
             }
             (Ok(_), Some(_)) => {

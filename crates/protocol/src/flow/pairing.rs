@@ -10,7 +10,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use crate::Time;
 use crate::base::Base;
 use crate::base::event::Event;
-use crate::base::op::{FlowEntry, FlowOp, LocalEnd, Manner, NOWHERE, PeerId, Places, SocketNumbers, Waits};
+use crate::base::op::{FlowEntry, FlowOp, NOWHERE, PeerId, Places, SocketNumbers};
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
@@ -345,22 +345,7 @@ impl FlowLayer {
         else {
             return refuse(claim, IntroductionRefusal::Busy);
         };
-        let wire_remote_port = claim.wire_port;
-        let peer_tuple = claim.tuple;
-        let entry = FlowEntry {
-            peer: id,
-            name,
-            home,
-            waits: Waits::default(),
-            manner: Manner::default(),
-            peer_tuple,
-            wire_local_port,
-            wire_remote_port,
-            end: LocalEnd::Here,
-            passed_on: false,
-            hidden: false,
-            beyond: false,
-        };
+        let entry = FlowEntry::new(id, name, home, claim.tuple, (wire_local_port, claim.wire_port));
         // The answer waits until the flow is installed.
         let origin = Origin::Paired { introducer_nonce: nonce, numbers };
         Claimed::Proven(Proven { flow, entry, origin })
@@ -408,20 +393,7 @@ impl FlowLayer {
             base.event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
             self.fail_introduction(now, &flow, STRIPPED, base);
         } else if let Some(name) = name.filter(|_| home == peer.flow.places && home.peer != NOWHERE) {
-            let entry = FlowEntry {
-                peer: id,
-                name,
-                home,
-                waits: Waits::default(),
-                manner: Manner::default(),
-                peer_tuple: introduced.tuple,
-                wire_local_port: wire_port,
-                wire_remote_port: introduced.wire_port,
-                end: LocalEnd::Here,
-                passed_on: false,
-                hidden: false,
-                beyond: false,
-            };
+            let entry = FlowEntry::new(id, name, home, introduced.tuple, (wire_port, introduced.wire_port));
             return Some(Proven { flow, entry, origin: Origin::Introduced });
         } else {
             self.introduce_again(now, &flow, base);

@@ -33,14 +33,11 @@ macro_rules! roles {
             /// A peer has said something. Gives back what is no role's.
             pub(super) fn handle_message(
                 &mut self,
-                came: Came<'_>,
+                came: &mut Came<'_>,
                 message: Message,
                 at: &mut At<'_>,
             ) -> Option<Message> {
-                $(if <$kind>::takes(&message) {
-                    self.$role.handle_message(came, message, at);
-                    return None;
-                })*
+                $(let message = self.$role.handle_message(came, message, at)?;)*
                 Some(message)
             }
 

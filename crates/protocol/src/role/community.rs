@@ -98,14 +98,10 @@ impl Role for Community {
         }
     }
 
-    fn takes(message: &Message) -> bool {
-        matches!(message, Message::Community(_))
-    }
-
-    fn handle_message(&mut self, came: Came<'_>, message: Message, at: &mut At<'_>) {
-        if let Message::Community(word) = message {
-            came.answers.extend(self.handle_word(came.from, came.arrival, word, at));
-        }
+    fn handle_message(&mut self, came: &mut Came<'_>, message: Message, at: &mut At<'_>) -> Option<Message> {
+        let Message::Community(word) = message else { return Some(message) };
+        came.answers.extend(self.handle_word(came.from, came.arrival, word, at));
+        None
     }
 
     fn handle_signal(&mut self, signal: &Signal, at: &mut At<'_>) {

@@ -102,16 +102,13 @@ impl Role for GatewayRole {
         Self::default()
     }
 
-    fn takes(message: &Message) -> bool {
-        matches!(message, Message::AskHere { .. } | Message::Passing { .. })
-    }
-
-    fn handle_message(&mut self, came: Came<'_>, message: Message, at: &mut At<'_>) {
+    fn handle_message(&mut self, came: &mut Came<'_>, message: Message, at: &mut At<'_>) -> Option<Message> {
         match message {
             Message::AskHere { tuple } => at.low.flow_mut().handle_ask_here(at.now, came.from, &tuple, at.base),
             Message::Passing { nonce } => at.low.flow_mut().handle_passing(came.from, nonce, at.base),
-            _ => {}
+            other => return Some(other),
         }
+        None
     }
 
     fn poll_timeout(&self) -> Option<Time> {

@@ -44,21 +44,9 @@ impl Role for RendezvousRole {
         Self::default()
     }
 
-    fn takes(message: &Message) -> bool {
-        matches!(
-            message,
-            Message::Register { .. }
-                | Message::Registered { .. }
-                | Message::Whereabouts { .. }
-                | Message::WhereaboutsSeen { .. }
-                | Message::NeighbourProxy { .. }
-                | Message::StandingIn { .. }
-                | Message::PathResponse { .. }
-        )
-    }
-
-    fn handle_message(&mut self, came: Came<'_>, message: Message, at: &mut At<'_>) {
+    fn handle_message(&mut self, came: &mut Came<'_>, message: Message, at: &mut At<'_>) -> Option<Message> {
         let Came { from, arrival, answers } = came;
+        let from = *from;
         match message {
             Message::Register { number, change, tags } => {
                 answers.extend(self.server.handle_registration(from, number, change, &tags, at));
@@ -78,8 +66,9 @@ impl Role for RendezvousRole {
             Message::PathResponse { token, .. } => {
                 self.prove_found(from, token, at.low);
             }
-            _ => {}
+            other => return Some(other),
         }
+        None
     }
 
     fn handle_signal(&mut self, signal: &Signal, at: &mut At<'_>) {

@@ -10,13 +10,13 @@ use whimbrel_wire::lending::{Ends, Granted};
 use whimbrel_wire::moving::{Record, Refusal, Terms};
 
 use crate::Time;
-use crate::base::deadlines::Deadlines;
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{LeaseName, MoveOp, SavedLease};
 use crate::base::output::MoveAsked;
 use crate::base::output::{OpDone, OpFailed};
 use crate::base::signal::{Signal, Unled};
+use crate::base::timer::Timers;
 use crate::base::watched::Watched;
 use crate::binding::transfer::{Below, Change};
 
@@ -33,7 +33,7 @@ pub(super) struct Lessor {
     stopping: bool,
     /// Addresses of lent endpoints at which this host is not reached any more (P-131).
     unreached: BTreeSet<IpAddr>,
-    limits: Deadlines<LeaseName>,
+    limits: Timers<LeaseName>,
 }
 
 /// Endpoints that are another host's for a while.
@@ -127,9 +127,8 @@ impl Lessor {
         }
         if let Some(lease) = self.leases.get_mut(&name) {
             if lease.stage == Stage::InForce {
-                let before = std::mem::replace(&mut lease.until, until);
-                self.limits.remove(before, name);
-                self.limits.add(until, name);
+                lease.until = until;
+                self.limits.set(name, until);
                 self.send_leased(below, name);
             }
             return;
@@ -193,7 +192,7 @@ impl Lessor {
             (Ok(OpDone::Lent(ends)), _) => {
                 let known = lease.ends.replace(ends);
                 lease.stage = Stage::InForce;
-                self.limits.add(lease.until, name);
+                self.limits.set(name, lease.until);
                 if known.is_none() {
                     self.send_leased(below, name);
                     below.event(MoveEvent::Lent { to: name.tenant, ends });
@@ -227,7 +226,7 @@ impl Lessor {
     /// A lease is over. Connections that were claimed go on until their ends (P-86).
     pub(super) fn end_lease(&mut self, below: &mut Below<'_>, name: LeaseName) {
         let Some(lease) = self.leases.remove(&name) else { return };
-        self.limits.remove(lease.until, name);
+        self.limits.stop(name);
         // Also what is being looked for yet: whatever is asked for next may be the same.
         below.effect("taking back endpoints", MoveOp::TakeBack { name });
         if lease.stage == Stage::InForce {
@@ -240,7 +239,7 @@ impl Lessor {
 
     /// Leases that were not asked for again in time end.
     pub(super) fn handle_timeout(&mut self, below: &mut Below<'_>) {
-        while let Some(name) = self.limits.pop(below.now()) {
+        while let Some(name) = self.limits.take_due(below.now()) {
             if self.leases.get(&name).is_some_and(|lease| lease.until <= below.now()) {
                 below.send(name.tenant, Record::Leased { number: name.number, outcome: Err(Refusal::Expired) });
                 self.end_lease(below, name);

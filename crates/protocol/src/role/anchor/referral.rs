@@ -49,14 +49,7 @@ impl Role for ReferralRole {
         Self::default()
     }
 
-    fn takes(message: &Message) -> bool {
-        matches!(
-            message,
-            Message::Referral { .. } | Message::Sought { .. } | Message::IntroduceMe { .. } | Message::Seen { .. }
-        )
-    }
-
-    fn handle_message(&mut self, came: Came<'_>, message: Message, at: &mut At<'_>) {
+    fn handle_message(&mut self, came: &mut Came<'_>, message: Message, at: &mut At<'_>) -> Option<Message> {
         let id = came.from;
         match message {
             Message::Referral { nonce, key, at: place } => {
@@ -67,8 +60,9 @@ impl Role for ReferralRole {
             }
             Message::IntroduceMe { tuple } => at.low.flow_mut().handle_introduce_me(at.now, id, &tuple, at.base),
             Message::Seen { nonce } => at.low.flow_mut().handle_seen(at.now, id, nonce, at.base),
-            _ => {}
+            other => return Some(other),
         }
+        None
     }
 
     fn handle_signal(&mut self, signal: &Signal, at: &mut At<'_>) {

@@ -10,13 +10,13 @@ use whimbrel_wire::moving::{MoveName, Record, Refusal, Terms};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
-use crate::base::deadlines::Deadlines;
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{MoveOp, Rented, SavedTenancy};
 use crate::base::output::MoveAsked;
 use crate::base::output::{OpDone, OpFailed};
 use crate::base::signal::Signal;
+use crate::base::timer::Timers;
 use crate::base::watched::Watched;
 use crate::binding::transfer::{AGAIN, Adopt, Below, Change};
 
@@ -46,11 +46,11 @@ pub(super) struct Tenant {
     tenancies: Watched<BTreeMap<FlowName, Tenancy>>,
     /// Connections of those endpoints, by the names that they are to have.
     claims: BTreeMap<FlowName, Claim>,
-    limits: Deadlines<Limit>,
+    limits: Timers<Limit>,
 }
 
 /// What has a deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Limit {
     Tenancy(FlowName),
     /// Whether the anchor of a lease is reached is told.
@@ -66,8 +66,6 @@ struct Tenancy {
     ends: Ends,
     /// The lease lasts until then.
     until: Time,
-    /// Something is due.
-    due: Time,
     lifetime: Duration,
     /// It came with a socket without another end, of this transport alone.
     moved: Option<Transport>,
@@ -124,13 +122,12 @@ struct Claim {
     wire_port: u16,
     hidden: bool,
     terms: Option<Terms>,
-    until: Time,
 }
 
 impl Tenancy {
     fn new(ends: Ends, due: Time, stage: Stage) -> Self {
         let (lifetime, offered, reach) = (Duration::ZERO, Vec::new(), Reach::default());
-        Self { ends, until: due, due, lifetime, moved: None, comes: None, offered, reach, stage }
+        Self { ends, until: due, lifetime, moved: None, comes: None, offered, reach, stage }
     }
 
     fn is_awaited(&self) -> bool {
@@ -160,7 +157,7 @@ impl Tenant {
         let due = below.now() + ANSWERED_WITHIN;
         let lease = FlowName::new(anchor, number);
         self.tenancies.insert(lease, Tenancy::new(ends, due, Stage::Asking));
-        self.limits.add(due, Limit::Tenancy(lease));
+        self.limits.set(Limit::Tenancy(lease), due);
         below.wait(&[], &[anchor]);
         below.send(anchor, Record::Lease { number, ends });
     }
@@ -173,7 +170,7 @@ impl Tenant {
             let ends = Ends { first: tuple.local, count: 1 };
             let (moved, comes) = (Some(tuple.transport), Some(name));
             self.tenancies.insert(flow, Tenancy { moved, comes, ..Tenancy::new(ends, due, Stage::Occupying) });
-            self.limits.add(due, Limit::Tenancy(flow));
+            self.limits.set(Limit::Tenancy(flow), due);
             self.occupy(below, flow);
             return;
         }
@@ -191,9 +188,7 @@ impl Tenant {
         tenancy.stage = stage;
         let after = tenancy.is_awaited();
         if let Some(due) = due {
-            let old = std::mem::replace(&mut tenancy.due, due);
-            self.limits.remove(old, Limit::Tenancy(lease));
-            self.limits.add(due, Limit::Tenancy(lease));
+            self.limits.set(Limit::Tenancy(lease), due);
         }
         let of = |awaited: bool| if awaited { vec![lease.peer()] } else { Vec::new() };
         below.wait(&of(before), &of(after));
@@ -281,7 +276,7 @@ impl Tenant {
             return;
         }
         match reach.told_at.map(|told_at| told_at + TOLD_AGAIN).filter(|again| *again > below.now()) {
-            Some(again) => self.limits.add(again, Limit::Reached(lease)),
+            Some(again) => self.limits.set(Limit::Reached(lease), again),
             None => {
                 (reach.told, reach.told_at) = (reach.said, Some(below.now()));
                 let event = MoveEvent::Reached { anchor: lease.peer(), ends: *ends, reached: reach.said };
@@ -350,10 +345,8 @@ impl Tenant {
 
     fn end_tenancy(&mut self, below: &mut Below<'_>, lease: FlowName) -> Option<Tenancy> {
         let tenancy = self.tenancies.remove(&lease)?;
-        self.limits.remove(tenancy.due, Limit::Tenancy(lease));
-        if let Some(told_at) = tenancy.reach.told_at {
-            self.limits.remove(told_at + TOLD_AGAIN, Limit::Reached(lease));
-        }
+        self.limits.stop(Limit::Tenancy(lease));
+        self.limits.stop(Limit::Reached(lease));
         if tenancy.is_awaited() {
             below.wait(&[lease.peer()], &[]);
         }
@@ -371,7 +364,7 @@ impl Tenant {
     }
 
     fn handle_tenancy_limit(&mut self, below: &mut Below<'_>, lease: FlowName) {
-        let Some(tenancy) = self.tenancies.get(&lease).filter(|tenancy| tenancy.due <= below.now()) else { return };
+        let Some(tenancy) = self.tenancies.get(&lease) else { return };
         match tenancy.stage {
             Stage::Asking => {
                 self.lose_tenancy(below, lease, Refusal::HolderUnreached);
@@ -413,7 +406,7 @@ impl Tenant {
             let until = below.now() + RESTORED_WITHIN;
             let (lease, moved) = (FlowName::new(*anchor, *number), *moved);
             self.tenancies.insert(lease, Tenancy { moved, ..Tenancy::new(*ends, until, Stage::Checking) });
-            self.limits.add(until, Limit::Tenancy(lease));
+            self.limits.set(Limit::Tenancy(lease), until);
             self.occupy(below, lease);
         }
     }
@@ -435,10 +428,9 @@ impl Tenant {
             return true;
         }
         let Some(wire_port) = below.around().wire_port(&anchor, &tuple) else { return false };
-        let until = below.now() + ANSWERED_WITHIN;
         let flow = FlowName::new(anchor, number);
-        self.claims.insert(flow, Claim { tuple, wire_port, hidden, terms: None, until });
-        self.limits.add(until, Limit::Claim(flow));
+        self.claims.insert(flow, Claim { tuple, wire_port, hidden, terms: None });
+        self.limits.set(Limit::Claim(flow), below.now() + ANSWERED_WITHIN);
         below.wait(&[], &[anchor]);
         below.send(anchor, Record::Claim { flow: number, tuple, wire_port, hidden });
         true
@@ -497,14 +489,14 @@ impl Tenant {
             Ok(()) => self.end_claim(below, flow, Ok(())),
             Err(error) => {
                 below.event(MoveEvent::OpFailed { what: "leading a flow of an anchor's", error: error.clone() });
-                self.limits.add(below.now() + AGAIN, Limit::Adopt(name));
+                self.limits.set(Limit::Adopt(name), below.now() + AGAIN);
             }
         }
     }
 
     fn end_claim(&mut self, below: &mut Below<'_>, flow: FlowName, outcome: Result<(), Refusal>) {
         let Some(claim) = self.claims.remove(&flow) else { return };
-        self.limits.remove(claim.until, Limit::Claim(flow));
+        self.limits.stop(Limit::Claim(flow));
         below.wait(&[flow.peer()], &[]);
         below.event(MoveEvent::Claimed { tuple: claim.tuple, outcome });
         let closing = self.tenancies.iter().filter_map(|(lease, tenancy)| match tenancy.stage {
@@ -516,13 +508,13 @@ impl Tenant {
     }
 
     fn handle_claim_limit(&mut self, below: &mut Below<'_>, flow: FlowName) {
-        if self.claims.get(&flow).is_some_and(|claim| claim.until <= below.now() && claim.terms.is_none()) {
+        if self.claims.get(&flow).is_some_and(|claim| claim.terms.is_none()) {
             self.end_claim(below, flow, Err(Refusal::HolderUnreached));
         }
     }
 
     pub(super) fn handle_timeout(&mut self, below: &mut Below<'_>) {
-        while let Some(limit) = self.limits.pop(below.now()) {
+        while let Some(limit) = self.limits.take_due(below.now()) {
             match limit {
                 Limit::Tenancy(lease) => self.handle_tenancy_limit(below, lease),
                 Limit::Reached(lease) => self.report_reached(below, lease),

@@ -12,12 +12,12 @@ use whimbrel_wire::snapshot::MAX_LEN;
 use super::entrusted::is_told_of;
 use super::load::takes;
 use crate::Time;
-use crate::base::deadlines::Deadlines;
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{Found, MoveOp, SavedAcceptance};
 use crate::base::output::{MoveAsked, OpDone, OpFailed};
 use crate::base::signal::Signal;
+use crate::base::timer::Timers;
 use crate::binding::transfer::{AGAIN, Adopt, Below, Change};
 
 /// How long the holder may take to be reached, before anything is done.
@@ -39,11 +39,11 @@ pub(super) struct Acceptor {
     taking: HashSet<FlowName>,
     /// Bytes that their snapshots may have.
     reserved: u64,
-    limits: Deadlines<Limit>,
+    limits: Timers<Limit>,
 }
 
 /// What has a deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Limit {
     Acceptance(MoveName),
     Adopt(MoveName),
@@ -67,7 +67,6 @@ struct Acceptance {
     terms: Option<Terms>,
     /// Why it comes to nothing.
     why: Option<Refusal>,
-    until: Time,
 }
 
 /// How far it is.
@@ -99,7 +98,7 @@ enum Stage {
 }
 
 impl Acceptance {
-    fn new(name: MoveName, request: Request, stage: Stage, until: Time) -> Self {
+    fn new(name: MoveName, request: Request, stage: Stage) -> Self {
         Self {
             donor: PublicKey::from(name.donor),
             holder: PublicKey::from(request.holder),
@@ -112,7 +111,6 @@ impl Acceptance {
             wire_port: 0,
             terms: None,
             why: None,
-            until,
         }
     }
 
@@ -171,15 +169,14 @@ impl Acceptor {
             self.answer(below, name, AcceptorStanding::Refused, Some(refusal));
             return;
         }
-        let until = below.now() + SENT_WITHIN;
-        let acceptance = Acceptance::new(name, request.clone(), Stage::Admitting, until);
-        self.enter(below, name, Acceptance { reserved: room(request), ..acceptance });
+        let acceptance = Acceptance::new(name, request.clone(), Stage::Admitting);
+        self.enter(below, name, Acceptance { reserved: room(request), ..acceptance }, SENT_WITHIN);
         below.ask(MoveOp::Admit { name, request: request.clone() }, MoveAsked::Acceptance(name));
     }
 
-    fn enter(&mut self, below: &mut Below<'_>, name: MoveName, acceptance: Acceptance) {
+    fn enter(&mut self, below: &mut Below<'_>, name: MoveName, acceptance: Acceptance, within: Duration) {
         let tuple = acceptance.request.tuple;
-        self.limits.add(acceptance.until, Limit::Acceptance(name));
+        self.limits.set(Limit::Acceptance(name), below.now() + within);
         below.wait(&[], &acceptance.waits_for());
         self.reserved += acceptance.reserved;
         self.moving.insert(tuple);
@@ -263,8 +260,9 @@ impl Acceptor {
             Found::Waiting => Stage::Saving,
             Found::Awake | Found::Gone => Stage::Surrendering,
         };
-        let acceptance = Acceptance::new(name, request.clone(), stage, below.now() + DECIDED_WITHIN);
-        self.enter(below, name, Acceptance { ticket: Some(*ticket), wire_port: saved.wire_port, ..acceptance });
+        let acceptance = Acceptance::new(name, request.clone(), stage);
+        let acceptance = Acceptance { ticket: Some(*ticket), wire_port: saved.wire_port, ..acceptance };
+        self.enter(below, name, acceptance, DECIDED_WITHIN);
         if found == Found::Waiting {
             below.ask(MoveOp::SaveAcceptance(saved.clone()), MoveAsked::Acceptance(name));
         }
@@ -303,10 +301,7 @@ impl Acceptor {
         };
         let (request, holder) = (of.request.clone(), of.holder);
         if let Some(within) = within {
-            let old = std::mem::replace(&mut of.until, below.now() + within);
-            let until = of.until;
-            self.limits.remove(old, Limit::Acceptance(name));
-            self.limits.add(until, Limit::Acceptance(name));
+            self.limits.set(Limit::Acceptance(name), below.now() + within);
         }
         below.wait(&before, &after);
         let asked = MoveAsked::Acceptance(name);
@@ -358,7 +353,7 @@ impl Acceptor {
         self.moving.remove(&of.request.tuple);
         below.change(Change::Reserve { tuple: of.request.tuple, reserved: false });
         self.taking.remove(&FlowName::requested(&of.request));
-        self.limits.remove(of.until, Limit::Acceptance(name));
+        self.limits.stop(Limit::Acceptance(name));
         // Also where it was never saved: what was found out on admittance is released with it.
         below.effect("forgetting a move", MoveOp::ForgetAcceptance { name });
         below.permits().settle(name, matches!(event, MoveEvent::Taken { .. } | MoveEvent::Lost { .. }));
@@ -556,13 +551,13 @@ impl Acceptor {
             Ok(()) => self.turn_acceptance(below, name, Stage::Waking),
             Err(error) => {
                 below.event(MoveEvent::OpFailed { what: "leading a flow that was moved here", error });
-                self.limits.add(below.now() + AGAIN, Limit::Adopt(name));
+                self.limits.set(Limit::Adopt(name), below.now() + AGAIN);
             }
         }
     }
 
     fn handle_limit(&mut self, below: &mut Below<'_>, name: MoveName) {
-        let Some(of) = self.acceptances.get_mut(&name).filter(|of| of.until <= below.now()) else { return };
+        let Some(of) = self.acceptances.get_mut(&name) else { return };
         match of.stage {
             Stage::Reaching => self.refuse(below, name, Refusal::HolderUnreached),
             Stage::Admitting | Stage::Ready => self.refuse(below, name, Refusal::Expired),
@@ -576,7 +571,7 @@ impl Acceptor {
     }
 
     pub(super) fn handle_timeout(&mut self, below: &mut Below<'_>) {
-        while let Some(limit) = self.limits.pop(below.now()) {
+        while let Some(limit) = self.limits.take_due(below.now()) {
             match limit {
                 Limit::Acceptance(name) => self.handle_limit(below, name),
                 Limit::Adopt(name) => self.adopt(below, name),

@@ -13,12 +13,12 @@ use super::entrusted::{Entrusted, is_told_of};
 use super::load::takes;
 use super::tickets::Tickets;
 use crate::Time;
-use crate::base::deadlines::Deadlines;
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{Found, Gift, MoveOp, NotGiven, SavedDonation};
 use crate::base::output::{MoveAsked, OpDone, OpFailed};
 use crate::base::signal::Signal;
+use crate::base::timer::Timers;
 use crate::binding::transfer::{Below, Change};
 
 /// How long acceptor and holder may take to say that they are ready.
@@ -53,7 +53,7 @@ pub(super) struct Donor {
     ready_last: HashMap<PublicKey, Time>,
     /// Flows that this host holds itself, whose moves are over.
     over: Vec<FlowName>,
-    limits: Deadlines<u64>,
+    limits: Timers<u64>,
 }
 
 /// A socket that is being given away.
@@ -81,8 +81,6 @@ struct Donation {
     outcome: Option<Result<(), Refusal>>,
     /// When the others were asked.
     asked: Time,
-    /// When the present stage has lasted too long.
-    until: Time,
 }
 
 /// How far it is. What is undone by whom when it fails stands with each.
@@ -111,7 +109,7 @@ enum Stage {
 }
 
 impl Donation {
-    fn new(acceptor: PublicKey, request: Request, stage: Stage, asked: Time, until: Time) -> Self {
+    fn new(acceptor: PublicKey, request: Request, stage: Stage, asked: Time) -> Self {
         Self {
             holder: PublicKey::from(request.holder),
             acceptor,
@@ -127,7 +125,6 @@ impl Donation {
             why: None,
             outcome: None,
             asked,
-            until,
         }
     }
 
@@ -161,7 +158,7 @@ impl Donor {
             promised: 0,
             ready_last: HashMap::new(),
             over: Vec::new(),
-            limits: Deadlines::default(),
+            limits: Timers::default(),
         }
     }
 
@@ -215,9 +212,8 @@ impl Donor {
             options,
             receiver,
         };
-        let until = now + PREPARED_WITHIN;
-        let donation = Donation { after, waits, ..Donation::new(acceptor, request, Stage::Preparing, now, until) };
-        self.enter(below, number, donation);
+        let donation = Donation { after, waits, ..Donation::new(acceptor, request, Stage::Preparing, now) };
+        self.enter(below, number, donation, PREPARED_WITHIN);
         Ok(name)
     }
 
@@ -245,13 +241,13 @@ impl Donor {
             receiver: Vec::new(),
         };
         let (now, why) = (below.now(), Some(Refusal::Cancelled));
-        let donation = Donation::new(acceptor, request, Stage::Recalling, now, now + DECIDED_WITHIN);
+        let donation = Donation::new(acceptor, request, Stage::Recalling, now);
         let donation = Donation { ready: true, gone: found == Found::Gone, why, ..donation };
-        self.enter(below, name.number, donation);
+        self.enter(below, name.number, donation, DECIDED_WITHIN);
     }
 
-    fn enter(&mut self, below: &mut Below<'_>, number: u64, donation: Donation) {
-        self.limits.add(donation.until, number);
+    fn enter(&mut self, below: &mut Below<'_>, number: u64, donation: Donation, within: Duration) {
+        self.limits.set(number, below.now() + within);
         below.wait(&[], &donation.waits_for());
         self.moving.insert(donation.request.tuple);
         below.change(Change::Reserve { tuple: donation.request.tuple, reserved: true });
@@ -317,10 +313,7 @@ impl Donor {
             _ => None,
         };
         if let Some(within) = within {
-            let old = std::mem::replace(&mut of.until, below.now() + within);
-            let until = of.until;
-            self.limits.remove(old, number);
-            self.limits.add(until, number);
+            self.limits.set(number, below.now() + within);
         }
         below.wait(&before, &after);
         let asked = MoveAsked::Donation(number);
@@ -361,7 +354,7 @@ impl Donor {
         let name = below.own(number);
         let of = self.donations.remove(&number)?;
         below.wait(&of.waits_for(), &[]);
-        self.limits.remove(of.until, number);
+        self.limits.stop(number);
         self.moving.remove(&of.request.tuple);
         below.change(Change::Reserve { tuple: of.request.tuple, reserved: false });
         self.giving.remove(&FlowName::requested(&of.request));
@@ -653,15 +646,13 @@ impl Donor {
 
     fn handle_limit(&mut self, below: &mut Below<'_>, number: u64) {
         let name = below.own(number);
-        let Some(of) = self.donations.get_mut(&number).filter(|of| of.until <= below.now()) else { return };
+        let Some(of) = self.donations.get(&number) else { return };
         let holder = of.holder;
         if of.stage == Stage::Preparing && of.announced.is_some() {
             let answered = self.ready_last.get(&of.acceptor).map(|last| *last + PREPARED_WITHIN);
-            let until = answered.map_or(of.until, |until| until.min(of.asked + PREPARED_AT_LAST));
-            if until > below.now() {
-                of.until = until;
-                self.limits.add(until, number);
-                return;
+            let until = answered.map(|until| until.min(of.asked + PREPARED_AT_LAST));
+            if let Some(until) = until.filter(|until| *until > below.now()) {
+                return self.limits.set(number, until);
             }
         }
         match of.stage {
@@ -692,7 +683,7 @@ impl Donor {
     }
 
     pub(super) fn handle_timeout(&mut self, below: &mut Below<'_>) {
-        while let Some(number) = self.limits.pop(below.now()) {
+        while let Some(number) = self.limits.take_due(below.now()) {
             self.handle_limit(below, number);
         }
         self.entrusted.handle_timeout(below);

@@ -7,8 +7,8 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::moving::{OF_A_PROCESS, Refusal, Request};
 
 use crate::Time;
-use crate::base::deadlines::Deadlines;
 use crate::base::event::relocation::MoveEvent;
+use crate::base::timer::Timers;
 use crate::binding::transfer::Below;
 
 /// How long an acceptor may take to say that a socket goes on there, once it is its own.
@@ -22,14 +22,13 @@ pub(super) struct Entrusted {
     awaited: BTreeMap<u64, Socket>,
     /// Of which they have not said so in time. No more than so many, and without what was in them.
     unheard: VecDeque<(u64, PublicKey)>,
-    limits: Deadlines<u64>,
+    limits: Timers<u64>,
 }
 
 #[derive(Debug)]
 struct Socket {
     acceptor: PublicKey,
     snapshot: Vec<u8>,
-    until: Time,
 }
 
 /// Whether an acceptor says what has become of a socket. Of a whole process it is told with the process.
@@ -56,12 +55,11 @@ impl Entrusted {
         snapshot: Vec<u8>,
         outcome: Option<Result<(), Refusal>>,
     ) {
-        let until = below.now() + AWAKE_WITHIN;
-        let socket = Socket { acceptor, snapshot, until };
+        let socket = Socket { acceptor, snapshot };
         match outcome {
             Some(outcome) => conclude(below, number, socket, outcome),
             None => {
-                self.limits.add(until, number);
+                self.limits.set(number, below.now() + AWAKE_WITHIN);
                 below.wait(&[], &[acceptor]);
                 self.awaited.insert(number, socket);
             }
@@ -70,7 +68,7 @@ impl Entrusted {
 
     fn end(&mut self, below: &mut Below<'_>, number: u64, outcome: Result<(), Refusal>) {
         let Some(of) = self.awaited.remove(&number) else { return };
-        self.limits.remove(of.until, number);
+        self.limits.stop(number);
         below.wait(&[of.acceptor], &[]);
         conclude(below, number, of, outcome);
     }
@@ -96,7 +94,7 @@ impl Entrusted {
 
     /// Acceptors have not said in time what has become of sockets. They may say so later.
     pub(super) fn handle_timeout(&mut self, below: &mut Below<'_>) {
-        while let Some(number) = self.limits.pop(below.now()) {
+        while let Some(number) = self.limits.take_due(below.now()) {
             let Some(acceptor) = self.awaited.get(&number).map(|of| of.acceptor) else { continue };
             if self.unheard.len() >= MOST_UNHEARD {
                 self.unheard.pop_front();

@@ -21,11 +21,11 @@ use whimbrel_wire::moving::{MoveName, Record};
 use super::tickets::Tickets;
 use crate::Time;
 use crate::base::bucket::Bucket;
-use crate::base::deadlines::Deadlines;
 use crate::base::event::relocation::MoveEvent;
 use crate::base::flow_name::FlowName;
 use crate::base::op::relocation::{MoveOp, SavedHeld};
 use crate::base::output::{MoveAsked, OpDone, OpFailed};
+use crate::base::timer::Timers;
 use crate::binding::transfer::{AGAIN, Below, Change};
 
 pub(super) use commit::Claim;
@@ -46,11 +46,11 @@ pub(super) struct Holder {
     moved_again: Bucket,
     /// The flows of moves whose donors have not said that they know.
     settling: HashMap<MoveName, FlowName>,
-    limits: Deadlines<Limit>,
+    limits: Timers<Limit>,
 }
 
 /// What has a deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Limit {
     Announcement(FlowName),
     Lead(FlowName),
@@ -87,7 +87,6 @@ struct Held {
     restored: bool,
     /// It could not be led so often, and is led anew then.
     unled: u32,
-    led_again: Option<Time>,
     /// How often it may be moved yet.
     again: Bucket,
 }
@@ -168,7 +167,6 @@ impl Held {
             life: Life::Lasting,
             restored: false,
             unled: 0,
-            led_again: None,
             again: Bucket::of(AGAIN_EACH.0, AGAIN_EACH.1),
         }
     }
@@ -244,7 +242,7 @@ impl Holder {
             held: Table::default(),
             moved_again: Bucket::of(AGAIN_ALL.0, AGAIN_ALL.1),
             settling: HashMap::new(),
-            limits: Deadlines::default(),
+            limits: Timers::default(),
         }
     }
 
@@ -296,7 +294,7 @@ impl Holder {
         held.restored = true;
         held.owner = if saved.flow.peer() == below.me() { Owner::Along } else { Owner::Informed };
         if !held.unsettled.is_empty() {
-            self.limits.add(until, Limit::Unsettled(saved.flow));
+            self.limits.set(Limit::Unsettled(saved.flow), until);
         }
         below.wait(&[], &held.waits_for());
         self.held.insert(saved.flow, held);
@@ -406,7 +404,7 @@ impl Holder {
         let Err(failed) = result else { return };
         let what = if kept { "keeping whose a socket is" } else { "forgetting a flow that was moved" };
         below.event(MoveEvent::OpFailed { what, error: failed.sentence });
-        self.limits.add(below.now() + AGAIN, if kept { Limit::Keep(flow) } else { Limit::Forget(flow) });
+        self.limits.set(if kept { Limit::Keep(flow) } else { Limit::Forget(flow) }, below.now() + AGAIN);
     }
 
     /// The owner of a flow says that its socket has ended (P-121).
@@ -445,9 +443,7 @@ impl Holder {
         if self.held.get(&flow).is_some_and(Held::is_empty)
             && let Some(held) = self.held.remove(&flow)
         {
-            if let Some(when) = held.led_again {
-                self.limits.remove(when, Limit::Lead(flow));
-            }
+            self.limits.stop(Limit::Lead(flow));
             if held.last.is_some() {
                 self.forget(below, flow);
             }
@@ -455,7 +451,7 @@ impl Holder {
     }
 
     pub(super) fn handle_timeout(&mut self, below: &mut Below<'_>) {
-        while let Some(limit) = self.limits.pop(below.now()) {
+        while let Some(limit) = self.limits.take_due(below.now()) {
             match limit {
                 Limit::Announcement(flow) => self.handle_announcement_limit(below, flow),
                 Limit::Lead(flow) => self.lead(below, flow),

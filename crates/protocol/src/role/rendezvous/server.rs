@@ -136,7 +136,7 @@ impl RendezvousServer {
             return answer(RegistrationStatus::Refused, 0);
         }
         at.low.session_mut().pins_mut().pin(Pin::Registered, key, true);
-        let registrant = self.registrants.entry(id).or_insert_with(|| Registrant::new(endpoint));
+        let registrant = self.registrants.entry(id).or_insert_with(|| Registrant::at(endpoint));
         let newest = registrant.newest;
         if number <= newest {
             let status = if number == newest { registrant.status } else { RegistrationStatus::NotNewer };
@@ -289,17 +289,9 @@ impl RendezvousServer {
 }
 
 impl Registrant {
-    fn new(endpoint: SocketAddr) -> Self {
-        Self {
-            newest: 0,
-            status: RegistrationStatus::Accepted,
-            endpoint,
-            was_at: Vec::new(),
-            tags: BTreeMap::new(),
-            untold: BTreeSet::new(),
-            told: Vec::new(),
-            number: 0,
-            tries: 0,
-        }
+    fn at(endpoint: SocketAddr) -> Self {
+        let (tags, untold, told) = Default::default();
+        let status = RegistrationStatus::Accepted;
+        Self { newest: 0, status, endpoint, was_at: Vec::new(), tags, untold, told, number: 0, tries: 0 }
     }
 }

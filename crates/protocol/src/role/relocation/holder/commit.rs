@@ -106,7 +106,7 @@ impl Holder {
         held.announced = Some(Announcement { name, acceptor, lifetime, until, after: None, keeping: None });
         let sequence = held.next;
         self.held.leave_behind(&flow);
-        self.limits.add(until, Limit::Announcement(flow));
+        self.limits.set(Limit::Announcement(flow), until);
         below.send(donor, announced(sequence, None));
     }
 

@@ -32,14 +32,12 @@ impl Holder {
     pub(super) fn pass_on(&mut self, flow: FlowName, to: PublicKey) -> FlowName {
         let now = flow.with(to);
         if let Some(mut held) = self.held.remove(&flow) {
-            if let Some(when) = held.led_again.take() {
-                self.limits.remove(when, Limit::Lead(flow));
-            }
+            self.limits.stop(Limit::Lead(flow));
+            self.limits.stop(Limit::Unsettled(flow));
             held.unled = 0;
             for (name, of) in &held.unsettled {
                 self.settling.insert(*name, now);
-                self.limits.remove(of.until, Limit::Unsettled(flow));
-                self.limits.add(of.until, Limit::Unsettled(now));
+                self.limits.set_earlier(Limit::Unsettled(now), of.until);
             }
             self.held.insert(now, held);
         }
@@ -77,7 +75,7 @@ impl Holder {
 
     /// There is a session with a host: what could not be led there is now.
     pub(in super::super) fn lead_waiting(&mut self, below: &mut Below<'_>, with: &PublicKey) {
-        let waiting = self.held.of(with).filter(|(_, held)| held.led_again.is_some());
+        let waiting = self.held.of(with).filter(|(_, held)| held.unled > 0);
         let waiting: Vec<FlowName> = waiting.map(|(flow, _)| *flow).collect();
         waiting.into_iter().for_each(|flow| self.lead(below, flow));
     }
@@ -105,9 +103,7 @@ impl Holder {
                 let terms = Terms { passed_on: terms.passed_on && !hidden, hidden, ..terms };
                 held.led = flow.peer();
                 held.unled = 0;
-                if let Some(when) = held.led_again.take() {
-                    self.limits.remove(when, Limit::Lead(flow));
-                }
+                self.limits.stop(Limit::Lead(flow));
                 held.answer(below, flow, Ok(terms));
             }
             Err(_) if held.is_over() => held.answer(below, flow, Err(Refusal::NoSuchFlow)),
@@ -120,10 +116,7 @@ impl Holder {
                     below.event(MoveEvent::OpFailed { what: "leading a flow to where it was moved", error });
                 }
                 held.unled = held.unled.saturating_add(1);
-                if let Some(before) = held.led_again.replace(again) {
-                    self.limits.remove(before, Limit::Lead(flow));
-                }
-                self.limits.add(again, Limit::Lead(flow));
+                self.limits.set(Limit::Lead(flow), again);
             }
         }
         self.tidy(below, flow);
@@ -188,14 +181,12 @@ impl Holder {
         let before = held.waits_for();
         for name in names {
             self.settling.remove(name);
-            if let Some(of) = held.unsettled.remove(name) {
-                self.limits.remove(of.until, Limit::Unsettled(flow));
-            }
+            held.unsettled.remove(name);
         }
         let after = held.waits_for();
-        // A limit may have been that of two.
+        self.limits.stop(Limit::Unsettled(flow));
         if let Some(next) = held.unsettled.values().map(|of| of.until).min() {
-            self.limits.add(next, Limit::Unsettled(flow));
+            self.limits.set(Limit::Unsettled(flow), next);
         }
         below.wait(&before, &after);
         self.keep(below, flow);
