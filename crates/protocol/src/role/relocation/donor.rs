@@ -64,8 +64,6 @@ struct Donation {
     request: Request,
     /// The move that brings this one along.
     after: Option<u64>,
-    /// It goes when its program says so, and not before.
-    waits: bool,
     stage: Stage,
     /// The acceptor is ready.
     ready: bool,
@@ -88,7 +86,7 @@ struct Donation {
 enum Stage {
     /// Both are asked. Exits: both are ready (`Saving`, or `Prepared` where it waits); a refusal or time (over: nothing
     /// was done).
-    Preparing,
+    Preparing(Then),
     /// Both are ready. Exits: its program says that it is to go (`Saving`); a refusal or time (over: nothing was done).
     Prepared,
     /// What a restarted daemon has to know is being saved. Exits: `Freezing`; it fails (over).
@@ -108,6 +106,15 @@ enum Stage {
     Thawing,
 }
 
+/// What follows once both are ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// It goes.
+    Go,
+    /// It goes when its program says so, and not before.
+    Wait,
+}
+
 impl Donation {
     fn new(acceptor: PublicKey, request: Request, stage: Stage, asked: Time) -> Self {
         Self {
@@ -115,7 +122,6 @@ impl Donation {
             acceptor,
             request,
             after: None,
-            waits: false,
             stage,
             ready: false,
             announced: None,
@@ -130,7 +136,7 @@ impl Donation {
 
     fn waits_for(&self) -> Vec<PublicKey> {
         match self.stage {
-            Stage::Preparing => {
+            Stage::Preparing(_) => {
                 let asked = (!self.ready).then_some(self.acceptor);
                 asked.into_iter().chain(self.announced.is_none().then_some(self.holder)).collect()
             }
@@ -143,7 +149,7 @@ impl Donation {
 
     /// Nothing has been done to the socket, and nothing is saved of its move.
     fn is_untouched(&self) -> bool {
-        matches!(self.stage, Stage::Preparing | Stage::Prepared)
+        matches!(self.stage, Stage::Preparing(_) | Stage::Prepared)
     }
 }
 
@@ -212,7 +218,8 @@ impl Donor {
             options,
             receiver,
         };
-        let donation = Donation { after, waits, ..Donation::new(acceptor, request, Stage::Preparing, now) };
+        let stage = Stage::Preparing(if waits { Then::Wait } else { Then::Go });
+        let donation = Donation { after, ..Donation::new(acceptor, request, stage, now) };
         self.enter(below, number, donation, PREPARED_WITHIN);
         Ok(name)
     }
@@ -270,7 +277,7 @@ impl Donor {
         let meant = |key: PublicKey| to.is_none_or(|to| to == key);
         let mut words = Vec::new();
         match stage {
-            Stage::Preparing => {
+            Stage::Preparing(_) => {
                 if !of.ready && meant(acceptor) {
                     words.push((acceptor, Record::Ask { number, request: of.request.clone() }));
                 }
@@ -318,7 +325,7 @@ impl Donor {
         below.wait(&before, &after);
         let asked = MoveAsked::Donation(number);
         match stage {
-            Stage::Preparing => {}
+            Stage::Preparing(_) => {}
             Stage::Prepared => below.event(MoveEvent::Prepared { name }),
             Stage::Saving => {
                 let holder_at = (holder != me).then(|| below.around().whereabouts(&holder)).flatten();
@@ -400,7 +407,7 @@ impl Donor {
         of.why.get_or_insert(why);
         let (holder, acceptor, flow, why) = (of.holder, of.acceptor, of.request.flow, of.why.unwrap_or(why));
         match of.stage {
-            Stage::Preparing | Stage::Prepared => {
+            Stage::Preparing(_) | Stage::Prepared => {
                 below.send(acceptor, Record::Cancel { number });
                 below.send(holder, Record::Recall { number, flow, gone: false });
                 self.end_donation(below, number, MoveEvent::Kept { name, why });
@@ -454,7 +461,7 @@ impl Donor {
             self.ready_last.insert(from, below.now());
         }
         match standing {
-            AcceptorStanding::Ready if of.stage == Stage::Preparing => {
+            AcceptorStanding::Ready if matches!(of.stage, Stage::Preparing(_)) => {
                 let before = of.waits_for();
                 of.ready = true;
                 let after = of.waits_for();
@@ -477,7 +484,7 @@ impl Donor {
         refusal: Option<Refusal>,
     ) {
         let Some(of) = self.donations.get_mut(&number).filter(|of| of.holder == from) else { return };
-        if of.stage != Stage::Preparing {
+        if !matches!(of.stage, Stage::Preparing(_)) {
             return;
         }
         if let Some(refusal) = refusal {
@@ -494,17 +501,20 @@ impl Donor {
     /// Begins if both are ready.
     fn begin(&mut self, below: &mut Below<'_>, number: u64) {
         let ready = self.donations.get(&number).filter(|of| of.ready && of.announced.is_some());
-        match ready.map(|of| of.waits) {
-            Some(true) => self.turn(below, number, Stage::Prepared),
-            Some(false) => self.turn(below, number, Stage::Saving),
-            None => {}
+        match ready.map(|of| of.stage) {
+            Some(Stage::Preparing(Then::Wait)) => self.turn(below, number, Stage::Prepared),
+            Some(Stage::Preparing(Then::Go) | Stage::Prepared) => self.turn(below, number, Stage::Saving),
+            _ => {}
         }
     }
 
     /// A socket whose move [waits](Self::give) is to go. `false`: it does not wait, or is not being moved any more.
     pub(super) fn go_on(&mut self, below: &mut Below<'_>, number: u64) -> bool {
-        let Some(of) = self.donations.get_mut(&number).filter(|of| of.waits && of.is_untouched()) else { return false };
-        of.waits = false;
+        match self.donations.get_mut(&number).map(|of| &mut of.stage) {
+            Some(stage @ Stage::Preparing(Then::Wait)) => *stage = Stage::Preparing(Then::Go),
+            Some(Stage::Prepared) => {}
+            _ => return false,
+        }
         self.begin(below, number);
         true
     }
@@ -559,7 +569,7 @@ impl Donor {
                 let why = of.why.unwrap_or(Refusal::Cancelled);
                 self.end_donation(below, number, MoveEvent::Kept { name, why });
             }
-            Stage::Preparing | Stage::Prepared | Stage::Offered | Stage::Recalling => {}
+            Stage::Preparing(_) | Stage::Prepared | Stage::Offered | Stage::Recalling => {}
         }
     }
 
@@ -648,7 +658,7 @@ impl Donor {
         let name = below.own(number);
         let Some(of) = self.donations.get(&number) else { return };
         let holder = of.holder;
-        if of.stage == Stage::Preparing && of.announced.is_some() {
+        if matches!(of.stage, Stage::Preparing(_)) && of.announced.is_some() {
             let answered = self.ready_last.get(&of.acceptor).map(|last| *last + PREPARED_WITHIN);
             let until = answered.map(|until| until.min(of.asked + PREPARED_AT_LAST));
             if let Some(until) = until.filter(|until| *until > below.now()) {
@@ -656,7 +666,7 @@ impl Donor {
             }
         }
         match of.stage {
-            Stage::Preparing => {
+            Stage::Preparing(_) => {
                 let why = if of.announced.is_none() { Refusal::HolderUnreached } else { Refusal::AcceptorUnreached };
                 self.abort(below, number, why);
             }
