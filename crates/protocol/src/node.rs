@@ -211,7 +211,7 @@ impl Node {
         } else if self.binding.flow_mut().take_nonce(now, id, flow, nonce, &mut self.base) {
             // P-87, P-35
             let relocation = &self.roles.relocation;
-            let hides = |name: &FlowName| relocation.hides(name);
+            let hides = |name: &FlowName| relocation.holder().hides(name);
             let at = &mut At::new(now, &mut self.binding, &mut self.base);
             if !self.roles.referral.refer(id, &flow, nonce, hides, at) {
                 self.binding.flow_mut().refuse_introduction(id, nonce, IntroductionRefusal::Refused, &mut self.base);

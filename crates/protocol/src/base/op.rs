@@ -359,12 +359,13 @@ impl Waits {
 }
 
 /// How packets of moved flows are carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Carrier {
     /// Not at all, for now: the data plane swallows them, so that TCP backs off undisturbed.
     Hold,
     /// In UDP, through the TUN device.
+    #[default]
     Tunnel,
     /// In UDP, but a flow on which the peer has been heard rewritten is answered rewritten: the peer's own packet has
     /// then opened whatever firewall stands before it.

@@ -40,6 +40,7 @@ pub(crate) struct CarrierProbe {
 }
 
 /// Where a peer's flows go.
+#[derive(Default)]
 pub(crate) struct BoundPeer {
     pub(super) sequence_sent: u32,
     pub(super) sequence_accepted: u32,
@@ -89,33 +90,7 @@ pub(crate) struct BoundPeer {
 
 impl BoundPeer {
     pub(crate) fn new(remote: SocketAddr) -> Self {
-        Self {
-            sequence_sent: 0,
-            sequence_accepted: 0,
-            carrier: Carrier::Tunnel,
-            former: Vec::new(),
-            update: None,
-            answered: None,
-            probe: CarrierProbe::default(),
-            binding_asked: None,
-            probed_early: None,
-            known_places: vec![KnownPlace::new(0, remote, remote)],
-            own_places: BTreeMap::new(),
-            peer_refuses_rewrite: false,
-            unannounced: false,
-            unbroken: false,
-            pair: None,
-            listens: false,
-            life: 0,
-            life_since: Time::default(),
-            memory: 0,
-            memory_since: Time::default(),
-            left_places: BTreeMap::new(),
-            unheard: false,
-            parked: false,
-            only_tunnel: false,
-            keeps_from: BTreeSet::new(),
-        }
+        Self { known_places: vec![KnownPlace::new(0, remote, remote)], ..Self::default() }
     }
 
     /// Entries of all tables together.

@@ -7,7 +7,7 @@ use crate::base::attachments::Attachment;
 use crate::base::op::Binding;
 
 /// A binding update of ours that was not acknowledged yet.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct PendingUpdate {
     pub(super) sequence: u32,
     pub(super) started: Time,
@@ -44,20 +44,6 @@ pub(crate) struct Meanwhile {
 
 impl PendingUpdate {
     pub(crate) fn new(sequence: u32, now: Time, lost: bool, held: bool) -> Self {
-        Self {
-            sequence,
-            started: now,
-            sent: now,
-            tries: 0,
-            lost,
-            uprooted: false,
-            held,
-            corrected: false,
-            asked: Vec::new(),
-            proven: None,
-            meanwhile: None,
-            absent: false,
-            only_tunnel: false,
-        }
+        Self { sequence, started: now, sent: now, lost, held, ..Self::default() }
     }
 }

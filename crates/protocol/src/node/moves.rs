@@ -99,13 +99,13 @@ impl Node {
     /// `far` is the flow as its far end has it, which runs nothing.
     pub fn lend_flow(&mut self, flow: FlowName, far: FlowTuple) {
         if self.binding.permits().is_some() {
-            self.roles.relocation.lend(flow, far);
+            self.roles.relocation.holder_mut().lend(flow, far);
         }
     }
 
     /// A flow that this host holds for others is over at its far end, or its lease has run out.
     pub fn end_held_flow(&mut self, now: Time, flow: FlowName) {
-        self.relocate(now, |relocation, below| relocation.end_flow(below, flow));
+        self.relocate(now, |relocation, below| relocation.holder_mut().end_flow(below, flow));
     }
 
     /// Takes over what a daemon before this one left in the middle of. To be called once, behind [`Node::restore`] and
@@ -124,7 +124,7 @@ impl Node {
     pub fn restore_leases(&mut self, now: Time, lent: &[SavedLease], rented: &[SavedTenancy]) {
         // What went with a socket is led there already, as all that has moved.
         let relocation = &self.roles.relocation;
-        let is_moved = |saved: &&SavedLease| relocation.moved_endpoint(&saved.name.flow()).is_some();
+        let is_moved = |saved: &&SavedLease| relocation.holder().moved_endpoint(&saved.name.flow()).is_some();
         let lent: Vec<SavedLease> = lent.iter().filter(|saved| !is_moved(saved)).copied().collect();
         self.anchor(now, |anchor, below| anchor.restore(below, &lent, rented));
     }
@@ -140,13 +140,13 @@ impl Node {
         ends: Ends,
     ) -> Option<FlowName> {
         let number = self.base.random().u64();
-        self.anchor(now, |role, below| role.rent(below, number, anchor, anchor_at, ends))?;
+        self.anchor(now, |role, below| role.tenant_mut().rent(below, number, anchor, anchor_at, ends))?;
         Some(FlowName::new(anchor, number))
     }
 
     /// The endpoints of a lease are not needed any more.
     pub fn return_lease(&mut self, now: Time, lease: FlowName) {
-        self.anchor(now, |anchor, below| anchor.give_up_lease(below, lease));
+        self.anchor(now, |anchor, below| anchor.tenant_mut().give_up_lease(below, lease));
     }
 
     /// Has a connection of a leased endpoint be a flow of this host and its anchor:
@@ -154,37 +154,37 @@ impl Node {
     /// host is (P-87). `false`: its local end is not leased.
     pub fn claim_flow(&mut self, now: Time, tuple: FlowTuple, hidden: bool) -> bool {
         let flow = self.base.random().u64();
-        self.anchor(now, |anchor, below| anchor.claim(below, flow, tuple, hidden)).unwrap_or(false)
+        self.anchor(now, |anchor, below| anchor.tenant_mut().claim(below, flow, tuple, hidden)).unwrap_or(false)
     }
 
     /// The anchor that lends an endpoint to this host.
     #[must_use]
     pub fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
-        self.roles.anchor.lessor_of(end)
+        self.roles.anchor.tenant().lessor_of(end)
     }
 
     /// Lends nothing new from now on, or does again. What is lent stays so until its end.
     pub fn stop_lending(&mut self, stopping: bool) {
-        self.roles.anchor.stop_lending(stopping);
+        self.roles.anchor.lessor_mut().stop_lending(stopping);
     }
 
     /// These are all addresses of endpoints that this host lends at which it is not reached any more, since it does not
     /// have them: their tenants are told.
     pub fn on_unreached(&mut self, now: Time, addresses: BTreeSet<IpAddr>) {
-        self.anchor(now, |anchor, below| anchor.on_unreached(below, addresses));
+        self.anchor(now, |anchor, below| anchor.lessor_mut().on_unreached(below, addresses));
     }
 
     /// What this host lends to whom, and the flows that it passes on for others, as their far ends have them, by who
     /// has the sockets.
     #[must_use]
     pub fn dependents(&self) -> Dependents {
-        let passed_on = self.roles.relocation.passed_on(self.base.public_key()).collect();
-        Dependents { lent: self.roles.anchor.lent().collect(), passed_on }
+        let passed_on = self.roles.relocation.holder().passed_on(self.base.public_key()).collect();
+        Dependents { lent: self.roles.anchor.lessor().lent().collect(), passed_on }
     }
 
     /// The endpoints of others that this host has.
     pub fn rented(&self) -> impl Iterator<Item = Rented> {
-        self.roles.anchor.rented()
+        self.roles.anchor.tenant().rented()
     }
 
     /// Entries of all tables of moves together, with one for each flow that is held for others.

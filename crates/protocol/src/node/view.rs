@@ -101,7 +101,7 @@ impl Node {
     /// All flows that are known and have not ended, in no order.
     pub fn flows(&self) -> impl Iterator<Item = FlowView> + '_ {
         let ending = |entry: &FlowEntry| {
-            let is_ending = |name| self.roles.relocation.is_ending(&name);
+            let is_ending = |name| self.roles.relocation.holder().is_ending(&name);
             entry.end == LocalEnd::Behind && self.binding.flow().name_of(entry).is_some_and(is_ending)
         };
         let there = move |flow: &Flow| !flow.is_closed() && !flow.entry().is_some_and(ending);

@@ -16,18 +16,13 @@ mod returns;
 mod search;
 mod tenant;
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
-
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::FlowTuple;
-use whimbrel_wire::lending::Ends;
 use whimbrel_wire::moving::Record;
 
 use crate::Time;
 use crate::base::Base;
 use crate::base::flow_name::FlowName;
-use crate::base::op::relocation::{LeaseName, Rented, SavedLease, SavedTenancy};
+use crate::base::op::relocation::{LeaseName, SavedLease, SavedTenancy};
 use crate::base::output::{MoveAsked, OpDone, OpFailed};
 use crate::base::signal::Signal;
 use crate::binding::transfer::{Below, Change};
@@ -170,52 +165,22 @@ impl Anchor {
         self.tenant.restore(below, rented);
     }
 
-    /// Asks an anchor for endpoints; an event tells what comes of it. `number` is drawn by lot.
-    pub(crate) fn rent(
-        &mut self,
-        below: &mut Below<'_>,
-        number: u64,
-        anchor: PublicKey,
-        anchor_at: Option<SocketAddr>,
-        ends: Ends,
-    ) {
-        self.tenant.rent(below, number, anchor, anchor_at, ends);
+    /// What this host lends.
+    pub(crate) fn lessor(&self) -> &Lessor {
+        &self.lessor
     }
 
-    /// Nobody here needs the endpoints any more.
-    pub(crate) fn give_up_lease(&mut self, below: &mut Below<'_>, lease: FlowName) {
-        self.tenant.give_up_lease(below, lease);
+    pub(crate) fn lessor_mut(&mut self) -> &mut Lessor {
+        &mut self.lessor
     }
 
-    /// Has a connection of a leased endpoint be a flow of this host and the anchor, or the endpoint a lease of its own.
-    /// `flow` is drawn by lot.
-    pub(crate) fn claim(&mut self, below: &mut Below<'_>, flow: u64, tuple: FlowTuple, hidden: bool) -> bool {
-        self.tenant.claim(below, flow, tuple, hidden)
+    /// What it has of others.
+    pub(crate) fn tenant(&self) -> &Tenant {
+        &self.tenant
     }
 
-    /// These are the addresses of lent endpoints at which this host is not reached: their tenants are told (P-131).
-    pub(crate) fn on_unreached(&mut self, below: &mut Below<'_>, addresses: BTreeSet<IpAddr>) {
-        self.lessor.on_unreached(below, addresses);
-    }
-
-    /// Nothing new is lent from now on, or is again.
-    pub(crate) fn stop_lending(&mut self, stopping: bool) {
-        self.lessor.stop_lending(stopping);
-    }
-
-    /// The anchor that lends an endpoint to this host.
-    pub(crate) fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
-        self.tenant.lessor_of(end)
-    }
-
-    /// What is lent, and to whom.
-    pub(crate) fn lent(&self) -> impl Iterator<Item = (PublicKey, Ends)> {
-        self.lessor.lent()
-    }
-
-    /// All endpoints of others that this host has.
-    pub(crate) fn rented(&self) -> impl Iterator<Item = Rented> {
-        self.tenant.rented()
+    pub(crate) fn tenant_mut(&mut self) -> &mut Tenant {
+        &mut self.tenant
     }
 }
 

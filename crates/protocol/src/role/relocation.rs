@@ -24,7 +24,6 @@ pub mod process;
 mod tickets;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_wire::FlowTuple;
 use whimbrel_wire::moving::{LoadStanding, MoveName, Record};
 
 use crate::Time;
@@ -314,37 +313,12 @@ impl Relocation {
         }
     }
 
-    // ---- flows that are held
-
-    /// A flow is lent to a host. What was moved since is not changed.
-    pub(crate) fn lend(&mut self, flow: FlowName, far: FlowTuple) {
-        self.holder.lend(flow, far);
+    /// The flows whose far ends this host holds.
+    pub(crate) fn holder(&self) -> &Holder {
+        &self.holder
     }
 
-    /// A flow that this host holds is over.
-    pub(crate) fn end_flow(&mut self, below: &mut Below<'_>, flow: FlowName) {
-        self.holder.end_flow(below, flow);
-    }
-
-    // ---- what others want to know
-
-    /// Whether the far end of a flow that this host passes on for another is not to learn where its socket is.
-    pub(crate) fn hides(&self, flow: &FlowName) -> bool {
-        self.holder.hides(flow)
-    }
-
-    /// Whether the socket of a flow that this host passes on has ended.
-    pub(crate) fn is_ending(&self, flow: &FlowName) -> bool {
-        self.holder.is_ending(flow)
-    }
-
-    /// The endpoint of a socket without another end that is with the host of its name now, as its far ends have it.
-    pub(crate) fn moved_endpoint(&self, flow: &FlowName) -> Option<FlowTuple> {
-        self.holder.moved_endpoint(flow)
-    }
-
-    /// The flows that this host passes on for others, as their far ends have them, by who has them.
-    pub(crate) fn passed_on(&self, me: PublicKey) -> impl Iterator<Item = (PublicKey, FlowTuple)> {
-        self.holder.passed_on(me)
+    pub(crate) fn holder_mut(&mut self) -> &mut Holder {
+        &mut self.holder
     }
 }

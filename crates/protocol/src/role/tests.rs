@@ -279,16 +279,16 @@ impl Moves {
     }
 
     fn lend(&mut self, flow: FlowName, far: FlowTuple) {
-        self.relocation.lend(flow, far);
+        self.relocation.holder_mut().lend(flow, far);
     }
 
     fn is_ending(&self, flow: &FlowName) -> bool {
-        self.relocation.is_ending(flow)
+        self.relocation.holder().is_ending(flow)
     }
 
     fn end_flow(&mut self, flow: FlowName) {
         let at = At { now: Time::default(), around: &Known };
-        self.act(at, |relocation, _, below| relocation.end_flow(below, flow));
+        self.act(at, |relocation, _, below| relocation.holder_mut().end_flow(below, flow));
     }
 
     fn restore_held(&mut self, at: At<'_>, saved: &SavedHeld) {
@@ -304,7 +304,7 @@ impl Moves {
     }
 
     fn rent(&mut self, at: At<'_>, number: u64, anchor: PublicKey, anchor_at: Option<SocketAddr>, ends: Ends) {
-        self.act(at, |_, role, below| role.rent(below, number, anchor, anchor_at, ends));
+        self.act(at, |_, role, below| role.tenant_mut().rent(below, number, anchor, anchor_at, ends));
     }
 
     /// What comes of it at once.
@@ -324,7 +324,7 @@ impl Moves {
     }
 
     fn on_unreached(&mut self, at: At<'_>, addresses: BTreeSet<IpAddr>) {
-        self.act(at, |_, anchor, below| anchor.on_unreached(below, addresses));
+        self.act(at, |_, anchor, below| anchor.lessor_mut().on_unreached(below, addresses));
     }
 
     fn set_members(&mut self, at: At<'_>, members: BTreeSet<PublicKey>, revoked: BTreeSet<PublicKey>, limited: bool) {

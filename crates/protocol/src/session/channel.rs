@@ -28,7 +28,7 @@ const PROBES_MOST: u32 = 8;
 /// Probes that nobody answered before the path itself is doubted.
 const PROBES_DOUBTED: u32 = 3;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Lane {
     sender: Sender,
     receiver: Receiver,
@@ -64,13 +64,8 @@ impl Lanes {
                 sender: Sender::new(self.newest, now, WINDOW_STRANGER),
                 receiver: Receiver::new(window),
                 strange: window == WINDOW_STRANGER,
-                inbox: Vec::new(),
-                awaited: 0,
                 stirred: now,
-                broken: false,
-                answers: VecDeque::new(),
-                replies: VecDeque::new(),
-                replied: 0,
+                ..Lane::default()
             };
             self.lanes.insert(with, lane);
         }

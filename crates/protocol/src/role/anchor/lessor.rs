@@ -27,7 +27,7 @@ const MOVED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What is lent to others.
 #[derive(Debug, Default)]
-pub(super) struct Lessor {
+pub(crate) struct Lessor {
     leases: Watched<BTreeMap<LeaseName, Lease>>,
     /// Nothing new is lent.
     stopping: bool,
@@ -295,12 +295,12 @@ impl Lessor {
     }
 
     /// Nothing new is lent from now on, or is again. What is lent stays so until its end.
-    pub(super) fn stop_lending(&mut self, stopping: bool) {
+    pub(crate) fn stop_lending(&mut self, stopping: bool) {
         self.stopping = stopping;
     }
 
     /// These are the addresses of lent endpoints at which this host is not reached: their tenants are told (P-131).
-    pub(super) fn on_unreached(&mut self, below: &mut Below<'_>, addresses: BTreeSet<IpAddr>) {
+    pub(crate) fn on_unreached(&mut self, below: &mut Below<'_>, addresses: BTreeSet<IpAddr>) {
         let before = std::mem::replace(&mut self.unreached, addresses);
         let in_force = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::InForce);
         let of = in_force.filter_map(|(name, lease)| Some((*name, lease.ends?.first.ip())));
@@ -310,7 +310,7 @@ impl Lessor {
     }
 
     /// What is lent, and to whom.
-    pub(super) fn lent(&self) -> impl Iterator<Item = (PublicKey, Ends)> {
+    pub(crate) fn lent(&self) -> impl Iterator<Item = (PublicKey, Ends)> {
         self.leases.iter().filter_map(|(name, lease)| Some((name.tenant, lease.ends?)))
     }
 

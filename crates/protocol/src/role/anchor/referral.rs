@@ -181,7 +181,7 @@ impl ReferralRole {
     pub(crate) fn restore_left(&mut self, left: Vec<(FlowTuple, FlowEntry)>, at: &mut At<'_>) {
         for (flow, former) in left {
             let is_so = at.low.flow().flows().entry(&flow).is_some_and(|entry| entry.peer == former.peer);
-            if is_so || !at.low.session().peer(&former.peer).is_some() {
+            if is_so || at.low.session().peer(&former.peer).is_none() {
                 self.save_left(flow, None, at.base);
                 continue;
             }

@@ -41,7 +41,7 @@ const LASTS_LEAST: Duration = Duration::from_secs(1);
 
 /// What others have lent to this host.
 #[derive(Debug, Default)]
-pub(super) struct Tenant {
+pub(crate) struct Tenant {
     /// By what the two call the leases.
     tenancies: Watched<BTreeMap<FlowName, Tenancy>>,
     /// Connections of those endpoints, by the names that they are to have.
@@ -145,7 +145,7 @@ impl Tenancy {
 
 impl Tenant {
     /// Asks an anchor for endpoints; an event tells what comes of it. `number` is drawn by lot.
-    pub(super) fn rent(
+    pub(crate) fn rent(
         &mut self,
         below: &mut Below<'_>,
         number: u64,
@@ -335,7 +335,7 @@ impl Tenant {
     }
 
     /// Nobody here needs the endpoints any more.
-    pub(super) fn give_up_lease(&mut self, below: &mut Below<'_>, lease: FlowName) {
+    pub(crate) fn give_up_lease(&mut self, below: &mut Below<'_>, lease: FlowName) {
         if self.end_tenancy(below, lease).is_some() {
             let anchor = lease.peer();
             below.send(anchor, Record::Return { number: lease.value() });
@@ -414,7 +414,7 @@ impl Tenant {
     // ---- connections of leased endpoints
 
     /// The anchor that lends an endpoint.
-    pub(super) fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
+    pub(crate) fn lessor_of(&self, end: SocketAddr) -> Option<PublicKey> {
         let is_had = |stage| !matches!(stage, Stage::Asking | Stage::Parting);
         let lends = |(_, tenancy): &(&FlowName, &Tenancy)| is_had(tenancy.stage) && tenancy.ends.contain(end);
         self.tenancies.iter().find(lends).map(|(lease, _)| lease.peer())
@@ -422,7 +422,7 @@ impl Tenant {
 
     /// Has a connection of a leased endpoint be a flow of this host and the anchor (P-86), or the endpoint a lease of
     /// its own (P-115). An event tells what comes of it. `number` is drawn by lot.
-    pub(super) fn claim(&mut self, below: &mut Below<'_>, number: u64, tuple: FlowTuple, hidden: bool) -> bool {
+    pub(crate) fn claim(&mut self, below: &mut Below<'_>, number: u64, tuple: FlowTuple, hidden: bool) -> bool {
         let Some(anchor) = self.lessor_of(tuple.local) else { return false };
         if self.claims.values().any(|claim| claim.tuple == tuple) {
             return true;
@@ -539,7 +539,7 @@ impl Tenant {
     }
 
     /// All endpoints of others that this host has.
-    pub(super) fn rented(&self) -> impl Iterator<Item = Rented> {
+    pub(crate) fn rented(&self) -> impl Iterator<Item = Rented> {
         let is_had = |tenancy: &Tenancy| !matches!(tenancy.stage, Stage::Asking | Stage::Parting);
         let in_force = self.tenancies.iter().filter(move |(_, tenancy)| is_had(tenancy));
         in_force.map(|(lease, tenancy)| {

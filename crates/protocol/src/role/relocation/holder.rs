@@ -39,7 +39,7 @@ const AGAIN_ALL: (f64, Duration) = (1024.0, Duration::from_millis(10));
 
 /// All flows whose far ends a host holds.
 #[derive(Debug)]
-pub(super) struct Holder {
+pub(crate) struct Holder {
     tickets: Tickets,
     held: Table,
     /// Flows that have moved before may be moved again so often, all together.
@@ -258,7 +258,7 @@ impl Holder {
     }
 
     /// A flow is lent to a host. What was moved since is not changed.
-    pub(super) fn lend(&mut self, flow: FlowName, far: FlowTuple) {
+    pub(crate) fn lend(&mut self, flow: FlowName, far: FlowTuple) {
         if !self.alike(&flow).any(|(_, held)| held.lent == Some(far)) {
             self.hold(flow);
             self.held.set_lent(&flow, Some(far));
@@ -344,17 +344,17 @@ impl Holder {
     }
 
     /// Whether the far end of a flow that this host passes on is not to learn where its socket is.
-    pub(super) fn hides(&self, flow: &FlowName) -> bool {
+    pub(crate) fn hides(&self, flow: &FlowName) -> bool {
         self.held.get(flow).is_none_or(|held| held.hidden || held.is_over())
     }
 
     /// Whether the socket of a flow that this host passes on has ended.
-    pub(super) fn is_ending(&self, flow: &FlowName) -> bool {
+    pub(crate) fn is_ending(&self, flow: &FlowName) -> bool {
         self.held.get(flow).is_some_and(|held| held.life == Life::Ending)
     }
 
     /// The endpoint of a socket without another end that is with the host of its name now, as its far ends have it.
-    pub(super) fn moved_endpoint(&self, flow: &FlowName) -> Option<FlowTuple> {
+    pub(crate) fn moved_endpoint(&self, flow: &FlowName) -> Option<FlowTuple> {
         self.held.get(flow)?.moved_endpoint()
     }
 
@@ -368,7 +368,7 @@ impl Holder {
     }
 
     /// The flows that this host passes on for others, as their far ends have them, by who has them.
-    pub(super) fn passed_on(&self, me: PublicKey) -> impl Iterator<Item = (PublicKey, FlowTuple)> {
+    pub(crate) fn passed_on(&self, me: PublicKey) -> impl Iterator<Item = (PublicKey, FlowTuple)> {
         let others = self.held.iter().filter(move |(flow, _)| flow.peer() != me);
         others.filter_map(|(flow, held)| Some((flow.peer(), held.passed_on()?)))
     }
@@ -416,7 +416,7 @@ impl Holder {
     }
 
     /// A flow is over: whose it was matters to nobody but a donor that has not heard it yet.
-    pub(super) fn end_flow(&mut self, below: &mut Below<'_>, flow: FlowName) {
+    pub(crate) fn end_flow(&mut self, below: &mut Below<'_>, flow: FlowName) {
         if let Some(held) = self.held.get_mut(&flow) {
             held.life = Life::Over;
             if !held.is_kept() {

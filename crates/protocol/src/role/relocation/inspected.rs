@@ -1,5 +1,7 @@
 //! What tests look at.
 
+use whimbrel_wire::FlowTuple;
+
 use super::*;
 
 impl Relocation {

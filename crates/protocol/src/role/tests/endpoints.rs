@@ -200,13 +200,13 @@ fn who_has_given_an_endpoint_on_asks_for_it_no_more_and_has_it_again_when_it_com
     settle(&mut donor);
     donor.said(HOLDER);
     donor.hear(HOLDER, Record::Leased { number: FLOW, outcome: Ok(granted) });
-    assert_eq!(donor.moves.anchor.lessor_of(far().remote), Some(key(HOLDER)));
+    assert_eq!(donor.moves.anchor.tenant().lessor_of(far().remote), Some(key(HOLDER)));
     donor.moves.part(at(&donor), with(HOLDER, FLOW));
-    assert_eq!(donor.moves.anchor.lessor_of(far().remote), None);
+    assert_eq!(donor.moves.anchor.tenant().lessor_of(far().remote), None);
     // It comes back at once.
     assert_eq!(donor.moves.rent_moved(at(&donor), with(HOLDER, FLOW), socket), Some(Ok(())));
     settle(&mut donor);
-    assert_eq!(donor.moves.anchor.lessor_of(far().remote), Some(key(HOLDER)));
+    assert_eq!(donor.moves.anchor.tenant().lessor_of(far().remote), Some(key(HOLDER)));
     assert!(donor.said(HOLDER).contains(&Record::Lease { number: FLOW, ends: granted.ends }));
     donor.hear(HOLDER, Record::Leased { number: FLOW, outcome: Ok(granted) });
     // And goes for good: nothing is said of it, since its anchor has led it elsewhere.

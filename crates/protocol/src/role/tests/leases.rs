@@ -65,7 +65,7 @@ fn endpoints_are_lent_to_whom_the_anchor_knows_and_as_long_as_they_are_asked_for
     assert!(anchor.carry_out().is_empty());
     anchor.hear(DONOR, Record::Return { number: 1 });
     assert_eq!(anchor.carry_out(), [taken_back(1)]);
-    anchor.moves.anchor.stop_lending(true);
+    anchor.moves.anchor.lessor_mut().stop_lending(true);
     anchor.hear(DONOR, Record::Lease { number: 4, ends: ends() });
     assert_eq!(leased(&mut anchor, DONOR), Err(Refusal::Stopping));
 }
@@ -305,7 +305,7 @@ fn what_has_ended_at_its_owner_depends_on_nobody() {
     anchor.hear(DONOR, claim);
     anchor.carry_out();
     assert_eq!(verdict(&mut anchor, DONOR), None);
-    let passed_on = |anchor: &Host| anchor.moves.relocation.passed_on(key(HOLDER)).count();
+    let passed_on = |anchor: &Host| anchor.moves.relocation.holder().passed_on(key(HOLDER)).count();
     assert_eq!(passed_on(&anchor), 1);
     anchor.hear(THIEF, Record::Ending { flow: FLOW });
     anchor.hear(DONOR, Record::Ending { flow: FLOW + 1 });
@@ -482,7 +482,7 @@ fn a_lease_that_ran_out_before_it_was_asked_for_anew_is_not_taken_for_refused() 
     tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Err(Refusal::Expired) });
     tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Ok(Granted { ends: ends(), lifetime: 60 }) });
     assert!(tenant.said(HOLDER).is_empty() && tenant.carry_out().is_empty());
-    assert_eq!(tenant.moves.anchor.lessor_of(ends().first), Some(key(HOLDER)));
+    assert_eq!(tenant.moves.anchor.tenant().lessor_of(ends().first), Some(key(HOLDER)));
     // In force it is over with that word.
     tenant.hear(HOLDER, Record::Leased { number: 7, outcome: Err(Refusal::Expired) });
     assert_eq!(tenant.carry_out(), [MoveOp::Vacate { lease: with(HOLDER, 7) }]);

@@ -10,7 +10,7 @@ use crate::Time;
 const TOGETHER: u32 = 2;
 
 /// The receiving end.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Receiver {
     number: u64,
     /// All before it has been handed on.
@@ -35,7 +35,7 @@ pub(crate) enum Arrived {
 impl Receiver {
     /// Nothing is received yet. `window`: bytes that are kept out of order, and taken ahead.
     pub(crate) fn new(window: u64) -> Self {
-        Self { number: 0, before: 0, ahead: BTreeMap::new(), window, unacknowledged: 0, due: None }
+        Self { window, ..Self::default() }
     }
 
     /// Bytes that are kept out of order.

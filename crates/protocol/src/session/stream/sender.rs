@@ -30,7 +30,7 @@ const ROUND_TRIP_MOST: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(1);
 
 /// The sending end.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Sender {
     number: u64,
     /// Bytes from `base` on that are not acknowledged, or not sent.
@@ -93,27 +93,14 @@ impl Sender {
     pub(crate) fn new(number: u64, now: Time, limit: u64) -> Self {
         Self {
             number,
-            bytes: VecDeque::new(),
-            base: 0,
-            next: 0,
             limit,
-            known: false,
-            sent: BTreeMap::new(),
-            order: BTreeMap::new(),
             next_order: 1,
-            newest: 0,
-            lost: BTreeMap::new(),
-            in_flight: 0,
             window: WINDOW_FIRST,
             threshold: u64::MAX,
-            recovery: 0,
-            round_trip: None,
-            probes: 0,
             stirred: now,
-            asks: false,
-            awaits: false,
             credit: BURST,
             credited: now,
+            ..Self::default()
         }
     }
 
