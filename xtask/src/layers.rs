@@ -53,6 +53,7 @@ const DAEMON: Layered = Layered {
         ("reactor", 0),
         ("shown", 0),
         ("apart", 0),
+        ("store/files", 0),
         ("store", 1),
         ("installed", 1),
         ("community_file", 1),

@@ -11,16 +11,18 @@
 //! that none is missing.
 
 use std::fmt::Write as _;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use whimbrel_protocol::SavedCommunity;
 use whimbrel_wire::community::{CommunitySecret, MemberStanding, Statement};
 use whimbrel_wire::hex::{parse as bytes, print as hex};
 use zeroize::Zeroizing;
+
+use crate::store::files::{FileError, remove, replace_secret};
 
 const HEAD: &str = "whimbrel community 1";
 /// Longer than the file of the largest community, in bytes.
@@ -29,16 +31,9 @@ const LONGEST: u64 = 1 << 20;
 /// The file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CommunityFileError {
-    /// It cannot be read or written.
-    #[error("cannot {action} {path}: {source}")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    /// It could not be read or written.
+    #[error(transparent)]
+    Io(#[from] FileError),
     /// Others may read or write it.
     #[error(
         "{path} says whom this host trusts, and is open to others (mode {mode:04o}); close it with `chmod 600 {path}`, or, \
@@ -95,7 +90,7 @@ impl CommunityFile {
         let metadata = match fs::metadata(path) {
             Ok(metadata) => metadata,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(self.io("look at", source)),
+            Err(error) => return Err(FileError::of("look at", path)(error).into()),
         };
         let mode = metadata.mode() & 0o777;
         if mode & 0o077 != 0 {
@@ -104,7 +99,7 @@ impl CommunityFile {
         if metadata.len() > LONGEST {
             return Err(CommunityFileError::Line { path: path.clone(), line: 1, what: "it is too long" });
         }
-        let bytes = fs::read(path).map(Zeroizing::new).map_err(|source| self.io("read", source))?;
+        let bytes = fs::read(path).map(Zeroizing::new).map_err(FileError::of("read", path))?;
         let text = String::from_utf8_lossy(&bytes);
         if text.lines().next() != Some(HEAD) {
             return Err(CommunityFileError::Version(path.clone()));
@@ -114,27 +109,12 @@ impl CommunityFile {
 
     /// Replaces it, so that it outlives a power failure.
     pub(crate) fn write(&self, saved: &SavedCommunity) -> Result<(), CommunityFileError> {
-        let fresh = self.path.with_extension("new");
-        let text = Zeroizing::new(print(saved));
-        let _ = fs::remove_file(&fresh);
-        let written = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&fresh).and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&fresh, &self.path)
-        });
-        written.map_err(|source| self.io("write", source))
+        Ok(replace_secret(&self.path, Zeroizing::new(print(saved)).as_bytes())?)
     }
 
     /// Removes it.
     pub(crate) fn remove(&self) -> Result<(), CommunityFileError> {
-        match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.io("remove", error)),
-            _ => Ok(()),
-        }
-    }
-
-    fn io(&self, action: &'static str, source: io::Error) -> CommunityFileError {
-        CommunityFileError::Io { action, path: self.path.clone(), source }
+        Ok(remove(&self.path).map_err(FileError::of("remove", &self.path))?)
     }
 }
 

@@ -350,21 +350,8 @@ fn start_on(
     datapath: Datapath,
     tunnel_wake: (OwnedFd, OwnedFd),
 ) -> Result<(EventLoop, Vec<FlowTuple>, FoundMoves), Error> {
-    let Start {
-        options,
-        config,
-        set_log_level,
-        signals,
-        key,
-        known_keys,
-        store,
-        restored,
-        memory,
-        udp,
-        event_log,
-        endpoint,
-    } = start;
-    let tunnel = Tunnel::start(tun, udp, tunnel_wake.1)?;
+    let Start { options, config, key, restored, .. } = start;
+    let tunnel = Tunnel::start(tun, start.udp, tunnel_wake.1)?;
     let adopting = |failure: host::Failure| Error::Adopt(Box::new(failure));
     let helpers =
         Helpers::new(&options.run_dir, config.helpers.clone()).map_err(|source| Error::Adopt(Box::new(source)))?;
@@ -372,9 +359,9 @@ fn start_on(
     let community = community_file.read()?;
     let forged = community_file.forged();
     let flows = Installed::restored(&restored.flows, restored.peers.values());
-    let mut host = Host::new(datapath, tunnel, store, flows, &options.run_dir, config.kick).map_err(adopting)?;
+    let mut host = Host::new(datapath, tunnel, start.store, flows, &options.run_dir, config.kick).map_err(adopting)?;
     let mut effects =
-        Effects::new(&mut host, known_keys, community_file, helpers, &options.run_dir).map_err(adopting)?;
+        Effects::new(&mut host, start.known_keys, community_file, helpers, &options.run_dir).map_err(adopting)?;
     let moves = effects.adopt_moves(&mut host, clock::now(), &key.public(), &restored.flows, &restored.moves);
     effects.adopt(&mut host, clock::now(), &restored.flows).map_err(adopting)?;
     if config.stand_in {
@@ -386,7 +373,7 @@ fn start_on(
     effects.lender.set_lendable(config.anchor.as_ref().map(config::Anchor::lendable));
 
     let socket_names = SocketNames::new(key.to_bytes().as_slice());
-    let of_node = whimbrel_protocol::Config { memory, ..node_config(&config, &effects.known_keys) };
+    let of_node = whimbrel_protocol::Config { memory: start.memory, ..node_config(&config, &effects.known_keys) };
     let mut node = Node::new(of_node, key, identity::random_bytes()?);
     let flows: Vec<_> = restored.flows.keys().copied().collect();
     let now = clock::now();
@@ -404,7 +391,7 @@ fn start_on(
     let monitor = NetworkMonitor::open()?;
     let server = Server::bind(&socket_path(&options.run_dir), ROOT_ONLY)?;
     grant(&server, config.control_mode);
-    if let (Some(endpoint), Some(listen)) = (endpoint, config.metrics.listen) {
+    if let (Some(endpoint), Some(listen)) = (start.endpoint, config.metrics.listen) {
         let at = config.metrics.listen_at.clone();
         endpoint.serve(options.run_dir.clone()).map_err(|source| Error::Metrics { at, listen, source })?;
     }
@@ -415,20 +402,20 @@ fn start_on(
             RouteLookup::new(PeerRoutes::open(MARK)?),
             server,
             socket_names,
-            event_log,
+            start.event_log,
             Tally::new(SystemTime::now(), event_loop::tellers::kinds()),
         ),
         effects,
         monitor,
         sockets: SockDiag::open()?,
-        signals,
+        signals: start.signals,
         tunnel_wake: tunnel_wake.0,
         settings: Settings {
             config,
             config_path: options.config,
             run_dir: options.run_dir,
             state_dir: options.state_dir,
-            set_log_level,
+            set_log_level: start.set_log_level,
         },
     })?;
     Ok((event_loop, flows, moves))

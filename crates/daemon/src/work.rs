@@ -6,7 +6,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
+
+use whimbrel_kernel::Error;
+use whimbrel_kernel::error::Effect;
 
 /// What threads have done, for the loop.
 #[derive(Debug)]
@@ -18,8 +20,13 @@ pub(crate) struct Work<T> {
 }
 
 impl<T: Send + 'static> Work<T> {
-    pub(crate) fn new() -> Result<Self, Errno> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    pub(crate) fn new() -> Result<Self, Error> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| Error::Call {
+            call: "eventfd",
+            object: "for what threads find".to_owned(),
+            source: errno.into(),
+            effect: Effect::None,
+        })?;
         let (sender, receiver) = channel();
         Ok(Self { sender, receiver, wake: Arc::new(wake), threads: Vec::new() })
     }

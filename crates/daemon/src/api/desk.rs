@@ -35,6 +35,12 @@ pub(crate) struct Desk {
     tally: Tally,
 }
 
+/// What a role's part of the local API answers with: the desk, and what carries out its own.
+pub(crate) struct With<'a, E> {
+    pub(crate) desk: &'a mut Desk,
+    pub(crate) own: &'a mut E,
+}
+
 impl Desk {
     pub(crate) fn new(
         node: Node,

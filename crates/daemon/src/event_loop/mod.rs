@@ -21,7 +21,7 @@ use whimbrel_protocol::{Event, LinkId, MoveEvent, MoveOp, Op, OpId, Output, Peer
 use whimbrel_tunnel::Received;
 use whimbrel_wire::FlowTuple;
 
-use crate::api::desk::Desk;
+use crate::api::desk::{Desk, With};
 use crate::api::server::ClientId;
 use crate::config::{Config, Level};
 use crate::effects::Effects;
@@ -34,6 +34,7 @@ use crate::name_server::NameUpdates;
 use crate::policy::Judge;
 use crate::reactor::{LoopError, Reactor, clear};
 use crate::role::anchor::api::Anchors;
+use crate::role::anchor::executor::tenant::Tenant;
 use crate::role::programs::Programs;
 use crate::role::relocation::api::{Moves, known};
 use crate::role::relocation::executor::adopt::FoundMoves;
@@ -152,7 +153,7 @@ impl EventLoop {
             attachments: Attachments::default(),
             udp: UdpFlows::default(),
             sessions: HashMap::new(),
-            answers: Work::new().map_err(LoopError::new("eventfd"))?,
+            answers: Work::new()?,
             name_updates: name_updates.transpose().map_err(LoopError::new("clone"))?,
             own: BTreeSet::new(),
             suspending: None,
@@ -234,6 +235,21 @@ impl EventLoop {
         Ok(())
     }
 
+    /// Moves, and what they are answered with.
+    fn moving(&mut self) -> (&mut Moves, With<'_, Effects>) {
+        (&mut self.moves, With { desk: &mut self.desk, own: &mut self.effects })
+    }
+
+    /// Endpoints of anchors, and what they are answered with.
+    fn anchoring(&mut self) -> (&mut Anchors, With<'_, Tenant>) {
+        (&mut self.anchors, With { desk: &mut self.desk, own: &mut self.effects.tenant })
+    }
+
+    fn next_move_op(&mut self, now: Time) -> Option<(OpId, MoveOp)> {
+        let Self { desk, effects, moves, due, .. } = self;
+        moves.next_move_op(&mut With { desk, own: effects }, now, &mut due.moves)
+    }
+
     /// What can be called back is, so that no program stands still until there is a daemon again. Whoever asks once
     /// more does not want to wait for that.
     fn prepare_stop(&mut self) {
@@ -242,7 +258,8 @@ impl EventLoop {
             self.stopping = Some(now);
         } else {
             self.stopping = Some(now + OVER_WITHIN);
-            self.moves.call_back(&mut self.desk, &mut self.effects);
+            let (moves, mut with) = self.moving();
+            moves.call_back(&mut with);
         }
     }
 
@@ -300,9 +317,7 @@ impl EventLoop {
                 self.desk.node.handle_sockets(now, peer, &sockets);
             }
             // After all that they rely on.
-            while let Some((id, op)) =
-                self.moves.next_move_op(&mut self.desk, &mut self.effects, now, &mut self.due.moves)
-            {
+            while let Some((id, op)) = self.next_move_op(now) {
                 quiet = false;
                 self.carry_out_move(now, id, op);
                 self.poll_node();
@@ -310,7 +325,8 @@ impl EventLoop {
                     break;
                 }
             }
-            self.moves.hand_over(&mut self.desk, &mut self.effects);
+            let (moves, mut with) = self.moving();
+            moves.hand_over(&mut with);
             for event in std::mem::take(&mut self.due.events) {
                 self.record(now, event);
             }
@@ -319,7 +335,8 @@ impl EventLoop {
             }
             if self.moves.any_is_quiet() {
                 self.look_again();
-                self.moves.go_on_with_quiet(&mut self.desk, &mut self.effects);
+                let (moves, mut with) = self.moving();
+                moves.go_on_with_quiet(&mut with);
             }
             self.poll_node();
             if quiet && self.due.is_empty() && !self.moves.may_go_on() {
@@ -392,11 +409,12 @@ impl EventLoop {
         if let MoveEvent::Loaded { name, bytes } = event {
             return self.effects.processes.prepare(name, bytes);
         }
-        let Self { desk, effects, anchors, moves, .. } = self;
-        let of_lease = anchors.on_event(desk, &mut effects.tenant, &event);
-        let of_move = moves.on_event(desk, effects, &event);
+        let (anchors, mut with) = self.anchoring();
+        let of_lease = anchors.on_event(&mut with, &event);
+        let (moves, mut with) = self.moving();
+        let of_move = moves.on_event(&mut with, &event);
         if let Some(told) = of_lease.or(of_move) {
-            desk.tell_restrained(now, told);
+            self.desk.tell_restrained(now, told);
         }
     }
 

@@ -108,18 +108,25 @@ impl EventLoop {
             Request::Community(request) => self.community(request),
             Request::Move { connections, to, receiver } => {
                 self.look_again();
-                self.moves.move_sockets(&mut self.desk, &mut self.effects, id, &connections, &to, receiver)
+                let (moves, mut with) = self.moving();
+                moves.move_sockets(&mut with, id, &connections, &to, receiver)
             }
             Request::MoveProcess { pid, scope, to, address } => {
                 self.look_again();
-                self.moves.move_process(&mut self.desk, &mut self.effects, id, pid, scope, &to, address)
+                let (moves, mut with) = self.moving();
+                moves.move_process(&mut with, id, pid, scope, &to, address)
             }
-            Request::Receive { name } => self.moves.receive_sockets(&mut self.desk, &mut self.effects, id, &name),
+            Request::Receive { name } => {
+                let (moves, mut with) = self.moving();
+                moves.receive_sockets(&mut with, id, &name)
+            }
             Request::Give { to, receiver, state } => {
-                self.moves.give_socket(&mut self.desk, &mut self.effects, id, one()?, &to, receiver, state)
+                let (moves, mut with) = self.moving();
+                moves.give_socket(&mut with, id, one()?, &to, receiver, state)
             }
             Request::Prepare { to, receiver } => {
-                self.moves.prepare_socket(&mut self.desk, &mut self.effects, id, &one()?, &to, receiver)
+                let (moves, mut with) = self.moving();
+                moves.prepare_socket(&mut with, id, &one()?, &to, receiver)
             }
             Request::Socket { family, kind, anchor, hidden } => {
                 let wanted = WantedSocket { family, kind, hidden };
@@ -144,8 +151,8 @@ impl EventLoop {
             Request::Migrator => self.programs.be_migrator(id),
             Request::Namespace { anchor, family, ports, address, hidden } => {
                 let wanted = WantedNamespace { family, ports, address, hidden };
-                let (desk, tenant) = (&mut self.desk, &mut self.effects.tenant);
-                self.anchors.want_namespace(desk, tenant, id, one()?.into_inner(), &anchor, wanted)
+                let (anchors, mut with) = self.anchoring();
+                anchors.want_namespace(&mut with, id, one()?.into_inner(), &anchor, wanted)
             }
             Request::Anchors { brief } => {
                 let view = self.anchors.anchors_view(&mut self.desk, &mut self.effects.lender, brief);
@@ -164,12 +171,14 @@ impl EventLoop {
 
     /// A socket is to have the address of another host, or may be.
     fn anchor(&mut self, Anchored { client, wanted, anchor }: &Anchored) -> Answer {
-        self.anchors.want_socket(&mut self.desk, &mut self.effects.tenant, *client, *wanted, anchor)
+        let (anchors, mut with) = self.anchoring();
+        anchors.want_socket(&mut with, *client, *wanted, anchor)
     }
 
     fn bind_socket(&mut self, id: ClientId, socket: BorrowedFd<'_>, address: SocketAddr) -> Answer {
         self.desk.names.of(socket)?;
-        let anchored = self.anchors.bind_anchored(&mut self.desk, &mut self.effects.tenant, id, socket, address, None);
+        let (anchors, mut with) = self.anchoring();
+        let anchored = anchors.bind_anchored(&mut with, id, socket, address, None);
         anchored.unwrap_or_else(|| self.desk.bind_own_socket(id, socket, address))
     }
 

@@ -106,7 +106,8 @@ impl EventLoop {
             this.moves.on_waiting_room(&this.desk, &mut this.effects);
         });
         reactor.every(now, FLOW_TICK, |this, now| {
-            this.anchors.handle_timeout(&mut this.desk, &mut this.effects.tenant, now);
+            let (anchors, mut with) = this.anchoring();
+            anchors.handle_timeout(&mut with, now);
         });
         reactor.on(effects.processes.wake(), |this| this.handle_processes(clock::now()))?;
         reactor.on(effects.namespaces_wake(), |this| {
@@ -118,16 +119,19 @@ impl EventLoop {
         })?;
         reactor.every(now, FLOW_TICK, |this, now| {
             this.handle_processes(now);
-            this.moves.retire_listeners(&mut this.desk, &mut this.effects, now);
+            let (moves, mut with) = this.moving();
+            moves.retire_listeners(&mut with, now);
         });
         Ok(())
     }
 
     /// Threads have done something for processes on their way. One that has come may need ports.
     fn handle_processes(&mut self, now: Time) {
-        let Self { desk, effects, anchors, moves, .. } = self;
-        for (address, owners) in moves.handle_processes(desk, effects, now) {
-            anchors.want_ports(desk, &mut effects.tenant, address, owners);
+        let (moves, mut with) = self.moving();
+        let settled = moves.handle_processes(&mut with, now);
+        let (anchors, mut with) = self.anchoring();
+        for (address, owners) in settled {
+            anchors.want_ports(&mut with, address, owners);
         }
     }
 }

@@ -14,7 +14,9 @@ use whimbrel_kernel::kept_address::Straight;
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_protocol::{Binding, BindingId, BindingOp, FlowOp, Op, OpId, PeerId, SavedPeer, SocketNumbers, Time};
+use whimbrel_protocol::{
+    Binding, BindingId, BindingOp, FlowOp, Op, OpFailed, OpId, PeerId, Refusal, SavedPeer, SocketNumbers, Time,
+};
 use whimbrel_tunnel::Tunnel;
 use whimbrel_wire::FlowTuple;
 
@@ -32,6 +34,7 @@ use super::lent::LentEnds;
 use super::names::Names;
 use super::next_hops::NextHops;
 use super::ports::Ports;
+use super::refusal::failed;
 use super::remotes::Remotes;
 use super::senders::Senders;
 use super::tunnels::{Tunnels, WayOut};
@@ -279,14 +282,14 @@ impl Host {
     /// The programs are attached before anything stops, since that takes the kernel tens of milliseconds. `busy`:
     /// packets of this kind of move may have to be held at any moment. `resting`: what comes for its sockets is set
     /// aside.
-    pub(crate) fn make_ready(&mut self, now: Time, mover: Mover, busy: bool, resting: bool) -> Result<(), Failure> {
+    pub(crate) fn make_ready(&mut self, now: Time, mover: Mover, busy: bool, resting: bool) -> Result<(), OpFailed> {
         // What a daemon before this one has left is not touched before the node has said what it wants
         // ([`Host::begin`]).
         let begun = !self.network.links.is_empty();
         let late = !self.late.is_empty();
         let (is_new, begins) = self.hooks.note_movers(now, &[(mover, busy, resting), (Mover::Late, late, late)]);
         if is_new && begun {
-            self.apply_hooks()?;
+            self.apply_hooks().map_err(|error| failed(Refusal::NoRights, &error))?;
         }
         if begins && begun {
             // So that what is set aside can come back.

@@ -25,6 +25,7 @@ use whimbrel_ipc as ipc;
 
 use crate::events::{Kind, Report, told};
 use crate::identity;
+use crate::store::files;
 use update::{Answer, Change, DomainName};
 
 pub use key::SigningKey;
@@ -354,11 +355,8 @@ impl Teller {
 
     fn remember(&self, addresses: BTreeSet<IpAddr>) {
         let memory = Memory { name: self.server.name.clone(), addresses };
-        let beside = self.memory_path.with_extension("new");
-        let written = serde_json::to_vec(&memory)
-            .map_err(io::Error::from)
-            .and_then(|text| fs::write(&beside, text))
-            .and_then(|()| fs::rename(&beside, &self.memory_path));
+        let written = serde_json::to_vec(&memory).map_err(io::Error::from);
+        let written = written.and_then(|text| files::replace(&self.memory_path, &text));
         if let Err(error) = written {
             tracing::warn!(path = %self.memory_path.display(), %error, "an address may stay with the name server");
         }

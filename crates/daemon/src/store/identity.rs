@@ -1,12 +1,14 @@
 //! Who this host is: its static key, made at the first start.
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use whimbrel_handshake::StaticKey;
 use zeroize::Zeroizing;
+
+use super::files::{FileError, replace_secret};
 
 /// Where the key is kept when nobody says otherwise.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/whimbrel";
@@ -34,16 +36,9 @@ fn mix(number: u64) -> u64 {
 /// The host's key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// A file or directory cannot be used.
-    #[error("cannot {action} {path}: {source}")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    /// It could not be read or written.
+    #[error(transparent)]
+    Io(#[from] FileError),
     /// Others may read the key.
     #[error(
         "{path} holds this host's secret key and is open to others (mode {mode:04o}); close it with `chmod 600 {path}`, \
@@ -75,22 +70,18 @@ pub enum IdentityError {
 /// # Errors
 /// When the key cannot be read or made, or others may read it.
 pub fn load_or_create(state_dir: &Path) -> Result<StaticKey, IdentityError> {
-    let io = |action, path: &Path| {
-        let path = path.to_owned();
-        move |source| IdentityError::Io { action, path, source }
-    };
-    DirBuilder::new().recursive(true).mode(0o700).create(state_dir).map_err(io("make", state_dir))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(state_dir).map_err(FileError::of("make", state_dir))?;
     let path = state_dir.join("key");
     let metadata = match fs::metadata(&path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return create(&path),
-        Err(source) => return Err(IdentityError::Io { action: "look at", path, source }),
+        Err(error) => return Err(FileError::of("look at", &path)(error).into()),
     };
     let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {
         return Err(IdentityError::Open { path, mode });
     }
-    let bytes = fs::read(&path).map(Zeroizing::new).map_err(io("read", &path))?;
+    let bytes = fs::read(&path).map(Zeroizing::new).map_err(FileError::of("read", &path))?;
     match <[u8; 32]>::try_from(bytes.as_slice()) {
         Ok(bytes) => Ok(StaticKey::from_bytes(bytes)),
         Err(_) => Err(IdentityError::Damaged { path, length: bytes.len() }),
@@ -111,19 +102,7 @@ pub fn random_bytes() -> Result<[u8; 32], IdentityError> {
 fn create(path: &Path) -> Result<StaticKey, IdentityError> {
     let bytes = Zeroizing::new(random_bytes()?);
     // Whole or not at all: a first start that is cut short must not leave half a key.
-    let fresh = path.with_extension("new");
-    let _ = fs::remove_file(&fresh);
-    OpenOptions::new()
-        .create_new(true)
-        .write(true)
-        .mode(0o600)
-        .open(&fresh)
-        .and_then(|mut file| {
-            file.write_all(bytes.as_slice())?;
-            file.sync_all()?;
-            fs::rename(&fresh, path)
-        })
-        .map_err(|source| IdentityError::Io { action: "write", path: path.to_owned(), source })?;
+    replace_secret(path, bytes.as_slice())?;
     Ok(StaticKey::from_bytes(*bytes))
 }
 

@@ -6,15 +6,16 @@
 //! keep a hand-off waiting.
 
 use std::collections::HashMap;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use whimbrel_handshake::PublicKey;
+
+use super::files::{FileError, replace_for_good};
 
 const HEAD: &str =
     "# Keys that answered first at an address (trust on first use). Remove a line to trust the next one.\n";
@@ -22,16 +23,9 @@ const HEAD: &str =
 /// The file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KnownKeysError {
-    /// It cannot be read or written.
-    #[error("cannot {action} {path}: {source}")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    /// It could not be read or written.
+    #[error(transparent)]
+    Io(#[from] FileError),
     /// The thread that writes it could not be started.
     #[error("cannot start the thread that writes {path}: {source}")]
     Thread {
@@ -93,7 +87,7 @@ impl KnownKeys {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            Err(source) => return Err(KnownKeysError::Io { action: "read", path: path.to_owned(), source }),
+            Err(error) => return Err(FileError::of("read", path)(error).into()),
         };
         let mut keys = HashMap::new();
         for (index, line) in text.lines().enumerate() {
@@ -193,15 +187,7 @@ fn write(path: &Path, keys: &HashMap<IpAddr, PublicKey>) -> Result<(), KnownKeys
     for (address, key) in lines {
         text.push_str(&format!("{address} {key}\n"));
     }
-    let fresh = path.with_extension("new");
-    let written =
-        OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&fresh).and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            // Unlike the store this must outlive a power failure.
-            file.sync_all()?;
-            fs::rename(&fresh, path)
-        });
-    written.map_err(|source| KnownKeysError::Io { action: "write", path: path.to_owned(), source })
+    Ok(replace_for_good(path, text.as_bytes())?)
 }
 
 #[cfg(test)]
@@ -253,7 +239,7 @@ mod tests {
         let forgotten = known.forget("192.0.2.2".parse().expect("address")).expect("remembered");
         assert_eq!(known.all().len(), 1);
         // Now there is one. A FIFO cannot be synced, so nothing takes the file's place.
-        let reader = OpenOptions::new().read(true).open(&fresh).expect("open");
+        let reader = fs::OpenOptions::new().read(true).open(&fresh).expect("open");
         drop(known);
         assert!(forgotten.written().is_err(), "the file has it still");
         drop(reader);

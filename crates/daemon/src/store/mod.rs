@@ -12,6 +12,7 @@
 //! Nothing here knows what is in the tables: they are declared beside their owners (`host::table`, and `table` of a
 //! role). What is live is asked of those owners; the store is read once, when a daemon starts.
 
+pub(crate) mod files;
 mod former;
 pub mod identity;
 pub mod instance;
@@ -146,10 +147,5 @@ impl Store {
 /// # Errors
 /// When it cannot be removed.
 pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
-    match std::fs::remove_file(path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(StoreError::Io { action: "remove", path: path.to_owned(), source })
-        }
-        _ => Ok(()),
-    }
+    files::remove(path).map_err(|source| StoreError::Io { action: "remove", path: path.to_owned(), source })
 }

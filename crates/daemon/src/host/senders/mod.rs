@@ -52,7 +52,7 @@ impl Senders {
             going_on: Vec::new(),
             spared: BTreeSet::new(),
             fitting: Fitting::default(),
-            passes: Work::new().map_err(|errno| Failure::NoThread(format!("eventfd: {errno}")))?,
+            passes: Work::new()?,
             wake_again: BTreeMap::new(),
             unfitted: 0,
             kick,

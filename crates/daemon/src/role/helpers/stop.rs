@@ -23,6 +23,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 use super::section::{Scope, Section};
 use super::told;
 use crate::events::{Kind as EventKind, Report};
+use crate::store::files;
 
 /// How long after it has failed something is tried to be continued again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -221,15 +222,9 @@ impl Stops {
     }
 
     fn save(&self) {
-        let written = if self.records.is_empty() {
-            match fs::remove_file(&self.path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            }
-        } else {
-            let fresh = self.path.with_extension("new");
-            let text = serde_json::to_vec(&self.records).unwrap_or_default();
-            fs::write(&fresh, text).and_then(|()| fs::rename(&fresh, &self.path))
+        let written = match self.records[..] {
+            [] => files::remove(&self.path),
+            _ => files::replace(&self.path, &serde_json::to_vec(&self.records).unwrap_or_default()),
         };
         if let Err(error) = written {
             tracing::error!(%error, "what is stopped may stay so if this process is killed");

@@ -4,13 +4,15 @@
 //! the connections anyway, so nothing is synced.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::store::files::replace;
 
 /// How far a substitute is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,10 +130,7 @@ impl Store {
 
     /// Puts another note in the place of the last.
     pub(crate) fn save(&self, note: &Note) -> io::Result<()> {
-        let fresh = self.note.with_extension("new");
-        let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&fresh)?;
-        file.write_all(&serde_json::to_vec(note)?)?;
-        fs::rename(&fresh, &self.note)
+        replace(&self.note, &serde_json::to_vec(note)?)
     }
 
     /// The notes in a directory. One that cannot be read is left out, with what belongs to it.

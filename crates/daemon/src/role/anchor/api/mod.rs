@@ -29,7 +29,7 @@ use super::executor::tenant::Tenant;
 use super::executor::young::Young;
 use super::offer::{BLOCK, Fault};
 use crate::api::Answer;
-use crate::api::desk::Desk;
+use crate::api::desk::{Desk, With};
 use crate::api::server::ClientId;
 use crate::api::sockets::{WantedSocket, bind, plain_socket};
 use crate::clock;
@@ -174,34 +174,32 @@ impl Anchors {
     /// A program wants a socket whose anchor is another host, or may be. The client is answered, now or later.
     pub(crate) fn want_socket(
         &mut self,
-        desk: &mut Desk,
-        tenant: &mut Tenant,
+        with: &mut With<'_, Tenant>,
         client: ClientId,
         socket: WantedSocket,
         anchor: &str,
     ) -> Answer {
-        let order = self.candidates(desk, anchor, true)?;
-        self.ask_next(desk, tenant, Asked::new(Wanted::Socket { client, socket }, order));
+        let order = self.candidates(with.desk, anchor, true)?;
+        self.ask_next(with, Asked::new(Wanted::Socket { client, socket }, order));
         Ok(None)
     }
 
     /// A process has moved here, to the namespace of an address that one of these hosts may lend ports of: what it
     /// opens from now on needs some.
-    pub(crate) fn want_ports(&mut self, desk: &mut Desk, tenant: &mut Tenant, address: IpAddr, owners: Vec<PublicKey>) {
-        let own = desk.node.public_key();
+    pub(crate) fn want_ports(&mut self, with: &mut With<'_, Tenant>, address: IpAddr, owners: Vec<PublicKey>) {
+        let own = with.desk.node.public_key();
         let asked = |asked: &Asked| matches!(asked.wanted[..], [Wanted::Process { address: of }] if of == address);
-        if tenant.draws_ports(address) || self.asked.values().any(asked) {
+        if with.own.draws_ports(address) || self.asked.values().any(asked) {
             return;
         }
         let others = owners.into_iter().filter(|owner| *owner != own).map(Some).collect();
-        self.ask_next(desk, tenant, Asked::new(Wanted::Process { address }, others));
+        self.ask_next(with, Asked::new(Wanted::Process { address }, others));
     }
 
     /// [`Request::Namespace`](whimbrel_ipc::Request::Namespace).
     pub(crate) fn want_namespace(
         &mut self,
-        desk: &mut Desk,
-        tenant: &mut Tenant,
+        with: &mut With<'_, Tenant>,
         client: ClientId,
         namespace: OwnedFd,
         anchor: &str,
@@ -217,13 +215,13 @@ impl Anchors {
             let what = "port 0 is none: the kernel draws ports without being told";
             return Err(Failure::new(what).code(Code::Unknown));
         }
-        desk.server.may_stay(client)?;
-        let owner = desk.server.credentials(client).map(|who| who.uid);
+        with.desk.server.may_stay(client)?;
+        let owner = with.desk.server.credentials(client).map(|who| who.uid);
         let denied = |what: String| Failure::new(what).code(Code::Denied);
         let owner = owner.ok_or_else(|| denied("the system does not say whose this namespace is".to_owned()))?;
         let namespace = Brought { namespace, owner };
         namespace.check().map_err(|error| denied(error.to_string()))?;
-        let mut order = self.candidates(desk, anchor, false)?;
+        let mut order = self.candidates(with.desk, anchor, false)?;
         // This host's own address needs no namespace.
         order.retain(Option::is_some);
         if order.is_empty() {
@@ -233,8 +231,8 @@ impl Anchors {
                 .hint("`--anchor self` runs them with it."));
         }
         let wanted = Wanted::Namespace { client, namespace: Some(namespace), wanted, first: None };
-        desk.server.answer_later(client);
-        self.ask_next(desk, tenant, Asked::new(wanted, order));
+        with.desk.server.answer_later(client);
+        self.ask_next(with, Asked::new(wanted, order));
         Ok(None)
     }
 
@@ -242,21 +240,19 @@ impl Anchors {
     /// is in none. `waits_until`: of who has waited.
     pub(crate) fn bind_anchored(
         &mut self,
-        desk: &mut Desk,
-        tenant: &mut Tenant,
+        with: &mut With<'_, Tenant>,
         client: ClientId,
         socket: BorrowedFd<'_>,
         address: SocketAddr,
         waits_until: Option<Time>,
     ) -> Option<Answer> {
-        let namespace = desk.host.namespace_with(socket)?;
-        Some(self.bind_in_namespace(desk, tenant, client, socket, address, namespace, waits_until))
+        let namespace = with.desk.host.namespace_with(socket)?;
+        Some(self.bind_in_namespace(with, client, socket, address, namespace, waits_until))
     }
 
     fn bind_in_namespace(
         &mut self,
-        desk: &mut Desk,
-        tenant: &mut Tenant,
+        with: &mut With<'_, Tenant>,
         client: ClientId,
         socket: BorrowedFd<'_>,
         address: SocketAddr,
@@ -268,11 +264,11 @@ impl Anchors {
             let failure = Failure::new("the socket's anchor has another address").on(local).code(Code::Unavailable);
             return Err(failure);
         }
-        if end.port() == 0 || tenant.is_in_namespace_of(&desk.host, socket, end) {
+        if end.port() == 0 || with.own.is_in_namespace_of(&with.desk.host, socket, end) {
             return bind(socket, address);
         }
-        let taken_of = desk.node.lessor_of(end);
-        let lessor = desk.node.rented().find(|of| of.ends.first.ip() == local).map(|of| of.anchor);
+        let taken_of = with.desk.node.lessor_of(end);
+        let lessor = with.desk.node.rented().find(|of| of.ends.first.ip() == local).map(|of| of.anchor);
         let Some(lessor) = lessor else {
             let failure = Failure::new("the socket came from another host, and its address is on lease from none");
             return Err(failure.on(local).code(Code::Unavailable));
@@ -281,16 +277,16 @@ impl Anchors {
         let socket = socket.try_clone_to_owned().map_err(not_kept)?;
         let asked = Asked::after(waits_until, Wanted::Port { client, socket: socket.into(), address });
         match taken_of {
-            Some(anchor) if !self.may_wait_for(desk, &asked, anchor, end) => return Err(taken(end)),
+            Some(anchor) if !self.may_wait_for(with.desk, &asked, anchor, end) => return Err(taken(end)),
             Some(anchor) => self.wait_for_end(anchor, end, asked),
             None => {
-                let lease = self.lease(desk, tenant, asked, lessor, Ends { first: end, count: 1 });
+                let lease = self.lease(with, asked, lessor, Ends { first: end, count: 1 });
                 if let (Some(lease), Some(first)) = (lease, brought) {
-                    tenant.join_namespace(lease, first);
+                    with.own.join_namespace(lease, first);
                 }
             }
         }
-        desk.server.answer_later(client);
+        with.desk.server.answer_later(client);
         Ok(None)
     }
 
@@ -301,7 +297,7 @@ impl Anchors {
     }
 
     /// Asks the next anchor that comes into question.
-    fn ask_next(&mut self, desk: &mut Desk, tenant: &mut Tenant, mut asked: Asked) {
+    fn ask_next(&mut self, with: &mut With<'_, Tenant>, mut asked: Asked) {
         let Some(first) = asked.wanted.first() else { return };
         let (ipv4, client) = (first.ipv4(), first.client());
         match asked.search.pop() {
@@ -315,63 +311,62 @@ impl Anchors {
                     _ => Ends { first: SocketAddr::new(any, 0), count: BLOCK },
                 };
                 if matches!(asked.wanted[..], [Wanted::Socket { .. }, ..]) {
-                    desk.server.answer_later(client);
+                    with.desk.server.answer_later(client);
                     match self.blocks.get(&(anchor, ipv4)).copied() {
                         Some(lease) => match self.asked.get_mut(&lease) {
                             // Another program asks for the same.
                             Some(under_way) => under_way.wanted.append(&mut asked.wanted),
-                            None => self.serve_wanted(desk, tenant, lease, asked.wanted, asked.search.waits_until()),
+                            None => self.serve_wanted(with, lease, asked.wanted, asked.search.waits_until()),
                         },
                         None => {
-                            if let Some(lease) = self.lease(desk, tenant, asked, anchor, block) {
+                            if let Some(lease) = self.lease(with, asked, anchor, block) {
                                 self.blocks.insert((anchor, ipv4), lease);
                             }
                         }
                     }
                 } else {
-                    self.lease(desk, tenant, asked, anchor, block);
+                    self.lease(with, asked, anchor, block);
                 }
             }
             Some(None) => {
                 for wanted in asked.wanted {
                     if let Wanted::Socket { client, socket } = wanted {
-                        let made = desk.make_own_socket(client, socket);
-                        desk.reply(client, made);
+                        let made = with.desk.make_own_socket(client, socket);
+                        with.desk.reply(client, made);
                     }
                 }
             }
-            None => {
-                self.refuse_all(desk, asked.wanted, &Failure::new("no host lends endpoints").code(Code::Unavailable))
-            }
+            None => self.refuse_all(
+                with.desk,
+                asked.wanted,
+                &Failure::new("no host lends endpoints").code(Code::Unavailable),
+            ),
         }
     }
 
-    fn lease(
-        &mut self,
-        desk: &mut Desk,
-        tenant: &mut Tenant,
-        asked: Asked,
-        anchor: PublicKey,
-        ends: Ends,
-    ) -> Option<FlowName> {
+    fn lease(&mut self, with: &mut With<'_, Tenant>, asked: Asked, anchor: PublicKey, ends: Ends) -> Option<FlowName> {
         let now = clock::now();
-        let hosts = desk.node.community(now).hosts;
+        let hosts = with.desk.node.community(now).hosts;
         let known = hosts.iter().find(|host| host.key == anchor).and_then(|host| host.at);
         let configured = || self.configured.get(&anchor).copied();
-        match desk.node.lease(now, anchor, known.or_else(configured), ends) {
+        match with.desk.node.lease(now, anchor, known.or_else(configured), ends) {
             Some(lease) => {
                 let mut asked = asked;
                 asked.search.note_asked(now);
                 if let [Wanted::Namespace { namespace, wanted, .. }] = &mut asked.wanted[..]
                     && let Some(namespace) = namespace.take()
                 {
-                    tenant.bring_namespace(lease, namespace, wanted.hidden);
+                    with.own.bring_namespace(lease, namespace, wanted.hidden);
                 }
                 self.asked.insert(lease, asked);
                 Some(lease)
             }
             None => {
-                self.refuse_all(desk, asked.wanted, &Failure::new("this host leases nothing").code(Code::Unavailable));
+                self.refuse_all(
+                    with.desk,
+                    asked.wanted,
+                    &Failure::new("this host leases nothing").code(Code::Unavailable),
+                );
                 None
             }
         }
@@ -388,49 +383,42 @@ impl Anchors {
     }
 
     /// What has become of a lease, if it is something to tell.
-    pub(crate) fn on_event(&mut self, desk: &mut Desk, tenant: &mut Tenant, event: &MoveEvent) -> Option<Report> {
+    pub(crate) fn on_event(&mut self, with: &mut With<'_, Tenant>, event: &MoveEvent) -> Option<Report> {
         match event {
             MoveEvent::Lent { to, ends } => {
                 let count = match ends.count {
                     0 => "all of it".to_owned(),
                     count => format!("{count} from port {}", ends.first.port()),
                 };
-                let (address, called) = (ends.first.ip(), desk.called(to));
+                let (address, called) = (ends.first.ip(), with.desk.called(to));
                 let told = told!(Lent { tenant: to, ends: ends.first }, "{address} is lent to {called}: {count}");
                 Some(told.by(Causer::Host(*to)))
             }
             MoveEvent::LeaseOver { to } => {
-                let told = told!(LeaseOver { tenant: to }, "{} has one lease less", desk.called(to));
+                let told = told!(LeaseOver { tenant: to }, "{} has one lease less", with.desk.called(to));
                 Some(told.by(Causer::Host(*to)))
             }
-            MoveEvent::Leased { number, anchor, ends } => Some(self.on_leased(desk, tenant, *number, *anchor, *ends)),
+            MoveEvent::Leased { number, anchor, ends } => Some(self.on_leased(with, *number, *anchor, *ends)),
             MoveEvent::NotLeased { number, anchor, ends, why, offered } => {
-                self.on_not_leased(desk, tenant, *number, *anchor, *why, &reason_of(*why, ends, offered))
+                self.on_not_leased(with, *number, *anchor, *why, &reason_of(*why, ends, offered))
             }
             MoveEvent::Reached { anchor, ends, reached } => {
-                Some(on_reached(desk, *anchor, *ends, *reached).by(Causer::Host(*anchor)))
+                Some(on_reached(with.desk, *anchor, *ends, *reached).by(Causer::Host(*anchor)))
             }
-            MoveEvent::Returned { number, anchor } => Some(self.on_returned(desk, *number, *anchor)),
-            MoveEvent::Claimed { tuple, outcome } => self.on_claimed(desk, tenant, *tuple, *outcome),
+            MoveEvent::Returned { number, anchor } => Some(self.on_returned(with.desk, *number, *anchor)),
+            MoveEvent::Claimed { tuple, outcome } => self.on_claimed(with, *tuple, *outcome),
             _ => None,
         }
     }
 
     /// A lease is in force.
-    fn on_leased(
-        &mut self,
-        desk: &mut Desk,
-        tenant: &mut Tenant,
-        number: u64,
-        anchor: PublicKey,
-        ends: Ends,
-    ) -> Report {
+    fn on_leased(&mut self, with: &mut With<'_, Tenant>, number: u64, anchor: PublicKey, ends: Ends) -> Report {
         let lease = FlowName::new(anchor, number);
         self.experience.lent(clock::now(), anchor, true);
         if let Some(asked) = self.asked.remove(&lease) {
-            self.serve_wanted(desk, tenant, lease, asked.wanted, asked.search.waits_until());
+            self.serve_wanted(with, lease, asked.wanted, asked.search.waits_until());
         }
-        let (ends, called) = (shown(&ends), desk.called(&anchor));
+        let (ends, called) = (shown(&ends), with.desk.called(&anchor));
         told!(Lease { anchor, ends }, "{ends} on lease from {called}")
     }
 
@@ -445,8 +433,7 @@ impl Anchors {
     /// A lease was refused, or is over. `None`: there is nothing to tell, since it will be asked for again.
     fn on_not_leased(
         &mut self,
-        desk: &mut Desk,
-        tenant: &mut Tenant,
+        with: &mut With<'_, Tenant>,
         number: u64,
         anchor: PublicKey,
         why: Refusal,
@@ -454,7 +441,7 @@ impl Anchors {
     ) -> Option<Report> {
         let lease = FlowName::new(anchor, number);
         self.blocks.retain(|_, block| *block != lease);
-        let (now, called) = (clock::now(), desk.called(&anchor));
+        let (now, called) = (clock::now(), with.desk.called(&anchor));
         let asked = self.asked.remove(&lease);
         let whole = asked.as_ref().and_then(|asked| asked.wanted.first()?.whole());
         let has_begun = |asked: &Asked| {
@@ -462,7 +449,7 @@ impl Anchors {
         };
         let asked = asked.map(|mut asked| {
             // What it was refused for may be on its way back to the anchor.
-            let has_less = self.has_less_since(desk, asked.search.asked(), anchor);
+            let has_less = self.has_less_since(with.desk, asked.search.asked(), anchor);
             let refused = Refused { anchor, why, has_begun: has_begun(&asked), has_less };
             (asked.search.handle_refused(now, refused), asked)
         });
@@ -472,15 +459,15 @@ impl Anchors {
         }
         match asked {
             Some((Then::Wait { .. }, mut asked)) => {
-                self.take_namespace_back(tenant, lease, &mut asked);
+                self.take_namespace_back(with.own, lease, &mut asked);
                 self.wait_for_any(asked);
             }
             Some((Then::Next { .. }, mut asked)) => {
-                self.take_namespace_back(tenant, lease, &mut asked);
-                self.ask_next(desk, tenant, asked);
+                self.take_namespace_back(with.own, lease, &mut asked);
+                self.ask_next(with, asked);
             }
             Some((Then::GivenUp, asked)) => {
-                tenant.forget_namespace(lease);
+                with.own.forget_namespace(lease);
                 let code = match why {
                     Refusal::Taken => Code::InUse,
                     Refusal::NotAllowed => Code::Denied,
@@ -493,7 +480,7 @@ impl Anchors {
                     None => "lends no endpoint".to_owned(),
                 };
                 let failure = Failure::new(format!("the anchor {what}: {reason}")).on(&called).code(code);
-                self.refuse_all(desk, asked.wanted, &failure);
+                self.refuse_all(with.desk, asked.wanted, &failure);
             }
             None => {
                 return Some(told!(
@@ -516,19 +503,18 @@ impl Anchors {
     }
 
     /// Goes on with what something was in the way of.
-    fn ask_again(&mut self, desk: &mut Desk, tenant: &mut Tenant, mut asked: Asked) {
+    fn ask_again(&mut self, with: &mut With<'_, Tenant>, mut asked: Asked) {
         match asked.wanted.pop() {
             Some(Wanted::Namespace { client, wanted, first: Some(first), .. }) => {
-                self.serve_namespace(desk, tenant, client, wanted, first, asked.search.waits_until());
+                self.serve_namespace(with, client, wanted, first, asked.search.waits_until());
             }
             Some(Wanted::Port { client, socket, address }) => {
-                let answer =
-                    self.bind_anchored(desk, tenant, client, socket.as_fd(), address, asked.search.waits_until());
-                desk.reply(client, answer.unwrap_or_else(|| Err(gone().on(address))));
+                let answer = self.bind_anchored(with, client, socket.as_fd(), address, asked.search.waits_until());
+                with.desk.reply(client, answer.unwrap_or_else(|| Err(gone().on(address))));
             }
             other => {
                 asked.wanted.extend(other);
-                self.ask_next(desk, tenant, asked);
+                self.ask_next(with, asked);
             }
         }
     }
@@ -536,21 +522,20 @@ impl Anchors {
     /// Gives programs what they wanted a lease for.
     fn serve_wanted(
         &mut self,
-        desk: &mut Desk,
-        tenant: &mut Tenant,
+        with: &mut With<'_, Tenant>,
         lease: FlowName,
         all: Vec<Wanted>,
         waits_until: Option<Time>,
     ) {
-        let Some((anchor, ends)) = leased(desk, lease) else {
+        let Some((anchor, ends)) = leased(with.desk, lease) else {
             let failure = Failure::new("the lease ended at once").code(Code::Unavailable);
-            return self.refuse_all(desk, all, &failure);
+            return self.refuse_all(with.desk, all, &failure);
         };
         for wanted in all {
             match wanted {
                 Wanted::Socket { client, socket } => {
-                    let who = desk.server.credentials(client);
-                    let made = desk.host.in_namespace(ends.first.ip(), || plain_socket(socket, who));
+                    let who = with.desk.server.credentials(client);
+                    let made = with.desk.host.in_namespace(ends.first.ip(), || plain_socket(socket, who));
                     let hide = |made: OwnedFd| match socket.hidden {
                         true => namespace::mark(made.as_fd(), HIDDEN).map(|()| made),
                         false => Ok(made),
@@ -562,21 +547,21 @@ impl Anchors {
                         Some(Err(error)) => Err(Failure::new(error.to_string())),
                         None => Err(gone()),
                     };
-                    let answer = made.and_then(|socket| desk.hand_socket(client, socket, anchor.to_string()));
-                    desk.reply(client, answer);
+                    let answer = made.and_then(|socket| with.desk.hand_socket(client, socket, anchor.to_string()));
+                    with.desk.reply(client, answer);
                 }
                 // The namespace has them.
                 Wanted::Process { .. } => {}
                 Wanted::Port { client, socket, address } => {
                     let answer = bind(socket.as_fd(), address);
                     if answer.is_err() {
-                        desk.node.return_lease(clock::now(), lease);
+                        with.desk.node.return_lease(clock::now(), lease);
                     }
-                    desk.reply(client, answer);
+                    with.desk.reply(client, answer);
                 }
                 Wanted::Namespace { client, wanted, first, .. } => {
                     self.namespaces.entry(client).or_default().push(lease);
-                    self.serve_namespace(desk, tenant, client, wanted, first.unwrap_or(lease), waits_until);
+                    self.serve_namespace(with, client, wanted, first.unwrap_or(lease), waits_until);
                 }
             }
         }
@@ -585,43 +570,42 @@ impl Anchors {
     /// A program's namespace has its address; then the ports that it is to have beside.
     fn serve_namespace(
         &mut self,
-        desk: &mut Desk,
-        tenant: &mut Tenant,
+        with: &mut With<'_, Tenant>,
         client: ClientId,
         mut wanted: WantedNamespace,
         first: FlowName,
         waits_until: Option<Time>,
     ) {
-        let Some((anchor, block)) = leased(desk, first) else {
+        let Some((anchor, block)) = leased(with.desk, first) else {
             self.leave_namespace(client);
-            return desk.reply(client, Err(Failure::new("the lease ended at once").code(Code::Unavailable)));
+            return with.desk.reply(client, Err(Failure::new("the lease ended at once").code(Code::Unavailable)));
         };
         while let Some(port) = wanted.ports.pop() {
             let end = SocketAddr::new(block.first.ip(), port);
-            if !desk.host.is_in_namespace(first.value(), end) {
-                let taken_of = desk.node.lessor_of(end);
+            if !with.desk.host.is_in_namespace(first.value(), end) {
+                let taken_of = with.desk.node.lessor_of(end);
                 if taken_of.is_some() {
                     wanted.ports.push(port);
                 }
                 let wanted = Wanted::Namespace { client, namespace: None, wanted, first: Some(first) };
                 let asked = Asked::after(waits_until, wanted);
                 if let Some(of) = taken_of {
-                    if !self.may_wait_for(desk, &asked, of, end) {
+                    if !self.may_wait_for(with.desk, &asked, of, end) {
                         self.leave_namespace(client);
-                        return desk.reply(client, Err(taken(end)));
+                        return with.desk.reply(client, Err(taken(end)));
                     }
                     return self.wait_for_end(of, end, asked);
                 }
-                if let Some(lease) = self.lease(desk, tenant, asked, anchor, Ends { first: end, count: 1 }) {
-                    tenant.join_namespace(lease, first.value());
+                if let Some(lease) = self.lease(with, asked, anchor, Ends { first: end, count: 1 }) {
+                    with.own.join_namespace(lease, first.value());
                 }
                 return;
             }
         }
         let ports = (block.first.port(), block.count);
-        let anchored = Anchored { anchor: desk.peer_name(&anchor), address: block.first.ip(), ports };
-        desk.server.stay(client);
-        desk.server.say(client, &Reply::Namespace(anchored), Vec::new());
+        let anchored = Anchored { anchor: with.desk.peer_name(&anchor), address: block.first.ip(), ports };
+        with.desk.server.stay(client);
+        with.desk.server.say(client, &Reply::Namespace(anchored), Vec::new());
     }
 
     /// Of clients that may have asked for any of this.
@@ -634,28 +618,27 @@ impl Anchors {
     }
 
     /// What is due of anchors: connections that have lasted are claimed, what nobody uses is returned.
-    pub(crate) fn handle_timeout(&mut self, desk: &mut Desk, tenant: &mut Tenant, now: Time) {
-        for young in tenant.take_mature(&mut desk.host, now) {
+    pub(crate) fn handle_timeout(&mut self, with: &mut With<'_, Tenant>, now: Time) {
+        for young in with.own.take_mature(&mut with.desk.host, now) {
             // One that was moved here is a flow already.
-            if !desk.node.has_flow(&young.flow) && desk.node.claim_flow(now, young.flow, young.hidden) {
+            if !with.desk.node.has_flow(&young.flow) && with.desk.node.claim_flow(now, young.flow, young.hidden) {
                 self.lasting.insert(young.flow, young);
             }
         }
-        self.return_leases(desk, tenant, now);
+        self.return_leases(with, now);
     }
 
     /// A connection is a flow of its anchor's, or cannot be.
     fn on_claimed(
         &mut self,
-        desk: &mut Desk,
-        tenant: &mut Tenant,
+        with: &mut With<'_, Tenant>,
         flow: FlowTuple,
         outcome: Result<(), Refusal>,
     ) -> Option<Report> {
         let lasting = self.lasting.remove(&flow);
         // What a program here has opened: its far end may be told where it is.
         if outcome.is_ok() && lasting.is_some_and(|young| !young.accepted && !young.hidden) {
-            desk.node.seek_far_end(clock::now(), flow);
+            with.desk.node.seek_far_end(clock::now(), flow);
         }
         let Err(why) = outcome else {
             // That it could not be moved was told.
@@ -670,7 +653,7 @@ impl Anchors {
             why => format!("cannot be moved{until}: its anchor answers that {}", reason(why)),
         };
         if let Some(young) = again {
-            tenant.on_unclaimed(clock::now(), young);
+            with.own.on_unclaimed(clock::now(), young);
             if young.tries > 0 {
                 // It was told.
                 return None;

@@ -7,7 +7,7 @@ use whimbrel_protocol::{Awaited, FlowName, Rented, Time};
 
 use super::super::executor::tenant::Tenant;
 use super::{Anchors, Asked};
-use crate::api::desk::Desk;
+use crate::api::desk::{Desk, With};
 use crate::api::server::ClientId;
 use crate::clock;
 
@@ -26,8 +26,8 @@ impl Anchors {
     }
 
     /// Returns what nobody uses, and goes on with what has waited for that.
-    pub(crate) fn return_leases(&mut self, desk: &mut Desk, tenant: &mut Tenant, now: Time) {
-        let rented: Vec<Rented> = desk.node.rented().collect();
+    pub(crate) fn return_leases(&mut self, with: &mut With<'_, Tenant>, now: Time) {
+        let rented: Vec<Rented> = with.desk.node.rented().collect();
         // Those that came with a namespace are their program's as long as that runs.
         for lease in rented.iter().map(Rented::lease) {
             let of_program = self.namespaces.values().flatten().any(|of| *of == lease);
@@ -35,12 +35,12 @@ impl Anchors {
                 self.returns.expire(now, lease);
             }
         }
-        for lease in self.returns.take_unused(now, |lease| tenant.is_lease_used(&mut desk.host, lease)) {
-            desk.node.return_lease(now, lease);
+        for lease in self.returns.take_unused(now, |lease| with.own.is_lease_used(&mut with.desk.host, lease)) {
+            with.desk.node.return_lease(now, lease);
         }
-        let rented: Vec<Rented> = desk.node.rented().collect();
+        let rented: Vec<Rented> = with.desk.node.rented().collect();
         for (search, wanted) in self.returns.take_ready(now, &rented) {
-            self.ask_again(desk, tenant, Asked { wanted, search });
+            self.ask_again(with, Asked { wanted, search });
         }
     }
 

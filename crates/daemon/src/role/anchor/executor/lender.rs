@@ -41,7 +41,6 @@ pub(crate) struct Lender {
 impl Lender {
     pub(crate) fn make_ready(&self, host: &mut Host, now: Time) -> Result<(), OpFailed> {
         host.make_ready(now, Mover::Lender, !host.lent().is_empty(), false)
-            .map_err(|error| failed(Refusal::NoRights, &error))
     }
 
     /// Whether this host lends nothing new, as this daemon or one before it was told.

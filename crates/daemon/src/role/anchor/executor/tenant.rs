@@ -42,7 +42,7 @@ struct Rented {
 
 impl Tenant {
     pub(crate) fn make_ready(&self, host: &mut Host, now: Time) -> Result<(), OpFailed> {
-        host.make_ready(now, Mover::Tenant, !self.is_idle(), false).map_err(|error| failed(Refusal::NoRights, &error))
+        host.make_ready(now, Mover::Tenant, !self.is_idle(), false)
     }
 
     pub(crate) fn is_idle(&self) -> bool {

@@ -14,7 +14,7 @@ use whimbrel_wire::snapshot::Metadata;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Followed, Job, MoveRequest, Moves, flow_of};
-use crate::api::desk::Desk;
+use crate::api::desk::{Desk, With};
 use crate::api::server::ClientId;
 use crate::effects::Effects;
 use crate::events::{Kind, Report};
@@ -32,8 +32,7 @@ impl Moves {
     /// The next effect of a move that can be carried out, of those that the node has asked for.
     pub(crate) fn next_move_op(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         now: Time,
         due: &mut VecDeque<(OpId, MoveOp)>,
     ) -> Option<(OpId, MoveOp)> {
@@ -41,18 +40,11 @@ impl Moves {
             if let Some(((id, op), refused)) = self.settling.pop() {
                 let Some(why) = refused else { return Some((id, op)) };
                 let sentence = format!("its anchor does not take one of its connections: {}", sentence(why));
-                self.leave_unsettled(
-                    desk,
-                    effects,
-                    now,
-                    id,
-                    &op,
-                    OpFailed { refusal: Some(Refusal::Unmovable), sentence },
-                );
+                self.leave_unsettled(with, now, id, &op, OpFailed { refusal: Some(Refusal::Unmovable), sentence });
                 continue;
             }
             let (id, op) = due.pop_front()?;
-            if let Some(op) = self.settle(desk, effects, now, id, op) {
+            if let Some(op) = self.settle(with, now, id, op) {
                 return Some((id, op));
             }
         }
@@ -60,24 +52,24 @@ impl Moves {
 
     /// Before a socket without another end rests its connections become flows: what is of none would go where the
     /// endpoint goes. `None`: it waits for that.
-    fn settle(&mut self, desk: &mut Desk, effects: &mut Effects, now: Time, id: OpId, op: MoveOp) -> Option<MoveOp> {
+    fn settle(&mut self, with: &mut With<'_, Effects>, now: Time, id: OpId, op: MoveOp) -> Option<MoveOp> {
         let MoveOp::Freeze { flow, .. } = op else { return Some(op) };
         if !flow.is_unconnected() {
             return Some(op);
         }
-        let connections = match effects.relocation.connections_of(&mut desk.host, &flow) {
+        let connections = match with.own.relocation.connections_of(&mut with.desk.host, &flow) {
             Ok(connections) => connections,
             Err(failure) => {
                 let failed = OpFailed { refusal: Some(Refusal::Unmovable), sentence: failure.to_string() };
-                self.leave_unsettled(desk, effects, now, id, &op, failed);
+                self.leave_unsettled(with, now, id, &op, failed);
                 return None;
             }
         };
         let mut open = HashSet::new();
         for connection in connections {
-            if !desk.node.has_flow(&connection) {
-                let hidden = desk.host.is_hidden(&connection);
-                if desk.node.claim_flow(now, connection, hidden) {
+            if !with.desk.node.has_flow(&connection) {
+                let hidden = with.desk.host.is_hidden(&connection);
+                if with.desk.node.claim_flow(now, connection, hidden) {
                     open.insert(connection);
                 }
             }
@@ -89,20 +81,12 @@ impl Moves {
         None
     }
 
-    fn leave_unsettled(
-        &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
-        now: Time,
-        id: OpId,
-        op: &MoveOp,
-        failed: OpFailed,
-    ) {
+    fn leave_unsettled(&mut self, with: &mut With<'_, Effects>, now: Time, id: OpId, op: &MoveOp, failed: OpFailed) {
         if let MoveOp::Freeze { name, flow } = op {
-            effects.relocation.let_new_in(&mut desk.host, flow);
+            with.own.relocation.let_new_in(&mut with.desk.host, flow);
             self.on_unmovable(name, &failed);
         }
-        desk.node.handle_done(now, id, Err(failed));
+        with.desk.node.handle_done(now, id, Err(failed));
     }
 
     /// What these name: connections, and sockets without another end.
@@ -132,8 +116,7 @@ impl Moves {
     /// What is left of a socket that listened goes as soon as nothing comes to it any more.
     pub(super) fn retire(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         now: Time,
         name: MoveName,
         to: PublicKey,
@@ -143,31 +126,31 @@ impl Moves {
             // Of a move that a daemon before this one began it is not known for whom it was.
             let receiver = job.and_then(|job| job.receiver.clone());
             self.retiring.begin(now, name, Followed { to, receiver });
-            self.retire_listeners(desk, effects, now);
+            self.retire_listeners(with, now);
         }
     }
 
     /// Connections that were not accepted follow their sockets, which end when none can come any more.
-    pub(crate) fn retire_listeners(&mut self, desk: &mut Desk, effects: &mut Effects, now: Time) {
-        let is_being_opened = |name: &MoveName| effects.relocation.is_being_opened(&mut desk.host, name);
+    pub(crate) fn retire_listeners(&mut self, with: &mut With<'_, Effects>, now: Time) {
+        let is_being_opened = |name: &MoveName| with.own.relocation.is_being_opened(&mut with.desk.host, name);
         for retiring in self.retiring.take(now, is_being_opened) {
-            for socket in effects.relocation.take_queued(&retiring.name) {
-                let named = flow_of(&socket).and_then(|flow| Ok((flow, desk.names.of(socket.as_fd())?)));
+            for socket in with.own.relocation.take_queued(&retiring.name) {
+                let named = flow_of(&socket).and_then(|flow| Ok((flow, with.desk.names.of(socket.as_fd())?)));
                 let Ok((flow, uuid)) = named else { continue };
-                if let Some(why) = self.why_bound_here(desk, &flow) {
-                    self.reset_queued(desk, &retiring, flow, &socket, &why);
+                if let Some(why) = self.why_bound_here(with.desk, &flow) {
+                    self.reset_queued(with.desk, &retiring, flow, &socket, &why);
                     continue;
                 }
                 let metadata = Metadata { uuid: *uuid.as_bytes(), state: Vec::new() };
-                let family = effects.relocation.take_given(&mut desk.host, now, flow, socket.into(), metadata);
+                let family = with.own.relocation.take_given(&mut with.desk.host, now, flow, socket.into(), metadata);
                 let (acceptor, receiver) = (retiring.with.to, retiring.with.receiver.clone());
                 let options = Vec::new();
                 let move_request =
                     MoveRequest { client: ClientId::NOBODY, family, acceptor, receiver, options, prepares: false };
-                self.give_duplicated(desk, effects, flow, move_request);
+                self.give_duplicated(with, flow, move_request);
             }
             if retiring.is_over() {
-                effects.relocation.end_retired(&mut desk.host, &retiring.name);
+                with.own.relocation.end_retired(&mut with.desk.host, &retiring.name);
             } else {
                 self.retiring.put_back(retiring);
             }

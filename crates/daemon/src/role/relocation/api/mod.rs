@@ -22,7 +22,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::executor::{Arrived, Known, NotDuplicated};
 use crate::api::Answer;
-use crate::api::desk::Desk;
+use crate::api::desk::{Desk, With};
 use crate::api::server::ClientId;
 use crate::api::views;
 use crate::effects::Effects;
@@ -143,30 +143,29 @@ impl Moves {
     /// ([`Server::reply`](crate::api::server::Server::reply)).
     pub(crate) fn move_sockets(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         id: ClientId,
         connections: &[String],
         to: &str,
         receiver: Option<String>,
     ) -> Answer {
-        let acceptor = desk.host_named(to)?;
-        let flows = self.sockets_named(desk, connections)?;
-        desk.server.answer_later(id);
+        let acceptor = with.desk.host_named(to)?;
+        let flows = self.sockets_named(with.desk, connections)?;
+        with.desk.server.answer_later(id);
         let now = clock::now();
-        let Desk { names, host, .. } = desk;
+        let Desk { names, host, .. } = with.desk;
         let name = |socket: BorrowedFd<'_>| names.of(socket).map_or([0; 16], |uuid| *uuid.as_bytes());
         let duplicated =
-            effects.relocation.borrow_sockets(&|flow| effects.helpers.has_answered(flow), host, now, &flows, name);
+            with.own.relocation.borrow_sockets(&|flow| with.own.helpers.has_answered(flow), host, now, &flows, name);
         self.open.insert(id, flows.len());
         for flow in flows {
             match duplicated.get(&flow) {
                 Some(Ok(family)) => {
                     let move_request = MoveRequest::new(id, *family, acceptor, receiver.clone());
-                    self.give_duplicated(desk, effects, flow, move_request);
+                    self.give_duplicated(with, flow, move_request);
                 }
-                Some(Err(why)) => self.reply_kept(desk, id, flow, [0; 16], &why.to_string()),
-                None => self.reply_kept(desk, id, flow, [0; 16], "its socket was not found"),
+                Some(Err(why)) => self.reply_kept(with.desk, id, flow, [0; 16], &why.to_string()),
+                None => self.reply_kept(with.desk, id, flow, [0; 16], "its socket was not found"),
             }
         }
         Ok(None)
@@ -175,21 +174,20 @@ impl Moves {
     /// [`Request::Give`](whimbrel_ipc::Request::Give): `socket` may be anything.
     pub(crate) fn give_socket(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         id: ClientId,
         socket: closing::Received,
         to: &str,
         receiver: Option<String>,
         state: State,
     ) -> Answer {
-        let acceptor = desk.host_named(to)?;
-        let uuid = desk.names.of(socket.as_fd())?;
-        let flow = self.flow_given(desk, &socket)?;
-        desk.server.answer_later(id);
+        let acceptor = with.desk.host_named(to)?;
+        let uuid = with.desk.names.of(socket.as_fd())?;
+        let flow = self.flow_given(with.desk, &socket)?;
+        with.desk.server.answer_later(id);
         let metadata = Metadata { uuid: *uuid.as_bytes(), state: state.into_bytes() };
-        let family = effects.relocation.take_given(&mut desk.host, clock::now(), flow, socket, metadata);
-        self.give_duplicated(desk, effects, flow, MoveRequest::new(id, family, acceptor, receiver));
+        let family = with.own.relocation.take_given(&mut with.desk.host, clock::now(), flow, socket, metadata);
+        self.give_duplicated(with, flow, MoveRequest::new(id, family, acceptor, receiver));
         Ok(None)
     }
 
@@ -217,12 +215,12 @@ impl Moves {
     }
 
     /// Nothing goes from here any more that can be called back, as this daemon stops.
-    pub(crate) fn call_back(&mut self, desk: &mut Desk, effects: &mut Effects) {
+    pub(crate) fn call_back(&mut self, with: &mut With<'_, Effects>) {
         self.stopping = true;
         let now = clock::now();
         let names: Vec<MoveName> = self.jobs.keys().chain(self.prepared.keys()).copied().collect();
-        names.into_iter().for_each(|name| desk.node.cancel_move(now, name));
-        self.call_processes_back(desk, effects, now);
+        names.into_iter().for_each(|name| with.desk.node.cancel_move(now, name));
+        self.call_processes_back(with, now);
     }
 
     /// Of clients that may have asked for any of this. What they wait for is not told.
@@ -235,28 +233,28 @@ impl Moves {
 
     /// The same once it is known which options the socket has: one that cannot go stays before anything is done with
     /// it.
-    fn give_duplicated(&mut self, desk: &mut Desk, effects: &mut Effects, flow: FlowTuple, move_request: MoveRequest) {
-        match effects.relocation.options_of_duplicated(&mut desk.host, &flow) {
-            Ok(options) => self.give(desk, effects, flow, MoveRequest { options, ..move_request }),
+    fn give_duplicated(&mut self, with: &mut With<'_, Effects>, flow: FlowTuple, move_request: MoveRequest) {
+        match with.own.relocation.options_of_duplicated(&mut with.desk.host, &flow) {
+            Ok(options) => self.give(with, flow, MoveRequest { options, ..move_request }),
             Err(failed) => {
-                let uuid = effects.relocation.uuid_of(&flow).unwrap_or_default();
-                self.return_requested(desk, effects, clock::now(), &flow, &move_request);
-                self.reply_kept(desk, move_request.client, flow, uuid, &failed.sentence);
+                let uuid = with.own.relocation.uuid_of(&flow).unwrap_or_default();
+                self.return_requested(with, clock::now(), &flow, &move_request);
+                self.reply_kept(with.desk, move_request.client, flow, uuid, &failed.sentence);
             }
         }
     }
 
     /// Has the node give a socket away that the effects have.
-    fn give(&mut self, desk: &mut Desk, effects: &mut Effects, flow: FlowTuple, move_request: MoveRequest) {
-        if let Some(why) = self.why_bound_here(desk, &flow) {
-            let uuid = effects.relocation.uuid_of(&flow).unwrap_or_default();
-            self.return_requested(desk, effects, clock::now(), &flow, &move_request);
-            return self.reply_kept(desk, move_request.client, flow, uuid, &why);
+    fn give(&mut self, with: &mut With<'_, Effects>, flow: FlowTuple, move_request: MoveRequest) {
+        if let Some(why) = self.why_bound_here(with.desk, &flow) {
+            let uuid = with.own.relocation.uuid_of(&flow).unwrap_or_default();
+            self.return_requested(with, clock::now(), &flow, &move_request);
+            return self.reply_kept(with.desk, move_request.client, flow, uuid, &why);
         }
-        let came = flow.is_unconnected() && self.has_endpoint(desk, &flow);
-        let ready = if came { Some(move_request) } else { self.claim_first(desk, flow, move_request) };
+        let came = flow.is_unconnected() && self.has_endpoint(with.desk, &flow);
+        let ready = if came { Some(move_request) } else { self.claim_first(with.desk, flow, move_request) };
         if let Some(move_request) = ready {
-            self.fulfil(desk, effects, flow, move_request);
+            self.fulfil(with, flow, move_request);
         }
     }
 
@@ -288,29 +286,29 @@ impl Moves {
     }
 
     /// A connection is a flow of its anchor's, or cannot be: what has waited for that goes on.
-    fn on_claimed(&mut self, desk: &mut Desk, effects: &mut Effects, flow: FlowTuple, outcome: Result<(), Refusal>) {
+    fn on_claimed(&mut self, with: &mut With<'_, Effects>, flow: FlowTuple, outcome: Result<(), Refusal>) {
         self.settling.on_claimed(&flow, outcome);
         let Some(move_request) = self.claiming.remove(&flow) else { return };
         match outcome {
-            Ok(()) => self.fulfil(desk, effects, flow, move_request),
+            Ok(()) => self.fulfil(with, flow, move_request),
             Err(why) => {
-                let uuid = effects.relocation.uuid_of(&flow).unwrap_or_default();
-                self.return_requested(desk, effects, clock::now(), &flow, &move_request);
-                self.reply_kept(desk, move_request.client, flow, uuid, sentence(why));
+                let uuid = with.own.relocation.uuid_of(&flow).unwrap_or_default();
+                self.return_requested(with, clock::now(), &flow, &move_request);
+                self.reply_kept(with.desk, move_request.client, flow, uuid, sentence(why));
             }
         }
     }
 
-    fn fulfil(&mut self, desk: &mut Desk, effects: &mut Effects, flow: FlowTuple, move_request: MoveRequest) {
+    fn fulfil(&mut self, with: &mut With<'_, Effects>, flow: FlowTuple, move_request: MoveRequest) {
         let now = clock::now();
-        let uuid = effects.relocation.uuid_of(&flow).unwrap_or_default();
+        let uuid = with.own.relocation.uuid_of(&flow).unwrap_or_default();
         if self.stopping {
-            self.return_requested(desk, effects, now, &flow, &move_request);
-            return self.reply_kept(desk, move_request.client, flow, uuid, STOPPING);
+            self.return_requested(with, now, &flow, &move_request);
+            return self.reply_kept(with.desk, move_request.client, flow, uuid, STOPPING);
         }
-        let begun = match self.take_prepared(desk, effects, now, &flow, &move_request) {
+        let begun = match self.take_prepared(with, now, &flow, &move_request) {
             Some(name) => Ok(name),
-            None => self.begin_move(desk, now, flow, &move_request),
+            None => self.begin_move(with.desk, now, flow, &move_request),
         };
         match begun {
             Ok(name) if move_request.prepares => self.on_preparing(name, flow, move_request),
@@ -320,8 +318,8 @@ impl Moves {
                 self.jobs.insert(name, Job { client, flow, uuid, receiver, unmovable: None });
             }
             Err(why) => {
-                self.return_requested(desk, effects, now, &flow, &move_request);
-                self.reply_kept(desk, move_request.client, flow, uuid, &not_given(why, &flow));
+                self.return_requested(with, now, &flow, &move_request);
+                self.reply_kept(with.desk, move_request.client, flow, uuid, &not_given(why, &flow));
             }
         }
     }
@@ -355,39 +353,38 @@ impl Moves {
     /// A socket is not to go, or not to be prepared, after all.
     fn return_requested(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         now: Time,
         flow: &FlowTuple,
         move_request: &MoveRequest,
     ) {
         match move_request.prepares {
-            true => effects.relocation.forget_gift(&mut desk.host, now, flow),
-            false => effects.relocation.return_socket(&mut desk.host, now, flow),
+            true => with.own.relocation.forget_gift(&mut with.desk.host, now, flow),
+            false => with.own.relocation.return_socket(&mut with.desk.host, now, flow),
         }
     }
 
     /// Sockets that have come are handed to their programs.
-    pub(crate) fn hand_over(&mut self, desk: &mut Desk, effects: &mut Effects) {
-        for Arrived { name, receiver, flow, socket, metadata } in effects.relocation.take_arrived() {
+    pub(crate) fn hand_over(&mut self, with: &mut With<'_, Effects>) {
+        for Arrived { name, receiver, flow, socket, metadata } in with.own.relocation.take_arrived() {
             let called = Uuid::from_bytes(metadata.uuid);
-            let is_taken = desk.kept.has_other(&called, socket.as_fd());
+            let is_taken = with.desk.kept.has_other(&called, socket.as_fd());
             if !is_taken {
-                desk.names.learn(socket.as_fd(), called);
+                with.desk.names.learn(socket.as_fd(), called);
             }
             // By the name that it has here, where its own is that of another socket which waits.
-            let uuid = desk.names.of(socket.as_fd()).unwrap_or(called);
+            let uuid = with.desk.names.of(socket.as_fd()).unwrap_or(called);
             self.come.insert(name, Come { flow, waits: receiver.is_empty() });
             if is_taken {
                 let sentence = "is called otherwise than where it comes from: another one waits by its name";
-                desk.tell(Report::of_socket(Kind::SocketRenamed, Some(flow), sentence.to_owned()));
+                with.desk.tell(Report::of_socket(Kind::SocketRenamed, Some(flow), sentence.to_owned()));
             }
             if receiver.is_empty() {
                 // A program asks for it by its name.
-                if desk.kept.put(clock::now(), uuid, socket.into()).is_err() {
+                if with.desk.kept.put(clock::now(), uuid, socket.into()).is_err() {
                     tracing::warn!(%flow, "a socket that has come is closed: another one waits by its name");
                 }
-                self.on_waiting_room(desk, effects);
+                self.on_waiting_room(with.desk, with.own);
                 continue;
             }
             let client = self.receivers.iter().find(|(_, of)| of.is_called(&receiver));
@@ -396,14 +393,14 @@ impl Moves {
             };
             let received = Received {
                 name: name_here,
-                from: desk.peer_name(&PublicKey::from(name.donor)),
+                from: with.desk.peer_name(&PublicKey::from(name.donor)),
                 flow: views::flow(flow),
                 uuid,
                 state: State::new(metadata.state).unwrap_or_default(),
             };
             // Of a program that has gone meanwhile the socket is closed, as its own would be.
-            desk.server.hand(client, &Reply::Received(Box::new(received)), vec![socket]);
-            self.on_backlog(desk, effects, client);
+            with.desk.server.hand(client, &Reply::Received(Box::new(received)), vec![socket]);
+            self.on_backlog(with.desk, with.own, client);
         }
     }
 
@@ -420,28 +417,28 @@ impl Moves {
     }
 
     /// What has become of a move, if it is something to tell.
-    pub(crate) fn on_event(&mut self, desk: &mut Desk, effects: &mut Effects, event: &MoveEvent) -> Option<Report> {
+    pub(crate) fn on_event(&mut self, with: &mut With<'_, Effects>, event: &MoveEvent) -> Option<Report> {
         let now = clock::now();
-        if self.on_move_of_process(desk, effects, event) {
+        if self.on_move_of_process(with, event) {
             return None;
         }
         let told = match event {
             MoveEvent::Given { name, to } => {
                 let job = self.jobs.remove(name);
-                let (key, to) = (*to, desk.peer_name(to));
+                let (key, to) = (*to, with.desk.peer_name(to));
                 let flow = job.as_ref().map(|job| job.flow);
-                self.retire(desk, effects, now, *name, key, job.as_ref());
+                self.retire(with, now, *name, key, job.as_ref());
                 if let Some(Job { client, flow, uuid, .. }) = job {
                     // What was kept of it for its program is of no use any more.
-                    desk.kept.forget(&uuid);
+                    with.desk.kept.forget(&uuid);
                     let moved = Moved { flow: views::flow(flow), uuid, to: to.clone() };
-                    self.reply_decided(desk, client, &Reply::Moved(moved));
+                    self.reply_decided(with.desk, client, &Reply::Moved(moved));
                 }
                 Report::of_socket(Kind::SocketGiven, flow, format!("is with {to} now"))
             }
-            MoveEvent::Prepared { name } => return self.on_prepared(desk, name),
+            MoveEvent::Prepared { name } => return self.on_prepared(with.desk, name),
             MoveEvent::Kept { name, why } if self.prepared.contains_key(name) => {
-                return self.on_unprepared(desk, effects, now, name, *why);
+                return self.on_unprepared(with, now, name, *why);
             }
             MoveEvent::Kept { name, why } => {
                 let job = self.jobs.remove(name);
@@ -449,45 +446,43 @@ impl Moves {
                 let unmovable = job.as_ref().and_then(|job| job.unmovable.clone());
                 let reason = unmovable.unwrap_or_else(|| sentence(*why).to_owned());
                 if let Some(Job { client, flow, uuid, .. }) = job {
-                    effects.relocation.return_socket(&mut desk.host, now, &flow);
-                    self.reply_kept(desk, client, flow, *uuid.as_bytes(), &reason);
+                    with.own.relocation.return_socket(&mut with.desk.host, now, &flow);
+                    self.reply_kept(with.desk, client, flow, *uuid.as_bytes(), &reason);
                 }
                 Report::of_socket(Kind::SocketKept, flow, format!("stays here: {reason}"))
             }
-            MoveEvent::LostThere { name, to, why, snapshot } => {
-                self.on_lost_there(desk, effects, now, name, to, *why, snapshot)
-            }
-            MoveEvent::HeardOf { name, to, outcome } => self.on_heard_of(desk, name, to, *outcome),
+            MoveEvent::LostThere { name, to, why, snapshot } => self.on_lost_there(with, now, name, to, *why, snapshot),
+            MoveEvent::HeardOf { name, to, outcome } => self.on_heard_of(with.desk, name, to, *outcome),
             MoveEvent::Undecided { name, holder } => {
                 let flow = self.jobs.get(name).map(|job| job.flow);
-                let who = desk.called(holder);
+                let who = with.desk.called(holder);
                 Report::of_socket(Kind::SocketUndecided, flow, format!("rests, since {who} does not say whose it is"))
             }
             MoveEvent::Taken { name } => {
                 let come = self.come.remove(name);
-                let flow = come.map(|come| come.flow).or_else(|| effects.relocation.flow_of(name));
+                let flow = come.map(|come| come.flow).or_else(|| with.own.relocation.flow_of(name));
                 let sentence = come.map_or_else(|| "goes on here".to_owned(), |come| come.sentence());
                 Report::of_socket(Kind::SocketTaken, flow, sentence)
             }
             MoveEvent::NotTaken { name, why } => {
-                let flow = effects.relocation.flow_of(name);
+                let flow = with.own.relocation.flow_of(name);
                 let sentence = format!("does not come here: {}", sentence_here(*why));
                 Report::of_socket(Kind::SocketNotTaken, flow, sentence).by(Causer::Host(name.donor.into()))
             }
             MoveEvent::Rebound { flow, far } => {
-                if flow.peer() == desk.node.public_key() {
+                if flow.peer() == with.desk.node.public_key() {
                     // What is at home again need not be held: another move of it has another name.
-                    desk.node.end_held_flow(now, *flow);
+                    with.desk.node.end_held_flow(now, *flow);
                 }
-                let sentence = format!("has its other end with {} now", desk.called(&flow.peer()));
+                let sentence = format!("has its other end with {} now", with.desk.called(&flow.peer()));
                 Report::of_socket(Kind::FlowRebound, *far, sentence).by(Causer::Host(flow.peer()))
             }
             MoveEvent::Lost { name } => {
                 let job = self.jobs.remove(name);
-                let flow = job.as_ref().map(|job| job.flow).or_else(|| effects.relocation.flow_of(name));
+                let flow = job.as_ref().map(|job| job.flow).or_else(|| with.own.relocation.flow_of(name));
                 if let Some(Job { client, flow, uuid, .. }) = job {
                     self.reply_lost(
-                        desk,
+                        with.desk,
                         client,
                         flow,
                         uuid,
@@ -498,11 +493,11 @@ impl Moves {
                 Report::of_socket(Kind::SocketLost, flow, "is lost, and its connection over".to_owned())
             }
             MoveEvent::LoadAnswered { from, number, standing, sentence } => {
-                self.on_load_answered(desk, effects, *from, *number, *standing, sentence.clone());
+                self.on_load_answered(with, *from, *number, *standing, sentence.clone());
                 return None;
             }
             MoveEvent::Claimed { tuple, outcome } => {
-                self.on_claimed(desk, effects, *tuple, *outcome);
+                self.on_claimed(with, *tuple, *outcome);
                 return None;
             }
             // Whoever can have it fail can have it fail again.
@@ -518,8 +513,7 @@ impl Moves {
     /// A socket has gone to a host where it does not go on, or does not say so (P-145). What was in it is kept here.
     fn on_lost_there(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         now: Time,
         name: &MoveName,
         to: &PublicKey,
@@ -527,7 +521,7 @@ impl Moves {
         snapshot: &[u8],
     ) -> Report {
         let job = self.jobs.remove(name);
-        self.retire(desk, effects, now, *name, *to, job.as_ref());
+        self.retire(with, now, *name, *to, job.as_ref());
         let uuid = job.as_ref().map_or(Uuid::from_bytes([0; 16]), |job| job.uuid);
         let flow = job.as_ref().map(|job| job.flow);
         let kept = left_over::keep(&self.state_dir, &uuid, snapshot);
@@ -536,14 +530,14 @@ impl Moves {
             self.unheard.add(*name, flow, kept.as_deref().unwrap_or_default());
         }
         let left = left_over::sentence(kept);
-        let to = desk.called(to);
+        let to = with.desk.called(to);
         let reason = match unheard {
             true => format!("it is with {to}, which has not said that it goes on there; {left}"),
             false => format!("{to} could not let it go on (its log says why), and it is over at both ends; {left}"),
         };
         if let Some(Job { client, flow, uuid, .. }) = job {
-            desk.kept.forget(&uuid);
-            self.reply_lost(desk, client, flow, uuid, &reason, unheard);
+            with.desk.kept.forget(&uuid);
+            self.reply_lost(with.desk, client, flow, uuid, &reason, unheard);
         }
         let becomes = if unheard { "may be lost" } else { "is lost" };
         Report::of_socket(Kind::SocketLost, flow, format!("{becomes}: {reason}"))

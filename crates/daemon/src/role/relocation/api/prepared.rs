@@ -9,7 +9,7 @@ use whimbrel_wire::FlowTuple;
 
 use super::{MoveRequest, Moves, Prepared};
 use crate::api::Answer;
-use crate::api::desk::Desk;
+use crate::api::desk::{Desk, With};
 use crate::api::server::ClientId;
 use crate::clock;
 use crate::closing::Received;
@@ -21,27 +21,26 @@ impl Moves {
     /// [`Request::Prepare`](whimbrel_ipc::Request::Prepare): `socket` may be anything.
     pub(crate) fn prepare_socket(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         id: ClientId,
         socket: &Received,
         to: &str,
         receiver: Option<String>,
     ) -> Answer {
-        let acceptor = desk.host_named(to)?;
-        let uuid = desk.names.of(socket.as_fd())?;
-        let flow = self.flow_given(desk, socket)?;
+        let acceptor = with.desk.host_named(to)?;
+        let uuid = with.desk.names.of(socket.as_fd())?;
+        let flow = self.flow_given(with.desk, socket)?;
         if flow.is_unconnected() {
             return Err(Failure::new("only a connected socket can be prepared").code(Code::NotSupported));
         }
-        desk.server.answer_later(id);
-        let family = effects.relocation.expect_gift(&mut desk.host, clock::now(), flow, socket, *uuid.as_bytes());
+        with.desk.server.answer_later(id);
+        let family = with.own.relocation.expect_gift(&mut with.desk.host, clock::now(), flow, socket, *uuid.as_bytes());
         let move_request = MoveRequest { prepares: true, ..MoveRequest::new(id, family, acceptor, receiver) };
-        match desk.host.options_of(&flow, socket.as_fd()) {
-            Ok(options) => self.give(desk, effects, flow, MoveRequest { options, ..move_request }),
+        match with.desk.host.options_of(&flow, socket.as_fd()) {
+            Ok(options) => self.give(with, flow, MoveRequest { options, ..move_request }),
             Err(failed) => {
-                self.return_requested(desk, effects, clock::now(), &flow, &move_request);
-                self.reply_kept(desk, id, flow, *uuid.as_bytes(), &failed.sentence);
+                self.return_requested(with, clock::now(), &flow, &move_request);
+                self.reply_kept(with.desk, id, flow, *uuid.as_bytes(), &failed.sentence);
             }
         }
         Ok(None)
@@ -56,8 +55,7 @@ impl Moves {
     /// The move of a socket that goes now and is prepared, if it is so for just this.
     pub(crate) fn take_prepared(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         now: Time,
         flow: &FlowTuple,
         move_request: &MoveRequest,
@@ -74,13 +72,13 @@ impl Moves {
             })
             .collect();
         for (name, fits) in names {
-            if fits && desk.node.give_prepared(now, name) {
-                self.reply_prepared(desk, &name);
-                self.forget_prepared(desk, effects, now, &name);
+            if fits && with.desk.node.give_prepared(now, name) {
+                self.reply_prepared(with.desk, &name);
+                self.forget_prepared(with, now, &name);
                 return Some(name);
             }
             // What becomes of that is told by an event.
-            desk.node.cancel_move(now, name);
+            with.desk.node.cancel_move(now, name);
         }
         None
     }
@@ -103,19 +101,18 @@ impl Moves {
     /// It comes to nothing. `None`: nobody need be told, or it is no such move.
     pub(crate) fn on_unprepared(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         now: Time,
         name: &MoveName,
         why: Refusal,
     ) -> Option<Report> {
         let prepared = self.prepared.get(name)?;
         let (flow, client) = (prepared.flow, prepared.client);
-        let uuid = effects.relocation.uuid_of(&flow).unwrap_or_default();
-        self.forget_prepared(desk, effects, now, name);
+        let uuid = with.own.relocation.uuid_of(&flow).unwrap_or_default();
+        self.forget_prepared(with, now, name);
         // Who was told that all are ready learns of it where it gives the socket away.
         let client = client?;
-        self.reply_kept(desk, client, flow, uuid, sentence(why));
+        self.reply_kept(with.desk, client, flow, uuid, sentence(why));
         Some(Report::of_socket(Kind::SocketKept, Some(flow), format!("stays here: {}", sentence(why))))
     }
 
@@ -126,10 +123,10 @@ impl Moves {
         }
     }
 
-    fn forget_prepared(&mut self, desk: &mut Desk, effects: &mut Effects, now: Time, name: &MoveName) {
+    fn forget_prepared(&mut self, with: &mut With<'_, Effects>, now: Time, name: &MoveName) {
         let Some(Prepared { flow, .. }) = self.prepared.remove(name) else { return };
         if self.prepared.values().all(|other| other.flow != flow) {
-            effects.relocation.forget_gift(&mut desk.host, now, &flow);
+            with.own.relocation.forget_gift(&mut with.desk.host, now, &flow);
         }
     }
 }

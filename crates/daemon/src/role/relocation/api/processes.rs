@@ -13,7 +13,7 @@ use whimbrel_wire::snapshot::Family;
 
 use super::super::process::executor::News;
 use super::{INVITE, Moves, SNAPSHOT_USUAL, STOPPING};
-use crate::api::desk::Desk;
+use crate::api::desk::{Desk, With};
 use crate::api::server::ClientId;
 use crate::api::{Answer, views};
 use crate::clock;
@@ -81,8 +81,7 @@ impl Moves {
     /// [`Request::MoveProcess`](whimbrel_ipc::Request::MoveProcess).
     pub(crate) fn move_process(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         id: ClientId,
         pid: u32,
         scope: ProcessScope,
@@ -94,9 +93,9 @@ impl Moves {
             ProcessScope::Tree => Scope::Tree,
             ProcessScope::Cgroup => Scope::Cgroup,
         };
-        let to = desk.host_named(to)?;
+        let to = with.desk.host_named(to)?;
         let itself = || format!("process {pid}");
-        if to == desk.node.public_key() {
+        if to == with.desk.node.public_key() {
             return Err(Failure::new("it is on this host already").on(itself()).code(Code::NotSupported));
         }
         if self.stopping {
@@ -107,8 +106,8 @@ impl Moves {
             return Err(Failure::new("it is being moved already").on(itself()).code(Code::NotSupported));
         }
         let started = process_tree::started(pid);
-        effects.processes.look(pid, scope);
-        desk.server.answer_later(id);
+        with.own.processes.look(pid, scope);
+        with.desk.server.answer_later(id);
         self.asked.insert(pid, Asked { client: id, wanted: Wanted { pid, scope, address }, to, started });
         Ok(None)
     }
@@ -116,8 +115,7 @@ impl Moves {
     /// A process that is wanted to go has been looked at.
     fn handle_seen(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         pid: u32,
         seen: Result<Box<ProcessTree>, process_tree::Unfit>,
     ) {
@@ -129,31 +127,30 @@ impl Moves {
         let begun = seen
             .and_then(|whole| if is_it(&whole) { Ok(whole) } else { Err(process_tree::Unfit::Gone(pid)) })
             .map_err(|unfit| not_seen(pid, &unfit))
-            .and_then(|whole| self.begin_process(desk, effects, client, *whole, wanted, to));
+            .and_then(|whole| self.begin_process(with, client, *whole, wanted, to));
         if let Err(failure) = begun {
-            desk.server.reply(client, &Reply::Error(failure));
+            with.desk.server.reply(client, &Reply::Error(failure));
         }
     }
 
     fn begin_process(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         client: ClientId,
         whole: ProcessTree,
         wanted: Wanted,
         to: PublicKey,
     ) -> Result<(), Failure> {
-        let going = fit_to_go(desk, &whole, wanted, &to)?;
+        let going = fit_to_go(with.desk, &whole, wanted, &to)?;
         let root = whole.root;
         let itself = format!("process {}", wanted.pid);
         if self.stopping {
             return Err(Failure::new(STOPPING).on(itself));
         }
-        if effects.processes.is_leaving(root) {
+        if with.own.processes.is_leaving(root) {
             return Err(Failure::new("it is being moved already").on(itself).code(Code::NotSupported));
         }
-        effects.processes.pack(&whole).map_err(|why| Failure::new(why).on(itself))?;
+        with.own.processes.pack(&whole).map_err(|why| Failure::new(why).on(itself))?;
         let job = ProcessJob {
             client,
             whole,
@@ -175,72 +172,64 @@ impl Moves {
     /// may lend ports of them.
     pub(crate) fn handle_processes(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         now: Time,
     ) -> Vec<(IpAddr, Vec<PublicKey>)> {
         let mut settled = Vec::new();
-        let (processes, mut around) = effects.around_wholes(&mut desk.host);
+        let (processes, mut around) = with.own.around_wholes(&mut with.desk.host);
         let finished = processes.handle(&mut around, now);
         // First why, then that it is so.
-        for news in effects.processes.take_news() {
+        for news in with.own.processes.take_news() {
             match news {
-                News::Seen { pid, seen } => self.handle_seen(desk, effects, pid, seen),
-                News::Packed { root, load } => self.send_ahead(desk, effects, now, root, load),
+                News::Seen { pid, seen } => self.handle_seen(with, pid, seen),
+                News::Packed { root, load } => self.send_ahead(with, now, root, load),
                 News::Quiet { root, result } => match result {
                     Ok(()) => self.quiet.push(root),
-                    Err(why) => self.call_process_back(desk, effects, now, root, Some(why)),
+                    Err(why) => self.call_process_back(with, now, root, Some(why)),
                 },
-                News::Stays { root, why } => self.call_process_back(desk, effects, now, root, Some(why)),
-                News::Cancel { name } => desk.node.cancel_move(now, name),
+                News::Stays { root, why } => self.call_process_back(with, now, root, Some(why)),
+                News::Cancel { name } => with.desk.node.cancel_move(now, name),
                 News::Prepared { name, refused } => match refused {
-                    None => desk.node.answer_load(now, name, LoadStanding::Ready, ""),
-                    Some(why) => desk.node.answer_load(now, name, LoadStanding::Refused, &why),
+                    None => with.desk.node.answer_load(now, name, LoadStanding::Ready, ""),
+                    Some(why) => with.desk.node.answer_load(now, name, LoadStanding::Refused, &why),
                 },
-                News::Failed { name, why } => desk.node.answer_load(now, name, LoadStanding::Refused, &why),
+                News::Failed { name, why } => with.desk.node.answer_load(now, name, LoadStanding::Refused, &why),
                 News::Settles { address, owners } => settled.push((address, owners)),
                 News::Running { name, program, pid } => {
-                    desk.node.answer_load(now, name, LoadStanding::Running, &pid.to_string());
-                    let from = desk.peer_name(&PublicKey::from(name.donor));
-                    desk.tell(told!(
+                    with.desk.node.answer_load(now, name, LoadStanding::Running, &pid.to_string());
+                    let from = with.desk.peer_name(&PublicKey::from(name.donor));
+                    with.desk.tell(told!(
                         ProcessTaken { pid, from: from.key },
                         "{program} has come from {from} and goes on here as process {pid}"
                     ));
                 }
                 News::Lost { name, why } => {
-                    let from = desk.peer_name(&PublicKey::from(name.donor));
-                    desk.tell(told!(ProcessLost { from: from.key }, "a process that was {from}'s is lost: {why}"));
+                    let from = with.desk.peer_name(&PublicKey::from(name.donor));
+                    with.desk.tell(told!(ProcessLost { from: from.key }, "a process that was {from}'s is lost: {why}"));
                 }
             }
         }
         for (id, answer) in finished {
-            desk.node.handle_done(now, id, answer);
+            with.desk.node.handle_done(now, id, answer);
         }
         let late = |job: &ProcessJob| job.until.is_some_and(|until| until <= now);
         let late: Vec<u32> = self.processes.iter().filter(|(_, job)| late(job)).map(|(root, _)| *root).collect();
-        late.into_iter().for_each(|root| self.answer_for_process(desk, effects, root));
+        late.into_iter().for_each(|root| self.answer_for_process(with, root));
         settled
     }
 
-    fn send_ahead(
-        &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
-        now: Time,
-        root: u32,
-        load: Result<Vec<u8>, String>,
-    ) {
+    fn send_ahead(&mut self, with: &mut With<'_, Effects>, now: Time, root: u32, load: Result<Vec<u8>, String>) {
         let Some(job) = self.processes.get_mut(&root) else { return };
         let to = job.to;
         let sent = load.and_then(|load| {
-            let number = desk.node.send_load(now, to, load);
+            let number = with.desk.node.send_load(now, to, load);
             number.ok_or_else(|| "this host takes no part in moves, or may not give that host anything".to_owned())
         });
         match sent {
             Ok(number) => job.number = Some(number),
             Err(why) => {
                 job.why = Some(why);
-                self.answer_for_process(desk, effects, root);
+                self.answer_for_process(with, root);
             }
         }
     }
@@ -248,8 +237,7 @@ impl Moves {
     /// The acceptor says how a process stands there.
     pub(crate) fn on_load_answered(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         from: PublicKey,
         number: u64,
         standing: LoadStanding,
@@ -262,20 +250,20 @@ impl Moves {
         match standing {
             LoadStanding::Ready if !job.begun => {
                 job.begun = true;
-                self.quiet_down(desk, effects, root);
+                self.quiet_down(with, root);
             }
             LoadStanding::Refused if !job.begun => {
                 job.why = Some(format!("the other host does not take it: {said}"));
-                self.answer_for_process(desk, effects, root);
+                self.answer_for_process(with, root);
             }
             LoadStanding::Refused => {
                 job.why.get_or_insert_with(|| format!("the other host could not rebuild it: {said}"));
             }
             LoadStanding::Running => {
-                let still = effects.processes.still_for(root).unwrap_or_default();
+                let still = with.own.processes.still_for(root).unwrap_or_default();
                 job.running = Some((still, said));
-                if effects.processes.departure(root).is_none_or(Departure::is_told) {
-                    self.answer_for_process(desk, effects, root);
+                if with.own.processes.departure(root).is_none_or(Departure::is_told) {
+                    self.answer_for_process(with, root);
                 }
             }
             _ => {}
@@ -283,26 +271,26 @@ impl Moves {
     }
 
     /// All is there that the process needs. Before its connections can be named no new ones are to come.
-    fn quiet_down(&mut self, desk: &mut Desk, effects: &mut Effects, root: u32) {
+    fn quiet_down(&mut self, with: &mut With<'_, Effects>, root: u32) {
         let now = clock::now();
         let Some(job) = self.processes.get_mut(&root) else { return };
         job.claimed_by.get_or_insert(now + CLAIMED_WITHIN);
         if job.going.met.iter().any(FlowTuple::listens) {
-            self.let_settle(desk, effects, root);
+            self.let_settle(with, root);
         } else {
             self.quiet.push(root);
         }
     }
 
     /// Waits until what a process has is its own, and the same for a moment.
-    fn let_settle(&mut self, desk: &mut Desk, effects: &mut Effects, root: u32) {
+    fn let_settle(&mut self, with: &mut With<'_, Effects>, root: u32) {
         let now = clock::now();
         let Some(job) = self.processes.get(&root) else { return };
         let listening: Vec<FlowTuple> = job.going.met.iter().copied().filter(FlowTuple::listens).collect();
         if let Err(why) =
-            effects.processes.quiet_process(&mut effects.relocation, &mut desk.host, now, root, &listening)
+            with.own.processes.quiet_process(&mut with.own.relocation, &mut with.desk.host, now, root, &listening)
         {
-            self.call_process_back(desk, effects, now, root, Some(why));
+            self.call_process_back(with, now, root, Some(why));
         }
     }
 
@@ -312,20 +300,21 @@ impl Moves {
     }
 
     /// Has the connections follow of processes that have no new ones.
-    pub(crate) fn go_on_with_quiet(&mut self, desk: &mut Desk, effects: &mut Effects) {
+    pub(crate) fn go_on_with_quiet(&mut self, with: &mut With<'_, Effects>) {
         for root in std::mem::take(&mut self.quiet) {
-            self.name_connections(desk, effects, root);
+            self.name_connections(with, root);
         }
     }
 
     /// What a process has now goes with it.
-    fn name_connections(&mut self, desk: &mut Desk, effects: &mut Effects, root: u32) {
+    fn name_connections(&mut self, with: &mut With<'_, Effects>, root: u32) {
         let now = clock::now();
         let Some(job) = self.processes.get(&root) else { return };
         let Some(number) = job.number else { return };
         let (wanted, to, before, claimed_by) = (job.wanted, job.to, job.whole.clone(), job.claimed_by);
         let whole = process_tree::look(wanted.pid, wanted.scope).map_err(|unfit| not_seen(wanted.pid, &unfit));
-        let named = match whole.and_then(|whole| fit_to_go(desk, &whole, wanted, &to).map(|going| (whole, going))) {
+        let named = match whole.and_then(|whole| fit_to_go(with.desk, &whole, wanted, &to).map(|going| (whole, going)))
+        {
             Ok((whole, _)) if (&whole.pids, &whole.started) != (&before.pids, &before.started) => {
                 Err("it has started or ended processes meanwhile; try again".to_owned())
             }
@@ -336,25 +325,25 @@ impl Moves {
         };
         let (whole, going) = match named {
             Ok(named) => named,
-            Err(why) => return self.call_process_back(desk, effects, now, root, Some(why)),
+            Err(why) => return self.call_process_back(with, now, root, Some(why)),
         };
         let all = whole.flows.iter().chain(&going.met).copied();
-        let unclaimed: Vec<FlowTuple> = all.filter(|flow| self.is_unclaimed(desk, flow)).collect();
+        let unclaimed: Vec<FlowTuple> = all.filter(|flow| self.is_unclaimed(with.desk, flow)).collect();
         if !unclaimed.is_empty() && claimed_by.is_some_and(|until| now < until) {
             for flow in unclaimed {
-                let hidden = !flow.is_unconnected() && desk.host.is_hidden(&flow);
-                desk.node.claim_flow(now, flow, hidden);
+                let hidden = !flow.is_unconnected() && with.desk.host.is_hidden(&flow);
+                with.desk.node.claim_flow(now, flow, hidden);
             }
-            return self.let_settle(desk, effects, root);
+            return self.let_settle(with, root);
         }
         if let Some(end) = unclaimed.iter().find(|flow| flow.is_unconnected()) {
             let why = format!("it waits at {}, which its anchor does not let go on with it", end.local);
-            return self.call_process_back(desk, effects, now, root, Some(why));
+            return self.call_process_back(with, now, root, Some(why));
         }
         if let Some(job) = self.processes.get_mut(&root) {
             (job.whole, job.going) = (whole, going);
         }
-        self.give_connections(desk, effects, root, number);
+        self.give_connections(with, root, number);
     }
 
     /// Whether a connection is of an anchor's end, and no flow of the anchor's yet; or a socket without another end,
@@ -365,20 +354,20 @@ impl Moves {
     }
 
     /// Its connections, and its sockets without another end, follow what went ahead.
-    fn give_connections(&mut self, desk: &mut Desk, effects: &mut Effects, root: u32, number: u64) {
+    fn give_connections(&mut self, with: &mut With<'_, Effects>, root: u32, number: u64) {
         let now = clock::now();
         let Some(job) = self.processes.get(&root) else { return };
         let (acceptor, memory, whole) = (job.to, job.whole.memory, job.whole.clone());
         let flows: Vec<FlowTuple> = job.whole.flows.iter().chain(&job.going.met).copied().collect();
         let count = u32::try_from(flows.len()).unwrap_or(u32::MAX);
-        self.call_prepared_off(desk, now, &flows);
-        let mut given = effects.processes.begin_leaving(&mut desk.host, now, &whole, flows.clone());
+        self.call_prepared_off(with.desk, now, &flows);
+        let mut given = with.own.processes.begin_leaving(&mut with.desk.host, now, &whole, flows.clone());
         let mut first = None;
         for (index, flow) in (0..count).zip(&flows) {
             if given.is_err() {
                 break;
             }
-            let (name, holder_at) = desk.node.holder_of(flow);
+            let (name, holder_at) = with.desk.node.holder_of(flow);
             // What has changed since the images were made that are there.
             let size = if index == 0 { u32::try_from(memory / 4).unwrap_or(u32::MAX).max(SNAPSHOT_USUAL) } else { 1 };
             let gift = Gift {
@@ -393,66 +382,66 @@ impl Moves {
                 acceptor_at: None,
                 after: first,
             };
-            given = match desk.node.give_socket(now, gift) {
+            given = match with.desk.node.give_socket(now, gift) {
                 Ok(name) => {
                     first.get_or_insert(name.number);
-                    effects.processes.give(root, name, *flow);
+                    with.own.processes.give(root, name, *flow);
                     Ok(())
                 }
                 Err(why) => Err(format!("{} -> {}: {why}", flow.local, flow.remote)),
             };
         }
         if let Err(why) = given {
-            self.call_process_back(desk, effects, now, root, Some(why));
+            self.call_process_back(with, now, root, Some(why));
         }
     }
 
     /// No process is to go, as this daemon stops.
-    pub(crate) fn call_processes_back(&mut self, desk: &mut Desk, effects: &mut Effects, now: Time) {
+    pub(crate) fn call_processes_back(&mut self, with: &mut With<'_, Effects>, now: Time) {
         let roots: Vec<u32> = self.processes.keys().copied().collect();
-        roots.into_iter().for_each(|root| self.call_process_back(desk, effects, now, root, Some(STOPPING.to_owned())));
+        roots.into_iter().for_each(|root| self.call_process_back(with, now, root, Some(STOPPING.to_owned())));
     }
 
     /// A process is not to go: what is under way of its connections is called back.
-    fn call_process_back(&mut self, desk: &mut Desk, effects: &mut Effects, now: Time, root: u32, why: Option<String>) {
+    fn call_process_back(&mut self, with: &mut With<'_, Effects>, now: Time, root: u32, why: Option<String>) {
         let Some(job) = self.processes.get_mut(&root) else { return };
         job.why = job.why.take().or(why);
-        let (processes, mut around) = effects.around_wholes(&mut desk.host);
+        let (processes, mut around) = with.own.around_wholes(&mut with.desk.host);
         processes.call_leaving_back(&mut around, now, root);
-        if effects.processes.departure(root).is_none_or(|of| of.is_told() && !of.is_given()) {
-            self.answer_for_process(desk, effects, root);
+        if with.own.processes.departure(root).is_none_or(|of| of.is_told() && !of.is_given()) {
+            self.answer_for_process(with, root);
         }
     }
 
     /// What became of a connection of a process. Tells whether it is of one.
-    pub(crate) fn on_move_of_process(&mut self, desk: &mut Desk, effects: &mut Effects, event: &MoveEvent) -> bool {
+    pub(crate) fn on_move_of_process(&mut self, with: &mut With<'_, Effects>, event: &MoveEvent) -> bool {
         let now = clock::now();
-        let (processes, mut around) = effects.around_wholes(&mut desk.host);
+        let (processes, mut around) = with.own.around_wholes(&mut with.desk.host);
         let outcome = processes.note_outcome_of_leaving(&mut around, now, event);
         let Some((root, flow, stays)) = outcome else { return false };
         let Some(job) = self.processes.get_mut(&root) else { return true };
         if let (true, MoveEvent::Kept { why, .. }) = (stays, event) {
             job.why.get_or_insert_with(|| format!("{} -> {}: {}", flow.local, flow.remote, sentence(*why)));
         }
-        let Some(departure) = effects.processes.departure(root).filter(|of| of.is_told()) else { return true };
+        let Some(departure) = with.own.processes.departure(root).filter(|of| of.is_told()) else { return true };
         if departure.is_given() && job.running.is_none() {
             job.until = Some(now + TOLD_WITHIN);
         } else {
-            self.answer_for_process(desk, effects, root);
+            self.answer_for_process(with, root);
         }
         true
     }
 
     /// All is decided, or nothing is to be waited for any more.
-    fn answer_for_process(&mut self, desk: &mut Desk, effects: &mut Effects, root: u32) {
+    fn answer_for_process(&mut self, with: &mut With<'_, Effects>, root: u32) {
         let Some(job) = self.processes.remove(&root) else { return };
-        let departure = effects.processes.departure(root);
+        let departure = with.own.processes.departure(root);
         let decided = departure.is_some_and(Departure::is_given);
         let gone = departure.map_or(0, Departure::gone);
         let lost = departure.map(|of| of.lost().to_vec()).unwrap_or_default();
-        effects.processes.end_leaving(&mut effects.relocation, &mut desk.host, clock::now(), root);
+        with.own.processes.end_leaving(&mut with.own.relocation, &mut with.desk.host, clock::now(), root);
         let ProcessJob { client, whole, going, to, why, running, .. } = job;
-        let to = desk.peer_name(&to);
+        let to = with.desk.peer_name(&to);
         let name = whole.name;
         let reply = if decided {
             let (still, there) = running.map_or((None, None), |(still, there)| (Some(still), there.parse().ok()));
@@ -467,14 +456,14 @@ impl Moves {
                 pid_there: there,
                 deaf: going.deaf,
             };
-            desk.tell(told!(ProcessGiven { pid: root, to: to.key }, "{name} (process {root}) is with {to} now"));
+            with.desk.tell(told!(ProcessGiven { pid: root, to: to.key }, "{name} (process {root}) is with {to} now"));
             Reply::MovedProcess(Box::new(moved))
         } else {
             let why = why.unwrap_or_else(|| "the move was called off".to_owned());
-            desk.tell(told!(ProcessKept { pid: root }, "{name} (process {root}) stays here: {why}"));
+            with.desk.tell(told!(ProcessKept { pid: root }, "{name} (process {root}) stays here: {why}"));
             Reply::Error(Failure::new(format!("it stays here: {why}")).on(format!("process {root}")))
         };
-        desk.server.reply(client, &reply);
+        with.desk.server.reply(client, &reply);
     }
 }
 

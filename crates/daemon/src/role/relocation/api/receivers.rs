@@ -9,7 +9,7 @@ use whimbrel_kernel::owner::Owner;
 use super::Moves;
 use crate::api::Answer;
 use crate::api::access::{self, User};
-use crate::api::desk::Desk;
+use crate::api::desk::{Desk, With};
 use crate::api::server::ClientId;
 use crate::effects::Effects;
 
@@ -57,33 +57,26 @@ impl Moves {
     /// [`Request::Receive`](whimbrel_ipc::Request::Receive): the client stays
     /// ([`Server::stay`](crate::api::server::Server::stay)) until it is among those that are gone
     /// ([`Server::take_gone`](crate::api::server::Server::take_gone)).
-    pub(crate) fn receive_sockets(
-        &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
-        id: ClientId,
-        name: &str,
-    ) -> Answer {
-        let receiver = self.register_receiver(desk, effects, id, name)?;
+    pub(crate) fn receive_sockets(&mut self, with: &mut With<'_, Effects>, id: ClientId, name: &str) -> Answer {
+        let receiver = self.register_receiver(with, id, name)?;
         let name = receiver.name().to_owned();
         self.receivers.insert(id, receiver);
-        desk.server.stay(id);
-        desk.server.say(id, &Reply::Receiving { name }, Vec::new());
+        with.desk.server.stay(id);
+        with.desk.server.say(id, &Reply::Receiving { name }, Vec::new());
         Ok(None)
     }
 
     fn register_receiver(
         &mut self,
-        desk: &mut Desk,
-        effects: &mut Effects,
+        with: &mut With<'_, Effects>,
         id: ClientId,
         name: &str,
     ) -> Result<Receiver, Failure> {
-        let client = desk.server.credentials(id);
+        let client = with.desk.server.credentials(id);
         let receiver = Receiver::called(name, User::of(client))?;
-        desk.server.may_stay(id)?;
+        with.desk.server.may_stay(id)?;
         let owner = client.map_or(Owner::NOBODY, Owner::from);
-        if !effects.relocation.add_receiver(&receiver.names, owner) {
+        if !with.own.relocation.add_receiver(&receiver.names, owner) {
             let failure = Failure::new("another program receives sockets under this name");
             return Err(failure.on(receiver.name()).code(Code::InUse));
         }

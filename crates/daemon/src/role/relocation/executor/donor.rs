@@ -154,9 +154,7 @@ impl Relocation {
             found.insert(flow, Ok(family_of(&socket)));
             self.duplicated.insert(flow, Duplicated { socket, processes, metadata });
         }
-        if let Err(error) = self.make_ready(host, now) {
-            tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
-        }
+        self.make_ready_or_warn(host, now, "packets for sockets that are moved are not held meanwhile");
         found
     }
 
@@ -179,9 +177,7 @@ impl Relocation {
     ) -> Family {
         let family = family_of(&socket);
         self.duplicated.insert(flow, Duplicated { socket, processes: Vec::new(), metadata });
-        if let Err(error) = self.make_ready(host, now) {
-            tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
-        }
+        self.make_ready_or_warn(host, now, "packets for sockets that are moved are not held meanwhile");
         family
     }
 
@@ -195,18 +191,14 @@ impl Relocation {
         uuid: [u8; 16],
     ) -> Family {
         self.expected.insert(flow, uuid);
-        if let Err(error) = self.make_ready(host, now) {
-            tracing::warn!(%error, "packets for sockets that are moved are not held meanwhile");
-        }
+        self.make_ready_or_warn(host, now, "packets for sockets that are moved are not held meanwhile");
         family_of(socket)
     }
 
     /// It does not, or has.
     pub(crate) fn forget_gift(&mut self, host: &mut Host, now: Time, flow: &FlowTuple) {
-        if self.expected.remove(flow).is_some()
-            && let Err(error) = self.make_ready(host, now)
-        {
-            tracing::warn!(%error, "programs stay attached");
+        if self.expected.remove(flow).is_some() {
+            self.make_ready_or_warn(host, now, "programs stay attached");
         }
     }
 
@@ -223,9 +215,7 @@ impl Relocation {
             return;
         }
         self.forget_unhalted(host);
-        if let Err(error) = self.make_ready(host, now) {
-            tracing::warn!(%error, "programs stay attached");
-        }
+        self.make_ready_or_warn(host, now, "programs stay attached");
     }
 
     pub(crate) fn freeze(&mut self, host: &mut Host, name: MoveName, flow: FlowTuple) -> Result<(), OpFailed> {

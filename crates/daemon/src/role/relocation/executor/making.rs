@@ -8,7 +8,6 @@ use std::os::fd::BorrowedFd;
 use whimbrel_datapath::Guard;
 use whimbrel_kernel::Error;
 use whimbrel_kernel::endpoint::Brought;
-use whimbrel_kernel::error::Effect;
 use whimbrel_protocol::{MoveOp, OpDone, OpFailed, OpId, Refusal};
 
 use crate::host::Failure;
@@ -52,13 +51,7 @@ impl Making {
     /// # Errors
     /// [`Error::Call`].
     pub(crate) fn new(guard: Guard) -> Result<Self, Error> {
-        let work = Work::new().map_err(|errno| Error::Call {
-            call: "eventfd",
-            object: "for namespaces that are made".to_owned(),
-            source: errno.into(),
-            effect: Effect::None,
-        })?;
-        Ok(Self { work, guard, orders: VecDeque::new(), answers: Vec::new() })
+        Ok(Self { work: Work::new()?, guard, orders: VecDeque::new(), answers: Vec::new() })
     }
 
     /// Readable when there is something to take in.

@@ -92,7 +92,14 @@ impl Relocation {
     pub(crate) fn make_ready(&self, host: &mut Host, now: Time) -> Result<(), OpFailed> {
         let moving = !self.duplicated.is_empty() || !self.given.is_empty() || !self.taken.is_empty();
         let moving = moving || !self.expected.is_empty();
-        host.make_ready(now, Mover::Sockets, moving, moving).map_err(|error| failed(Refusal::NoRights, &error))
+        host.make_ready(now, Mover::Sockets, moving, moving)
+    }
+
+    /// `lost`: what becomes of it where that cannot be.
+    fn make_ready_or_warn(&self, host: &mut Host, now: Time, lost: &str) {
+        if let Err(error) = self.make_ready(host, now) {
+            tracing::warn!(%error, "{lost}");
+        }
     }
 
     /// Whether a move gives a socket of this host away.

@@ -97,19 +97,12 @@ pub(crate) struct Around<'a> {
 impl Processes {
     pub(crate) fn make_ready(&self, host: &mut Host, now: Time) -> Result<(), OpFailed> {
         host.make_ready(now, Mover::Processes, self.is_busy(), self.is_busy())
-            .map_err(|error| failed(Refusal::NoRights, error.to_string()))
     }
 
     pub(crate) fn new(run_dir: &std::path::Path) -> Result<Self, Failure> {
-        let work = Work::new().map_err(|errno| whimbrel_kernel::Error::Call {
-            call: "eventfd",
-            object: "for processes on their way".to_owned(),
-            source: errno.into(),
-            effect: whimbrel_kernel::error::Effect::None,
-        })?;
         Ok(Self {
             directory: process::directory(run_dir),
-            work,
+            work: Work::new()?,
             leaving: HashMap::new(),
             coming: HashMap::new(),
             finished: Vec::new(),
