@@ -108,6 +108,11 @@ impl FlowLayer {
         self.peers.values().flat_map(FlowPeer::answered)
     }
 
+    /// See [`FlowPeer::take_ended`].
+    pub(crate) fn take_ended(&mut self, id: PeerId) -> Option<(Vec<u64>, bool)> {
+        self.peers.get_mut(&id).map(FlowPeer::take_ended)
+    }
+
     /// Whether another move of a peer is followed now.
     pub(crate) fn follows(&mut self, now: Time, id: PeerId) -> bool {
         self.looks.follows(now, id)

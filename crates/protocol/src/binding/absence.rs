@@ -301,7 +301,7 @@ impl BindingLayer {
     /// Where it is another than before, it knows none of our flows with them any more: what is native goes on so and is
     /// introduced anew, what has moved nobody leads any more (P-123).
     pub(crate) fn on_memory(&mut self, now: Time, id: PeerId, index: u32, memory: u64, base: &mut Base) {
-        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let session = peer.session().filter(|slot| slot.local_index() == index);
         let Some(since) = session.map(|slot| slot.begun()) else { return };
         if memory == 0 || since < peer.binding.memory_since {

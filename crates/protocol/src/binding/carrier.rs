@@ -47,7 +47,7 @@ impl BindingLayer {
     /// Tells the tunnel where the peer is.
     pub(crate) fn set_tunnel_path(&mut self, id: PeerId, base: &mut Base) {
         let sealed = base.config().tunnel_sealed;
-        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let remote = peer.path.heading();
         let held = peer.flow.places().local == NOWHERE && peer.meanwhile().is_none();
         let source = peer.meanwhile().map_or(peer.path.source(), |meanwhile| meanwhile.binding.source);
@@ -85,7 +85,7 @@ impl BindingLayer {
         // As the flows go: a firewall on the way may let through the service's port alone, and theirs is another
         // (P-16).
         let Some(theirs) = self.flow.entry_with(id).map(|entry| entry.wire_remote_port) else { return };
-        let Some(mut peer) = bound_mut!(self, &id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let (Some(source), false) = (peer.path.source(), peer.binding.probe.forward) else { return };
         let leading = FlowTuple {
             transport: Transport::Tcp,

@@ -17,7 +17,7 @@ impl BindingLayer {
     /// chain any more.
     pub(crate) fn agree_on_chains_anew(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let own = base.public_key();
-        let Some(mut peer) = self.flow.peer_mut(&id) else { return };
+        let Some(peer) = self.flow.peer_mut(&id) else { return };
         let (lower, round_trip) = (own.as_bytes() < peer.key().as_bytes(), peer.path.round_trip());
         let Some(slot) = peer.session() else { return };
         let speaks = slot.capabilities().contains(Capabilities::TRANSFORMS) && base.config().carriers.tunnel;

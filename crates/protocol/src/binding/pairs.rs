@@ -19,19 +19,19 @@ impl Binding {
         present || self.former.iter().any(|(_, peer)| *peer == address)
     }
 
-    /// Nothing is taken rewritten from an address any more. `otherwise`: how moved flows go that were rewritten to it.
-    fn leave_pairs(&mut self, address: IpAddr, otherwise: Carrier) {
-        self.former.retain(|(_, peer)| *peer != address);
+    /// As it is where nothing is taken rewritten from an address any more. `otherwise`: how moved flows go that were rewritten to it.
+    fn without(&self, address: IpAddr, otherwise: Carrier) -> Self {
+        let former = self.former.iter().filter(|(_, peer)| *peer != address).copied().collect();
         if self.peer_locator != address {
-            return;
+            return Self { former, ..self.clone() };
         }
-        self.local_locator = match self.local_locator {
+        let local_locator = match self.local_locator {
             IpAddr::V4(_) => IpAddr::from([0; 4]),
             IpAddr::V6(_) => IpAddr::from([0; 16]),
         };
-        if matches!(self.carrier, Carrier::Rewrite | Carrier::FollowRewrite) {
-            self.carrier = otherwise;
-        }
+        let rewritten = matches!(self.carrier, Carrier::Rewrite | Carrier::FollowRewrite);
+        let carrier = if rewritten { otherwise } else { self.carrier };
+        Self { former, local_locator, carrier, ..self.clone() }
     }
 }
 
@@ -59,7 +59,8 @@ impl BindingLayer {
                 // What stays in force until an update of ours is answered does so without them.
                 let meanwhile = peer.binding.update.as_mut().and_then(|update| update.meanwhile.as_mut());
                 if let Some(meanwhile) = meanwhile {
-                    meanwhile.binding.leave_pairs(at.ip(), if tunnel { Carrier::Tunnel } else { Carrier::Hold });
+                    let otherwise = if tunnel { Carrier::Tunnel } else { Carrier::Hold };
+                    meanwhile.binding = meanwhile.binding.without(at.ip(), otherwise);
                 }
             }
             self.apply_binding(now, other, base);

@@ -125,10 +125,10 @@ impl BoundPeer {
 
 /// A peer, with its flows and where they go.
 pub(crate) struct Bound<S, P, F, B> {
-    pub peer: S,
-    pub path: P,
-    pub flow: F,
-    pub binding: B,
+    pub(super) peer: S,
+    pub(super) path: P,
+    pub(super) flow: F,
+    pub(super) binding: B,
 }
 
 /// To be looked at.
@@ -141,12 +141,6 @@ impl<S: Deref<Target = Peer>, P, F, B> Deref for Bound<S, P, F, B> {
 
     fn deref(&self) -> &Peer {
         &self.peer
-    }
-}
-
-impl<S: DerefMut<Target = Peer>, P, F, B> DerefMut for Bound<S, P, F, B> {
-    fn deref_mut(&mut self) -> &mut Peer {
-        &mut self.peer
     }
 }
 
@@ -213,6 +207,21 @@ where
     F: Deref<Target = FlowPeer>,
     B: Deref<Target = BoundPeer>,
 {
+    /// Entries of all tables together.
+    pub(crate) fn entries(&self) -> usize {
+        self.peer.entries() + self.path.entries() + self.flow.entries() + self.binding.entries()
+    }
+
+    /// The paths to it.
+    pub(crate) fn path(&self) -> &Paths {
+        &self.path
+    }
+
+    /// What is known of its flows.
+    pub(crate) fn flow(&self) -> &FlowPeer {
+        &self.flow
+    }
+
     /// How many flows are at home where this host is at this address.
     pub(crate) fn flows_at_home(&self, address: IpAddr) -> usize {
         let homes = self.flow.homes().filter(|(home, ..)| home.peer == self.flow.places().peer);

@@ -142,7 +142,7 @@ impl FlowLayer {
     fn begin_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
         for _ in 0..BEGUN_PER_STEP {
             let nonce = base.random().u64() & !(PROBE_BIT | ANSWER_BIT);
-            let Some(mut peer) = peer_mut!(self, &id) else { return };
+            let Some(peer) = peer_mut!(self, &id) else { return };
             let Some(flow) = peer.flow.introductions.queue.pop_front() else { return };
             let next = now + peer.path.repeat_after(1).max(Duration::from_millis(200));
             let Some(index) = peer.session().map(|slot| slot.remote_index()) else { return };
@@ -184,7 +184,7 @@ impl FlowLayer {
     }
 
     fn repeat_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(mut peer) = peer_mut!(self, &id) else { return };
+        let Some(peer) = peer_mut!(self, &id) else { return };
         let Some(index) = peer.session().map(|slot| slot.remote_index()) else { return };
         let begun: Vec<FlowTuple> = peer.flow.introductions.begun.iter().copied().collect();
         let last_heard = peer.last_heard();
@@ -260,7 +260,7 @@ impl FlowLayer {
                 }
             }
         }
-        let Some(mut peer) = peer_mut!(self, &id) else { return false };
+        let Some(peer) = peer_mut!(self, &id) else { return false };
         let Some(their_index) = peer.session().map(|slot| slot.remote_index()) else { return false };
         let known = self.flows.get_mut_with_ports(&flow);
         let Some((known, ports)) = known.filter(|(known, _)| !known.closed) else {

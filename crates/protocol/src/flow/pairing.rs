@@ -70,7 +70,7 @@ impl FlowLayer {
 
     /// Says again what was not answered.
     pub(crate) fn repeat_pairings(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(mut peer) = peer_mut!(self, &id) else { return };
+        let Some(peer) = peer_mut!(self, &id) else { return };
         let begun: Vec<FlowTuple> = peer.flow.introductions.begun.iter().copied().collect();
         let last_heard = peer.last_heard();
         let Some(slot) = peer.session() else { return };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 
 use whimbrel_wire::FlowTuple;
 
@@ -184,7 +184,7 @@ impl FlowPeer {
 
     /// The next that the peer is to be told of flows that have ended, so often that it can be taken to know, and
     /// whether there is more that it was told less often.
-    pub(crate) fn take_ended(&mut self) -> (Vec<u64>, bool) {
+    pub(super) fn take_ended(&mut self) -> (Vec<u64>, bool) {
         let closed = &mut self.introductions.closed;
         let count = closed.len().min(CLOSED_AT_ONCE);
         let mut told: Vec<(u64, u32)> = closed.drain(..count).collect();
@@ -294,12 +294,6 @@ impl<S: Deref<Target = Peer>, P, F> Deref for WithFlows<S, P, F> {
 
     fn deref(&self) -> &Peer {
         &self.peer
-    }
-}
-
-impl<S: DerefMut<Target = Peer>, P, F> DerefMut for WithFlows<S, P, F> {
-    fn deref_mut(&mut self) -> &mut Peer {
-        &mut self.peer
     }
 }
 

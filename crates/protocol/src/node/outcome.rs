@@ -138,9 +138,9 @@ impl Node {
 
     /// Tells a peer of datagram flows that ended, so often that it can be taken to know.
     pub(crate) fn send_closed(&mut self, now: Time, id: PeerId) {
-        let Some(peer) = self.binding.peer_mut(&id) else { return };
+        let Some(peer) = self.binding.peer(&id) else { return };
         let pause = if peer.has_session() && peer.carries() {
-            let (names, more) = peer.flow.take_ended();
+            let Some((names, more)) = self.binding.flow_mut().take_ended(id) else { return };
             self.binding.path_mut().send(id, &[Message::FlowClosed(names)], &mut self.base);
             if more { CLOSED_PAUSE } else { Duration::from_secs(1) }
         } else {

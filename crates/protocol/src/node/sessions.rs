@@ -210,7 +210,7 @@ impl Node {
         if !self.binding.session().contacts().is_known(address, id) {
             return;
         }
-        let Some(mut peer) = self.binding.flow_mut().peer_mut(&id) else { return };
+        let Some(peer) = self.binding.session_mut().peer_mut(&id) else { return };
         peer.replace_at(&address);
         self.binding.session_mut().contacts_mut().forget(&address);
         let another = self.binding.session().contacts().known_key(&address).filter(|expected| *expected != found);

@@ -77,23 +77,23 @@ impl Node {
         self.binding.each().map(move |peer| PeerView {
             id: peer.id(),
             key: peer.key(),
-            remote: peer.path.remote(),
-            candidate: peer.path.candidate().map(Path::remote),
-            source: peer.path.attachment().and(peer.path.source()),
-            observed: peer.path.observed(),
+            remote: peer.path().remote(),
+            candidate: peer.path().candidate().map(Path::remote),
+            source: peer.path().attachment().and(peer.path().source()),
+            observed: peer.path().observed(),
             session: peer.has_session(),
-            round_trip: peer.path.measured(),
-            places: peer.flow.places(),
+            round_trip: peer.path().measured(),
+            places: peer.flow().places(),
             carrier: peer.carrier(),
             translated: peer.translated(),
-            path: peer.path.in_use(),
-            kept: peer.path.kept().collect(),
-            flows: peer.flow.flows().len().saturating_sub(ended.get(&peer.id()).map_or(0, |ended| ended.0)),
+            path: peer.path().in_use(),
+            kept: peer.path().kept().collect(),
+            flows: peer.flow().flows().len().saturating_sub(ended.get(&peer.id()).map_or(0, |ended| ended.0)),
             moved: peer.moved_flows().saturating_sub(ended.get(&peer.id()).map_or(0, |ended| ended.1)),
-            locators: peer.path.locators().to_vec(),
+            locators: peer.path().locators().to_vec(),
             sequences: peer.sequences(),
             last_heard: peer.last_heard(),
-            away: peer.flow.away().map(|away| away == Away::Announced),
+            away: peer.flow().away().map(|away| away == Away::Announced),
             capabilities: peer.confirmed().map(SessionSlot::capabilities),
         })
     }
@@ -127,11 +127,7 @@ impl Node {
     /// Entries of all tables together: what must not grow without bound.
     #[must_use]
     pub fn entries(&self) -> usize {
-        let peers: usize = self
-            .binding
-            .each()
-            .map(|peer| peer.entries() + peer.path.entries() + peer.flow.entries() + peer.binding.entries())
-            .sum();
+        let peers: usize = self.binding.each().map(|peer| peer.entries()).sum();
         let own = [
             self.binding.flow().flows().entries(),
             self.base.awaited(),

@@ -76,7 +76,7 @@ impl PathLayer {
         }
         let link = paths.link_between(source, to);
         let Some(peer) = self.session.peer_mut(&id) else { return };
-        let Some(slot) = peer.session() else { return };
+        let Some(slot) = peer.session_mut() else { return };
         let Ok(payload) = slot.session_mut().seal(plaintext) else { return };
         base.transmit(Transmit { source, link, destination: to, payload });
     }

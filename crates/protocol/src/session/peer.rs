@@ -146,10 +146,14 @@ impl Peer {
 
     /// The session to send with: the one that was confirmed last (P-8), or else one that we began, so that the peer can
     /// confirm it.
-    pub(crate) fn session(&mut self) -> Option<&mut SessionSlot> {
-        let settled = self.sessions.iter().rposition(|slot| slot.settled && slot.until.is_none());
-        let at = settled.or_else(|| self.sessions.iter().rposition(|slot| slot.session.is_initiator()))?;
-        self.sessions.get_mut(at)
+    pub(crate) fn session(&self) -> Option<&SessionSlot> {
+        self.confirmed().or_else(|| self.sessions.iter().rfind(|slot| slot.session.is_initiator()))
+    }
+
+    /// The same, to be sent with.
+    pub(crate) fn session_mut(&mut self) -> Option<&mut SessionSlot> {
+        let index = self.session()?.local_index();
+        self.sessions.iter_mut().find(|slot| slot.local_index() == index)
     }
 
     pub(crate) fn has_session(&self) -> bool {

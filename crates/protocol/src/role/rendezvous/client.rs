@@ -407,9 +407,9 @@ impl RendezvousRole {
         let Some(found) = self.client.found.get_mut(&id) else { return };
         let (endpoint, token) = (found.endpoint, found.token);
         let Some(peer) = at.low.peer(&id) else { return };
-        let same_family = peer.path.source().is_some_and(|source| source.is_ipv4() == endpoint.is_ipv4());
-        let known = peer.path.has_shown(endpoint) || (peer.updating().is_none() && peer.path.heading() == endpoint);
-        if at.base.is_suspended() || known || peer.path.attachment().is_none() || !same_family {
+        let same_family = peer.path().source().is_some_and(|source| source.is_ipv4() == endpoint.is_ipv4());
+        let known = peer.path().has_shown(endpoint) || (peer.updating().is_none() && peer.path().heading() == endpoint);
+        if at.base.is_suspended() || known || peer.path().attachment().is_none() || !same_family {
             return;
         }
         let updating = peer.updating();
@@ -428,10 +428,10 @@ impl RendezvousRole {
         found.tries += 1;
         let tries = found.tries;
         let again = match tries.checked_sub(CLOSE_TRIES) {
-            None => peer.path.repeat_after(tries),
+            None => peer.path().repeat_after(tries),
             Some(beyond) => (TRY_PAUSE * 2u32.pow(beyond.min(5))).min(TRY_PAUSE_LONGEST),
         };
-        let (source, session) = (peer.path.source(), peer.has_session());
+        let (source, session) = (peer.path().source(), peer.has_session());
         self.timers.set(Due::Found(id), at.now + again);
         // It may have started anew, and know of no session.
         if (!session && tries % HANDSHAKE_AT == 1) || (session && updating.is_some() && tries == HANDSHAKE_AT) {

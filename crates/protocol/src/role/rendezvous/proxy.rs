@@ -126,12 +126,12 @@ impl RendezvousRole {
             *request = Request { addresses: wanted, ..Request::default() };
         }
         // It passes on to where it knows us to be, so it has to know that first.
-        let reached = peer.has_session() && peer.path.attachment().is_some() && peer.updating().is_none();
+        let reached = peer.has_session() && peer.path().attachment().is_some() && peer.updating().is_none();
         if request.answered || !reached {
             return;
         }
         request.tries += 1;
-        let again = if request.tries > REQUESTS { REQUEST_PAUSE } else { peer.path.repeat_after(request.tries) };
+        let again = if request.tries > REQUESTS { REQUEST_PAUSE } else { peer.path().repeat_after(request.tries) };
         let addresses = request.addresses.iter().copied().collect();
         self.timers.set(Due::NeighbourProxy(id), at.now + again);
         at.low.path_mut().send(id, &[Message::NeighbourProxy { addresses }], at.base);

@@ -193,7 +193,7 @@ impl RendezvousServer {
     pub(super) fn record_endpoint(&mut self, id: PeerId, at: &mut At<'_>) {
         let Some(registrant) = self.registrants.get_mut(&id) else { return };
         let Some(peer) = at.low.peer(&id).filter(|peer| peer.has_session()) else { return };
-        let (remote, here) = (peer.path.remote(), peer.path.remote().ip());
+        let (remote, here) = (peer.path().remote(), peer.path().remote().ip());
         if registrant.was_at.last() != Some(&here) && remote.port() == at.base.config().port && !peer.is_mapped() {
             registrant.was_at.retain(|address| *address != here);
             registrant.was_at.push(here);
