@@ -31,15 +31,7 @@ impl BindingLayer {
         let flags_here = self.own_flags(id, base);
         let Update { binding, sequence, flags, claimed } = *update;
         let Some(peer) = bound_mut!(self, &id) else { return };
-        let acknowledgement = |status, flags, newest, place| Message::BindingAcknowledgement {
-            binding,
-            sequence,
-            status,
-            flags,
-            newest,
-            place,
-            observed: arrival.source,
-        };
+        let acknowledgement = update.acknowledgement(arrival.source);
         // P-17, P-185
         if sequence >= SEQUENCES || binding != BindingNumber::FIRST {
             let (newest, place) = (peer.binding.sequence_accepted, peer.flow.places().peer);
@@ -77,16 +69,8 @@ impl BindingLayer {
         base: &mut Base,
     ) {
         let mut flags_here = self.own_flags(id, base);
-        let Update { binding, sequence, flags, claimed } = *update;
-        let acknowledgement = |status, flags, newest, place| Message::BindingAcknowledgement {
-            binding,
-            sequence,
-            status,
-            flags,
-            newest,
-            place,
-            observed: arrival.source,
-        };
+        let Update { sequence, flags, claimed, .. } = *update;
+        let acknowledgement = update.acknowledgement(arrival.source);
         let Some(peer) = bound_mut!(self, &id) else { return };
         if flags.contains(UpdateFlags::ABSENT) {
             peer.binding.sequence_accepted = sequence;
@@ -236,4 +220,23 @@ pub(crate) struct Update {
     pub(super) sequence: u32,
     pub(super) flags: UpdateFlags,
     pub(super) claimed: SocketAddr,
+}
+
+impl Update {
+    /// Makes the answers to it, which all tell where it was `observed`.
+    fn acknowledgement(
+        &self,
+        observed: SocketAddr,
+    ) -> impl Fn(BindingStatus, UpdateFlags, u32, u32) -> Message + use<> {
+        let Self { binding, sequence, .. } = *self;
+        move |status, flags, newest, place| Message::BindingAcknowledgement {
+            binding,
+            sequence,
+            status,
+            flags,
+            newest,
+            place,
+            observed,
+        }
+    }
 }

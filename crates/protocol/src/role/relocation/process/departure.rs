@@ -14,7 +14,7 @@ const ANOTHER_STAYS: &str = "another of its connections does not move";
 const WITHOUT_IT: &str = "its process is with the other host, without it";
 
 /// A process on its way from here.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Departure {
     /// Its connections and sockets without another end, that which decides first; none before they are to be given.
     parts: Vec<FlowTuple>,
@@ -39,9 +39,10 @@ pub struct Departure {
 }
 
 /// How far it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
     /// Exits: all are to be frozen (`Stopping`).
+    #[default]
     Running,
     /// The caller has it stand still. Exits: `Still`; it fails (`Running`, called back).
     Stopping,
@@ -95,22 +96,7 @@ impl Departure {
     /// One of which nothing has been done yet. `parts`: its connections, that which decides first.
     #[must_use]
     pub fn new(parts: Vec<FlowTuple>) -> Self {
-        Self {
-            parts,
-            open: Vec::new(),
-            moves: BTreeMap::new(),
-            stage: Stage::Running,
-            restored: false,
-            called_back: false,
-            decided: false,
-            gone: 0,
-            lost: Vec::new(),
-            freezing: Vec::new(),
-            dumping: Vec::new(),
-            thawing: Vec::new(),
-            ending: Vec::new(),
-            steps: VecDeque::new(),
-        }
+        Self { parts, ..Self::default() }
     }
 
     /// One that a daemon before this one has begun, which stands still: it does not go any more, unless it has gone.
