@@ -109,6 +109,9 @@ impl Node {
                     return;
                 }
                 self.confirm(now, id, index);
+                if is_newest {
+                    self.follow_session(now, id, index);
+                }
                 self.handle_messages(now, id, &arrival, messages);
             }
             Ok(Datagram::TunnelSealed(_) | Datagram::TunnelPlain(_)) | Err(_) => self.base.drop_datagram(),

@@ -82,7 +82,7 @@ pub struct DataPlane {
     pub(crate) reached: BTreeSet<IpAddr>,
     /// Addresses of others that its host stands in for.
     pub(crate) standing_in: BTreeSet<IpAddr>,
-    keys: BTreeMap<u32, PeerId>,
+    pub(crate) keys: BTreeMap<u32, PeerId>,
     paths: BTreeMap<BindingId, TunnelPath>,
     pub(crate) chains: HostChains,
     /// Until when programs work on after the last moved flow.

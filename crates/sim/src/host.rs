@@ -161,6 +161,12 @@ impl Host {
         self.static_key().public()
     }
 
+    /// How many sessions its tunnel has keys of.
+    #[must_use]
+    pub fn sessions(&self) -> usize {
+        self.plane.keys.len()
+    }
+
     /// Consumes introductions for this session, where no daemon runs.
     pub fn listen(&mut self, index: u32) {
         self.plane.listening.insert(index);

@@ -12,6 +12,7 @@ use crate::base::pace::{KEEPALIVE, REFRESH};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::flow::peers::Away;
+use crate::session::contact::handshake::CROSSING;
 
 /// Unanswered checks of a path after which another handshake is begun.
 const CHECKS: u32 = 3;
@@ -60,7 +61,10 @@ impl BindingLayer {
         let Some(peer) = bound!(self, &id) else { return };
         let keeps = self.flow.session().keeps(id);
         let needed = keeps || !peer.flow.flows().is_empty();
-        if needed && (peer.translated() || peer.moved_flows() > 0) {
+        if needed && self.flow.session().shows_session(id, base) {
+            // P-8
+            base.set_timer(Timer::Keepalive(id), now + 2 * CROSSING);
+        } else if needed && (peer.translated() || peer.moved_flows() > 0) {
             base.set_timer(Timer::Keepalive(id), now + KEEPALIVE);
         } else if keeps {
             base.set_timer(Timer::Keepalive(id), now + REFRESH);

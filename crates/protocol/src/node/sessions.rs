@@ -13,7 +13,7 @@ use crate::base::timer::Timer;
 use crate::flow::peers::PeerRef;
 use crate::node::Node;
 use crate::session::contact::asking::Reach;
-use crate::session::contact::handshake::{Ended, Verdict};
+use crate::session::contact::handshake::{CROSSING, Ended, Verdict};
 use crate::session::contact::{CONFIRMED_WITHIN, Contact, INITIATION};
 use crate::session::peer::Peer;
 use crate::session::pins::{Held, Pin};
@@ -94,6 +94,9 @@ impl Node {
         self.binding.meet_at(id, met);
         self.binding.agree_on_chains_anew(now, id, &mut self.base);
         self.binding.set_tunnel_path(id, &mut self.base);
+        if self.binding.session().shows_session(id, &self.base) {
+            self.base.set_timer_earlier(Timer::Keepalive(id), now + 2 * CROSSING);
+        }
         if shown {
             self.binding.apply_binding(now, id, &mut self.base);
         }
@@ -108,6 +111,15 @@ impl Node {
         self.binding.flow_mut().send_paused(now, id, &mut self.base);
         self.settle(now);
         self.deliver(now, Signal::SessionUp(id));
+    }
+
+    /// The peer sends in this session. Where it has done so for a while beside another one, this end does too.
+    pub(super) fn follow_session(&mut self, now: Time, id: PeerId, index: u32) {
+        if self.binding.session_mut().follow_session(now, id, index, &self.base) {
+            self.binding.agree_on_chains_anew(now, id, &mut self.base);
+            self.binding.set_tunnel_path(id, &mut self.base);
+            self.base.sweep_later(now);
+        }
     }
 
     /// A peer without a session is tried again.

@@ -156,6 +156,14 @@ impl Peer {
         self.sessions.iter_mut().find(|slot| slot.local_index() == index)
     }
 
+    /// This session is sent with from now on. The others are received from until then.
+    pub(super) fn use_session(&mut self, slot: SessionSlot, until: Time) {
+        self.sessions.iter_mut().filter(|former| former.settled).for_each(|former| {
+            former.until.get_or_insert(until);
+        });
+        self.sessions.push(SessionSlot { until: None, ..slot });
+    }
+
     pub(crate) fn has_session(&self) -> bool {
         self.confirmed().is_some()
     }

@@ -7,7 +7,7 @@ use whimbrel_protocol::{Config, Event, FlowState, Trust};
 use whimbrel_sim::{Access, Faults, FlowId, HostId, Kind, Link, Powers, Speaker, World};
 use whimbrel_wire::Transport;
 
-use crate::common::{AWAY, FURTHER, HOME, SECOND, SERVICE, Two, address, introduced};
+use crate::common::{AWAY, FURTHER, HOME, SECOND, SERVICE, Two, address, introduced, seeds};
 
 fn happened(world: &World, host: HostId, what: impl Fn(&Event) -> bool) -> usize {
     world.events.iter().filter(|(_, at, event)| *at == host && what(event)).count()
@@ -371,6 +371,38 @@ fn crossing_handshakes() {
         two.world.move_to(two.client, two.away, AWAY);
         two.world.assert_delivering(3 * SECOND);
         two.world.check();
+    }
+}
+
+#[test]
+fn crossing_handshakes_of_long_ago() {
+    // P-8: whichever session each end has confirmed last, both come to send in the same one.
+    for seed in seeds(24, 200) {
+        for wait in [5, 31, 60, 1000] {
+            let mut two = Two::new(3150 + seed);
+            two.world.set_links(Link { jitter: Duration::from_millis(seed % 4 * 5), ..Link::default() });
+            let flows = [two.world.connect(two.client, SERVICE), two.world.connect(two.server, "10.1.0.2:22")];
+            two.world.set_beat(Some(Duration::from_millis(29)));
+            introduced(&mut two.world, &flows);
+            two.world.run_for(wait * SECOND);
+            // Nor is another session needed for that.
+            let sessions = [two.client, two.server].map(|host| two.world.at(host).sessions());
+            assert!(wait != 60 || sessions == [1; 2], "{sessions:?} sessions after {wait} s, seed {seed}");
+            two.world.set_links(Link::default());
+            let moved = two.world.now();
+            // The one with the lower key, or the other.
+            let moves = usize::from(seed % 2 == 1);
+            match moves {
+                0 => two.world.move_to(two.client, two.away, AWAY),
+                _ => two.world.move_to(two.server, two.further, FURTHER),
+            }
+            let reaches = |w: &World, flow, end: usize| w.flow(flow).arrived[end].is_some_and(|at| at > moved);
+            let back = |w: &World| reaches(w, flows[0], moves) && reaches(w, flows[1], 1 - moves);
+            assert!(two.world.wait(SECOND, back));
+            let took = two.world.now().since(moved);
+            assert!(took < Duration::from_millis(80), "{took:?} after {wait} s, at a round trip of 20 ms, seed {seed}");
+            two.world.check();
+        }
     }
 }
 

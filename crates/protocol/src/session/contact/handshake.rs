@@ -20,6 +20,9 @@ use crate::session::peer::{Met, SessionSlot};
 
 /// How long a former session is still received from (P-7).
 const FORMER_SESSION: Duration = Duration::from_secs(30);
+/// For so long what comes in a session says nothing of which one the peer sends in after another took its place here:
+/// it may not have learned of that one yet.
+pub(crate) const CROSSING: Duration = Duration::from_secs(3);
 /// How long a session waits to be confirmed: what confirms it may have been kept back until it does harm.
 const UNSETTLED: Duration = Duration::from_secs(60);
 /// Sessions of one peer that wait to be confirmed at the most.
@@ -309,20 +312,37 @@ impl SessionLayer {
             return None;
         }
         let mut slot = peer.sessions.remove(at);
-        (slot.settled, slot.until) = (true, None);
+        slot.settled = true;
         let (life, begun) = (slot.life, slot.begun);
         peer.replaced = false;
         let origin = slot.origin.take();
-        for former in &mut peer.sessions {
-            if former.settled {
-                former.until.get_or_insert(now + FORMER_SESSION);
-            }
-        }
-        peer.sessions.push(slot);
+        peer.use_session(slot, now + FORMER_SESSION);
         peer.reach_tries = 0;
         peer.handshakes = 0;
         base.stop_timer(Timer::Reach(id));
         Some(Confirmed { origin, life, begun })
+    }
+
+    /// The peer goes on sending in this session, though another took its place here. Tells whether this end follows
+    /// (P-8).
+    pub(crate) fn follow_session(&mut self, now: Time, id: PeerId, index: u32, base: &Base) -> bool {
+        let Some(peer) = self.peers.get_mut(&id).filter(|peer| base.public_key() < peer.key) else { return false };
+        let is_left = |slot: &SessionSlot| {
+            let left =
+                slot.until.filter(|_| slot.settled).is_some_and(|until| until + CROSSING <= now + FORMER_SESSION);
+            left && slot.session.local_index() == index
+        };
+        let Some(at) = peer.sessions.iter().position(is_left) else { return false };
+        let slot = peer.sessions.remove(at);
+        peer.use_session(slot, now + FORMER_SESSION);
+        true
+    }
+
+    /// Has a peer hear in time which session this end sends in, where it may send in another and is the one to follow
+    /// (P-8).
+    pub(crate) fn shows_session(&self, id: PeerId, base: &Base) -> bool {
+        let Some(peer) = self.peers.get(&id) else { return false };
+        peer.key < base.public_key() && peer.sessions.iter().any(|slot| slot.settled && slot.until.is_some())
     }
 }
 
