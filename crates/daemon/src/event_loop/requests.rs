@@ -145,8 +145,10 @@ impl EventLoop {
             Request::Export => programs::export_socket(&mut self.desk, id, one()?),
             Request::Rebuild { uuid } => programs::rebuild_socket(&mut self.desk, id, &uuid),
             Request::Sockets { pid } => {
-                let names = self.desk.names.clone();
-                self.find_answer(id, move || programs::sockets(&names, pid).map_or_else(Reply::Error, Reply::Sockets))
+                let (names, client) = (self.desk.names.clone(), self.desk.server.credentials(id));
+                let allowed = move || access::check(&Request::Sockets { pid }, client);
+                let find = move || programs::sockets(&names, pid, allowed);
+                self.find_answer(id, move || find().map_or_else(Reply::Error, Reply::Sockets))
             }
             Request::Migrator => self.programs.be_migrator(id),
             Request::Namespace { anchor, family, ports, address, hidden } => {

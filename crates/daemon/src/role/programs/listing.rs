@@ -12,13 +12,20 @@ use whimbrel_ipc::{Code, Failure, Family, OpenSocket, SocketKind, Uuid};
 use crate::api::socket_names::SocketNames;
 
 /// Lists those of TCP and UDP. Reads each descriptor of the process, so not for the thread that others wait for.
+/// `allowed`: whether who asks may look into the process of this number. It is asked once that is held, since another
+/// one may have the number by then.
 ///
 /// # Errors
 /// Where there is no such process, or it may not be looked into.
-pub(crate) fn sockets(names: &SocketNames, pid: u32) -> Result<Vec<OpenSocket>, Failure> {
+pub(crate) fn sockets(
+    names: &SocketNames,
+    pid: u32,
+    allowed: impl FnOnce() -> Result<(), Failure>,
+) -> Result<Vec<OpenSocket>, Failure> {
     let unknown = || Failure::new("there is no such process").on(format!("pid:{pid}")).code(Code::Unknown);
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(unknown)?;
     let process = pidfd_open(number, PidfdFlags::empty()).map_err(|_| unknown())?;
+    allowed()?;
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).map_err(|_| unknown())?;
     let is_socket = |entry: &fs::DirEntry| {
         fs::read_link(entry.path()).is_ok_and(|target| target.to_str().is_some_and(|to| to.starts_with("socket:")))
@@ -85,7 +92,7 @@ mod tests {
         let client = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
         let twin = client.try_clone().expect("dup");
         let datagrams = UdpSocket::bind("[::1]:0").ok();
-        let found = sockets(&names, std::process::id()).expect("listed");
+        let found = sockets(&names, std::process::id(), || Ok(())).expect("listed");
         let by = |socket: &dyn AsFd| {
             let uuid = names.of(socket.as_fd()).expect("named");
             found.iter().find(|open| open.uuid == uuid).expect("listed").clone()
@@ -99,6 +106,8 @@ mod tests {
         if let Some(datagrams) = datagrams {
             assert_eq!((by(&datagrams).family, by(&datagrams).kind), (Family::Ipv6, SocketKind::Datagram));
         }
-        assert_eq!(sockets(&names, u32::MAX).expect_err("nobody").code, Some(Code::Unknown));
+        assert_eq!(sockets(&names, u32::MAX, || Ok(())).expect_err("nobody").code, Some(Code::Unknown));
+        let denied = || Err(Failure::new("not yours").code(Code::Denied));
+        assert_eq!(sockets(&names, std::process::id(), denied).expect_err("another's").code, Some(Code::Denied));
     }
 }
