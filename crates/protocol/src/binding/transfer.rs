@@ -140,7 +140,7 @@ impl Transfer {
 
     /// A host says something.
     pub(crate) fn handle_stretch(&mut self, now: Time, from: PublicKey, stretch: Stretch, base: &mut Base) {
-        let expected = self.permits.expects(&from);
+        let expected = self.permits.expects(now, &from);
         for record in self.records.handle_stretch(now, from, stretch, expected) {
             base.signal(Signal::Said { from, record });
         }

@@ -63,8 +63,8 @@ impl Permits {
     }
 
     /// Whether this host looks forward to a socket of another's.
-    pub(crate) fn expects(&self, donor: &PublicKey) -> bool {
-        self.trusts(donor) || self.grants.values().any(|grant| grant.host() == *donor)
+    pub(crate) fn expects(&self, now: Time, donor: &PublicKey) -> bool {
+        self.trusts(donor) || self.grants(now).any(|grant| grant.host() == *donor)
     }
 
     /// Whether a host may have a socket taken: always, or by a grant, which this move uses from now on.
@@ -129,10 +129,12 @@ mod tests {
         }
         assert_eq!(permits.grants(at(9)).count(), 2);
         assert!(permits.admits(at(9), &host, name));
+        assert!(permits.expects(at(10), &host), "what goes on by one is awaited");
         assert_eq!(permits.grants(at(10)).map(Grant::number).collect::<Vec<_>>(), [1]);
         permits.grant(at(10), Grant::new(3, host, None, at(20)));
         assert_eq!(permits.grants.len(), 2);
         permits.settle(name, false);
         assert_eq!(permits.grants(at(10)).map(Grant::number).collect::<Vec<_>>(), [3]);
+        assert!(permits.expects(at(19), &host) && !permits.expects(at(20), &host));
     }
 }

@@ -205,7 +205,7 @@ impl Acceptor {
         let lessor = is_endpoint.then(|| below.lessor_of(request.tuple.local)).flatten();
         let is_anothers = is_anothers || lessor.is_some_and(|lessor| *lessor.as_bytes() != request.holder);
         let now = below.now();
-        if !below.permits().expects(donor) {
+        if !below.permits().expects(now, donor) {
             Some(Refusal::NotAllowed)
         } else if is_anothers {
             Some(Refusal::Taken)

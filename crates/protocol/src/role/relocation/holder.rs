@@ -275,11 +275,12 @@ impl Holder {
 
     /// A daemon before this one held a flow that was moved.
     pub(super) fn restore(&mut self, below: &mut Below<'_>, saved: &SavedHeld) {
-        let until = below.now() + SETTLED_WITHIN;
+        let now = below.now();
+        let until = now + SETTLED_WITHIN;
         let mut held = Held::new(PublicKey::from(saved.last.donor));
         for (name, donor_at) in &saved.unsettled {
             let donor = PublicKey::from(name.donor);
-            let awaited = below.permits().expects(&donor);
+            let awaited = below.permits().expects(now, &donor);
             held.unsettled.insert(*name, Unsettled { until, donor_at: *donor_at, awaited });
             self.settling.insert(*name, saved.flow);
             below.hint(donor, *donor_at);

@@ -369,9 +369,11 @@ impl Holder {
             self.lead(below, flow);
             return None;
         }
-        let until = below.now() + SETTLED_WITHIN;
+        let now = below.now();
+        let until = now + SETTLED_WITHIN;
         let donor_at = below.around().whereabouts(&donor);
-        held.unsettled.insert(name, Unsettled { until, donor_at, awaited: below.permits().expects(&donor) });
+        let awaited = below.permits().expects(now, &donor);
+        held.unsettled.insert(name, Unsettled { until, donor_at, awaited });
         let after = held.waits_for();
         let far = held.lent.or_else(|| below.around().flow(&flow.with(held.led)));
         let flow = self.pass_on(flow, acceptor);
