@@ -324,6 +324,7 @@ impl Testbed {
                 accept_plain: sealed.is_none(),
                 former: Vec::new(),
                 source: Some(IpAddr::V4(local)),
+                interface: None,
                 remote: SocketAddr::new(remote.into(), port),
                 allowance: None,
                 path_mtu: MTU,

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use whimbrel_ipc::{CommunityReply, Connection, ConnectionState, EventRecord, Peer, Reply, Status, reply_from_line};
+use whimbrel_ipc::{
+    Client, ClientError, CommunityReply, Connection, ConnectionState, EventRecord, Peer, Reply, Status, reply_from_line,
+};
 
 use crate::{Cmd, Error, FlowPair, Host, Process, Result, expect, wait_for};
 
@@ -405,6 +407,19 @@ impl Whimbrel {
             Some(to) => self.cli(&["handoff", "--to", &to.to_string()]),
             None => self.cli(&["handoff"]),
         }
+    }
+
+    /// Has a connection of this host's go from another address of it than the others, or with them again.
+    pub fn place(&self, pair: &FlowPair, from: Option<IpAddr>) -> Result<()> {
+        let failed = |error: ClientError| Error::Output {
+            program: "place".to_owned(),
+            expected: "the connection is placed",
+            got: error.to_string(),
+        };
+        let mut client = Client::connect(&self.run_dir()).map_err(failed)?;
+        let placed = client.place(vec![pair.local().to_string()], from).map_err(failed)?;
+        expect!(placed == 1, "{placed} connections are placed");
+        Ok(())
     }
 
     /// Founds a community on this host, of which `guest` becomes a member, so that the two may give each other sockets.

@@ -591,6 +591,46 @@ fn held_packets_disappear_without_an_error() {
 }
 
 #[test]
+fn a_single_flow_goes_by_a_binding_of_its_own_and_is_known_by_its_names_still() {
+    on_both_families(|mut fixture| {
+        // All are at home.
+        let home = Binding { local_place: 4, ..fixture.binding() };
+        fixture.datapath.set_binding(BINDING, &home).expect("bind");
+        fixture.datapath.set_tunnel(2, MARK, 0xff).expect("settings");
+        let side = BindingId::side(BINDING.peer(), 1).expect("there is room");
+        let nowhere = u32::MAX;
+        let (carrier, accepted) = (Carrier::Tunnel, Vec::new());
+        let binding = Binding { local_place: nowhere, peer_place: nowhere, carrier, accepted, ..fixture.binding() };
+        fixture.datapath.set_binding(side, &binding).expect("bind");
+        let known = fixture.datapath.flows().expect("flows");
+        let of_tcp = |led: BindingId| {
+            let known = known.iter().filter(|(flow, _)| flow.transport == Transport::Tcp);
+            known.map(|(flow, entry)| (*flow, FlowEntry { binding: led, ..*entry })).collect::<Vec<_>>()
+        };
+        fixture.datapath.insert_flows(&of_tcp(side)).expect("insert");
+        let [tcp, udp] = [TCP, UDP].map(|protocol| fixture.own_out(protocol).bytes());
+        assert_eq!(fixture.egress(&tcp), Outcome { verdict: REDIRECT, packet: tcp.clone(), mark: 0 });
+        assert_eq!(
+            fixture.egress(&udp),
+            Outcome { verdict: NEXT, packet: udp.clone(), mark: 0 },
+            "the other one stays"
+        );
+        fixture.counted("tunnelled_out", 1);
+        // What the peer has sent before it was told comes rewritten.
+        let arrived = fixture.ingress(&fixture.wire_in(TCP).bytes());
+        assert_eq!((arrived.verdict, arrived.mark), (NEXT, MARK));
+        fixture.counted("rewritten_in", 1);
+        // The binding is gone before the flow is led back: it is not moved, rather than lost.
+        fixture.datapath.remove_binding(side).expect("remove");
+        assert_eq!(fixture.egress(&tcp).verdict, NEXT);
+        fixture.datapath.insert_flows(&of_tcp(BINDING)).expect("insert");
+        assert_eq!(fixture.egress(&tcp), Outcome { verdict: NEXT, packet: tcp.clone(), mark: 0 });
+        fixture.counted("native_out", 3);
+        assert_eq!(fixture.ingress(&fixture.wire_in(TCP).bytes()).mark, MARK);
+    });
+}
+
+#[test]
 fn tunnelled_packets_keep_their_own_tuple() {
     on_both_families(|fixture| {
         fixture

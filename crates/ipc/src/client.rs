@@ -204,6 +204,17 @@ impl Client {
         }
     }
 
+    /// Has connections go from another address, see [`Request::Place`]. Returns how many.
+    ///
+    /// # Errors
+    /// As [`Self::status`]; the daemon's own where one cannot be placed.
+    pub fn place(&mut self, connections: Vec<String>, from: Option<IpAddr>) -> Result<usize, ClientError> {
+        match self.ask(&Request::Place { connections, from })? {
+            Reply::Placed { flows } => Ok(flows),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
     /// Drops the key that is remembered for an address, and tells which it was.
     ///
     /// # Errors

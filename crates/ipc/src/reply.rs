@@ -46,6 +46,11 @@ pub enum Reply {
         #[serde(default)]
         host: bool,
     },
+    /// To [`Request::Place`](crate::Request::Place).
+    Placed {
+        /// Connections that are led so as soon as the path is confirmed.
+        flows: usize,
+    },
     /// To [`Request::ForgetPeer`](crate::Request::ForgetPeer).
     Forgotten {
         /// The address.

@@ -51,6 +51,15 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         connections: Vec<String>,
     },
+    /// Lead connections from another address of this host than the others with their peers, both ways, as long as a path
+    /// from there works; [`Reply::Placed`](crate::Reply::Placed).
+    Place {
+        /// As for [`Request::Suspend`]. None are refused.
+        connections: Vec<String>,
+        /// From there. With the others again where absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<IpAddr>,
+    },
     /// Drop the key that is remembered for an address (trust on first use);
     /// [`Reply::Forgotten`](crate::Reply::Forgotten).
     ForgetPeer {
@@ -240,6 +249,7 @@ impl Request {
             Self::Handoff { .. } | Self::Suspend { .. } | Self::Resume { .. } => About::Host,
             Self::Sockets { pid } => About::Process(*pid),
             Self::ForgetPeer { .. }
+            | Self::Place { .. }
             | Self::Move { .. }
             | Self::MoveProcess { .. }
             | Self::Migrator

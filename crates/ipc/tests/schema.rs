@@ -233,6 +233,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ),
         ("suspended", Reply::Suspended(Suspended { flows: 2, told: 1, answered: 1, already: false })),
         ("resumed", Reply::Resumed { flows: 2, host: true }),
+        ("placed", Reply::Placed { flows: 1 }),
         ("forgotten", Reply::Forgotten { address: "203.0.113.5".parse().unwrap(), key: KEY.into() }),
         (
             "moved",
@@ -371,6 +372,10 @@ fn requests() -> Vec<(Request, &'static str)> {
         (
             Request::Resume { connections: vec!["pid:4711".into()] },
             r#"{"schema":1,"request":"resume","connections":["pid:4711"]}"#,
+        ),
+        (
+            Request::Place { connections: vec!["pid:4711".into()], from: Some("198.51.100.7".parse().unwrap()) },
+            r#"{"schema":1,"request":"place","connections":["pid:4711"],"from":"198.51.100.7"}"#,
         ),
         (
             Request::ForgetPeer { address: "203.0.113.5".parse().unwrap() },

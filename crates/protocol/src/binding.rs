@@ -34,7 +34,9 @@ mod mend;
 mod messages;
 pub(crate) mod moved;
 mod pairs;
+pub(crate) mod placed;
 mod ready;
+mod sides;
 mod stall;
 pub(crate) mod transfer;
 pub(crate) mod update;
@@ -54,6 +56,8 @@ pub(crate) struct BindingLayer {
     leaving: Vec<IpAddr>,
     reaching: Vec<(IpAddr, bool)>,
     chains: Chains,
+    /// Peers with bindings of single flows.
+    sided: BTreeSet<PeerId>,
     /// What roles have below them that have flows go from host to host, where this host takes part in that.
     transfer: Option<Box<Transfer>>,
 }
@@ -73,6 +77,7 @@ impl BindingLayer {
             keeping: Vec::new(),
             leaving: Vec::new(),
             reaching: Vec::new(),
+            sided: BTreeSet::new(),
             chains: Chains::new(config.carriers.tunnel, random.u32() as u8),
             transfer: Transfer::of(me, config),
         }

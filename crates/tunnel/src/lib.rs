@@ -236,11 +236,11 @@ impl Tunnel {
     /// [`PathError`] if [`Tunnel::add_keys`] was not called for the session, or [`Tunnel::set_chain`] for the path's
     /// chain; nothing is changed.
     pub fn set_path(&self, id: BindingId, receive_index: u32, path: TunnelPath) -> Result<(), PathError> {
-        let (destination, source) = (path.remote, path.source);
+        let (destination, source, interface) = (path.remote, path.source, path.interface);
         let waited = self.table.set_path(id, receive_index, path)?;
         let transmits: Vec<Transmit<'_>> = waited
             .iter()
-            .map(|contents| Transmit { destination, source, interface: None, contents, segment_size: None })
+            .map(|contents| Transmit { destination, source, interface, contents, segment_size: None })
             .collect();
         let report = self.udp.send(&transmits);
         self.counters.add(Counter::PacketsSent, report.sent);

@@ -306,7 +306,7 @@ fn admitted<'a>(batch: &'a Batch, way: &Way, counters: &Counters) -> Vec<Transmi
             Admission::Send => transmits.push(Transmit {
                 destination: way.path.remote,
                 source: way.path.source,
-                interface: None,
+                interface: way.path.interface,
                 contents,
                 segment_size: None,
             }),
@@ -363,7 +363,7 @@ fn trains<'a>(batch: &'a Batch, way: &Way) -> Vec<Transmit<'a>> {
         transmits.push(Transmit {
             destination: way.path.remote,
             source: way.path.source,
-            interface: None,
+            interface: way.path.interface,
             contents: &batch.buffer()[first.start..end],
             segment_size: u16::try_from(size).ok(),
         });

@@ -72,6 +72,8 @@ pub struct TunnelPath {
     pub former: Vec<SocketAddr>,
     /// Address of this host to send from; None leaves it to routing.
     pub source: Option<IpAddr>,
+    /// Index of the interface that they leave by, whichever the routes prefer.
+    pub interface: Option<u32>,
     /// The peer's address and port.
     pub remote: SocketAddr,
     /// UDP payload in bytes that may still be sent before the path is confirmed (P-18); None: confirmed.

@@ -26,6 +26,13 @@ impl BindingNumber {
         Self(count | if greater { Self::GREATER } else { 0 })
     }
 
+    /// The count of the binding at the end that has made it, if that is the end with the `greater` key, or with the
+    /// lesser.
+    #[must_use]
+    pub const fn count_of(self, greater: bool) -> Option<u32> {
+        if self.is_made(greater) { Some(self.0 & !Self::GREATER) } else { None }
+    }
+
     /// Whether a binding of this number is made by the end with the greater key, or else by that with the lesser.
     #[must_use]
     pub const fn is_made(self, greater: bool) -> bool {
@@ -129,6 +136,10 @@ mod tests {
             assert!(lesser != greater && lesser != BindingNumber::FIRST && greater != BindingNumber::FIRST);
             assert!(lesser.is_made(false) && greater.is_made(true));
             assert!(!lesser.is_made(true) && !greater.is_made(false));
+            assert_eq!(
+                [lesser.count_of(false), lesser.count_of(true), greater.count_of(true)],
+                [Some(count), None, Some(count)]
+            );
         }
         // The first is made by nobody, nor is what looks like another first.
         let firsts = [BindingNumber::FIRST, BindingNumber(1 << 31)];

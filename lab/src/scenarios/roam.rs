@@ -7,8 +7,8 @@ use whimbrel_ipc::Carrier;
 use super::world::{LONG, RATE, SOME, World, all_run, carried_by, goes_on_since, is_bare, is_native, ms, site};
 use super::{Scenario, scenario};
 use crate::{
-    Direction, EchoServer, FlowPair, Gateway, Join, Lab, Leave, Many, MonoTime, Result, Side, SiteSpec, expect,
-    wait_until,
+    Cut, Direction, EchoServer, FlowPair, Gateway, Join, Lab, Leave, Many, MonoTime, PairOptions, Result, Side, Site,
+    SiteSpec, expect, wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -44,6 +44,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "lost-arp",
         "the first two questions for a new gateway's link-layer address are lost: the kernel would ask again a second later",
         lost_arp,
+    ),
+    scenario(
+        "placed",
+        "a download goes by a second network, both ways; that fails without a word, and it goes on by the first",
+        placed,
     ),
     scenario("outage-30s", "thirty seconds without any network", outage_30),
     scenario("tunnel-forced", "configured to tunnel only, encrypted, between public networks", tunnel_sealed),
@@ -388,6 +393,73 @@ fn lost_arp(lab: &mut Lab) -> Result<()> {
         world.finish(pair)?;
     }
     all_run(&mut [&mut client, &mut server])
+}
+
+/// Bytes that have left a site, or come to it, so far.
+fn carried(site: &Site) -> Result<u64> {
+    let link = site.link()?;
+    Ok(Direction::BOTH.into_iter().map(|direction| link.counters(direction).delivered_bytes).sum())
+}
+
+fn placed(lab: &mut Lab) -> Result<()> {
+    const MUCH: u64 = 2_000_000;
+    let world = World::new(lab, site("a").v4_only(), site("b").v4_only())?;
+    let (mut client, mut server) = world.daemons()?;
+    let second = world.laptop.join(&world.b.network, &Join::by("eth0").metric(500))?;
+    let options = PairOptions::download(Some(4 * RATE));
+    let mut download = FlowPair::tcp(&world.laptop, &world.server, world.at_server.ipv4()?, &options)?;
+    client.wait_introduced(&download, LONG)?;
+    let both = || -> Result<[u64; 2]> { Ok([carried(&world.a)?, carried(&world.b)?]) };
+    // How much of the next bytes of the download goes by each of the two.
+    let share = |download: &mut FlowPair| -> Result<[u64; 2]> {
+        let before = both()?;
+        download.wait_progress_of(&[Side::Client], MUCH, LONG)?;
+        let after = both()?;
+        Ok([after[0] - before[0], after[1] - before[1]])
+    };
+    let [first, other] = share(&mut download)?;
+    expect!(first > MUCH && other < MUCH / 20, "before: {first} bytes by the first, {other} by the second");
+    client.place(&download, Some(second.ipv4()?))?;
+    carried_by(&client, Side::Client, &download, Carrier::Tunnel)?;
+    carried_by(&server, Side::Server, &download, Carrier::Tunnel)?;
+    let [first, other] = share(&mut download)?;
+    println!("    placed on the second network: {first} bytes by the first, {other} by the second");
+    expect!(first < MUCH / 20 && other > MUCH, "{first} bytes by the first, {other} by the second");
+    // One that is not placed goes by the first meanwhile.
+    let mut usual = world.stream()?;
+    client.wait_introduced(&usual, LONG)?;
+    usual.wait_progress(SOME, LONG)?;
+    is_native(&client, Side::Client, &usual)?;
+    // Without a word, and by the interface's own event.
+    for silent in [true, false] {
+        let started = MonoTime::now();
+        if silent {
+            world.b.link()?.cut(Cut::Silent)?;
+        } else {
+            world.laptop.leave(&second, Leave::Carrier)?;
+        }
+        download.wait_progress_of(&[Side::Client], SOME, LONG)?;
+        let gap = download.longest_gap(Side::Client, started)?;
+        let how = if silent { "in silence" } else { "its carrier is gone" };
+        println!("    the second network fails, {how}: the longest pause was {:.1} ms", ms(Some(gap)));
+        expect!(gap < Duration::from_secs(if silent { 6 } else { 2 }), "{gap:?}");
+        is_native(&client, Side::Client, &download)?;
+        is_native(&server, Side::Server, &download)?;
+        if silent {
+            world.b.link()?.restore()?;
+            wait_for(Duration::from_secs(60), "it is placed again", || {
+                Ok((share(&mut download)?[1] > MUCH).then_some(()))
+            })?;
+        }
+    }
+    client.place(&download, None)?;
+    is_native(&client, Side::Client, &download)?;
+    is_native(&server, Side::Server, &download)?;
+    usual.wait_progress(SOME, LONG)?;
+    usual.finish(LONG)?;
+    world.finish(download)?;
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
 }
 
 fn outage_3(lab: &mut Lab) -> Result<()> {

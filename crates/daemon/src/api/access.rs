@@ -144,6 +144,7 @@ mod tests {
             Request::ForgetPeer { address: [192, 0, 2, 1].into() },
             Request::Move { connections: Vec::new(), to: String::new(), receiver: None },
             Request::MoveProcess { pid: 1, scope: ProcessScope::Alone, to: String::new(), address: None },
+            Request::Place { connections: Vec::new(), from: None },
             Request::Lending { stop: true },
             Request::Migrator,
             Request::Community(CommunityRequest::Leave),

@@ -430,6 +430,7 @@ mod tests {
         let entry = (state == FlowState::Moved).then(|| FlowEntry {
             peer: PeerId(3),
             name: 7,
+            side: 0,
             waits: whimbrel_protocol::Waits::default(),
             manner: whimbrel_protocol::Manner::default(),
             home: Places::default(),

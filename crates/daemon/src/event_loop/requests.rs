@@ -104,6 +104,7 @@ impl EventLoop {
             Request::Handoff { to, peer } => self.hand_off(to, peer.as_deref()),
             Request::Suspend { connections } => self.suspend(id, &connections),
             Request::Resume { connections } => self.resume(&connections),
+            Request::Place { connections, from } => self.place(&connections, from),
             Request::ForgetPeer { address } => self.forget_peer(id, address),
             Request::Community(request) => self.community(request),
             Request::Move { connections, to, receiver } => {
@@ -299,6 +300,17 @@ impl EventLoop {
         }
         self.poll_node();
         Ok(Some(Reply::Resumed { flows, host: all && suspended }))
+    }
+
+    fn place(&mut self, connections: &[String], from: Option<IpAddr>) -> Answer {
+        let now = clock::now();
+        let named = self.desk.lasting_connections(connections)?;
+        for flow in &named {
+            let placed = self.desk.node.place_flow(now, flow, from);
+            placed.map_err(|error| Failure::new(format!("{flow}: {error}")))?;
+        }
+        self.poll_node();
+        Ok(Some(Reply::Placed { flows: named.len() }))
     }
 
     /// The client is answered when the disk has it, for which nobody else waits.

@@ -163,6 +163,7 @@ mod tests {
             name: 0,
             home: Places { local: home, peer: 0 },
             peer_tuple: flow.mirrored(),
+            side: 0,
             waits: Waits::default(),
             manner: Manner { view: View::Lasting, gives_way: false },
             wire_local_port: 1,

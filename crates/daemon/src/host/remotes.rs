@@ -72,6 +72,7 @@ mod tests {
         let entry = FlowEntry {
             peer: PeerId(peer),
             name: 7,
+            side: 0,
             waits: whimbrel_protocol::Waits::default(),
             manner: whimbrel_protocol::Manner::default(),
             home: Places::default(),

@@ -64,6 +64,7 @@ impl Tunnels {
             accept_plain: !path.sealed,
             former: former.clone(),
             source: path.source,
+            interface: path.link.map(|link| link.0),
             remote: path.remote,
             allowance: path.allowance.map(|allowance| if spare { 0 } else { allowance }),
             path_mtu: mtu,

@@ -157,6 +157,7 @@ mod tests {
             peer,
             name: u64::from(of),
             home: HOME,
+            side: 0,
             waits: Waits::default(),
             manner: Manner::default(),
             peer_tuple: flow.mirrored(),

@@ -273,6 +273,7 @@ mod tests {
         let entry = peer.map(|peer| FlowEntry {
             peer: PeerId(peer),
             name: 7,
+            side: 0,
             waits: Waits { here: port == 99, ..Waits::default() },
             manner: whimbrel_protocol::Manner::default(),
             home: Places::default(),

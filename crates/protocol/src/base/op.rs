@@ -11,6 +11,7 @@ use whimbrel_wire::FlowTuple;
 use whimbrel_wire::community::{CommunityKey, CommunitySecret, Statement};
 pub use whimbrel_wire::{BindingId, PeerId};
 
+use crate::base::id::LinkId;
 use chain::ChainOp;
 use relocation::MoveOp;
 
@@ -266,6 +267,10 @@ pub struct FlowEntry {
     pub home: Places,
     /// The tuple that the peer's socket has (its own view).
     pub peer_tuple: FlowTuple,
+    /// Which of the peer's bindings leads it, counted beside the first (P-186). Not saved: a daemon that is started anew
+    /// begins with the first.
+    #[serde(skip)]
+    pub side: u8,
     /// Who has it wait, whatever the binding says (P-48).
     #[serde(default, skip_serializing_if = "is_usual")]
     pub waits: Waits,
@@ -301,6 +306,7 @@ impl FlowEntry {
             name,
             home,
             peer_tuple,
+            side: 0,
             waits: Waits::default(),
             manner: Manner::default(),
             wire_local_port: ports.0,
@@ -310,6 +316,12 @@ impl FlowEntry {
             hidden: false,
             beyond: false,
         }
+    }
+
+    /// What leads it.
+    #[must_use]
+    pub fn binding(&self) -> BindingId {
+        BindingId::side(self.peer, self.side).unwrap_or(BindingId::first(self.peer))
     }
 }
 
@@ -340,14 +352,6 @@ pub struct Waits {
     pub here: bool,
     /// The peer.
     pub there: bool,
-}
-
-impl FlowEntry {
-    /// What leads it.
-    #[must_use]
-    pub fn binding(&self) -> BindingId {
-        BindingId::first(self.peer)
-    }
 }
 
 impl Waits {
@@ -406,6 +410,8 @@ pub struct TunnelPath {
     pub send_index: u32,
     /// Source address of the outer datagrams.
     pub source: Option<IpAddr>,
+    /// The link that they leave by, whichever the routes prefer.
+    pub link: Option<LinkId>,
     /// The peer's control port as seen from here.
     pub remote: SocketAddr,
     /// Bytes that may be sent there from now on, before the path is confirmed (P-18); `None`: confirmed.

@@ -41,6 +41,8 @@ pub(crate) enum Timer {
     Former(PeerId),
     /// Tell a peer again which flows wait.
     Paused(PeerId),
+    /// Tell a peer again which flows go by bindings of their own.
+    Placed(PeerId),
     /// Wake the senders of single flows that go on.
     Wake(PeerId),
     /// Flows have waited so long that their sockets are kept from giving up.

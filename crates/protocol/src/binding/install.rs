@@ -90,6 +90,7 @@ impl BindingLayer {
         let Some(known) = self.flow.flows().get(&flow) else { return };
         // The peer may have forgotten it, and with it that it waits here (P-48).
         entry.waits.here = known.entry().is_some_and(|former| former.waits.here);
+        entry.side = known.entry().filter(|former| former.peer == entry.peer).map_or(0, |former| former.side);
         let key = self.flow.session().key_of(entry.peer);
         entry.manner = key.and_then(|key| known.rule(&key)).map_or(entry.manner, |rule| rule.manner);
         // What was restored has nothing else.

@@ -29,6 +29,7 @@ impl BindingLayer {
         for state in std::mem::take(&mut self.failed) {
             match state {
                 State::Keys(id) => self.add_keys(id, base),
+                State::Path(of) | State::Binding(of) if !of.is_first() => self.lead_again(now, of, base),
                 State::Path(of) => self.set_tunnel_path(of.peer(), base),
                 State::Binding(of) => self.apply_binding(now, of.peer(), base),
                 State::Sets => self.apply_sets(base),

@@ -55,6 +55,8 @@ impl BindingLayer {
                     transfer.handle_received(now, key, &received, base);
                 }
             }
+            Message::Placed(placed) => self.handle_placed(now, id, arrival.index(), &placed, base),
+            Message::PlacedSeen(answer) => self.handle_placed_seen(now, id, &answer, base),
             Message::PathKept { path } => self.on_path_kept(now, id, arrival, path, base),
             Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token, base),
             message => match self.flow.handle_message(now, id, arrival, message, answers, base) {
@@ -81,6 +83,7 @@ impl BindingLayer {
                 self.keep_ready(now, id, base);
                 self.flow.path_mut().challenge_kept(now, id, path, base);
             }
+            Timer::Placed(id) => self.say_placed(now, id, base),
             Timer::Probe(id) => self.probe_carrier(now, id, base),
             Timer::Keepalive(id) => self.keep_alive(now, id, base),
             Timer::Former(id) => self.forget_former(now, id, base),
@@ -107,6 +110,7 @@ impl BindingLayer {
             Signal::SessionUp(id) => {
                 self.keep_ready(now, *id, base);
                 self.flow.path_mut().tell_kept(now, *id, base);
+                self.say_placed_again(now, *id, base);
                 if let Some((key, transfer)) = self.transfer_with(*id) {
                     transfer.handle_session(&key);
                 }

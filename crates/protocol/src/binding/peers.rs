@@ -12,6 +12,7 @@ use crate::base::op::{Binding, Carrier, FlowEntry, KnownPlace, NOWHERE, PeerId, 
 use crate::base::output::OpId;
 use crate::base::pace::FORMER;
 use crate::binding::BindingLayer;
+use crate::binding::placed::Sides;
 use crate::binding::update::{Meanwhile, PendingUpdate};
 use crate::flow::peers::{Away, FlowPeer};
 use crate::path::challenge::Awaited;
@@ -86,6 +87,8 @@ pub(crate) struct BoundPeer {
     pub(super) only_tunnel: bool,
     /// Addresses of ours that paths are kept ready from.
     pub(super) keeps_from: BTreeSet<IpAddr>,
+    /// Bindings of single flows.
+    pub(super) sides: Sides,
 }
 
 impl BoundPeer {
@@ -95,7 +98,7 @@ impl BoundPeer {
 
     /// Entries of all tables together.
     pub(crate) fn entries(&self) -> usize {
-        self.former.len() + self.known_places.len() + self.own_places.len()
+        self.former.len() + self.known_places.len() + self.own_places.len() + self.sides.entries()
     }
 
     /// A peer that a daemon before this one knew.

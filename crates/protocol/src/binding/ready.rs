@@ -33,7 +33,8 @@ impl BindingLayer {
         // By hand as it was said; else one of each link that is not in use.
         let wanted: Vec<Attachment> = attachments
             .filter(|attachment| {
-                let by_hand = peer.binding.keeps_from.contains(&attachment.address);
+                let by_hand = peer.binding.keeps_from.contains(&attachment.address)
+                    || peer.binding.sides.keeps_from(attachment.address);
                 by_hand || (base.config().keep_paths && links.insert(attachment.link))
             })
             .filter(|attachment| needed && Some(*attachment) != in_use)

@@ -15,6 +15,9 @@ impl BindingLayer {
     pub(crate) fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
         let Some(entry) = self.flow.flows().entry(&flow).copied() else { return };
         let id = entry.peer;
+        if entry.side != 0 {
+            return self.check_side(now, id, entry.side, base);
+        }
         let Some(peer) = bound_mut!(self, &id) else { return };
         let waits = entry.waits.any() || peer.binding.carrier == Carrier::Hold && peer.moved_flows() > 0;
         if waits || !peer.carries() {

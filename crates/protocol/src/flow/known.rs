@@ -164,7 +164,8 @@ impl Flow {
                 (FlowState::Introducing, Some(*peer))
             }
             Stage::Introduced { entry, .. } => {
-                let state = if places == Some(entry.home) { FlowState::Native } else { FlowState::Moved };
+                let state =
+                    if places == Some(entry.home) && entry.side == 0 { FlowState::Native } else { FlowState::Moved };
                 (state, Some(entry.peer))
             }
             Stage::Failed(reason) => (FlowState::Failed(reason), None),

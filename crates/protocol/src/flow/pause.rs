@@ -6,7 +6,7 @@ use whimbrel_wire::message::Message;
 use crate::Time;
 use crate::base::Base;
 use crate::base::event::Event;
-use crate::base::op::{FlowOp, PeerId, Waits};
+use crate::base::op::{FlowEntry, FlowOp, PeerId, Waits};
 use crate::base::output::Asked;
 use crate::base::pace::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
 use crate::base::signal::Signal;
@@ -77,19 +77,33 @@ impl FlowLayer {
     }
 
     fn let_wait(&mut self, flow: &FlowTuple, change: impl FnOnce(&mut Waits), base: &mut Base) -> bool {
-        let Some(known) = self.flows.get_mut(flow) else { return false };
-        let Stage::Introduced { entry, .. } = &mut known.stage else { return false };
-        let before = entry.waits;
-        change(&mut entry.waits);
-        if before == entry.waits {
-            return false;
+        let change = |entry: &mut FlowEntry| change(&mut entry.waits);
+        let changed = self.change_entry(flow, "having a connection wait, or go on", change, base);
+        if let Some((before, entry)) = changed
+            && let Some(peer) = peer_mut!(self, &entry.peer)
+        {
+            peer.flow.waiting.count(before.waits, entry.waits);
         }
+        changed.is_some()
+    }
+
+    /// Changes what the data plane knows of an introduced flow. Gives what it was and is, where it is another.
+    pub(crate) fn change_entry(
+        &mut self,
+        flow: &FlowTuple,
+        what: &'static str,
+        change: impl FnOnce(&mut FlowEntry),
+        base: &mut Base,
+    ) -> Option<(FlowEntry, FlowEntry)> {
+        let Stage::Introduced { entry, .. } = &mut self.flows.get_mut(flow)?.stage else { return None };
+        let before = *entry;
+        change(entry);
         let entry = *entry;
-        if let Some(peer) = peer_mut!(self, &entry.peer) {
-            peer.flow.waiting.count(before, entry.waits);
+        if before == entry {
+            return None;
         }
-        base.ask(FlowOp::Install { flow: *flow, entry }, Asked::Effect("having a connection wait, or go on"));
-        true
+        base.ask(FlowOp::Install { flow: *flow, entry }, Asked::Effect(what));
+        Some((before, entry))
     }
 
     /// What flows of a peer wait for has changed.

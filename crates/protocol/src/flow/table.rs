@@ -253,6 +253,7 @@ mod tests {
             name: 7,
             home: Places::default(),
             peer_tuple: flow.mirrored(),
+            side: 0,
             waits: Waits::default(),
             manner: Manner::default(),
             wire_local_port: 1,

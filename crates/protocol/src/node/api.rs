@@ -11,6 +11,7 @@ use crate::Time;
 use crate::base::attachments::Routes;
 use crate::base::op::{FlowEntry, PeerId, SavedCommunity};
 use crate::binding::chain::{ChainTooLong, ChainView};
+use crate::binding::placed::PlaceError;
 use crate::flow::verdict::Verdict;
 use crate::node::Node;
 use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
@@ -78,6 +79,18 @@ impl Node {
     pub fn keep_paths(&mut self, now: Time, id: PeerId, from: BTreeSet<IpAddr>) {
         self.binding.keep_paths(now, id, from, &mut self.base);
         self.settle(now);
+    }
+
+    /// Has a flow go from another address of this host than the others with its peer, both ways, as long as a path from
+    /// there works (P-186); `None`: no longer. Where it does not, and where that is the address in use, the flow goes
+    /// with the others. It is asked for again after a restart.
+    ///
+    /// # Errors
+    /// [`PlaceError`]; nothing is changed.
+    pub fn place_flow(&mut self, now: Time, flow: &FlowTuple, from: Option<IpAddr>) -> Result<(), PlaceError> {
+        self.binding.place_flow(now, flow, from, &mut self.base)?;
+        self.settle(now);
+        Ok(())
     }
 
     /// Moves by hand: every peer is told where we are now, from `to` where that is given and reaches it.

@@ -18,6 +18,7 @@ impl Node {
                 break;
             }
         }
+        self.binding.refresh_sides(now, &mut self.base);
     }
 
     /// Has roles do something, and tells what follows from it.

@@ -144,6 +144,11 @@ impl Path {
         self.tries > 0 && self.token == token
     }
 
+    /// Whether a challenge is not answered yet.
+    pub(super) fn is_challenged(&self) -> bool {
+        self.tries > 0
+    }
+
     /// The challenge is answered, or given up.
     pub(super) fn settle(&mut self) {
         self.tries = 0;

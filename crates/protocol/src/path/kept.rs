@@ -26,6 +26,8 @@ const TOLD_FOR: Duration = Duration::from_secs(4 * KEEPALIVE.as_secs());
 const CONFIRMED_AGAIN: Duration = Duration::from_secs(2 * KEEPALIVE.as_secs());
 /// Unanswered challenges in close succession after which one that is kept has failed.
 const CHECKS: u32 = 4;
+/// How often the pause is doubled until one that has failed is tried again.
+const RARER: u32 = 4;
 
 /// How a path stands that is kept ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +57,16 @@ pub struct PathView {
     pub observed: Option<SocketAddr>,
 }
 
+/// How packets go by a path that is kept ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Way {
+    pub(crate) id: PathId,
+    /// This host's address there, and the link that it is on.
+    pub(crate) source: Option<IpAddr>,
+    pub(crate) link: Option<LinkId>,
+    pub(crate) remote: SocketAddr,
+}
+
 /// A path that is kept ready.
 #[derive(Debug)]
 pub(super) struct Kept {
@@ -66,6 +78,8 @@ pub(super) struct Kept {
     observed: Option<SocketAddr>,
     /// When a challenge was answered last.
     answered: Time,
+    /// How often it has failed since.
+    failures: u32,
 }
 
 /// Whose it is.
@@ -80,7 +94,7 @@ enum End {
 impl Kept {
     fn new(id: PathId, end: End, path: Path) -> Self {
         let (state, round_trip, observed, answered) = (PathState::Unconfirmed, None, None, Time::default());
-        Self { id, end, path, state, round_trip, observed, answered }
+        Self { id, end, path, state, round_trip, observed, answered, failures: 0 }
     }
 
     /// Whether a challenge was answered, and not longer ago than that.
@@ -95,6 +109,14 @@ impl Kept {
         }
     }
 
+    fn way(&self) -> Way {
+        let (source, link) = match self.end {
+            End::Own(attachment) => (Some(attachment.address), Some(attachment.link)),
+            End::Peer { local, link, .. } => (local, link),
+        };
+        Way { id: self.id, source, link, remote: self.path.remote }
+    }
+
     /// Whether it is one of the peer's to there, and counts still.
     fn is_told(&self, now: Time, remote: SocketAddr) -> bool {
         self.path.remote == remote && matches!(self.end, End::Peer { told, .. } if told + TOLD_FOR > now)
@@ -106,6 +128,7 @@ impl Kept {
             self.round_trip = Some(smooth(self.round_trip, age));
         }
         (self.state, self.observed, self.answered) = (PathState::Confirmed, Some(observed), now);
+        self.failures = 0;
         self.path.settle();
     }
 }
@@ -122,6 +145,20 @@ impl Paths {
             let Kept { id, state, round_trip, observed, ref path, .. } = *kept;
             Some(PathView { id, attachment: kept.attachment()?, remote: path.remote, state, round_trip, observed })
         })
+    }
+
+    /// The path that is kept from this address, if it works.
+    pub(crate) fn way_from(&self, from: IpAddr) -> Option<Way> {
+        let is_own = |kept: &&Kept| kept.attachment().is_some_and(|attachment| attachment.address == from);
+        self.kept.iter().find(is_own).filter(|kept| kept.state == PathState::Confirmed).map(Kept::way)
+    }
+
+    /// The path that the peer keeps and calls by this number, if it has shown that it is there.
+    pub(crate) fn way_told(&self, now: Time, number: u32) -> Option<Way> {
+        let is_so =
+            |end: &End| matches!(end, End::Peer { number: of, told, .. } if *of == number && *told + TOLD_FOR > now);
+        let told = self.kept.iter().find(|kept| is_so(&kept.end));
+        told.filter(|kept| kept.has_answered(now, TOLD_FOR)).map(Kept::way)
     }
 
     /// The link that what goes between these two is sent by: that of the path which is kept there.
@@ -149,7 +186,8 @@ impl Paths {
     /// Something authentic came from the end of one that the peer keeps: as much more may go there (P-18).
     pub(super) fn on_kept_heard(&mut self, arrival: &Arrival) {
         let theirs = self.kept.iter_mut().filter(|kept| kept.attachment().is_none());
-        theirs.filter(|kept| kept.path.remote == arrival.source).for_each(|kept| kept.path.hear(arrival.length));
+        let came_by = |kept: &&mut Kept| kept.path.remote == arrival.source && kept.way().source == arrival.destination;
+        theirs.filter(came_by).for_each(|kept| kept.path.hear(arrival.length));
     }
 
     /// Whether the peer keeps a path to there, so that nobody need wonder what comes by it.
@@ -239,8 +277,10 @@ impl PathLayer {
             kept.path.settle();
             kept.state = PathState::Failed;
             // One of the peer's is challenged again where it is told of again.
+            let pause = KEEPALIVE * 2u32.pow(kept.failures.min(RARER));
+            kept.failures += 1;
             if matches!(end, End::Own(_)) {
-                base.set_timer(Timer::Path(id, number), now + KEEPALIVE);
+                base.set_timer(Timer::Path(id, number), now + pause);
             }
             return;
         };
@@ -259,6 +299,25 @@ impl PathLayer {
                 }
             }
             End::Peer { local, .. } => self.send_to(id, local, to, &[challenge], base),
+        }
+    }
+
+    /// Something goes by a path that is kept, and gets no answer: it is challenged at once.
+    pub(crate) fn check_kept(&mut self, now: Time, id: PeerId, number: PathId, base: &mut Base) {
+        let kept = self.peers.get(&id).and_then(|paths| paths.kept.iter().find(|kept| kept.id == number));
+        if kept.is_some_and(|kept| !kept.path.is_challenged()) {
+            base.set_timer(Timer::Path(id, number), now);
+        }
+    }
+
+    /// The peer says that a path of this host's has failed.
+    pub(crate) fn doubt_kept(&mut self, now: Time, id: PeerId, number: u32, base: &mut Base) {
+        let Some(paths) = self.peers.get_mut(&id) else { return };
+        let own = paths.kept.iter_mut().find(|kept| kept.id.0 == number && kept.attachment().is_some());
+        if let Some(kept) = own {
+            kept.path.settle();
+            kept.state = PathState::Failed;
+            base.set_timer(Timer::Path(id, kept.id), now);
         }
     }
 

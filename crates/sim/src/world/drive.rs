@@ -47,6 +47,9 @@ impl World {
         let seed = self.random.seed();
         let of = &mut self.hosts[host.0];
         of.timer_at = None;
+        // As a daemon fits the maps to what it has saved, which says nothing of other bindings than the first (P-190).
+        of.plane.flows.values_mut().for_each(|entry| entry.side = 0);
+        of.plane.bindings.retain(|id, _| id.is_first());
         let mut node = Node::new(of.config.clone(), of.static_key(), seed);
         let saved: Vec<SavedPeer> = of.saved.values().cloned().collect();
         let flows: Vec<_> = of.plane.flows.iter().map(|(flow, entry)| (*flow, *entry)).collect();
@@ -406,6 +409,10 @@ impl World {
                 of.config.known_keys.insert(*address, *key);
             }
             Op::Binding(BindingOp::Set { .. }) => self.bindings_set += 1,
+            // What the node says of a path that is kept, as of where a peer is.
+            Op::Tunnel(TunnelOp::SetPath { id, path, .. }) if !id.is_first() => {
+                self.ledger.prove(host, path.remote.ip());
+            }
             Op::Flow(FlowOp::FindSockets { peer, remote }) => {
                 if !of.powers.inject {
                     return failed("not permitted");

@@ -25,16 +25,20 @@ enum Scenario {
     /// Two networks of which one is in use and the other kept ready: the first fails, comes back, and fails
     /// again; then the server moves.
     Ready,
+    /// The same two networks, and a flow that goes by the other; that fails and comes back, then the first fails, and
+    /// in the end the flow goes with the others again.
+    Placed,
     /// Both go to sleep, the client wakes elsewhere, and later the server where it was.
     BothSleep,
 }
 
-const ALL: [Scenario; 7] = [
+const ALL: [Scenario; 8] = [
     Scenario::ThereAndBack,
     Scenario::Nats,
     Scenario::Overlap,
     Scenario::Both,
     Scenario::Ready,
+    Scenario::Placed,
     Scenario::Sleep,
     Scenario::BothSleep,
 ];
@@ -47,9 +51,10 @@ struct Run {
 /// Runs a scenario up to its last step.
 fn run(scenario: Scenario, faults: Faults) -> Run {
     let keep_paths = matches!(scenario, Scenario::Ready);
+    let has_two = keep_paths || matches!(scenario, Scenario::Placed);
     let mut two = Two::nowhere(7, Config { keep_paths, ..Config::default() }, Config::default());
     two.world.faults = faults;
-    if keep_paths {
+    if has_two {
         two.world.attach(two.client, two.away, AWAY);
     }
     two.world.attach(two.client, two.home, HOME);
@@ -94,6 +99,22 @@ fn run(scenario: Scenario, faults: Faults) -> Run {
             world.detach(*client, HOME);
             world.run_for(PAUSE);
             world.move_to(*server, *further, FURTHER);
+        }
+        Scenario::Placed => {
+            world.place(flows[0], 0, Some(AWAY));
+            world.run_for(PAUSE);
+            world.detach(*client, AWAY);
+            world.run_for(PAUSE);
+            world.attach(*client, *away, AWAY);
+            world.run_for(PAUSE);
+            world.place(flows[1], 0, Some(AWAY));
+            world.run_for(PAUSE);
+            world.detach(*client, HOME);
+            world.run_for(PAUSE);
+            world.attach(*client, *home, HOME);
+            world.hand_off(*client, Some(HOME));
+            world.run_for(PAUSE);
+            world.place(flows[0], 0, None);
         }
         Scenario::Sleep => {
             world.part(*client);

@@ -19,6 +19,7 @@ mod nat;
 mod neighbour_proxy;
 mod orders;
 mod pairing;
+mod placed;
 mod policy;
 mod processes;
 mod random;

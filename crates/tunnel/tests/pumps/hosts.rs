@@ -165,6 +165,7 @@ impl Pair {
             accept_plain: !sealed,
             former: Vec::new(),
             source: Some(source.parse().unwrap()),
+            interface: None,
             remote: SocketAddr::new(remote.parse().unwrap(), PORT),
             allowance: None,
             path_mtu: mtu,

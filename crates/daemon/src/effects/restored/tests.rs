@@ -57,6 +57,7 @@ pub(crate) fn flow(port: u16) -> FlowTuple {
 
 pub(crate) fn entry(peer: u32) -> FlowEntry {
     FlowEntry {
+        side: 0,
         peer: PeerId(peer),
         name: 0x1234_5678_9abc_def0,
         home: Places { local: 1, peer: 1 },

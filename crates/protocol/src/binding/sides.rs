@@ -1,0 +1,243 @@
+//! Single flows that go by a binding of their own, over a path that is kept ready (P-186 to P-190).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_wire::binding::{Placed, PlacedSeen, PlacedStatus};
+use whimbrel_wire::message::Message;
+use whimbrel_wire::{BindingNumber, FlowTuple};
+
+use crate::Time;
+use crate::base::Base;
+use crate::base::op::{Binding, BindingId, BindingOp, Carrier, NOWHERE, PeerId, Places, TunnelOp, TunnelPath};
+use crate::base::output::{Asked, State};
+use crate::base::pace::KEEPALIVE;
+use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
+use crate::binding::placed::{MOST, PlaceError, WORDS};
+use crate::path::kept::Way;
+
+/// How often the pause between words is doubled after those in close succession.
+const RARER: u32 = 4;
+/// Unanswered words after which the session is doubted and another handshake begun beside it.
+const DOUBT_AFTER: u32 = 3;
+/// What a peer has said in a session before it says again so soon after the next one began, or it is over.
+const SAID_AGAIN_WITHIN: Duration = Duration::from_secs(10);
+
+impl BindingLayer {
+    /// See [`Node::place_flow`](crate::Node::place_flow).
+    pub(crate) fn place_flow(
+        &mut self,
+        now: Time,
+        flow: &FlowTuple,
+        from: Option<IpAddr>,
+        base: &mut Base,
+    ) -> Result<(), PlaceError> {
+        let known = self.flow.flows().get(flow).filter(|known| !known.is_closed()).and_then(|known| known.entry());
+        let (id, name) = known.map(|entry| (entry.peer, entry.name)).ok_or(PlaceError::UnknownFlow)?;
+        if from.is_some_and(|from| !base.attachments().has(&from)) {
+            return Err(PlaceError::NoSuchAddress);
+        }
+        let peer = self.peers.get_mut(&id).filter(|_| BindingId::side(id, 1).is_some()).ok_or(PlaceError::Full)?;
+        if !peer.sides.place(name, from) {
+            return Err(PlaceError::Full);
+        }
+        self.sided.insert(id);
+        self.keep_ready(now, id, base);
+        Ok(())
+    }
+
+    /// A peer says which flows go by one of its bindings (P-186).
+    pub(super) fn handle_placed(&mut self, now: Time, id: PeerId, index: u32, placed: &Placed, base: &mut Base) {
+        let (greater, suspended) = (self.is_greater(id, base), base.is_suspended());
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        let count = placed.binding.count_of(!greater).filter(|count| *count <= MOST.into());
+        let session = peer.slots().find(|slot| slot.local_index() == index).map(|slot| slot.begun());
+        let able = BindingId::side(id, 1).is_some() && !suspended && peer.flow.away().is_none();
+        let able = able && !peer.flow.flows().is_empty();
+        let status = match (count, session.filter(|_| able || placed.names.is_empty())) {
+            (Some(count), Some(since)) => {
+                let heard = peer.binding.sides.hear(count as u8, since, placed);
+                self.sided.insert(id);
+                self.refresh_sides_of(now, id, base);
+                let theirs = self.peers.get(&id).and_then(|peer| peer.sides.theirs.get(&(count as u8)));
+                heard.or(theirs.map(|theirs| theirs.standing))
+            }
+            _ => None,
+        };
+        let Placed { binding, sequence, .. } = *placed;
+        let status = status.unwrap_or(PlacedStatus::Refused);
+        self.flow.path_mut().send(id, &[Message::PlacedSeen(PlacedSeen { binding, sequence, status })], base);
+    }
+
+    /// A peer answers, or says what has become of flows that this host has placed.
+    pub(super) fn handle_placed_seen(&mut self, now: Time, id: PeerId, answer: &PlacedSeen, base: &mut Base) {
+        let count = answer.binding.count_of(self.is_greater(id, base));
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(failed) = count.and_then(|count| peer.sides.on_answer(u8::try_from(count).ok()?, answer)) else {
+            return;
+        };
+        self.flow.path_mut().doubt_kept(now, id, failed, base);
+    }
+
+    /// A flow that such a binding leads is sent again in vain: its path is asked at once (P-189).
+    pub(super) fn check_side(&mut self, now: Time, id: PeerId, side: u8, base: &mut Base) {
+        if let Some(way) = self.peers.get(&id).and_then(|peer| peer.sides.path(side)) {
+            self.flow.path_mut().check_kept(now, id, way.id, base);
+        }
+    }
+
+    /// There is another session with a peer.
+    pub(super) fn say_placed_again(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        if let Some(peer) = self.peers.get_mut(&id).filter(|peer| !peer.sides.is_idle()) {
+            peer.sides.say_again();
+            self.say_placed(now, id, base);
+        }
+    }
+
+    /// Tells a peer which flows this host has placed, where it has not answered.
+    pub(super) fn say_placed(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let greater = self.is_greater(id, base);
+        let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.has_session()) else { return };
+        let (all, tries) = peer.binding.sides.say(greater);
+        if let Some(tries) = tries {
+            let pause = match tries.checked_sub(WORDS) {
+                None => peer.path.repeat_after(tries),
+                Some(beyond) => KEEPALIVE * 2u32.pow(beyond.min(RARER)),
+            };
+            base.set_timer_earlier(Timer::Placed(id), now + pause);
+        }
+        if tries == Some(DOUBT_AFTER) {
+            self.flow.path_mut().start_handshake_with(now, id, base);
+        }
+        // P-37
+        all.into_iter().for_each(|placed| self.flow.path_mut().send(id, &[Message::Placed(placed)], base));
+    }
+
+    /// Makes data plane and tunnel lead single flows as it is to be, as paths, sessions and hosts are now.
+    pub(crate) fn refresh_sides(&mut self, now: Time, base: &mut Base) {
+        for id in self.sided.clone() {
+            self.refresh_sides_of(now, id, base);
+        }
+    }
+
+    fn refresh_sides_of(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let greater = self.is_greater(id, base);
+        let able = base.config().carriers.tunnel && !base.is_suspended();
+        let Some(peer) = bound_mut!(self, &id) else {
+            self.sided.remove(&id);
+            return;
+        };
+        let session = peer.session().map(|slot| (slot.begun(), slot.remote_index(), slot.local_index()));
+        let able = able && peer.has_session() && peer.flow.away().is_none();
+        let (sides, path, flow) = (&mut peer.binding.sides, &*peer.path, &*peer.flow);
+        if let Some((begun, ..)) = session.filter(|_| able) {
+            let over = begun + SAID_AGAIN_WITHIN;
+            sides.theirs.retain(|_, theirs| theirs.since >= begun || over > now);
+            if sides.theirs.values().any(|theirs| theirs.since < begun) {
+                base.set_timer_earlier(Timer::Placed(id), over);
+            }
+        }
+        let own_way = |from| path.way_from(from).filter(|_| able);
+        let told = |number| path.way_told(now, number).filter(|_| able);
+        let before = sides.sequence;
+        sides.word(|name| flow.named(*name).is_some(), own_way);
+        let says = sides.sequence != before;
+        let changed = sides.stand(told);
+        let mut wanted: BTreeMap<u64, u8> = BTreeMap::new();
+        let mut ways: BTreeMap<u8, (Way, u32)> = BTreeMap::new();
+        if let Some((_, send_index, receive_index)) = session {
+            for (side, way, names) in sides.leading(greater, own_way, told) {
+                let known = names.iter().filter(|name| flow.named(**name).is_some());
+                wanted.extend(known.map(|name| (*name, side)));
+                ways.insert(side, (way, receive_index));
+            }
+            ways.retain(|side, _| wanted.values().any(|of| of == side));
+            for (side, (way, index)) in &ways {
+                if sides.ways.get(side) != Some(&(*way, *index)) {
+                    let path = TunnelPath {
+                        send_index,
+                        source: way.source,
+                        link: way.link,
+                        remote: way.remote,
+                        allowance: None,
+                        sealed: true,
+                    };
+                    lead(id, *side, receive_index, path, base);
+                }
+            }
+        }
+        let over: Vec<u8> = sides.ways.keys().filter(|side| !ways.contains_key(side)).copied().collect();
+        let led: BTreeSet<u64> = wanted.keys().copied().collect();
+        let concerned: Vec<(FlowTuple, u8)> = (sides.led.union(&led))
+            .filter_map(|name| Some((flow.named(*name)?, wanted.get(name).copied().unwrap_or(0))))
+            .collect();
+        (sides.ways, sides.led) = (ways, led);
+        if sides.is_idle() {
+            self.sided.remove(&id);
+        }
+        let mut back = false;
+        for (flow, side) in concerned {
+            let moved = self.flow.change_entry(&flow, "leading a connection", |entry| entry.side = side, base);
+            back |= moved.is_some() && side == 0;
+        }
+        for id in over.into_iter().filter_map(|side| BindingId::side(id, side)) {
+            base.ask(BindingOp::Remove { id }, Asked::Effect("removing a binding"));
+        }
+        if back {
+            self.flow.wake_soon(now, id, base);
+        }
+        for (count, sequence, status) in changed {
+            let answer = PlacedSeen { binding: BindingNumber::made(count.into(), !greater), sequence, status };
+            self.flow.path_mut().send(id, &[Message::PlacedSeen(answer)], base);
+        }
+        if says {
+            self.say_placed(now, id, base);
+        }
+    }
+
+    /// What could not be put in force is tried again.
+    pub(crate) fn lead_again(&mut self, now: Time, id: BindingId, base: &mut Base) {
+        if let Some(peer) = self.peers.get_mut(&id.peer()) {
+            peer.sides.ways.retain(|side, _| BindingId::side(id.peer(), *side) != Some(id));
+            self.refresh_sides_of(now, id.peer(), base);
+        }
+    }
+
+    /// A peer is forgotten, with what leads single flows of its.
+    pub(crate) fn forget_sides(&mut self, id: PeerId, base: &mut Base) {
+        base.stop_timer(Timer::Placed(id));
+        self.sided.remove(&id);
+        let sides = self.peers.get(&id).into_iter().flat_map(|peer| peer.sides.ways.keys());
+        for id in sides.filter_map(|side| BindingId::side(id, *side)) {
+            base.ask(BindingOp::Remove { id }, Asked::Effect("removing a binding"));
+        }
+    }
+
+    /// Whether this host has the greater key of the two.
+    fn is_greater(&self, id: PeerId, base: &Base) -> bool {
+        self.flow.session().key_of(id).is_some_and(|key| base.public_key() > key)
+    }
+}
+
+/// Has the tunnel go there by this side of a peer, and the data plane hand all to the tunnel: no flow is at home there.
+fn lead(id: PeerId, side: u8, receive_index: u32, path: TunnelPath, base: &mut Base) {
+    let Some(id) = BindingId::side(id, side) else { return };
+    let at: SocketAddr = path.remote;
+    let nowhere = if at.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+    let binding = Binding {
+        places: Places { local: NOWHERE, peer: NOWHERE },
+        carrier: Carrier::Tunnel,
+        local_locator: nowhere,
+        peer_locator: at.ip(),
+        proven: Some(at.ip()),
+        source: path.source,
+        former: Vec::new(),
+        listens: false,
+        parked: false,
+    };
+    base.ask(TunnelOp::SetPath { id, receive_index, path }, Asked::State("leading the tunnel", State::Path(id)));
+    let asked = Asked::State("putting a binding in force", State::Binding(id));
+    base.ask(BindingOp::Set { id, binding, moved: true }, asked);
+}

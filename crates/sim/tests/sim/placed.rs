@@ -1,0 +1,283 @@
+//! Single flows that go by a binding of their own (P-186 to P-190).
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use whimbrel_protocol::{Config, PlaceError, TunnelPath};
+use whimbrel_sim::{Access, Carried, FlowId, HostId, Kind, Speaker, Verdict, World};
+use whimbrel_wire::BindingNumber;
+use whimbrel_wire::binding::Placed;
+use whimbrel_wire::message::Message;
+
+use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address, carried, settle_as};
+
+const MOMENT: Duration = Duration::from_millis(500);
+
+/// A client with two networks, of which `HOME` is in use, and flows.
+fn with_two(seed: u64, behind_nat: bool) -> (Two, Vec<FlowId>) {
+    let mut two = Two::nowhere(seed, Config::default(), Config::default());
+    let (network, at) = if behind_nat { (two.nat, INSIDE) } else { (two.away, AWAY) };
+    two.world.attach(two.client, network, at);
+    two.world.attach(two.client, two.home, HOME);
+    let flows = two.flow(3);
+    two.world.run_for(SECOND);
+    two.world.hand_off(two.client, Some(HOME));
+    two.world.run_for(SECOND);
+    (two, flows)
+}
+
+fn path(world: &World, flow: FlowId, end: usize) -> Option<TunnelPath> {
+    match world.verdict(flow, end) {
+        Verdict::Tunnel { path, .. } => Some(path),
+        _ => None,
+    }
+}
+
+/// Whether a flow goes between these addresses in the tunnel, both ways.
+fn goes(world: &World, flow: FlowId, client: IpAddr, server: IpAddr) -> bool {
+    let ends = [0, 1].map(|end| path(world, flow, end));
+    let [Some(there), Some(back)] = ends else { return false };
+    (there.source, there.remote.ip(), back.remote.ip()) == (Some(client), server, client)
+}
+
+fn is_placed(world: &World, flow: FlowId) -> bool {
+    goes(world, flow, address(AWAY), address("10.9.0.1"))
+}
+
+/// Whether it goes with the others, at both ends.
+fn is_back(world: &World, flow: FlowId) -> bool {
+    let side = |end| world.view(flow, end).and_then(|view| view.entry).map(|entry| entry.side);
+    side(0) == Some(0) && side(1) == Some(0)
+}
+
+#[test]
+fn a_flow_goes_by_another_link_than_the_others_both_ways_and_comes_back() {
+    let (Two { mut world, .. }, flows) = with_two(2001, false);
+    assert!(is_back(&world, flows[0]));
+    world.place(flows[0], 0, Some(AWAY));
+    assert!(world.wait(MOMENT, |w| is_placed(w, flows[0])), "{:?}", world.verdict(flows[0], 1));
+    world.assert_delivering(SECOND);
+    settle_as(&mut world, &flows[..1], Carried::Tunnelled);
+    settle_as(&mut world, &flows[1..], Carried::Native);
+    world.place(flows[0], 0, None);
+    assert!(world.wait(MOMENT, |w| is_back(w, flows[0])));
+    settle_as(&mut world, &flows, Carried::Native);
+    // Nothing is left of it.
+    world.run_for(30 * SECOND);
+    assert!(world.peer(HostId(0)).kept.is_empty());
+    world.check();
+}
+
+#[test]
+fn the_fixed_end_is_seen_where_a_nat_has_put_it() {
+    let (Two { mut world, .. }, flows) = with_two(2002, true);
+    world.place(flows[1], 0, Some(INSIDE));
+    let placed = |w: &World| {
+        let ends = [0, 1].map(|end| path(w, flows[1], end));
+        let [Some(there), Some(back)] = ends else { return false };
+        there.source == Some(address(INSIDE)) && back.remote.ip() == address("10.100.0.1")
+    };
+    assert!(world.wait(SECOND, placed));
+    world.run_for(120 * SECOND);
+    assert!(placed(&world), "its mapping is kept");
+    world.assert_delivering(SECOND);
+    world.check();
+}
+
+#[test]
+fn where_the_link_is_gone_or_silent_the_flow_goes_with_the_others_at_once() {
+    // P-189: told by an event, or found out by either end.
+    for (seed, how) in [(2003, "gone"), (2004, "client"), (2005, "server")] {
+        let (Two { mut world, client, away, .. }, flows) = with_two(seed, false);
+        world.place(flows[0], 0, Some(AWAY));
+        assert!(world.wait(MOMENT, |w| is_placed(w, flows[0])));
+        match how {
+            "gone" => world.detach(client, AWAY),
+            _ => world.set_cut(away, true),
+        }
+        match how {
+            "client" => world.stall(flows[0], 0),
+            "server" => world.stall(flows[0], 1),
+            _ => {}
+        }
+        assert!(world.wait(2 * SECOND, |w| is_back(w, flows[0])), "{how}");
+        world.assert_delivering(SECOND);
+        match how {
+            "gone" => world.attach(client, away, AWAY),
+            _ => world.set_cut(away, false),
+        }
+        // It is what was asked for still.
+        assert!(world.wait(60 * SECOND, |w| is_placed(w, flows[0])), "{how}: {:?}", world.peer(client).kept);
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn with_the_first_path_gone_all_flows_go_by_the_other_and_divide_again() {
+    let (Two { mut world, client, home, .. }, flows) = with_two(2006, false);
+    world.place(flows[0], 0, Some(AWAY));
+    assert!(world.wait(MOMENT, |w| is_placed(w, flows[0])));
+    world.detach(client, HOME);
+    assert!(world.wait(SECOND, |w| is_back(w, flows[0])));
+    world.assert_delivering(SECOND);
+    world.attach(client, home, HOME);
+    world.hand_off(client, Some(HOME));
+    assert!(world.wait(5 * SECOND, |w| is_placed(w, flows[0])));
+    world.assert_delivering(SECOND);
+    settle_as(&mut world, &flows[1..], Carried::Native);
+    world.check();
+}
+
+#[test]
+fn it_stays_on_its_link_while_either_end_moves() {
+    let (Two { mut world, client, server, further, second_nat, far, .. }, flows) = with_two(2007, false);
+    world.place(flows[0], 0, Some(AWAY));
+    assert!(world.wait(MOMENT, |w| is_placed(w, flows[0])));
+    // The client's first network is another: nothing of the flow changes.
+    world.attach(client, second_nat, INSIDE);
+    world.hand_off(client, Some(INSIDE));
+    for _ in 0..20 {
+        world.run_for(Duration::from_millis(50));
+        assert!(is_placed(&world, flows[0]));
+    }
+    world.assert_delivering(SECOND);
+    world.move_to(server, further, FURTHER);
+    let so = |w: &World| goes(w, flows[0], address(AWAY), address(FURTHER));
+    assert!(world.wait(5 * SECOND, so), "{:?}", world.peer(client).kept);
+    world.assert_delivering(SECOND);
+    // Both at once.
+    world.hand_off(client, Some(HOME));
+    world.move_to(server, far, "10.9.0.1");
+    assert!(world.wait(10 * SECOND, |w| is_placed(w, flows[0])));
+    world.assert_delivering(SECOND);
+    world.check();
+}
+
+#[test]
+fn each_end_may_place_and_of_both_the_one_with_the_greater_key_has_its_way() {
+    for (seed, first) in [(2010, 0), (2011, 1)] {
+        let (Two { mut world, server, further, .. }, flows) = with_two(seed, false);
+        world.attach(server, further, FURTHER);
+        world.run_for(SECOND);
+        world.hand_off(server, Some("10.9.0.1"));
+        world.run_for(SECOND);
+        for end in [first, 1 - first] {
+            world.place(flows[0], end, Some([AWAY, FURTHER][end]));
+        }
+        let by_client = |w: &World| is_placed(w, flows[0]);
+        let by_server = |w: &World| goes(w, flows[0], address(HOME), address(FURTHER));
+        world.run_for(2 * SECOND);
+        let winner = (by_client(&world), by_server(&world));
+        assert!(winner.0 != winner.1, "{winner:?}: {:?}", [0, 1].map(|end| path(&world, flows[0], end)));
+        // The other's stands once the first is withdrawn.
+        world.place(flows[0], if winner.0 { 0 } else { 1 }, None);
+        assert!(world.wait(SECOND, |w| (by_client(w), by_server(w)) == (winner.1, winner.0)));
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn a_daemon_that_starts_anew_begins_with_the_first_and_is_told_again() {
+    let (Two { mut world, client, server, .. }, flows) = with_two(2020, false);
+    world.place(flows[0], 0, Some(AWAY));
+    assert!(world.wait(MOMENT, |w| is_placed(w, flows[0])));
+    world.restart(server, MOMENT);
+    assert!(world.wait(60 * SECOND, |w| is_placed(w, flows[0])), "{:?}", world.peer(client).kept);
+    world.assert_delivering(SECOND);
+    world.restart(client, MOMENT);
+    assert!(world.wait(60 * SECOND, |w| is_back(w, flows[0])), "nobody asks for it any more");
+    world.assert_delivering(SECOND);
+    world.check();
+}
+
+#[test]
+fn what_cannot_be_placed_is_refused_and_there_is_room_for_so_many() {
+    let (Two { mut world, client, .. }, flows) = with_two(2021, false);
+    let now = world.now();
+    let tuple = world.flow(flows[0]).tuples[0];
+    let unknown = whimbrel_wire::FlowTuple { local: SocketAddr::new(tuple.local.ip(), 1), ..tuple };
+    world.with_node(client, |node| {
+        assert_eq!(node.place_flow(now, &unknown, Some(address(AWAY))), Err(PlaceError::UnknownFlow));
+        assert_eq!(node.place_flow(now, &tuple, Some(address("10.77.0.1"))), Err(PlaceError::NoSuchAddress));
+        assert_eq!(node.place_flow(now, &tuple, Some(address(HOME))), Ok(()), "where it goes already");
+    });
+    world.run_for(SECOND);
+    assert!(is_back(&world, flows[0]));
+    world.check();
+}
+
+/// A server, and somebody with a flow to it, at two addresses, who says what he likes; and a third host with a flow.
+struct Liar {
+    world: World,
+    server: HostId,
+    liar: Speaker,
+    others: FlowId,
+}
+
+const SECOND_DEN: &str = "10.67.0.1";
+
+impl Liar {
+    fn new(seed: u64) -> Self {
+        let mut world = World::new(seed);
+        let [den, other_den, far, home] = std::array::from_fn(|_| world.network(Access::Open));
+        let server = world.host("server");
+        let host = world.bare_host("liar");
+        let client = world.host("client");
+        world.at_mut(host).collects = true;
+        world.attach(server, far, "10.9.0.1");
+        world.attach(client, home, HOME);
+        world.attach(host, den, "10.66.0.1");
+        world.attach(host, other_den, SECOND_DEN);
+        let mut liar = Speaker::new(host, den, address("10.66.0.1"), address("10.9.0.1"));
+        liar.meet(&mut world);
+        let flow = world.connect(host, SERVICE);
+        liar.introduce(&mut world, flow, (0, 0));
+        let others = world.connect(client, SERVICE);
+        world.set_beat(Some(Duration::from_millis(3)));
+        assert!(world.wait(15 * SECOND, |w| w.introduced(others)));
+        Self { world, server, liar, others }
+    }
+
+    fn place(&mut self, binding: u32, sequence: u32, names: Vec<u64>) {
+        let placed = Placed { binding: BindingNumber(binding), sequence, path: 1, names };
+        let own = SocketAddr::new(address("10.66.0.1"), 2031);
+        self.liar.send(&mut self.world, own, &[Message::Placed(placed)]);
+    }
+}
+
+#[test]
+fn nobody_places_flows_of_others_nor_by_a_path_that_he_is_not_at() {
+    let mut lie = Liar::new(2030);
+    let entry = lie.world.view(lie.others, 1).and_then(|view| view.entry).expect("introduced");
+    // His path leads to the victim, who does not answer.
+    let (victim, names) = (SocketAddr::new(address(HOME), 2031), vec![entry.name]);
+    lie.liar.send(&mut lie.world, victim, &[Message::PathKept { path: 1 }, Message::Padding { length: 1000 }]);
+    for binding in [1, 0x8000_0001] {
+        lie.place(binding, 1, names.clone());
+    }
+    lie.world.run_for(10 * SECOND);
+    assert!(is_back(&lie.world, lie.others));
+    assert_eq!(carried(&lie.world, lie.others), [Some(Carried::Native); 2]);
+    lie.world.check();
+}
+
+#[test]
+fn thousands_of_bindings_and_names_take_no_room() {
+    let mut lie = Liar::new(2031);
+    let entries = |world: &World, server: HostId| world.at(server).node.as_ref().expect("a daemon").entries();
+    let before = entries(&lie.world, lie.server);
+    for round in 0..2000_u32 {
+        let names = (0..128).map(|name| u64::from(round * 128 + name)).collect();
+        lie.place(if round % 2 == 0 { round } else { 1 << 31 | round }, round, names);
+        if round % 16 == 0 {
+            lie.world.run_for(Duration::from_millis(5));
+        }
+    }
+    lie.world.run_for(SECOND);
+    let grown = entries(&lie.world, lie.server) - before;
+    assert!(grown <= 4 * 129 + 16, "{grown}");
+    // He is answered as often as he asks.
+    lie.world.check_except(&[Kind::Storm]);
+}
