@@ -58,6 +58,8 @@ pub(crate) struct BindingLayer {
     chains: Chains,
     /// Peers with bindings of single flows.
     sided: BTreeSet<PeerId>,
+    /// Those of them of whom something has changed that decides how their flows go.
+    sides_due: BTreeSet<PeerId>,
     /// What roles have below them that have flows go from host to host, where this host takes part in that.
     transfer: Option<Box<Transfer>>,
 }
@@ -78,6 +80,7 @@ impl BindingLayer {
             leaving: Vec::new(),
             reaching: Vec::new(),
             sided: BTreeSet::new(),
+            sides_due: BTreeSet::new(),
             chains: Chains::new(config.carriers.tunnel, random.u32() as u8),
             transfer: Transfer::of(me, config),
         }

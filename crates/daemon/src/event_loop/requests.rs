@@ -305,12 +305,16 @@ impl EventLoop {
     fn place(&mut self, connections: &[String], from: Option<IpAddr>) -> Answer {
         let now = clock::now();
         let named = self.desk.lasting_connections(connections)?;
-        for flow in &named {
-            let placed = self.desk.node.place_flow(now, flow, from);
-            placed.map_err(|error| Failure::new(format!("{flow}: {error}")))?;
-        }
+        let mut placed = named.iter().map(|flow| (flow, self.desk.node.place_flow(now, flow, from)));
+        let failed = placed.find_map(|(flow, placed)| Some((flow, placed.err()?)));
+        drop(placed);
         self.poll_node();
-        Ok(Some(Reply::Placed { flows: named.len() }))
+        match failed {
+            Some((flow, error)) => {
+                Err(Failure::new(format!("{error}; those that were named before it are placed")).on(flow.to_string()))
+            }
+            None => Ok(Some(Reply::Placed { flows: named.len() })),
+        }
     }
 
     /// The client is answered when the disk has it, for which nobody else waits.

@@ -34,6 +34,8 @@ pub(crate) enum Signal {
     SessionUp(PeerId),
     /// There is no session with a peer any more.
     SessionsGone(PeerId),
+    /// A path to a peer that is kept ready works from now on, or does no more, or is none any more.
+    PathChanged(PeerId),
     /// The network is another.
     NetworkChanged,
     /// This host was away, and is back.

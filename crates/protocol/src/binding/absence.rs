@@ -57,6 +57,7 @@ impl BindingLayer {
 
     /// Has the flows of all peers wait, and tells those that can be told.
     fn part(&mut self, now: Time, base: &mut Base) -> Vec<PeerId> {
+        self.all_sides_changed();
         let ids: Vec<PeerId> = self.each().filter(|peer| !peer.flow.flows().is_empty()).map(|peer| peer.id()).collect();
         for id in &ids {
             self.part_from(now, *id, base);
@@ -146,6 +147,7 @@ impl BindingLayer {
     }
 
     fn be_away(&mut self, now: Time, id: PeerId, away: Away, base: &mut Base) {
+        self.sides_changed(id);
         let Some(peer) = bound_mut!(self, &id) else { return };
         peer.flow.set_away(Some(away));
         // Whatever is native cannot be told from what is another's, where the host that had the address is gone.
@@ -214,6 +216,7 @@ impl BindingLayer {
         peer.binding.listens = false;
         peer.path.forget_tries();
         let waited = !peer.flow.flows().is_empty();
+        self.sides_changed(id);
         if held {
             self.lead_flows(now, id, base);
         } else {

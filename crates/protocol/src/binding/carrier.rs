@@ -46,6 +46,7 @@ impl BindingLayer {
 
     /// Tells the tunnel where the peer is.
     pub(crate) fn set_tunnel_path(&mut self, id: PeerId, base: &mut Base) {
+        self.sides_changed(id);
         let sealed = base.config().tunnel_sealed;
         let Some(peer) = bound_mut!(self, &id) else { return };
         let remote = peer.path.heading();

@@ -82,6 +82,7 @@ impl BindingLayer {
             return;
         }
         let returned = peer.flow.set_away(None).is_some();
+        self.sides_due.extend(self.sided.get(&id));
         if returned {
             // What went unanswered says nothing of where it is now.
             peer.path.forget_checks();

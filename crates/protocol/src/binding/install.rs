@@ -62,6 +62,7 @@ impl BindingLayer {
             base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
         }
         base.ask(FlowOp::Install { flow, entry }, asked);
+        self.rename_placed(id, None, entry.name);
         self.refresh_sets(base);
         if first {
             self.send_locators(now, id, base);
@@ -90,7 +91,7 @@ impl BindingLayer {
         let Some(known) = self.flow.flows().get(&flow) else { return };
         // The peer may have forgotten it, and with it that it waits here (P-48).
         entry.waits.here = known.entry().is_some_and(|former| former.waits.here);
-        entry.side = known.entry().filter(|former| former.peer == entry.peer).map_or(0, |former| former.side);
+        let renamed = known.entry().filter(|former| former.peer == entry.peer).map(|former| former.name);
         let key = self.flow.session().key_of(entry.peer);
         entry.manner = key.and_then(|key| known.rule(&key)).map_or(entry.manner, |rule| rule.manner);
         // What was restored has nothing else.
@@ -123,6 +124,8 @@ impl BindingLayer {
             base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
         }
         base.ask(FlowOp::Install { flow, entry }, Asked::Install(flow));
+        // It goes by the first binding until both ends say again, by its name of now, that it does not (P-187).
+        self.rename_placed(id, renamed, entry.name);
         if entry.waits.here {
             self.flow.on_pause(id, entry.name, true, base);
             self.flow.send_paused_soon(now, id, base);

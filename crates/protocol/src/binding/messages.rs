@@ -83,7 +83,7 @@ impl BindingLayer {
                 self.keep_ready(now, id, base);
                 self.flow.path_mut().challenge_kept(now, id, path, base);
             }
-            Timer::Placed(id) => self.say_placed(now, id, base),
+            Timer::Placed(id) => self.handle_placed_timeout(now, id, base),
             Timer::Probe(id) => self.probe_carrier(now, id, base),
             Timer::Keepalive(id) => self.keep_alive(now, id, base),
             Timer::Former(id) => self.forget_former(now, id, base),
@@ -106,7 +106,14 @@ impl BindingLayer {
             Signal::Waiting(id) => self.apply_binding(now, *id, base),
             Signal::Misled(id) => self.announce_again(now, *id, base),
             Signal::FlowsGone => self.refresh_sets(base),
-            Signal::SessionsGone(id) => self.end_chains(*id, base),
+            Signal::SessionsGone(id) => {
+                self.end_chains(*id, base);
+                self.sides_changed(*id);
+            }
+            Signal::PathChanged(id) | Signal::Moving(id) | Signal::Answered(id) | Signal::Unanswered(id) => {
+                self.sides_changed(*id)
+            }
+            Signal::NetworkChanged | Signal::Returned => self.all_sides_changed(),
             Signal::SessionUp(id) => {
                 self.keep_ready(now, *id, base);
                 self.flow.path_mut().tell_kept(now, *id, base);

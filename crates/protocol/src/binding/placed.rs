@@ -2,17 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use whimbrel_wire::BindingNumber;
 use whimbrel_wire::binding::{MAX_PLACED, Placed, PlacedSeen, PlacedStatus};
 
 use crate::Time;
+use crate::base::bucket::Bucket;
 use crate::path::kept::Way;
 
 /// Bindings that each end may make beside the first of a peer.
 pub(super) const MOST: u8 = 4;
 /// Words that are said in close succession.
 pub(super) const WORDS: u32 = 12;
+/// Unanswered words after which the session is doubted and another handshake begun beside it.
+const DOUBT_AFTER: u32 = 3;
+/// So often what is placed may change at the other end's wish (P-143): each change costs an op for each flow.
+const CHANGES: f64 = 10.0;
+const CHANGES_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why a flow is not placed. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +44,10 @@ pub(crate) struct Sides {
     pub(super) theirs: BTreeMap<u8, Theirs>,
     /// Of what was said last.
     pub(super) sequence: u32,
+    /// When the peer is told again, as long as it leads, or is to lead, anything by a binding of this host's.
+    pub(super) said_next: Option<Time>,
+    /// How often the peer may change what it has placed.
+    changes: Option<Bucket>,
     /// The ways that the tunnel was told, with the session that it sends in.
     pub(super) ways: BTreeMap<u8, (Way, u32)>,
     /// Flows that are led by them, by their names.
@@ -61,19 +72,34 @@ struct Said {
     sequence: u32,
     path: u32,
     names: BTreeSet<u64>,
-    /// How often, as long as it was not answered.
+    /// How often since it was answered; `None`: there is nothing that the peer could have forgotten.
     tries: Option<u32>,
+    /// That the session was doubted since.
+    doubted: bool,
 }
 
 /// One that the peer has made.
 #[derive(Debug)]
 pub(super) struct Theirs {
-    /// When the session began that it was said in last.
+    /// When the newest session began that it was said in.
     pub(super) since: Time,
     sequence: u32,
     path: u32,
     names: BTreeSet<u64>,
     pub(super) standing: PlacedStatus,
+}
+
+/// What came of a word of the peer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// It is as it says from now on, as far as its path works.
+    News,
+    /// It was said before, and this is how it stands.
+    Before(PlacedStatus),
+    /// There is a newer one, with this number.
+    Late(u32),
+    /// It is not listened to now: the peer says it again.
+    TooMuch,
 }
 
 impl Sides {
@@ -101,6 +127,15 @@ impl Sides {
     /// There is another session: what was said in the one before may not be known there.
     pub(super) fn say_again(&mut self) {
         self.own.values_mut().filter_map(|own| own.said.as_mut()).for_each(|said| said.tries = Some(0));
+    }
+
+    /// A flow has another name from now on: it stays placed.
+    pub(super) fn rename(&mut self, before: u64, name: u64) {
+        for own in self.own.values_mut() {
+            if own.flows.remove(&before) {
+                own.flows.insert(name);
+            }
+        }
     }
 
     /// Has a flow go from this address, or from none. Tells whether there is room.
@@ -142,25 +177,42 @@ impl Sides {
             if before.map_or(names.is_empty(), |said| same && said.names == names) {
                 return !own.flows.is_empty() || before.is_some_and(|said| said.tries.is_some());
             }
-            *sequence += 1;
-            own.said = Some(Said { sequence: *sequence, path, names, tries: Some(0) });
+            *sequence = sequence.saturating_add(1);
+            own.said = Some(Said { sequence: *sequence, path, names, tries: Some(0), doubted: false });
             true
         });
     }
 
     /// The peer has answered. Gives the path that has failed, as it says.
     pub(super) fn on_answer(&mut self, count: u8, answer: &PlacedSeen) -> Option<u32> {
-        let own = self.own.get_mut(&count)?;
-        let said = own.said.as_mut().filter(|said| said.sequence == answer.sequence)?;
+        let Self { own, sequence, .. } = self;
+        let own = own.get_mut(&count)?;
+        let said = own.said.as_mut()?;
+        if answer.status == PlacedStatus::NotNewer && answer.sequence > said.sequence {
+            // A daemon before this one has said more: it is gone on from there.
+            *sequence = (*sequence).max(answer.sequence).saturating_add(1);
+            (said.sequence, said.tries) = (*sequence, Some(0));
+            own.agreed.clear();
+            return None;
+        }
+        if said.sequence != answer.sequence {
+            return None;
+        }
+        said.doubted = false;
+        // What it leads it is told again from time to time, as it may have had to forget that, or to take it back, and
+        // its word of that may be lost.
+        let rests = (!said.names.is_empty()).then_some(WORDS - 1);
         match answer.status {
-            PlacedStatus::InForce => (own.agreed, said.tries) = (said.names.clone(), None),
+            PlacedStatus::InForce => (own.agreed, said.tries) = (said.names.clone(), rests),
             // It says so by itself once the path is confirmed.
-            PlacedStatus::Waits => said.tries = Some(WORDS),
+            PlacedStatus::Waits => said.tries = rests,
             PlacedStatus::Failed => {
                 own.agreed.clear();
                 return Some(said.path);
             }
-            PlacedStatus::NotNewer | PlacedStatus::Refused | PlacedStatus::Other(_) => {
+            // An older one has overtaken this one, which is answered as well.
+            PlacedStatus::NotNewer => {}
+            PlacedStatus::Refused | PlacedStatus::Other(_) => {
                 own.agreed.clear();
                 said.tries = None;
             }
@@ -168,32 +220,44 @@ impl Sides {
         None
     }
 
-    /// What is to be said now of what is not answered, and when next.
-    pub(super) fn say(&mut self, greater: bool) -> (Vec<Placed>, Option<u32>) {
-        let (mut all, mut least) = (Vec::new(), None);
+    /// What is to be said now, after how many words, and whether the session is to be doubted.
+    pub(super) fn say(&mut self, greater: bool) -> (Vec<Placed>, Option<u32>, bool) {
+        let (mut all, mut least, mut doubts) = (Vec::new(), None, false);
         for (count, own) in &mut self.own {
-            let Some(Said { sequence, path, names, tries: Some(tries) }) = own.said.as_mut() else { continue };
+            let Some(said) = own.said.as_mut() else { continue };
+            let Said { sequence, path, names, tries: Some(tries), doubted } = said else { continue };
             *tries = tries.saturating_add(1);
+            // Once for each word: a peer that has never heard of such words is not to be asked for sessions for ever.
+            doubts |= *tries == DOUBT_AFTER && !std::mem::replace(doubted, true);
             least = Some(least.map_or(*tries, |least: u32| least.min(*tries)));
             let binding = BindingNumber::made(u32::from(*count), greater);
             all.push(Placed { binding, sequence: *sequence, path: *path, names: names.iter().copied().collect() });
         }
-        (all, least)
+        (all, least, doubts)
     }
 
-    /// The peer says which flows one of its bindings leads. Gives what is to be answered, unless that follows.
-    pub(super) fn hear(&mut self, count: u8, since: Time, placed: &Placed) -> Option<PlacedStatus> {
-        let stands = (since, placed.sequence);
-        match self.theirs.get(&count).map(|theirs| ((theirs.since, theirs.sequence), theirs.standing)) {
-            Some((before, standing)) if before == stands => return Some(standing),
-            Some((before, _)) if before > stands => return Some(PlacedStatus::NotNewer),
-            _ => {}
+    /// The peer says which flows one of its bindings leads, in a session that began then (P-187).
+    pub(super) fn hear(&mut self, now: Time, count: u8, since: Time, placed: &Placed) -> Heard {
+        if let Some(theirs) = self.theirs.get_mut(&count) {
+            theirs.since = theirs.since.max(since);
+            if theirs.sequence == placed.sequence {
+                return Heard::Before(theirs.standing);
+            }
+            if theirs.sequence > placed.sequence {
+                return Heard::Late(theirs.sequence);
+            }
         }
         let names: BTreeSet<u64> = placed.names.iter().copied().collect();
+        if names.is_empty() && !self.theirs.contains_key(&count) {
+            return Heard::Before(PlacedStatus::InForce);
+        }
+        if !self.changes.get_or_insert_with(|| Bucket::of(CHANGES, CHANGES_PAUSE)).take(now) {
+            return Heard::TooMuch;
+        }
         let standing = if names.is_empty() { PlacedStatus::InForce } else { PlacedStatus::Waits };
         let Placed { sequence, path, .. } = *placed;
         self.theirs.insert(count, Theirs { since, sequence, path, names, standing });
-        None
+        Heard::News
     }
 
     /// Which binding leads which flows, the weaker first: of one end's the one that was said of last counts, and of
@@ -233,5 +297,94 @@ impl Sides {
             }
         }
         changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: u64) -> Time {
+        Time::default() + Duration::from_secs(second)
+    }
+
+    fn placed(sequence: u32, names: &[u64]) -> Placed {
+        Placed { binding: BindingNumber(1), sequence, path: 7, names: names.to_vec() }
+    }
+
+    fn seen(sequence: u32, status: PlacedStatus) -> PlacedSeen {
+        PlacedSeen { binding: BindingNumber(1), sequence, status }
+    }
+
+    fn way(_: IpAddr) -> Option<Way> {
+        let remote = ([10, 0, 0, 2], 2031).into();
+        Some(Way { id: crate::base::id::PathId(7), source: None, link: None, remote })
+    }
+
+    /// With one flow placed, of which the peer was told.
+    fn told() -> Sides {
+        let mut sides = Sides::default();
+        assert!(sides.place(5, Some(IpAddr::from([10, 0, 0, 1]))));
+        sides.word(|_| true, way);
+        sides
+    }
+
+    #[test]
+    fn what_is_newer_is_told_by_its_number_whichever_session_it_came_in() {
+        let mut sides = Sides::default();
+        assert_eq!(sides.hear(at(9), 1, at(5), &placed(2, &[5])), Heard::News);
+        // Of two sessions that began at the same time each end counts its own as the older one.
+        assert_eq!(sides.hear(at(9), 1, at(4), &placed(2, &[5])), Heard::Before(PlacedStatus::Waits));
+        assert_eq!(sides.hear(at(9), 1, at(4), &placed(3, &[])), Heard::News);
+        assert_eq!(sides.hear(at(9), 1, at(6), &placed(2, &[5])), Heard::Late(3));
+        assert!(sides.theirs[&1].names.is_empty() && sides.theirs[&1].since == at(6));
+    }
+
+    #[test]
+    fn nothing_is_kept_of_who_places_nothing_and_changes_have_a_pace() {
+        let mut sides = Sides::default();
+        assert_eq!(sides.hear(at(9), 1, at(5), &placed(1, &[])), Heard::Before(PlacedStatus::InForce));
+        assert!(sides.is_idle());
+        let listened = (1..=100).filter(|of| sides.hear(at(9), 1, at(5), &placed(*of, &[1])) == Heard::News).count();
+        assert_eq!(listened, CHANGES as usize);
+        assert_eq!(sides.hear(at(10), 1, at(5), &placed(200, &[1])), Heard::News);
+    }
+
+    #[test]
+    fn a_daemon_that_has_lost_count_goes_on_from_what_its_peer_has_heard() {
+        let mut sides = told();
+        assert_eq!(sides.on_answer(1, &seen(40, PlacedStatus::NotNewer)), None);
+        let (said, tries, _) = sides.say(false);
+        assert_eq!((said[0].sequence, tries), (41, Some(1)));
+        // An older one that was overtaken changes nothing.
+        sides.on_answer(1, &seen(41, PlacedStatus::InForce));
+        sides.on_answer(1, &seen(41, PlacedStatus::NotNewer));
+        assert_eq!(sides.own[&1].agreed.len(), 1);
+    }
+
+    #[test]
+    fn what_is_in_force_is_said_again_and_its_session_doubted_once_for_each_word() {
+        let mut sides = told();
+        let doubts = |sides: &mut Sides| (0..WORDS).filter(|_| sides.say(false).2).count();
+        assert_eq!(doubts(&mut sides), 1);
+        sides.say_again();
+        assert_eq!(doubts(&mut sides), 0, "the new session was begun for it");
+        sides.on_answer(1, &seen(1, PlacedStatus::InForce));
+        let (said, tries, _) = sides.say(false);
+        assert_eq!((said.len(), tries), (1, Some(WORDS)));
+        sides.place(5, None);
+        sides.word(|_| true, way);
+        sides.on_answer(1, &seen(2, PlacedStatus::InForce));
+        assert_eq!(sides.say(false).1, None, "nothing is led any more");
+    }
+
+    #[test]
+    fn a_flow_that_is_introduced_anew_stays_placed_by_its_other_name() {
+        let mut sides = told();
+        sides.on_answer(1, &seen(1, PlacedStatus::InForce));
+        sides.rename(5, 6);
+        sides.word(|name| *name == 6, way);
+        assert!(sides.own[&1].agreed.is_empty(), "the peer has not agreed to that");
+        assert_eq!(sides.say(false).0[0].names, [6]);
     }
 }

@@ -15,13 +15,11 @@ use crate::base::output::{Asked, State};
 use crate::base::pace::KEEPALIVE;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
-use crate::binding::placed::{MOST, PlaceError, WORDS};
+use crate::binding::placed::{Heard, MOST, PlaceError, WORDS};
 use crate::path::kept::Way;
 
 /// How often the pause between words is doubled after those in close succession.
 const RARER: u32 = 4;
-/// Unanswered words after which the session is doubted and another handshake begun beside it.
-const DOUBT_AFTER: u32 = 3;
 /// What a peer has said in a session before it says again so soon after the next one began, or it is over.
 const SAID_AGAIN_WITHIN: Duration = Duration::from_secs(10);
 
@@ -44,6 +42,7 @@ impl BindingLayer {
             return Err(PlaceError::Full);
         }
         self.sided.insert(id);
+        self.sides_changed(id);
         self.keep_ready(now, id, base);
         Ok(())
     }
@@ -55,19 +54,29 @@ impl BindingLayer {
         let count = placed.binding.count_of(!greater).filter(|count| *count <= MOST.into());
         let session = peer.slots().find(|slot| slot.local_index() == index).map(|slot| slot.begun());
         let able = BindingId::side(id, 1).is_some() && !suspended && peer.flow.away().is_none();
-        let able = able && !peer.flow.flows().is_empty();
-        let status = match (count, session.filter(|_| able || placed.names.is_empty())) {
-            (Some(count), Some(since)) => {
-                let heard = peer.binding.sides.hear(count as u8, since, placed);
-                self.sided.insert(id);
-                self.refresh_sides_of(now, id, base);
-                let theirs = self.peers.get(&id).and_then(|peer| peer.sides.theirs.get(&(count as u8)));
-                heard.or(theirs.map(|theirs| theirs.standing))
+        let needed = !peer.flow.flows().is_empty();
+        let Placed { binding, mut sequence, .. } = *placed;
+        let status = match (count.and_then(|count| u8::try_from(count).ok()), session) {
+            // It may be told of the flow after its end, and says it again.
+            (Some(_), Some(_)) if able && !needed && !placed.names.is_empty() => PlacedStatus::Waits,
+            (Some(count), Some(since)) if able || placed.names.is_empty() => {
+                match peer.binding.sides.hear(now, count, since, placed) {
+                    Heard::Before(standing) => standing,
+                    Heard::Late(newest) => {
+                        sequence = newest;
+                        PlacedStatus::NotNewer
+                    }
+                    Heard::TooMuch => return,
+                    Heard::News => {
+                        self.sided.insert(id);
+                        self.refresh_sides_of(now, id, base);
+                        let theirs = self.peers.get(&id).and_then(|peer| peer.sides.theirs.get(&count));
+                        theirs.map_or(PlacedStatus::InForce, |theirs| theirs.standing)
+                    }
+                }
             }
-            _ => None,
+            _ => PlacedStatus::Refused,
         };
-        let Placed { binding, sequence, .. } = *placed;
-        let status = status.unwrap_or(PlacedStatus::Refused);
         self.flow.path_mut().send(id, &[Message::PlacedSeen(PlacedSeen { binding, sequence, status })], base);
     }
 
@@ -75,16 +84,55 @@ impl BindingLayer {
     pub(super) fn handle_placed_seen(&mut self, now: Time, id: PeerId, answer: &PlacedSeen, base: &mut Base) {
         let count = answer.binding.count_of(self.is_greater(id, base));
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let Some(failed) = count.and_then(|count| peer.sides.on_answer(u8::try_from(count).ok()?, answer)) else {
-            return;
-        };
-        self.flow.path_mut().doubt_kept(now, id, failed, base);
+        let failed = count.and_then(|count| peer.sides.on_answer(u8::try_from(count).ok()?, answer));
+        self.sides_changed(id);
+        if answer.status == PlacedStatus::NotNewer {
+            self.say_placed(now, id, base);
+        }
+        if let Some(failed) = failed {
+            self.flow.path_mut().doubt_kept(now, id, failed, base);
+        }
     }
 
-    /// A flow that such a binding leads is sent again in vain: its path is asked at once (P-189).
-    pub(super) fn check_side(&mut self, now: Time, id: PeerId, side: u8, base: &mut Base) {
-        if let Some(way) = self.peers.get(&id).and_then(|peer| peer.sides.path(side)) {
+    /// A flow that such a binding leads is sent again in vain: its path is asked at once (P-189). `false`: there is no
+    /// such binding.
+    pub(super) fn check_side(&mut self, now: Time, id: PeerId, side: u8, base: &mut Base) -> bool {
+        let way = self.peers.get(&id).and_then(|peer| peer.sides.path(side));
+        if let Some(way) = way {
             self.flow.path_mut().check_kept(now, id, way.id, base);
+        }
+        way.is_some()
+    }
+
+    /// A flow is introduced, maybe anew, and has another name than before.
+    pub(super) fn rename_placed(&mut self, id: PeerId, before: Option<u64>, name: u64) {
+        if let (Some(peer), Some(before)) = (self.peers.get_mut(&id), before) {
+            peer.sides.rename(before, name);
+        }
+        self.sides_changed(id);
+    }
+
+    /// What decides how single flows of a peer are led may be other than it was.
+    pub(crate) fn sides_changed(&mut self, id: PeerId) {
+        if self.sided.contains(&id) {
+            self.sides_due.insert(id);
+        }
+    }
+
+    /// The same of all peers.
+    pub(super) fn all_sides_changed(&mut self) {
+        self.sides_due.clone_from(&self.sided);
+    }
+
+    /// It is time to say again what is placed, or to see what has become of it.
+    pub(super) fn handle_placed_timeout(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let next = peer.sides.said_next;
+        self.sides_changed(id);
+        match next {
+            Some(next) if next > now => base.set_timer_earlier(Timer::Placed(id), next),
+            Some(_) => self.say_placed(now, id, base),
+            None => {}
         }
     }
 
@@ -100,15 +148,18 @@ impl BindingLayer {
     pub(super) fn say_placed(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let greater = self.is_greater(id, base);
         let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.has_session()) else { return };
-        let (all, tries) = peer.binding.sides.say(greater);
-        if let Some(tries) = tries {
+        let (all, tries, doubts) = peer.binding.sides.say(greater);
+        peer.binding.sides.said_next = tries.map(|tries| {
             let pause = match tries.checked_sub(WORDS) {
                 None => peer.path.repeat_after(tries),
                 Some(beyond) => KEEPALIVE * 2u32.pow(beyond.min(RARER)),
             };
-            base.set_timer_earlier(Timer::Placed(id), now + pause);
+            now + pause
+        });
+        if let Some(next) = peer.binding.sides.said_next {
+            base.set_timer_earlier(Timer::Placed(id), next);
         }
-        if tries == Some(DOUBT_AFTER) {
+        if doubts {
             self.flow.path_mut().start_handshake_with(now, id, base);
         }
         // P-37
@@ -117,7 +168,7 @@ impl BindingLayer {
 
     /// Makes data plane and tunnel lead single flows as it is to be, as paths, sessions and hosts are now.
     pub(crate) fn refresh_sides(&mut self, now: Time, base: &mut Base) {
-        for id in self.sided.clone() {
+        while let Some(id) = self.sides_due.pop_first() {
             self.refresh_sides_of(now, id, base);
         }
     }
@@ -137,6 +188,9 @@ impl BindingLayer {
             sides.theirs.retain(|_, theirs| theirs.since >= begun || over > now);
             if sides.theirs.values().any(|theirs| theirs.since < begun) {
                 base.set_timer_earlier(Timer::Placed(id), over);
+            } else if !sides.theirs.is_empty() {
+                // A path of the peer's that it tells of no more counts no more.
+                base.set_timer_earlier(Timer::Placed(id), now + KEEPALIVE);
             }
         }
         let own_way = |from| path.way_from(from).filter(|_| able);
@@ -209,6 +263,7 @@ impl BindingLayer {
     pub(crate) fn forget_sides(&mut self, id: PeerId, base: &mut Base) {
         base.stop_timer(Timer::Placed(id));
         self.sided.remove(&id);
+        self.sides_due.remove(&id);
         let sides = self.peers.get(&id).into_iter().flat_map(|peer| peer.sides.ways.keys());
         for id in sides.filter_map(|side| BindingId::side(id, *side)) {
             base.ask(BindingOp::Remove { id }, Asked::Effect("removing a binding"));

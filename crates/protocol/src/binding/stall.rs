@@ -15,8 +15,8 @@ impl BindingLayer {
     pub(crate) fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
         let Some(entry) = self.flow.flows().entry(&flow).copied() else { return };
         let id = entry.peer;
-        if entry.side != 0 {
-            return self.check_side(now, id, entry.side, base);
+        if entry.side != 0 && self.check_side(now, id, entry.side, base) {
+            return;
         }
         let Some(peer) = bound_mut!(self, &id) else { return };
         let waits = entry.waits.any() || peer.binding.carrier == Carrier::Hold && peer.moved_flows() > 0;

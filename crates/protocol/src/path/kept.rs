@@ -13,6 +13,7 @@ use crate::base::attachments::Attachment;
 use crate::base::id::{LinkId, PathId};
 use crate::base::op::PeerId;
 use crate::base::pace::KEEPALIVE;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::path::PathLayer;
 use crate::path::challenge::Path;
@@ -248,6 +249,7 @@ impl PathLayer {
             let stays = kept.attachment().is_none_or(|own| wanted.contains(&(own, kept.path.remote)));
             if !stays {
                 base.stop_timer(Timer::Path(id, kept.id));
+                base.signal(Signal::PathChanged(id));
             }
             stays
         });
@@ -276,6 +278,7 @@ impl PathLayer {
         let Some(tries) = kept.path.challenge_anew(now, fresh, CHECKS) else {
             kept.path.settle();
             kept.state = PathState::Failed;
+            base.signal(Signal::PathChanged(id));
             // One of the peer's is challenged again where it is told of again.
             let pause = KEEPALIVE * 2u32.pow(kept.failures.min(RARER));
             kept.failures += 1;
@@ -314,10 +317,11 @@ impl PathLayer {
     pub(crate) fn doubt_kept(&mut self, now: Time, id: PeerId, number: u32, base: &mut Base) {
         let Some(paths) = self.peers.get_mut(&id) else { return };
         let own = paths.kept.iter_mut().find(|kept| kept.id.0 == number && kept.attachment().is_some());
-        if let Some(kept) = own {
+        if let Some(kept) = own.filter(|kept| kept.state == PathState::Confirmed) {
             kept.path.settle();
             kept.state = PathState::Failed;
             base.set_timer(Timer::Path(id, kept.id), now);
+            base.signal(Signal::PathChanged(id));
         }
     }
 
@@ -331,7 +335,11 @@ impl PathLayer {
         }
         let end = End::Peer { number, told: now, local: arrival.destination, link: arrival.link };
         if let Some(known) = paths.kept.iter_mut().find(|kept| kept.is_told(now, remote)) {
+            let way = known.way();
             known.end = end;
+            if known.way() != way {
+                base.signal(Signal::PathChanged(id));
+            }
             if !known.has_answered(now, CONFIRMED_AGAIN) && !base.has_timer(Timer::Path(id, known.id)) {
                 base.set_timer(Timer::Path(id, known.id), now);
             }
@@ -354,6 +362,7 @@ impl PathLayer {
             let stays = counts(kept) && Some(kept.id) != surplus;
             if !stays {
                 base.stop_timer(Timer::Path(id, kept.id));
+                base.signal(Signal::PathChanged(id));
             }
             stays
         });
@@ -373,6 +382,9 @@ impl PathLayer {
     ) -> Option<SocketAddr> {
         let kept = &mut self.peers.get_mut(&id)?.kept;
         let kept = kept.iter_mut().find(|kept| kept.path.is_asked(token))?;
+        if kept.state != PathState::Confirmed {
+            base.signal(Signal::PathChanged(id));
+        }
         kept.on_answer(now, observed);
         match kept.end {
             End::Own(_) => base.set_timer(Timer::Path(id, kept.id), now + KEEPALIVE),

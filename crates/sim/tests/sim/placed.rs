@@ -193,6 +193,56 @@ fn a_daemon_that_starts_anew_begins_with_the_first_and_is_told_again() {
 }
 
 #[test]
+fn it_stays_where_it_is_while_sessions_are_renewed_at_both_ends_at_once() {
+    // Both renew an hour after the same handshake, and their initiations cross.
+    for seed in 2040..2044 {
+        let (Two { mut world, .. }, flows) = with_two(seed, false);
+        world.place(flows[0], 0, Some(AWAY));
+        assert!(world.wait(MOMENT, |w| is_placed(w, flows[0])));
+        for hour in 1..=3 {
+            world.run_for(3500 * SECOND);
+            for second in 0..150 {
+                world.run_for(SECOND);
+                assert!(
+                    is_placed(&world, flows[0]),
+                    "{hour} h and {second} s: {:?}",
+                    [0, 1].map(|of| path(&world, flows[0], of))
+                );
+            }
+        }
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn a_flow_that_is_introduced_anew_goes_with_the_others_until_it_is_placed_by_its_new_name() {
+    let (Two { mut world, client, server, further, .. }, flows) = with_two(2050, false);
+    world.attach(server, further, FURTHER);
+    world.run_for(SECOND);
+    world.hand_off(server, Some("10.9.0.1"));
+    world.run_for(SECOND);
+    world.place(flows[0], 1, Some(FURTHER));
+    let is_placed = |w: &World| goes(w, flows[0], address(HOME), address(FURTHER));
+    assert!(world.wait(MOMENT, is_placed));
+    let name = |w: &World| w.view(flows[0], 1).and_then(|view| view.entry).map(|entry| entry.name);
+    let before = name(&world);
+    // The daemon that has introduced it knows of nothing any more, and introduces it anew.
+    world.crash(client);
+    world.forget_saved(client);
+    world.boot(client);
+    let again = |w: &World| w.introduced(flows[0]) && name(w) != before && is_placed(w);
+    let verdicts = |w: &World| [0, 1].map(|end| w.verdict(flows[0], end));
+    assert!(world.wait(90 * SECOND, again), "{before:?} {:?} {:?}", name(&world), verdicts(&world));
+    world.assert_delivering(SECOND);
+    // Without its link it goes with the others.
+    world.detach(server, FURTHER);
+    assert!(world.wait(5 * SECOND, |w| is_back(w, flows[0])));
+    world.assert_delivering(2 * SECOND);
+    world.check();
+}
+
+#[test]
 fn what_cannot_be_placed_is_refused_and_there_is_room_for_so_many() {
     let (Two { mut world, client, .. }, flows) = with_two(2021, false);
     let now = world.now();
@@ -205,6 +255,25 @@ fn what_cannot_be_placed_is_refused_and_there_is_room_for_so_many() {
     });
     world.run_for(SECOND);
     assert!(is_back(&world, flows[0]));
+    let more = ["10.70.0.1", "10.71.0.1", "10.72.0.1", "10.73.0.1"];
+    for at in more {
+        let network = world.network(Access::Open);
+        world.attach(client, network, at);
+    }
+    world.run_for(SECOND);
+    world.hand_off(client, Some(HOME));
+    let all: Vec<FlowId> = flows.into_iter().chain([(); 2].map(|()| world.connect(client, SERVICE))).collect();
+    assert!(world.wait(5 * SECOND, |w| all.iter().all(|flow| w.introduced(*flow))));
+    let tuples: Vec<_> = all.iter().map(|flow| world.flow(*flow).tuples[0]).collect();
+    let now = world.now();
+    world.with_node(client, |node| {
+        // Each address has a binding of its own, which lasts as long as a flow is to go by it.
+        for (at, tuple) in more.into_iter().zip(&tuples) {
+            assert_eq!(node.place_flow(now, tuple, Some(address(at))), Ok(()), "{at}");
+        }
+        assert_eq!(node.place_flow(now, &tuples[4], Some(address(AWAY))), Err(PlaceError::Full));
+    });
+    world.run_for(SECOND);
     world.check();
 }
 
