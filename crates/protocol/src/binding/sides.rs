@@ -86,9 +86,6 @@ impl BindingLayer {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let failed = count.and_then(|count| peer.sides.on_answer(u8::try_from(count).ok()?, answer));
         self.sides_changed(id);
-        if answer.status == PlacedStatus::NotNewer {
-            self.say_placed(now, id, base);
-        }
         if let Some(failed) = failed {
             self.flow.path_mut().doubt_kept(now, id, failed, base);
         }
