@@ -58,8 +58,8 @@ struct flow_entry {
 #define DELIVERY_PASSING 0xfffffffdU
 
 /*
- * The link-layer address of the inner end of every such pair (locally administered): what is put into a namespace from where
- * there was no Ethernet header, or another's, bears it. Nobody asks for it.
+ * The link-layer address of the inner end of every such pair (locally administered): what is put into a namespace from
+ * where there was no Ethernet header, or another's, bears it. Nobody asks for it.
  */
 #define INNER_HARDWARE_ADDRESS { 0x02, 'W', 'B', 'e', 'p', 0 }
 
@@ -72,8 +72,8 @@ struct lent_key {
 };
 
 /*
- * Not here, and a socket of this host's own stack had it before: connections that it has still, or is about to have, are
- * not lent.
+ * Not here, and a socket of this host's own stack had it before: connections that it has still, or is about to have,
+ * are not lent.
  */
 #define LENT_SHARED 0xfffffffdU
 
@@ -129,7 +129,10 @@ enum lapsed {
 /* A place that never is: the flow was not heard rewritten. */
 #define PLACE_NEVER 0xffffffffU
 
-/* Map `helped`: own tuple -> this. A flow that was answered on in the peer's name, or whose kept bytes are on their way; or whose socket rests. */
+/*
+ * Map `helped`: own tuple -> this. A flow that was answered on in the peer's name, or whose kept bytes are on their
+ * way; or whose socket rests.
+ */
 struct helped_flow {
 	__u32 offset;	    /* bytes that were put into what the peer sends */
 	__u32 acknowledged; /* of what the socket sends, all before this was acknowledged in the peer's name */
@@ -236,8 +239,8 @@ enum idle {
  * Routes lead everything for it to the TUN device, or to where the peer is; what is of no moved flow belongs to whoever
  * has the address now.
  *
- * Map `kept`: address (struct address) of this host that is gone, and that its sockets go on using; the value is not used.
- * Routes may lead what is sent from it out of the host; what is of no moved flow does not go there.
+ * Map `kept`: address (struct address) of this host that is gone, and that its sockets go on using; the value is not
+ * used. Routes may lead what is sent from it out of the host; what is of no moved flow does not go there.
  */
 
 enum alias_kind {

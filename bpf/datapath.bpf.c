@@ -4,8 +4,8 @@
  * have their own, since a program cannot ask where the IP header starts.
  *
  * Functions in lib/ that are not inlined are global, not static: the verifier looks at a global function once, with any
- * arguments, and at a static one again for each call and state. All programs load in a fifth of the time so. Small ones stay
- * static whose arguments are keys of maps: in a global function Linux 6.1 takes no argument for a key.
+ * arguments, and at a static one again for each call and state. All programs load in a fifth of the time so. Small ones
+ * stay static whose arguments are keys of maps: in a global function Linux 6.1 takes no argument for a key.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>

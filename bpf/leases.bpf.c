@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Entry points that keep programs to the ports that their anchor has lent: bind(2) to another one of the anchor's address is
- * refused as that to a port which is taken, since nothing would ever come there. They belong to the root of cgroup v2, so they
- * run for every network namespace of the machine, and look only at those of which there is something on lease.
+ * Entry points that keep programs to the ports that their anchor has lent: bind(2) to another one of the anchor's
+ * address is refused as that to a port which is taken, since nothing would ever come there. They belong to the root of
+ * cgroup v2, so they run for every network namespace of the machine, and look only at those of which there is something
+ * on lease.
  */
 #include <stdbool.h>
 #include <asm-generic/errno.h>

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The maps of the data plane. Hash maps take memory for entries as they come, so that an idle host pays next to nothing. */
+/*
+ * The maps of the data plane. Hash maps take memory for entries as they come, so that an idle host pays next to
+ * nothing.
+ */
 #ifndef WHIMBREL_MAPS_H
 #define WHIMBREL_MAPS_H
 
@@ -14,8 +17,8 @@
 #define ARRIVALS_BYTES (1 << 18)
 
 /*
- * The two tables of flows are by far the largest, and a hash map takes memory for as many buckets as it may have entries
- * from the start. So each is a slot that holds a table; user space puts a larger one there when it is full.
+ * The two tables of flows are by far the largest, and a hash map takes memory for as many buckets as it may have
+ * entries from the start. So each is a slot that holds a table; user space puts a larger one there when it is full.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Entry points for what programs are told of addresses, and mean by them. They belong to the root of cgroup v2, so they run
- * for every network namespace of the machine, and look at one only.
+ * Entry points for what programs are told of addresses, and mean by them. They belong to the root of cgroup v2, so they
+ * run for every network namespace of the machine, and look at one only.
  *
  * A flow whose entry says so is shown with the locators of its binding; its ports stay. Aliases (map `aliases`) let an
  * address that a moved host had stand for it in what a program of a certain name opens.
@@ -21,8 +21,8 @@
 #define FIRST_UNPRIVILEGED 1024
 
 /*
- * A member of the context or of a socket. The verifier wants each read by an instruction of its own, at a fixed offset; the
- * compiler would reckon an address where two branches read different ones.
+ * A member of the context or of a socket. The verifier wants each read by an instruction of its own, at a fixed offset;
+ * the compiler would reckon an address where two branches read different ones.
  */
 #define FIELD(base, member)                                                                                            \
 	({                                                                                                             \
@@ -49,8 +49,8 @@ struct asked {
 
 /*
  * Sockets that a program bound, or connected, by way of an alias: these alone are shown other addresses on account of
- * aliases. Whatever else the program has open may be with anybody who shares the peer's address. The kernel drops the notes
- * with the sockets; what a bound socket accepts has its note.
+ * aliases. Whatever else the program has open may be with anybody who shares the peer's address. The kernel drops the
+ * notes with the sockets; what a bound socket accepts has its note.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -173,8 +173,8 @@ static __always_inline void note(void *notes, struct bpf_sock_addr *context, con
 }
 
 /*
- * Is this a connection to a socket that the program bound to an address of its flows with moved peers, after the move? So
- * do programs that tell the peer by one connection where to open the next.
+ * Is this a connection to a socket that the program bound to an address of its flows with moved peers, after the move?
+ * So do programs that tell the peer by one connection where to open the next.
  */
 static __always_inline bool is_awaited(struct bpf_sock_addr *context, const struct asked *own)
 {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Entry points for sockets: one follows them as they open and close, one looks some up, one fits them to their flows. */
+/*
+ * Entry points for sockets: one follows them as they open and close, one looks some up, one fits them to their flows.
+ */
 #include <stdbool.h>
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -47,9 +49,9 @@ static __always_inline bool is_connected(int state)
 #define WAKE_BYTES (EVENTS_BYTES / 8)
 
 /*
- * Has the reader fallen behind by another step, now that `waiting` bytes are there? To wake it for each record from some
- * point on would cost several times what all the rest does. Where two processors pass a step at once neither may notice:
- * there are more steps.
+ * Has the reader fallen behind by another step, now that `waiting` bytes are there? To wake it for each record from
+ * some point on would cost several times what all the rest does. Where two processors pass a step at once neither may
+ * notice: there are more steps.
  */
 static __always_inline bool falls_behind(__u64 waiting)
 {
@@ -241,8 +243,9 @@ static long look_up_one(__u32 index, struct look *look)
 }
 
 /*
- * What sockets are at. Run by hand (BPF_PROG_TEST_RUN) on a frame that holds what is wanted. No socket is locked: a program can
- * hold the lock of one of its own for as long as it likes, and whoever goes through all sockets by an iterator waits for it.
+ * What sockets are at. Run by hand (BPF_PROG_TEST_RUN) on a frame that holds what is wanted. No socket is locked: a
+ * program can hold the lock of one of its own for as long as it likes, and whoever goes through all sockets by an
+ * iterator waits for it.
  */
 SEC("tc")
 int look_up_sockets(struct __sk_buff *skb)
@@ -353,7 +356,10 @@ int fit_sockets(struct bpf_iter__tcp *context)
 		fitted |= park(tcp);
 	else
 		fitted |= unpark(tcp, false);
-	/* Of a flow that waits already, since the first that its peer sends may be here before anybody says that it goes on. */
+	/*
+	 * Of a flow that waits already, since the first that its peer sends may be here before anybody says that it
+	 * goes on.
+	 */
 	if (flow && waits)
 		on_lapse(tcp, flow);
 	if (fitted)

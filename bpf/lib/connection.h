@@ -54,8 +54,8 @@ struct {
 } headers SEC(".maps");
 
 /*
- * Is this the last segment of a handshake whose first a listener answered by a SYN cookie? Then nothing but the listener
- * is there yet, and the connection is made of what the segment acknowledges.
+ * Is this the last segment of a handshake whose first a listener answered by a SYN cookie? Then nothing but the
+ * listener is there yet, and the connection is made of what the segment acknowledges.
  */
 static __noinline bool answers_cookie(struct __sk_buff *skb, const struct packet *packet, struct bpf_sock *listener)
 {

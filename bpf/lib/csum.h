@@ -4,9 +4,9 @@
  *
  * What the kernel's helpers need to be told, for each change of a packet in flight:
  *
- *   IPv4 addresses   the header's checksum follows; and at the transport checksum BPF_F_PSEUDO_HDR. The header then sums
- *                    to what it did before, so skb->csum (CHECKSUM_COMPLETE) only has to follow the transport checksum, which
- *                    BPF_F_PSEUDO_HDR does.
+ *   IPv4 addresses   the header's checksum follows; and at the transport checksum BPF_F_PSEUDO_HDR. The header then
+ *                    sums to what it did before, so skb->csum (CHECKSUM_COMPLETE) only has to follow the transport
+ *                    checksum, which BPF_F_PSEUDO_HDR does.
  *   IPv6 addresses   BPF_F_PSEUDO_HDR likewise, and since no header checksum makes up for the addresses, they are
  *                    stored with BPF_F_RECOMPUTE_CSUM.
  *   ports            no BPF_F_PSEUDO_HDR: a partial checksum (CHECKSUM_PARTIAL, as GSO packets have) does not cover

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Local ends that are not sockets of this host's own stack (docs/decisions/0016-where-a-local-end-is.md): in an endpoint
- * namespace, or at another host behind this one. What comes in for them is led there instead of up the stack.
+ * Local ends that are not sockets of this host's own stack (docs/decisions/0016-where-a-local-end-is.md): in an
+ * endpoint namespace, or at another host behind this one. What comes in for them is led there instead of up the stack.
  */
 #ifndef WHIMBREL_DELIVERY_H
 #define WHIMBREL_DELIVERY_H
@@ -30,8 +30,8 @@ __noinline bool read_packet(struct __sk_buff *skb, __u32 network, struct packet 
 }
 
 /*
- * The flow that an ICMP error is about, as its receiver knows it: the quotation is of what that sent. All zero: it quotes
- * nothing that has ports.
+ * The flow that an ICMP error is about, as its receiver knows it: the quotation is of what that sent. All zero: it
+ * quotes nothing that has ports.
  */
 __noinline bool quoted_flow(struct __sk_buff *skb, const struct packet *packet, struct flow_tuple *own)
 {
@@ -107,8 +107,8 @@ static __noinline bool has_connection(struct __sk_buff *skb, const struct packet
 }
 
 /*
- * Where what comes in for a flow's local end goes. What this host forwards by itself its firewall sees, in either direction; what has
- * moved, in neither.
+ * Where what comes in for a flow's local end goes. What this host forwards by itself its firewall sees, in either
+ * direction; what has moved, in neither.
  */
 static __always_inline __u32 delivery_of(const struct flow_entry *flow)
 {
@@ -121,8 +121,8 @@ static __always_inline __u32 delivery_of(const struct flow_entry *flow)
 }
 
 /*
- * Is this ICMP, of no flow, for whoever has the address? Errors about what it has sent are, and echoes; all else is for the host that
- * neighbours take the address to be at, as what they ask it (RFC 4861).
+ * Is this ICMP, of no flow, for whoever has the address? Errors about what it has sent are, and echoes; all else is for
+ * the host that neighbours take the address to be at, as what they ask it (RFC 4861).
  */
 static __always_inline bool is_for_address(struct __sk_buff *skb, const struct packet *packet,
 					   const struct flow_tuple *own)
@@ -179,8 +179,8 @@ __noinline __u32 find_delivery(struct __sk_buff *skb, const struct packet *packe
 }
 
 /*
- * The same as rests() of a UDP socket that takes what anybody sends, and of one that listens, which takes first segments. What
- * other sockets are connected to take is theirs.
+ * The same as rests() of a UDP socket that takes what anybody sends, and of one that listens, which takes first
+ * segments. What other sockets are connected to take is theirs.
  */
 static __noinline bool rests_unconnected(struct __sk_buff *skb, const struct packet *packet,
 					 const struct flow_tuple *own)
@@ -261,7 +261,10 @@ static __always_inline int bring(struct __sk_buff *skb, struct packet *packet)
 	}
 	if (delivery != DELIVERY_TUNNEL)
 		return into_endpoint(delivery);
-	/* What came by a tunnel goes into none, or two ends that lend each other an address would never be done with it. */
+	/*
+	 * What came by a tunnel goes into none, or two ends that lend each other an address would never be done with
+	 * it.
+	 */
 	if (!settings->tunnel || skb->ifindex == settings->tunnel)
 		return hold(COUNTER_HELD_NO_TUNNEL);
 	return to_tunnel(skb, packet, settings->tunnel, COUNTER_LEASED_OUT);

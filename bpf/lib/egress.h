@@ -64,8 +64,8 @@ static __always_inline void wire_names_out(struct names *names, const struct flo
 }
 
 /*
- * By which device a host behind this one sends, as the routing table has it. To ask costs as much as all the rest, so what was found is
- * relied on for a while, as a next hop is.
+ * By which device a host behind this one sends, as the routing table has it. To ask costs as much as all the rest, so
+ * what was found is relied on for a while, as a next hop is.
  */
 struct side {
 	struct address host;
@@ -84,7 +84,10 @@ struct {
 	__type(value, struct side);
 } sides SEC(".maps");
 
-/* The device by which packets to the flow's local end leave: what comes in by another is somebody else's, who says that he is that host. */
+/*
+ * The device by which packets to the flow's local end leave: what comes in by another is somebody else's, who says that
+ * he is that host.
+ */
 static __noinline bool comes_from_side_of(struct __sk_buff *skb, const struct flow_tuple *own)
 {
 	struct bpf_fib_lookup fib = {};
@@ -134,8 +137,8 @@ static __always_inline bool comes_from(struct __sk_buff *skb, const struct packe
 #define TCP_FIN_BIT 0x00010000
 
 /*
- * Where in its stream a host behind this one is that waits for an answer: what it sent last, again and again, it has not been
- * acknowledged (RFC 9293 section 3.8.1). The daemon has it try at once when there is a way again.
+ * Where in its stream a host behind this one is that waits for an answer: what it sent last, again and again, it has
+ * not been acknowledged (RFC 9293 section 3.8.1). The daemon has it try at once when there is a way again.
  */
 __noinline int note_sent(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *flow)
 {
@@ -162,8 +165,8 @@ static __always_inline int pass_native(const struct packet *packet)
 }
 
 /*
- * Does it end its connection at once? A gateway says so by the tunnel for a host behind it: while the gateway is started anew that host
- * resets what comes rewritten, since it does not know these names (P-123).
+ * Does it end its connection at once? A gateway says so by the tunnel for a host behind it: while the gateway is
+ * started anew that host resets what comes rewritten, since it does not know these names (P-123).
  */
 static __noinline bool resets(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -195,8 +198,8 @@ __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
 	own.remote_port = inner->source_port;
 	own.transport = inner->protocol;
 	/*
-	 * A router's error about a packet that was for another host names that host, and stays as it is. Before a host that is
-	 * forwarded for there may be routers as well, and what they say goes on in this host's name.
+	 * A router's error about a packet that was for another host names that host, and stays as it is. Before a host
+	 * that is forwarded for there may be routers as well, and what they say goes on in this host's name.
 	 */
 	if ((packet->origin != FROM_WIRE && !same_address(&packet->source, &own.local)) ||
 	    !same_address(&packet->destination, &own.remote))
@@ -274,9 +277,9 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 		own.transport = packet->protocol;
 	}
 	/*
-	 * In a namespace, of a connection that is being moved, from there or to there: it is not decided whose it is, and
-	 * what is held is sent again. A UDP socket says nothing by itself: what it has sent is its program's, which sent
-	 * it before it stood still, and nobody sends it again.
+	 * In a namespace, of a connection that is being moved, from there or to there: it is not decided whose it is,
+	 * and what is held is sent again. A UDP socket says nothing by itself: what it has sent is its program's, which
+	 * sent it before it stood still, and nobody sends it again.
 	 */
 	if (packet->origin == FROM_ENDPOINT && own.transport == IPPROTO_TCP && rests(skb, &own))
 		return hold(COUNTER_HELD);
@@ -342,7 +345,10 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 	}
 	if (carrier != CARRIER_REWRITE)
 		return hold_or_answer(skb, packet);
-	/* Whoever is not of this host's own stack does not go by its routes, which know how long a packet may be (P-111). */
+	/*
+	 * Whoever is not of this host's own stack does not go by its routes, which know how long a packet may be
+	 * (P-111).
+	 */
 	if (packet->origin != FROM_STACK && binding->mtu && longest_part(skb, packet) > binding->mtu) {
 		skb->cb[0] = binding->mtu;
 		return TO_BE_TOLD;

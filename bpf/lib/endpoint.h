@@ -49,8 +49,8 @@ static __always_inline void outbound_flow(struct __sk_buff *skb, const struct pa
 }
 
 /*
- * Of no flow, from an endpoint namespace. Only what is sent from an end that is lent to it may leave: answers to anything
- * else would come to somebody else.
+ * Of no flow, from an endpoint namespace. Only what is sent from an end that is lent to it may leave: answers to
+ * anything else would come to somebody else.
  */
 __noinline int leave_unknown(struct __sk_buff *skb, const struct packet *packet)
 {

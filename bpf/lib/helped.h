@@ -2,9 +2,9 @@
 /*
  * Flows that are answered on in the name of a peer that is away (docs/decisions/0010-migration-helpers.md).
  *
- * What was put into the peer's stream shifts all that the peer itself sends after it: its sequence numbers are raised on
- * their way to the socket, and what the socket acknowledges is lowered on its way to the peer, whatever carries the flow
- * and also at home, for the rest of its life. The other direction keeps its numbers.
+ * What was put into the peer's stream shifts all that the peer itself sends after it: its sequence numbers are raised
+ * on their way to the socket, and what the socket acknowledges is lowered on its way to the peer, whatever carries the
+ * flow and also at home, for the rest of its life. The other direction keeps its numbers.
  */
 #ifndef WHIMBREL_HELPED_H
 #define WHIMBREL_HELPED_H
@@ -101,8 +101,8 @@ static __noinline bool lower_blocks(struct __sk_buff *skb, const struct packet *
 }
 
 /*
- * A segment that leaves this host for the peer, still under its own names: what it acknowledges is lowered. False: drop it.
- * It is marked, since it may come by on another device.
+ * A segment that leaves this host for the peer, still under its own names: what it acknowledges is lowered. False: drop
+ * it. It is marked, since it may come by on another device.
  */
 static __noinline bool lower(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
 {
@@ -137,8 +137,8 @@ enum steered {
 };
 
 /*
- * What a socket sends goes to the daemon while its peer is helped out for, or waits. What the daemon itself sends in the
- * flow passes.
+ * What a socket sends goes to the daemon while its peer is helped out for, or waits. What the daemon itself sends in
+ * the flow passes.
  */
 static __noinline int steer(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
 {
@@ -157,8 +157,8 @@ static __noinline int steer(struct __sk_buff *skb, const struct packet *packet, 
 	if (flow->phase != HELPED_DELIVERED || packet->part != FRAGMENT_WHOLE)
 		return STEERED_TO_HOLD;
 	/*
-	 * The peer gets what was kept first. Meanwhile it is told what of its own has arrived: by acknowledgements alone,
-	 * with a sequence number that it expects.
+	 * The peer gets what was kept first. Meanwhile it is told what of its own has arrived: by acknowledgements
+	 * alone, with a sequence number that it expects.
 	 */
 	if (bpf_skb_load_bytes(skb, packet->transport, words, sizeof(words)))
 		return STEERED_TO_HOLD;
@@ -169,7 +169,9 @@ static __noinline int steer(struct __sk_buff *skb, const struct packet *packet, 
 	return replace_word(skb, packet, 4, words[1], bpf_htonl(flow->delivered)) ? STEERED_ON : STEERED_TO_HOLD;
 }
 
-/* Tells the daemon what the peer has of what was kept for it. What is left out is made up for by the peer's next word. */
+/*
+ * Tells the daemon what the peer has of what was kept for it. What is left out is made up for by the peer's next word.
+ */
 static __always_inline void report_acknowledged(const struct flow_tuple *own, __u32 acknowledgement, __u32 window)
 {
 	struct event *event;
@@ -227,7 +229,8 @@ static __noinline bool rests(struct __sk_buff *skb, const struct flow_tuple *own
 }
 
 /*
- * A segment of the peer's, under this host's names for the flow: it takes its place behind what was put in. False: drop it.
+ * A segment of the peer's, under this host's names for the flow: it takes its place behind what was put in. False: drop
+ * it.
  */
 static __noinline bool raise(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
 {

@@ -22,16 +22,19 @@
 #include "verdict.h"
 
 /*
- * The mark lets routing rules tell these packets from the rest: their destination may be an address that this host
- * gave up, and their source one that strict reverse path filtering would not expect here.
- * What comes under own names by the path that is being left gets none: its way back is a rule of its own (source_routing.rs).
+ * The mark lets routing rules tell these packets from the rest: their destination may be an address that this host gave
+ * up, and their source one that strict reverse path filtering would not expect here. What comes under own names by the
+ * path that is being left gets none: its way back is a rule of its own (source_routing.rs).
  */
 static __always_inline void set_mark(struct __sk_buff *skb, const struct settings *settings)
 {
 	skb->mark = (skb->mark & ~settings->mark_mask) | (settings->mark & settings->mark_mask);
 }
 
-/* Pairs of places that the two ends have left are accepted as well; what comes by these says nothing about the present one. */
+/*
+ * Pairs of places that the two ends have left are accepted as well; what comes by these says nothing about the present
+ * one.
+ */
 static __always_inline bool is_present(const struct binding *binding, const struct address *peer,
 				       const struct address *local)
 {
@@ -39,9 +42,10 @@ static __always_inline bool is_present(const struct binding *binding, const stru
 }
 
 /*
- * What a peer says to the daemon, and sends by the tunnel, is of no flow. From the moment that a better way to everywhere is there until the
- * daemon has seen it and made the rule of source_routing.rs, a strict reverse path filter would drop it. So it gets the mark as long as it comes by
- * the device that it always came by. Of fragments only the first has ports.
+ * What a peer says to the daemon, and sends by the tunnel, is of no flow. From the moment that a better way to
+ * everywhere is there until the daemon has seen it and made the rule of source_routing.rs, a strict reverse path filter
+ * would drop it. So it gets the mark as long as it comes by the device that it always came by. Of fragments only the
+ * first has ports.
  */
 static __noinline bool is_of_path(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -59,9 +63,9 @@ static __noinline bool is_of_path(struct __sk_buff *skb, const struct packet *pa
 }
 
 /*
- * The mark takes a packet past strict reverse path filters. Where there is one it is asked here first what the filter would
- * have asked: whether the packet came by the device that its answers leave by. Where a device is on top of another (macvlan) the one
- * below sees what is for the other's link-layer address.
+ * The mark takes a packet past strict reverse path filters. Where there is one it is asked here first what the filter
+ * would have asked: whether the packet came by the device that its answers leave by. Where a device is on top of
+ * another (macvlan) the one below sees what is for the other's link-layer address.
  */
 static __always_inline bool is_astray(const struct __sk_buff *skb, const struct settings *settings,
 				      const struct locator *locator)
@@ -109,7 +113,10 @@ __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
 		return pass();
 	if (!same_address(&packet->destination, &inner->source))
 		return pass();
-	/* About what this host has said in the name of one behind it, who does not know what to do with it: a rule leads it to this stack. */
+	/*
+	 * About what this host has said in the name of one behind it, who does not know what to do with it: a rule
+	 * leads it to this stack.
+	 */
 	if (settings->control_port && !(settings->idle & IDLE_FORWARDED) && inner->protocol == IPPROTO_UDP &&
 	    bpf_ntohs(inner->source_port) == settings->control_port) {
 		skb->mark |= settings->mark_mask;
@@ -162,17 +169,20 @@ static __always_inline int pass_raised(struct __sk_buff *skb, const struct packe
 	return raise(skb, packet, own) ? pass() : TC_ACT_SHOT;
 }
 
-/* Do the peer's moved flows go elsewhere, or wait until it says where? What is listened for shows that nothing has moved. */
+/*
+ * Do the peer's moved flows go elsewhere, or wait until it says where? What is listened for shows that nothing has
+ * moved.
+ */
 static __always_inline bool leads(const struct binding *binding)
 {
 	return binding->carrier != CARRIER_NATIVE && binding->carrier != CARRIER_LISTEN;
 }
 
 /*
- * A packet that came under its own names, or as a stranger. What was sent natively in the moment before a move was noticed
- * may have gone by the new network, where a NAT gave it another name: the peer knows no such connection, and its reset
- * comes back through that NAT. A peer that means to reset a moved flow says so by the way that the flow takes; one that
- * is gone says so again when it is next asked.
+ * A packet that came under its own names, or as a stranger. What was sent natively in the moment before a move was
+ * noticed may have gone by the new network, where a NAT gave it another name: the peer knows no such connection, and
+ * its reset comes back through that NAT. A peer that means to reset a moved flow says so by the way that the flow
+ * takes; one that is gone says so again when it is next asked.
  */
 __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -201,7 +211,10 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 		report_claim(flow, &own);
 		return flow->conflict & CONFLICT_GIVES_WAY ? drop(COUNTER_CLAIMED) : TO_BE_REFUSED;
 	}
-	/* The peer's own come by where it is: somebody else has its former port, and nobody knows what socket he means (P-104). */
+	/*
+	 * The peer's own come by where it is: somebody else has its former port, and nobody knows what socket he means
+	 * (P-104).
+	 */
 	if (flow->delivery == DELIVERY_PASSING && packet->protocol == IPPROTO_UDP && binding && leads(binding) &&
 	    has_moved(flow, binding))
 		report_claim(flow, &own);
@@ -263,7 +276,10 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 
 		names.source_port = own->remote_port;
 		names.destination_port = own->local_port;
-		/* No flow sends one: it is from whoever else has these names, perhaps the flow's own where the peer was. */
+		/*
+		 * No flow sends one: it is from whoever else has these names, perhaps the flow's own where the peer
+		 * was.
+		 */
 		if (opens_connection(skb, packet))
 			return ingress_native(skb, packet);
 		if (packet->part == FRAGMENT_FIRST)
@@ -306,8 +322,9 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 }
 
 /*
- * Routing rules lead here what is said to the control port of hosts behind this one. They do not see the ports of fragments, not even of
- * the first, as tunnels have them whose sender does not know its path yet: these get both bits of the mark.
+ * Routing rules lead here what is said to the control port of hosts behind this one. They do not see the ports of
+ * fragments, not even of the first, as tunnels have them whose sender does not know its path yet: these get both bits
+ * of the mark.
  */
 __noinline bool claim_fragment(struct __sk_buff *skb, const struct packet *packet)
 {

@@ -127,8 +127,9 @@ static __always_inline bool is_hidden(const struct flow_tuple *own)
 }
 
 /*
- * P-142: an index is no secret, and whoever has seen one may send as many of these as its link bears. Each costs the daemon a look
- * for a socket, so that an index brings no more than its peer does at its fastest. Two processors may count one too few.
+ * P-142: an index is no secret, and whoever has seen one may send as many of these as its link bears. Each costs the
+ * daemon a look for a socket, so that an index brings no more than its peer does at its fastest. Two processors may
+ * count one too few.
  */
 static __always_inline bool take_share(struct share *share)
 {
@@ -146,8 +147,8 @@ static __always_inline bool take_share(struct share *share)
 
 /*
  * True: the packet was an introduction for a session of ours, has been reported, and must go no further. One for
- * anybody else is passed on untouched, so that a forwarding host does not swallow its neighbours'. `on_wire`: the packet may have
- * the names that its flow has between two hosts.
+ * anybody else is passed on untouched, so that a forwarding host does not swallow its neighbours'. `on_wire`: the
+ * packet may have the names that its flow has between two hosts.
  */
 __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet *packet, bool on_wire)
 {

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Flows that go on after a lapse, a time in which what they sent got nowhere. The peer echoes the timestamp of what it had
- * last, so the kernel measures the whole lapse as one round trip (net/ipv4/tcp_input.c, tcp_ack_update_rtt: what
+ * Flows that go on after a lapse, a time in which what they sent got nowhere. The peer echoes the timestamp of what it
+ * had last, so the kernel measures the whole lapse as one round trip (net/ipv4/tcp_input.c, tcp_ack_update_rtt: what
  * was sent again has no better measure). For a while the retransmission timer is then a multiple of the lapse, and
- * whatever is lost just then, or was and is taken for found (tcp_try_undo_loss), waits for it: half a minute after half a minute.
+ * whatever is lost just then, or was and is taken for found (tcp_try_undo_loss), waits for it: half a minute after half
+ * a minute.
  *
  * So such an echo is made that of a moment ago. To take the timestamps out would measure nothing, and the back-off is
- * given up for a measure only (tcp_ack_update_rtt, RFC 6298 section 5.7): where the segment comes before the kick, which
- * finds nothing to undo once something was acknowledged, the timer would stay where the lapse has brought it.
+ * given up for a measure only (tcp_ack_update_rtt, RFC 6298 section 5.7): where the segment comes before the kick,
+ * which finds nothing to undo once something was acknowledged, the timer would stay where the lapse has brought it.
  */
 #ifndef WHIMBREL_LAPSE_H
 #define WHIMBREL_LAPSE_H

@@ -29,9 +29,9 @@
 
 /*
  * TCP_USER_TIMEOUT of parked sockets, in milliseconds: 20 days. The kernel compares it with what has gone by since the
- * first retransmission by the sign of a 32-bit difference, in milliseconds (net/ipv4/tcp_timer.c, retransmits_timed_out,
- * tcp_clamp_rto_to_user_timeout) or jiffies (tcp_probe_timer). 2^31 - 1 would be the most in that, but a first
- * retransmission that pacing has dated into the future would then count as one that is 24 days old.
+ * first retransmission by the sign of a 32-bit difference, in milliseconds (net/ipv4/tcp_timer.c,
+ * retransmits_timed_out, tcp_clamp_rto_to_user_timeout) or jiffies (tcp_probe_timer). 2^31 - 1 would be the most in
+ * that, but a first retransmission that pacing has dated into the future would then count as one that is 24 days old.
  */
 #define PARKED_TIMEOUT 1728000000
 /* Where the kernel keeps these times in microseconds, it multiplies by 1000 first: half an hour. */

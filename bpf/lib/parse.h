@@ -59,8 +59,8 @@ struct packet {
 };
 
 /*
- * The bytes at `offset` if they lie in the linear part of the packet, where it costs nothing to look at them; headers do,
- * all but always.
+ * The bytes at `offset` if they lie in the linear part of the packet, where it costs nothing to look at them; headers
+ * do, all but always.
  */
 static __always_inline const void *peek(const struct __sk_buff *skb, __u32 offset, __u32 size)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The little of the kernel's socket structs that is read. Only names matter: the loader finds the offsets in the running
- * kernel's BTF (preserve_access_index).
+ * The little of the kernel's socket structs that is read. Only names matter: the loader finds the offsets in the
+ * running kernel's BTF (preserve_access_index).
  */
 #ifndef WHIMBREL_SOCKET_H
 #define WHIMBREL_SOCKET_H

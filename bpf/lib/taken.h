@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Wire names that are somebody else's. A moved flow is rewritten to names that its peer has a say in, and whoever shares a NAT
- * with others could say one of theirs. What a native connection of this host is called no moved flow is called (P-140): so
- * the sockets are asked before a packet is renamed, in either direction.
+ * Wire names that are somebody else's. A moved flow is rewritten to names that its peer has a say in, and whoever
+ * shares a NAT with others could say one of theirs. What a native connection of this host is called no moved flow is
+ * called (P-140): so the sockets are asked before a packet is renamed, in either direction.
  */
 #ifndef WHIMBREL_TAKEN_H
 #define WHIMBREL_TAKEN_H
@@ -19,14 +19,20 @@
 #include "parse.h"
 #include "verdict.h"
 
-/* Who asks. Wherever a flow's local end is, its wire names are of this host's own address (P-137), and so those of its sockets. */
+/*
+ * Who asks. Wherever a flow's local end is, its wire names are of this host's own address (P-137), and so those of its
+ * sockets.
+ */
 enum asked {
 	ASKED_BY_FLOW = 0, /* nothing came in: a moved flow is about to bear the names */
 	ASKED_BY_SEGMENT = 1, /* the packet came in under them */
 	ASKED_BY_ERROR = 2, /* the packet left under them, and an ICMP error quotes it */
 };
 
-/* The little that is read of a socket that a handshake has got halfway. The loader finds the offset in the kernel's BTF. */
+/*
+ * The little that is read of a socket that a handshake has got halfway. The loader finds the offset in the kernel's
+ * BTF.
+ */
 struct tcp_request_sock {
 	__u32 snt_isn;
 } __attribute__((preserve_access_index));
@@ -53,8 +59,8 @@ static __always_inline struct inquiry *get_inquiry(void)
 }
 
 /*
- * The sequence number that a request socket has begun with. Helpers that would give its type do not know those of listeners of
- * MPTCP (net/mptcp/subflow.c, tcp_prot_override), so it is copied up to there.
+ * The sequence number that a request socket has begun with. Helpers that would give its type do not know those of
+ * listeners of MPTCP (net/mptcp/subflow.c, tcp_prot_override), so it is copied up to there.
  */
 static __always_inline bool read_first_number(struct inquiry *inquiry, struct bpf_sock *socket, __u32 *number)
 {
@@ -68,8 +74,8 @@ static __always_inline bool read_first_number(struct inquiry *inquiry, struct bp
 }
 
 /*
- * Is a segment of a handshake that this socket is in the midst of? Anybody can send a first segment in another's name, so the names
- * alone say nothing: who is at the other end has seen what the socket sent, and acknowledges it.
+ * Is a segment of a handshake that this socket is in the midst of? Anybody can send a first segment in another's name,
+ * so the names alone say nothing: who is at the other end has seen what the socket sent, and acknowledges it.
  */
 static __noinline bool is_of_handshake(struct __sk_buff *skb, const struct packet *packet, struct inquiry *inquiry,
 				       struct bpf_sock *socket, __u32 asked)
@@ -196,8 +202,9 @@ static __noinline bool is_taken(struct __sk_buff *skb, const struct packet *pack
 /*
  * Are the names taken that a moved flow would bear? Of what `packet` is only the protocol counts.
  *
- * For TCP an answer holds for a tick of the coarse clock. Who opens a connection under these names meanwhile has drawn its numbers by lot, and
- * what the flow sends is outside of its window. A datagram has no numbers, so it is asked for each.
+ * For TCP an answer holds for a tick of the coarse clock. Who opens a connection under these names meanwhile has drawn
+ * its numbers by lot, and what the flow sends is outside of its window. A datagram has no numbers, so it is asked for
+ * each.
  */
 __noinline bool are_names_taken(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *flow,
 				const struct binding *binding)
@@ -244,12 +251,13 @@ static __noinline enum between find_between(const struct packet *packet)
 /*
  * What leaves, and is of no flow.
  *
- * The far end would take what bears the wire names of a flow for that flow's. The daemon keeps the wire ports of UDP from other sockets
- * (P-160), so such a datagram is from who gives it another source than his socket's, or from whom this host forwards for. A
- * connection of TCP that has these names has them at the far end as well, and whatever begins one is of no flow there.
+ * The far end would take what bears the wire names of a flow for that flow's. The daemon keeps the wire ports of UDP
+ * from other sockets (P-160), so such a datagram is from who gives it another source than his socket's, or from whom
+ * this host forwards for. A connection of TCP that has these names has them at the far end as well, and whatever begins
+ * one is of no flow there.
  *
- * The peer may know a flow more than this host does, where a daemon died in the middle of an introduction. The reset by which the
- * stack answers would end it (P-43); it is one without an acknowledgement, and no packet that was forwarded.
+ * The peer may know a flow more than this host does, where a daemon died in the middle of an introduction. The reset by
+ * which the stack answers would end it (P-43); it is one without an acknowledgement, and no packet that was forwarded.
  */
 __noinline int leave_natively(struct __sk_buff *skb, const struct packet *packet)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What is too long for the way that it is led by, and was not sent by this host's own stack, whose routes say so. Its sender is
- * told as by a router (RFC 1191, RFC 8201): the packet becomes the error about itself, in the name of the end that it was for.
+ * What is too long for the way that it is led by, and was not sent by this host's own stack, whose routes say so. Its
+ * sender is told as by a router (RFC 1191, RFC 8201): the packet becomes the error about itself, in the name of the end
+ * that it was for.
  */
 #ifndef WHIMBREL_TOO_LONG_H
 #define WHIMBREL_TOO_LONG_H
@@ -27,8 +28,8 @@
 #define FRAGMENT_HEADER 8
 
 /*
- * `quoted` bytes of the packet at `network`, a constant number of them, go behind the error's header, of ICMP_WORDS words, and a new IP header
- * before both.
+ * `quoted` bytes of the packet at `network`, a constant number of them, go behind the error's header, of ICMP_WORDS
+ * words, and a new IP header before both.
  */
 static __always_inline bool quote_ipv4(struct __sk_buff *skb, __u32 network, __u32 quoted, __u32 mtu)
 {
@@ -58,7 +59,10 @@ static __always_inline bool quote_ipv4(struct __sk_buff *skb, __u32 network, __u
 static __always_inline bool quote_ipv6(struct __sk_buff *skb, __u32 network, __u32 quoted, __u32 mtu)
 {
 	__be32 message[ICMP_WORDS + (sizeof(struct ipv6hdr) + sizeof(struct tcphdr)) / 4] = {};
-	/* Of the pseudo-header (RFC 8200 section 8.1): what is not there anyway. The addresses sum to the same turned round. */
+	/*
+	 * Of the pseudo-header (RFC 8200 section 8.1): what is not there anyway. The addresses sum to the same turned
+	 * round.
+	 */
 	__be32 pseudo[2] = { bpf_htonl(ICMP_WORDS * 4 + quoted), bpf_htonl(IPPROTO_ICMPV6) };
 	struct ipv6hdr ip = {};
 	__u32 sum;
@@ -114,8 +118,9 @@ __noinline int send_too_long(struct __sk_buff *skb, const struct packet *packet)
 }
 
 /*
- * To another host, whose packet this one forwards, and which is on that side of it that `back` says: BPF_F_INGRESS, behind it, as
- * if the end that the packet was for had said so by the tunnel; 0, who has that end, as if the far end had.
+ * To another host, whose packet this one forwards, and which is on that side of it that `back` says: BPF_F_INGRESS,
+ * behind it, as if the end that the packet was for had said so by the tunnel; 0, who has that end, as if the far end
+ * had.
  */
 static __always_inline int tell_back(struct __sk_buff *skb, const struct packet *packet, __u32 tunnel, __u64 back)
 {

@@ -30,8 +30,8 @@
 #define RENUMBERED 0x5743
 
 /*
- * No verdicts of tc: what the entry point is to do. Called from where that is found out, it would make the frames on the
- * stack more than Linux 6.1 allows (see to_wire).
+ * No verdicts of tc: what the entry point is to do. Called from where that is found out, it would make the frames on
+ * the stack more than Linux 6.1 allows (see to_wire).
  */
 enum unfinished {
 	TO_BE_REFUSED = 0x5744, /* refuse() */
@@ -52,8 +52,8 @@ static __always_inline int pass_counted(__u32 counter)
 }
 
 /*
- * The mark that says "looked at, and not of a moved flow": routing rules of ours pass such packets over, so they go, and
- * are checked to have come, by the ordinary routes.
+ * The mark that says "looked at, and not of a moved flow": routing rules of ours pass such packets over, so they go,
+ * and are checked to have come, by the ordinary routes.
  */
 static __always_inline void set_other_mark(struct __sk_buff *skb, const struct settings *settings)
 {
@@ -75,10 +75,10 @@ static __always_inline int hold(__u32 counter)
 }
 
 /*
- * Of no moved flow, on any device: routes lead what is for an address that a moved peer has left, and what is from one that
- * this host has left, where the moved flows go. The former is sent to the owner of today, by the link that the address is
- * on; the latter nowhere, since a NAT there would give it another name, and the peer reset that. Without such a link the
- * daemon gets what is on the TUN device, and drops it.
+ * Of no moved flow, on any device: routes lead what is for an address that a moved peer has left, and what is from one
+ * that this host has left, where the moved flows go. The former is sent to the owner of today, by the link that the
+ * address is on; the latter nowhere, since a NAT there would give it another name, and the peer reset that. Without
+ * such a link the daemon gets what is on the TUN device, and drops it.
  */
 __noinline int pass_ordinary(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -120,9 +120,10 @@ static __always_inline int to_tunnel(struct __sk_buff *skb, const struct packet 
 #define NEIGHBOUR_NS 200000000ULL
 
 /*
- * Where packets from one address to another leave that came in by one device. Whoever forwards needs it for each packet, and to look
- * it up, the neighbour with it, costs as much as all the rest. Relied on as long as a next hop is; in between each packet that is
- * looked up for goes through the kernel's own neighbour output, so that the kernel goes on asking whether that is there.
+ * Where packets from one address to another leave that came in by one device. Whoever forwards needs it for each
+ * packet, and to look it up, the neighbour with it, costs as much as all the rest. Relied on as long as a next hop is;
+ * in between each packet that is looked up for goes through the kernel's own neighbour output, so that the kernel goes
+ * on asking whether that is there.
  */
 struct way {
 	struct address source;
@@ -282,8 +283,8 @@ static __always_inline void note_next_hop(struct __sk_buff *skb)
  * Send a translated packet by the device and next hop that its new names ask for. bpf_redirect_neigh replaces an
  * Ethernet header and insists on one.
  *
- * A function of its own, so that its variables are not on the stack beside its callers': Linux 6.1 counts every frame up
- * to a multiple of 32 bytes, and allows 512 in all.
+ * A function of its own, so that its variables are not on the stack beside its callers': Linux 6.1 counts every frame
+ * up to a multiple of 32 bytes, and allows 512 in all.
  */
 __noinline int to_wire(struct __sk_buff *skb, const struct packet *packet, const struct binding *binding,
 			      __u32 id, __u32 counter)
@@ -354,8 +355,8 @@ __noinline int to_wire(struct __sk_buff *skb, const struct packet *packet, const
 }
 
 /*
- * Send what came in, as it stands now, by the route that its names ask for: as a router would, or as this host sends its own where
- * it is from an endpoint namespace, whose hop to here is within the host and does not count as one.
+ * Send what came in, as it stands now, by the route that its names ask for: as a router would, or as this host sends
+ * its own where it is from an endpoint namespace, whose hop to here is within the host and does not count as one.
  *
  * The lookup is made for routers: it refuses where a packet came by a device that does not forward. The outer ends of
  * endpoint namespaces do (kernel::endpoint), and so has the TUN device to.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   far ──(veth)── middle ──(veth)── wire ──(veth)── guest        middle: a router, an end of a VPN, or an anchor
-//!                                      └────(veth)── stranger     wire: a bridge, at which packets can be counted and dropped
+//!                                      └────(veth)── stranger     wire: a bridge that can count and drop packets
 //! ```
 //!
 //! The stranger has the guest's address, answers nobody who asks for it, and sends what the guest might have sent.

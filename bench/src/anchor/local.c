@@ -4,8 +4,9 @@
  *
  *   local plain|anchor ADDRESS PORT
  *
- * The first connection is answered byte by byte, the second only takes. On each line of standard input, `trips MS` or `bulk MS`,
- * it does so for that long and prints one number: the median round trip in nanoseconds, or the bytes that it has written.
+ * The first connection is answered byte by byte, the second only takes. On each line of standard input, `trips MS` or
+ * `bulk MS`, it does so for that long and prints one number: the median round trip in nanoseconds, or the bytes that it
+ * has written.
  */
 #include <arpa/inet.h>
 #include <netinet/tcp.h>

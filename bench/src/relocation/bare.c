@@ -1,6 +1,9 @@
-/* What moving sockets costs at the least: TCP_REPAIR and nothing around it (tcp(7)). Prints the microseconds of CPU time that writing
- * down and ending so many connections took, and those that rebuilding them took. Of their state only what TCP itself needs is taken
- * along: no socket options, no bytes (the queues are empty), no path. Runs as root, in a network namespace of its own. */
+/*
+ * What moving sockets costs at the least: TCP_REPAIR and nothing around it (tcp(7)). Prints the microseconds of CPU
+ * time that writing down and ending so many connections took, and those that rebuilding them took. Of their state only
+ * what TCP itself needs is taken along: no socket options, no bytes (the queues are empty), no path. Runs as root, in a
+ * network namespace of its own.
+ */
 #include <arpa/inet.h>
 #include <linux/sockios.h>
 #include <linux/tcp.h>

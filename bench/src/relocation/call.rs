@@ -2,7 +2,7 @@
 //! stays.
 //!
 //! ```text
-//!   ffmpeg ─(lo)─ party ══ RTP over one connected UDP socket, both ways ══ desk or guest ─(lo)─ ffmpeg, on each of them
+//!   ffmpeg ─(lo)─ party ══ RTP over one connected UDP socket, both ways ══ desk or guest ─(lo)─ ffmpeg, on both
 //! ```
 //!
 //! On both machines a camera (an ffmpeg that sends RTP to its own host) runs all the time. Who has the call's socket

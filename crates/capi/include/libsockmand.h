@@ -1,9 +1,10 @@
 /*
- * The names of SOCKMAND (Torp, "SOCKMAND: Socket Migration and Anchor Nodes", section 4.7) for libwhimbrel, so that programs that were
- * written for it work unchanged. New ones do better with whimbrel.h: sockets are the kernel's, and all of POSIX works on them.
+ * The names of SOCKMAND (Torp, "SOCKMAND: Socket Migration and Anchor Nodes", section 4.7) for libwhimbrel, so that
+ * programs that were written for it work unchanged. New ones do better with whimbrel.h: sockets are the kernel's, and
+ * all of POSIX works on them.
  *
- * Where it differs from the thesis: a socket may be of IPv6; flags of sm_recvfrom() and sm_sendto() work; sm_listen() has a queue; where no
- * daemon runs sm_socket() gives a plain socket. All return -1 with errno on failure.
+ * Where it differs from the thesis: a socket may be of IPv6; flags of sm_recvfrom() and sm_sendto() work; sm_listen()
+ * has a queue; where no daemon runs sm_socket() gives a plain socket. All return -1 with errno on failure.
  */
 
 #ifndef LIBSOCKMAND_H
@@ -17,8 +18,8 @@
 #include "whimbrel.h"
 
 /*
- * A socket that can change machines. mcappolicy 0: its anchor (the thesis's MCAP) is this host; another: the migrator is asked where
- * it is to be (wb_migrator_open()).
+ * A socket that can change machines. mcappolicy 0: its anchor (the thesis's MCAP) is this host; another: the migrator
+ * is asked where it is to be (wb_migrator_open()).
  */
 static inline int sm_socket(int domain, int type, int protocol, int mcappolicy)
 {
@@ -75,8 +76,9 @@ static inline int sm_recvfrom(int sockfd, void *buf, size_t len, int flags, stru
 }
 
 /*
- * The socket's UUID, for sm_rebuildsocket() on the host to which it is moved: the first 31 bits of the name that wb_uuid_of() gives. The
- * daemon keeps the socket from now on (wb_export()), as the thesis has it: the program may end before the socket is moved.
+ * The socket's UUID, for sm_rebuildsocket() on the host to which it is moved: the first 31 bits of the name that
+ * wb_uuid_of() gives. The daemon keeps the socket from now on (wb_export()), as the thesis has it: the program may end
+ * before the socket is moved.
  */
 static inline int sm_getuuid(int sockfd)
 {

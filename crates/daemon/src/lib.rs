@@ -5,11 +5,11 @@
 //! event_loop/     the control thread: tells the node what has happened, and drains it
 //! effects/        hands what the node asks for to whoever does it
 //! host/           what is done on this host, one file for each concern; inventory/ is what there is
-//! role/           what hosts do for each other: each role's executor, its part of the API, its section of the configuration
+//! role/           what hosts do for each other: each role's executor, its part of the API and of the configuration
 //! link/           the networks that this host is attached to
 //! api/            the local API: its socket, whom it answers, and what it tells
 //! policy/         what the configuration wants for which connections
-//! store/          what outlives the daemon on disk; what is in it is declared in host/table.rs and in table.rs of a role
+//! store/          what outlives the daemon on disk, as host/table.rs and a role's table.rs declare it
 //! installed.rs    the flows that are in force, for all who have to know of them
 //! events.rs       what is told of what happens; event_log.rs tells it in a file
 //! metrics/        figures for monitoring, and the endpoint that serves them

@@ -51,8 +51,8 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         connections: Vec<String>,
     },
-    /// Lead connections from another address of this host than the others with their peers, both ways, as long as a path
-    /// from there works; [`Reply::Placed`](crate::Reply::Placed).
+    /// Lead connections from another address of this host than the others with their peers, both ways, as long as a
+    /// path from there works; [`Reply::Placed`](crate::Reply::Placed).
     Place {
         /// As for [`Request::Suspend`]. None are refused.
         connections: Vec<String>,

@@ -149,9 +149,9 @@ impl Halted {
         }
     }
 
-    /// Stops all of these processes that are not over, each within this time, or none. The oldest first: who has started
-    /// another by vfork(2) stands still only when that one executes its program, which it does not once it is stopped.
-    /// Numbers do not tell which is older, since they begin anew.
+    /// Stops all of these processes that are not over, each within this time, or none. The oldest first: who has
+    /// started another by vfork(2) stands still only when that one executes its program, which it does not once it is
+    /// stopped. Numbers do not tell which is older, since they begin anew.
     ///
     /// # Errors
     /// Those of [`stop`](Self::stop) for one that is not over meanwhile.

@@ -229,8 +229,8 @@ impl Tunnel {
         self.table.remove_keys(receive_index);
     }
 
-    /// Sends the packets of a binding's flows on `path`, with the session of its peer's that has this index here. To be called again
-    /// whenever session or path change.
+    /// Sends the packets of a binding's flows on `path`, with the session of its peer's that has this index here. To be
+    /// called again whenever session or path change.
     ///
     /// # Errors
     /// [`PathError`] if [`Tunnel::add_keys`] was not called for the session, or [`Tunnel::set_chain`] for the path's
@@ -258,15 +258,15 @@ impl Tunnel {
         self.table.remove_path(id);
     }
 
-    /// What comes from a peer with this number goes through this chain from now on, and what its first binding sends where
-    /// [`TunnelPath::chain`] says so. The peer has its like. A chain outlives sessions and paths. One that has the
-    /// number already is forgotten, with what it keeps.
+    /// What comes from a peer with this number goes through this chain from now on, and what its first binding sends
+    /// where [`TunnelPath::chain`] says so. The peer has its like. A chain outlives sessions and paths. One that has
+    /// the number already is forgotten, with what it keeps.
     pub fn set_chain(&self, peer: PeerId, number: NonZeroU8, chain: Chain) {
         self.table.set_chain(peer, number, chain);
     }
 
-    /// What a peer's first binding sends goes through this chain from now on, whatever its path says; `None`: through none. The
-    /// one before gives out what it keeps. Without a path to the peer nothing happens.
+    /// What a peer's first binding sends goes through this chain from now on, whatever its path says; `None`: through
+    /// none. The one before gives out what it keeps. Without a path to the peer nothing happens.
     ///
     /// # Errors
     /// [`PathError::UnknownChain`]; nothing is changed.

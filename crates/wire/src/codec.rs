@@ -210,6 +210,15 @@ pub(crate) fn put_u16(out: &mut Vec<u8>, value: u16) {
     out.extend_from_slice(&value.to_be_bytes());
 }
 
+/// Appends what `body` writes behind its length in two bytes, which it has to fit.
+pub(crate) fn put_counted(out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>)) {
+    put_u16(out, 0);
+    let from = out.len();
+    body(out);
+    let length = (out.len() - from) as u16;
+    out[from - 2..from].copy_from_slice(&length.to_be_bytes());
+}
+
 pub(crate) fn put_u32(out: &mut Vec<u8>, value: u32) {
     out.extend_from_slice(&value.to_be_bytes());
 }

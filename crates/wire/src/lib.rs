@@ -7,9 +7,8 @@
 //! messages carry, [`message`] what a control datagram holds once it is opened, and [`introduction`] the mark that is
 //! put into a flow itself; [`chain`] is how tunnels are adapted, [`snapshot`] is a socket on its way to another host,
 //! and [`moving`] what is said about its way. All of them read and write through [`codec`], whose only error is
-//! [`Malformed`]. [`replay`] and [`tunnel_keys`] are what both ends of a session keep of its datagrams; [`number`] is what the parts of one
-//! host call peers and bindings; [`packet`] and
-//! [`checksum`] are about the packets of flows.
+//! [`Malformed`]. [`replay`] and [`tunnel_keys`] are what both ends of a session keep of its datagrams; [`number`] is
+//! what the parts of one host call peers and bindings; [`packet`] and [`checksum`] are about the packets of flows.
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;

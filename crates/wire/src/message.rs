@@ -1,5 +1,6 @@
 //! The messages inside a control datagram: `docs/protocol.md` §3.
 
+mod introductions;
 mod lists;
 mod status;
 
@@ -9,11 +10,12 @@ use core::net::{IpAddr, SocketAddr};
 use crate::binding::{BindingNumber, PLACED_SEEN_LEN, Placed, PlacedSeen};
 use crate::chain::{self, ChainAnswer, ChainRequest};
 use crate::codec::{ENDPOINT_LEN, Malformed, Reader, TUPLE_LEN};
-use crate::codec::{put_address, put_endpoint, put_tuple, put_u16, put_u32, put_u64};
+use crate::codec::{put_address, put_counted, put_endpoint, put_tuple, put_u16, put_u32, put_u64};
 use crate::community::{self, Word};
 use crate::flow::FlowTuple;
 use crate::hello::{MAX_LOCATORS, put_locators, read_locators};
 use crate::moving::{Received, Stretch};
+pub use introductions::{Echo, Introduced, Pairing, PairingProof};
 use lists::{
     encode_closed, read_closed, read_neighbour_proxy, read_passed_on, read_register, read_standing_in, read_waiting,
     read_whereabouts,
@@ -263,54 +265,8 @@ pub enum Message {
     },
 }
 
-/// What the introducer knows of a flow when it has seen both nonces travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Echo {
-    /// Nonce that the introducer put into the flow.
-    pub introducer_nonce: u64,
-    /// Nonce that the responder put into the flow, as it arrived.
-    pub responder_nonce: u64,
-    /// The introducer's place (P-14).
-    pub introducer_place: u32,
-    /// The responder's place as the introducer knows it (P-14).
-    pub responder_place: u32,
-    /// The introducer's wire port (P-16).
-    pub wire_port: u16,
-    /// The flow as the introducer sees it.
-    pub tuple: FlowTuple,
-}
-
 /// What two hosts call their meeting at a rendezvous: nobody else can know it (P-54).
 pub type MeetingTag = [u8; 16];
-
-/// A MAC over the initial sequence numbers of a connection (P-50).
-pub type PairingProof = [u8; 16];
-
-/// What the introducer says of a flow that nonces do not travel on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pairing {
-    /// Nonce that the introducer put into the flow, in vain.
-    pub introducer_nonce: u64,
-    /// The introducer's proof.
-    pub proof: PairingProof,
-    /// The introducer's place (P-14).
-    pub introducer_place: u32,
-    /// The responder's place as the introducer knows it (P-14).
-    pub responder_place: u32,
-    /// The introducer's wire port (P-16).
-    pub wire_port: u16,
-    /// The flow as the introducer sees it.
-    pub tuple: FlowTuple,
-}
-
-/// The responder's name for an introduced flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Introduced {
-    /// The responder's wire port (P-16).
-    pub wire_port: u16,
-    /// The flow as the responder sees it.
-    pub tuple: FlowTuple,
-}
 
 /// Bits of a binding update and of its acknowledgement. Bits that are not known are kept and ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -419,13 +375,8 @@ impl Message {
             Self::FlowClosed(nonces) => encode_closed(nonces, out),
             _ => {
                 out.push(self.type_number());
-                let length_at = out.len();
-                put_u16(out, 0);
-                let body_at = out.len();
-                self.encode_body(out);
                 // No body but padding and `FlowClosed` comes near 64 KiB.
-                let length = (out.len() - body_at) as u16;
-                out[length_at..body_at].copy_from_slice(&length.to_be_bytes());
+                put_counted(out, |out| self.encode_body(out));
             }
         }
     }

@@ -47,8 +47,8 @@ pub(super) struct World {
     /// Resets that passed the server's or the laptop's uplink, as they are shown to people.
     resets: Arc<Mutex<Vec<Reset>>>,
     /// Names that routers have given to connections of hosts that have left them, and since when. Linux resets what it
-    /// takes for invalid there: an acknowledgement of what went by another way already, as the tunnel delivers it before
-    /// the daemon has taken the update that came with it. Who has moved does not hear that (`ingress_native` in
+    /// takes for invalid there: an acknowledgement of what went by another way already, as the tunnel delivers it
+    /// before the daemon has taken the update that came with it. Who has moved does not hear that (`ingress_native` in
     /// bpf/lib/ingress.h).
     left_behind: BTreeMap<SocketAddr, MonoTime>,
 }

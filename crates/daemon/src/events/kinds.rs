@@ -1,6 +1,6 @@
-//! What can happen: each kind of event is declared once, here or beside the role that it is of. Its word, its fields and
-//! its description become `docs/json.md`, the words are what `whimbrel_events_total` counts by, and no event is told with
-//! another field.
+//! What can happen: each kind of event is declared once, here or beside the role that it is of. Its word, its fields
+//! and its description become `docs/json.md`, the words are what `whimbrel_events_total` counts by, and no event is
+//! told with another field.
 
 /// What is declared of a kind of event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

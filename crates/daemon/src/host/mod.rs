@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! executors.rs  all of them, and what several do together; failure.rs, refusal.rs: why something does not come about
-//! data plane    flows.rs, bindings.rs, hooks.rs, tunnels.rs, wire_ports.rs, remotes.rs, names.rs, path_mtus.rs, late.rs
+//! data plane    flows.rs, bindings.rs, hooks.rs, tunnels.rs, wire_ports.rs, remotes.rs, names.rs, path_mtus.rs,
+//!               late.rs
 //! addresses     addresses.rs, settling.rs, ports.rs
 //! senders       senders/, waking.rs
 //! sockets       sockets.rs, introductions.rs, inventory/

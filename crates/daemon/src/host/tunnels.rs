@@ -37,8 +37,8 @@ struct Path {
 }
 
 impl Tunnels {
-    /// The packets of a binding go there from now on. `mtu` is the path's, in bytes. `spare`: nothing is sent on a path that
-    /// is not confirmed until [`Tunnels::open`] is called.
+    /// The packets of a binding go there from now on. `mtu` is the path's, in bytes. `spare`: nothing is sent on a path
+    /// that is not confirmed until [`Tunnels::open`] is called.
     pub(crate) fn set_path(
         &mut self,
         tunnel: &Tunnel,

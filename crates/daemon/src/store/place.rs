@@ -99,7 +99,8 @@ fn folder(run_dir: &Path) -> String {
     name
 }
 
-/// Removes what is among the pins: an object, or the directory that says that new maps are not filled yet (decision 0063).
+/// Removes what is among the pins: an object, or the directory that says that new maps are not filled yet (decision
+/// 0063).
 pub(crate) fn remove_pin(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path)?.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) }
 }

@@ -140,8 +140,8 @@ pub(crate) fn probe(own: Mac, address: IpAddr) -> Frame {
     }
 }
 
-/// Asks all on the link where `address` is, in the name of an address that this host has there. Whoever answers knows by
-/// this where the asker is (RFC 826, RFC 4861 §7.2.2). `None`: the two are not of one family.
+/// Asks all on the link where `address` is, in the name of an address that this host has there. Whoever answers knows
+/// by this where the asker is (RFC 826, RFC 4861 §7.2.2). `None`: the two are not of one family.
 pub(crate) fn question(own: Mac, asker: IpAddr, address: IpAddr) -> Option<Frame> {
     match (asker, address) {
         (IpAddr::V4(asker), IpAddr::V4(address)) => Some(arp(ARP_REQUEST, (own, asker), ([0; 6], address), BROADCAST)),

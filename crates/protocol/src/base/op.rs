@@ -267,8 +267,8 @@ pub struct FlowEntry {
     pub home: Places,
     /// The tuple that the peer's socket has (its own view).
     pub peer_tuple: FlowTuple,
-    /// Which of the peer's bindings leads it, counted beside the first (P-186). Not saved: a daemon that is started anew
-    /// begins with the first.
+    /// Which of the peer's bindings leads it, counted beside the first (P-186). Not saved: a daemon that is started
+    /// anew begins with the first.
     #[serde(skip)]
     pub side: u8,
     /// Who has it wait, whatever the binding says (P-48).

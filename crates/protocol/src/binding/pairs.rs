@@ -19,7 +19,8 @@ impl Binding {
         present || self.former.iter().any(|(_, peer)| *peer == address)
     }
 
-    /// As it is where nothing is taken rewritten from an address any more. `otherwise`: how moved flows go that were rewritten to it.
+    /// As it is where nothing is taken rewritten from an address any more. `otherwise`: how moved flows go that were
+    /// rewritten to it.
     fn without(&self, address: IpAddr, otherwise: Carrier) -> Self {
         let former = self.former.iter().filter(|(_, peer)| *peer != address).copied().collect();
         if self.peer_locator != address {

@@ -1,5 +1,5 @@
-//! Paths that are kept ready beside the one in use (P-180 to P-184): this host's, which it makes from other attachments,
-//! and the peer's, of which it is told. Each is confirmed, measured and kept alive by itself.
+//! Paths that are kept ready beside the one in use (P-180 to P-184): this host's, which it makes from other
+//! attachments, and the peer's, of which it is told. Each is confirmed, measured and kept alive by itself.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

@@ -7,7 +7,7 @@ use super::{
     RECORD_HEADER_LEN, Record, Refusal, Request, TICKET_LEN, Terms, Ticket,
 };
 use crate::codec::{Malformed, Reader};
-use crate::codec::{put_endpoint, put_tuple, put_u16, put_u32, put_u64};
+use crate::codec::{put_counted, put_endpoint, put_tuple, put_u16, put_u32, put_u64};
 use crate::lending::{Ends, Granted};
 use crate::snapshot::Family;
 
@@ -74,13 +74,8 @@ impl Record {
     /// Appends the record, with kind and length.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(self.kind());
-        let length_at = out.len();
-        put_u16(out, 0);
-        let body_at = out.len();
-        self.encode_body(out);
         // The longest body is a part's, of 16 KiB and a little.
-        let length = (out.len() - body_at) as u16;
-        out[length_at..body_at].copy_from_slice(&length.to_be_bytes());
+        put_counted(out, |out| self.encode_body(out));
     }
 
     fn kind(&self) -> u8 {

@@ -1,4 +1,7 @@
-/* A program with the names of SOCKMAND, which talks in blocks with an echo:  open HOST PORT BLOCKS | rebuild UUID NEXT BLOCKS */
+/*
+ * A program with the names of SOCKMAND, which talks in blocks with an echo:  open HOST PORT BLOCKS | rebuild UUID NEXT
+ * BLOCKS
+ */
 #include <arpa/inet.h>
 #include <err.h>
 #include <netinet/in.h>
