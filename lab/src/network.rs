@@ -60,8 +60,14 @@ pub struct Join {
     pub address_v4: Option<Ipv4Addr>,
     /// This IPv6 address in place of the host's lease.
     pub address_v6: Option<Ipv6Addr>,
-    /// Do real duplicate address detection for the IPv6 address (about a second).
+    /// The next hop of the IPv6 default route in place of the network's gateway.
+    pub gateway_v6: Option<Ipv6Addr>,
+    /// Do real duplicate address detection for the IPv6 address (one to two seconds), which has a lifetime then, as
+    /// those that routers give.
     pub dad: bool,
+    /// What the interface knows of neighbours on the network before is forgotten, as where its carrier was lost. Else an
+    /// IPv4 address comes before the one of the network before goes.
+    pub forget_neighbours: bool,
     /// Enter default routes.
     pub default_route: bool,
     /// Congestion control of connections over the default routes; empty: the machine's default.
@@ -77,7 +83,9 @@ impl Default for Join {
             v6: true,
             address_v4: None,
             address_v6: None,
+            gateway_v6: None,
             dad: false,
+            forget_neighbours: true,
             default_route: true,
             congestion: "cubic".into(),
         }
@@ -200,14 +208,14 @@ fn clear_v4(dev: &str) -> [String; 2] {
     [format!("addr flush dev {dev} scope global"), format!("neigh flush dev {dev}")]
 }
 
-/// The same for IPv6, whose routes stay unless taken away.
-fn clear_v6(dev: &str) -> [String; 4] {
-    [
+/// The same for IPv6, whose routes stay unless taken away, and neighbours if so.
+fn clear_v6(dev: &str, neighbours: bool) -> Vec<String> {
+    let routes = [
         format!("addr flush dev {dev} scope global"),
         format!("route flush root 2000::/3 dev {dev}"),
         format!("route flush exact default dev {dev}"),
-        format!("neigh flush dev {dev}"),
-    ]
+    ];
+    routes.into_iter().chain(neighbours.then(|| format!("neigh flush dev {dev}"))).collect()
 }
 
 /// The router's end of a plugged-in interface.
@@ -235,7 +243,7 @@ impl Host {
             return Err(Error::Usage(format!("{} on {} is plugged in already", join.interface, self.name())));
         }
         let link = self.plug(network, &join.interface)?;
-        self.configure(network, join, link, false)
+        self.configure(network, join, link, None)
     }
 
     /// Leaves the network at `from` and joins another with the same interface, in one go: the old address is there
@@ -250,7 +258,7 @@ impl Host {
         // The carrier stays, as it does between access points: the kernel reports its changes up to a second late.
         let left = self.plugs().get_mut(dev).and_then(|plug| plug.port.take());
         let link = self.plug(network, dev)?;
-        let attachment = self.configure(network, &join, link, true)?;
+        let attachment = self.configure(network, &join, link, Some(from))?;
         if let Some(port) = left {
             port.remove()?;
         }
@@ -260,7 +268,7 @@ impl Host {
     /// Leaves a network. The interface stays (unless it is a veth) and can join another.
     pub fn leave(&self, at: &Attachment, how: Leave) -> Result<()> {
         let dev = &at.interface;
-        let flush = || self.ip6(clear_v6(dev)).and_then(|()| self.ip4(clear_v4(dev)));
+        let flush = || self.ip6(clear_v6(dev, true)).and_then(|()| self.ip4(clear_v4(dev)));
         match how {
             Leave::Orderly => {
                 flush()?;
@@ -333,8 +341,14 @@ impl Host {
         groups.is_ok_and(|text| text.lines().any(|l| l.split_whitespace().skip(1).take(2).eq([interface, &group])))
     }
 
-    /// Enters addresses and routes; with `first`, what the interface had before goes in the same step.
-    fn configure(&self, network: &Network, join: &Join, link: Option<Link>, first: bool) -> Result<Attachment> {
+    /// Enters addresses and routes; what the interface had at `from` goes in the same step.
+    fn configure(
+        &self,
+        network: &Network,
+        join: &Join,
+        link: Option<Link>,
+        from: Option<&Attachment>,
+    ) -> Result<Attachment> {
         let spec = network.spec();
         let dev = &join.interface;
         let metric = join.metric;
@@ -366,13 +380,22 @@ impl Host {
 
         let started_at = MonoTime::now();
         let address_v6 = v6.map(|(address, _, len)| {
-            let dad = if join.dad { "" } else { "nodad" };
+            let dad = if join.dad { "valid_lft 3600 preferred_lft 1800" } else { "nodad" };
             format!("addr add {address}/{len} dev {dev} noprefixroute {dad}")
         });
-        self.ip6(first.then(|| clear_v6(dev)).into_iter().flatten().chain(address_v6))?;
+        let cleared = from.map(|_| clear_v6(dev, join.forget_neighbours));
+        self.ip6(cleared.into_iter().flatten().chain(address_v6))?;
         let address_v4 = v4.map(|(address, _, len)| format!("addr add {address}/{len} dev {dev}"));
         let default_v4 = v4.filter(|_| join.default_route).map(|(_, gateway, _)| default(gateway.into()));
-        self.ip4(first.then(|| clear_v4(dev)).into_iter().flatten().chain(address_v4).chain(default_v4))?;
+        let left = from.and_then(|from| from.v4.zip(from.network.spec().v4));
+        let left = left.map(|(address, (_, len))| format!("addr del {address}/{len} dev {dev}"));
+        if join.forget_neighbours {
+            let cleared = from.map(|_| clear_v4(dev));
+            self.ip4(cleared.into_iter().flatten().chain(address_v4).chain(default_v4))?;
+        } else {
+            // With its last address the kernel forgets the neighbours of an interface.
+            self.ip4(address_v4.into_iter().chain(left).chain(default_v4))?;
+        }
         if let Some((address, gateway, len)) = v6 {
             // The kernel joins the group in which neighbours ask for the address a moment later. Where nobody can use
             // the address before, no question is lost, which would cost a second.
@@ -381,7 +404,7 @@ impl Host {
             })?;
             let prefix = Ipv6Addr::from(u128::from(gateway) & (u128::MAX << (128 - u32::from(len))));
             let on_link = format!("route replace {prefix}/{len} dev {dev} proto kernel metric 256");
-            let default_v6 = join.default_route.then(|| default(gateway.into()));
+            let default_v6 = join.default_route.then(|| default(join.gateway_v6.unwrap_or(gateway).into()));
             self.ip6([on_link].into_iter().chain(default_v6))?;
         }
         if join.dad {

@@ -12,6 +12,7 @@ use whimbrel_kernel::endpoint;
 use whimbrel_kernel::in_their_name::InTheirName;
 use whimbrel_kernel::kept_address::KeptAddresses;
 use whimbrel_kernel::network::NetworkMonitor;
+use whimbrel_kernel::optimistic::OptimisticAddresses;
 use whimbrel_kernel::peer_route::PeerRoutes;
 use whimbrel_kernel::source_routing::SourceRoutes;
 use whimbrel_kernel::tun::Tun;
@@ -138,7 +139,9 @@ pub fn clean(run_dir: &Path) -> Result<Removed, CleanError> {
 /// of it.
 pub(crate) fn remove_orphans(instance: &Instance, run_dir: &Path) -> Result<Removed, CleanError> {
     let mut removed = Removed::default();
-    remove_file(run_dir.join("sysctls"), &mut removed)?;
+    for settings in ["sysctls", "optimistic"] {
+        remove_file(run_dir.join(settings), &mut removed)?;
+    }
     remove_pins_and_files(removed, Some(instance), run_dir)
 }
 
@@ -155,6 +158,7 @@ fn remove_from_kernel(run_dir: &Path) -> Result<Removed, CleanError> {
     removed.source_ways = SourceRoutes::open(MARK)?.apply(&BTreeMap::new())?;
     removed.spoken_for = InTheirName::open()?.release()?;
     Addresses::open(run_dir)?.release()?;
+    OptimisticAddresses::open(run_dir)?;
     // Before the programs that watch over them.
     removed.endpoints = endpoint::remove_all()?;
     if let Some(device) = device {

@@ -32,7 +32,8 @@ use crate::error::Error;
 use crate::namespace::{self, Entered};
 use crate::process;
 use crate::route::{
-    AddressScope, LOOPBACK, Link, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector, TableRoute,
+    AddressScope, LOCAL_TABLE, LOOPBACK, Link, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector,
+    TableRoute,
 };
 use crate::sysctl;
 
@@ -52,7 +53,6 @@ const INNER: &str = "e0";
 /// there bears it (`INNER_HARDWARE_ADDRESS` in `bpf/abi.h`). Locally administered.
 pub const INNER_HARDWARE_ADDRESS: [u8; 6] = [0x02, b'W', b'B', b'e', b'p', 0];
 const MAIN_TABLE: u32 = 254;
-const LOCAL_TABLE: u32 = 255;
 /// Where the address is local for what comes in.
 const ENTRANCE_TABLE: u32 = 100;
 const ENTRANCE_PRIORITY: u32 = 100;

@@ -33,7 +33,8 @@ use std::path::Path;
 
 use crate::error::{Effect, Error};
 use crate::route::{
-    AddressScope, LOOPBACK, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector, TableRoute,
+    AddressScope, LOCAL_TABLE, LOOPBACK, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector,
+    TableRoute,
 };
 use crate::saved_sysctl::SavedSysctls;
 use crate::sysctl;
@@ -47,7 +48,6 @@ pub const MARKED_PRIORITY: u32 = 2031;
 /// The priority of the rules that lead to [`OUTPUT_TABLE`].
 pub const OUTPUT_PRIORITY: u32 = 2032;
 
-const LOCAL_TABLE: u32 = 255;
 /// Lower than any other, and not the reserved all-ones.
 const LAST_METRIC: u32 = u32::MAX - 1;
 const VALID_MARK: &str = "net/ipv4/conf/all/src_valid_mark";

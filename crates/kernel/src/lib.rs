@@ -18,6 +18,7 @@ pub mod namespace;
 pub mod neighbour;
 mod netlink;
 pub mod network;
+pub mod optimistic;
 pub mod other_protocols;
 pub mod owner;
 mod packet;

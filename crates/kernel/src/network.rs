@@ -12,10 +12,10 @@ use netlink_sys::{Socket, SocketAddr};
 use crate::endpoint::Outer;
 use crate::error::Error;
 use crate::netlink::Messages;
-use crate::route::{AddressScope, Link, PROTOCOL, Prefix, RouteKind, RouteSocket};
+use crate::route::{AddressScope, LOCAL_TABLE, Link, PROTOCOL, Prefix, RouteKind, RouteSocket};
 
 /// Multicast groups (`RTNLGRP_*`, include/uapi/linux/rtnetlink.h).
-const GROUPS: [u32; 8] = [
+const GROUPS: [u32; 9] = [
     1,  // LINK
     3,  // NEIGH
     5,  // IPV4_IFADDR
@@ -23,6 +23,7 @@ const GROUPS: [u32; 8] = [
     8,  // IPV4_RULE
     9,  // IPV6_IFADDR
     11, // IPV6_ROUTE
+    18, // IPV6_PREFIX
     19, // IPV6_RULE
 ];
 const RTM_NEWLINK: u16 = 16;
@@ -35,6 +36,7 @@ const RTM_NEWNEIGH: u16 = 28;
 const RTM_DELNEIGH: u16 = 29;
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
+const RTM_NEWPREFIX: u16 = 52;
 /// `struct ifinfomsg` and `struct rtmsg`, in bytes; IFLA_IFNAME and RTA_DST.
 const LINK_HEADER: usize = 16;
 const ROUTE_HEADER: usize = 12;
@@ -42,8 +44,6 @@ const IFLA_IFNAME: u16 = 3;
 const RTA_DST: u16 = 1;
 /// `rtm_protocol` in a route message's header.
 const ROUTE_PROTOCOL: usize = 5;
-/// Where the table of local addresses is.
-const LOCAL_TABLE: u32 = 255;
 
 /// What may have changed since the last look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -260,7 +260,9 @@ fn note(changed: &mut Changed, datagram: &[u8]) {
         match message.kind {
             // There may be very many of them, and who has the other end of one switches it on and off.
             RTM_NEWLINK | RTM_DELLINK => changed.links |= !is_outer(message.payload),
-            RTM_NEWADDR | RTM_DELADDR => changed.addresses = true,
+            // Of an address that a router's word has made the kernel tells once duplicate address detection has ended, and
+            // of that word at once.
+            RTM_NEWADDR | RTM_DELADDR | RTM_NEWPREFIX => changed.addresses = true,
             RTM_NEWROUTE | RTM_DELROUTE => {
                 // Our own routes would wake us for what we did ourselves.
                 let own = message.payload.get(ROUTE_PROTOCOL) == Some(&PROTOCOL);

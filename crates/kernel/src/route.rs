@@ -20,6 +20,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use crate::error::Error;
 use crate::netlink::{Netlink, Refusal};
 
+pub(crate) use address::Tentative;
 pub use address::{Address, AddressScope, NewAddress};
 pub(crate) use desired::Desired;
 pub use link::Link;
@@ -30,6 +31,9 @@ pub use table::{MAIN_TABLE, NextHop, TableRoute};
 
 /// The interface index of `lo`: the same in every network namespace (`LOOPBACK_IFINDEX`, include/linux/netdevice.h).
 pub const LOOPBACK: u32 = 1;
+
+/// Where routes to this host's own addresses are (`RT_TABLE_LOCAL`).
+pub(crate) const LOCAL_TABLE: u32 = 255;
 
 /// Who installed it (`rtm_protocol`, `FRA_PROTOCOL`, `IFA_PROTO`): the letter W. Every route, rule and address that
 /// Whimbrel makes has it, and nothing else should (`/etc/iproute2/rt_protos` lists what is taken).

@@ -18,6 +18,7 @@ mod library;
 mod long_absence;
 mod members;
 mod name_server;
+mod newcomer;
 mod onward;
 mod pairing;
 mod policy;
@@ -68,6 +69,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
     [
         lab_itself::SCENARIOS,
         roam::SCENARIOS,
+        newcomer::SCENARIOS,
         kick::SCENARIOS,
         absence::SCENARIOS,
         helpers::SCENARIOS,

@@ -433,8 +433,12 @@ impl EventLoop {
     }
 
     fn handle_network(&mut self) -> Result<(), Error> {
+        self.desk.host.use_addresses_early();
         let network = self.monitor.snapshot()?;
         let changed = network != self.desk.host.network;
+        if changed {
+            self.desk.host.enter_network(clock::now(), &network);
+        }
         // An address that is back must be let go of before anything is sent from it: what leaves from an address that
         // is kept goes to the tunnel's device.
         let back = own_addresses(&network).iter().any(|address| self.desk.host.kept_addresses().contains(address));

@@ -12,6 +12,7 @@ use whimbrel_kernel::checkpoint::Defaults;
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::kept_address::Straight;
 use whimbrel_kernel::network::NetworkState;
+use whimbrel_kernel::optimistic::OptimisticAddresses;
 use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_protocol::{
@@ -75,6 +76,7 @@ pub(crate) struct Host {
     pub(super) filters: bool,
     pub(crate) senders: Senders,
     pub(super) next_hops: NextHops,
+    pub(super) optimistic: OptimisticAddresses,
     pub(crate) hooks: Hooks,
     pub(super) listening: Listening,
     pub(crate) tunnels: Tunnels,
@@ -167,6 +169,7 @@ impl Host {
             found: Vec::new(),
             senders: Senders::new(kick)?,
             next_hops: NextHops::default(),
+            optimistic: OptimisticAddresses::open(run_dir)?,
             left: Vec::new(),
             forwards: false,
             tcx: datapath::has_tcx(),

@@ -109,6 +109,26 @@ impl Host {
         }
     }
 
+    /// New addresses of this host's are used before duplicate address detection has ended.
+    pub(crate) fn use_addresses_early(&mut self) {
+        if self.bindings.is_empty() {
+            return;
+        }
+        match self.optimistic.begin() {
+            Ok(begun) if begun.is_empty() => {}
+            Ok(begun) => tracing::debug!(?begun, "used while duplicate address detection is under way"),
+            Err(error) => tracing::debug!(%error, "new addresses wait for duplicate address detection"),
+        }
+    }
+
+    /// What is to be done in another state of the network before anything is sent there.
+    pub(crate) fn enter_network(&mut self, now: Time, network: &NetworkState) {
+        let peers: BTreeSet<_> = self.bindings.values().map(|binding| binding.peer_locator).collect();
+        if !peers.is_empty() {
+            self.next_hops.enter(now, [&self.network, network], &peers, &mut self.routes);
+        }
+    }
+
     /// Takes in another state of the network. The node may have to say more; what needs no word of it is done here.
     pub(crate) fn network_changed(&mut self, now: Time, network: NetworkState) {
         self.addresses.check_again();

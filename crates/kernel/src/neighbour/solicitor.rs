@@ -80,12 +80,28 @@ impl Solicitor {
     ///
     /// # Errors
     /// [`Error::Call`], [`Error::Argument`] where the link is no Ethernet.
-    pub fn ask(&self, hop: NextHop) -> Result<(), Error> {
+    pub fn ask(&mut self, hop: NextHop) -> Result<(), Error> {
         bind(&self.socket, hop.interface, 0)?;
         let own = own_address(&self.socket, hop.interface)?;
-        match packet::question(own, hop.source, hop.address) {
+        let Some(asker) = self.asker(hop)? else { return Ok(()) };
+        match packet::question(own, asker, hop.address) {
             Some(frame) => send(&self.socket, hop.interface, &frame),
             None => Ok(()),
         }
+    }
+
+    /// In whose name it is asked: not in that of an address which may be another host's yet (RFC 4429 §3.2), but in the
+    /// link's own.
+    fn asker(&mut self, hop: NextHop) -> Result<Option<IpAddr>, Error> {
+        if hop.source.is_ipv4() {
+            return Ok(Some(hop.source));
+        }
+        let addresses = self.table.addresses()?;
+        let here = || addresses.iter().filter(|one| one.interface == hop.interface && !one.tentative && !one.duplicate);
+        if !here().any(|one| one.prefix.address == hop.source && one.optimistic) {
+            return Ok(Some(hop.source));
+        }
+        let mut others = here().filter(|one| !one.optimistic).map(|one| one.prefix.address);
+        Ok(others.find(|address| matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())))
     }
 }

@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressProtocol, AddressScope as NetlinkScope,
     CacheInfo,
 };
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::table::deleted;
 use super::{PROTOCOL, Prefix, RouteSocket, family};
@@ -39,6 +39,8 @@ pub struct Address {
     pub made: u32,
     /// Duplicate address detection has not ended and the address may not be used yet.
     pub tentative: bool,
+    /// It has not ended, and the address is used all the same (RFC 4429).
+    pub optimistic: bool,
     /// Another host has it.
     pub duplicate: bool,
     /// Not to be used for anything new.
@@ -61,7 +63,54 @@ pub struct NewAddress {
     pub deprecated: bool,
 }
 
+/// An IPv6 address that is not used before duplicate address detection has ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Tentative {
+    /// The index of the interface.
+    pub(crate) interface: u32,
+    pub(crate) address: IpAddr,
+    /// As the kernel tells of it.
+    message: AddressMessage,
+}
+
 impl RouteSocket {
+    /// Addresses that are not used before duplicate address detection has ended, and that have a lifetime: a router or
+    /// DHCP has given them.
+    pub(crate) fn tentative(&mut self) -> Result<Vec<Tentative>, Error> {
+        let mut wanted = AddressMessage::default();
+        wanted.header.family = AddressFamily::Inet6;
+        let tentative = |message: AddressMessage| {
+            let Address { interface, prefix: Prefix { address, .. }, tentative, duplicate, own, .. } =
+                decode(&message)?;
+            let is_link_local = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+            let waits = tentative && !duplicate && !own && !is_link_local;
+            let lasting = flags(&message).contains(AddressFlags::Permanent);
+            (waits && !lasting).then_some(Tentative { interface, address, message })
+        };
+        let parts = self.dump("RTM_GETADDR", &RouteNetlinkMessage::GetAddress(wanted))?;
+        Ok(parts
+            .into_iter()
+            .filter_map(|part| match part {
+                RouteNetlinkMessage::NewAddress(message) => tentative(message),
+                _ => None,
+            })
+            .collect())
+    }
+
+    /// Has an address used while duplicate address detection is under way. The interface has to allow it
+    /// (`optimistic_dad`), or nothing changes.
+    pub(crate) fn set_optimistic(&mut self, address: &Tentative) -> Result<(), Error> {
+        let mut message = address.message.clone();
+        let known = flags(&message);
+        message.attributes.retain(|attribute| !matches!(attribute, AddressAttribute::Flags(_)));
+        // What has a lifetime has no prefix route of its own that would go by this, and would be given one without.
+        message
+            .attributes
+            .push(AddressAttribute::Flags(known | AddressFlags::Optimistic | AddressFlags::Noprefixroute));
+        self.change(&RouteNetlinkMessage::NewAddress(message), NLM_F_REPLACE)
+            .map_err(|e| e.of("RTM_NEWADDR", format!("{} on interface {}", address.address, address.interface)))
+    }
+
     /// Adds an address, or changes the one that is there.
     ///
     /// # Errors
@@ -130,15 +179,23 @@ fn encode(interface: u32, address: IpAddr) -> AddressMessage {
     message
 }
 
+/// Those of the header are only the first eight.
+fn flags(message: &AddressMessage) -> AddressFlags {
+    let all = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Flags(all) => Some(*all),
+        _ => None,
+    });
+    all.unwrap_or_else(|| AddressFlags::from_bits_retain(u32::from(message.header.flags.bits())))
+}
+
 fn decode(message: &AddressMessage) -> Option<Address> {
     let (mut local, mut address, mut own, mut made) = (None, None, false, 0);
-    let mut flags = AddressFlags::from_bits_retain(u32::from(message.header.flags.bits()));
+    let flags = flags(message);
     for attribute in &message.attributes {
         match attribute {
             // On a point-to-point link IFA_ADDRESS is the other end.
             AddressAttribute::Local(ip) => local = Some(*ip),
             AddressAttribute::Address(ip) => address = Some(*ip),
-            AddressAttribute::Flags(all) => flags = *all,
             AddressAttribute::Protocol(protocol) => own = u8::from(*protocol) == PROTOCOL,
             AddressAttribute::CacheInfo(times) => made = times.cstamp,
             _ => {}
@@ -155,6 +212,7 @@ fn decode(message: &AddressMessage) -> Option<Address> {
         },
         made,
         tentative: flags.contains(AddressFlags::Tentative) && !flags.contains(AddressFlags::Optimistic),
+        optimistic: flags.contains(AddressFlags::Optimistic),
         duplicate: flags.contains(AddressFlags::Dadfailed),
         deprecated: flags.contains(AddressFlags::Deprecated),
         own,

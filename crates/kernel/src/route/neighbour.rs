@@ -1,6 +1,7 @@
 //! Neighbours: link-layer addresses of hosts on the link.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -43,6 +44,8 @@ pub struct Neighbour {
     pub link_address: Vec<u8>,
     /// What is known about it.
     pub state: NeighbourState,
+    /// How long ago that was confirmed or changed last, to a hundredth of a second.
+    pub age: Duration,
 }
 
 impl RouteSocket {
@@ -124,12 +127,13 @@ fn encode(interface: u32, address: IpAddr) -> NeighbourMessage {
 }
 
 fn decode(message: &NeighbourMessage) -> Option<Neighbour> {
-    let (mut address, mut link_address) = (None, Vec::new());
+    let (mut address, mut link_address, mut age) = (None, Vec::new(), 0);
     for attribute in &message.attributes {
         match attribute {
             NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => address = Some(IpAddr::V4(*v4)),
             NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => address = Some(IpAddr::V6(*v6)),
             NeighbourAttribute::LinkLayerAddress(bytes) => link_address.clone_from(bytes),
+            NeighbourAttribute::CacheInfo(times) => age = times.confirmed.min(times.updated),
             _ => {}
         }
     }
@@ -146,5 +150,7 @@ fn decode(message: &NeighbourMessage) -> Option<Neighbour> {
             NetlinkState::Permanent => NeighbourState::Permanent,
             _ => NeighbourState::Other,
         },
+        // In USER_HZ, which is 100 on every architecture that this is built for.
+        age: Duration::from_millis(u64::from(age) * 10),
     })
 }

@@ -111,6 +111,14 @@ impl RouteSocket {
         self.change(&message, NLM_F_CREATE | NLM_F_REPLACE).map_err(|e| e.of("RTM_NEWROUTE", route.object()))
     }
 
+    /// As [`set_route`](Self::set_route), for so many seconds: then the kernel follows it no longer. IPv6 only.
+    pub(crate) fn set_route_for(&mut self, route: &TableRoute, seconds: u32) -> Result<(), Error> {
+        let mut message = encode(route);
+        message.attributes.push(RouteAttribute::Expires(seconds));
+        let flags = NLM_F_CREATE | NLM_F_REPLACE;
+        self.change(&RouteNetlinkMessage::NewRoute(message), flags).map_err(|e| e.of("RTM_NEWROUTE", route.object()))
+    }
+
     /// Deletes a route; returns whether there was one. Of the next hops only the interface of a single one has to fit,
     /// and a source or MTU need not.
     ///
