@@ -9,6 +9,7 @@ pub mod flood;
 pub mod idle;
 pub mod machine;
 pub mod process;
+pub mod reach;
 pub mod relocation;
 pub mod report;
 pub mod roam;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use whimbrel_bench::relocation::{self, bare, bulk, call, criu, crowd, gap, thesis, tune};
 use whimbrel_bench::roam::{self, handoff, many, parked, throughput};
-use whimbrel_bench::{anchor, beside, flood, idle, process, tunnel, vnat};
+use whimbrel_bench::{anchor, beside, flood, idle, process, reach, tunnel, vnat};
 
 /// Measures Whimbrel beside what it is held against, on this machine, in network namespaces of its own. As root.
 ///
@@ -33,6 +33,8 @@ enum Measurement {
     RoamMany(roam::Options),
     /// What connections cost whose other end is away
     RoamParked(roam::Options),
+    /// How soon connections go on where the first questions on a new network are lost
+    Reach(roam::Options),
     /// How soon a daemon is ready, and its memory
     Idle(roam::Options),
     /// The VNAT paper's experiments: messages of 64 to 8192 bytes, beside nothing and beside connection tracking
@@ -90,6 +92,7 @@ impl Measurement {
             | Self::RoamHandoff(options)
             | Self::RoamMany(options)
             | Self::RoamParked(options)
+            | Self::Reach(options)
             | Self::Idle(options)
             | Self::Vnat(options)
             | Self::Flood(options)
@@ -127,6 +130,7 @@ fn main() -> ExitCode {
         Measurement::RoamThroughput(options) => roam(throughput::run(&options)),
         Measurement::RoamMany(options) => roam(many::run(&options)),
         Measurement::RoamParked(options) => roam(parked::run(&options)),
+        Measurement::Reach(options) => roam(reach::run(&options)),
         Measurement::Idle(options) => roam(idle::run(&options)),
         Measurement::Vnat(options) => roam(vnat::run(&options)),
         Measurement::Flood(options) => roam(flood::run(&options)),
@@ -145,6 +149,7 @@ fn main() -> ExitCode {
         Measurement::MoveHold { address, count } => roam(criu::hold(address, count)),
         Measurement::All(options) => tunnel(&tunnel::Options::default())
             .and_then(|()| roam(roam::run(&options)))
+            .and_then(|()| roam(reach::run(&options)))
             .and_then(|()| roam(vnat::run(&options)))
             .and_then(|()| roam(relocation::run(&options)))
             .and_then(|()| roam(process::run(&options))),

@@ -9,19 +9,22 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use whimbrel_lab::{Host, MonoTime, Process, wait_until};
 
-use super::moment::Change;
-use super::stage::{Move, Moved, Stage};
-use super::turns::Turn;
+use super::moment::{Change, Changes};
+use super::stage::Stage;
 use crate::Result;
 
 /// How long an outage and what follows may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Moves the laptop while an application on it waits to be told of the new network, connects anew and asks for more.
-/// Gives the times of the move and of its first byte.
-pub(crate) fn reconnect(stage: &mut Stage, how: Move, turn: &mut Turn<'_>) -> Result<(Moved, MonoTime)> {
-    let server = Feeder::start(&stage.server, stage.address)?;
-    let (laptop, changes) = (stage.laptop.clone(), stage.changes());
+/// Moves the laptop while an application on it waits to be told of the new network, connects anew to an address of the
+/// server and asks for more. Gives what `go` does, and the time of its first byte.
+pub(crate) fn reconnect<T>(
+    laptop: &Host,
+    changes: &Changes,
+    (server, address): (&Host, IpAddr),
+    go: impl FnOnce() -> Result<T>,
+) -> Result<(T, MonoTime)> {
+    let server = Feeder::start(server, address)?;
     let (to, from) = (server.address, MonoTime::now());
     std::thread::scope(|scope| {
         let application = scope.spawn(move || {
@@ -33,7 +36,7 @@ pub(crate) fn reconnect(stage: &mut Stage, how: Move, turn: &mut Turn<'_>) -> Re
                 Ok(MonoTime::now())
             })?
         });
-        let moved = stage.go(how, turn)?;
+        let moved = go()?;
         let first = application.join().map_err(|_| "the application's thread panicked")??;
         Ok((moved, first))
     })

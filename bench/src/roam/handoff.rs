@@ -249,7 +249,9 @@ fn run_on(stage: &mut Stage, setup: &Setup, case: Case, turn: &mut Turn<'_>) -> 
     let retransmitted = sent_again(&mut pair)?;
     let (moved, first) = match case.subject {
         Subject::Application => {
-            let (moved, first) = baseline::reconnect(stage, case.how, turn)?;
+            let (laptop, changes, server) = (stage.laptop.clone(), stage.changes(), stage.server.clone());
+            let to = (&server, stage.address);
+            let (moved, first) = baseline::reconnect(&laptop, &changes, to, || stage.go(case.how, turn))?;
             (moved, Some(first))
         }
         _ => {

@@ -1,10 +1,10 @@
 //! Hand-offs, and what rewriting costs: the figures of a host that roams.
 
-mod baseline;
+pub(crate) mod baseline;
 mod crowd;
 pub mod handoff;
 pub mod many;
-mod moment;
+pub(crate) mod moment;
 pub mod parked;
 mod stage;
 pub mod throughput;

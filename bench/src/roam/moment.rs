@@ -11,8 +11,9 @@ use whimbrel_lab::{Host, MonoTime};
 
 use crate::Result;
 
-/// Groups of `include/uapi/linux/rtnetlink.h`: IPV4_IFADDR, IPV4_ROUTE.
+/// Groups of `include/uapi/linux/rtnetlink.h`: IPV4_IFADDR, IPV4_ROUTE, and those of IPv6.
 const GROUPS: [u32; 2] = [5, 7];
+const GROUPS_V6: [u32; 2] = [9, 11];
 const RTM_NEWADDR: u16 = 20;
 const RTM_NEWROUTE: u16 = 24;
 /// Offsets in `struct nlmsghdr` and, behind it, `struct rtmsg`.
@@ -26,16 +27,16 @@ const RTN_UNICAST: u8 = 1;
 /// What is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// An IPv4 address appeared.
+    /// An address appeared.
     Address,
-    /// A route to everywhere, or to a subnet, appeared in the main table (IPv4).
+    /// A route to everywhere, or to a subnet, appeared in the main table.
     Route {
         /// It leads everywhere.
         default: bool,
     },
 }
 
-/// Notes the changes of a host's IPv4 addresses and routes with their times, until it is dropped.
+/// Notes the changes of a host's addresses and routes in one family with their times, until it is dropped.
 pub(crate) struct Changes {
     seen: Arc<Seen>,
     stop: Arc<OwnedFd>,
@@ -49,11 +50,11 @@ struct Seen {
 }
 
 impl Changes {
-    pub(crate) fn watch(host: &Host) -> Result<Self> {
+    pub(crate) fn watch(host: &Host, ipv4: bool) -> Result<Self> {
         let socket = host.enter(|| -> std::io::Result<Socket> {
             let mut socket = Socket::new(NETLINK_ROUTE)?;
             socket.bind(&SocketAddr::new(0, 0))?;
-            for group in GROUPS {
+            for group in if ipv4 { GROUPS } else { GROUPS_V6 } {
                 socket.add_membership(group)?;
             }
             socket.set_non_blocking(true)?;

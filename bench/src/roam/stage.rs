@@ -130,7 +130,7 @@ impl Stage {
         }
         let address = server.join(&at_server.network, &Join::by("eth0"))?.ipv4()?;
         let at = laptop.join(&from.network, &Join::default())?;
-        let changes = Arc::new(Changes::watch(&laptop)?);
+        let changes = Arc::new(Changes::watch(&laptop, true)?);
         Ok(Self { laptop, server, address, to, at, changes, lab })
     }
 

@@ -1,0 +1,25 @@
+//! Every connection from its first moment, and the first moments of a network: each figure is a file.
+
+mod first_byte;
+
+use crate::report::Report;
+use crate::roam::Options;
+use crate::{Result, machine};
+
+/// All of them, and one report of everything.
+///
+/// # Errors
+/// When something could not be measured; what could be is reported first.
+pub fn run(options: &Options) -> Result<()> {
+    machine::warn_if_busy();
+    let mut all = Report::new("reach");
+    let mut failures = Vec::new();
+    for (name, measure) in [("first_byte", first_byte::measure as fn(&Options) -> Result<Report>)] {
+        match measure(options) {
+            Ok(report) => all.absorb(name, report),
+            Err(error) => failures.push(format!("{name}: {error}")),
+        }
+    }
+    all.finish()?;
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("; ").into()) }
+}
