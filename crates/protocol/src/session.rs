@@ -28,12 +28,18 @@ pub(crate) struct SessionLayer {
     peers: BTreeMap<PeerId, Peer>,
     by_key: HashMap<PublicKey, PeerId>,
     by_index: HashMap<u32, PeerId>,
-    next_peer: u32,
+    next_peer: PeerId,
 }
 
 impl SessionLayer {
     pub(crate) fn new(contacts: Contacts) -> Self {
-        Self { contacts, peers: BTreeMap::new(), by_key: HashMap::new(), by_index: HashMap::new(), next_peer: 1 }
+        Self {
+            contacts,
+            peers: BTreeMap::new(),
+            by_key: HashMap::new(),
+            by_index: HashMap::new(),
+            next_peer: PeerId::FIRST,
+        }
     }
 
     pub(crate) fn contacts(&self) -> &Contacts {

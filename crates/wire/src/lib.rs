@@ -42,7 +42,7 @@ pub use flow::{FlowTuple, Transport};
 pub use hello::{Capabilities, Hello};
 pub use introduction::Introduction;
 pub use message::Message;
-pub use number::{BindingId, PeerId};
+pub use number::{BindingId, NoPeerId, PeerId};
 pub use replay::ReplayWindow;
 pub use snapshot::Snapshot;
 pub use tunnel_keys::TunnelKeys;

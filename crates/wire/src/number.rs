@@ -4,9 +4,44 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A peer's number on this host.
+/// A peer's number on this host: 1 to [`PeerId::MOST`]. One that is read from elsewhere and is no such number is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u32")]
 pub struct PeerId(pub u32);
+
+impl PeerId {
+    /// The first.
+    pub const FIRST: Self = Self(1);
+
+    /// The greatest: the numbers above are bindings of single flows.
+    pub const MOST: u32 = (1 << PEER_BITS) - 1;
+
+    /// The one after it. After the greatest comes the first.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        if self.0 >= Self::MOST { Self::FIRST } else { Self(self.0 + 1) }
+    }
+}
+
+/// A number that no peer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoPeerId(u32);
+
+impl fmt::Display for NoPeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is no number of a peer: these are 1 to {}", self.0, PeerId::MOST)
+    }
+}
+
+impl core::error::Error for NoPeerId {}
+
+impl TryFrom<u32> for PeerId {
+    type Error = NoPeerId;
+
+    fn try_from(number: u32) -> Result<Self, NoPeerId> {
+        if (1..=Self::MOST).contains(&number) { Ok(Self(number)) } else { Err(NoPeerId(number)) }
+    }
+}
 
 impl fmt::Display for PeerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -36,13 +71,11 @@ impl BindingId {
         Self(peer.0)
     }
 
-    /// One beside it, counted from 1; `None`: there are not so many, or there is no room for the peer's number.
+    /// One beside it, counted from 1 to [`BindingId::SIDES`]; 0: the first.
     #[must_use]
-    pub const fn side(peer: PeerId, side: u8) -> Option<Self> {
-        if side == 0 || side > Self::SIDES || peer.0 >> PEER_BITS != 0 {
-            return None;
-        }
-        Some(Self((side as u32) << PEER_BITS | peer.0))
+    pub const fn side(peer: PeerId, side: u8) -> Self {
+        debug_assert!(side <= Self::SIDES && peer.0 <= PeerId::MOST);
+        Self((side as u32) << PEER_BITS | peer.0)
     }
 
     /// Whose it is.
@@ -73,13 +106,25 @@ mod tests {
     use alloc::string::ToString;
 
     #[test]
+    fn numbers_of_peers_begin_again_below_those_of_bindings_of_single_flows() {
+        assert_eq!(PeerId(PeerId::MOST - 1).next(), PeerId(PeerId::MOST));
+        assert_eq!(PeerId(PeerId::MOST).next(), PeerId(1));
+        for number in [1, PeerId::MOST] {
+            assert!(PeerId::try_from(number) == Ok(PeerId(number)) && BindingId::first(PeerId(number)).is_first());
+        }
+        for number in [0, PeerId::MOST + 1, u32::MAX] {
+            assert_eq!(PeerId::try_from(number), Err(NoPeerId(number)));
+        }
+    }
+
+    #[test]
     fn bindings_of_all_peers_are_told_apart_and_say_whose_they_are() {
         let first = BindingId::first(PeerId(7));
         assert!(first.0 == 7 && first.is_first() && first.peer() == PeerId(7) && first.to_string() == "#7");
-        let second = BindingId::side(PeerId(7), 2).unwrap();
+        let second = BindingId::side(PeerId(7), 2);
         assert!(second != first && !second.is_first() && second.peer() == PeerId(7) && second.to_string() == "#7.2");
-        for (peer, side) in [(7, 0), (7, 16), (1 << 28, 1), (u32::MAX, 1)] {
-            assert_eq!(BindingId::side(PeerId(peer), side), None);
-        }
+        assert_eq!(BindingId::side(PeerId(7), 0), first);
+        let last = BindingId::side(PeerId(PeerId::MOST), BindingId::SIDES);
+        assert!(last.peer() == PeerId(PeerId::MOST) && last.to_string() == "#268435455.15");
     }
 }

@@ -321,7 +321,7 @@ impl FlowEntry {
     /// What leads it.
     #[must_use]
     pub fn binding(&self) -> BindingId {
-        BindingId::side(self.peer, self.side).unwrap_or(BindingId::first(self.peer))
+        BindingId::side(self.peer, self.side)
     }
 }
 

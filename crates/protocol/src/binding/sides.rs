@@ -37,7 +37,7 @@ impl BindingLayer {
         if from.is_some_and(|from| !base.attachments().has(&from)) {
             return Err(PlaceError::NoSuchAddress);
         }
-        let peer = self.peers.get_mut(&id).filter(|_| BindingId::side(id, 1).is_some()).ok_or(PlaceError::Full)?;
+        let peer = self.peers.get_mut(&id).ok_or(PlaceError::UnknownFlow)?;
         if !peer.sides.place(name, from) {
             return Err(PlaceError::Full);
         }
@@ -53,7 +53,7 @@ impl BindingLayer {
         let Some(peer) = bound_mut!(self, &id) else { return };
         let count = placed.binding.count_of(!greater).filter(|count| *count <= MOST.into());
         let session = peer.slots().find(|slot| slot.local_index() == index).map(|slot| slot.begun());
-        let able = BindingId::side(id, 1).is_some() && !suspended && peer.flow.away().is_none();
+        let able = !suspended && peer.flow.away().is_none();
         let needed = !peer.flow.flows().is_empty();
         let Placed { binding, mut sequence, .. } = *placed;
         let status = match (count.and_then(|count| u8::try_from(count).ok()), session) {
@@ -233,7 +233,7 @@ impl BindingLayer {
             let moved = self.flow.change_entry(&flow, "leading a connection", |entry| entry.side = side, base);
             back |= moved.is_some() && side == 0;
         }
-        for id in over.into_iter().filter_map(|side| BindingId::side(id, side)) {
+        for id in over.into_iter().map(|side| BindingId::side(id, side)) {
             base.ask(BindingOp::Remove { id }, Asked::Effect("removing a binding"));
         }
         if back {
@@ -251,7 +251,7 @@ impl BindingLayer {
     /// What could not be put in force is tried again.
     pub(crate) fn lead_again(&mut self, now: Time, id: BindingId, base: &mut Base) {
         if let Some(peer) = self.peers.get_mut(&id.peer()) {
-            peer.sides.ways.retain(|side, _| BindingId::side(id.peer(), *side) != Some(id));
+            peer.sides.ways.retain(|side, _| BindingId::side(id.peer(), *side) != id);
             self.refresh_sides_of(now, id.peer(), base);
         }
     }
@@ -262,7 +262,7 @@ impl BindingLayer {
         self.sided.remove(&id);
         self.sides_due.remove(&id);
         let sides = self.peers.get(&id).into_iter().flat_map(|peer| peer.sides.ways.keys());
-        for id in sides.filter_map(|side| BindingId::side(id, *side)) {
+        for id in sides.map(|side| BindingId::side(id, *side)) {
             base.ask(BindingOp::Remove { id }, Asked::Effect("removing a binding"));
         }
     }
@@ -275,7 +275,7 @@ impl BindingLayer {
 
 /// Has the tunnel go there by this side of a peer, and the data plane hand all to the tunnel: no flow is at home there.
 fn lead(id: PeerId, side: u8, receive_index: u32, path: TunnelPath, base: &mut Base) {
-    let Some(id) = BindingId::side(id, side) else { return };
+    let id = BindingId::side(id, side);
     let at: SocketAddr = path.remote;
     let nowhere = if at.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let binding = Binding {

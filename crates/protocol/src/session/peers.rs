@@ -22,7 +22,7 @@ pub(crate) const RENEW: Duration = Duration::from_secs(3600);
 impl SessionLayer {
     /// Takes over a peer that a daemon before this one knew.
     pub(crate) fn restore(&mut self, id: PeerId, key: PublicKey, now: Time) {
-        self.next_peer = self.next_peer.max(id.0 + 1);
+        self.next_peer = self.next_peer.max(id.next());
         self.by_key.insert(key, id);
         self.peers.insert(id, Peer::new(id, key, now));
     }
@@ -52,8 +52,12 @@ impl SessionLayer {
     }
 
     pub(crate) fn new_peer(&mut self, now: Time, key: PublicKey) -> PeerId {
-        let id = PeerId(self.next_peer);
-        self.next_peer += 1;
+        // There is never a peer for each number.
+        while self.peers.contains_key(&self.next_peer) {
+            self.next_peer = self.next_peer.next();
+        }
+        let id = self.next_peer;
+        self.next_peer = id.next();
         self.peers.insert(id, Peer::new(id, key, now));
         self.by_key.insert(key, id);
         id
@@ -73,5 +77,34 @@ impl SessionLayer {
     /// Whether a session is kept with a peer, flows or not.
     pub(crate) fn keeps(&self, id: PeerId) -> bool {
         self.peers.get(&id).is_some_and(|peer| self.contacts.pins.keeps(&peer.key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whimbrel_handshake::StaticKey;
+
+    use super::*;
+    use crate::base::config::Config;
+    use crate::base::random::Random;
+    use crate::session::contact::Contacts;
+
+    fn key(of: u8) -> PublicKey {
+        PublicKey::from([of; 32])
+    }
+
+    #[test]
+    fn peers_have_numbers_below_those_of_bindings_and_none_that_is_in_use() {
+        let (mut random, now, most) = (Random::new([7; 32]), Time::default(), PeerId(PeerId::MOST));
+        let me = StaticKey::from_bytes([8; 32]).public();
+        let mut layer = SessionLayer::new(Contacts::new(me, &mut random, &Config::default()));
+        layer.restore(PeerId(2), key(2), now);
+        layer.restore(PeerId(PeerId::MOST - 1), key(3), now);
+        assert_eq!([4, 5, 6].map(|of| layer.new_peer(now, key(of))), [most, PeerId(1), PeerId(3)]);
+        layer.forget_peer(PeerId(2));
+        layer.restore(most, key(4), now);
+        assert_eq!(layer.new_peer(now, key(7)), PeerId(4), "those before are not given at once again");
+        layer.next_peer = most;
+        assert_eq!(layer.new_peer(now, key(8)), PeerId(2));
     }
 }

@@ -325,6 +325,30 @@ fn what_this_release_writes_is_read_by_those_to_come() {
 }
 
 #[test]
+fn a_peer_whose_number_is_a_bindings_is_refused_with_its_flows() {
+    // Decision 0080: else it would be taken for a binding of single flows of another peer.
+    let folder = Folder::new("numbers");
+    let (mut store, _) = Restored::open(&folder.file()).expect("open");
+    let of = |number: u32| PeerId(number);
+    for (port, number) in (20..).zip([0, PeerId::MOST + 1, (1 << 28) + 5, u32::MAX]) {
+        store.save_peer(&SavedPeer { id: of(number), ..peer(3) });
+        store.save_flow(&flow(port), &FlowEntry { peer: of(number), ..entry(3) }, None);
+        let error = serde_json::from_str::<PeerId>(&number.to_string()).expect_err("no number").to_string();
+        assert!(error.starts_with(&format!("{number} is no number of a peer: these are 1 to 268435455")), "{error}");
+    }
+    let last = SavedPeer { id: of(PeerId::MOST), ..peer(4) };
+    [&peer(5), &last].into_iter().for_each(|peer| store.save_peer(peer));
+    store.save_flow(&flow(7), &entry(5), None);
+    store.flush().expect("flush");
+    // The second look is at what the first has rewritten.
+    for _ in 0..2 {
+        let found = restored(&folder);
+        assert_eq!(found.peers.into_values().collect::<Vec<_>>(), [peer(5), last.clone()]);
+        assert_eq!(found.flows, HashMap::from([(flow(7), entry(5))]));
+    }
+}
+
+#[test]
 fn what_names_a_row_is_one_text() {
     let folder = Folder::new("owners");
     let (mut store, _) = Restored::open(&folder.file()).expect("open");
