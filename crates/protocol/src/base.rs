@@ -26,8 +26,8 @@ use crate::Time;
 use attachments::Attachments;
 use config::Config;
 use event::Event;
-use op::Op;
 use op::relocation::MoveOp;
+use op::{Op, PeerId};
 use output::{Asked, MoveAsked, OpId, Output, Outputs, Transmit};
 use random::Random;
 use signal::Signal;
@@ -121,6 +121,11 @@ impl Base {
 
     pub(crate) fn stop_timer(&mut self, timer: Timer) {
         self.timers.stop(timer);
+    }
+
+    /// Stops all that are about a peer.
+    pub(crate) fn stop_timers_of(&mut self, id: PeerId) {
+        self.timers.stop_all_of(id);
     }
 
     pub(crate) fn has_timer(&self, timer: Timer) -> bool {

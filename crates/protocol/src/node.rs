@@ -366,29 +366,11 @@ impl Node {
         self.binding.forget_chains(id, &mut self.base);
         self.binding.forget_sides(id, &mut self.base);
         let Some(key) = self.binding.session_mut().forget_peer(id) else { return };
-        self.binding.path_mut().forget_peer(id, &mut self.base);
+        self.binding.path_mut().forget_peer(id);
         let was_in_sets = self.binding.flow_mut().forget_peer(id);
         self.binding.forget_peer(id);
         self.roles.forget_peer(id, key, &mut At::new(now, &mut self.binding, &mut self.base));
-        for timer in [
-            Timer::Introductions(id),
-            Timer::Closed(id),
-            Timer::Pairings(id),
-            Timer::Update(id),
-            Timer::Challenge(id),
-            Timer::Probe(id),
-            Timer::Keepalive(id),
-            Timer::Renew(id),
-            Timer::Reach(id),
-            Timer::Former(id),
-            Timer::Park(id),
-            Timer::Paused(id),
-            Timer::Wake(id),
-            Timer::Idle(id),
-            Timer::Vanished(id),
-        ] {
-            self.base.stop_timer(timer);
-        }
+        self.base.stop_timers_of(id);
         self.base.ask(BindingOp::Remove { id: BindingId::first(id) }, Asked::Effect("removing a binding"));
         self.base.ask(StoreOp::ForgetPeer { key }, Asked::Effect("forgetting a peer"));
         if was_in_sets {

@@ -160,9 +160,8 @@ impl PathLayer {
     }
 
     /// A peer is forgotten.
-    pub(crate) fn forget_peer(&mut self, id: PeerId, base: &mut Base) {
-        let paths = self.peers.remove(&id);
-        paths.iter().flat_map(Paths::timed).for_each(|path| base.stop_timer(Timer::Path(id, path)));
+    pub(crate) fn forget_peer(&mut self, id: PeerId) {
+        self.peers.remove(&id);
     }
 
     pub(crate) fn sightings(&self) -> &Sightings {

@@ -33,6 +33,8 @@ pub(crate) enum Timer {
     Probe(PeerId),
     /// Keep the UDP mapping of a NAT, and see that the peer is there.
     Keepalive(PeerId),
+    /// Say in which session this end sends.
+    Show(PeerId),
     /// Renew the session.
     Renew(PeerId),
     /// Begin another handshake with a peer that has no session.
@@ -61,6 +63,48 @@ pub(crate) enum Timer {
     Mend,
     /// See that none has failed for a while.
     Mended,
+}
+
+impl Timer {
+    /// Whom it is about.
+    fn peer(self) -> Option<PeerId> {
+        match self {
+            Self::Introductions(id)
+            | Self::Closed(id)
+            | Self::Pairings(id)
+            | Self::Update(id)
+            | Self::Challenge(id)
+            | Self::Path(id, _)
+            | Self::Probe(id)
+            | Self::Keepalive(id)
+            | Self::Show(id)
+            | Self::Renew(id)
+            | Self::Reach(id)
+            | Self::Former(id)
+            | Self::Paused(id)
+            | Self::Placed(id)
+            | Self::Wake(id)
+            | Self::Park(id)
+            | Self::Idle(id)
+            | Self::Vanished(id) => Some(id),
+            Self::Contact(_)
+            | Self::Looks
+            | Self::Listening
+            | Self::Records
+            | Self::Shared
+            | Self::Sweep
+            | Self::Mend
+            | Self::Mended => None,
+        }
+    }
+}
+
+impl Timers {
+    /// Stops all that are about a peer.
+    pub(crate) fn stop_all_of(&mut self, id: PeerId) {
+        let of: Vec<Timer> = self.at.keys().filter(|timer| timer.peer() == Some(id)).copied().collect();
+        of.into_iter().for_each(|timer| self.stop(timer));
+    }
 }
 
 /// A table of deadlines. There is one for each key; setting it again moves it.
@@ -143,5 +187,18 @@ mod tests {
         timers.stop(Timer::Sweep);
         assert_eq!(timers.take_due(Time::from_micros(30)), None);
         assert_eq!(timers.next(), None);
+    }
+
+    #[test]
+    fn those_of_one_peer_stop_together() {
+        let (of, other) = (PeerId(1), PeerId(2));
+        let own = |id| [Timer::Update(id), Timer::Placed(id), Timer::Path(id, PathId(3)), Timer::Path(id, PathId(4))];
+        let mut timers = Timers::default();
+        for (timer, at) in own(of).into_iter().chain(own(other)).chain([Timer::Sweep]).zip(1..) {
+            timers.set(timer, Time::from_micros(at));
+        }
+        timers.stop_all_of(of);
+        let left: Vec<Timer> = std::iter::from_fn(|| timers.take_due(Time::from_micros(99))).collect();
+        assert_eq!(left, own(other).into_iter().chain([Timer::Sweep]).collect::<Vec<_>>());
     }
 }

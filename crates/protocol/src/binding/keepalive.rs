@@ -12,7 +12,8 @@ use crate::base::pace::{KEEPALIVE, REFRESH};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::flow::peers::Away;
-use crate::session::contact::handshake::CROSSING;
+use crate::session::contact::handshake::SHOWN_EVERY;
+use crate::session::peer::Peer;
 
 /// Unanswered checks of a path after which another handshake is begun.
 const CHECKS: u32 = 3;
@@ -61,15 +62,29 @@ impl BindingLayer {
         let Some(peer) = bound!(self, &id) else { return };
         let keeps = self.flow.session().keeps(id);
         let needed = keeps || !peer.flow.flows().is_empty();
-        if needed && self.flow.session().shows_session(id, base) {
-            // P-8
-            base.set_timer(Timer::Keepalive(id), now + 2 * CROSSING);
-        } else if needed && (peer.translated() || peer.moved_flows() > 0) {
+        if needed && (peer.translated() || peer.moved_flows() > 0) {
             base.set_timer(Timer::Keepalive(id), now + KEEPALIVE);
         } else if keeps {
             base.set_timer(Timer::Keepalive(id), now + REFRESH);
         } else {
             base.stop_timer(Timer::Keepalive(id));
         }
+    }
+
+    /// Says from time to time in which session this end sends, as long as the peer may send in another (P-8).
+    pub(crate) fn show_session_later(&self, now: Time, id: PeerId, base: &mut Base) {
+        if self.flow.session().peer(&id).is_some_and(Peer::has_former) {
+            base.set_timer_earlier(Timer::Show(id), now + SHOWN_EVERY);
+        }
+    }
+
+    /// It is time to say so.
+    pub(super) fn show_session(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = bound!(self, &id).filter(|peer| peer.has_former()) else { return };
+        let silent = peer.flow.away() == Some(Away::Announced) || base.is_suspended();
+        if !silent && peer.path.attachment().is_some() {
+            self.flow.path_mut().send(id, &[Message::Padding { length: 0 }], base);
+        }
+        base.set_timer(Timer::Show(id), now + SHOWN_EVERY);
     }
 }

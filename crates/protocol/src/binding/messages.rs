@@ -87,6 +87,7 @@ impl BindingLayer {
             Timer::Probe(id) => self.probe_carrier(now, id, base),
             Timer::Keepalive(id) => self.keep_alive(now, id, base),
             Timer::Former(id) => self.forget_former(now, id, base),
+            Timer::Show(id) => self.show_session(now, id, base),
             Timer::Park(id) => self.park_late(now, id, base),
             Timer::Shared => self.regain_pairs(now, base),
             Timer::Vanished(id) => self.end_vanished(now, id, base),

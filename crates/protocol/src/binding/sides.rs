@@ -258,7 +258,6 @@ impl BindingLayer {
 
     /// A peer is forgotten, with what leads single flows of its.
     pub(crate) fn forget_sides(&mut self, id: PeerId, base: &mut Base) {
-        base.stop_timer(Timer::Placed(id));
         self.sided.remove(&id);
         self.sides_due.remove(&id);
         let sides = self.peers.get(&id).into_iter().flat_map(|peer| peer.sides.ways.keys());

@@ -13,7 +13,7 @@ use crate::base::timer::Timer;
 use crate::flow::peers::PeerRef;
 use crate::node::Node;
 use crate::session::contact::asking::Reach;
-use crate::session::contact::handshake::{CROSSING, Ended, Verdict};
+use crate::session::contact::handshake::{Ended, Verdict};
 use crate::session::contact::{CONFIRMED_WITHIN, Contact, INITIATION};
 use crate::session::peer::Peer;
 use crate::session::pins::{Held, Pin};
@@ -94,9 +94,7 @@ impl Node {
         self.binding.meet_at(id, met);
         self.binding.agree_on_chains_anew(now, id, &mut self.base);
         self.binding.set_tunnel_path(id, &mut self.base);
-        if self.binding.session().shows_session(id, &self.base) {
-            self.base.set_timer_earlier(Timer::Keepalive(id), now + 2 * CROSSING);
-        }
+        self.binding.show_session_later(now, id, &mut self.base);
         if shown {
             self.binding.apply_binding(now, id, &mut self.base);
         }
@@ -118,6 +116,7 @@ impl Node {
         if self.binding.session_mut().follow_session(now, id, index, &self.base) {
             self.binding.agree_on_chains_anew(now, id, &mut self.base);
             self.binding.set_tunnel_path(id, &mut self.base);
+            self.binding.show_session_later(now, id, &mut self.base);
             self.base.sweep_later(now);
         }
     }

@@ -226,11 +226,6 @@ impl Paths {
             }
         }
     }
-
-    /// The numbers of all paths that have timers of their own.
-    pub(crate) fn timed(&self) -> impl Iterator<Item = PathId> {
-        self.kept.iter().map(|kept| kept.id)
-    }
 }
 
 impl PathLayer {

@@ -164,6 +164,11 @@ impl Peer {
         self.sessions.push(SessionSlot { until: None, ..slot });
     }
 
+    /// Whether it is received from in a session that another took the place of: it may send in that one still.
+    pub(crate) fn has_former(&self) -> bool {
+        self.sessions.iter().any(|slot| slot.settled && slot.until.is_some())
+    }
+
     pub(crate) fn has_session(&self) -> bool {
         self.confirmed().is_some()
     }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use whimbrel_handshake::Contact;
-use whimbrel_protocol::{Config, Event, FlowState, Trust};
-use whimbrel_sim::{Access, Faults, FlowId, HostId, Kind, Link, Powers, Speaker, World};
-use whimbrel_wire::Transport;
+use whimbrel_protocol::{Config, Event, FlowState, Node, Trust};
+use whimbrel_sim::{Access, Body, Faults, FlowId, HostId, Kind, Link, Packet, Powers, Speaker, World};
+use whimbrel_wire::{Datagram, Transport};
 
 use crate::common::{AWAY, FURTHER, HOME, SECOND, SERVICE, Two, address, introduced, seeds};
 
@@ -404,6 +404,90 @@ fn crossing_handshakes_of_long_ago() {
             two.world.check();
         }
     }
+}
+
+#[test]
+fn crossing_handshakes_that_no_flow_needs_any_more() {
+    // P-8: both come to send in the same session, for who opens a connection later.
+    for seed in seeds(24, 200) {
+        let mut two = Two::new(3150 + seed);
+        two.world.set_links(Link { jitter: Duration::from_millis(seed % 4 * 5), ..Link::default() });
+        let flows = [two.world.connect(two.client, SERVICE), two.world.connect(two.server, "10.1.0.2:22")];
+        introduced(&mut two.world, &flows);
+        flows.into_iter().for_each(|flow| two.world.close(flow));
+        two.world.run_for(40 * SECOND);
+        two.world.set_links(Link::default());
+        let fresh = match seed % 2 {
+            0 => two.world.connect(two.client, SERVICE),
+            _ => two.world.connect(two.server, "10.1.0.2:22"),
+        };
+        let dropped = |w: &World| [two.client, two.server].map(|host| w.at(host).node.as_ref().map(Node::dropped));
+        let before = dropped(&two.world);
+        assert!(two.world.wait(5 * SECOND, |w| w.introduced(fresh)), "seed {seed}");
+        assert_eq!(dropped(&two.world), before, "nothing came in a session that is not known any more, seed {seed}");
+        // What says so ends with the sessions that it is about.
+        let sent = two.world.datagrams();
+        two.world.run_for(60 * SECOND);
+        assert_eq!(two.world.datagrams(), sent, "seed {seed}");
+        two.world.check();
+    }
+}
+
+#[test]
+fn what_was_kept_back_leads_into_no_session_that_is_about_to_end() {
+    // P-8: nothing would lead out of it, once the other end receives from no former session and says no more which one
+    // it sends in.
+    let begin = || {
+        let (two, flows) = Two::flowing(3180, 1);
+        let Two { mut world, client, server, home, away, further, .. } = two;
+        world.set_beat(None);
+        // The end with the lower key, which follows, and the other one.
+        let client_follows = world.at(client).public_key() < world.at(server).public_key();
+        let follower = if client_follows { (client, home, away, AWAY) } else { (server, two.far, further, FURTHER) };
+        (world, flows[0], usize::from(!client_follows), follower, if client_follows { server } else { client })
+    };
+    let is = |packet: &Packet, kind: fn(&Datagram<'_>) -> bool| match &packet.body {
+        Body::Control(payload) => Datagram::parse(payload).is_ok_and(|datagram| kind(&datagram)),
+        _ => false,
+    };
+    // When they renew, both at once and an hour after the first handshake.
+    let (mut world, ..) = begin();
+    let start = world.now();
+    world.run_for(3500 * SECOND);
+    world.recorded = Some(Vec::new());
+    let renews = |w: &World| {
+        let mut recorded = w.recorded.iter().flatten();
+        recorded.any(|(_, packet)| is(packet, |datagram| matches!(datagram, Datagram::Initiation(_))))
+    };
+    assert!(world.wait(200 * SECOND, renews));
+    let renewed = world.now();
+
+    let (mut world, flow, end, (host, network, next, address), other) = begin();
+    world.run_for(renewed.since(start) - Duration::from_millis(100));
+    world.recorded = Some(Vec::new());
+    world.stall(flow, end);
+    let answer = |w: &World| {
+        let mut recorded = w.recorded.iter().flatten();
+        let is_answer = |(_, packet): &&(_, Packet)| packet.origin == other;
+        recorded.find(is_answer).cloned()
+    };
+    assert!(world.wait(Duration::from_millis(50), |w| answer(w).is_some()));
+    let (from, kept_back) = answer(&world).expect("an answer");
+    assert!(is(&kept_back, |datagram| matches!(datagram, Datagram::Control(_))));
+    world.set_cut(network, true);
+    world.run_for(Duration::from_millis(20));
+    world.set_cut(network, false);
+    world.recorded = None;
+    assert!(world.now() < renewed);
+    world.run_for(renewed.since(world.now()) + Duration::from_millis(27_500));
+    world.launch(from, kept_back);
+    world.run_for(10 * SECOND);
+    let moved = world.now();
+    world.set_beat(Some(Duration::from_millis(7)));
+    world.move_to(host, next, address);
+    let reached = |w: &World| (0..2).all(|end| w.flow(flow).arrived[end].is_some_and(|at| at > moved));
+    assert!(world.wait(Duration::from_millis(80), reached), "at a round trip of 20 ms");
+    world.check();
 }
 
 #[test]

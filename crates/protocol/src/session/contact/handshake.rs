@@ -22,7 +22,11 @@ use crate::session::peer::{Met, SessionSlot};
 const FORMER_SESSION: Duration = Duration::from_secs(30);
 /// For so long what comes in a session says nothing of which one the peer sends in after another took its place here:
 /// it may not have learned of that one yet.
-pub(crate) const CROSSING: Duration = Duration::from_secs(3);
+const CROSSING: Duration = Duration::from_secs(3);
+/// Each end says so often in which session it sends, as long as the other one may send in another (P-8).
+pub(crate) const SHOWN_EVERY: Duration = Duration::from_secs(6);
+/// A session that ends sooner is not followed into any more: the peer has time to show once more where it sends.
+const LEFT_LEAST: Duration = Duration::from_secs(10);
 /// How long a session waits to be confirmed: what confirms it may have been kept back until it does harm.
 const UNSETTLED: Duration = Duration::from_secs(60);
 /// Sessions of one peer that wait to be confirmed at the most.
@@ -328,21 +332,13 @@ impl SessionLayer {
     pub(crate) fn follow_session(&mut self, now: Time, id: PeerId, index: u32, base: &Base) -> bool {
         let Some(peer) = self.peers.get_mut(&id).filter(|peer| base.public_key() < peer.key) else { return false };
         let is_left = |slot: &SessionSlot| {
-            let left =
-                slot.until.filter(|_| slot.settled).is_some_and(|until| until + CROSSING <= now + FORMER_SESSION);
-            left && slot.session.local_index() == index
+            let fits = |until: Time| until + CROSSING <= now + FORMER_SESSION && until >= now + LEFT_LEAST;
+            slot.settled && slot.until.is_some_and(fits) && slot.local_index() == index
         };
         let Some(at) = peer.sessions.iter().position(is_left) else { return false };
         let slot = peer.sessions.remove(at);
         peer.use_session(slot, now + FORMER_SESSION);
         true
-    }
-
-    /// Has a peer hear in time which session this end sends in, where it may send in another and is the one to follow
-    /// (P-8).
-    pub(crate) fn shows_session(&self, id: PeerId, base: &Base) -> bool {
-        let Some(peer) = self.peers.get(&id) else { return false };
-        peer.key < base.public_key() && peer.sessions.iter().any(|slot| slot.settled && slot.until.is_some())
     }
 }
 
