@@ -33,6 +33,7 @@ use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::flow::introduction::PROBE_BIT;
+use crate::path::challenge::Path;
 use crate::path::paths::Paths;
 use crate::role::relocation::Relocation;
 use crate::role::{At, Came};
@@ -120,16 +121,20 @@ impl Node {
     }
 
     /// A datagram that cannot be opened, or was already. If it is the update that leads to an endpoint which has not
-    /// answered, and comes from where it says that it is from, that one was a copy of somebody's on the way (P-17).
+    /// answered, one of the two was a copy of somebody's on the way (P-17).
     fn take_in_copy(&mut self, now: Time, id: PeerId, arrival: &Arrival, control: &Control<'_>) {
         let paths = self.binding.path().paths(&id);
-        let candidate = paths.and_then(Paths::candidate).filter(|candidate| candidate.came_as(arrival));
+        let elsewhere = |candidate: &&Path| candidate.came_as(arrival) && candidate.remote() != arrival.source;
+        let candidate = paths.and_then(Paths::candidate).filter(elsewhere);
+        let room = paths.is_some_and(Paths::is_uncontested);
         let peer = candidate.and_then(|_| self.binding.session().peer(&id));
         let slot = peer.and_then(|peer| peer.session_of(arrival.index()));
         let messages = slot.and_then(|slot| decode_all(&slot.session().open_copy(control).ok()?).ok());
-        let is_from =
-            |message: &Message| matches!(message, Message::BindingUpdate { claimed, .. } if *claimed == arrival.source);
-        let Some(update) = messages.into_iter().flatten().find(is_from) else {
+        let counts = |message: &Message| match message {
+            Message::BindingUpdate { claimed, .. } => room || *claimed == arrival.source,
+            _ => false,
+        };
+        let Some(update) = messages.into_iter().flatten().find(counts) else {
             self.base.drop_datagram();
             return;
         };

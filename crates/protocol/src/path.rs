@@ -21,6 +21,7 @@ use crate::session::pins::Held;
 pub(crate) mod challenge;
 pub(crate) mod kept;
 pub(crate) mod paths;
+mod rival;
 mod send;
 pub(crate) mod shared;
 pub(crate) mod shown;
@@ -106,6 +107,8 @@ impl PathLayer {
     pub(crate) fn hear_candidate(&mut self, now: Time, id: PeerId, arrival: &Arrival, base: &mut Base) {
         let Some(paths) = self.peers.get_mut(&id) else { return };
         paths.on_kept_heard(arrival);
+        let rival = paths.rival.as_mut().map(|rival| &mut rival.path);
+        rival.filter(|path| path.remote == arrival.source).into_iter().for_each(|path| path.hear(arrival.length));
         let candidate = paths.candidate.as_mut().filter(|path| path.remote == arrival.source);
         if candidate.is_some_and(|candidate| candidate.hear_again(arrival.length)) {
             base.set_timer(Timer::Challenge(id), now);
@@ -129,11 +132,16 @@ impl PathLayer {
         if !arrival.is_newest || known || !mapped {
             return;
         }
-        // Where the place itself is not confirmed yet, the other mapping takes its place.
-        let claim = paths.candidate.take().map_or(Claim::Mapping, |before| before.claim_of_place());
+        // Where the place itself is not confirmed yet, it stands for that place, and the first that answers counts.
+        let claim = paths.candidate().map_or(Claim::Mapping, Path::claim_of_place);
+        let contests = !matches!(claim, Claim::Mapping) && !paths.candidate().is_some_and(Path::is_given_up);
         let mut candidate = Path::new(arrival.source, token, now, arrival.length, claim);
         candidate.charge(answered + if answered > 0 { whimbrel_handshake::CONTROL_OVERHEAD } else { 0 });
-        paths.expect(candidate);
+        if !contests {
+            paths.expect(candidate);
+        } else if !paths.contest(candidate, None) {
+            return;
+        }
         let again = paths.repeat_after(1);
         base.set_timer(Timer::Challenge(id), now + again);
         self.send_to(id, arrival.destination, arrival.source, &[Message::PathChallenge { token }], base);

@@ -1,23 +1,32 @@
 //! What comes of challenges: a path is confirmed, or is not.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use whimbrel_wire::message::Message;
+use whimbrel_wire::BindingNumber;
+use whimbrel_wire::message::{BindingStatus, Message, UpdateFlags};
 
 use crate::Time;
 use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::event::Event;
-use crate::base::op::{Carrier, PeerId};
+use crate::base::op::{Carrier, PeerId, StoreOp};
+use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
-use crate::path::challenge::{Awaited, Claim};
+use crate::path::challenge::{Awaited, Claim, Said};
 
 impl BindingLayer {
     /// Repeats the challenge to an endpoint that has not answered, or gives it up.
     pub(crate) fn repeat_challenge(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
-        let Some(candidate) = peer.path.candidate_mut() else { return };
+        if let Some((to, token, tries)) = peer.path.try_rival_again() {
+            // P-17
+            let (source, again) = (peer.path.source(), peer.path.repeat_after(tries));
+            base.set_timer(Timer::Challenge(id), now + again);
+            self.flow.path_mut().send_to(id, source, to, &[Message::PathChallenge { token }], base);
+        }
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        let Some(candidate) = peer.path.candidate_mut().filter(|candidate| !candidate.is_given_up()) else { return };
         let to = candidate.remote();
         let Some((token, tries)) = candidate.try_again() else {
             match candidate.claim() {
@@ -89,14 +98,22 @@ impl BindingLayer {
             update.proven = Some(*asked);
             return true;
         }
-        let Some(candidate) = peer.path.take_answered(token) else { return false };
-        base.stop_timer(Timer::Challenge(id));
-        let (remote, claim) = (candidate.remote(), candidate.claim());
+        let Some((candidate, said)) = peer.path.take_answered(token) else { return false };
+        if peer.path.is_uncontested() {
+            base.stop_timer(Timer::Challenge(id));
+        }
+        let (remote, mut claim) = (candidate.remote(), candidate.claim());
+        let lost = said.is_some_and(|said| said.flags.contains(UpdateFlags::FORMER_PATH_LOST));
+        if let Some(Said { claimed, flags, destination }) = said {
+            let place = peer.number_place(peer.binding.sequence_accepted, claimed, remote, flags);
+            let refuses_rewrite = flags.contains(UpdateFlags::REWRITE_REFUSED);
+            claim = Claim::Awaited(Awaited { place, refuses_rewrite, translated: claimed != remote, destination });
+        }
         if let Some(awaited) = claim.awaited() {
             let asked = awaited.destination;
             let asked = asked.and_then(|address| base.attachments().at(address));
             peer.follow(now, awaited, asked);
-            peer.binding.unbroken = true;
+            peer.binding.unbroken = !lost;
         }
         peer.path.confirm(remote);
         let (round_trip, is_certain) = candidate.age(now);
@@ -107,7 +124,10 @@ impl BindingLayer {
         self.record_sighting(now, id, Some(remote), base);
         self.keep_ready(now, id, base);
         let flows = self.living(id);
-        if let Some(&Awaited { translated, .. }) = claim.awaited() {
+        if let Some(&Awaited { translated, place, destination, .. }) = claim.awaited() {
+            if said.is_some() {
+                self.acknowledge_late(id, place, destination, remote, base);
+            }
             self.lead_flows(now, id, base);
             if flows > 0 {
                 let carried = self.carried(id);
@@ -122,9 +142,9 @@ impl BindingLayer {
             self.refresh_sets(base);
             self.refresh_listening(now, base);
         }
-        if matches!(claim, Claim::Announced | Claim::Doubted(_)) {
+        if lost || matches!(claim, Claim::Announced | Claim::Doubted(_)) {
             // The allowance may have been used up; what was dropped then is not waited for.
-            self.flow.wake_senders(now, id, false, base);
+            self.flow.wake_senders(now, id, lost, base);
         }
         let carried = self.carried(id);
         base.event(Event::PathConfirmed { peer: id, remote, round_trip, carried });
@@ -134,5 +154,22 @@ impl BindingLayer {
             self.probe_carrier(now, id, base);
         }
         true
+    }
+
+    /// Accepts an update where one of the two sources that it came from has answered (P-17).
+    fn acknowledge_late(
+        &mut self,
+        id: PeerId,
+        place: u32,
+        source: Option<IpAddr>,
+        observed: SocketAddr,
+        base: &mut Base,
+    ) {
+        let (flags, Some(saved)) = (self.own_flags(id, base), self.saved(id)) else { return };
+        let (sequence, status) = (saved.sequence_accepted, BindingStatus::Accepted);
+        let binding = BindingNumber::FIRST;
+        let accepted =
+            Message::BindingAcknowledgement { binding, sequence, status, flags, newest: sequence, place, observed };
+        base.ask(StoreOp::SavePeer(saved), Asked::Say(id, source, observed, vec![accepted]));
     }
 }

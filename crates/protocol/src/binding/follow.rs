@@ -15,7 +15,7 @@ use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::handoff::SEQUENCES;
 use crate::flow::peers::Away;
-use crate::path::challenge::{Awaited, Claim, Path};
+use crate::path::challenge::{Awaited, Claim, Path, Said};
 
 impl BindingLayer {
     /// The peer moved (or says so). `answers`: what is to be said beside the acknowledgement.
@@ -43,9 +43,25 @@ impl BindingLayer {
         let absent = flags.contains(UpdateFlags::ABSENT) == (peer.flow.away() == Some(Away::Announced));
         let newest = sequence == peer.binding.sequence_accepted && absent;
         let repeated = newest && endpoint == arrival.source;
-        // Somebody on the way has sent a copy before, and nobody has answered where that came from.
-        let overtaken = newest && !repeated && claimed == arrival.source && peer.path.challenge_to(endpoint).is_some();
-        if sequence <= peer.binding.sequence_accepted && !overtaken {
+        // It comes from a second place, and nobody has answered at the first: one of the two is a copy of somebody's.
+        let is_first = |first: &&Path| newest && !repeated && first.is_told() && first.remote() == endpoint;
+        let first = peer.path.candidate().filter(is_first).cloned();
+        let named = first.is_some() && claimed == arrival.source;
+        let said = Some(Said { claimed, flags, destination: arrival.destination });
+        if sequence <= peer.binding.sequence_accepted && !named {
+            if first.is_some() {
+                let token = base.random().u64();
+                if peer.path.contest(Path::announced(arrival, token, now, Claim::Mapping), said) {
+                    base.set_timer_earlier(Timer::Challenge(id), now + peer.path.repeat_after(1));
+                    answers.push(Message::PathChallenge { token });
+                    return;
+                }
+                if let Some(token) = peer.path.challenge_to(arrival.source) {
+                    // Which place the peer is told that it has is decided with that.
+                    answers.push(Message::PathChallenge { token });
+                    return;
+                }
+            }
             let status = if repeated { BindingStatus::Accepted } else { BindingStatus::NotNewer };
             answers.push(acknowledgement(status, flags_here, peer.binding.sequence_accepted, place));
             let challenge = peer.path.challenge_to(arrival.source).filter(|_| repeated);
@@ -55,6 +71,9 @@ impl BindingLayer {
         // P-143: whoever means it says so again.
         if self.flow.follows(now, id) {
             self.accept_update(now, id, arrival, update, answers, base);
+            if let (Some(first), Some(peer)) = (first, bound_mut!(self, &id)) {
+                peer.path.contest(first, said);
+            }
         }
     }
 
@@ -90,11 +109,10 @@ impl BindingLayer {
         self.hurry(now, id, base);
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let before = peer.announced();
-        // Behind a NAT even the place in force is not the same after the host was away: the NAT may have forgotten its
-        // flows.
-        let away = flags.contains(UpdateFlags::FORMER_PATH_LOST) && claimed != arrival.source;
-        let uprooted = away || flags.contains(UpdateFlags::UPROOTED);
-        let place = peer.number_place(sequence, claimed, arrival.source, uprooted);
+        if sequence > peer.binding.sequence_accepted {
+            peer.path.drop_rival();
+        }
+        let place = peer.number_place(sequence, claimed, arrival.source, flags);
         peer.binding.sequence_accepted = sequence;
         if std::mem::take(&mut peer.binding.only_tunnel) && (place, arrival.source) == (before.0, before.1) {
             peer.binding.only_tunnel = true;

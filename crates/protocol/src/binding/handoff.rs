@@ -661,6 +661,7 @@ impl BindingLayer {
                 peer.retire_path();
                 peer.record_other_address(remote, base.config().port);
             }
+            peer.path.drop_candidate();
             peer.path.confirm(remote);
             base.stop_timer(Timer::Challenge(id));
         } else if let Some(asked) = asked.filter(|_| !usable) {

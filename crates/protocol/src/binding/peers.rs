@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::{Deref, DerefMut};
 
 use whimbrel_wire::FlowTuple;
+use whimbrel_wire::message::UpdateFlags;
 
 use crate::Time;
 use crate::base::attachments::Attachment;
@@ -489,15 +490,19 @@ where
         binding.own_places.retain(|number, _| *number == here || flow.homes().any(|(home, ..)| home.local == *number));
     }
 
-    /// Numbers the place that an update with `sequence` announces (P-25) and remembers it. `uprooted`: no flow is at
-    /// home there (P-33).
+    /// Numbers the place that an update with `sequence` announces (P-25) and remembers it.
     pub(crate) fn number_place(
         &mut self,
         sequence: u32,
         claimed: SocketAddr,
         observed: SocketAddr,
-        uprooted: bool,
+        flags: UpdateFlags,
     ) -> u32 {
+        // Behind a NAT even the place in force is not the same after the host was away: the NAT may have forgotten its
+        // flows.
+        let away = flags.contains(UpdateFlags::FORMER_PATH_LOST) && claimed != observed;
+        // P-33: no flow is at home there.
+        let uprooted = away || flags.contains(UpdateFlags::UPROOTED);
         let in_force = self.flow.places().peer;
         let same = |place: &KnownPlace| (place.claimed, place.observed) == (claimed, observed);
         // What is written down of the place in force stays until the peer has left it (P-135). After that its number is

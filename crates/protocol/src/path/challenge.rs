@@ -4,6 +4,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use whimbrel_wire::message::UpdateFlags;
+
 use crate::Time;
 use crate::base::arrival::Arrival;
 
@@ -11,7 +13,7 @@ use crate::base::arrival::Arrival;
 const CHALLENGES: u32 = 10;
 
 /// A path to an endpoint of the peer beside the one in use.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Path {
     pub(super) remote: SocketAddr,
     pub(super) token: u64,
@@ -61,6 +63,31 @@ pub(crate) struct Awaited {
     pub destination: Option<IpAddr>,
 }
 
+/// What an update said that came from two sources.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Said {
+    /// Where the peer takes itself to be.
+    pub claimed: SocketAddr,
+    pub flags: UpdateFlags,
+    /// Where it was received.
+    pub destination: Option<IpAddr>,
+}
+
+/// The source that flows are not led to, or not any more.
+#[derive(Debug)]
+pub(super) struct Rival {
+    pub(super) path: Path,
+    /// Nothing where it may be another mapping of the same place.
+    pub(super) said: Option<Said>,
+}
+
+impl Rival {
+    /// The update names this source, which nobody else can have it do.
+    pub(super) fn is_named(&self) -> bool {
+        self.said.is_some_and(|said| said.claimed == self.path.remote)
+    }
+}
+
 /// Bytes of the allowance that are kept for control datagrams.
 const CONTROL_SHARE: u64 = 600;
 
@@ -76,6 +103,11 @@ impl Path {
     pub(crate) fn announced(arrival: &Arrival, token: u64, now: Time, claim: Claim) -> Self {
         let path = Self::new(arrival.source, token, now, arrival.length, claim);
         Self { datagram: Some(arrival.datagram), ..path }
+    }
+
+    /// Whether an update has told of it.
+    pub(crate) fn is_told(&self) -> bool {
+        self.datagram.is_some()
     }
 
     /// Whether the very datagram that told of it arrives here.
@@ -129,6 +161,11 @@ impl Path {
         (self.tries <= CHALLENGES).then_some((self.token, self.tries))
     }
 
+    /// Whether that was enough before.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.tries > CHALLENGES
+    }
+
     /// As [`Path::try_again`], of a path that is challenged again and again: with a token that is `fresh` where the one
     /// before was answered. `most`: so often in close succession.
     pub(super) fn challenge_anew(&mut self, now: Time, fresh: u64, most: u32) -> Option<u32> {
@@ -163,7 +200,7 @@ impl Path {
     /// Something authentic came from there. Tells whether it was given up, and is challenged again.
     pub(super) fn hear_again(&mut self, received: usize) -> bool {
         self.hear(received);
-        let given_up = self.tries > CHALLENGES;
+        let given_up = self.is_given_up();
         if given_up {
             self.tries = 0;
         }
@@ -174,8 +211,8 @@ impl Path {
     /// not count.
     pub(super) fn claim_of_place(&self) -> Claim {
         match self.claim {
-            Claim::Doubted(awaited) if self.tries <= CHALLENGES => Claim::Awaited(awaited),
-            claim if self.tries <= CHALLENGES || self.is_announced() => claim,
+            Claim::Doubted(awaited) if !self.is_given_up() => Claim::Awaited(awaited),
+            claim if !self.is_given_up() || self.is_announced() => claim,
             _ => Claim::Mapping,
         }
     }

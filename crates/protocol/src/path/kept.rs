@@ -180,7 +180,8 @@ impl Paths {
         }
         let kept = self.kept.iter_mut().filter(|kept| kept.attachment().is_none());
         let kept = kept.filter(|kept| kept.state != PathState::Confirmed).map(|kept| &mut kept.path);
-        let mut unconfirmed = self.candidate.iter_mut().chain(kept);
+        let rival = self.rival.iter_mut().map(|rival| &mut rival.path);
+        let mut unconfirmed = self.candidate.iter_mut().chain(rival).chain(kept);
         unconfirmed.find(|path| path.remote == to).is_none_or(|path| path.spend(length))
     }
 

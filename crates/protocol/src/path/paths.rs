@@ -8,7 +8,7 @@ use crate::base::Base;
 use crate::base::attachments::Attachment;
 use crate::base::id::PathId;
 use crate::base::op::SavedPeer;
-use crate::path::challenge::{Awaited, Claim, Path};
+use crate::path::challenge::{Awaited, Claim, Path, Rival};
 use crate::path::kept::{Kept, smooth};
 use crate::path::shown::Shown;
 use crate::session::contact::handshake::Begun;
@@ -33,6 +33,8 @@ pub(crate) struct Paths {
     /// Other addresses that it told.
     locators: Vec<IpAddr>,
     pub(super) candidate: Option<Path>,
+    /// The other source of the update that has told of the candidate.
+    pub(super) rival: Option<Rival>,
     /// Paths that are kept ready.
     pub(super) kept: Vec<Kept>,
     /// The path in use, and the number of the next.
@@ -86,6 +88,7 @@ impl Paths {
             left: None,
             locators: Vec::new(),
             candidate: None,
+            rival: None,
             kept: Vec::new(),
             in_use: PathId(0),
             next: 1,
@@ -168,7 +171,8 @@ impl Paths {
 
     /// The token of the challenge to an endpoint that is not confirmed.
     pub(crate) fn challenge_to(&self, remote: SocketAddr) -> Option<u64> {
-        self.candidate.as_ref().filter(|candidate| candidate.remote == remote).map(|candidate| candidate.token)
+        let mut unconfirmed = self.candidate.iter().chain(self.rival.iter().map(|rival| &rival.path));
+        unconfirmed.find(|path| path.remote == remote).map(|path| path.token)
     }
 
     /// Where flows are led: the endpoint that was announced last, whether or not it is confirmed.
@@ -291,7 +295,8 @@ impl Paths {
         self.locators = begun.locators.iter().filter(|locator| !locator.is_unspecified()).copied().collect();
         let meets = !begun.again || (idle && begun.confirmed);
         if meets {
-            (self.candidate, self.remote) = (None, begun.source);
+            self.drop_candidate();
+            self.remote = begun.source;
             if self.source != begun.destination {
                 // How another address of ours is seen says nothing of this one.
                 self.observed = None;
@@ -313,7 +318,8 @@ impl Paths {
             return (false, std::mem::take(&mut self.unproven));
         };
         if idle {
-            (self.candidate, self.remote) = (None, remote);
+            self.drop_candidate();
+            self.remote = remote;
             if destination.is_some_and(|destination| self.source != Some(destination)) {
                 self.observed = None;
             }
@@ -358,17 +364,12 @@ impl Paths {
 
     /// Nothing is to be confirmed any more.
     pub(crate) fn drop_candidate(&mut self) {
-        self.candidate = None;
+        (self.candidate, self.rival) = (None, None);
     }
 
     /// The peer has shown that it is at an endpoint.
     pub(crate) fn confirm(&mut self, remote: SocketAddr) {
         (self.remote, self.unproven, self.candidate) = (remote, false, None);
-    }
-
-    /// The candidate that was challenged with this token has answered.
-    pub(crate) fn take_answered(&mut self, token: u64) -> Option<Path> {
-        self.candidate.take_if(|candidate| candidate.token == token)
     }
 }
 

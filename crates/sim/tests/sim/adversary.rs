@@ -179,6 +179,66 @@ fn a_copy_of_an_update_that_comes_first_is_left_for_the_update() {
 }
 
 #[test]
+fn copies_of_updates_from_behind_a_nat_lead_nothing_astray() {
+    // P-17: whoever is on the way sends each control datagram of the client's again, before the datagram itself arrives
+    // or after it, from an address of its own or from the one that the update names and nobody is at.
+    let delays = [Duration::ZERO, Duration::from_millis(6)];
+    let cases = ["10.66.0.1", INSIDE].into_iter().flat_map(|from| delays.map(|delay| (from, delay)));
+    for ((from, delay), breaks) in cases.flat_map(|case| [(case, true), (case, false)]) {
+        let (Two { mut world, client, server, home, nat, .. }, flows) = Two::flowing(420, 2);
+        let den = world.network(Access::Open);
+        world.set_link(den, Link { delay, ..Link::default() });
+        let attacker = world.bare_host("attacker");
+        world.attach(attacker, den, "10.66.0.1");
+        world.recorded = Some(Vec::new());
+        let mut copied = 0;
+        let mut overtake = |world: &mut World, within: Duration| {
+            let until = world.now() + within;
+            while world.now() < until {
+                for (network, mut packet) in std::mem::take(world.recorded.as_mut().expect("recorded")) {
+                    let is_control = matches!(&packet.body, Body::Control(payload)
+                        if matches!(Datagram::parse(payload), Ok(Datagram::Control(_))));
+                    if network == nat && packet.origin == client && is_control {
+                        packet.source = endpoint(from);
+                        world.launch(den, packet);
+                        copied += 1;
+                    }
+                }
+                // What was launched is recorded as well.
+                world.recorded = Some(Vec::new());
+                world.run_for(Duration::from_micros(100));
+            }
+        };
+        for round in 0..3 {
+            let case = format!("from {from} after {delay:?}, breaks: {breaks}, round {round}");
+            match breaks {
+                true => world.move_to(client, nat, INSIDE),
+                false => world.attach(client, nat, INSIDE),
+            }
+            let moved = world.now();
+            overtake(&mut world, Duration::from_millis(400));
+            for flow in &flows {
+                let arrived = world.flow(*flow).arrived;
+                assert!(
+                    arrived.iter().all(|at| at.is_some_and(|at| at > moved + Duration::from_millis(300))),
+                    "{case}"
+                );
+            }
+            overtake(&mut world, 2 * SECOND);
+            assert_eq!(world.peer(server).remote.ip(), address("10.100.0.1"), "{case}");
+            match breaks {
+                true => world.move_to(client, home, HOME),
+                false => world.detach(client, INSIDE),
+            }
+            overtake(&mut world, SECOND);
+            world.assert_delivering(SECOND);
+        }
+        assert!(copied > 3, "{copied} copies");
+        world.check();
+    }
+}
+
+#[test]
 fn a_return_to_an_address_that_has_a_new_owner() {
     let mut lie = Lie::new(402);
     // It moves honestly, so that its first place is known and left.
