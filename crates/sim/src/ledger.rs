@@ -84,6 +84,8 @@ const ASKED: u64 = 1300;
 pub(crate) struct Ledger {
     accounts: BTreeMap<(HostId, IpAddr), Account>,
     proven: BTreeSet<(HostId, IpAddr)>,
+    /// Who was reached by what a host sent to an address, and whether it was heard since.
+    reached: BTreeMap<(HostId, IpAddr), (HostId, bool)>,
     pub(crate) found: Vec<Violation>,
     /// Datagrams sent in all.
     pub(crate) datagrams: u64,
@@ -100,6 +102,22 @@ impl Ledger {
 
     pub(crate) fn prove(&mut self, host: HostId, address: IpAddr) {
         self.proven.insert((host, address));
+    }
+
+    /// What `from` sent to `to` has come to `at`, which is there in truth.
+    pub(crate) fn reach(&mut self, from: HostId, to: IpAddr, at: HostId) {
+        let reached = self.reached.entry((from, to)).or_insert((at, false));
+        if reached.0 != at {
+            *reached = (at, false);
+        }
+        for ((to, _), (by, heard)) in &mut self.reached {
+            *heard |= *to == at && *by == from;
+        }
+    }
+
+    /// Who has answered what `host` sent to that address.
+    pub(crate) fn answered(&self, host: HostId, address: IpAddr) -> Option<HostId> {
+        self.reached.get(&(host, address)).filter(|(_, heard)| *heard).map(|(by, _)| *by)
     }
 
     pub(crate) fn receive(&mut self, host: HostId, from: IpAddr, length: usize) {
@@ -180,4 +198,24 @@ pub(crate) enum Sent {
     Initiation,
     Introduction,
     Data,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_was_reached_at_an_address_answers_for_it() {
+        let ([one, other, third], mut ledger) = ([HostId(0), HostId(1), HostId(2)], Ledger::default());
+        let [at, elsewhere] = [1, 2].map(|of| IpAddr::from([10, 0, 0, of]));
+        ledger.reach(other, at, one);
+        ledger.reach(one, at, other);
+        assert_eq!(ledger.answered(one, at), None, "it was heard before");
+        ledger.reach(third, elsewhere, one);
+        assert_eq!(ledger.answered(one, at), None, "that was somebody else");
+        ledger.reach(other, elsewhere, one);
+        assert_eq!((ledger.answered(one, at), ledger.answered(one, elsewhere)), (Some(other), None));
+        ledger.reach(one, at, third);
+        assert_eq!(ledger.answered(one, at), None, "it has another owner");
+    }
 }

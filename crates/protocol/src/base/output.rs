@@ -126,6 +126,8 @@ pub(crate) enum State {
     Keys(PeerId),
     Path(BindingId),
     Binding(BindingId),
+    /// What the data plane knows of a flow that was introduced.
+    Entry(FlowTuple),
     Sets,
     Listening,
 }

@@ -32,6 +32,7 @@ impl BindingLayer {
                 State::Path(of) | State::Binding(of) if !of.is_first() => self.lead_again(now, of, base),
                 State::Path(of) => self.set_tunnel_path(of.peer(), base),
                 State::Binding(of) => self.apply_binding(now, of.peer(), base),
+                State::Entry(flow) => self.flow.install_again(flow, base),
                 State::Sets => self.apply_sets(base),
                 State::Listening => self.apply_listening(base),
             }

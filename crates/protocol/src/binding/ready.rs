@@ -31,7 +31,7 @@ impl BindingLayer {
         let mut links: BTreeSet<LinkId> = in_use.iter().map(|attachment| attachment.link).collect();
         let attachments = base.attachments().addresses().filter_map(|address| base.attachments().get(address));
         // By hand as it was said; else one of each link that is not in use.
-        let wanted: Vec<Attachment> = attachments
+        let mut wanted: Vec<Attachment> = attachments
             .filter(|attachment| {
                 let by_hand = peer.binding.keeps_from.contains(&attachment.address)
                     || peer.binding.sides.keeps_from(attachment.address);
@@ -39,6 +39,9 @@ impl BindingLayer {
             })
             .filter(|attachment| needed && Some(*attachment) != in_use)
             .collect();
+        // There is room for so many: those come first that placed flows go by, then those by hand.
+        let (by_hand, sides) = (&peer.binding.keeps_from, &peer.binding.sides);
+        wanted.sort_by_key(|Attachment { address, .. }| (!sides.keeps_from(*address), !by_hand.contains(address)));
         self.flow.path_mut().keep_from(now, id, &wanted, base);
     }
 

@@ -7,7 +7,7 @@ use crate::Time;
 use crate::base::Base;
 use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, PeerId, Waits};
-use crate::base::output::Asked;
+use crate::base::output::{Asked, State};
 use crate::base::pace::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
@@ -102,8 +102,16 @@ impl FlowLayer {
         if before == entry {
             return None;
         }
-        base.ask(FlowOp::Install { flow: *flow, entry }, Asked::Effect(what));
+        base.ask(FlowOp::Install { flow: *flow, entry }, Asked::State(what, State::Entry(*flow)));
         Some((before, entry))
+    }
+
+    /// The data plane could not be told what an introduced flow is now.
+    pub(crate) fn install_again(&mut self, flow: FlowTuple, base: &mut Base) {
+        if let Some(entry) = self.flows.entry(&flow).copied() {
+            let asked = Asked::State("telling the data plane of a connection again", State::Entry(flow));
+            base.ask(FlowOp::Install { flow, entry }, asked);
+        }
     }
 
     /// What flows of a peer wait for has changed.

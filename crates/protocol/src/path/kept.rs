@@ -19,7 +19,8 @@ use crate::path::PathLayer;
 use crate::path::challenge::Path;
 use crate::path::paths::Paths;
 
-/// Paths that are kept to one peer at the most, and those of a peer's that are remembered.
+/// Paths that are kept to one peer at the most. Of a peer's one more is remembered: one that is to take the place of
+/// another has not answered yet.
 const MOST: usize = 4;
 /// How long one of a peer's counts after it was told of last: four checks of it.
 const TOLD_FOR: Duration = Duration::from_secs(4 * KEEPALIVE.as_secs());
@@ -347,13 +348,12 @@ impl PathLayer {
             End::Peer { number: of, told, .. } => of != number && told + TOLD_FOR > now,
         };
         let theirs = paths.kept.iter().filter(|kept| kept.attachment().is_none() && counts(kept));
-        let surplus = if theirs.clone().count() < MOST {
-            None
-        } else {
-            // Who tells of many keeps those that have answered.
-            let Some(unconfirmed) = theirs.clone().find(|kept| kept.state != PathState::Confirmed) else { return };
-            Some(unconfirmed.id)
+        // Who tells of many keeps those that have answered; of these one that it keeps no more is told of no more.
+        let rank = |kept: &&Kept| match kept.end {
+            End::Peer { told, .. } if kept.state == PathState::Confirmed => (true, told),
+            End::Peer { .. } | End::Own(_) => (false, Time::default()),
         };
+        let surplus = if theirs.clone().count() <= MOST { None } else { theirs.min_by_key(rank).map(|kept| kept.id) };
         paths.kept.retain(|kept| {
             let stays = counts(kept) && Some(kept.id) != surplus;
             if !stays {

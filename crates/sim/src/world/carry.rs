@@ -308,7 +308,16 @@ impl World {
         let wire = of.plane.ingress(self.now, packet.transport, packet.source, packet.destination, &of.sockets);
         let own = wire.unwrap_or(seen);
         match &packet.body {
-            Body::Control(payload) => self.land_control(network, host, packet, payload),
+            Body::Control(payload) => {
+                let there = match &self.networks[network.0].access {
+                    Access::Translated(nat) if !self.networks[network.0].hosts.contains_key(&packet.source.ip()) => {
+                        nat.external
+                    }
+                    _ => packet.destination.ip(),
+                };
+                self.ledger.reach(packet.origin, there, host);
+                self.land_control(network, host, packet, payload);
+            }
             Body::Unreachable(endpoint, quoted) => {
                 let (now, endpoint, quoted) = (self.now, *endpoint, *quoted);
                 self.with_node(host, |node| node.handle_unreachable(now, endpoint, quoted));

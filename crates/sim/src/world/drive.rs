@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use whimbrel_protocol::{
     AddressOp, BindingOp, ChainOp, Event, FlowEntry, FlowOp, LocalEnd, Node, Op, OpDone, OpFailed, OpId, Output,
-    Routes, SavedPeer, SocketNumbers, StoreOp, Transmit, TunnelOp,
+    PeerId, Routes, SavedPeer, SocketNumbers, StoreOp, Transmit, TunnelOp,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -409,9 +409,8 @@ impl World {
                 of.config.known_keys.insert(*address, *key);
             }
             Op::Binding(BindingOp::Set { .. }) => self.bindings_set += 1,
-            // What the node says of a path that is kept, as of where a peer is.
             Op::Tunnel(TunnelOp::SetPath { id, path, .. }) if !id.is_first() => {
-                self.ledger.prove(host, path.remote.ip());
+                self.judge_side(host, id.peer(), path.remote.ip());
             }
             Op::Flow(FlowOp::FindSockets { peer, remote }) => {
                 if !of.powers.inject {
@@ -434,6 +433,21 @@ impl World {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Flows of a peer are to go there by a binding of their own: it has shown that it is there (P-182, P-186).
+    fn judge_side(&mut self, host: HostId, peer: PeerId, at: IpAddr) {
+        let view = self.peers(host).into_iter().find(|view| view.id == peer);
+        // Who speaks without a daemon has a key that is no host's.
+        let key = view.map(|view| view.key);
+        let owner = self.hosts.iter().position(|of| Some(of.public_key()) == key).map(HostId);
+        match self.ledger.answered(host, at) {
+            Some(by) if owner.is_none_or(|owner| owner == by) => self.ledger.prove(host, at),
+            answered => {
+                let what = format!("{host:?} leads flows of {peer} to {at}, where {answered:?} has answered");
+                self.ledger.violation(Kind::Allowance, self.now, what);
+            }
+        }
     }
 
     /// What the sockets of a host to one remote address know of their numbers.

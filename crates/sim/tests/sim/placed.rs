@@ -7,7 +7,7 @@ use whimbrel_protocol::{Config, PlaceError, TunnelPath};
 use whimbrel_sim::{Access, Carried, FlowId, HostId, Kind, Speaker, Verdict, World};
 use whimbrel_wire::BindingNumber;
 use whimbrel_wire::binding::Placed;
-use whimbrel_wire::message::Message;
+use whimbrel_wire::message::{CloseReason, Message};
 
 use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address, carried, settle_as};
 
@@ -277,11 +277,65 @@ fn what_cannot_be_placed_is_refused_and_there_is_room_for_so_many() {
     world.check();
 }
 
+#[test]
+fn of_many_links_those_are_kept_ready_first_that_placed_flows_go_by() {
+    // P-180: there is room for four.
+    let mut two = Two::nowhere(2060, Config { keep_paths: true, ..Config::default() }, Config::default());
+    let links = ["10.70.0.1", "10.71.0.1", "10.72.0.1", "10.73.0.1", "10.74.0.1", "10.75.0.1"];
+    for at in links {
+        let network = two.world.network(Access::Open);
+        two.world.attach(two.client, network, at);
+    }
+    two.world.attach(two.client, two.home, HOME);
+    let flows = two.flow(3);
+    let Two { mut world, client, .. } = two;
+    let kept = |w: &World| w.peer(client).kept.iter().map(|path| path.attachment.address).collect::<Vec<_>>();
+    assert!(world.wait(2 * SECOND, |w| kept(w).len() == 4));
+    let left_out = links.into_iter().filter(|at| !kept(&world).contains(&address(at)));
+    let left_out: Vec<&str> = left_out.collect();
+    assert_eq!(left_out.len(), 2);
+    for (at, flow) in left_out.iter().zip(&flows) {
+        world.place(*flow, 0, Some(at));
+        let placed = |w: &World| goes(w, *flow, address(at), address("10.9.0.1"));
+        assert!(world.wait(2 * SECOND, placed), "{at}: {:?}", kept(&world));
+    }
+    assert_eq!(kept(&world).len(), 4);
+    world.assert_delivering(SECOND);
+    world.check();
+}
+
+#[test]
+fn whichever_op_fails_a_flow_comes_to_its_path_and_back() {
+    // What could not be put in force is tried again, at the end that keeps the path and at the other one.
+    for fails in 0.. {
+        let (Two { mut world, client, server, .. }, flows) = with_two(2070, false);
+        world.run_for(30 * SECOND);
+        let (from, at) = (world.ops, world.now());
+        world.faults.fail = Some(from + fails);
+        world.place(flows[0], 0, Some(AWAY));
+        assert!(world.wait(5 * SECOND, |w| is_placed(w, flows[0])), "op {fails}: {:?}", world.verdict(flows[0], 1));
+        world.assert_delivering(SECOND);
+        // In use, it is led anew when the session is another.
+        world.restart(server, MOMENT);
+        assert!(world.wait(60 * SECOND, |w| is_placed(w, flows[0])), "op {fails}: {:?}", world.peer(client).kept);
+        world.assert_delivering(SECOND);
+        world.place(flows[0], 0, None);
+        assert!(world.wait(5 * SECOND, |w| is_back(w, flows[0])), "op {fails}");
+        settle_as(&mut world, &flows, Carried::Native);
+        world.check();
+        if from + fails >= world.ops {
+            assert!(fails > 20, "{fails} ops from {at:?} on");
+            return;
+        }
+    }
+}
+
 /// A server, and somebody with a flow to it, at two addresses, who says what he likes; and a third host with a flow.
 struct Liar {
     world: World,
     server: HostId,
     liar: Speaker,
+    own: FlowId,
     others: FlowId,
 }
 
@@ -289,28 +343,58 @@ const SECOND_DEN: &str = "10.67.0.1";
 
 impl Liar {
     fn new(seed: u64) -> Self {
+        let (mut world, server, liar, own) = Self::alone(seed);
+        let home = world.network(Access::Open);
+        let client = world.host("client");
+        world.attach(client, home, HOME);
+        let others = world.connect(client, SERVICE);
+        world.set_beat(Some(Duration::from_millis(3)));
+        assert!(world.wait(15 * SECOND, |w| w.introduced(others)));
+        Self { world, server, liar, own, others }
+    }
+
+    /// Without the third host.
+    fn alone(seed: u64) -> (World, HostId, Speaker, FlowId) {
         let mut world = World::new(seed);
-        let [den, other_den, far, home] = std::array::from_fn(|_| world.network(Access::Open));
+        let [den, other_den, far] = std::array::from_fn(|_| world.network(Access::Open));
         let server = world.host("server");
         let host = world.bare_host("liar");
-        let client = world.host("client");
         world.at_mut(host).collects = true;
         world.attach(server, far, "10.9.0.1");
-        world.attach(client, home, HOME);
         world.attach(host, den, "10.66.0.1");
         world.attach(host, other_den, SECOND_DEN);
         let mut liar = Speaker::new(host, den, address("10.66.0.1"), address("10.9.0.1"));
         liar.meet(&mut world);
         let flow = world.connect(host, SERVICE);
         liar.introduce(&mut world, flow, (0, 0));
-        let others = world.connect(client, SERVICE);
-        world.set_beat(Some(Duration::from_millis(3)));
-        assert!(world.wait(15 * SECOND, |w| w.introduced(others)));
-        Self { world, server, liar, others }
+        (world, server, liar, flow)
+    }
+
+    /// What the server calls a flow.
+    fn name(&self, flow: FlowId) -> u64 {
+        self.world.view(flow, 1).and_then(|view| view.entry).expect("introduced").name
+    }
+
+    /// Tells of a path from there, and answers the challenges of it that come to an address of his.
+    fn keep(&mut self, path: u32, from: &str) {
+        let from = SocketAddr::new(address(from), 2031);
+        self.liar.send(&mut self.world, from, &[Message::PathKept { path }, Message::Padding { length: 1000 }]);
+        for _ in 0..10 {
+            self.world.run_for(Duration::from_millis(50));
+            for message in self.liar.hear(&mut self.world) {
+                if let Message::PathChallenge { token } = message {
+                    self.liar.send(&mut self.world, from, &[Message::PathResponse { token, observed: from }]);
+                }
+            }
+        }
     }
 
     fn place(&mut self, binding: u32, sequence: u32, names: Vec<u64>) {
-        let placed = Placed { binding: BindingNumber(binding), sequence, path: 1, names };
+        self.place_by(1, binding, sequence, names);
+    }
+
+    fn place_by(&mut self, path: u32, binding: u32, sequence: u32, names: Vec<u64>) {
+        let placed = Placed { binding: BindingNumber(binding), sequence, path, names };
         let own = SocketAddr::new(address("10.66.0.1"), 2031);
         self.liar.send(&mut self.world, own, &[Message::Placed(placed)]);
     }
@@ -319,16 +403,51 @@ impl Liar {
 #[test]
 fn nobody_places_flows_of_others_nor_by_a_path_that_he_is_not_at() {
     let mut lie = Liar::new(2030);
-    let entry = lie.world.view(lie.others, 1).and_then(|view| view.entry).expect("introduced");
-    // His path leads to the victim, who does not answer.
-    let (victim, names) = (SocketAddr::new(address(HOME), 2031), vec![entry.name]);
-    lie.liar.send(&mut lie.world, victim, &[Message::PathKept { path: 1 }, Message::Padding { length: 1000 }]);
+    let (own, others) = (lie.name(lie.own), lie.name(lie.others));
+    let to = |lie: &Liar, flow: FlowId| path(&lie.world, flow, 1).map(|path| path.remote.ip());
+    // One path is his. The other one leads to the victim, who does not answer.
+    lie.keep(1, SECOND_DEN);
+    lie.keep(2, HOME);
+    let mut led = 0;
     for binding in [1, 0x8000_0001] {
-        lie.place(binding, 1, names.clone());
+        lie.place_by(2, binding, 1, vec![own, others]);
+        lie.world.run_for(SECOND);
+        assert_eq!((to(&lie, lie.own), to(&lie, lie.others)), (None, None), "by no path that he is not at");
+        lie.place_by(1, binding, 2, vec![others, own]);
+        lie.world.run_for(SECOND);
+        led += usize::from(to(&lie, lie.own) == Some(address(SECOND_DEN)));
+        lie.world.run_for(5 * SECOND);
+        assert!(to(&lie, lie.others).is_none() && is_back(&lie.world, lie.others));
+        lie.place_by(1, binding, 3, Vec::new());
+        lie.world.run_for(SECOND);
     }
-    lie.world.run_for(10 * SECOND);
-    assert!(is_back(&lie.world, lie.others));
+    assert_eq!(led, 1, "his own goes by his, with a binding that he may make");
     assert_eq!(carried(&lie.world, lie.others), [Some(Carried::Native); 2]);
+    lie.world.check();
+}
+
+#[test]
+fn nothing_is_left_to_do_for_a_peer_that_is_forgotten() {
+    let (world, server, liar, own) = Liar::alone(2032);
+    let mut lie = Liar { world, server, liar, own, others: own };
+    let name = lie.name(own);
+    lie.keep(1, SECOND_DEN);
+    // It is challenged for as long as the peer is known.
+    lie.keep(2, HOME);
+    lie.place(0x8000_0001, 1, vec![name]);
+    lie.place(1, 1, vec![name]);
+    lie.world.run_for(SECOND);
+    assert_eq!(path(&lie.world, own, 1).map(|path| path.remote.ip()), Some(address(SECOND_DEN)));
+    lie.world.close(own);
+    let forgotten = |w: &World| w.peers(server).is_empty();
+    let from = SocketAddr::new(address("10.66.0.1"), 2031);
+    // The flow that has ended is forgotten by then, and neither path is.
+    lie.world.run_for(62 * SECOND);
+    lie.liar.send(&mut lie.world, from, &[Message::Close { reason: CloseReason::Shutdown }]);
+    assert!(lie.world.wait(SECOND, forgotten));
+    // What was unfinished altogether is swept.
+    lie.world.run_for(10 * SECOND);
+    assert_eq!(lie.world.at(server).node.as_ref().and_then(whimbrel_protocol::Node::poll_timeout), None);
     lie.world.check();
 }
 
