@@ -13,14 +13,15 @@ use crate::api::socket_names::SocketNames;
 
 /// Lists those of TCP and UDP. Reads each descriptor of the process, so not for the thread that others wait for.
 /// `allowed`: whether who asks may look into the process of this number. It is asked once that is held, since another
-/// one may have the number by then.
+/// one may have the number by then; and once more at the end: what was found may be of a set-uid program that it runs
+/// since. What such a program has and gives up again, with its rights, is closed by then, or the process's own.
 ///
 /// # Errors
 /// Where there is no such process, or it may not be looked into.
 pub(crate) fn sockets(
     names: &SocketNames,
     pid: u32,
-    allowed: impl FnOnce() -> Result<(), Failure>,
+    allowed: impl Fn() -> Result<(), Failure>,
 ) -> Result<Vec<OpenSocket>, Failure> {
     let unknown = || Failure::new("there is no such process").on(format!("pid:{pid}")).code(Code::Unknown);
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(unknown)?;
@@ -57,6 +58,7 @@ pub(crate) fn sockets(
             }
         }
     }
+    allowed()?;
     let mut found: Vec<OpenSocket> = found.into_values().collect();
     found.sort_by_key(|socket| socket.descriptors.first().copied());
     Ok(found)
@@ -83,7 +85,17 @@ fn look(socket: &OwnedFd, uuid: Uuid, descriptor: u32) -> Option<OpenSocket> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use whimbrel_ipc::Request;
+
+    use crate::api::access;
+    use crate::api::server::Credentials;
 
     #[test]
     fn a_process_s_sockets_are_found_each_once() {
@@ -109,5 +121,43 @@ mod tests {
         assert_eq!(sockets(&names, u32::MAX, || Ok(())).expect_err("nobody").code, Some(Code::Unknown));
         let denied = || Err(Failure::new("not yours").code(Code::Denied));
         assert_eq!(sockets(&names, std::process::id(), denied).expect_err("another's").code, Some(Code::Denied));
+    }
+
+    #[test]
+    fn nothing_is_told_of_a_set_uid_program_that_the_process_runs_meanwhile() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        const USER: u32 = 65_534;
+        let directory = std::env::temp_dir().join(format!("whimbrel-listing-{}", std::process::id()));
+        fs::create_dir(&directory).expect("a directory");
+        let program = directory.join("sleep");
+        fs::copy("/bin/sleep", &program).expect("a copy");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("set-uid");
+        let script = format!("read word; exec {} 600", program.display());
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", &script]).uid(USER).gid(USER).stdin(Stdio::piped());
+        let mut process = shell.spawn().expect("a process");
+        let pid = process.id();
+        let (word, asked) = (Cell::new(process.stdin.take()), Cell::new(0));
+        let client = Credentials { pid: 1, uid: USER, gid: USER };
+        let allowed = || {
+            let answer = access::check(&Request::Sockets { pid }, Some(client));
+            asked.set(asked.get() + 1);
+            if let Some(word) = word.take() {
+                // It was asked about its own process, which runs the program from now on.
+                drop(word);
+                let begun = Instant::now();
+                while fs::metadata(format!("/proc/{pid}")).expect("it runs").uid() == USER {
+                    assert!(begun.elapsed() < Duration::from_secs(30), "it does not run the program");
+                }
+            }
+            answer
+        };
+        let told = sockets(&SocketNames::new(&[7; 32]), pid, allowed);
+        process.kill().expect("killed");
+        process.wait().expect("over");
+        fs::remove_dir_all(&directory).expect("removed");
+        assert_eq!((told.expect_err("another's").code, asked.get()), (Some(Code::Denied), 2));
     }
 }
