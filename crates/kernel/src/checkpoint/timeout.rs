@@ -10,7 +10,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, socket_with};
 use whimbrel_wire::{FlowTuple, Transport};
@@ -30,8 +30,10 @@ const TCP_LINGER2: Name = tcp(libc::TCP_LINGER2, "TCP_LINGER2");
 const LINGERS: i32 = 1;
 /// The discard port (RFC 863). Nothing is sent there.
 const NO_PORT: u16 = 9;
-/// The acknowledgement arrives at once, unless the kernel has too much to do.
-const LOOKS: u32 = 200;
+/// The acknowledgement arrives at once, unless the kernel has so much to do that it leaves packets to a thread
+/// (ksoftirqd), which has its turn when this one waits.
+const ARRIVES_WITHIN: Duration = Duration::from_millis(100);
+const LOOK_PAUSE: Duration = Duration::from_micros(50);
 /// Forbids what is done here.
 const NOTHING_KEPT: &str = "net/ipv4/tcp_no_metrics_save";
 
@@ -88,15 +90,16 @@ fn measure(local: IpAddr, remote: IpAddr, round_trip: Duration, injector: &Injec
 }
 
 fn wait_acknowledged(fd: BorrowedFd<'_>) -> Result<(), Error> {
-    for _ in 0..LOOKS {
-        if Info::of(fd)?.state == FIN_WAIT2 {
-            return Ok(());
+    let begun = Instant::now();
+    while Info::of(fd)?.state != FIN_WAIT2 {
+        if begun.elapsed() > ARRIVES_WITHIN {
+            return Err(Error::Answer {
+                call: "sendmsg",
+                object: "an acknowledgement for this host itself".to_owned(),
+                detail: format!("it has not arrived within {ARRIVES_WITHIN:?}"),
+            });
         }
-        std::thread::yield_now();
+        std::thread::sleep(LOOK_PAUSE);
     }
-    Err(Error::Answer {
-        call: "sendmsg",
-        object: "an acknowledgement for this host itself".to_owned(),
-        detail: "it has not arrived".to_owned(),
-    })
+    Ok(())
 }
