@@ -253,8 +253,10 @@ impl ConnectionsQuestion {
 
     /// What each TCP connection of this host's own namespace has carried.
     fn traffic(&self) -> HashMap<FlowTuple, ipc::Bytes> {
-        let of_tcp = self.flows.iter().map(|flow| flow.tuple).filter(|flow| flow.transport == Transport::Tcp);
-        let flows: Vec<FlowTuple> = of_tcp.collect();
+        // What has no socket there is looked for at each interface.
+        let here = |flow: &&FlowView| flow.entry.is_none_or(|entry| entry.end == LocalEnd::Here);
+        let of_tcp = |flow: &FlowTuple| flow.transport == Transport::Tcp;
+        let flows: Vec<FlowTuple> = self.flows.iter().filter(here).map(|flow| flow.tuple).filter(of_tcp).collect();
         let found = self.sockets.as_ref().map_or_else(|| Ok(Vec::new()), |sockets| sockets.look_up(&flows));
         let found = found.unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot look up what connections have carried");
