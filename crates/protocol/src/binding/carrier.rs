@@ -22,6 +22,8 @@ use crate::path::challenge::Path;
 const PROBES: u32 = 3;
 const PROBE_PAUSE: Duration = Duration::from_secs(30);
 const PROBE_PAUSE_LONGEST: Duration = Duration::from_secs(1920);
+/// After the network of a host that stays where it is has changed. Some change many times a second.
+const PROBE_PAUSE_CHANGED: Duration = Duration::from_secs(5);
 
 impl BindingLayer {
     /// How moved flows go at first, before any probe (P-19, P-20).
@@ -108,6 +110,17 @@ impl BindingLayer {
         let Some(index) = peer.session().map(|slot| slot.remote_index()) else { return };
         base.set_timer(Timer::Probe(id), now + pause);
         base.ask(BindingOp::Probe { wire, index, nonce }, Asked::Effect("probing the carrier"));
+    }
+
+    /// The network that this host stays in has changed, and with it perhaps what keeps rewritten packets from passing:
+    /// where probes have failed, they begin anew (P-20).
+    pub(crate) fn probe_anew(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = bound_mut!(self, &id).filter(|_| base.has_timer(Timer::Probe(id))) else { return };
+        let tries = &mut peer.binding.probe.tries;
+        if *tries > 0 && tries.is_multiple_of(PROBES) {
+            *tries = 0;
+            base.set_timer_earlier(Timer::Probe(id), now + PROBE_PAUSE_CHANGED);
+        }
     }
 
     /// A probe of the peer's arrived on `wire`.

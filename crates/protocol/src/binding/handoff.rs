@@ -141,6 +141,7 @@ impl BindingLayer {
                 self.watch_former(now, id, routes, base);
                 self.send_locators(now, id, base);
                 self.uproot(now, id, base);
+                self.probe_anew(now, id, base);
             }
             Some(attachment) => self.arrive(now, id, attachment, routes, base),
         }

@@ -259,6 +259,24 @@ fn into_a_network_whose_firewall_drops_tcp_in_mid_stream() {
 }
 
 #[test]
+fn probes_that_have_failed_begin_anew_when_the_network_changes() {
+    // P-20
+    let (mut two, flows) = Two::flowing(18, 2);
+    let walled = two.world.network(Access::Filtered(Filter::strict()));
+    two.world.move_to(two.client, walled, "10.4.0.2");
+    two.world.run_for(2 * SECOND);
+    settle_as(&mut two.world, &flows, Carried::Tunnelled);
+    // Another router, by which they pass. There is much to be told of it, which puts nothing off.
+    *two.world.access(walled) = Access::Open;
+    for _ in 0..20 {
+        two.world.notify(two.client);
+        two.world.run_for(SECOND / 4);
+    }
+    settle_as(&mut two.world, &flows, Carried::Rewritten);
+    two.world.check();
+}
+
+#[test]
 fn the_server_moves_behind_a_firewall() {
     // P-24
     let (mut two, _) = Two::flowing(17, 2);
