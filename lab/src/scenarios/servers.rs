@@ -4,6 +4,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use whimbrel_ipc::EventRecord;
+
 use super::anchor::{Four, LENDS, PORT, address};
 use super::library::Program;
 use super::states::PROGRAM;
@@ -136,6 +138,10 @@ fn listener(lab: &mut Lab, ipv6: bool) -> Result<()> {
             }
         }
     }
+    // Who was started anew does not ask for an endpoint that had gone on from it.
+    let refused = |event: &EventRecord| event.sentence.contains("lending endpoints");
+    let refused: Vec<EventRecord> = four.anchor.events(0)?.into_iter().filter(refused).collect();
+    expect!(refused.is_empty(), "{refused:?}");
     step("its program ends, and others may have the port");
     for name in &open {
         programs.far.does(&format!("close {name}"))?;

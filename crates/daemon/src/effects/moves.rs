@@ -63,9 +63,14 @@ impl Effects {
                 return Some(lent.map(OpDone::Lent));
             }
             MoveOp::TakeBack { name } => lender.take_back(host, now, name),
-            MoveOp::Occupy { number, anchor, anchor_at, peer, ends, moved, fresh } => {
-                tenant.occupy(host, now, SavedTenancy { number, anchor, anchor_at, ends, moved }, peer, fresh)
-            }
+            MoveOp::Occupy { number, anchor, anchor_at, peer, ends, moved, fresh } => tenant.occupy(
+                host,
+                now,
+                SavedTenancy { number, anchor, anchor_at, ends, moved, parts: false },
+                peer,
+                fresh,
+            ),
+            MoveOp::SaveTenancy(saved) => tenant.keep(host, saved),
             MoveOp::Vacate { lease } => tenant.vacate(host, now, lease),
         };
         Some(done.map(|()| {

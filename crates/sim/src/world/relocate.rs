@@ -432,8 +432,13 @@ impl World {
                 if !fresh && self.hosts[host.0].unused {
                     return failed(Refusal::Cancelled, "nobody needs it any more");
                 }
-                let saved = SavedTenancy { number, anchor, anchor_at, ends, moved };
+                let saved = SavedTenancy { number, anchor, anchor_at, ends, moved, parts: false };
                 self.hosts[host.0].saved_moves.tenancies.insert(saved.lease(), saved);
+            }
+            MoveOp::SaveTenancy(saved) => {
+                if let Some(kept) = self.hosts[host.0].saved_moves.tenancies.get_mut(&saved.lease()) {
+                    *kept = saved;
+                }
             }
             MoveOp::Vacate { lease } => {
                 self.hosts[host.0].saved_moves.tenancies.remove(&lease);

@@ -134,7 +134,8 @@ fn tenancy(number: u64) -> (SavedTenancy, Option<SavedNamespace>) {
     let anchor_at = at().filter(|_| number == 8);
     let moved = (number == 8).then_some(Transport::Udp);
     let brought = (number == 9).then_some(SavedNamespace { cookie: 77, hidden: true });
-    (SavedTenancy { number, anchor: key(5), anchor_at, ends: Ends { first, count: 64 }, moved }, brought)
+    let ends = Ends { first, count: 64 };
+    (SavedTenancy { number, anchor: key(5), anchor_at, ends, moved, parts: false }, brought)
 }
 
 fn plain_peer() -> SavedPeer {
@@ -258,8 +259,11 @@ fn what_was_said_is_there_after_a_kill() {
     store.save_suspended(false);
     store.save_lending_stopped(false).expect("kept");
     store.save_left(&flow(8), None);
+    let parting = SavedTenancy { parts: true, ..tenancy(8).0 };
+    store.save_tenancy(parting, None).expect("kept");
     store.flush().expect("flush");
     let restored = restored(&folder);
+    assert_eq!(restored.moves.tenancies[&parting.lease()], (parting, None));
     assert_eq!(restored.flows, everything().flows, "a peer has the number of one that is gone");
     assert_eq!((restored.suspended, restored.moves.lending_stopped, restored.left.len()), (false, false, 0));
 }

@@ -90,6 +90,9 @@ pub struct SavedTenancy {
     pub ends: Ends,
     /// It came with a socket without another end, and is of this transport alone (P-96).
     pub moved: Option<Transport>,
+    /// It has gone on with that to another host, and stays for a moment (P-115).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub parts: bool,
 }
 
 /// Endpoints of another's that this host has.
@@ -288,6 +291,8 @@ pub enum MoveOp {
         /// It has not been asked for before.
         fresh: bool,
     },
+    /// Tenant: keep over a restart what has become of a lease that there is a place for.
+    SaveTenancy(SavedTenancy),
     /// Tenant: the endpoints of a lease are not to be used any more.
     Vacate {
         /// What the anchor and this host call it.
@@ -316,6 +321,7 @@ impl MoveOp {
             Self::Lend { name, .. } => return ("lend", Some(name.number)),
             Self::TakeBack { name } => return ("take-back", Some(name.number)),
             Self::Occupy { number, .. } => return ("occupy", Some(*number)),
+            Self::SaveTenancy(saved) => return ("save-tenancy", Some(saved.number)),
             Self::Vacate { lease } => return ("vacate", Some(lease.value())),
         };
         (kind, name.map(|name| name.number))

@@ -177,6 +177,7 @@ impl Tenant {
         if parts == Some(true) {
             // It comes back before it was gone. That its socket is there is found out, and the lease lasts again.
             self.turn_tenancy(below, flow, Stage::Checking, Some(below.now() + RESTORED_WITHIN));
+            self.keep(below, flow);
             self.occupy(below, flow);
         }
         below.signal(Signal::Adopted { name, result: Ok(()) });
@@ -331,7 +332,17 @@ impl Tenant {
     pub(super) fn part(&mut self, below: &mut Below<'_>, lease: FlowName) {
         if self.tenancies.get(&lease).is_some_and(|tenancy| tenancy.moved.is_some()) {
             self.turn_tenancy(below, lease, Stage::Parting, Some(below.now() + PARTED_WITHIN));
+            // A daemon after this one would ask for what its anchor has led elsewhere, and be told that it is taken.
+            self.keep(below, lease);
         }
+    }
+
+    fn keep(&self, below: &mut Below<'_>, lease: FlowName) {
+        let Some(Tenancy { ends, moved, stage, .. }) = self.tenancies.get(&lease) else { return };
+        let (anchor, ends, moved, parts) = (lease.peer(), *ends, *moved, *stage == Stage::Parting);
+        let anchor_at = below.around().whereabouts(&anchor);
+        let saved = SavedTenancy { number: lease.value(), anchor, anchor_at, ends, moved, parts };
+        below.effect("keeping what became of a lease", MoveOp::SaveTenancy(saved));
     }
 
     /// Nobody here needs the endpoints any more.
@@ -399,13 +410,15 @@ impl Tenant {
     }
 
     /// A daemon before this one had endpoints of anchors. They are led here again, and asked for at once, as they may
-    /// have run out.
+    /// have run out, except for those that have gone on.
     pub(super) fn restore(&mut self, below: &mut Below<'_>, saved: &[SavedTenancy]) {
-        for SavedTenancy { number, anchor, anchor_at, ends, moved } in saved {
+        for SavedTenancy { number, anchor, anchor_at, ends, moved, parts } in saved {
             below.hint(*anchor, *anchor_at);
-            let until = below.now() + RESTORED_WITHIN;
+            let (stage, within) =
+                if *parts { (Stage::Parting, PARTED_WITHIN) } else { (Stage::Checking, RESTORED_WITHIN) };
+            let until = below.now() + within;
             let (lease, moved) = (FlowName::new(*anchor, *number), *moved);
-            self.tenancies.insert(lease, Tenancy { moved, ..Tenancy::new(*ends, until, Stage::Checking) });
+            self.tenancies.insert(lease, Tenancy { moved, ..Tenancy::new(*ends, until, stage) });
             self.limits.set(Limit::Tenancy(lease), until);
             self.occupy(below, lease);
         }

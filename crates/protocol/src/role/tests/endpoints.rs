@@ -203,17 +203,30 @@ fn who_has_given_an_endpoint_on_asks_for_it_no_more_and_has_it_again_when_it_com
     assert_eq!(donor.moves.anchor.tenant().lessor_of(far().remote), Some(key(HOLDER)));
     donor.moves.part(at(&donor), with(HOLDER, FLOW));
     assert_eq!(donor.moves.anchor.tenant().lessor_of(far().remote), None);
+    let kept = |donor: &mut Host| match &donor.carry_out()[..] {
+        [MoveOp::SaveTenancy(saved), ..] => *saved,
+        ops => panic!("{ops:?}"),
+    };
+    let parts = kept(&mut donor);
+    assert!(parts.parts);
     // It comes back at once.
     assert_eq!(donor.moves.rent_moved(at(&donor), with(HOLDER, FLOW), socket), Some(Ok(())));
-    settle(&mut donor);
+    assert!(!kept(&mut donor).parts);
     assert_eq!(donor.moves.anchor.tenant().lessor_of(far().remote), Some(key(HOLDER)));
     assert!(donor.said(HOLDER).contains(&Record::Lease { number: FLOW, ends: granted.ends }));
     donor.hear(HOLDER, Record::Leased { number: FLOW, outcome: Ok(granted) });
     // And goes for good: nothing is said of it, since its anchor has led it elsewhere.
     donor.moves.part(at(&donor), with(HOLDER, FLOW));
-    donor.pass(30);
-    assert_eq!(donor.carry_out(), [MoveOp::Vacate { lease: with(HOLDER, FLOW) }]);
-    assert!(donor.said(HOLDER).is_empty() && donor.moves.anchor.tenancies().is_empty());
+    settle(&mut donor);
+    // Nor by a daemon that was started anew meanwhile.
+    let mut anew = Host::new(DONOR);
+    anew.moves.restore_tenancies(at(&anew), &[parts]);
+    settle(&mut anew);
+    for mut donor in [donor, anew] {
+        donor.pass(30);
+        assert_eq!(donor.carry_out(), [MoveOp::Vacate { lease: with(HOLDER, FLOW) }]);
+        assert!(donor.said(HOLDER).is_empty() && donor.moves.anchor.tenancies().is_empty());
+    }
 }
 
 #[test]

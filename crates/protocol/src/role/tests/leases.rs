@@ -472,7 +472,8 @@ fn a_tenant_asks_again_in_time_and_takes_no_other_endpoints_than_it_asked_for() 
 fn a_lease_that_ran_out_before_it_was_asked_for_anew_is_not_taken_for_refused() {
     // P-85
     let mut tenant = Host::new(DONOR);
-    let saved = SavedTenancy { number: 7, anchor: key(HOLDER), anchor_at: None, ends: ends(), moved: None };
+    let saved =
+        SavedTenancy { number: 7, anchor: key(HOLDER), anchor_at: None, ends: ends(), moved: None, parts: false };
     let at = At { now: tenant.now, around: &Known };
     tenant.moves.restore_tenancies(at, &[saved]);
     let (id, _) = tenant.op();

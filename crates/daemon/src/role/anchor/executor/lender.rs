@@ -577,7 +577,7 @@ mod tests {
         let whole = Ends { first: SocketAddr::from(([192, 0, 2, 7], 0)), count: 0 };
         let rented = Ends { first: SocketAddr::from(([198, 51, 100, 9], 0)), count: 0 };
         let (number, anchor, anchor_at, moved) = (3, key(3), None, None);
-        let tenancy = SavedTenancy { number, anchor, anchor_at, ends: rented, moved };
+        let tenancy = SavedTenancy { number, anchor, anchor_at, ends: rented, moved, parts: false };
         let moves = SavedMoves {
             leases: [lease(1, ends), lease(2, whole)].into(),
             tenancies: [(tenancy.lease(), (tenancy, None))].into(),

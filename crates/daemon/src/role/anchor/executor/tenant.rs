@@ -140,13 +140,21 @@ impl Tenant {
         let done = self.furnish(host, lease, peer).and_then(|()| self.lead_rented(host, lease, peer));
         let done =
             done.map_err(|failure| failed(Refusal::NoRights, &failure)).and_then(|()| self.make_ready(host, now));
-        let brought = self.brought(host, lease);
-        let done = done.and_then(|()| host.store.save_tenancy(tenancy, brought).map_err(not_kept));
+        let done = done.and_then(|()| self.keep(host, tenancy));
         if let Err(failed) = done {
             self.vacate(host, now, lease)?;
             return Err(failed);
         }
         Ok(())
+    }
+
+    /// Keeps a lease over a restart, if there is a place for it.
+    pub(crate) fn keep(&mut self, host: &mut Host, tenancy: SavedTenancy) -> Result<(), OpFailed> {
+        if !self.rented.contains_key(&tenancy.lease()) {
+            return Ok(());
+        }
+        let brought = self.brought(host, tenancy.lease());
+        host.store.save_tenancy(tenancy, brought).map_err(not_kept)
     }
 
     /// An anchor lends what is its own, and nothing that this host has, or has from another.
