@@ -444,7 +444,10 @@ impl Whimbrel {
 
     /// Sockets that wait for clients, by their names.
     pub fn servers(&self) -> Result<Vec<String>> {
-        Ok(self.connections()?.into_iter().filter_map(|one| one.name).collect())
+        let all = self.ask(&["connections", "--servers"], |reply| {
+            if let Reply::Connections(all) = reply { Some(all) } else { None }
+        })?;
+        Ok(all.into_iter().filter_map(|one| one.name).collect())
     }
 
     /// The connection whose own end is `local` and whose far end is `remote`, as this host's socket has them.

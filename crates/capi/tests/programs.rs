@@ -64,6 +64,74 @@ fn run_as(program: &Path, directory: &Directory, user: Option<u32>) {
     assert_eq!(limited.stdout, b"ok\n");
 }
 
+/// The manual page.
+fn manual() -> String {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/man/whimbrel.3");
+    std::fs::read_to_string(page).expect("the page")
+}
+
+/// What stands there as it is typed.
+fn displayed(page: &str) -> Vec<String> {
+    let blocks = page.split(".Bd -literal -offset indent\n").skip(1);
+    let block = |block: &str| block.split(".Ed\n").next().unwrap_or_default().replace("\\e", "\\");
+    blocks.map(block).collect()
+}
+
+/// The structures that are declared with fields, by their names, without comments and space that means nothing.
+fn structures(text: &str) -> std::collections::BTreeMap<String, String> {
+    let mut bare = String::new();
+    for (number, part) in text.split("/*").enumerate() {
+        bare += if number == 0 { part } else { part.split_once("*/").map_or("", |(_, after)| after) };
+    }
+    let declared = bare.split("struct ").filter_map(|rest| {
+        let (name, rest) = rest.split_once(" {")?;
+        name.starts_with("wb_").then_some(())?;
+        name.chars().all(|c| c == '_' || c.is_ascii_lowercase()).then_some((name, rest))
+    });
+    let names: Vec<String> = declared.map(|(name, _)| name.to_owned()).collect();
+    let fields = |name: &String| {
+        let (_, after) = bare.split_once(&format!("struct {name} {{"))?;
+        let fields = after.split_once("};")?.0;
+        Some((name.clone(), fields.split_whitespace().collect::<Vec<_>>().join(" ")))
+    };
+    names.iter().filter_map(fields).collect()
+}
+
+#[test]
+fn the_manual_shows_every_structure_as_it_is() {
+    let header = std::fs::read_to_string(headers().join("whimbrel.h")).expect("the header");
+    let (declared, shown) = (structures(&header), structures(&displayed(&manual()).concat()));
+    assert_eq!(declared.len(), 5, "{declared:?}");
+    assert_eq!(shown, declared);
+}
+
+#[test]
+fn the_programs_of_the_manual_can_be_compiled() {
+    let directory = Directory::new("manual");
+    let (mut whole, page) = (0, manual());
+    for (number, text) in displayed(&page).iter().filter(|text| text.contains("\nmain(")).enumerate() {
+        let source = directory.0.join(format!("{number}.c"));
+        std::fs::write(&source, text).expect("write");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"]).arg(headers()).arg(&source);
+        succeed(compiler.arg("-o").arg(directory.0.join(format!("program{number}"))).args(shared()));
+        whole += 1;
+    }
+    // One for each part: giving, receiving, an anchor elsewhere, names, processes, the migrator.
+    assert_eq!(whole, 6);
+}
+
+#[test]
+fn programs_start_from_the_build_tree() {
+    let directory = Directory::new("tree");
+    let library = library_directory();
+    let program = compile(&directory, "plain", &[format!("-L{}", library.display()), "-lwhimbrel".into()]);
+    let (key, run_dir) = found_at(&directory);
+    let mut command = Command::new("timeout");
+    let ran = succeed(command.arg("60").arg(program).env(key, run_dir).env("LD_LIBRARY_PATH", library));
+    assert_eq!(ran.stdout, b"ok\n");
+}
+
 #[test]
 fn without_a_daemon_sockets_are_plain() {
     let directory = Directory::new("plain");

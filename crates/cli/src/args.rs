@@ -153,7 +153,7 @@ too, with --cgroup all of its control group. New clients of a server reach it th
 host needs CRIU as well, the files that the process has open, and `processes = true` in its
 configuration.
 
-`whimbrel connections` shows what can be named, sockets of servers (listener:..., udp:...) too.
+`whimbrel connections --servers` shows what can be named, sockets of servers (listener:..., udp:...) too.
 The exit status is 0 if all of them moved.
 
 Examples:
@@ -280,6 +280,9 @@ pub(crate) enum Command {
         /// Only those that have moved
         #[arg(long)]
         moved: bool,
+        /// Also the sockets that wait for clients, by the names that `move` knows them by
+        #[arg(long, conflicts_with = "moved")]
+        servers: bool,
         /// Print one line of JSON
         #[arg(long)]
         json: bool,
@@ -295,6 +298,25 @@ pub(crate) enum Command {
     },
     /// List the paths to peers: addresses, round trips, what carries connections there
     Paths {
+        /// Print one line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Ask another host whether it answers: session, path, NAT at either end, round trip
+    Ping {
+        /// Its number, key, name in the community, or an address; one that nothing is known of is asked as well
+        host: String,
+        /// How often
+        #[arg(long, short, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        count: u32,
+        /// Print one line of JSON for each answer
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say of a connection what it is, whether it would survive a move, why (not), and what can be done
+    Why {
+        /// By an address of either end, with or without its port, or those of a process (pid:NUMBER)
+        connection: String,
         /// Print one line of JSON
         #[arg(long)]
         json: bool,
@@ -612,6 +634,8 @@ impl Command {
             | Self::Connections { json, .. }
             | Self::Peers { json, .. }
             | Self::Paths { json }
+            | Self::Ping { json, .. }
+            | Self::Why { json, .. }
             | Self::Metrics { json }
             | Self::Events { json, .. }
             | Self::Handoff { json, .. }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use whimbrel_ipc::{ClientError, Failure, SchemaError};
+use whimbrel_ipc::{ClientError, Code, Failure, SchemaError};
 
 /// A failure of the command. Shown as sentences, or as the JSON of a [`Failure`]: what failed, on which object, what to
 /// do.
@@ -32,12 +32,16 @@ pub(crate) enum Complaint {
     Program(PathBuf, io::Error),
     /// What only another host could lend is wanted of this one.
     OwnAnchor(&'static str),
+    /// No connection is named so.
+    NoConnection(String),
     /// A log of events cannot be read.
     Log(PathBuf, io::Error),
     /// A line of a log is no event.
     Line(PathBuf, usize, SchemaError),
     /// The system does not let this process have a network of its own.
     Apart(Box<dyn std::error::Error>),
+    /// The command line cannot be understood; as it is told to people.
+    Usage(String),
     /// Standard output does not take what is to be told.
     Output(io::Error),
 }
@@ -104,6 +108,10 @@ impl Complaint {
             Self::OwnAnchor(option) => Failure::new(format!("{option} is for an anchor that is another host")).on("self").hint(
                 "`--anchor self` runs the program as it is, with this host's own addresses and ports.",
             ),
+            Self::NoConnection(name) => Failure::new("no connection is named by this").on(name).code(Code::Unknown).hint(
+                "An address of either end does, with or without its port (192.0.2.1:22, [2001:db8::1]:22), or pid:NUMBER; \
+                 `whimbrel connections` shows them.",
+            ),
             Self::Log(path, error) if error.kind() == io::ErrorKind::NotFound => {
                 Failure::new("there is no such log").on(path.display()).hint(
                     "A daemon writes one if `event_log` in its configuration names it, below its state directory \
@@ -118,9 +126,21 @@ impl Complaint {
                 "`whimbrel run` needs a network namespace for its program: as root, or where users may have namespaces \
                  (kernel.unprivileged_userns_clone, user.max_user_namespaces, AppArmor's restriction of them).",
             ),
+            Self::Usage(text) => usage(text),
             Self::Output(error) => Failure::new(format!("cannot write: {error}")).on("standard output"),
         }
     }
+}
+
+/// What is wrong with a command line, of the text that people are told.
+fn usage(text: &str) -> Failure {
+    let (what, rest) = text.split_once("\n\n").unwrap_or((text, ""));
+    let what: Vec<&str> = what.trim_start_matches("error: ").split_whitespace().collect();
+    let usage = rest.lines().find_map(|line| line.trim().strip_prefix("Usage: "));
+    let hint = usage.map_or("`whimbrel --help` tells what there is.".to_owned(), |usage| {
+        format!("It is `{usage}`; with `--help` it tells more.")
+    });
+    Failure::new(what.join(" ")).hint(hint)
 }
 
 impl From<ClientError> for Complaint {

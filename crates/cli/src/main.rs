@@ -6,6 +6,7 @@ mod community;
 mod complaint;
 mod handoff;
 mod log;
+mod ping;
 mod relocate;
 mod run;
 mod show;
@@ -20,14 +21,20 @@ use std::process::ExitCode;
 use clap::Parser;
 use whimbrel_daemon::doctor::Patient;
 use whimbrel_ipc::{
-    Client, EventsQuery, Finding, ProcessScope, Reply, Request, SCHEMA, Verdict, exposition, reply_to_line,
+    Client, EventsQuery, Finding, ProcessScope, Reply, Request, SCHEMA, Verdict, Why, exposition, reply_to_line,
 };
 
 use crate::args::{AnchorCommand, Arguments, Command, PeersCommand};
 use crate::complaint::Complaint;
 
+/// The exit status where the command line is wrong, as of clap.
+const USAGE: u8 = 2;
+
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return usage(&error),
+    };
     if !io::stdout().is_terminal() {
         table::do_not_break();
     }
@@ -40,6 +47,16 @@ fn main() -> ExitCode {
             complaint.status()
         }
     }
+}
+
+/// What is wrong with the command line, where that asks for JSON as it does; or the help that it asks for.
+fn usage(error: &clap::Error) -> ExitCode {
+    let asks = std::env::args_os().skip(1).take_while(|argument| argument != "--").any(|argument| argument == "--json");
+    if !error.use_stderr() || !asks {
+        error.exit();
+    }
+    tell(&Complaint::Usage(error.to_string()), true);
+    ExitCode::from(USAGE)
 }
 
 /// A complaint as a sentence on standard error, or, for a program that reads JSON, as the line `error` where it reads.
@@ -66,12 +83,10 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
             whimbrel_daemon::run(options).map_err(Complaint::daemon)?;
         }
         Command::Status { json } => return status(run_dir, *json),
-        Command::Connections { json: true, moved: false } => pass_on(run_dir, &Request::Connections)?,
-        Command::Connections { json, moved } => {
+        Command::Connections { json: true, servers: true, .. } => pass_on(run_dir, &Request::Connections)?,
+        Command::Connections { json, moved, servers } => {
             let mut connections = connect(run_dir)?.connections()?;
-            if *moved {
-                connections.retain(show::is_away);
-            }
+            connections.retain(|one| (*servers || !show::is_server(one)) && (!*moved || show::is_away(one)));
             print(&match json {
                 true => reply_to_line(&Reply::Connections(connections))?,
                 false => show::connections(&connections, *moved),
@@ -116,6 +131,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
             let (flows, host) = connect(run_dir)?.resume(connections.clone())?;
             print(&show::resumed(flows, host))?;
         }
+        Command::Ping { host, count, json } => return ping::ping(run_dir, host, *count, *json),
+        Command::Why { connection, json } => why(run_dir, connection, *json)?,
         Command::Community { command } => return community::community(run_dir, command),
         Command::Metrics { json: true } => pass_on(run_dir, &Request::Metrics)?,
         Command::Metrics { json: false } => print(&exposition(&connect(run_dir)?.metrics()?))?,
@@ -171,6 +188,21 @@ fn print(text: &str) -> Result<(), Complaint> {
 fn pass_on(run_dir: &Path, request: &Request) -> Result<(), Complaint> {
     let (line, _) = connect(run_dir)?.ask_for_line(request)?;
     print(&line)
+}
+
+/// Says of what is named so what becomes of it.
+fn why(run_dir: &Path, name: &str, json: bool) -> Result<(), Complaint> {
+    let mut client = connect(run_dir)?;
+    let (connections, peers) = (client.connections()?, client.peers()?);
+    let named = connections.iter().filter(|one| show::is_named(one, name));
+    let said: Vec<Why> = named.map(|one| show::why(one, &peers)).collect();
+    if said.is_empty() {
+        return Err(Complaint::NoConnection(name.to_owned()));
+    }
+    print(&match json {
+        true => format!("{}\n", serde_json::json!({ "schema": SCHEMA, "why": said })),
+        false => show::sentences(&said),
+    })
 }
 
 /// Fails when the daemon is not ready, as service managers and scripts wish.

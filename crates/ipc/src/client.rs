@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::{
     Configuration, Connection, EventRecord, EventsQuery, Failure, HandoffStarted, Lines, Metric, OpenSocket, Path,
-    Peer, ReceivedLine, Reply, Request, SchemaError, Status, Suspended, Uuid, reply_from_line, request_to_line,
+    Peer, Pinged, ReceivedLine, Reply, Request, SchemaError, Status, Suspended, Uuid, reply_from_line, request_to_line,
     send_line,
 };
 
@@ -133,6 +133,17 @@ impl Client {
     pub fn peers(&mut self) -> Result<Vec<Peer>, ClientError> {
         match self.ask(&Request::Peers)? {
             Reply::Peers(peers) => Ok(peers),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Asks another host whether it answers, see [`Request::Ping`].
+    ///
+    /// # Errors
+    /// When it does not answer, or refuses.
+    pub fn ping(&mut self, host: String) -> Result<Pinged, ClientError> {
+        match self.ask(&Request::Ping { host })? {
+            Reply::Pinged(pinged) => Ok(*pinged),
             _ => Err(ClientError::Unexpected),
         }
     }

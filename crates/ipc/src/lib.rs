@@ -18,11 +18,13 @@ mod doctor;
 mod error;
 mod line;
 mod metrics;
+mod ping;
 mod reply;
 mod request;
 mod socket;
 mod time;
 mod transfer;
+mod why;
 
 pub use anchor::{Anchored, Anchors, LentEnds, Offer, OfferedAddress, OfferedPrefix, PassedOn};
 pub use client::{Client, ClientError, Events, HANDOFF_TIMEOUT, REPLY_TIMEOUT, socket_path};
@@ -36,6 +38,7 @@ pub use line::{
     request_to_line,
 };
 pub use metrics::{EXPOSITION_TYPE, Metric, MetricKind, Sample, exposition};
+pub use ping::Pinged;
 pub use reply::{
     Attachment, Away, Bytes, Carrier, Configuration, Connection, ConnectionState, Counts, EventRecord, Flow,
     HandoffStarted, Helper, HelperState, KEY_SHOWN, LocalAddress, Meetings, NameServer, NameServerState, Path, Peer,
@@ -49,3 +52,4 @@ pub use socket::{
 };
 pub use time::{parse_rfc3339, rfc3339};
 pub use transfer::{Lines, MAX_DESCRIPTORS, ReceivedLine, send_line};
+pub use why::Why;

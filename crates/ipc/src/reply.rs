@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Anchored, Anchors, CommunityReply, Failure, Kept, MadeSocket, Metric, Moved, MovedProcess, OpenSocket, Received,
-    Uuid, WantedAnchor,
+    Anchored, Anchors, CommunityReply, Failure, Kept, MadeSocket, Metric, Moved, MovedProcess, OpenSocket, Pinged,
+    Received, Uuid, WantedAnchor,
 };
 
 /// An answer: one line. On the wire the variant's name is the one member beside `schema`.
@@ -23,6 +23,8 @@ pub enum Reply {
     Peers(Vec<Peer>),
     /// To [`Request::Paths`](crate::Request::Paths).
     Paths(Vec<Path>),
+    /// To [`Request::Ping`](crate::Request::Ping).
+    Pinged(Box<Pinged>),
     /// To [`Request::Configuration`](crate::Request::Configuration).
     Configuration(Configuration),
     /// To [`Request::Metrics`](crate::Request::Metrics).
@@ -236,6 +238,12 @@ pub struct Counts {
     pub moved: usize,
     /// Connections that nothing is sent for until a new place is confirmed.
     pub held: usize,
+    /// Connections that are carried to where nothing has been heard from: they are not among `moved`.
+    #[serde(default)]
+    pub not_confirmed: usize,
+    /// Connections that a move has left behind: their addresses are gone, and they were not introduced.
+    #[serde(default)]
+    pub lost: usize,
     /// Single connections that this host has wait by request, whatever else they wait for.
     #[serde(default)]
     pub suspended: usize,
@@ -363,8 +371,12 @@ pub struct Connection {
     pub bytes: Option<Bytes>,
     /// When the daemon came to know of it (RFC 3339).
     pub since: String,
-    /// Why it is not introduced, where `state` is `unprotected`, or nothing is sent for it, where it is `held`.
+    /// Why it is not introduced, where `state` is `unprotected` or `lost`, or nothing is sent for it, where it is
+    /// `held`, or shows that it arrives, where it is `not-confirmed`.
     pub reason: Option<String>,
+    /// Milliseconds since its peer was last heard, where `state` is `held` or `not-confirmed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heard_ms: Option<u64>,
     /// What is done, or was, in the name of its peer while that is away.
     #[serde(default)]
     pub helper: Option<Helper>,
@@ -388,6 +400,7 @@ impl Connection {
             bytes: None,
             since: String::new(),
             reason: None,
+            heard_ms: None,
             helper: None,
         }
     }
@@ -446,12 +459,16 @@ pub enum ConnectionState {
     Native,
     /// Introduced and carried, since one end or both have moved.
     Moved,
+    /// As `Moved`, but the peer has not answered where it is carried to: nothing shows that it arrives.
+    NotConfirmed,
     /// Introduced; nothing is sent for it until a new place is confirmed.
     Held,
     /// Not introduced yet: the peer is being asked, or the connection is too young.
     Pending,
     /// Not introduced, and nothing is under way: a move would end it.
     Unprotected,
+    /// Not introduced, and its address is gone: a move has ended it, whether or not its program knows.
+    Lost,
     /// No connection: a socket that waits for clients. It can be given to another host by its name.
     Server,
 }
@@ -536,6 +553,10 @@ pub struct Peer {
     pub flows: PeerFlows,
     /// Whether it is away, so that its connections wait for it.
     pub away: Option<Away>,
+    /// Milliseconds for which it has not answered, where that is more than a lost packet or two, or an end has moved
+    /// since: nothing shows that what is sent to it arrives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unanswered_ms: Option<u64>,
 }
 
 /// How a peer is away.
@@ -601,8 +622,11 @@ pub struct Path {
     pub remote: SocketAddr,
     /// Whether it is the one in use.
     pub active: bool,
-    /// Whether the peer has answered a challenge there.
+    /// Whether the peer has answered a challenge there, and answers still.
     pub confirmed: bool,
+    /// Milliseconds since the peer was last heard, wherever the two were, where the path is in use and not confirmed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heard_ms: Option<u64>,
     /// What carries moved connections on it, where any have moved.
     pub carrier: Option<Carrier>,
     /// Whether a NAT is on it, where that is known.
@@ -705,15 +729,30 @@ impl fmt::Display for Flow {
     }
 }
 
-impl fmt::Display for ConnectionState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+impl ConnectionState {
+    /// The word that programs know it by.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
             Self::Native => "native",
             Self::Moved => "moved",
+            Self::NotConfirmed => "not-confirmed",
             Self::Held => "held",
             Self::Pending => "pending",
             Self::Unprotected => "unprotected",
+            Self::Lost => "lost",
             Self::Server => "server",
+        }
+    }
+}
+
+/// For people.
+impl fmt::Display for ConnectionState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::NotConfirmed => "not confirmed",
+            Self::Lost => "lost at the move",
+            _ => self.word(),
         })
     }
 }

@@ -18,6 +18,12 @@ pub enum Request {
     Peers,
     /// The ways to them; [`Reply::Paths`](crate::Reply::Paths).
     Paths,
+    /// Ask another host whether it answers, once, and a second time where the first is lost;
+    /// [`Reply::Pinged`](crate::Reply::Pinged) when it has, or after a few seconds.
+    Ping {
+        /// As for [`Request::Move`], or the address of one that nothing is known of.
+        host: String,
+    },
     /// Whether the configuration file says what is in force; [`Reply::Configuration`](crate::Reply::Configuration).
     Configuration,
     /// Figures for monitoring; [`Reply::Metrics`](crate::Reply::Metrics).
@@ -246,7 +252,7 @@ impl Request {
             | Self::Rebuild { .. }
             | Self::Namespace { .. }
             | Self::Anchor { .. } => About::Own,
-            Self::Handoff { .. } | Self::Suspend { .. } | Self::Resume { .. } => About::Host,
+            Self::Ping { .. } | Self::Handoff { .. } | Self::Suspend { .. } | Self::Resume { .. } => About::Host,
             Self::Sockets { pid } => About::Process(*pid),
             Self::ForgetPeer { .. }
             | Self::Place { .. }

@@ -11,7 +11,7 @@ use whimbrel_ipc::{
     CommunityStanding, Configuration, Connection, ConnectionState, Counts, DrawnCode, EventRecord, EventsQuery,
     Failure, Family, Flow, Grant, HandoffStarted, Helper, HelperState, Host, Kept, LentEnds, LocalAddress, MadeSocket,
     Meetings, Metric, MetricKind, Moved, NameServer, NameServerState, Offer, OfferedAddress, OfferedPrefix, Open,
-    OpenSocket, PassedOn, Path, Peer, PeerFlows, PeerName, Places, Process, Purpose, Received, Rendezvous,
+    OpenSocket, PassedOn, Path, Peer, PeerFlows, PeerName, Pinged, Places, Process, Purpose, Received, Rendezvous,
     RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status, Suspended,
     Transport, Trust, Tunnel, Uuid, WantedAnchor, reply_from_line, reply_to_line, request_from_line, request_to_line,
     socket_path,
@@ -123,6 +123,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     bytes: Some(Bytes { sent: 412, received: 1_048_576 }),
                     since: "2026-01-31T23:59:58.007Z".into(),
                     reason: None,
+                    heard_ms: None,
                     helper: Some(Helper {
                         name: "irc".into(),
                         state: HelperState::Over,
@@ -137,6 +138,14 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     since: "2026-01-31T23:59:58.007Z".into(),
                     reason: Some("nobody answers at 2001:db8:1::1 on UDP port 2031".into()),
                     ..Connection::bare(flow("[2001:db8::10]:40000", "[2001:db8:1::1]:22"), ConnectionState::Unprotected)
+                },
+                Connection {
+                    carrier: Some(Carrier::Tunnel),
+                    peer: Some(peer_name()),
+                    since: "2026-01-31T23:59:58.007Z".into(),
+                    reason: Some("no answer since this host moved, last heard 28 s ago".into()),
+                    heard_ms: Some(28_040),
+                    ..Connection::bare(flow("192.0.2.10:40001", "203.0.113.5:22"), ConnectionState::NotConfirmed)
                 },
                 Connection {
                     name: Some("listener:192.0.2.10:80".into()),
@@ -174,6 +183,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 carrier: Some(Carrier::Rewrite),
                 flows: PeerFlows { introduced: 2, moved: 1 },
                 away: None,
+                unanswered_ms: None,
             }]),
         ),
         (
@@ -188,6 +198,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 translated: Some(true),
                 round_trip_ms: Some(40.5),
                 mtu: Some(1500),
+                heard_ms: None,
             }]),
         ),
         (
@@ -200,6 +211,29 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 sentence: "Peer #3 takes us at 198.51.100.7 now (1 connection, 43 ms).".into(),
                 fields: serde_json::from_str(r#"{"peer":3,"to":"198.51.100.7","flows":1}"#).unwrap(),
             }),
+        ),
+        (
+            "pinged",
+            Reply::Pinged(Box::new(Pinged {
+                address: "203.0.113.5:2031".parse().unwrap(),
+                peer: Some(peer_name()),
+                session: Some(Session {
+                    age_ms: 61_000,
+                    round_trip_ms: Some(40.5),
+                    heard_ms: Some(0),
+                    version: 1,
+                    capabilities: vec!["rewrite".into()],
+                }),
+                answered: true,
+                round_trip_ms: Some(41.25),
+                tries: 1,
+                local: "192.168.1.2".parse().ok(),
+                observed: "198.51.100.7:2031".parse().ok(),
+                nat_here: Some(true),
+                nat_there: Some(false),
+                heard_ms: Some(0),
+                reason: None,
+            })),
         ),
         (
             "configuration",
@@ -355,6 +389,7 @@ fn requests() -> Vec<(Request, &'static str)> {
         (Request::Connections, r#"{"schema":1,"request":"connections"}"#),
         (Request::Peers, r#"{"schema":1,"request":"peers"}"#),
         (Request::Paths, r#"{"schema":1,"request":"paths"}"#),
+        (Request::Ping { host: "desk".into() }, r#"{"schema":1,"request":"ping","host":"desk"}"#),
         (Request::Configuration, r#"{"schema":1,"request":"configuration"}"#),
         (Request::Metrics, r#"{"schema":1,"request":"metrics"}"#),
         (

@@ -39,6 +39,7 @@ mod ready;
 mod sides;
 mod stall;
 pub(crate) mod transfer;
+mod unconfirmed;
 pub(crate) mod update;
 mod view;
 

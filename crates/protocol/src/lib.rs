@@ -32,7 +32,7 @@ pub use base::attachments::{Attachment, Routes};
 pub use base::config::{Ask, Carriers, Config, Prefix, Trust};
 pub use base::event::community::{CommunityEvent, JoinFailure};
 pub use base::event::relocation::MoveEvent;
-pub use base::event::{Carried, Event};
+pub use base::event::{Carried, Doubt, Event};
 pub use base::flow_name::FlowName;
 pub use base::id::{LinkId, PathId};
 pub use base::op::chain::ChainOp;
@@ -53,6 +53,7 @@ pub use flow::verdict::{Rule, Verdict};
 pub use node::Node;
 pub use node::view::PeerView;
 pub use path::kept::{PathState, PathView};
+pub use path::ping::Ping;
 pub use role::anchor::{Awaited, Candidate, Experience, Policy, Refused, Returns, Search, Then};
 pub use role::community::{
     CODE_LIFETIME, CommunityRefused, CommunityView, GRANT_LIFETIME, GrantView, HostView, InvalidCode, OfferView,

@@ -12,6 +12,7 @@ use crate::base::op::{PeerId, SavedPeer};
 use crate::base::timer::Timer;
 use crate::path::challenge::{Claim, Path};
 use crate::path::paths::Paths;
+use crate::path::ping::Ping;
 use crate::path::shared::Sightings;
 use crate::session::SessionLayer;
 use crate::session::contact::handshake::{Begun, Confirmed};
@@ -21,6 +22,7 @@ use crate::session::pins::Held;
 pub(crate) mod challenge;
 pub(crate) mod kept;
 pub(crate) mod paths;
+pub(crate) mod ping;
 mod rival;
 mod send;
 pub(crate) mod shared;
@@ -145,6 +147,18 @@ impl PathLayer {
         let again = paths.repeat_after(1);
         base.set_timer(Timer::Challenge(id), now + again);
         self.send_to(id, arrival.destination, arrival.source, &[Message::PathChallenge { token }], base);
+    }
+
+    /// Asks a peer now, once, on the path in use. Tells whether that is possible.
+    pub(crate) fn ping(&mut self, now: Time, id: PeerId, base: &mut Base) -> bool {
+        let token = base.random().u64();
+        let Some(paths) = self.peers.get_mut(&id).filter(|paths| paths.attachment().is_some()) else { return false };
+        if !self.session.has_session(id) {
+            return false;
+        }
+        paths.set_ping(Ping::new(token, now));
+        self.send(id, &[Message::PathChallenge { token }], base);
+        true
     }
 
     /// A peer, and the paths to it.

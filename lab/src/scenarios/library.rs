@@ -302,7 +302,7 @@ fn give(lab: &mut Lab) -> Result<()> {
             let name = format!("listener:{}", SocketAddr::new(own, port.parse().unwrap_or_default()));
             let named = here.servers()?;
             expect!(named.contains(&name), "{name} is not shown among {named:?}");
-            let shown = here.cli(&["connections"])?;
+            let shown = here.cli(&["connections", "--servers"])?;
             expect!(shown.contains(&name), "{shown}");
             first.does(&format!("give {at_tablet} films"))?;
             second.does("received")?;

@@ -32,6 +32,7 @@ mod rendezvous;
 mod roam;
 mod server_processes;
 mod servers;
+mod shown;
 mod sockets;
 mod stand_in;
 mod states;
@@ -100,6 +101,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         interrupted::SCENARIOS,
         refused::SCENARIOS,
         states::SCENARIOS,
+        shown::SCENARIOS,
         udp_server::SCENARIOS,
         processes::SCENARIOS,
         server_processes::SCENARIOS,

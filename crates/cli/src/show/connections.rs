@@ -9,7 +9,7 @@ use crate::table::{elastic, render, text, width, wrap};
 
 /// Whether it is not carried the way that it was opened.
 pub(crate) fn is_away(connection: &Connection) -> bool {
-    matches!(connection.state, ConnectionState::Moved | ConnectionState::Held)
+    matches!(connection.state, ConnectionState::Moved | ConnectionState::NotConfirmed | ConnectionState::Held)
 }
 
 /// `only_moved`: they were picked by [`is_away`].
@@ -50,6 +50,9 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
     let survive = of(ConnectionState::Native) + of(ConnectionState::Moved) + of(ConnectionState::Held);
     let verb = if survive == 1 { "survives" } else { "survive" };
     out.push_str(&format!("{}, of which {survive} {verb} a move.\n", count(shown.len(), "connection")));
+    if of(ConnectionState::NotConfirmed) > 0 {
+        out.push_str("What is not confirmed goes on once the peer answers (`whimbrel paths`, `whimbrel events`).\n");
+    }
     out.push_str(&servers);
     out
 }
@@ -190,12 +193,14 @@ pub(crate) fn via(connection: &Connection) -> String {
 /// What moved comes first, what has no protection last.
 pub(crate) fn rank(state: ConnectionState) -> u8 {
     match state {
-        ConnectionState::Held => 0,
-        ConnectionState::Moved => 1,
-        ConnectionState::Native => 2,
-        ConnectionState::Pending => 3,
-        ConnectionState::Unprotected => 4,
-        ConnectionState::Server => 5,
+        ConnectionState::NotConfirmed => 0,
+        ConnectionState::Held => 1,
+        ConnectionState::Moved => 2,
+        ConnectionState::Native => 3,
+        ConnectionState::Pending => 4,
+        ConnectionState::Lost => 5,
+        ConnectionState::Unprotected => 6,
+        ConnectionState::Server => 7,
     }
 }
 
@@ -261,6 +266,26 @@ unprotected: nobody answers there (1 connection)
         moved.peer = Some(PeerName { id: 3, key: "key".into(), name: Some("desk".into()) });
         let text = connections(&[moved], false);
         assert!(text.contains("  desk  curl (812)") && !text.contains("#3"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_confirmed_does_not_count_as_what_survives() {
+        let mut doubtful = connection("192.0.2.10:51514", "203.0.113.5:443", ConnectionState::NotConfirmed);
+        doubtful.carrier = Some(Carrier::Tunnel);
+        doubtful.reason = Some("the peer has not answered since this host moved, last heard 28 s ago".into());
+        let native = connection("192.0.2.10:51515", "203.0.113.6:443", ConnectionState::Native);
+        assert!(is_away(&doubtful));
+        assert_eq!(
+            connections(&[native, doubtful], false),
+            "\
+PROTO  LOCAL             REMOTE           STATE          VIA
+tcp    192.0.2.10:51514  203.0.113.5:443  not confirmed  tunnel
+tcp    192.0.2.10:51515  203.0.113.6:443  native
+not confirmed: the peer has not answered since this host moved, last heard 28 s ago (1 connection)
+2 connections, of which 1 survives a move.
+What is not confirmed goes on once the peer answers (`whimbrel paths`, `whimbrel events`).
+"
+        );
     }
 
     #[test]

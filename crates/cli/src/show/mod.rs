@@ -7,7 +7,9 @@ mod connections;
 mod doctor;
 mod events;
 mod peers;
+mod ping;
 mod status;
+mod why;
 
 pub(crate) use absence::{resumed, suspended};
 pub(crate) use clean::{removed, removed_json};
@@ -16,7 +18,9 @@ pub(crate) use connections::{connections, is_away, is_server, peer, rank, via};
 pub(crate) use doctor::findings;
 pub(crate) use events::event;
 pub(crate) use peers::{paths, peers};
+pub(crate) use ping::{pong, pongs};
 pub(crate) use status::status;
+pub(crate) use why::{is_named, sentences, why};
 
 use std::time::Duration;
 

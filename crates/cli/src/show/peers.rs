@@ -23,11 +23,11 @@ pub(crate) fn peers(peers: &[Peer]) -> String {
                 peer.address.to_string(),
                 peer.trust.to_string(),
                 session.map_or("none".into(), |session| duration(Duration::from_millis(session.age_ms))),
-                session.map(|session| milliseconds(session.round_trip_ms)).unwrap_or_default(),
+                round_trip(peer),
                 peer.flows.introduced.to_string(),
                 peer.flows.moved.to_string(),
                 peer.carrier.map(|carrier| carrier.to_string()).unwrap_or_default(),
-                away(peer).to_owned(),
+                away(peer),
             ]
         })
         .collect();
@@ -56,12 +56,20 @@ pub(crate) fn peers(peers: &[Peer]) -> String {
     out
 }
 
-/// How it is away: its connections wait for it.
-fn away(peer: &Peer) -> &'static str {
-    match peer.away {
-        None => "",
-        Some(Away::Announced) => "said so",
-        Some(Away::Silent) => "silent",
+/// What was measured, unless it does not answer.
+fn round_trip(peer: &Peer) -> String {
+    let session = peer.session.as_ref().filter(|_| peer.unanswered_ms.is_none());
+    session.map(|session| milliseconds(session.round_trip_ms)).unwrap_or_default()
+}
+
+/// How it is away, so that its connections wait for it, or how long it has not been heard and does not answer.
+fn away(peer: &Peer) -> String {
+    let heard = peer.session.as_ref().and_then(|session| session.heard_ms);
+    match (peer.away, peer.unanswered_ms.and(heard)) {
+        (Some(Away::Announced), _) => "said so".to_owned(),
+        (_, Some(ago)) => format!("heard {} ago", duration(Duration::from_millis(ago))),
+        (Some(Away::Silent), None) => "silent".to_owned(),
+        (None, None) => String::new(),
     }
 }
 
@@ -72,19 +80,21 @@ pub(crate) fn paths(paths: &[Path]) -> String {
     let rows: Vec<_> = paths
         .iter()
         .map(|path| {
-            let state = match (path.active, path.confirmed) {
+            let heard = path.heard_ms.map(|ago| duration(Duration::from_millis(ago)));
+            let state = match (path.active, path.confirmed, heard) {
                 // Where the peer was last, which nothing leads to now.
-                (true, _) if path.local.is_none() => "no way",
-                (true, true) => "in use",
-                (true, false) => "in use, unconfirmed",
-                (false, true) => "confirmed",
-                (false, false) => "possible",
+                (true, ..) if path.local.is_none() => "no way".to_owned(),
+                (true, true, _) => "in use".to_owned(),
+                (true, false, None) => "in use, unconfirmed".to_owned(),
+                (true, false, Some(ago)) => format!("not confirmed, heard {ago} ago"),
+                (false, true, _) => "confirmed".to_owned(),
+                (false, false, _) => "possible".to_owned(),
             };
             [
                 path.peer.name.clone().unwrap_or_else(|| format!("#{}", path.peer.id)),
                 path.local.map(|local| local.to_string()).unwrap_or_default(),
                 path.remote.to_string(),
-                state.to_owned(),
+                state,
                 path.carrier.map(|carrier| carrier.to_string()).unwrap_or_default(),
                 path.translated.map(|nat| if nat { "yes" } else { "no" }.to_owned()).unwrap_or_default(),
                 milliseconds(path.round_trip_ms),
@@ -136,6 +146,7 @@ mod tests {
             carrier: Some(Carrier::Rewrite),
             flows: PeerFlows { introduced: 12, moved: 2 },
             away: None,
+            unanswered_ms: None,
         }
     }
 
@@ -183,10 +194,14 @@ PEER  KEY         ADDRESS           TRUST  SESSION    RTT ms  CONNS  MOVED  VIA
             translated: Some(true),
             round_trip_ms: Some(1.25),
             mtu: Some(1500),
+            heard_ms: None,
         };
         let text = paths(std::slice::from_ref(&path));
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(text.contains("in use, unconfirmed"));
+        let silent = Path { heard_ms: Some(28_040), ..path.clone() };
+        let text = paths(&[Path { remote: "203.0.113.5:2031".parse().unwrap(), ..silent }]);
+        assert!(text.contains("not confirmed, heard 28 s ago"), "{text}");
         let text = paths(&[Path { local: None, ..path }]);
         assert!(text.contains("no way") && !text.contains("in use"), "{text}");
     }

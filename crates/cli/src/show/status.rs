@@ -55,12 +55,14 @@ pub(crate) fn status(status: &Status) -> String {
     lines.push((
         "connections",
         format!(
-            "{}: {} would survive a move{}, {} moved, {} held",
+            "{}: {} would survive a move{}, {} moved, {} held{}{}",
             count(counts.connections, "connection"),
-            counts.introduced,
+            counts.introduced.saturating_sub(counts.not_confirmed),
             if counts.introduced > 0 && counts.sessions == 0 { " once a session comes up" } else { "" },
             counts.moved,
-            counts.held
+            counts.held,
+            some(counts.not_confirmed, "not confirmed"),
+            some(counts.lost, "lost at the move"),
         ),
     ));
     let by_hand = [(counts.suspended, "by hand (`whimbrel resume`)"), (counts.suspended_by_peers, "by their peers")];
@@ -104,6 +106,11 @@ fn name_server(of: &NameServer) -> String {
             of.server, of.name
         ),
     }
+}
+
+/// That there are so many of a kind, if there are any.
+fn some(count: usize, kind: &str) -> String {
+    if count > 0 { format!(", {count} {kind}") } else { String::new() }
 }
 
 fn list(items: impl Iterator<Item = String>) -> String {

@@ -194,6 +194,15 @@ impl Reader {
             "flow-taken-over" if text(event, "flow").is_some_and(|name| !self.open.contains_key(&name)) => {
                 self.introduced(at, id, event);
             }
+            "peer-taken-over" => {
+                peer.now.ends.ours = text(event, "from").or(peer.now.ends.ours.take());
+                peer.now.ends.theirs = text(event, "remote").map(address).or(peer.now.ends.theirs.take());
+                let way = peer.way(event);
+                if !peer.is_stopped() {
+                    set(&mut peer.ways, at, way);
+                }
+                peer.on_path(at);
+            }
             "flow-gone" => self.gone(at, id, event),
             "moving" => self.moving(at, id, event),
             "moved" => {

@@ -369,6 +369,26 @@ fn connections_that_were_taken_over_are_drawn() {
 }
 
 #[test]
+fn what_was_taken_over_goes_as_it_went() {
+    // The names of two of the three are not told.
+    let mut log = Log::new();
+    let flow = format!("tcp {HOME}:40000 -> 203.0.113.5:22");
+    log.add(0, "started", json!({ "key": KEY, "restored_flows": 3 }));
+    log.add(1, "flow-taken-over", json!({ "flow": flow, "peer": 5 }));
+    let taken = json!({
+        "peer": 5, "key": KEY, "remote": "203.0.113.5:2031", "from": AWAY, "flows": 3, "carried": 3,
+        "carrier": "tunnel",
+    });
+    log.add(1, "peer-taken-over", taken);
+    log.add(5_000, "reloaded", json!({}));
+    let story = story(&log);
+    let peer = &story.peers[0];
+    assert_eq!(peer.ways.iter().map(|way| way.what).collect::<Vec<_>>(), [Way::Tunnel]);
+    assert_eq!(peer.paths.last().and_then(|path| path.what.ours.as_deref()), Some(AWAY));
+    assert_eq!(peer.counts.last().map(|(_, count)| *count), Some(3));
+}
+
+#[test]
 fn what_was_taken_over_is_native_where_it_began() {
     // Taken over before the peer is reached, and carried since: back there it is at home, though another is carried
     // then.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use whimbrel_ipc::Flow;
+use whimbrel_ipc::{Connection, ConnectionState, Flow};
 
 use super::{Rate, Snapshot};
 use crate::show;
@@ -63,20 +63,26 @@ fn head(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> {
     // What a narrow screen cuts is what is told below as well.
     vec![
         format!(
-            "whimbrel {}, process {}, up {}   out {} in {}   {}: {} would survive{}, {} moved, {} held",
+            "whimbrel {}, process {}, up {}   out {} in {}   {}: {} would survive{}, {} moved, {} held{}",
             status.version,
             status.pid,
             show::duration(Duration::from_millis(status.uptime_ms)),
             bits(sent),
             bits(received),
             show::count(counts.connections, "connection"),
-            counts.introduced,
+            counts.introduced.saturating_sub(counts.not_confirmed),
             if counts.introduced > 0 && counts.sessions == 0 { " once a session comes up" } else { "" },
             counts.moved,
             counts.held,
+            not_confirmed(counts.not_confirmed),
         ),
         format!("addresses {addresses}{kept}"),
     ]
+}
+
+/// How many connections are carried to where nothing was heard from, if any.
+fn not_confirmed(count: usize) -> String {
+    if count > 0 { format!(", {count} not confirmed") } else { String::new() }
 }
 
 fn connections(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> {
@@ -96,7 +102,7 @@ fn connections(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> 
                 transport.to_string(),
                 local.to_string(),
                 remote.to_string(),
-                if connection.passed_on { "passed on".to_owned() } else { connection.state.to_string() },
+                stands(connection),
                 show::via(connection),
                 show::peer(connection),
                 rate(&connection.flow, |rate| rate.sent),
@@ -117,6 +123,17 @@ fn connections(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> 
         elastic("PROGRAM"),
     ];
     own_lines(&render(columns, &rows))
+}
+
+/// How it stands, and where that is not confirmed how long ago its peer was last heard.
+fn stands(connection: &Connection) -> String {
+    match (connection.passed_on, connection.state, connection.heard_ms) {
+        (true, ..) => "passed on".to_owned(),
+        (_, ConnectionState::NotConfirmed, Some(ago)) => {
+            format!("not confirmed, heard {} ago", show::duration(Duration::from_millis(ago)))
+        }
+        (_, state, _) => state.to_string(),
+    }
 }
 
 /// Adds a section with at most so many lines, an empty one before it; says how many more there are.
@@ -149,7 +166,7 @@ fn bits(bytes: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_ipc::{Bytes, Connection, ConnectionState, Counts, EventRecord, Status, Transport, Trust};
+    use whimbrel_ipc::{Bytes, Counts, EventRecord, Status, Transport, Trust};
 
     fn snapshot(count: u16, sent: u64) -> Snapshot {
         let connection = |port| {
@@ -230,6 +247,16 @@ mod tests {
         away.status.counts.sessions = 1;
         let text = draw(&away, &HashMap::new(), None, (160, 24)).join("\n");
         assert!(!text.contains("suspended") && text.contains("1 would survive, 0 moved"), "{text}");
+    }
+
+    #[test]
+    fn who_is_not_heard_is_said_to_be() {
+        let mut silent = snapshot(1, 0);
+        silent.status.counts = Counts { introduced: 1, sessions: 1, not_confirmed: 1, ..Counts::default() };
+        silent.connections[0].state = ConnectionState::NotConfirmed;
+        silent.connections[0].heard_ms = Some(28_040);
+        let text = draw(&silent, &HashMap::new(), None, (160, 24)).join("\n");
+        assert!(text.contains("0 held, 1 not confirmed") && text.contains("not confirmed, heard 28 s ago"), "{text}");
     }
 
     #[test]

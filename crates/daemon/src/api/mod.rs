@@ -4,6 +4,7 @@ pub(crate) mod access;
 pub(crate) mod desk;
 pub(crate) mod kept;
 mod naming;
+pub(crate) mod pings;
 pub mod server;
 pub(crate) mod socket_names;
 pub(crate) mod sockets;

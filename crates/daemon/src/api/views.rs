@@ -8,11 +8,13 @@ use whimbrel_datapath::SocketsApart;
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
 use whimbrel_protocol::{
-    Carrier, FlowState, FlowView, LocalEnd, PeerId, PeerView, RendezvousStanding, RendezvousView, Standing, Time, Trust,
+    Carrier, Doubt, FlowState, FlowView, LocalEnd, PeerId, PeerView, RendezvousStanding, RendezvousView, Standing,
+    Time, Trust,
 };
 use whimbrel_wire::hello::Capabilities;
 use whimbrel_wire::{FlowTuple, Transport};
 
+use crate::host::inventory::left_behind::{self, LeftBehind};
 use crate::host::inventory::servers::Inhabitants;
 use crate::host::inventory::{servers, unmoved};
 use crate::known_keys::KnownKeys;
@@ -56,8 +58,13 @@ pub(crate) fn name(view: &PeerView) -> ipc::PeerName {
     ipc::PeerName { id: view.id.0, key: view.key.to_string(), name: None }
 }
 
-/// How many flows there are of each kind, as [`ConnectionsQuestion`] shows them.
-pub(crate) fn counts(peers: &[PeerView], flows: impl Iterator<Item = FlowView>) -> ipc::Counts {
+/// How many flows there are of each kind, as [`ConnectionsQuestion`] shows them. `lost`: whether a move has left one
+/// behind.
+pub(crate) fn counts(
+    peers: &[PeerView],
+    flows: impl Iterator<Item = FlowView>,
+    lost: impl Fn(&FlowView) -> bool,
+) -> ipc::Counts {
     let peer_of: HashMap<PeerId, &PeerView> = peers.iter().map(|peer| (peer.id, peer)).collect();
     let mut counts = ipc::Counts {
         peers: peers.len(),
@@ -67,6 +74,7 @@ pub(crate) fn counts(peers: &[PeerView], flows: impl Iterator<Item = FlowView>) 
     for flow in flows {
         counts.connections += 1;
         counts.introduced += usize::from(flow.entry.is_some());
+        counts.lost += usize::from(lost(&flow));
         if let Some(entry) = &flow.entry {
             counts.suspended += usize::from(entry.waits.here);
             counts.suspended_by_peers += usize::from(entry.waits.there);
@@ -74,6 +82,7 @@ pub(crate) fn counts(peers: &[PeerView], flows: impl Iterator<Item = FlowView>) 
         match state(&flow, flow.peer.and_then(|peer| peer_of.get(&peer).copied())) {
             ipc::ConnectionState::Held => counts.held += 1,
             ipc::ConnectionState::Moved => counts.moved += 1,
+            ipc::ConnectionState::NotConfirmed => counts.not_confirmed += 1,
             _ => {}
         }
     }
@@ -87,10 +96,18 @@ pub(crate) fn state(view: &FlowView, peer: Option<&PeerView>) -> ipc::Connection
         FlowState::Native | FlowState::Moved if waits => ipc::ConnectionState::Held,
         FlowState::Native => ipc::ConnectionState::Native,
         FlowState::Moved if peer.is_some_and(|peer| peer.carrier == Carrier::Hold) => ipc::ConnectionState::Held,
+        FlowState::Moved if peer.is_some_and(|peer| is_doubtful(view, peer)) => ipc::ConnectionState::NotConfirmed,
         FlowState::Moved => ipc::ConnectionState::Moved,
         FlowState::Introducing | FlowState::Unknown => ipc::ConnectionState::Pending,
         FlowState::Failed(_) | FlowState::Excluded(_) => ipc::ConnectionState::Unprotected,
     }
+}
+
+/// Whether nothing shows that a flow which is carried arrives. One that goes by a path of its own does so by that
+/// path's challenges, where there is a session.
+fn is_doubtful(view: &FlowView, peer: &PeerView) -> bool {
+    let by_the_first = view.entry.is_none_or(|entry| entry.side == 0);
+    !peer.session || (by_the_first && peer.doubt.is_some())
 }
 
 /// A peer. `since`: when its session came up. `of`: how it came to be trusted.
@@ -116,6 +133,7 @@ pub(crate) fn peer(view: &PeerView, now: Time, since: Option<Time>, of: Trust, k
         carrier: (view.moved > 0).then(|| carrier(view.carrier)),
         flows: ipc::PeerFlows { introduced: view.flows, moved: view.moved },
         away: view.away.map(|announced| if announced { ipc::Away::Announced } else { ipc::Away::Silent }),
+        unanswered_ms: view.doubt.map(|(_, since)| millis(now.since(since))),
     }
 }
 
@@ -139,18 +157,22 @@ fn capabilities(of: Capabilities) -> Vec<String> {
 /// which are neither active nor confirmed. `mtu`: of the one in use, in bytes. `possible`: own address and the peer's.
 pub(crate) fn paths(
     view: &PeerView,
+    now: Time,
     mtu: Option<u32>,
     possible: impl IntoIterator<Item = (IpAddr, SocketAddr)>,
 ) -> Vec<ipc::Path> {
+    // Where nobody answers, what was measured says nothing of how it is now.
+    let doubtful = view.doubt.is_some();
     let active = ipc::Path {
         peer: name(view),
         local: view.source,
         remote: view.remote,
         active: view.candidate.is_none(),
-        confirmed: true,
+        confirmed: !doubtful,
+        heard_ms: doubtful.then(|| millis(now.since(view.last_heard))),
         carrier: (view.moved > 0 && view.candidate.is_none()).then(|| carrier(view.carrier)),
-        translated: view.observed.map(|_| view.translated),
-        round_trip_ms: view.round_trip.map(fraction),
+        translated: view.observed.filter(|_| !doubtful).map(|_| view.translated),
+        round_trip_ms: view.round_trip.filter(|_| !doubtful).map(fraction),
         mtu,
     };
     let candidate = view.candidate.map(|remote| ipc::Path {
@@ -176,6 +198,7 @@ pub(crate) fn paths(
                 translated: None,
                 round_trip_ms: None,
                 mtu: None,
+                heard_ms: None,
             });
         }
     }
@@ -193,6 +216,8 @@ pub(crate) struct ConnectionsQuestion {
     pub(crate) heard: HashSet<FlowTuple>,
     /// This host's addresses.
     pub(crate) own: BTreeSet<IpAddr>,
+    /// Those that it has no more.
+    pub(crate) left: LeftBehind,
     /// Whether this host is suspended.
     pub(crate) suspended: bool,
     /// What helps which.
@@ -224,10 +249,14 @@ impl ConnectionsQuestion {
             .iter()
             .map(|flow| {
                 let peer = flow.peer.and_then(|peer| peers.get(&peer).copied());
-                let mut connection = connection(flow, peer, self.heard.contains(&flow.tuple), self.suspended);
-                if flow.state == FlowState::Unknown {
-                    let standing = self.standings.get(&flow.tuple.remote.ip()).copied();
-                    (connection.state, connection.reason) = self.unknown(flow, standing.unwrap_or(Standing::Unasked));
+                let mut connection = connection(flow, peer, self.heard.contains(&flow.tuple), self.suspended, self.now);
+                let standing = self.standings.get(&flow.tuple.remote.ip()).copied().unwrap_or(Standing::Unasked);
+                let asks = flow.state == FlowState::Unknown && standing == Standing::Known;
+                if self.left.is_lost(self.now, flow, asks || flow.state == FlowState::Introducing) {
+                    connection.state = ipc::ConnectionState::Lost;
+                    connection.reason = Some(left_behind::why(&flow.state));
+                } else if flow.state == FlowState::Unknown {
+                    (connection.state, connection.reason) = self.unknown(flow, standing);
                 }
                 let age = self.now.since(flow.opened);
                 connection.since = ipc::rfc3339(self.wall.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH));
@@ -334,17 +363,30 @@ fn held_since(view: &FlowView, peer: Option<&PeerView>, suspended: bool) -> &'st
     }
 }
 
+/// Why nothing shows that a flow arrives.
+fn unconfirmed_since(peer: &PeerView, now: Time) -> String {
+    let what = match peer.doubt {
+        None => "there is no session with the peer any more",
+        Some((Doubt::Moved, _)) => "the peer has not answered since this host moved",
+        Some((Doubt::PeerMoved, _)) => "the peer has moved and does not answer from there",
+        Some((Doubt::Silent, _)) => "the peer does not answer",
+    };
+    format!("{what}, last heard {} s ago", now.since(peer.last_heard).as_secs())
+}
+
 /// `heard`: whether it was heard rewritten. `suspended`: whether this host is.
-fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: bool) -> ipc::Connection {
+fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: bool, now: Time) -> ipc::Connection {
     let waits = view.entry.is_some_and(|entry| entry.waits.any());
     let state = state(view, peer);
     let reason = match view.state {
         FlowState::Failed(reason) => Some(reason.to_owned()),
         FlowState::Excluded(line) => Some(format!("policy at line {line}")),
         _ if state == ipc::ConnectionState::Held => Some(held_since(view, peer, suspended).to_owned()),
+        _ if state == ipc::ConnectionState::NotConfirmed => peer.map(|peer| unconfirmed_since(peer, now)),
         _ => None,
     };
-    let carried = matches!(state, ipc::ConnectionState::Moved | ipc::ConnectionState::Held);
+    let waits_for_word = matches!(state, ipc::ConnectionState::NotConfirmed | ipc::ConnectionState::Held);
+    let carried = waits_for_word || state == ipc::ConnectionState::Moved;
     let entry = view.entry.as_ref();
     // Locators of the other family cannot be rewritten to.
     let own_carrier = |peer: &PeerView| match peer.carrier {
@@ -372,6 +414,7 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: 
         peer_flow: entry.map(|entry| flow(entry.peer_tuple)),
         passed_on: entry.is_some_and(|entry| entry.end == LocalEnd::Behind),
         reason,
+        heard_ms: peer.filter(|_| waits_for_word).map(|peer| millis(now.since(peer.last_heard))),
         ..ipc::Connection::bare(flow(view.tuple), state)
     }
 }
@@ -380,7 +423,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn fraction(duration: Duration) -> f64 {
+pub(crate) fn fraction(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
@@ -422,6 +465,9 @@ mod tests {
             locators: Vec::new(),
             sequences: (0, 1),
             last_heard: Time::default(),
+            mapped: false,
+            ping: None,
+            doubt: None,
             away: None,
             capabilities: Some(Capabilities::REWRITE | Capabilities::TUNNEL_SEALED),
         }
@@ -450,14 +496,14 @@ mod tests {
     #[test]
     fn the_end_that_follows_says_how_it_answers_each_connection() {
         let (flow, peer) = (flow_view(FlowState::Moved, true), peer_view(Carrier::FollowRewrite));
-        let heard = connection(&flow, Some(&peer), true, false);
+        let heard = connection(&flow, Some(&peer), true, false, Time::default());
         assert_eq!(heard.carrier, Some(ipc::Carrier::Rewrite));
         assert_eq!(heard.wire.unwrap().remote, "198.51.100.7:7232".parse().unwrap());
-        let not_yet = connection(&flow, Some(&peer), false, false);
+        let not_yet = connection(&flow, Some(&peer), false, false, Time::default());
         assert_eq!((not_yet.carrier, not_yet.wire), (Some(ipc::Carrier::Tunnel), None));
         assert_eq!(carrier(peer.carrier), ipc::Carrier::FollowRewrite);
         // Whatever was heard, a binding that tunnels does so.
-        let tunnelled = connection(&flow, Some(&peer_view(Carrier::Tunnel)), true, false);
+        let tunnelled = connection(&flow, Some(&peer_view(Carrier::Tunnel)), true, false, Time::default());
         assert_eq!(tunnelled.carrier, Some(ipc::Carrier::Tunnel));
     }
 
@@ -472,12 +518,13 @@ mod tests {
         // One that is at home may wait by request, too.
         let at_home = FlowView { state: FlowState::Native, ..waits.clone() };
         let flows = [moved, waits, at_home];
-        let shown: Vec<_> = flows.iter().map(|flow| connection(flow, peers.first(), false, false).state).collect();
+        let shown: Vec<_> =
+            flows.iter().map(|flow| connection(flow, peers.first(), false, false, Time::default()).state).collect();
         assert_eq!(shown, [ipc::ConnectionState::Moved, ipc::ConnectionState::Held, ipc::ConnectionState::Held]);
-        let counted = counts(&peers, flows.into_iter());
+        let counted = counts(&peers, flows.into_iter(), |_| false);
         assert_eq!((counted.introduced, counted.moved, counted.held), (3, 1, 2));
         assert_eq!((counted.suspended, counted.suspended_by_peers), (2, 0));
-        let held = counts(&[peer_view(Carrier::Hold)], [flow_view(FlowState::Moved, true)].into_iter());
+        let held = counts(&[peer_view(Carrier::Hold)], [flow_view(FlowState::Moved, true)].into_iter(), |_| false);
         assert_eq!((held.moved, held.held), (0, 1));
     }
 
@@ -490,7 +537,7 @@ mod tests {
             }
             let source = source.map(|address| address.parse().unwrap());
             let peer = PeerView { away, source, ..peer_view(Carrier::Hold) };
-            let shown = connection(&flow, Some(&peer), false, suspended);
+            let shown = connection(&flow, Some(&peer), false, suspended, Time::default());
             assert_eq!(shown.state, ipc::ConnectionState::Held);
             shown.reason.unwrap()
         };
@@ -503,8 +550,45 @@ mod tests {
         assert_eq!(why(false, false, Some(false), here, false), "the peer is not heard");
         assert_eq!(why(false, false, None, None, false), "no network of this host leads to the peer");
         assert_eq!(why(false, false, None, here, false), "where an end is now is not confirmed yet");
-        let moved = connection(&flow_view(FlowState::Moved, true), Some(&peer_view(Carrier::Tunnel)), false, false);
+        let moved = connection(
+            &flow_view(FlowState::Moved, true),
+            Some(&peer_view(Carrier::Tunnel)),
+            false,
+            false,
+            Time::default(),
+        );
         assert_eq!(moved.reason, None);
+    }
+
+    #[test]
+    fn what_is_not_confirmed_is_not_called_moved() {
+        let flow = flow_view(FlowState::Moved, true);
+        let now = Time::default() + Duration::from_secs(28);
+        let why = |doubt: Option<Doubt>, session| {
+            let doubt = doubt.map(|doubt| (doubt, Time::default()));
+            let peer = PeerView { doubt, session, ..peer_view(Carrier::Tunnel) };
+            let shown = connection(&flow, Some(&peer), false, false, now);
+            let counted = counts(std::slice::from_ref(&peer), [flow.clone()].into_iter(), |_| false);
+            assert_eq!(shown.state, ipc::ConnectionState::NotConfirmed);
+            assert_eq!((counted.moved, counted.not_confirmed, shown.heard_ms), (0, 1, Some(28_000)));
+            shown.reason.unwrap()
+        };
+        let last = "last heard 28 s ago";
+        assert_eq!(why(Some(Doubt::Moved), true), format!("the peer has not answered since this host moved, {last}"));
+        assert!(why(Some(Doubt::PeerMoved), true).starts_with("the peer has moved and does not answer from there"));
+        assert_eq!(why(Some(Doubt::Silent), true), format!("the peer does not answer, {last}"));
+        assert!(why(None, false).starts_with("there is no session"));
+        // What is at home depends on no answer, and what is held is so already.
+        let peer = PeerView { doubt: Some((Doubt::Silent, now)), ..peer_view(Carrier::Tunnel) };
+        let native = flow_view(FlowState::Native, true);
+        assert_eq!(state(&native, Some(&peer)), ipc::ConnectionState::Native);
+        let held = PeerView { carrier: Carrier::Hold, ..peer.clone() };
+        assert_eq!(state(&flow, Some(&held)), ipc::ConnectionState::Held);
+        // Nor is a path in use that nobody answers on, with what was measured before.
+        let measured = PeerView { round_trip: Some(Duration::from_millis(7)), ..peer };
+        let shown = paths(&measured, now, None, []);
+        assert_eq!((shown[0].active, shown[0].confirmed, shown[0].round_trip_ms), (true, false, None));
+        assert_eq!(shown[0].heard_ms, Some(28_000));
     }
 
     #[test]
@@ -525,6 +609,7 @@ mod tests {
             standings: HashMap::new(),
             heard: HashSet::new(),
             own: BTreeSet::new(),
+            left: LeftBehind::default(),
             suspended: false,
             helpers: HashMap::new(),
             names: HashMap::new(),
@@ -548,7 +633,7 @@ mod tests {
         let view = peer_view(Carrier::Rewrite);
         let (here, there) = (view.source.unwrap(), view.remote);
         let second: IpAddr = "203.0.113.200".parse().unwrap();
-        let paths = paths(&view, Some(1500), [(here, there), (second, there)]);
+        let paths = paths(&view, Time::default(), Some(1500), [(here, there), (second, there)]);
         let shown: Vec<_> = paths.iter().map(|path| (path.local, path.active, path.confirmed)).collect();
         assert_eq!(shown, [(Some(here), true, true), (Some(second), false, false)]);
     }

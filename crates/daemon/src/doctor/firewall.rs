@@ -32,8 +32,10 @@ pub(super) struct Obstacle {
 /// The way of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// To this host.
+    /// To this host, from one that it has not asked.
     In,
+    /// To this host, from one that it has asked.
+    Answer,
     /// To another one.
     Out,
 }
@@ -43,10 +45,25 @@ impl Direction {
     /// `egress`) stop nothing for certain, as there may be others.
     fn hooks(self) -> &'static [&'static str] {
         match self {
-            Self::In => &["ingress", "prerouting", "input"],
+            Self::In | Self::Answer => &["ingress", "prerouting", "input"],
             Self::Out => &["output", "postrouting", "egress"],
         }
     }
+
+    /// What conntrack calls the state of it.
+    fn state(self) -> &'static str {
+        match self {
+            Self::In | Self::Out => "new",
+            Self::Answer => "established",
+        }
+    }
+}
+
+/// What is asked about: both ends of it have the control port.
+#[derive(Clone, Copy)]
+struct Datagram {
+    port: u16,
+    state: &'static str,
 }
 
 /// What becomes of a UDP datagram to `port` on its way.
@@ -65,7 +82,7 @@ pub(super) fn fate(ruleset: &Value, direction: Direction, port: u16) -> Fate {
         let place = place(chain);
         let device = matches!(text(chain, "hook"), "ingress" | "egress");
         let policy_drops = text(chain, "policy") == "drop";
-        match ruleset.walk(chain, port, 0) {
+        match ruleset.walk(chain, Datagram { port, state: direction.state() }, 0) {
             Walk::Accepted => {}
             Walk::Dropped(place) if device => maybes.push((place, opening(chain, port))),
             Walk::Dropped(place) => drops.push((place, opening(chain, port))),
@@ -116,7 +133,7 @@ impl<'a> Ruleset<'a> {
         self.objects.iter().filter_map(|object| object.get("chain"))
     }
 
-    fn walk(&self, chain: &Value, port: u16, depth: usize) -> Walk {
+    fn walk(&self, chain: &Value, datagram: Datagram, depth: usize) -> Walk {
         let (mut accepted_maybe, mut unsure) = (false, None);
         let rules = self.objects.iter().filter_map(|object| object.get("rule")).filter(|rule| {
             text(rule, "family") == text(chain, "family")
@@ -126,8 +143,9 @@ impl<'a> Ruleset<'a> {
         for rule in rules {
             let mut matched = Match::Yes;
             for statement in rule.get("expr").and_then(Value::as_array).into_iter().flatten() {
+                let before = matched;
                 if let Some(test) = statement.get("match") {
-                    matched = match (matched, matches(test, port)) {
+                    matched = match (matched, matches(test, datagram)) {
                         (Match::No, _) | (_, Match::No) => Match::No,
                         (Match::Unknown, _) | (_, Match::Unknown) => Match::Unknown,
                         _ => Match::Yes,
@@ -140,6 +158,14 @@ impl<'a> Ruleset<'a> {
                 if matched == Match::No {
                     break;
                 }
+                let mapped = statement.get("vmap").and_then(|map| verdict_of(map, datagram.state));
+                let statement = match mapped {
+                    Some(verdict) => {
+                        matched = before;
+                        verdict
+                    }
+                    None => statement,
+                };
                 if statement.get("accept").is_some() {
                     if matched == Match::Yes {
                         // What may have been dropped before stays so.
@@ -163,7 +189,7 @@ impl<'a> Ruleset<'a> {
                     });
                     // The kernel allows 16 jumps; a loop cannot be loaded.
                     let Some(called) = called.filter(|_| depth < 16) else { continue };
-                    match (self.walk(called, port, depth + 1), matched) {
+                    match (self.walk(called, datagram, depth + 1), matched) {
                         (Walk::Accepted, Match::Yes) if unsure.is_none() => return Walk::Accepted,
                         (Walk::Dropped(place), Match::Yes) if !accepted_maybe => return Walk::Dropped(place),
                         (Walk::Accepted, _) => accepted_maybe = true,
@@ -181,12 +207,12 @@ impl<'a> Ruleset<'a> {
 }
 
 /// Whether the datagram passes one test.
-fn matches(test: &Value, port: u16) -> Match {
+fn matches(test: &Value, datagram: Datagram) -> Match {
     let (left, right) = (&test["left"], &test["right"]);
     let op = text(test, "op");
     let holds = if let Some(payload) = left.get("payload") {
         match (text(payload, "protocol"), text(payload, "field")) {
-            ("udp" | "th", "dport") => among(right, &Value::from(port)),
+            ("udp" | "th", "dport") => among(right, &Value::from(datagram.port)),
             ("tcp" | "icmp" | "icmpv6" | "sctp" | "esp" | "ah", _) => Some(false),
             ("ip" | "ip6", "protocol" | "nexthdr") => among(right, &Value::from("udp")),
             // Container engines drop what comes from outside for their containers' addresses.
@@ -202,7 +228,7 @@ fn matches(test: &Value, port: u16) -> Match {
         }
     } else if let Some(ct) = left.get("ct") {
         match text(ct, "key") {
-            "state" => among(right, &Value::from("new")),
+            "state" => among(right, &Value::from(datagram.state)),
             _ => None,
         }
     } else if let Some(fib) = left.get("fib") {
@@ -219,6 +245,16 @@ fn matches(test: &Value, port: u16) -> Match {
         Some(holds) if holds == (op != "!=") => Match::Yes,
         Some(_) => Match::No,
     }
+}
+
+/// The verdict of a map of conntrack's states (`ct state vmap { established : accept }`), where it has one for this.
+fn verdict_of<'a>(map: &'a Value, state: &str) -> Option<&'a Value> {
+    if map["key"]["ct"]["key"] != "state" {
+        return None;
+    }
+    let entries = map["data"]["set"].as_array().or_else(|| map["data"].as_array())?;
+    let of_state = |entry: &&Value| among(&entry[0], &Value::from(state)) == Some(true);
+    entries.iter().find(of_state).map(|entry| &entry[1])
 }
 
 /// `Some(false)` where an address is certainly not one of this host's.
@@ -328,6 +364,15 @@ mod tests {
             json!({"match": {"op": "in", "left": {"ct": {"key": "state"}}, "right": ["established", "related"]}});
         let closed = vec![chain("drop"), rule(json!([established, {"accept": null}]))];
         assert!(matches!(fate_of(closed.clone()), Fate::Dropped(obstacle) if obstacle.place.contains("policy")));
+        // Who was asked may answer.
+        assert_eq!(fate(&json!({ "nftables": closed }), Direction::Answer, 2031), Fate::Passes);
+        let map = json!({"vmap": {"key": {"ct": {"key": "state"}}, "data": {"set": [
+            ["established", {"accept": null}], ["related", {"accept": null}], ["invalid", {"drop": null}]]}}});
+        let mapped = json!({ "nftables": [chain("drop"), rule(json!([map]))] });
+        assert_eq!(fate(&mapped, Direction::Answer, 2031), Fate::Passes);
+        assert!(matches!(fate(&mapped, Direction::In, 2031), Fate::Dropped(_)));
+        let wall = json!({ "nftables": [chain("drop")] });
+        assert!(matches!(fate(&wall, Direction::Answer, 2031), Fate::Dropped(_)));
         for right in [json!(2031), json!({"set": [53, 2031]}), json!({"set": [{"range": [2000, 2100]}]})] {
             let mut open = closed.clone();
             open.push(rule(json!([dport(right), {"accept": null}])));

@@ -397,6 +397,16 @@ fn firewall_findings(port: u16, ruleset: &Ruleset) -> Vec<Finding> {
                             .lost("where it is dropped, nobody can open a session with this host")
                             .mend(obstacle.mend)
                     }
+                    // As a firewall of a workstation has it.
+                    Fate::Dropped(obstacle) if lets_answers_in(direction, ruleset, port) => {
+                        let found = format!("what this host has not asked for is dropped by {}; answers pass", obstacle.place);
+                        Finding::warning("firewall", check, found)
+                            .lost(
+                                "other hosts cannot reach this one first, so neither one that opens a connection to it nor \
+                                 one that has moved meanwhile; this host's own moves are not affected",
+                            )
+                            .mend(obstacle.mend)
+                    }
                     Fate::Dropped(obstacle) => Finding::problem("firewall", check, format!("dropped by {}", obstacle.place))
                         .lost("no session with any host, so no connection outlives a move")
                         .mend(obstacle.mend),
@@ -413,6 +423,12 @@ fn firewall_findings(port: u16, ruleset: &Ruleset) -> Vec<Finding> {
         );
     }
     findings
+}
+
+/// Whether what comes in is dropped only as long as this host has not asked for it.
+fn lets_answers_in(direction: Direction, ruleset: &Value, port: u16) -> bool {
+    let passes = |direction| firewall::fate(ruleset, direction, port) == Fate::Passes;
+    direction == Direction::In && passes(Direction::Answer) && passes(Direction::Out)
 }
 
 /// What this host is configured to lend has to be there, and be nobody else's.
@@ -634,6 +650,20 @@ mod tests {
         assert!(
             firewall_findings(2031, &Ruleset::Unknown("a test".into())).iter().all(|finding| finding.mend.is_some())
         );
+        // A firewall that lets in what it was asked for keeps nothing from working that this host begins.
+        let guarded = |answers: bool| {
+            let chain = serde_json::json!({"chain": {"family": "inet", "table": "t", "name": "in", "type": "filter",
+                "hook": "input", "prio": 0, "policy": "drop"}});
+            let rule = serde_json::json!({"rule": {"family": "inet", "table": "t", "chain": "in", "expr": [
+                {"match": {"op": "in", "left": {"ct": {"key": "state"}}, "right": ["established", "related"]}},
+                {"accept": null}]}});
+            let rules: Vec<_> = std::iter::once(chain).chain(answers.then_some(rule)).collect();
+            let read = Ruleset::Read(serde_json::json!({ "nftables": rules }));
+            firewall_findings(2031, &read).remove(0)
+        };
+        let stateful = guarded(true);
+        assert!(stateful.verdict == Verdict::Warning && stateful.found.contains("answers pass"), "{stateful:?}");
+        assert_eq!(guarded(false).verdict, Verdict::Problem);
         // A port that another program has, if only on one address.
         let taken = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let held = port(taken.local_addr().expect("its address").port(), false);

@@ -22,11 +22,13 @@ use whimbrel_tunnel::Received;
 use whimbrel_wire::FlowTuple;
 
 use crate::api::desk::{Desk, With};
+use crate::api::pings::Pinging;
 use crate::api::server::ClientId;
 use crate::config::{Config, Level};
 use crate::effects::Effects;
 use crate::events::{Report, told};
 use crate::host::inventory::flows::UdpFlows;
+use crate::host::inventory::left_behind::LeftBehind;
 use crate::host::inventory::unmoved;
 use crate::host::{own_addresses, source_routes};
 use crate::link::attachments::{Attachments, Sighting};
@@ -116,8 +118,12 @@ pub(crate) struct EventLoop {
     name_updates: Option<NameUpdates>,
     /// This host's addresses.
     own: BTreeSet<IpAddr>,
+    /// Those that it has no more.
+    left: LeftBehind,
     /// Clients that suspended this host and have no answer yet.
     suspending: Option<Suspending>,
+    /// Those that have asked whether hosts answer.
+    pinging: Vec<Pinging>,
     lost_flow_events: u64,
     /// The data plane has more to report than has been read.
     unread: bool,
@@ -156,7 +162,9 @@ impl EventLoop {
             answers: Work::new()?,
             name_updates: name_updates.transpose().map_err(LoopError::new("clone"))?,
             own: BTreeSet::new(),
+            left: LeftBehind::default(),
             suspending: None,
+            pinging: Vec::new(),
             unread: false,
             started: clock::now(),
             stopping: None,
@@ -189,9 +197,13 @@ impl EventLoop {
         for (flow, peer) in known {
             self.desk.tell(Report::taken_over(&flow, peer));
         }
+        // Behind those that are named: there may be more.
+        let peers: Vec<_> = self.desk.node.peers().filter(|view| view.flows > 0).collect();
+        peers.iter().for_each(|view| self.desk.tell(Report::peer_taken_over(view)));
         let network = self.monitor.snapshot()?;
         self.desk.host.begin(network.clone());
         self.own = self.desk.own_addresses();
+        self.left.look(clock::now(), &network);
         self.anchors.check_offer(&mut self.desk, &mut self.effects.lender);
         self.update_node(&network);
         self.handle_flows(clock::now(), restored)?;
@@ -221,6 +233,7 @@ impl EventLoop {
             self.handle_due();
             self.drain();
             self.answer_suspending();
+            self.answer_pinging();
             self.handle_gone();
             self.desk.server.settle();
             if let Some(error) = self.failed.take() {
@@ -464,6 +477,14 @@ impl EventLoop {
         let before = std::mem::replace(&mut self.own, own);
         let gone: Vec<IpAddr> = before.difference(&self.own).copied().collect();
         if let Some(told) = unmoved::left_behind(&gone) {
+            self.desk.tell(told);
+        }
+        self.left.look(clock::now(), network);
+    }
+
+    /// It is time to name the connections that the last move has left behind.
+    fn tell_left_behind(&mut self, now: Time) {
+        if let Some(told) = self.left.tell(now, self.desk.node.flows()) {
             self.desk.tell(told);
         }
     }

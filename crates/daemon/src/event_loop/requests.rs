@@ -7,14 +7,15 @@ use std::time::{Duration, SystemTime};
 
 use whimbrel_datapath::Most;
 use whimbrel_ipc::{
-    Code, CommunityRequest, Configuration, EventsQuery, Failure, HandoffStarted, LocalAddress, Metric, Reply, Request,
-    Status, Suspended,
+    Code, CommunityRequest, Configuration, EventsQuery, Failure, HandoffStarted, LocalAddress, Metric, Pinged, Reply,
+    Request, Status, Suspended,
 };
-use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time, Waits};
+use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Standing, Time, Waits};
 use whimbrel_tunnel::Counter;
 use whimbrel_wire::FlowTuple;
 
 use super::{EventLoop, Settings};
+use crate::api::pings::{self, Pinging, Whom};
 use crate::api::server::{Asked, ClientId};
 use crate::api::sockets::WantedSocket;
 use crate::api::{Answer, access, views};
@@ -98,6 +99,7 @@ impl EventLoop {
             Request::Connections => self.connections(id),
             Request::Peers => Ok(Some(Reply::Peers(self.peers()))),
             Request::Paths => Ok(Some(Reply::Paths(self.paths()))),
+            Request::Ping { host } => self.ping(id, &host),
             Request::Configuration => Ok(Some(Reply::Configuration(self.configuration()))),
             Request::Metrics => Ok(Some(Reply::Metrics(self.metrics()))),
             Request::Events(query) => self.tell_events(id, &query),
@@ -185,6 +187,91 @@ impl EventLoop {
         anchored.unwrap_or_else(|| self.desk.bind_own_socket(id, socket, address))
     }
 
+    /// Asks a host, as a client wants.
+    pub(super) fn ping(&mut self, client: ClientId, host: &str) -> Answer {
+        let now = clock::now();
+        let named = self.desk.host_named(host);
+        let peer = named.as_ref().ok().and_then(|key| self.desk.node.peer_with(key)).map(|(id, _)| id);
+        let (whom, within) = match (peer, host.parse()) {
+            (Some(id), _) => (Whom::Peer(id), pings::PEER_WITHIN),
+            (None, Ok(address)) if named.is_err() => {
+                if self.desk.own_addresses().contains(&address) {
+                    return Err(Failure::new("this is the host itself").on(host).hint("Name another one."));
+                }
+                if !self.desk.node.ask_address(now, address) {
+                    return Err(Failure::new("this host may not ask it")
+                        .on(host)
+                        .hint("`ask` and `trust` in the configuration say whom it may."));
+                }
+                (Whom::Address(address), pings::STRANGER_WITHIN)
+            }
+            (None, _) => {
+                return Err(named.err().unwrap_or_else(|| {
+                    Failure::new("it is a host of the community, and nobody knows where it is")
+                        .on(host)
+                        .hint("An address of it does: `whimbrel ping ADDRESS`.")
+                }));
+            }
+        };
+        self.desk.server.answer_later(client);
+        self.pinging.push(Pinging { client, whom, tries: 0, next: now, until: now + within, begun: now });
+        self.answer_pinging();
+        Ok(None)
+    }
+
+    /// Asks where it is time, and answers who has waited.
+    pub(super) fn answer_pinging(&mut self) {
+        if self.pinging.is_empty() {
+            return;
+        }
+        let now = clock::now();
+        for mut one in std::mem::take(&mut self.pinging) {
+            match self.look_at_ping(now, &mut one) {
+                Some(pinged) => self.desk.server.reply(one.client, &Reply::Pinged(Box::new(pinged))),
+                None => self.pinging.push(one),
+            }
+        }
+        self.poll_node();
+    }
+
+    /// What there is to answer a client, if that is so already.
+    fn look_at_ping(&mut self, now: Time, one: &mut Pinging) -> Option<Pinged> {
+        let port = self.settings.config.port;
+        if let Whom::Address(address) = one.whom {
+            let found = self.desk.node.peers().find(|peer| peer.session && peer.remote.ip() == address);
+            match (found, self.desk.node.standing(address)) {
+                (Some(peer), _) => (one.whom, one.until) = (Whom::Peer(peer.id), now + pings::PEER_WITHIN),
+                (None, Standing::Asking | Standing::Known) if one.until > now => {
+                    one.next = one.until;
+                    return None;
+                }
+                (None, _) => return Some(pings::stranger((address, port).into())),
+            }
+        }
+        let Whom::Peer(id) = one.whom else { return None };
+        let peer = self.desk.node.peers().find(|peer| peer.id == id);
+        let answer = peer.as_ref().and_then(|peer| peer.ping.filter(|ping| ping.sent() >= one.begun)?.answer());
+        if peer.is_some() && answer.is_none() && one.until > now {
+            if one.next <= now {
+                one.tries += u32::from(self.desk.node.ping(now, id));
+                one.next = now + pings::AGAIN;
+            }
+            return None;
+        }
+        let peer = peer?;
+        let mut pinged = pings::of_peer(&peer, now, one, answer);
+        let of = views::peer(
+            &peer,
+            now,
+            self.sessions.get(&id).copied(),
+            whimbrel_protocol::Trust::Tofu,
+            &self.effects.known_keys,
+        );
+        pinged.session = of.session;
+        pinged.peer = Some(self.desk.peer_name(&peer.key));
+        Some(pinged)
+    }
+
     fn connections(&mut self, id: ClientId) -> Answer {
         let flows: Vec<FlowView> = self.desk.node.flows().collect();
         let peers: Vec<PeerView> = self.desk.node.peers().collect();
@@ -192,6 +279,7 @@ impl EventLoop {
         let question = views::ConnectionsQuestion {
             standings: unknown.map(|ip| (ip, self.desk.node.standing(ip))).collect(),
             heard: self.heard_rewritten(&peers),
+            left: self.left.clone(),
             own: self.desk.own_addresses(),
             helpers: self.effects.helpers.views(),
             names: self.desk.names_of_members(),
@@ -209,11 +297,10 @@ impl EventLoop {
 
     fn paths(&self) -> Vec<whimbrel_ipc::Path> {
         let (own, called) = (self.desk.own_addresses(), self.desk.names_of_members());
-        let paths = self
-            .desk
-            .node
-            .peers()
-            .flat_map(|view| views::paths(&view, self.desk.host.tunnel_mtu(view.id), self.possible(&own, &view)));
+        let paths = self.desk.node.peers().flat_map(|view| {
+            let mtu = self.desk.host.tunnel_mtu(view.id);
+            views::paths(&view, clock::now(), mtu, self.possible(&own, &view))
+        });
         let named = |mut path: whimbrel_ipc::Path| {
             path.peer.name = called.get(&path.peer.key).cloned();
             path
@@ -452,7 +539,12 @@ impl EventLoop {
         }
         self.desk.metrics(&Looked {
             suspended: self.desk.node.is_suspended(),
-            connections: Connections::count(self.desk.node.flows(), &peers, |address| self.desk.node.standing(address)),
+            connections: Connections::count(
+                self.desk.node.flows(),
+                &peers,
+                |address| self.desk.node.standing(address),
+                |flow| self.left.is_lost(clock::now(), flow, true),
+            ),
             peers: &peers,
             kept_addresses: self.desk.host.kept_addresses().len(),
             tunnel: self.desk.host.tunnel.counters().all().collect(),
@@ -506,7 +598,7 @@ impl EventLoop {
             rendezvous: self.desk.node.rendezvous().into_iter().map(views::rendezvous).collect(),
             meetings: self.settings.config.serve_rendezvous.then(|| views::meetings(self.desk.node.meetings())),
             name_server: self.name_updates.as_ref().map(NameUpdates::view),
-            counts: views::counts(&peers, self.desk.node.flows()),
+            counts: views::counts(&peers, self.desk.node.flows(), |flow| self.left.is_lost(clock::now(), flow, true)),
             attached: self.desk.host.attached(interface),
             tunnel: Some(whimbrel_ipc::Tunnel {
                 device: device.name().to_owned(),
@@ -596,6 +688,9 @@ mod tests {
             locators: Vec::new(),
             sequences: (0, 0),
             last_heard: Time::default(),
+            mapped: false,
+            ping: None,
+            doubt: None,
             away: None,
             capabilities: None,
         }

@@ -8,6 +8,7 @@ use whimbrel_protocol::Time;
 use super::requests::Suspending;
 use super::{DATAGRAMS, EventLoop};
 use crate::api::desk::Desk;
+use crate::api::pings::Pinging;
 use crate::clock;
 use crate::reactor::{LoopError, clear};
 use crate::role::relocation::api::known;
@@ -37,6 +38,7 @@ impl EventLoop {
         reactor.on(answers.wake(), Self::handle_answers)?;
         reactor.every(now, FLOW_TICK, |this, now| this.desk.server.check_again(now));
         reactor.at(|this| this.suspending.as_ref().map(Suspending::until), |_, _| {});
+        reactor.at(|this| this.pinging.iter().map(Pinging::due).min(), |_, _| {});
         reactor.at(|this| this.desk.server.has_turns().then_some(this.started), |_, _| {});
         Ok(())
     }
@@ -69,6 +71,7 @@ impl EventLoop {
             |this, now| this.effects.handle_timeout(&mut this.desk.host, now),
         );
         reactor.at(|this| this.unread.then_some(this.started), |this, now| this.handle_datapath_events(now, REPORTS));
+        reactor.at(|this| this.left.due(), Self::tell_left_behind);
         // There is something to do then, after all events.
         reactor.at(|this| this.stopping, |_, _| {});
         reactor.every(*now, FLOW_TICK, |this, now| {

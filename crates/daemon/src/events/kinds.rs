@@ -98,8 +98,9 @@ kinds! {
     IntroductionFailed = "introduction-failed" (flow, reason) connection;
     /// Another key than is known for the address answered, `found`, or none that is known to be.
     KeyMismatch = "key-mismatch" (address, expected, found) failure;
-    /// Connections of other protocols than TCP and UDP at an address that is gone: at most 16, as text, and how many.
-    LeftBehind = "left-behind" (flows, count);
+    /// Connections at an address that is gone, which the ends had not agreed on in time, or which are of other
+    /// protocols than TCP and UDP: at most 16, as text, how many, and why.
+    LeftBehind = "left-behind" (flows, count, reason);
     /// So many events of the kind `of` came more than are told.
     LeftOut = "left-out" (of, count);
     /// This host has moved, and the peer knows it.
@@ -117,13 +118,18 @@ kinds! {
     NameWithheld = "name-withheld" (name, server);
     /// An address did not answer.
     NobodyThere = "nobody-there" (address, again_in_ms);
+    /// A peer with connections has not answered for 5 s, so that nothing shows that they arrive. `because`: `moved`,
+    /// this host has, to where it is now (`from`); `peer-moved`; or `silent`, it does not answer where it was.
+    /// `heard_ms`: how long ago it was last heard; `advice`: what to look for, as the sentence has it. When it answers
+    /// again `moved` or `path-confirmed` tells of it.
+    NotConfirmed = "not-confirmed" (peer, remote, from, because, unanswered_ms, heard_ms, flows, advice);
     /// The peer did not answer, but this host is where it was.
     NotMoved = "not-moved" (peer, at, flows, carried, carrier);
     /// A rendezvous (`peer`) does not stand in for this host at `address`, which it has left.
     NotStoodInFor = "not-stood-in-for" (peer, address, reason);
     /// Something could not be done.
     OpFailed = "op-failed" (what, error);
-    /// The path to the peer's new place is confirmed.
+    /// The path to the peer's new place is confirmed, or it answers again.
     PathConfirmed = "path-confirmed" (peer, remote, round_trip_ms, carried, carrier);
     /// `announced`: whether the peer has said so, or is not heard any more.
     PeerAway = "peer-away" (peer, announced, flows);
@@ -139,6 +145,8 @@ kinds! {
     PeerRestarted = "peer-restarted" (peer, flows);
     /// No session comes up, so that these do not survive a move yet.
     PeerSilent = "peer-silent" (peer, remote, flows);
+    /// A daemon before this one knew the peer, and its connections go on from this host's address `from`.
+    PeerTakenOver = "peer-taken-over" (peer, key, remote, from, flows, carried, carrier);
     /// A peer's request was refused.
     Refused = "refused" (peer, reason);
     /// The configuration is kept as it was.

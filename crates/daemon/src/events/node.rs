@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carrier, Event, NeighbourProxyStatus};
+use whimbrel_protocol::{Carrier, Doubt, Event, NeighbourProxyStatus};
 
 use super::{Causer, reports};
 
@@ -106,6 +106,13 @@ reports! {
         by if *flows == 0 { Causer::Strangers } else { Causer::Peer(*peer) } =>
         PeerMoved { peer, to, translated, flows, carried }
         "peer {peer} moved to {to}{}: {}", behind_a_nat(*translated), connections(*flows);
+    Event::NotConfirmed { peer, remote, from, doubt, unanswered, heard, behind_nat, flows } =>
+        NotConfirmed {
+            peer, remote, from, because: because(*doubt), unanswered_ms: unanswered, heard_ms: heard, flows,
+            advice: advice(*doubt, *behind_nat, remote.port())
+        }
+        "no answer from peer {peer} at {remote}, last heard {} ago: {} {} not confirmed. {}", human(*heard),
+        connections(*flows), if *flows == 1 { "is" } else { "are" }, advice(*doubt, *behind_nat, remote.port());
     Event::PathConfirmed { peer, remote, round_trip, carried }, by Causer::Peer(*peer) =>
         PathConfirmed { peer, remote, round_trip_ms: round_trip, carried }
         "the path to peer {peer} at {remote} is confirmed, round trip {}", human(*round_trip);
@@ -130,6 +137,29 @@ reports! {
     Event::OpFailed { what, error } =>
         OpFailed { what, error }
         "{what} failed: {error}";
+}
+
+fn because(doubt: Doubt) -> &'static str {
+    match doubt {
+        Doubt::Moved => "moved",
+        Doubt::PeerMoved => "peer-moved",
+        Doubt::Silent => "silent",
+    }
+}
+
+/// What to look for where a peer does not answer. `behind_nat`: it is.
+fn advice(doubt: Doubt, behind_nat: bool, port: u16) -> String {
+    match doubt {
+        Doubt::Moved if behind_nat => format!(
+            "Does this network let UDP {port} out? The peer is behind a NAT, which may let nothing in from where this \
+             host is now: a rendezvous that both know helps there"
+        ),
+        Doubt::Moved => format!("Does this network let UDP {port} out?"),
+        Doubt::PeerMoved => "Does the network that it has moved to let its UDP out, and answers in?".to_owned(),
+        Doubt::Silent => format!(
+            "Does it run, has it moved to where it cannot be heard, or does a network on the way drop UDP {port}?"
+        ),
+    }
 }
 
 /// Why nobody stands in for an address.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carried, Carrier, PeerId};
+use whimbrel_protocol::{Carried, Carrier, PeerId, PeerView};
 use whimbrel_wire::FlowTuple;
 
 use super::Kind;
@@ -67,6 +67,18 @@ impl Report {
             }
             None => Self::new(kind, format!("a socket {what}")),
         }
+    }
+
+    /// A peer with connections that a daemon before this one knew.
+    pub(crate) fn peer_taken_over(view: &PeerView) -> Self {
+        let PeerView { id: peer, key, remote, source: from, flows, .. } = view;
+        let carried = Carried { flows: view.moved, carrier: view.carrier };
+        super::told!(
+            PeerTakenOver { peer, key, remote, from, flows, carried },
+            "peer {peer} at {remote} is known since before this daemon was started: {flows} of its connections go on, of \
+             which {} had moved",
+            view.moved
+        )
     }
 
     /// A connection that a daemon before this one introduced.

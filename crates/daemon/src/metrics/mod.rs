@@ -54,29 +54,34 @@ pub(crate) struct Connections {
     carriers: [u64; CARRIERS.len()],
 }
 
-const STATES: [ConnectionState; 5] = [
+const STATES: [ConnectionState; 7] = [
     ConnectionState::Native,
     ConnectionState::Moved,
+    ConnectionState::NotConfirmed,
     ConnectionState::Held,
     ConnectionState::Pending,
     ConnectionState::Unprotected,
+    ConnectionState::Lost,
 ];
 
 const CARRIERS: [(Carrier, &str); 3] =
     [(Carrier::Rewrite, "rewrite"), (Carrier::Tunnel, "tunnel"), (Carrier::FollowRewrite, "follow-rewrite")];
 
 impl Connections {
-    /// Counts flows. `standing`: of the remote address of one that is not introduced.
+    /// Counts flows. `standing`: of the remote address of one that is not introduced. `lost`: whether a move has left
+    /// one behind.
     pub(crate) fn count(
         flows: impl Iterator<Item = FlowView>,
         peers: &[PeerView],
         standing: impl Fn(IpAddr) -> Standing,
+        lost: impl Fn(&FlowView) -> bool,
     ) -> Self {
         let peers: HashMap<PeerId, &PeerView> = peers.iter().map(|peer| (peer.id, peer)).collect();
         let mut counted = Self::default();
         for flow in flows {
             let peer = flow.peer.and_then(|peer| peers.get(&peer).copied());
             let state = match flow.state {
+                _ if lost(&flow) => ConnectionState::Lost,
                 FlowState::Unknown => views::state_of_unknown(&flow, standing(flow.tuple.remote.ip())),
                 _ => views::state(&flow, peer),
             };
@@ -136,7 +141,7 @@ impl Tally {
         let away = [true, false].map(|announced| of_peers(&|peer| peer.away == Some(announced)));
         let away = ["announced", "silent"].into_iter().zip(away);
         let Connections { states, carriers } = &looked.connections;
-        let states = STATES.iter().map(ToString::to_string).zip(states.iter().copied());
+        let states = STATES.iter().map(|state| state.word().to_owned()).zip(states.iter().copied());
         let carriers = CARRIERS.iter().map(|(_, carrier)| *carrier).zip(carriers.iter().copied());
         let events = self.events.iter().map(|(kind, count)| (kind.word(), *count));
         let mut handoffs =
@@ -263,6 +268,9 @@ mod tests {
             locators: Vec::new(),
             sequences: (0, 0),
             last_heard: Time::default(),
+            mapped: false,
+            ping: None,
+            doubt: None,
             away: (id == 3).then_some(false),
         }
     }
@@ -319,7 +327,12 @@ mod tests {
         tally.metrics(&Looked {
             suspended: false,
             peers: &peers,
-            connections: Connections::count(flows.into_iter(), &peers, |_| Standing::Asking),
+            connections: Connections::count(
+                flows.into_iter(),
+                &peers,
+                |_| Standing::Asking,
+                |flow| flow.tuple.local.port() == 6,
+            ),
             kept_addresses: 2,
             tunnel: Counter::ALL.iter().copied().zip(0..).collect(),
             datapath: Some(vec![("native_out", 1 << 40), (LOST, 7)]),
@@ -336,8 +349,8 @@ mod tests {
         };
         let of_state = |state| value("whimbrel_connections", &[("state", state)]);
         assert_eq!(
-            ["native", "moved", "held", "pending", "unprotected"].map(of_state),
-            [1.0, 2.0, 2.0, 2.0, 2.0].map(Some)
+            ["native", "moved", "not-confirmed", "held", "pending", "unprotected", "lost"].map(of_state),
+            [1.0, 2.0, 0.0, 2.0, 2.0, 1.0, 1.0].map(Some)
         );
         assert_eq!(value("whimbrel_carried_connections", &[("carrier", "rewrite")]), Some(1.0));
         assert_eq!(value("whimbrel_peers", &[("session", "up")]), Some(2.0));

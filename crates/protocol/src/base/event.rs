@@ -174,7 +174,26 @@ pub enum Event {
         /// How they go now.
         carried: Carried,
     },
-    /// The path to a peer's new place was confirmed.
+    /// A peer with flows has not answered for a while: nothing shows that they arrive.
+    NotConfirmed {
+        /// The peer.
+        peer: PeerId,
+        /// Where it is taken to be.
+        remote: SocketAddr,
+        /// Our address towards it.
+        from: Option<IpAddr>,
+        /// What it does not answer.
+        doubt: Doubt,
+        /// For how long.
+        unanswered: Duration,
+        /// How long ago it was last heard, wherever the ends were then.
+        heard: Duration,
+        /// This host has moved, and the peer is behind a NAT.
+        behind_nat: bool,
+        /// Flows that this is about.
+        flows: usize,
+    },
+    /// The path to a peer's new place was confirmed, or the peer answers again.
     PathConfirmed {
         /// The peer.
         peer: PeerId,
@@ -269,6 +288,17 @@ pub enum Event {
         /// What came of it.
         error: String,
     },
+}
+
+/// What makes it doubtful that a peer's flows arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// This host has moved, and the peer has not acknowledged that.
+    Moved,
+    /// The peer says that it has moved, and does not answer where it is then.
+    PeerMoved,
+    /// It does not answer where it was.
+    Silent,
 }
 
 /// How a peer's flows go.

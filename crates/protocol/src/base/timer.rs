@@ -35,6 +35,8 @@ pub(crate) enum Timer {
     Keepalive(PeerId),
     /// Say in which session this end sends.
     Show(PeerId),
+    /// Tell that what was asked of a peer is unanswered.
+    Unanswered(PeerId),
     /// Renew the session.
     Renew(PeerId),
     /// Begin another handshake with a peer that has no session.
@@ -77,6 +79,7 @@ impl Timer {
             | Self::Path(id, _)
             | Self::Probe(id)
             | Self::Keepalive(id)
+            | Self::Unanswered(id)
             | Self::Show(id)
             | Self::Renew(id)
             | Self::Reach(id)

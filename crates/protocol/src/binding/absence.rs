@@ -214,7 +214,7 @@ impl BindingLayer {
         let Some(Away::Silent { held }) = peer.flow.away() else { return };
         peer.flow.set_away(None);
         peer.binding.listens = false;
-        peer.path.forget_tries();
+        peer.path.forget_tries(now);
         let waited = !peer.flow.flows().is_empty();
         self.sides_changed(id);
         if held {

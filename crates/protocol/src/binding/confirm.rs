@@ -67,6 +67,9 @@ impl BindingLayer {
         base: &mut Base,
     ) -> bool {
         let Some(peer) = self.flow.peer_mut(&id) else { return false };
+        if peer.path.take_pong(now, token, observed) {
+            return true;
+        }
         // The answer to a question from where this host was before says nothing of where it is.
         let here = arrival.destination.is_none_or(|destination| Some(destination) == peer.path.source());
         let at = (here && arrival.source == peer.path.remote()).then_some(arrival.source);
@@ -77,6 +80,7 @@ impl BindingLayer {
             }
             self.record_sighting(now, id, at, base);
             self.check_later(now, id, base);
+            self.tell_confirmed(id, base);
             if stands {
                 self.fall_back(now, id, base);
             }
@@ -146,6 +150,7 @@ impl BindingLayer {
             // The allowance may have been used up; what was dropped then is not waited for.
             self.flow.wake_senders(now, id, lost, base);
         }
+        self.end_doubt(id, base);
         let carried = self.carried(id);
         base.event(Event::PathConfirmed { peer: id, remote, round_trip, carried });
         // Where both ends moved at once, an update may be answered before this place is confirmed: until now there was

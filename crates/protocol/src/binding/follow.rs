@@ -185,7 +185,9 @@ impl BindingLayer {
             answers.push(Message::PathChallenge { token });
             let again = peer.path.repeat_after(1);
             base.set_timer(Timer::Challenge(id), now + again);
+            self.await_answer(now, id, base);
         }
+        let Some(peer) = self.flow.peer(&id) else { return };
         let waited = !peer.flow.flows().is_empty();
         if base.is_suspended() {
             // Whoever is away has been told where the other end is for a long time: nothing else would tell the daemon

@@ -342,6 +342,7 @@ impl BindingLayer {
         let update = PendingUpdate::new(peer.binding.sequence_sent, now, lost, held);
         peer.binding.update = Some(PendingUpdate { uprooted, only_tunnel, ..update });
         self.repeat_update(now, id, base);
+        self.await_answer(now, id, base);
     }
 
     /// Flows of a peer that are at home may use another address than the place names (P-33). Where one of those is
@@ -610,8 +611,10 @@ impl BindingLayer {
         base.signal(Signal::Answered(id));
         if quiet {
             self.stay_known(now, id, base);
+            self.tell_confirmed(id, base);
         } else {
             self.go_on_from(now, id, arrival, ack, update, base);
+            self.end_doubt(id, base);
         }
         self.introduce_on(now, id, base);
         self.flow.send_paused_soon(now, id, base);
@@ -671,6 +674,7 @@ impl BindingLayer {
             let again = peer.path.repeat_after(1);
             base.set_timer(Timer::Challenge(id), now + again);
             challenge = Some(asked);
+            self.await_answer(now, id, base);
         }
         self.record_sighting(now, id, proven, base);
         let Some(peer) = bound!(self, &id) else { return };

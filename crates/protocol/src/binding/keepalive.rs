@@ -49,6 +49,7 @@ impl BindingLayer {
         let pause = self.miss(now, id, tries, base).unwrap_or(pause.min(longest));
         base.set_timer(Timer::Keepalive(id), now + pause);
         self.flow.path_mut().send(id, &[Message::PathChallenge { token }, Message::Locators(locators)], base);
+        self.await_answer(now, id, base);
         if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), bound!(self, &id)) {
             // It may have started anew and not know where we are, or be elsewhere.
             let whereabouts = peer.whereabouts(base.config().port, true);

@@ -86,6 +86,7 @@ impl BindingLayer {
             Timer::Placed(id) => self.handle_placed_timeout(now, id, base),
             Timer::Probe(id) => self.probe_carrier(now, id, base),
             Timer::Keepalive(id) => self.keep_alive(now, id, base),
+            Timer::Unanswered(id) => self.tell_doubt(now, id, base),
             Timer::Former(id) => self.forget_former(now, id, base),
             Timer::Show(id) => self.show_session(now, id, base),
             Timer::Park(id) => self.park_late(now, id, base),

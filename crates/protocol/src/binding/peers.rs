@@ -86,6 +86,8 @@ pub(crate) struct BoundPeer {
     /// Its flows go by the tunnel as long as both ends are where they are: their own packets do not pass (P-49), or a
     /// program of this host would get them (P-160).
     pub(super) only_tunnel: bool,
+    /// Since when it had not answered as that was told last, until it answers.
+    pub(super) doubt_told: Option<Time>,
     /// Addresses of ours that paths are kept ready from.
     pub(super) keeps_from: BTreeSet<IpAddr>,
     /// Bindings of single flows.

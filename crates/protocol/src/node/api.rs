@@ -311,6 +311,28 @@ impl Node {
         self.roles.rendezvous.meetings()
     }
 
+    /// Asks a peer, now and once, on the path in use; [`PeerView::ping`](crate::PeerView::ping) tells what comes of it.
+    /// Tells whether that is possible: there is a session, and a way. Where there is none but a way, one is begun.
+    pub fn ping(&mut self, now: Time, id: PeerId) -> bool {
+        let asked = self.binding.path_mut().ping(now, id, &mut self.base);
+        if !asked && self.binding.path().paths(&id).is_some_and(|paths| paths.attachment().is_some()) {
+            self.binding.path_mut().start_handshake_with(now, id, &mut self.base);
+        }
+        self.settle(now);
+        asked
+    }
+
+    /// Asks an address whether it runs Whimbrel, whether or not a connection waits for that, and though it may have
+    /// been asked in vain before. Tells whether that may be; [`Node::standing`] tells what comes of it.
+    pub fn ask_address(&mut self, now: Time, address: IpAddr) -> bool {
+        let may = self.binding.session().may_ask(address, &self.base);
+        if may {
+            self.binding.session_mut().ask_by_hand(now, address, &mut self.base);
+            self.settle(now);
+        }
+        may
+    }
+
     /// What is known of whether an address runs Whimbrel.
     #[must_use]
     pub fn standing(&self, address: IpAddr) -> Standing {

@@ -8,6 +8,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
+use crate::base::event::Doubt;
 use crate::base::id::PathId;
 use crate::base::op::{Carrier, FlowEntry, LocalEnd, PeerId, Places};
 use crate::flow::known::{Flow, FlowView};
@@ -16,6 +17,7 @@ use crate::node::Node;
 use crate::path::challenge::Path;
 use crate::path::kept::PathView;
 use crate::path::paths::Paths;
+use crate::path::ping::Ping;
 use crate::session::peer::SessionSlot;
 
 /// A peer as `whimbrel peers` and `whimbrel paths` show it.
@@ -57,6 +59,12 @@ pub struct PeerView {
     pub sequences: (u32, u32),
     /// When it was last heard.
     pub last_heard: Time,
+    /// Whether its place is behind a NAT, as far as is known.
+    pub mapped: bool,
+    /// The last question by hand whether it answers ([`Node::ping`]).
+    pub ping: Option<Ping>,
+    /// What makes it doubtful that its flows arrive, and since when: it does not answer.
+    pub doubt: Option<(Doubt, Time)>,
     /// Whether it is away, and then whether it said so.
     pub away: Option<bool>,
     /// What it is able to do, while a session is there.
@@ -93,6 +101,9 @@ impl Node {
             locators: peer.path().locators().to_vec(),
             sequences: peer.sequences(),
             last_heard: peer.last_heard(),
+            mapped: peer.is_mapped(),
+            ping: peer.path().ping(),
+            doubt: self.binding.doubt(peer.id(), &self.base),
             away: peer.flow().away().map(|away| away == Away::Announced),
             capabilities: peer.confirmed().map(SessionSlot::capabilities),
         })

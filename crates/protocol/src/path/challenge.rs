@@ -133,6 +133,11 @@ impl Path {
         matches!(self.claim, Claim::Announced)
     }
 
+    /// When the challenge was first sent.
+    pub(super) fn sent(&self) -> Time {
+        self.sent
+    }
+
     /// How long ago the challenge was sent, and whether it is certain which of them is answered.
     pub(crate) fn age(&self, now: Time) -> (Duration, bool) {
         (now.since(self.sent), self.tries == 1)

@@ -10,12 +10,16 @@ use crate::base::id::PathId;
 use crate::base::op::SavedPeer;
 use crate::path::challenge::{Awaited, Claim, Path, Rival};
 use crate::path::kept::{Kept, smooth};
+use crate::path::ping::Ping;
 use crate::path::shown::Shown;
 use crate::session::contact::handshake::Begun;
 use crate::session::peer::Met;
 
 /// Round trip assumed before one was measured.
 const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
+
+/// Repeated checks without an answer after which the path is in doubt.
+const DOUBTED_AFTER: u32 = 2;
 
 /// Where a peer is, and where we are towards it.
 pub(crate) struct Paths {
@@ -54,6 +58,8 @@ pub(crate) struct Paths {
     unproven: bool,
     /// Where else it has received something.
     shown: Shown,
+    /// The last question by hand.
+    ping: Option<Ping>,
     choice: Choice,
 }
 
@@ -72,6 +78,8 @@ pub(crate) struct Choice {
 struct Check {
     token: u64,
     sent: Time,
+    /// When the first of its row was sent, none of which was answered.
+    begun: Time,
     /// Where it went.
     to: IpAddr,
     /// Our addresses, which go along with it.
@@ -100,6 +108,7 @@ impl Paths {
             restored: false,
             unproven: false,
             shown: Shown::default(),
+            ping: None,
             choice: Choice::default(),
         }
     }
@@ -388,13 +397,14 @@ impl Paths {
     /// A check goes out, of where the peer is taken to be. Tells how often it was repeated.
     pub(crate) fn begin_check(&mut self, now: Time, token: u64, telling: Vec<IpAddr>) -> u32 {
         self.check_tries += u32::from(self.check.is_some());
-        self.check = Some(Check { token, sent: now, to: self.heading().ip(), telling });
+        let begun = self.check.as_ref().map_or(now, |before| before.begun);
+        self.check = Some(Check { token, sent: now, begun, to: self.heading().ip(), telling });
         self.check_tries
     }
 
     /// As [`Paths::begin_check`], of a session that is new: it counts as the first.
     pub(super) fn begin_first_check(&mut self, now: Time, token: u64, to: IpAddr, telling: Vec<IpAddr>) {
-        self.check = Some(Check { token, sent: now, to, telling });
+        self.check = Some(Check { token, sent: now, begun: now, to, telling });
     }
 
     /// What goes unanswered says nothing of where the peer is.
@@ -403,8 +413,33 @@ impl Paths {
     }
 
     /// The peer was heard.
-    pub(crate) fn forget_tries(&mut self) {
+    pub(crate) fn forget_tries(&mut self, now: Time) {
         self.check_tries = 0;
+        self.check.iter_mut().for_each(|check| check.begun = now);
+    }
+
+    /// The last question by hand.
+    pub(crate) fn ping(&self) -> Option<Ping> {
+        self.ping
+    }
+
+    pub(super) fn set_ping(&mut self, ping: Ping) {
+        self.ping = Some(ping);
+    }
+
+    /// A challenge is answered. Tells whether it was the question by hand.
+    pub(crate) fn take_pong(&mut self, now: Time, token: u64, observed: SocketAddr) -> bool {
+        self.ping.as_mut().is_some_and(|ping| ping.take_answer(now, token, observed))
+    }
+
+    /// Since when the endpoint that flows are led to does not answer, where the peer has announced it.
+    pub(crate) fn announced_at(&self) -> Option<Time> {
+        self.candidate.as_ref().filter(|candidate| candidate.is_announced()).map(Path::sent)
+    }
+
+    /// Since when checks go unanswered, where that is more than a loss or two.
+    pub(crate) fn silent_since(&self) -> Option<Time> {
+        self.check.as_ref().filter(|_| self.check_tries >= DOUBTED_AFTER).map(|check| check.begun)
     }
 
     /// Whether the peer has been told these addresses of ours.

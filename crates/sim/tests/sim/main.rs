@@ -10,6 +10,7 @@ mod community;
 mod contact;
 mod costs;
 mod datagrams;
+mod doubt;
 mod faults;
 mod gateway;
 mod growth;

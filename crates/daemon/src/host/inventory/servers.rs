@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::sock_diag::{Connection, Listener, MOVABLE, SockDiag};
 use whimbrel_kernel::{Error, process};
 use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::host::inventory::flows::ephemeral_ports;
 
 /// Sockets of one network namespace.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +22,8 @@ pub(crate) struct Inhabitants {
     pub(crate) udp: Vec<Listener>,
     /// Those that are connected.
     pub(crate) connected: Vec<Connection>,
+    /// Ports that the kernel draws for clients there, where that is known.
+    pub(crate) drawn: Option<RangeInclusive<u16>>,
 }
 
 impl Inhabitants {
@@ -28,7 +33,7 @@ impl Inhabitants {
             let mut connected = sockets.tcp(&MOVABLE)?;
             connected.extend(sockets.udp()?);
             let (tcp, udp) = (sockets.listeners()?, sockets.unconnected()?);
-            Ok(Self { addresses: addresses.clone(), tcp, udp, connected })
+            Ok(Self { addresses: addresses.clone(), tcp, udp, connected, drawn: None })
         };
         look().inspect_err(|error| tracing::warn!(%error, "cannot look up which sockets there are")).ok()
     }
@@ -36,12 +41,24 @@ impl Inhabitants {
     /// All of the namespace that the calling thread is in.
     pub(crate) fn here(addresses: Vec<IpAddr>) -> Self {
         match SockDiag::open() {
-            Ok(mut sockets) => Self::look(&mut sockets, addresses).unwrap_or_default(),
+            Ok(mut sockets) => {
+                Self { drawn: Some(ephemeral_ports()), ..Self::look(&mut sockets, addresses).unwrap_or_default() }
+            }
             Err(error) => {
                 tracing::warn!(%error, "cannot look up which sockets there are");
                 Self::default()
             }
         }
+    }
+
+    /// The sockets of UDP that are not connected, except for those that have a port as the kernel gives it to clients:
+    /// they ask others, and wait for no client.
+    fn served(&self) -> Vec<Listener> {
+        let of_client = |socket: &&Listener| {
+            let drawn = self.drawn.as_ref().is_some_and(|drawn| drawn.contains(&socket.address.port()));
+            drawn && socket.address.ip().to_canonical().is_unspecified()
+        };
+        self.udp.iter().filter(|socket| !of_client(socket)).copied().collect()
     }
 
     /// Whether none is there.
@@ -58,7 +75,7 @@ const SHARED: &str = "several sockets share this endpoint";
 pub(crate) fn shown(places: &[Inhabitants], since: &str) -> Vec<ipc::Connection> {
     let mut found: BTreeMap<(Transport, SocketAddr), Vec<u32>> = BTreeMap::new();
     for place in places {
-        for (transport, all) in [(Transport::Tcp, &place.tcp), (Transport::Udp, &place.udp)] {
+        for (transport, all) in [(Transport::Tcp, &place.tcp), (Transport::Udp, &place.served())] {
             for (end, inodes) in ends(all, &place.addresses) {
                 found.entry((transport, end)).or_insert(inodes);
             }
@@ -187,6 +204,19 @@ mod tests {
         assert!(named(&all, &[]).is_empty(), "a host that is nowhere is met nowhere");
         let several = [socket("0.0.0.0:443", 6), socket("0.0.0.0:443", 7)];
         assert_eq!(named(&several, &own), [format!("listener:192.0.2.7:443{SHARED}")]);
+    }
+
+    #[test]
+    fn ports_of_clients_are_no_servers() {
+        let udp = vec![socket("0.0.0.0:53", 1), socket("0.0.0.0:40000", 2), socket("192.0.2.7:40001", 3)];
+        let addresses = vec!["192.0.2.7".parse().expect("an address")];
+        let place = Inhabitants { addresses, udp, drawn: Some(32768..=60999), ..Inhabitants::default() };
+        let names = |place: Inhabitants| -> Vec<String> {
+            shown(&[place], "now").into_iter().filter_map(|one| one.name).collect()
+        };
+        assert_eq!(names(place.clone()), ["udp:192.0.2.7:53", "udp:192.0.2.7:40001"]);
+        // In an endpoint namespace all ports are drawn from what is lent.
+        assert_eq!(names(Inhabitants { drawn: None, ..place }).len(), 3);
     }
 
     #[test]

@@ -74,9 +74,11 @@ pub(crate) fn left_behind(gone: &[IpAddr]) -> Option<Report> {
     let flows: Vec<String> = left.iter().take(NAMED).map(|bound| flow(bound).to_string()).collect();
     let mut reasons: Vec<&str> = left.iter().map(|bound| reason(bound.protocol)).collect();
     reasons.dedup();
+    let reason = reasons.join("; ");
     let sentence = match left.len() {
-        1 => format!("{} stays at an address that is gone: {}", flow(first), reasons.join("; ")),
-        count => format!("{count} connections stay at an address that is gone: {}", reasons.join("; ")),
+        1 => format!("{} stays at an address that is gone: {reason}", flow(first)),
+        count => format!("{count} connections stay at an address that is gone: {reason}"),
     };
-    Some(Report::new(Kind::LeftBehind, sentence).with("flows", flows).with("count", left.len()))
+    let report = Report::new(Kind::LeftBehind, sentence).with("flows", flows).with("count", left.len());
+    Some(report.with("reason", reason))
 }

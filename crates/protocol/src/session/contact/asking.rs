@@ -63,6 +63,14 @@ impl SessionLayer {
         self.continue_contact(now, address, base);
     }
 
+    /// The same, though no connection waits for it: twice, as one that nobody waits for any more.
+    pub(crate) fn ask_by_hand(&mut self, now: Time, address: IpAddr, base: &mut Base) {
+        if !matches!(self.contacts.addresses.get(&address), Some(Contact::Known(_) | Contact::Asking { .. })) {
+            self.contacts.addresses.insert(address, Contact::Asking { tries: 1, source: None });
+            self.continue_contact(now, address, base);
+        }
+    }
+
     /// Asks once more, or gives up; or the silence about an address is over.
     pub(crate) fn continue_contact(&mut self, now: Time, address: IpAddr, base: &mut Base) {
         match self.contacts.addresses.get(&address).copied() {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carried, Carrier, CommunityEvent, Event, JoinFailure, NeighbourProxyStatus, PeerId};
+use whimbrel_protocol::{Carried, Carrier, CommunityEvent, Doubt, Event, JoinFailure, NeighbourProxyStatus, PeerId};
 use whimbrel_wire::{FlowTuple, Transport};
 
 fn flow(port: u16) -> FlowTuple {
@@ -18,6 +18,16 @@ pub(super) fn all() -> Vec<Event> {
     let remote = "[2001:db8::7]:2031".parse().expect("endpoint");
     let took = Duration::from_micros(41_250);
     let carried = |flows, carrier| Carried { flows, carrier };
+    let not_confirmed = |doubt, behind_nat| Event::NotConfirmed {
+        peer,
+        remote,
+        from: Some(to),
+        doubt,
+        unanswered: Duration::from_secs(5),
+        heard: Duration::from_secs(28),
+        behind_nat,
+        flows: if behind_nat { 1 } else { 2 },
+    };
     let carriers = [Carrier::Hold, Carrier::Tunnel, Carrier::FollowRewrite, Carrier::Rewrite];
     let statuses = [
         NeighbourProxyStatus::Accepted,
@@ -60,6 +70,10 @@ pub(super) fn all() -> Vec<Event> {
         Event::PeerMoved { peer, to: remote, translated: false, flows: 0, carried: carried(0, Carrier::Tunnel) },
         Event::PathConfirmed { peer, remote, round_trip: took, carried: carried(4, Carrier::Tunnel) },
         Event::PeerFound { peer, remote, rendezvous: PeerId(4) },
+        not_confirmed(Doubt::Moved, true),
+        not_confirmed(Doubt::Moved, false),
+        not_confirmed(Doubt::PeerMoved, false),
+        not_confirmed(Doubt::Silent, false),
         Event::StandsIn { peer, address },
         Event::Claimed { flow: flow(1), peer, given_up: true },
         Event::Claimed { flow: flow(1), peer, given_up: false },

@@ -1,0 +1,239 @@
+//! `whimbrel why`: what becomes of a connection at a move, in sentences.
+
+use std::net::{IpAddr, SocketAddr};
+
+use whimbrel_ipc::{Carrier, Connection, ConnectionState, Peer, Why};
+
+/// Whether `name` names a connection: an address of either end, with or without its port, its process (`pid:4711`), or
+/// what `move` calls a socket that waits for clients.
+pub(crate) fn is_named(connection: &Connection, name: &str) -> bool {
+    let ends = [connection.flow.local, connection.flow.remote];
+    if let Some(pid) = name.strip_prefix("pid:") {
+        return connection.process.as_ref().is_some_and(|process| process.pid.to_string() == pid);
+    }
+    name.parse().is_ok_and(|end: SocketAddr| ends.contains(&end))
+        || name.parse().is_ok_and(|address: IpAddr| ends.iter().any(|end| end.ip() == address))
+        || connection.name.as_deref() == Some(name)
+}
+
+/// What is said of a connection, whose peer is among these.
+pub(crate) fn why(connection: &Connection, peers: &[Peer]) -> Why {
+    let with = connection.peer.as_ref();
+    let peer = with.and_then(|with| peers.iter().find(|peer| peer.key == with.key));
+    let (how, survives, advice) = stands(connection, peer);
+    let sentences = std::iter::once(what(connection)).chain(how).collect();
+    Why { flow: connection.flow, state: connection.state, survives, sentences, advice }
+}
+
+/// What it is.
+fn what(connection: &Connection) -> String {
+    let flow = match connection.state {
+        ConnectionState::Server => connection.flow.called(),
+        _ => connection.flow.to_string(),
+    };
+    let of = connection.process.as_ref().map(|of| format!(" of {} (process {})", of.name, of.pid));
+    let kind = match (connection.state, connection.passed_on) {
+        (ConnectionState::Server, _) => "a socket that waits for clients",
+        (_, true) => "a connection that this host passes on for another",
+        _ => "a connection",
+    };
+    let with = connection.peer.as_ref().map(|peer| format!(", with {peer}"));
+    format!("{flow} is {kind}{}{}.", of.unwrap_or_default(), with.unwrap_or_default())
+}
+
+type Said = (Vec<String>, Option<bool>, Option<String>);
+
+/// How it stands, whether it would survive a move, and what can be done.
+fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
+    let reason = connection.reason.as_deref().unwrap_or("nothing more is known of it");
+    let said = |text: &str| vec![text.to_owned()];
+    match connection.state {
+        ConnectionState::Server => (
+            said("It is no connection itself: those that it has accepted are listed by themselves, and survive or not."),
+            None,
+            Some("`whimbrel move` gives it to another host by this name.".to_owned()),
+        ),
+        ConnectionState::Native => {
+            let mut how = said("Both ends know it, and its packets go as they would without Whimbrel.");
+            let (would, survives, advice) = lasts(peer);
+            how.push(would);
+            (how, survives, advice)
+        }
+        ConnectionState::Moved => {
+            let carrier = match connection.carrier {
+                Some(Carrier::Tunnel) => "in UDP, through the tunnel",
+                _ => "with the addresses in its packets replaced",
+            };
+            let nat = if connection.translated == Some(true) { ", by way of a NAT" } else { "" };
+            let mut how = vec![format!("An end has moved since it was opened, and it is carried {carrier}{nat}.")];
+            let (would, survives, advice) = lasts(peer);
+            how.push(would);
+            (how, survives, advice)
+        }
+        ConnectionState::NotConfirmed => (
+            vec![
+                format!("It is carried to where the ends are taken to be, but nothing shows that it arrives: {reason}."),
+                "It goes on once the peer answers; whether that comes to be is not known.".to_owned(),
+            ],
+            None,
+            Some(
+                "See whether this network lets UDP 2031 out and its answers in: `whimbrel ping` the peer, and `whimbrel \
+                 events`."
+                    .to_owned(),
+            ),
+        ),
+        ConnectionState::Held => {
+            let advice = match reason {
+                _ if reason.contains("suspended by the peer") => "`whimbrel resume` at the other host has it go on.",
+                _ if reason.contains("suspended") => "`whimbrel resume` has it go on.",
+                _ if reason.contains("no network") => {
+                    "An interface has to be up, with an address and a route to the peer (`ip address`, `ip route`)."
+                }
+                _ => "Nothing: it goes on by itself when the peer is there again.",
+            };
+            let how = vec![
+                format!("Both ends know it, and nothing is sent for it now: {reason}."),
+                "It survives, as long as it is to wait for.".to_owned(),
+            ];
+            (how, Some(true), Some(advice.to_owned()))
+        }
+        ConnectionState::Pending => (
+            said(
+                "It is not known yet whether the other host runs Whimbrel, or the two are just agreeing on it: until then \
+                 a move of this host would end it.",
+            ),
+            Some(false),
+            Some("Nothing: ask again in a few seconds.".to_owned()),
+        ),
+        ConnectionState::Lost => (
+            said(&format!("A move has ended it, whether or not its program has noticed: {reason}.")),
+            Some(false),
+            Some("Its program has to open another.".to_owned()),
+        ),
+        ConnectionState::Unprotected => {
+            (said(&format!("A move of this host would end it: {reason}.")), Some(false), unprotected(connection, reason))
+        }
+    }
+}
+
+/// Whether what both ends know would survive a move now.
+fn lasts(peer: Option<&Peer>) -> Lasts {
+    match peer {
+        Some(Peer { session: None, .. }) => (
+            "There is no session with the peer at the moment, without which it would not survive a move.".to_owned(),
+            None,
+            Some("See there that the daemon runs and lets UDP in (`whimbrel doctor`).".to_owned()),
+        ),
+        Some(Peer { unanswered_ms: Some(_), .. }) => (
+            "The peer does not answer at the moment, without which it would not survive a move.".to_owned(),
+            None,
+            Some("`whimbrel ping` asks it again; see there that the daemon runs.".to_owned()),
+        ),
+        _ => ("It would survive a move of either host.".to_owned(), Some(true), None),
+    }
+}
+
+type Lasts = (String, Option<bool>, Option<String>);
+
+/// What can be done for one that is not protected.
+fn unprotected(connection: &Connection, reason: &str) -> Option<String> {
+    let remote = connection.flow.remote.ip();
+    let advice = match reason {
+        _ if reason.starts_with("asked, silent") => format!(
+            "If {remote} is one of your hosts: run `whimbrel up` there and let UDP 2031 in (`whimbrel doctor` there); then \
+             `whimbrel ping {remote}` asks it again."
+        ),
+        _ if reason.starts_with("policy at line") => {
+            "Change that line of the configuration, and reload it (`systemctl reload whimbrel`).".to_owned()
+        }
+        _ if reason.starts_with("the other end opened it") => {
+            format!("Whoever opens a connection asks for it: run Whimbrel at {remote}.")
+        }
+        _ if reason.starts_with("`ask` or `trust`") => {
+            "Let `ask` in the configuration permit that address, or name its key where `trust` is `pinned`.".to_owned()
+        }
+        _ => return None,
+    };
+    Some(advice)
+}
+
+/// For people.
+pub(crate) fn sentences(all: &[Why]) -> String {
+    let width = crate::table::width();
+    let one = |why: &Why| {
+        let advice = why.advice.iter().map(|advice| format!("What to do: {advice}"));
+        let lines = why.sentences.iter().cloned().chain(advice);
+        lines.map(|line| crate::table::wrap(&line, width, 0) + "\n").collect::<String>()
+    };
+    all.iter().map(one).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_ipc::{Flow, PeerName, Process, Transport};
+
+    fn connection(state: ConnectionState, reason: Option<&str>) -> Connection {
+        let (local, remote) = ("192.0.2.10:51514".parse().unwrap(), "203.0.113.5:443".parse().unwrap());
+        Connection {
+            reason: reason.map(str::to_owned),
+            process: Some(Process { pid: 812, name: "curl".into() }),
+            ..Connection::bare(Flow { transport: Transport::Tcp, local, remote }, state)
+        }
+    }
+
+    #[test]
+    fn each_state_says_whether_it_survives_and_what_to_do() {
+        use ConnectionState as S;
+        for (state, reason, survives, says, advises) in [
+            (S::Native, None, Some(true), "would survive a move", None),
+            (S::Moved, None, Some(true), "addresses in its packets replaced", None),
+            (S::NotConfirmed, Some("the peer does not answer"), None, "nothing shows that it arrives", Some("2031")),
+            (S::Held, Some("suspended by hand"), Some(true), "suspended by hand", Some("`whimbrel resume` has")),
+            (S::Held, Some("suspended by the peer"), Some(true), "by the peer", Some("at the other host")),
+            (S::Held, Some("the peer is not heard"), Some(true), "is not heard", Some("by itself")),
+            (S::Pending, None, Some(false), "not known yet", Some("a few seconds")),
+            (
+                S::Unprotected,
+                Some("asked, silent until noon"),
+                Some(false),
+                "silent",
+                Some("whimbrel ping 203.0.113.5"),
+            ),
+            (S::Unprotected, Some("policy at line 3"), Some(false), "line 3", Some("configuration")),
+            (S::Unprotected, Some("SCTP is not moved"), Some(false), "SCTP", None),
+            (S::Lost, Some("its address is gone"), Some(false), "has ended it", Some("open another")),
+        ] {
+            let said = why(&connection(state, reason), &[]);
+            let text = sentences(std::slice::from_ref(&said)).replace('\n', " ");
+            assert_eq!(said.survives, survives, "{text}");
+            assert!(text.starts_with("tcp 192.0.2.10:51514 -> 203.0.113.5:443 is a connection of curl (process 812)"));
+            assert!(text.contains(says), "{text}");
+            assert!(advises.is_none_or(|advises| text.contains(advises)), "{text}");
+            assert_eq!(said.advice.is_some(), advises.is_some(), "{text}");
+        }
+    }
+
+    #[test]
+    fn without_a_session_nothing_is_promised() {
+        let mut native = connection(ConnectionState::Native, None);
+        native.peer = Some(PeerName { id: 3, key: "key".into(), name: Some("desk".into()) });
+        let peer: Peer = serde_json::from_value(serde_json::json!({
+            "id": 3, "key": "key", "address": "203.0.113.5:2031", "trust": "tofu", "remembered": [], "session": null,
+            "sequence": {"sent": 0, "accepted": 0}, "places": {"local": 0, "peer": 0}, "locators": [], "carrier": null,
+            "flows": {"introduced": 1, "moved": 0}, "away": null
+        }))
+        .unwrap();
+        let said = why(&native, &[peer]);
+        assert!(said.survives.is_none() && said.sentences[0].ends_with(", with desk."), "{said:?}");
+    }
+
+    #[test]
+    fn they_are_named_by_either_end_or_their_process() {
+        let one = connection(ConnectionState::Native, None);
+        for name in ["192.0.2.10:51514", "203.0.113.5:443", "203.0.113.5", "pid:812"] {
+            assert!(is_named(&one, name), "{name}");
+        }
+        assert!(!["192.0.2.10:443", "203.0.113.6", "pid:81", "curl"].iter().any(|name| is_named(&one, name)));
+    }
+}

@@ -1,0 +1,78 @@
+//! What is led somewhere that has not answered is said to be so: nothing shows that it arrives.
+
+use std::time::Duration;
+
+use crate::Time;
+use crate::base::Base;
+use crate::base::event::{Doubt, Event};
+use crate::base::op::PeerId;
+use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
+use crate::flow::peers::Away;
+
+/// How long a peer may leave unanswered what it is asked until that is told.
+const TOLD_AFTER: Duration = Duration::from_secs(5);
+
+impl BindingLayer {
+    /// What makes it doubtful that flows with a peer arrive where they are led, and since when: it does not answer.
+    /// `None`: it does, or nothing is sent to it.
+    pub(crate) fn doubt(&self, id: PeerId, base: &Base) -> Option<(Doubt, Time)> {
+        let peer = bound!(self, &id)?;
+        if base.is_suspended() || peer.path.attachment().is_none() || peer.flow.away() == Some(Away::Announced) {
+            return None;
+        }
+        let update = peer.binding.update.as_ref().filter(|update| !update.absent && update.meanwhile.is_none());
+        let update = update.map(|update| (Doubt::Moved, update.started));
+        let announced = peer.path.announced_at().map(|since| (Doubt::PeerMoved, since));
+        let silent = peer.path.silent_since().map(|since| (Doubt::Silent, since));
+        // Where this host has moved, that is what the peer has to know before it can answer anything else.
+        update.or(announced).or(silent)
+    }
+
+    /// Something was asked of a peer: where it stays unanswered that is told in time.
+    pub(crate) fn await_answer(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let since = self.doubt(id, base).map(|(_, since)| since);
+        let told = self.peers.get(&id).and_then(|peer| peer.doubt_told);
+        if told.is_none() || told != since {
+            base.set_timer_earlier(Timer::Unanswered(id), (since.unwrap_or(now) + TOLD_AFTER).max(now));
+        }
+    }
+
+    /// It is time to tell that a peer does not answer, if that is so still.
+    pub(crate) fn tell_doubt(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some((doubt, since)) = self.doubt(id, base) else { return };
+        if since + TOLD_AFTER > now {
+            base.set_timer(Timer::Unanswered(id), since + TOLD_AFTER);
+            return;
+        }
+        let flows = self.living(id);
+        let Some(peer) = bound_mut!(self, &id).filter(|peer| flows > 0 && peer.binding.doubt_told != Some(since))
+        else {
+            return;
+        };
+        peer.binding.doubt_told = Some(since);
+        let (remote, from) = (peer.path.heading(), peer.path.source());
+        let (heard, unanswered) = (now.since(peer.last_heard()), now.since(since));
+        let behind_nat = doubt == Doubt::Moved && peer.is_mapped();
+        base.event(Event::NotConfirmed { peer: id, remote, from, doubt, unanswered, heard, behind_nat, flows });
+    }
+
+    /// A peer has answered. Tells whether it was told that it did not.
+    pub(crate) fn end_doubt(&mut self, id: PeerId, base: &mut Base) -> bool {
+        if self.doubt(id, base).is_some() {
+            return false;
+        }
+        base.stop_timer(Timer::Unanswered(id));
+        self.peers.get_mut(&id).is_some_and(|peer| peer.doubt_told.take().is_some())
+    }
+
+    /// As [`BindingLayer::end_doubt`], where nothing else tells that the peer has answered.
+    pub(crate) fn tell_confirmed(&mut self, id: PeerId, base: &mut Base) {
+        if self.end_doubt(id, base)
+            && let Some(paths) = self.flow.path().paths(&id)
+        {
+            let (remote, round_trip) = (paths.remote(), paths.round_trip());
+            base.event(Event::PathConfirmed { peer: id, remote, round_trip, carried: self.carried(id) });
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! What is led to where nothing has been heard from is known to be so, and told (decision 0097).
+
+use std::time::Duration;
+
+use whimbrel_protocol::{Doubt, Event};
+use whimbrel_sim::{Access, Filter, HostId, World};
+
+use crate::common::{AWAY, HOME, SECOND, Two};
+
+/// What this host was told of a peer that does not answer: why that is in doubt, how long ago it was heard, of how many
+/// flows.
+fn told(world: &World, of: HostId) -> Vec<(Doubt, Duration, usize, bool)> {
+    let told = world.events.iter().filter(|(_, host, _)| *host == of).filter_map(|(.., event)| match event {
+        Event::NotConfirmed { doubt, heard, flows, behind_nat, .. } => Some((*doubt, *heard, *flows, *behind_nat)),
+        _ => None,
+    });
+    told.collect()
+}
+
+fn doubt(world: &World, of: HostId) -> Option<Doubt> {
+    world.peer(of).doubt.map(|(doubt, _)| doubt)
+}
+
+#[test]
+fn a_network_where_nothing_passes_is_told_once_and_its_end_too() {
+    for filtered in [false, true] {
+        let (Two { mut world, client, server, away, .. }, flows) = Two::flowing(971, 3);
+        assert_eq!((doubt(&world, client), doubt(&world, server)), (None, None));
+        if filtered {
+            // The network lets all out but this, as those of cafés do.
+            let mut filter = Filter::new();
+            filter.no_control = true;
+            *world.access(away) = Access::Filtered(filter);
+        }
+        world.set_cut(away, !filtered);
+        world.move_to(client, away, AWAY);
+        world.run_for(SECOND);
+        assert_eq!(doubt(&world, client), Some(Doubt::Moved), "from the first moment on");
+        assert_eq!(told(&world, client), [], "a moment is nothing to tell of");
+        world.run_for(60 * SECOND);
+        let [(Doubt::Moved, heard, 3, false)] = told(&world, client)[..] else { panic!("{:?}", told(&world, client)) };
+        assert!(heard > 4 * SECOND && heard < 7 * SECOND, "{heard:?}");
+        // The other end asks where a flow stands still.
+        assert_eq!(told(&world, server), [], "nothing was asked");
+        world.stall(flows[1], 1);
+        world.run_for(10 * SECOND);
+        assert!(matches!(told(&world, server)[..], [(Doubt::Silent, _, 3, false)]), "{:?}", told(&world, server));
+
+        world.set_cut(away, false);
+        *world.access(away) = Access::Open;
+        world.run_for(70 * SECOND);
+        world.assert_delivering(2 * SECOND);
+        assert_eq!((doubt(&world, client), doubt(&world, server)), (None, None));
+        assert_eq!((told(&world, client).len(), told(&world, server).len()), (1, 1));
+        world.check();
+    }
+}
+
+#[test]
+fn a_server_that_has_moved_away_from_a_client_behind_a_nat_says_so() {
+    let (Two { mut world, client, server, away, far, .. }, _) = Two::flowing_inside(972, 2);
+    world.move_to(server, away, AWAY);
+    world.run_for(6 * SECOND);
+    // Nothing of what it says gets in where nothing was sent to from there.
+    assert!(matches!(told(&world, server)[..], [(Doubt::Moved, _, 2, true)]), "{:?}", told(&world, server));
+    // The client asks at the latest to keep its mapping (P-34).
+    world.run_for(35 * SECOND);
+    assert!(matches!(told(&world, client)[..], [(Doubt::Silent, _, 2, false)]), "{:?}", told(&world, client));
+    world.move_to(server, far, "10.9.0.1");
+    world.run_for(70 * SECOND);
+    world.assert_delivering(2 * SECOND);
+    assert_eq!((doubt(&world, client), doubt(&world, server)), (None, None));
+    world.check();
+}
+
+#[test]
+fn who_is_heard_and_hears_nothing_is_not_confirmed_at_either_end() {
+    let (Two { mut world, client, server, away, home, .. }, _) = Two::flowing(973, 2);
+    *world.access(away) = Access::Filtered(Filter::deaf());
+    world.move_to(client, away, AWAY);
+    assert!(world.wait(2 * SECOND, |world| doubt(world, server) == Some(Doubt::PeerMoved)));
+    world.run_for(10 * SECOND);
+    assert!(matches!(told(&world, client)[..], [(Doubt::Moved, ..)]), "{:?}", told(&world, client));
+    assert!(matches!(told(&world, server)[..], [(Doubt::PeerMoved, ..)]), "{:?}", told(&world, server));
+    world.move_to(client, home, HOME);
+    world.assert_delivering(3 * SECOND);
+    assert_eq!((doubt(&world, client), doubt(&world, server)), (None, None));
+    world.check();
+}
+
+#[test]
+fn a_peer_is_asked_by_hand_on_the_path_in_use() {
+    let (Two { mut world, client, server, away, .. }, _) = Two::flowing(974, 1);
+    let ask = |world: &mut World| {
+        let (now, id) = (world.now(), world.peer(client).id);
+        world.with_node(client, |node| assert!(node.ping(now, id), "there is a session"));
+        world.run_for(SECOND);
+        world.peer(client).ping.expect("it was asked").answer()
+    };
+    let (took, observed) = ask(&mut world).expect("an answer");
+    assert!(took > Duration::from_millis(1) && took < SECOND, "{took:?}");
+    assert_eq!(observed.ip().to_string(), HOME);
+    // From where it is now, and no answer from before counts.
+    world.set_cut(away, true);
+    world.move_to(client, away, AWAY);
+    assert_eq!(ask(&mut world), None);
+    world.set_cut(away, false);
+    assert_eq!(ask(&mut world).map(|(_, observed)| observed.ip().to_string()).as_deref(), Some(AWAY));
+    assert!(!world.peer(server).mapped);
+    world.check();
+}

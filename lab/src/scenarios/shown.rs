@@ -1,0 +1,213 @@
+//! What is shown is so: each state of `connections` is reached, and is true then.
+
+use std::time::Duration;
+
+use whimbrel_ipc::{Carrier, ConnectionState};
+
+use super::world::{LONG, SOME, World, all_run, carried_by, goes_on_since, is_native, site, step};
+use super::{Scenario, scenario};
+use crate::{FlowPair, Gateway, Join, Lab, PairOptions, Result, Side, Whimbrel, expect, wait_for};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "shown-silent",
+        "on a network that drops UDP nothing is called moved: it is not confirmed, with when the peer was last heard and \
+         what to look for, until it is",
+        silent,
+    ),
+    scenario(
+        "shown-server-moved",
+        "a server that has moved while its client is behind a NAT is not confirmed at either end, and both say so",
+        server_moved,
+    ),
+    scenario(
+        "shown-left-behind",
+        "connections that nobody had agreed on when their address went are lost at the move, and said to be, with a true \
+         reason; they are not pending",
+        left_behind,
+    ),
+];
+
+/// Drops what the daemons say to each other, and their tunnel, on its way through a router.
+const NO_UDP: &str = "table inet cafe { chain forward { type filter hook forward priority -5; policy accept; \
+                      udp dport 2031 drop; udp sport 2031 drop;\n}\n}\n";
+
+/// The pair's connection is not confirmed at an end, nor is its path, and all commands say so.
+fn is_not_confirmed(daemon: &Whimbrel, end: Side, pair: &FlowPair, heard: Duration) -> Result<()> {
+    let (local, remote) = match end {
+        Side::Client => (pair.local(), pair.peer()),
+        Side::Server => (pair.peer(), pair.seen_by_server()),
+    };
+    let long_ago = |ago: Option<u64>| ago.is_some_and(|ago| u128::from(ago) >= heard.as_millis());
+    daemon.wait_connection(local, remote, LONG, "not confirmed", |one| {
+        one.state == ConnectionState::NotConfirmed && long_ago(one.heard_ms) && one.reason.is_some()
+    })?;
+    let paths = daemon.paths()?;
+    let used = paths.iter().find(|path| path.active);
+    expect!(
+        used.is_some_and(|path| !path.confirmed && path.round_trip_ms.is_none() && long_ago(path.heard_ms)),
+        "{paths:?}"
+    );
+    for (command, what) in [("connections", "last heard"), ("paths", "not confirmed, heard"), ("peers", "heard")] {
+        let shown = daemon.cli(&[command])?;
+        println!("{shown}");
+        expect!(shown.contains(what), "`{command}` does not say {what:?}: {shown}");
+    }
+    expect!(daemon.cli(&["connections"])?.contains("of which 0 survive a move"), "what is not confirmed is promised");
+    let counts = daemon.status()?.counts;
+    expect!((counts.moved, counts.not_confirmed) == (0, 1), "{counts:?}");
+    Ok(())
+}
+
+/// `why` says this of the pair's connection, as text and as JSON.
+fn why(client: &Whimbrel, pair: &FlowPair, what: &str) -> Result<()> {
+    let local = pair.local().to_string();
+    let said = client.cli(&["why", &local])?;
+    println!("{said}");
+    // Lines are broken to fit.
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    expect!(said.contains(what) && said.contains(&local), "`why` does not say {what:?}: {said}");
+    let json = client.cli(&["why", "--json", &local])?;
+    expect!(json.starts_with(r#"{"schema":1,"why":[{"#) && json.lines().count() == 1, "{json}");
+    Ok(())
+}
+
+/// What a command says, and whether it succeeds.
+fn fails(daemon: &Whimbrel, arguments: &[&str]) -> Result<(String, bool)> {
+    let script = "\"$@\"; echo \"ended with $?\"";
+    let command = daemon.host().command("sh").args(["-c", script, "sh"]).arg(daemon.binary());
+    let said = command.arg("--run-dir").arg(daemon.run_dir()).args(arguments.iter().copied()).run()?;
+    let good = said.ends_with("ended with 0\n");
+    Ok((said, good))
+}
+
+fn silent(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    is_native(&client, Side::Client, &pair)?;
+    let there = world.at_server.ipv4()?.to_string();
+    let pong = client.cli(&["ping", &there, "--count", "2"])?;
+    println!("{pong}");
+    for what in ["answers after 4", "session", "up for", "NAT      none", "passes out and in", "2 of 2"] {
+        expect!(pong.contains(what), "`ping` does not say {what:?}: {pong}");
+    }
+    why(&client, &pair, "It would survive a move of either host.")?;
+
+    step("the laptop moves to where UDP is dropped");
+    let b = world.b.clone();
+    b.router.nft(NO_UDP)?;
+    let since = [client.status()?.newest_event, server.status()?.newest_event];
+    world.roam(&b)?;
+    let event = client.wait_event("not-confirmed", since[0], LONG)?;
+    println!("    {}", event.sentence);
+    expect!(event.fields["because"] == "moved" && event.fields["flows"] == 1, "{event:?}");
+    expect!(event.sentence.contains("Does this network let UDP 2031 out?"), "{}", event.sentence);
+    is_not_confirmed(&client, Side::Client, &pair, Duration::from_secs(5))?;
+    why(&client, &pair, "nothing shows that it arrives")?;
+    let (said, good) = fails(&client, &["ping", &there, "--count", "1"])?;
+    println!("{said}");
+    expect!(!good && said.contains("no answer, last heard"), "{said}");
+    step("the other end misses it, since its connection stands still");
+    let event = server.wait_event("not-confirmed", since[1], LONG * 2)?;
+    println!("    {}", event.sentence);
+    expect!(event.fields["because"] == "silent", "{event:?}");
+
+    step("the network lets it through");
+    b.router.nft("delete table inet cafe")?;
+    pair.wait_progress(SOME, LONG * 4)?;
+    for (daemon, side) in [(&client, Side::Client), (&server, Side::Server)] {
+        carried_by(daemon, side, &pair, Carrier::Rewrite)?;
+    }
+    let paths = client.paths()?;
+    let used = paths.iter().find(|path| path.active);
+    expect!(used.is_some_and(|path| path.confirmed && path.round_trip_ms.is_some()), "{paths:?}");
+    let told = client.events(since[0])?.into_iter().filter(|event| event.kind == "not-confirmed").count();
+    expect!(told == 1, "it was told {told} times that the peer does not answer");
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn server_moved(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a").behind(Gateway::Nat { random_ports: false }), site("b"))?;
+    let elsewhere = world.add(lab, crate::SiteSpec::named("t"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+
+    step("the server moves, and the NAT lets nothing in from where it is then");
+    let since = [client.status()?.newest_event, server.status()?.newest_event];
+    let home = world.s.clone();
+    world.roam_server(&elsewhere)?;
+    let event = server.wait_event("not-confirmed", since[1], LONG)?;
+    println!("    {}", event.sentence);
+    expect!(event.fields["because"] == "moved" && event.sentence.contains("behind a NAT"), "{event:?}");
+    is_not_confirmed(&server, Side::Server, &pair, Duration::from_secs(5))?;
+    let event = client.wait_event("not-confirmed", since[0], LONG * 2)?;
+    println!("    {}", event.sentence);
+    expect!(event.fields["because"] == "silent", "{event:?}");
+    wait_for(LONG, "the client shows that it hears nothing", || {
+        let shown = client.connection(pair.local(), pair.peer())?;
+        Ok(shown.filter(|one| one.state == ConnectionState::Held && one.heard_ms.is_some()).map(drop))
+    })?;
+    println!("{}", client.cli(&["connections"])?);
+
+    step("the server is back");
+    world.roam_server(&home)?;
+    goes_on_since(&mut pair, &world.at_server)?;
+    for (daemon, side) in [(&client, Side::Client), (&server, Side::Server)] {
+        daemon.wait_connection(
+            if side == Side::Client { pair.local() } else { pair.peer() },
+            if side == Side::Client { pair.peer() } else { pair.seen_by_server() },
+            LONG,
+            "confirmed",
+            |one| matches!(one.state, ConnectionState::Native | ConnectionState::Moved),
+        )?;
+    }
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn left_behind(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let nobody = lab.host("nobody")?;
+    let there = nobody.join(&world.s.network, &Join::by("eth0"))?.ipv4()?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let strange = FlowPair::tcp(&world.laptop, &nobody, there, &PairOptions::rate(super::world::RATE))?;
+    client.wait_connection(strange.local(), strange.peer(), LONG, "unprotected or pending", |one| {
+        matches!(one.state, ConnectionState::Unprotected | ConnectionState::Pending)
+    })?;
+
+    step("the laptop moves");
+    let since = client.status()?.newest_event;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    let lost = client.wait_connection(strange.local(), strange.peer(), LONG, "lost at the move", |one| {
+        one.state == ConnectionState::Lost
+    })?;
+    expect!(lost.reason.as_ref().is_some_and(|reason| reason.starts_with("its address is gone")), "{lost:?}");
+    let event = client.wait_event("left-behind", since, LONG)?;
+    println!("    {}", event.sentence);
+    expect!(event.fields["count"] == 1, "{event:?}");
+    expect!(event.fields["flows"][0].as_str().is_some_and(|flow| flow.contains(&there.to_string())), "{event:?}");
+    let shown = client.cli(&["connections"])?;
+    println!("{shown}");
+    let said = client.cli(&["why", &strange.local().to_string()])?;
+    println!("{said}");
+    expect!(said.contains("A move has ended it"), "{said}");
+    let (said, good) = fails(&client, &["ping", &there.to_string()])?;
+    println!("{said}");
+    expect!(!good && said.contains("runs no Whimbrel"), "{said}");
+    let (said, _) = fails(&client, &["connections", "--json", "--nonsense"])?;
+    println!("{said}");
+    expect!(said.starts_with(r#"{"schema":1,"error":{"what":"#) && said.ends_with("ended with 2\n"), "{said}");
+    expect!(shown.contains("lost at the move") && shown.contains("of which 1 survives"), "{shown}");
+    expect!(client.status()?.counts.lost == 1, "{:?}", client.status()?.counts);
+    world.goes_on(&mut pair)?;
+    drop(strange);
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
