@@ -17,8 +17,9 @@ use crate::route::{LOCAL_TABLE, LOOPBACK, NextHop, Prefix, RouteKind, RouteSocke
 use crate::saved_sysctl::SavedSysctls;
 
 /// How long what comes for such an address is taken in by a route of ours at the most, in seconds, should nobody be
-/// there to take it away: longer than detection takes. Then the kernel has its own, or the address is gone.
-const TAKEN_IN_FOR: u32 = 3;
+/// there to take it away: longer than detection takes, also with several questions (`dad_transmits`). Then the kernel has
+/// its own, or the address is gone.
+const TAKEN_IN_FOR: u32 = 10;
 const RECORD: &str = "optimistic";
 
 /// Makes addresses optimistic, in the network namespace of the thread that opened it.

@@ -2,24 +2,28 @@
 
 mod hosts;
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::time::{Duration, Instant};
 
 use hosts::{Host, PATIENCE, RunDir, wait};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with, sockopt};
+use whimbrel_kernel::network::NetworkMonitor;
 use whimbrel_kernel::optimistic::OptimisticAddresses;
 use whimbrel_kernel::route::{Address, RouteSocket};
 
 const NEAR: &str = "fd03::1";
 const FAR: &str = "fd03::2";
-/// Detection takes as long at least.
-const DETECTION: Duration = Duration::from_secs(1);
+/// Detection takes as long at least: a second for each of three questions, so that a slow machine does all that is to
+/// be done meanwhile.
+const DETECTION: Duration = Duration::from_secs(3);
+const PREFIX: Ipv6Addr = Ipv6Addr::new(0xfd04, 0, 0, 0, 0, 0, 0, 0);
 const SETTING: &str = "/proc/sys/net/ipv6/conf/e0/optimistic_dad";
 
 /// Two hosts on a cable, of which the second has an address.
 fn hosts() -> (Host, Host) {
     let (host, other) = (Host::new(), Host::new());
     host.cable("e0", &other, "e0");
-    host.sh("echo 1 > /proc/sys/net/ipv6/conf/e0/accept_dad");
+    host.sh("cd /proc/sys/net/ipv6/conf/e0; echo 1 > accept_dad; echo 3 > dad_transmits; echo 1 > accept_ra");
     other.sh(&format!("ip addr add {FAR}/64 dev e0"));
     (host, other)
 }
@@ -107,4 +111,47 @@ fn a_setting_that_a_killed_daemon_has_left_is_put_back() {
     assert!(saved.set("net/ipv6/conf/e0/optimistic_dad", "1").unwrap());
     drop(OptimisticAddresses::open(&run.0).unwrap());
     assert_eq!(std::fs::read_to_string(SETTING).unwrap().trim(), "0");
+}
+
+/// A router says that fd04::/64 is on the link, and that hosts make themselves addresses of it (RFC 4861 §4.2, §4.6.2).
+fn advertise(router: &Host) {
+    const ADVERTISEMENT: [u8; 16] = [134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0];
+    const ON_LINK_AND_AUTONOMOUS: [u8; 4] = [3, 4, 64, 0xc0];
+    let mut message = [&ADVERTISEMENT[..], &ON_LINK_AND_AUTONOMOUS].concat();
+    for value in [3600u32, 1800, 0] {
+        message.extend(value.to_be_bytes());
+    }
+    message.extend(PREFIX.octets());
+    let raw =
+        || socket_with(AddressFamily::INET6, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::ICMPV6)).unwrap();
+    let socket = router.on(raw);
+    sockopt::set_ipv6_multicast_hops(&socket, 255).unwrap();
+    let all = SocketAddrV6::new("ff02::1".parse().unwrap(), 0, 0, router.index("e0"));
+    sendto(&socket, &message, SendFlags::empty(), &all).unwrap();
+}
+
+#[test]
+fn what_the_kernel_makes_of_a_routers_word_is_noticed_and_used() {
+    let (host, router) = hosts();
+    let run = RunDir::new();
+    let _here = host.enter();
+    let mut early = OptimisticAddresses::open(&run.0).unwrap();
+    let mut monitor = NetworkMonitor::open().unwrap();
+    let began = Instant::now();
+    advertise(&router);
+    let mut used = Vec::new();
+    wait("its address is used", || {
+        // As the daemon looks: only when it is told of something.
+        if monitor.drain().unwrap().attachment() {
+            used.extend(early.begin().unwrap());
+        }
+        !used.is_empty()
+    });
+    assert!(began.elapsed() < DETECTION, "{:?}", began.elapsed());
+    let [IpAddr::V6(address)] = used[..] else { panic!("{used:?}") };
+    assert_eq!(address.octets()[..8], PREFIX.octets()[..8]);
+    assert!(found(&host, used[0]).is_some_and(|one| one.optimistic && !one.tentative));
+    // Nothing says that the prefix is on the link but the router's own word.
+    let routes = host.sh("ip -6 route show fd04::/64");
+    assert!(routes.lines().count() == 1 && routes.contains("proto kernel"), "{routes}");
 }
