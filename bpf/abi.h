@@ -341,6 +341,7 @@ enum event_kind {
 	EVENT_FLOW_STALLED = 5,
 	EVENT_ACKNOWLEDGED = 6, /* what the peer has of what was kept for it: `acknowledgement`, and its window in `index` */
 	EVENT_CLAIMED = 7, /* somebody else opens a connection under the names of a moved flow */
+	EVENT_FLOW_OPENING = 8, /* a socket begins to connect; it has no local port yet */
 };
 
 enum event_origin {

@@ -58,6 +58,41 @@ static __always_inline bool falls_behind(__u64 waiting)
 	return waiting / WAKE_BYTES > (waiting - EVENT_BYTES) / WAKE_BYTES;
 }
 
+/*
+ * How often the reader is woken for connections that this host opens (P-200): whoever opens very many has the others
+ * wait for the timer.
+ */
+#define WAKE_PERIOD 250000000ULL /* ns */
+#define WAKES 64
+/* When a connection begins is of use to the first alone: after that its peer looks for introductions. */
+#define WAKES_FOR_BEGINNINGS 8
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct share);
+} wakes_used SEC(".maps");
+
+static __always_inline bool take_wake(__u32 most)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u32 zero = 0;
+	struct share *share = bpf_map_lookup_elem(&wakes_used, &zero);
+
+	if (!share)
+		return false;
+	/* Two processors may count one too few. */
+	if (now - share->since >= WAKE_PERIOD) {
+		share->since = now;
+		share->used = 0;
+	}
+	if (share->used >= most)
+		return false;
+	__sync_fetch_and_add(&share->used, 1);
+	return true;
+}
+
 /* The tracepoint fires for every namespace of the machine; the cookie is never used twice, unlike the inode number. */
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state)
@@ -67,9 +102,11 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 	struct event *event;
 	struct tcp_sock *tcp;
 	__u64 waiting, cookie;
+	bool wakes = false;
 
 	(void)ctx;
-	if (new_state != STATE_ESTABLISHED && !(new_state == STATE_CLOSE && is_connected(old_state)))
+	if (new_state != STATE_ESTABLISHED && new_state != STATE_SYN_SENT &&
+	    !(new_state == STATE_CLOSE && is_connected(old_state)))
 		return 0;
 	if (sk->sk_protocol != IPPROTO_TCP)
 		return 0;
@@ -80,7 +117,7 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 	if (cookie != settings->namespace_cookie) {
 		const __u32 *follow = bpf_map_lookup_elem(&namespaces, &cookie);
 
-		if (!follow || (new_state != STATE_CLOSE && *follow != FOLLOW_ALL))
+		if (!follow || new_state == STATE_SYN_SENT || (new_state != STATE_CLOSE && *follow != FOLLOW_ALL))
 			return 0;
 	}
 	tcp = bpf_skc_to_tcp_sock((void *)sk);
@@ -90,6 +127,13 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 	read_addresses(&sk->__sk_common, &tuple);
 	if (is_loopback(&tuple.local) || is_loopback(&tuple.remote))
 		return 0;
+	if (new_state == STATE_SYN_SENT) {
+		wakes = take_wake(WAKES_FOR_BEGINNINGS);
+		if (!wakes)
+			return 0;
+	} else if (new_state == STATE_ESTABLISHED && old_state == STATE_SYN_SENT) {
+		wakes = take_wake(WAKES);
+	}
 	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 	if (!event) {
 		count(COUNTER_FLOW_EVENT_LOST);
@@ -103,6 +147,8 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 	event->tuple.transport = IPPROTO_TCP;
 	if (new_state == STATE_CLOSE) {
 		event->kind = EVENT_FLOW_CLOSED;
+	} else if (new_state == STATE_SYN_SENT) {
+		event->kind = EVENT_FLOW_OPENING;
 	} else {
 		event->kind = EVENT_FLOW_OPENED;
 		event->index = sk->sk_uid.val;
@@ -112,11 +158,11 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 			event->origin = ORIGIN_ACCEPTED;
 	}
 	/*
-	 * Nothing is done about a connection in its first second (P-15), so the reader comes by on a timer: waking it
-	 * for each one would cost more than all of the above. It is woken when it has fallen behind.
+	 * Of what is not to be introduced at once the reader learns on a timer: waking it for each one would cost more than
+	 * all of the above. It is woken when it has fallen behind.
 	 */
 	waiting = bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA);
-	bpf_ringbuf_submit(event, falls_behind(waiting) ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(event, wakes || falls_behind(waiting) ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 	return 0;
 }
 

@@ -69,7 +69,7 @@ The state says what a change of network would do to the connection:
   moved        carried to another address than the one it was opened with
   held         nothing is sent: a new path, the peer or `whimbrel resume` is waited for,
                as the lines below the table say
-  pending      being introduced to the other end: a second or two, or some 15
+  pending      being introduced to the other end: a few round trips, or some 15 s
                where nothing answers
   unprotected  a move would end it: the lines below the table say why
 Where a state has several reasons, a number behind it says which line is about it.

@@ -254,6 +254,7 @@ pub(crate) const EVENT_HEARD_NATIVELY: u32 = 4;
 pub(crate) const EVENT_FLOW_STALLED: u32 = 5;
 pub(crate) const EVENT_ACKNOWLEDGED: u32 = 6;
 pub(crate) const EVENT_CLAIMED: u32 = 7;
+pub(crate) const EVENT_FLOW_OPENING: u32 = 8;
 pub(crate) const HELD_BACK: u8 = 1;
 pub(crate) const HELD_TUNNELLED: u8 = 2;
 pub(crate) const HELD_HIDDEN: u8 = 4;

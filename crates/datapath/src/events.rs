@@ -1,6 +1,7 @@
 //! The ring buffers that the programs report through.
 
 use std::ffi::{c_int, c_void};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
@@ -8,8 +9,8 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Error;
 use crate::abi::{
-    EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY,
-    EVENT_INTRODUCTION, EVENTS_BYTES, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
+    EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_OPENING, EVENT_FLOW_STALLED,
+    EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, EVENTS_BYTES, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
 };
 
 /// What the programs report.
@@ -17,6 +18,11 @@ use crate::abi::{
 pub enum Event {
     /// An introduction segment for a session index that is listened to was consumed.
     Introduction(Introduction),
+    /// A TCP socket of this namespace begins to connect, not over loopback. Not told of where very many do.
+    FlowOpening {
+        /// Where to.
+        remote: IpAddr,
+    },
     /// A TCP connection of this namespace, not over loopback, was established.
     FlowOpened {
         /// Its own tuple.
@@ -105,6 +111,7 @@ impl Event {
                 };
                 Some(Self::FlowOpened { flow, origin, user: raw.index })
             }
+            EVENT_FLOW_OPENING => Some(Self::FlowOpening { remote: flow.remote.ip() }),
             EVENT_FLOW_CLOSED => Some(Self::FlowClosed { flow }),
             EVENT_FLOW_STALLED => Some(Self::FlowStalled(flow)),
             EVENT_ACKNOWLEDGED => Some(Self::Acknowledged {

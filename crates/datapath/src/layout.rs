@@ -6,13 +6,13 @@ use libbpf_rs::btf::types::{Enum, Struct};
 use libbpf_rs::btf::{Btf, BtfType, HasSize};
 
 use crate::abi::{
-    COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_STALLED,
-    EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HELD_BACK, HELD_BEYOND, HELD_HIDDEN,
-    HELD_TUNNELLED, HelpedPhase, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT,
-    IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress,
-    RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator,
-    RawLocatorPair, RawPath, RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple, RawWanted, RawWireFlow,
-    UNKNOWN_DROPPED, UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
+    COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_OPENING,
+    EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HELD_BACK,
+    HELD_BEYOND, HELD_HIDDEN, HELD_TUNNELLED, HelpedPhase, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED,
+    IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, ORIGIN_ACCEPTED,
+    ORIGIN_CONNECTED, RawAddress, RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent,
+    RawLentKey, RawLocator, RawLocatorPair, RawPath, RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple,
+    RawWanted, RawWireFlow, UNKNOWN_DROPPED, UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -117,6 +117,7 @@ fn constants_are_those_of_c() {
         ("EVENT_FLOW_STALLED", EVENT_FLOW_STALLED.into()),
         ("EVENT_ACKNOWLEDGED", EVENT_ACKNOWLEDGED.into()),
         ("EVENT_CLAIMED", EVENT_CLAIMED.into()),
+        ("EVENT_FLOW_OPENING", EVENT_FLOW_OPENING.into()),
     ];
     assert_eq!(constants(&btf, "event_kind"), named(&kinds));
     let fitted = [("FITTED_CHANGED", FITTED_CHANGED.into()), ("FITTED_WAITING", FITTED_WAITING.into())];

@@ -60,8 +60,9 @@ const SHARED: [&str; 6] = ["settings", "counters", "events", "flows", "bindings"
 const PINNED_OF_SOCKETS: [&str; 6] = ["devices", PARKED_SOCKETS, "aliases", "asked_own", "asked_peer", "leased_ports"];
 /// What parked sockets had before.
 pub(crate) const PARKED_SOCKETS: &str = "parked_sockets";
-/// What a pass over the sockets is told, what is looked up, and what those on leases are told of this process.
-const OF_THIS_PROCESS: [&str; 3] = ["interfaces", "looked_up", "lessee"];
+/// What a pass over the sockets is told, what is looked up, how often this process was woken, and what those on leases
+/// are told of it.
+const OF_THIS_PROCESS: [&str; 4] = ["interfaces", "looked_up", "wakes_used", "lessee"];
 
 /// What libbpf had to say since it was last asked; its messages go nowhere else.
 static LOG: Mutex<String> = Mutex::new(String::new());

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use support::pair::{Pair, binding, entry, events, find, flow, get, set};
+use support::pair::{Pair, all_events, binding, entry, events, find, flow, get, set};
 use support::{is_root, run};
 use whimbrel_datapath::{Carrier, Datapath, Event, Most, Origin};
 use whimbrel_wire::packet::Ip;
@@ -97,7 +97,8 @@ fn what_sockets_do_is_told_whatever_strangers_send() {
     let (near, _far) = pair.connect("10.0.0.2:0");
     let mut seen = Vec::new();
     datapath.drain_events(Most::OF_SOCKETS, |event| seen.push(event)).expect("drain");
-    assert_eq!(seen, [Event::FlowOpened { flow: flow(&near), origin: Origin::Connected, user: 0 }]);
+    let opening = Event::FlowOpening { remote: [10, 0, 0, 2].into() };
+    assert_eq!(seen, [opening, Event::FlowOpened { flow: flow(&near), origin: Origin::Connected, user: 0 }]);
     datapath.unload().expect("unload");
 }
 
@@ -155,8 +156,9 @@ fn a_reader_is_woken_when_it_has_fallen_behind_and_not_for_each_event() {
         return;
     }
     let pair = Pair::new();
-    pair.near.enter();
-    let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    // Where connections are accepted.
+    pair.far.enter();
+    let mut datapath = Datapath::open(&pair.bpffs.pins("far")).expect("open");
     datapath.track(true).expect("track");
     let sleeper = Sleeper::new(&datapath);
     let mut streams: Vec<_> = (0..10).map(|_| pair.connect("10.0.0.2:0")).collect();
@@ -171,6 +173,36 @@ fn a_reader_is_woken_when_it_has_fallen_behind_and_not_for_each_event() {
     assert!(!sleeper.is_woken(), "for each that follows");
     drop(streams);
     assert!(sleeper.is_woken(), "at a later step");
+    datapath.unload().expect("unload");
+}
+
+#[test]
+fn a_reader_is_woken_for_what_this_host_opens_unless_that_is_very_much() {
+    // P-200
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.near.enter();
+    let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    datapath.track(true).expect("track");
+    let sleeper = Sleeper::new(&datapath);
+    for (to, remote) in [("10.0.0.2:0", "10.0.0.2"), ("[fd00::2]:0", "fd00::2")] {
+        let (near, _far) = pair.connect(to);
+        assert!(sleeper.is_woken());
+        let opened = Event::FlowOpened { flow: flow(&near), origin: Origin::Connected, user: 0 };
+        let opening = Event::FlowOpening { remote: remote.parse().expect("an address") };
+        assert_eq!(all_events(&mut datapath), [opening, opened]);
+        drop(near);
+        assert_eq!(wait(&mut datapath, 1).len(), 1);
+    }
+    let began = std::time::Instant::now();
+    let streams: Vec<_> = (0..400).map(|_| pair.connect("10.0.0.2:0")).collect();
+    let periods = began.elapsed().as_millis() as usize / 250 + 2;
+    let told = all_events(&mut datapath);
+    let beginnings = told.iter().filter(|event| matches!(event, Event::FlowOpening { .. })).count();
+    assert!(beginnings <= 8 * periods && beginnings < streams.len(), "{beginnings} in {periods} periods");
+    assert_eq!(told.len() - beginnings, streams.len(), "each that is there is told of");
     datapath.unload().expect("unload");
 }
 

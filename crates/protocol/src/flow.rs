@@ -17,6 +17,7 @@ pub(crate) mod ports;
 mod search;
 pub(crate) mod stall;
 pub(crate) mod table;
+mod turns;
 pub(crate) mod verdict;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +31,7 @@ use crate::base::op::{FlowEntry, PeerId, SavedPeer};
 use crate::flow::looks::Looks;
 use crate::flow::peers::{FlowPeer, PeerMut, PeerRef};
 use crate::flow::table::Flows;
+use crate::flow::turns::Turns;
 use crate::path::PathLayer;
 use crate::session::SessionLayer;
 use crate::session::pins::Held;
@@ -40,13 +42,18 @@ pub(crate) struct FlowLayer {
     peers: BTreeMap<PeerId, FlowPeer>,
     flows: Flows,
     looks: Looks,
+    /// Young connections that are introduced, and those of peers that are answered.
+    begun: Turns,
+    answered: Turns,
     /// Peers that flows of other peers were bound to, whose senders are to be woken.
     rebound: BTreeSet<PeerId>,
 }
 
 impl FlowLayer {
     pub(crate) fn new(path: PathLayer, flows: Flows) -> Self {
-        Self { path, peers: BTreeMap::new(), flows, looks: Looks::default(), rebound: BTreeSet::new() }
+        let (begun, answered) = (Turns::begun(), Turns::answered());
+        let (looks, rebound) = (Looks::default(), BTreeSet::new());
+        Self { path, peers: BTreeMap::new(), flows, looks, begun, answered, rebound }
     }
 
     /// A peer is known from now on, or is already.
@@ -133,10 +140,17 @@ impl FlowLayer {
         let Some(peer) = self.peers.remove(&id) else { return false };
         self.rebound.remove(&id);
         self.looks.forget(id);
+        self.begun.forget(id);
+        self.answered.forget(id);
         for responding in peer.introductions.responding.values() {
             self.flows.forget_nonce(responding.nonce);
         }
         peer.is_in_sets()
+    }
+
+    /// Entries of what is remembered of whose turn it was.
+    pub(crate) fn turns(&self) -> usize {
+        self.begun.entries() + self.answered.entries()
     }
 
     pub(crate) fn flows(&self) -> &Flows {

@@ -133,7 +133,8 @@ impl DataPlane {
             | FlowOp::AskNatively { .. }
             | FlowOp::Expect { .. }
             | FlowOp::Reset { .. }
-            | FlowOp::Abort { .. } => {}
+            | FlowOp::Abort { .. }
+            | FlowOp::EndConnecting { .. } => {}
         }
     }
 

@@ -99,6 +99,8 @@ pub struct Host {
     pub(crate) under_way: VecDeque<(OpId, Op)>,
     /// Flows whose sockets its daemon has ended.
     pub(crate) reset: Vec<FlowTuple>,
+    /// What its daemon had ended that was being connected: to whom, and whether only from addresses that were left.
+    pub ended_connecting: Vec<(IpAddr, bool)>,
     /// Control datagrams that came while no daemon ran.
     pub(crate) mail: Vec<(SocketAddr, Vec<u8>)>,
     /// Nonces that were consumed while no daemon ran.
@@ -143,6 +145,7 @@ impl Host {
             timer_at: None,
             under_way: VecDeque::new(),
             reset: Vec::new(),
+            ended_connecting: Vec::new(),
             mail: Vec::new(),
             consumed: Vec::new(),
             effects: 0,

@@ -42,6 +42,7 @@ mod udp_server;
 mod unmoved;
 mod upgrade;
 mod world;
+mod young;
 
 pub use self::long_absence::soak;
 use crate::{Lab, Result};
@@ -71,6 +72,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         lab_itself::SCENARIOS,
         roam::SCENARIOS,
         newcomer::SCENARIOS,
+        young::SCENARIOS,
         kick::SCENARIOS,
         absence::SCENARIOS,
         helpers::SCENARIOS,

@@ -124,6 +124,11 @@ impl World {
         self.stream_to(self.at_server.ipv4()?)
     }
 
+    /// The same, as soon as it is open.
+    pub(super) fn stream_unproven(&self) -> Result<FlowPair> {
+        FlowPair::tcp(&self.laptop, &self.server, self.at_server.ipv4()?, &PairOptions::rate(RATE))
+    }
+
     pub(super) fn stream_to(&self, address: IpAddr) -> Result<FlowPair> {
         let mut pair = FlowPair::tcp(&self.laptop, &self.server, address, &PairOptions::rate(RATE))?;
         pair.wait_progress(SOME / 10, LONG)?;

@@ -342,7 +342,7 @@ fn inodes_of(places: &[Inhabitants]) -> HashMap<FlowTuple, u32> {
 /// How a flow stands that is not introduced, and that nothing is under way for.
 pub(crate) fn state_of_unknown(flow: &FlowView, standing: Standing) -> ipc::ConnectionState {
     match standing {
-        // Asked when it is a second old (P-15).
+        // Asked at once, or when it is a second old (P-15, P-200).
         Standing::Known | Standing::Asking | Standing::Unasked if !flow.accepted => ipc::ConnectionState::Pending,
         _ => ipc::ConnectionState::Unprotected,
     }

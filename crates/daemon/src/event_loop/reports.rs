@@ -35,7 +35,7 @@ impl EventLoop {
             match sockets.find(flow) {
                 Ok(Some(_)) => {
                     node.handle_flow_opened(now, *flow, true);
-                    judge.consider(node, now, *flow);
+                    judge.consider(node, now, *flow, true);
                 }
                 Ok(None) => {}
                 Err(error) => tracing::warn!(%flow, %error, "cannot look for a socket"),
@@ -49,7 +49,7 @@ impl EventLoop {
             node.handle_flow_passing(now, seen.seen, seen.index, seen.nonce);
             if node.has_flow(&seen.seen) {
                 gateway.hear(seen.seen, seen.sequence, seen.acknowledgement);
-                judge.consider(node, now, seen.seen);
+                judge.consider(node, now, seen.seen, true);
             }
             true
         };
@@ -66,6 +66,7 @@ impl EventLoop {
                 }
                 node.handle_introduction(now, introduction.seen, introduction.index, introduction.nonce);
             }
+            DatapathEvent::FlowOpening { remote } => node.handle_flow_opening(now, remote),
             DatapathEvent::FlowOpened { flow, origin, user } => {
                 flows.push((flow, true));
                 if node.lessor_of(flow.local).is_some() {
@@ -73,7 +74,7 @@ impl EventLoop {
                 } else if is_movable(&flow, &own) {
                     node.handle_flow_opened(now, flow, origin == Origin::Accepted);
                     node.record_user(&flow, user);
-                    judge.consider(node, now, flow);
+                    judge.consider(node, now, flow, origin == Origin::Accepted);
                 }
             }
             DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
@@ -114,7 +115,7 @@ impl EventLoop {
         for found in found {
             self.desk.node.handle_flow_opened(now, found.flow, found.accepted);
             self.desk.node.record_user(&found.flow, found.user);
-            self.judge.consider(&mut self.desk.node, now, found.flow);
+            self.judge.consider(&mut self.desk.node, now, found.flow, found.accepted);
         }
         self.handle_udp(now);
         let udp = &self.udp;
@@ -133,7 +134,7 @@ impl EventLoop {
                 for found in opened {
                     self.desk.node.handle_flow_opened(now, found.flow, found.accepted);
                     self.desk.node.record_user(&found.flow, found.user);
-                    self.judge.consider(&mut self.desk.node, now, found.flow);
+                    self.judge.consider(&mut self.desk.node, now, found.flow, found.accepted);
                 }
                 for flow in closed {
                     self.desk.node.handle_flow_closed(now, flow);

@@ -13,8 +13,8 @@ use crate::clock;
 use crate::reactor::{LoopError, clear};
 use crate::role::relocation::api::known;
 
-/// How often opened and closed connections are taken in: nothing is done about one in its first second (P-15), and the
-/// data plane does not wake us for each. So often roles look after what they have.
+/// How often opened and closed connections are taken in, since the data plane does not wake us for each where there are
+/// very many (P-200). So often roles look after what they have.
 const FLOW_TICK: Duration = Duration::from_millis(250);
 /// How often UDP sockets are listed.
 const UDP_TICK: Duration = Duration::from_secs(5);

@@ -7,7 +7,7 @@ use whimbrel_datapath::Datapath;
 use whimbrel_kernel::checkpoint::{Checkpoint, Defaults, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
-use whimbrel_kernel::sock_diag::{self, SockDiag};
+use whimbrel_kernel::sock_diag::{self, SockDiag, TcpState};
 use whimbrel_protocol::PeerId;
 use whimbrel_protocol::{LocalEnd, OpFailed, Refusal};
 use whimbrel_wire::introduction::Introduction;
@@ -18,7 +18,7 @@ use super::endpoints::{Endpoints, HIDDEN, Place, PlaceName};
 use super::introductions::{Snapshot, ask, introduce};
 use super::inventory::servers::find;
 use super::refusal::{refused, unmovable};
-use super::{Failure, Host};
+use super::{Failure, Host, own_addresses};
 
 impl Host {
     /// The same of one that its program is about to give.
@@ -146,6 +146,20 @@ impl Host {
             Some(socket) => connections.destroy(&socket).map(drop),
             None => Ok(()),
         }
+    }
+
+    /// Ends the sockets that connect to an address and have no answer. `left`: only those that do so from an address
+    /// that this host does not have any more.
+    pub(crate) fn end_connecting(&mut self, remote: IpAddr, left: bool) -> Result<(), whimbrel_kernel::Error> {
+        let own = own_addresses(&self.network);
+        for socket in self.connections.tcp(&[TcpState::SynSent])? {
+            let tuple = &socket.tuple;
+            if tuple.remote.ip() == remote && !(left && own.contains(&tuple.local.ip())) {
+                self.connections.destroy(&socket)?;
+                tracing::debug!(flow = %tuple, "ended before it was there: an end has moved");
+            }
+        }
+        Ok(())
     }
 
     /// Puts what waited in a UDP socket's queue into that of one which CRIU has rebuilt.

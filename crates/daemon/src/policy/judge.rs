@@ -3,7 +3,8 @@
 //! Whose a socket is shows in the descriptors of all processes alone, and to read them takes milliseconds on a busy
 //! host. So a thread of its own does that, for all flows at once that have come up meanwhile, and rests four times as
 //! long as it took. It is started with the first flow that it is needed for. A flow is looked at shortly before it
-//! could be introduced: servers hand what they accept to other processes.
+//! could be introduced that has not had its turn before: servers hand what they accept to other processes. What a program
+//! of this host has opened is its own, and looked at at once.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +20,7 @@ use whimbrel_wire::FlowTuple;
 
 use super::{Holder, Policies};
 
-/// Age at which a flow is looked at. It is introduced at 1 s (P-15).
+/// Age at which a flow is looked at that was accepted. It is introduced at 1 s (P-15).
 const AGE: Duration = Duration::from_millis(750);
 /// The least time from one look to the next.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -64,12 +65,16 @@ impl Judge {
     }
 
     /// A flow was opened, or noticed. Says what is wanted for it, if that is known.
-    pub(crate) fn consider(&mut self, node: &mut Node, now: Time, flow: FlowTuple) {
+    pub(crate) fn consider(&mut self, node: &mut Node, now: Time, flow: FlowTuple, accepted: bool) {
         if self.policies.is_empty() || !node.awaits_verdict(&flow) {
             return;
         }
         if self.policies.asks_for_holders(&flow) {
-            self.due.push_back((now + AGE, flow));
+            if accepted {
+                self.due.push_back((now + AGE, flow));
+            } else {
+                self.due.push_front((now, flow));
+            }
         } else {
             node.handle_verdict(now, flow, self.policies.verdict(&flow, &[]));
         }

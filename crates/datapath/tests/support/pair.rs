@@ -126,7 +126,14 @@ pub(crate) fn flow(stream: &TcpStream) -> FlowTuple {
     }
 }
 
+/// What was reported, but for connections that were only begun.
 pub(crate) fn events(datapath: &mut Datapath) -> Vec<Event> {
+    let mut events = all_events(datapath);
+    events.retain(|event| !matches!(event, Event::FlowOpening { .. }));
+    events
+}
+
+pub(crate) fn all_events(datapath: &mut Datapath) -> Vec<Event> {
     let mut events = Vec::new();
     datapath.drain_events(Most::ALL, |event| events.push(event)).expect("drain");
     events

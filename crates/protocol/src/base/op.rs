@@ -108,6 +108,14 @@ pub enum FlowOp {
         /// As this host has it.
         flow: FlowTuple,
     },
+    /// End the TCP sockets that connect to this address and have no answer yet, with an error, so that their programs
+    /// try again at once (P-203).
+    EndConnecting {
+        /// Where to.
+        remote: IpAddr,
+        /// Only those that do so from an address that this host does not have any more.
+        left: bool,
+    },
 }
 
 /// What is asked about bindings.

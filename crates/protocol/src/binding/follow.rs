@@ -164,6 +164,7 @@ impl BindingLayer {
             self.apply_binding(now, id, base);
             return;
         }
+        let former = peer.path.remote().ip();
         let asked = awaited.destination;
         let asked = asked.and_then(|address| base.attachments().at(address));
         peer.follow(now, &awaited, asked);
@@ -208,6 +209,10 @@ impl BindingLayer {
         if waited {
             let (flows, carried) = (self.living(id), self.carried(id));
             base.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows, carried });
+        }
+        self.flow.echo_again(now, id, base);
+        if lost && former != arrival.source.ip() && !translated {
+            self.flow.end_connecting(id, Some(former), base);
         }
         self.keep_ready(now, id, base);
     }

@@ -325,6 +325,7 @@ impl BindingLayer {
             update.meanwhile = meanwhile;
         }
         base.signal(Signal::Moving(id));
+        self.flow.end_connecting(id, None, base);
         self.hold_back(now, id, base);
         self.accept_former(now, id, base);
         let flows = self.living(id);
@@ -708,6 +709,7 @@ impl BindingLayer {
     fn introduce_on(&mut self, now: Time, id: PeerId, base: &mut Base) {
         if self.flow.peer(&id).is_some_and(|peer| peer.flow.introduces()) {
             base.set_timer(Timer::Introductions(id), now);
+            self.flow.echo_again(now, id, base);
         }
     }
 

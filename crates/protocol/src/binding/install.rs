@@ -114,13 +114,22 @@ impl BindingLayer {
             peer.flow.remove_flow(&flow, former);
         }
         peer.flow.end_introduction(&flow);
-        let first = peer.flow.flows().is_empty();
+        let (first, unmoved) = (peer.flow.flows().is_empty(), peer.moved_flows() == 0);
         peer.add_flow(flow, &entry);
+        // P-202: an end has moved since they proved it to each other.
+        let moved = entry.home != peer.flow.places();
+        let begins = moved && unmoved && peer.moved_flows() > 0;
         let translated = entry.peer_tuple.mirrored() != flow;
         base.stop_timer(Timer::Idle(id));
-        if first {
+        if begins {
+            let leading = peer.has_gone();
+            peer.binding.probe = CarrierProbe { leading, ..CarrierProbe::default() };
+            self.lead_flows(now, id, base);
+        } else if first {
             // The data plane needs the places before the flow: without a binding a flow is native in any case.
             self.apply_binding(now, id, base);
+        }
+        if first {
             base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
         }
         base.ask(FlowOp::Install { flow, entry }, Asked::Install(flow));
@@ -140,6 +149,12 @@ impl BindingLayer {
             base.signal(Signal::FlowsBegun);
         }
         self.uproot(now, id, base);
+        if begins {
+            self.find_carrier(now, id, base);
+        }
+        if moved {
+            self.flow.wake_senders(now, id, true, base);
+        }
     }
 
     /// A flow goes from end to end from now on, that another host has passed on. It is at home nowhere.

@@ -2,6 +2,7 @@
 //! there.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::message::Message;
@@ -21,6 +22,8 @@ use crate::session::contact::Contact;
 const REFERRALS: u8 = 6;
 /// How often an owner asks the far end to introduce a flow.
 const REQUESTS: u8 = 3;
+/// How long a host that connects to a peer expects to introduce the connection.
+const EXPECTED: Duration = Duration::from_secs(3);
 /// What users are told where the host that an address leads to passes a flow on for one that cannot be reached.
 pub(crate) const NOT_FOUND: &str = "its other end is on another host, which is not to be found";
 
@@ -46,6 +49,31 @@ impl FlowLayer {
             self.path.send(id, &[Message::IntroduceMe { tuple: flow }], base);
         }
         self.flows.put_off(now, flow);
+    }
+
+    /// This host is connecting to an address. Where a peer is there it is asked to look for introductions meanwhile, so
+    /// that nothing waits for it once the connection is there.
+    pub(crate) fn expect_introduction(&mut self, now: Time, address: IpAddr, base: &mut Base) {
+        let Some(Contact::Known(id)) = self.path.session().contacts().get(&address) else { return };
+        let Some(peer) = peer_mut!(self, &id).filter(|peer| peer.has_session()) else { return };
+        let ready = peer.flow.introductions.ready_until.is_some_and(|until| until > now);
+        let expected = peer.flow.introductions.expected_until.replace(now + EXPECTED);
+        if !ready && expected.is_none_or(|until| until <= now) && peer.flow.introductions.active.is_empty() {
+            peer.flow.introductions.request_tries = 0;
+            base.set_timer_earlier(Timer::Introductions(id), now);
+        }
+    }
+
+    /// The two ends are elsewhere, and know it: what both have proven to each other and not settled yet is said again.
+    pub(crate) fn echo_again(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = peer!(self, &id) else { return };
+        let begun: Vec<FlowTuple> = peer.flow.introductions.begun.iter().copied().collect();
+        for flow in begun {
+            if let Some(Stage::Echoing { next, .. }) = self.flows.get_mut(&flow).map(|known| &mut known.stage) {
+                *next = now;
+                base.set_timer_earlier(Timer::Introductions(id), now);
+            }
+        }
     }
 
     /// Whether a flow may be introduced: nobody has, or another host passes it on.
@@ -121,7 +149,11 @@ impl FlowLayer {
                     Ruled::Free => self.want_introduction(now, flow, base),
                     Ruled::Excluded(rule) => self.exclude_flow(&flow, rule),
                     // It has its turn when that is there.
-                    Ruled::Awaited => {}
+                    Ruled::Awaited => {
+                        if let Some(known) = self.flows.get_mut(&flow) {
+                            known.passed_over = true;
+                        }
+                    }
                 }
             }
         }

@@ -27,6 +27,9 @@ const READY: Duration = Duration::from_secs(10);
 const STEP: Duration = Duration::from_millis(50);
 /// Introductions begun in one step: 2,000 a second (P-15).
 const BEGUN_PER_STEP: usize = 100;
+/// Younger connections are introduced, and answered, as often as P-200 and P-201 say: half of P-15, since the ends see
+/// a connection at different times.
+const YOUNG: Duration = Duration::from_millis(500);
 /// Tries of each (P-15).
 pub(crate) const TRIES: u32 = 3;
 /// How often one is begun anew because an end moved, or forgot it.
@@ -99,7 +102,8 @@ impl FlowLayer {
     pub(crate) fn continue_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let tag = base.random().u32();
         let Some(peer) = peer_mut!(self, &id) else { return };
-        if peer.flow.introductions.active.is_empty() {
+        let expected = peer.flow.introductions.expected_until.is_some_and(|until| until > now);
+        if peer.flow.introductions.active.is_empty() && !expected {
             return;
         }
         if !peer.has_session() || peer.path.attachment().is_none() || peer.flow.places.local == NOWHERE {
@@ -131,6 +135,10 @@ impl FlowLayer {
                 // It may have dropped the session.
                 self.path.start_handshake_with(now, id, base);
             }
+            return;
+        }
+        if peer.flow.introductions.active.is_empty() {
+            // It goes on once the connection is there.
             return;
         }
         self.listen_for_introductions(now, id, base);
@@ -169,7 +177,8 @@ impl FlowLayer {
                         self.fail_introduction(now, &flow, "there are as many movable connections as may be", base);
                         continue;
                     }
-                    known.stage = Stage::Introducing { peer: id, nonce, since: now, tries: 1, next };
+                    let home = peer.flow.places_agreed();
+                    known.stage = Stage::Introducing { peer: id, nonce, home, since: now, tries: 1, next };
                     known.beyond = false;
                     peer.flow.introductions.begun.insert(flow);
                     self.flows.add_nonce(nonce, flow);
@@ -187,10 +196,14 @@ impl FlowLayer {
         let Some(peer) = peer_mut!(self, &id) else { return };
         let Some(index) = peer.session().map(|slot| slot.remote_index()) else { return };
         let begun: Vec<FlowTuple> = peer.flow.introductions.begun.iter().copied().collect();
-        let last_heard = peer.last_heard();
+        let (last_heard, places) = (peer.last_heard(), peer.flow.places_agreed());
         let (mut echoes, mut unheard) = (Vec::new(), false);
         for flow in begun {
             match self.flows.get_mut(&flow).map(|known| &mut known.stage) {
+                // One of them has moved before the other's nonce was here: each end of it would have another home.
+                Some(Stage::Introducing { home, next, .. }) if *next <= now && *home != places => {
+                    self.introduce_again(now, &flow, base);
+                }
                 Some(Stage::Introducing { nonce, since, tries, next, .. }) if *next <= now => {
                     if *tries >= TRIES {
                         let silent = last_heard <= *since;
@@ -216,14 +229,20 @@ impl FlowLayer {
                 }
                 Some(Stage::Echoing { echo, session, tries, next, .. }) if *next <= now => {
                     // It may have started anew, without the nonces. And an echo is not said in two sessions: it would
-                    // be named twice.
-                    if *tries >= 2 * TRIES || *session != index {
+                    // be named twice. Where an end has moved there is no other chance, and the session is there still.
+                    let moved = (echo.introducer_place, echo.responder_place) != (places.local, places.peer);
+                    if *tries >= 2 * TRIES || *session != index && !moved {
                         self.introduce_again(now, &flow, base);
                         continue;
                     }
                     *tries += 1;
                     *next = now + Duration::from_millis(300) * *tries;
-                    echoes.push(Message::IntroductionEcho(*echo));
+                    let said = Message::IntroductionEcho(*echo);
+                    if *session == index {
+                        echoes.push(said);
+                    } else {
+                        self.path.send_in(id, *session, &said, base);
+                    }
                 }
                 Some(Stage::Introducing { .. } | Stage::Echoing { .. } | Stage::Pairing { .. }) => {}
                 stage => {
@@ -275,7 +294,8 @@ impl FlowLayer {
                     known.early = Some(nonce);
                 }
             }
-            Stage::Introducing { peer: with, nonce: own, .. } if *with == id => {
+            Stage::Introducing { peer: with, nonce: own, home, .. } if *with == id => {
+                let home = *home;
                 let Some(wire_port) = peer.flow.free_wire_port(flow.remote.port(), ports) else {
                     self.fail_introduction(now, &flow, NO_WIRE_PORT, base);
                     return false;
@@ -284,8 +304,8 @@ impl FlowLayer {
                 let echo = Echo {
                     introducer_nonce: *own,
                     responder_nonce: nonce,
-                    introducer_place: peer.flow.places.local,
-                    responder_place: peer.flow.places_agreed().peer,
+                    introducer_place: home.local,
+                    responder_place: home.peer,
                     wire_port,
                     tuple: flow,
                 };
@@ -342,6 +362,12 @@ impl FlowLayer {
         }
         let fresh = base.random().u64() & !PROBE_BIT | ANSWER_BIT;
         let room = self.flows.introduced() < base.config().flows;
+        // P-201
+        let young = self.flows.get(&flow).is_some_and(|known| known.opened + YOUNG > now && known.entry().is_none());
+        let begun = self.peers.get(&id).is_some_and(|peer| peer.introductions.responding.contains_key(&flow));
+        if young && !begun && !self.answered.take(now, Some(id)) {
+            return;
+        }
         let Some(peer) = peer_mut!(self, &id) else { return };
         let before = peer.flow.introductions.responding.get_mut(&flow);
         let nonce = match before {
@@ -362,7 +388,8 @@ impl FlowLayer {
                     self.refuse_introduction(id, introducer_nonce, IntroductionRefusal::Busy, base);
                     return;
                 }
-                let begun = Responding { introducer_nonce, nonce: fresh, begun: now, answers: 1 };
+                let home = peer.flow.places_agreed();
+                let begun = Responding { introducer_nonce, nonce: fresh, home, begun: now, answers: 1 };
                 if let Some(former) = peer.flow.introductions.responding.insert(flow, begun) {
                     self.flows.forget_nonce(former.nonce);
                 }
@@ -436,9 +463,18 @@ impl FlowLayer {
         if peer.flow.has_another_named(name, &flow) {
             return refused(IntroductionRefusal::Busy);
         }
-        // P-14
+        // P-14, P-202
         let home = Places { local: echo.responder_place, peer: echo.introducer_place };
-        if home != peer.flow.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
+        let answered = peer.flow.introductions.responding.get(&flow).map(|own| own.home);
+        let introduced = match self.flows.get(&flow).map(|known| &known.stage) {
+            // Both introduce it.
+            Some(Stage::Echoing { echo, .. }) => {
+                Some(Places { local: echo.introducer_place, peer: echo.responder_place })
+            }
+            _ => None,
+        };
+        let agreed = answered.or(introduced).unwrap_or(peer.flow.places_agreed());
+        if home != agreed || home.local == NOWHERE || home.peer == NOWHERE {
             let misled = home.local != peer.flow.places.local;
             if self.forget_responding(id, &flow).is_none() {
                 self.fail_introduction(now, &flow, "one of the hosts moved meanwhile", base);

@@ -17,7 +17,15 @@ pub(crate) enum Stage {
     #[default]
     Open,
     /// Our nonce is in the flow. Exits: the peer's nonce arrives (`Echoing`); three tries are over (`Failed`).
-    Introducing { peer: PeerId, nonce: u64, since: Time, tries: u32, next: Time },
+    Introducing {
+        peer: PeerId,
+        nonce: u64,
+        /// Where both ends were when it went into the flow (P-202).
+        home: Places,
+        since: Time,
+        tries: u32,
+        next: Time,
+    },
     /// The peer's nonce arrived and was sent back. Exits: *done* (`Introduced`), a refusal or tries over (`Failed`).
     Echoing {
         peer: PeerId,
@@ -57,6 +65,8 @@ pub(crate) struct Responding {
     pub(super) introducer_nonce: u64,
     /// Ours.
     pub(super) nonce: u64,
+    /// Where both ends were when ours went into the flow (P-202).
+    pub(super) home: Places,
     pub(super) begun: Time,
     /// How often the same nonce was answered.
     pub(super) answers: u32,
@@ -115,6 +125,8 @@ pub(crate) struct Flow {
     pub(super) user: Option<u32>,
     /// What the caller's policy says of it; `None` while that is awaited.
     pub(super) verdict: Option<Verdict>,
+    /// It was passed over when it was its turn, since its verdict is awaited.
+    pub(super) passed_over: bool,
 }
 
 impl Flow {

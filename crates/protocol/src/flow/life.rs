@@ -1,5 +1,6 @@
 //! Flows as their sockets come and go.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_wire::{FlowTuple, Transport};
@@ -15,6 +16,7 @@ use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
 use crate::flow::known::{Flow, Origin, Stage};
+use crate::session::contact::Contact;
 
 /// Flows that ended are told together: so much later at the most, and no more of them waiting.
 pub(crate) const CLOSED_PAUSE: Duration = Duration::from_millis(100);
@@ -31,6 +33,34 @@ impl FlowLayer {
             self.forget_flow(&flow, base);
         }
         self.flows.open(now, flow, accepted);
+        if !accepted {
+            self.await_turn(now, flow);
+        }
+    }
+
+    /// What has been opened to a peer and is not answered yet never will be: an end has moved (P-203). `to`: what the
+    /// peer has left; `None`: this host has left an address of its own.
+    pub(crate) fn end_connecting(&self, id: PeerId, to: Option<IpAddr>, base: &mut Base) {
+        let addresses = to.map_or_else(|| self.path.session().contacts().addresses_of(id), |to| vec![to]);
+        for remote in addresses {
+            let asked = Asked::Effect("ending connections that were being made");
+            base.ask(FlowOp::EndConnecting { remote, left: to.is_none() }, asked);
+        }
+    }
+
+    /// A flow that this host has opened is introduced at once, unless there were very many of late (P-200).
+    fn await_turn(&mut self, now: Time, flow: FlowTuple) {
+        let id = match self.path.session().contacts().get(&flow.remote.ip()) {
+            Some(Contact::Known(id)) => Some(id),
+            // Nothing would come of it.
+            Some(Contact::Silent { until, .. }) if until > now => return self.flows.put_off(now, flow),
+            _ => None,
+        };
+        if self.begun.take(now, id) {
+            self.flows.put_first(now, flow);
+        } else {
+            self.flows.put_off(now, flow);
+        }
     }
 
     /// See [`Node::handle_flow_closed`](crate::Node::handle_flow_closed).

@@ -30,6 +30,8 @@ pub(super) struct Introductions {
     /// Those of them that have been begun, and some that are over. All others, of which there may be very many, are not
     /// looked at in every step.
     pub(super) begun: BTreeSet<FlowTuple>,
+    /// A connection to the peer is being made, or was a moment ago: it is asked to look for introductions meanwhile.
+    pub(super) expected_until: Option<Time>,
     /// Tag of the request.
     pub(super) tag: u32,
     pub(super) request_tries: u32,

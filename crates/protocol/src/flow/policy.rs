@@ -42,8 +42,7 @@ impl FlowLayer {
         known.verdict = Some(verdict);
         if let (Some(rule), Stage::Open) = (excluded, &known.stage) {
             known.stage = Stage::Excluded(rule);
-        } else if !known.accepted && now.since(known.opened) >= crate::flow::table::MATURE {
-            // It was passed over when it was its turn.
+        } else if std::mem::take(&mut known.passed_over) {
             self.flows.put_first(now, flow);
         }
     }

@@ -14,7 +14,7 @@ use crate::base::random::Random;
 use crate::flow::known::{Flow, Stage};
 use crate::flow::ports::Ports;
 
-/// Age at which a connection is introduced (P-15): short ones are left alone.
+/// Age at which a connection is introduced that has not had its turn before (P-15): short ones are left alone.
 pub(crate) const MATURE: Duration = Duration::from_secs(1);
 /// How long closed flows stay known: the last acknowledgements of a moved connection are translated too.
 const LINGER: Duration = Duration::from_secs(60);
@@ -92,14 +92,11 @@ impl Flows {
         &self.ports
     }
 
-    /// A socket came into being. It has its turn to be introduced later, where this host opened it.
+    /// A socket came into being.
     pub(crate) fn open(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
         let opened = Flow::opened(now, accepted);
         let verdict = opened.verdict.clone().filter(|_| !self.awaits_verdicts);
         self.put(flow, Flow { verdict, ..opened });
-        if !accepted {
-            self.put_off(now, flow);
-        }
     }
 
     /// Knows a flow from now on, or knows something else of it.
@@ -292,8 +289,8 @@ mod tests {
         let at = |seconds| Time::default() + Duration::from_secs(seconds);
         let mut flows = Flows::new(&Config::default(), &mut Random::new([1; 32]));
         flows.open(at(0), flow(1), false);
-        flows.open(at(1), flow(2), false);
-        flows.open(at(1), flow(3), true);
+        flows.put_off(at(0), flow(1));
+        flows.put_off(at(1), flow(2));
         assert_eq!((flows.poll_timeout(), flows.take_mature(at(0))), (Some(at(1)), None));
         assert_eq!((flows.take_mature(at(1)), flows.take_mature(at(1))), (Some(flow(1)), None));
         flows.put_first(at(1), flow(3));

@@ -130,6 +130,13 @@ impl Node {
         self.settle(now);
     }
 
+    /// A socket begins to connect to this address. Where a peer is there, what precedes the connection's introduction
+    /// is done meanwhile. It need not be told of all.
+    pub fn handle_flow_opening(&mut self, now: Time, remote: IpAddr) {
+        self.binding.flow_mut().expect_introduction(now, remote, &mut self.base);
+        self.settle(now);
+    }
+
     /// A socket is gone, or in TIME_WAIT.
     pub fn handle_flow_closed(&mut self, now: Time, flow: FlowTuple) {
         self.binding.flow_mut().handle_flow_closed(now, flow, &mut self.base);

@@ -141,6 +141,7 @@ impl Node {
         let peers: usize = self.binding.each().map(|peer| peer.entries()).sum();
         let own = [
             self.binding.flow().flows().entries(),
+            self.binding.flow().turns(),
             self.base.awaited(),
             self.binding.session().entries(),
             self.binding.entries(),

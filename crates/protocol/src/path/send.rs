@@ -20,6 +20,21 @@ impl PathLayer {
         self.send_to(id, source, remote, messages, base);
     }
 
+    /// The same in the session that the peer calls by this index, while there is that.
+    pub(crate) fn send_in(&mut self, id: PeerId, remote_index: u32, message: &Message, base: &mut Base) {
+        let mut plaintext = Vec::new();
+        message.encode(&mut plaintext);
+        let Some(paths) = self.peers.get_mut(&id) else { return };
+        let (source, remote) = (paths.source, paths.remote);
+        if !paths.may_send(remote, (plaintext.len() + whimbrel_handshake::CONTROL_OVERHEAD) as u64) {
+            return;
+        }
+        let slot = self.session.peer(&id).and_then(|peer| peer.session_to(remote_index));
+        if let Some(index) = slot.map(|slot| slot.local_index()) {
+            self.session.send_in(id, index, source, remote, &plaintext, base);
+        }
+    }
+
     pub(crate) fn send_to(
         &mut self,
         id: PeerId,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_handshake::Contact;
-use whimbrel_protocol::{Config, Event, FlowState, Node, Trust};
+use whimbrel_protocol::{Config, Event, Node, Trust};
 use whimbrel_sim::{Access, Body, Faults, FlowId, HostId, Kind, Link, Packet, Powers, Speaker, World};
 use whimbrel_wire::{Datagram, Transport};
 
@@ -599,21 +599,6 @@ fn a_flood_of_handshakes_with_cookies() {
     assert!(cookies > 150, "{cookies} cookies");
     assert!((100..=125).contains(&responses), "{responses} responses in ten seconds");
     two.world.check_except(&[Kind::Storm]);
-}
-
-#[test]
-fn a_flow_is_not_introduced_before_it_is_a_second_old() {
-    // P-15
-    let mut two = Two::new(310);
-    let flow = two.world.connect(two.client, SERVICE);
-    two.world.run_for(Duration::from_millis(990));
-    assert_eq!(two.world.datagrams(), 0);
-    introduced(&mut two.world, &[flow]);
-    // Where a session is there already, neither.
-    let young = two.world.connect(two.client, SERVICE);
-    two.world.run_for(Duration::from_millis(990));
-    assert_eq!(two.world.view(young, 0).map(|view| view.state), Some(FlowState::Unknown));
-    introduced(&mut two.world, &[young]);
 }
 
 #[test]

@@ -33,3 +33,4 @@ mod rules;
 mod shared_nat;
 mod strange_moves;
 mod taking;
+mod young;

@@ -1,0 +1,204 @@
+//! Connections that are young when a host moves.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::world::{LONG, PROMPT, SOME, World, all_run, ms, step};
+use super::{Scenario, scenario};
+use crate::{
+    FlowPair, Gateway, Lab, MonoTime, Result, Shape, Side, Site, SiteSpec, Whimbrel, expect, patience, tcp_flags,
+    wait_until,
+};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario("young", "connections of 0.2 to 1.5 s survive a move of the laptop, and others one of the server", young),
+    scenario("young-nat", "the same from one NAT to another", young_nat),
+    scenario(
+        "young-introduced",
+        "how soon a connection survives a move: the first one to a host, and later ones",
+        introduced,
+    ),
+    scenario(
+        "connecting",
+        "an end moves while a connection to it is being made: the program hears of it at once, and the next try works",
+        connecting,
+    ),
+];
+
+/// Ages at the move, the oldest first.
+const AGES: [u64; 4] = [1500, 1000, 600, 200];
+/// Of the path, one way.
+const DELAY: u64 = 23;
+
+fn far(name: &str) -> SiteSpec {
+    SiteSpec::named(name).uplink(Shape::delay_rate(DELAY, 100))
+}
+
+fn young(lab: &mut Lab) -> Result<()> {
+    young_at(lab, far("a"), far("b"))
+}
+
+fn young_nat(lab: &mut Lab) -> Result<()> {
+    let nat = Gateway::Nat { random_ports: true };
+    young_at(lab, far("a").behind(nat), far("b").behind(nat))
+}
+
+fn young_at(lab: &mut Lab, a: SiteSpec, b: SiteSpec) -> Result<()> {
+    let mut world = World::new(lab, a, b)?;
+    let t = world.add(lab, SiteSpec::named("t"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut known = world.stream()?;
+    client.wait_introduced(&known, LONG)?;
+    let b = world.b.clone();
+    let mut pairs = of_ages(&world)?;
+    pairs.iter().for_each(|pair| world.leaves_router(pair));
+    world.leaves_router(&known);
+    world.roam(&b)?;
+    world.goes_on(&mut known)?;
+    for pair in &mut pairs {
+        world.goes_on(pair)?;
+    }
+    let mut others = of_ages(&world)?;
+    world.roam_server(&t)?;
+    for pair in others.iter_mut().chain(&mut pairs).chain([&mut known]) {
+        super::world::goes_on_since(pair, &world.at_server)?;
+    }
+    for pair in others.into_iter().chain(pairs).chain([known]) {
+        world.finish(pair)?;
+    }
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// Streams that are so old when this returns, and no older than it takes to open another.
+fn of_ages(world: &World) -> Result<Vec<FlowPair>> {
+    let begun = MonoTime::now();
+    let mut opened = Vec::new();
+    for age in AGES {
+        let due = begun + Duration::from_millis(AGES[0] - age);
+        wait_until(LONG, "the next connection is due", || MonoTime::now() >= due)?;
+        let pair = world.stream_unproven()?;
+        opened.push((pair, MonoTime::now()));
+    }
+    let due = begun + Duration::from_millis(AGES[0]);
+    let last = opened.last().map_or(begun, |(_, at)| *at + Duration::from_millis(AGES[3]));
+    wait_until(LONG, "the connections are old enough", || MonoTime::now() >= due.max(last))?;
+    let ages: Vec<String> =
+        opened.iter().map(|(_, at)| format!("{:.0}", ms(Some(MonoTime::now().since(*at))))).collect();
+    step(&format!("connections of {} ms", ages.join(", ")));
+    Ok(opened.into_iter().map(|(pair, _)| pair).collect())
+}
+
+/// When each connection from a site began, by its port.
+type Begun = Arc<Mutex<Vec<(u16, MonoTime)>>>;
+
+fn watch_beginnings(site: &Site) -> Result<Begun> {
+    let begun = Begun::default();
+    let seen = begun.clone();
+    site.link()?.observe(move |_, frame| {
+        let Some(packet) = frame.ip() else { return };
+        let first = packet.tcp().is_some_and(|tcp| tcp.has(tcp_flags::SYN) && !tcp.has(tcp_flags::ACK));
+        if let Some((from, _)) = packet.endpoints().filter(|_| first) {
+            seen.lock().unwrap_or_else(PoisonError::into_inner).push((from.port(), MonoTime::now()));
+        }
+    });
+    Ok(begun)
+}
+
+fn introduced(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, far("a"), far("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let begun = watch_beginnings(&world.a)?;
+    let round_trip = 2.0 * f64::from(u32::try_from(DELAY).unwrap_or(u32::MAX));
+    let mut slowest = [0.0_f64; 2];
+    for number in 0..12 {
+        let pair = world.stream()?;
+        let took = [(&client, Side::Client), (&server, Side::Server)]
+            .map(|(daemon, end)| until_introduced(daemon, end, &pair, &begun));
+        let [here, there] = took;
+        let (here, there) = (here?, there?);
+        let which = if number == 0 { "the first" } else { "a later one" };
+        step(&format!(
+            "{which}: {here:.0} ms at the laptop, {there:.0} ms at the server ({round_trip:.0} there and back)"
+        ));
+        if number > 0 {
+            slowest = [slowest[0].max(here), slowest[1].max(there)];
+        }
+        pair.finish(LONG)?;
+    }
+    // The laptop's survives from the server's nonce on; it hears half a round trip later that the server has agreed.
+    let slack = 25.0 * f64::from(patience());
+    expect!(slowest[1] <= 2.5 * round_trip + slack, "the server had a connection after {:.0} ms only", slowest[1]);
+    expect!(slowest[0] <= 3.0 * round_trip + slack, "the laptop had a connection after {:.0} ms only", slowest[0]);
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// Milliseconds from a connection's first segment until it was introduced at one end.
+fn until_introduced(daemon: &Whimbrel, end: Side, pair: &FlowPair, begun: &Begun) -> Result<f64> {
+    let (local, remote) = match end {
+        Side::Client => (pair.local(), pair.peer()),
+        Side::Server => (pair.peer(), pair.seen_by_server()),
+    };
+    let name = |address: SocketAddr| address.to_string();
+    let mut at = None;
+    wait_until(LONG, "the connection is introduced", || {
+        let Ok(events) = daemon.events(0) else { return false };
+        let is_it = |event: &&whimbrel_ipc::EventRecord| {
+            let flow = event.fields.get("flow").map(ToString::to_string).unwrap_or_default();
+            event.kind == "flow-introduced" && flow.contains(&name(local)) && flow.contains(&name(remote))
+        };
+        at = events.iter().find(is_it).map(|event| event.monotonic_ms);
+        at.is_some()
+    })?;
+    let begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
+    let began = begun.iter().rev().find(|(port, _)| *port == pair.local().port()).map(|(_, at)| at.0);
+    let (at, began) = (at.unwrap_or_default() as f64, began.unwrap_or_default() as f64 / 1e6);
+    Ok(at - began)
+}
+
+fn connecting(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, far("a"), far("b"))?;
+    let t = world.add(lab, SiteSpec::named("t"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut known = world.stream()?;
+    client.wait_introduced(&known, LONG)?;
+    // What is asked of this port is not answered.
+    world.server.nft(
+        "table inet deaf {\nchain input {\ntype filter hook input priority filter;\ntcp dport 7777 drop\n}\n}\n",
+    )?;
+    let b = world.b.clone();
+    for server_moves in [false, true] {
+        let address = world.at_server.ipv4()?;
+        let mut program = connect_to(&world, address)?;
+        wait_until(LONG, "the connection is being made", || is_connecting(&world, address))?;
+        if server_moves {
+            world.roam_server(&t)?;
+        } else {
+            world.roam(&b)?;
+        }
+        let moved = MonoTime::now();
+        let status = program.wait(LONG)?;
+        let took = MonoTime::now().since(moved);
+        step(&format!("the program hears of it after {:.1} ms: {}", ms(Some(took)), program.stderr().trim()));
+        expect!(!status.success(), "it says that it is connected");
+        expect!(program.stderr().contains("onnection abort"), "it hears something else: {}", program.stderr());
+        expect!(took < PROMPT * patience(), "it hears of it after {took:?}");
+        known.wait_progress(SOME, LONG)?;
+    }
+    let mut fresh = world.stream()?;
+    fresh.wait_progress(SOME, LONG)?;
+    fresh.finish(LONG)?;
+    known.finish(LONG)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn connect_to(world: &World, address: IpAddr) -> Result<crate::Process> {
+    let script = format!("exec 3<>/dev/tcp/{address}/7777");
+    world.laptop.command("bash").args(["-c", &script]).label("connecting").spawn()
+}
+
+fn is_connecting(world: &World, address: IpAddr) -> bool {
+    let filter = format!("dst {address}:7777");
+    let listed = world.laptop.command("ss").args(["-Htn", "state", "syn-sent", &filter]).run();
+    listed.is_ok_and(|listed| !listed.trim().is_empty())
+}
