@@ -93,8 +93,7 @@ mod tests {
             pongs(&[pinged(true), pinged(false)]),
             "\
 session  up for 1 min 1 s
-path     from 192.168.1.2 to 203.0.113.5:2031, where this host is seen as
-         198.51.100.1:2031
+path     from 192.168.1.2 to 203.0.113.5:2031, where this host is seen as 198.51.100.1:2031
 NAT      this host is behind one, the other is not
 UDP      port 2031 passes out and in
 answers  1 of 2; least, mean and most 40, 40, 40 ms
