@@ -93,8 +93,9 @@ impl PathLayer {
 
     /// Begins a handshake with a peer that is known, beside whatever session is there.
     pub(crate) fn start_handshake_with(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if let Some(paths) = self.peers.get(&id) {
-            self.start_handshake_at(now, id, paths.remote, base);
+        if let Some((peer, paths)) = self.peer(&id) {
+            let to = paths.asked_at(peer.answers_at(), base.config().port);
+            self.start_handshake_at(now, id, to, base);
         }
     }
 

@@ -4,6 +4,7 @@ mod absence;
 mod anchor;
 mod command_line;
 mod community;
+mod families;
 mod faults;
 mod gateway;
 mod helpers;
@@ -73,6 +74,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         roam::SCENARIOS,
         newcomer::SCENARIOS,
         young::SCENARIOS,
+        families::SCENARIOS,
         kick::SCENARIOS,
         absence::SCENARIOS,
         helpers::SCENARIOS,

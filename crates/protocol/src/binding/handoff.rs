@@ -24,6 +24,7 @@ use crate::binding::update::{Meanwhile, PendingUpdate};
 use crate::flow::peers::Away;
 use crate::path::challenge::{Claim, Path};
 use crate::path::paths::{Choice, Paths};
+use crate::session::peer::Peer;
 
 /// Seconds that a binding is asked for; it is not renewed by time, since its flows end it.
 const LIFETIME: u32 = 0;
@@ -143,7 +144,20 @@ impl BindingLayer {
                 self.uproot(now, id, base);
                 self.probe_anew(now, id, base);
             }
-            Some(attachment) => self.arrive(now, id, attachment, routes, base),
+            Some(attachment) => {
+                let meanwhile = self.former_path(id, routes, base);
+                self.arrive(now, id, attachment, meanwhile, base);
+            }
+        }
+    }
+
+    /// A peer that no way led to has shown that it is reached from an address of this host's (P-215).
+    pub(crate) fn arrive_where_met(&mut self, now: Time, id: PeerId, met_from: Option<IpAddr>, base: &mut Base) {
+        let lost = self.flow.path().paths(&id).is_some_and(|paths| paths.attachment().is_none());
+        let here = met_from.and_then(|address| base.attachments().at(address));
+        if let Some(attachment) = here.filter(|_| lost && !base.is_suspended()) {
+            self.arrive(now, id, attachment, None, base);
+            self.refresh_sets(base);
         }
     }
 
@@ -157,8 +171,14 @@ impl BindingLayer {
         base: &Base,
     ) -> Vec<Attachment> {
         let mut ways: Vec<Attachment> = Vec::new();
-        for target in paths.targets() {
+        // P-215: where it has answered or was before, where nothing that it tells is reached.
+        let else_at = self.flow.session().peer(&id).map_or(&[][..], Peer::answers_at).iter();
+        let else_at = else_at.chain(paths.former_locators()).map(|at| (*at, true));
+        for (target, otherwise) in paths.targets().map(|at| (at, false)).chain(else_at) {
             let alike = |address: &IpAddr| address.is_ipv4() == target.is_ipv4();
+            if otherwise && !ways.is_empty() {
+                break;
+            }
             // Each look at the routes costs, and a peer may tell many addresses.
             if ways.iter().any(|way| alike(&way.address)) || !base.attachments().addresses().any(alike) {
                 continue;
@@ -298,8 +318,7 @@ impl BindingLayer {
     }
 
     /// We are somewhere else: the peer is told.
-    fn arrive(&mut self, now: Time, id: PeerId, attachment: Attachment, routes: &dyn Routes, base: &mut Base) {
-        let meanwhile = self.former_path(id, routes, base);
+    fn arrive(&mut self, now: Time, id: PeerId, attachment: Attachment, meanwhile: Option<Meanwhile>, base: &mut Base) {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let from = peer.path.source();
         let lost = meanwhile.is_none();
@@ -452,10 +471,16 @@ impl BindingLayer {
         let long = peer.binding.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
         let mut addresses = peer.whereabouts(port, long);
         addresses.retain(|to| to.is_ipv4() == source.is_ipv4());
+        if addresses.is_empty() {
+            // P-215
+            let former = peer.path.former_locators().iter().map(|address| SocketAddr::new(*address, port));
+            addresses.extend(former.filter(|to| to.is_ipv4() == source.is_ipv4()));
+        }
         let mut unproven = 0;
         addresses.retain(|to| {
-            unproven += usize::from(!peer.path.has_shown(*to));
-            peer.path.has_shown(*to) || unproven <= UNPROVEN_MOST
+            let only_told = !peer.path.has_shown(*to) && !peer.has_answered_at(&to.ip());
+            unproven += usize::from(only_told);
+            !only_told || unproven <= UNPROVEN_MOST
         });
         let session = peer.has_session();
         let next = peer.binding.update.as_ref().map_or(1, |update| update.tries + 1);
@@ -499,7 +524,9 @@ impl BindingLayer {
         let proven = self.flow.path().paths(&id).is_some_and(|paths| paths.has_shown(to));
         self.send_update(id, to, base);
         if doubt || !session {
-            self.flow.path_mut().start_handshake_at(now, id, if proven { to } else { remote }, base);
+            // Without a session an update goes nowhere else either.
+            let strays = !session || remote.is_ipv4() != to.is_ipv4();
+            self.flow.path_mut().start_handshake_at(now, id, if proven || strays { to } else { remote }, base);
         }
         if doubt {
             base.signal(Signal::Unanswered(id));

@@ -1,6 +1,6 @@
 //! What the layers do with messages, timers and facts: each its own, and the rest is passed on.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_wire::message::Message;
@@ -8,7 +8,8 @@ use whimbrel_wire::message::Message;
 use crate::Time;
 use crate::base::Base;
 use crate::base::arrival::Arrival;
-use crate::base::op::PeerId;
+use crate::base::op::{PeerId, StoreOp};
+use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
@@ -58,6 +59,7 @@ impl BindingLayer {
             Message::Placed(placed) => self.handle_placed(now, id, arrival.index(), &placed, base),
             Message::PlacedSeen(answer) => self.handle_placed_seen(now, id, &answer, base),
             Message::PathKept { path } => self.on_path_kept(now, id, arrival, path, base),
+            Message::Locators(locators) => self.take_locators(id, locators, base),
             Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token, base),
             message => match self.flow.handle_message(now, id, arrival, message, answers, base) {
                 Handled::Done => {}
@@ -66,6 +68,14 @@ impl BindingLayer {
             },
         }
         None
+    }
+
+    /// A peer tells all of its addresses. They are kept over a restart, as long as flows may have to be led there.
+    fn take_locators(&mut self, id: PeerId, locators: Vec<IpAddr>, base: &mut Base) {
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        if peer.path.set_locators(locators) && !peer.flow.flows().is_empty() {
+            base.ask(StoreOp::SavePeer(peer.saved()), Asked::Effect("saving a peer"));
+        }
     }
 
     /// A timer has gone off. Tells whether it is one of the layers'.

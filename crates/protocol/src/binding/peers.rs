@@ -299,7 +299,7 @@ where
             // The peer said that it is there. A session with it, without which nothing is sent, will prove it.
             remote: self.path.heading(),
             source: self.path.source(),
-            locators: self.path.locators().to_vec(),
+            locators: self.path.locators().iter().chain(self.path.former_locators()).copied().collect(),
             sequence_sent: self.binding.sequence_sent,
             sequence_accepted: self.binding.sequence_accepted,
             places: self.flow.places(),
@@ -408,7 +408,7 @@ where
     pub(crate) fn whereabouts(&self, port: u16, anywhere: bool) -> Vec<SocketAddr> {
         let before = self.binding.known_places.iter().rev().filter(|place| anywhere && !place.translated);
         let mut all = Vec::new();
-        for to in self.path.whereabouts(port).chain(before.map(|place| place.observed)) {
+        for to in self.path.whereabouts(self.answers_at(), port).chain(before.map(|place| place.observed)) {
             if !all.contains(&to) {
                 all.push(to);
             }

@@ -678,7 +678,8 @@ impl FlowLayer {
     pub(crate) fn introduce_failed(&mut self, now: Time, id: PeerId) {
         let Some(peer) = self.path.session().peer(&id) else { return };
         let mut young = Vec::new();
-        for address in peer.answers_at().filter(|address| self.path.session().contacts().is_known(**address, id)) {
+        for address in peer.answers_at().iter().filter(|address| self.path.session().contacts().is_known(**address, id))
+        {
             for flow in self.flows.take_failed(*address) {
                 if let Some(known) = self.flows.get_mut(&flow)
                     && matches!(known.stage, Stage::Failed(_))

@@ -42,12 +42,6 @@ impl FlowLayer {
                 }
                 None
             }
-            Message::Locators(locators) => {
-                if let Some(paths) = self.path.paths_mut(&id) {
-                    paths.set_locators(locators);
-                }
-                None
-            }
             Message::IntroductionRequest { tag } => {
                 self.listen_for_introductions(now, id, base);
                 answers.push(Message::IntroductionReady { tag });

@@ -19,6 +19,7 @@ impl Node {
             self.binding.session_mut().restore(saved.id, saved.key, now);
             self.binding.restore(&saved, now);
         }
+        self.binding.session_mut().restore_answers();
         for (flow, entry) in flows {
             let spoken_for = entry.end != LocalEnd::Passing || self.base.attachments().is_behind(flow.local.ip());
             let Some(mut peer) = self.binding.peer_mut(&entry.peer).filter(|_| spoken_for) else {

@@ -103,6 +103,11 @@ impl Node {
         self.base.sweep_later(now);
         self.binding.update_in_session(now, id, &mut self.base);
         self.binding.announce_late(now, id, &mut self.base);
+        let met_from = confirmed.origin.and_then(|origin| origin.destination);
+        self.binding.arrive_where_met(now, id, met_from, &mut self.base);
+        if !confirmed.initiated {
+            self.binding.send_locators(now, id, &mut self.base);
+        }
         self.binding.on_life(now, id, confirmed.life, confirmed.begun, &mut self.base);
         let proven = confirmed.origin.map(|origin| origin.remote);
         self.binding.record_sighting(now, id, proven, &mut self.base);
@@ -226,6 +231,9 @@ impl Node {
         }
         let Some(peer) = self.binding.session_mut().peer_mut(&id) else { return };
         peer.replace_at(&address);
+        if let Some(paths) = self.binding.path_mut().paths_mut(&id) {
+            paths.forget_former(address);
+        }
         self.binding.session_mut().contacts_mut().forget(&address);
         let another = self.binding.session().contacts().known_key(&address).filter(|expected| *expected != found);
         self.binding.flow_mut().leave_address(now, id, address, another.is_none(), &mut self.base);

@@ -18,6 +18,7 @@ use crate::base::timer::Timer;
 use crate::path::PathLayer;
 use crate::path::challenge::Path;
 use crate::path::paths::Paths;
+use crate::session::peer::Peer;
 
 /// Paths that are kept to one peer at the most. Of a peer's one more is remembered: one that is to take the place of
 /// another has not answered yet.
@@ -235,10 +236,11 @@ impl PathLayer {
     /// is, or to another of its addresses where that is of the other family.
     pub(crate) fn keep_from(&mut self, now: Time, id: PeerId, wanted: &[Attachment], base: &mut Base) {
         let port = base.config().port;
+        let answered = self.session.peer(&id).map_or(&[][..], Peer::answers_at);
         let Some(paths) = self.peers.get_mut(&id) else { return };
         let target = |attachment: &Attachment| {
             let alike = |to: &SocketAddr| to.is_ipv4() == attachment.address.is_ipv4();
-            [paths.remote].into_iter().chain(paths.whereabouts(port)).find(alike)
+            [paths.remote].into_iter().chain(paths.whereabouts(answered, port)).find(alike)
         };
         let wanted: Vec<(Attachment, SocketAddr)> =
             wanted.iter().filter_map(|attachment| Some((*attachment, target(attachment)?))).take(MOST).collect();

@@ -3,6 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use whimbrel_wire::hello::MAX_LOCATORS;
+
 use crate::Time;
 use crate::base::Base;
 use crate::base::attachments::Attachment;
@@ -21,6 +23,10 @@ const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
 /// Repeated checks without an answer after which the path is in doubt.
 const DOUBTED_AFTER: u32 = 2;
 
+/// Addresses that a peer told before that are remembered, and those where it has answered that are tried (P-215).
+const FORMER_MOST: usize = 8;
+const ANSWERED_TRIED: usize = 4;
+
 /// Where a peer is, and where we are towards it.
 pub(crate) struct Paths {
     /// The confirmed endpoint.
@@ -34,8 +40,10 @@ pub(crate) struct Paths {
     attachment: Option<Attachment>,
     /// Our address where it takes us to be, while we are elsewhere and it has not answered.
     left: Option<IpAddr>,
-    /// Other addresses that it told.
+    /// Other addresses that it told last.
     locators: Vec<IpAddr>,
+    /// Those that it told before, the last first (P-215).
+    former: Vec<IpAddr>,
     pub(super) candidate: Option<Path>,
     /// The other source of the update that has told of the candidate.
     pub(super) rival: Option<Rival>,
@@ -95,6 +103,7 @@ impl Paths {
             attachment: None,
             left: None,
             locators: Vec::new(),
+            former: Vec::new(),
             candidate: None,
             rival: None,
             kept: Vec::new(),
@@ -150,13 +159,47 @@ impl Paths {
         self.observed
     }
 
-    /// Other addresses that the peer told.
+    /// Other addresses that the peer told last.
     pub(crate) fn locators(&self) -> &[IpAddr] {
         &self.locators
     }
 
-    pub(crate) fn set_locators(&mut self, locators: Vec<IpAddr>) {
-        self.locators = locators;
+    /// Addresses that the peer told before, the last first.
+    pub(crate) fn former_locators(&self) -> &[IpAddr] {
+        &self.former
+    }
+
+    /// The peer tells all of its addresses: those that it told before are where it may be still (P-215). Tells whether
+    /// they are others.
+    pub(crate) fn set_locators(&mut self, locators: Vec<IpAddr>) -> bool {
+        if locators == self.locators {
+            return false;
+        }
+        let before =
+            std::mem::replace(&mut self.locators, locators).into_iter().chain(std::mem::take(&mut self.former));
+        let mut former: Vec<IpAddr> = Vec::new();
+        for address in before {
+            if former.len() < FORMER_MOST && !self.locators.contains(&address) && !former.contains(&address) {
+                former.push(address);
+            }
+        }
+        self.former = former;
+        true
+    }
+
+    /// The peer tells one address of several.
+    fn add_locators(&mut self, locators: impl Iterator<Item = IpAddr>) {
+        for locator in locators {
+            self.former.retain(|former| *former != locator);
+            if !self.locators.contains(&locator) && self.locators.len() < MAX_LOCATORS {
+                self.locators.push(locator);
+            }
+        }
+    }
+
+    /// Another host has been found at an address.
+    pub(crate) fn forget_former(&mut self, address: IpAddr) {
+        self.former.retain(|former| *former != address);
     }
 
     pub(crate) fn candidate(&self) -> Option<&Path> {
@@ -210,15 +253,31 @@ impl Paths {
         &mut self.shown
     }
 
-    /// Where the peer may be by what it has shown and told, the likeliest first.
-    pub(crate) fn whereabouts(&self, port: u16) -> impl Iterator<Item = SocketAddr> {
-        let told = self.locators.iter().map(move |address| SocketAddr::new(*address, port));
-        [self.heading(), self.remote].into_iter().chain(self.met).chain(told)
+    /// Where the peer may be by what it has shown and told, the likeliest first. `answered`: addresses where it has
+    /// answered.
+    pub(crate) fn whereabouts<'a>(
+        &'a self,
+        answered: &'a [IpAddr],
+        port: u16,
+    ) -> impl Iterator<Item = SocketAddr> + 'a {
+        let answered = answered.iter().take(ANSWERED_TRIED);
+        let known = answered.chain(&self.locators).map(move |address| SocketAddr::new(*address, port));
+        [self.heading(), self.remote].into_iter().chain(self.met).chain(known)
     }
 
     /// The addresses that the peer may be at, where it is going first: the two may be of different families.
     pub(crate) fn targets(&self) -> impl Iterator<Item = IpAddr> {
-        [self.heading().ip(), self.remote.ip()].into_iter().chain(self.locators.iter().copied())
+        let met = self.met.map(|met| met.ip());
+        [self.heading().ip(), self.remote.ip()].into_iter().chain(met).chain(self.locators.iter().copied())
+    }
+
+    /// Where it is asked for a session: where it is, or, where this host is of the other family now, at another of its
+    /// addresses.
+    pub(super) fn asked_at(&self, answered: &[IpAddr], port: u16) -> SocketAddr {
+        let alike = |to: &SocketAddr| self.source.is_none_or(|source| source.is_ipv4() == to.is_ipv4());
+        let former = self.former.iter().map(|address| SocketAddr::new(*address, port));
+        let mut all = [self.remote].into_iter().chain(self.whereabouts(answered, port)).chain(former);
+        all.find(alike).unwrap_or(self.remote)
     }
 
     pub(crate) fn round_trip(&self) -> Duration {
@@ -243,7 +302,7 @@ impl Paths {
 
     /// Entries of all tables together.
     pub(crate) fn entries(&self) -> usize {
-        self.locators.len() + self.kept.len()
+        self.locators.len() + self.former.len() + self.kept.len()
     }
 }
 
@@ -301,7 +360,17 @@ impl Paths {
     /// asked from now on.
     pub(super) fn begin(&mut self, begun: &Begun, idle: bool, base: &Base) -> bool {
         let attachment = begun.destination.and_then(|address| base.attachments().at(address));
-        self.locators = begun.locators.iter().filter(|locator| !locator.is_unspecified()).copied().collect();
+        let told = begun.locators.iter().filter(|locator| !locator.is_unspecified()).copied();
+        match begun.first {
+            true if begun.initiated => self.add_locators(told),
+            first => {
+                self.set_locators(told.collect());
+                // P-30
+                if first {
+                    self.told.clear();
+                }
+            }
+        }
         let meets = !begun.again || (idle && begun.confirmed);
         if meets {
             self.drop_candidate();

@@ -204,6 +204,11 @@ impl Contacts {
         self.known_keys.get(address).copied()
     }
 
+    /// Whose keys are to answer at which addresses: configured, or remembered.
+    pub(super) fn known_keys(&self) -> impl Iterator<Item = (IpAddr, PublicKey)> {
+        self.known_keys.iter().map(|(address, key)| (*address, *key))
+    }
+
     /// Whether this peer lives at an address.
     pub(crate) fn is_known(&self, address: IpAddr, id: PeerId) -> bool {
         matches!(self.addresses.get(&address), Some(Contact::Known(known)) if *known == id)

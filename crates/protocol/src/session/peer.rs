@@ -1,6 +1,5 @@
 //! What a node knows of one peer: who it is, and its sessions.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_handshake::{PublicKey, Session};
@@ -8,6 +7,9 @@ use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
 use crate::base::op::PeerId;
+
+/// Addresses where a peer has answered that are remembered (P-215).
+const ANSWERS_MOST: usize = 32;
 
 /// An association with a peer, as one slot of it.
 pub(crate) struct SessionSlot {
@@ -78,8 +80,8 @@ pub(crate) struct Peer {
     pub(super) id: PeerId,
     pub(super) key: PublicKey,
     pub(super) sessions: Vec<SessionSlot>,
-    /// The addresses where we asked and it answered.
-    pub(super) answers_at: BTreeSet<IpAddr>,
+    /// The addresses where we asked and it answered, that of the last answer first.
+    pub(super) answers_at: Vec<IpAddr>,
     pub(super) last_heard: Time,
     /// Timestamp of the newest IK initiation accepted (P-9).
     pub(super) newest_initiation: u64,
@@ -96,7 +98,7 @@ impl Peer {
             id,
             key,
             sessions: Vec::new(),
-            answers_at: BTreeSet::new(),
+            answers_at: Vec::new(),
             last_heard: now,
             newest_initiation: 0,
             reach_tries: 0,
@@ -123,14 +125,21 @@ impl Peer {
         self.answers_at.contains(address)
     }
 
-    /// The addresses where we asked and it answered.
-    pub(crate) fn answers_at(&self) -> impl Iterator<Item = &IpAddr> {
-        self.answers_at.iter()
+    /// The addresses where we asked and it answered, that of the last answer first.
+    pub(crate) fn answers_at(&self) -> &[IpAddr] {
+        &self.answers_at
+    }
+
+    /// It has answered at an address.
+    pub(super) fn record_answer_at(&mut self, address: IpAddr) {
+        self.answers_at.retain(|at| *at != address);
+        self.answers_at.insert(0, address);
+        self.answers_at.truncate(ANSWERS_MOST);
     }
 
     /// Another key answers at an address where it was.
     pub(crate) fn replace_at(&mut self, address: &IpAddr) {
-        self.answers_at.remove(address);
+        self.answers_at.retain(|at| at != address);
         self.replaced = true;
     }
 

@@ -27,6 +27,16 @@ impl SessionLayer {
         self.peers.insert(id, Peer::new(id, key, now));
     }
 
+    /// All peers that a daemon before this one knew are known: where they have answered its store says by their keys.
+    pub(crate) fn restore_answers(&mut self) {
+        let mut known: Vec<(IpAddr, PublicKey)> = self.contacts.known_keys().collect();
+        known.sort_unstable_by_key(|(address, _)| *address);
+        for (address, key) in known {
+            let peer = self.by_key.get(&key).and_then(|id| self.peers.get_mut(id));
+            peer.into_iter().for_each(|peer| peer.record_answer_at(address));
+        }
+    }
+
     /// Sends in the session of this index of ours, whichever others there are.
     pub(crate) fn send_in(
         &mut self,

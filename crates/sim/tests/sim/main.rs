@@ -11,6 +11,7 @@ mod contact;
 mod costs;
 mod datagrams;
 mod doubt;
+mod families;
 mod faults;
 mod gateway;
 mod growth;

@@ -189,7 +189,7 @@ impl SessionLayer {
     pub(crate) fn find_at(&mut self, id: PeerId, address: IpAddr, base: &mut Base) -> Vec<FlowTuple> {
         self.contacts.addresses.insert(address, Contact::Known(id));
         if let Some(peer) = self.peers.get_mut(&id) {
-            peer.answers_at.insert(address);
+            peer.record_answer_at(address);
         }
         self.contacts.pauses.remove(&address);
         base.stop_timer(Timer::Contact(address));

@@ -263,6 +263,8 @@ impl SessionLayer {
         }
         let index = session.local_index();
         let (initiated, confirmed) = (session.is_initiator(), session.is_confirmed());
+        // XX has a third message, and its responder no answer to that.
+        let first = initiated == answer.is_some();
         let keys = session.tunnel_keys().clone();
         // One key may ask again and again without ever showing that it holds the session's keys.
         let unsettled = peer.sessions.iter().filter(|slot| !slot.settled).count();
@@ -300,6 +302,7 @@ impl SessionLayer {
             reached,
             confirmed,
             initiated,
+            first,
             again: known.is_some(),
             claimed,
             locators: hello.locators,
@@ -320,11 +323,12 @@ impl SessionLayer {
         let (life, begun) = (slot.life, slot.begun);
         peer.replaced = false;
         let origin = slot.origin.take();
+        let initiated = slot.session.is_initiator();
         peer.use_session(slot, now + FORMER_SESSION);
         peer.reach_tries = 0;
         peer.handshakes = 0;
         base.stop_timer(Timer::Reach(id));
-        Some(Confirmed { origin, life, begun })
+        Some(Confirmed { origin, initiated, life, begun })
     }
 
     /// The peer goes on sending in this session, though another took its place here. Tells whether this end follows
@@ -389,6 +393,8 @@ pub(crate) struct Begun {
     pub confirmed: bool,
     /// This host has asked for it.
     pub initiated: bool,
+    /// The handshake was one of first contact: its responder has told one address alone (P-30).
+    pub first: bool,
     /// The peer was known before.
     pub again: bool,
     /// Its endpoint and all its addresses, as it says.
@@ -405,6 +411,8 @@ pub(crate) struct Begun {
 pub(crate) struct Confirmed {
     /// Where the peer asked for it: that it knows the keys shows that it received what was sent there.
     pub origin: Option<Met>,
+    /// This host has asked for it.
+    pub initiated: bool,
     /// Its life, as it said when its handshake began.
     pub life: u64,
     pub begun: Time,
