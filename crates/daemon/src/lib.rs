@@ -86,6 +86,7 @@ pub use crate::role::helpers;
 use crate::role::helpers::Helpers;
 use crate::role::relocation::executor::adopt::FoundMoves;
 pub use crate::role::relocation::process::helper::serve as serve_criu;
+use crate::role::rendezvous::names::NameLookups;
 use crate::store::Store;
 use crate::store::place::Place;
 pub use crate::store::{identity, instance, known_keys};
@@ -360,8 +361,10 @@ fn start_on(
     let forged = community_file.forged();
     let flows = Installed::restored(&restored.flows, restored.peers.values());
     let mut host = Host::new(datapath, tunnel, start.store, flows, &options.run_dir, config.kick).map_err(adopting)?;
-    let mut effects =
-        Effects::new(&mut host, start.known_keys, community_file, helpers, &options.run_dir).map_err(adopting)?;
+    let named = config.peers.iter().filter_map(|peer| Some((peer.key, peer.name.as_deref()?, peer.name_server)));
+    let names = NameLookups::new(named).map_err(|source| Error::Adopt(Box::new(source)))?;
+    let effects = Effects::new(&mut host, start.known_keys, community_file, helpers, names, &options.run_dir);
+    let mut effects = effects.map_err(adopting)?;
     let moves = effects.adopt_moves(&mut host, clock::now(), &key.public(), &restored.flows, &restored.moves);
     effects.adopt(&mut host, clock::now(), &restored.flows).map_err(adopting)?;
     if config.stand_in {
@@ -431,7 +434,7 @@ fn grant(server: &Server, mode: Option<u32>) {
 fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Config {
     let mut keys = known_keys.all().clone();
     // What is configured goes before what was remembered.
-    keys.extend(config.peers.iter().map(|peer| (peer.address, peer.key)));
+    keys.extend(config.peers.iter().filter_map(|peer| Some((peer.address?, peer.key))));
     whimbrel_protocol::Config {
         trust: config.trust,
         psk: config.psk.clone(),
@@ -447,6 +450,9 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         questions_per_second: config.limits.questions,
         rendezvous: config.rendezvous.clone(),
         serve_rendezvous: config.serve_rendezvous,
+        community_rendezvous: config.community_rendezvous,
+        named: config.peers.iter().filter_map(|peer| peer.address).take(config::MOST_RENDEZVOUS).collect(),
+        with_names: config.peers.iter().filter(|peer| peer.name.is_some()).map(|peer| peer.key).collect(),
         neighbour_proxy: config.stand_in,
         behind: config.gateway.behind.clone(),
         flows: config.limits.connections as usize,

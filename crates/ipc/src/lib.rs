@@ -42,8 +42,8 @@ pub use ping::Pinged;
 pub use reply::{
     Attachment, Away, Bytes, Carrier, Configuration, Connection, ConnectionState, Counts, EventRecord, Flow,
     HandoffStarted, Helper, HelperState, KEY_SHOWN, LocalAddress, Meetings, NameServer, NameServerState, Path, Peer,
-    PeerFlows, PeerName, Places, Process, Rendezvous, RendezvousState, Reply, Sequence, Session, Status, Suspended,
-    Transport, Trust, Tunnel,
+    PeerFlows, PeerName, Places, Process, Rendezvous, RendezvousBy, RendezvousState, Reply, Sequence, Session, Status,
+    Suspended, Transport, Trust, Tunnel,
 };
 pub use request::{About, EventsQuery, Request};
 pub use socket::{

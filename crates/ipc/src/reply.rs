@@ -147,7 +147,7 @@ pub struct Status {
     pub kept_addresses: Vec<IpAddr>,
     /// Whether it was suspended, and not resumed yet.
     pub suspended: bool,
-    /// The hosts that it is to meet its peers at, as configured.
+    /// The hosts that it is to meet its peers at.
     #[serde(default)]
     pub rendezvous: Vec<Rendezvous>,
     /// Who meets here, where it serves as a rendezvous.
@@ -190,12 +190,28 @@ pub struct LocalAddress {
 /// A host that this one meets its peers at, when neither finds the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rendezvous {
-    /// As configured.
+    /// As configured, or where it is.
     pub address: IpAddr,
+    /// Why it is one.
+    #[serde(default)]
+    pub by: RendezvousBy,
     /// How it stands.
     pub state: RendezvousState,
     /// Peers that can meet this host there, if they know it too.
     pub peers: usize,
+}
+
+/// Why a host is this one's rendezvous.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RendezvousBy {
+    /// `rendezvous` names it.
+    #[default]
+    Configured,
+    /// It stands under `[[peers]]`, and offers itself.
+    Named,
+    /// It belongs to this host's community.
+    Community,
 }
 
 /// How a rendezvous stands.

@@ -12,9 +12,9 @@ use whimbrel_ipc::{
     Failure, Family, Flow, Grant, HandoffStarted, Helper, HelperState, Host, Kept, LentEnds, LocalAddress, MadeSocket,
     Meetings, Metric, MetricKind, Moved, NameServer, NameServerState, Offer, OfferedAddress, OfferedPrefix, Open,
     OpenSocket, PassedOn, Path, Peer, PeerFlows, PeerName, Pinged, Places, Process, Purpose, Received, Rendezvous,
-    RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status, Suspended,
-    Transport, Trust, Tunnel, Uuid, WantedAnchor, reply_from_line, reply_to_line, request_from_line, request_to_line,
-    socket_path,
+    RendezvousBy, RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status,
+    Suspended, Transport, Trust, Tunnel, Uuid, WantedAnchor, reply_from_line, reply_to_line, request_from_line,
+    request_to_line, socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
@@ -52,6 +52,7 @@ fn status() -> Status {
         suspended: false,
         rendezvous: vec![Rendezvous {
             address: "203.0.113.53".parse().unwrap(),
+            by: RendezvousBy::Community,
             state: RendezvousState::Registered,
             peers: 1,
         }],

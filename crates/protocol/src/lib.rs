@@ -60,7 +60,7 @@ pub use role::community::{
     Offered, OneTimeCode,
 };
 pub use role::relocation::{READY_FOR, Retired, Retiring, Settling, process};
-pub use role::rendezvous::client::{RendezvousStanding, RendezvousView};
+pub use role::rendezvous::client::{RendezvousBy, RendezvousStanding, RendezvousView};
 pub use session::contact::Standing;
 pub use whimbrel_wire::chain::ChainStatus;
 pub use whimbrel_wire::message::NeighbourProxyStatus;

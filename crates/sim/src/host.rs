@@ -164,6 +164,12 @@ impl Host {
         self.static_key().public()
     }
 
+    /// Its addresses, the preferred one first.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        self.attached.iter().map(|attached| attached.address).collect()
+    }
+
     /// How many sessions its tunnel has keys of.
     #[must_use]
     pub fn sessions(&self) -> usize {

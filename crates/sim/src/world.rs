@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{
     Config, Event, FlowState, FlowView, NeighbourProxyStatus, Node, PeerView, RendezvousStanding, Routes, Time,
 };
@@ -49,6 +50,8 @@ pub struct World {
     global: BTreeMap<IpAddr, NetworkId>,
     /// Where an address was that nobody has any more, and who had it.
     former: BTreeMap<IpAddr, (NetworkId, HostId)>,
+    /// What name servers answer, by the keys of hosts.
+    pub names: BTreeMap<PublicKey, Vec<IpAddr>>,
     flows: Vec<Flow>,
     connections: Vec<Connection>,
     processes: Vec<Process>,
@@ -107,6 +110,7 @@ impl World {
             networks: Vec::new(),
             global: BTreeMap::new(),
             former: BTreeMap::new(),
+            names: BTreeMap::new(),
             flows: Vec::new(),
             connections: Vec::new(),
             processes: Vec::new(),
@@ -402,6 +406,10 @@ impl World {
             }
             What::Said(connection, host, words) => self.hear_words(connection, host, words),
             What::Boot(host) => self.boot(host),
+            What::Named(host, key) => {
+                let (now, addresses) = (self.now, self.names.get(&key).cloned().unwrap_or_default());
+                self.with_node(host, |node| node.handle_named(now, &key, &addresses));
+            }
         }
         true
     }

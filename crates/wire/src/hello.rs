@@ -29,6 +29,8 @@ impl Capabilities {
     pub const GATEWAY: Self = Self(1 << 5);
     /// Bit 6: chains of transforms may be asked for (P-170).
     pub const TRANSFORMS: Self = Self(1 << 6);
+    /// Bit 7: the sender offers itself as a rendezvous (P-216).
+    pub const RENDEZVOUS: Self = Self(1 << 7);
 
     /// Whether all of `other` is in this set.
     #[must_use]

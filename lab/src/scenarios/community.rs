@@ -43,7 +43,7 @@ fn roster(daemon: &Whimbrel) -> Result<Roster> {
     }
 }
 
-fn invite(daemon: &Whimbrel) -> Result<DrawnCode> {
+pub(super) fn invite(daemon: &Whimbrel) -> Result<DrawnCode> {
     match answer(daemon, &["invite"])? {
         CommunityReply::Code(code) => Ok(code),
         other => Err(Error::Usage(format!("no code: {other:?}"))),

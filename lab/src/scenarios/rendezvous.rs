@@ -3,13 +3,14 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use whimbrel_ipc::{Carrier, RendezvousState};
+use whimbrel_ipc::{Carrier, RendezvousBy, RendezvousState};
 
+use super::community::invite;
 use super::world::{LONG, SOME, World, all_run, carried_by, is_bare, ms, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Attachment, Cut, FlowPair, Gateway, Join, Lab, MonoTime, Result, Side, Site, SiteSpec, Whimbrel, expect, patience,
-    wait_for, wait_until,
+    Attachment, Bind, Cut, FlowPair, Gateway, Join, Lab, MonoTime, Result, Side, Site, SiteSpec, Whimbrel, ZONE,
+    expect, patience, wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -22,6 +23,21 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "both-move-into-nats",
         "the same, both behind home routers, and once more with the rendezvous started anew in between",
         into_nats,
+    ),
+    scenario(
+        "both-move-community",
+        "laptop and server move at once; nothing is configured, but both belong to one community with a third host",
+        community,
+    ),
+    scenario(
+        "both-move-offered",
+        "the same without a community: both have the third host under [[peers]], and it offers itself",
+        offered,
+    ),
+    scenario(
+        "both-move-named",
+        "the same without a third host: the server has the laptop's name, which BIND is told the addresses of",
+        named,
     ),
     scenario(
         "server-moves-nat",
@@ -53,12 +69,17 @@ struct Three {
 impl Three {
     /// The two do not know of the third yet.
     fn new(lab: &mut Lab, from: SiteSpec, to: SiteSpec, server_to: SiteSpec) -> Result<Self> {
+        Self::with(lab, from, to, server_to, "serve_rendezvous = true\n")
+    }
+
+    /// The same; the third has this configuration.
+    fn with(lab: &mut Lab, from: SiteSpec, to: SiteSpec, server_to: SiteSpec, config: &str) -> Result<Self> {
         let mut world = World::new(lab, from, to)?;
         let c = world.add(lab, site("c"))?;
         let t = world.add(lab, server_to)?;
         let host = lab.host("meeting")?;
         let address = host.join(&c.network, &Join::by("eth0"))?.ipv4()?;
-        let meeting = host.whimbrel_with("serve_rendezvous = true\n")?;
+        let meeting = host.whimbrel_with(config)?;
         let client = world.laptop.whimbrel_with(ALONE)?;
         let server = world.server.whimbrel_with(ALONE)?;
         Ok(Self { world, t, client, server, meeting, address })
@@ -66,9 +87,13 @@ impl Three {
 
     /// Both are started again with the rendezvous in their configurations.
     fn make_known(&mut self) -> Result<()> {
-        let config = format!("rendezvous = [\"{}\"]\n", self.address);
+        self.start_with(&format!("rendezvous = [\"{}\"]\n", self.address))
+    }
+
+    /// Both are started again with this configuration.
+    fn start_with(&mut self, config: &str) -> Result<()> {
         for daemon in [&mut self.client, &mut self.server] {
-            daemon.reconfigure(&config)?;
+            daemon.reconfigure(config)?;
             daemon.stop()?;
             daemon.restart()?;
         }
@@ -85,6 +110,44 @@ impl Three {
         }
         let pairs = || self.meeting.status().ok().and_then(|status| status.meetings).map(|meetings| meetings.pairs);
         wait_until(LONG, "both are known at the rendezvous", || pairs() == Some(1))
+    }
+
+    /// A connection is opened, both ends move at once and meet, and so they do once more. Says how long it took.
+    fn meet(mut self, by: RendezvousBy) -> Result<()> {
+        let mut pair = self.world.stream()?;
+        self.client.wait_introduced(&pair, LONG)?;
+        self.registered()?;
+        for daemon in [&self.client, &self.server] {
+            let all = daemon.status()?.rendezvous;
+            expect!(all.iter().all(|rendezvous| rendezvous.by == by), "rendezvous: {all:?}");
+        }
+        let bound = ROUND_TRIP * ROUND_TRIPS + MEETS_WITHIN;
+        let (a, b, s) = (self.world.a.clone(), self.world.b.clone(), self.world.s.clone());
+        for round in 0..2 {
+            step(if round == 0 { "both move at once" } else { "both go back at once" });
+            let since = self.newest()?;
+            if round == 0 {
+                self.both_move(&b)?;
+            } else {
+                s.link()?.restore()?;
+                self.t.link()?.cut(Cut::Silent)?;
+                self.world.roam(&a)?;
+                self.world.roam_server(&s)?;
+            }
+            pair.wait_progress(SOME, LONG)?;
+            self.found(since)?;
+            for side in [Side::Client, Side::Server] {
+                let took = pair.silence(side, self.world.at_server.usable_at)?;
+                let holds = if took.is_some_and(|took| took <= bound) { "holds" } else { "is missed" };
+                let (took_ms, bound) = (ms(took), bound.as_millis());
+                println!(
+                    "    {side:?}: first byte {took_ms:.1} ms after both addresses were there: {bound} ms {holds}"
+                );
+                // What a busy machine adds is no fault of the meeting's.
+                expect!(took.is_some_and(|t| t < SOON * patience()), "{side:?} received nothing for {took:?}");
+            }
+        }
+        self.finish(pair)
     }
 
     /// Both ends move, and neither hears anything that the other sends to where it was.
@@ -143,6 +206,64 @@ fn both_move_at_once(lab: &mut Lab) -> Result<()> {
     let t = three.t.clone();
     is_bare(&t, &mut pair)?;
     three.finish(pair)
+}
+
+/// Four round trips and 100 ms: what a meeting may take.
+const ROUND_TRIPS: u32 = 4;
+const MEETS_WITHIN: Duration = Duration::from_millis(100);
+/// The links of all three are as long: 20 ms each way.
+const ROUND_TRIP: Duration = Duration::from_millis(80);
+
+fn community(lab: &mut Lab) -> Result<()> {
+    let three = Three::with(lab, site("a"), site("b"), site("t"), ALONE)?;
+    three.meeting.cli(&["community", "init", "--name", "desk"])?;
+    for (daemon, name) in [(&three.client, "laptop"), (&three.server, "server")] {
+        let drawn = invite(&three.meeting)?;
+        daemon.cli(&["community", "join", &drawn.code, &three.address.to_string(), "--name", name])?;
+    }
+    three.meet(RendezvousBy::Community)
+}
+
+fn offered(lab: &mut Lab) -> Result<()> {
+    let mut three = Three::with(lab, site("a"), site("b"), site("t"), "serve_rendezvous = true\n")?;
+    let key = three.meeting.status()?.public_key;
+    let config = format!("[[peers]]\naddress = \"{}\"\nkey = \"{key}\"\n", three.address);
+    three.start_with(&config)?;
+    three.meet(RendezvousBy::Named)
+}
+
+fn named(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (c, t) = (world.add(lab, site("c"))?, world.add(lab, site("t"))?);
+    let names = lab.host("names")?;
+    let address = names.join(&c.network, &Join::by("eth0"))?.ipv4()?;
+    let bind = Bind::start(&names, address)?;
+    let name = format!("laptop.{ZONE}");
+    let told = format!(
+        "[dns]\nname = \"{name}\"\nzone = \"{ZONE}\"\nserver = \"{address}\"\nkey_file = \"{}\"\nttl = 30\n",
+        bind.key().display()
+    );
+    let mut client = world.laptop.whimbrel_with(&told)?;
+    let key = client.status()?.public_key;
+    let asks = format!("[[peers]]\nkey = \"{key}\"\nname = \"{name}\"\nname_server = \"{address}\"\n");
+    let mut server = world.server.whimbrel_with(&asks)?;
+    client.wait_event("name-updated", 0, LONG)?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let b = world.b.clone();
+    world.s.link()?.cut(Cut::Silent)?;
+    world.roam(&b)?;
+    world.roam_server(&t)?;
+    pair.wait_progress(SOME, LONG)?;
+    // The name has its new address once this host's have been the same for a second (decision 0014).
+    for side in [Side::Client, Side::Server] {
+        let took = pair.silence(side, world.at_server.usable_at)?;
+        println!("    {side:?} received nothing for {:.1} ms once both addresses were there", ms(took));
+    }
+    let found = server.wait_event("peer-found", 0, LONG)?;
+    expect!(found.fields["rendezvous"].is_null(), "a rendezvous told it: {}", found.sentence);
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
 }
 
 fn into_nats(lab: &mut Lab) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_ipc::{NameServer, NameServerState, RendezvousState, Status};
+use whimbrel_ipc::{NameServer, NameServerState, RendezvousBy, RendezvousState, Status};
 
 use super::{count, duration};
 use crate::table::{width, wrap};
@@ -41,9 +41,17 @@ pub(crate) fn status(status: &Status) -> String {
             RendezvousState::Full => {
                 format!("has room for no more than {}", count(rendezvous.peers, "peer"))
             }
+            RendezvousState::Refused if rendezvous.by == RendezvousBy::Community => {
+                "refuses: `community_rendezvous` is false there".to_owned()
+            }
             RendezvousState::Refused => "refuses: `serve_rendezvous` is not set there".to_owned(),
         };
-        lines.push(("rendezvous", format!("{} {stands}", rendezvous.address)));
+        let by = match rendezvous.by {
+            RendezvousBy::Configured => "",
+            RendezvousBy::Named => " (a peer of the configuration)",
+            RendezvousBy::Community => " (of the community)",
+        };
+        lines.push(("rendezvous", format!("{}{by} {stands}", rendezvous.address)));
     }
     if let Some(meetings) = status.meetings {
         let (hosts, pairs) = (count(meetings.hosts, "host"), count(meetings.pairs, "pair"));
@@ -168,14 +176,18 @@ attached     nothing: no packet is touched
     #[test]
     fn of_a_host_that_has_and_is_a_rendezvous() {
         let mut known = example();
-        let at = |address: &str, state| Rendezvous { address: address.parse().unwrap(), state, peers: 1 };
-        known.rendezvous =
-            vec![at("192.0.2.53", RendezvousState::Registered), at("192.0.2.54", RendezvousState::Refused)];
+        let at = |address: &str, by, state| Rendezvous { address: address.parse().unwrap(), by, state, peers: 1 };
+        known.rendezvous = vec![
+            at("192.0.2.53", RendezvousBy::Configured, RendezvousState::Registered),
+            at("192.0.2.54", RendezvousBy::Configured, RendezvousState::Refused),
+            at("192.0.2.55", RendezvousBy::Community, RendezvousState::Registered),
+        ];
         known.meetings = Some(Meetings { hosts: 3, pairs: 1 });
         let text = status(&known);
         for line in [
             "rendezvous   192.0.2.53 answers, 1 peer can meet this host there",
             "rendezvous   192.0.2.54 refuses: `serve_rendezvous` is not set there",
+            "rendezvous   192.0.2.55 (of the community) answers, 1 peer can meet this host there",
             "meetings     3 hosts can be met here, 1 pair by one another",
         ] {
             assert!(text.lines().any(|found| found == line), "{text}");

@@ -8,8 +8,8 @@ use whimbrel_datapath::SocketsApart;
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
 use whimbrel_protocol::{
-    Carrier, Doubt, FlowState, FlowView, LocalEnd, PeerId, PeerView, RendezvousStanding, RendezvousView, Standing,
-    Time, Trust,
+    Carrier, Doubt, FlowState, FlowView, LocalEnd, PeerId, PeerView, RendezvousBy, RendezvousStanding, RendezvousView,
+    Standing, Time, Trust,
 };
 use whimbrel_wire::hello::Capabilities;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -37,12 +37,17 @@ pub(crate) fn rendezvous(view: RendezvousView) -> ipc::Rendezvous {
         RendezvousStanding::Full { peers } => (ipc::RendezvousState::Full, peers),
         RendezvousStanding::Refused => (ipc::RendezvousState::Refused, 0),
     };
-    ipc::Rendezvous { address: view.address, state, peers }
+    let by = match view.by {
+        RendezvousBy::Configured => ipc::RendezvousBy::Configured,
+        RendezvousBy::Named => ipc::RendezvousBy::Named,
+        RendezvousBy::Community => ipc::RendezvousBy::Community,
+    };
+    ipc::Rendezvous { address: view.address, by, state, peers }
 }
 
-/// Who meets here.
-pub(crate) fn meetings((hosts, pairs): (usize, usize)) -> ipc::Meetings {
-    ipc::Meetings { hosts, pairs }
+/// Who meets here. `serves`: this host is everybody's rendezvous, whether or not anybody comes.
+pub(crate) fn meetings((hosts, pairs): (usize, usize), serves: bool) -> Option<ipc::Meetings> {
+    (serves || hosts > 0).then_some(ipc::Meetings { hosts, pairs })
 }
 
 fn carrier(carrier: Carrier) -> ipc::Carrier {

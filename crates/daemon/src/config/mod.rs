@@ -27,6 +27,7 @@ use crate::policy::{Policies, Policy};
 pub use crate::role::anchor::config::{Anchor, Lendable};
 pub use crate::role::gateway::config::Gateway;
 use crate::role::helpers::section::Sections;
+use crate::role::rendezvous::names::is_name;
 use document::Document;
 pub use document::{ConfigError, Doubt, Spot};
 use value::{KEY, Written, choose, limit, list};
@@ -38,7 +39,7 @@ pub const DEFAULT_PATH: &str = "/etc/whimbrel/whimbrel.toml";
 pub const DEFAULT_PORT: u16 = 2031;
 
 /// Addresses that `rendezvous` may have: each costs a session.
-const MOST_RENDEZVOUS: usize = 8;
+pub(crate) const MOST_RENDEZVOUS: usize = 8;
 
 /// Connections that the data plane has room for (`bpf/maps.h`).
 const MOST_CONNECTIONS: u32 = 1 << 20;
@@ -48,11 +49,32 @@ const MOST_CONNECTIONS: u32 = 1 << 20;
 #[serde(deny_unknown_fields)]
 pub struct KnownPeer {
     /// Where it is asked.
-    #[serde(deserialize_with = "address")]
-    pub address: IpAddr,
+    #[serde(default, deserialize_with = "address")]
+    pub address: Option<IpAddr>,
+    /// What name servers call it: they are asked where it is when it is gone.
+    #[serde(default, deserialize_with = "value::read")]
+    pub name: Option<String>,
+    /// The one that is asked, where it is not the system's.
+    #[serde(default, deserialize_with = "address")]
+    pub name_server: Option<IpAddr>,
     /// The key that must answer.
     #[serde(deserialize_with = "value::read")]
     pub key: PublicKey,
+}
+
+impl KnownPeer {
+    /// What is wrong with what is said of it together, if anything is.
+    fn complaint(&self, trust: Trust) -> Option<&'static str> {
+        match (&self.address, &self.name) {
+            (None, None) => Some("a [[peers]] section needs `address`, or `name`, or both"),
+            (None, Some(_)) if trust == Trust::Pinned => Some(
+                "trust = \"pinned\" asks no host at an address that is not configured: this needs `address` as well",
+            ),
+            (_, Some(name)) if !is_name(name) => Some("`name` must be a name such as \"server.example.org\""),
+            (_, None) if self.name_server.is_some() => Some("`name_server` is asked for `name`, which is missing"),
+            _ => None,
+        }
+    }
 }
 
 /// How much is logged.
@@ -191,6 +213,8 @@ pub struct Config {
     pub rendezvous: Vec<IpAddr>,
     /// Others may meet here.
     pub serve_rendezvous: bool,
+    /// Hosts of the community meet at one another, this one included.
+    pub community_rendezvous: bool,
     /// Hosts of the community may have this one run whatever they like, by moving processes here.
     pub processes: bool,
     /// Sockets that come here keep the options that Linux keeps to those who administrate the network.
@@ -237,6 +261,7 @@ impl Default for Config {
             kick: true,
             rendezvous: Vec::new(),
             serve_rendezvous: false,
+            community_rendezvous: true,
             processes: false,
             privileged_options: false,
             stand_in: false,
@@ -265,7 +290,7 @@ impl Config {
         let compared = differing!(self, other:
             "trust" trust, "psk_file" psk, "carriers" carriers, "tunnel" tunnel_sealed, "port" port,
             "control_mode" control_mode, "kick" kick, "rendezvous" rendezvous, "serve_rendezvous" serve_rendezvous,
-            "processes" processes, "privileged_options" privileged_options, "stand_in" stand_in, "log" log,
+            "community_rendezvous" community_rendezvous, "processes" processes, "privileged_options" privileged_options, "stand_in" stand_in, "log" log,
             "event_log" event_log, "ask.allow" ask.allow, "ask.deny" ask.deny, "limits.questions" limits.questions,
             "limits.connections" limits.connections, "limits.connections_per_peer" limits.connections_per_peer,
             "metrics.listen" metrics.listen, "anchor" anchor, "gateway.behind" gateway.behind, "dns" dns,
@@ -311,7 +336,11 @@ impl Config {
             let sentence = "trust = \"pinned\" needs at least one [[peers]] section with `address` and `key`";
             return wrong("trust", sentence);
         }
-        let unknown = |address: &&IpAddr| self.peers.iter().all(|peer| peer.address != **address);
+        for (index, peer) in self.peers.iter().enumerate() {
+            let complaint = peer.complaint(self.trust);
+            complaint.map_or(Ok(()), |sentence| wrong(&format!("peers.{index}"), sentence))?;
+        }
+        let unknown = |address: &&IpAddr| self.peers.iter().all(|peer| peer.address != Some(**address));
         match self.rendezvous.iter().find(unknown) {
             Some(address) if self.trust == Trust::Pinned => {
                 let needs = "needs a [[peers]] section with the key of the rendezvous";
@@ -410,9 +439,9 @@ fn carriers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Carriers, D::E
     }
 }
 
-fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpAddr, D::Error> {
+fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
     let value = value::value(deserializer);
-    value::text(&value, "an IP address").and_then(|_| IpAddr::read(&value)).map_err(D::Error::custom)
+    value::text(&value, "an IP address").and_then(|_| IpAddr::read(&value)).map(Some).map_err(D::Error::custom)
 }
 
 fn sealed<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {

@@ -29,7 +29,8 @@ fn every_key_is_compared() {
     fs::write(folder.join("psk"), key.to_string()).unwrap();
     let text = format!(
         "trust = 'psk'\npsk_file = 'psk'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 2000\ncontrol_mode = '0660'\n\
-         kick = false\nrendezvous = ['192.0.2.1']\nserve_rendezvous = true\nstand_in = true\nprocesses = true\n\
+         kick = false\nrendezvous = ['192.0.2.1']\nserve_rendezvous = true\ncommunity_rendezvous = false\nstand_in = true\n\
+         processes = true\n\
          privileged_options = true\nlog = 'debug'\nevent_log = 'e'\n[ask]\nallow = ['192.0.2.0/24']\ndeny = ['192.0.2.1']\n\
          [limits]\nquestions = 1\nconnections = 2\nconnections_per_peer = 1\n[metrics]\nlisten = '[::1]:1'\n\
          [gateway]\nbehind = ['192.0.2.0/24']\n[anchor]\naddresses = ['192.0.2.0/24']\n\
@@ -180,6 +181,14 @@ fn complaints_name_line_and_column_and_what_would_be_right() {
     assert!(complaint("trust = 'pinned'").contains("[[peers]]"));
     assert!(complaint("trust = ").starts_with("/etc/w.toml:1:"));
     assert!(complaint("[[peers]]\naddress = 'example.org'\nkey = 'x'").contains("is no IP address"));
+    let key = PublicKey::from([7; 32]);
+    let peer = |rest: &str| format!("[[peers]]\nkey = '{key}'\n{rest}\n");
+    assert!(complaint(&peer("")).contains("needs `address`, or `name`, or both"));
+    assert!(complaint(&peer("name = 'a..b'")).contains("must be a name such as"));
+    assert!(complaint(&peer("address = '192.0.2.1'\nname_server = '192.0.2.53'")).contains("`name`, which is missing"));
+    assert!(complaint(&format!("trust = 'pinned'\n{}", peer("name = 'a.b'"))).contains("needs `address` as well"));
+    let named = parse(Path::new("/etc/w.toml"), &peer("name = 'a.b'\nname_server = '192.0.2.53'")).expect("valid");
+    assert_eq!((named.peers[0].address, named.peers[0].name.as_deref()), (None, Some("a.b")));
     assert!(complaint("control_mode = 600").contains("octal"));
     for listen in ["'9203'", "9203", "'localhost:9203'", "'127.0.0.1:0'"] {
         let complaint = complaint(&format!("[metrics]\nlisten = {listen}"));

@@ -16,7 +16,8 @@ use std::path::Path;
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_protocol::{
-    AddressOp, BindingId, BindingOp, FlowOp, LocalEnd, Op, OpDone, OpFailed, OpId, PeerId, StoreOp, Time, TunnelOp,
+    AddressOp, BindingId, BindingOp, FlowOp, LocalEnd, Node, Op, OpDone, OpFailed, OpId, PeerId, StoreOp, Time,
+    TunnelOp,
 };
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::introduction::Introduction;
@@ -32,6 +33,7 @@ use crate::role::helpers::Helpers;
 use crate::role::relocation::executor::Relocation;
 use crate::role::relocation::executor::making::Making;
 use crate::role::relocation::process::executor::{Around, Processes};
+use crate::role::rendezvous::names::NameLookups;
 use crate::role::rendezvous::proxy::ProxyExecutor;
 
 /// The executors of roles. Each op goes to the one that owns it, or to the host's.
@@ -39,6 +41,7 @@ pub(crate) struct Effects {
     pub(crate) known_keys: KnownKeys,
     community_file: CommunityFile,
     pub(crate) proxy: ProxyExecutor,
+    names: NameLookups,
     pub(crate) gateway: Gateway,
     pub(crate) helpers: Helpers,
     pub(crate) relocation: Relocation,
@@ -54,6 +57,7 @@ impl Effects {
         known_keys: KnownKeys,
         community_file: CommunityFile,
         helpers: Helpers,
+        names: NameLookups,
         run_dir: &Path,
     ) -> Result<Self, Failure> {
         Ok(Self {
@@ -61,6 +65,7 @@ impl Effects {
             known_keys,
             community_file,
             proxy: ProxyExecutor::default(),
+            names,
             gateway: Gateway::default(),
             helpers,
             relocation: Relocation::default(),
@@ -68,6 +73,16 @@ impl Effects {
             tenant: Tenant::default(),
             processes: Processes::new(run_dir)?,
         })
+    }
+
+    /// Readable when a name server has answered.
+    pub(crate) fn names_wake(&self) -> BorrowedFd<'_> {
+        self.names.wake()
+    }
+
+    /// Tells the node what name servers have answered.
+    pub(crate) fn handle_names(&self, now: Time, node: &mut Node) {
+        self.names.handle_answers(now, node);
     }
 
     /// The processes on their way, and what their steps are taken with.
@@ -157,6 +172,7 @@ impl Effects {
             Op::Address(AddressOp::LeaveFrom { addresses }) => host.change_addresses(|all| all.leave(addresses)),
             Op::Address(AddressOp::Reach { addresses }) => host.change_addresses(|all| all.reach(addresses)),
             Op::Address(AddressOp::NeighbourProxy { addresses }) => self.proxy.set(now, &addresses, &host.network),
+            Op::Address(AddressOp::LookUp { key }) => self.names.ask(key),
             Op::Tunnel(TunnelOp::AddKeys { peer, receive_index, keys, aes }) => {
                 host.add_keys(peer, receive_index, &keys, aes);
             }

@@ -596,7 +596,7 @@ impl EventLoop {
             kept_addresses: self.desk.host.kept_addresses().to_vec(),
             suspended: self.desk.node.is_suspended(),
             rendezvous: self.desk.node.rendezvous().into_iter().map(views::rendezvous).collect(),
-            meetings: self.settings.config.serve_rendezvous.then(|| views::meetings(self.desk.node.meetings())),
+            meetings: views::meetings(self.desk.node.meetings(), self.settings.config.serve_rendezvous),
             name_server: self.name_updates.as_ref().map(NameUpdates::view),
             counts: views::counts(&peers, self.desk.node.flows(), |flow| self.left.is_lost(clock::now(), flow, true)),
             attached: self.desk.host.attached(interface),

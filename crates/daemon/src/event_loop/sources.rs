@@ -101,6 +101,9 @@ impl EventLoop {
                 this.effects.proxy.handle_intercepted(clock::now(), &mut this.desk.node, DATAGRAMS);
             })?;
         }
+        reactor.on(effects.names_wake(), |this| {
+            this.effects.handle_names(clock::now(), &mut this.desk.node);
+        })?;
         reactor.on(effects.helpers.wake(), |this| {
             this.effects.helpers.handle_helpers(&mut this.desk.host, clock::now());
         })?;

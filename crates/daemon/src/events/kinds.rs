@@ -135,7 +135,7 @@ kinds! {
     PeerAway = "peer-away" (peer, announced, flows);
     /// The peer is heard again.
     PeerBack = "peer-back" (peer, flows, carried, carrier);
-    /// `rendezvous`: number of the peer that told where it is.
+    /// `rendezvous`: number of the peer that told where it is, or `null` where its name did.
     PeerFound = "peer-found" (peer, remote, rendezvous);
     /// The peer has moved.
     PeerMoved = "peer-moved" (peer, to, translated, flows, carried, carrier);

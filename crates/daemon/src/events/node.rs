@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carrier, Doubt, Event, NeighbourProxyStatus};
+use whimbrel_protocol::{Carrier, Doubt, Event, NeighbourProxyStatus, PeerId};
 
 use super::{Causer, reports};
 
@@ -84,7 +84,10 @@ reports! {
     Event::Resumed =>
         Resumed {}
         "this host is back";
-    Event::PeerFound { peer, remote, rendezvous }, by Causer::Strangers =>
+    Event::PeerFound { peer, remote, rendezvous: None } =>
+        PeerFound { peer, remote, rendezvous: None::<PeerId> }
+        "peer {peer} was found at {remote}, as its name says";
+    Event::PeerFound { peer, remote, rendezvous: Some(rendezvous) }, by Causer::Strangers =>
         PeerFound { peer, remote, rendezvous }
         "peer {peer} was found at {remote}, as the rendezvous (peer {rendezvous}) said";
     Event::StandsIn { peer, address }, by Causer::Strangers =>

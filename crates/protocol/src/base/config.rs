@@ -105,6 +105,12 @@ pub struct Config {
     pub questions_per_second: u32,
     /// Hosts that this host meets its peers at, when neither finds the other (P-55).
     pub rendezvous: Vec<IpAddr>,
+    /// Hosts whose keys are configured: those of them that offer it serve this host as its rendezvous (P-216).
+    pub named: Vec<IpAddr>,
+    /// Hosts that a name server can be asked for (P-217).
+    pub with_names: Vec<PublicKey>,
+    /// Whether hosts of the community meet at this one, and this host its peers of the community at them (P-216).
+    pub community_rendezvous: bool,
     /// Whether a path is kept ready to each peer from each link beside the one in use (P-180).
     pub keep_paths: bool,
     /// Whether others may meet at this host.
@@ -139,6 +145,9 @@ impl Default for Config {
             handshakes_per_second: 100,
             questions_per_second: 20,
             rendezvous: Vec::new(),
+            named: Vec::new(),
+            with_names: Vec::new(),
+            community_rendezvous: true,
             keep_paths: false,
             serve_rendezvous: false,
             neighbour_proxy: false,

@@ -204,14 +204,14 @@ pub enum Event {
         /// How its flows go now.
         carried: Carried,
     },
-    /// A peer was heard from where a rendezvous said that it is.
+    /// A peer was heard from where a rendezvous, or a name server, said that it is.
     PeerFound {
         /// The peer.
         peer: PeerId,
         /// Where.
         remote: SocketAddr,
-        /// Who said so.
-        rendezvous: PeerId,
+        /// The rendezvous that said so; `None`: a name server.
+        rendezvous: Option<PeerId>,
     },
     /// This host stands in for a peer that has left one of its links.
     StandsIn {

@@ -181,6 +181,12 @@ pub enum AddressOp {
         /// Sorted.
         addresses: Vec<IpAddr>,
     },
+    /// Ask a name server for the name that the configuration gives to this host, and tell
+    /// [`Node::handle_named`](crate::Node::handle_named) what it answers.
+    LookUp {
+        /// Its key.
+        key: PublicKey,
+    },
 }
 
 /// What is asked about the tunnel.

@@ -46,6 +46,8 @@ pub(crate) enum Signal {
     Unanswered(PeerId),
     /// It does.
     Answered(PeerId),
+    /// A peer is not heard any more (P-45).
+    Silent(PeerId),
     /// A stranger may be given a connection, or this host one of a stranger's, once.
     Granted(Grant),
     /// The hosts of the community are these, beside this one, and others were `revoked`. `limited`: there is one.

@@ -13,6 +13,7 @@ use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, StoreOp};
 use crate::base::output::Asked;
 use crate::base::pace::{LOOK_PAUSE, LOOK_PAUSE_LONGEST};
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::peers::BoundRef;
@@ -173,6 +174,7 @@ impl BindingLayer {
             peer.flow.set_stalled(false);
             let held = peer.moved_flows() == 0;
             self.be_away(now, id, Away::Silent { held }, base);
+            base.signal(Signal::Silent(id));
         }
         let peer = self.flow.peer(&id)?;
         let Some(Away::Silent { held }) = peer.flow.away() else { return None };

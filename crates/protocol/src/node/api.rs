@@ -297,6 +297,12 @@ impl Node {
         self.roles.rendezvous.rendezvous(&self.binding, &self.base)
     }
 
+    /// What a name server has answered that was [asked](crate::AddressOp::LookUp) for the name of the host with this
+    /// key. It is tried, and not believed (P-217).
+    pub fn handle_named(&mut self, now: Time, key: &PublicKey, addresses: &[IpAddr]) {
+        self.act(now, |roles, at| roles.rendezvous.handle_named(key, addresses, at));
+    }
+
     /// A datagram came to the control port of an address that this host stands in for.
     pub fn handle_intercepted(&mut self, now: Time, address: IpAddr, source: SocketAddr, datagram: &[u8]) {
         self.act(now, |roles, at| roles.rendezvous.handle_intercepted(address, source, datagram, at));

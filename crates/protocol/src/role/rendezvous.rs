@@ -8,7 +8,7 @@ use crate::base::Base;
 use crate::base::op::PeerId;
 use crate::base::signal::Signal;
 use crate::base::timer::Timers;
-use crate::role::rendezvous::client::Rendezvous;
+use crate::role::rendezvous::client::{Informant, Rendezvous};
 use crate::role::rendezvous::proxy::NeighbourProxies;
 use crate::role::rendezvous::server::RendezvousServer;
 use crate::role::{At, Came, Role};
@@ -31,8 +31,10 @@ pub(crate) struct RendezvousRole {
 enum Due {
     /// Tell a rendezvous again whom this host is to be met by.
     Registration(PeerId),
-    /// Send again to where a rendezvous says that a peer is.
-    Found(PeerId),
+    /// Send again to where somebody says that a peer is.
+    Found(PeerId, Informant),
+    /// Have a name server asked again where a peer is.
+    Name(PeerId),
     /// Ask a rendezvous again to stand in for addresses that this host has left.
     NeighbourProxy(PeerId),
     /// Look which rendezvous are needed, and which answer.
@@ -75,14 +77,18 @@ impl Role for RendezvousRole {
         match signal {
             Signal::FlowsBegun | Signal::Returned => self.meet_later(at.now, at.base),
             Signal::NetworkChanged => self.ask_rendezvous_again(at),
+            Signal::Members { members, .. } => self.handle_members(members.is_empty(), at),
             Signal::Moving(id) => self.try_found_again(at.now, *id),
+            Signal::Silent(id) => self.look_up_later(*id, at),
             Signal::Unanswered(id) => {
+                self.look_up_later(*id, at);
                 self.check_rendezvous(*id, at);
                 self.want_neighbour_proxy(*id, at);
             }
             Signal::Answered(id) => self.end_neighbour_proxy(*id, at),
             Signal::SessionUp(id) => {
                 self.register_anew(*id, at);
+                self.consider(*id, at);
                 self.server.record_endpoint(*id, at);
             }
             _ => {}
@@ -96,7 +102,8 @@ impl Role for RendezvousRole {
     fn handle_timeout(&mut self, at: &mut At<'_>) {
         match self.timers.take_due(at.now) {
             Some(Due::Registration(id)) => self.register(id, at),
-            Some(Due::Found(id)) => self.try_found(id, at),
+            Some(Due::Found(id, by)) => self.try_found(id, by, at),
+            Some(Due::Name(id)) => self.look_up(id, at),
             Some(Due::NeighbourProxy(id)) => self.ask_neighbour_proxy(id, at),
             Some(Due::Rendezvous) => self.search_for_rendezvous(at),
             None => self.server.handle_timeout(at),
@@ -107,7 +114,7 @@ impl Role for RendezvousRole {
         self.leave_rendezvous(id, at);
         self.server.forget(id, key, at.low);
         self.forget_neighbour_proxies(id, at.base);
-        for timer in [Due::Registration(id), Due::Found(id), Due::NeighbourProxy(id)] {
+        for timer in [Due::Registration(id), Due::NeighbourProxy(id), Due::Name(id)] {
             self.timers.stop(timer);
         }
     }

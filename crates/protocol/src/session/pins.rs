@@ -104,6 +104,11 @@ impl Pins {
         self.members = members;
     }
 
+    /// The hosts of the community beside this one, in order.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &PublicKey> {
+        self.members.iter()
+    }
+
     pub(crate) fn is_member(&self, key: &PublicKey) -> bool {
         self.members.contains(key)
     }

@@ -21,6 +21,9 @@ const STIRRED: usize = 8;
 /// Effects of one input after which a node is taken to never come to rest.
 const ENDLESS: usize = 400_000;
 
+/// How long a name server takes.
+const ANSWERED: Duration = Duration::from_millis(30);
+
 impl World {
     /// Calls a host's node, if it runs one, and carries out what it asks for.
     pub fn with_node(&mut self, host: HostId, call: impl FnOnce(&mut Node)) {
@@ -431,6 +434,7 @@ impl World {
             Op::Flow(FlowOp::EndConnecting { remote, left }) => {
                 self.hosts[host.0].ended_connecting.push((*remote, *left));
             }
+            Op::Address(AddressOp::LookUp { key }) => self.later(ANSWERED, What::Named(host, *key)),
             Op::Flow(FlowOp::AskNatively { flow }) => return self.inject(host, *flow, 0, 0, true),
             Op::Binding(BindingOp::Probe { wire, index, nonce }) => {
                 return self.inject(host, *wire, *index, *nonce, false);

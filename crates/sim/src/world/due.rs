@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::Time;
 
 use crate::host::HostId;
@@ -27,6 +28,8 @@ pub(super) enum What {
     Process(usize),
     /// A daemon starts again.
     Boot(HostId),
+    /// A name server answers a host that has asked for the name of the host with this key.
+    Named(HostId, PublicKey),
     /// The op that has been under way for longest is done.
     Done(HostId),
 }

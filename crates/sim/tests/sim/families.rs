@@ -120,6 +120,7 @@ impl Roam {
             self.flows.push(flow);
             let done = self.two.world.wait(6 * patience * SECOND, |world| world.introduced(flow));
             assert!(done, "{flow:?} is not introduced");
+            self.await_all_addresses(6 * patience * SECOND);
         }
         if self.server.is_reached(step.gives) {
             self.two.world.assert_delivering(3 * patience * SECOND);
@@ -128,6 +129,18 @@ impl Roam {
             self.assert_held();
         }
         self.two.world.check();
+    }
+
+    /// A connection may be introduced before the peer has told where else it is: who leaves before that cannot know it.
+    fn await_all_addresses(&mut self, within: Duration) {
+        let Server { four, six } = self.server;
+        let client = self.two.client;
+        let done = self.two.world.wait(within, |world| {
+            let locators = &world.peer(client).locators;
+            (!four || locators.iter().any(|locator| locator.is_ipv4()))
+                && (!six || locators.iter().any(|locator| locator.is_ipv6()))
+        });
+        assert!(done, "the server has not told all its addresses: {:?}", self.two.world.peer(client).locators);
     }
 
     /// Nothing leads to the peer, and that is what is said.

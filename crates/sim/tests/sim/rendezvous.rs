@@ -579,6 +579,206 @@ fn numbers_of_registrations_rise() {
     world.check();
 }
 
+/// Hosts of one community, each with a place of its own: a client and a server with flows, and further ones.
+fn of_one_community(seed: u64, members: &[Config], strangers: &[Config]) -> (World, Vec<HostId>, Vec<FlowId>) {
+    let mut world = World::new(seed);
+    let mut hosts = Vec::new();
+    for (number, config) in members.iter().chain(strangers).enumerate() {
+        let network = world.network(Access::Open);
+        let host = world.host_with(["client", "server", "third", "fourth", "fifth"][number], config.clone());
+        world.attach(host, network, &format!("10.8.{number}.2"));
+        hosts.push(host);
+    }
+    let last = hosts[members.len() - 1];
+    let now = world.now();
+    world.with_node(last, |node| node.found_community(now, "last").expect("a community"));
+    for host in &hosts[..members.len() - 1] {
+        let (mut code, now) = (None, world.now());
+        world.with_node(last, |node| code = Some(node.invite(now, false).expect("a code")));
+        let at = format!("10.8.{}.2:2031", members.len() - 1).parse().expect("an endpoint");
+        let name = format!("host{}", host.0);
+        world.with_node(*host, |node| {
+            node.join_community(now, code.expect("a code"), vec![at], &name).expect("it joins");
+        });
+        world.run_for(2 * SECOND);
+    }
+    // All have heard of all.
+    world.run_for(30 * SECOND);
+    let flows: Vec<FlowId> = (0..2).map(|_| world.connect(hosts[0], "10.8.1.2:80")).collect();
+    world.set_beat(Some(Duration::from_millis(7)));
+    introduced(&mut world, &flows);
+    world.run_for(5 * SECOND);
+    (world, hosts, flows)
+}
+
+/// Client and server are elsewhere at the same instant. Gives the time until all flows go on.
+fn both_leave(world: &mut World, hosts: &[HostId], round: u8) -> Duration {
+    for (host, number) in hosts[..2].iter().zip([1, 2]) {
+        let network = world.network(Access::Open);
+        world.move_to(*host, network, &format!("10.5{round}.{number}.2"));
+    }
+    let before = world.now();
+    world.assert_delivering(SOON);
+    world.now().since(before)
+}
+
+#[test]
+fn hosts_of_a_community_meet_at_one_another() {
+    // P-216
+    for further in 1..=3 {
+        let configs = vec![Config::default(); 2 + further];
+        let (mut world, hosts, _) = of_one_community(920 + further as u64, &configs, &[]);
+        for round in 0..3 {
+            let took = both_leave(&mut world, &hosts, round);
+            // All links have a round trip of 20 ms; the last of it is what the test itself waits for.
+            assert!(took < Duration::from_millis(4 * 20 + 100), "{took:?} with {further} further hosts");
+            world.run_for(5 * SECOND);
+        }
+        assert!(world.meetings(hosts[2]) == (2, 1), "{:?}", world.meetings(hosts[2]));
+        world.check();
+    }
+}
+
+#[test]
+fn nobody_else_hears_of_moves_and_policy_can_keep_the_community_from_it() {
+    // P-216: neither a host that is of no community, nor one of the community whose owner wants none of it.
+    let refuses = Config { community_rendezvous: false, ..Config::default() };
+    let two = [Config::default(), Config::default()];
+    for (third, members) in [(Config::default(), 2), (refuses.clone(), 3)] {
+        let all = [two[0].clone(), two[1].clone(), third];
+        let (mut world, hosts, flows) = of_one_community(930 + members as u64, &all[..members], &all[members..]);
+        // The client knows it, by a connection.
+        let other = world.connect(hosts[0], "10.8.2.2:80");
+        introduced(&mut world, &[other]);
+        world.close(other);
+        world.run_for(SECOND);
+        assert_eq!(world.meetings(hosts[2]), (0, 0));
+        world.set_beat(None);
+        for (host, number) in hosts[..2].iter().zip([1, 2]) {
+            let network = world.network(Access::Open);
+            world.move_to(*host, network, &format!("10.50.{number}.2"));
+        }
+        world.run_for(20 * SECOND);
+        world.set_beat(Some(Duration::from_millis(7)));
+        assert!(!world.undelivered(SECOND).is_empty(), "they meet, and nobody has told");
+        assert_eq!(flows.len(), 2);
+    }
+}
+
+#[test]
+fn a_named_host_serves_where_it_offers_itself() {
+    // P-216
+    for offers in [true, false] {
+        let named = || Config { named: vec![address(MEETING)], ..Config::default() };
+        let mut two = Two::nowhere(940, named(), named());
+        let there = two.world.network(Access::Open);
+        let third = Config { serve_rendezvous: offers, ..Config::default() };
+        let meeting = two.world.host_with("meeting", third);
+        two.world.attach(meeting, there, MEETING);
+        two.world.attach(two.client, two.home, HOME);
+        two.flow(2);
+        two.world.run_for(10 * SECOND);
+        assert_eq!(two.world.meetings(meeting), if offers { (2, 1) } else { (0, 0) });
+        let (client, server, away, further) = (two.client, two.server, two.away, two.further);
+        two.world.move_to(client, away, AWAY);
+        two.world.move_to(server, further, FURTHER);
+        if offers {
+            two.world.assert_delivering(SOON);
+        } else {
+            assert!(!two.world.undelivered(10 * SECOND).is_empty());
+            // It is not asked again and again, so that it forgets them.
+            two.world.run_for(3000 * SECOND);
+            assert!(two.world.peers(meeting).is_empty(), "{:?}", two.world.peers(meeting));
+        }
+        two.world.check_except(&[Kind::Storm]);
+    }
+}
+
+#[test]
+fn a_host_of_the_community_that_lies_keeps_nobody_from_meeting() {
+    // P-216, P-58: what it says does not displace what another says.
+    let (mut world, hosts, _) = of_one_community(950, &vec![Config::default(); 4], &[]);
+    let [client, server, liar] = [hosts[0], hosts[1], hosts[2]];
+    let victim = world.bare_host("victim");
+    let crowd = world.network(Access::Open);
+    world.attach(victim, crowd, VICTIM);
+    world.at_mut(victim).answers_icmp = false;
+    // Somebody has its key and its place, and says that either is at the victim's.
+    world.crash(liar);
+    world.at_mut(liar).collects = true;
+    let (at, key) = (address("10.8.2.2"), world.at(liar).static_key());
+    let mut liars = [("10.8.0.2", 7000), ("10.8.1.2", 17_000)]
+        .map(|(to, first)| Speaker::with_key(liar, NetworkId(2), at, address(to), key.clone(), first));
+    let mut tags = Vec::new();
+    for speaker in &mut liars {
+        speaker.meet(&mut world);
+        world.run_for(SECOND);
+        for message in speaker.hear(&mut world) {
+            let Message::Register { number, tags: all, .. } = message else { continue };
+            let answer = Message::Registered { number, status: RegistrationStatus::Accepted, newest: number };
+            let endpoint = speaker.endpoint();
+            speaker.send(&mut world, endpoint, &[answer]);
+            tags = all;
+        }
+    }
+    assert!(!tags.is_empty(), "they register with it");
+    let mut number = 0;
+    for round in 0..5 {
+        for host in 0..2 {
+            liars[host].peer.set_ip(world.at(hosts[host]).addresses()[0]);
+        }
+        for _ in 0..20 {
+            number += 1;
+            for speaker in &mut liars {
+                let lie = format!("{VICTIM}:{}", 2031 + number % 3).parse().expect("an endpoint");
+                let endpoint = speaker.endpoint();
+                let found = vec![(tags[0], lie)];
+                speaker.send(&mut world, endpoint, &[Message::Whereabouts { number, found }]);
+            }
+            world.run_for(SECOND);
+        }
+        let took = both_leave(&mut world, &hosts, round);
+        assert!(took < Duration::from_millis(4 * 20 + 100), "{took:?}");
+    }
+    for host in [client, server] {
+        let (sent, _) = world.exchanged(host, address(VICTIM));
+        assert!(sent > 0 && sent < 20_000, "{sent} bytes in two minutes");
+    }
+    world.check();
+}
+
+#[test]
+fn who_has_a_name_is_found_by_it() {
+    // P-217: the name also has an address that is another's, or of the time before.
+    for also in [None, Some(VICTIM)] {
+        let mut two = Two::nowhere(960, Config::default(), Config::default());
+        let key = two.world.at(two.client).public_key();
+        two.world.at_mut(two.server).config.with_names = vec![key];
+        two.world.reboot(two.server, false);
+        two.world.boot(two.server);
+        let victim = two.world.bare_host("victim");
+        let crowd = two.world.network(Access::Open);
+        two.world.attach(victim, crowd, VICTIM);
+        two.world.attach(two.client, two.home, HOME);
+        two.world.names.insert(key, vec![address(HOME)]);
+        two.flow(2);
+        let (client, server, away, further) = (two.client, two.server, two.away, two.further);
+        two.world.move_to(client, away, AWAY);
+        two.world.move_to(server, further, FURTHER);
+        two.world.run_for(3 * SECOND);
+        assert!(!two.world.undelivered(SECOND).is_empty(), "the name still has the old address");
+        // The client has told its name server.
+        let all = also.map(address).into_iter().chain([address(AWAY)]);
+        two.world.names.insert(key, all.collect());
+        two.world.assert_delivering(10 * SECOND);
+        let by_name = |event: &Event| matches!(event, Event::PeerFound { rendezvous: None, .. });
+        assert!(two.world.events.iter().any(|(_, at, event)| *at == server && by_name(event)));
+        let (sent, _) = two.world.exchanged(server, address(VICTIM));
+        assert!(sent < 3000, "{sent} bytes");
+        two.world.check();
+    }
+}
+
 /// Where a host takes a peer to be.
 fn remote_of(world: &World, host: HostId, peer: HostId) -> std::net::IpAddr {
     let key = world.at(peer).public_key();

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use whimbrel_handshake::PublicKey;
+use whimbrel_wire::hello::Capabilities;
 use whimbrel_wire::message::{MAX_REGISTERED, MeetingTag, Message, RegistrationChange, RegistrationStatus};
 
 use crate::Time;
@@ -12,14 +14,16 @@ use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::bucket::Bucket;
 use crate::base::event::Event;
-use crate::base::op::PeerId;
+use crate::base::op::{AddressOp, PeerId};
+use crate::base::output::Asked;
 use crate::base::pace::REFRESH;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
-use crate::flow::peers::PeerRef;
+use crate::flow::peers::{Away, PeerRef};
 use crate::role::At;
 use crate::role::rendezvous::{Due, RendezvousRole};
 use crate::session::contact::Contact;
+use crate::session::peer::Peer;
 use crate::session::pins::{Pin, Want};
 
 /// Until a rendezvous that refused is asked again.
@@ -27,6 +31,8 @@ const REFUSED: Duration = Duration::from_secs(600);
 /// Registrations in close succession before the pauses become long.
 const REGISTRATIONS: u32 = 8;
 const REGISTRATION_PAUSE: Duration = Duration::from_secs(60);
+/// Hosts of the community that serve this host at a time.
+const MEMBERS_MOST: usize = 8;
 /// Registrations are numbered below this, as updates are (P-17).
 const NUMBERS: u32 = crate::binding::handoff::SEQUENCES;
 /// Datagrams to one endpoint that a rendezvous told: while this host has a move to tell, and while it has not.
@@ -37,6 +43,10 @@ const CLOSE_TRIES: u32 = 8;
 const HANDSHAKE_AT: u32 = 4;
 const TRY_PAUSE: Duration = Duration::from_secs(4);
 const TRY_PAUSE_LONGEST: Duration = Duration::from_secs(60);
+/// Pauses before a name server is asked again, at first and at the longest, and addresses of a name that are tried.
+const LOOK_UP_AGAIN: Duration = Duration::from_secs(1);
+const LOOK_UP_LONGEST: Duration = Duration::from_secs(60);
+const ADDRESSES_MOST: usize = 4;
 /// What a rendezvous can have a host send on account of one peer, whatever it tells: so many datagrams at once, and one
 /// more in so long (P-58).
 const BUDGET: f64 = 12.0;
@@ -50,11 +60,20 @@ pub(crate) struct Rendezvous {
     by_tag: BTreeMap<MeetingTag, PeerId>,
     /// The rendezvous that have been reached.
     registrars: BTreeMap<PeerId, Registrar>,
-    found: BTreeMap<PeerId, Found>,
+    /// Where peers are, by who said so.
+    found: BTreeMap<(PeerId, Informant), Found>,
+    /// There are hosts of the community that this host may meet others at.
+    has_members: bool,
+    /// The peers that are gone and have names, with how often these were asked for.
+    sought: BTreeMap<PeerId, u32>,
+    /// Named hosts that have not offered to be a rendezvous.
+    declined: BTreeSet<IpAddr>,
 }
 
 /// A rendezvous that was reached.
 struct Registrar {
+    /// Why it is one.
+    by: RendezvousBy,
     /// It has acknowledged these.
     told: BTreeSet<MeetingTag>,
     /// It may have forgotten all that it was told.
@@ -80,11 +99,18 @@ enum RegistrationStanding {
     Refused,
 }
 
-/// Where a peer is, as a rendezvous says. That proves nothing.
+/// Who says where a peer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Informant {
+    /// A rendezvous.
+    Rendezvous(PeerId),
+    /// A name server, of one of the addresses of the peer's name.
+    Name(u8),
+}
+
+/// Where a peer is, as somebody says. That proves nothing.
 struct Found {
     endpoint: SocketAddr,
-    /// Who said so.
-    by: PeerId,
     /// Of the challenge that goes there while there is no update to send.
     token: u64,
     tries: u32,
@@ -96,13 +122,26 @@ struct Found {
 /// A rendezvous as `whimbrel status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RendezvousView {
-    /// As configured.
+    /// As configured, or where it is.
     pub address: IpAddr,
+    /// Why it is one.
+    pub by: RendezvousBy,
     /// How it stands.
     pub standing: RendezvousStanding,
 }
 
-/// How a configured rendezvous stands.
+/// Why a host is this one's rendezvous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RendezvousBy {
+    /// `rendezvous` names it.
+    Configured,
+    /// Its key is configured, and it offers itself.
+    Named,
+    /// It belongs to the community.
+    Community,
+}
+
+/// How a rendezvous stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RendezvousStanding {
     /// There is no peer to be met.
@@ -126,12 +165,13 @@ pub enum RendezvousStanding {
 impl Rendezvous {
     pub(crate) fn entries(&self) -> usize {
         let told: usize = self.registrars.values().map(|registrar| 1 + registrar.told.len()).sum();
-        self.tags.len() + self.by_tag.len() + self.found.len() + told
+        self.tags.len() + self.by_tag.len() + self.found.len() + self.sought.len() + told
     }
 
     fn forget(&mut self, id: PeerId) {
         self.registrars.remove(&id);
-        self.found.remove(&id);
+        self.sought.remove(&id);
+        self.found.retain(|(peer, by), _| *peer != id && *by != Informant::Rendezvous(id));
         if let Some(tag) = self.tags.remove(&id) {
             self.by_tag.remove(&tag);
         }
@@ -143,26 +183,111 @@ impl RendezvousRole {
     /// there is a peer to be met.
     fn pin_registrars(&mut self, at: &mut At<'_>) {
         let needed = !self.client.tags.is_empty();
-        let serving = self.registrars().into_iter().filter(|_| needed);
-        let hosts = serving.filter_map(|id| Some(at.low.session().peer(&id)?.key())).collect();
+        let serving = self.registrars().into_iter().filter(|id| self.is_needed(*id, at));
+        let hosts = serving.filter_map(|id| at.low.session().key_of(id)).collect();
         at.low.session_mut().pins_mut().set(Pin::Kept, hosts);
-        let addresses = at.base.config().rendezvous.iter().filter(|_| needed).copied().collect();
+        let addresses = self.addresses(at.base).filter(|_| needed).map(|(address, _)| address).collect();
         at.low.session_mut().pins_mut().want(Want::Rendezvous, addresses);
+    }
+
+    /// Whether anybody is to be met at a rendezvous.
+    fn is_needed(&self, id: PeerId, at: &At<'_>) -> bool {
+        let by = self.client.registrars.get(&id).map(|registrar| registrar.by);
+        match by {
+            Some(RendezvousBy::Community) => !self.wanted_at(id, RendezvousBy::Community, at.low).is_empty(),
+            Some(_) => !self.client.tags.is_empty(),
+            None => false,
+        }
+    }
+
+    /// The meetings that a rendezvous is to know of. Nobody is met at a host that it has flows with itself, and only
+    /// hosts of the community at one of that.
+    fn wanted_at(&self, id: PeerId, by: RendezvousBy, low: &BindingLayer) -> BTreeSet<MeetingTag> {
+        let all = by != RendezvousBy::Community;
+        let there = |with: &PeerId| *with != id && (all || is_member(*with, low));
+        self.client.by_tag.iter().filter(|(_, with)| there(with)).map(|(tag, _)| *tag).collect()
+    }
+
+    /// Where rendezvous are asked that this host is told of.
+    fn addresses(&self, base: &Base) -> impl Iterator<Item = (IpAddr, RendezvousBy)> {
+        let configured = base.config().rendezvous.iter().map(|address| (*address, RendezvousBy::Configured));
+        let counts = |at: &&IpAddr| !self.client.declined.contains(at) && !base.config().rendezvous.contains(at);
+        let named = base.config().named.iter().filter(counts);
+        configured.chain(named.map(|address| (*address, RendezvousBy::Named)))
     }
 
     /// There is a peer to be met, a rendezvous answers at last, or time has passed.
     pub(crate) fn meet_later(&mut self, now: Time, base: &mut Base) {
-        if !base.config().rendezvous.is_empty() {
+        if self.client.has_members || self.addresses(base).next().is_some() {
             self.timers.set_earlier(Due::Rendezvous, now);
+        }
+    }
+
+    /// The hosts of the community are others.
+    pub(super) fn handle_members(&mut self, none: bool, at: &mut At<'_>) {
+        self.client.has_members = !none && at.base.config().community_rendezvous;
+        let of_community = |registrar: &Registrar| registrar.by == RendezvousBy::Community;
+        let registrars = self.client.registrars.iter().filter(|(_, registrar)| of_community(registrar));
+        let left = registrars.map(|(id, _)| *id).filter(|id| !is_member(*id, at.low)).collect::<Vec<_>>();
+        for id in left {
+            self.client.registrars.remove(&id);
+            self.client.found.retain(|(_, by), _| *by != Informant::Rendezvous(id));
+        }
+        self.server.forget_strangers(at);
+        self.pin_registrars(at);
+        self.timers.set_earlier(Due::Rendezvous, at.now);
+    }
+
+    /// There is a session with a host: it may be one that serves this host, by being of the community or by its offer.
+    pub(super) fn consider(&mut self, id: PeerId, at: &mut At<'_>) {
+        let contacts = at.low.session().contacts();
+        let named = at.base.config().named.iter().any(|address| contacts.is_known(*address, id));
+        if named || (self.client.has_members && is_member(id, at.low)) {
+            self.meet_later(at.now, at.base);
+        }
+    }
+
+    /// Hosts of the community that this one has a session with, while one of them is to be met, serve it: the first of
+    /// them all, by their keys, so that others come to the same ones.
+    fn choose_members(&mut self, at: &At<'_>) {
+        if !self.client.has_members || !self.client.tags.keys().any(|id| is_member(*id, at.low)) {
+            return;
+        }
+        let session = at.low.session();
+        for id in session.pins().members().filter_map(|key| session.met(key)).take(MEMBERS_MOST) {
+            self.client.registrars.entry(id).or_insert_with(|| Registrar::new(RendezvousBy::Community));
+        }
+    }
+
+    /// A host answers that may serve this one. A named one does where it offers itself.
+    fn take_answering(&mut self, id: PeerId, address: IpAddr, by: RendezvousBy, at: &At<'_>) {
+        if by == RendezvousBy::Named {
+            let session = at.low.session().peer(&id).and_then(Peer::confirmed);
+            match session.map(|session| session.capabilities().contains(Capabilities::RENDEZVOUS)) {
+                Some(true) => {}
+                Some(false) => {
+                    self.client.declined.insert(address);
+                    return;
+                }
+                None => return,
+            }
+        }
+        let registrar = self.client.registrars.entry(id).or_insert_with(|| Registrar::new(by));
+        // Whom the configuration names is told of all meetings.
+        if registrar.by == RendezvousBy::Community {
+            registrar.by = by;
         }
     }
 
     /// Looks which peers are to be met and which rendezvous answer.
     pub(crate) fn search_for_rendezvous(&mut self, at: &mut At<'_>) {
-        if at.base.config().rendezvous.is_empty() || at.base.is_suspended() {
+        let addresses: Vec<(IpAddr, RendezvousBy)> = self.addresses(at.base).collect();
+        let nobody = addresses.is_empty() && !self.client.has_members && self.client.tags.is_empty();
+        if nobody || at.base.is_suspended() {
             return;
         }
-        self.name_meetings(at);
+        self.name_meetings(addresses.is_empty(), at);
+        self.choose_members(at);
         self.pin_registrars(at);
         if self.client.tags.is_empty() {
             let ids: Vec<PeerId> = self.client.registrars.keys().copied().collect();
@@ -172,26 +297,22 @@ impl RendezvousRole {
             }
             return;
         }
-        for address in at.base.config().rendezvous.clone() {
+        for (address, by) in addresses {
             match at.low.session().contacts().get(&address) {
-                Some(Contact::Known(id)) => {
-                    let registrar = self.client.registrars.entry(id).or_insert_with(Registrar::new);
-                    let refused = registrar.standing == RegistrationStanding::Refused;
-                    self.pin_registrars(at);
-                    if refused {
-                        // It is asked again in its own time.
-                        continue;
-                    }
-                    if at.low.session().has_session(id) {
-                        self.register(id, at);
-                    } else {
-                        at.low.session_mut().reach_again(at.now, id, at.base);
-                    }
-                }
+                Some(Contact::Known(id)) => self.take_answering(id, address, by, at),
                 Some(Contact::Asking { .. } | Contact::Silent { .. }) => {}
                 None => {
                     at.low.session_mut().ask(at.now, address, None, at.base);
                 }
+            }
+        }
+        self.pin_registrars(at);
+        for id in self.registrars() {
+            // One that has refused is asked again in its own time.
+            if at.low.session().has_session(id) {
+                self.register(id, at);
+            } else {
+                at.low.session_mut().reach_again(at.now, id, at.base);
             }
         }
         self.ask_neighbour_proxies(at);
@@ -206,7 +327,8 @@ impl RendezvousRole {
 
     /// The network is another: whoever did not answer may answer now.
     pub(crate) fn ask_rendezvous_again(&mut self, at: &mut At<'_>) {
-        for address in at.base.config().rendezvous.clone() {
+        let addresses: Vec<IpAddr> = self.addresses(at.base).map(|(address, _)| address).collect();
+        for address in addresses {
             if matches!(at.low.session().contacts().get(&address), Some(Contact::Silent { .. })) {
                 at.low.session_mut().contacts_mut().forget(&address);
                 at.base.stop_timer(Timer::Contact(address));
@@ -230,18 +352,19 @@ impl RendezvousRole {
         }
     }
 
-    /// Names the meetings with all peers that there are flows with, and no others.
-    fn name_meetings(&mut self, at: &mut At<'_>) {
+    /// Names the meetings with all peers that there are flows with, or with those of the community alone, and no
+    /// others.
+    fn name_meetings(&mut self, members_alone: bool, at: &mut At<'_>) {
         let flow = at.low.flow();
+        let counts = |id: PeerId| flow.held(id).flows && (!members_alone || is_member(id, at.low));
         let over: Vec<PeerId> = self.client.tags.keys().copied().collect();
-        for id in over.into_iter().filter(|id| !flow.held(*id).flows) {
+        for id in over.into_iter().filter(|id| !counts(*id)) {
             if let Some(tag) = self.client.tags.remove(&id) {
                 self.client.by_tag.remove(&tag);
             }
-            self.client.found.remove(&id);
-            self.timers.stop(Due::Found(id));
+            self.client.found.retain(|(peer, _), _| *peer != id);
         }
-        for peer in flow.each().filter(|peer| !peer.flow.flows().is_empty()) {
+        for peer in flow.each().filter(|peer| counts(peer.id())) {
             if !self.client.tags.contains_key(&peer.id())
                 && let Some(tag) = at.base.key().meeting_tag(&peer.key())
             {
@@ -270,11 +393,10 @@ impl RendezvousRole {
         }
         let reachable = |peer: &PeerRef<'_>| peer.has_session() && peer.path.attachment().is_some();
         let Some(peer) = at.low.flow().peer(&id).filter(reachable) else { return };
+        let Some(by) = self.client.registrars.get(&id).map(|registrar| registrar.by) else { return };
+        let wanted = self.wanted_at(id, by, at.low);
         let Some(registrar) = self.client.registrars.get_mut(&id) else { return };
         if registrar.untold.is_none() {
-            // Nobody is met at a host that it has flows with itself.
-            let wanted = self.client.by_tag.iter().filter(|(_, with)| **with != id).map(|(tag, _)| *tag);
-            let wanted: BTreeSet<MeetingTag> = wanted.collect();
             let (change, tags): (_, Vec<MeetingTag>) = if registrar.afresh {
                 (RegistrationChange::Replace, wanted.into_iter().take(MAX_REGISTERED).collect())
             } else {
@@ -369,42 +491,43 @@ impl RendezvousRole {
             registrar.heard = number;
             for (tag, endpoint) in found {
                 if let Some(peer) = self.client.by_tag.get(tag).copied() {
-                    self.find(peer, *endpoint, id, at);
+                    self.find(peer, *endpoint, Informant::Rendezvous(id), at);
                 }
             }
         }
         Some(Message::WhereaboutsSeen { number })
     }
 
-    fn find(&mut self, id: PeerId, endpoint: SocketAddr, by: PeerId, at: &mut At<'_>) {
+    /// Somebody says where a peer is.
+    pub(super) fn find(&mut self, id: PeerId, endpoint: SocketAddr, by: Informant, at: &mut At<'_>) {
         let own = at.base.attachments().has(&endpoint.ip());
         let address = endpoint.ip();
         if own || address.is_unspecified() || address.is_multicast() || address.is_loopback() || endpoint.port() == 0 {
             return;
         }
         let token = at.base.random().u64();
-        let fresh = Found { endpoint, by, token, tries: 0, reported: false, budget: Bucket::of(BUDGET, BUDGET_PAUSE) };
-        let found = self.client.found.entry(id).or_insert(fresh);
-        found.by = by;
+        let fresh = Found { endpoint, token, tries: 0, reported: false, budget: Bucket::of(BUDGET, BUDGET_PAUSE) };
+        // What one says does not displace what another has said (P-216).
+        let found = self.client.found.entry((id, by)).or_insert(fresh);
         if found.endpoint != endpoint {
             (found.endpoint, found.token, found.reported) = (endpoint, token, false);
         }
         found.tries = 0;
-        self.try_found(id, at);
+        self.try_found(id, by, at);
     }
 
     /// This host has moved: a peer that it does not find where it was may be where a rendezvous said.
     pub(crate) fn try_found_again(&mut self, now: Time, id: PeerId) {
-        if let Some(found) = self.client.found.get_mut(&id) {
+        for ((_, by), found) in self.client.found.iter_mut().filter(|((peer, _), _)| *peer == id) {
             found.tries = 0;
-            self.timers.set(Due::Found(id), now);
+            self.timers.set(Due::Found(id, *by), now);
         }
     }
 
     /// Sends something to where a peer is said to be: an update of ours that it does not know, or else a check, which
     /// opens the NAT before us for what it sends (P-58).
-    pub(crate) fn try_found(&mut self, id: PeerId, at: &mut At<'_>) {
-        let Some(found) = self.client.found.get_mut(&id) else { return };
+    pub(super) fn try_found(&mut self, id: PeerId, by: Informant, at: &mut At<'_>) {
+        let Some(found) = self.client.found.get_mut(&(id, by)) else { return };
         let (endpoint, token) = (found.endpoint, found.token);
         let Some(peer) = at.low.peer(&id) else { return };
         let same_family = peer.path().source().is_some_and(|source| source.is_ipv4() == endpoint.is_ipv4());
@@ -422,7 +545,7 @@ impl RendezvousRole {
             return;
         }
         if !found.budget.take(at.now) {
-            self.timers.set(Due::Found(id), at.now + BUDGET_PAUSE);
+            self.timers.set(Due::Found(id, by), at.now + BUDGET_PAUSE);
             return;
         }
         found.tries += 1;
@@ -432,7 +555,11 @@ impl RendezvousRole {
             Some(beyond) => (TRY_PAUSE * 2u32.pow(beyond.min(5))).min(TRY_PAUSE_LONGEST),
         };
         let (source, session) = (peer.path().source(), peer.has_session());
-        self.timers.set(Due::Found(id), at.now + again);
+        // What several say is tried on account of one, as long as that may go on.
+        for ((_, by), _) in self.client.found.iter().filter(|((of, _), found)| *of == id && found.endpoint == endpoint)
+        {
+            self.timers.set(Due::Found(id, *by), at.now + again);
+        }
         // It may have started anew, and know of no session.
         if (!session && tries % HANDSHAKE_AT == 1) || (session && updating.is_some() && tries == HANDSHAKE_AT) {
             at.low.path_mut().start_handshake_at(at.now, id, endpoint, at.base);
@@ -450,25 +577,42 @@ impl RendezvousRole {
 
     /// A peer was heard from an endpoint: perhaps the one that a rendezvous told.
     pub(crate) fn on_found(&mut self, id: PeerId, arrival: &Arrival, at: &mut At<'_>) {
-        let Some(found) = self.client.found.get_mut(&id) else { return };
-        let elsewhere = at.low.path().paths(&id).is_some_and(|paths| paths.remote() != arrival.source);
-        if found.endpoint != arrival.source || !elsewhere || std::mem::replace(&mut found.reported, true) {
+        if self.client.found.is_empty() {
             return;
         }
-        // It was said truly, so there may be more of it.
-        found.budget = Bucket::of(BUDGET, BUDGET_PAUSE);
-        let (remote, rendezvous) = (found.endpoint, found.by);
+        let elsewhere = at.low.path().paths(&id).is_some_and(|paths| paths.remote() != arrival.source);
+        let said = |((peer, _), found): &(&(PeerId, Informant), &mut Found)| {
+            *peer == id && found.endpoint == arrival.source && !found.reported
+        };
+        let mut first = None;
+        for ((_, by), found) in self.client.found.iter_mut().filter(|entry| elsewhere && said(entry)) {
+            // It was said truly, so there may be more of it.
+            (found.reported, found.budget) = (true, Bucket::of(BUDGET, BUDGET_PAUSE));
+            first = first.or(Some(*by));
+        }
+        let (remote, Some(by)) = (arrival.source, first) else { return };
+        let rendezvous = match by {
+            Informant::Rendezvous(id) => Some(id),
+            Informant::Name(_) => None,
+        };
         at.base.event(Event::PeerFound { peer: id, remote, rendezvous });
     }
 
     /// An answer to a challenge that went to where a peer was said to be: it is there. Tells whether it was one.
     pub(crate) fn prove_found(&mut self, id: PeerId, token: u64, low: &mut BindingLayer) -> bool {
-        let Some(found) = self.client.found.get(&id).filter(|found| found.token == token) else { return false };
+        let mut all = self.client.found.iter().filter(|((peer, _), _)| *peer == id);
+        let Some(((_, by), found)) = all.find(|(_, found)| found.token == token) else { return false };
         if let Some(paths) = low.path_mut().paths_mut(&id) {
             paths.find_at(found.endpoint);
         }
-        self.timers.stop(Due::Found(id));
+        self.timers.stop(Due::Found(id, *by));
         true
+    }
+
+    /// The rendezvous that `rendezvous` names and that serve this host.
+    pub(super) fn configured_registrars(&self) -> Vec<PeerId> {
+        let configured = |id: &PeerId| self.client.registrars.get(id).map(|of| of.by) == Some(RendezvousBy::Configured);
+        self.registrars().into_iter().filter(configured).collect()
     }
 
     /// The rendezvous that serve this host.
@@ -479,13 +623,11 @@ impl RendezvousRole {
 
     /// See [`Node::rendezvous`](crate::Node::rendezvous).
     pub(crate) fn rendezvous(&self, low: &BindingLayer, base: &Base) -> Vec<RendezvousView> {
-        let standing = |address: &IpAddr| {
+        let standing = |id: Option<PeerId>| {
             if self.client.tags.is_empty() {
                 return RendezvousStanding::Unneeded;
             }
-            let Some(Contact::Known(id)) = low.session().contacts().get(address) else {
-                return RendezvousStanding::Unanswered;
-            };
+            let Some(id) = id else { return RendezvousStanding::Unanswered };
             let Some(registrar) = self.client.registrars.get(&id) else { return RendezvousStanding::Unanswered };
             let silent = low.flow().peer(&id).is_none_or(|peer| !peer.has_session() || peer.path.check_tries() > 2);
             let peers = registrar.told.len();
@@ -497,14 +639,31 @@ impl RendezvousRole {
                 RegistrationStanding::Full => RendezvousStanding::Full { peers },
             }
         };
-        let configured = base.config().rendezvous.iter();
-        configured.map(|address| RendezvousView { address: *address, standing: standing(address) }).collect()
+        let by_address = self.addresses(base).map(|(address, by)| {
+            let id = match low.session().contacts().get(&address) {
+                Some(Contact::Known(id)) => Some(id),
+                _ => None,
+            };
+            RendezvousView { address, by, standing: standing(id) }
+        });
+        let of_community = self.client.registrars.iter().filter(|(_, of)| of.by == RendezvousBy::Community);
+        let of_community = of_community.filter_map(|(id, of)| {
+            let address = low.path().paths(id)?.remote().ip();
+            Some(RendezvousView { address, by: of.by, standing: standing(Some(*id)) })
+        });
+        by_address.chain(of_community).collect()
     }
 }
 
+/// Whether a peer is of the community.
+fn is_member(id: PeerId, low: &BindingLayer) -> bool {
+    low.session().key_of(id).is_some_and(|key| low.session().pins().is_member(&key))
+}
+
 impl Registrar {
-    fn new() -> Self {
+    fn new(by: RendezvousBy) -> Self {
         Self {
+            by,
             told: BTreeSet::new(),
             afresh: true,
             number: 0,
@@ -513,6 +672,47 @@ impl Registrar {
             corrected: false,
             standing: RegistrationStanding::Unanswered,
             heard: 0,
+        }
+    }
+}
+
+// Peers that have a name: where one is that is gone, a name server may know (P-217).
+impl RendezvousRole {
+    /// A peer is gone: its name is asked for at once, if it has one and that is not under way.
+    pub(super) fn look_up_later(&mut self, id: PeerId, at: &mut At<'_>) {
+        let has_name = at.low.session().key_of(id).is_some_and(|key| at.base.config().with_names.contains(&key));
+        if has_name && !self.client.sought.contains_key(&id) {
+            self.client.sought.insert(id, 0);
+            self.look_up(id, at);
+        }
+    }
+
+    /// Has the name of a peer asked for, and again as long as it is gone.
+    pub(super) fn look_up(&mut self, id: PeerId, at: &mut At<'_>) {
+        let Some(tries) = self.client.sought.get_mut(&id) else { return };
+        let gone = at.low.peer(&id).filter(|peer| {
+            let silent = matches!(peer.flow().away(), Some(Away::Silent { .. }));
+            !peer.flow().flows().is_empty() && (silent || peer.updating() == Some(true))
+        });
+        let key = gone.map(|peer| peer.key());
+        let Some(key) = key.filter(|_| !at.base.is_suspended()) else {
+            self.client.sought.remove(&id);
+            return;
+        };
+        let pause = (LOOK_UP_AGAIN * 2u32.pow((*tries).min(6))).min(LOOK_UP_LONGEST);
+        *tries += 1;
+        self.timers.set(Due::Name(id), at.now + pause);
+        at.base.ask(AddressOp::LookUp { key }, Asked::Effect("asking a name server"));
+    }
+
+    /// See [`Node::handle_named`](crate::Node::handle_named).
+    pub(crate) fn handle_named(&mut self, key: &PublicKey, addresses: &[IpAddr], at: &mut At<'_>) {
+        let Some(id) = at.low.session().with_key(key).filter(|id| self.client.sought.contains_key(id)) else { return };
+        let Some(source) = at.low.path().paths(&id).and_then(|paths| paths.source()) else { return };
+        let alike = addresses.iter().filter(|address| address.is_ipv4() == source.is_ipv4());
+        for (number, address) in alike.take(ADDRESSES_MOST).enumerate() {
+            let endpoint = SocketAddr::new(*address, at.base.config().port);
+            self.find(id, endpoint, Informant::Name(number as u8), at);
         }
     }
 }

@@ -102,14 +102,14 @@ impl RendezvousRole {
         if self.neighbour_proxies.unheard.is_empty() && self.neighbour_proxies.asked.is_empty() {
             return;
         }
-        for id in self.registrars() {
+        for id in self.configured_registrars() {
             self.ask_neighbour_proxy(id, at);
         }
     }
 
     /// Asks a rendezvous, for the first time or again.
     pub(crate) fn ask_neighbour_proxy(&mut self, id: PeerId, at: &mut At<'_>) {
-        if at.base.is_suspended() || !self.registrars().contains(&id) {
+        if at.base.is_suspended() || !self.configured_registrars().contains(&id) {
             return;
         }
         let Some(peer) = at.low.peer(&id) else { return };

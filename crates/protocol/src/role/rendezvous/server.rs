@@ -132,7 +132,7 @@ impl RendezvousServer {
         let answer = |status, newest| Some(Message::Registered { number, status, newest });
         let peer = at.low.flow().peer(&id).filter(|peer| peer.has_session())?;
         let (key, endpoint) = (peer.key(), peer.path.remote());
-        if !at.base.config().serve_rendezvous || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_)) {
+        if !serves(&key, at) || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_)) {
             return answer(RegistrationStatus::Refused, 0);
         }
         at.low.session_mut().pins_mut().pin(Pin::Registered, key, true);
@@ -269,6 +269,13 @@ impl RendezvousServer {
         }
     }
 
+    /// The hosts of the community are others: who is none any more is not met here (P-216).
+    pub(super) fn forget_strangers(&mut self, at: &mut At<'_>) {
+        let known = self.registrants.keys().filter_map(|id| Some((*id, at.low.session().key_of(*id)?)));
+        let strangers: Vec<(PeerId, PublicKey)> = known.filter(|(_, key)| !serves(key, at)).collect();
+        strangers.into_iter().for_each(|(id, key)| self.forget(id, key, at.low));
+    }
+
     /// A peer is forgotten, which has this key.
     pub(super) fn forget(&mut self, id: PeerId, key: PublicKey, low: &mut BindingLayer) {
         low.session_mut().pins_mut().pin(Pin::Registered, key, false);
@@ -286,6 +293,12 @@ impl RendezvousServer {
         let pairs = self.tags.values().filter(|hosts| hosts.len() == HOSTS_OF_A_TAG).count();
         (self.registrants.len(), pairs)
     }
+}
+
+/// Whether a host may be met here (P-216).
+fn serves(key: &PublicKey, at: &At<'_>) -> bool {
+    let config = at.base.config();
+    config.serve_rendezvous || (config.community_rendezvous && at.low.session().pins().is_member(key))
 }
 
 impl Registrant {

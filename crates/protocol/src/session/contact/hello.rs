@@ -26,6 +26,9 @@ impl SessionLayer {
         if !base.config().behind.is_empty() {
             capabilities = capabilities | Capabilities::GATEWAY;
         }
+        if base.config().serve_rendezvous {
+            capabilities = capabilities | Capabilities::RENDEZVOUS;
+        }
         // The first is the source of this datagram as we know it: it tells the peer whether a NAT is on the way (P-19).
         let mut locators = vec![source.unwrap_or(NOT_KNOWN)];
         locators.extend(base.attachments().addresses().filter(|address| Some(**address) != source));

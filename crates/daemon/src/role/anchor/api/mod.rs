@@ -34,7 +34,7 @@ use crate::api::server::ClientId;
 use crate::api::sockets::{WantedSocket, bind, plain_socket};
 use crate::clock;
 use crate::closing::Received;
-use crate::config::Config;
+use crate::config::{Config, KnownPeer};
 use crate::events::{Causer, Kind, Report, told};
 use crate::host::endpoints::HIDDEN;
 use reasons::{may_pass, reason, reason_of};
@@ -134,7 +134,8 @@ pub(crate) struct Anchors {
 
 impl Anchors {
     pub(crate) fn new(config: &Config) -> Self {
-        let configured = config.peers.iter().map(|peer| (peer.key, SocketAddr::new(peer.address, config.port)));
+        let at = |peer: &KnownPeer| Some((peer.key, SocketAddr::new(peer.address?, config.port)));
+        let configured = config.peers.iter().filter_map(at);
         Self { lends: config.anchor.is_some(), configured: configured.collect(), ..Self::default() }
     }
 
