@@ -158,8 +158,8 @@ int BPF_PROG(follow_sockets, const struct sock *sk, int old_state, int new_state
 			event->origin = ORIGIN_ACCEPTED;
 	}
 	/*
-	 * Of what is not to be introduced at once the reader learns on a timer: waking it for each one would cost more than
-	 * all of the above. It is woken when it has fallen behind.
+	 * Of what is not to be introduced at once the reader learns on a timer: waking it for each one would cost more
+	 * than all of the above. It is woken when it has fallen behind.
 	 */
 	waiting = bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA);
 	bpf_ringbuf_submit(event, wakes || falls_behind(waiting) ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);

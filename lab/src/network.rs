@@ -65,8 +65,8 @@ pub struct Join {
     /// Do real duplicate address detection for the IPv6 address (one to two seconds), which has a lifetime then, as
     /// those that routers give.
     pub dad: bool,
-    /// What the interface knows of neighbours on the network before is forgotten, as where its carrier was lost. Else an
-    /// IPv4 address comes before the one of the network before goes.
+    /// What the interface knows of neighbours on the network before is forgotten, as where its carrier was lost. Else
+    /// an IPv4 address comes before the one of the network before goes.
     pub forget_neighbours: bool,
     /// Enter default routes.
     pub default_route: bool,

@@ -31,7 +31,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// All static checks: edges, unsafe, file-length
+    /// All static checks: edges, unsafe, file-length, width of prose
     Check,
     /// Which crate may depend on which, and which layer of a crate may use which
     Edges {
@@ -110,6 +110,7 @@ fn run(task: Task) -> Result<bool, Failure> {
             warn(&sources::long_files(&root)?);
             let mut faults = all_edges(&root)?;
             faults.extend(sources::misplaced_unsafe(&root)?);
+            faults.extend(sources::wide_lines(&root)?);
             Ok(report(&faults))
         }
         Task::Edges { record } => {

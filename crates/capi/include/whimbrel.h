@@ -3,8 +3,9 @@
  *
  * Generated from crates/capi; do not edit. Link with -lwhimbrel.
  *
- * All functions are thread-safe, but for handles that are being closed. None is async-signal-safe; those that wait go on after a
- * signal. None raises SIGPIPE. Descriptors that they give are the program's to close, but where it is said otherwise.
+ * All functions are thread-safe, but for handles that are being closed. None is async-signal-safe; those that wait go
+ * on after a signal. None raises SIGPIPE. Descriptors that they give are the program's to close, but where it is said
+ * otherwise.
  */
 
 #ifndef WHIMBREL_H

@@ -260,8 +260,8 @@ fn note(changed: &mut Changed, datagram: &[u8]) {
         match message.kind {
             // There may be very many of them, and who has the other end of one switches it on and off.
             RTM_NEWLINK | RTM_DELLINK => changed.links |= !is_outer(message.payload),
-            // Of an address that a router's word has made the kernel tells once duplicate address detection has ended, and
-            // of that word at once.
+            // Of an address that a router's word has made the kernel tells once duplicate address detection has ended,
+            // and of that word at once.
             RTM_NEWADDR | RTM_DELADDR | RTM_NEWPREFIX => changed.addresses = true,
             RTM_NEWROUTE | RTM_DELROUTE => {
                 // Our own routes would wake us for what we did ourselves.

@@ -17,8 +17,8 @@ use crate::route::{LOCAL_TABLE, LOOPBACK, NextHop, Prefix, RouteKind, RouteSocke
 use crate::saved_sysctl::SavedSysctls;
 
 /// How long what comes for such an address is taken in by a route of ours at the most, in seconds, should nobody be
-/// there to take it away: longer than detection takes, also with several questions (`dad_transmits`). Then the kernel has
-/// its own, or the address is gone.
+/// there to take it away: longer than detection takes, also with several questions (`dad_transmits`). Then the kernel
+/// has its own, or the address is gone.
 const TAKEN_IN_FOR: u32 = 10;
 const RECORD: &str = "optimistic";
 
@@ -42,8 +42,8 @@ impl OptimisticAddresses {
         Ok(Self { route: RouteSocket::open()?, saved, begun: BTreeSet::new() })
     }
 
-    /// Has those used that wait for duplicate address detection; returns them. None where this kernel does not allow it.
-    /// To be called again whenever addresses have changed.
+    /// Has those used that wait for duplicate address detection; returns them. None where this kernel does not allow
+    /// it. To be called again whenever addresses have changed.
     ///
     /// # Errors
     /// [`Error::Call`], the first; those before it are used.

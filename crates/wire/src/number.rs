@@ -4,7 +4,8 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A peer's number on this host: 1 to [`PeerId::MOST`]. One that is read from elsewhere and is no such number is refused.
+/// A peer's number on this host: 1 to [`PeerId::MOST`]. One that is read from elsewhere and is no such number is
+/// refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u32")]
 pub struct PeerId(pub u32);

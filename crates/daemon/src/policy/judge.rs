@@ -3,8 +3,8 @@
 //! Whose a socket is shows in the descriptors of all processes alone, and to read them takes milliseconds on a busy
 //! host. So a thread of its own does that, for all flows at once that have come up meanwhile, and rests four times as
 //! long as it took. It is started with the first flow that it is needed for. A flow is looked at shortly before it
-//! could be introduced that has not had its turn before: servers hand what they accept to other processes. What a program
-//! of this host has opened is its own, and looked at at once.
+//! could be introduced that has not had its turn before: servers hand what they accept to other processes. What a
+//! program of this host has opened is its own, and looked at at once.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
