@@ -117,9 +117,7 @@ impl Three {
 fn gateway(lab: &mut Lab, ipv6: bool) -> Result<()> {
     let mut three = Three::new(lab, site("a"), site("b"), ipv6)?;
     let c = three.world.add(lab, site("c"))?;
-    let mut stream = three.world.stream_to(three.at_server)?;
     let (laptop, server) = (three.world.laptop.clone(), three.world.server.clone());
-    let mut datagrams = FlowPair::udp(&laptop, &server, three.at_server, &PairOptions::rate(RATE / 8))?;
     let of_router = three.world.s.network.spec();
     let router: IpAddr = if ipv6 {
         of_router.v6.map(|(address, _)| address.into())
@@ -127,8 +125,12 @@ fn gateway(lab: &mut Lab, ipv6: bool) -> Result<()> {
         of_router.v4.map(|(address, _)| address.into())
     }
     .ok_or_else(|| crate::Error::Usage("the router has no address".into()))?;
+    // The router is met at an address of its own first: what goes there can be rewritten.
     let mut own = FlowPair::tcp(&laptop, &three.world.s.router, router, &PairOptions::rate(RATE / 4))?;
-    for pair in [&stream, &datagrams, &own] {
+    three.client.wait_introduced(&own, LONG)?;
+    let mut stream = three.world.stream_to(three.at_server)?;
+    let mut datagrams = FlowPair::udp(&laptop, &server, three.at_server, &PairOptions::rate(RATE / 8))?;
+    for pair in [&stream, &datagrams] {
         three.client.wait_introduced(pair, LONG)?;
     }
     is_native(&three.gateway, Side::Server, &stream)?;
@@ -140,7 +142,6 @@ fn gateway(lab: &mut Lab, ipv6: bool) -> Result<()> {
         three.goes_on(pair, &three.world.at)?;
     }
     datagrams.wait_progress(DATAGRAMS, LONG)?;
-    // The router was met at an address of its own as well, by its own connection.
     carried_by(&three.client, Side::Client, &stream, Carrier::Rewrite)?;
     carried_by(&three.gateway, Side::Server, &stream, Carrier::Rewrite)?;
     is_bare(&b, &mut stream)?;
