@@ -437,6 +437,7 @@ impl Message {
         matches!(
             self,
             Self::BindingUpdate { .. }
+                | Self::Locators(_)
                 | Self::PathKept { .. }
                 | Self::IntroductionRequest { .. }
                 | Self::FlowClosed(_)

@@ -135,7 +135,7 @@ impl Effects {
             Op::Flow(FlowOp::FindSockets { peer, remote }) => host.find_sockets(peer, remote, snapshot)?,
             Op::Flow(FlowOp::Reset { flow }) => host.reset(&flow, snapshot)?,
             Op::Flow(FlowOp::Abort { flow }) => host.abort(&flow)?,
-            Op::Flow(FlowOp::EndConnecting { remote, left }) => host.end_connecting(remote, left)?,
+            Op::Flow(FlowOp::EndConnecting { remotes }) => host.end_connecting(&remotes)?,
             Op::Flow(FlowOp::Expect { flow, from: Some(peer) }) => host.tunnel.expect_flow(flow, vec![peer]),
             Op::Flow(FlowOp::Expect { flow, from: None }) => host.tunnel.forget_expected(&flow),
             Op::Flow(FlowOp::AskNatively { flow }) => {

@@ -1,5 +1,6 @@
 //! Sockets of this host, in its own network namespace and in those of endpoints.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
@@ -148,13 +149,13 @@ impl Host {
         }
     }
 
-    /// Ends the sockets that connect to an address and have no answer. `left`: only those that do so from an address
+    /// Ends the sockets that connect to these addresses and have no answer, of some only those that do so from an address
     /// that this host does not have any more.
-    pub(crate) fn end_connecting(&mut self, remote: IpAddr, left: bool) -> Result<(), whimbrel_kernel::Error> {
+    pub(crate) fn end_connecting(&mut self, remotes: &BTreeMap<IpAddr, bool>) -> Result<(), whimbrel_kernel::Error> {
         let own = own_addresses(&self.network);
         for socket in self.connections.tcp(&[TcpState::SynSent])? {
             let tuple = &socket.tuple;
-            if tuple.remote.ip() == remote && !(left && own.contains(&tuple.local.ip())) {
+            if remotes.get(&tuple.remote.ip()).is_some_and(|left| !(*left && own.contains(&tuple.local.ip()))) {
                 self.connections.destroy(&socket)?;
                 tracing::debug!(flow = %tuple, "ended before it was there: an end has moved");
             }

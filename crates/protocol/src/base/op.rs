@@ -3,6 +3,7 @@
 pub(crate) mod chain;
 pub(crate) mod relocation;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
@@ -108,13 +109,11 @@ pub enum FlowOp {
         /// As this host has it.
         flow: FlowTuple,
     },
-    /// End the TCP sockets that connect to this address and have no answer yet, with an error, so that their programs
-    /// try again at once (P-203).
+    /// End the TCP sockets that connect to these addresses and have no answer yet, with an error, so that their
+    /// programs try again at once (P-203).
     EndConnecting {
-        /// Where to.
-        remote: IpAddr,
-        /// Only those that do so from an address that this host does not have any more.
-        left: bool,
+        /// Where to, and whether only those that do so from an address that this host does not have any more.
+        remotes: BTreeMap<IpAddr, bool>,
     },
 }
 
@@ -459,6 +458,9 @@ pub struct SavedPeer {
     pub source: Option<IpAddr>,
     /// Its other addresses.
     pub locators: Vec<IpAddr>,
+    /// Those that it has told before, the last first (P-215).
+    #[serde(default)]
+    pub former_locators: Vec<IpAddr>,
     /// Last sequence number of an update sent to it.
     pub sequence_sent: u32,
     /// Last one accepted from it.

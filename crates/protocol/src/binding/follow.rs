@@ -164,7 +164,8 @@ impl BindingLayer {
             self.apply_binding(now, id, base);
             return;
         }
-        let former = peer.path.remote().ip();
+        // Behind a NAT there are others as well.
+        let left = (lost && !peer.translated()).then(|| peer.path.remote().ip());
         let asked = awaited.destination;
         let asked = asked.and_then(|address| base.attachments().at(address));
         peer.follow(now, &awaited, asked);
@@ -211,8 +212,8 @@ impl BindingLayer {
             base.event(Event::PeerMoved { peer: id, to: arrival.source, translated, flows, carried });
         }
         self.flow.echo_again(now, id, base);
-        if lost && former != arrival.source.ip() && !translated {
-            self.flow.end_connecting(id, Some(former), base);
+        if let Some(left) = left.filter(|left| *left != arrival.source.ip() && !translated) {
+            self.flow.end_connecting_to(now, id, left, base);
         }
         self.keep_ready(now, id, base);
     }

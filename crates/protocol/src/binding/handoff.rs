@@ -344,7 +344,7 @@ impl BindingLayer {
             update.meanwhile = meanwhile;
         }
         base.signal(Signal::Moving(id));
-        self.flow.end_connecting(id, None, base);
+        self.flow.end_connecting_from_left(now, id, base);
         self.hold_back(now, id, base);
         self.accept_former(now, id, base);
         let flows = self.living(id);

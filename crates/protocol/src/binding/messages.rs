@@ -59,7 +59,7 @@ impl BindingLayer {
             Message::Placed(placed) => self.handle_placed(now, id, arrival.index(), &placed, base),
             Message::PlacedSeen(answer) => self.handle_placed_seen(now, id, &answer, base),
             Message::PathKept { path } => self.on_path_kept(now, id, arrival, path, base),
-            Message::Locators(locators) => self.take_locators(id, locators, base),
+            Message::Locators(locators) => self.take_locators(now, id, locators, base),
             Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token, base),
             message => match self.flow.handle_message(now, id, arrival, message, answers, base) {
                 Handled::Done => {}
@@ -70,10 +70,15 @@ impl BindingLayer {
         None
     }
 
-    /// A peer tells all of its addresses. They are kept over a restart, as long as flows may have to be led there.
-    fn take_locators(&mut self, id: PeerId, locators: Vec<IpAddr>, base: &mut Base) {
+    /// A peer tells all of its addresses. They are kept over a restart, as long as flows may have to be led there, and
+    /// no oftener written down than moves of the peer.
+    fn take_locators(&mut self, now: Time, id: PeerId, locators: Vec<IpAddr>, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
-        if peer.path.set_locators(locators) && !peer.flow.flows().is_empty() {
+        let is_new = peer.path.set_locators(locators) && !peer.flow.flows().is_empty();
+        if !is_new || !self.flow.follows(now, id) {
+            return;
+        }
+        if let Some(peer) = bound!(self, &id) {
             base.ask(StoreOp::SavePeer(peer.saved()), Asked::Effect("saving a peer"));
         }
     }

@@ -299,7 +299,8 @@ where
             // The peer said that it is there. A session with it, without which nothing is sent, will prove it.
             remote: self.path.heading(),
             source: self.path.source(),
-            locators: self.path.locators().iter().chain(self.path.former_locators()).copied().collect(),
+            locators: self.path.locators().to_vec(),
+            former_locators: self.path.former_locators().to_vec(),
             sequence_sent: self.binding.sequence_sent,
             sequence_accepted: self.binding.sequence_accepted,
             places: self.flow.places(),

@@ -362,12 +362,7 @@ impl FlowLayer {
         }
         let fresh = base.random().u64() & !PROBE_BIT | ANSWER_BIT;
         let room = self.flows.introduced() < base.config().flows;
-        // P-201
         let young = self.flows.get(&flow).is_some_and(|known| known.opened + YOUNG > now && known.entry().is_none());
-        let begun = self.peers.get(&id).is_some_and(|peer| peer.introductions.responding.contains_key(&flow));
-        if young && !begun && !self.answered.take(now, Some(id)) {
-            return;
-        }
         let Some(peer) = peer_mut!(self, &id) else { return };
         let before = peer.flow.introductions.responding.get_mut(&flow);
         let nonce = match before {
@@ -383,9 +378,14 @@ impl FlowLayer {
             Some(before) if before.begun + ANEW > now => return,
             before => {
                 let many = peer.flow.flows.len() >= base.config().flows_per_peer || !room;
-                let known = peer.flow.flows.contains(&flow) || before.is_some();
+                let anew = before.is_some();
+                let known = peer.flow.flows.contains(&flow) || anew;
                 if !known && (many || peer.flow.introductions.responding.len() >= RESPONDING_MOST) {
                     self.refuse_introduction(id, introducer_nonce, IntroductionRefusal::Busy, base);
+                    return;
+                }
+                // P-201. What is refused takes no turn, or who has too many flows would use up all others'.
+                if young && !anew && !self.answered.take(now, Some(id)) {
                     return;
                 }
                 let home = peer.flow.places_agreed();

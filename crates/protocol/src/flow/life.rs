@@ -38,18 +38,33 @@ impl FlowLayer {
         }
     }
 
-    /// What has been opened to a peer and is not answered yet never will be: an end has moved (P-203). `to`: what the
-    /// peer has left; `None`: this host has left an address of its own.
-    pub(crate) fn end_connecting(&self, id: PeerId, to: Option<IpAddr>, base: &mut Base) {
-        let addresses = to.map_or_else(|| self.path.session().contacts().addresses_of(id), |to| vec![to]);
-        for remote in addresses {
-            let asked = Asked::Effect("ending connections that were being made");
-            base.ask(FlowOp::EndConnecting { remote, left: to.is_none() }, asked);
+    /// This host has left an address: what it was opening from there to a peer will never be answered (P-203).
+    pub(crate) fn end_connecting_from_left(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        for remote in self.path.session().contacts().addresses_of(id) {
+            self.looks.want_end(remote, true);
+        }
+        // All peers are told first, and one look at the sockets is for all.
+        base.set_timer_earlier(Timer::Looks, now);
+    }
+
+    /// A peer has left an address: what is being opened to it will never be answered (P-203), unless others are there
+    /// as well, or nobody has seen the peer there.
+    pub(crate) fn end_connecting_to(&mut self, now: Time, id: PeerId, left: IpAddr, base: &mut Base) {
+        let is_its_own =
+            matches!(self.path.session().contacts().get(&left), Some(Contact::Known(known)) if known == id);
+        if is_its_own && !self.path.sightings().is_shared(now, left) {
+            self.looks.want_end(left, false);
+            base.set_timer_earlier(Timer::Looks, now);
         }
     }
 
     /// A flow that this host has opened is introduced at once, unless there were very many of late (P-200).
     fn await_turn(&mut self, now: Time, flow: FlowTuple) {
+        if flow.transport == Transport::Udp {
+            // Nobody waits for what is listed every few seconds, and what is put into it while the other end looks for
+            // nothing, since its daemon has just been started anew, is read by its program.
+            return self.flows.put_off(now, flow);
+        }
         let id = match self.path.session().contacts().get(&flow.remote.ip()) {
             Some(Contact::Known(id)) => Some(id),
             // Nothing would come of it.

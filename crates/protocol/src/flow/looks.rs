@@ -2,6 +2,7 @@
 //! free, so what each may is not enough: all together may so much, and who waits is served with the others that wait.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::Time;
@@ -14,6 +15,9 @@ const MOVES_PAUSE: Duration = Duration::from_millis(200);
 /// Looks at the sockets for senders to be woken that peers may cause in a row, all together, and the pause after.
 const WAKES: f64 = 16.0;
 const WAKES_PAUSE: Duration = Duration::from_millis(25);
+/// Likewise for sockets that connect to where a peer was, or this host (P-203).
+const ENDS: f64 = 4.0;
+const ENDS_PAUSE: Duration = Duration::from_millis(50);
 /// Likewise for connections that peers name by their numbers (P-52).
 const FINDS: f64 = 4.0;
 const FINDS_PAUSE: Duration = Duration::from_millis(50);
@@ -31,6 +35,9 @@ pub(crate) struct Looks {
     wakes: Bucket,
     /// Whose senders the next look is for, and whether all that they had in flight is lost.
     to_wake: BTreeMap<PeerId, bool>,
+    ends: Bucket,
+    /// Addresses that nothing is to go on connecting to: whether from addresses alone that this host has left.
+    to_end: BTreeMap<IpAddr, bool>,
     finds: Bucket,
     /// Peers with flows that connections are to be looked for of, and others; first come, first served.
     known: VecDeque<PeerId>,
@@ -43,6 +50,8 @@ impl Default for Looks {
             moves: BTreeMap::new(),
             wakes: Bucket::of(WAKES, WAKES_PAUSE),
             to_wake: BTreeMap::new(),
+            ends: Bucket::of(ENDS, ENDS_PAUSE),
+            to_end: BTreeMap::new(),
             finds: Bucket::of(FINDS, FINDS_PAUSE),
             known: VecDeque::new(),
             strangers: VecDeque::new(),
@@ -84,6 +93,19 @@ impl Looks {
             return Ok(std::mem::take(&mut self.to_wake));
         }
         Err(now + WAKES_PAUSE)
+    }
+
+    /// Nothing is to go on connecting to an address. `left`: from addresses alone that this host has left.
+    pub(super) fn want_end(&mut self, remote: IpAddr, left: bool) {
+        *self.to_end.entry(remote).or_insert(left) &= left;
+    }
+
+    /// Takes the addresses that nothing is to go on connecting to, or until when they wait.
+    pub(super) fn take_to_end(&mut self, now: Time) -> Result<BTreeMap<IpAddr, bool>, Time> {
+        if self.to_end.is_empty() || self.ends.take(now) {
+            return Ok(std::mem::take(&mut self.to_end));
+        }
+        Err(now + ENDS_PAUSE)
     }
 
     /// Connections are to be looked for of a peer. `known`: that there are flows with.

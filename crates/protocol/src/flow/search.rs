@@ -2,7 +2,7 @@
 
 use crate::Time;
 use crate::base::Base;
-use crate::base::op::{BindingOp, PeerId};
+use crate::base::op::{BindingOp, FlowOp, PeerId};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
@@ -24,7 +24,19 @@ impl FlowLayer {
     /// There may be looks again.
     pub(crate) fn continue_looks(&mut self, now: Time, base: &mut Base) {
         self.search_for_senders(now, base);
+        self.search_for_connecting(now, base);
         self.search_for_connections(now, base);
+    }
+
+    fn search_for_connecting(&mut self, now: Time, base: &mut Base) {
+        match self.looks.take_to_end(now) {
+            Err(until) => base.set_timer_earlier(Timer::Looks, until),
+            Ok(remotes) if remotes.is_empty() => {}
+            Ok(remotes) => {
+                let asked = Asked::Effect("ending connections that were being made");
+                base.ask(FlowOp::EndConnecting { remotes }, asked);
+            }
+        }
     }
 
     fn search_for_senders(&mut self, now: Time, base: &mut Base) {

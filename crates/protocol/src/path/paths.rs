@@ -1,5 +1,6 @@
 //! What this host knows of the ways to one peer: where it is, where we are towards it, and what a check has shown.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -129,6 +130,7 @@ impl Paths {
             unproven: true,
             source: saved.source,
             locators: saved.locators.clone(),
+            former: saved.former_locators.iter().copied().take(FORMER_MOST).collect(),
             observed: saved.observed,
             ..Self::new(saved.remote)
         }
@@ -172,7 +174,7 @@ impl Paths {
     /// The peer tells all of its addresses: those that it told before are where it may be still (P-215). Tells whether
     /// they are others.
     pub(crate) fn set_locators(&mut self, locators: Vec<IpAddr>) -> bool {
-        if locators == self.locators {
+        if locators.iter().collect::<BTreeSet<_>>() == self.locators.iter().collect() {
             return false;
         }
         let before =

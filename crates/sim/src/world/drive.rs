@@ -431,8 +431,8 @@ impl World {
                 return self.inject(host, *flow, *index, *nonce, true);
             }
             Op::Flow(FlowOp::Reset { flow }) | Op::Flow(FlowOp::Abort { flow }) => self.hosts[host.0].reset.push(*flow),
-            Op::Flow(FlowOp::EndConnecting { remote, left }) => {
-                self.hosts[host.0].ended_connecting.push((*remote, *left));
+            Op::Flow(FlowOp::EndConnecting { remotes }) => {
+                self.hosts[host.0].ended_connecting.extend(remotes.iter().map(|(remote, left)| (*remote, *left)));
             }
             Op::Address(AddressOp::LookUp { key }) => self.later(ANSWERED, What::Named(host, *key)),
             Op::Flow(FlowOp::AskNatively { flow }) => return self.inject(host, *flow, 0, 0, true),

@@ -188,6 +188,7 @@ fn what_is_being_connected_is_told_that_an_end_has_moved() {
     // P-203
     let (Two { mut world, client, server, away, further, .. }, _) = Two::flowing(6, 1);
     world.move_to(client, away, AWAY);
+    world.run_for(Duration::from_millis(1));
     assert_eq!(world.at(client).ended_connecting, [(address("10.9.0.1"), true)]);
     world.run_for(SECOND);
     assert_eq!(world.at(server).ended_connecting, [(address(HOME), false)]);
