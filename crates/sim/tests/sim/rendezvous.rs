@@ -585,7 +585,8 @@ fn of_one_community(seed: u64, members: &[Config], strangers: &[Config]) -> (Wor
     let mut hosts = Vec::new();
     for (number, config) in members.iter().chain(strangers).enumerate() {
         let network = world.network(Access::Open);
-        let host = world.host_with(["client", "server", "third", "fourth", "fifth"][number], config.clone());
+        let name = *["client", "server", "third", "fourth", "fifth"].get(number).unwrap_or(&"further");
+        let host = world.host_with(name, config.clone());
         world.attach(host, network, &format!("10.8.{number}.2"));
         hosts.push(host);
     }
@@ -692,6 +693,42 @@ fn a_named_host_serves_where_it_offers_itself() {
         }
         two.world.check_except(&[Kind::Storm]);
     }
+}
+
+#[test]
+fn of_a_large_community_the_first_eight_serve_that_do_not_refuse() {
+    // P-216: eight of ten third hosts refuse at first, the others have the highest keys.
+    let mut keys = World::new(970);
+    let mut thirds: Vec<HostId> = (0..12).map(|_| keys.bare_host("any")).collect();
+    thirds.sort_by_key(|host| keys.at(*host).public_key());
+    let of_all = thirds.clone();
+    thirds.retain(|host| host.0 >= 2);
+    let (refuse, serve) = thirds.split_at(8);
+    let mut configs = vec![Config::default(); 12];
+    refuse.iter().for_each(|host| configs[host.0].community_rendezvous = false);
+    let (mut world, hosts, _) = of_one_community(970, &configs, &[]);
+    assert_eq!(serve.iter().map(|host| world.meetings(*host)).collect::<Vec<_>>(), [(2, 1); 2]);
+    assert_eq!(refuse.iter().map(|host| world.meetings(*host)).collect::<Vec<_>>(), [(0, 0); 8]);
+    both_leave(&mut world, &hosts, 0);
+    // They refuse no more, and come before the others.
+    world.set_beat(None);
+    for host in refuse {
+        world.at_mut(*host).config.community_rendezvous = true;
+        world.restart(*host, SECOND);
+    }
+    world.run_for(3000 * SECOND);
+    let first_of = |host: HostId| of_all.iter().filter(move |other| **other != host).take(8);
+    for host in &thirds {
+        let of_both = hosts[..2].iter().all(|end| first_of(*end).any(|first| first == host));
+        assert_eq!(world.meetings(*host).1, usize::from(of_both), "{host:?}");
+    }
+    assert!(serve.iter().all(|host| world.meetings(*host).1 == 0), "what the last ones knew is withdrawn");
+    for end in &hosts[..2] {
+        assert_eq!(world.rendezvous(*end).len(), 8);
+    }
+    world.set_beat(Some(Duration::from_millis(7)));
+    both_leave(&mut world, &hosts, 1);
+    world.check();
 }
 
 #[test]

@@ -88,6 +88,8 @@ struct Registrar {
     standing: RegistrationStanding,
     /// Newest number of what it told.
     heard: u32,
+    /// Others of the community come before it: nobody is met there any more, which it may have to be told yet.
+    over: bool,
 }
 
 /// What became of the last registration.
@@ -248,14 +250,36 @@ impl RendezvousRole {
     }
 
     /// Hosts of the community that this one has a session with, while one of them is to be met, serve it: the first of
-    /// them all, by their keys, so that others come to the same ones.
-    fn choose_members(&mut self, at: &At<'_>) {
+    /// them all that do not refuse, by their keys, so that others come to the same ones. What those know that served it
+    /// before, and come after them, is withdrawn.
+    fn choose_members(&mut self, at: &mut At<'_>) {
         if !self.client.has_members || !self.client.tags.keys().any(|id| is_member(*id, at.low)) {
             return;
         }
         let session = at.low.session();
-        for id in session.pins().members().filter_map(|key| session.met(key)).take(MEMBERS_MOST) {
-            self.client.registrars.entry(id).or_insert_with(|| Registrar::new(RendezvousBy::Community));
+        let registrars = &mut self.client.registrars;
+        let refuses = |registrar: &Registrar| registrar.standing == RegistrationStanding::Refused;
+        let met = session.pins().members().filter_map(|key| session.met(key));
+        let willing = met.filter(|id| !registrars.get(id).is_some_and(refuses));
+        let chosen: BTreeSet<PeerId> = willing.take(MEMBERS_MOST).collect();
+        for id in &chosen {
+            registrars.entry(*id).or_insert_with(|| Registrar::new(RendezvousBy::Community)).over = false;
+        }
+        if chosen.len() < MEMBERS_MOST {
+            // Who has no session now is wanted still.
+            return;
+        }
+        let mut over = Vec::new();
+        for (id, registrar) in registrars.iter_mut().filter(|(id, _)| !chosen.contains(*id)) {
+            // Who refuses is asked again in its own time.
+            let counts = registrar.by == RendezvousBy::Community && !refuses(registrar);
+            if counts && !std::mem::replace(&mut registrar.over, true) {
+                over.push(*id);
+            }
+        }
+        for id in over {
+            self.client.found.retain(|(_, by), _| *by != Informant::Rendezvous(id));
+            self.register(id, at);
         }
     }
 
@@ -275,7 +299,7 @@ impl RendezvousRole {
         let registrar = self.client.registrars.entry(id).or_insert_with(|| Registrar::new(by));
         // Whom the configuration names is told of all meetings.
         if registrar.by == RendezvousBy::Community {
-            registrar.by = by;
+            (registrar.by, registrar.over) = (by, false);
         }
     }
 
@@ -344,8 +368,7 @@ impl RendezvousRole {
         if !self.client.tags.contains_key(&id) {
             return;
         }
-        let registrars: Vec<PeerId> = self.client.registrars.keys().copied().collect();
-        for registrar in registrars.into_iter().filter(|registrar| *registrar != id) {
+        for registrar in self.registrars().into_iter().filter(|registrar| *registrar != id) {
             if at.low.path().paths(&registrar).is_some_and(|paths| paths.check_tries() == 0) {
                 at.base.set_timer(Timer::Keepalive(registrar), at.now);
             }
@@ -393,8 +416,10 @@ impl RendezvousRole {
         }
         let reachable = |peer: &PeerRef<'_>| peer.has_session() && peer.path.attachment().is_some();
         let Some(peer) = at.low.flow().peer(&id).filter(reachable) else { return };
-        let Some(by) = self.client.registrars.get(&id).map(|registrar| registrar.by) else { return };
-        let wanted = self.wanted_at(id, by, at.low);
+        let Some((by, over)) = self.client.registrars.get(&id).map(|registrar| (registrar.by, registrar.over)) else {
+            return;
+        };
+        let wanted = if over { BTreeSet::new() } else { self.wanted_at(id, by, at.low) };
         let Some(registrar) = self.client.registrars.get_mut(&id) else { return };
         if registrar.untold.is_none() {
             let (change, tags): (_, Vec<MeetingTag>) = if registrar.afresh {
@@ -470,10 +495,15 @@ impl RendezvousRole {
                 registrar.standing = RegistrationStanding::Refused;
                 registrar.afresh = true;
                 registrar.told.clear();
+                let of_community = registrar.by == RendezvousBy::Community;
                 self.pin_registrars(at);
                 at.base.stop_timer(Timer::Keepalive(id));
                 at.low.flow_mut().idle_later(at.now, id, at.base);
                 self.timers.set(Due::Registration(id), at.now + REFUSED);
+                if of_community {
+                    // The next one of the community comes in its place.
+                    self.meet_later(at.now, at.base);
+                }
             }
         }
     }
@@ -486,7 +516,7 @@ impl RendezvousRole {
         found: &[(MeetingTag, SocketAddr)],
         at: &mut At<'_>,
     ) -> Option<Message> {
-        let registrar = self.client.registrars.get_mut(&id)?;
+        let registrar = self.client.registrars.get_mut(&id).filter(|registrar| !registrar.over)?;
         if number > registrar.heard {
             registrar.heard = number;
             for (tag, endpoint) in found {
@@ -617,7 +647,9 @@ impl RendezvousRole {
 
     /// The rendezvous that serve this host.
     pub(crate) fn registrars(&self) -> Vec<PeerId> {
-        let serves = |(_, registrar): &(&PeerId, &Registrar)| registrar.standing != RegistrationStanding::Refused;
+        let serves = |(_, registrar): &(&PeerId, &Registrar)| {
+            registrar.standing != RegistrationStanding::Refused && !registrar.over
+        };
         self.client.registrars.iter().filter(serves).map(|(id, _)| *id).collect()
     }
 
@@ -646,7 +678,8 @@ impl RendezvousRole {
             };
             RendezvousView { address, by, standing: standing(id) }
         });
-        let of_community = self.client.registrars.iter().filter(|(_, of)| of.by == RendezvousBy::Community);
+        let present = |of: &Registrar| of.by == RendezvousBy::Community && !of.over;
+        let of_community = self.client.registrars.iter().filter(|(_, of)| present(of));
         let of_community = of_community.filter_map(|(id, of)| {
             let address = low.path().paths(id)?.remote().ip();
             Some(RendezvousView { address, by: of.by, standing: standing(Some(*id)) })
@@ -672,6 +705,7 @@ impl Registrar {
             corrected: false,
             standing: RegistrationStanding::Unanswered,
             heard: 0,
+            over: false,
         }
     }
 }
