@@ -732,6 +732,34 @@ fn of_a_large_community_the_first_eight_serve_that_do_not_refuse() {
 }
 
 #[test]
+fn a_named_host_that_declined_serves_once_it_offers_itself() {
+    // P-216
+    let named = || Config { named: vec![address(MEETING)], ..Config::default() };
+    let mut two = Two::nowhere(941, named(), named());
+    let there = two.world.network(Access::Open);
+    let meeting = two.world.host_with("meeting", Config::default());
+    two.world.attach(meeting, there, MEETING);
+    two.world.attach(two.client, two.home, HOME);
+    two.flow(2);
+    two.world.set_beat(None);
+    two.world.run_for(3000 * SECOND);
+    assert_eq!(two.world.meetings(meeting), (0, 0));
+    assert!(two.world.peers(meeting).is_empty(), "it has declined, and is left alone");
+    two.world.at_mut(meeting).config.serve_rendezvous = true;
+    two.world.reboot(meeting, false);
+    two.world.boot(meeting);
+    two.world.set_beat(Some(Duration::from_millis(7)));
+    let Two { client, server, away, further, .. } = two;
+    let others = [client, server].map(|end| two.world.connect(end, &format!("{MEETING}:80")));
+    introduced(&mut two.world, &others);
+    assert!(two.world.wait(20 * SECOND, |w| w.meetings(meeting) == (2, 1)), "{:?}", two.world.meetings(meeting));
+    two.world.move_to(client, away, AWAY);
+    two.world.move_to(server, further, FURTHER);
+    two.world.assert_delivering(SOON);
+    two.world.check();
+}
+
+#[test]
 fn a_host_of_the_community_that_lies_keeps_nobody_from_meeting() {
     // P-216, P-58: what it says does not displace what another says.
     let (mut world, hosts, _) = of_one_community(950, &vec![Config::default(); 4], &[]);

@@ -66,7 +66,7 @@ pub(crate) struct Rendezvous {
     has_members: bool,
     /// The peers that are gone and have names, with how often these were asked for.
     sought: BTreeMap<PeerId, u32>,
-    /// Named hosts that have not offered to be a rendezvous.
+    /// Named hosts that did not offer to be a rendezvous when they were asked.
     declined: BTreeSet<IpAddr>,
 }
 
@@ -220,7 +220,9 @@ impl RendezvousRole {
 
     /// There is a peer to be met, a rendezvous answers at last, or time has passed.
     pub(crate) fn meet_later(&mut self, now: Time, base: &mut Base) {
-        if self.client.has_members || self.addresses(base).next().is_some() {
+        // Those too that have declined: one may offer itself now.
+        let config = base.config();
+        if self.client.has_members || !config.rendezvous.is_empty() || !config.named.is_empty() {
             self.timers.set_earlier(Due::Rendezvous, now);
         }
     }
@@ -283,11 +285,20 @@ impl RendezvousRole {
         }
     }
 
+    /// Named hosts that declined, and have a session with this one now in which they offer themselves, as when started
+    /// anew, are considered again.
+    fn reconsider_declined(&mut self, at: &At<'_>) {
+        let contacts = at.low.session().contacts();
+        self.client.declined.retain(|address| match contacts.get(address) {
+            Some(Contact::Known(id)) => offers(id, at.low) != Some(true),
+            _ => true,
+        });
+    }
+
     /// A host answers that may serve this one. A named one does where it offers itself.
     fn take_answering(&mut self, id: PeerId, address: IpAddr, by: RendezvousBy, at: &At<'_>) {
         if by == RendezvousBy::Named {
-            let session = at.low.session().peer(&id).and_then(Peer::confirmed);
-            match session.map(|session| session.capabilities().contains(Capabilities::RENDEZVOUS)) {
+            match offers(id, at.low) {
                 Some(true) => {}
                 Some(false) => {
                     self.client.declined.insert(address);
@@ -305,6 +316,7 @@ impl RendezvousRole {
 
     /// Looks which peers are to be met and which rendezvous answer.
     pub(crate) fn search_for_rendezvous(&mut self, at: &mut At<'_>) {
+        self.reconsider_declined(at);
         let addresses: Vec<(IpAddr, RendezvousBy)> = self.addresses(at.base).collect();
         let nobody = addresses.is_empty() && !self.client.has_members && self.client.tags.is_empty();
         if nobody || at.base.is_suspended() {
@@ -691,6 +703,12 @@ impl RendezvousRole {
 /// Whether a peer is of the community.
 fn is_member(id: PeerId, low: &BindingLayer) -> bool {
     low.session().key_of(id).is_some_and(|key| low.session().pins().is_member(&key))
+}
+
+/// Whether a host offers itself as a rendezvous, where there is a session with it.
+fn offers(id: PeerId, low: &BindingLayer) -> Option<bool> {
+    let session = low.session().peer(&id).and_then(Peer::confirmed)?;
+    Some(session.capabilities().contains(Capabilities::RENDEZVOUS))
 }
 
 impl Registrar {
