@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Config, Event, RendezvousStanding};
 use whimbrel_sim::{Access, Carried, Faults, FlowId, HostId, Kind, Link, Nat, NatPorts, NetworkId, Speaker, World};
 use whimbrel_wire::message::{Message, RegistrationChange, RegistrationStatus};
@@ -816,17 +817,10 @@ fn a_host_of_the_community_that_lies_keeps_nobody_from_meeting() {
 fn who_has_a_name_is_found_by_it() {
     // P-217: the name also has an address that is another's, or of the time before.
     for also in [None, Some(VICTIM)] {
-        let mut two = Two::nowhere(960, Config::default(), Config::default());
-        let key = two.world.at(two.client).public_key();
-        two.world.at_mut(two.server).config.with_names = vec![key];
-        two.world.reboot(two.server, false);
-        two.world.boot(two.server);
+        let (mut two, key) = with_a_name(960);
         let victim = two.world.bare_host("victim");
         let crowd = two.world.network(Access::Open);
         two.world.attach(victim, crowd, VICTIM);
-        two.world.attach(two.client, two.home, HOME);
-        two.world.names.insert(key, vec![address(HOME)]);
-        two.flow(2);
         let (client, server, away, further) = (two.client, two.server, two.away, two.further);
         two.world.move_to(client, away, AWAY);
         two.world.move_to(server, further, FURTHER);
@@ -842,6 +836,38 @@ fn who_has_a_name_is_found_by_it() {
         assert!(sent < 3000, "{sent} bytes");
         two.world.check();
     }
+}
+
+/// A client that has a name, and a server that knows it, with flows.
+fn with_a_name(seed: u64) -> (Two, PublicKey) {
+    let mut two = Two::nowhere(seed, Config::default(), Config::default());
+    let key = two.world.at(two.client).public_key();
+    two.world.at_mut(two.server).config.with_names = vec![key];
+    two.world.reboot(two.server, false);
+    two.world.boot(two.server);
+    two.world.attach(two.client, two.home, HOME);
+    two.world.names.insert(key, vec![address(HOME)]);
+    two.flow(2);
+    (two, key)
+}
+
+#[test]
+fn a_name_that_has_one_address_several_times_has_no_more_sent_there() {
+    // P-217, P-58: one address has one account.
+    let sent = [1, 4].map(|times| {
+        let (mut two, key) = with_a_name(961);
+        let victim = two.world.bare_host("victim");
+        let crowd = two.world.network(Access::Open);
+        two.world.attach(victim, crowd, VICTIM);
+        two.world.at_mut(victim).answers_icmp = false;
+        two.world.names.insert(key, vec![address(VICTIM); times]);
+        let Two { client, server, away, further, .. } = two;
+        two.world.move_to(client, away, AWAY);
+        two.world.move_to(server, further, FURTHER);
+        two.world.run_for(100 * SECOND);
+        two.world.exchanged(server, address(VICTIM)).0
+    });
+    assert!(sent[0] > 0 && sent[1] == sent[0], "{sent:?} bytes");
 }
 
 /// Where a host takes a peer to be.

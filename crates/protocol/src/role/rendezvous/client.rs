@@ -761,10 +761,30 @@ impl RendezvousRole {
     pub(crate) fn handle_named(&mut self, key: &PublicKey, addresses: &[IpAddr], at: &mut At<'_>) {
         let Some(id) = at.low.session().with_key(key).filter(|id| self.client.sought.contains_key(id)) else { return };
         let Some(source) = at.low.path().paths(&id).and_then(|paths| paths.source()) else { return };
-        let alike = addresses.iter().filter(|address| address.is_ipv4() == source.is_ipv4());
-        for (number, address) in alike.take(ADDRESSES_MOST).enumerate() {
-            let endpoint = SocketAddr::new(*address, at.base.config().port);
-            self.find(id, endpoint, Informant::Name(number as u8), at);
+        let port = at.base.config().port;
+        let mut named: Vec<SocketAddr> = Vec::with_capacity(ADDRESSES_MOST);
+        for address in addresses.iter().filter(|address| address.is_ipv4() == source.is_ipv4()) {
+            let endpoint = SocketAddr::new(*address, port);
+            if named.len() < ADDRESSES_MOST && !named.contains(&endpoint) {
+                named.push(endpoint);
+            }
+        }
+        // Each address has one account (P-58), which is its own for as long as the name has it, in whatever order.
+        let mut accounts: [Option<SocketAddr>; ADDRESSES_MOST] = std::array::from_fn(|number| {
+            let found = self.client.found.get(&(id, Informant::Name(number as u8)))?;
+            Some(found.endpoint).filter(|endpoint| named.contains(endpoint))
+        });
+        for endpoint in named {
+            if !accounts.contains(&Some(endpoint))
+                && let Some(free) = accounts.iter_mut().find(|account| account.is_none())
+            {
+                *free = Some(endpoint);
+            }
+        }
+        for (number, endpoint) in accounts.into_iter().enumerate() {
+            if let Some(endpoint) = endpoint {
+                self.find(id, endpoint, Informant::Name(number as u8), at);
+            }
         }
     }
 }
