@@ -78,7 +78,7 @@ impl Role for RendezvousRole {
             Signal::FlowsBegun | Signal::Returned => self.meet_later(at.now, at.base),
             Signal::NetworkChanged => self.ask_rendezvous_again(at),
             Signal::Members { members, .. } => self.handle_members(members.is_empty(), at),
-            Signal::Moving(id) => self.try_found_again(at.now, *id),
+            Signal::Moving(id) => self.try_found_again(*id, at),
             Signal::Silent(id) => self.look_up_later(*id, at),
             Signal::Unanswered(id) => {
                 self.look_up_later(*id, at);

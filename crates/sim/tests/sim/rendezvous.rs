@@ -870,6 +870,23 @@ fn a_name_that_has_one_address_several_times_has_no_more_sent_there() {
     assert!(sent[0] > 0 && sent[1] == sent[0], "{sent:?} bytes");
 }
 
+#[test]
+fn a_name_is_asked_for_at_once_when_this_host_moves_again() {
+    // P-217
+    let (mut two, key) = with_a_name(962);
+    let Two { client, server, away, further, .. } = two;
+    two.world.move_to(client, away, AWAY);
+    two.world.move_to(server, further, FURTHER);
+    two.world.run_for(200 * SECOND);
+    two.world.names.insert(key, vec![address(AWAY)]);
+    two.world.run_for(SECOND);
+    assert!(!two.world.undelivered(SECOND).is_empty(), "it is a while until the name is asked for again");
+    let network = two.world.network(Access::Open);
+    two.world.move_to(server, network, "10.50.1.2");
+    two.world.assert_delivering(SOON);
+    two.world.check_except(&[Kind::Storm]);
+}
+
 /// Where a host takes a peer to be.
 fn remote_of(world: &World, host: HostId, peer: HostId) -> std::net::IpAddr {
     let key = world.at(peer).public_key();

@@ -558,11 +558,17 @@ impl RendezvousRole {
         self.try_found(id, by, at);
     }
 
-    /// This host has moved: a peer that it does not find where it was may be where a rendezvous said.
-    pub(crate) fn try_found_again(&mut self, now: Time, id: PeerId) {
+    /// This host has moved: a peer that it does not find where it was may be where a rendezvous said, and a name server
+    /// that could not be asked before can be.
+    pub(crate) fn try_found_again(&mut self, id: PeerId, at: &At<'_>) {
+        self.forget_named(id, at);
         for ((_, by), found) in self.client.found.iter_mut().filter(|((peer, _), _)| *peer == id) {
             found.tries = 0;
-            self.timers.set(Due::Found(id, *by), now);
+            self.timers.set(Due::Found(id, *by), at.now);
+        }
+        if let Some(tries) = self.client.sought.get_mut(&id) {
+            *tries = 0;
+            self.timers.set(Due::Name(id), at.now);
         }
     }
 
@@ -749,12 +755,20 @@ impl RendezvousRole {
         let key = gone.map(|peer| peer.key());
         let Some(key) = key.filter(|_| !at.base.is_suspended()) else {
             self.client.sought.remove(&id);
+            self.forget_named(id, at);
             return;
         };
         let pause = (LOOK_UP_AGAIN * 2u32.pow((*tries).min(6))).min(LOOK_UP_LONGEST);
         *tries += 1;
         self.timers.set(Due::Name(id), at.now + pause);
         at.base.ask(AddressOp::LookUp { key }, Asked::Effect("asking a name server"));
+    }
+
+    /// What the name of a peer said is of no use without flows.
+    fn forget_named(&mut self, id: PeerId, at: &At<'_>) {
+        if !at.low.flow().held(id).flows {
+            self.client.found.retain(|(peer, by), _| *peer != id || !matches!(by, Informant::Name(_)));
+        }
     }
 
     /// See [`Node::handle_named`](crate::Node::handle_named).
