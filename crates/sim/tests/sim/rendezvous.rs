@@ -761,6 +761,29 @@ fn a_named_host_that_declined_serves_once_it_offers_itself() {
 }
 
 #[test]
+fn a_named_host_that_does_not_answer_is_asked_seldom() {
+    // P-216
+    let named = || Config { named: vec![address(MEETING)], ..Config::default() };
+    let mut two = Two::nowhere(942, named(), named());
+    let there = two.world.network(Access::Open);
+    let meeting = two.world.host_with("meeting", keeper());
+    two.world.attach(meeting, there, MEETING);
+    two.world.crash(meeting);
+    two.world.attach(two.client, two.home, HOME);
+    two.flow(2);
+    two.world.set_beat(None);
+    two.world.run_for(3600 * SECOND);
+    let silent = |event: &Event| matches!(event, Event::NobodyThere { address: at, .. } if *at == address(MEETING));
+    for end in [two.client, two.server] {
+        let asked = two.world.events.iter().filter(|(_, at, event)| *at == end && silent(event)).count();
+        assert!((1..=3).contains(&asked), "{asked} times in an hour");
+    }
+    two.world.boot(meeting);
+    assert!(two.world.wait(1800 * SECOND, |w| w.meetings(meeting) == (2, 1)), "and is found when it is there");
+    two.world.check();
+}
+
+#[test]
 fn a_host_of_the_community_that_lies_keeps_nobody_from_meeting() {
     // P-216, P-58: what it says does not displace what another says.
     let (mut world, hosts, _) = of_one_community(950, &vec![Config::default(); 4], &[]);

@@ -188,7 +188,8 @@ impl RendezvousRole {
         let serving = self.registrars().into_iter().filter(|id| self.is_needed(*id, at));
         let hosts = serving.filter_map(|id| at.low.session().key_of(id)).collect();
         at.low.session_mut().pins_mut().set(Pin::Kept, hosts);
-        let addresses = self.addresses(at.base).filter(|_| needed).map(|(address, _)| address).collect();
+        // Named hosts are many, and most offer nothing: only what `rendezvous` names is asked so often.
+        let addresses = at.base.config().rendezvous.iter().filter(|_| needed).copied().collect();
         at.low.session_mut().pins_mut().want(Want::Rendezvous, addresses);
     }
 
@@ -337,9 +338,8 @@ impl RendezvousRole {
             match at.low.session().contacts().get(&address) {
                 Some(Contact::Known(id)) => self.take_answering(id, address, by, at),
                 Some(Contact::Asking { .. } | Contact::Silent { .. }) => {}
-                None => {
-                    at.low.session_mut().ask(at.now, address, None, at.base);
-                }
+                None if by == RendezvousBy::Named => at.low.session_mut().ask_by_hand(at.now, address, at.base),
+                None => at.low.session_mut().ask(at.now, address, None, at.base),
             }
         }
         self.pin_registrars(at);
