@@ -14,9 +14,10 @@ use crate::binding::chain::{ChainTooLong, ChainView};
 use crate::binding::placed::PlaceError;
 use crate::flow::verdict::Verdict;
 use crate::node::Node;
+use crate::path::ping::Ping;
 use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
 use crate::role::rendezvous::client::RendezvousView;
-use crate::session::contact::Standing;
+use crate::session::contact::{Contact, Standing};
 
 impl Node {
     /// Leads what goes to and comes from a peer in the tunnel through these transforms, once it has agreed; `None`:
@@ -344,6 +345,30 @@ impl Node {
             self.settle(now);
         }
         may
+    }
+
+    /// How many questions have gone out to an address that is being asked.
+    #[must_use]
+    pub fn questions_to(&self, address: IpAddr) -> Option<u32> {
+        match self.binding.session().contacts().get(&address)? {
+            Contact::Asking { sent, .. } => Some(sent),
+            Contact::Known(_) | Contact::Silent { .. } => None,
+        }
+    }
+
+    /// Who has answered at an address, and whether there is a session with that peer.
+    #[must_use]
+    pub fn known_at(&self, address: IpAddr) -> Option<(PeerId, bool)> {
+        match self.binding.session().contacts().get(&address)? {
+            Contact::Known(id) => Some((id, self.binding.session().has_session(id))),
+            Contact::Asking { .. } | Contact::Silent { .. } => None,
+        }
+    }
+
+    /// The endpoint of a peer, and what came of the last question by hand; `None`: it is not known any more.
+    #[must_use]
+    pub fn last_ping(&self, id: PeerId) -> Option<(SocketAddr, Option<Ping>)> {
+        self.binding.path().paths(&id).map(|paths| (paths.remote(), paths.ping()))
     }
 
     /// What is known of whether an address runs Whimbrel.

@@ -1,6 +1,6 @@
 //! What the outside may see of a node.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use crate::Time;
 use crate::base::event::Doubt;
 use crate::base::id::PathId;
 use crate::base::op::{Carrier, FlowEntry, LocalEnd, PeerId, Places};
+use crate::binding::peers::BoundRef;
 use crate::flow::known::{Flow, FlowView};
 use crate::flow::peers::Away;
 use crate::node::Node;
@@ -82,7 +83,18 @@ impl Node {
     /// All peers, by number.
     pub fn peers(&self) -> impl Iterator<Item = PeerView> + '_ {
         let ended = self.binding.ended();
-        self.binding.each().map(move |peer| PeerView {
+        self.binding.each().map(move |peer| self.view_of(&peer, &ended))
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn peer(&self, id: PeerId) -> Option<PeerView> {
+        self.binding.peer(&id).map(|peer| self.view_of(&peer, &self.binding.ended()))
+    }
+
+    /// `ended`: how many flows of each peer are over, and how many of these had moved.
+    fn view_of(&self, peer: &BoundRef<'_>, ended: &HashMap<PeerId, (usize, usize)>) -> PeerView {
+        PeerView {
             id: peer.id(),
             key: peer.key(),
             remote: peer.path().remote(),
@@ -106,7 +118,7 @@ impl Node {
             doubt: self.binding.doubt(peer.id(), &self.base),
             away: peer.flow().away().map(|away| away == Away::Announced),
             capabilities: peer.confirmed().map(SessionSlot::capabilities),
-        })
+        }
     }
 
     /// All flows that are known and have not ended, in no order.

@@ -43,8 +43,8 @@ pub(crate) const CONFIRMED_WITHIN: Duration = Duration::from_secs(3);
 /// What is known of an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Contact {
-    /// It was asked `tries` times.
-    Asking { tries: usize, source: Option<IpAddr> },
+    /// Of the tries that it is worth so many are over; `sent`: questions that have gone out.
+    Asking { tries: usize, sent: u32, source: Option<IpAddr> },
     /// A peer answered.
     Known(PeerId),
     /// It runs nothing, as far as we know; it is asked again after `pause`, at the earliest.

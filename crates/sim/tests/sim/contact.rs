@@ -343,6 +343,33 @@ fn a_silent_host_is_asked_again_when_somebody_says_so() {
 }
 
 #[test]
+fn a_silent_host_that_is_asked_by_hand_is_left_alone_for_longer() {
+    // P-10: twice each time, and the pause doubles as if a connection had asked.
+    let (mut world, client, _) = alone(318, false);
+    world.connect(client, SERVICE);
+    world.run_for(30 * SECOND);
+    let server = address("10.9.0.1");
+    let pauses = |world: &World| -> Vec<u64> {
+        let pause = |event: &Event| match event {
+            Event::NobodyThere { again_in, .. } => Some(again_in.as_secs()),
+            _ => None,
+        };
+        world.events.iter().filter_map(|(_, _, event)| pause(event)).collect()
+    };
+    for expected in [vec![600, 1200], vec![600, 1200, 2400]] {
+        let (now, before) = (world.now(), world.datagrams());
+        world.with_node(client, |node| {
+            assert!(node.ask_address(now, server));
+            assert_eq!(node.questions_to(server), Some(1));
+        });
+        world.run_for(30 * SECOND);
+        assert_eq!((pauses(&world), world.datagrams()), (expected, before + 2));
+        world.with_node(client, |node| assert_eq!((node.questions_to(server), node.known_at(server)), (None, None)));
+    }
+    world.check();
+}
+
+#[test]
 fn flows_whose_sockets_are_gone_are_not_counted() {
     let mut two = Two::new(317);
     let flows = [two.world.connect(two.client, SERVICE), two.world.connect(two.client, SERVICE)];

@@ -59,16 +59,22 @@ impl SessionLayer {
 
     /// Asks an address whether it runs Whimbrel, as if for the first time. `source`: from this address of ours.
     pub(crate) fn ask(&mut self, now: Time, address: IpAddr, source: Option<IpAddr>, base: &mut Base) {
-        self.contacts.addresses.insert(address, Contact::Asking { tries: 0, source });
+        self.contacts.addresses.insert(address, Contact::Asking { tries: 0, sent: 0, source });
         self.continue_contact(now, address, base);
     }
 
-    /// The same, though no connection waits for it: twice, as one that nobody waits for any more.
+    /// The same, though no connection waits for it: twice, as one that nobody waits for any more. What was silent is
+    /// left alone for twice as long if it still is, as after any other question.
     pub(crate) fn ask_by_hand(&mut self, now: Time, address: IpAddr, base: &mut Base) {
-        if !matches!(self.contacts.addresses.get(&address), Some(Contact::Known(_) | Contact::Asking { .. })) {
-            self.contacts.addresses.insert(address, Contact::Asking { tries: 1, source: None });
-            self.continue_contact(now, address, base);
+        match self.contacts.addresses.get(&address) {
+            Some(Contact::Known(_) | Contact::Asking { .. }) => return,
+            Some(Contact::Silent { pause, .. }) => {
+                self.contacts.pauses.insert(address, *pause);
+            }
+            None => {}
         }
+        self.contacts.addresses.insert(address, Contact::Asking { tries: 1, sent: 0, source: None });
+        self.continue_contact(now, address, base);
     }
 
     /// Asks once more, or gives up; or the silence about an address is over.
@@ -80,7 +86,7 @@ impl SessionLayer {
                 // Whoever wanted to know is gone before it was its turn.
                 self.contacts.addresses.remove(&address);
             }
-            Some(Contact::Asking { tries, source }) if tries < PAUSES.len() => {
+            Some(Contact::Asking { tries, sent, source }) if tries < PAUSES.len() => {
                 if !self.may_ask_now(now, address) {
                     base.set_timer(Timer::Contact(address), now + TURN);
                     return;
@@ -92,7 +98,7 @@ impl SessionLayer {
                     Some(key) if !last => Knowledge::Known(key),
                     _ => Knowledge::First,
                 };
-                self.contacts.addresses.insert(address, Contact::Asking { tries: tries + 1, source });
+                self.contacts.addresses.insert(address, Contact::Asking { tries: tries + 1, sent: sent + 1, source });
                 base.set_timer(Timer::Contact(address), now + PAUSES[tries]);
                 let to = SocketAddr::new(address, base.config().port);
                 let source = source.filter(|source| base.attachments().has(source));
@@ -115,7 +121,8 @@ impl SessionLayer {
                     self.contacts.waiting.insert(address, waiting);
                 }
                 // Two tries less than at first contact.
-                self.contacts.addresses.insert(address, Contact::Asking { tries: PAUSES.len() - 1, source });
+                let tries = PAUSES.len() - 1;
+                self.contacts.addresses.insert(address, Contact::Asking { tries, sent: 0, source });
                 self.contacts.pauses.insert(address, pause);
                 self.continue_contact(now, address, base);
             }
