@@ -201,6 +201,13 @@ fn left_behind(lab: &mut Lab) -> Result<()> {
     let (said, good) = fails(&client, &["ping", &there.to_string()])?;
     println!("{said}");
     expect!(!good && said.contains("runs no Whimbrel"), "{said}");
+    // One that runs it, and that nothing was known of.
+    let fresh = lab.host("fresh")?;
+    let there = fresh.join(&world.s.network, &Join::by("eth0"))?.ipv4()?;
+    let mut stranger = fresh.whimbrel()?;
+    let pong = client.cli(&["ping", &there.to_string(), "--count", "1"])?;
+    println!("{pong}");
+    expect!(pong.contains("answers after") && pong.contains("1 of 1"), "{pong}");
     let (said, _) = fails(&client, &["connections", "--json", "--nonsense"])?;
     println!("{said}");
     expect!(said.starts_with(r#"{"schema":1,"error":{"what":"#) && said.ends_with("ended with 2\n"), "{said}");
@@ -209,5 +216,5 @@ fn left_behind(lab: &mut Lab) -> Result<()> {
     world.goes_on(&mut pair)?;
     drop(strange);
     world.finish(pair)?;
-    all_run(&mut [&mut client, &mut server])
+    all_run(&mut [&mut client, &mut server, &mut stranger])
 }

@@ -410,6 +410,7 @@ impl EventLoop {
             Event::PeerReached { peer, .. } => {
                 self.sessions.insert(peer, now);
             }
+            Event::KeyMismatch { address, .. } => self.find_another_key(address),
             _ => {}
         }
         self.anchors.learn_of_moves(&self.desk, &event);

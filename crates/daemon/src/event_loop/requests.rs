@@ -10,7 +10,7 @@ use whimbrel_ipc::{
     Code, CommunityRequest, Configuration, EventsQuery, Failure, HandoffStarted, LocalAddress, Metric, Pinged, Reply,
     Request, Status, Suspended,
 };
-use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Standing, Time, Waits};
+use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time, Waits};
 use whimbrel_tunnel::Counter;
 use whimbrel_wire::FlowTuple;
 
@@ -62,6 +62,7 @@ impl EventLoop {
             self.moves.clients_gone(&mut self.effects, &gone);
             self.programs.clients_gone(&mut self.desk, &gone);
             self.anchors.clients_gone(&gone);
+            self.pinging.retain(|one| !gone.contains(&one.client));
         }
     }
 
@@ -191,10 +192,20 @@ impl EventLoop {
     pub(super) fn ping(&mut self, client: ClientId, host: &str) -> Answer {
         let now = clock::now();
         let named = self.desk.host_named(host);
-        let peer = named.as_ref().ok().and_then(|key| self.desk.node.peer_with(key)).map(|(id, _)| id);
-        let (whom, within) = match (peer, host.parse()) {
-            (Some(id), _) => (Whom::Peer(id), pings::PEER_WITHIN),
-            (None, Ok(address)) if named.is_err() => {
+        let node = &self.desk.node;
+        let at: Option<IpAddr> = host.parse().ok().map(|address: IpAddr| address.to_canonical());
+        let known = named.as_ref().ok().and_then(|key| node.peer_with(key)).map(|(id, _)| id);
+        // It may have answered at another address than the one that it is at.
+        let known = known.or_else(|| node.known_at(at?).map(|(id, _)| id));
+        let peer = known.and_then(|id| Some((id, node.last_ping(id)?.0)));
+        let (whom, address) = match (peer, at) {
+            (Some((id, remote)), _) => (Whom::Peer(id), remote),
+            (None, Some(address)) if named.is_err() => {
+                if !pings::is_of_one_host(address) {
+                    return Err(Failure::new("this is the address of no single other host")
+                        .on(host)
+                        .hint("The address at which other hosts reach it names it."));
+                }
                 if self.desk.own_addresses().contains(&address) {
                     return Err(Failure::new("this is the host itself").on(host).hint("Name another one."));
                 }
@@ -203,7 +214,7 @@ impl EventLoop {
                         .on(host)
                         .hint("`ask` and `trust` in the configuration say whom it may."));
                 }
-                (Whom::Address(address), pings::STRANGER_WITHIN)
+                (Whom::Address(address), SocketAddr::new(address, self.settings.config.port))
             }
             (None, _) => {
                 return Err(named.err().unwrap_or_else(|| {
@@ -214,8 +225,8 @@ impl EventLoop {
             }
         };
         self.desk.server.answer_later(client);
-        self.pinging.push(Pinging { client, whom, tries: 0, next: now, until: now + within, begun: now });
-        self.answer_pinging();
+        // What goes out for it does so this time round, once what has happened until now is known.
+        self.pinging.push(Pinging::new(client, whom, address, now));
         Ok(None)
     }
 
@@ -225,51 +236,25 @@ impl EventLoop {
             return;
         }
         let now = clock::now();
-        for mut one in std::mem::take(&mut self.pinging) {
-            match self.look_at_ping(now, &mut one) {
-                Some(pinged) => self.desk.server.reply(one.client, &Reply::Pinged(Box::new(pinged))),
-                None => self.pinging.push(one),
-            }
+        let node = &mut self.desk.node;
+        for one in self.pinging.extract_if(.., |one| one.go_on(now, node)).collect::<Vec<_>>() {
+            let pinged = self.pinged(now, &one);
+            self.desk.server.reply(one.client, &Reply::Pinged(Box::new(pinged)));
         }
         self.poll_node();
     }
 
-    /// What there is to answer a client, if that is so already.
-    fn look_at_ping(&mut self, now: Time, one: &mut Pinging) -> Option<Pinged> {
-        let port = self.settings.config.port;
-        if let Whom::Address(address) = one.whom {
-            let found = self.desk.node.peers().find(|peer| peer.session && peer.remote.ip() == address);
-            match (found, self.desk.node.standing(address)) {
-                (Some(peer), _) => (one.whom, one.until) = (Whom::Peer(peer.id), now + pings::PEER_WITHIN),
-                (None, Standing::Asking | Standing::Known) if one.until > now => {
-                    one.next = one.until;
-                    return None;
-                }
-                (None, _) => return Some(pings::stranger((address, port).into())),
-            }
-        }
-        let Whom::Peer(id) = one.whom else { return None };
-        let peer = self.desk.node.peers().find(|peer| peer.id == id);
-        let answer = peer.as_ref().and_then(|peer| peer.ping.filter(|ping| ping.sent() >= one.begun)?.answer());
-        if peer.is_some() && answer.is_none() && one.until > now {
-            if one.next <= now {
-                one.tries += u32::from(self.desk.node.ping(now, id));
-                one.next = now + pings::AGAIN;
-            }
-            return None;
-        }
-        let peer = peer?;
-        let mut pinged = pings::of_peer(&peer, now, one, answer);
-        let of = views::peer(
-            &peer,
-            now,
-            self.sessions.get(&id).copied(),
-            whimbrel_protocol::Trust::Tofu,
-            &self.effects.known_keys,
-        );
-        pinged.session = of.session;
-        pinged.peer = Some(self.desk.peer_name(&peer.key));
-        Some(pinged)
+    /// Another key than the known one has answered at an address.
+    pub(super) fn find_another_key(&mut self, address: IpAddr) {
+        self.pinging.iter_mut().filter(|one| one.address().ip() == address).for_each(Pinging::find_another_key);
+    }
+
+    /// What a client is answered.
+    fn pinged(&self, now: Time, one: &Pinging) -> Pinged {
+        let Some(peer) = one.peer().and_then(|id| self.desk.node.peer(id)) else { return pings::stranger(one) };
+        let since = self.sessions.get(&peer.id).copied();
+        let session = views::peer(&peer, now, since, whimbrel_protocol::Trust::Tofu, &self.effects.known_keys).session;
+        Pinged { session, peer: Some(self.desk.peer_name(&peer.key)), ..pings::of_peer(&peer, now, one) }
     }
 
     fn connections(&mut self, id: ClientId) -> Answer {
