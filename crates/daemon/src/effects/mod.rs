@@ -81,7 +81,7 @@ impl Effects {
     }
 
     /// Tells the node what name servers have answered.
-    pub(crate) fn handle_names(&self, now: Time, node: &mut Node) {
+    pub(crate) fn handle_names(&mut self, now: Time, node: &mut Node) {
         self.names.handle_answers(now, node);
     }
 

@@ -1,7 +1,7 @@
 //! Asking name servers where hosts are that have names (`[[peers]]`). A thread of its own asks and waits; what comes
 //! back is tried and proves nothing (P-217).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -48,6 +48,8 @@ struct Named {
 #[derive(Debug)]
 pub(crate) struct NameLookups {
     names: HashMap<PublicKey, Named>,
+    /// Whose names are being asked for: a server that is slow is asked no more often for that.
+    under_way: HashSet<PublicKey>,
     asked: Sender<(PublicKey, Named)>,
     answers: Receiver<(PublicKey, Vec<IpAddr>)>,
     wake: Arc<OwnedFd>,
@@ -79,7 +81,7 @@ impl NameLookups {
                 }
             })?;
         }
-        Ok(Self { names, asked, answers, wake })
+        Ok(Self { names, under_way: HashSet::new(), asked, answers, wake })
     }
 
     /// Readable when there is an answer.
@@ -87,20 +89,30 @@ impl NameLookups {
         self.wake.as_fd()
     }
 
-    /// Has the name of a host asked for, if it has one.
-    pub(crate) fn ask(&self, key: PublicKey) {
-        if let Some(named) = self.names.get(&key) {
+    /// Has the name of a host asked for, if it has one, and is not being asked for already.
+    pub(crate) fn ask(&mut self, key: PublicKey) {
+        if let Some(named) = self.names.get(&key)
+            && self.under_way.insert(key)
+        {
             // The thread lives as long as this does.
             let _ = self.asked.send((key, named.clone()));
         }
     }
 
     /// Tells the node what was answered.
-    pub(crate) fn handle_answers(&self, now: Time, node: &mut Node) {
-        clear(self.wake());
-        for (key, addresses) in self.answers.try_iter() {
+    pub(crate) fn handle_answers(&mut self, now: Time, node: &mut Node) {
+        for (key, addresses) in self.take_answers() {
             node.handle_named(now, &key, &addresses);
         }
+    }
+
+    fn take_answers(&mut self) -> Vec<(PublicKey, Vec<IpAddr>)> {
+        clear(self.wake());
+        let found: Vec<_> = self.answers.try_iter().collect();
+        found.iter().for_each(|(key, _)| {
+            self.under_way.remove(key);
+        });
+        found
     }
 }
 
@@ -217,6 +229,22 @@ mod tests {
         assert_eq!(answer(&asked, &name), None, "a question");
         assert_eq!(answer(&two[..two.len() - 3], &name).map(|(_, found)| found.len()), Some(1), "cut off");
         assert_eq!(answer(&[], &name), None);
+    }
+
+    #[test]
+    fn a_name_that_is_being_asked_for_is_not_asked_for_again() {
+        let key = whimbrel_handshake::StaticKey::from_bytes([1; 32]).public();
+        let named = Named { name: DomainName::from_str("server.example.org").unwrap(), server: None };
+        let ((asked, requests), (answer, answers)) = (channel(), channel());
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        let names = HashMap::from([(key, named)]);
+        let mut lookups = NameLookups { names, under_way: HashSet::new(), asked, answers, wake };
+        (0..3).for_each(|_| lookups.ask(key));
+        assert_eq!(requests.try_iter().count(), 1);
+        answer.send((key, Vec::new())).unwrap();
+        assert_eq!(lookups.take_answers(), [(key, Vec::new())]);
+        lookups.ask(key);
+        assert_eq!(requests.try_iter().count(), 1, "once it was answered it may have changed");
     }
 
     #[test]
