@@ -46,24 +46,27 @@ impl OptimisticAddresses {
     /// it. To be called again whenever addresses have changed.
     ///
     /// # Errors
-    /// [`Error::Call`], the first; those before it are used.
+    /// [`Error::Call`], the first; all were tried.
     pub fn begin(&mut self) -> Result<Vec<IpAddr>, Error> {
         self.end()?;
-        let (waiting, mut begun) = (self.route.tentative()?, Vec::new());
+        let (waiting, mut begun, mut all) = (self.route.tentative()?, Vec::new(), Ok(()));
         let links = if waiting.is_empty() { Vec::new() } else { self.route.links()? };
         for one in waiting {
             // Without a carrier detection does not begin.
             let Some(link) = links.iter().find(|link| link.index == one.interface && link.carrier) else { continue };
-            match self.saved.set(&format!("net/ipv6/conf/{}/optimistic_dad", link.name), "1") {
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(begun),
-                set => set?,
+            let allowed = match self.saved.set(&format!("net/ipv6/conf/{}/optimistic_dad", link.name), "1") {
+                // The kernel does not know it, or the link is gone by now.
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => continue,
+                allowed => allowed,
             };
-            let used = self.use_now(&one);
-            self.saved.restore()?;
-            used?;
-            begun.push(one.address);
+            let used = allowed.and_then(|_| self.use_now(&one));
+            // Others are not to wait because this one does.
+            match used.and(self.saved.restore()) {
+                Ok(()) => begun.push(one.address),
+                failed => all = all.and(failed),
+            }
         }
-        Ok(begun)
+        all.map(|()| begun)
     }
 
     /// The route first: where the address cannot be used after all, it ends by itself.
