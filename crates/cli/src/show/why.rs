@@ -49,7 +49,9 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
     let said = |text: &str| vec![text.to_owned()];
     match connection.state {
         ConnectionState::Server => (
-            said("It is no connection itself: those that it has accepted are listed by themselves, and survive or not."),
+            said(
+                "It is no connection itself: those that it has accepted are listed by themselves, and survive or not.",
+            ),
             None,
             Some("`whimbrel move` gives it to another host by this name.".to_owned()),
         ),
@@ -72,18 +74,23 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
         }
         ConnectionState::NotConfirmed => (
             vec![
-                format!("It is carried to where the ends are taken to be, but nothing shows that it arrives: {reason}."),
+                format!(
+                    "It is carried to where the ends are taken to be, but nothing shows that it arrives: {reason}."
+                ),
                 "It goes on once the peer answers; whether that comes to be is not known.".to_owned(),
             ],
             None,
             Some(
-                "See whether this network lets UDP 2031 out and its answers in: `whimbrel ping` the peer, and `whimbrel \
-                 events`."
+                "See whether this network lets UDP to the control port out and its answers in: `whimbrel ping` the \
+                 peer, and `whimbrel events`."
                     .to_owned(),
             ),
         ),
         ConnectionState::Held => {
             let advice = match reason {
+                _ if reason.contains("here and by the peer") => {
+                    "`whimbrel resume` at both hosts has it go on: each has it wait."
+                }
                 _ if reason.contains("suspended by the peer") => "`whimbrel resume` at the other host has it go on.",
                 _ if reason.contains("suspended") => "`whimbrel resume` has it go on.",
                 _ if reason.contains("no network") => {
@@ -110,9 +117,11 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
             Some(false),
             Some("Its program has to open another.".to_owned()),
         ),
-        ConnectionState::Unprotected => {
-            (said(&format!("A move of this host would end it: {reason}.")), Some(false), unprotected(connection, reason))
-        }
+        ConnectionState::Unprotected => (
+            said(&format!("A move of this host would end it: {reason}.")),
+            Some(false),
+            unprotected(connection, reason),
+        ),
     }
 }
 
@@ -140,7 +149,7 @@ fn unprotected(connection: &Connection, reason: &str) -> Option<String> {
     let remote = connection.flow.remote.ip();
     let advice = match reason {
         _ if reason.starts_with("asked, silent") => format!(
-            "If {remote} is one of your hosts: run `whimbrel up` there and let UDP 2031 in (`whimbrel doctor` there); then \
+            "If {remote} is one of your hosts: run `whimbrel up` there and let UDP to the control port in (`whimbrel doctor` there); then \
              `whimbrel ping {remote}` asks it again."
         ),
         _ if reason.starts_with("policy at line") => {
@@ -188,9 +197,22 @@ mod tests {
         for (state, reason, survives, says, advises) in [
             (S::Native, None, Some(true), "would survive a move", None),
             (S::Moved, None, Some(true), "addresses in its packets replaced", None),
-            (S::NotConfirmed, Some("the peer does not answer"), None, "nothing shows that it arrives", Some("2031")),
+            (
+                S::NotConfirmed,
+                Some("the peer does not answer"),
+                None,
+                "nothing shows that it arrives",
+                Some("control port"),
+            ),
             (S::Held, Some("suspended by hand"), Some(true), "suspended by hand", Some("`whimbrel resume` has")),
             (S::Held, Some("suspended by the peer"), Some(true), "by the peer", Some("at the other host")),
+            (
+                S::Held,
+                Some("suspended by hand, here and by the peer"),
+                Some(true),
+                "here and by the peer",
+                Some("at both hosts"),
+            ),
             (S::Held, Some("the peer is not heard"), Some(true), "is not heard", Some("by itself")),
             (S::Pending, None, Some(false), "not known yet", Some("a few seconds")),
             (
