@@ -17,7 +17,7 @@ const STRANGER_WITHIN: Duration = Duration::from_secs(6);
 
 /// A client that waits for an answer.
 pub(crate) struct Pinging {
-    pub(crate) client: ClientId,
+    client: ClientId,
     whom: Whom,
     /// Where that is, as far as is known; it outlives the peer.
     address: SocketAddr,
@@ -75,6 +75,11 @@ impl Pinging {
     /// Another key answers there than the one that is known.
     pub(crate) fn find_another_key(&mut self) {
         self.other_key = true;
+    }
+
+    /// Who is answered.
+    pub(crate) fn client(&self) -> ClientId {
+        self.client
     }
 
     /// Asks where it is time. Tells whether the client is to be answered, as it is when its time is over at the latest.

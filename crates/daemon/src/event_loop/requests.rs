@@ -62,7 +62,7 @@ impl EventLoop {
             self.moves.clients_gone(&mut self.effects, &gone);
             self.programs.clients_gone(&mut self.desk, &gone);
             self.anchors.clients_gone(&gone);
-            self.pinging.retain(|one| !gone.contains(&one.client));
+            self.pinging.retain(|one| !gone.contains(&one.client()));
         }
     }
 
@@ -239,7 +239,7 @@ impl EventLoop {
         let node = &mut self.desk.node;
         for one in self.pinging.extract_if(.., |one| one.go_on(now, node)).collect::<Vec<_>>() {
             let pinged = self.pinged(now, &one);
-            self.desk.server.reply(one.client, &Reply::Pinged(Box::new(pinged)));
+            self.desk.server.reply(one.client(), &Reply::Pinged(Box::new(pinged)));
         }
         self.poll_node();
     }

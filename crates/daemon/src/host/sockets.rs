@@ -149,8 +149,8 @@ impl Host {
         }
     }
 
-    /// Ends the sockets that connect to these addresses and have no answer, of some only those that do so from an address
-    /// that this host does not have any more.
+    /// Ends the sockets that connect to these addresses and have no answer, of some only those that do so from one of
+    /// its own that this host does not have any more.
     pub(crate) fn end_connecting(&mut self, remotes: &BTreeMap<IpAddr, bool>) -> Result<(), whimbrel_kernel::Error> {
         let own = own_addresses(&self.network);
         for socket in self.connections.tcp(&[TcpState::SynSent])? {
