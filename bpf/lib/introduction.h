@@ -183,9 +183,12 @@ __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet 
 		seen.transport = packet->protocol;
 		own = &seen;
 	}
-	/* Whoever is hidden is not to be found out by what he does not answer. */
+	/*
+	 * Whoever is hidden is not to be found out by what he does not answer. A program would read a datagram: that
+	 * gets no answer, as where nobody hears it.
+	 */
 	if (is_hidden(own))
-		return false;
+		return packet->protocol == IPPROTO_UDP;
 	if (!take_share(share)) {
 		count(COUNTER_INTRODUCTION_EXCESS);
 		return true;
