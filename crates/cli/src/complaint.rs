@@ -109,8 +109,8 @@ impl Complaint {
                 "`--anchor self` runs the program as it is, with this host's own addresses and ports.",
             ),
             Self::NoConnection(name) => Failure::new("no connection is named by this").on(name).code(Code::Unknown).hint(
-                "An address of either end does, with or without its port (192.0.2.1:22, [2001:db8::1]:22), or pid:NUMBER; \
-                 `whimbrel connections` shows them.",
+                "An address of either end does, with or without its port (192.0.2.1:22, [2001:db8::1]:22), or \
+                 pid:NUMBER; `whimbrel connections` shows them.",
             ),
             Self::Log(path, error) if error.kind() == io::ErrorKind::NotFound => {
                 Failure::new("there is no such log").on(path.display()).hint(

@@ -10,13 +10,14 @@ use crate::{FlowPair, Gateway, Join, Lab, MonoTime, Result, Side, SiteSpec, expe
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
         "stale-gateway",
-        "the gateway of the new network has the address of the one before, whose link-layer address the kernel still knows",
+        "the gateway of the new network has the address of the one before, whose link-layer address is still known",
         stale_gateway_v4,
     ),
     scenario("stale-gateway-v6", "the same over IPv6, where many routers are fe80::1", stale_gateway_v6),
     scenario(
         "on-link-lost",
-        "the laptop comes to the server's own network; either end knows somebody else by the other's address, and the first two questions are lost",
+        "the laptop comes to the server's own network; either end knows somebody else by the other's address, and the \
+         first two questions are lost",
         on_link_v4,
     ),
     scenario("on-link-lost-v6", "the same over IPv6", on_link_v6),

@@ -106,8 +106,8 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
         }
         ConnectionState::Pending => (
             said(
-                "It is not known yet whether the other host runs Whimbrel, or the two are just agreeing on it: until then \
-                 a move of this host would end it.",
+                "It is not known yet whether the other host runs Whimbrel, or the two are just agreeing on it: until \
+                 then a move of this host would end it.",
             ),
             Some(false),
             Some("Nothing: ask again in a few seconds.".to_owned()),
@@ -149,8 +149,8 @@ fn unprotected(connection: &Connection, reason: &str) -> Option<String> {
     let remote = connection.flow.remote.ip();
     let advice = match reason {
         _ if reason.starts_with("asked, silent") => format!(
-            "If {remote} is one of your hosts: run `whimbrel up` there and let UDP to the control port in (`whimbrel doctor` there); then \
-             `whimbrel ping {remote}` asks it again."
+            "If {remote} is one of your hosts: run `whimbrel up` there and let UDP to the control port in (`whimbrel \
+             doctor` there); then `whimbrel ping {remote}` asks it again."
         ),
         _ if reason.starts_with("policy at line") => {
             "Change that line of the configuration, and reload it (`systemctl reload whimbrel`).".to_owned()

@@ -402,8 +402,8 @@ fn firewall_findings(port: u16, ruleset: &Ruleset) -> Vec<Finding> {
                         let found = format!("what this host has not asked for is dropped by {}; answers pass", obstacle.place);
                         Finding::warning("firewall", check, found)
                             .lost(
-                                "other hosts cannot reach this one first, so neither one that opens a connection to it nor \
-                                 one that has moved meanwhile; this host's own moves are not affected",
+                                "other hosts cannot reach this one first, so neither one that opens a connection to it \
+                                 nor one that has moved meanwhile; this host's own moves are not affected",
                             )
                             .mend(obstacle.mend)
                     }

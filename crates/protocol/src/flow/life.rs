@@ -61,8 +61,7 @@ impl FlowLayer {
     /// A flow that this host has opened is introduced at once, unless there were very many of late (P-200).
     fn await_turn(&mut self, now: Time, flow: FlowTuple) {
         if flow.transport == Transport::Udp {
-            // Nobody waits for what is listed every few seconds, and what is put into it while the other end looks for
-            // nothing, since its daemon has just been started anew, is read by its program.
+            // It was found by a list that is made every few seconds: a turn at once would bring little.
             return self.flows.put_off(now, flow);
         }
         let id = match self.path.session().contacts().get(&flow.remote.ip()) {

@@ -204,7 +204,8 @@ mod tests {
 
     #[test]
     fn the_systems_servers_are_read() {
-        let text = "# by hand\nsearch example.org\nnameserver 192.0.2.53\n nameserver\t2001:db8::53\nnameserver fe80::1%eth0\n";
+        let text = "# by hand\nsearch example.org\nnameserver 192.0.2.53\n nameserver\t2001:db8::53\n\
+                    nameserver fe80::1%eth0\n";
         let expected: [IpAddr; 2] = ["192.0.2.53".parse().unwrap(), "2001:db8::53".parse().unwrap()];
         assert_eq!(servers_in(text), expected);
     }
