@@ -48,7 +48,7 @@ struct World {
     /// None: nothing of Whimbrel is here.
     connection: Option<(FlowPair, [Whimbrel; 2])>,
     // Last: the others live in it.
-    _lab: Lab,
+    lab: Lab,
 }
 
 impl World {
@@ -65,7 +65,7 @@ impl World {
         let address = if ipv4 { at_server.ipv4()? } else { at_server.ipv6()? };
         let at = laptop.join(&sites[0].network, &Join::default())?;
         let changes = Changes::watch(&laptop, ipv4)?;
-        let mut world = Self { sites, there: 0, laptop, server, address, at, changes, connection: None, _lab: lab };
+        let mut world = Self { sites, there: 0, laptop, server, address, at, changes, connection: None, lab };
         if whimbrel {
             let daemons = [world.laptop.whimbrel()?, world.server.whimbrel()?];
             let options = PairOptions { up: Some(0), down: Some(RATE), ..PairOptions::default() };
@@ -186,6 +186,9 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
                 of.application.push(first.unwrap_or(ms(PATIENCE)));
             }
         }
+    }
+    for (world, family) in with.iter().zip(["ipv4", "ipv6"]) {
+        options.setup.keep(&format!("first-byte-{family}"), &world.lab)?;
     }
     Ok(report(&series))
 }
