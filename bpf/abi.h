@@ -43,7 +43,12 @@ struct flow_entry {
 	__u32 echoes_from; /* a TSval (RFC 7323) of this end's: echoes of older ones are not to be measured; see lib/lapse.h */
 	__u32 clock;	   /* what this end's TSvals are ahead of CLOCK_MONOTONIC by */
 	__u32 delivery;	   /* where its local end is; see DELIVERY_ROUTES */
-	__u32 sent; /* DELIVERY_PASSING, TCP: where the last segment that its far end sent began; written by the programs */
+	/*
+	 * Written by the programs. DELIVERY_PASSING, TCP: where the last segment that its far end sent began.
+	 * HELD_UNCONNECTED: when a datagram of it last left, or came from its peer, while it had moved; in the unit of
+	 * `tunnelled_until`.
+	 */
+	__u32 sent;
 	__u32 tunnelled_until; /* until when HELD_TUNNELLED holds: CLOCK_MONOTONIC in ms, which wraps around */
 	__u32 free_at; /* TCP: when its wire names were last found to be nobody's; as `tunnelled_until`, written by the programs */
 };
@@ -113,11 +118,14 @@ enum held {
 	HELD_TUNNELLED = 2, /* while it has moved it goes by the tunnel where its binding would have it rewritten */
 	HELD_HIDDEN = 4,    /* introductions in it are not for this host, and go to its socket */
 	HELD_BEYOND = 8,    /* its far end is a host behind the peer, whose resets come by the tunnel */
+	HELD_UNCONNECTED = 32, /* UDP: its socket is not connected, and may hear others from where its peer was */
 };
 
 enum conflict {
 	CONFLICT_GIVES_WAY = 1, /* the daemon gives it up where somebody else opens a connection under its names */
 	CONFLICT_REPORTED = 2,	/* written by the programs: somebody did */
+	/* HELD_UNCONNECTED, written by the programs: what it last heard came natively, from where its peer was */
+	CONFLICT_NATIVE = 4,
 };
 
 enum lapsed {
@@ -232,6 +240,7 @@ enum idle {
 	IDLE_KEPT = 64,		/* map `kept` is empty */
 	IDLE_ENDPOINTS = 128,	/* maps `lent` and `endpoints` are empty, and no flow is toward a namespace */
 	IDLE_FORWARDED = 256,	/* no flow is toward another host */
+	IDLE_UNCONNECTED = 512, /* no flow is HELD_UNCONNECTED */
 };
 
 /*

@@ -17,7 +17,7 @@
 #define ARRIVALS_BYTES (1 << 18)
 
 /*
- * The two tables of flows are by far the largest, and a hash map takes memory for as many buckets as it may have
+ * The tables of flows are by far the largest, and a hash map takes memory for as many buckets as it may have
  * entries from the start. So each is a slot that holds a table; user space puts a larger one there when it is full.
  */
 struct {
@@ -47,6 +47,24 @@ struct {
 			__uint(value_size, sizeof(struct flow_tuple));
 		});
 } wire_flows SEC(".maps");
+
+/*
+ * Of flows that are HELD_UNCONNECTED: the own tuple with no local address -> that address. For a socket that is bound
+ * to none the kernel chooses it anew for each datagram.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(
+		values, struct {
+			__uint(type, BPF_MAP_TYPE_HASH);
+			__uint(map_flags, BPF_F_NO_PREALLOC);
+			__uint(max_entries, 1);
+			__uint(key_size, sizeof(struct flow_tuple));
+			__uint(value_size, sizeof(struct address));
+		});
+} unconnected SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -188,6 +206,17 @@ static __always_inline struct flow_entry *find_flow(const struct flow_tuple *own
 static __always_inline bool has_moved(const struct flow_entry *flow, const struct binding *binding)
 {
 	return flow->home_local_place != binding->local_place || flow->home_peer_place != binding->peer_place;
+}
+
+/*
+ * Is a flow that has moved answered under its own names for now (P-221)? While its peer is elsewhere somebody else may
+ * have the names that it had, as the next owner of a mapping at a NAT has, and a socket that is not connected hears
+ * him: he gets what was meant for him.
+ */
+static __always_inline bool is_native_for_now(const struct flow_entry *flow, const struct binding *binding)
+{
+	return flow->held & HELD_UNCONNECTED && flow->conflict & CONFLICT_NATIVE &&
+	       flow->home_peer_place != binding->peer_place;
 }
 
 /* Whose binding what comes from `peer` to `local` may be of. */

@@ -176,6 +176,58 @@ static __noinline bool resets(struct __sk_buff *skb, const struct packet *packet
 	       !bpf_skb_load_bytes(skb, packet->transport + 13, &flags, 1) && flags & 0x04;
 }
 
+static __always_inline void note_use(struct flow_entry *flow)
+{
+	__u32 now = bpf_ktime_get_coarse_ns() / 1000000;
+
+	if (flow->held & HELD_UNCONNECTED && flow->sent != now)
+		flow->sent = now;
+}
+
+/*
+ * What a socket sends that is bound to no address leaves, once this host has moved, from its new one. The flow that it
+ * is of then (P-222), and in `own` its names: the program goes on hearing and being heard under those with which it
+ * began. While this host is where the flow began the kernel's choice is the program's.
+ */
+static __always_inline struct flow_entry *find_unconnected(const struct packet *packet, struct flow_tuple *own)
+{
+	const struct binding *binding;
+	const struct address *local;
+	struct flow_entry *flow;
+	__u32 zero = 0;
+	void *table = bpf_map_lookup_elem(&unconnected, &zero);
+
+	if (!table)
+		return NULL;
+	if (packet->family == 6)
+		__builtin_memset(&own->local, 0, sizeof(own->local));
+	own->local.words[3] = 0;
+	local = bpf_map_lookup_elem(table, own);
+	if (local) {
+		own->local = *local;
+		flow = find_flow(own);
+		binding = flow ? bpf_map_lookup_elem(&bindings, &flow->binding) : NULL;
+		if (binding && binding->carrier != CARRIER_NATIVE && flow->home_local_place != binding->local_place)
+			return flow;
+	}
+	own->local = packet->source;
+	return NULL;
+}
+
+/* Gives a datagram that find_unconnected() knows its flow's own address. False: drop it. */
+static __noinline bool rename_source(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
+{
+	struct names names = {};
+
+	if (!packet || !own)
+		return false;
+	names.source = own->local;
+	names.destination = packet->destination;
+	names.source_port = packet->source_port;
+	names.destination_port = packet->destination_port;
+	return rename_packet(skb, packet, &names);
+}
+
 /* An ICMP error that this host, or who is behind it, sends about a packet of a moved flow. */
 __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -208,7 +260,8 @@ __noinline int egress_icmp(struct __sk_buff *skb, const struct packet *packet)
 	if (!flow || !comes_from(skb, packet, flow, &own))
 		return pass_ordinary(skb, packet);
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
-	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding))
+	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding) ||
+	    is_native_for_now(flow, binding))
 		return packet->origin == FROM_STACK ? pass_ordinary(skb, packet) : pass_native(packet);
 	carrier = carrier_of(flow, binding);
 	if (carrier == CARRIER_REWRITE && is_ipv4(&binding->peer) != (packet->family == 4))
@@ -286,6 +339,8 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 	flow = find_flow(&own);
 	if (packet->origin != FROM_STACK && !(flow && comes_from(skb, packet, flow, &own)))
 		return OF_NO_FLOW;
+	if (!flow && own.transport == IPPROTO_UDP && !(settings->idle & IDLE_UNCONNECTED))
+		flow = find_unconnected(packet, &own);
 	if (packet->origin == FROM_WIRE && flow && flow->delivery == DELIVERY_PASSING)
 		note_sent(skb, packet, flow);
 	if (packet->part == FRAGMENT_LATER)
@@ -302,7 +357,8 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 	if (!flow)
 		return leave_natively(skb, packet) == TC_ACT_UNSPEC ? pass_lowered(skb, packet, &own) : TC_ACT_SHOT;
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
-	moved = binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding);
+	moved = binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding) &&
+		!is_native_for_now(flow, binding);
 	if (packet->part == FRAGMENT_FIRST && (moved || flow->held & HELD_BACK || packet->origin == FROM_ENDPOINT)) {
 		struct fragment key;
 
@@ -318,6 +374,7 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 	/* Without a binding nothing is moved. */
 	if (!moved || !binding)
 		return hold_or_answer(skb, packet);
+	note_use(flow);
 	carrier = carrier_of(flow, binding);
 	/* The daemon's own question whether the flow is at home after all. */
 	if (carrier == CARRIER_LISTEN && packet->origin == FROM_STACK && (skb->mark & settings->mark_mask) == (settings->mark_mask & ~settings->mark))
@@ -339,6 +396,9 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 	if (carrier == CARRIER_TUNNEL) {
 		if (!settings->tunnel)
 			return hold(COUNTER_HELD_NO_TUNNEL);
+		if (flow->held & HELD_UNCONNECTED && !same_address(&packet->source, &own.local) &&
+		    !rename_source(skb, packet, &own))
+			return drop(COUNTER_DROPPED_REWRITE);
 		if (skb->ifindex != settings->tunnel)
 			return to_tunnel(skb, packet, settings->tunnel, COUNTER_TUNNELLED_OUT);
 		return lower(skb, packet, &own) ? pass_counted(COUNTER_TUNNELLED_OUT) : drop(COUNTER_DROPPED_RENUMBER);

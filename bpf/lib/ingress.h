@@ -97,6 +97,29 @@ static __always_inline void hear(__u32 id, struct flow_entry *flow, const struct
 	}
 }
 
+/* The peer is heard where it is: it is answered there (P-221). */
+static __always_inline void hear_moved(struct flow_entry *flow)
+{
+	if (!(flow->held & HELD_UNCONNECTED))
+		return;
+	note_use(flow);
+	if (flow->conflict & CONFLICT_NATIVE)
+		flow->conflict &= ~CONFLICT_NATIVE;
+}
+
+/* Under its own names: of somebody who is where the peer was, if the peer is elsewhere. */
+static __always_inline void hear_native(struct flow_entry *flow, const struct binding *binding)
+{
+	if (!(flow->held & HELD_UNCONNECTED))
+		return;
+	if (!binding || binding->carrier == CARRIER_NATIVE || flow->home_peer_place == binding->peer_place) {
+		if (flow->conflict & CONFLICT_NATIVE)
+			flow->conflict &= ~CONFLICT_NATIVE;
+	} else if (!(flow->conflict & CONFLICT_NATIVE)) {
+		flow->conflict |= CONFLICT_NATIVE;
+	}
+}
+
 /* An ICMP error, from anybody on the path, about a packet that left under a wire tuple. */
 __noinline int ingress_icmp(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -162,6 +185,8 @@ static __always_inline void report_native(struct binding *binding, const struct 
 
 /* Nothing has to be looked for among packets that come under their own names. */
 #define IDLE_QUIET (IDLE_LISTENING | IDLE_LAPSES | IDLE_HELPED)
+/* The same of datagrams. */
+#define IDLE_QUIET_DATAGRAMS (IDLE_FORWARDED | IDLE_UNCONNECTED)
 
 /* A packet under its own names may be of a flow that was helped. */
 static __always_inline int pass_raised(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
@@ -200,7 +225,7 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 	reset = flags & TCP_RST;
 	opens = (flags & (TCP_SYN | TCP_RST | TCP_ACK)) == TCP_SYN;
 	if (!reset && !opens && (settings->idle & IDLE_QUIET) == IDLE_QUIET &&
-	    (packet->protocol != IPPROTO_UDP || settings->idle & IDLE_FORWARDED))
+	    (packet->protocol != IPPROTO_UDP || (settings->idle & IDLE_QUIET_DATAGRAMS) == IDLE_QUIET_DATAGRAMS))
 		return pass();
 	name_inbound(&own, packet);
 	flow = find_flow(&own);
@@ -211,6 +236,7 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 		report_claim(flow, &own);
 		return flow->conflict & CONFLICT_GIVES_WAY ? drop(COUNTER_CLAIMED) : TO_BE_REFUSED;
 	}
+	hear_native(flow, binding);
 	/*
 	 * The peer's own come by where it is: somebody else has its former port, and nobody knows what socket he means
 	 * (P-104).
@@ -298,8 +324,10 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 	}
 	if (is_astray(skb, settings, locator))
 		return go_astray(skb);
-	if (flow)
+	if (flow) {
 		hear(id, flow, binding, packet);
+		hear_moved(flow);
+	}
 	set_mark(skb, settings);
 	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, own))
 		return TC_ACT_SHOT;
@@ -408,7 +436,9 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 }
 
 /* Nothing has to be looked for in what the daemon writes to the TUN device. */
-#define IDLE_INNER (IDLE_LAPSES | IDLE_HELPED | IDLE_DELIVERY | IDLE_INTRODUCTIONS)
+#define IDLE_INNER (IDLE_LAPSES | IDLE_HELPED | IDLE_DELIVERY | IDLE_INTRODUCTIONS | IDLE_UNCONNECTED)
+
+#define IDLE_NAMED_INNER (IDLE_LAPSES | IDLE_HELPED | IDLE_UNCONNECTED)
 
 /* Packets that the daemon took out of a tunnel and wrote to the TUN device, under the own tuple already. */
 static __always_inline int ingress_inner(struct __sk_buff *skb)
@@ -425,8 +455,14 @@ static __always_inline int ingress_inner(struct __sk_buff *skb)
 	/* Of a flow that another host passes on. */
 	if (!(settings->idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet, false))
 		return TC_ACT_SHOT;
-	if ((settings->idle & (IDLE_LAPSES | IDLE_HELPED)) != (IDLE_LAPSES | IDLE_HELPED)) {
+	if ((settings->idle & IDLE_NAMED_INNER) != IDLE_NAMED_INNER) {
 		name_inbound(&own, &packet);
+		if (!(settings->idle & IDLE_UNCONNECTED) && packet.protocol == IPPROTO_UDP) {
+			struct flow_entry *flow = find_flow(&own);
+
+			if (flow)
+				hear_moved(flow);
+		}
 		if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, &packet, &own))
 			return TC_ACT_SHOT;
 		if (!raise(skb, &packet, &own))

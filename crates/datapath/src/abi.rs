@@ -2,7 +2,7 @@
 //!
 //! The layout is compared with the compiled C by the tests at the end.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -239,6 +239,7 @@ pub(crate) const IDLE_HELPED: u32 = 32;
 pub(crate) const IDLE_KEPT: u32 = 64;
 pub(crate) const IDLE_ENDPOINTS: u32 = 128;
 pub(crate) const IDLE_FORWARDED: u32 = 256;
+pub(crate) const IDLE_UNCONNECTED: u32 = 512;
 /// `enum follow` of `bpf/abi.h`, which is in no type that BTF would tell of.
 pub(crate) const FOLLOW_CLOSES: u32 = 1;
 pub(crate) const FOLLOW_ALL: u32 = 2;
@@ -259,7 +260,9 @@ pub(crate) const HELD_BACK: u8 = 1;
 pub(crate) const HELD_TUNNELLED: u8 = 2;
 pub(crate) const HELD_HIDDEN: u8 = 4;
 pub(crate) const HELD_BEYOND: u8 = 8;
+pub(crate) const HELD_UNCONNECTED: u8 = 32;
 pub(crate) const CONFLICT_GIVES_WAY: u8 = 1;
+pub(crate) const CONFLICT_NATIVE: u8 = 4;
 pub(crate) const FITTED_CHANGED: u8 = 1;
 /// `LOOKED_UP_AT_ONCE`
 pub(crate) const LOOKED_UP_AT_ONCE: u32 = 128;
@@ -425,6 +428,10 @@ pub struct FlowEntry {
     /// Its far end is a host behind its peer: a reset that comes rewritten is dropped, since where the peer is being
     /// started anew that host answers so to names that it does not know.
     pub beyond: bool,
+    /// UDP: its socket is not connected, and so may hear others who have the names that its peer had. While the peer is
+    /// elsewhere what comes natively is answered natively, until something comes from the peer again (P-221). What the
+    /// socket sends is of this flow whichever address the kernel gives it, where this host has moved (P-222).
+    pub unconnected: bool,
     /// While it has moved, its sockets are shown the binding's locators
     /// ([`Datapath::attach_names`](crate::Datapath::attach_names)).
     pub real_view: bool,
@@ -618,6 +625,18 @@ impl RawTuple {
     }
 }
 
+impl RawTuple {
+    /// The same of a socket that is bound to no address: the key of the map `unconnected`.
+    pub(crate) fn without_address(mut self) -> Self {
+        let unspecified = match self.local.address() {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        self.local = RawAddress::new(unspecified);
+        self
+    }
+}
+
 impl RawFlowEntry {
     pub(crate) fn new(entry: &FlowEntry) -> Self {
         Self {
@@ -631,7 +650,8 @@ impl RawFlowEntry {
             held: if entry.held { HELD_BACK } else { 0 }
                 | if entry.tunnelled { HELD_TUNNELLED } else { 0 }
                 | if entry.hidden { HELD_HIDDEN } else { 0 }
-                | if entry.beyond { HELD_BEYOND } else { 0 },
+                | if entry.beyond { HELD_BEYOND } else { 0 }
+                | if entry.unconnected { HELD_UNCONNECTED } else { 0 },
             lapsed: 0,
             real_view: entry.real_view.into(),
             conflict: if entry.gives_way { CONFLICT_GIVES_WAY } else { 0 },
@@ -655,6 +675,7 @@ impl RawFlowEntry {
             tunnelled: self.held & HELD_TUNNELLED != 0,
             hidden: self.held & HELD_HIDDEN != 0,
             beyond: self.held & HELD_BEYOND != 0,
+            unconnected: self.held & HELD_UNCONNECTED != 0,
             real_view: self.real_view != 0,
             gives_way: self.conflict & CONFLICT_GIVES_WAY != 0,
             delivery: Delivery::from_raw(self.delivery),

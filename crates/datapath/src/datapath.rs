@@ -103,6 +103,7 @@ pub struct Datapath {
     leases: Option<Leases>,
     flows: GrowingTable<RawTuple, RawFlowEntry>,
     wire_flows: GrowingTable<RawWireFlow, RawTuple>,
+    unconnected: GrowingTable<RawTuple, RawAddress>,
     helped: Table<RawTuple, RawHelpedFlow>,
     bindings: Table<BindingId, RawBinding>,
     locators: Table<RawLocatorPair, RawLocator>,
@@ -117,7 +118,7 @@ pub struct Datapath {
     rings: Rings,
     /// What `locators` holds for each binding.
     accepted: Mutex<HashMap<BindingId, Vec<LocatorPair>>>,
-    /// How many flows are toward what.
+    /// How many flows are toward what, and how many are of sockets that are not connected.
     deliveries: Mutex<Deliveries>,
     hooks: Vec<Hook>,
     /// What hangs on devices is still of another version, and has maps of its own.
@@ -160,6 +161,7 @@ impl Datapath {
             leases: None,
             flows: GrowingTable::new("flows", programs.map("flows")?)?,
             wire_flows: GrowingTable::new("wire_flows", programs.map("wire_flows")?)?,
+            unconnected: GrowingTable::new("unconnected", programs.map("unconnected")?)?,
             helped: programs.table("helped")?,
             bindings: programs.table("bindings")?,
             locators: programs.table("locators")?,

@@ -6,13 +6,14 @@ use libbpf_rs::btf::types::{Enum, Struct};
 use libbpf_rs::btf::{Btf, BtfType, HasSize};
 
 use crate::abi::{
-    COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_OPENING,
-    EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HELD_BACK,
-    HELD_BEYOND, HELD_HIDDEN, HELD_TUNNELLED, HelpedPhase, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED,
-    IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, ORIGIN_ACCEPTED,
-    ORIGIN_CONNECTED, RawAddress, RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent,
-    RawLentKey, RawLocator, RawLocatorPair, RawPath, RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple,
-    RawWanted, RawWireFlow, UNKNOWN_DROPPED, UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
+    CONFLICT_GIVES_WAY, CONFLICT_NATIVE, COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED,
+    EVENT_FLOW_OPENED, EVENT_FLOW_OPENING, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION,
+    FITTED_CHANGED, FITTED_WAITING, HELD_BACK, HELD_BEYOND, HELD_HIDDEN, HELD_TUNNELLED, HELD_UNCONNECTED, HelpedPhase,
+    IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING,
+    IDLE_TRANSLATION, IDLE_UNCONNECTED, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress, RawAlias,
+    RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair,
+    RawPath, RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple, RawWanted, RawWireFlow,
+    UNKNOWN_DROPPED, UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -138,6 +139,7 @@ fn constants_are_those_of_c() {
         ("IDLE_KEPT", IDLE_KEPT.into()),
         ("IDLE_ENDPOINTS", IDLE_ENDPOINTS.into()),
         ("IDLE_FORWARDED", IDLE_FORWARDED.into()),
+        ("IDLE_UNCONNECTED", IDLE_UNCONNECTED.into()),
     ];
     assert_eq!(constants(&btf, "idle"), named(&idle));
     let origins = [
@@ -151,8 +153,15 @@ fn constants_are_those_of_c() {
         ("HELD_TUNNELLED", HELD_TUNNELLED.into()),
         ("HELD_HIDDEN", HELD_HIDDEN.into()),
         ("HELD_BEYOND", HELD_BEYOND.into()),
+        ("HELD_UNCONNECTED", HELD_UNCONNECTED.into()),
     ];
     assert_eq!(constants(&btf, "held"), named(&held));
+    let conflicts = [
+        ("CONFLICT_GIVES_WAY", CONFLICT_GIVES_WAY.into()),
+        ("CONFLICT_REPORTED", 2),
+        ("CONFLICT_NATIVE", CONFLICT_NATIVE.into()),
+    ];
+    assert_eq!(constants(&btf, "conflict"), named(&conflicts));
     let phases = [
         ("HELPED_KEPT", HelpedPhase::Kept as i64),
         ("HELPED_HELD", HelpedPhase::Held as i64),

@@ -41,9 +41,10 @@ pub(crate) const LEASES: (&str, &[u8]) = ("leases", object!("leases"));
 
 /// What outlives the process. The rest is worth nothing to the next one: events that nobody waits for any more,
 /// session indices that end with their sessions, fragments in flight.
-const PINNED: [&str; 12] = [
+const PINNED: [&str; 13] = [
     "flows",
     "wire_flows",
+    "unconnected",
     "helped",
     "bindings",
     "locators",

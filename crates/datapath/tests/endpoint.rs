@@ -618,6 +618,7 @@ impl Anchored {
                 tunnelled: false,
                 hidden: false,
                 beyond: false,
+                unconnected: false,
                 delivery,
             };
             datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -963,6 +964,7 @@ fn what_is_known_outlives_the_process() {
             tunnelled: false,
             hidden: false,
             beyond: false,
+            unconnected: false,
             delivery: Delivery::Routes,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -1031,6 +1033,7 @@ impl Forwarding {
                 tunnelled: false,
                 hidden: false,
                 beyond: false,
+                unconnected: false,
                 delivery,
             };
             (FlowTuple { transport, local: far, remote: lent }, entry)

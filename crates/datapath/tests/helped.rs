@@ -47,6 +47,7 @@ impl Fixture {
             tunnelled: false,
             hidden: false,
             beyond: false,
+            unconnected: false,
             delivery: Delivery::Stack,
         };
         this.datapath.insert_flows(&[(this.flow(), entry)]).expect("insert");

@@ -72,6 +72,7 @@ impl Fixture {
                 tunnelled: false,
                 hidden: false,
                 beyond: false,
+                unconnected: false,
                 delivery: Delivery::Stack,
             };
             (FlowTuple { transport, local: names.own_local, remote: names.own_remote }, entry)
@@ -364,6 +365,7 @@ fn the_old_path_is_marked_and_nothing_else() {
             tunnelled: false,
             hidden: false,
             beyond: false,
+            unconnected: false,
             delivery: Delivery::Stack,
         };
         fixture.datapath.insert_flows(&[(tuple, entry)]).expect("insert");
@@ -937,6 +939,7 @@ fn maps_hold_what_was_put_in() {
                     tunnelled: false,
                     hidden: false,
                     beyond: false,
+                    unconnected: false,
                     delivery: Delivery::Stack,
                 };
                 (FlowTuple { transport: Transport::Tcp, local, remote: names.own_remote }, entry)

@@ -132,6 +132,7 @@ impl Host {
             tunnelled: false,
             hidden: false,
             beyond: false,
+            unconnected: false,
             delivery: Delivery::Stack,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -232,6 +233,7 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
         tunnelled: false,
         hidden: false,
         beyond: false,
+        unconnected: false,
         delivery: Delivery::Stack,
     };
     laptop.datapath.insert_flows(&[(other, entry)]).expect("insert");
@@ -402,6 +404,80 @@ fn carries_fragments(new: &str, server: &str) {
 fn fragments_and_errors_find_their_sockets() {
     carries_fragments("10.2.0.2", "10.9.0.2");
     carries_fragments("fd00:2::2", "fd00:9::2");
+}
+
+/// A socket of UDP that is bound to no address and not connected.
+fn unconnected(host: &Namespace, family: IpAddr, port: u16) -> UdpSocket {
+    host.enter();
+    let any = if family.is_ipv4() { "0.0.0.0" } else { "::" };
+    let socket = UdpSocket::bind((any, port)).expect("bind");
+    socket.set_read_timeout(Some(Duration::from_secs(20))).expect("SO_RCVTIMEO");
+    socket
+}
+
+/// A datagram there and back, from each the name that it is known by.
+#[track_caller]
+fn ask(asking: (&UdpSocket, SocketAddr), answering: (&UdpSocket, SocketAddr), length: u16) {
+    let sent: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
+    let mut received = vec![0; 1 << 16];
+    for ((from, from_name), (to, to_name)) in [(asking, answering), (answering, asking)] {
+        from.send_to(&sent, to_name).expect("send");
+        let (size, heard) = to.recv_from(&mut received).expect("it arrives");
+        assert_eq!((heard, &received[..size]), (from_name, &sent[..]));
+    }
+}
+
+/// Neither end's socket is connected or bound to an address, and both ends' names stay what they were. Then somebody
+/// else gets those that the laptop had.
+fn roams_unconnected(old: &str, new: &str, server: &str) {
+    if !is_root() {
+        return;
+    }
+    let [old, new, peer] = [old, new, server].map(|address| address.parse::<IpAddr>().expect("an address"));
+    let bpffs = Bpffs::new();
+    let net = Net::new();
+    let (near, far) = (unconnected(&net.laptop, old, 0), unconnected(&net.server, peer, PORT));
+    let local = SocketAddr::new(old, near.local_addr().expect("address").port());
+    let remote = SocketAddr::new(peer, PORT);
+    ask((&near, local), (&far, remote), 100);
+
+    let wire = (local.port() ^ 1, PORT ^ 1);
+    let host = |namespace: &Namespace, name, device, local, remote, wire| {
+        namespace.enter();
+        let mut datapath = Datapath::open(&bpffs.pins(name)).expect("open");
+        datapath.attach(index(device), Role::Wire).expect("attach");
+        let host = Host::new(datapath, local, remote, wire);
+        let entry = host.datapath.flows().expect("flows")[0].1;
+        let flow = FlowTuple { transport: Transport::Udp, ..host.flow };
+        host.datapath.insert_flows(&[(flow, FlowEntry { unconnected: true, ..entry })]).expect("insert");
+        (host, index(device))
+    };
+    let (server, eth) = host(&net.server, "server", "eth", remote, local, (wire.1, wire.0));
+    let (laptop, lte) = host(&net.laptop, "laptop", "lte", local, remote, wire);
+    net.leave("wifi", 1);
+    net.join("lte", 2);
+    server.bind((1, 2), Carrier::Rewrite, peer, new, eth);
+    laptop.bind((2, 1), Carrier::Rewrite, new, peer, lte);
+    for length in [100, 4000] {
+        ask((&near, local), (&far, remote), length);
+    }
+
+    net.router.run(&format!("ip addr add {old}/{} dev lo", if old.is_ipv4() { 32 } else { 128 }));
+    net.router.enter();
+    let next = UdpSocket::bind(local).expect("bind");
+    next.set_read_timeout(Some(Duration::from_secs(20))).expect("SO_RCVTIMEO");
+    for _ in 0..3 {
+        ask((&next, local), (&far, remote), 100);
+        ask((&near, local), (&far, remote), 100);
+    }
+    net.server.enter();
+    assert!(counter(&server.datapath, "native_out") >= 3);
+}
+
+#[test]
+fn unconnected_sockets_roam_and_others_are_answered_where_they_are() {
+    roams_unconnected("10.1.0.2", "10.2.0.2", "10.9.0.2");
+    roams_unconnected("fd00:1::2", "fd00:2::2", "fd00:9::2");
 }
 
 /// What a roamed host does with its old address: nobody may take it for one of its own any more, and its packets go to

@@ -73,6 +73,7 @@ impl Fixture {
                 tunnelled: false,
                 hidden: false,
                 beyond: false,
+                unconnected: false,
                 delivery,
             };
             self.datapath

@@ -299,6 +299,7 @@ fn data_plane_entry(entry: &FlowEntry, delivery: datapath::Delivery) -> datapath
         tunnelled: false,
         hidden: entry.hidden,
         beyond: entry.beyond,
+        unconnected: false,
         delivery,
     }
 }

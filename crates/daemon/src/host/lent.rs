@@ -49,6 +49,7 @@ const OF_NOBODY: FlowEntry = FlowEntry {
     tunnelled: false,
     hidden: false,
     beyond: false,
+    unconnected: false,
 };
 
 /// The ends one by one, of each transport, or of that alone which they came with; with a whole address also those of

@@ -1,4 +1,5 @@
-//! Local ends that are not sockets of this host's own stack: in endpoint namespaces, or at hosts behind this one.
+//! Local ends that are not sockets of this host's own stack: in endpoint namespaces, or at hosts behind this one. And
+//! how many flows there are that the programs have to look for on their account, or on that of unconnected sockets.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,14 +10,15 @@ use whimbrel_wire::FlowTuple;
 
 use super::{Datapath, Role};
 use crate::abi::{
-    DELIVERY_PASSING, DELIVERY_ROUTES, Endpoint, FOLLOW_ALL, FOLLOW_CLOSES, Follow, IDLE_ENDPOINTS, IDLE_FORWARDED,
-    IDLE_TRANSLATION, Lent, LentEnd, NAMESPACE_UNKNOWN, RawEndpoint, RawLent, RawLentKey, RawTuple,
+    DELIVERY_PASSING, DELIVERY_ROUTES, Endpoint, FOLLOW_ALL, FOLLOW_CLOSES, Follow, HELD_UNCONNECTED, IDLE_ENDPOINTS,
+    IDLE_FORWARDED, IDLE_TRANSLATION, IDLE_UNCONNECTED, Lent, LentEnd, NAMESPACE_UNKNOWN, RawEndpoint, RawFlowEntry,
+    RawLent, RawLentKey, RawTuple,
 };
 use crate::error::Error;
 use crate::hook::{Direction, Hook};
 use crate::table::Table;
 
-/// How much there is that is not in this host's own stack.
+/// How much there is that is not in this host's own stack, and how much is of sockets of it that are not connected.
 #[derive(Debug, Default)]
 pub(super) struct Deliveries {
     lent: usize,
@@ -25,29 +27,40 @@ pub(super) struct Deliveries {
     inside: usize,
     /// Flows toward another host.
     behind: usize,
+    /// Flows of sockets that are not connected.
+    unconnected: usize,
 }
 
+/// What the programs look for on account of [`Deliveries`], as bits.
+const IDLE: u32 = IDLE_ELSEWHERE | IDLE_UNCONNECTED;
+const IDLE_ELSEWHERE: u32 = IDLE_ENDPOINTS | IDLE_FORWARDED;
+
 impl Deliveries {
-    /// A flow goes another way than before (`delivery` of a flow's entry).
-    pub(super) fn change(&mut self, from: u32, to: u32) {
-        for (delivery, step) in [(from, -1), (to, 1)] {
-            let number = match delivery {
-                0 => continue,
-                DELIVERY_ROUTES | DELIVERY_PASSING => &mut self.behind,
-                _ => &mut self.inside,
-            };
-            *number = number.saturating_add_signed(step);
+    /// What is known of a flow has changed; `None`: nothing is.
+    pub(super) fn change(&mut self, from: Option<&RawFlowEntry>, to: Option<&RawFlowEntry>) {
+        for (entry, step) in [(from, -1), (to, 1)].into_iter().filter_map(|(entry, step)| Some((entry?, step))) {
+            let count = |number: &mut usize| *number = number.saturating_add_signed(step);
+            match entry.delivery {
+                0 => {}
+                DELIVERY_ROUTES | DELIVERY_PASSING => count(&mut self.behind),
+                _ => count(&mut self.inside),
+            }
+            if entry.held & HELD_UNCONNECTED != 0 {
+                count(&mut self.unconnected);
+            }
         }
     }
 
+    /// Whether any local end is not in this host's own stack.
     pub(super) fn any(&self) -> bool {
-        self.idle() != IDLE_ENDPOINTS | IDLE_FORWARDED
+        self.idle() & IDLE_ELSEWHERE != IDLE_ELSEWHERE
     }
 
     fn idle(&self) -> u32 {
         let inside = if self.lent + self.endpoints + self.inside == 0 { IDLE_ENDPOINTS } else { 0 };
         let behind = if self.behind == 0 { IDLE_FORWARDED } else { 0 };
-        inside | behind
+        let unconnected = if self.unconnected == 0 { IDLE_UNCONNECTED } else { 0 };
+        inside | behind | unconnected
     }
 }
 
@@ -239,7 +252,7 @@ impl Datapath {
     pub(super) fn count_elsewhere(&self) -> Result<(), Error> {
         let (lent, endpoints) = (self.lent.entries()?.len(), self.endpoints.entries()?.len());
         let mut counted = Deliveries { lent, endpoints, ..Deliveries::default() };
-        self.flows.entries()?.iter().for_each(|(_, entry)| counted.change(0, entry.delivery));
+        self.flows.entries()?.iter().for_each(|(_, entry)| counted.change(None, Some(entry)));
         let idle = counted.idle();
         *self.deliveries() = counted;
         self.apply_deliveries(idle)
@@ -256,9 +269,7 @@ impl Datapath {
 
     /// `idle`: [`Deliveries::idle`].
     fn apply_deliveries(&self, idle: u32) -> Result<(), Error> {
-        let busy = if idle == IDLE_ENDPOINTS | IDLE_FORWARDED { 0 } else { IDLE_TRANSLATION };
-        self.change_settings(|settings| {
-            settings.idle = settings.idle & !(IDLE_ENDPOINTS | IDLE_FORWARDED | busy) | idle;
-        })
+        let busy = if idle & IDLE_ELSEWHERE == IDLE_ELSEWHERE { 0 } else { IDLE_TRANSLATION };
+        self.change_settings(|settings| settings.idle = settings.idle & !(IDLE | busy) | idle)
     }
 }

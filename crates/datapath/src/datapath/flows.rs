@@ -7,8 +7,8 @@ use whimbrel_wire::{BindingId, FlowTuple};
 
 use super::Datapath;
 use crate::abi::{
-    Binding, FlowEntry, LocatorPair, RawBinding, RawFlowEntry, RawLocator, RawLocatorPair, RawTuple, RawWireFlow,
-    TUNNELLED,
+    Binding, CONFLICT_NATIVE, FlowEntry, HELD_UNCONNECTED, LocatorPair, RawBinding, RawFlowEntry, RawLocator,
+    RawLocatorPair, RawTuple, RawWireFlow, TUNNELLED,
 };
 use crate::error::Error;
 
@@ -62,10 +62,13 @@ impl Datapath {
             let mut entry = RawFlowEntry { tunnelled_until: tunnelled_until(entry), ..RawFlowEntry::new(entry) };
             let wire = entry.wire_flow(tuple.transport);
             let former = self.flows.get(&tuple)?;
-            moves.push((former.map_or(0, |former| former.delivery), entry.delivery));
+            moves.push((former, entry));
             if let Some(former) = former {
                 (entry.lapsed, entry.echoes_from, entry.clock) = (former.lapsed, former.echoes_from, former.clock);
                 entry.sent = former.sent;
+                if entry.held & former.held & HELD_UNCONNECTED != 0 {
+                    entry.conflict |= former.conflict & CONFLICT_NATIVE;
+                }
                 let before = former.wire_flow(tuple.transport);
                 if before != wire {
                     names.push(FormerName { wire: before, own: tuple });
@@ -83,7 +86,19 @@ impl Datapath {
         // What comes in has to find its way before anything goes out that may be answered.
         self.wire_flows.insert_all(&wires, &tuples)?;
         self.flows.insert_all(&tuples, &entries)?;
-        self.update_deliveries(|deliveries| moves.iter().for_each(|(from, to)| deliveries.change(*from, *to)))?;
+        let unconnected = |entry: &RawFlowEntry| entry.held & HELD_UNCONNECTED != 0;
+        let of_unconnected = tuples.iter().zip(&moves).filter(|(_, (_, entry))| unconnected(entry));
+        let (keys, addresses): (Vec<_>, Vec<_>) =
+            of_unconnected.map(|(tuple, _)| (tuple.without_address(), tuple.local)).unzip();
+        self.unconnected.insert_all(&keys, &addresses)?;
+        for (tuple, (former, entry)) in tuples.iter().zip(&moves) {
+            if former.as_ref().is_some_and(unconnected) && !unconnected(entry) {
+                self.forget_unconnected(tuple)?;
+            }
+        }
+        self.update_deliveries(|deliveries| {
+            moves.iter().for_each(|(from, to)| deliveries.change(from.as_ref(), Some(to)));
+        })?;
         Ok(names)
     }
 
@@ -92,12 +107,9 @@ impl Datapath {
     /// # Errors
     /// When the kernel refuses; some may have been removed.
     pub fn remove_flows(&self, flows: &[FlowTuple]) -> Result<(), Error> {
-        for tuple in flows {
-            let tuple = RawTuple::new(tuple);
-            if let Some(entry) = self.flows.get(&tuple)? {
-                self.flows.remove(&tuple)?;
-                self.remove_wire(&entry.wire_flow(tuple.transport), &tuple)?;
-                self.update_deliveries(|deliveries| deliveries.change(entry.delivery, 0))?;
+        for flow in flows {
+            if let Some(name) = self.leave_flow(flow)? {
+                self.remove_wire(&name.wire, &name.own)?;
             }
         }
         Ok(())
@@ -112,8 +124,20 @@ impl Datapath {
         let own = RawTuple::new(flow);
         let Some(entry) = self.flows.get(&own)? else { return Ok(None) };
         self.flows.remove(&own)?;
-        self.update_deliveries(|deliveries| deliveries.change(entry.delivery, 0))?;
+        if entry.held & HELD_UNCONNECTED != 0 {
+            self.forget_unconnected(&own)?;
+        }
+        self.update_deliveries(|deliveries| deliveries.change(Some(&entry), None))?;
         Ok(Some(FormerName { wire: entry.wire_flow(own.transport), own }))
+    }
+
+    /// What a socket without an address sends is not of this flow any more, unless it is of another by now.
+    fn forget_unconnected(&self, own: &RawTuple) -> Result<(), Error> {
+        let key = own.without_address();
+        if self.unconnected.get(&key)? == Some(own.local) {
+            self.unconnected.remove(&key)?;
+        }
+        Ok(())
     }
 
     /// Removes a wire tuple if it is still that of `own`.
@@ -131,6 +155,17 @@ impl Datapath {
     pub fn flows(&self) -> Result<Vec<(FlowTuple, FlowEntry)>, Error> {
         let entries = self.flows.entries()?;
         Ok(entries.iter().filter_map(|(tuple, entry)| Some((tuple.tuple()?, entry.entry()))).collect())
+    }
+
+    /// When a datagram of a flow that is [unconnected](FlowEntry::unconnected) last left, or came from its peer, while
+    /// it had moved: milliseconds of CLOCK_MONOTONIC, which wrap around, by a clock that goes in steps of 10 ms at the
+    /// most. 0: not since it was inserted. `None`: no such flow is known.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn last_moved(&self, flow: &FlowTuple) -> Result<Option<u32>, Error> {
+        let entry = self.flows.get(&RawTuple::new(flow))?.filter(|entry| entry.held & HELD_UNCONNECTED != 0);
+        Ok(entry.map(|entry| entry.sent))
     }
 
     /// The flows that were heard rewritten since the binding of their peer is what it is: those that a binding with

@@ -95,6 +95,7 @@ pub(crate) fn entry(stream: &TcpStream, binding: BindingId, held: bool) -> (Flow
         tunnelled: false,
         hidden: false,
         beyond: false,
+        unconnected: false,
         delivery: Delivery::Stack,
     };
     (own, entry)
