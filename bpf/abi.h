@@ -405,7 +405,8 @@ struct socket_record {
 	__u32 write_seq;     /* one more than the last that its program wrote */
 	__u8 window_scale;   /* bits that the peer's window is to be shifted by */
 	__u8 unordered;	     /* 1: something came that is not next in the stream */
-	__u8 zero[2];
+	__u8 receives;	     /* 1: data came of late */
+	__u8 zero;
 };
 
 /* How many `look_up_sockets` looks up at once. */

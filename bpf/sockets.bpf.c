@@ -233,6 +233,9 @@ struct {
 	__type(value, struct socket_record);
 } looked_up SEC(".maps");
 
+/* For so long a socket receives that was sent data: some seconds, ten where a second has a thousand. */
+#define RECEIVES_JIFFIES 10000
+
 struct look {
 	struct __sk_buff *skb;
 	__u32 lapsed;
@@ -279,6 +282,7 @@ static long look_up_one(__u32 index, struct look *look)
 	record->write_seq = tcp->write_seq;
 	record->window_scale = BPF_CORE_READ_BITFIELD_PROBED(tcp, rx_opt.snd_wscale);
 	record->unordered = !!tcp->out_of_order_queue.rb_node;
+	record->receives = tcp->bytes_received && (__u32)bpf_jiffies64() - connection->icsk_ack.lrcvtime < RECEIVES_JIFFIES;
 	record->acknowledged = tcp->bytes_acked;
 	record->received = tcp->bytes_received;
 	flow = look->lapsed ? find_flow(&own) : NULL;

@@ -93,6 +93,9 @@ struct inet_connection_sock {
 	__u8 icsk_retransmits;
 	__u8 icsk_backoff;
 	__u8 icsk_probes_out;
+	struct {
+		__u32 lrcvtime;
+	} icsk_ack;
 };
 
 struct rb_node;

@@ -155,7 +155,8 @@ plain! {
         write_seq: u32,
         window_scale: u8,
         unordered: u8,
-        zero: [u8; 2],
+        receives: u8,
+        zero: u8,
     }
 }
 

@@ -56,6 +56,8 @@ pub struct TcpSocket {
     pub window_scale: u8,
     /// Something has come that is not the next in the stream, and waits.
     pub unordered: bool,
+    /// It was sent data in the last seconds (`lrcvtime`): ten, or up to a hundred where the kernel's clock is coarse.
+    pub receives: bool,
     /// `bytes_acked`: what it has sent and the other end has acknowledged.
     pub acknowledged: u64,
     /// `bytes_received`.
@@ -98,6 +100,7 @@ impl TcpSocket {
             repairs: raw.repairs != 0,
             window_scale: raw.window_scale,
             unordered: raw.unordered != 0,
+            receives: raw.receives != 0,
             acknowledged: raw.acknowledged,
             received: raw.received,
         })

@@ -243,6 +243,10 @@ fn sockets_are_looked_up_with_their_state() {
     near.write_all(&[0; 100]).expect("write");
     far.read_exact(&mut [0; 100]).expect("read");
     let after = find(&datapath, &near);
+    assert_eq!((before.receives, after.receives), (false, false), "who only sends receives nothing");
+    far.write_all(&[0; 10]).expect("write");
+    near.read_exact(&mut [0; 10]).expect("read");
+    assert!(find(&datapath, &near).receives);
     assert_eq!(after.snd_nxt, before.snd_nxt.wrapping_add(100));
     assert_eq!(after.write_seq, after.snd_nxt);
     assert_eq!(after.inode, before.inode);

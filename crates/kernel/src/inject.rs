@@ -208,6 +208,18 @@ impl Injector {
         self.deliver(&packet::tcp_data(&tuple.mirrored(), segment)?, tuple)
     }
 
+    /// Has the socket of a TCP flow say what it has: an empty segment as from the other end, of long ago, delivered on
+    /// this host, which it acknowledges (RFC 9293 §3.10.7.4), twice a second at most (`tcp_oow_rate_limited`).
+    ///
+    /// # Errors
+    /// As [`kick`](Self::kick).
+    pub fn provoke_acknowledgement(&self, tuple: &FlowTuple, snd_una: u32, rcv_nxt: u32) -> Result<(), Error> {
+        // Before all that it has not acknowledged yet, or it would be taken for one in its turn (`tcp_sequence`).
+        let sequence = rcv_nxt.wrapping_sub(1 << 30);
+        let numbers = Numbers { sequence, acknowledgement: snd_una, window: 0 };
+        self.answer(tuple, &Segment { numbers, timestamps: None, payload: &[] })
+    }
+
     /// Puts a segment into a TCP flow as from this end. It is routed as from `tuple.local` and passes the egress
     /// programs like the flow's own segments.
     ///

@@ -391,6 +391,33 @@ fn tun(host: &Host) -> File {
     file
 }
 
+#[test]
+#[ignore = "needs root"]
+fn a_sender_that_waits_is_told_what_has_arrived() {
+    for plan in &PLANS {
+        let (client, server) = plan.build();
+        client.strict_rp_filter();
+        let (mut near, mut far) = client.connect(&server, plan.server_socket());
+        exchange(&mut near, &mut far);
+        let (sent, received) = numbers(&near);
+        let injector = client.on(|| Injector::open().unwrap());
+        cut(&server);
+        far.write_all(&[7; 5000]).unwrap();
+        let mut there = [0; 5000];
+        near.read_exact(&mut there).unwrap();
+        assert_eq!(there, [7; 5000]);
+        back_off(&far);
+        let tries = Info::of(&far).retransmitted();
+        restore(&server);
+        let outside = |number: u32| injector.provoke_acknowledgement(&tuple(&near), sent, number).unwrap();
+        outside(received.wrapping_add(5000));
+        wait("everything is acknowledged", || Info::of(&far).backoff() == 0);
+        assert_eq!(Info::of(&far).retransmitted(), tries, "it was told before it tried again");
+        // It is not disturbed, nor does it end.
+        exchange(&mut near, &mut far);
+    }
+}
+
 /// A connection whose other end is gone ends as if that had reset it, whatever the reverse path filter says;
 /// that end hears nothing of it.
 #[test]

@@ -146,7 +146,7 @@ impl DataPlane {
                 self.locators.retain(|_, of| of != id);
                 self.paths.remove(id);
             }
-            BindingOp::Probe { .. } | BindingOp::Kick { .. } => {}
+            BindingOp::Probe { .. } | BindingOp::Kick { .. } | BindingOp::Acknowledge { .. } => {}
         }
     }
 

@@ -59,6 +59,8 @@ pub struct Host {
     pub op_takes: Duration,
     /// How often its kernel was asked to wake the senders of a peer's flows.
     pub kicks: u64,
+    /// How often its sockets were to say what they have.
+    pub acknowledgements: u64,
     /// How often sockets were looked for that a peer may mean.
     pub finds: u64,
     /// When either was asked for: what is asked for at one moment is one look at the sockets.
@@ -121,6 +123,7 @@ impl Host {
             powers: Powers { inject: true, consume: true },
             op_takes: Duration::ZERO,
             kicks: 0,
+            acknowledgements: 0,
             finds: 0,
             looks: BTreeSet::new(),
             transforms: Transforms::default(),

@@ -162,6 +162,7 @@ impl Effects {
                 }
                 host.remove_binding(now, id)?;
             }
+            Op::Binding(BindingOp::Acknowledge { peer }) => host.acknowledge_later(peer),
             Op::Binding(BindingOp::Kick { peer, lost }) => {
                 if let Some(lost) = host.take_turn(now, peer, lost) {
                     host.prepare_kick(now, snapshot);

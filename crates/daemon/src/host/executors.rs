@@ -250,6 +250,7 @@ impl Host {
         } else if self.names.changed() {
             self.apply_names();
         }
+        self.acknowledge();
         self.fit_unless_postponed(now);
     }
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use whimbrel_datapath::Fitted;
+use whimbrel_datapath::{Fitted, TcpSocket};
 use whimbrel_protocol::{BindingId, FlowEntry, LocalEnd, PeerId, Time};
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{FlowTuple, Transport};
 
 use super::introductions::Snapshot;
 use super::senders::{FEW, Passed, pass};
@@ -57,6 +57,37 @@ impl Host {
     ) -> Result<(), Failure> {
         self.senders.kicks.begin(now, peer, shrink_to);
         self.run_kicks(now, snapshot)
+    }
+
+    /// The flows of a peer are to say what they have, once what was asked for beside this is done.
+    pub(crate) fn acknowledge_later(&mut self, peer: PeerId) {
+        if self.senders.kick && self.remotes.flows_of(peer) <= FEW {
+            self.senders.acknowledging.insert(peer);
+        }
+    }
+
+    /// Has the sockets of those peers say what they have (P-218).
+    pub(super) fn acknowledge(&mut self) {
+        let peers = std::mem::take(&mut self.senders.acknowledging);
+        if peers.is_empty() {
+            return;
+        }
+        let theirs = |(flow, entry): &(&FlowTuple, &FlowEntry)| {
+            peers.contains(&entry.peer) && entry.end == LocalEnd::Here && flow.transport == Transport::Tcp
+        };
+        let flows: Vec<FlowTuple> = self.flows.all().iter().filter(theirs).map(|(flow, _)| *flow).collect();
+        let mut snapshot = Snapshot::default();
+        let said = self.look_up(&flows, false, &mut snapshot).and_then(|()| {
+            let mut sockets = flows.iter().filter_map(|flow| snapshot.get(flow)).filter(|socket| socket.receives);
+            let said = |sum, socket: &TcpSocket| {
+                self.injector.provoke_acknowledgement(&socket.flow, socket.snd_una, socket.rcv_nxt).map(|()| sum + 1)
+            };
+            Ok(sockets.try_fold(0, said)?)
+        });
+        match said {
+            Ok(said) => tracing::debug!(said, "had sockets say what they have"),
+            Err(failure) => tracing::warn!(%failure, "senders learn a round trip later what has arrived"),
+        }
     }
 
     pub(crate) fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {

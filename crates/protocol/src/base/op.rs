@@ -143,6 +143,12 @@ pub enum BindingOp {
         /// The nonce.
         nonce: u64,
     },
+    /// Have the sockets of a peer's flows that were sent data of late say what they have, once addresses are kept
+    /// (P-218).
+    Acknowledge {
+        /// Whose.
+        peer: PeerId,
+    },
     /// Make the sockets of a peer's flows retransmit now, those that wait out a back-off.
     Kick {
         /// Whose.

@@ -349,6 +349,10 @@ impl BindingLayer {
         self.accept_former(now, id, base);
         let flows = self.living(id);
         if flows > 0 {
+            // P-218
+            if lost {
+                base.ask(BindingOp::Acknowledge { peer: id }, Asked::Effect("saying what was received"));
+            }
             base.event(Event::Moving { peer: id, from, to: Some(attachment.address), flows, kept: !lost });
         }
     }

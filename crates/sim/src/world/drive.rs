@@ -301,6 +301,7 @@ impl World {
     fn act_on_kernel(&mut self, host: HostId, op: &Op, fails: bool) -> Result<(), OpFailed> {
         let of = &mut self.hosts[host.0];
         of.kicks += u64::from(matches!(op, Op::Binding(BindingOp::Kick { .. })));
+        of.acknowledgements += u64::from(matches!(op, Op::Binding(BindingOp::Acknowledge { .. })));
         of.finds += u64::from(matches!(op, Op::Flow(FlowOp::FindSockets { .. })));
         if matches!(op, Op::Binding(BindingOp::Kick { .. }) | Op::Flow(FlowOp::FindSockets { .. })) {
             of.looks.insert(self.now);

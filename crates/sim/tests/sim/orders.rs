@@ -43,3 +43,21 @@ fn a_peer_that_sleeps_does_not_depend_on_the_order() {
         world.check();
     }
 }
+
+#[test]
+fn what_has_arrived_is_said_where_a_path_is_lost() {
+    // P-218
+    for (overlaps, said) in [(false, 1), (true, 0)] {
+        let (Two { mut world, client, server, away, .. }, _) = Two::flowing(31, 3);
+        if overlaps {
+            world.attach(client, away, AWAY);
+            world.hand_off(client, Some(AWAY));
+        } else {
+            world.move_to(client, away, AWAY);
+        }
+        world.run_for(3 * SECOND);
+        let counts = [client, server].map(|host| world.at(host).acknowledgements);
+        assert_eq!(counts, [said, 0], "overlap: {overlaps}");
+        world.check();
+    }
+}

@@ -375,6 +375,7 @@ mod tests {
             repairs: false,
             window_scale: 0,
             unordered: false,
+            receives: false,
             acknowledged: 0,
             received: 0,
         }

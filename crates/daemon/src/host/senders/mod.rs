@@ -41,6 +41,8 @@ pub(crate) struct Senders {
     pub(super) unfitted: usize,
     /// Senders are woken.
     pub(super) kick: bool,
+    /// Peers whose flows are to say what they have.
+    pub(super) acknowledging: BTreeSet<PeerId>,
 }
 
 impl Senders {
@@ -56,6 +58,7 @@ impl Senders {
             wake_again: BTreeMap::new(),
             unfitted: 0,
             kick,
+            acknowledging: BTreeSet::new(),
         })
     }
 

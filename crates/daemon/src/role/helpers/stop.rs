@@ -541,6 +541,7 @@ mod tests {
             repairs: false,
             window_scale: 0,
             unordered: false,
+            receives: false,
             acknowledged: 0,
             received: 0,
         }
