@@ -157,7 +157,7 @@ impl PathLayer {
         if !self.session.has_session(id) {
             return false;
         }
-        paths.set_ping(Ping::new(token, now));
+        paths.set_ping(Ping::new(token, now, paths.ping()));
         self.send(id, &[Message::PathChallenge { token }], base);
         true
     }

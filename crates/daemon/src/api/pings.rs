@@ -125,7 +125,7 @@ impl Pinging {
     }
 
     fn is_answered_by(&self, ping: &Ping) -> bool {
-        ping.sent() >= self.begun && ping.answer().is_some()
+        ping.answer_since(self.begun).is_some()
     }
 }
 
@@ -167,7 +167,7 @@ fn other_key(at: IpAddr) -> String {
 
 /// The same of a peer.
 pub(crate) fn of_peer(peer: &PeerView, now: Time, one: &Pinging) -> Pinged {
-    let answer = peer.ping.filter(|ping| one.is_answered_by(ping)).and_then(|ping| ping.answer());
+    let answer = peer.ping.and_then(|ping| ping.answer_since(one.begun));
     let heard = now.since(peer.last_heard);
     let observed = answer.map(|(_, observed)| observed);
     let port = peer.remote.port();

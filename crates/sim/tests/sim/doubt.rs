@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_protocol::{Doubt, Event};
-use whimbrel_sim::{Access, Filter, HostId, World};
+use whimbrel_sim::{Access, Filter, HostId, Link, World};
 
 use crate::common::{AWAY, HOME, SECOND, Two};
 
@@ -95,7 +95,7 @@ fn a_peer_is_asked_by_hand_on_the_path_in_use() {
         let (now, id) = (world.now(), world.peer(client).id);
         world.with_node(client, |node| assert!(node.ping(now, id), "there is a session"));
         world.run_for(SECOND);
-        world.peer(client).ping.expect("it was asked").answer()
+        world.peer(client).ping.expect("it was asked").answer_since(now)
     };
     let (took, observed) = ask(&mut world).expect("an answer");
     assert!(took > Duration::from_millis(1) && took < SECOND, "{took:?}");
@@ -107,5 +107,26 @@ fn a_peer_is_asked_by_hand_on_the_path_in_use() {
     world.set_cut(away, false);
     assert_eq!(ask(&mut world).map(|(_, observed)| observed.ip().to_string()).as_deref(), Some(AWAY));
     assert!(!world.peer(server).mapped);
+    world.check();
+}
+
+#[test]
+fn a_round_trip_of_more_than_a_second_is_measured_by_hand() {
+    let (Two { mut world, client, .. }, _) = Two::flowing(975, 1);
+    world.set_links(Link { delay: Duration::from_millis(600), ..Link::default() });
+    let (begun, id) = (world.now(), world.peer(client).id);
+    let answered = |world: &World| world.peer(client).ping.and_then(|ping| ping.answer_since(begun));
+    // Asked again each second, as by a user, whose answer is to be the one that comes.
+    while answered(&world).is_none() && world.now() < begun + 5 * SECOND {
+        let now = world.now();
+        world.with_node(client, |node| assert!(node.ping(now, id), "there is a session"));
+        world.run_for(SECOND);
+    }
+    let (took, _) = answered(&world).expect("an answer");
+    assert!(took > Duration::from_millis(2_200) && took < Duration::from_millis(2_700), "{took:?}");
+    // One that was answered before is none to a later question.
+    let now = world.now();
+    world.with_node(client, |node| assert!(node.ping(now, id), "there is a session"));
+    assert_eq!(world.peer(client).ping.and_then(|ping| ping.answer_since(begun)), None);
     world.check();
 }
