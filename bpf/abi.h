@@ -118,6 +118,7 @@ enum held {
 	HELD_TUNNELLED = 2, /* while it has moved it goes by the tunnel where its binding would have it rewritten */
 	HELD_HIDDEN = 4,    /* introductions in it are not for this host, and go to its socket */
 	HELD_BEYOND = 8,    /* its far end is a host behind the peer, whose resets come by the tunnel */
+	HELD_LATE = 16,	    /* its peer has named it after it had left: what comes from there is somebody else's (P-206) */
 	HELD_UNCONNECTED = 32, /* UDP: its socket is not connected, and may hear others from where its peer was */
 };
 
@@ -407,6 +408,8 @@ struct socket_record {
 	__u8 unordered;	     /* 1: something came that is not next in the stream */
 	__u8 receives;	     /* 1: data came of late */
 	__u8 zero;
+	__u32 heard; /* segments that came */
+	__u32 round_trip; /* microseconds, smoothed; 0: not measured yet */
 };
 
 /* How many `look_up_sockets` looks up at once. */

@@ -285,6 +285,8 @@ static long look_up_one(__u32 index, struct look *look)
 	record->receives = tcp->bytes_received && (__u32)bpf_jiffies64() - connection->icsk_ack.lrcvtime < RECEIVES_JIFFIES;
 	record->acknowledged = tcp->bytes_acked;
 	record->received = tcp->bytes_received;
+	record->heard = tcp->segs_in;
+	record->round_trip = tcp->srtt_us >> 3;
 	flow = look->lapsed ? find_flow(&own) : NULL;
 	if (flow)
 		on_lapse(tcp, flow);

@@ -244,6 +244,9 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 	if (flow->delivery == DELIVERY_PASSING && packet->protocol == IPPROTO_UDP && binding && leads(binding) &&
 	    has_moved(flow, binding))
 		report_claim(flow, &own);
+	/* Whoever has opened the connection is there still, and never was this peer. */
+	if (flow->held & HELD_LATE && !reset && binding && leads(binding) && has_moved(flow, binding))
+		report_claim(flow, &own);
 	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, &own))
 		return TC_ACT_SHOT;
 	if (binding && binding->carrier != CARRIER_NATIVE) {

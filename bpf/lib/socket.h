@@ -121,6 +121,8 @@ struct tcp_sock {
 	__u32 mss_cache;
 	__u32 lost_out;
 	__u32 tsoffset;
+	__u32 segs_in;
+	__u32 srtt_us;
 	__u64 bytes_acked;
 	__u64 bytes_received;
 };

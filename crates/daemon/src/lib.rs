@@ -455,6 +455,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         with_names: config.peers.iter().filter(|peer| peer.name.is_some()).map(|peer| peer.key).collect(),
         neighbour_proxy: config.stand_in,
         behind: config.gateway.behind.clone(),
+        late: config.late_introductions,
         flows: config.limits.connections as usize,
         flows_per_peer: config.limits.connections_per_peer as usize,
         // Whose sockets are taken is told by the community.

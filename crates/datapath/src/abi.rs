@@ -157,6 +157,8 @@ plain! {
         unordered: u8,
         receives: u8,
         zero: u8,
+        heard: u32,
+        round_trip: u32,
     }
 }
 
@@ -261,6 +263,7 @@ pub(crate) const HELD_BACK: u8 = 1;
 pub(crate) const HELD_TUNNELLED: u8 = 2;
 pub(crate) const HELD_HIDDEN: u8 = 4;
 pub(crate) const HELD_BEYOND: u8 = 8;
+pub(crate) const HELD_LATE: u8 = 16;
 pub(crate) const HELD_UNCONNECTED: u8 = 32;
 pub(crate) const CONFLICT_GIVES_WAY: u8 = 1;
 pub(crate) const CONFLICT_NATIVE: u8 = 4;
@@ -433,6 +436,9 @@ pub struct FlowEntry {
     /// elsewhere what comes natively is answered natively, until something comes from the peer again (P-221). What the
     /// socket sends is of this flow whichever address the kernel gives it, where this host has moved (P-222).
     pub unconnected: bool,
+    /// While it has moved, whatever comes under its own names is from somebody else than its peer, and reported once
+    /// ([`Event::Claimed`](crate::Event::Claimed)).
+    pub late: bool,
     /// While it has moved, its sockets are shown the binding's locators
     /// ([`Datapath::attach_names`](crate::Datapath::attach_names)).
     pub real_view: bool,
@@ -652,6 +658,7 @@ impl RawFlowEntry {
                 | if entry.tunnelled { HELD_TUNNELLED } else { 0 }
                 | if entry.hidden { HELD_HIDDEN } else { 0 }
                 | if entry.beyond { HELD_BEYOND } else { 0 }
+                | if entry.late { HELD_LATE } else { 0 }
                 | if entry.unconnected { HELD_UNCONNECTED } else { 0 },
             lapsed: 0,
             real_view: entry.real_view.into(),
@@ -677,6 +684,7 @@ impl RawFlowEntry {
             hidden: self.held & HELD_HIDDEN != 0,
             beyond: self.held & HELD_BEYOND != 0,
             unconnected: self.held & HELD_UNCONNECTED != 0,
+            late: self.held & HELD_LATE != 0,
             real_view: self.real_view != 0,
             gives_way: self.conflict & CONFLICT_GIVES_WAY != 0,
             delivery: Delivery::from_raw(self.delivery),

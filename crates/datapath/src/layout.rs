@@ -8,11 +8,11 @@ use libbpf_rs::btf::{Btf, BtfType, HasSize};
 use crate::abi::{
     CONFLICT_GIVES_WAY, CONFLICT_NATIVE, COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED,
     EVENT_FLOW_OPENED, EVENT_FLOW_OPENING, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION,
-    FITTED_CHANGED, FITTED_WAITING, HELD_BACK, HELD_BEYOND, HELD_HIDDEN, HELD_TUNNELLED, HELD_UNCONNECTED, HelpedPhase,
-    IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING,
-    IDLE_TRANSLATION, IDLE_UNCONNECTED, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress, RawAlias,
-    RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair,
-    RawPath, RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple, RawWanted, RawWireFlow,
+    FITTED_CHANGED, FITTED_WAITING, HELD_BACK, HELD_BEYOND, HELD_HIDDEN, HELD_LATE, HELD_TUNNELLED, HELD_UNCONNECTED,
+    HelpedPhase, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES,
+    IDLE_LISTENING, IDLE_TRANSLATION, IDLE_UNCONNECTED, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress,
+    RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator,
+    RawLocatorPair, RawPath, RawPorts, RawPosition, RawSettings, RawShare, RawSocket, RawTuple, RawWanted, RawWireFlow,
     UNKNOWN_DROPPED, UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
 };
 
@@ -153,6 +153,7 @@ fn constants_are_those_of_c() {
         ("HELD_TUNNELLED", HELD_TUNNELLED.into()),
         ("HELD_HIDDEN", HELD_HIDDEN.into()),
         ("HELD_BEYOND", HELD_BEYOND.into()),
+        ("HELD_LATE", HELD_LATE.into()),
         ("HELD_UNCONNECTED", HELD_UNCONNECTED.into()),
     ];
     assert_eq!(constants(&btf, "held"), named(&held));

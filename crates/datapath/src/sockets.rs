@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -62,6 +63,10 @@ pub struct TcpSocket {
     pub acknowledged: u64,
     /// `bytes_received`.
     pub received: u64,
+    /// `segs_in`: segments that came.
+    pub heard: u32,
+    /// `srtt_us`: the round trip, smoothed; zero until it is measured.
+    pub round_trip: Duration,
 }
 
 impl TcpSocket {
@@ -103,6 +108,8 @@ impl TcpSocket {
             receives: raw.receives != 0,
             acknowledged: raw.acknowledged,
             received: raw.received,
+            heard: raw.heard,
+            round_trip: Duration::from_micros(raw.round_trip.into()),
         })
     }
 }

@@ -619,6 +619,7 @@ impl Anchored {
                 hidden: false,
                 beyond: false,
                 unconnected: false,
+                late: false,
                 delivery,
             };
             datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -965,6 +966,7 @@ fn what_is_known_outlives_the_process() {
             hidden: false,
             beyond: false,
             unconnected: false,
+            late: false,
             delivery: Delivery::Routes,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -1034,6 +1036,7 @@ impl Forwarding {
                 hidden: false,
                 beyond: false,
                 unconnected: false,
+                late: false,
                 delivery,
             };
             (FlowTuple { transport, local: far, remote: lent }, entry)

@@ -48,6 +48,7 @@ impl Fixture {
             hidden: false,
             beyond: false,
             unconnected: false,
+            late: false,
             delivery: Delivery::Stack,
         };
         this.datapath.insert_flows(&[(this.flow(), entry)]).expect("insert");

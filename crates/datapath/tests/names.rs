@@ -129,6 +129,7 @@ fn a_connected_datagram_socket_hears_from_where_its_peer_is_and_sends_there() {
             hidden: false,
             beyond: false,
             unconnected: false,
+            late: false,
             delivery: Delivery::Stack,
         };
         datapath.insert_flows(&[(own, of)]).expect("insert");

@@ -73,6 +73,7 @@ impl Fixture {
                 hidden: false,
                 beyond: false,
                 unconnected: false,
+                late: false,
                 delivery: Delivery::Stack,
             };
             (FlowTuple { transport, local: names.own_local, remote: names.own_remote }, entry)
@@ -366,6 +367,7 @@ fn the_old_path_is_marked_and_nothing_else() {
             hidden: false,
             beyond: false,
             unconnected: false,
+            late: false,
             delivery: Delivery::Stack,
         };
         fixture.datapath.insert_flows(&[(tuple, entry)]).expect("insert");
@@ -455,6 +457,34 @@ fn what_peers_say_where_they_are_heard_is_marked_and_nothing_else() {
         assert_eq!(fixture.ingress(&word.bytes()).mark, MARK);
         fixture.datapath.set_paths(&[].into(), CONTROL).expect("paths");
         fixture.assert_untouched(&word.bytes());
+    });
+}
+
+#[test]
+fn whoever_is_still_where_a_late_flow_came_from_is_told_of() {
+    // P-206
+    on_both_families(|mut fixture| {
+        let names = fixture.names;
+        let own = FlowTuple { transport: Transport::Tcp, local: names.own_local, remote: names.own_remote };
+        let packet = fixture.own_in(TCP).bytes();
+        fixture.datapath.set_busy(true, false, true).expect("busy");
+        assert_eq!(fixture.ingress(&packet).verdict, NEXT);
+        fixture.datapath.drain_events(Most::ALL, |event| panic!("{event:?}")).expect("drain");
+        let (_, entry) =
+            fixture.datapath.flows().expect("flows").into_iter().find(|(flow, _)| *flow == own).expect("it");
+        fixture.datapath.insert_flows(&[(own, FlowEntry { late: true, ..entry })]).expect("insert");
+        // Its socket gets it.
+        for _ in 0..2 {
+            assert_eq!(fixture.ingress(&packet).verdict, NEXT);
+        }
+        let mut told = Vec::new();
+        fixture.datapath.drain_events(Most::ALL, |event| told.push(event)).expect("drain");
+        assert_eq!(told, [Event::Claimed(own)], "said once");
+        // What comes from its peer, under the names that it has on the wire, is its peer's.
+        fixture.datapath.insert_flows(&[(own, FlowEntry { late: true, ..entry })]).expect("insert");
+        let wire = fixture.wire_in(TCP).bytes();
+        fixture.ingress(&wire);
+        fixture.datapath.drain_events(Most::ALL, |event| panic!("{event:?}")).expect("drain");
     });
 }
 
@@ -940,6 +970,7 @@ fn maps_hold_what_was_put_in() {
                     hidden: false,
                     beyond: false,
                     unconnected: false,
+                    late: false,
                     delivery: Delivery::Stack,
                 };
                 (FlowTuple { transport: Transport::Tcp, local, remote: names.own_remote }, entry)

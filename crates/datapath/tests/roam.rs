@@ -133,6 +133,7 @@ impl Host {
             hidden: false,
             beyond: false,
             unconnected: false,
+            late: false,
             delivery: Delivery::Stack,
         };
         datapath.insert_flows(&[(flow, entry)]).expect("insert");
@@ -234,6 +235,7 @@ fn roams(old: &str, new: &str, server: &str, tcx: bool, wire_port: impl Fn(u16) 
         hidden: false,
         beyond: false,
         unconnected: false,
+        late: false,
         delivery: Delivery::Stack,
     };
     laptop.datapath.insert_flows(&[(other, entry)]).expect("insert");

@@ -5,10 +5,11 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use support::pair::{Pair, all_events, binding, entry, events, find, flow, get, set};
 use support::{is_root, run};
-use whimbrel_datapath::{Carrier, Datapath, Event, Most, Origin};
+use whimbrel_datapath::{Carrier, Datapath, Event, Most, Origin, TcpSocket};
 use whimbrel_wire::packet::Ip;
 use whimbrel_wire::{BindingId, FlowTuple, PeerId};
 
@@ -250,6 +251,21 @@ fn sockets_are_looked_up_with_their_state() {
     assert_eq!(after.snd_nxt, before.snd_nxt.wrapping_add(100));
     assert_eq!(after.write_seq, after.snd_nxt);
     assert_eq!(after.inode, before.inode);
+    // Whatever comes counts, so also the answer to a keepalive, which brings nothing new (P-206).
+    assert!(!after.round_trip.is_zero() && after.round_trip < Duration::from_secs(1), "{after:?}");
+    let until = |good: &dyn Fn(&TcpSocket) -> bool| loop {
+        let socket = find(&datapath, &near);
+        if good(&socket) {
+            break socket;
+        }
+        std::thread::yield_now();
+    };
+    let before = until(&|socket| socket.snd_una == socket.snd_nxt);
+    set(&near, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 1);
+    set(&near, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    let heard = until(&|socket| socket.heard != before.heard);
+    assert_eq!((heard.heard, heard.received), (before.heard + 1, before.received));
+    set(&near, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0);
 
     // With nobody to acknowledge, the timer backs off.
     pair.far.run("ip addr flush dev v");

@@ -74,6 +74,7 @@ impl Fixture {
                 hidden: false,
                 beyond: false,
                 unconnected: false,
+                late: false,
                 delivery,
             };
             self.datapath

@@ -59,6 +59,7 @@ impl Fixture {
             tunnelled: false,
             hidden: false,
             beyond: false,
+            late: false,
             unconnected,
             delivery: Delivery::Stack,
         }

@@ -3,8 +3,10 @@
 #[macro_use]
 pub(crate) mod peers;
 pub(crate) mod asking;
+mod askings;
 pub(crate) mod introduction;
 pub(crate) mod known;
+mod late;
 pub(crate) mod life;
 mod looks;
 pub(crate) mod messages;

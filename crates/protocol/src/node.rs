@@ -236,6 +236,7 @@ impl Node {
             Transport::Udp => {
                 self.act(now, |roles, at| roles.gateway.handle_datagram_claim(flow, &entry, at));
             }
+            _ if entry.late => self.binding.flow_mut().disown(now, flow, &entry, &mut self.base),
             _ => self.binding.flow_mut().take_claimed(now, flow, &entry, &mut self.base),
         }
         self.settle(now);

@@ -134,7 +134,8 @@ impl DataPlane {
             | FlowOp::Expect { .. }
             | FlowOp::Reset { .. }
             | FlowOp::Abort { .. }
-            | FlowOp::EndConnecting { .. } => {}
+            | FlowOp::EndConnecting { .. }
+            | FlowOp::EndUnaccepted { .. } => {}
         }
     }
 
@@ -330,6 +331,12 @@ impl DataPlane {
         let Some(entry) = self.flows.get(own).filter(|entry| entry.end == LocalEnd::Passing) else { return false };
         let listens = self.bindings.get(&entry.binding()).is_none_or(|(binding, _)| binding.listens);
         !listens && self.has_moved(own) && self.claimed.insert(*own)
+    }
+
+    /// Something came under the own names of a flow that its peer has named after it had left: whether the node is to
+    /// be told (P-206).
+    pub(crate) fn report_late(&mut self, own: &FlowTuple) -> bool {
+        self.flows.get(own).is_some_and(|entry| entry.late) && self.has_moved(own) && self.claimed.insert(*own)
     }
 
     /// A flow was heard rewritten.

@@ -103,6 +103,8 @@ pub struct Host {
     pub(crate) reset: Vec<FlowTuple>,
     /// What its daemon had ended that was being connected: to whom, and whether only from addresses that were left.
     pub ended_connecting: Vec<(IpAddr, bool)>,
+    /// What its daemon had ended if nobody had accepted it.
+    pub ended_unaccepted: Vec<FlowTuple>,
     /// Control datagrams that came while no daemon ran.
     pub(crate) mail: Vec<(SocketAddr, Vec<u8>)>,
     /// Nonces that were consumed while no daemon ran.
@@ -149,6 +151,7 @@ impl Host {
             under_way: VecDeque::new(),
             reset: Vec::new(),
             ended_connecting: Vec::new(),
+            ended_unaccepted: Vec::new(),
             mail: Vec::new(),
             consumed: Vec::new(),
             effects: 0,

@@ -86,7 +86,8 @@ pub enum Message {
         /// How the responder knows the flow, or why it does not.
         outcome: Result<Introduced, IntroductionRefusal>,
     },
-    /// Type 0x25: the introducer names a flow by its sequence numbers, since its nonce did not arrive.
+    /// Types 0x25 and 0x2d: the introducer names a flow by its sequence numbers, since its nonce did not arrive, or
+    /// never was in it.
     Pairing(Pairing),
     /// Type 0x26: the responder sits on that flow too.
     Paired {
@@ -337,6 +338,7 @@ const INTRODUCE_ME: u8 = 0x29;
 const SEEN: u8 = 0x2a;
 const PASSING: u8 = 0x2b;
 const ASK_HERE: u8 = 0x2c;
+const LATE: u8 = 0x2d;
 const BINDING_UPDATE: u8 = 0x30;
 const BINDING_ACKNOWLEDGEMENT: u8 = 0x31;
 const PROBE_SEEN: u8 = 0x32;
@@ -474,6 +476,7 @@ impl Message {
             Self::IntroductionEcho(_) => INTRODUCTION_ECHO,
             Self::IntroductionDone { .. } => INTRODUCTION_DONE,
             Self::FlowClosed(_) => FLOW_CLOSED,
+            Self::Pairing(pairing) if pairing.late => LATE,
             Self::Pairing(_) => PAIRING,
             Self::Paired { .. } => PAIRED,
             Self::Referral { .. } => REFERRAL,
@@ -664,7 +667,8 @@ impl Message {
                 },
             },
             FLOW_CLOSED => Self::FlowClosed(read_closed(body)?),
-            PAIRING => Self::Pairing(Pairing {
+            PAIRING | LATE => Self::Pairing(Pairing {
+                late: number == LATE,
                 introducer_nonce: body.u64("introducer's nonce")?,
                 proof: *body.array("introducer's proof")?,
                 introducer_place: body.u32("introducer's place")?,

@@ -105,7 +105,7 @@ fn message() -> impl Strategy<Value = Message> {
         any::<u32>().prop_map(|tag| Message::IntroductionRequest { tag }),
         any::<u32>().prop_map(|tag| Message::IntroductionReady { tag }),
         echo().prop_map(Message::IntroductionEcho),
-        (echo(), any::<[u8; 16]>()).prop_map(|(echo, proof)| {
+        (echo(), any::<[u8; 16]>(), any::<bool>()).prop_map(|(echo, proof, late)| {
             Message::Pairing(Pairing {
                 introducer_nonce: echo.introducer_nonce,
                 proof,
@@ -113,6 +113,7 @@ fn message() -> impl Strategy<Value = Message> {
                 responder_place: echo.responder_place,
                 wire_port: echo.wire_port,
                 tuple: echo.tuple,
+                late,
             })
         }),
         (any::<u64>(), any::<[u8; 16]>(), any::<u16>(), tuple()).prop_map(|(nonce, proof, wire_port, tuple)| {

@@ -15,6 +15,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("young", "connections of 0.2 to 1.5 s survive a move of the laptop, and others one of the server", young),
     scenario("young-nat", "the same of the laptop, from one NAT to another", young_nat),
     scenario(
+        "young-late",
+        "connections of one round trip, which nobody could introduce, survive a move of the laptop, and of the server",
+        late,
+    ),
+    scenario("young-late-nat", "the same of the laptop, from one NAT to another", late_nat),
+    scenario(
         "young-introduced",
         "how soon a connection survives a move: the first one to a host, and later ones",
         introduced,
@@ -23,6 +29,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "connecting",
         "an end moves while a connection to it is being made: the program hears of it at once, and the next try works",
         connecting,
+    ),
+    scenario(
+        "accepting",
+        "an end moves while a handshake's last segment is on its way: the program hears of it, and the next try works",
+        accepting,
     ),
 ];
 
@@ -94,6 +105,64 @@ fn of_ages(world: &World) -> Result<Vec<FlowPair>> {
     Ok(opened.into_iter().map(|(pair, _)| pair).collect())
 }
 
+/// Of the path, one way, where connections are to move before they can be introduced, which takes two round trips.
+const FAR_DELAY: u64 = 150;
+
+fn very_far(name: &str) -> SiteSpec {
+    SiteSpec::named(name).uplink(Shape::delay_rate(FAR_DELAY, 100))
+}
+
+fn late(lab: &mut Lab) -> Result<()> {
+    late_at(lab, very_far("a"), very_far("b"), true)
+}
+
+fn late_nat(lab: &mut Lab) -> Result<()> {
+    let nat = Gateway::Nat { random_ports: true };
+    late_at(lab, very_far("a").behind(nat), very_far("b").behind(nat), false)
+}
+
+fn late_at(lab: &mut Lab, a: SiteSpec, b: SiteSpec, server_moves: bool) -> Result<()> {
+    let mut world = World::new(lab, a, b)?;
+    let t = world.add(lab, SiteSpec::named("t"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut known = world.stream()?;
+    client.wait_introduced(&known, LONG)?;
+    let b = world.b.clone();
+    let mut pair = world.stream_unproven()?;
+    world.leaves_router(&pair);
+    world.leaves_router(&known);
+    world.roam(&b)?;
+    goes_on_late(&mut pair, world.at.usable_at)?;
+    let at = introduced_at(&client, Side::Client, &pair)?;
+    let after = at - world.at.usable_at.0 as f64 / 1e6;
+    step(&format!("it was introduced {after:.0} ms after the move"));
+    // Nobody takes a connection that has not been quiet for so long at its former address.
+    expect!(after > 250.0, "it was not introduced late");
+    world.finish(pair)?;
+    if server_moves {
+        let mut pair = world.stream_unproven()?;
+        world.roam_server(&t)?;
+        goes_on_late(&mut pair, world.at_server.usable_at)?;
+        world.finish(pair)?;
+    }
+    known.wait_progress(SOME, LONG)?;
+    world.finish(known)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// A stream that nobody has introduced goes on: once the move is known, it is claimed, its former end has been silent
+/// for a while, and the claim has been made again.
+fn goes_on_late(pair: &mut FlowPair, usable_at: MonoTime) -> Result<()> {
+    pair.wait_progress(SOME, LONG)?;
+    for side in [Side::Client, Side::Server] {
+        let took = pair.silence(side, usable_at)?;
+        step(&format!("{side:?} received nothing for {:.0} ms once the address was there", ms(took)));
+        let most = (Duration::from_millis(1000) + Duration::from_millis(2 * FAR_DELAY) * 6) * patience();
+        expect!(took.is_some_and(|took| took < most), "{side:?} received nothing for {took:?}");
+    }
+    Ok(())
+}
+
 /// When each connection from a site began, by its port.
 type Begun = Arc<Mutex<Vec<(u16, MonoTime)>>>;
 
@@ -140,6 +209,14 @@ fn introduced(lab: &mut Lab) -> Result<()> {
 
 /// Milliseconds from a connection's first segment until it was introduced at one end.
 fn until_introduced(daemon: &Whimbrel, end: Side, pair: &FlowPair, begun: &Begun) -> Result<f64> {
+    let at = introduced_at(daemon, end, pair)?;
+    let begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
+    let began = begun.iter().rev().find(|(port, _)| *port == pair.local().port()).map(|(_, at)| at.0);
+    Ok(at - began.unwrap_or_default() as f64 / 1e6)
+}
+
+/// When a connection was introduced at one end, in milliseconds of the monotonic clock.
+fn introduced_at(daemon: &Whimbrel, end: Side, pair: &FlowPair) -> Result<f64> {
     let (local, remote) = match end {
         Side::Client => (pair.local(), pair.peer()),
         Side::Server => (pair.peer(), pair.seen_by_server()),
@@ -155,10 +232,7 @@ fn until_introduced(daemon: &Whimbrel, end: Side, pair: &FlowPair, begun: &Begun
         at = events.iter().find(is_it).map(|event| event.monotonic_ms);
         at.is_some()
     })?;
-    let begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
-    let began = begun.iter().rev().find(|(port, _)| *port == pair.local().port()).map(|(_, at)| at.0);
-    let (at, began) = (at.unwrap_or_default() as f64, began.unwrap_or_default() as f64 / 1e6);
-    Ok(at - began)
+    Ok(at.unwrap_or_default() as f64)
 }
 
 fn connecting(lab: &mut Lab) -> Result<()> {
@@ -175,7 +249,7 @@ fn connecting(lab: &mut Lab) -> Result<()> {
     for server_moves in [false, true] {
         let address = world.at_server.ipv4()?;
         let mut program = connect_to(&world, address)?;
-        wait_until(LONG, "the connection is being made", || is_connecting(&world, address))?;
+        wait_until(LONG, "the connection is being made", || is_in(&world.laptop, "syn-sent", address))?;
         if server_moves {
             world.roam_server(&t)?;
         } else {
@@ -197,13 +271,61 @@ fn connecting(lab: &mut Lab) -> Result<()> {
     all_run(&mut [&mut client, &mut server])
 }
 
+/// The server has answered a connection, and not heard that the answer has arrived.
+fn accepting(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, far("a"), far("b"))?;
+    let t = world.add(lab, SiteSpec::named("t"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut known = world.stream()?;
+    client.wait_introduced(&known, LONG)?;
+    let echo = crate::EchoServer::start_at(&world.server, SocketAddr::new(world.at_server.ipv4()?, 7777))?;
+    // Beyond the daemons' programs, so that these see all.
+    world.server.nft(
+        "table inet deaf {\nchain input {\ntype filter hook input priority filter;\n\
+         tcp dport 7777 tcp flags & syn == 0 drop\n}\n}\n",
+    )?;
+    let b = world.b.clone();
+    for server_moves in [false, true] {
+        let address = world.at_server.ipv4()?;
+        let mut program = listen_to(&world, address)?;
+        wait_until(LONG, "one end is connected", || is_in(&world.laptop, "established", address))?;
+        wait_until(LONG, "the other is not", || is_in(&world.server, "syn-recv", address))?;
+        if server_moves {
+            world.roam_server(&t)?;
+        } else {
+            world.roam(&b)?;
+        }
+        let moved = MonoTime::now();
+        let status = program.wait(LONG)?;
+        let took = MonoTime::now().since(moved);
+        step(&format!("the program hears of it after {:.0} ms: {}", ms(Some(took)), program.stderr().trim()));
+        expect!(!status.success(), "it says that all is well");
+        expect!(program.stderr().contains("onnection abort"), "it hears something else: {}", program.stderr());
+        // A server that moves has two seconds for naming what it has accepted.
+        expect!(took < 4 * PROMPT * patience(), "it hears of it after {took:?}");
+        known.wait_progress(SOME, LONG)?;
+    }
+    drop(echo);
+    let mut fresh = world.stream()?;
+    fresh.wait_progress(SOME, LONG)?;
+    fresh.finish(LONG)?;
+    known.finish(LONG)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn is_in(host: &crate::Host, state: &str, server: IpAddr) -> bool {
+    let filter = format!("dst {server}:7777 or src {server}:7777");
+    let listed = host.command("ss").args(["-Htn", "state", state, &filter]).run();
+    listed.is_ok_and(|listed| !listed.trim().is_empty())
+}
+
+/// A program that waits for what the server says first.
+fn listen_to(world: &World, address: IpAddr) -> Result<crate::Process> {
+    let script = format!("exec 3<>/dev/tcp/{address}/7777; head -c 1 <&3");
+    world.laptop.command("bash").args(["-o", "errexit", "-c", &script]).label("accepting").spawn()
+}
+
 fn connect_to(world: &World, address: IpAddr) -> Result<crate::Process> {
     let script = format!("exec 3<>/dev/tcp/{address}/7777");
     world.laptop.command("bash").args(["-c", &script]).label("connecting").spawn()
-}
-
-fn is_connecting(world: &World, address: IpAddr) -> bool {
-    let filter = format!("dst {address}:7777");
-    let listed = world.laptop.command("ss").args(["-Htn", "state", "syn-sent", &filter]).run();
-    listed.is_ok_and(|listed| !listed.trim().is_empty())
 }

@@ -494,6 +494,7 @@ mod tests {
             passed_on: false,
             hidden: false,
             beyond: false,
+            late: false,
         });
         FlowView { tuple: own, state, peer: entry.map(|entry| entry.peer), entry, opened: Time::default(), accepted }
     }

@@ -19,7 +19,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use toml::Value;
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carriers, Prefix, Trust};
+use whimbrel_protocol::{Carriers, LateIntroductions, Prefix, Trust};
 use zeroize::Zeroizing;
 
 use crate::name_server::NameServer;
@@ -208,6 +208,9 @@ pub struct Config {
     pub control_mode: Option<u32>,
     /// Senders in back-off are made to retransmit when a path is there again.
     pub kick: bool,
+    /// Which young connections a peer may name after it has left the address that they are from.
+    #[serde(deserialize_with = "value::read")]
+    pub late_introductions: LateIntroductions,
     /// Hosts that this one meets its peers at.
     #[serde(deserialize_with = "list")]
     pub rendezvous: Vec<IpAddr>,
@@ -259,6 +262,7 @@ impl Default for Config {
             port: DEFAULT_PORT,
             control_mode: None,
             kick: true,
+            late_introductions: LateIntroductions::default(),
             rendezvous: Vec::new(),
             serve_rendezvous: false,
             community_rendezvous: true,
@@ -289,8 +293,9 @@ impl Config {
     pub fn differences(&self, other: &Self) -> Vec<&'static str> {
         let compared = differing!(self, other:
             "trust" trust, "psk_file" psk, "carriers" carriers, "tunnel" tunnel_sealed, "port" port,
-            "control_mode" control_mode, "kick" kick, "rendezvous" rendezvous, "serve_rendezvous" serve_rendezvous,
-            "community_rendezvous" community_rendezvous, "processes" processes, "privileged_options" privileged_options, "stand_in" stand_in, "log" log,
+            "control_mode" control_mode, "kick" kick, "late_introductions" late_introductions,
+            "rendezvous" rendezvous, "serve_rendezvous" serve_rendezvous, "community_rendezvous" community_rendezvous,
+            "processes" processes, "privileged_options" privileged_options, "stand_in" stand_in, "log" log,
             "event_log" event_log, "ask.allow" ask.allow, "ask.deny" ask.deny, "limits.questions" limits.questions,
             "limits.connections" limits.connections, "limits.connections_per_peer" limits.connections_per_peer,
             "metrics.listen" metrics.listen, "anchor" anchor, "gateway.behind" gateway.behind, "dns" dns,
@@ -406,6 +411,12 @@ pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
 impl Written for Trust {
     fn read(value: &Value) -> Result<Self, String> {
         choose(value, &[("tofu", Self::Tofu), ("pinned", Self::Pinned), ("psk", Self::Psk)])
+    }
+}
+
+impl Written for LateIntroductions {
+    fn read(value: &Value) -> Result<Self, String> {
+        choose(value, &[("everywhere", Self::Everywhere), ("unshared", Self::Alone), ("never", Self::Never)])
     }
 }
 

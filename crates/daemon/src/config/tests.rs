@@ -29,7 +29,8 @@ fn every_key_is_compared() {
     fs::write(folder.join("psk"), key.to_string()).unwrap();
     let text = format!(
         "trust = 'psk'\npsk_file = 'psk'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 2000\ncontrol_mode = '0660'\n\
-         kick = false\nrendezvous = ['192.0.2.1']\nserve_rendezvous = true\ncommunity_rendezvous = false\nstand_in = true\n\
+         kick = false\nlate_introductions = 'unshared'\nrendezvous = ['192.0.2.1']\n\
+         serve_rendezvous = true\ncommunity_rendezvous = false\nstand_in = true\n\
          processes = true\n\
          privileged_options = true\nlog = 'debug'\nevent_log = 'e'\n[ask]\nallow = ['192.0.2.0/24']\ndeny = ['192.0.2.1']\n\
          [limits]\nquestions = 1\nconnections = 2\nconnections_per_peer = 1\n[metrics]\nlisten = '[::1]:1'\n\

@@ -132,10 +132,11 @@ impl Effects {
                     host.introduce(flow, introduction, snapshot)?;
                 }
             }
-            Op::Flow(FlowOp::FindSockets { peer, remote }) => host.find_sockets(peer, remote, snapshot)?,
+            Op::Flow(FlowOp::FindSockets { peer, remotes }) => host.find_sockets(peer, &remotes, snapshot)?,
             Op::Flow(FlowOp::Reset { flow }) => host.reset(&flow, snapshot)?,
             Op::Flow(FlowOp::Abort { flow }) => host.abort(&flow)?,
             Op::Flow(FlowOp::EndConnecting { remotes }) => host.end_connecting(&remotes)?,
+            Op::Flow(FlowOp::EndUnaccepted { flows }) => host.end_unaccepted(&flows)?,
             Op::Flow(FlowOp::Expect { flow, from: Some(peer) }) => host.tunnel.expect_flow(flow, vec![peer]),
             Op::Flow(FlowOp::Expect { flow, from: None }) => host.tunnel.forget_expected(&flow),
             Op::Flow(FlowOp::AskNatively { flow }) => {

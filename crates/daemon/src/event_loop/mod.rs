@@ -447,6 +447,8 @@ impl EventLoop {
     }
 
     fn handle_network(&mut self) -> Result<(), Error> {
+        // What was accepted a moment ago, which wakes nobody, from addresses that this host may have left (P-204).
+        self.handle_datapath_events(clock::now(), Most::OF_SOCKETS);
         self.desk.host.use_addresses_early();
         let network = self.monitor.snapshot()?;
         let changed = network != self.desk.host.network;

@@ -113,7 +113,7 @@ impl EventLoop {
         let found = list_tcp(&mut self.sockets, &|address| own.contains(&address))?;
         let there: HashSet<FlowTuple> = found.iter().map(|found| found.flow).collect();
         for found in found {
-            self.desk.node.handle_flow_opened(now, found.flow, found.accepted);
+            self.desk.node.handle_flow_found(now, found.flow, found.accepted);
             self.desk.node.record_user(&found.flow, found.user);
             self.judge.consider(&mut self.desk.node, now, found.flow, found.accepted);
         }

@@ -58,7 +58,8 @@ impl Host {
         self.names.add(&flow, &entry);
         self.store.save_flow(&flow, &entry, before);
         self.flows.insert(flow, entry);
-        if self.hooks.set_introduced(now, true) {
+        let watches = self.hooks.set_late(&flow, entry.late);
+        if self.hooks.set_introduced(now, true) || watches {
             self.apply_hooks()?;
         }
         Ok(())
@@ -89,6 +90,7 @@ impl Host {
         if let Some(before) = before {
             self.release_flow_endpoint(now, &flow, before.end);
         }
+        self.hooks.set_late(&flow, false);
         self.hooks.set_introduced(now, !self.flows.all().is_empty());
         Ok(())
     }
@@ -113,6 +115,7 @@ impl Host {
             self.wire_ports.record_flow(flow, entry, None);
             self.remotes.add(flow, entry);
             self.names.add(flow, entry);
+            self.hooks.set_late(flow, entry.late);
         }
         self.tunnel.set_flows(flows.iter().map(|(flow, entry)| tunnel_flow(*flow, entry)));
         self.hooks.set_introduced(now, !flows.is_empty());
@@ -300,6 +303,7 @@ fn data_plane_entry(entry: &FlowEntry, delivery: datapath::Delivery) -> datapath
         hidden: entry.hidden,
         beyond: entry.beyond,
         unconnected: false,
+        late: entry.late,
         delivery,
     }
 }

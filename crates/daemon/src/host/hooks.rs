@@ -10,6 +10,7 @@ use whimbrel_datapath::{Datapath, Error, Role};
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::route::Link;
 use whimbrel_protocol::{BindingId, Time};
+use whimbrel_wire::FlowTuple;
 
 /// How long programs work on after the last moved flow is gone or home, since what was under way on the old path is
 /// still restored (P-22); and how long they hang on after the last introduced flow, as another may follow.
@@ -93,6 +94,8 @@ pub(crate) struct Hooks {
     resting: Lingering,
     /// Bindings whose held flows are listened for (P-39).
     listening: BTreeSet<BindingId>,
+    /// Flows that peers have named after they had left, which are listened for where they left (P-206).
+    late: BTreeSet<FlowTuple>,
 }
 
 impl Hooks {
@@ -146,6 +149,17 @@ impl Hooks {
         }
     }
 
+    /// Notes whether a flow is listened for where its peer has left. Returns whether it is the first.
+    pub(crate) fn set_late(&mut self, flow: &FlowTuple, late: bool) -> bool {
+        let first = self.late.is_empty();
+        if late {
+            self.late.insert(*flow);
+        } else {
+            self.late.remove(flow);
+        }
+        first && late
+    }
+
     /// Whether any flow is moved, or was a moment ago.
     pub(crate) fn carrying(&self) -> bool {
         self.carrying.lingers()
@@ -180,7 +194,7 @@ impl Hooks {
         let mut result = datapath.set_busy(
             self.carrying() || self.helped || self.moving.holds(),
             self.introducing,
-            !self.listening.is_empty(),
+            !self.listening.is_empty() || !self.late.is_empty(),
         );
         let mut wanted: BTreeMap<u32, Role> = BTreeMap::new();
         let hanging = self.carrying() || self.helped || self.moving.lingers() || self.introduced.lingers();

@@ -57,13 +57,13 @@ impl Snapshot {
         Ok(self.get(flow))
     }
 
-    /// What sockets that are connected to `remote` know of where their numbers began. Many peers may be asked for at
+    /// What sockets that are connected to `remotes` know of where their numbers began. Many peers may be asked for at
     /// once.
     pub(crate) fn numbers_of(
         &mut self,
         datapath: &Datapath,
         connections: &mut SockDiag,
-        remote: IpAddr,
+        remotes: &[IpAddr],
     ) -> Result<Vec<SocketNumbers>, Failure> {
         if self.numbers.is_none() {
             let mut numbers: HashMap<IpAddr, Vec<SocketNumbers>> = HashMap::new();
@@ -71,12 +71,19 @@ impl Snapshot {
             let all: Vec<FlowTuple> = all.filter(|flow| !flow.remote.ip().is_loopback()).collect();
             for socket in datapath.look_up(&all)? {
                 let (first_sent, first_received) = (socket.first_sent(), socket.first_received());
-                let of = SocketNumbers { flow: socket.flow, first_sent, first_received };
+                let of = SocketNumbers {
+                    flow: socket.flow,
+                    first_sent,
+                    first_received,
+                    heard: socket.heard,
+                    round_trip: socket.round_trip,
+                };
                 numbers.entry(of.flow.remote.ip()).or_default().push(of);
             }
             self.numbers = Some(numbers);
         }
-        Ok(self.numbers.iter().filter_map(|numbers| numbers.get(&remote)).flatten().copied().collect())
+        let found = self.numbers.iter().flat_map(|numbers| remotes.iter().filter_map(|remote| numbers.get(remote)));
+        Ok(found.flatten().copied().collect())
     }
 }
 

@@ -50,6 +50,7 @@ const OF_NOBODY: FlowEntry = FlowEntry {
     hidden: false,
     beyond: false,
     unconnected: false,
+    late: false,
 };
 
 /// The ends one by one, of each transport, or of that alone which they came with; with a whole address also those of

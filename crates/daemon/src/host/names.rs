@@ -172,6 +172,7 @@ mod tests {
             passed_on: false,
             hidden: false,
             beyond: false,
+            late: false,
         };
         (flow, entry)
     }

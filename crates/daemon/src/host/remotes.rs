@@ -83,6 +83,7 @@ mod tests {
             passed_on: false,
             hidden: false,
             beyond: false,
+            late: false,
         };
         (tuple, entry)
     }

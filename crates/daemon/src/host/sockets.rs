@@ -163,6 +163,18 @@ impl Host {
         Ok(())
     }
 
+    /// Ends those of these connections whose other end has heard of nothing but their first segment.
+    pub(crate) fn end_unaccepted(&mut self, flows: &[FlowTuple]) -> Result<(), Failure> {
+        for socket in self.datapath.look_up(flows)? {
+            // The first segment counts as one byte (P-50).
+            if socket.received == 0 && socket.acknowledged <= 1 {
+                self.abort(&socket.flow)?;
+                tracing::debug!(flow = %socket.flow, "ended before it was accepted: an end has moved");
+            }
+        }
+        Ok(())
+    }
+
     /// Puts what waited in a UDP socket's queue into that of one which CRIU has rebuilt.
     pub(crate) fn refill(&mut self, flow: &FlowTuple, snapshot: &Snapshotted) -> Result<(), Unmovable> {
         Checkpoint::refill(snapshot, self.injector_of(flow))
@@ -225,8 +237,8 @@ impl Host {
         introduce(injector, datapath, connections, snapshot, flow, introduction)
     }
 
-    /// Finds the sockets that are connected to an address, for [`Host::take_found`].
-    pub(crate) fn find_sockets(&mut self, peer: PeerId, at: IpAddr, snapshot: &mut Snapshot) -> Result<(), Failure> {
+    /// Finds the sockets that are connected to these addresses, for [`Host::take_found`].
+    pub(crate) fn find_sockets(&mut self, peer: PeerId, at: &[IpAddr], snapshot: &mut Snapshot) -> Result<(), Failure> {
         self.found.push((peer, snapshot.numbers_of(&self.datapath, &mut self.connections, at)?));
         Ok(())
     }

@@ -167,6 +167,7 @@ mod tests {
             passed_on: false,
             hidden: false,
             beyond: false,
+            late: false,
         };
         ports.record_flow(&flow, &entry, binding);
         flow

@@ -292,6 +292,7 @@ mod tests {
             passed_on: false,
             hidden: false,
             beyond: false,
+            late: false,
         });
         FlowView { tuple, state, peer: peer.map(PeerId), entry, opened: Time::default(), accepted: port == 50 }
     }

@@ -96,6 +96,7 @@ pub(crate) fn entry(stream: &TcpStream, binding: BindingId, held: bool) -> (Flow
         hidden: false,
         beyond: false,
         unconnected: false,
+        late: false,
         delivery: Delivery::Stack,
     };
     (own, entry)

@@ -62,6 +62,18 @@ impl Ask {
     }
 }
 
+/// Which flows a peer may name after it has left the address that they are from (P-204).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LateIntroductions {
+    /// Also those from addresses that several hosts share.
+    #[default]
+    Everywhere,
+    /// Only those from addresses that it had for itself (P-136).
+    Alone,
+    /// None.
+    Never,
+}
+
 /// Ways to carry moved flows that this host offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carriers {
@@ -121,6 +133,8 @@ pub struct Config {
     pub behind: Vec<Prefix>,
     /// Sockets that move from host to host.
     pub moving: Moving,
+    /// Which young flows peers may name that have moved away from them (P-204).
+    pub late: LateIntroductions,
     /// Flows that may be introduced with one peer at a time.
     pub flows_per_peer: usize,
     /// Flows that may be introduced at a time, with all peers.
@@ -153,6 +167,7 @@ impl Default for Config {
             neighbour_proxy: false,
             behind: Vec::new(),
             moving: Moving::default(),
+            late: LateIntroductions::default(),
             flows_per_peer: 262_144,
             flows: 524_288,
         }

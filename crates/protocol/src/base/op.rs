@@ -5,6 +5,7 @@ pub(crate) mod relocation;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use whimbrel_handshake::{PublicKey, TunnelKeys};
@@ -65,13 +66,13 @@ pub enum FlowOp {
         /// The nonce.
         nonce: u64,
     },
-    /// Find the TCP sockets whose remote address is this one, and hand what they know to
+    /// Find the TCP sockets whose remote address is one of these, and hand what they know to
     /// [`crate::Node::handle_sockets`].
     FindSockets {
         /// For whom.
         peer: PeerId,
-        /// The remote address.
-        remote: IpAddr,
+        /// The remote addresses.
+        remotes: Vec<IpAddr>,
     },
     /// The flow may be a peer's in a moment: what that sends for it in the tunnel is to wait until it is installed
     /// (P-87).
@@ -114,6 +115,12 @@ pub enum FlowOp {
     EndConnecting {
         /// Where to, and whether only those that do so from an address that this host does not have any more.
         remotes: BTreeMap<IpAddr, bool>,
+    },
+    /// End those of these TCP sockets whose other end has acknowledged nothing but their first segment and sent nothing
+    /// beside the answer to it, with an error: it has not heard that they are there, and is elsewhere (P-203).
+    EndUnaccepted {
+        /// As this host has them.
+        flows: Vec<FlowTuple>,
     },
 }
 
@@ -314,6 +321,10 @@ pub struct FlowEntry {
     /// (P-123).
     #[serde(default, skip_serializing_if = "is_usual")]
     pub beyond: bool,
+    /// The peer has named it after it had left the flow's far address (P-204): whatever comes from there is not the
+    /// peer's (P-206).
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub late: bool,
 }
 
 impl FlowEntry {
@@ -334,6 +345,7 @@ impl FlowEntry {
             passed_on: false,
             hidden: false,
             beyond: false,
+            late: false,
         }
     }
 
@@ -449,6 +461,10 @@ pub struct SocketNumbers {
     pub first_sent: u32,
     /// One more than the other end's initial number.
     pub first_received: u32,
+    /// How many segments have come to the socket, in 32 bits.
+    pub heard: u32,
+    /// As its TCP has measured it; zero: not yet.
+    pub round_trip: Duration,
 }
 
 /// What survives a restart of the daemon about a peer. Flows survive as the [`FlowOp::Install`] that made them.

@@ -23,6 +23,8 @@ pub(crate) enum Timer {
     Closed(PeerId),
     /// Look for the flows that a peer names by their numbers.
     Pairings(PeerId),
+    /// End what a peer has never accepted, since an end has moved.
+    Unaccepted(PeerId),
     /// Repeat a binding update.
     Update(PeerId),
     /// Repeat a path challenge.
@@ -74,6 +76,7 @@ impl Timer {
             Self::Introductions(id)
             | Self::Closed(id)
             | Self::Pairings(id)
+            | Self::Unaccepted(id)
             | Self::Update(id)
             | Self::Challenge(id)
             | Self::Path(id, _)

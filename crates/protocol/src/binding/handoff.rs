@@ -648,6 +648,9 @@ impl BindingLayer {
             self.go_on_from(now, id, arrival, ack, update, base);
             self.end_doubt(id, base);
         }
+        if let Some(home) = bound_mut!(self, &id).and_then(|peer| peer.flow.take_left()) {
+            self.flow.claim_late(now, id, home, base);
+        }
         self.introduce_on(now, id, base);
         self.flow.send_paused_soon(now, id, base);
         // An address that went meanwhile was not looked at.

@@ -90,6 +90,7 @@ impl BindingLayer {
             Timer::Looks => self.flow.continue_looks(now, base),
             Timer::Introductions(id) => self.introduce(now, id, base),
             Timer::Pairings(id) => self.flow.search_for_claims(now, id, base),
+            Timer::Unaccepted(id) => self.flow.end_unaccepted(now, id, base),
             Timer::Paused(id) => self.flow.send_paused(now, id, base),
             Timer::Wake(id) => self.flow.wake_flows(now, id, base),
             Timer::Update(id) => self.repeat_update(now, id, base),

@@ -43,6 +43,9 @@ impl BindingLayer {
         let (Some(peer), Some(at)) = (bound!(self, &id), at) else { return };
         let translated = if at == peer.path.remote() { peer.is_mapped() } else { at.port() != base.config().port };
         let key = peer.key();
+        if let Some(peer) = self.flow.peer_mut(&id) {
+            peer.path.shown().record(now, at.ip());
+        }
         if !self.flow.path_mut().sightings_mut().record(now, at.ip(), key, translated) {
             return;
         }

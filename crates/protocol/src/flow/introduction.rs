@@ -72,6 +72,11 @@ pub(crate) enum Echoed {
     Proven(Proven),
 }
 
+/// A nonce that an introduction begins with, of these bits.
+pub(crate) fn introducers(bits: u64) -> u64 {
+    bits & !(PROBE_BIT | ANSWER_BIT)
+}
+
 /// Whether a nonce is one that an introduction begins with.
 pub(crate) fn is_introducers(nonce: u64) -> bool {
     nonce & (PROBE_BIT | ANSWER_BIT) == 0
@@ -92,6 +97,9 @@ impl FlowLayer {
     pub(crate) fn handle_introduction_ready(&mut self, now: Time, id: PeerId, tag: u32, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
         if peer.flow.introductions.tag == tag {
+            // What was sent there alone has come back.
+            let at = peer.path.remote().ip();
+            peer.path.shown().record(now, at);
             peer.flow.introductions.ready_until = Some(now + READY);
             peer.flow.introductions.request_tries = 0;
             base.set_timer(Timer::Introductions(id), now);
@@ -111,6 +119,9 @@ impl FlowLayer {
             base.set_timer(Timer::Introductions(id), now + Duration::from_secs(1));
             return;
         }
+        // Claims travel in the session alone.
+        self.repeat_pairings(now, id, base);
+        let Some(peer) = peer_mut!(self, &id) else { return };
         if peer.flow.introductions.ready_until.is_none_or(|until| until <= now) {
             if peer.flow.introductions.request_tries >= 2 * TRIES {
                 peer.flow.introductions.request_tries = 0;
@@ -149,7 +160,7 @@ impl FlowLayer {
 
     fn begin_introductions(&mut self, now: Time, id: PeerId, base: &mut Base) {
         for _ in 0..BEGUN_PER_STEP {
-            let nonce = base.random().u64() & !(PROBE_BIT | ANSWER_BIT);
+            let nonce = introducers(base.random().u64());
             let Some(peer) = peer_mut!(self, &id) else { return };
             let Some(flow) = peer.flow.introductions.queue.pop_front() else { return };
             let next = now + peer.path.repeat_after(1).max(Duration::from_millis(200));
@@ -260,7 +271,6 @@ impl FlowLayer {
             peer.flow.introductions.ready_until = None;
         }
         self.path.send(id, &echoes, base);
-        self.repeat_pairings(now, id, base);
     }
 
     /// A nonce of a peer's was consumed at ingress, in an introduction on `flow`. Tells whether there is no such flow.
@@ -753,6 +763,7 @@ impl FlowLayer {
     pub(crate) fn sweep_introductions(&mut self, now: Time) -> bool {
         let mut more = self.peers.values().any(|peer| peer.introductions.listen_until.is_some_and(|until| until > now));
         for peer in self.peers.values_mut() {
+            more |= peer.introductions.askings.sweep(now);
             peer.introductions.responding.retain(|_, responding| {
                 let over = responding.begun + RESPONDING <= now;
                 if over {

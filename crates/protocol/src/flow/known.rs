@@ -42,6 +42,8 @@ pub(crate) enum Stage {
         peer: PeerId,
         nonce: u64,
         home: Places,
+        /// This host has left the address that it is from (P-204).
+        late: bool,
         wire_port: u16,
         numbers: Option<(u32, u32)>,
         /// The peer's index of the session that it is claimed in, and named in (P-132), once it was.
@@ -105,6 +107,8 @@ pub(crate) struct Flow {
     pub(super) opened: Time,
     /// The other end opened it.
     pub(super) accepted: bool,
+    /// It is introduced, or was, or was open before anybody could see it: it is not introduced late (P-205).
+    pub(super) settled: bool,
     /// Its socket is gone; it is kept for what is still under way.
     pub(super) closed: bool,
     /// How often its introduction met with a move and was begun anew.
@@ -135,7 +139,7 @@ impl Flow {
     }
 
     pub(crate) fn introduced(entry: FlowEntry, now: Time) -> Self {
-        Self { stage: Stage::Introduced { entry, origin: Origin::Restored }, ..Self::opened(now, false) }
+        Self { stage: Stage::Introduced { entry, origin: Origin::Restored }, settled: true, ..Self::opened(now, false) }
     }
 
     pub(crate) fn stage(&self) -> &Stage {

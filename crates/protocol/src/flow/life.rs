@@ -38,6 +38,15 @@ impl FlowLayer {
         }
     }
 
+    /// See [`Node::handle_flow_found`](crate::Node::handle_flow_found).
+    pub(crate) fn handle_flow_found(&mut self, now: Time, flow: FlowTuple, accepted: bool, base: &mut Base) {
+        let fresh = !self.has_flow(&flow);
+        self.handle_flow_opened(now, flow, accepted, base);
+        if let Some(known) = self.flows.get_mut(&flow).filter(|_| fresh) {
+            known.settled = true;
+        }
+    }
+
     /// This host has left an address: what it was opening from there to a peer will never be answered (P-203).
     pub(crate) fn end_connecting_from_left(&mut self, now: Time, id: PeerId, base: &mut Base) {
         for remote in self.path.session().contacts().addresses_of(id) {
@@ -55,6 +64,7 @@ impl FlowLayer {
         if is_its_own && !self.path.sightings().is_shared(now, left) {
             self.looks.want_end(left, false);
             base.set_timer_earlier(Timer::Looks, now);
+            self.await_claims(now, id, left, base);
         }
     }
 
@@ -170,6 +180,7 @@ impl FlowLayer {
         } else {
             self.abandon_introduction(&flow, &before.stage);
         }
-        self.flows.put(flow, Flow { stage: Stage::Introduced { entry, origin }, closed: false, ..before });
+        self.flows
+            .put(flow, Flow { stage: Stage::Introduced { entry, origin }, closed: false, settled: true, ..before });
     }
 }

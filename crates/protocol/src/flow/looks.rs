@@ -108,6 +108,11 @@ impl Looks {
         Err(now + ENDS_PAUSE)
     }
 
+    /// Whether some that no peer has accepted may be ended now.
+    pub(super) fn may_end(&mut self, now: Time) -> Result<(), Time> {
+        if self.ends.take(now) { Ok(()) } else { Err(now + ENDS_PAUSE) }
+    }
+
     /// Connections are to be looked for of a peer. `known`: that there are flows with.
     pub(super) fn want_find(&mut self, id: PeerId, known: bool) {
         if !self.known.contains(&id) && !self.strangers.contains(&id) {

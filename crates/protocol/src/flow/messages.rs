@@ -44,6 +44,7 @@ impl FlowLayer {
             }
             Message::IntroductionRequest { tag } => {
                 self.listen_for_introductions(now, id, base);
+                self.ask_where(now, id, base);
                 answers.push(Message::IntroductionReady { tag });
                 None
             }

@@ -2,6 +2,7 @@
 //! know where the connection's numbers began. They are proved to each other in the session, and never sent.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_wire::message::{Introduced, IntroductionRefusal, Message, Pairing, PairingProof};
@@ -15,8 +16,10 @@ use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
+use crate::flow::askings::{Late, YOUNG};
 use crate::flow::introduction::{DECLINED, Proven, TRIES, UNMARKED};
 use crate::flow::known::{Origin, Stage};
+use crate::flow::late::LOST;
 use crate::flow::pairings::PAUSE;
 use crate::flow::policy::Ruled;
 
@@ -29,8 +32,8 @@ const OWN_SHARE: u32 = 4;
 const STRIPPED: &str =
     "TCP options are stripped on the way, and its sequence numbers fit no connection at the other end";
 
-/// A connection whose numbers a proof fits, with the numbers as the introducer has them.
-type Fit = (FlowTuple, (u32, u32));
+/// A connection whose numbers a proof fits, and the numbers as the introducer has them.
+type Fit = (SocketNumbers, (u32, u32));
 
 /// What a peer claims, and the proofs that it can make of the sockets that were found.
 pub(crate) struct Claims {
@@ -61,9 +64,19 @@ impl FlowLayer {
         let Some(wire_port) = peer.flow.free_wire_port(flow.remote.port(), self.flows.ports()) else { return false };
         let Some(known) = self.flows.get_mut(&flow).filter(|_| fits) else { return false };
         let Stage::Introducing { nonce, .. } = known.stage else { return false };
-        let (numbers, session) = (None, None);
-        known.stage =
-            Stage::Pairing { peer: id, nonce, home, wire_port, numbers, session, since: now, tries: 0, next: now };
+        let (numbers, session, next) = (None, None, now);
+        known.stage = Stage::Pairing {
+            peer: id,
+            nonce,
+            home,
+            late: false,
+            wire_port,
+            numbers,
+            session,
+            since: now,
+            tries: 0,
+            next,
+        };
         self.find_sockets(now, id, base);
         true
     }
@@ -77,7 +90,7 @@ impl FlowLayer {
         let (mut messages, mut silent, mut anew, mut over) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut unknown = false;
         for flow in begun {
-            let Some(Stage::Pairing { nonce, home, wire_port, numbers, session, since, tries, next, .. }) =
+            let Some(Stage::Pairing { nonce, home, late, wire_port, numbers, session, since, tries, next, .. }) =
                 self.flows.get_mut(&flow).map(|known| &mut known.stage)
             else {
                 continue;
@@ -85,23 +98,27 @@ impl FlowLayer {
             if *next > now {
                 continue;
             }
-            if *tries >= TRIES && last_heard <= *since {
+            if *tries >= TRIES && last_heard <= *since && !*late {
                 silent.push(flow);
                 continue;
             }
-            if *tries >= 2 * TRIES {
-                over.push(flow);
+            if if *late { *since + YOUNG <= now } else { *tries >= 2 * TRIES } {
+                over.push((flow, *late));
                 continue;
             }
             *tries += 1;
-            *next = now + Duration::from_millis(300) * *tries;
+            *next = now + Duration::from_millis(300) * if *late { 1 } else { *tries };
             let Some(numbers) = *numbers else {
                 unknown = true;
                 continue;
             };
             // It is not claimed in two sessions: it would be named twice.
             if *session.get_or_insert(slot.remote_index()) != slot.remote_index() {
-                anew.push(flow);
+                if *late {
+                    over.push((flow, true));
+                } else {
+                    anew.push(flow);
+                }
                 continue;
             }
             messages.push(Message::Pairing(Pairing {
@@ -111,6 +128,7 @@ impl FlowLayer {
                 responder_place: home.peer,
                 wire_port: *wire_port,
                 tuple: flow,
+                late: *late,
             }));
         }
         self.path.send(id, &messages, base);
@@ -121,15 +139,15 @@ impl FlowLayer {
         for flow in silent.into_iter().chain(anew) {
             self.introduce_again(now, &flow, base);
         }
-        for flow in over {
-            self.fail_introduction(now, &flow, UNMARKED, base);
+        for (flow, late) in over {
+            self.fail_introduction(now, &flow, if late { LOST } else { UNMARKED }, base);
         }
         if unknown {
             self.find_sockets(now, id, base);
         }
     }
 
-    fn find_sockets(&mut self, now: Time, id: PeerId, base: &mut Base) {
+    pub(super) fn find_sockets(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
         match peer.flow.introductions.pairings.next_look(now) {
             Some(again) if again > now => base.set_timer_earlier(Timer::Pairings(id), again),
@@ -142,8 +160,19 @@ impl FlowLayer {
     pub(crate) fn find_sockets_of(&mut self, id: PeerId, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
         if peer.flow.introductions.pairings.begin_look() {
-            let remote = peer.path.remote().ip();
-            base.ask(FlowOp::FindSockets { peer: id, remote }, Asked::FindSockets(id));
+            // Of ours those that are named late may go to another address of the peer's; of its own the peer was there.
+            let named = peer.flow.introductions.begun.iter().filter(|flow| match self.flows.get(flow) {
+                Some(known) => matches!(known.stage(), Stage::Pairing { late: true, numbers: None, .. }),
+                None => false,
+            });
+            let mut remotes: Vec<IpAddr> = named.map(|flow| flow.remote.ip()).collect();
+            remotes.push(peer.path.remote().ip());
+            if peer.flow.introductions.pairings.waits_late() {
+                remotes.extend(peer.path.shown().addresses());
+            }
+            remotes.sort_unstable();
+            remotes.dedup();
+            base.ask(FlowOp::FindSockets { peer: id, remotes }, Asked::FindSockets(id));
         }
     }
 
@@ -179,14 +208,16 @@ impl FlowLayer {
         let claims = peer.flow.introductions.pairings.end_look();
         let remote = peer.path.remote().ip();
         // P-51: also where the peer has moved since they were asked for.
-        let fitting = |socket: &&SocketNumbers| {
-            socket.flow.remote.ip() == remote && base.attachments().has(&socket.flow.local.ip())
-        };
-        let mut candidates: Vec<SocketNumbers> = sockets.iter().filter(fitting).copied().collect();
-        for socket in &candidates {
-            if let Some(Stage::Pairing { peer, numbers: numbers @ None, next, tries, .. }) =
+        let fits = |flow: &FlowTuple| flow.remote.ip() == remote && base.attachments().has(&flow.local.ip());
+        let candidates = sockets.iter().filter(|socket| {
+            fits(&socket.flow) || self.is_claimable(now, id, &socket.flow, base) || self.was_claimed(id, &socket.flow)
+        });
+        let mut candidates: Vec<SocketNumbers> = candidates.copied().collect();
+        for socket in sockets {
+            if let Some(Stage::Pairing { peer, late, numbers: numbers @ None, next, tries, .. }) =
                 self.flows.get_mut(&socket.flow).map(|known| &mut known.stage)
                 && *peer == id
+                && (*late || fits(&socket.flow))
             {
                 *numbers = Some((socket.first_sent, socket.first_received));
                 (*tries, *next) = (0, now);
@@ -215,10 +246,23 @@ impl FlowLayer {
         base: &mut Base,
     ) -> Option<Claimed> {
         let (index, claim) = claims.claims.pop_front()?;
-        let fits = claims.proofs.get(&claim.proof).map(Vec::as_slice).filter(|_| index == claims.session);
-        Some(match fits {
+        let fits = claims.proofs.get(&claim.proof).filter(|_| index == claims.session);
+        let at = self.path.paths(&id)?.remote().ip();
+        let may = |(socket, _): &&Fit| match claim.late {
+            true => self.is_claimable(now, id, &socket.flow, base) || self.was_claimed(id, &socket.flow),
+            false => socket.flow.remote.ip() == at,
+        };
+        let fits: Vec<Fit> = fits.into_iter().flatten().filter(may).copied().collect();
+        Some(match *fits {
             _ if self.has_missed_too_often(now, id) => refuse(&claim, IntroductionRefusal::Refused),
-            Some(&[(flow, numbers)]) => self.accept_pairing(id, index, &claim, flow, numbers, base),
+            [(socket, numbers)] if claim.late && !self.was_claimed(id, &socket.flow) => {
+                match self.ask_former(now, id, claim.introducer_nonce, &socket, base) {
+                    Late::Ask | Late::Awaited => Claimed::Nothing,
+                    Late::Left => self.accept_pairing(id, index, &claim, socket.flow, numbers, base),
+                    Late::There => refuse(&claim, IntroductionRefusal::Refused),
+                }
+            }
+            [(socket, numbers)] => self.accept_pairing(id, index, &claim, socket.flow, numbers, base),
             _ if index != claims.session || !claims.all => refuse(&claim, IntroductionRefusal::Busy),
             _ => {
                 if self.peers.get_mut(&id).is_some_and(|peer| peer.introductions.pairings.count_miss(now)) {
@@ -253,7 +297,7 @@ impl FlowLayer {
             for sent in [socket.first_received.wrapping_sub(1), socket.first_received] {
                 for received in [socket.first_sent, socket.first_sent.wrapping_add(1)] {
                     let proof = slot.session().pairing_proof(false, true, (sent, received));
-                    proofs.entry(proof).or_default().push((socket.flow, (sent, received)));
+                    proofs.entry(proof).or_default().push((*socket, (sent, received)));
                 }
             }
         }
@@ -293,7 +337,12 @@ impl FlowLayer {
         let Some(peer) = peer!(self, &id) else { return Claimed::Nothing };
         // P-14
         let home = Places { local: claim.responder_place, peer: claim.introducer_place };
-        if home != peer.flow.places_agreed() || home.local == NOWHERE || home.peer == NOWHERE {
+        let agreed = match claim.late {
+            // P-205: this host has not moved, and the peer has.
+            true => home.local == peer.flow.places().local && home.peer != peer.flow.places().peer,
+            false => home == peer.flow.places_agreed(),
+        };
+        if !agreed && !self.was_claimed(id, &flow) || home.local == NOWHERE || home.peer == NOWHERE {
             if home.local != peer.flow.places.local {
                 base.signal(Signal::Misled(id));
             }
@@ -331,7 +380,7 @@ impl FlowLayer {
                 return Claimed::Nothing;
             }
             // Moved, it may not be native where both are now.
-            Stage::Introduced { entry, .. } if entry.home != home => {
+            Stage::Introduced { entry, .. } if entry.home != home || claim.late => {
                 return refuse(claim, IntroductionRefusal::OtherPlaces);
             }
             // Both ends pair. The lower nonce is the introducer's.
@@ -345,7 +394,8 @@ impl FlowLayer {
         else {
             return refuse(claim, IntroductionRefusal::Busy);
         };
-        let entry = FlowEntry::new(id, name, home, claim.tuple, (wire_local_port, claim.wire_port));
+        let ports = (wire_local_port, claim.wire_port);
+        let entry = FlowEntry { late: claim.late, ..FlowEntry::new(id, name, home, claim.tuple, ports) };
         // The answer waits until the flow is installed.
         let origin = Origin::Paired { introducer_nonce: nonce, numbers };
         Claimed::Proven(Proven { flow, entry, origin })
@@ -378,7 +428,13 @@ impl FlowLayer {
     ) -> Option<Proven> {
         let flow = self.flows.with_nonce(nonce)?;
         let Some(&Stage::Pairing {
-            peer: with, home, wire_port, numbers: Some(numbers), session: Some(named_in), ..
+            peer: with,
+            home,
+            late,
+            wire_port,
+            numbers: Some(numbers),
+            session: Some(named_in),
+            ..
         }) = self.flows.get(&flow).map(|known| &known.stage)
         else {
             return None;
@@ -392,7 +448,7 @@ impl FlowLayer {
         if differs != 0 || introduced.tuple.transport != flow.transport {
             base.event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
             self.fail_introduction(now, &flow, STRIPPED, base);
-        } else if let Some(name) = name.filter(|_| home == peer.flow.places && home.peer != NOWHERE) {
+        } else if let Some(name) = name.filter(|_| (late || home == peer.flow.places) && home.peer != NOWHERE) {
             let entry = FlowEntry::new(id, name, home, introduced.tuple, (wire_port, introduced.wire_port));
             return Some(Proven { flow, entry, origin: Origin::Introduced });
         } else {
@@ -410,7 +466,17 @@ impl FlowLayer {
         outcome: Result<Introduced, IntroductionRefusal>,
         base: &mut Base,
     ) {
+        let late = matches!(self.flows.get(&flow).map(|known| &known.stage), Some(Stage::Pairing { late: true, .. }));
         match outcome {
+            // It is claimed again, as long as that makes sense.
+            Err(IntroductionRefusal::OtherPlaces | IntroductionRefusal::Busy) if late => {}
+            Err(_) if late => {
+                let opened = self.flows.get(&flow).is_some_and(|known| !known.accepted);
+                self.fail_introduction(now, &flow, LOST, base);
+                if opened {
+                    self.expect_unaccepted(id, &[flow], now, base);
+                }
+            }
             Err(IntroductionRefusal::OtherPlaces) => {
                 base.signal(Signal::Misled(id));
                 self.introduce_again(now, &flow, base);

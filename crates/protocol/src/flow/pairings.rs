@@ -67,6 +67,11 @@ impl Pairings {
         room
     }
 
+    /// Whether any of the claims that wait is a late one (P-204).
+    pub(super) fn waits_late(&self) -> bool {
+        self.claims.iter().any(|(_, claim)| claim.late)
+    }
+
     /// Claims that wait for a look.
     pub(super) fn waiting(&self) -> usize {
         self.claims.len()

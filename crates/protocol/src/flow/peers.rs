@@ -8,6 +8,7 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::base::op::{FlowEntry, LocalEnd, NOWHERE, Places, SavedPeer, Waits};
+use crate::flow::askings::Askings;
 use crate::flow::known::Responding;
 use crate::flow::pairings::Pairings;
 use crate::flow::paused::Paused;
@@ -46,6 +47,8 @@ pub(super) struct Introductions {
     /// Flows that ended here by their introducers' nonces, and how often the peer was told.
     pub(super) closed: Vec<(u64, u32)>,
     pub(super) pairings: Pairings,
+    /// Sockets that it claims late, whose far ends are asked whether they are still there.
+    pub(super) askings: Askings,
 }
 
 /// A peer that is away.
@@ -73,6 +76,10 @@ pub(crate) struct FlowPeer {
     wire_ports: HashSet<(u16, u16)>,
     /// Flows by their names.
     pub(super) named: HashMap<u64, FlowTuple>,
+    /// Where the two were before this host left, while it has not named what is young from there (P-204).
+    left: Option<Places>,
+    /// What it may never have accepted, and when that is taken for certain (P-203).
+    pub(super) unaccepted: Vec<(FlowTuple, Time)>,
     pub(super) waiting: Paused,
     pub(super) stalls: Stalls,
     /// A flow of its sends again and again and is not answered: if the checks of its path are not either, it is away.
@@ -119,7 +126,15 @@ impl FlowPeer {
     }
 
     pub(crate) fn set_local_place(&mut self, place: u32) {
+        if self.places.local != place && self.places.local != NOWHERE {
+            self.left = Some(self.places);
+        }
         self.places.local = place;
+    }
+
+    /// Takes where the two were before this host left.
+    pub(crate) fn take_left(&mut self) -> Option<Places> {
+        self.left.take()
     }
 
     pub(crate) fn set_peer_place(&mut self, place: u32) {
@@ -276,7 +291,8 @@ impl FlowPeer {
         let under_way = &self.introductions;
         let introductions = under_way.queue.len() + under_way.active.len() + under_way.responding.len();
         let introductions = introductions + under_way.refused.len() + under_way.closed.len();
-        let introductions = introductions + under_way.pairings.waiting();
+        let introductions = introductions + under_way.pairings.waiting() + under_way.askings.len();
+        let introductions = introductions + self.unaccepted.len();
         let absence = self.waiting.entries() + self.stalls.entries();
         let addresses = self.local_addresses.len() + self.remote_addresses.len();
         let flows = self.flows.len() + self.homes.len() + self.wire_ports.len() + self.named.len();

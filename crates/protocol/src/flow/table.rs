@@ -113,6 +113,7 @@ impl Flows {
         let known = self.known.get_mut(flow)?;
         let was_introduced = known.entry().is_some();
         let before = std::mem::replace(&mut known.stage, stage);
+        known.settled |= known.entry().is_some();
         self.introduced += usize::from(known.entry().is_some());
         self.introduced -= usize::from(was_introduced);
         if let Some(nonce) = before.own_nonce() {
@@ -259,6 +260,7 @@ mod tests {
             passed_on: false,
             hidden: false,
             beyond: false,
+            late: false,
         }
     }
 

@@ -131,6 +131,12 @@ impl Node {
         self.settle(now);
     }
 
+    /// As [`Node::handle_flow_opened`], of a socket that is in a list of all: nobody knows how old it is.
+    pub fn handle_flow_found(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
+        self.binding.flow_mut().handle_flow_found(now, flow, accepted, &mut self.base);
+        self.settle(now);
+    }
+
     /// A socket begins to connect to this address. Where a peer is there, what precedes the connection's introduction
     /// is done meanwhile. It need not be told of all.
     pub fn handle_flow_opening(&mut self, now: Time, remote: IpAddr) {

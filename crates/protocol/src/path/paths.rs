@@ -250,6 +250,11 @@ impl Paths {
         !self.unproven
     }
 
+    /// Whether the peer has received something at an address a moment ago.
+    pub(crate) fn has_answered_at(&self, now: Time, address: IpAddr) -> bool {
+        self.shown.contains(now, address)
+    }
+
     /// Where the peer has received something.
     pub(crate) fn shown(&mut self) -> &mut Shown {
         &mut self.shown

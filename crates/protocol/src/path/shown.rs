@@ -33,6 +33,11 @@ impl Shown {
         self.at.iter().any(|(at, when)| *at == address && *when + SHOWN_FOR > now)
     }
 
+    /// All that are remembered.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.at.iter().map(|(address, _)| *address)
+    }
+
     /// Whether it is to be asked there now, and by which token: `fresh`, or that of before.
     pub(crate) fn ask(&mut self, now: Time, address: IpAddr, fresh: u64) -> Option<u64> {
         let token = match self.asked {
@@ -42,6 +47,11 @@ impl Shown {
         };
         self.asked = Some((address, token, now));
         Some(token)
+    }
+
+    /// The same, where that is not known for half as long again as it is believed.
+    pub(crate) fn ask_in_time(&mut self, now: Time, address: IpAddr, fresh: u64) -> Option<u64> {
+        if self.contains(now + SHOWN_FOR / 2, address) { None } else { self.ask(now, address, fresh) }
     }
 
     /// An answer came. Tells whether it was one to such a question.

@@ -112,6 +112,7 @@ impl Speaker {
             responder_place: 0,
             wire_port: tuple.local.port(),
             tuple,
+            late: false,
         };
         self.send(world, self.endpoint(), &[Message::Pairing(pairing)]);
     }

@@ -356,6 +356,9 @@ impl World {
                 } else if self.hosts[host.0].plane.hear_natively(&own) {
                     let now = self.now;
                     self.with_node(host, |node| node.handle_heard_natively(now, own));
+                } else if self.hosts[host.0].plane.report_late(&own) {
+                    let now = self.now;
+                    self.with_node(host, |node| node.handle_claim(now, own));
                 }
                 self.arrive(network, host, own, packet, (*flow, *end, *acknowledgement), carried);
             }

@@ -13,7 +13,7 @@ use super::due::What;
 use super::{FlowId, World};
 use crate::host::HostId;
 use crate::ledger::{Kind, Sent};
-use crate::network::NetworkId;
+use crate::network::{Link, NetworkId};
 use crate::packet::{Body, Packet};
 
 /// Flows of a host that send when its maps change.
@@ -92,7 +92,7 @@ impl World {
             |tuple: &FlowTuple| self.hosts[host.0].is_behind(tuple.local.ip()) || self.hosts[host.0].has_inside(tuple);
         let sockets: Vec<(FlowTuple, usize)> = sockets.into_iter().filter(|(tuple, _)| !behind(tuple)).collect();
         for (tuple, end) in sockets {
-            self.with_node(host, |node| node.handle_flow_opened(now, tuple, end == 1));
+            self.with_node(host, |node| node.handle_flow_found(now, tuple, end == 1));
         }
         for tuple in gone {
             self.with_node(host, |node| node.handle_flow_closed(now, tuple));
@@ -275,7 +275,7 @@ impl World {
     /// Carries out one op; whether the daemon lived to do it.
     fn act(&mut self, host: HostId, id: OpId, op: Op) -> bool {
         // Nothing of that is kept by anybody: whether the daemon dies before it or after makes no difference.
-        let leaves_nothing = matches!(op, Op::Flow(FlowOp::EndConnecting { .. }));
+        let leaves_nothing = matches!(op, Op::Flow(FlowOp::EndConnecting { .. } | FlowOp::EndUnaccepted { .. }));
         if !leaves_nothing && !self.next_effect(host) {
             return false;
         }
@@ -418,11 +418,11 @@ impl World {
             Op::Tunnel(TunnelOp::SetPath { id, path, .. }) if !id.is_first() => {
                 self.judge_side(host, id.peer(), path.remote.ip());
             }
-            Op::Flow(FlowOp::FindSockets { peer, remote }) => {
+            Op::Flow(FlowOp::FindSockets { peer, remotes }) => {
                 if !of.powers.inject {
                     return failed("not permitted");
                 }
-                let sockets = self.numbers(host, *remote);
+                let sockets = self.numbers(host, remotes);
                 let (now, peer) = (self.now, *peer);
                 if let Some(node) = self.hosts[host.0].node.as_mut() {
                     node.handle_sockets(now, peer, &sockets);
@@ -435,6 +435,7 @@ impl World {
             Op::Flow(FlowOp::EndConnecting { remotes }) => {
                 self.hosts[host.0].ended_connecting.extend(remotes.iter().map(|(remote, left)| (*remote, *left)));
             }
+            Op::Flow(FlowOp::EndUnaccepted { flows }) => self.hosts[host.0].ended_unaccepted.extend(flows),
             Op::Address(AddressOp::LookUp { key }) => self.later(ANSWERED, What::Named(host, *key)),
             Op::Flow(FlowOp::AskNatively { flow }) => return self.inject(host, *flow, 0, 0, true),
             Op::Binding(BindingOp::Probe { wire, index, nonce }) => {
@@ -460,17 +461,20 @@ impl World {
         }
     }
 
-    /// What the sockets of a host to one remote address know of their numbers.
-    fn numbers(&self, host: HostId, remote: IpAddr) -> Vec<SocketNumbers> {
+    /// What the sockets of a host to these remote addresses know of their numbers.
+    fn numbers(&self, host: HostId, remotes: &[IpAddr]) -> Vec<SocketNumbers> {
         let sockets = self.hosts[host.0].sockets.iter();
-        let there = sockets.filter(|(flow, _)| flow.transport == Transport::Tcp && flow.remote.ip() == remote);
+        let there = sockets.filter(|(flow, _)| flow.transport == Transport::Tcp && remotes.contains(&flow.remote.ip()));
         there
             .map(|(flow, (id, end))| {
                 let (opener, accepter) = self.initial_numbers(*id);
                 let accepted = accepter.wrapping_add(1);
                 let [first_sent, first_received] =
                     if *end == 0 { [opener, accepted] } else { [accepted, opener.wrapping_add(1)] };
-                SocketNumbers { flow: *flow, first_sent, first_received }
+                let heard = self.flows[id.0].received[*end] as u32;
+                // Of two links as they usually are.
+                let round_trip = 4 * Link::default().delay;
+                SocketNumbers { flow: *flow, first_sent, first_received, heard, round_trip }
             })
             .collect()
     }

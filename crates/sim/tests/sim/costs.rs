@@ -126,6 +126,7 @@ fn claims_with_any_number_of_keys_cause_few_looks() {
                     responder_place: 0,
                     wire_port: 2000,
                     tuple,
+                    late: false,
                 });
                 speaker.send(&mut two.world, speaker.endpoint(), &[claim]);
             }

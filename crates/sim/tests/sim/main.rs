@@ -15,6 +15,7 @@ mod families;
 mod faults;
 mod gateway;
 mod growth;
+mod late;
 mod leases;
 mod moves;
 mod nat;

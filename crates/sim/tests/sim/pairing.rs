@@ -100,6 +100,7 @@ impl Theft {
             responder_place: 0,
             wire_port: 2000,
             tuple: self.world.flow(self.flow).tuples[0],
+            late: false,
         });
         let from = self.thief.endpoint();
         self.thief.send(&mut self.world, from, &[claim]);
@@ -183,6 +184,7 @@ fn longest_step(sessions: usize) -> Duration {
             responder_place: 0,
             wire_port: 2000,
             tuple,
+            late: false,
         });
         let from = theft.thief.endpoint();
         theft.thief.send(&mut theft.world, from, &[claim]);

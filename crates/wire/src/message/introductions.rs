@@ -37,6 +37,8 @@ pub struct Pairing {
     pub wire_port: u16,
     /// The flow as the introducer sees it.
     pub tuple: FlowTuple,
+    /// Type 0x2d: the introducer has left the address that it has the flow from (P-204). Else type 0x25.
+    pub late: bool,
 }
 
 /// The responder's name for an introduced flow.

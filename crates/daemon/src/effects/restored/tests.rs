@@ -71,6 +71,7 @@ pub(crate) fn entry(peer: u32) -> FlowEntry {
         passed_on: true,
         hidden: true,
         beyond: true,
+        late: false,
     }
 }
 

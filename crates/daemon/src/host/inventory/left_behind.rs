@@ -158,6 +158,7 @@ mod tests {
             passed_on: false,
             hidden: false,
             beyond: false,
+            late: false,
         };
         let moved = FlowView { entry: Some(entry), ..flow(2, FlowState::Moved) };
         assert!(!left.is_lost(later, &moved, false) && left.is_lost(later, &young, true));

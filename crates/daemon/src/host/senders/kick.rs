@@ -378,6 +378,8 @@ mod tests {
             receives: false,
             acknowledged: 0,
             received: 0,
+            heard: 0,
+            round_trip: Duration::ZERO,
         }
     }
 
