@@ -5,17 +5,15 @@
 //! it the same without Whimbrel: an application that is told of the new route and connects anew.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::Duration;
 
-use whimbrel_lab::{
-    Attachment, Campus, FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Random, Shape, Side, Site, SiteSpec,
-    Whimbrel, wait_for,
-};
+use whimbrel_lab::{FlowPair, MonoTime, PairOptions, Random, Side, Site, Whimbrel, wait_for};
+
+use super::place::{Place, ms};
 
 use crate::Result;
 use crate::report::{Bound, Figure, Report, Samples};
-use crate::roam::moment::{Change, Changes};
+use crate::roam::moment::Changes;
 use crate::roam::{Options, Setup, baseline};
 
 /// Of the uplinks, ms.
@@ -35,45 +33,24 @@ const AFTER: Duration = Duration::from_millis(600);
 const PATIENCE: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(20);
 
-/// A laptop, two networks and a server, in one family.
+/// None: nothing of Whimbrel is there.
 struct World {
-    sites: [Site; 2],
-    /// Which of the two the laptop is in.
-    there: usize,
-    laptop: Host,
-    server: Host,
-    address: IpAddr,
-    at: Attachment,
-    changes: Changes,
-    /// None: nothing of Whimbrel is here.
+    place: Place,
     connection: Option<(FlowPair, [Whimbrel; 2])>,
-    // Last: the others live in it.
-    lab: Lab,
 }
 
 impl World {
     fn build(setup: &Setup, ipv4: bool, whimbrel: bool) -> Result<Self> {
-        let mut lab = Lab::new(setup.lab_options())?;
-        let mut campus = Campus::new(&mut lab)?;
-        let uplink = Shape { rate: Some(1_000_000_000), ..Shape::delay(Duration::from_millis(ROUND_TRIP / 2)) };
-        let family = |spec: SiteSpec| if ipv4 { spec.v4_only() } else { spec.v6_only() };
-        let mut site = |name: &str| campus.add(&mut lab, family(SiteSpec::named(name).uplink(uplink.clone())));
-        let sites = [site("a")?, site("b")?];
-        let home = campus.add(&mut lab, family(SiteSpec::named("s").fast()))?;
-        let (laptop, server) = (lab.host("laptop")?, lab.host("server")?);
-        let at_server = server.join(&home.network, &Join::by("eth0"))?;
-        let address = if ipv4 { at_server.ipv4()? } else { at_server.ipv6()? };
-        let at = laptop.join(&sites[0].network, &Join::default())?;
-        let changes = Changes::watch(&laptop, ipv4)?;
-        let mut world = Self { sites, there: 0, laptop, server, address, at, changes, connection: None, lab };
+        let place = Place::build(setup, ipv4, ROUND_TRIP)?;
+        let mut connection = None;
         if whimbrel {
-            let daemons = [world.laptop.whimbrel()?, world.server.whimbrel()?];
+            let daemons = [place.laptop.whimbrel()?, place.server.whimbrel()?];
             let options = PairOptions { up: Some(0), down: Some(RATE), ..PairOptions::default() };
-            let pair = FlowPair::tcp(&world.laptop, &world.server, world.address, &options)?;
+            let pair = FlowPair::tcp(&place.laptop, &place.server, place.address, &options)?;
             daemons[0].wait_introduced(&pair, LONG)?;
-            world.connection = Some((pair, daemons));
+            connection = Some((pair, daemons));
         }
-        Ok(world)
+        Ok(Self { place, connection })
     }
 
     /// One move: how long the first byte took once the route was there, ms. None: it never came.
@@ -95,7 +72,7 @@ impl World {
     }
 
     fn reconnect(&mut self, lost: u32, outage: Duration) -> Result<f64> {
-        let (laptop, server, address) = (self.laptop.clone(), self.server.clone(), self.address);
+        let (laptop, server, address) = (self.place.laptop.clone(), self.place.server.clone(), self.place.address);
         let changes = Changes::watch(&laptop, address.is_ipv4())?;
         let go = || self.travel(lost, outage);
         let (usable, first) = baseline::reconnect(&laptop, &changes, (&server, address), go)?;
@@ -104,23 +81,9 @@ impl World {
 
     /// Goes to the other network; gives when its default route was there.
     fn travel(&mut self, lost: u32, outage: Duration) -> Result<MonoTime> {
-        self.there = 1 - self.there;
-        let to = &self.sites[self.there];
-        lose(to, self.address.is_ipv4(), lost)?;
-        let join = Join::default();
-        self.at = if outage.is_zero() {
-            self.laptop.roam(&self.at, &to.network, &join)?
-        } else {
-            self.laptop.leave(&self.at, Leave::Orderly)?;
-            std::thread::sleep(outage);
-            self.laptop.join(&to.network, &join)?
-        };
-        self.changes.first(self.at.started_at, Change::Route { default: true }, Duration::from_secs(1))
+        lose(self.place.next(), self.place.address.is_ipv4(), lost)?;
+        self.place.travel(outage)
     }
-}
-
-fn ms(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
 }
 
 /// The router does not hear the first questions from its network.
@@ -188,7 +151,7 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
         }
     }
     for (world, family) in with.iter().zip(["ipv4", "ipv6"]) {
-        options.setup.keep(&format!("first-byte-{family}"), &world.lab)?;
+        world.place.keep(&options.setup, &format!("first-byte-{family}"))?;
     }
     Ok(report(&series))
 }

@@ -1,10 +1,15 @@
 //! Every connection from its first moment, and the first moments of a network: each figure is a file.
 
+mod ages;
 mod first_byte;
+mod introduced;
+mod place;
 
 use crate::report::Report;
 use crate::roam::Options;
 use crate::{Result, machine};
+
+type Measure = fn(&Options) -> Result<Report>;
 
 /// All of them, and one report of everything.
 ///
@@ -14,7 +19,9 @@ pub fn run(options: &Options) -> Result<()> {
     machine::warn_if_busy();
     let mut all = Report::new("reach");
     let mut failures = Vec::new();
-    for (name, measure) in [("first_byte", first_byte::measure as fn(&Options) -> Result<Report>)] {
+    let figures: [(&str, Measure); 3] =
+        [("first_byte", first_byte::measure), ("introduced", introduced::measure), ("ages", ages::measure)];
+    for (name, measure) in figures {
         match measure(options) {
             Ok(report) => all.absorb(name, report),
             Err(error) => failures.push(format!("{name}: {error}")),
