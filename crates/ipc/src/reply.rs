@@ -365,6 +365,9 @@ pub struct Connection {
     /// Its socket is another host's, the peer's, for which this host passes its packets on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub passed_on: bool,
+    /// Its socket is not connected, and takes what anybody sends: this is what it has with one remote end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unconnected: bool,
     /// What [`Request::Move`](crate::Request::Move) calls a socket without another end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -405,6 +408,7 @@ impl Connection {
         Self {
             flow,
             passed_on: false,
+            unconnected: false,
             name: None,
             state,
             carrier: None,

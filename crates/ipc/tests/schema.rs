@@ -113,6 +113,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 Connection {
                     flow: flow("192.0.2.10:51514", "203.0.113.5:443"),
                     passed_on: false,
+                    unconnected: false,
                     name: None,
                     state: ConnectionState::Moved,
                     carrier: Some(Carrier::Rewrite),
@@ -156,6 +157,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 },
                 Connection {
                     passed_on: true,
+                    unconnected: true,
                     peer: Some(peer_name()),
                     since: "2026-01-31T23:59:58.007Z".into(),
                     ..Connection::bare(flow("203.0.113.9:50000", "192.0.2.10:40000"), ConnectionState::Moved)

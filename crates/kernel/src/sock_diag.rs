@@ -197,6 +197,28 @@ impl SockDiag {
     /// # Errors
     /// [`Error::Call`].
     pub fn find(&mut self, tuple: &FlowTuple) -> Result<Option<Connection>, Error> {
+        // A listener, or a socket that is not connected, takes what has no socket of its own.
+        let found = self.taker(tuple, |record| connection(tuple.transport, record))?;
+        Ok(found.filter(|found| found.tuple == *tuple))
+    }
+
+    /// The UDP socket that is not connected and would be given what comes under this tuple. One that is bound to an
+    /// interface is not found.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn find_unconnected(&mut self, tuple: &FlowTuple) -> Result<Option<Listener>, Error> {
+        if tuple.transport != Transport::Udp {
+            return Ok(None);
+        }
+        self.taker(tuple, |record| {
+            let unconnected = Id::of(record)?.remote_port == 0;
+            listener(record).filter(|_| unconnected)
+        })
+    }
+
+    /// The socket that would be given what comes under this tuple.
+    fn taker<T>(&mut self, tuple: &FlowTuple, of: impl Fn(&[u8]) -> Option<T>) -> Result<Option<T>, Error> {
         let (mut own, mut other) = (tuple.local, tuple.remote);
         if tuple.transport == Transport::Udp {
             // udp_dump_one (net/ipv4/udp_diag.c) looks for the socket as a datagram to it would: from the other end.
@@ -210,11 +232,10 @@ impl SockDiag {
             &request,
             &mut found,
             |found| *found = None,
-            |found, _, record| *found = connection(tuple.transport, record),
+            |found, _, record| *found = of(record),
         );
         match result {
-            // A listener, or a socket that is not connected, takes what has no socket of its own.
-            Ok(()) => Ok(found.filter(|found| found.tuple == *tuple)),
+            Ok(()) => Ok(found),
             Err(refusal) if refusal.errno() == libc::ENOENT => Ok(None),
             Err(refusal) => Err(refusal.of("SOCK_DIAG_BY_FAMILY", tuple.to_string())),
         }
@@ -616,6 +637,30 @@ mod tests {
         assert!(!connected(&mut diag) && open(&mut diag));
         socket.connect("127.0.0.1:9").unwrap();
         assert!(connected(&mut diag) && !open(&mut diag));
+    }
+
+    #[test]
+    fn finds_who_takes_what_comes_from_anybody() {
+        let mut diag = SockDiag::open().unwrap();
+        let flow = |local: SocketAddr, remote: &str| FlowTuple {
+            transport: Transport::Udp,
+            local,
+            remote: remote.parse().unwrap(),
+        };
+        for at in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"] {
+            let socket = UdpSocket::bind(at).unwrap();
+            let met = SocketAddr::new([127, 0, 0, 1].into(), socket.local_addr().unwrap().port());
+            let wanted = flow(met, "127.0.0.1:9");
+            let found = diag.find_unconnected(&wanted).unwrap().expect(at);
+            assert_eq!(found.cookie, cookie_of(socket.as_fd()).unwrap(), "{at}");
+            assert!(diag.find(&wanted).unwrap().is_none(), "{at}");
+            if at.starts_with('1') {
+                socket.connect("127.0.0.1:9").unwrap();
+                assert!(diag.find_unconnected(&wanted).unwrap().is_none());
+                assert!(diag.find(&wanted).unwrap().is_some());
+                assert!(diag.find_unconnected(&flow(met, "127.0.0.1:10")).unwrap().is_none(), "it takes no others");
+            }
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod search;
 pub(crate) mod stall;
 pub(crate) mod table;
 mod turns;
+pub(crate) mod unconnected;
 pub(crate) mod verdict;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -228,6 +228,18 @@ impl Node {
         self.settle(now);
     }
 
+    /// An introduction has come for a flow that this host has no connected socket of, but one which takes what anybody
+    /// sends (P-220). Whether it is to be told by [`Node::handle_introduction`], and the flow is known.
+    pub fn admit_unconnected(&mut self, now: Time, flow: FlowTuple, index: u32, nonce: u64) -> bool {
+        let Some(id) = self.binding.session().with_index(index) else {
+            self.base.drop_datagram();
+            return false;
+        };
+        let admitted = self.binding.flow_mut().admit_unconnected(now, id, flow, nonce, &mut self.base);
+        self.settle(now);
+        admitted
+    }
+
     /// Somebody else opened a connection under the names of a flow that has moved, and is refused, or will get through
     /// when the flow has gone: as its ruling wants it.
     pub fn handle_claim(&mut self, now: Time, flow: FlowTuple) {
@@ -292,6 +304,7 @@ impl Node {
         while let Some(due) = self.poll_timeout().filter(|due| *due <= now) {
             if self.binding.flow().flows().poll_timeout() == Some(due) {
                 self.binding.flow_mut().mature_flows(now, &mut self.base);
+                self.binding.flow_mut().end_lapsed(now, &mut self.base);
                 self.forget_closed(now);
             } else if self.binding.chains().poll_timeout() == Some(due) {
                 self.binding.continue_chains(now, &mut self.base);

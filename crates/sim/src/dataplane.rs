@@ -76,6 +76,10 @@ pub struct DataPlane {
     /// Flows on which the peer was heard rewritten while the present binding was in force (P-24).
     heard: BTreeSet<FlowTuple>,
     pub(crate) listening: BTreeSet<u32>,
+    /// Flows of sockets that are not connected which came last under their own names while they had moved.
+    native_last: BTreeSet<FlowTuple>,
+    /// When something of a flow was last sent, or came to where it has moved.
+    used: BTreeMap<FlowTuple, Time>,
     /// Flows that somebody else has sent in, until they are installed anew.
     claimed: BTreeSet<FlowTuple>,
     pub(crate) kept: BTreeSet<IpAddr>,
@@ -98,6 +102,8 @@ impl Default for DataPlane {
             bindings: BTreeMap::new(),
             locators: HashMap::new(),
             heard: BTreeSet::new(),
+            native_last: BTreeSet::new(),
+            used: BTreeMap::new(),
             listening: BTreeSet::new(),
             claimed: BTreeSet::new(),
             kept: BTreeSet::new(),
@@ -132,6 +138,7 @@ impl DataPlane {
             | FlowOp::FindSockets { .. }
             | FlowOp::AskNatively { .. }
             | FlowOp::Expect { .. }
+            | FlowOp::LookAtUse { .. }
             | FlowOp::Reset { .. }
             | FlowOp::Abort { .. }
             | FlowOp::EndConnecting { .. }
@@ -189,6 +196,7 @@ impl DataPlane {
         if self.flows.remove(flow).is_some() {
             self.wire.retain(|_, own| own != flow);
             self.heard.remove(flow);
+            self.native_last.remove(flow);
             self.claimed.remove(flow);
         }
     }
@@ -233,7 +241,7 @@ impl DataPlane {
             return Verdict::Hold("waits by itself");
         }
         let Some((binding, _)) = self.bindings.get(&entry.binding()) else { return Verdict::Native };
-        if binding.places == entry.home {
+        if binding.places == entry.home || self.native_last.contains(own) {
             return Verdict::Native;
         }
         let rewrite = match binding.carrier {
@@ -306,6 +314,26 @@ impl DataPlane {
             self.bindings.values().map(|(binding, _)| (binding.peer_locator, binding.proven)).collect();
         all.sort_unstable();
         all
+    }
+
+    /// Something of a flow was sent, or came.
+    pub(crate) fn note_use(&mut self, own: FlowTuple, now: Time) {
+        self.used.insert(own, now);
+    }
+
+    /// When that was last.
+    pub(crate) fn used(&self, own: &FlowTuple) -> Option<Time> {
+        self.used.get(own).copied()
+    }
+
+    /// A datagram came under a flow's own names, or by the way that it has moved to. Who is there now is answered: by
+    /// the way by which the last one came (P-221).
+    pub(crate) fn note_way(&mut self, own: FlowTuple, natively: bool) {
+        if !natively {
+            self.native_last.remove(&own);
+        } else if self.has_moved(&own) && self.flows.get(&own).is_some_and(|entry| entry.unconnected) {
+            self.native_last.insert(own);
+        }
     }
 
     /// Whether a flow is carried, or held.

@@ -79,6 +79,8 @@ pub struct Host {
     /// In order of preference.
     pub(crate) attached: Vec<Attached>,
     pub(crate) sockets: BTreeMap<FlowTuple, (FlowId, usize)>,
+    /// Where it has sockets of UDP that are not connected.
+    pub(crate) unconnected: BTreeSet<SocketAddr>,
     pub(crate) saved: BTreeMap<PeerId, SavedPeer>,
     pub(crate) saved_suspended: bool,
     pub(crate) saved_left: BTreeMap<FlowTuple, FlowEntry>,
@@ -136,6 +138,7 @@ impl Host {
             key,
             attached: Vec::new(),
             sockets: BTreeMap::new(),
+            unconnected: BTreeSet::new(),
             saved: BTreeMap::new(),
             saved_suspended: false,
             saved_left: BTreeMap::new(),

@@ -4,6 +4,7 @@ mod absence;
 mod anchor;
 mod command_line;
 mod community;
+mod datagrams;
 mod families;
 mod faults;
 mod gateway;
@@ -93,6 +94,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         upgrade::SCENARIOS,
         hostile::SCENARIOS,
         real_programs::SCENARIOS,
+        datagrams::SCENARIOS,
         command_line::SCENARIOS,
         anchor::SCENARIOS,
         servers::SCENARIOS,

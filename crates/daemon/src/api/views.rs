@@ -245,7 +245,15 @@ impl ConnectionsQuestion {
         let mut places = std::mem::take(&mut self.elsewhere);
         places.push(Inhabitants::here(self.met_at.clone()));
         let sockets = inodes_of(&places);
-        let inodes: HashSet<u32> = self.flows.iter().filter_map(|flow| sockets.get(&flow.tuple).copied()).collect();
+        // The host's own are the last.
+        let unconnected = places.last().map(|place| place.udp.clone()).unwrap_or_default();
+        let socket_of = |flow: &FlowView| match flow.unconnected {
+            true => servers::at(&unconnected, flow.tuple.local).first().copied(),
+            false => sockets.get(&flow.tuple).copied(),
+        };
+        // What nothing has come of may be a question that was answered long ago.
+        self.flows.retain(|flow| !flow.unconnected || flow.entry.is_some());
+        let inodes: HashSet<u32> = self.flows.iter().filter_map(socket_of).collect();
         let owners = process::owners(&inodes);
         let traffic = self.traffic();
         let peers: HashMap<PeerId, &PeerView> = self.peers.iter().map(|peer| (peer.id, peer)).collect();
@@ -270,9 +278,8 @@ impl ConnectionsQuestion {
                 }
                 connection.helper = self.helpers.get(&flow.tuple).cloned();
                 connection.bytes = traffic.get(&flow.tuple).copied();
-                connection.process = sockets
-                    .get(&flow.tuple)
-                    .and_then(|inode| owners.get(inode))
+                connection.process = socket_of(flow)
+                    .and_then(|inode| owners.get(&inode))
                     .map(|owner| ipc::Process { pid: owner.pid, name: owner.name.clone() });
                 connection
             })
@@ -418,6 +425,7 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: 
         }),
         peer_flow: entry.map(|entry| flow(entry.peer_tuple)),
         passed_on: entry.is_some_and(|entry| entry.end == LocalEnd::Behind),
+        unconnected: view.unconnected,
         reason,
         heard_ms: peer.filter(|_| waits_for_word).map(|peer| millis(now.since(peer.last_heard))),
         ..ipc::Connection::bare(flow(view.tuple), state)
@@ -495,8 +503,10 @@ mod tests {
             hidden: false,
             beyond: false,
             late: false,
+            unconnected: false,
         });
-        FlowView { tuple: own, state, peer: entry.map(|entry| entry.peer), entry, opened: Time::default(), accepted }
+        let peer = entry.map(|entry| entry.peer);
+        FlowView { tuple: own, state, peer, entry, opened: Time::default(), accepted, unconnected: false }
     }
 
     #[test]

@@ -133,6 +133,7 @@ impl Effects {
                 }
             }
             Op::Flow(FlowOp::FindSockets { peer, remotes }) => host.find_sockets(peer, &remotes, snapshot)?,
+            Op::Flow(FlowOp::LookAtUse { flow }) => return Ok(OpDone::Used(host.last_use(&flow)?)),
             Op::Flow(FlowOp::Reset { flow }) => host.reset(&flow, snapshot)?,
             Op::Flow(FlowOp::Abort { flow }) => host.abort(&flow)?,
             Op::Flow(FlowOp::EndConnecting { remotes }) => host.end_connecting(&remotes)?,

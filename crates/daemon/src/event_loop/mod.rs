@@ -29,6 +29,7 @@ use crate::effects::Effects;
 use crate::events::{Report, told};
 use crate::host::inventory::flows::UdpFlows;
 use crate::host::inventory::left_behind::LeftBehind;
+use crate::host::inventory::unconnected::UnconnectedFlows;
 use crate::host::inventory::unmoved;
 use crate::host::{own_addresses, source_routes};
 use crate::link::attachments::{Attachments, Sighting};
@@ -111,6 +112,7 @@ pub(crate) struct EventLoop {
     reactor: Reactor<Self>,
     attachments: Attachments,
     udp: UdpFlows,
+    unconnected: UnconnectedFlows,
     /// When each peer's session came up.
     sessions: HashMap<PeerId, Time>,
     answers: Work<(ClientId, Reply)>,
@@ -158,6 +160,7 @@ impl EventLoop {
             reactor: Reactor::new()?,
             attachments: Attachments::default(),
             udp: UdpFlows::default(),
+            unconnected: UnconnectedFlows::default(),
             sessions: HashMap::new(),
             answers: Work::new()?,
             name_updates: name_updates.transpose().map_err(LoopError::new("clone"))?,

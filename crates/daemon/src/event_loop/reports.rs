@@ -1,10 +1,11 @@
 //! What is reported of connections: by the data plane as it happens, and by the kernel's lists where that may have
 //! missed some.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use whimbrel_datapath::{Event as DatapathEvent, Introduction, Most, Origin};
+use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_protocol::{LocalEnd, Node, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
@@ -12,6 +13,7 @@ use super::EventLoop;
 use crate::Error;
 use crate::api::desk::Desk;
 use crate::host::inventory::flows::{bound_ports, ephemeral_ports, is_movable, list_tcp};
+use crate::host::inventory::unconnected::UnconnectedFlows;
 use crate::policy::Judge;
 use crate::role::gateway::executor::Gateway;
 
@@ -20,7 +22,7 @@ impl EventLoop {
     /// to keep this host from its timers, hand-offs and end (P-142).
     pub(super) fn handle_datapath_events(&mut self, now: Time, most: Most) {
         self.unread = false;
-        let Self { desk, effects, sockets, judge, .. } = self;
+        let Self { desk, effects, sockets, judge, unconnected, .. } = self;
         let own = desk.own_addresses();
         let Desk { node, host, .. } = desk;
         let own = |address: IpAddr| own.contains(&address);
@@ -28,18 +30,16 @@ impl EventLoop {
         // P-35: what is introduced has a socket, with an address of this host's. That of a datagram flow may be younger
         // than the last listing, and the birth of a connection may have been missed.
         let here = |flow: &FlowTuple| own(flow.local.ip()) || kept.contains(&flow.local.ip());
-        let mut look_up = |node: &mut Node, judge: &mut Judge, flow: &FlowTuple| {
+        let mut finder = Finder { sockets, unconnected, at_rest: host.ports_at_rest() };
+        // Whether the node is to be told of the introduction.
+        let mut look_up = |node: &mut Node, judge: &mut Judge, of: &Introduction| {
+            let flow = &of.seen;
             if node.has_flow(flow) || !is_movable(flow, &own) {
-                return;
+                return true;
             }
-            match sockets.find(flow) {
-                Ok(Some(_)) => {
-                    node.handle_flow_opened(now, *flow, true);
-                    judge.consider(node, now, *flow, true);
-                }
-                Ok(None) => {}
-                Err(error) => tracing::warn!(%flow, %error, "cannot look for a socket"),
-            }
+            let admitted = finder.admits(node, now, of);
+            judge.consider(node, now, *flow, true);
+            admitted
         };
         // A host behind this one may be the one that is meant; its sockets are not seen.
         let passes = |node: &mut Node, judge: &mut Judge, gateway: &mut Gateway, seen: &Introduction| {
@@ -60,7 +60,9 @@ impl EventLoop {
             // A frame on the link may name any destination.
             DatapathEvent::Introduction(introduction) => {
                 if here(&introduction.seen) || in_endpoint(&introduction.seen) {
-                    look_up(node, judge, &introduction.seen);
+                    if !look_up(node, judge, &introduction) {
+                        return;
+                    }
                 } else if !passes(node, judge, &mut effects.gateway, &introduction) {
                     return;
                 }
@@ -118,8 +120,11 @@ impl EventLoop {
             self.judge.consider(&mut self.desk.node, now, found.flow, found.accepted);
         }
         self.handle_udp(now);
-        let udp = &self.udp;
-        for flow in known.iter().filter(|flow| !there.contains(flow) && !udp.contains(flow)) {
+        // Of those of sockets that are not connected that has told already.
+        let unconnected = self.unconnected_flows();
+        let udp = |flow: &FlowTuple| self.udp.contains(flow) || unconnected.contains(flow);
+        let gone: Vec<FlowTuple> = known.iter().filter(|flow| !there.contains(flow) && !udp(flow)).copied().collect();
+        for flow in &gone {
             if !self.desk.host.is_elsewhere(flow) {
                 self.desk.node.handle_flow_closed(now, *flow);
             }
@@ -142,7 +147,14 @@ impl EventLoop {
             }
             Err(error) => tracing::warn!(%error, "cannot list UDP sockets"),
         }
-        match bound_ports(&mut self.sockets) {
+        let unconnected = self.sockets.unconnected();
+        if let Ok(all) = &unconnected {
+            let flows = self.unconnected_flows();
+            for flow in self.unconnected.update(&flows, all) {
+                self.desk.node.handle_flow_closed(now, flow);
+            }
+        }
+        match unconnected.and_then(|unconnected| bound_ports(&mut self.sockets, &unconnected)) {
             Ok(mut bound) => {
                 bound.extend(self.desk.host.ports_elsewhere());
                 self.desk.node.handle_bound_ports(bound, ephemeral_ports());
@@ -155,6 +167,11 @@ impl EventLoop {
         for flow in self.desk.host.ended_flows() {
             self.desk.node.handle_flow_closed(now, flow);
         }
+    }
+
+    /// The flows of sockets of this host that are not connected.
+    fn unconnected_flows(&self) -> Vec<FlowTuple> {
+        self.desk.node.flows().filter(|flow| flow.unconnected).map(|flow| flow.tuple).collect()
     }
 
     pub(super) fn look_for_losses(&mut self, now: Time) {
@@ -183,5 +200,31 @@ impl EventLoop {
             tracing::warn!(%error, "cannot list connections");
         }
         self.effects.helpers.check_helped(&mut self.desk.host, now);
+    }
+}
+
+/// What finds the sockets of flows that peers introduce.
+struct Finder<'a> {
+    sockets: &'a mut SockDiag,
+    unconnected: &'a mut UnconnectedFlows,
+    /// Ports of sockets that are on their way to other hosts.
+    at_rest: BTreeSet<u16>,
+}
+
+impl Finder<'_> {
+    /// Whether the node is to be told of an introduction. Where there is a socket the flow is known then.
+    fn admits(&mut self, node: &mut Node, now: Time, of: &Introduction) -> bool {
+        let flow = &of.seen;
+        let sockets = &mut self.sockets;
+        match sockets.find(flow).and_then(|found| Ok((found, sockets.find_unconnected(flow)?))) {
+            Ok((Some(_), _)) => node.handle_flow_opened(now, *flow, true),
+            Ok((None, Some(socket))) if !self.at_rest.contains(&flow.local.port()) => {
+                self.unconnected.record(*flow, socket.cookie);
+                return node.admit_unconnected(now, *flow, of.index, of.nonce);
+            }
+            Ok((None, _)) => {}
+            Err(error) => tracing::warn!(%flow, %error, "cannot look for a socket"),
+        }
+        true
     }
 }

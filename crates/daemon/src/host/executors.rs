@@ -93,6 +93,10 @@ pub(crate) struct Host {
     pub(super) paths: BTreeMap<LocatorPair, u32>,
     /// The next hops of peers whose flows are all rewritten, as they were when routes were last made to fit.
     pub(super) straight: HashMap<BindingId, Straight>,
+    /// Ports of sockets of UDP that are not connected and on their way: their flows are over, and no new ones begin.
+    pub(super) at_rest: BTreeSet<u16>,
+    /// Flows that are over, which the node is to know of.
+    pub(super) ended: Vec<FlowTuple>,
     /// Flows that are reset by one of the ops at hand.
     pub(super) resetting: Vec<FlowTuple>,
     /// Ops were carried out that change what [`Host::surroundings`] tells.
@@ -163,6 +167,8 @@ impl Host {
             ways_out: HashMap::new(),
             paths: BTreeMap::new(),
             straight: HashMap::new(),
+            at_rest: BTreeSet::new(),
+            ended: Vec::new(),
             resetting: Vec::new(),
             surroundings_changed: false,
             unsettled: None,

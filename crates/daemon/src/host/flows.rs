@@ -1,6 +1,7 @@
 //! Flows that the node knows, in everything that has to know them: data plane, tunnel, store, routes, names.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use whimbrel_datapath as datapath;
 use whimbrel_datapath::{FormerName, HelpedFlow, HelpedPhase, TUNNELLED};
@@ -8,7 +9,9 @@ use whimbrel_kernel::endpoint;
 use whimbrel_protocol::{BindingId, FlowEntry, LocalEnd, PeerId, Places, Time, View};
 use whimbrel_tunnel::LATE;
 use whimbrel_tunnel::TunnelFlow;
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::clock::monotonic;
 
 use super::late::take_due;
 use super::ports::User;
@@ -202,6 +205,9 @@ impl Host {
     /// Sets packets of a flow aside that come from now on, at the data plane and in the tunnel.
     pub(crate) fn set_aside(&mut self, flow: &FlowTuple) -> Result<(), Failure> {
         let rests = HelpedFlow { phase: HelpedPhase::Rests, offset: 0, acknowledged: 0, delivered: 0 };
+        if flow.transport == Transport::Udp && flow.is_unconnected() {
+            self.end_unconnected(flow)?;
+        }
         self.tunnel.set_aside(flow);
         Ok(self.datapath.set_helped(flow, &rests)?)
     }
@@ -273,6 +279,14 @@ impl Host {
         self.ports.release(flow.transport, flow.remote, User::Connection(flow.local));
     }
 
+    /// How long ago a flow of a socket that is not connected was in use, since it has moved.
+    pub(crate) fn last_use(&self, flow: &FlowTuple) -> Result<Option<Duration>, Failure> {
+        let last = self.datapath.last_moved(flow)?.filter(|last| *last != 0);
+        // It wraps around after seven weeks, in which the node asks often.
+        let now = monotonic().as_millis() as u32;
+        Ok(last.map(|last| Duration::from_millis(now.wrapping_sub(last).into())))
+    }
+
     /// Ports of this host's addresses that sockets of other hosts have. No socket of here shows them.
     pub(crate) fn ports_elsewhere(&self) -> impl Iterator<Item = u16> + '_ {
         self.ports.all()
@@ -302,8 +316,8 @@ fn data_plane_entry(entry: &FlowEntry, delivery: datapath::Delivery) -> datapath
         tunnelled: false,
         hidden: entry.hidden,
         beyond: entry.beyond,
-        unconnected: false,
         late: entry.late,
+        unconnected: entry.unconnected,
         delivery,
     }
 }

@@ -98,8 +98,9 @@ pub(crate) fn introduce(
 ) -> Result<(), Failure> {
     match flow.transport {
         Transport::Udp => {
-            // P-35. A socket that is bound to an interface is only found among all.
+            // P-35, P-220. A socket that is bound to an interface is only found among all.
             let there = connections.find(&flow)?.is_some()
+                || connections.find_unconnected(&flow)?.is_some()
                 || connections.udp()?.iter().any(|connection| connection.tuple == flow);
             if !there {
                 return Err(Failure::NoSocket(flow));

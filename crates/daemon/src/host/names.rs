@@ -173,6 +173,7 @@ mod tests {
             hidden: false,
             beyond: false,
             late: false,
+            unconnected: false,
         };
         (flow, entry)
     }

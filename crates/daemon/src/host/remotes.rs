@@ -84,6 +84,7 @@ mod tests {
             hidden: false,
             beyond: false,
             late: false,
+            unconnected: false,
         };
         (tuple, entry)
     }

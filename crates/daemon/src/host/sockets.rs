@@ -1,6 +1,6 @@
 //! Sockets of this host, in its own network namespace and in those of endpoints.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
@@ -9,8 +9,7 @@ use whimbrel_kernel::checkpoint::{Checkpoint, Defaults, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::sock_diag::{self, SockDiag, TcpState};
-use whimbrel_protocol::PeerId;
-use whimbrel_protocol::{LocalEnd, OpFailed, Refusal};
+use whimbrel_protocol::{FlowEntry, LocalEnd, OpFailed, PeerId, Refusal};
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::snapshot::{OptionKind, Snapshot as Snapshotted};
 use whimbrel_wire::{FlowTuple, Transport};
@@ -80,6 +79,9 @@ impl Host {
 
     /// Packets of a flow are not held any more.
     pub(crate) fn let_in(&mut self, flow: &FlowTuple) {
+        if flow.transport == Transport::Udp && flow.is_unconnected() {
+            self.at_rest.remove(&flow.local.port());
+        }
         if let Err(error) = self.datapath.remove_helped(flow) {
             tracing::error!(%flow, %error, "packets of a connection stay held");
         }
@@ -91,11 +93,13 @@ impl Host {
         flows.iter().any(|flow| has_urgent(datapath, flow, endpoints.at(flow)))
     }
 
-    /// Flows whose sockets, in namespaces of their own, are gone: UDP ones, of which nothing else tells, and those that
-    /// were [said to be](Self::is_closed) closed while they were there.
+    /// Flows that are over: those that are [ended](Self::end_unconnected), and those whose sockets, in namespaces of
+    /// their own, are gone: UDP ones, of which nothing else tells, and those that were [said to be](Self::is_closed)
+    /// closed while they were there.
     pub(crate) fn ended_flows(&mut self) -> Vec<FlowTuple> {
+        let mut ended = std::mem::take(&mut self.ended);
         if self.endpoints.is_empty() {
-            return Vec::new();
+            return ended;
         }
         let doubted = std::mem::take(&mut self.doubted);
         let flows = self.flows.all().iter();
@@ -103,7 +107,26 @@ impl Host {
             entry.end == LocalEnd::Endpoint && (flow.transport == Transport::Udp || doubted.contains(flow))
         });
         let flows: Vec<FlowTuple> = inside.map(|(flow, _)| *flow).collect();
-        flows.into_iter().filter(|flow| self.has_ended(flow)).collect()
+        ended.extend(flows.into_iter().filter(|flow| self.has_ended(flow)));
+        ended
+    }
+
+    /// Ports of sockets that take what anybody sends and are on their way to another host.
+    pub(crate) fn ports_at_rest(&self) -> BTreeSet<u16> {
+        self.at_rest.clone()
+    }
+
+    /// A socket that takes what anybody sends goes to another host. What it has with single remotes is no flow of this
+    /// host's any more, and goes to where the socket is as all does that comes for it.
+    pub(super) fn end_unconnected(&mut self, socket: &FlowTuple) -> Result<(), Failure> {
+        let port = socket.local.port();
+        let its = |(flow, entry): &(&FlowTuple, &FlowEntry)| entry.unconnected && flow.local.port() == port;
+        let flows: Vec<FlowTuple> = self.flows.all().iter().filter(its).map(|(flow, _)| *flow).collect();
+        self.datapath.remove_flows(&flows)?;
+        flows.iter().for_each(|flow| self.tunnel.remove_flow(flow));
+        self.ended.extend(flows);
+        self.at_rest.insert(port);
+        Ok(())
     }
 
     /// Whether a connection is closed of which that is said. Root of a namespace that a program has brought along can

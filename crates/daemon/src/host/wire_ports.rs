@@ -168,6 +168,7 @@ mod tests {
             hidden: false,
             beyond: false,
             late: false,
+            unconnected: false,
         };
         ports.record_flow(&flow, &entry, binding);
         flow

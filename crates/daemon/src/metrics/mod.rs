@@ -293,8 +293,17 @@ mod tests {
             hidden: false,
             beyond: false,
             late: false,
+            unconnected: false,
         });
-        FlowView { tuple, state, peer: peer.map(PeerId), entry, opened: Time::default(), accepted: port == 50 }
+        FlowView {
+            tuple,
+            state,
+            peer: peer.map(PeerId),
+            entry,
+            opened: Time::default(),
+            accepted: port == 50,
+            unconnected: false,
+        }
     }
 
     fn figures() -> Vec<Metric> {

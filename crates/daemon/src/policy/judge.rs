@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use whimbrel_kernel::process;
 use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
 use whimbrel_protocol::{Node, Time};
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{FlowTuple, Transport};
 
 use super::{Holder, Policies};
 
@@ -182,19 +182,23 @@ fn inodes(diag: &mut SockDiag, flows: &HashMap<FlowTuple, u32>) -> Option<HashMa
     } else {
         diag.tcp(&MOVABLE).and_then(|tcp| Ok(tcp.into_iter().chain(diag.udp()?).collect()))
     };
-    match listed {
-        Ok(listed) => Some(listed.into_iter().map(|socket| (socket.tuple, socket.inode)).collect()),
-        Err(error) => {
-            tracing::warn!(%error, "cannot look for the sockets of connections");
-            None
+    let inodes = listed.and_then(|listed| {
+        let mut inodes: HashMap<FlowTuple, u32> =
+            listed.into_iter().map(|socket| (socket.tuple, socket.inode)).collect();
+        for flow in flows.keys().filter(|flow| flow.transport == Transport::Udp) {
+            // It may be one of a socket that is not connected.
+            if let (false, Some(socket)) = (inodes.contains_key(flow), diag.find_unconnected(flow)?) {
+                inodes.insert(*flow, socket.inode);
+            }
         }
-    }
+        Ok(inodes)
+    });
+    inodes.inspect_err(|error| tracing::warn!(%error, "cannot look for the sockets of connections")).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_wire::Transport;
 
     #[test]
     fn a_flow_is_looked_at_again_where_the_kernel_did_not_answer() {

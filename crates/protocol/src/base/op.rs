@@ -100,6 +100,12 @@ pub enum FlowOp {
         /// As this host has it.
         flow: FlowTuple,
     },
+    /// Tell how long ago something of a flow was last sent, or came to where it has moved, by
+    /// [`OpDone::Used`](crate::OpDone::Used): the end of its socket does not tell when it is over (P-223).
+    LookAtUse {
+        /// As this host has it.
+        flow: FlowTuple,
+    },
     /// End a TCP flow's socket as a reset of the other end's would: that end is gone.
     Reset {
         /// As this host has it.
@@ -325,6 +331,9 @@ pub struct FlowEntry {
     /// peer's (P-206).
     #[serde(default, skip_serializing_if = "is_usual")]
     pub late: bool,
+    /// This host's socket takes what anybody sends: the flow is what it has with one remote endpoint (P-220).
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub unconnected: bool,
 }
 
 impl FlowEntry {
@@ -346,6 +355,7 @@ impl FlowEntry {
             hidden: false,
             beyond: false,
             late: false,
+            unconnected: false,
         }
     }
 

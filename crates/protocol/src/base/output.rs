@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use whimbrel_wire::chain::ChainStatus;
 use whimbrel_wire::lending::Ends;
@@ -52,6 +53,8 @@ pub enum OpDone {
     Done,
     /// [`MoveOp::Dump`]: the snapshot (docs/snapshot.md).
     Dumped(Vec<u8>),
+    /// [`FlowOp::LookAtUse`](crate::FlowOp::LookAtUse): how long ago; `None`: longer than anybody remembers.
+    Used(Option<Duration>),
     /// [`MoveOp::Lend`]: the endpoints, definite.
     Lent(Ends),
     /// A chain is not made so, and nothing has changed.
@@ -86,6 +89,8 @@ pub(crate) enum Asked {
     /// The answer to a peer's introduction.
     Answer(PeerId, FlowTuple),
     FindSockets(PeerId),
+    /// Whether a flow is in use.
+    Use(FlowTuple),
     Install(FlowTuple),
     /// A flow that this host holds is one with its owner.
     Lead(FlowName),

@@ -14,3 +14,6 @@ pub(crate) const FORMER: Duration = Duration::from_secs(60);
 /// Pauses between looks for a silent peer, at first and at the longest.
 pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(2);
 pub(crate) const LOOK_PAUSE_LONGEST: Duration = Duration::from_secs(300);
+/// How long a flow of a socket that is not connected stays which nobody uses (RFC 4787 REQ-5), and how long a peer is
+/// taken to have the names of one that it has shown to have (P-223).
+pub(crate) const KEPT: Duration = Duration::from_secs(300);

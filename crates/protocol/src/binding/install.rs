@@ -96,11 +96,13 @@ impl BindingLayer {
         entry.manner = key.and_then(|key| known.rule(&key)).map_or(entry.manner, |rule| rule.manner);
         // What was restored has nothing else.
         entry.manner = known.entry().map_or(entry.manner, |former| former.manner);
+        entry.unconnected = known.is_unconnected();
         if entry.end == LocalEnd::Passing {
             // P-64: a gateway cannot end the host's socket, and what that still sends would go to whoever has the
             // address now.
             entry.manner.gives_way = false;
         }
+        self.flow.keep_unconnected(now, &flow);
         if entry.home.peer == ASTRAY {
             return self.install_direct(now, flow, entry, origin, base);
         }

@@ -50,7 +50,7 @@ pub(crate) const DECLINED: &str = "the peer's policy leaves it alone";
 /// What users are told where nothing of an introduction has come through.
 pub(crate) const UNMARKED: &str = "what marks its packets is dropped or taken out on the way";
 const NO_WIRE_PORT: &str = "all ports are had that rewritten packets could bear";
-const NOT_CONNECTED: &str = "the peer has no connected socket for it";
+const NOT_CONNECTED: &str = "the peer has no socket for it";
 /// The top bit of a nonce tells a carrier probe (set) from an introduction (§4, P-20).
 pub(crate) const PROBE_BIT: u64 = 1 << 63;
 /// The next bit tells the responder's nonce (set) from the introducer's: an answer must never be answered.
@@ -421,7 +421,7 @@ impl FlowLayer {
     /// Whether a peer that introduces a datagram flow receives at its far address; else it is asked there, and
     /// introduces the flow again meanwhile (P-150). What is put into such a flow is read by whatever program has its
     /// far end.
-    fn is_there(&mut self, now: Time, id: PeerId, flow: &FlowTuple, base: &mut Base) -> bool {
+    pub(super) fn is_there(&mut self, now: Time, id: PeerId, flow: &FlowTuple, base: &mut Base) -> bool {
         let (address, fresh, port) = (flow.remote.ip(), base.random().u64(), base.config().port);
         let Some(peer) = peer_mut!(self, &id) else { return false };
         let here = peer.path.remote().ip() == address && peer.path.is_proven() && peer.has_session();

@@ -6,6 +6,7 @@ use whimbrel_wire::message::Echo;
 
 use crate::Time;
 use crate::base::op::{FlowEntry, PeerId, Places};
+use crate::base::pace::KEPT;
 use crate::flow::verdict::{Rule, Verdict};
 
 /// How far a flow's introduction is.
@@ -131,6 +132,10 @@ pub(crate) struct Flow {
     pub(super) verdict: Option<Verdict>,
     /// It was passed over when it was its turn, since its verdict is awaited.
     pub(super) passed_over: bool,
+    /// Its socket is not connected: it ends then unless it is in use, or is proven anew (P-223).
+    pub(super) lease: Option<Time>,
+    /// It has moved, and was not in use when that was last asked.
+    pub(super) idle: bool,
 }
 
 impl Flow {
@@ -139,11 +144,18 @@ impl Flow {
     }
 
     pub(crate) fn introduced(entry: FlowEntry, now: Time) -> Self {
-        Self { stage: Stage::Introduced { entry, origin: Origin::Restored }, settled: true, ..Self::opened(now, false) }
+        let lease = entry.unconnected.then_some(now + KEPT);
+        let stage = Stage::Introduced { entry, origin: Origin::Restored };
+        Self { stage, lease, settled: true, ..Self::opened(now, entry.unconnected) }
     }
 
     pub(crate) fn stage(&self) -> &Stage {
         &self.stage
+    }
+
+    /// Whether its socket takes what anybody sends.
+    pub(crate) fn is_unconnected(&self) -> bool {
+        self.lease.is_some()
     }
 
     /// Whether its socket is gone.
@@ -187,7 +199,8 @@ impl Flow {
             Stage::Failed(reason) => (FlowState::Failed(reason), None),
             Stage::Excluded(rule) => (FlowState::Excluded(*rule), None),
         };
-        FlowView { tuple, state, peer, entry: self.entry().copied(), opened: self.opened, accepted: self.accepted }
+        let (opened, accepted, unconnected) = (self.opened, self.accepted, self.is_unconnected());
+        FlowView { tuple, state, peer, entry: self.entry().copied(), opened, accepted, unconnected }
     }
 }
 
@@ -223,4 +236,6 @@ pub struct FlowView {
     pub opened: Time,
     /// Whether the other end opened it.
     pub accepted: bool,
+    /// Whether its socket takes what anybody sends.
+    pub unconnected: bool,
 }

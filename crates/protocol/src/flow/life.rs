@@ -27,7 +27,7 @@ impl FlowLayer {
     pub(crate) fn handle_flow_opened(&mut self, now: Time, flow: FlowTuple, accepted: bool, base: &mut Base) {
         if let Some(old) = self.flows.get(&flow) {
             if !old.closed {
-                return;
+                return self.connect(&flow, base);
             }
             // The kernel took the tuple again before we had forgotten it.
             self.forget_flow(&flow, base);
@@ -69,11 +69,7 @@ impl FlowLayer {
     }
 
     /// A flow that this host has opened is introduced at once, unless there were very many of late (P-200).
-    fn await_turn(&mut self, now: Time, flow: FlowTuple) {
-        if flow.transport == Transport::Udp {
-            // It was found by a list that is made every few seconds: a turn at once would bring little.
-            return self.flows.put_off(now, flow);
-        }
+    pub(super) fn await_turn(&mut self, now: Time, flow: FlowTuple) {
         let id = match self.path.session().contacts().get(&flow.remote.ip()) {
             Some(Contact::Known(id)) => Some(id),
             // Nothing would come of it.

@@ -32,6 +32,10 @@ pub(crate) struct Flows {
     young: VecDeque<(Time, FlowTuple)>,
     /// Closed flows, oldest first.
     closed: VecDeque<(Time, FlowTuple)>,
+    /// Flows whose sockets are not connected, by when they end.
+    leases: BTreeSet<(Time, FlowTuple)>,
+    /// How many of these others have begun, by their addresses.
+    unconnected_from: HashMap<IpAddr, usize>,
     /// Ports of this host that no moved flow is called by.
     ports: Ports,
     /// Flows whose sockets are on their way, from here or to here: who has them is being decided.
@@ -49,6 +53,8 @@ impl Flows {
             failed: HashMap::new(),
             young: VecDeque::new(),
             closed: VecDeque::new(),
+            leases: BTreeSet::new(),
+            unconnected_from: HashMap::new(),
             ports: Ports::new(config, random),
             reserved: HashSet::new(),
             awaits_verdicts: false,
@@ -102,10 +108,62 @@ impl Flows {
     /// Knows a flow from now on, or knows something else of it.
     pub(crate) fn put(&mut self, flow: FlowTuple, known: Flow) {
         self.introduced += usize::from(known.entry().is_some());
+        self.count_lease(flow, &known);
         match self.known.insert(flow, known) {
-            Some(before) => self.introduced -= usize::from(before.entry().is_some()),
+            Some(before) => {
+                self.introduced -= usize::from(before.entry().is_some());
+                // That of the new one is there once, if it is the same.
+                let same = self.known.get(&flow).and_then(|known| known.lease) == before.lease;
+                self.uncount_lease(&flow, &before, same);
+            }
             None => self.ports.record_flow(flow.local.port()),
         }
+    }
+
+    /// A socket that is not connected has a flow, which ends at this moment unless something comes of it.
+    pub(crate) fn open_unconnected(&mut self, now: Time, flow: FlowTuple, accepted: bool, until: Time) {
+        self.open(now, flow, accepted);
+        self.set_lease(&flow, Some(until));
+    }
+
+    /// When a flow of a socket that is not connected ends; `None`: it is a connected one's.
+    pub(crate) fn set_lease(&mut self, flow: &FlowTuple, until: Option<Time>) {
+        let Some(known) = self.known.get(flow) else { return };
+        let changed = Flow { lease: until, ..known.clone() };
+        self.put(*flow, changed);
+    }
+
+    fn count_lease(&mut self, flow: FlowTuple, known: &Flow) {
+        if let Some(until) = known.lease {
+            self.leases.insert((until, flow));
+            if known.accepted {
+                *self.unconnected_from.entry(flow.remote.ip()).or_default() += 1;
+            }
+        }
+    }
+
+    fn uncount_lease(&mut self, flow: &FlowTuple, known: &Flow, stays: bool) {
+        let Some(until) = known.lease else { return };
+        if !stays {
+            self.leases.remove(&(until, *flow));
+        }
+        let address = flow.remote.ip();
+        if let Some(count) = self.unconnected_from.get_mut(&address).filter(|_| known.accepted) {
+            *count -= 1;
+            if *count == 0 {
+                self.unconnected_from.remove(&address);
+            }
+        }
+    }
+
+    /// How many flows of sockets that are not connected an address has begun.
+    pub(crate) fn unconnected_from(&self, address: IpAddr) -> usize {
+        self.unconnected_from.get(&address).copied().unwrap_or_default()
+    }
+
+    /// The next flow that ends now. It is to be forgotten, or has another lease.
+    pub(crate) fn lapsed(&self, now: Time) -> Option<FlowTuple> {
+        self.leases.first().filter(|(until, _)| *until <= now).map(|(_, flow)| *flow)
     }
 
     /// A flow is at another stage; the stage before. The nonce that was for it alone is forgotten.
@@ -126,6 +184,7 @@ impl Flows {
     pub(crate) fn take(&mut self, flow: &FlowTuple) -> Option<Flow> {
         let known = self.known.remove(flow)?;
         self.introduced -= usize::from(known.entry().is_some());
+        self.uncount_lease(flow, &known, false);
         self.ports.forget_flow(flow.local.port());
         if let Some(failed) = self.failed.get_mut(&flow.remote.ip()) {
             failed.remove(flow);
@@ -210,7 +269,8 @@ impl Flows {
     /// When a flow has its turn, or is closed long enough.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let next = |queue: &VecDeque<(Time, FlowTuple)>| queue.front().map(|(when, _)| *when);
-        [next(&self.young), next(&self.closed)].into_iter().flatten().min()
+        let lapses = self.leases.first().map(|(when, _)| *when);
+        [next(&self.young), next(&self.closed), lapses].into_iter().flatten().min()
     }
 
     pub(crate) fn await_verdicts(&mut self, awaited: bool) {
@@ -225,7 +285,9 @@ impl Flows {
     /// Entries of all tables together.
     pub(crate) fn entries(&self) -> usize {
         let failed: usize = self.failed.values().map(BTreeSet::len).sum();
-        self.known.len() + self.nonces.len() + failed + self.young.len() + self.closed.len() + self.ports.entries()
+        let unconnected = self.leases.len() + self.unconnected_from.len();
+        let queues = self.young.len() + self.closed.len();
+        self.known.len() + self.nonces.len() + failed + queues + unconnected + self.ports.entries()
     }
 }
 
@@ -261,6 +323,7 @@ mod tests {
             hidden: false,
             beyond: false,
             late: false,
+            unconnected: false,
         }
     }
 

@@ -37,6 +37,10 @@ impl Node {
             self.binding.handle_chain_done(now, peer, chain, result, &mut self.base);
             return;
         }
+        if let (&Asked::Use(flow), Ok(OpDone::Used(ago))) = (&asked, &result) {
+            self.binding.flow_mut().handle_use(now, &flow, *ago, &mut self.base);
+            return;
+        }
         let Err(error) = result else {
             match asked {
                 Asked::Install(flow) => self.binding.flow_mut().confirm_installed(&flow, &mut self.base),
@@ -58,6 +62,8 @@ impl Node {
             Asked::FindSockets(id) => self.binding.flow_mut().on_not_found(now, id, &mut self.base),
             // It says so again. What moves have asked for has gone to them.
             Asked::Say(..) | Asked::Move(_) | Asked::Chain(..) => {}
+            // It is asked again when that is due.
+            Asked::Use(_) => {}
             Asked::Install(flow) => {
                 self.undo_installed(now, &flow);
                 self.base.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });
@@ -128,7 +134,7 @@ impl Node {
                 self.binding.flow_mut().end_moved(&entry, &mut self.base);
             } else if !known.is_closed() && !ended && entry.is_none_or(|entry| entry.end != LocalEnd::Passing) {
                 // Its socket is still there, and may be introduced again.
-                self.binding.flow_mut().flows_mut().put(flow, known.reopened());
+                self.binding.flow_mut().reopen(now, flow, known, &self.base);
                 self.act(now, |roles, at| roles.referral.return_to_former(&flow, at));
             }
         }

@@ -34,6 +34,7 @@ impl World {
         }
         let (host, own) = (flow.hosts[end], flow.tuples[end]);
         self.flows[id.0].sent[end] += 1;
+        self.hosts[host.0].plane.note_use(own, self.now);
         let body = Body::Data { flow: id, end, acknowledgement };
         let mut packet =
             Packet { transport: own.transport, source: own.local, destination: own.remote, origin: host, body };
@@ -327,9 +328,14 @@ impl World {
                 if of.plane.listening.contains(index) && of.powers.consume && !stripped {
                     self.record(packet, "consumed");
                     let (now, index, nonce) = (self.now, *index, *nonce);
-                    let behind = self.hosts[host.0].is_behind(seen.local.ip());
+                    let of = &self.hosts[host.0];
+                    let behind = of.is_behind(seen.local.ip());
+                    let unconnected = seen.transport == Transport::Udp && of.unconnected.contains(&seen.local);
                     self.hosts[host.0].consumed.push(nonce);
                     self.with_node(host, |node| {
+                        if unconnected && !node.has_flow(&seen) && !node.admit_unconnected(now, seen, index, nonce) {
+                            return;
+                        }
                         if behind {
                             node.handle_flow_passing(now, seen, index, nonce);
                         }
@@ -351,6 +357,7 @@ impl World {
             }
             Body::Data { flow, end, acknowledgement } => {
                 let carried = if own == seen { Carried::Native } else { Carried::Rewritten };
+                self.hosts[host.0].plane.note_way(own, wire.is_none());
                 if wire.is_some() {
                     self.hosts[host.0].plane.hear(own);
                 } else if self.hosts[host.0].plane.hear_natively(&own) {
@@ -377,6 +384,7 @@ impl World {
                     self.record(packet, "not taken out of the tunnel");
                     return;
                 }
+                self.hosts[host.0].plane.note_way(*inner, false);
                 let of = (*flow, *end, *acknowledgement);
                 self.arrive(network, host, *inner, packet, of, Carried::Tunnelled);
             }
@@ -421,7 +429,12 @@ impl World {
             self.refuse(network, packet, "the stack");
             return;
         };
-        if socket != (flow, 1 - end) {
+        if carried != Carried::Native {
+            self.hosts[host.0].plane.note_use(own, self.now);
+        }
+        // To a socket that takes what anybody sends, whoever has the remote endpoint now and whoever had it are one.
+        let one = self.flows[flow.0].tuples[1 - end] == own && self.is_unconnected(flow, 1 - end);
+        if socket != (flow, 1 - end) && !one {
             if self.are_hostile(flow, socket.0) {
                 self.record(packet, "their own affair");
                 return;

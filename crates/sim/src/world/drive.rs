@@ -90,7 +90,11 @@ impl World {
         let now = self.now;
         let behind =
             |tuple: &FlowTuple| self.hosts[host.0].is_behind(tuple.local.ip()) || self.hosts[host.0].has_inside(tuple);
-        let sockets: Vec<(FlowTuple, usize)> = sockets.into_iter().filter(|(tuple, _)| !behind(tuple)).collect();
+        let unconnected = |tuple: &FlowTuple| {
+            self.hosts[host.0].sockets.get(tuple).is_some_and(|(flow, end)| self.is_unconnected(*flow, *end))
+        };
+        let sockets = sockets.into_iter().filter(|(tuple, _)| !behind(tuple) && !unconnected(tuple));
+        let sockets: Vec<(FlowTuple, usize)> = sockets.collect();
         for (tuple, end) in sockets {
             self.with_node(host, |node| node.handle_flow_found(now, tuple, end == 1));
         }
@@ -289,6 +293,10 @@ impl World {
                 self.act_on_move(host, op, fails)
             }
             Op::Tunnel(TunnelOp::Chain(op)) => self.act_on_chain(host, &op, fails),
+            Op::Flow(FlowOp::LookAtUse { flow }) if !fails => {
+                let used = self.hosts[host.0].plane.used(&flow);
+                Ok(OpDone::Used(used.map(|when| self.now.since(when))))
+            }
             op => self.act_on_kernel(host, &op, fails).map(|()| OpDone::Done),
         };
         let now = self.now;
@@ -493,7 +501,8 @@ impl World {
             return Ok(());
         }
         let socket = of.sockets.get(&flow).copied();
-        if in_flow && socket.is_none() {
+        let unconnected = flow.transport == Transport::Udp && of.unconnected.contains(&flow.local);
+        if in_flow && socket.is_none() && !unconnected {
             return failed("no such socket");
         }
         let Some(attached) = of.attached_with(flow.local.ip()) else { return failed("no such address") };

@@ -152,7 +152,9 @@ fn the_end_of_a_datagram_flow_is_told() {
             two.world.close_end(*flow, end);
         }
         two.world.run_for(8 * SECOND);
-        assert!(two.world.sent - sent < 12, "one datagram for all: {}", two.world.sent - sent);
+        // The client whose sockets are there asks once more for each, and is refused (P-223).
+        let most = if end == 0 { 12 } else { 12 + 4 * flows.len() as u64 };
+        assert!(two.world.sent - sent < most, "one datagram for all: {}", two.world.sent - sent);
         for host in [of, other] {
             assert_eq!(two.world.peer(host).flows, 2, "closed by {end}, lost {lost}, moved {moved}, anew {anew:?}");
             assert_eq!(two.world.view(flows[1], 0).is_some(), end == 1);

@@ -35,4 +35,5 @@ mod rules;
 mod shared_nat;
 mod strange_moves;
 mod taking;
+mod unconnected;
 mod young;

@@ -72,6 +72,7 @@ pub(crate) fn entry(peer: u32) -> FlowEntry {
         hidden: true,
         beyond: true,
         late: false,
+        unconnected: false,
     }
 }
 
@@ -173,6 +174,7 @@ fn flows() -> HashMap<FlowTuple, FlowEntry> {
             passed_on: number == 4,
             hidden: number == 1,
             beyond: number == 2,
+            unconnected: false,
             ..entry(u32::from(number))
         };
         (FlowTuple { transport, ..flow(number) }, entry)

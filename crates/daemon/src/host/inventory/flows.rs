@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use whimbrel_kernel::Error;
-use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
+use whimbrel_kernel::sock_diag::{Listener, MOVABLE, SockDiag};
 use whimbrel_kernel::sysctl;
 use whimbrel_wire::FlowTuple;
 
@@ -28,9 +28,9 @@ pub(crate) fn list_tcp(diag: &mut SockDiag, own: &impl Fn(IpAddr) -> bool) -> Re
 }
 
 /// The ports of sockets that take what anybody sends, of both protocols.
-pub(crate) fn bound_ports(diag: &mut SockDiag) -> Result<BTreeSet<u16>, Error> {
-    let listeners = diag.listeners()?;
-    Ok(listeners.iter().chain(&diag.unconnected()?).map(|listener| listener.address.port()).collect())
+/// `unconnected`: those of UDP.
+pub(crate) fn bound_ports(diag: &mut SockDiag, unconnected: &[Listener]) -> Result<BTreeSet<u16>, Error> {
+    Ok(diag.listeners()?.iter().chain(unconnected).map(|listener| listener.address.port()).collect())
 }
 
 /// The connected UDP sockets, as far as they were listed, and whose they are.

@@ -126,7 +126,7 @@ mod tests {
             local: ([192, 0, 2, 1], port).into(),
             remote: ([203, 0, 113, 5], 22).into(),
         };
-        FlowView { tuple, state, peer: None, entry: None, opened: Time::default(), accepted: false }
+        FlowView { tuple, state, peer: None, entry: None, opened: Time::default(), accepted: false, unconnected: false }
     }
 
     #[test]
@@ -159,6 +159,7 @@ mod tests {
             hidden: false,
             beyond: false,
             late: false,
+            unconnected: false,
         };
         let moved = FlowView { entry: Some(entry), ..flow(2, FlowState::Moved) };
         assert!(!left.is_lost(later, &moved, false) && left.is_lost(later, &young, true));

@@ -146,8 +146,13 @@ pub(crate) fn find(sockets: &mut SockDiag, flow: &FlowTuple) -> Result<Vec<Liste
 }
 
 /// The inodes of those among `all` that take what comes to this endpoint.
-fn at(all: &[Listener], end: SocketAddr) -> Vec<u32> {
+pub(crate) fn at(all: &[Listener], end: SocketAddr) -> Vec<u32> {
     among(all, end).into_iter().map(|of| of.inode).collect()
+}
+
+/// The cookies of those among `all` that take what comes to this endpoint.
+pub(crate) fn takers(all: &[Listener], end: SocketAddr) -> Vec<u64> {
+    among(all, end).into_iter().map(|of| of.cookie).collect()
 }
 
 fn among(all: &[Listener], end: SocketAddr) -> Vec<&Listener> {
