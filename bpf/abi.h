@@ -45,8 +45,8 @@ struct flow_entry {
 	__u32 delivery;	   /* where its local end is; see DELIVERY_ROUTES */
 	/*
 	 * Written by the programs. DELIVERY_PASSING, TCP: where the last segment that its far end sent began.
-	 * HELD_UNCONNECTED: when a datagram of it last left, or came from its peer, while it had moved; in the unit of
-	 * `tunnelled_until`.
+	 * HELD_UNCONNECTED: when a datagram of it last left, or came from its peer while it had moved, as far as that
+	 * was seen; in the unit of `tunnelled_until`.
 	 */
 	__u32 sent;
 	__u32 tunnelled_until; /* until when HELD_TUNNELLED holds: CLOCK_MONOTONIC in ms, which wraps around */
@@ -242,6 +242,7 @@ enum idle {
 	IDLE_ENDPOINTS = 128,	/* maps `lent` and `endpoints` are empty, and no flow is toward a namespace */
 	IDLE_FORWARDED = 256,	/* no flow is toward another host */
 	IDLE_UNCONNECTED = 512, /* no flow is HELD_UNCONNECTED */
+	IDLE_DATAGRAMS = 1024,	/* the daemon does not want to know which remotes sockets of UDP send to */
 };
 
 /*
@@ -352,6 +353,8 @@ enum event_kind {
 	EVENT_ACKNOWLEDGED = 6, /* what the peer has of what was kept for it: `acknowledgement`, and its window in `index` */
 	EVENT_CLAIMED = 7, /* somebody else opens a connection under the names of a moved flow */
 	EVENT_FLOW_OPENING = 8, /* a socket begins to connect; it has no local port yet */
+	/* A socket of UDP, of the user `index` and with the cookie `nonce`, sends where it has not sent of late. */
+	EVENT_DATAGRAM_SENT = 9,
 };
 
 enum event_origin {
@@ -360,7 +363,7 @@ enum event_origin {
 	ORIGIN_ACCEPTED = 2,
 };
 
-/* Map `introduction_indices`: how many introductions have come for a session index of late. */
+/* How many of something there were of late. In map `introduction_indices`: introductions for a session index. */
 struct share {
 	__u64 since; /* bpf_ktime_get_ns */
 	__u32 used;
@@ -372,11 +375,18 @@ struct share {
 #define SHARE_MOST 1024
 #define SHARE_WHEN_BUSY 16
 
+/* Map `sent`: own tuple -> who sends so, and that the daemon was told. */
+struct sent {
+	__u64 cookie; /* of the socket (SO_COOKIE) */
+	__u32 user;
+	__u32 at; /* when it last did, within about a second; as `tunnelled_until` */
+};
+
 /* One record of the ring buffers `events` and `arrivals`. */
 struct event {
 	struct flow_tuple tuple; /* for an introduction: as seen, destination = local */
 	__u32 kind;		 /* enum event_kind */
-	__u32 origin;		 /* enum event_origin; flow opened only */
+	__u32 origin;		 /* enum event_origin; flow opened, and datagram sent: whether by a connected socket */
 	__u64 nonce;		 /* introduction only, as are the rest */
 	__u32 index;
 	__u32 sequence;

@@ -52,6 +52,18 @@ int introductions_l3(struct __sk_buff *skb)
 }
 
 SEC("tc")
+int datagrams_l2(struct __sk_buff *skb)
+{
+	return egress_datagrams(skb, ETH_HLEN);
+}
+
+SEC("tc")
+int datagrams_l3(struct __sk_buff *skb)
+{
+	return egress_datagrams(skb, 0);
+}
+
+SEC("tc")
 int endpoint(struct __sk_buff *skb)
 {
 	return leave_endpoint(skb);

@@ -18,6 +18,7 @@ struct ports ports;
 struct lent_key lent_key;
 struct lent lent;
 struct endpoint endpoint;
+struct sent sent;
 struct share share;
 struct event event;
 struct socket_record socket_record;

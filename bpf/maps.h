@@ -195,6 +195,21 @@ static __always_inline bool arrivals_wait(void)
 	return bpf_ringbuf_query(&arrivals, BPF_RB_AVAIL_DATA) > ARRIVALS_BYTES / 2;
 }
 
+/* Takes one of `most` that there may be in a period. Two processors may count one too few. */
+static __always_inline bool take_share(struct share *share, __u32 most)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	if (now - share->since >= SHARE_PERIOD) {
+		share->since = now;
+		share->used = 0;
+	}
+	if (share->used >= most)
+		return false;
+	__sync_fetch_and_add(&share->used, 1);
+	return true;
+}
+
 static __always_inline struct flow_entry *find_flow(const struct flow_tuple *own)
 {
 	__u32 zero = 0;

@@ -62,7 +62,6 @@ static __always_inline bool falls_behind(__u64 waiting)
  * How often the reader is woken for connections that this host opens (P-200): whoever opens very many has the others
  * wait for the timer.
  */
-#define WAKE_PERIOD 250000000ULL /* ns */
 #define WAKES 64
 /* When a connection begins is of use to the first alone: after that its peer looks for introductions. */
 #define WAKES_FOR_BEGINNINGS 8
@@ -76,21 +75,10 @@ struct {
 
 static __always_inline bool take_wake(__u32 most)
 {
-	__u64 now = bpf_ktime_get_ns();
 	__u32 zero = 0;
 	struct share *share = bpf_map_lookup_elem(&wakes_used, &zero);
 
-	if (!share)
-		return false;
-	/* Two processors may count one too few. */
-	if (now - share->since >= WAKE_PERIOD) {
-		share->since = now;
-		share->used = 0;
-	}
-	if (share->used >= most)
-		return false;
-	__sync_fetch_and_add(&share->used, 1);
-	return true;
+	return share && take_share(share, most);
 }
 
 /* The tracepoint fires for every namespace of the machine; the cookie is never used twice, unlike the inode number. */

@@ -14,6 +14,7 @@
 #include "parse.h"
 #include "rewrite.h"
 #include "taken.h"
+#include "unconnected.h"
 #include "verdict.h"
 
 /* What carries this moved flow: a binding that follows looks at what the flow was heard by. */
@@ -174,58 +175,6 @@ static __noinline bool resets(struct __sk_buff *skb, const struct packet *packet
 
 	return packet && packet->protocol == IPPROTO_TCP && packet->part != FRAGMENT_LATER &&
 	       !bpf_skb_load_bytes(skb, packet->transport + 13, &flags, 1) && flags & 0x04;
-}
-
-static __always_inline void note_use(struct flow_entry *flow)
-{
-	__u32 now = bpf_ktime_get_coarse_ns() / 1000000;
-
-	if (flow->held & HELD_UNCONNECTED && flow->sent != now)
-		flow->sent = now;
-}
-
-/*
- * What a socket sends that is bound to no address leaves, once this host has moved, from its new one. The flow that it
- * is of then (P-222), and in `own` its names: the program goes on hearing and being heard under those with which it
- * began. While this host is where the flow began the kernel's choice is the program's.
- */
-static __always_inline struct flow_entry *find_unconnected(const struct packet *packet, struct flow_tuple *own)
-{
-	const struct binding *binding;
-	const struct address *local;
-	struct flow_entry *flow;
-	__u32 zero = 0;
-	void *table = bpf_map_lookup_elem(&unconnected, &zero);
-
-	if (!table)
-		return NULL;
-	if (packet->family == 6)
-		__builtin_memset(&own->local, 0, sizeof(own->local));
-	own->local.words[3] = 0;
-	local = bpf_map_lookup_elem(table, own);
-	if (local) {
-		own->local = *local;
-		flow = find_flow(own);
-		binding = flow ? bpf_map_lookup_elem(&bindings, &flow->binding) : NULL;
-		if (binding && binding->carrier != CARRIER_NATIVE && flow->home_local_place != binding->local_place)
-			return flow;
-	}
-	own->local = packet->source;
-	return NULL;
-}
-
-/* Gives a datagram that find_unconnected() knows its flow's own address. False: drop it. */
-static __noinline bool rename_source(struct __sk_buff *skb, const struct packet *packet, const struct flow_tuple *own)
-{
-	struct names names = {};
-
-	if (!packet || !own)
-		return false;
-	names.source = own->local;
-	names.destination = packet->destination;
-	names.source_port = packet->source_port;
-	names.destination_port = packet->destination_port;
-	return rename_packet(skb, packet, &names);
 }
 
 /* An ICMP error that this host, or who is behind it, sends about a packet of a moved flow. */
@@ -438,7 +387,11 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 network)
 	const struct settings *settings = get_settings();
 	struct packet packet;
 
-	if (!settings || settings->idle & IDLE_TRANSLATION)
+	if (!settings)
+		return pass();
+	if (!(settings->idle & IDLE_DATAGRAMS) && skb->tc_index != TRANSLATED)
+		look_for_datagram(skb, network);
+	if (settings->idle & IDLE_TRANSLATION)
 		return pass();
 	if (skb->tc_index == TRANSLATED) {
 		if (network)
@@ -453,6 +406,16 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 network)
 	if (quotes_packet(skb, &packet))
 		return egress_icmp(skb, &packet);
 	return pass_ordinary(skb, &packet);
+}
+
+/* What runs while nothing could move yet. */
+static __always_inline int egress_datagrams(struct __sk_buff *skb, __u32 network)
+{
+	const struct settings *settings = get_settings();
+
+	if (settings && !(settings->idle & IDLE_DATAGRAMS))
+		look_for_datagram(skb, network);
+	return pass();
 }
 
 #endif

@@ -127,25 +127,6 @@ static __always_inline bool is_hidden(const struct flow_tuple *own)
 }
 
 /*
- * P-142: an index is no secret, and whoever has seen one may send as many of these as its link bears. Each costs the
- * daemon a look for a socket, so that an index brings no more than its peer does at its fastest. Two processors may
- * count one too few.
- */
-static __always_inline bool take_share(struct share *share)
-{
-	__u64 now = bpf_ktime_get_ns();
-
-	if (now - share->since >= SHARE_PERIOD) {
-		share->since = now;
-		share->used = 0;
-	}
-	if (share->used >= (arrivals_wait() ? SHARE_WHEN_BUSY : SHARE_MOST))
-		return false;
-	__sync_fetch_and_add(&share->used, 1);
-	return true;
-}
-
-/*
  * True: the packet was an introduction for a session of ours, has been reported, and must go no further. One for
  * anybody else is passed on untouched, so that a forwarding host does not swallow its neighbours'. `on_wire`: the
  * packet may have the names that its flow has between two hosts.
@@ -189,7 +170,11 @@ __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet 
 	 */
 	if (is_hidden(own))
 		return packet->protocol == IPPROTO_UDP;
-	if (!take_share(share)) {
+	/*
+	 * P-142: an index is no secret, and whoever has seen one may send as many of these as its link bears. Each
+	 * costs the daemon a look for a socket, so that an index brings no more than its peer does at its fastest.
+	 */
+	if (!take_share(share, arrivals_wait() ? SHARE_WHEN_BUSY : SHARE_MOST)) {
 		count(COUNTER_INTRODUCTION_EXCESS);
 		return true;
 	}

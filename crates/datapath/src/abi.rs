@@ -122,6 +122,7 @@ plain! {
         strict: u32,
     }
     struct RawShare { since: u64, used: u32, zero: u32 }
+    struct RawSent { cookie: u64, user: u32, at: u32 }
     struct RawEvent {
         tuple: RawTuple,
         kind: u32,
@@ -243,6 +244,7 @@ pub(crate) const IDLE_KEPT: u32 = 64;
 pub(crate) const IDLE_ENDPOINTS: u32 = 128;
 pub(crate) const IDLE_FORWARDED: u32 = 256;
 pub(crate) const IDLE_UNCONNECTED: u32 = 512;
+pub(crate) const IDLE_DATAGRAMS: u32 = 1024;
 /// `enum follow` of `bpf/abi.h`, which is in no type that BTF would tell of.
 pub(crate) const FOLLOW_CLOSES: u32 = 1;
 pub(crate) const FOLLOW_ALL: u32 = 2;
@@ -259,6 +261,7 @@ pub(crate) const EVENT_FLOW_STALLED: u32 = 5;
 pub(crate) const EVENT_ACKNOWLEDGED: u32 = 6;
 pub(crate) const EVENT_CLAIMED: u32 = 7;
 pub(crate) const EVENT_FLOW_OPENING: u32 = 8;
+pub(crate) const EVENT_DATAGRAM_SENT: u32 = 9;
 pub(crate) const HELD_BACK: u8 = 1;
 pub(crate) const HELD_TUNNELLED: u8 = 2;
 pub(crate) const HELD_HIDDEN: u8 = 4;

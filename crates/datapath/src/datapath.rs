@@ -1,3 +1,4 @@
+mod datagrams;
 mod deliveries;
 mod flows;
 mod paths;
@@ -15,10 +16,10 @@ use std::time::Duration;
 use whimbrel_wire::{BindingId, FlowTuple};
 
 use crate::abi::{
-    Alias, COUNTERS, HelpedFlow, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING,
-    IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, Plain, RawAddress, RawBinding, RawEndpoint, RawFlowEntry,
-    RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair, RawPath, RawSettings, RawShare, RawTuple,
-    RawWireFlow,
+    Alias, COUNTERS, HelpedFlow, IDLE_DATAGRAMS, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES,
+    IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, Plain, RawAddress, RawBinding, RawEndpoint,
+    RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair, RawPath, RawSent, RawSettings,
+    RawShare, RawTuple, RawWireFlow,
 };
 use crate::error::Error;
 use crate::events::{Event, Most, Rings};
@@ -28,6 +29,7 @@ use crate::names::Names;
 use crate::object::Programs;
 use crate::sockets::{Fitted, Follower, Position, Sockets, SocketsApart, TcpSocket};
 use crate::table::{GrowingTable, Table};
+pub use datagrams::Sent;
 use deliveries::Deliveries;
 pub use deliveries::{Guard, Watched};
 pub use flows::FormerName;
@@ -42,6 +44,8 @@ pub enum Role {
     Tunnel,
     /// Introductions are consumed and nothing else happens: nothing has moved yet.
     IntroductionsOnly,
+    /// It is seen which remotes sockets of UDP send to ([`Datapath::follow_datagrams`]), and nothing else happens.
+    Datagrams,
     /// The outer end of an endpoint namespace's pair of interfaces: what the namespace sends goes out as what this host
     /// sends, and nothing else of it gets anywhere.
     Endpoint,
@@ -51,14 +55,16 @@ pub enum Role {
 }
 
 impl Role {
-    const ALL: [Self; 5] = [Self::Wire, Self::Tunnel, Self::IntroductionsOnly, Self::Endpoint, Self::Loopback];
-    const NAMES: [&str; 5] = ["wire", "tunnel", "introductions", "endpoint", "loopback"];
+    const ALL: [Self; 6] =
+        [Self::Wire, Self::Tunnel, Self::IntroductionsOnly, Self::Datagrams, Self::Endpoint, Self::Loopback];
+    const NAMES: [&str; 6] = ["wire", "tunnel", "introductions", "datagrams", "endpoint", "loopback"];
 
     fn name(self) -> &'static str {
         match self {
             Self::Wire => "wire",
             Self::Tunnel => "tunnel",
             Self::IntroductionsOnly => "introductions",
+            Self::Datagrams => "datagrams",
             Self::Endpoint => "endpoint",
             Self::Loopback => "loopback",
         }
@@ -78,7 +84,9 @@ impl Role {
             (Self::Tunnel, Direction::Egress, _) => Some("egress_l3"),
             (Self::Tunnel, Direction::Ingress, _) => Some("ingress_tunnel"),
             (Self::IntroductionsOnly | Self::Endpoint, Direction::Egress, _)
-            | (Self::Loopback, Direction::Ingress, _) => None,
+            | (Self::Loopback | Self::Datagrams, Direction::Ingress, _) => None,
+            (Self::Datagrams, Direction::Egress, true) => Some("datagrams_l2"),
+            (Self::Datagrams, Direction::Egress, false) => Some("datagrams_l3"),
             (Self::Endpoint, Direction::Ingress, _) => Some("endpoint"),
             (Self::Loopback, Direction::Egress, _) => Some("egress_local"),
             (Self::IntroductionsOnly, Direction::Ingress, true) => Some("introductions_l2"),
@@ -115,6 +123,7 @@ pub struct Datapath {
     settings: Table<u32, RawSettings>,
     counters: Table<u32, u64>,
     introduction_indices: Table<u32, RawShare>,
+    sent: Table<RawTuple, RawSent>,
     rings: Rings,
     /// What `locators` holds for each binding.
     accepted: Mutex<HashMap<BindingId, Vec<LocatorPair>>>,
@@ -173,6 +182,7 @@ impl Datapath {
             settings: programs.table("settings")?,
             counters: programs.table("counters")?,
             introduction_indices: programs.table("introduction_indices")?,
+            sent: programs.table("sent")?,
             rings: Rings::new(programs.map("events")?, programs.map("arrivals")?)?,
             accepted: Mutex::new(HashMap::new()),
             deliveries: Mutex::default(),
@@ -181,7 +191,10 @@ impl Datapath {
             tcx: true,
             programs,
         };
-        datapath.change_settings(|settings| settings.namespace_cookie = cookie)?;
+        datapath.change_settings(|settings| {
+            settings.namespace_cookie = cookie;
+            settings.idle |= IDLE_DATAGRAMS;
+        })?;
         for (pair, locator) in datapath.locators.entries()? {
             datapath.accepted().entry(locator.binding).or_default().push(pair.pair());
         }

@@ -9,8 +9,9 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Error;
 use crate::abi::{
-    EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_OPENING, EVENT_FLOW_STALLED,
-    EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, EVENTS_BYTES, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
+    EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_DATAGRAM_SENT, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_OPENING,
+    EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, EVENTS_BYTES, ORIGIN_ACCEPTED, ORIGIN_CONNECTED,
+    Plain, RawEvent,
 };
 
 /// What the programs report.
@@ -59,6 +60,22 @@ pub enum Event {
     FlowClosed {
         /// Its own tuple.
         flow: FlowTuple,
+    },
+    /// A socket of UDP has sent to a remote to which it had not sent of late ([`Datapath::follow_datagrams`]), not to
+    /// one of this host or of a group. Not told at once of where very many do, nor ever of a remote that it has left by
+    /// then.
+    ///
+    /// [`Datapath::follow_datagrams`]: crate::Datapath::follow_datagrams
+    DatagramSent {
+        /// Its own tuple, with the address that the datagram left from: the kernel's choice, where the socket is bound
+        /// to none.
+        flow: FlowTuple,
+        /// Whether the socket is connected.
+        connected: bool,
+        /// The user whose socket it is.
+        user: u32,
+        /// SO_COOKIE of the socket.
+        cookie: u64,
     },
 }
 
@@ -112,6 +129,12 @@ impl Event {
                 Some(Self::FlowOpened { flow, origin, user: raw.index })
             }
             EVENT_FLOW_OPENING => Some(Self::FlowOpening { remote: flow.remote.ip() }),
+            EVENT_DATAGRAM_SENT => Some(Self::DatagramSent {
+                flow,
+                connected: raw.origin == ORIGIN_CONNECTED,
+                user: raw.index,
+                cookie: raw.nonce,
+            }),
             EVENT_FLOW_CLOSED => Some(Self::FlowClosed { flow }),
             EVENT_FLOW_STALLED => Some(Self::FlowStalled(flow)),
             EVENT_ACKNOWLEDGED => Some(Self::Acknowledged {

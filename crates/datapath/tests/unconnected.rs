@@ -393,7 +393,7 @@ fn what_is_sent_from_another_address_and_is_of_no_moved_flow_stays_as_it_is() {
 #[test]
 fn it_is_noted_when_a_moved_flow_was_used() {
     on_both_families(|fixture| {
-        let noted = || fixture.datapath.last_moved(&fixture.flow()).expect("look");
+        let noted = || fixture.datapath.last_used(&fixture.flow()).expect("look");
         assert_eq!(noted(), Some(0));
         fixture.bind((4, 6), Carrier::Rewrite);
         // Somebody else's.

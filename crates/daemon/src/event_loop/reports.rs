@@ -89,6 +89,8 @@ impl EventLoop {
                 node.handle_flow_closed(now, flow);
             }
             DatapathEvent::Claimed(flow) => node.handle_claim(now, flow),
+            // Nobody has asked for it.
+            DatapathEvent::DatagramSent { .. } => {}
         });
         for flow in closed.into_iter().filter(|flow| host.is_closed(flow)) {
             flows.push((flow, false));

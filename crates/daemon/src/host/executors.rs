@@ -336,6 +336,7 @@ impl Host {
                 Role::Wire => "translate",
                 Role::Tunnel => "tunnel",
                 Role::IntroductionsOnly => "introductions",
+                Role::Datagrams => "datagrams",
                 Role::Endpoint => "endpoint",
                 Role::Loopback => "loopback",
             }

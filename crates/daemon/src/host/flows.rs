@@ -279,9 +279,9 @@ impl Host {
         self.ports.release(flow.transport, flow.remote, User::Connection(flow.local));
     }
 
-    /// How long ago a flow of a socket that is not connected was in use, since it has moved.
+    /// How long ago a flow of a socket that is not connected was in use, as far as it was seen.
     pub(crate) fn last_use(&self, flow: &FlowTuple) -> Result<Option<Duration>, Failure> {
-        let last = self.datapath.last_moved(flow)?.filter(|last| *last != 0);
+        let last = self.datapath.last_used(flow)?.filter(|last| *last != 0);
         // It wraps around after seven weeks, in which the node asks often.
         let now = monotonic().as_millis() as u32;
         Ok(last.map(|last| Duration::from_millis(now.wrapping_sub(last).into())))

@@ -157,17 +157,6 @@ impl Datapath {
         Ok(entries.iter().filter_map(|(tuple, entry)| Some((tuple.tuple()?, entry.entry()))).collect())
     }
 
-    /// When a datagram of a flow that is [unconnected](FlowEntry::unconnected) last left, or came from its peer, while
-    /// it had moved: milliseconds of CLOCK_MONOTONIC, which wrap around, by a clock that goes in steps of 10 ms at the
-    /// most. 0: not since it was inserted. `None`: no such flow is known.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn last_moved(&self, flow: &FlowTuple) -> Result<Option<u32>, Error> {
-        let entry = self.flows.get(&RawTuple::new(flow))?.filter(|entry| entry.held & HELD_UNCONNECTED != 0);
-        Ok(entry.map(|entry| entry.sent))
-    }
-
     /// The flows that were heard rewritten since the binding of their peer is what it is: those that a binding with
     /// [`Carrier::Follow`](crate::Carrier::Follow) answers rewritten (P-24).
     ///
