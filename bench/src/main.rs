@@ -35,6 +35,8 @@ enum Measurement {
     RoamParked(roam::Options),
     /// How soon connections go on where the first questions on a new network are lost
     Reach(roam::Options),
+    /// Of these, what a server of UDP with one socket and 200 clients feels
+    Udp(roam::Options),
     /// How soon a daemon is ready, and its memory
     Idle(roam::Options),
     /// The VNAT paper's experiments: messages of 64 to 8192 bytes, beside nothing and beside connection tracking
@@ -93,6 +95,7 @@ impl Measurement {
             | Self::RoamMany(options)
             | Self::RoamParked(options)
             | Self::Reach(options)
+            | Self::Udp(options)
             | Self::Idle(options)
             | Self::Vnat(options)
             | Self::Flood(options)
@@ -131,6 +134,7 @@ fn main() -> ExitCode {
         Measurement::RoamMany(options) => roam(many::run(&options)),
         Measurement::RoamParked(options) => roam(parked::run(&options)),
         Measurement::Reach(options) => roam(reach::run(&options)),
+        Measurement::Udp(options) => roam(reach::udp(&options)),
         Measurement::Idle(options) => roam(idle::run(&options)),
         Measurement::Vnat(options) => roam(vnat::run(&options)),
         Measurement::Flood(options) => roam(flood::run(&options)),

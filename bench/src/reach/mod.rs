@@ -1,6 +1,7 @@
 //! Every connection from its first moment, and the first moments of a network: each figure is a file.
 
 mod ages;
+mod datagrams;
 mod first_byte;
 mod introduced;
 mod place;
@@ -11,6 +12,16 @@ use crate::{Result, machine};
 
 type Measure = fn(&Options) -> Result<Report>;
 
+/// What a server of UDP with one socket feels, alone.
+///
+/// # Errors
+/// When hosts cannot be set up, or a datagram is lost.
+pub fn udp(options: &Options) -> Result<()> {
+    machine::warn_if_busy();
+    datagrams::measure(options)?.finish()?;
+    Ok(())
+}
+
 /// All of them, and one report of everything.
 ///
 /// # Errors
@@ -19,8 +30,12 @@ pub fn run(options: &Options) -> Result<()> {
     machine::warn_if_busy();
     let mut all = Report::new("reach");
     let mut failures = Vec::new();
-    let figures: [(&str, Measure); 3] =
-        [("first_byte", first_byte::measure), ("introduced", introduced::measure), ("ages", ages::measure)];
+    let figures: [(&str, Measure); 4] = [
+        ("first_byte", first_byte::measure),
+        ("introduced", introduced::measure),
+        ("ages", ages::measure),
+        ("datagrams", datagrams::measure),
+    ];
     for (name, measure) in figures {
         match measure(options) {
             Ok(report) => all.absorb(name, report),

@@ -98,7 +98,7 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
 
 /// Another one begins each round, and every other round goes backwards: what the one before left behind (caches, a
 /// processor that is awake) meets all alike.
-fn turn_of(variants: &[Variant], round: usize) -> impl Iterator<Item = Variant> + '_ {
+pub(crate) fn turn_of(variants: &[Variant], round: usize) -> impl Iterator<Item = Variant> + '_ {
     let count = variants.len();
     (0..count).map(move |index| {
         let index = if round.is_multiple_of(2) { index } else { count - 1 - index };
