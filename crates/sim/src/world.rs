@@ -625,10 +625,13 @@ impl World {
         }
         self.trace(|_| format!("{id:?} opens: {} and {}", tuples[0], tuples[1]));
         for end in [1, 0] {
+            let now = self.now;
             if self.is_unconnected(id, end) {
+                if end == 0 {
+                    self.with_node(client, |node| node.handle_datagram_sent(now, tuples[0]));
+                }
                 continue;
             }
-            let now = self.now;
             let accepted = end == 1 && !self.both_open;
             let host = [client, server][end];
             if !self.hosts[host.0].is_behind(tuples[end].local.ip()) {
@@ -636,28 +639,6 @@ impl World {
             }
         }
         id
-    }
-
-    /// Has a host take datagrams here from everybody: its ends of flows of UDP that are opened from now on are that
-    /// socket's.
-    pub fn bind(&mut self, host: HostId, endpoint: &str) {
-        self.hosts[host.0].unconnected.insert(endpoint.parse().expect("an endpoint"));
-    }
-
-    /// Closes a socket that takes datagrams from everybody, which ends the flows that its host has by it.
-    pub fn unbind(&mut self, host: HostId, endpoint: &str) {
-        let endpoint: SocketAddr = endpoint.parse().expect("an endpoint");
-        let of = &mut self.hosts[host.0];
-        of.unconnected.remove(&endpoint);
-        let flows: Vec<_> = of.sockets.iter().filter(|(tuple, _)| tuple.local == endpoint).map(|(_, of)| *of).collect();
-        flows.into_iter().for_each(|(flow, end)| self.close_end(flow, end));
-    }
-
-    /// Whether an end of a flow is a socket that takes datagrams from everybody.
-    pub(crate) fn is_unconnected(&self, flow: FlowId, end: usize) -> bool {
-        let Flow { hosts, tuples, .. } = &self.flows[flow.0];
-        let tuple = &tuples[end];
-        tuple.transport == Transport::Udp && self.hosts[hosts[end].0].unconnected.contains(&tuple.local)
     }
 
     /// Closes both ends' sockets.

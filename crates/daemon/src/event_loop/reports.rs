@@ -3,19 +3,23 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use whimbrel_datapath::{Event as DatapathEvent, Introduction, Most, Origin};
-use whimbrel_kernel::sock_diag::SockDiag;
+use whimbrel_kernel::sock_diag::{Listener, SockDiag};
 use whimbrel_protocol::{LocalEnd, Node, PeerId, Time};
 use whimbrel_wire::FlowTuple;
 
 use super::EventLoop;
 use crate::Error;
 use crate::api::desk::Desk;
-use crate::host::inventory::flows::{bound_ports, ephemeral_ports, is_movable, list_tcp};
+use crate::host::inventory::flows::{bound_ports, ephemeral_ports, is_movable, list_tcp, was_asked};
 use crate::host::inventory::unconnected::UnconnectedFlows;
 use crate::policy::Judge;
 use crate::role::gateway::executor::Gateway;
+
+/// How far back it is looked what sockets of UDP have sent: the pause between two lists of them, and some more.
+const UNCONNECTED_LOOK: Duration = Duration::from_secs(8);
 
 impl EventLoop {
     /// Takes in what the data plane reports, `most` at once: whoever makes it report faster than can be answered is not
@@ -54,6 +58,7 @@ impl EventLoop {
             true
         };
         let (mut acknowledged, mut flows, mut leased, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut sent = Vec::new();
         let entries = host.flows.all();
         let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
         let drained = host.datapath.drain_events(most, |event| match event {
@@ -89,13 +94,14 @@ impl EventLoop {
                 node.handle_flow_closed(now, flow);
             }
             DatapathEvent::Claimed(flow) => node.handle_claim(now, flow),
-            // Nobody has asked for it.
-            DatapathEvent::DatagramSent { .. } => {}
+            DatapathEvent::DatagramSent { flow, connected, user, cookie } => sent.push((flow, connected, user, cookie)),
         });
         for flow in closed.into_iter().filter(|flow| host.is_closed(flow)) {
             flows.push((flow, false));
             node.handle_flow_closed(now, flow);
         }
+        self.take_sent(now, sent);
+        let Self { desk: Desk { host, .. }, effects, .. } = self;
         effects.helpers.handle_words(host, now, &acknowledged);
         effects.helpers.handle_flows(host, now, &flows);
         // Whatever became of them, in that order.
@@ -155,6 +161,7 @@ impl EventLoop {
             for flow in self.unconnected.update(&flows, all) {
                 self.desk.node.handle_flow_closed(now, flow);
             }
+            self.look_for_sent(now, all);
         }
         match unconnected.and_then(|unconnected| bound_ports(&mut self.sockets, &unconnected)) {
             Ok(mut bound) => {
@@ -168,6 +175,47 @@ impl EventLoop {
         }
         for flow in self.desk.host.ended_flows() {
             self.desk.node.handle_flow_closed(now, flow);
+        }
+    }
+
+    /// Sockets of UDP have sent to remotes.
+    fn take_sent(&mut self, now: Time, sent: Vec<(FlowTuple, bool, u32, u64)>) {
+        if sent.is_empty() {
+            return;
+        }
+        let (own, drawn) = (self.desk.own_addresses(), ephemeral_ports());
+        let Self { desk: Desk { node, .. }, judge, unconnected, udp, .. } = self;
+        for (flow, connected, user, cookie) in sent {
+            let accepted = was_asked(&flow, &drawn);
+            let is_own = own.contains(&flow.local.ip()) && is_movable(&flow, &|address| own.contains(&address));
+            // What answers others is introduced by these.
+            if !is_own || node.has_flow(&flow) || accepted && !connected {
+                continue;
+            }
+            if connected {
+                udp.record(flow, user);
+                node.handle_flow_opened(now, flow, accepted);
+            } else {
+                unconnected.record(flow, cookie);
+                node.handle_datagram_sent(now, flow);
+            }
+            if node.has_flow(&flow) {
+                node.record_user(&flow, user);
+                judge.consider(node, now, flow, accepted);
+            }
+        }
+    }
+
+    /// Takes in what sockets that are not connected have sent of late and nothing is known of: it was too much at once,
+    /// or is forgotten again.
+    fn look_for_sent(&mut self, now: Time, all: &[Listener]) {
+        match self.desk.host.sent_since(UNCONNECTED_LOOK) {
+            Ok(sent) => {
+                let there: HashSet<u64> = all.iter().map(|socket| socket.cookie).collect();
+                let by_these = sent.into_iter().filter(|(.., cookie)| there.contains(cookie));
+                self.take_sent(now, by_these.collect());
+            }
+            Err(failure) => tracing::warn!(%failure, "cannot see which remotes sockets of UDP send to"),
         }
     }
 

@@ -316,6 +316,9 @@ impl Host {
     /// what is there for moved connections must not be taken down.
     pub(crate) fn begin(&mut self, network: NetworkState) {
         self.network = network;
+        if let Err(error) = self.datapath.follow_datagrams(true) {
+            tracing::warn!(%error, "which remotes sockets of UDP send to is not seen");
+        }
     }
 
     /// How many openings and closings of connections the data plane could not report so far.

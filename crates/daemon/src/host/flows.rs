@@ -279,12 +279,21 @@ impl Host {
         self.ports.release(flow.transport, flow.remote, User::Connection(flow.local));
     }
 
-    /// How long ago a flow of a socket that is not connected was in use, as far as it was seen.
+    /// How long ago a flow of a socket that is not connected was in use.
     pub(crate) fn last_use(&self, flow: &FlowTuple) -> Result<Option<Duration>, Failure> {
         let last = self.datapath.last_used(flow)?.filter(|last| *last != 0);
         // It wraps around after seven weeks, in which the node asks often.
         let now = monotonic().as_millis() as u32;
         Ok(last.map(|last| Duration::from_millis(now.wrapping_sub(last).into())))
+    }
+
+    /// What sockets of UDP that are not connected have sent so far back and that is of no known flow: own tuples, users
+    /// and cookies.
+    pub(crate) fn sent_since(&self, ago: Duration) -> Result<Vec<(FlowTuple, bool, u32, u64)>, Failure> {
+        let now = monotonic().as_millis() as u32;
+        let sent = self.datapath.datagrams()?.into_iter();
+        let sent = sent.filter(|sent| u128::from(now.wrapping_sub(sent.at)) <= ago.as_millis());
+        Ok(sent.map(|sent| (sent.flow, false, sent.user, sent.cookie)).collect())
     }
 
     /// Ports of this host's addresses that sockets of other hosts have. No socket of here shows them.

@@ -1,4 +1,5 @@
-//! Which interfaces carry programs now: none while no connection could move and no introduction is expected.
+//! Which interfaces carry programs now: while no connection could move and no introduction is expected, those alone
+//! that see which remotes sockets of UDP send to.
 //!
 //! Attaching a program takes the kernel tens of milliseconds, so they hang there before a move, idle: they pass every
 //! packet at once until the data plane is told that there is something to do.
@@ -198,9 +199,9 @@ impl Hooks {
         );
         let mut wanted: BTreeMap<u32, Role> = BTreeMap::new();
         let hanging = self.carrying() || self.helped || self.moving.lingers() || self.introduced.lingers();
-        if hanging || self.introducing {
-            wanted.extend(wires(network, tun).map(|link| (link.index, Role::Wire)));
-        }
+        // What else nothing could move by is looked at for what sockets of UDP send: nothing else tells of that.
+        let role = if hanging || self.introducing { Role::Wire } else { Role::Datagrams };
+        wanted.extend(wires(network, tun).map(|link| (link.index, role)));
         if hanging {
             wanted.insert(tun, Role::Tunnel);
         }

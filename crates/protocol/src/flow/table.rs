@@ -1,7 +1,8 @@
 //! The flows of this host that are known, and what they are found by.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::net::IpAddr;
+use std::hash::Hash;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -36,6 +37,10 @@ pub(crate) struct Flows {
     leases: BTreeSet<(Time, FlowTuple)>,
     /// How many of these others have begun, by their addresses.
     unconnected_from: HashMap<IpAddr, usize>,
+    /// They by the ports of their sockets and the remotes: such a socket may be bound to no address.
+    by_remote: HashMap<(u16, SocketAddr), FlowTuple>,
+    /// How many this host has begun, by the ports of their sockets.
+    sent_by: HashMap<u16, usize>,
     /// Ports of this host that no moved flow is called by.
     ports: Ports,
     /// Flows whose sockets are on their way, from here or to here: who has them is being decided.
@@ -55,6 +60,8 @@ impl Flows {
             closed: VecDeque::new(),
             leases: BTreeSet::new(),
             unconnected_from: HashMap::new(),
+            by_remote: HashMap::new(),
+            sent_by: HashMap::new(),
             ports: Ports::new(config, random),
             reserved: HashSet::new(),
             awaits_verdicts: false,
@@ -136,8 +143,10 @@ impl Flows {
     fn count_lease(&mut self, flow: FlowTuple, known: &Flow) {
         if let Some(until) = known.lease {
             self.leases.insert((until, flow));
-            if known.accepted {
-                *self.unconnected_from.entry(flow.remote.ip()).or_default() += 1;
+            self.by_remote.insert((flow.local.port(), flow.remote), flow);
+            match known.accepted {
+                true => *self.unconnected_from.entry(flow.remote.ip()).or_default() += 1,
+                false => *self.sent_by.entry(flow.local.port()).or_default() += 1,
             }
         }
     }
@@ -147,13 +156,31 @@ impl Flows {
         if !stays {
             self.leases.remove(&(until, *flow));
         }
-        let address = flow.remote.ip();
-        if let Some(count) = self.unconnected_from.get_mut(&address).filter(|_| known.accepted) {
-            *count -= 1;
-            if *count == 0 {
-                self.unconnected_from.remove(&address);
-            }
+        let remote = (flow.local.port(), flow.remote);
+        if !self.known.get(flow).is_some_and(Flow::is_unconnected) && self.by_remote.get(&remote) == Some(flow) {
+            self.by_remote.remove(&remote);
         }
+        match known.accepted {
+            true => release(&mut self.unconnected_from, flow.remote.ip()),
+            false => release(&mut self.sent_by, flow.local.port()),
+        }
+    }
+
+    /// Whether a socket with this port that is not connected has an introduced flow with the same remote already, under
+    /// another address of this host's.
+    pub(crate) fn has_from_elsewhere(&self, flow: &FlowTuple) -> bool {
+        let other = self.by_remote.get(&(flow.local.port(), flow.remote)).filter(|other| *other != flow);
+        other.is_some_and(|other| self.entry(other).is_some())
+    }
+
+    /// How many flows this host has begun by sockets that are not connected: by those with a port, and by all.
+    pub(crate) fn sent_by(&self, port: u16) -> usize {
+        self.sent_by.get(&port).copied().unwrap_or_default()
+    }
+
+    /// The second.
+    pub(crate) fn sent(&self) -> usize {
+        self.sent_by.values().sum()
     }
 
     /// How many flows of sockets that are not connected an address has begun.
@@ -285,9 +312,18 @@ impl Flows {
     /// Entries of all tables together.
     pub(crate) fn entries(&self) -> usize {
         let failed: usize = self.failed.values().map(BTreeSet::len).sum();
-        let unconnected = self.leases.len() + self.unconnected_from.len();
+        let unconnected = self.leases.len() + self.unconnected_from.len() + self.by_remote.len() + self.sent_by.len();
         let queues = self.young.len() + self.closed.len();
         self.known.len() + self.nonces.len() + failed + queues + unconnected + self.ports.entries()
+    }
+}
+
+fn release<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) {
+    if let Some(count) = counts.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&key);
+        }
     }
 }
 

@@ -17,6 +17,10 @@ use crate::flow::known::{Flow, Stage};
 
 /// How long one is known that is not introduced: longer than an introduction takes.
 const UNPROVEN: Duration = Duration::from_secs(30);
+/// How many of its own one socket has, and all of this host's together (P-225): what asks very many asks most of them
+/// once.
+const OF_SOCKET: usize = 1024;
+const OF_ALL: usize = 8192;
 /// How many others may begin from one address, whatever keys they have (P-224): all hosts behind a NAT have one.
 const FROM_ADDRESS: usize = 256;
 
@@ -35,7 +39,11 @@ impl FlowLayer {
         }
         let may_be = flow.transport == Transport::Udp && flow.local.port() != base.config().port;
         // P-150: who is not there takes up no room of those who are.
-        if !may_be || !is_introducers(nonce) || !self.is_there(now, id, &flow, base) {
+        // P-222: from where this host is now the kernel may send a moment before the move is known.
+        if !may_be || self.flows.has_from_elsewhere(&flow) || !is_introducers(nonce) {
+            return false;
+        }
+        if !self.is_there(now, id, &flow, base) {
             return false;
         }
         if self.flows.unconnected_from(flow.remote.ip()) >= FROM_ADDRESS {
@@ -44,6 +52,17 @@ impl FlowLayer {
         }
         self.flows.open_unconnected(now, flow, true, now + UNPROVEN);
         true
+    }
+
+    /// See [`Node::handle_datagram_sent`](crate::Node::handle_datagram_sent).
+    pub(crate) fn handle_datagram_sent(&mut self, now: Time, flow: FlowTuple, base: &Base) {
+        let may_be = flow.transport == Transport::Udp && flow.local.port() != base.config().port;
+        let room = |port| self.flows.sent_by(port) < OF_SOCKET && self.flows.sent() < OF_ALL;
+        let is_new = !self.has_flow(&flow) && !self.flows.has_from_elsewhere(&flow);
+        if may_be && is_new && room(flow.local.port()) {
+            self.flows.open_unconnected(now, flow, false, now + UNPROVEN);
+            self.await_turn(now, flow);
+        }
     }
 
     /// A flow was introduced: it stays for a while, if its socket is not connected.
@@ -86,8 +105,14 @@ impl FlowLayer {
 
     /// How long ago a flow was in use.
     pub(crate) fn handle_use(&mut self, now: Time, flow: &FlowTuple, ago: Option<Duration>, base: &mut Base) {
-        let Some(known) = self.flows.get_mut(flow).filter(|known| known.is_unconnected()) else { return };
         let left = ago.map(|ago| KEPT.saturating_sub(ago));
+        let at_home = self.flows.entry(flow).is_some_and(|entry| self.is_at_home(entry));
+        let Some(known) = self.flows.get_mut(flow).filter(|known| known.is_unconnected()) else { return };
+        if at_home && left.is_some_and(|left| !left.is_zero()) {
+            // The peer shows again that it has its names.
+            self.end_datagram_flow(now, flow, base);
+            return self.handle_datagram_sent(now, *flow, base);
+        }
         // What was never in use since it has moved may have moved a moment ago.
         let idle = std::mem::replace(&mut known.idle, left.is_none());
         match left {

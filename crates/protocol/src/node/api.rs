@@ -137,6 +137,13 @@ impl Node {
         self.settle(now);
     }
 
+    /// A socket of UDP that is not connected sends to an endpoint: with that it has a flow, `local` being the address
+    /// that the kernel sends from. It need be told once of each; of one that is forgotten again, if it still sends.
+    pub fn handle_datagram_sent(&mut self, now: Time, flow: FlowTuple) {
+        self.binding.flow_mut().handle_datagram_sent(now, flow, &self.base);
+        self.settle(now);
+    }
+
     /// A socket begins to connect to this address. Where a peer is there, what precedes the connection's introduction
     /// is done meanwhile. It need not be told of all.
     pub fn handle_flow_opening(&mut self, now: Time, remote: IpAddr) {

@@ -1,8 +1,11 @@
 //! A flow as the world knows it, which is more than any host knows.
 
-use whimbrel_protocol::Time;
-use whimbrel_wire::FlowTuple;
+use std::net::SocketAddr;
 
+use whimbrel_protocol::Time;
+use whimbrel_wire::{FlowTuple, Transport};
+
+use super::World;
 use crate::host::HostId;
 
 /// A flow's number, the same at both ends: the truth that no host knows.
@@ -41,4 +44,28 @@ pub enum Carried {
     Rewritten,
     /// In UDP.
     Tunnelled,
+}
+
+impl World {
+    /// Has a host take datagrams here from everybody: its ends of flows of UDP that are opened from now on are that
+    /// socket's.
+    pub fn bind(&mut self, host: HostId, endpoint: &str) {
+        self.hosts[host.0].unconnected.insert(endpoint.parse().expect("an endpoint"));
+    }
+
+    /// Closes a socket that takes datagrams from everybody, which ends the flows that its host has by it.
+    pub fn unbind(&mut self, host: HostId, endpoint: &str) {
+        let endpoint: SocketAddr = endpoint.parse().expect("an endpoint");
+        let of = &mut self.hosts[host.0];
+        of.unconnected.remove(&endpoint);
+        let flows: Vec<_> = of.sockets.iter().filter(|(tuple, _)| tuple.local == endpoint).map(|(_, of)| *of).collect();
+        flows.into_iter().for_each(|(flow, end)| self.close_end(flow, end));
+    }
+
+    /// Whether an end of a flow is a socket that takes datagrams from everybody.
+    pub(crate) fn is_unconnected(&self, flow: FlowId, end: usize) -> bool {
+        let Flow { hosts, tuples, .. } = &self.flows[flow.0];
+        let tuple = &tuples[end];
+        tuple.transport == Transport::Udp && self.hosts[hosts[end].0].unconnected.contains(&tuple.local)
+    }
 }

@@ -53,6 +53,7 @@ fn so_do_those_behind_a_nat_and_for_as_long_as_they_like() {
     let mut two = Two::nowhere(2201, Config::default(), Config::default());
     two.world.attach(two.client, two.nat, INSIDE);
     let (mut two, flows) = served(two, 5);
+    two.world.set_beat(Some(Duration::from_millis(200)));
     for _ in 0..11 {
         two.world.run_for(MINUTE);
         let there = two.world.wait(5 * SECOND, |w| flows.iter().all(|flow| w.introduced(*flow)));
@@ -139,6 +140,62 @@ fn each_remote_is_answered_by_the_way_its_last_datagram_came() {
     // Other flows are as they were.
     assert!(matches!(two.world.verdict(flows[1], 1), Verdict::Rewrite { .. }));
     two.world.check();
+}
+
+#[test]
+fn sockets_of_both_ends_need_not_be_connected() {
+    // P-225
+    for translated in [false, true] {
+        let mut two = Two::nowhere(2208, Config::default(), Config::default());
+        let (at, network) = if translated { (INSIDE, two.nat) } else { (HOME, two.home) };
+        two.world.attach(two.client, network, at);
+        (5353..5358).for_each(|port| two.world.bind(two.client, &format!("{at}:{port}")));
+        let (mut two, flows) = served(two, 5);
+        two.world.set_beat(Some(Duration::from_millis(200)));
+        assert!(flows.iter().all(|flow| two.world.view(*flow, 0).is_some_and(|view| view.unconnected)));
+        two.world.run_for(11 * MINUTE);
+        assert!(two.world.wait(SECOND, |w| flows.iter().all(|flow| w.introduced(*flow))), "it is used");
+        two.world.move_to(two.client, two.away, AWAY);
+        two.world.assert_delivering(SECOND);
+        if !translated {
+            two.world.move_to(two.server, two.further, FURTHER);
+            two.world.assert_delivering(SECOND);
+        }
+        two.world.set_beat(None);
+        two.world.run_for(11 * MINUTE);
+        assert!(flows.iter().all(|flow| two.world.view(*flow, 0).is_none()), "nobody uses them");
+        let left: Vec<_> = [two.client, two.server].map(|host| two.world.peers(host)).into_iter().flatten().collect();
+        assert!(left.iter().all(|peer| peer.flows == 0));
+        two.world.check_except(&[Kind::Reset]);
+    }
+}
+
+#[test]
+fn one_socket_for_very_many_remotes_costs_no_more_than_some() {
+    // P-225
+    let mut two = Two::new(2209);
+    two.world.bind(two.server, NAMES);
+    let client = two.client;
+    let local = format!("{HOME}:5000").parse().expect("an endpoint");
+    let before = entries(&two.world, client);
+    let mut most = 0;
+    for number in 0..50_000u32 {
+        let remote = (std::net::Ipv4Addr::from(0xc633_0000 + number), 443).into();
+        let flow = FlowTuple { transport: Transport::Udp, local, remote };
+        let now = two.world.now();
+        two.world.with_node(client, |node| node.handle_datagram_sent(now, flow));
+        if number % 100 == 0 {
+            two.world.run_for(Duration::from_millis(10));
+            most = most.max(entries(&two.world, client));
+        }
+    }
+    assert!(most < before + 8 * 1024, "{most}");
+    // Another socket has its own.
+    two.world.bind(client, &format!("{HOME}:5353"));
+    let flow = two.world.connect_from(client, 5353, NAMES, Transport::Udp);
+    introduced(&mut two.world, &[flow]);
+    two.world.run_for(2 * MINUTE);
+    assert!(entries(&two.world, client) < before + 600, "{}", entries(&two.world, client));
 }
 
 /// Somebody who speaks the protocol at an address of its own, towards a server with a socket that is not connected, and

@@ -5,7 +5,8 @@ clients ADDRESS PORT COUNT KIND
                         KIND: connected, or not (each client has a socket of its own all the same)
 
 Orders by lines of the input: `all` is answered once each client has had an echo of something that it sent after the
-order, with how long the slowest took, in milliseconds.
+order and the server has taken for that of the same client as ever, with how long the slowest took, in milliseconds, and
+how many were taken for another's so far.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ def server(address):
 
 class Client:
     def __init__(self, number, to, connected):
-        self.number, self.to, self.sent, self.named = number, to, 0, None
+        self.number, self.to, self.sent, self.named, self.strays = number, to, 0, None, 0
         self.socket = socket.socket(family(to[0]), socket.SOCK_DGRAM)
         self.socket.setblocking(False)
         self.at = {}
@@ -72,9 +73,11 @@ class Client:
         number = int(echo.split(b" ", 1)[0].split(b".")[1])
         if echo != content(self.number, number):
             raise SystemExit(f"client {self.number}: not what it sent: {echo[:40]}")
-        if self.named not in (None, named):
-            raise SystemExit(f"client {self.number}: was {self.named} to the server, is {named}")
-        self.named = named
+        self.named = self.named or named
+        if self.named != named:
+            # The kernel knows a new address before anybody else does.
+            self.strays += 1
+            return
         self.heard = max(self.heard, self.at.get(number, 0.0))
 
 
@@ -100,7 +103,8 @@ def clients(to, count, connected):
             turn = (turn + 1) % count
             due = max(due + pause, time.monotonic() - 0.1)
         if asked and all(client.heard > asked for client in every):
-            print("all", round((time.monotonic() - asked) * 1000), flush=True)
+            strays = sum(client.strays for client in every)
+            print("all", round((time.monotonic() - asked) * 1000), strays, flush=True)
             asked = None
 
 

@@ -13,8 +13,7 @@ t=0 0
 m=audio $PORT RTP/AVP 0
 ";
 
-/// Both ends have connected sockets (symmetric RTP, RFC 4961): others belong to nobody and are left alone (P-35). What
-/// is sent while the laptop is away is lost, as ever on UDP.
+/// Neither end has connected its sockets. What is sent while the laptop is away is lost, as ever on UDP.
 const RTP: Program = Program {
     name: "rtp",
     description: "ffmpeg sends sound over RTP, another receives it",
@@ -23,11 +22,11 @@ const RTP: Program = Program {
     feed: r#"
         until [ -e "$DIR/ready" ]; do sleep 0.05; done
         exec ffmpeg -nostdin -hide_banner -loglevel warning -re -f lavfi -i sine=frequency=440:sample_rate=8000 \
-            -codec:a pcm_mulaw -f rtp "rtp://$CLIENT:$PORT?localrtpport=$PORT&localrtcpport=$NEXT&connect=1"
+            -codec:a pcm_mulaw -f rtp "rtp://$CLIENT:$PORT?localrtpport=$PORT&localrtcpport=$NEXT"
     "#,
     client: r#"
         { until ss -Huan "sport = :$PORT" | grep -q .; do sleep 0.05; done; touch "$DIR/ready"; } &
-        ffmpeg -nostdin -hide_banner -loglevel warning -protocol_whitelist file,udp,rtp -sdp_flags filter_src -i "$DIR/sdp" \
+        ffmpeg -nostdin -hide_banner -loglevel warning -protocol_whitelist file,udp,rtp -i "$DIR/sdp" \
             -f framecrc -flush_packets 1 - | sed -un 's/^0, *[0-9]*, *\([0-9]*\),.*/count \1/p'
     "#,
     sign: Sign::Climbs("count "),
@@ -47,7 +46,7 @@ a=fmtp:96 profile-level-id=1; config=000001B001000001B58913000001000000012000C48
 ";
 
 /// A video each way, as in a conference: what the server gets is a sign of life too. Each direction has ports of its
-/// own, which are connected to one another.
+/// own, which are connected to one another (symmetric RTP, RFC 4961).
 const VIDEO: Program = Program {
     name: "rtp-video",
     description: "ffmpeg sends pictures over RTP both ways",

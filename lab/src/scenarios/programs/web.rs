@@ -190,8 +190,7 @@ const SQUID: Program = Program {
     ..Program::USUAL
 };
 
-/// QUIC's server takes datagrams from everybody, so that Whimbrel moves nothing. The client opens a socket at its new
-/// address by itself, eight seconds after its start.
+/// The client opens a socket at its new address by itself, eight seconds after its start.
 const QUIC: Program = Program {
     name: "quic",
     description: "a download over QUIC, whose client moves the connection by itself",
@@ -206,17 +205,15 @@ const QUIC: Program = Program {
         exec gtlsclient --quiet --download="$OUT" --change-local-addr=8s --exit-on-all-streams-close \
             "$ADDRESS" "$PORT" "https://$ADDRESS:$PORT/one"
     "#,
-    connections: 0,
     moves: &[Move::Overlap],
     verify: r#"exec cmp "$FILES/one" "$OUT/one""#,
     ..Program::USUAL
 };
 
-/// Either end loses its network and has it again, the laptop suspended meanwhile: what Whimbrel does not move it does
-/// not hold either.
+/// Either end loses its network and has it again, the laptop suspended meanwhile.
 const QUIC_OUTAGE: Program = Program {
     name: "quic-outage",
-    description: "a download over QUIC while networks go and come back: Whimbrel leaves it alone",
+    description: "a download over QUIC while networks go and come back",
     client: r#"
         until [ -e "$DIR/ready" ]; do sleep 0.05; done
         exec gtlsclient --quiet --download="$OUT" --timeout=60s --exit-on-all-streams-close \

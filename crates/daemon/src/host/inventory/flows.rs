@@ -50,22 +50,27 @@ impl UdpFlows {
         let opened = now
             .iter()
             .filter(|(flow, _)| !self.0.contains_key(flow))
-            // UDP does not say who began. Whoever sits on a port of choice, facing one that was drawn, was asked.
-            .map(|(flow, user)| Found {
-                flow: *flow,
-                accepted: !ephemeral.contains(&flow.local.port()) && ephemeral.contains(&flow.remote.port()),
-                user: *user,
-            })
+            .map(|(flow, user)| Found { flow: *flow, accepted: was_asked(flow, &ephemeral), user: *user })
             .collect();
         let closed = self.0.keys().filter(|flow| !now.contains_key(flow)).copied().collect();
         self.0 = now;
         Ok((opened, closed))
     }
 
+    /// A socket was connected so since the last listing.
+    pub(crate) fn record(&mut self, flow: FlowTuple, user: u32) {
+        self.0.insert(flow, user);
+    }
+
     /// Whether a flow was there at the last listing.
     pub(crate) fn contains(&self, flow: &FlowTuple) -> bool {
         self.0.contains_key(flow)
     }
+}
+
+/// UDP does not say who began. Whoever sits on a port of choice, facing one that was drawn, was asked.
+pub(crate) fn was_asked(flow: &FlowTuple, ephemeral: &RangeInclusive<u16>) -> bool {
+    !ephemeral.contains(&flow.local.port()) && ephemeral.contains(&flow.remote.port())
 }
 
 /// The ports that the kernel draws from.
