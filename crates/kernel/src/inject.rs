@@ -105,6 +105,18 @@ impl Injector {
         self.send(&segment, tuple, way)
     }
 
+    /// Has the other end of a TCP flow say what it has, by a keepalive whose one byte it has already (RFC 1122
+    /// §4.2.3.6). A stack answers each of these; of those without a byte Linux answers two a second
+    /// (`tcp_oow_rate_limited`).
+    ///
+    /// # Errors
+    /// As [`introduce_tcp`](Self::introduce_tcp).
+    pub fn ask_tcp(&self, tuple: &FlowTuple, numbers: Numbers, way: Way) -> Result<(), Error> {
+        check(tuple, Transport::Tcp)?;
+        let segment = packet::tcp_data(tuple, &Segment { numbers, timestamps: None, payload: &[0] })?;
+        self.send(&segment, tuple, way)
+    }
+
     /// Sends an introduction or carrier probe on a UDP flow: a datagram of its own.
     ///
     /// # Errors

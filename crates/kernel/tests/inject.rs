@@ -147,6 +147,28 @@ fn an_introduction_is_only_acknowledged() {
     }
 }
 
+/// Without a byte it would be answered twice a second.
+#[test]
+#[ignore = "needs root"]
+fn every_question_is_answered() {
+    for plan in &PLANS {
+        let (client, server) = plan.build();
+        let (mut near, mut far) = client.connect(&server, plan.server_socket());
+        let injector = client.on(|| Injector::open().unwrap());
+        // Also where nothing was sent yet, and the byte is in the place of the first segment.
+        for _ in 0..2 {
+            let (sent, received) = numbers(&near);
+            let numbers = Numbers { sequence: sent.wrapping_sub(1), acknowledgement: received, window: 500 };
+            for _ in 0..5 {
+                let before = Info::of(&near).segments_in();
+                injector.ask_tcp(&tuple(&near), numbers, Way::default()).unwrap();
+                wait("the server answers", || Info::of(&near).segments_in() > before);
+            }
+            exchange(&mut near, &mut far);
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn what_cannot_be_sent_is_an_error() {

@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::world::{LONG, PROMPT, SOME, World, all_run, ms, step};
+use super::world::{LONG, PROMPT, RATE, SOME, World, all_run, ms, step};
 use super::{Scenario, scenario};
 use crate::{
-    FlowPair, Gateway, Lab, MonoTime, Result, Shape, Side, Site, SiteSpec, Whimbrel, expect, patience, tcp_flags,
-    wait_until,
+    FlowPair, Gateway, Join, Lab, MonoTime, PairOptions, Result, Shape, Side, Site, SiteSpec, Whimbrel, expect,
+    patience, tcp_flags, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -20,6 +20,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         late,
     ),
     scenario("young-late-nat", "the same of the laptop, from one NAT to another", late_nat),
+    scenario(
+        "young-neighbour",
+        "a laptop that has listened behind a NAT claims a silent neighbour's connection as it moves, and gets nothing",
+        neighbour,
+    ),
     scenario(
         "young-introduced",
         "how soon a connection survives a move: the first one to a host, and later ones",
@@ -161,6 +166,91 @@ fn goes_on_late(pair: &mut FlowPair, usable_at: MonoTime) -> Result<()> {
         expect!(took.is_some_and(|took| took < most), "{side:?} received nothing for {took:?}");
     }
     Ok(())
+}
+
+/// A socket with the numbers of somebody else's connection, as if they were its own: all that a listener knows.
+const CLONE: &str = r#"
+import socket, struct, sys, time
+REPAIR, QUEUE, SEQUENCE, RECEIVE, SEND, OFF = 19, 20, 21, 1, 2, -1
+source, server, sent, received = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+endpoint = lambda text: (text.rsplit(":", 1)[0], int(text.rsplit(":", 1)[1]))
+clone = socket.socket()
+clone.setsockopt(socket.IPPROTO_TCP, REPAIR, 1)
+clone.bind(endpoint(source))
+for queue, number in ((SEND, sent), (RECEIVE, received)):
+    clone.setsockopt(socket.IPPROTO_TCP, QUEUE, queue)
+    clone.setsockopt(socket.IPPROTO_TCP, SEQUENCE, struct.pack("I", number))
+clone.connect(endpoint(server))
+clone.setsockopt(socket.IPPROTO_TCP, REPAIR, OFF)
+print("cloned", flush=True)
+time.sleep(1000)
+"#;
+
+fn neighbour(lab: &mut Lab) -> Result<()> {
+    let nat = Gateway::Nat { random_ports: true };
+    let mut world = World::new(lab, far("a").behind(nat), far("b"))?;
+    let neighbour = lab.host("neighbour")?;
+    neighbour.join(&world.a.network, &Join::default())?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut known = world.stream()?;
+    client.wait_introduced(&known, LONG)?;
+    let handshakes = watch_handshakes(&world.a)?;
+    let address = world.at_server.ipv4()?;
+    let mut pair = FlowPair::tcp(&neighbour, &world.server, address, &PairOptions::rate(0))?;
+    let port = pair.peer().port();
+    let of = |answer: bool| {
+        let seen = handshakes.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.iter().find(|(of, answers, _)| (*of, *answers) == (port, answer)).map(|(.., number)| *number)
+    };
+    let (Some(sent), Some(received)) = (of(false), of(true)) else {
+        expect!(false, "no handshake was seen");
+        return Ok(());
+    };
+    let source = SocketAddr::new(world.at.ipv4()?, pair.local().port()).to_string();
+    let numbers = [sent, received].map(|number| number.wrapping_add(1).to_string());
+    let command = world.laptop.command("/usr/bin/python3").args(["-c", CLONE, &source, &pair.peer().to_string()]);
+    let mut clone = command.args(&numbers).label("clone").spawn()?;
+    clone.wait_line(LONG, "it is cloned", |line| (line == "cloned").then_some(()))?;
+    world.leaves_router(&known);
+    let b = world.b.clone();
+    world.roam(&b)?;
+    let refused = |event: &whimbrel_ipc::EventRecord| {
+        let reason = event.fields.get("reason").map(ToString::to_string).unwrap_or_default();
+        event.kind == "refused" && reason.contains("still where it was")
+    };
+    wait_until(LONG, "the server says that somebody is still there", || {
+        server.events(0).is_ok_and(|events| events.iter().any(refused))
+    })?;
+    let found = server.connection(pair.peer(), pair.seen_by_server())?;
+    let moved = found.as_ref().is_some_and(|found| found.state == whimbrel_ipc::ConnectionState::Moved);
+    expect!(found.is_some() && !moved, "the neighbour's connection was taken: {found:?}");
+    for side in [Side::Client, Side::Server] {
+        pair.set_rate(side, Some(RATE))?;
+    }
+    pair.wait_progress(SOME, LONG)?;
+    pair.finish(LONG)?;
+    known.wait_progress(SOME, LONG)?;
+    known.finish(LONG)?;
+    clone.kill()?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// Initial sequence numbers of connections: the server's port, whether it is the server's number, and that.
+type Handshakes = Arc<Mutex<Vec<(u16, bool, u32)>>>;
+
+fn watch_handshakes(site: &Site) -> Result<Handshakes> {
+    let numbers = Handshakes::default();
+    let seen = numbers.clone();
+    site.link()?.observe(move |_, frame| {
+        let Some(packet) = frame.ip() else { return };
+        let Some(tcp) = packet.tcp().filter(|tcp| tcp.has(tcp_flags::SYN)) else { return };
+        let answers = tcp.has(tcp_flags::ACK);
+        if let Some((from, to)) = packet.endpoints() {
+            let server = if answers { from } else { to };
+            seen.lock().unwrap_or_else(PoisonError::into_inner).push((server.port(), answers, tcp.sequence));
+        }
+    });
+    Ok(numbers)
 }
 
 /// When each connection from a site began, by its port.

@@ -131,7 +131,8 @@ pub(super) fn ask(
     let mut socket = *snapshot.socket(datapath, &flow)?.ok_or(Failure::NoSocket(flow))?;
     (socket.snd_una, socket.rcv_nxt) = helped.unwrap_or((socket.snd_una, socket.rcv_nxt));
     // Past the hold, and not by the ways of moved flows.
-    inquire(injector, &socket, Way { mark: Some(MARK.mask & !MARK.value), interface: None })
+    let way = Way { mark: Some(MARK.mask & !MARK.value), interface: None };
+    Ok(injector.ask_tcp(&socket.flow, keepalive((&socket).into()), way)?)
 }
 
 /// Has the other end of a flow's socket say again what it has and how much more it takes, by a keepalive.

@@ -14,17 +14,15 @@ pub(super) const YOUNG: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_millis(250);
 /// A round trip that TCP has not measured yet (RFC 6298 §2.1).
 const UNMEASURED: Duration = Duration::from_secs(1);
-/// How often something may come all the same, as what was on the way does.
-const HEARD: u32 = 2;
 /// Flows of a peer that are asked for at a time.
 const ASKED_MOST: usize = 1024;
 
 /// What is known of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Late {
-    /// The socket's far end is to be asked now.
+    /// The socket's far end is to be asked, now and again while the claim is made again.
     Ask,
-    /// It is being asked: the claim is made again meanwhile.
+    /// Others are asked before.
     Awaited,
     /// Nobody is there any more.
     Left,
@@ -40,8 +38,6 @@ struct Asking {
     /// What the socket had heard when its far end was asked.
     heard: u32,
     since: Time,
-    /// How often something came.
-    times: u32,
 }
 
 /// The flows that a peer claims late, and whose far ends are asked.
@@ -67,21 +63,18 @@ impl Askings {
     /// that of its far end, and not of the peer, who is elsewhere.
     pub(super) fn ask(&mut self, now: Time, flow: FlowTuple, nonce: u64, heard: u32, round_trip: Duration) -> Late {
         let round_trip = if round_trip.is_zero() { UNMEASURED } else { round_trip };
-        let asking = self.0.get(&flow).copied().filter(|asking| asking.nonce == nonce);
-        let times = match asking {
-            Some(asking) if asking.heard == heard => {
-                if asking.since + QUIET + 2 * round_trip > now {
-                    return Late::Awaited;
-                }
+        match self.0.get(&flow).copied().filter(|asking| asking.nonce == nonce) {
+            Some(asking) if asking.heard != heard => Late::There,
+            Some(asking) if asking.since + QUIET + 2 * round_trip <= now => {
                 self.0.remove(&flow);
-                return Late::Left;
+                Late::Left
             }
-            Some(asking) if asking.times >= HEARD => return Late::There,
-            Some(asking) => asking.times + 1,
-            None if self.0.len() >= ASKED_MOST => return Late::Awaited,
-            None => 0,
-        };
-        self.0.insert(flow, Asking { nonce, heard, since: now, times });
-        Late::Ask
+            Some(_) => Late::Ask,
+            None if self.0.len() >= ASKED_MOST => Late::Awaited,
+            None => {
+                self.0.insert(flow, Asking { nonce, heard, since: now });
+                Late::Ask
+            }
+        }
     }
 }

@@ -149,6 +149,10 @@ impl FlowLayer {
             }
             Late::There => {
                 peer.flow.introductions.pairings.count_miss(now);
+                // It is not asked about again, lest who claims chooses when.
+                if let Some(known) = self.flows.get_mut(&flow) {
+                    known.settled = true;
+                }
                 base.event(Event::Refused { peer: id, reason: STILL_THERE });
             }
             Late::Awaited | Late::Left => {}

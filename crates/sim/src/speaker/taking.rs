@@ -99,8 +99,15 @@ impl Speaker {
         &self.names
     }
 
-    /// Claims a flow as its own by its numbers (P-50), with this nonce.
-    pub fn claim_by_numbers(&mut self, world: &mut World, flow: FlowId, numbers: (u32, u32), nonce: u64) {
+    /// Claims a flow as its own by its numbers (P-50), with this nonce. `left`: late, from a place that it had (P-204).
+    pub fn claim_by_numbers(
+        &mut self,
+        world: &mut World,
+        flow: FlowId,
+        numbers: (u32, u32),
+        nonce: u64,
+        left: Option<u32>,
+    ) {
         if self.session.is_none() {
             return;
         }
@@ -108,11 +115,11 @@ impl Speaker {
         let pairing = Pairing {
             introducer_nonce: nonce,
             proof: self.pairing_proof(true, numbers),
-            introducer_place: self.place,
+            introducer_place: left.unwrap_or(self.place),
             responder_place: 0,
             wire_port: tuple.local.port(),
             tuple,
-            late: false,
+            late: left.is_some(),
         };
         self.send(world, self.endpoint(), &[Message::Pairing(pairing)]);
     }
@@ -133,6 +140,12 @@ impl Speaker {
         self.send(world, self.endpoint(), &[update, Message::Padding { length: 1000 }]);
         world.run_for(ANSWERED_WITHIN);
         self.attend(world);
+    }
+
+    /// Where it is, as the peer numbers that.
+    #[must_use]
+    pub fn place(&self) -> u32 {
+        self.place
     }
 
     /// How the peer sees it, as far as it was told.

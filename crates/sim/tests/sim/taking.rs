@@ -78,6 +78,8 @@ enum Move {
     SpeakOfSocket,
     /// Claims somebody's connection by numbers, under a name that it saw.
     ClaimByNumbers,
+    /// Says that it has moved, and claims a connection that a neighbour has just opened, by its numbers.
+    ClaimLate,
     /// Says that flows are over.
     CloseFlows,
     /// Says that flows wait.
@@ -94,7 +96,7 @@ enum Move {
     Turn,
 }
 
-const MOVES: [Move; 19] = [
+const MOVES: [Move; 20] = [
     Move::Meet,
     Move::Introduce,
     Move::IntroduceAsAnother,
@@ -107,6 +109,7 @@ const MOVES: [Move; 19] = [
     Move::Recall,
     Move::SpeakOfSocket,
     Move::ClaimByNumbers,
+    Move::ClaimLate,
     Move::CloseFlows,
     Move::HoldFlows,
     Move::Probe,
@@ -418,8 +421,9 @@ impl Run {
                 let known = self.world.introduced(flow) && self.random.permille(700);
                 let numbers = if known { self.world.initial_numbers(flow) } else { (7, 7) };
                 let accepted = (numbers.0, numbers.1.wrapping_add(1));
-                self.keys[key].claim_by_numbers(&mut self.world, flow, accepted, name);
+                self.keys[key].claim_by_numbers(&mut self.world, flow, accepted, name, None);
             }
+            Move::ClaimLate => self.claim_late(),
             Move::CloseFlows => {
                 let names = [self.names(), self.nonces()].concat();
                 self.tell(&[Message::FlowClosed(names)]);
@@ -434,6 +438,22 @@ impl Run {
             Move::Replay => self.replay(),
             Move::Join => self.join(),
             Move::Turn => self.turn(),
+        }
+    }
+
+    fn claim_late(&mut self) {
+        let Some(key) = self.any_key() else { return };
+        let flow = self.world.connect(VICTIM, SERVICE);
+        self.flows.push(flow);
+        let (sent, received) = self.world.initial_numbers(flow);
+        let (left, nonce, at) = (self.keys[key].place(), self.random.bits() >> 2, self.keys[key].endpoint());
+        self.keys[key].update(&mut self.world, at, UpdateFlags::UPROOTED.with(UpdateFlags::FORMER_PATH_LOST));
+        for _ in 0..4 {
+            let numbers = (sent, received.wrapping_add(1));
+            self.keys[key].claim_by_numbers(&mut self.world, flow, numbers, nonce, Some(left));
+            let within = self.random.duration(SECOND);
+            self.world.run_for(within);
+            self.keys[key].attend(&mut self.world);
         }
     }
 
