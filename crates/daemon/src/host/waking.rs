@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use whimbrel_datapath::{Fitted, TcpSocket};
+use whimbrel_datapath::Fitted;
 use whimbrel_protocol::{BindingId, FlowEntry, LocalEnd, PeerId, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -61,14 +61,20 @@ impl Host {
 
     /// The flows of a peer are to say what they have, once what was asked for beside this is done.
     pub(crate) fn acknowledge_later(&mut self, peer: PeerId) {
-        if self.senders.kick && self.remotes.flows_of(peer) <= FEW {
+        if self.senders.kick {
             self.senders.acknowledging.insert(peer);
         }
     }
 
-    /// Has the sockets of those peers say what they have (P-218).
+    /// Has the sockets of those peers say what they have (P-218): so many of all as may be woken at once.
     pub(super) fn acknowledge(&mut self) {
-        let peers = std::mem::take(&mut self.senders.acknowledging);
+        let mut peers = std::mem::take(&mut self.senders.acknowledging);
+        let mut left = FEW;
+        peers.retain(|peer| {
+            let fits = self.remotes.flows_of(*peer) <= left;
+            left -= if fits { self.remotes.flows_of(*peer) } else { 0 };
+            fits
+        });
         if peers.is_empty() {
             return;
         }
@@ -77,17 +83,18 @@ impl Host {
         };
         let flows: Vec<FlowTuple> = self.flows.all().iter().filter(theirs).map(|(flow, _)| *flow).collect();
         let mut snapshot = Snapshot::default();
-        let said = self.look_up(&flows, false, &mut snapshot).and_then(|()| {
-            let mut sockets = flows.iter().filter_map(|flow| snapshot.get(flow)).filter(|socket| socket.receives);
-            let said = |sum, socket: &TcpSocket| {
-                self.injector.provoke_acknowledgement(&socket.flow, socket.snd_una, socket.rcv_nxt).map(|()| sum + 1)
-            };
-            Ok(sockets.try_fold(0, said)?)
-        });
-        match said {
-            Ok(said) => tracing::debug!(said, "had sockets say what they have"),
-            Err(failure) => tracing::warn!(%failure, "senders learn a round trip later what has arrived"),
+        if let Err(failure) = self.look_up(&flows, false, &mut snapshot) {
+            tracing::warn!(%failure, "senders learn a round trip later what has arrived");
+            return;
         }
+        let mut said = 0;
+        for socket in flows.iter().filter_map(|flow| snapshot.get(flow)).filter(|socket| socket.receives) {
+            match self.injector.provoke_acknowledgement(&socket.flow, socket.snd_una, socket.rcv_nxt) {
+                Ok(()) => said += 1,
+                Err(error) => tracing::warn!(flow = %socket.flow, %error, "its sender learns later what has arrived"),
+            }
+        }
+        tracing::debug!(said, "had sockets say what they have");
     }
 
     pub(crate) fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::Time;
 
-/// Questions that are remembered while none is answered: what is asked again each second, in a round trip of so many.
-const REMEMBERED: usize = 4;
+/// Questions that are remembered: those that two users have asked each second, in a round trip of so many.
+const REMEMBERED: usize = 8;
 
-/// A question, asked again while it is not answered, and what came of it.
+/// Questions, and the last of them that is answered.
 #[derive(Clone, Copy, Debug)]
 pub struct Ping {
     /// Tokens, and when they went out, the last first.
@@ -18,12 +18,12 @@ pub struct Ping {
 }
 
 impl Ping {
-    /// One more goes out now, with this token. `before`: those that went out of late.
+    /// One more goes out now, with this token. `before`: those that went out before.
     pub(super) fn new(token: u64, now: Time, before: Option<Self>) -> Self {
-        let mut asked = before.filter(|before| before.answer.is_none()).map(|before| before.asked).unwrap_or_default();
-        asked.rotate_right(1);
-        asked[0] = Some((token, now));
-        Self { asked, answer: None }
+        let mut ping = before.unwrap_or(Self { asked: [None; REMEMBERED], answer: None });
+        ping.asked.rotate_right(1);
+        ping.asked[0] = Some((token, now));
+        ping
     }
 
     /// The round trip, and this host's endpoint as the peer sees it, once a question is answered that went out at this
@@ -35,9 +35,11 @@ impl Ping {
 
     /// The peer has answered. Tells whether it was one of these questions.
     pub(super) fn take_answer(&mut self, now: Time, token: u64, observed: SocketAddr) -> bool {
-        let ours = self.asked.iter().flatten().find(|(asked, _)| *asked == token).filter(|_| self.answer.is_none());
-        let Some((_, sent)) = ours else { return false };
-        self.answer = Some((*sent, now.since(*sent), observed));
+        let place = self.asked.iter().position(|asked| asked.is_some_and(|(asked, _)| asked == token));
+        let Some((_, sent)) = place.and_then(|place| self.asked[place].take()) else { return false };
+        if self.answer.is_none_or(|(before, ..)| before <= sent) {
+            self.answer = Some((sent, now.since(sent), observed));
+        }
         true
     }
 }
