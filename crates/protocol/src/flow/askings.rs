@@ -6,9 +6,8 @@ use std::time::Duration;
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
+use crate::flow::table::YOUNG;
 
-/// Flows that are older are not named, and not taken; nor is what was named so long ago named any more.
-pub(super) const YOUNG: Duration = Duration::from_secs(10);
 /// How long nothing may come from where the flow came from, once its socket has been asked there, beside two round
 /// trips.
 const QUIET: Duration = Duration::from_millis(250);

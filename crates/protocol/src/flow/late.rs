@@ -17,10 +17,11 @@ use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
-use crate::flow::askings::{Late, YOUNG};
+use crate::flow::askings::Late;
 use crate::flow::introduction::introducers;
 use crate::flow::known::{Flow, Stage};
 use crate::flow::policy::Ruled;
+use crate::flow::table::YOUNG;
 
 /// Flows that are named at one hand-off.
 const NAMED: usize = 1024;
@@ -45,12 +46,13 @@ impl FlowLayer {
             _ => false,
         };
         let young = |known: &Flow| known.is_young(now, id) && !named(known);
-        let named = self.flows.iter().filter(|(flow, known)| {
+        let named = self.flows.opened().filter(|(flow, known)| {
             let left = base.attachments().is_gone(flow.local.ip()) && !base.attachments().is_behind(flow.local.ip());
             young(known) && left && self.leads_to(flow, id) && !self.flows.is_reserved(flow)
         });
         let mut named: Vec<FlowTuple> = named.map(|(flow, _)| *flow).collect();
         named.sort_unstable();
+        named.dedup();
         let mut any = false;
         for flow in named.into_iter().take(NAMED) {
             if !matches!(self.ruled(&flow, id), Ruled::Free) {
@@ -163,12 +165,13 @@ impl FlowLayer {
     /// A peer has left an address, and names what is young from there. What it does not name it may never have
     /// accepted.
     pub(super) fn await_claims(&mut self, now: Time, id: PeerId, left: IpAddr, base: &mut Base) {
-        let young = self.flows.iter().filter(|(flow, known)| {
+        let young = self.flows.opened().filter(|(flow, known)| {
             let its = flow.remote.ip() == left && flow.transport == Transport::Tcp;
             its && !known.accepted && known.is_young(now, id)
         });
         let mut young: Vec<FlowTuple> = young.map(|(flow, _)| *flow).collect();
         young.sort_unstable();
+        young.dedup();
         young.truncate(NAMED);
         self.expect_unaccepted(id, &young, now + NAMED_WITHIN, base);
     }

@@ -16,12 +16,13 @@ use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
-use crate::flow::askings::{Late, YOUNG};
+use crate::flow::askings::Late;
 use crate::flow::introduction::{DECLINED, Proven, TRIES, UNMARKED};
 use crate::flow::known::{Origin, Stage};
 use crate::flow::late::LOST;
 use crate::flow::pairings::PAUSE;
 use crate::flow::policy::Ruled;
+use crate::flow::table::YOUNG;
 
 /// Connections with a peer that one look makes proofs of (P-52): a few milliseconds' worth. Where there are more,
 /// others have their turn in the next look.

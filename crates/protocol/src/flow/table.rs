@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::base::config::Config;
@@ -19,6 +19,9 @@ use crate::flow::ports::Ports;
 pub(crate) const MATURE: Duration = Duration::from_secs(1);
 /// How long closed flows stay known: the last acknowledgements of a moved connection are translated too.
 const LINGER: Duration = Duration::from_secs(60);
+/// Connections that may be introduced late (P-204): not older than that, and not more.
+pub(super) const YOUNG: Duration = Duration::from_secs(10);
+const YOUNG_MOST: usize = 16_384;
 
 /// All flows that this host knows, with the deadlines that concern them alone.
 pub(crate) struct Flows {
@@ -31,6 +34,8 @@ pub(crate) struct Flows {
     failed: HashMap<IpAddr, BTreeSet<FlowTuple>>,
     /// Flows that are too young to be introduced, oldest first.
     young: VecDeque<(Time, FlowTuple)>,
+    /// Connections that were opened of late, the oldest first: whoever moves does not go through all that there are.
+    opened: VecDeque<(Time, FlowTuple)>,
     /// Closed flows, oldest first.
     closed: VecDeque<(Time, FlowTuple)>,
     /// Flows whose sockets are not connected, by when they end.
@@ -57,6 +62,7 @@ impl Flows {
             nonces: HashMap::new(),
             failed: HashMap::new(),
             young: VecDeque::new(),
+            opened: VecDeque::new(),
             closed: VecDeque::new(),
             leases: BTreeSet::new(),
             unconnected_from: HashMap::new(),
@@ -91,6 +97,11 @@ impl Flows {
         self.known.iter()
     }
 
+    /// Those of TCP that were opened of late and are known still; one whose tuple was used again may come twice.
+    pub(super) fn opened(&self) -> impl Iterator<Item = (&FlowTuple, &Flow)> {
+        self.opened.iter().filter_map(|(_, flow)| self.known.get_key_value(flow))
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.known.len()
     }
@@ -108,6 +119,13 @@ impl Flows {
     /// A socket came into being.
     pub(crate) fn open(&mut self, now: Time, flow: FlowTuple, accepted: bool) {
         let opened = Flow::opened(now, accepted);
+        if flow.transport == Transport::Tcp {
+            let is_old = |(since, _): &(Time, FlowTuple)| *since + YOUNG <= now;
+            while self.opened.front().is_some_and(is_old) || self.opened.len() >= YOUNG_MOST {
+                self.opened.pop_front();
+            }
+            self.opened.push_back((now, flow));
+        }
         let verdict = opened.verdict.clone().filter(|_| !self.awaits_verdicts);
         self.put(flow, Flow { verdict, ..opened });
     }

@@ -12,6 +12,8 @@ use crate::host::own_addresses;
 
 /// How long the ends may take to agree on a connection whose address is gone already.
 const LATE: Duration = Duration::from_secs(3);
+/// The same of one that an end names to the other.
+const NAMED_FOR: Duration = Duration::from_secs(12);
 /// Addresses that are remembered as gone.
 const GONE_MOST: usize = 64;
 /// Connections that an event names one by one.
@@ -44,10 +46,12 @@ impl LeftBehind {
         self.elsewhere = !own_addresses(network).is_empty();
     }
 
-    /// Whether a flow is lost. `may_yet`: the ends may agree on it still, if that was a moment ago.
+    /// Whether a flow is lost. `may_yet`: the ends may agree on it still, if that was a moment ago or goes on.
     pub(crate) fn is_lost(&self, now: Time, flow: &FlowView, may_yet: bool) -> bool {
+        // It may be named late (P-204). Where nothing comes of that, that is told by itself.
+        let late = if flow.state == FlowState::Introducing { NAMED_FOR } else { LATE };
         let since = self.gone.get(&flow.tuple.local.ip()).filter(|_| self.elsewhere && flow.entry.is_none());
-        since.is_some_and(|(since, _)| !may_yet || *since + LATE <= now)
+        since.is_some_and(|(since, _)| !may_yet || *since + late <= now)
     }
 
     /// When it is to be told what was left behind.
@@ -162,6 +166,9 @@ mod tests {
             unconnected: false,
         };
         let moved = FlowView { entry: Some(entry), ..flow(2, FlowState::Moved) };
+        let named = flow(3, FlowState::Introducing);
+        assert!(!left.is_lost(later, &named, true) && left.is_lost(later, &named, false));
+        assert!(left.is_lost(now + NAMED_FOR, &named, true));
         assert!(!left.is_lost(later, &moved, false) && left.is_lost(later, &young, true));
         let told = left.tell(later, [young.clone(), moved].into_iter()).expect("it is told");
         assert_eq!(
