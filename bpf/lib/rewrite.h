@@ -115,12 +115,27 @@ static __always_inline bool rename_packet(struct __sk_buff *skb, const struct pa
 		__u64 flags = packet->protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 		__u32 check = checksum_offset(packet);
 
-		if (bpf_l4_csum_replace(skb, check, 0, difference, flags | BPF_F_PSEUDO_HDR))
+		/*
+		 * Datagrams that the kernel has still to cut have a partial checksum, also where the device completes
+		 * none: the helpers would take that for a whole one.
+		 */
+		bool partial = packet->protocol == IPPROTO_UDP && skb->gso_size;
+
+		if (partial) {
+			__u16 sum;
+
+			if (bpf_skb_load_bytes(skb, check, &sum, sizeof(sum)))
+				return false;
+			sum = ~csum_apply(~sum, difference);
+			if (bpf_skb_store_bytes(skb, check, &sum, sizeof(sum), 0))
+				return false;
+		} else if (bpf_l4_csum_replace(skb, check, 0, difference, flags | BPF_F_PSEUDO_HDR)) {
 			return false;
+		}
 		if (from[0] != to[0] || from[1] != to[1]) {
 			__u32 old = *(__u32 *)from, new = *(__u32 *)to;
 
-			if (bpf_l4_csum_replace(skb, check, old, new, flags | 4))
+			if (!partial && bpf_l4_csum_replace(skb, check, old, new, flags | 4))
 				return false;
 			if (bpf_skb_store_bytes(skb, packet->transport, to, sizeof(to), 0))
 				return false;

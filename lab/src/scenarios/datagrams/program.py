@@ -1,6 +1,6 @@
 """A server with one UDP socket, and many clients of it, as games have them; neither knows of Whimbrel.
 
-server ADDRESS          echoes what comes, with the name of who sent it
+server ADDRESS          echoes what comes, twice, with the name of who sent it
 clients ADDRESS PORT COUNT KIND
                         KIND: connected, or not (each client has a socket of its own all the same)
 
@@ -14,6 +14,9 @@ import selectors
 import socket
 import sys
 import time
+
+
+UDP_SEGMENT = 103
 
 
 def family(address):
@@ -33,7 +36,10 @@ def server(address):
     print("ready", waits.getsockname()[1], flush=True)
     while True:
         data, sender = waits.recvfrom(65536)
-        waits.sendto(f"{sender[0]} {sender[1]}\n".encode() + data, sender)
+        echo = f"{sender[0]} {sender[1]}\n".encode() + data
+        # Twice, and as one for the kernel to cut (UDP_SEGMENT), as servers of QUIC do.
+        cut = (socket.SOL_UDP, UDP_SEGMENT, len(echo).to_bytes(2, sys.byteorder))
+        waits.sendmsg([echo, echo], [cut], 0, sender)
 
 
 class Client:
