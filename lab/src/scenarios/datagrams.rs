@@ -26,7 +26,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         let nat = Gateway::Nat { random_ports: true };
         moves(lab, site("a").behind(nat), site("b").behind(nat), Some("0.0.0.0"), Kind::Unconnected)
     }),
-    scenario("udp-server-closed", "a server whose socket is closed, and its port another's: no flow stays", closed),
+    scenario("udp-server-closed", "the socket of a server is closed: no flow stays at either end", closed),
 ];
 
 const PROGRAM: &str = include_str!("datagrams/program.py");
