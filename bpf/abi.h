@@ -197,6 +197,8 @@ struct binding {
 	__u8 parked;  /* 1: the peer is away; its TCP sockets here must not give up */
 	__u32 arrival; /* device that the peer's packets come by, of flows at home; 0: any */
 	__u32 mtu; /* the longest rewritten packet, in bytes, that the path is known to take; 0: not known */
+	__u32 peer_since; /* when `peer_place` became this one: CLOCK_MONOTONIC in ms, which wraps around */
+	__u32 zero;
 };
 
 /* Map `locators`: this, as found in a packet from the peer -> struct locator. */

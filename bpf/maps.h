@@ -226,12 +226,12 @@ static __always_inline bool has_moved(const struct flow_entry *flow, const struc
 /*
  * Is a flow that has moved answered under its own names for now (P-221)? While its peer is elsewhere somebody else may
  * have the names that it had, as the next owner of a mapping at a NAT has, and a socket that is not connected hears
- * him: he gets what was meant for him.
+ * him: he gets what was meant for him. Once this host has left as well nobody hears it there.
  */
 static __always_inline bool is_native_for_now(const struct flow_entry *flow, const struct binding *binding)
 {
 	return flow->held & HELD_UNCONNECTED && flow->conflict & CONFLICT_NATIVE &&
-	       flow->home_peer_place != binding->peer_place;
+	       flow->home_peer_place != binding->peer_place && flow->home_local_place == binding->local_place;
 }
 
 /* Whose binding what comes from `peer` to `local` may be of. */

@@ -107,16 +107,28 @@ static __always_inline void hear_moved(struct flow_entry *flow)
 		flow->conflict &= ~CONFLICT_NATIVE;
 }
 
-/* Under its own names: of somebody who is where the peer was, if the peer is elsewhere. */
-static __always_inline void hear_native(struct flow_entry *flow, const struct binding *binding)
+/* For so long what the peer sent before it left may still be on its way, in ms. */
+#define LATE_NATIVE 2000
+/* What the clock that is read here may be behind. */
+#define CLOCK_STEP 100
+
+/*
+ * Under its own names: of somebody who is where the peer was, if the peer is elsewhere. He is answered there, and the
+ * daemon gives the flow up (P-221).
+ */
+static __always_inline void hear_native(struct flow_entry *flow, const struct binding *binding,
+					const struct flow_tuple *own)
 {
 	if (!(flow->held & HELD_UNCONNECTED))
 		return;
 	if (!binding || binding->carrier == CARRIER_NATIVE || flow->home_peer_place == binding->peer_place) {
 		if (flow->conflict & CONFLICT_NATIVE)
 			flow->conflict &= ~CONFLICT_NATIVE;
-	} else if (!(flow->conflict & CONFLICT_NATIVE)) {
-		flow->conflict |= CONFLICT_NATIVE;
+	} else if ((__u32)(bpf_ktime_get_coarse_ns() / 1000000) - binding->peer_since + CLOCK_STEP >=
+		   LATE_NATIVE + CLOCK_STEP) {
+		if (!(flow->conflict & CONFLICT_NATIVE))
+			flow->conflict |= CONFLICT_NATIVE;
+		report_claim(flow, own);
 	}
 }
 
@@ -236,7 +248,7 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 		report_claim(flow, &own);
 		return flow->conflict & CONFLICT_GIVES_WAY ? drop(COUNTER_CLAIMED) : TO_BE_REFUSED;
 	}
-	hear_native(flow, binding);
+	hear_native(flow, binding, &own);
 	/*
 	 * The peer's own come by where it is: somebody else has its former port, and nobody knows what socket he means
 	 * (P-104).

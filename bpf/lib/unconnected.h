@@ -195,6 +195,9 @@ __noinline int note_datagram(struct __sk_buff *skb, __u32 network)
 	if (!parse(skb, network, skb->protocol, &packet) || packet.protocol != IPPROTO_UDP ||
 	    packet.part == FRAGMENT_LATER)
 		return 0;
+	/* What a tunnel has made of it bears the socket of what is in it. */
+	if (socket->src_port != bpf_ntohs(packet.source_port))
+		return 0;
 	own.local = packet.source;
 	own.remote = packet.destination;
 	own.local_port = packet.source_port;
@@ -206,7 +209,9 @@ __noinline int note_datagram(struct __sk_buff *skb, __u32 network)
 	if (!flow && !(settings->idle & IDLE_UNCONNECTED))
 		flow = find_unconnected(&packet, &own);
 	if (flow) {
-		note_use(flow);
+		/* What goes to somebody else does not keep it. */
+		if (!(flow->conflict & CONFLICT_NATIVE))
+			note_use(flow);
 		return 0;
 	}
 	to.cookie = bpf_get_socket_cookie(skb);

@@ -108,6 +108,8 @@ plain! {
         parked: u8,
         arrival: u32,
         mtu: u32,
+        peer_since: u32,
+        zero: u32,
     }
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
     struct RawLocator { binding: BindingId, arrival: u32 }
@@ -769,7 +771,9 @@ impl RawHelpedFlow {
 }
 
 impl RawBinding {
-    pub(crate) fn new(binding: &Binding) -> Self {
+    /// `before`: what is in force. `now`: CLOCK_MONOTONIC in ms, which wraps around.
+    pub(crate) fn new(binding: &Binding, before: Option<&Self>, now: u32) -> Self {
+        let before = before.filter(|before| before.peer_place == binding.peer_place);
         Self {
             local: RawAddress::new(binding.local),
             peer: RawAddress::new(binding.peer),
@@ -785,6 +789,8 @@ impl RawBinding {
             parked: binding.parked.into(),
             arrival: binding.arrival,
             mtu: binding.mtu,
+            peer_since: before.map_or(now, |before| before.peer_since),
+            zero: 0,
         }
     }
 

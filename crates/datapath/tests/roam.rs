@@ -468,6 +468,8 @@ fn roams_unconnected(old: &str, new: &str, server: &str) {
     net.router.enter();
     let next = UdpSocket::bind(local).expect("bind");
     next.set_read_timeout(Some(Duration::from_secs(20))).expect("SO_RCVTIMEO");
+    // Until then it could be what the laptop sent before it left (P-221).
+    std::thread::sleep(Duration::from_millis(2100));
     for _ in 0..3 {
         ask((&next, local), (&far, remote), 100);
         ask((&near, local), (&far, remote), 100);

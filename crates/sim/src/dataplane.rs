@@ -17,6 +17,9 @@ use crate::world::FlowId;
 /// How long programs work on after the last moved flow is gone or home: the daemon does so for what is under way.
 const LINGER: Duration = Duration::from_secs(60);
 
+/// For so long what a peer sent natively before it left may still be on its way (P-221).
+const LATE_NATIVE: Duration = Duration::from_secs(2);
+
 /// The sockets of a host, by their names.
 pub(crate) type Sockets = BTreeMap<FlowTuple, (FlowId, usize)>;
 
@@ -76,8 +79,10 @@ pub struct DataPlane {
     /// Flows on which the peer was heard rewritten while the present binding was in force (P-24).
     heard: BTreeSet<FlowTuple>,
     pub(crate) listening: BTreeSet<u32>,
-    /// Flows of sockets that are not connected which came last under their own names while they had moved.
+    /// Flows of sockets that are not connected which came last under their own names while their peer was elsewhere.
     native_last: BTreeSet<FlowTuple>,
+    /// At which place the peer of a binding is, and since when.
+    peer_since: HashMap<BindingId, (u32, Time)>,
     /// When something of a flow was last sent, or came to where it has moved.
     used: BTreeMap<FlowTuple, Time>,
     /// Flows that somebody else has sent in, until they are installed anew.
@@ -103,6 +108,7 @@ impl Default for DataPlane {
             locators: HashMap::new(),
             heard: BTreeSet::new(),
             native_last: BTreeSet::new(),
+            peer_since: HashMap::new(),
             used: BTreeMap::new(),
             listening: BTreeSet::new(),
             claimed: BTreeSet::new(),
@@ -218,6 +224,10 @@ impl DataPlane {
         for (local, remote) in pairs.filter(|(local, _)| !local.is_unspecified()) {
             self.locators.insert((remote, local), id);
         }
+        let since = self.peer_since.entry(id).or_insert((binding.places.peer, now));
+        if since.0 != binding.places.peer {
+            *since = (binding.places.peer, now);
+        }
         self.bindings.insert(id, (binding, moved));
         if self.bindings.values().any(|(_, moved)| *moved) {
             self.carrying_until = None;
@@ -241,7 +251,8 @@ impl DataPlane {
             return Verdict::Hold("waits by itself");
         }
         let Some((binding, _)) = self.bindings.get(&entry.binding()) else { return Verdict::Native };
-        if binding.places == entry.home || self.native_last.contains(own) {
+        let here = binding.places.local == entry.home.local;
+        if binding.places == entry.home || here && self.native_last.contains(own) {
             return Verdict::Native;
         }
         let rewrite = match binding.carrier {
@@ -328,10 +339,12 @@ impl DataPlane {
 
     /// A datagram came under a flow's own names, or by the way that it has moved to. Who is there now is answered: by
     /// the way by which the last one came (P-221).
-    pub(crate) fn note_way(&mut self, own: FlowTuple, natively: bool) {
-        if !natively {
+    pub(crate) fn note_way(&mut self, now: Time, own: FlowTuple, natively: bool) {
+        let Some(entry) = self.flows.get(&own).filter(|entry| entry.unconnected) else { return };
+        let Some((place, since)) = self.peer_since.get(&entry.binding()) else { return };
+        if !natively || *place == entry.home.peer {
             self.native_last.remove(&own);
-        } else if self.has_moved(&own) && self.flows.get(&own).is_some_and(|entry| entry.unconnected) {
+        } else if *since + LATE_NATIVE <= now {
             self.native_last.insert(own);
         }
     }
@@ -361,10 +374,11 @@ impl DataPlane {
         !listens && self.has_moved(own) && self.claimed.insert(*own)
     }
 
-    /// Something came under the own names of a flow that its peer has named after it had left: whether the node is to
-    /// be told (P-206).
-    pub(crate) fn report_late(&mut self, own: &FlowTuple) -> bool {
-        self.flows.get(own).is_some_and(|entry| entry.late) && self.has_moved(own) && self.claimed.insert(*own)
+    /// Something came under the own names of a flow that its peer has named after it had left (P-206), or of one of a
+    /// socket that is not connected, for the first time (P-221): whether the node is to be told.
+    pub(crate) fn report_other(&mut self, own: &FlowTuple) -> bool {
+        let counts = |entry: &FlowEntry| entry.late || self.native_last.contains(own);
+        self.flows.get(own).is_some_and(counts) && self.has_moved(own) && self.claimed.insert(*own)
     }
 
     /// A flow was heard rewritten.

@@ -190,7 +190,8 @@ impl Datapath {
                 current.push(*pair);
             }
         }
-        self.bindings.insert(&id, &RawBinding::new(binding))?;
+        let before = self.bindings.get(&id)?;
+        self.bindings.insert(&id, &RawBinding::new(binding, before.as_ref(), now_ms()))?;
         while let Some(at) = current.iter().position(|pair| !binding.accepted.contains(pair)) {
             self.remove_locators(id, &current[at])?;
             current.swap_remove(at);
@@ -245,10 +246,13 @@ fn tunnelled_until(entry: &FlowEntry) -> u32 {
     if !entry.tunnelled {
         return 0;
     }
+    now_ms().wrapping_add(TUNNELLED.as_millis() as u32)
+}
+
+/// CLOCK_MONOTONIC in milliseconds, which wraps around, here as in the programs.
+fn now_ms() -> u32 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: room for the time. A clock that every kernel has does not fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    let now = now.tv_sec.wrapping_mul(1000).wrapping_add(now.tv_nsec / 1_000_000);
-    // It wraps around, there as here.
-    (now as u32).wrapping_add(TUNNELLED.as_millis() as u32)
+    now.tv_sec.wrapping_mul(1000).wrapping_add(now.tv_nsec / 1_000_000) as u32
 }

@@ -357,13 +357,14 @@ impl World {
             }
             Body::Data { flow, end, acknowledgement } => {
                 let carried = if own == seen { Carried::Native } else { Carried::Rewritten };
-                self.hosts[host.0].plane.note_way(own, wire.is_none());
+                let now = self.now;
+                self.hosts[host.0].plane.note_way(now, own, wire.is_none());
                 if wire.is_some() {
                     self.hosts[host.0].plane.hear(own);
                 } else if self.hosts[host.0].plane.hear_natively(&own) {
                     let now = self.now;
                     self.with_node(host, |node| node.handle_heard_natively(now, own));
-                } else if self.hosts[host.0].plane.report_late(&own) {
+                } else if self.hosts[host.0].plane.report_other(&own) {
                     let now = self.now;
                     self.with_node(host, |node| node.handle_claim(now, own));
                 }
@@ -384,7 +385,8 @@ impl World {
                     self.record(packet, "not taken out of the tunnel");
                     return;
                 }
-                self.hosts[host.0].plane.note_way(*inner, false);
+                let now = self.now;
+                self.hosts[host.0].plane.note_way(now, *inner, false);
                 let of = (*flow, *end, *acknowledgement);
                 self.arrive(network, host, *inner, packet, of, Carried::Tunnelled);
             }
