@@ -127,6 +127,7 @@ enum conflict {
 	CONFLICT_REPORTED = 2,	/* written by the programs: somebody did */
 	/* HELD_UNCONNECTED, written by the programs: what it last heard came natively, from where its peer was */
 	CONFLICT_NATIVE = 4,
+	CONFLICT_STILL_THERE = 8, /* HELD_LATE, written by the programs: whoever was there has been heard */
 };
 
 enum lapsed {
@@ -357,6 +358,7 @@ enum event_kind {
 	EVENT_FLOW_OPENING = 8, /* a socket begins to connect; it has no local port yet */
 	/* A socket of UDP, of the user `index` and with the cookie `nonce`, sends where it has not sent of late. */
 	EVENT_DATAGRAM_SENT = 9,
+	EVENT_STILL_THERE = 10, /* something came natively in a moved flow that its peer has named late (P-206) */
 };
 
 enum event_origin {

@@ -22,21 +22,27 @@
 
 #define FLAG_RST 0x00040000U
 
-/* Once for each flow, until the daemon says anew what is known of it. */
-static __always_inline void report_claim(struct flow_entry *flow, const struct flow_tuple *own)
+/* Once for each flow and kind, until the daemon says anew what is known of it. `said`: of enum conflict. */
+static __always_inline void report_conflict(struct flow_entry *flow, const struct flow_tuple *own, __u8 said,
+					    __u32 kind)
 {
 	struct event *event;
 
-	if (flow->conflict & CONFLICT_REPORTED)
+	if (flow->conflict & said)
 		return;
 	event = bpf_ringbuf_reserve(&arrivals, sizeof(*event), 0);
 	if (!event)
 		return;
-	flow->conflict |= CONFLICT_REPORTED;
+	flow->conflict |= said;
 	__builtin_memset(event, 0, sizeof(*event));
 	event->tuple = *own;
-	event->kind = EVENT_CLAIMED;
+	event->kind = kind;
 	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
+}
+
+static __always_inline void report_claim(struct flow_entry *flow, const struct flow_tuple *own)
+{
+	report_conflict(flow, own, CONFLICT_REPORTED, EVENT_CLAIMED);
 }
 
 /* Turns a SYN round into the reset that says that nobody listens (RFC 9293 section 3.5.2), and sends it back. */

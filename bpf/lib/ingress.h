@@ -258,7 +258,7 @@ __noinline int ingress_native(struct __sk_buff *skb, const struct packet *packet
 		report_claim(flow, &own);
 	/* Whoever has opened the connection is there still, and never was this peer. */
 	if (flow->held & HELD_LATE && !reset && binding && leads(binding) && has_moved(flow, binding))
-		report_claim(flow, &own);
+		report_conflict(flow, &own, CONFLICT_STILL_THERE, EVENT_STILL_THERE);
 	if (!(settings->idle & IDLE_LAPSES) && !forget_lapse(skb, packet, &own))
 		return TC_ACT_SHOT;
 	if (binding && binding->carrier != CARRIER_NATIVE) {

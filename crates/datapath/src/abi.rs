@@ -264,6 +264,7 @@ pub(crate) const EVENT_ACKNOWLEDGED: u32 = 6;
 pub(crate) const EVENT_CLAIMED: u32 = 7;
 pub(crate) const EVENT_FLOW_OPENING: u32 = 8;
 pub(crate) const EVENT_DATAGRAM_SENT: u32 = 9;
+pub(crate) const EVENT_STILL_THERE: u32 = 10;
 pub(crate) const HELD_BACK: u8 = 1;
 pub(crate) const HELD_TUNNELLED: u8 = 2;
 pub(crate) const HELD_HIDDEN: u8 = 4;

@@ -10,8 +10,8 @@ use whimbrel_wire::FlowTuple;
 use crate::Error;
 use crate::abi::{
     EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_DATAGRAM_SENT, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_OPENING,
-    EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, EVENTS_BYTES, ORIGIN_ACCEPTED, ORIGIN_CONNECTED,
-    Plain, RawEvent,
+    EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, EVENT_STILL_THERE, EVENTS_BYTES, ORIGIN_ACCEPTED,
+    ORIGIN_CONNECTED, Plain, RawEvent,
 };
 
 /// What the programs report.
@@ -55,6 +55,9 @@ pub enum Event {
     /// A SYN came under the names of a flow that has moved ([`FlowEntry::gives_way`](crate::FlowEntry::gives_way)).
     /// Said once for each flow, until it is inserted again.
     Claimed(FlowTuple),
+    /// Something came natively in a moved flow of TCP whose peer has named it late
+    /// ([`FlowEntry::late`](crate::FlowEntry::late)), other than a SYN or a reset. Said once, as the former.
+    StillThere(FlowTuple),
     /// Such a connection has left the state that its socket keeps. The kernel may still answer for it for a minute
     /// (TIME-WAIT), so its packets may still have to be carried.
     FlowClosed {
@@ -143,6 +146,7 @@ impl Event {
                 window: u16::try_from(raw.index).unwrap_or(u16::MAX),
             }),
             EVENT_CLAIMED => Some(Self::Claimed(flow)),
+            EVENT_STILL_THERE => Some(Self::StillThere(flow)),
             EVENT_HEARD_NATIVELY => Some(Self::HeardNatively { flow }),
             _ => None,
         }

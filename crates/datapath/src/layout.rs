@@ -8,12 +8,13 @@ use libbpf_rs::btf::{Btf, BtfType, HasSize};
 use crate::abi::{
     CONFLICT_GIVES_WAY, CONFLICT_NATIVE, COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_DATAGRAM_SENT,
     EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_OPENING, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY,
-    EVENT_INTRODUCTION, FITTED_CHANGED, FITTED_WAITING, HELD_BACK, HELD_BEYOND, HELD_HIDDEN, HELD_LATE, HELD_TUNNELLED,
-    HELD_UNCONNECTED, HelpedPhase, IDLE_DATAGRAMS, IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS,
-    IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_UNCONNECTED, IDLE_VACATED, ORIGIN_ACCEPTED,
-    ORIGIN_CONNECTED, RawAddress, RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent,
-    RawLentKey, RawLocator, RawLocatorPair, RawPath, RawPorts, RawPosition, RawSent, RawSettings, RawShare, RawSocket,
-    RawTuple, RawWanted, RawWireFlow, UNKNOWN_DROPPED, UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
+    EVENT_INTRODUCTION, EVENT_STILL_THERE, FITTED_CHANGED, FITTED_WAITING, HELD_BACK, HELD_BEYOND, HELD_HIDDEN,
+    HELD_LATE, HELD_TUNNELLED, HELD_UNCONNECTED, HelpedPhase, IDLE_DATAGRAMS, IDLE_ENDPOINTS, IDLE_FORWARDED,
+    IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_UNCONNECTED,
+    IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress, RawAlias, RawBinding, RawEndpoint, RawEvent,
+    RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair, RawPath, RawPorts, RawPosition,
+    RawSent, RawSettings, RawShare, RawSocket, RawTuple, RawWanted, RawWireFlow, UNKNOWN_DROPPED, UNKNOWN_ROUTED,
+    UNKNOWN_TUNNELLED,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -121,6 +122,7 @@ fn constants_are_those_of_c() {
         ("EVENT_CLAIMED", EVENT_CLAIMED.into()),
         ("EVENT_FLOW_OPENING", EVENT_FLOW_OPENING.into()),
         ("EVENT_DATAGRAM_SENT", EVENT_DATAGRAM_SENT.into()),
+        ("EVENT_STILL_THERE", EVENT_STILL_THERE.into()),
     ];
     assert_eq!(constants(&btf, "event_kind"), named(&kinds));
     let fitted = [("FITTED_CHANGED", FITTED_CHANGED.into()), ("FITTED_WAITING", FITTED_WAITING.into())];
@@ -164,6 +166,7 @@ fn constants_are_those_of_c() {
         ("CONFLICT_GIVES_WAY", CONFLICT_GIVES_WAY.into()),
         ("CONFLICT_REPORTED", 2),
         ("CONFLICT_NATIVE", CONFLICT_NATIVE.into()),
+        ("CONFLICT_STILL_THERE", 8),
     ];
     assert_eq!(constants(&btf, "conflict"), named(&conflicts));
     let phases = [

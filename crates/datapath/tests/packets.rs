@@ -479,7 +479,16 @@ fn whoever_is_still_where_a_late_flow_came_from_is_told_of() {
         }
         let mut told = Vec::new();
         fixture.datapath.drain_events(Most::ALL, |event| told.push(event)).expect("drain");
-        assert_eq!(told, [Event::Claimed(own)], "said once");
+        assert_eq!(told, [Event::StillThere(own)], "said once");
+        // A SYN, which anybody may send, is another matter, and hides nobody.
+        fixture.datapath.insert_flows(&[(own, FlowEntry { late: true, ..entry })]).expect("insert");
+        let mut syn = fixture.own_in(TCP);
+        (syn.tcp_flags, syn.acknowledgement) = (0x02, 0);
+        fixture.ingress(&syn.bytes());
+        fixture.ingress(&packet);
+        let mut told = Vec::new();
+        fixture.datapath.drain_events(Most::ALL, |event| told.push(event)).expect("drain");
+        assert_eq!(told, [Event::Claimed(own), Event::StillThere(own)]);
         // What comes from its peer, under the names that it has on the wire, is its peer's.
         fixture.datapath.insert_flows(&[(own, FlowEntry { late: true, ..entry })]).expect("insert");
         let wire = fixture.wire_in(TCP).bytes();

@@ -50,13 +50,15 @@ pub(crate) struct FlowLayer {
     answered: Turns,
     /// Peers that flows of other peers were bound to, whose senders are to be woken.
     rebound: BTreeSet<PeerId>,
+    /// Flows that peers have named late, while whoever else has them may be heard of (P-206).
+    doubted: BTreeSet<FlowTuple>,
 }
 
 impl FlowLayer {
     pub(crate) fn new(path: PathLayer, flows: Flows) -> Self {
         let (begun, answered) = (Turns::begun(), Turns::answered());
-        let (looks, rebound) = (Looks::default(), BTreeSet::new());
-        Self { path, peers: BTreeMap::new(), flows, looks, begun, answered, rebound }
+        let (looks, rebound, doubted) = (Looks::default(), BTreeSet::new(), BTreeSet::new());
+        Self { path, peers: BTreeMap::new(), flows, looks, begun, answered, rebound, doubted }
     }
 
     /// A peer is known from now on, or is already.

@@ -248,9 +248,14 @@ impl Node {
             Transport::Udp => {
                 self.act(now, |roles, at| roles.gateway.handle_datagram_claim(flow, &entry, at));
             }
-            _ if entry.late => self.binding.flow_mut().disown(now, flow, &entry, &mut self.base),
-            _ => self.binding.flow_mut().take_claimed(now, flow, &entry, &mut self.base),
+            Transport::Tcp => self.binding.flow_mut().take_claimed(now, flow, &entry, &mut self.base),
         }
+        self.settle(now);
+    }
+
+    /// Something other than a SYN or a reset came natively in a moved flow of TCP that its peer has named late.
+    pub fn handle_still_there(&mut self, now: Time, flow: FlowTuple) {
+        self.binding.flow_mut().disown(now, flow, &mut self.base);
         self.settle(now);
     }
 
@@ -411,6 +416,7 @@ impl Node {
         let more = self.binding.session_mut().sweep_contacts(now)
             | self.binding.session_mut().sweep_sessions(now, &mut self.base)
             | self.binding.flow_mut().sweep_introductions(now)
+            | self.binding.flow_mut().end_doubts(now, &mut self.base)
             | self.act(now, |roles, at| roles.gateway.sweep_passing(at));
         self.binding.refresh_listening(now, &mut self.base);
         if more {

@@ -148,6 +148,7 @@ impl DataPlane {
             | FlowOp::Reset { .. }
             | FlowOp::Abort { .. }
             | FlowOp::EndConnecting { .. }
+            | FlowOp::AskUnaccepted { .. }
             | FlowOp::EndUnaccepted { .. } => {}
         }
     }

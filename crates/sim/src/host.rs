@@ -105,6 +105,8 @@ pub struct Host {
     pub(crate) reset: Vec<FlowTuple>,
     /// What its daemon had ended that was being connected: to whom, and whether only from addresses that were left.
     pub ended_connecting: Vec<(IpAddr, bool)>,
+    /// What had come in these when its daemon asked whether somebody had accepted them.
+    pub(crate) asked_unaccepted: BTreeMap<FlowTuple, Option<u64>>,
     /// What its daemon had ended if nobody had accepted it.
     pub ended_unaccepted: Vec<FlowTuple>,
     /// Control datagrams that came while no daemon ran.
@@ -154,6 +156,7 @@ impl Host {
             under_way: VecDeque::new(),
             reset: Vec::new(),
             ended_connecting: Vec::new(),
+            asked_unaccepted: BTreeMap::new(),
             ended_unaccepted: Vec::new(),
             mail: Vec::new(),
             consumed: Vec::new(),

@@ -393,8 +393,9 @@ fn accepting(lab: &mut Lab) -> Result<()> {
         step(&format!("the program hears of it after {:.0} ms: {}", ms(Some(took)), program.stderr().trim()));
         expect!(!status.success(), "it says that all is well");
         expect!(program.stderr().contains("onnection abort"), "it hears something else: {}", program.stderr());
-        // A server that moves has two seconds for naming what it has accepted.
-        expect!(took < 4 * PROMPT * patience(), "it hears of it after {took:?}");
+        // A server that moves has ten seconds for naming what it has accepted, and is asked then.
+        let most = if server_moves { 15 * PROMPT } else { 4 * PROMPT };
+        expect!(took < most * patience(), "it hears of it after {took:?}");
         known.wait_progress(SOME, LONG)?;
     }
     drop(echo);

@@ -137,6 +137,7 @@ impl Effects {
             Op::Flow(FlowOp::Reset { flow }) => host.reset(&flow, snapshot)?,
             Op::Flow(FlowOp::Abort { flow }) => host.abort(&flow)?,
             Op::Flow(FlowOp::EndConnecting { remotes }) => host.end_connecting(&remotes)?,
+            Op::Flow(FlowOp::AskUnaccepted { flows }) => host.ask_unaccepted(now, &flows, snapshot)?,
             Op::Flow(FlowOp::EndUnaccepted { flows }) => host.end_unaccepted(&flows)?,
             Op::Flow(FlowOp::Expect { flow, from: Some(peer) }) => host.tunnel.expect_flow(flow, vec![peer]),
             Op::Flow(FlowOp::Expect { flow, from: None }) => host.tunnel.forget_expected(&flow),

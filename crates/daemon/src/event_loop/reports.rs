@@ -94,6 +94,7 @@ impl EventLoop {
                 node.handle_flow_closed(now, flow);
             }
             DatapathEvent::Claimed(flow) => node.handle_claim(now, flow),
+            DatapathEvent::StillThere(flow) => node.handle_still_there(now, flow),
             DatapathEvent::DatagramSent { flow, connected, user, cookie } => sent.push((flow, connected, user, cookie)),
         });
         for flow in closed.into_iter().filter(|flow| host.is_closed(flow)) {

@@ -99,6 +99,8 @@ pub(crate) struct Host {
     pub(super) ended: Vec<FlowTuple>,
     /// Flows that are reset by one of the ops at hand.
     pub(super) resetting: Vec<FlowTuple>,
+    /// Segments that had come in connections which their other ends may never have accepted, when these were asked.
+    pub(super) unaccepted: HashMap<FlowTuple, (Time, u32)>,
     /// Ops were carried out that change what [`Host::surroundings`] tells.
     pub(super) surroundings_changed: bool,
     /// How often the kernel's state could not be made to fit in a row, and when that is tried again.
@@ -170,6 +172,7 @@ impl Host {
             at_rest: BTreeSet::new(),
             ended: Vec::new(),
             resetting: Vec::new(),
+            unaccepted: HashMap::new(),
             surroundings_changed: false,
             unsettled: None,
             found: Vec::new(),

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
-use whimbrel_datapath::Datapath;
+use whimbrel_datapath::{Datapath, TcpSocket};
 use whimbrel_kernel::checkpoint::{Checkpoint, Defaults, Unmovable};
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::namespace;
 use whimbrel_kernel::sock_diag::{self, SockDiag, TcpState};
-use whimbrel_protocol::{FlowEntry, LocalEnd, OpFailed, PeerId, Refusal};
+use whimbrel_protocol::{FlowEntry, LocalEnd, OpFailed, PeerId, Refusal, Time};
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::snapshot::{OptionKind, Snapshot as Snapshotted};
 use whimbrel_wire::{FlowTuple, Transport};
@@ -19,6 +20,9 @@ use super::introductions::{Snapshot, ask, introduce};
 use super::inventory::servers::find;
 use super::refusal::{refused, unmovable};
 use super::{Failure, Host, own_addresses};
+
+/// What had come in a connection is known so long, after it was asked in.
+const ASKED_FOR: Duration = Duration::from_secs(60);
 
 impl Host {
     /// The same of one that its program is about to give.
@@ -189,11 +193,26 @@ impl Host {
     /// Ends those of these connections whose other end has heard of nothing but their first segment.
     pub(crate) fn end_unaccepted(&mut self, flows: &[FlowTuple]) -> Result<(), Failure> {
         for socket in self.datapath.look_up(flows)? {
-            // The first segment counts as one byte (P-50).
-            if socket.received == 0 && socket.acknowledged <= 1 {
+            let answered = self.unaccepted.remove(&socket.flow).is_some_and(|(_, heard)| heard != socket.heard);
+            if is_unaccepted(&socket) && !answered {
                 self.abort(&socket.flow)?;
                 tracing::debug!(flow = %socket.flow, "ended before it was accepted: an end has moved");
             }
+        }
+        Ok(())
+    }
+
+    /// Asks whoever may have accepted connections, before [`Host::end_unaccepted`] ends those in which nobody answers.
+    pub(crate) fn ask_unaccepted(
+        &mut self,
+        now: Time,
+        flows: &[FlowTuple],
+        snapshot: &mut Snapshot,
+    ) -> Result<(), Failure> {
+        self.unaccepted.retain(|_, (since, _)| *since + ASKED_FOR > now);
+        for socket in self.datapath.look_up(flows)?.into_iter().filter(is_unaccepted) {
+            self.unaccepted.insert(socket.flow, (now, socket.heard));
+            ask(&self.injector, &mut self.datapath, snapshot, socket.flow, None)?;
         }
         Ok(())
     }
@@ -290,6 +309,12 @@ impl Host {
     ) -> Result<(), Failure> {
         ask(&self.injector, &mut self.datapath, snapshot, flow, helped)
     }
+}
+
+/// Whether nothing has been exchanged but the handshake, as far as this end knows: the first segment counts as one byte
+/// (P-50).
+fn is_unaccepted(socket: &TcpSocket) -> bool {
+    socket.received == 0 && socket.acknowledged <= 1
 }
 
 /// Whether a TCP connection has urgent data that is not acknowledged. `place`: where its socket is, if not in this

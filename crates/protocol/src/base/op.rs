@@ -122,8 +122,14 @@ pub enum FlowOp {
         /// Where to, and whether only those that do so from an address that this host does not have any more.
         remotes: BTreeMap<IpAddr, bool>,
     },
+    /// Ask in these TCP flows as [`FlowOp::AskNatively`] does, and note what has come in each until then.
+    AskUnaccepted {
+        /// As this host has them.
+        flows: Vec<FlowTuple>,
+    },
     /// End those of these TCP sockets whose other end has acknowledged nothing but their first segment and sent nothing
-    /// beside the answer to it, with an error: it has not heard that they are there, and is elsewhere (P-203).
+    /// beside its answer to that, with an error: it has not heard that they are there, and is elsewhere (P-203).
+    /// None in which something has come since it was asked in.
     EndUnaccepted {
         /// As this host has them.
         flows: Vec<FlowTuple>,

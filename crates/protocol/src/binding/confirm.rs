@@ -133,6 +133,7 @@ impl BindingLayer {
                 self.acknowledge_late(id, place, destination, remote, base);
             }
             self.lead_flows(now, id, base);
+            self.flow.end_doubts(now, base);
             self.flow.echo_again(now, id, base);
             if flows > 0 {
                 let carried = self.carried(id);

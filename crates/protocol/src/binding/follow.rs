@@ -204,6 +204,7 @@ impl BindingLayer {
             answers.clear();
             self.lead_flows(now, id, base);
         }
+        self.flow.end_doubts(now, base);
         if waited && !overlaps {
             self.flow.wake_senders(now, id, lost, base);
         }

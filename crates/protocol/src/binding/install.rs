@@ -135,6 +135,7 @@ impl BindingLayer {
             base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
         }
         base.ask(FlowOp::Install { flow, entry }, Asked::Install(flow));
+        self.flow.doubt(now, flow, &entry, base);
         // It goes by the first binding until both ends say again, by its name of now, that it does not (P-187).
         self.rename_placed(id, renamed, entry.name);
         if entry.waits.here {

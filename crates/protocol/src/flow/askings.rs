@@ -1,4 +1,4 @@
-//! Whether somebody is still at the far ends of flows that a peer claims late (P-206).
+//! Whether somebody is still at the far ends of flows that a peer claims late (P-206), or may never have accepted.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -37,6 +37,16 @@ struct Asking {
     /// What the socket had heard when its far end was asked.
     heard: u32,
     since: Time,
+}
+
+/// What a peer may never have accepted (P-203).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unaccepted {
+    pub(super) flow: FlowTuple,
+    /// When that is taken for certain.
+    pub(super) due: Time,
+    /// Whoever is still where the peer was has been asked.
+    pub(super) asked: bool,
 }
 
 /// The flows that a peer claims late, and whose far ends are asked.

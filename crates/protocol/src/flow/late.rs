@@ -17,16 +17,18 @@ use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
-use crate::flow::askings::Late;
+use crate::flow::askings::{Late, Unaccepted};
 use crate::flow::introduction::introducers;
-use crate::flow::known::{Flow, Stage};
+use crate::flow::known::{Flow, Origin, Stage};
 use crate::flow::policy::Ruled;
 use crate::flow::table::YOUNG;
 
 /// Flows that are named at one hand-off.
 const NAMED: usize = 1024;
-/// How long a peer that has moved has for naming what it has accepted, before what it has not is ended.
-const NAMED_WITHIN: Duration = Duration::from_secs(2);
+/// How long what a peer may never have accepted is asked for where the peer was, before it is ended.
+const ASKED_FOR: Duration = Duration::from_secs(1);
+/// How long after a connection was opened whoever else has it may be heard of, where a peer has named it late.
+const DOUBTED: Duration = Duration::from_secs(60);
 /// What users are told of one that the other end did not take.
 pub(super) const LOST: &str = "an end moved before it was introduced, and the other end cannot tell whose it is";
 /// What users are told where somebody is still at a flow's former far end.
@@ -127,7 +129,13 @@ impl FlowLayer {
 
     /// Whether a flow is one that this peer has claimed late.
     pub(super) fn was_claimed(&self, id: PeerId, flow: &FlowTuple) -> bool {
-        self.flows.entry(flow).is_some_and(|entry| entry.peer == id && entry.late)
+        match self.flows.get(flow).map(Flow::stage) {
+            // It claims it again, if the answer was lost, also once it is not doubted any more.
+            Some(Stage::Introduced { entry, origin }) => {
+                entry.peer == id && (entry.late || matches!(origin, Origin::Paired { .. }))
+            }
+            _ => false,
+        }
     }
 
     /// A peer has named a socket that it may claim: its far end is asked whether it is still there.
@@ -173,20 +181,30 @@ impl FlowLayer {
         young.sort_unstable();
         young.dedup();
         young.truncate(NAMED);
-        self.expect_unaccepted(id, &young, now + NAMED_WITHIN, base);
+        // Until then it may name them (P-204).
+        self.expect_unaccepted(id, &young, now + YOUNG, false, base);
     }
 
-    /// The peer has not accepted these, as it seems: they are ended then.
-    pub(super) fn expect_unaccepted(&mut self, id: PeerId, flows: &[FlowTuple], due: Time, base: &mut Base) {
+    /// The peer has not accepted these, as it seems: they are ended then. `asked`: nobody needs to be asked any more
+    /// where the peer was.
+    pub(super) fn expect_unaccepted(
+        &mut self,
+        id: PeerId,
+        flows: &[FlowTuple],
+        due: Time,
+        asked: bool,
+        base: &mut Base,
+    ) {
         let Some(peer) = self.peers.get_mut(&id).filter(|_| !flows.is_empty()) else { return };
         let unaccepted = &mut peer.unaccepted;
-        unaccepted.retain(|(flow, _)| !flows.contains(flow));
-        unaccepted.extend(flows.iter().map(|flow| (*flow, due)));
+        unaccepted.retain(|of| !flows.contains(&of.flow));
+        unaccepted.extend(flows.iter().map(|flow| Unaccepted { flow: *flow, due, asked }));
         unaccepted.truncate(NAMED);
         base.set_timer_earlier(Timer::Unaccepted(id), due);
     }
 
-    /// Ends what a peer has never accepted.
+    /// Ends what a peer has never accepted. Whoever is still where it was is asked before: the effect ends nothing in
+    /// which he has answered.
     pub(crate) fn end_unaccepted(&mut self, now: Time, id: PeerId, base: &mut Base) {
         if let Err(until) = self.looks.may_end(now) {
             return base.set_timer(Timer::Unaccepted(id), until);
@@ -194,8 +212,8 @@ impl FlowLayer {
         let Some(peer) = peer_mut!(self, &id) else { return };
         let at = peer.path.remote().ip();
         let unaccepted = std::mem::take(&mut peer.flow.unaccepted);
-        let (due, later): (Vec<_>, Vec<_>) = unaccepted.into_iter().partition(|(_, due)| *due <= now);
-        if let Some(next) = later.iter().map(|(_, due)| *due).min() {
+        let (due, later): (Vec<_>, Vec<_>) = unaccepted.into_iter().partition(|of| of.due <= now);
+        if let Some(next) = later.iter().map(|of| of.due).min() {
             base.set_timer(Timer::Unaccepted(id), next);
         }
         let askings = &peer.flow.introductions.askings;
@@ -204,16 +222,49 @@ impl FlowLayer {
             let open = self.flows.get(flow).is_some_and(|known| !known.closed && known.entry().is_none());
             open && !native && !askings.has(flow)
         };
-        let flows: Vec<FlowTuple> = due.into_iter().map(|(flow, _)| flow).filter(is_lost).collect();
+        let (asked, unasked): (Vec<_>, Vec<_>) =
+            due.into_iter().filter(|of| is_lost(&of.flow)).partition(|of| of.asked);
+        let (flows, unasked) = (tuples(asked), tuples(unasked));
         peer.flow.unaccepted = later;
+        if !unasked.is_empty() {
+            self.expect_unaccepted(id, &unasked, now + ASKED_FOR, true, base);
+            base.op(FlowOp::AskUnaccepted { flows: unasked });
+        }
         if !flows.is_empty() {
             base.ask(FlowOp::EndUnaccepted { flows }, Asked::Effect("ending connections that nobody has accepted"));
         }
     }
 
+    /// A flow is introduced: where its peer has named it late, whoever else has it may be heard of for a while.
+    pub(crate) fn doubt(&mut self, now: Time, flow: FlowTuple, entry: &FlowEntry, base: &mut Base) {
+        if entry.late {
+            self.doubted.insert(flow);
+            base.sweep_later(now);
+        }
+    }
+
+    /// What was named late is as any other once it was native with its peer again, whose packets come natively then and
+    /// may do so still after its next move; or once whoever else has it had long enough. Tells whether any are left.
+    pub(crate) fn end_doubts(&mut self, now: Time, base: &mut Base) -> bool {
+        let is_over = |flow: &FlowTuple| match self.flows.get(flow).map(|known| (known.opened, known.entry())) {
+            Some((opened, Some(entry))) if entry.late => {
+                opened + DOUBTED <= now || self.peers.get(&entry.peer).is_none_or(|peer| peer.places() == entry.home)
+            }
+            _ => true,
+        };
+        let over: Vec<FlowTuple> = self.doubted.iter().filter(|flow| is_over(flow)).copied().collect();
+        for flow in over {
+            self.doubted.remove(&flow);
+            let what = "noting that a connection is its peer's";
+            self.change_entry(&flow, what, |entry| entry.late = false, base);
+        }
+        !self.doubted.is_empty()
+    }
+
     /// Somebody is natively at the far end of a flow that a peer has claimed late: it never was that peer's (P-206).
-    pub(crate) fn disown(&mut self, now: Time, flow: FlowTuple, entry: &FlowEntry, base: &mut Base) {
+    pub(crate) fn disown(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
         let Some(known) = self.flows.get(&flow).cloned() else { return };
+        let Some(entry) = known.entry().copied().filter(|entry| entry.late) else { return };
         self.forget_flow(&flow, base);
         self.flows.put(flow, Flow { stage: Stage::Failed(STILL_THERE), ..known });
         if let Some(peer) = self.peers.get_mut(&entry.peer) {
@@ -224,6 +275,10 @@ impl FlowLayer {
         self.idle_later(now, entry.peer, base);
         base.signal(Signal::FlowsGone);
     }
+}
+
+fn tuples(unaccepted: Vec<Unaccepted>) -> Vec<FlowTuple> {
+    unaccepted.into_iter().map(|of| of.flow).collect()
 }
 
 impl Flow {

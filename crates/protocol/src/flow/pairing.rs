@@ -475,7 +475,7 @@ impl FlowLayer {
                 let opened = self.flows.get(&flow).is_some_and(|known| !known.accepted);
                 self.fail_introduction(now, &flow, LOST, base);
                 if opened {
-                    self.expect_unaccepted(id, &[flow], now, base);
+                    self.expect_unaccepted(id, &[flow], now, true, base);
                 }
             }
             Err(IntroductionRefusal::OtherPlaces) => {

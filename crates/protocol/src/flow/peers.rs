@@ -8,7 +8,7 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::base::op::{FlowEntry, LocalEnd, NOWHERE, Places, SavedPeer, Waits};
-use crate::flow::askings::Askings;
+use crate::flow::askings::{Askings, Unaccepted};
 use crate::flow::known::Responding;
 use crate::flow::pairings::Pairings;
 use crate::flow::paused::Paused;
@@ -78,8 +78,7 @@ pub(crate) struct FlowPeer {
     pub(super) named: HashMap<u64, FlowTuple>,
     /// Where the two were before this host left, while it has not named what is young from there (P-204).
     left: Option<Places>,
-    /// What it may never have accepted, and when that is taken for certain (P-203).
-    pub(super) unaccepted: Vec<(FlowTuple, Time)>,
+    pub(super) unaccepted: Vec<Unaccepted>,
     pub(super) waiting: Paused,
     pub(super) stalls: Stalls,
     /// A flow of its sends again and again and is not answered: if the checks of its path are not either, it is away.

@@ -28,6 +28,7 @@ impl Node {
             };
             peer.add_flow(flow, &entry);
             self.binding.flow_mut().flows_mut().put(flow, Flow::introduced(entry, now));
+            self.binding.flow_mut().doubt(now, flow, &entry, &mut self.base);
         }
         let ids: Vec<PeerId> = self.binding.session().ids();
         for id in ids {

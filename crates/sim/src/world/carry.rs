@@ -366,7 +366,7 @@ impl World {
                     self.with_node(host, |node| node.handle_heard_natively(now, own));
                 } else if self.hosts[host.0].plane.report_other(&own) {
                     let now = self.now;
-                    self.with_node(host, |node| node.handle_claim(now, own));
+                    self.with_node(host, |node| node.handle_still_there(now, own));
                 }
                 self.arrive(network, host, own, packet, (*flow, *end, *acknowledgement), carried);
             }

@@ -279,7 +279,10 @@ impl World {
     /// Carries out one op; whether the daemon lived to do it.
     fn act(&mut self, host: HostId, id: OpId, op: Op) -> bool {
         // Nothing of that is kept by anybody: whether the daemon dies before it or after makes no difference.
-        let leaves_nothing = matches!(op, Op::Flow(FlowOp::EndConnecting { .. } | FlowOp::EndUnaccepted { .. }));
+        let leaves_nothing = matches!(
+            op,
+            Op::Flow(FlowOp::EndConnecting { .. } | FlowOp::AskUnaccepted { .. } | FlowOp::EndUnaccepted { .. })
+        );
         if !leaves_nothing && !self.next_effect(host) {
             return false;
         }
@@ -443,7 +446,22 @@ impl World {
             Op::Flow(FlowOp::EndConnecting { remotes }) => {
                 self.hosts[host.0].ended_connecting.extend(remotes.iter().map(|(remote, left)| (*remote, *left)));
             }
-            Op::Flow(FlowOp::EndUnaccepted { flows }) => self.hosts[host.0].ended_unaccepted.extend(flows),
+            Op::Flow(FlowOp::AskUnaccepted { flows }) => {
+                for flow in flows {
+                    let heard = self.heard_in(host, flow);
+                    self.hosts[host.0].asked_unaccepted.insert(*flow, heard);
+                    self.inject(host, *flow, 0, 0, true)?;
+                }
+            }
+            Op::Flow(FlowOp::EndUnaccepted { flows }) => {
+                for flow in flows {
+                    let heard = self.heard_in(host, flow);
+                    let asked = self.hosts[host.0].asked_unaccepted.remove(flow);
+                    if asked.is_none_or(|asked| asked == heard) {
+                        self.hosts[host.0].ended_unaccepted.push(*flow);
+                    }
+                }
+            }
             Op::Address(AddressOp::LookUp { key }) => self.later(ANSWERED, What::Named(host, *key)),
             Op::Flow(FlowOp::AskNatively { flow }) => return self.inject(host, *flow, 0, 0, true),
             Op::Binding(BindingOp::Probe { wire, index, nonce }) => {
@@ -485,6 +503,12 @@ impl World {
                 SocketNumbers { flow: *flow, first_sent, first_received, heard, round_trip }
             })
             .collect()
+    }
+
+    /// How many segments have come to a socket.
+    fn heard_in(&self, host: HostId, flow: &FlowTuple) -> Option<u64> {
+        let (id, end) = self.hosts[host.0].sockets.get(flow)?;
+        Some(self.flows[id.0].received[*end])
     }
 
     /// The initial sequence numbers of the end that opened a flow, and of the other.

@@ -36,6 +36,51 @@ fn a_connection_that_is_younger_than_its_introduction_survives() {
 }
 
 #[test]
+fn it_survives_every_further_move() {
+    // P-206: its own packets come natively at home, and may still when it has moved again.
+    for age in 0..25 {
+        let (mut two, _) = Two::flowing(100 + age, 1);
+        let flow = two.world.connect(two.client, SERVICE);
+        two.world.run_for(MILLISECOND * u32::try_from(age).expect("small"));
+        two.world.move_to(two.client, two.away, AWAY);
+        introduced(&mut two.world, &[flow]);
+        let is_late = |two: &Two| two.world.view(flow, 1).and_then(|view| view.entry).is_some_and(|entry| entry.late);
+        let was_late = is_late(&two);
+        for round in 0..3 {
+            two.world.move_to(two.client, two.home, HOME);
+            two.world.run_for(Duration::from_millis(400 + 7 * age));
+            assert!(!is_late(&two), "it was at home again");
+            two.world.send(flow, 0);
+            two.world.run_for(MILLISECOND);
+            two.world.move_to(two.client, two.away, AWAY);
+            two.world.assert_delivering(2 * SECOND);
+            assert!(two.world.introduced(flow), "lost at age {age} in round {round}, late: {was_late}");
+        }
+        assert!(age > 0 || was_late);
+        two.world.check();
+    }
+}
+
+#[test]
+fn whoever_else_has_it_is_heard_of_for_a_minute() {
+    // P-206
+    let (mut two, _) = Two::flowing(140, 1);
+    let flow = two.world.connect(two.client, SERVICE);
+    two.world.move_to(two.client, two.away, AWAY);
+    introduced(&mut two.world, &[flow]);
+    let is_late = |two: &Two| two.world.view(flow, 1).and_then(|view| view.entry).is_some_and(|entry| entry.late);
+    two.world.run_for(40 * SECOND);
+    assert!(is_late(&two));
+    two.world.restart(two.server, SECOND);
+    two.world.run_for(40 * SECOND);
+    assert!(is_late(&two), "the next daemon cannot tell since when");
+    two.world.run_for(30 * SECOND);
+    assert!(!is_late(&two));
+    two.world.assert_delivering(2 * SECOND);
+    two.world.check();
+}
+
+#[test]
 fn also_from_behind_a_nat_that_changes_ports() {
     // P-204: the names of the two ends differ.
     for age in 0..25 {
@@ -331,13 +376,56 @@ fn what_the_other_end_has_never_accepted_is_ended() {
             true => two.world.move_to(two.server, two.further, FURTHER),
         }
         introduced(&mut two.world, &[accepted]);
-        two.world.run_for(4 * SECOND);
+        let soon = two.world.at(two.client).ended_unaccepted.len();
+        assert_eq!(soon, usize::from(!server_moves), "the server may name it still");
+        two.world.run_for(12 * SECOND);
         let of = two.world.flow(unaccepted).tuples[0];
         assert_eq!(two.world.at(two.client).ended_unaccepted, [of], "{server_moves}");
         assert_eq!(two.world.at(two.server).ended_unaccepted, [], "{server_moves}");
         two.world.close(unaccepted);
         two.world.assert_delivering(2 * SECOND);
         two.world.check();
+    }
+}
+
+#[test]
+fn what_a_lying_peer_says_it_has_left_is_asked_before_it_is_ended() {
+    // P-203: whoever has accepted it is there still, and says nothing by itself.
+    for asleep in [false, true] {
+        let mut world = World::new(42);
+        let (near, far) = (world.network(Access::Open), world.network(Access::Open));
+        let client = world.host_with("client", Config::default());
+        world.attach(client, near, HOME);
+        let other = world.bare_host("other");
+        world.at_mut(other).collects = true;
+        world.attach(other, far, "10.9.0.1");
+        world.attach(other, far, "10.9.0.7");
+        let mut peer = Speaker::new(other, far, address("10.9.0.1"), address(HOME));
+        let flow = world.connect(client, SERVICE);
+        world.run_for(500 * MILLISECOND);
+        assert!(peer.answer(&mut world));
+        world.run_for(100 * MILLISECOND);
+        let claimed = std::net::SocketAddr::new(address("10.9.0.7"), peer.endpoint().port());
+        let flags = UpdateFlags::UPROOTED.with(UpdateFlags::FORMER_PATH_LOST);
+        let binding = BindingNumber::FIRST;
+        let update = Message::BindingUpdate { binding, sequence: 1, flags, claimed, lifetime: 0 };
+        peer.send(&mut world, claimed, &[update]);
+        for round in 0..160 {
+            // It has answered challenges by then, and been asked for nothing else.
+            world.at_mut(other).asleep = asleep && round > 30;
+            world.run_for(100 * MILLISECOND);
+            for message in peer.hear(&mut world) {
+                if let Message::PathChallenge { token } = message {
+                    let observed = peer.peer;
+                    peer.send(&mut world, claimed, &[Message::PathResponse { token, observed }]);
+                }
+            }
+        }
+        let at = world.peers(client)[0].remote;
+        assert_eq!(at.ip(), claimed.ip(), "it has moved, as it seems");
+        let ended = usize::from(asleep);
+        assert_eq!(world.at(client).ended_unaccepted.len(), ended, "asleep: {asleep}");
+        world.close(flow);
     }
 }
 
@@ -350,7 +438,7 @@ fn what_has_another_way_is_not_ended() {
     two.world.move_to(two.server, two.further, FURTHER);
     two.world.run_for(SECOND);
     two.world.move_to(two.server, two.far, "10.9.0.1");
-    two.world.run_for(4 * SECOND);
+    two.world.run_for(12 * SECOND);
     assert_eq!(two.world.at(two.client).ended_unaccepted, []);
     two.world.close(flow);
     two.world.check();
