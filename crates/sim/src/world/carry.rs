@@ -366,7 +366,10 @@ impl World {
                     self.with_node(host, |node| node.handle_heard_natively(now, own));
                 } else if self.hosts[host.0].plane.report_other(&own) {
                     let now = self.now;
-                    self.with_node(host, |node| node.handle_still_there(now, own));
+                    self.with_node(host, |node| match own.transport {
+                        Transport::Udp => node.handle_claim(now, own),
+                        Transport::Tcp => node.handle_still_there(now, own),
+                    });
                 }
                 self.arrive(network, host, own, packet, (*flow, *end, *acknowledgement), carried);
             }
