@@ -258,7 +258,7 @@ impl EventLoop {
 struct Finder<'a> {
     sockets: &'a mut SockDiag,
     unconnected: &'a mut UnconnectedFlows,
-    /// Ports of sockets that are on their way to other hosts.
+    /// Ports of sockets that are on their way to other hosts, or there.
     at_rest: BTreeSet<u16>,
 }
 

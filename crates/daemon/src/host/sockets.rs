@@ -115,9 +115,10 @@ impl Host {
         ended
     }
 
-    /// Ports of sockets that take what anybody sends and are on their way to another host.
+    /// Ports of sockets that take what anybody sends and are on their way to another host, or there: what keeps such a
+    /// port here has no flows.
     pub(crate) fn ports_at_rest(&self) -> BTreeSet<u16> {
-        self.at_rest.clone()
+        self.at_rest.iter().copied().chain(self.ports.all()).collect()
     }
 
     /// A socket that takes what anybody sends goes to another host. What it has with single remotes is no flow of this
