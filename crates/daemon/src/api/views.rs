@@ -76,7 +76,7 @@ pub(crate) fn counts(
         sessions: peers.iter().filter(|peer| peer.session).count(),
         ..ipc::Counts::default()
     };
-    for flow in flows {
+    for flow in flows.filter(FlowView::is_connection) {
         counts.connections += 1;
         counts.introduced += usize::from(flow.entry.is_some());
         counts.lost += usize::from(lost(&flow));
@@ -251,8 +251,7 @@ impl ConnectionsQuestion {
             true => servers::at(&unconnected, flow.tuple.local).first().copied(),
             false => sockets.get(&flow.tuple).copied(),
         };
-        // What nothing has come of may be a question that was answered long ago.
-        self.flows.retain(|flow| !flow.unconnected || flow.entry.is_some());
+        self.flows.retain(FlowView::is_connection);
         let inodes: HashSet<u32> = self.flows.iter().filter_map(socket_of).collect();
         let owners = process::owners(&inodes);
         let traffic = self.traffic();
@@ -504,6 +503,7 @@ mod tests {
             beyond: false,
             late: false,
             unconnected: false,
+            begun: false,
         });
         let peer = entry.map(|entry| entry.peer);
         FlowView { tuple: own, state, peer, entry, opened: Time::default(), accepted, unconnected: false }

@@ -13,7 +13,9 @@ use whimbrel_wire::FlowTuple;
 use super::EventLoop;
 use crate::Error;
 use crate::api::desk::Desk;
-use crate::host::inventory::flows::{bound_ports, ephemeral_ports, is_movable, list_tcp, was_asked};
+use crate::host::inventory::flows::{
+    bound_ports, ephemeral_ports, is_broadcast, is_movable, list_tcp, may_have_been_asked, was_asked,
+};
 use crate::host::inventory::unconnected::UnconnectedFlows;
 use crate::policy::Judge;
 use crate::role::gateway::executor::Gateway;
@@ -130,7 +132,7 @@ impl EventLoop {
         }
         self.handle_udp(now);
         // Of those of sockets that are not connected that has told already.
-        let unconnected = self.unconnected_flows();
+        let unconnected: HashSet<FlowTuple> = self.unconnected_flows().into_iter().collect();
         let udp = |flow: &FlowTuple| self.udp.contains(flow) || unconnected.contains(flow);
         let gone: Vec<FlowTuple> = known.iter().filter(|flow| !there.contains(flow) && !udp(flow)).copied().collect();
         for flow in &gone {
@@ -185,12 +187,14 @@ impl EventLoop {
             return;
         }
         let (own, drawn) = (self.desk.own_addresses(), ephemeral_ports());
-        let Self { desk: Desk { node, .. }, judge, unconnected, udp, .. } = self;
+        let Self { desk: Desk { node, host, .. }, judge, unconnected, udp, .. } = self;
+        let subnets = || host.network.addresses.iter().map(|usable| (usable.address, usable.prefix_length));
         for (flow, connected, user, cookie) in sent {
-            let accepted = was_asked(&flow, &drawn);
+            let accepted = connected && was_asked(&flow, &drawn);
             let is_own = own.contains(&flow.local.ip()) && is_movable(&flow, &|address| own.contains(&address));
             // What answers others is introduced by these.
-            if !is_own || node.has_flow(&flow) || accepted && !connected {
+            let answers = !connected && may_have_been_asked(&flow, &drawn);
+            if !is_own || answers || node.has_flow(&flow) || is_broadcast(flow.remote.ip(), subnets()) {
                 continue;
             }
             if connected {

@@ -174,6 +174,7 @@ mod tests {
             beyond: false,
             late: false,
             unconnected: false,
+            begun: false,
         };
         (flow, entry)
     }

@@ -85,6 +85,7 @@ mod tests {
             beyond: false,
             late: false,
             unconnected: false,
+            begun: false,
         };
         (tuple, entry)
     }

@@ -169,6 +169,7 @@ mod tests {
             beyond: false,
             late: false,
             unconnected: false,
+            begun: false,
         };
         ports.record_flow(&flow, &entry, binding);
         flow

@@ -78,7 +78,7 @@ impl Connections {
     ) -> Self {
         let peers: HashMap<PeerId, &PeerView> = peers.iter().map(|peer| (peer.id, peer)).collect();
         let mut counted = Self::default();
-        for flow in flows {
+        for flow in flows.filter(FlowView::is_connection) {
             let peer = flow.peer.and_then(|peer| peers.get(&peer).copied());
             let state = match flow.state {
                 _ if lost(&flow) => ConnectionState::Lost,
@@ -294,6 +294,7 @@ mod tests {
             beyond: false,
             late: false,
             unconnected: false,
+            begun: false,
         });
         FlowView {
             tuple,

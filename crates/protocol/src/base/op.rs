@@ -340,6 +340,9 @@ pub struct FlowEntry {
     /// This host's socket takes what anybody sends: the flow is what it has with one remote endpoint (P-220).
     #[serde(default, skip_serializing_if = "is_usual")]
     pub unconnected: bool,
+    /// Of such a flow: this host has begun it, and introduces it again where its peer has ended it (P-223).
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub begun: bool,
 }
 
 impl FlowEntry {
@@ -362,6 +365,7 @@ impl FlowEntry {
             beyond: false,
             late: false,
             unconnected: false,
+            begun: false,
         }
     }
 

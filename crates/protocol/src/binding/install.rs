@@ -97,6 +97,7 @@ impl BindingLayer {
         // What was restored has nothing else.
         entry.manner = known.entry().map_or(entry.manner, |former| former.manner);
         entry.unconnected = known.is_unconnected();
+        entry.begun = entry.unconnected && !known.is_accepted();
         if entry.end == LocalEnd::Passing {
             // P-64: a gateway cannot end the host's socket, and what that still sends would go to whoever has the
             // address now.

@@ -10,10 +10,11 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::base::Base;
+use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, PeerId};
 use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
-use crate::flow::introduction::AGAIN;
+use crate::flow::introduction::{AGAIN, NO_SOCKET};
 use crate::flow::known::{Flow, Stage};
 use crate::flow::policy::Ruled;
 use crate::session::contact::Contact;
@@ -24,6 +25,10 @@ const REFERRALS: u8 = 6;
 const REQUESTS: u8 = 3;
 /// How long a host that connects to a peer expects to introduce the connection.
 const EXPECTED: Duration = Duration::from_secs(3);
+/// How soon a datagram flow is introduced again whose socket the peer has not, twice as late each time, and how late at
+/// the most (P-35).
+const REFUSED: Duration = Duration::from_secs(1);
+const REFUSED_MOST: Duration = Duration::from_secs(60);
 /// What users are told where the host that an address leads to passes a flow on for one that cannot be reached.
 pub(crate) const NOT_FOUND: &str = "its other end is on another host, which is not to be found";
 
@@ -142,6 +147,7 @@ impl FlowLayer {
     /// Flows that are old enough are introduced, or their remote address is asked whether it runs Whimbrel.
     pub(crate) fn mature_flows(&mut self, now: Time, base: &mut Base) {
         while let Some(flow) = self.flows.take_mature(now) {
+            self.open_refused(&flow);
             if self.passed_on(&flow).is_some() {
                 self.want_introduction(now, flow, base);
             } else if self.is_introducible(&flow) {
@@ -156,6 +162,26 @@ impl FlowLayer {
                     }
                 }
             }
+        }
+    }
+
+    /// The peer has no socket at this moment, as while a server is started anew: it is asked again (P-35).
+    pub(super) fn on_refused(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
+        let Some(known) = self.flows.get_mut(flow) else { return };
+        let pause = REFUSED * 2u32.saturating_pow(known.refusals.into());
+        let is_first = known.refusals == 0;
+        known.refusals = known.refusals.saturating_add(1).min(8);
+        self.leave_stage(flow, Stage::Failed(NO_SOCKET));
+        self.flows.put_off_until(now + pause.min(REFUSED_MOST), *flow);
+        if is_first {
+            base.event(Event::IntroductionFailed { flow: *flow, reason: NO_SOCKET });
+        }
+    }
+
+    /// A flow that was refused has its turn again.
+    fn open_refused(&mut self, flow: &FlowTuple) {
+        if let Some(known) = self.flows.get_mut(flow).filter(|known| matches!(known.stage, Stage::Failed(NO_SOCKET))) {
+            known.stage = Stage::Open;
         }
     }
 

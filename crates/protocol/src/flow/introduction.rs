@@ -42,15 +42,14 @@ const RESPONDING_MOST: usize = 1024;
 const ANEW: Duration = Duration::from_millis(200);
 /// How often one of them is answered.
 const ANSWERS: u32 = 2 * TRIES;
-/// How long a datagram socket that cannot be moved is taken to be so (P-35), and how many are remembered of a peer.
-const REFUSED: Duration = Duration::from_secs(600);
-const REFUSED_MOST: usize = 1024;
 /// What is said of flows that the other end leaves alone (P-59).
 pub(crate) const DECLINED: &str = "the peer's policy leaves it alone";
 /// What users are told where nothing of an introduction has come through.
 pub(crate) const UNMARKED: &str = "what marks its packets is dropped or taken out on the way";
 const NO_WIRE_PORT: &str = "all ports are had that rewritten packets could bear";
-const NOT_CONNECTED: &str = "the peer has no socket for it";
+pub(super) const NO_SOCKET: &str = "the peer has no socket for it";
+const NO_ROOM: &str = "the peer has as many connections as may be, in all or with this host's address";
+const NO_ANSWER: &str = "the other host does not answer, or the two keep moving meanwhile";
 /// The top bit of a nonce tells a carrier probe (set) from an introduction (§4, P-20).
 pub(crate) const PROBE_BIT: u64 = 1 << 63;
 /// The next bit tells the responder's nonce (set) from the introducer's: an answer must never be answered.
@@ -177,11 +176,6 @@ impl FlowLayer {
                         // The peer was faster. Should nothing come of it, it is our turn.
                         peer.flow.introductions.active.remove(&flow);
                         self.flows.put_off(now, flow);
-                        continue;
-                    }
-                    if peer.flow.introductions.refused.get(&flow.remote).is_some_and(|until| *until > now) {
-                        known.refused = true;
-                        self.fail_introduction(now, &flow, NOT_CONNECTED, base);
                         continue;
                     }
                     if peer.flow.flows.len() >= base.config().flows_per_peer || full {
@@ -371,7 +365,7 @@ impl FlowLayer {
             return;
         }
         let fresh = base.random().u64() & !PROBE_BIT | ANSWER_BIT;
-        let room = self.flows.introduced() < base.config().flows;
+        let room = self.has_room_with(id, base);
         let young = self.flows.get(&flow).is_some_and(|known| known.opened + YOUNG > now && known.entry().is_none());
         let Some(peer) = peer_mut!(self, &id) else { return };
         let before = peer.flow.introductions.responding.get_mut(&flow);
@@ -387,10 +381,9 @@ impl FlowLayer {
             // Begun anew, which nobody does at once.
             Some(before) if before.begun + ANEW > now => return,
             before => {
-                let many = peer.flow.flows.len() >= base.config().flows_per_peer || !room;
                 let anew = before.is_some();
                 let known = peer.flow.flows.contains(&flow) || anew;
-                if !known && (many || peer.flow.introductions.responding.len() >= RESPONDING_MOST) {
+                if !known && !room {
                     self.refuse_introduction(id, introducer_nonce, IntroductionRefusal::Busy, base);
                     return;
                 }
@@ -416,6 +409,13 @@ impl FlowLayer {
             FlowOp::Introduce { flow, end: base.attachments().end_of(&flow), index, nonce },
             Asked::Answer(id, flow),
         );
+    }
+
+    /// Whether a peer may have another flow, and another introduction answered.
+    pub(super) fn has_room_with(&self, id: PeerId, base: &Base) -> bool {
+        let (most, config) = (RESPONDING_MOST, base.config());
+        let has = |of: &FlowPeer| of.flows.len() < config.flows_per_peer && of.introductions.responding.len() < most;
+        self.flows.introduced() < config.flows && self.peers.get(&id).is_some_and(has)
     }
 
     /// Whether a peer that introduces a datagram flow receives at its far address; else it is asked there, and
@@ -617,7 +617,7 @@ impl FlowLayer {
             _ => return None,
         };
         match (outcome, echo) {
-            (Err(_), _) if self.is_referred(&flow, id) => self.fail_introduction(now, &flow, NOT_CONNECTED, base),
+            (Err(_), _) if self.is_referred(&flow, id) => self.fail_introduction(now, &flow, NO_SOCKET, base),
             // It has not looked at the places that it was to agree to.
             (Ok(_), Some((echo, _))) if echo.introducer_place == NOWHERE || echo.responder_place == NOWHERE => {
                 self.introduce_again(now, &flow, base);
@@ -646,11 +646,12 @@ impl FlowLayer {
                 self.introduce_again(now, &flow, base);
             }
             // It has started anew, or the flow is no longer the one it was.
-            (Err(IntroductionRefusal::NotSeen | IntroductionRefusal::OtherFlow | IntroductionRefusal::Busy), _) => {
+            (Err(IntroductionRefusal::NotSeen | IntroductionRefusal::OtherFlow), _) => {
                 self.introduce_again(now, &flow, base);
             }
+            (Err(IntroductionRefusal::Busy), _) => self.introduce_again_or(now, &flow, NO_ROOM, base),
             (Err(IntroductionRefusal::Refused), _) if flow.transport == Transport::Udp => {
-                self.on_refused(now, id, &flow, base);
+                self.on_refused(now, &flow, base);
             }
             // A TCP connection that it does not know yet, as one that its program has not accepted.
             (Err(IntroductionRefusal::Refused), None) => self.introduce_again(now, &flow, base),
@@ -658,21 +659,6 @@ impl FlowLayer {
             (Err(_), _) => self.fail_introduction(now, &flow, "the other host refused", base),
         }
         None
-    }
-
-    /// The peer's socket cannot be moved, and so it is with all other connections to it (P-35).
-    fn on_refused(&mut self, now: Time, id: PeerId, flow: &FlowTuple, base: &mut Base) {
-        if let Some(peer) = peer_mut!(self, &id) {
-            let refused = &mut peer.flow.introductions.refused;
-            refused.retain(|_, until| *until > now);
-            if refused.len() < REFUSED_MOST {
-                refused.insert(flow.remote, now + REFUSED);
-            }
-        }
-        if let Some(known) = self.flows.get_mut(flow) {
-            known.refused = true;
-        }
-        self.fail_introduction(now, flow, NOT_CONNECTED, base);
     }
 
     /// Gives up all introductions with a peer that does not answer.
@@ -706,13 +692,17 @@ impl FlowLayer {
 
     /// The ends did not agree about a flow: the introduction begins anew, a moment later.
     pub(crate) fn introduce_again(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
+        self.introduce_again_or(now, flow, NO_ANSWER, base);
+    }
+
+    /// The same; after the last time it has failed for this reason.
+    fn introduce_again_or(&mut self, now: Time, flow: &FlowTuple, reason: &'static str, base: &mut Base) {
         if self.end_referral(now, flow, base) {
             return;
         }
         let Some(known) = self.flows.get_mut(flow) else { return };
         if known.again >= AGAIN {
-            self.fail_introduction(now, flow, "the other host does not answer, or the two keep moving meanwhile", base);
-            return;
+            return self.fail_introduction(now, flow, reason, base);
         }
         known.again += 1;
         self.leave_stage(flow, Stage::Open);
@@ -724,7 +714,7 @@ impl FlowLayer {
             return;
         }
         let Some(known) = self.flows.get(flow) else { return };
-        if !known.accepted && !known.refused {
+        if !known.accepted {
             self.flows.on_failed(*flow);
         }
         self.leave_stage(flow, Stage::Failed(reason));

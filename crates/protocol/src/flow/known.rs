@@ -114,8 +114,8 @@ pub(crate) struct Flow {
     pub(super) closed: bool,
     /// How often its introduction met with a move and was begun anew.
     pub(super) again: u8,
-    /// The peer has no socket for it that can be moved: another session with it changes nothing.
-    pub(super) refused: bool,
+    /// How often the peer had no socket for it when it was introduced.
+    pub(super) refusals: u8,
     /// Whom the host at its remote address has named as the owner of the socket at its other end (P-87).
     pub(super) referred: Option<PublicKey>,
     /// How often that was done, of this connection.
@@ -134,6 +134,8 @@ pub(crate) struct Flow {
     pub(super) passed_over: bool,
     /// Its socket is not connected: it ends then unless it is in use, or is proven anew (P-223).
     pub(super) lease: Option<Time>,
+    /// Whose introduction has begun it, where its socket is not connected.
+    pub(super) introducer: Option<PeerId>,
     /// It has moved, and was not in use when that was last asked.
     pub(super) idle: bool,
 }
@@ -146,7 +148,7 @@ impl Flow {
     pub(crate) fn introduced(entry: FlowEntry, now: Time) -> Self {
         let lease = entry.unconnected.then_some(now + KEPT);
         let stage = Stage::Introduced { entry, origin: Origin::Restored };
-        Self { stage, lease, settled: true, ..Self::opened(now, entry.unconnected) }
+        Self { stage, lease, settled: true, ..Self::opened(now, entry.unconnected && !entry.begun) }
     }
 
     pub(crate) fn stage(&self) -> &Stage {
@@ -156,6 +158,11 @@ impl Flow {
     /// Whether its socket takes what anybody sends.
     pub(crate) fn is_unconnected(&self) -> bool {
         self.lease.is_some()
+    }
+
+    /// Whether the other end opened it.
+    pub(crate) fn is_accepted(&self) -> bool {
+        self.accepted
     }
 
     /// Whether its socket is gone.
@@ -170,7 +177,7 @@ impl Flow {
 
     /// As it is when nobody has introduced it.
     pub(crate) fn reopened(self) -> Self {
-        Self { stage: Stage::Open, ..self }
+        Self { stage: Stage::Open, refusals: 0, idle: false, ..self }
     }
 
     /// As it would be if nobody ever had.
@@ -238,4 +245,13 @@ pub struct FlowView {
     pub accepted: bool,
     /// Whether its socket takes what anybody sends.
     pub unconnected: bool,
+}
+
+impl FlowView {
+    /// Whether it is one to tell of: of what a socket that is not connected has sent nothing may have come, as of a
+    /// question that was answered long ago.
+    #[must_use]
+    pub fn is_connection(&self) -> bool {
+        !self.unconnected || self.entry.is_some()
+    }
 }

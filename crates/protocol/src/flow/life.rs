@@ -77,7 +77,7 @@ impl FlowLayer {
             _ => None,
         };
         if self.begun.take(now, id) {
-            self.flows.put_first(now, flow);
+            self.flows.put_off_until(now, flow);
         } else {
             self.flows.put_off(now, flow);
         }

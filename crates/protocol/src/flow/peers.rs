@@ -1,7 +1,7 @@
 //! What this host knows of a peer's flows, beside the peer itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::Deref;
 
 use whimbrel_wire::FlowTuple;
@@ -42,8 +42,6 @@ pub(super) struct Introductions {
     pub(super) listen_until: Option<Time>,
     /// The peer's, of which each flow has one at the most: nobody else's can displace it.
     pub(super) responding: BTreeMap<FlowTuple, Responding>,
-    /// Datagram sockets of the peer's that cannot be moved, and until when that is believed.
-    pub(super) refused: BTreeMap<SocketAddr, Time>,
     /// Flows that ended here by their introducers' nonces, and how often the peer was told.
     pub(super) closed: Vec<(u64, u32)>,
     pub(super) pairings: Pairings,
@@ -289,7 +287,7 @@ impl FlowPeer {
     pub(crate) fn entries(&self) -> usize {
         let under_way = &self.introductions;
         let introductions = under_way.queue.len() + under_way.active.len() + under_way.responding.len();
-        let introductions = introductions + under_way.refused.len() + under_way.closed.len();
+        let introductions = introductions + under_way.closed.len();
         let introductions = introductions + under_way.pairings.waiting() + under_way.askings.len();
         let introductions = introductions + self.unaccepted.len();
         let absence = self.waiting.entries() + self.stalls.entries();

@@ -43,7 +43,7 @@ impl FlowLayer {
         if let (Some(rule), Stage::Open) = (excluded, &known.stage) {
             known.stage = Stage::Excluded(rule);
         } else if std::mem::take(&mut known.passed_over) {
-            self.flows.put_first(now, flow);
+            self.flows.put_off_until(now, flow);
         }
     }
 

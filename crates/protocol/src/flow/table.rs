@@ -1,8 +1,9 @@
 //! The flows of this host that are known, and what they are found by.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::base::config::Config;
-use crate::base::op::FlowEntry;
+use crate::base::op::{FlowEntry, PeerId};
 use crate::base::random::Random;
 use crate::flow::known::{Flow, Stage};
 use crate::flow::ports::Ports;
@@ -32,20 +33,21 @@ pub(crate) struct Flows {
     nonces: HashMap<u64, FlowTuple>,
     /// Flows that this host opened and that could not be introduced, by their remote addresses.
     failed: HashMap<IpAddr, BTreeSet<FlowTuple>>,
-    /// Flows that are too young to be introduced, oldest first.
-    young: VecDeque<(Time, FlowTuple)>,
+    /// Flows that are too young to be introduced, or are to be introduced again, by when they have their turn.
+    young: BTreeSet<(Time, FlowTuple)>,
     /// Connections that were opened of late, the oldest first: whoever moves does not go through all that there are.
     opened: VecDeque<(Time, FlowTuple)>,
     /// Closed flows, oldest first.
     closed: VecDeque<(Time, FlowTuple)>,
     /// Flows whose sockets are not connected, by when they end.
     leases: BTreeSet<(Time, FlowTuple)>,
-    /// How many of these others have begun, by their addresses.
-    unconnected_from: HashMap<IpAddr, usize>,
+    /// Those of them that others have begun, by where these are.
+    unconnected_from: HashMap<IpAddr, BTreeSet<FlowTuple>>,
     /// They by the ports of their sockets and the remotes: such a socket may be bound to no address.
     by_remote: HashMap<(u16, SocketAddr), FlowTuple>,
-    /// How many this host has begun, by the ports of their sockets.
+    /// How many this host has begun, by the ports of their sockets, and in all.
     sent_by: HashMap<u16, usize>,
+    sent: usize,
     /// Ports of this host that no moved flow is called by.
     ports: Ports,
     /// Flows whose sockets are on their way, from here or to here: who has them is being decided.
@@ -61,13 +63,14 @@ impl Flows {
             introduced: 0,
             nonces: HashMap::new(),
             failed: HashMap::new(),
-            young: VecDeque::new(),
+            young: BTreeSet::new(),
             opened: VecDeque::new(),
             closed: VecDeque::new(),
             leases: BTreeSet::new(),
             unconnected_from: HashMap::new(),
             by_remote: HashMap::new(),
             sent_by: HashMap::new(),
+            sent: 0,
             ports: Ports::new(config, random),
             reserved: HashSet::new(),
             awaits_verdicts: false,
@@ -145,9 +148,13 @@ impl Flows {
         }
     }
 
-    /// A socket that is not connected has a flow, which ends at this moment unless something comes of it.
-    pub(crate) fn open_unconnected(&mut self, now: Time, flow: FlowTuple, accepted: bool, until: Time) {
-        self.open(now, flow, accepted);
+    /// A socket that is not connected has a flow, which ends at this moment unless something comes of it. `introducer`:
+    /// who has begun it, if that was not this host.
+    pub(super) fn open_unconnected(&mut self, now: Time, flow: FlowTuple, introducer: Option<PeerId>, until: Time) {
+        self.open(now, flow, introducer.is_some());
+        if let Some(known) = self.known.get_mut(&flow) {
+            known.introducer = introducer;
+        }
         self.set_lease(&flow, Some(until));
     }
 
@@ -163,8 +170,11 @@ impl Flows {
             self.leases.insert((until, flow));
             self.by_remote.insert((flow.local.port(), flow.remote), flow);
             match known.accepted {
-                true => *self.unconnected_from.entry(flow.remote.ip()).or_default() += 1,
-                false => *self.sent_by.entry(flow.local.port()).or_default() += 1,
+                true => drop(self.unconnected_from.entry(site(flow.remote.ip())).or_default().insert(flow)),
+                false => {
+                    *self.sent_by.entry(flow.local.port()).or_default() += 1;
+                    self.sent += 1;
+                }
             }
         }
     }
@@ -174,21 +184,29 @@ impl Flows {
         if !stays {
             self.leases.remove(&(until, *flow));
         }
+        let is_still = self.known.get(flow).filter(|known| known.is_unconnected()).map(|known| known.accepted);
         let remote = (flow.local.port(), flow.remote);
-        if !self.known.get(flow).is_some_and(Flow::is_unconnected) && self.by_remote.get(&remote) == Some(flow) {
+        if is_still.is_none() && self.by_remote.get(&remote) == Some(flow) {
             self.by_remote.remove(&remote);
         }
-        match known.accepted {
-            true => release(&mut self.unconnected_from, flow.remote.ip()),
-            false => release(&mut self.sent_by, flow.local.port()),
+        if !known.accepted {
+            release(&mut self.sent_by, flow.local.port());
+            self.sent -= 1;
+        } else if is_still != Some(true)
+            && let Entry::Occupied(mut from) = self.unconnected_from.entry(site(flow.remote.ip()))
+        {
+            from.get_mut().remove(flow);
+            if from.get().is_empty() {
+                from.remove();
+            }
         }
     }
 
-    /// Whether a socket with this port that is not connected has an introduced flow with the same remote already, under
-    /// another address of this host's.
-    pub(crate) fn has_from_elsewhere(&self, flow: &FlowTuple) -> bool {
+    /// Another address of this host's under which a socket with this port that is not connected has an introduced flow
+    /// with the same remote already.
+    pub(super) fn elsewhere(&self, flow: &FlowTuple) -> Option<IpAddr> {
         let other = self.by_remote.get(&(flow.local.port(), flow.remote)).filter(|other| *other != flow);
-        other.is_some_and(|other| self.entry(other).is_some())
+        other.filter(|other| self.entry(other).is_some()).map(|other| other.local.ip())
     }
 
     /// How many flows this host has begun by sockets that are not connected: by those with a port, and by all.
@@ -198,12 +216,12 @@ impl Flows {
 
     /// The second.
     pub(crate) fn sent(&self) -> usize {
-        self.sent_by.values().sum()
+        self.sent
     }
 
-    /// How many flows of sockets that are not connected an address has begun.
-    pub(crate) fn unconnected_from(&self, address: IpAddr) -> usize {
-        self.unconnected_from.get(&address).copied().unwrap_or_default()
+    /// The flows of sockets that are not connected which somebody has begun who is where this address is.
+    pub(super) fn unconnected_from(&self, address: IpAddr) -> Option<&BTreeSet<FlowTuple>> {
+        self.unconnected_from.get(&site(address))
     }
 
     /// The next flow that ends now. It is to be forgotten, or has another lease.
@@ -280,17 +298,19 @@ impl Flows {
 
     /// A flow has its turn to be introduced a moment later.
     pub(crate) fn put_off(&mut self, now: Time, flow: FlowTuple) {
-        self.young.push_back((now + MATURE, flow));
+        self.put_off_until(now + MATURE, flow);
     }
 
-    /// A flow has its turn now.
-    pub(crate) fn put_first(&mut self, now: Time, flow: FlowTuple) {
-        self.young.push_front((now, flow));
+    /// A flow has its turn then.
+    pub(crate) fn put_off_until(&mut self, when: Time, flow: FlowTuple) {
+        self.young.insert((when, flow));
     }
 
     /// Takes the next flow that has its turn to be introduced.
     pub(crate) fn take_mature(&mut self, now: Time) -> Option<FlowTuple> {
-        take_due(&mut self.young, now)
+        let due = self.young.first().filter(|(when, _)| *when <= now).copied()?;
+        self.young.remove(&due);
+        Some(due.1)
     }
 
     /// A flow's socket is gone. It stays known for what is under way.
@@ -308,14 +328,15 @@ impl Flows {
 
     /// Takes the next flow that was closed long enough ago, and may have been opened again since.
     pub(crate) fn take_lingered(&mut self, now: Time) -> Option<FlowTuple> {
-        take_due(&mut self.closed, now)
+        let due = self.closed.front().is_some_and(|(when, _)| *when <= now);
+        if due { self.closed.pop_front().map(|(_, flow)| flow) } else { None }
     }
 
     /// When a flow has its turn, or is closed long enough.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
-        let next = |queue: &VecDeque<(Time, FlowTuple)>| queue.front().map(|(when, _)| *when);
-        let lapses = self.leases.first().map(|(when, _)| *when);
-        [next(&self.young), next(&self.closed), lapses].into_iter().flatten().min()
+        let next = |queue: &BTreeSet<(Time, FlowTuple)>| queue.first().map(|(when, _)| *when);
+        let closed = self.closed.front().map(|(when, _)| *when);
+        [next(&self.young), closed, next(&self.leases)].into_iter().flatten().min()
     }
 
     pub(crate) fn await_verdicts(&mut self, awaited: bool) {
@@ -330,9 +351,18 @@ impl Flows {
     /// Entries of all tables together.
     pub(crate) fn entries(&self) -> usize {
         let failed: usize = self.failed.values().map(BTreeSet::len).sum();
-        let unconnected = self.leases.len() + self.unconnected_from.len() + self.by_remote.len() + self.sent_by.len();
+        let from: usize = self.unconnected_from.values().map(BTreeSet::len).sum();
+        let unconnected = self.leases.len() + from + self.by_remote.len() + self.sent_by.len();
         let queues = self.young.len() + self.closed.len();
         self.known.len() + self.nonces.len() + failed + queues + unconnected + self.ports.entries()
+    }
+}
+
+/// Where an address is: all of a /64 of IPv6 may be one host's.
+fn site(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
     }
 }
 
@@ -345,15 +375,10 @@ fn release<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) {
     }
 }
 
-fn take_due(queue: &mut VecDeque<(Time, FlowTuple)>, now: Time) -> Option<FlowTuple> {
-    let due = queue.front().is_some_and(|(when, _)| *when <= now);
-    if due { queue.pop_front().map(|(_, flow)| flow) } else { None }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::op::{LocalEnd, Manner, PeerId, Places, Waits};
+    use crate::base::op::{LocalEnd, Manner, Places, Waits};
     use crate::flow::known::Origin;
 
     fn flow(port: u16) -> FlowTuple {
@@ -378,6 +403,7 @@ mod tests {
             beyond: false,
             late: false,
             unconnected: false,
+            begun: false,
         }
     }
 
@@ -412,7 +438,7 @@ mod tests {
         flows.put_off(at(1), flow(2));
         assert_eq!((flows.poll_timeout(), flows.take_mature(at(0))), (Some(at(1)), None));
         assert_eq!((flows.take_mature(at(1)), flows.take_mature(at(1))), (Some(flow(1)), None));
-        flows.put_first(at(1), flow(3));
+        flows.put_off_until(at(1), flow(3));
         assert_eq!(flows.poll_timeout(), Some(at(1)));
         assert_eq!([flows.take_mature(at(2)), flows.take_mature(at(2))], [Some(flow(3)), Some(flow(2))]);
         flows.close(at(3), flow(1));

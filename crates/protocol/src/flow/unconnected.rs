@@ -1,6 +1,8 @@
 //! Flows of sockets of UDP that are not connected, and take what anybody sends: soft state of a socket and a remote
 //! endpoint (P-220 and what follows it).
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_wire::message::IntroductionRefusal;
@@ -21,7 +23,8 @@ const UNPROVEN: Duration = Duration::from_secs(30);
 /// once.
 const OF_SOCKET: usize = 1024;
 const OF_ALL: usize = 8192;
-/// How many others may begin from one address, whatever keys they have (P-224): all hosts behind a NAT have one.
+/// How many others may begin from one address, or one /64 of IPv6, whatever keys they have (P-224): all hosts behind a
+/// NAT have one.
 const FROM_ADDRESS: usize = 256;
 
 impl FlowLayer {
@@ -38,19 +41,50 @@ impl FlowLayer {
             return true;
         }
         let may_be = flow.transport == Transport::Udp && flow.local.port() != base.config().port;
-        // P-150: who is not there takes up no room of those who are.
-        // P-222: from where this host is now the kernel may send a moment before the move is known.
-        if !may_be || self.flows.has_from_elsewhere(&flow) || !is_introducers(nonce) {
+        if !may_be || !is_introducers(nonce) {
             return false;
         }
+        if self.is_of_moved(&flow, base) {
+            self.refuse_introduction(id, nonce, IntroductionRefusal::Refused, base);
+            return false;
+        }
+        // P-150: who is not there takes up no room of those who are.
         if !self.is_there(now, id, &flow, base) {
             return false;
         }
-        if self.flows.unconnected_from(flow.remote.ip()) >= FROM_ADDRESS {
+        if !self.has_room_with(id, base) || !self.make_room_at(now, flow.remote.ip(), id, base) {
             self.refuse_introduction(id, nonce, IntroductionRefusal::Busy, base);
             return false;
         }
-        self.flows.open_unconnected(now, flow, true, now + UNPROVEN);
+        self.flows.open_unconnected(now, flow, Some(id), now + UNPROVEN);
+        true
+    }
+
+    /// Whether a socket has a flow with this remote already, under an address that this host has left: from where it is
+    /// now the kernel may send a moment before the move is known (P-222).
+    fn is_of_moved(&self, flow: &FlowTuple, base: &Base) -> bool {
+        self.flows.elsewhere(flow).is_some_and(|address| !base.attachments().has(&address))
+    }
+
+    /// Whether there is room for another flow from an address. Where there is none the peer with most of them gives up
+    /// its oldest that is not moved, if this one has fewer (P-224): of as many, who came last.
+    fn make_room_at(&mut self, now: Time, address: IpAddr, id: PeerId, base: &mut Base) -> bool {
+        let Some(there) = self.flows.unconnected_from(address).filter(|there| there.len() >= FROM_ADDRESS) else {
+            return true;
+        };
+        let whose = |known: &Flow| known.entry().map(|entry| entry.peer).or(known.introducer);
+        let mut of: BTreeMap<PeerId, Vec<(Time, FlowTuple)>> = BTreeMap::new();
+        for flow in there {
+            let known = self.flows.get(flow);
+            if let Some((known, peer)) = known.and_then(|known| Some((known, whose(known)?))) {
+                of.entry(peer).or_default().push((known.opened, *flow));
+            }
+        }
+        let own = of.get(&id).map_or(0, Vec::len);
+        let Some(most) = of.into_values().max_by_key(Vec::len).filter(|most| most.len() > own) else { return false };
+        let stays = |flow: &FlowTuple| self.flows.entry(flow).is_some_and(|entry| !self.is_at_home(entry));
+        let Some((_, oldest)) = most.into_iter().filter(|(_, flow)| !stays(flow)).min() else { return false };
+        self.end_datagram_flow(now, &oldest, base);
         true
     }
 
@@ -58,9 +92,9 @@ impl FlowLayer {
     pub(crate) fn handle_datagram_sent(&mut self, now: Time, flow: FlowTuple, base: &Base) {
         let may_be = flow.transport == Transport::Udp && flow.local.port() != base.config().port;
         let room = |port| self.flows.sent_by(port) < OF_SOCKET && self.flows.sent() < OF_ALL;
-        let is_new = !self.has_flow(&flow) && !self.flows.has_from_elsewhere(&flow);
+        let is_new = !self.has_flow(&flow) && !self.is_of_moved(&flow, base);
         if may_be && is_new && room(flow.local.port()) {
-            self.flows.open_unconnected(now, flow, false, now + UNPROVEN);
+            self.flows.open_unconnected(now, flow, None, now + UNPROVEN);
             self.await_turn(now, flow);
         }
     }
@@ -108,10 +142,11 @@ impl FlowLayer {
         let left = ago.map(|ago| KEPT.saturating_sub(ago));
         let at_home = self.flows.entry(flow).is_some_and(|entry| self.is_at_home(entry));
         let Some(known) = self.flows.get_mut(flow).filter(|known| known.is_unconnected()) else { return };
+        let before = known.clone();
         if at_home && left.is_some_and(|left| !left.is_zero()) {
             // The peer shows again that it has its names.
             self.end_datagram_flow(now, flow, base);
-            return self.handle_datagram_sent(now, *flow, base);
+            return self.reopen(now, *flow, before, base);
         }
         // What was never in use since it has moved may have moved a moment ago.
         let idle = std::mem::replace(&mut known.idle, left.is_none());
@@ -126,7 +161,8 @@ impl FlowLayer {
     /// since this host has not shown for a while that it has its names (P-223).
     pub(crate) fn reopen(&mut self, now: Time, flow: FlowTuple, known: Flow, base: &Base) {
         let own = known.entry().is_some_and(|entry| entry.end == LocalEnd::Here) && !known.accepted;
-        self.flows.put(flow, known.reopened());
+        let lease = known.lease.map(|_| now + UNPROVEN);
+        self.flows.put(flow, Flow { lease, ..known.reopened() });
         if own && flow.transport == Transport::Udp && base.attachments().has(&flow.local.ip()) {
             self.await_turn(now, flow);
         }

@@ -113,6 +113,35 @@ fn a_server_that_is_closed_ends_its_flows() {
 }
 
 #[test]
+fn a_server_that_is_started_anew_has_its_flows_again() {
+    // P-35: those of connected clients, and of others that go on sending.
+    for connected in [true, false] {
+        let mut two = Two::new(2210);
+        if !connected {
+            (5353..5373).for_each(|port| two.world.bind(two.client, &format!("{HOME}:{port}")));
+        }
+        let (mut two, flows) = served(two, 20);
+        two.world.unbind(two.server, NAMES);
+        two.world.run_for(10 * SECOND);
+        assert!(flows.iter().all(|flow| !two.world.introduced(*flow)));
+        two.world.bind(two.server, NAMES);
+        two.world.run_for(10 * SECOND);
+        assert_eq!((two.world.peer(two.server).flows, two.world.peer(two.client).flows), (20, 20), "{connected}");
+        // It is asked ever more seldom, and at the end once a minute; what is sent meanwhile has the rest known again.
+        two.world.unbind(two.server, NAMES);
+        two.world.set_beat(None);
+        two.world.run_for(3 * MINUTE);
+        let before = two.world.sent;
+        two.world.run_for(5 * MINUTE);
+        assert!(two.world.sent - before < 5 * 20 * 5, "{}", two.world.sent - before);
+        two.world.bind(two.server, NAMES);
+        two.world.run_for(MINUTE + SECOND);
+        let again = if connected { 20 } else { 0 };
+        assert_eq!(two.world.peers(two.server).iter().map(|peer| peer.flows).sum::<usize>(), again, "{connected}");
+    }
+}
+
+#[test]
 fn each_remote_is_answered_by_the_way_its_last_datagram_came() {
     // P-221: the address that a client has left is somebody else's, who has the same port.
     let (mut two, flows) = served(Two::new(2204), 2);
@@ -160,8 +189,14 @@ fn sockets_of_both_ends_need_not_be_connected() {
         let (mut two, flows) = served(two, 5);
         two.world.set_beat(Some(Duration::from_millis(200)));
         assert!(flows.iter().all(|flow| two.world.view(*flow, 0).is_some_and(|view| view.unconnected)));
+        // What was said of them holds, and is not asked again.
+        two.world.with_node(two.client, |node| node.await_verdicts(true));
         two.world.run_for(11 * MINUTE);
         assert!(two.world.wait(SECOND, |w| flows.iter().all(|flow| w.introduced(*flow))), "it is used");
+        // Who has begun them is known to a daemon that is started anew.
+        two.world.restart(two.client, Duration::from_millis(20));
+        two.world.run_for(11 * MINUTE);
+        assert!(two.world.wait(SECOND, |w| flows.iter().all(|flow| w.introduced(*flow))), "it is used still");
         two.world.move_to(two.client, two.away, AWAY);
         two.world.assert_delivering(SECOND);
         if !translated {
@@ -280,6 +315,26 @@ fn one_address_has_so_many_flows_and_no_more_and_others_have_theirs() {
     crowd.world.run_for(16 * MINUTE);
     assert!(entries(&crowd.world, crowd.server) < grown / 4, "{}", entries(&crowd.world, crowd.server));
     assert!(crowd.world.introduced(flow));
+}
+
+#[test]
+fn whoever_has_most_at_an_address_makes_room_there() {
+    // P-224: they are behind one NAT.
+    let mut crowd = Crowd::new(2211, nat("10.100.0.1", NatPorts::Preserving));
+    let (client, inside) = (crowd.client, crowd.liar.network);
+    let told: Vec<_> = (1000..1300).map(|port| crowd.introduce(Crowd::from(LIAR, port))).collect();
+    assert_eq!(told.iter().filter(|told| **told == Some(Ok(()))).count(), 256);
+    crowd.world.attach(client, inside, INSIDE);
+    let connect = |crowd: &mut Crowd, port| crowd.world.connect_from(client, port, NAMES, Transport::Udp);
+    let flows: Vec<FlowId> = (5353..5363).map(|port| connect(&mut crowd, port)).collect();
+    introduced(&mut crowd.world, &flows);
+    let mut has: Vec<usize> = crowd.world.peers(crowd.server).iter().map(|peer| peer.flows).collect();
+    has.sort_unstable();
+    assert_eq!(has, [10, 246]);
+    // Those are not taken back.
+    let told: Vec<_> = (2000..2100).map(|port| crowd.introduce(Crowd::from(LIAR, port))).collect();
+    assert!(told.iter().all(|told| *told == Some(Err(IntroductionRefusal::Busy))), "{:?}", told[0]);
+    assert!(flows.iter().all(|flow| crowd.world.introduced(*flow)));
 }
 
 #[test]

@@ -73,6 +73,7 @@ pub(crate) fn entry(peer: u32) -> FlowEntry {
         beyond: true,
         late: false,
         unconnected: false,
+        begun: false,
     }
 }
 

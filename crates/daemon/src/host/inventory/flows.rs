@@ -73,6 +73,13 @@ pub(crate) fn was_asked(flow: &FlowTuple, ephemeral: &RangeInclusive<u16>) -> bo
     !ephemeral.contains(&flow.local.port()) && ephemeral.contains(&flow.remote.port())
 }
 
+/// The same of a socket that is not connected, as those of servers are: resolvers and NATs draw from all ports but the
+/// lowest.
+pub(crate) fn may_have_been_asked(flow: &FlowTuple, ephemeral: &RangeInclusive<u16>) -> bool {
+    let (local, remote) = (flow.local.port(), flow.remote.port());
+    !ephemeral.contains(&local) && remote >= 1024 && remote != local
+}
+
 /// The ports that the kernel draws from.
 pub(crate) fn ephemeral_ports() -> RangeInclusive<u16> {
     let range = sysctl::get("net/ipv4/ip_local_port_range").unwrap_or_default();
@@ -92,6 +99,17 @@ pub(crate) fn is_global(address: IpAddr) -> bool {
         }
         IpAddr::V6(v6) => !(v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified() || v6.is_multicast()),
     }
+}
+
+/// Whether what is sent to an address is for all hosts of a link: it is the first or the last of a subnet of this
+/// host's. `own`: its addresses and the lengths of their prefixes.
+pub(crate) fn is_broadcast(remote: IpAddr, mut own: impl Iterator<Item = (IpAddr, u8)>) -> bool {
+    let IpAddr::V4(remote) = remote else { return false };
+    own.any(|(address, length)| {
+        let (IpAddr::V4(address), 1..=30) = (address, length) else { return false };
+        let hosts = u32::MAX >> length;
+        (remote.to_bits() ^ address.to_bits()) & !hosts == 0 && [0, hosts].contains(&(remote.to_bits() & hosts))
+    })
 }
 
 /// Whether a flow can be moved at all: between two hosts, by addresses that mean something beyond one link. `own` tells
@@ -161,6 +179,31 @@ mod tests {
             // An address on lease, of whose connection this host has the other end.
             assert_eq!(why(&of(transport, "203.0.113.9:1", "192.0.2.1:2")), None);
         }
+    }
+
+    #[test]
+    fn servers_do_not_introduce_what_they_answer() {
+        let flow = |local, remote| FlowTuple {
+            transport: Transport::Udp,
+            local: ([192, 0, 2, 1], local).into(),
+            remote: ([198, 51, 100, 1], remote).into(),
+        };
+        let asked = |local, remote| may_have_been_asked(&flow(local, remote), &(32768..=60999));
+        for remote in [1024, 20000, 40000, 65535] {
+            assert!(asked(53, remote) && !asked(40000, remote), "{remote}");
+        }
+        assert!(!asked(53, 443) && !asked(5000, 5000) && !asked(40000, 53));
+    }
+
+    #[test]
+    fn a_broadcast_is_sent_to_nobody() {
+        let to = |remote: &str, prefix_length| {
+            let own = [("192.0.2.9".parse().expect("one"), prefix_length)];
+            is_broadcast(remote.parse().expect("an address"), own.into_iter())
+        };
+        assert!(to("192.0.2.255", 24) && to("192.0.2.0", 24) && to("192.0.2.11", 30) && to("192.0.3.255", 23));
+        assert!(!to("192.0.2.255", 23) && !to("192.0.2.8", 31) && !to("192.0.2.9", 32) && !to("198.51.100.255", 24));
+        assert!(!to("2001:db8::", 24));
     }
 
     #[test]

@@ -46,11 +46,13 @@ impl LeftBehind {
         self.elsewhere = !own_addresses(network).is_empty();
     }
 
-    /// Whether a flow is lost. `may_yet`: the ends may agree on it still, if that was a moment ago or goes on.
+    /// Whether a flow is lost. `may_yet`: the ends may agree on it still, if that was a moment ago or goes on. A socket
+    /// that is not connected goes on with whoever it sends to next.
     pub(crate) fn is_lost(&self, now: Time, flow: &FlowView, may_yet: bool) -> bool {
         // It may be named late (P-204). Where nothing comes of that, that is told by itself.
         let late = if flow.state == FlowState::Introducing { NAMED_FOR } else { LATE };
         let since = self.gone.get(&flow.tuple.local.ip()).filter(|_| self.elsewhere && flow.entry.is_none());
+        let since = since.filter(|_| flow.is_connection());
         since.is_some_and(|(since, _)| !may_yet || *since + late <= now)
     }
 
@@ -164,13 +166,16 @@ mod tests {
             beyond: false,
             late: false,
             unconnected: false,
+            begun: false,
         };
         let moved = FlowView { entry: Some(entry), ..flow(2, FlowState::Moved) };
         let named = flow(3, FlowState::Introducing);
         assert!(!left.is_lost(later, &named, true) && left.is_lost(later, &named, false));
         assert!(left.is_lost(now + NAMED_FOR, &named, true));
         assert!(!left.is_lost(later, &moved, false) && left.is_lost(later, &young, true));
-        let told = left.tell(later, [young.clone(), moved].into_iter()).expect("it is told");
+        let asked = FlowView { unconnected: true, ..flow(4, FlowState::Unknown) };
+        assert!(!left.is_lost(later, &asked, false), "a question that was answered");
+        let told = left.tell(later, [young.clone(), moved, asked].into_iter()).expect("it is told");
         assert_eq!(
             told.sentence,
             "tcp 192.0.2.1:1 -> 203.0.113.5:22 is lost at the move: its address is gone, and the other end had not agreed \
