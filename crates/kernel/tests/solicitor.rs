@@ -27,7 +27,9 @@ struct Waiting {
 fn waiting(subnet: &str, [near, far]: [&str; 2]) -> Waiting {
     let (host, other) = (Host::new(), Host::new());
     host.cable("e0", &other, "e0");
-    host.sh(&format!("ip addr add {near}/{subnet} dev e0"));
+    // An address of IPv6 that is looked for first cannot be bound to meanwhile.
+    let nodad = if near.contains(':') { "nodad" } else { "" };
+    host.sh(&format!("ip addr add {near}/{subnet} dev e0 {nodad}"));
     let [source, address]: [IpAddr; 2] = [near, far].map(|text| text.parse().unwrap());
     let mut solicitor = host.on(|| Solicitor::open(MARK).unwrap());
     let hop = solicitor.next_hop(source, address).unwrap().expect("a way");
@@ -37,7 +39,7 @@ fn waiting(subnet: &str, [near, far]: [&str; 2]) -> Waiting {
     let since = Instant::now();
     sender.send_to(b"waits", SocketAddr::new(address, 9)).unwrap();
     assert_eq!(solicitor.unanswered(&[hop]).unwrap(), [hop]);
-    other.sh(&format!("ip addr add {far}/{subnet} dev e0"));
+    other.sh(&format!("ip addr add {far}/{subnet} dev e0 {nodad}"));
     let socket = other.on(|| UdpSocket::bind(SocketAddr::new(address, 9)).unwrap());
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     Waiting { host, _other: other, socket, hop, solicitor, since }

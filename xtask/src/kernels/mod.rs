@@ -37,8 +37,8 @@ pub(crate) use system::System;
 const SCENARIOS: &[&str] =
     &["roam-public", "roam-into-nat", "outage-kick", "moved-socket", "moved-process", "moved-process-direct"];
 
-/// Tests that race the kernel's timers by milliseconds, which software emulation loses; and those that take a minute and
-/// more there for what is the same on all kernels, or for what something costs, which emulation does not tell.
+/// Tests that race the kernel's timers by milliseconds, which software emulation loses; and those that take a minute
+/// and more there for what is the same on all kernels, or for what something costs, which emulation does not tell.
 const SKIPPED: &[&str] = &["a_smaller_mtu_resends", "connection_roams_under_another_wire_port", "costs_"];
 
 /// Test programs of any name.
