@@ -61,13 +61,29 @@ fn young_nat(lab: &mut Lab) -> Result<()> {
     young_at(lab, far("a").behind(nat), far("b").behind(nat), false)
 }
 
+/// A laptop and a server that know each other, and another network that the server may go to.
+struct Met {
+    world: World,
+    t: Site,
+    client: Whimbrel,
+    server: Whimbrel,
+    known: FlowPair,
+}
+
+impl Met {
+    fn new(lab: &mut Lab, a: SiteSpec, b: SiteSpec) -> Result<Self> {
+        let mut world = World::new(lab, a, b)?;
+        let t = world.add(lab, SiteSpec::named("t"))?;
+        let (client, server) = world.daemons()?;
+        let known = world.stream()?;
+        client.wait_introduced(&known, LONG)?;
+        Ok(Self { world, t, client, server, known })
+    }
+}
+
 /// `server_moves`: it does so as well, after the laptop.
 fn young_at(lab: &mut Lab, a: SiteSpec, b: SiteSpec, server_moves: bool) -> Result<()> {
-    let mut world = World::new(lab, a, b)?;
-    let t = world.add(lab, SiteSpec::named("t"))?;
-    let (mut client, mut server) = world.daemons()?;
-    let mut known = world.stream()?;
-    client.wait_introduced(&known, LONG)?;
+    let Met { mut world, t, mut client, mut server, mut known } = Met::new(lab, a, b)?;
     let b = world.b.clone();
     let mut pairs = of_ages(&world)?;
     pairs.iter().for_each(|pair| world.leaves_router(pair));
@@ -127,11 +143,7 @@ fn late_nat(lab: &mut Lab) -> Result<()> {
 }
 
 fn late_at(lab: &mut Lab, a: SiteSpec, b: SiteSpec, server_moves: bool) -> Result<()> {
-    let mut world = World::new(lab, a, b)?;
-    let t = world.add(lab, SiteSpec::named("t"))?;
-    let (mut client, mut server) = world.daemons()?;
-    let mut known = world.stream()?;
-    client.wait_introduced(&known, LONG)?;
+    let Met { mut world, t, mut client, mut server, mut known } = Met::new(lab, a, b)?;
     let b = world.b.clone();
     let mut pair = world.stream_unproven()?;
     world.leaves_router(&pair);
@@ -172,7 +184,7 @@ fn goes_on_late(pair: &mut FlowPair, usable_at: MonoTime) -> Result<()> {
 
 /// A socket with the numbers of somebody else's connection, as if they were its own: all that a listener knows.
 const CLONE: &str = r#"
-import socket, struct, sys, time
+import signal, socket, struct, sys
 REPAIR, QUEUE, SEQUENCE, RECEIVE, SEND, OFF = 19, 20, 21, 1, 2, -1
 source, server, sent, received = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 endpoint = lambda text: (text.rsplit(":", 1)[0], int(text.rsplit(":", 1)[1]))
@@ -185,7 +197,7 @@ for queue, number in ((SEND, sent), (RECEIVE, received)):
 clone.connect(endpoint(server))
 clone.setsockopt(socket.IPPROTO_TCP, REPAIR, OFF)
 print("cloned", flush=True)
-time.sleep(1000)
+signal.pause()
 "#;
 
 fn neighbour(lab: &mut Lab) -> Result<()> {

@@ -19,7 +19,8 @@ Examples:
   whimbrel events --follow        watch what happens while you change networks
   whimbrel connections --json | jq '.connections[] | select(.state == \"moved\")'
 
-All commands but `up`, `doctor`, `clean` and `events --from` ask a running daemon. They find it by --run-dir or WHIMBREL_RUN_DIR.
+All commands but `up`, `doctor`, `clean` and `events --from` ask a running daemon. They find it by
+--run-dir or WHIMBREL_RUN_DIR.
 The JSON that --json prints is described in docs/json.md (installed: share/doc/whimbrel/json.md).";
 
 pub(super) const UP_HELP: &str = "\
@@ -28,8 +29,9 @@ What it does to the system:
     nothing is asked a few times when a connection to it opens, then left alone
   - makes a key pair at the first start (in the state directory)
   - makes a TUN device, whimbrel0
-  - while it has introduced connections to their other ends: attaches eBPF programs to
-    the interfaces, which leave packets alone until a connection moves
+  - attaches an eBPF program to the interfaces, which sees where sockets of UDP send to;
+    while it has introduced connections to their other ends, others that leave packets
+    alone until a connection moves
   - where /sys/fs/bpf is no bpffs: mounts one in the run directory
   - while connections are moved: keeps the former address on `lo`, adds routing rules,
     and sets net.ipv4.conf.all.src_valid_mark=1, so that strict rp_filter lets them pass

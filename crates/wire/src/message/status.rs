@@ -43,7 +43,7 @@ byte_enum! {
         NotSeen = 2,
         /// The responder's nonce was sent on another flow than the one that the introducer's came on.
         OtherFlow = 3,
-        /// The responder has no connected socket with this tuple (P-35).
+        /// The responder has no socket that takes what comes under this tuple (P-35).
         Refused = 4,
         /// The responder has too many flows or introductions at the moment.
         Busy = 5,
