@@ -105,18 +105,7 @@ static __noinline bool comes_from_side_of(struct __sk_buff *skb, const struct fl
 		return false;
 	if (side->until > bpf_ktime_get_coarse_ns() && same_address(&side->host, &own->local))
 		return side->interface == came;
-	fib.ifindex = came;
-	fib.l4_protocol = own->transport;
-	if (is_ipv4(&own->local)) {
-		fib.family = 2; /* AF_INET */
-		fib.ipv4_src = own->remote.words[3];
-		fib.ipv4_dst = own->local.words[3];
-	} else {
-		fib.family = 10; /* AF_INET6 */
-		__builtin_memcpy(fib.ipv6_src, &own->remote, 16);
-		__builtin_memcpy(fib.ipv6_dst, &own->local, 16);
-	}
-	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	found = find_way(skb, &fib, own->transport, &own->remote, &own->local);
 	side->host = own->local;
 	side->interface = found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH ? fib.ifindex : 0;
 	side->until = bpf_ktime_get_coarse_ns() + NEIGHBOUR_NS;

@@ -18,6 +18,7 @@
 
 #include "../abi.h"
 #include "../maps.h"
+#include "address.h"
 #include "parse.h"
 #include "rewrite.h"
 
@@ -220,6 +221,24 @@ static __always_inline void ask_next_hop(__u32 binding, __u32 arrival)
 	}
 }
 
+/* The way of a packet that came by this device and that a router would pass on between the two: BPF_FIB_LKUP_RET_…. */
+static __always_inline long find_way(struct __sk_buff *skb, struct bpf_fib_lookup *fib, __u8 protocol,
+				     const struct address *source, const struct address *destination)
+{
+	fib->ifindex = skb->ifindex;
+	fib->l4_protocol = protocol;
+	if (is_ipv4(destination)) {
+		fib->family = 2; /* AF_INET */
+		fib->ipv4_src = source->words[3];
+		fib->ipv4_dst = destination->words[3];
+	} else {
+		fib->family = 10; /* AF_INET6 */
+		__builtin_memcpy(fib->ipv6_src, source, 16);
+		__builtin_memcpy(fib->ipv6_dst, destination, 16);
+	}
+	return bpf_fib_lookup(skb, fib, sizeof(*fib), 0);
+}
+
 /*
  * Would this packet, under its new names, leave just as it is going to: by the same device, to the same gateway? For a
  * peer that moved somewhere beyond the gateway it would, and sending it again costs more than all the rest. Whether it
@@ -322,18 +341,7 @@ __noinline int to_wire(struct __sk_buff *skb, const struct packet *packet, const
 		struct bpf_redir_neigh next_hop = {};
 		long found;
 
-		fib.ifindex = skb->ifindex;
-		fib.l4_protocol = packet->protocol;
-		if (packet->family == 4) {
-			fib.family = 2; /* AF_INET */
-			fib.ipv4_src = binding->local.words[3];
-			fib.ipv4_dst = binding->peer.words[3];
-		} else {
-			fib.family = 10; /* AF_INET6 */
-			__builtin_memcpy(fib.ipv6_src, &binding->local, 16);
-			__builtin_memcpy(fib.ipv6_dst, &binding->peer, 16);
-		}
-		found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+		found = find_way(skb, &fib, packet->protocol, &binding->local, &binding->peer);
 		if (found == BPF_FIB_LKUP_RET_FWD_DISABLED && packet->origin == FROM_WIRE && settings->tunnel) {
 			fib.ifindex = settings->tunnel;
 			found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);

@@ -5,7 +5,7 @@
 
 use whimbrel_wire::packet::tcp::flag::{ACK, CWR, ECE, FIN, PSH};
 use whimbrel_wire::packet::{Fragment, Headers};
-use whimbrel_wire::{Transport, checksum};
+use whimbrel_wire::{Introduction, Transport, checksum};
 
 use crate::batch::Span;
 use crate::vnet::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, VnetHeader};
@@ -187,10 +187,12 @@ impl Candidate {
         let body = &packet[headers.transport_offset..];
         let (sequence, flags) = match headers.transport {
             Transport::Tcp => (u32::from_be_bytes([body[4], body[5], body[6], body[7]]), body[TCP_FLAGS]),
-            // A UDP packet without a checksum cannot be verified, and one whose length differs is not ours to mend.
+            // A UDP packet without a checksum cannot be verified, and one whose length differs is not ours to mend. An
+            // introduction has to be seen for what it is, else a program would read it (docs/protocol.md P-207).
             Transport::Udp => {
                 let exact = usize::from(u16::from_be_bytes([body[4], body[5]])) == body.len();
-                (merge_udp && exact && body[6..8] != [0, 0]).then_some((0, ACK))?
+                let introduces = Introduction::from_udp_payload(&packet[headers.payload_offset..]).is_some();
+                (merge_udp && exact && !introduces && body[6..8] != [0, 0]).then_some((0, ACK))?
             }
         };
         let identification = if headers.is_v6() { 0 } else { u16::from_be_bytes([packet[4], packet[5]]) };

@@ -9,7 +9,7 @@ use whimbrel_transform::{Batch, Coalescer, Span, VnetHeader};
 use whimbrel_wire::packet::tcp::flag::{ACK, CWR, FIN, PSH};
 use whimbrel_wire::packet::write::pseudo_sum;
 use whimbrel_wire::packet::{Headers, Ip, Tcp};
-use whimbrel_wire::{Transport, checksum};
+use whimbrel_wire::{Introduction, Transport, checksum};
 
 #[derive(Clone, Copy, Debug)]
 struct Shape {
@@ -243,6 +243,18 @@ fn push_ends_a_super_packet() {
     let packets = [next(0, 0, ACK), next(100, 1, ACK | PSH), next(200, 2, ACK), next(300, 3, ACK)];
     let merged = merge_packets(&packets);
     assert_eq!(merged.iter().map(|(offload, _)| offload.gso_size).collect::<Vec<_>>(), [100, 100]);
+}
+
+/// By the end of a super-packet of datagrams nobody would see it, and a program would read it.
+#[test]
+fn an_introduction_stays_alone() {
+    let introduction = Introduction { index: 1, nonce: 2 }.udp_payload();
+    let datagram = |identification, payload: &[u8]| single(Shape { identification, tcp: false, ..shape() }, payload);
+    let other: Vec<u8> = introduction.iter().rev().copied().collect();
+    for (last, packets) in [(other.as_slice(), 1), (introduction.as_slice(), 2)] {
+        let merged = merge_packets(&[datagram(1, &[5; 100]), datagram(2, &[6; 100]), datagram(3, last)]);
+        assert_eq!(merged.len(), packets);
+    }
 }
 
 #[test]

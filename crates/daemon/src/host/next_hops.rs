@@ -4,6 +4,10 @@
 //! and all that is to go there waits as long ([`whimbrel_kernel::neighbour::solicitor`]). Those that are known from the
 //! network before are forgotten, so that the kernel asks at all: another host has their address here (every second home
 //! router is 192.168.1.1), and what is sent to the one before is lost until the kernel doubts it, after half a minute.
+//!
+//! The same holds the other way round: a next hop may know another host by an address that this host has got. It learns
+//! better from any question that is asked in the name of that address (RFC 826, RFC 4861 §7.2.3), and the kernel's own
+//! may be in the name of another one. So it is asked from a new address in any case.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -31,8 +35,8 @@ pub(crate) struct NextHops {
     solicitor: Option<Solicitor>,
     /// Ways that something was sent on just now, from an address of this host's to another.
     ways: BTreeSet<(IpAddr, IpAddr)>,
-    /// Those that have not answered, each with when its way was taken.
-    unanswered: BTreeMap<NextHop, Time>,
+    /// Those that are asked, each with when its way was taken.
+    asked: BTreeMap<NextHop, Time>,
     due: Option<Time>,
     /// Addresses that this host has got of late, by interface and when they were made, with when they were seen first.
     newcomers: BTreeMap<(u32, IpAddr, u32), Time>,
@@ -125,7 +129,7 @@ impl NextHops {
                 Ok(solicitor) => self.solicitor = Some(solicitor),
                 Err(error) => {
                     tracing::debug!(%error, "next hops that do not answer are left to the kernel");
-                    (self.ways, self.unanswered) = Default::default();
+                    (self.ways, self.asked) = Default::default();
                     return;
                 }
             }
@@ -133,21 +137,25 @@ impl NextHops {
         let Some(solicitor) = &mut self.solicitor else { return };
         for (source, destination) in std::mem::take(&mut self.ways) {
             match solicitor.next_hop(source, destination) {
-                Ok(hop) => self.unanswered.extend(hop.map(|hop| (hop, now))),
+                Ok(hop) => self.asked.extend(hop.map(|hop| (hop, now))),
                 Err(error) => tracing::debug!(%error, %destination, "its next hop is not known"),
             }
         }
-        if self.unanswered.is_empty() {
+        if self.asked.is_empty() {
             return;
         }
-        let wanted: Vec<NextHop> = self.unanswered.keys().copied().collect();
-        let waiting = solicitor.unanswered(&wanted).unwrap_or_else(|error| {
+        let wanted: Vec<NextHop> = self.asked.keys().copied().collect();
+        let unanswered = solicitor.unanswered(&wanted).unwrap_or_else(|error| {
             tracing::debug!(%error, "whether next hops have answered is not known");
             Vec::new()
         });
-        self.unanswered.retain(|hop, _| waiting.contains(hop));
+        let newcomers = &self.newcomers;
+        let is_new = |hop: &NextHop| newcomers.keys().any(|new| (new.0, new.1) == (hop.interface, hop.source));
         let mut next = None;
-        self.unanswered.retain(|hop, since| {
+        self.asked.retain(|hop, since| {
+            if !unanswered.contains(hop) && !is_new(hop) {
+                return false;
+            }
             let again = pause(now.since(*since));
             let asked = solicitor.ask(*hop).inspect_err(|error| tracing::debug!(%error, ?hop, "it cannot be asked"));
             next = next.into_iter().chain(again).min();

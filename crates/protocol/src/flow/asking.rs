@@ -69,6 +69,16 @@ impl FlowLayer {
         }
     }
 
+    /// The peer has shown that it holds the keys of another session. It may have been started anew since it said that
+    /// it looks for introductions: it is asked again, as a datagram that nobody looks for is read by a program (P-207).
+    pub(crate) fn introduce_in_new_session(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = peer_mut!(self, &id) else { return };
+        peer.flow.introductions.ready_until = None;
+        if !peer.flow.introductions.active.is_empty() {
+            base.set_timer(Timer::Introductions(id), now);
+        }
+    }
+
     /// The two ends are elsewhere, and know it: what both have proven to each other and not settled yet is said again.
     pub(crate) fn echo_again(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer!(self, &id) else { return };

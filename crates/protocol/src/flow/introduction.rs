@@ -314,7 +314,8 @@ impl FlowLayer {
                     tuple: flow,
                 };
                 let next = now + peer.path.repeat_after(1).max(Duration::from_millis(200));
-                known.stage = Stage::Echoing { peer: id, nonce: *own, echo, session: their_index, tries: 1, next };
+                known.stage =
+                    Stage::Echoing { peer: id, nonce: *own, echo, session: their_index, tries: 1, next, answers: 0 };
                 if known.referred.is_some() {
                     base.op(FlowOp::Expect { flow, from: Some(id) });
                 }
@@ -322,9 +323,11 @@ impl FlowLayer {
             }
             // Repeated on the way, or too late.
             _ if answers => {}
-            Stage::Echoing { peer: with, nonce: own, echo, .. } if *with == id => {
-                if echo.responder_nonce == nonce {
-                    // Both ends introduce, and the peer has not seen our nonce.
+            Stage::Echoing { peer: with, nonce: own, echo, answers, .. } if *with == id => {
+                if echo.responder_nonce == nonce && *answers < TRIES {
+                    // Both ends introduce, and the peer has not seen our nonce. It may answer this in the same way, so
+                    // that it has to have an end (P-36).
+                    *answers += 1;
                     let nonce = *own;
                     base.op(FlowOp::Introduce {
                         flow,

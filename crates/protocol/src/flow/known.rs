@@ -36,6 +36,8 @@ pub(crate) enum Stage {
         session: u32,
         tries: u32,
         next: Time,
+        /// How often our nonce was said again, since the peer's came again, which introduces as well.
+        answers: u32,
     },
     /// Our nonce did not arrive, so the flow is named by its sequence numbers (P-50). Exits: *paired* (`Introduced`), a
     /// refusal or tries over (`Failed`).

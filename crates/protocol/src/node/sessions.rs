@@ -112,9 +112,7 @@ impl Node {
         let proven = confirmed.origin.map(|origin| origin.remote);
         self.binding.record_sighting(now, id, proven, &mut self.base);
         self.binding.flow_mut().send_paused(now, id, &mut self.base);
-        if self.binding.flow().peer(&id).is_some_and(|peer| peer.flow.introduces()) {
-            self.base.set_timer(Timer::Introductions(id), now);
-        }
+        self.binding.flow_mut().introduce_in_new_session(now, id, &mut self.base);
         self.settle(now);
         self.deliver(now, Signal::SessionUp(id));
     }
