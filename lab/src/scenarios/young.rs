@@ -288,7 +288,7 @@ fn introduced(lab: &mut Lab) -> Result<()> {
     let (mut client, mut server) = world.daemons()?;
     let begun = watch_beginnings(&world.a)?;
     let round_trip = 2.0 * f64::from(u32::try_from(DELAY).unwrap_or(u32::MAX));
-    let mut slowest = [0.0_f64; 2];
+    let (mut laptops, mut servers) = (Vec::new(), Vec::new());
     for number in 0..12 {
         let pair = world.stream()?;
         let took = [(&client, Side::Client), (&server, Side::Server)]
@@ -300,14 +300,21 @@ fn introduced(lab: &mut Lab) -> Result<()> {
             "{which}: {here:.0} ms at the laptop, {there:.0} ms at the server ({round_trip:.0} there and back)"
         ));
         if number > 0 {
-            slowest = [slowest[0].max(here), slowest[1].max(there)];
+            laptops.push(here);
+            servers.push(there);
         }
         pair.finish(LONG)?;
     }
     // The laptop's survives from the server's nonce on; it hears half a round trip later that the server has agreed.
-    let slack = 25.0 * f64::from(patience());
-    expect!(slowest[1] <= 2.5 * round_trip + slack, "the server had a connection after {:.0} ms only", slowest[1]);
-    expect!(slowest[0] <= 3.0 * round_trip + slack, "the laptop had a connection after {:.0} ms only", slowest[0]);
+    // One of eleven may be held up by what else the machine does.
+    let (slack, held_up) = (25.0 * f64::from(patience()), 100.0 * f64::from(patience()));
+    for (mut took, round_trips, end) in [(laptops, 3.0, "laptop"), (servers, 2.5, "server")] {
+        took.sort_unstable_by(f64::total_cmp);
+        let (Some(median), Some(slowest)) = (took.get(took.len() / 2), took.last()) else { continue };
+        let most = round_trips * round_trip + slack;
+        expect!(*median <= most, "the {end} had half of the connections after {median:.0} ms only");
+        expect!(*slowest <= most + held_up, "the {end} had a connection after {slowest:.0} ms only");
+    }
     all_run(&mut [&mut client, &mut server])
 }
 

@@ -138,7 +138,9 @@ impl RendezvousServer {
         at.low.session_mut().pins_mut().pin(Pin::Registered, key, true);
         let registrant = self.registrants.entry(id).or_insert_with(|| Registrant::at(endpoint));
         let newest = registrant.newest;
-        if number <= newest {
+        // A host that was started anew counts from 1 again: all of its tags under the newest number may be its first
+        // word since then, and not a repetition.
+        if number < newest || number == newest && change != RegistrationChange::Replace {
             let status = if number == newest { registrant.status } else { RegistrationStatus::NotNewer };
             return answer(status, newest);
         }
