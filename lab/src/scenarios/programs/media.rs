@@ -1,8 +1,9 @@
 //! Media over UDP.
 
-use super::{End, Program, Sign, table};
+use super::{End, Move, Program, Sign, table};
+use crate::Gateway;
 
-table![RTP, VIDEO, WEBRTC];
+table![RTP, VIDEO, WEBRTC, WEBRTC_TURN, WEBRTC_DIRECT, WEBRTC_NAT];
 
 const SESSION: &str = "\
 v=0
@@ -82,8 +83,7 @@ const VIDEO: Program = Program {
     ..Program::USUAL
 };
 
-/// Sockets of ICE take datagrams from everybody, as those of most media do: they are left alone (P-35). Where the media
-/// go through a TURN server over TCP, as from behind firewalls, it is that connection that moves.
+/// Media that go by way of a TURN server over TCP, as from behind firewalls that let nothing else out.
 const WEBRTC: Program = Program {
     name: "webrtc",
     description: "a WebRTC data channel by way of a TURN server, over TCP",
@@ -91,24 +91,57 @@ const WEBRTC: Program = Program {
     configuration: &[("peer.py", PEER)],
     server: r#"
         exec turnserver -n --listening-ip="$ADDRESS" --listening-ip=127.0.0.1 --listening-port="$PORT" --relay-ip=127.0.0.1 --allow-loopback-peers --no-cli \
-            --no-udp --no-tls --no-dtls --lt-cred-mech --user=a:b --realm=example.org --log-file=stdout --pidfile="$DIR/pid" \
+            --no-tls --no-dtls --lt-cred-mech --user=a:b --realm=example.org --log-file=stdout --pidfile="$DIR/pid" \
             --userdb="$DIR/turn"
     "#,
-    feed: r#"exec /usr/bin/python3 "$DIR/peer.py" answer"#,
-    client: r#"exec /usr/bin/python3 "$DIR/peer.py" ask"#,
+    feed: r#"exec /usr/bin/python3 "$DIR/peer.py" answer relay "turn:127.0.0.1:$PORT?transport=tcp""#,
+    client: r#"exec /usr/bin/python3 "$DIR/peer.py" ask relay "turn:$ADDRESS:$PORT?transport=tcp""#,
     sign: Sign::Counts("count "),
     end: End::Killed,
     ..Program::USUAL
 };
 
-/// Either end of a WebRTC connection; what they tell one another beforehand is left in `DIR`.
+/// The same over UDP: coturn's sockets take datagrams from everybody, and several share a port (SO_REUSEPORT).
+const WEBRTC_TURN: Program = Program {
+    name: "webrtc-turn-udp",
+    description: "a WebRTC data channel by way of a TURN server, over UDP",
+    feed: r#"exec /usr/bin/python3 "$DIR/peer.py" answer relay "turn:127.0.0.1:$PORT?transport=udp""#,
+    client: r#"exec /usr/bin/python3 "$DIR/peer.py" ask relay "turn:$ADDRESS:$PORT?transport=udp""#,
+    moves: Move::AWAKE,
+    ..WEBRTC
+};
+
+/// Sockets of ICE are not connected at either end.
+const WEBRTC_DIRECT: Program = Program {
+    name: "webrtc-direct",
+    description: "a WebRTC data channel from host to host",
+    packages: &["python3-aiortc"],
+    server: "",
+    feed: r#"exec /usr/bin/python3 "$DIR/peer.py" answer host"#,
+    client: r#"exec /usr/bin/python3 "$DIR/peer.py" ask host"#,
+    moves: Move::AWAKE,
+    ..WEBRTC
+};
+
+/// The client's end is met behind its NAT: the server's learns from checks where it is.
+const WEBRTC_NAT: Program = Program {
+    name: "webrtc-direct-nat",
+    description: "the same from one NAT to another",
+    gateway: Gateway::Nat { random_ports: true },
+    moves: &[Move::Client, Move::Nat],
+    ..WEBRTC_DIRECT
+};
+
+/// Either end of a WebRTC connection, by candidates of one kind and IPv4; what they tell one another beforehand is left
+/// in `DIR`.
 const PEER: &str = r#"
 import asyncio, json, os, sys
 from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection, RTCSessionDescription
 
 def put(name, description):
     lines = description.sdp.splitlines(keepends=True)
-    sdp = "".join(line for line in lines if "a=candidate" not in line or " typ relay" in line)
+    wanted = lambda words: words[7] == sys.argv[2] and "." in words[4]
+    sdp = "".join(line for line in lines if "a=candidate" not in line or wanted(line.split()))
     with open("$DIR/" + name + ".new", "w") as file:
         json.dump({"sdp": sdp, "type": description.type}, file)
     os.rename("$DIR/" + name + ".new", "$DIR/" + name)
@@ -128,10 +161,8 @@ async def count(channel):
 
 async def main():
     ask = sys.argv[1] == "ask"
-    # The server's own connection would lose its address.
-    where = "$ADDRESS" if ask else "127.0.0.1"
-    turn = RTCIceServer(urls=f"turn:{where}:$PORT?transport=tcp", username="a", credential="b")
-    connection = RTCPeerConnection(RTCConfiguration(iceServers=[turn]))
+    turn = [RTCIceServer(urls=url, username="a", credential="b") for url in sys.argv[3:]]
+    connection = RTCPeerConnection(RTCConfiguration(iceServers=turn))
     connection.on("connectionstatechange", lambda: print(connection.connectionState, file=sys.stderr, flush=True))
     if ask:
         channel = connection.createDataChannel("numbers")

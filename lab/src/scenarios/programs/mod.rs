@@ -6,6 +6,7 @@
 //! what they need.
 
 mod databases;
+mod datagrams;
 mod files;
 mod mail;
 mod media;
@@ -25,9 +26,17 @@ use crate::{Cut, Direction, Gateway, Join, Lab, Leave, Result, Shape, Site, Site
 
 /// The scenarios of all families, the most used programs first.
 pub(super) fn scenarios() -> impl Iterator<Item = &'static Scenario> {
-    [databases::SCENARIOS, files::SCENARIOS, web::SCENARIOS, mail::SCENARIOS, remote::SCENARIOS, media::SCENARIOS]
-        .into_iter()
-        .flatten()
+    [
+        databases::SCENARIOS,
+        files::SCENARIOS,
+        web::SCENARIOS,
+        mail::SCENARIOS,
+        remote::SCENARIOS,
+        media::SCENARIOS,
+        datagrams::SCENARIOS,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// Mbit/s of the networks while hosts move: what is transferred is not done before.
@@ -47,6 +56,8 @@ enum Move {
     Client,
     /// The same of the server.
     Server,
+    /// The laptop moves to a network behind a NAT and a firewall.
+    Nat,
     /// The laptop joins another network with a second interface, and leaves the first when datagrams of the session
     /// come by the other.
     Overlap,
@@ -60,6 +71,8 @@ enum Move {
 
 impl Move {
     const ALL: &'static [Self] = &[Self::Client, Self::Server, Self::Sleep];
+    /// Without the sleep, which is longer than what is sent over UDP is repeated.
+    const AWAKE: &'static [Self] = &[Self::Client, Self::Server, Self::Nat];
 }
 
 /// How a session ends.
@@ -91,6 +104,8 @@ struct Program {
     description: &'static str,
     /// Debian's packages of server and client; `./setup programs` installs them.
     packages: &'static [&'static str],
+    /// What the first two networks of the laptop are behind.
+    gateway: Gateway,
     /// Configuration of both daemons.
     policy: &'static str,
     /// Files in `DIR` by name; the variables are put in for `$NAME`.
@@ -109,6 +124,9 @@ struct Program {
     connections: usize,
     /// Whether the client is asked for something just before each move.
     begun: bool,
+    /// Each question is a connection of its own, and there is one for each move. It is in the hands of both daemons
+    /// then, and `DIR/hold` exists from before that until the move is over: the server is to answer nothing meanwhile.
+    one_each: bool,
     /// What happens, in order.
     moves: &'static [Move],
     /// How the client ends.
@@ -123,6 +141,7 @@ impl Program {
         name: "",
         description: "",
         packages: &[],
+        gateway: Gateway::Router,
         policy: "",
         configuration: &[],
         prepare: "",
@@ -132,6 +151,7 @@ impl Program {
         sign: Sign::Grows,
         connections: 1,
         begun: true,
+        one_each: false,
         moves: Move::ALL,
         end: End::Itself,
         verify: "",
@@ -140,7 +160,7 @@ impl Program {
     /// Starts a session, carries it through all moves, and checks its outcome.
     fn run(&self, lab: &mut Lab) -> Result<()> {
         step(&versions(self.packages));
-        let mut world = World::new(lab, slow("a"), slow("b"))?;
+        let mut world = World::new(lab, slow("a").behind(self.gateway), slow("b").behind(self.gateway))?;
         let elsewhere = world.add(lab, SiteSpec::named("t"))?;
         let awake = world.add(lab, slow("c").behind(Gateway::NatFirewall))?;
         for host in [&world.laptop, &world.server] {
@@ -151,14 +171,20 @@ impl Program {
         let mut server = world.server.whimbrel_with(self.policy)?;
         let mut session = Session::start(self, &world)?;
         session.goes_on()?;
-        wait_for(LONG, &format!("{} connections are introduced", self.connections), || {
-            let known = [client.status()?, server.status()?].map(|status| status.counts.introduced);
-            Ok(known.iter().all(|known| *known >= self.connections).then_some(()))
-        })?;
+        if !self.one_each {
+            introduced([&client, &server], &format!("all of {}", self.name), |known| known >= self.connections)?;
+        }
         world.forget_resets();
         for happens in self.moves {
+            if self.one_each {
+                introduced([&client, &server], "nothing of what is answered", |known| known == 0)?;
+                session.hold()?;
+            }
             if self.begun {
                 session.begin()?;
+            }
+            if self.one_each {
+                introduced([&client, &server], "what was asked", |known| known > 0)?;
             }
             match happens {
                 Move::Client => {
@@ -169,6 +195,10 @@ impl Program {
                 Move::Server => {
                     step("the server moves");
                     world.roam_server(&elsewhere)?;
+                }
+                Move::Nat => {
+                    step("the client moves behind a NAT");
+                    world.roam(&awake)?;
                 }
                 Move::Overlap => overlap(&mut world)?,
                 Move::Outage => {
@@ -184,6 +214,10 @@ impl Program {
                 }
                 Move::Sleep => sleep(lab, &mut world, [&client, &server], &awake)?,
             }
+            if self.one_each {
+                introduced([&client, &server], "what was asked, still", |known| known > 0)?;
+                session.release()?;
+            }
             session.goes_on()?;
         }
         world.no_resets()?;
@@ -194,6 +228,14 @@ impl Program {
         all_run(&mut [&mut client, &mut server])?;
         lab.check_links()
     }
+}
+
+/// Waits until as much is introduced at both ends as there should be.
+fn introduced(daemons: [&Whimbrel; 2], what: &str, enough: impl Fn(usize) -> bool) -> Result<()> {
+    wait_for(LONG, &format!("{what} is introduced"), || {
+        let known = [daemons[0].status()?, daemons[1].status()?].map(|status| status.counts.introduced);
+        Ok(known.into_iter().all(&enough).then_some(()))
+    })
 }
 
 /// A network of the laptop in which a transfer takes its time.
@@ -260,12 +302,18 @@ mod tests {
 
     #[test]
     fn what_a_program_needs_is_installed() {
-        let rows =
-            [databases::PROGRAMS, files::PROGRAMS, web::PROGRAMS, mail::PROGRAMS, remote::PROGRAMS, media::PROGRAMS];
+        let rows = [
+            databases::PROGRAMS,
+            files::PROGRAMS,
+            web::PROGRAMS,
+            mail::PROGRAMS,
+            remote::PROGRAMS,
+            media::PROGRAMS,
+            datagrams::PROGRAMS,
+        ];
         for program in rows.into_iter().flatten() {
             for package in program.packages {
-                let named =
-                    SETUP.split(|c: char| c.is_whitespace() || c == '\'' || c == '"').any(|word| word == *package);
+                let named = SETUP.split(|c: char| c.is_whitespace() || "'\"=".contains(c)).any(|word| word == *package);
                 assert!(named, "./setup does not install {package} for {}", program.name);
             }
         }

@@ -119,6 +119,17 @@ impl Session {
         Ok(())
     }
 
+    /// Nothing is to be answered from now on, by a server that looks for this.
+    pub(super) fn hold(&self) -> Result<()> {
+        self.place.configure("hold", "")
+    }
+
+    /// It may answer again.
+    pub(super) fn release(&self) -> Result<()> {
+        let path = self.place.dir.join("hold");
+        fs::remove_file(&path).map_err(|e| Error::call("remove", path.display().to_string(), e))
+    }
+
     /// The session lives: what was begun before a move is completed, and then something new.
     pub(super) fn goes_on(&mut self) -> Result<()> {
         match self.program.sign {
@@ -129,6 +140,9 @@ impl Session {
             Sign::Answers(_) => {
                 if self.asked > 0 {
                     self.answered()?;
+                    if self.program.one_each {
+                        return Ok(());
+                    }
                 }
                 self.begin()?;
                 self.answered()
@@ -261,14 +275,25 @@ fn size_below(dir: &Path) -> u64 {
     entries.flatten().map(size).sum()
 }
 
-/// Debian's packages with their installed versions.
+/// Where `./setup programs` puts what Debian does not have.
+const WHEELS: &str = "/usr/local/lib/whimbrel-test/python";
+
+/// Debian's packages with their installed versions, and those of Python's.
 pub(super) fn versions(packages: &[&str]) -> String {
     let version = |package: &&str| {
         let mut query = std::process::Command::new("dpkg-query");
         let asked = query.args(["--show", "--showformat=${Version}", package]).output();
         let version = asked.ok().filter(|answer| answer.status.success());
         let version = version.and_then(|answer| String::from_utf8(answer.stdout).ok());
+        let version = version.or_else(|| wheel(package));
         format!("{package} {}", version.as_deref().unwrap_or("(is missing: ./setup programs)"))
     };
     packages.iter().map(version).collect::<Vec<_>>().join(", ")
+}
+
+/// Version of a package of Python's that is no package of Debian's.
+fn wheel(package: &str) -> Option<String> {
+    let entries = fs::read_dir(WHEELS).ok()?.flatten();
+    let mut names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.find_map(|name| Some(name.strip_prefix(package)?.strip_prefix('-')?.strip_suffix(".dist-info")?.to_owned()))
 }
