@@ -4,6 +4,7 @@
 pub(crate) mod peers;
 pub(crate) mod asking;
 mod askings;
+mod failure;
 pub(crate) mod introduction;
 pub(crate) mod known;
 mod late;
@@ -20,6 +21,7 @@ mod search;
 pub(crate) mod stall;
 pub(crate) mod table;
 mod turns;
+mod unaccepted;
 pub(crate) mod unconnected;
 pub(crate) mod verdict;
 
@@ -31,6 +33,7 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::base::op::{FlowEntry, PeerId, SavedPeer};
+use crate::flow::askings::Askings;
 use crate::flow::looks::Looks;
 use crate::flow::peers::{FlowPeer, PeerMut, PeerRef};
 use crate::flow::table::Flows;
@@ -45,6 +48,8 @@ pub(crate) struct FlowLayer {
     peers: BTreeMap<PeerId, FlowPeer>,
     flows: Flows,
     looks: Looks,
+    /// Flows that peers claim late, whose far ends are asked whether they are still there.
+    askings: Askings,
     /// Young connections that are introduced, and those of peers that are answered.
     begun: Turns,
     answered: Turns,
@@ -57,8 +62,9 @@ pub(crate) struct FlowLayer {
 impl FlowLayer {
     pub(crate) fn new(path: PathLayer, flows: Flows) -> Self {
         let (begun, answered) = (Turns::begun(), Turns::answered());
-        let (looks, rebound, doubted) = (Looks::default(), BTreeSet::new(), BTreeSet::new());
-        Self { path, peers: BTreeMap::new(), flows, looks, begun, answered, rebound, doubted }
+        let (looks, askings) = (Looks::default(), Askings::default());
+        let (rebound, doubted) = (BTreeSet::new(), BTreeSet::new());
+        Self { path, peers: BTreeMap::new(), flows, looks, askings, begun, answered, rebound, doubted }
     }
 
     /// A peer is known from now on, or is already.
@@ -153,9 +159,9 @@ impl FlowLayer {
         peer.is_in_sets()
     }
 
-    /// Entries of what is remembered of whose turn it was.
+    /// Entries of what is remembered of whose turn it was, and of flows that peers claim.
     pub(crate) fn turns(&self) -> usize {
-        self.begun.entries() + self.answered.entries()
+        self.begun.entries() + self.answered.entries() + self.askings.len()
     }
 
     pub(crate) fn flows(&self) -> &Flows {

@@ -1,13 +1,14 @@
 //! Connections that are young when a host moves.
 
-use std::net::{IpAddr, SocketAddr};
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::world::{LONG, PROMPT, RATE, SOME, World, all_run, ms, step};
 use super::{Scenario, scenario};
 use crate::{
-    FlowPair, Gateway, Join, Lab, MonoTime, PairOptions, Result, Shape, Side, Site, SiteSpec, Whimbrel, expect,
+    Error, FlowPair, Gateway, Join, Lab, MonoTime, PairOptions, Result, Shape, Side, Site, SiteSpec, Whimbrel, expect,
     patience, tcp_flags, wait_until,
 };
 
@@ -386,7 +387,8 @@ fn connecting(lab: &mut Lab) -> Result<()> {
 fn accepting(lab: &mut Lab) -> Result<()> {
     let mut world = World::new(lab, far("a"), far("b"))?;
     let t = world.add(lab, SiteSpec::named("t"))?;
-    let (mut client, mut server) = world.daemons()?;
+    let mut client = world.laptop.whimbrel()?;
+    let mut server = world.server.whimbrel_with("[[policy]]\nlocal_port = 7702\nprotect = false\n")?;
     let mut known = world.stream()?;
     client.wait_introduced(&known, LONG)?;
     let echo = crate::EchoServer::start_at(&world.server, SocketAddr::new(world.at_server.ipv4()?, 7777))?;
@@ -401,6 +403,7 @@ fn accepting(lab: &mut Lab) -> Result<()> {
         let mut program = listen_to(&world, address)?;
         wait_until(LONG, "one end is connected", || is_in(&world.laptop, "established", address))?;
         wait_until(LONG, "the other is not", || is_in(&world.server, "syn-recv", address))?;
+        let accepted = accepted(&world, address)?;
         if server_moves {
             world.roam_server(&t)?;
         } else {
@@ -415,6 +418,9 @@ fn accepting(lab: &mut Lab) -> Result<()> {
         // A server that moves has ten seconds for naming what it has accepted, and is asked then.
         let most = if server_moves { 15 * PROMPT } else { 4 * PROMPT };
         expect!(took < most * patience(), "it hears of it after {took:?}");
+        let listed = world.laptop.command("ss").args(["-Htn", "state", "established", &to_accepted(address)]).run()?;
+        expect!(!listed.trim().is_empty(), "what was accepted is ended as well");
+        drop(accepted);
         known.wait_progress(SOME, LONG)?;
     }
     drop(echo);
@@ -423,6 +429,24 @@ fn accepting(lab: &mut Lab) -> Result<()> {
     fresh.finish(LONG)?;
     known.finish(LONG)?;
     all_run(&mut [&mut client, &mut server])
+}
+
+/// A connection that the server leaves alone, so that it never names it. Its program has had a byte.
+fn accepted(world: &World, address: IpAddr) -> Result<(TcpStream, TcpStream)> {
+    let failed = |error| Error::call("connect", "a socket", error);
+    let listener = world.server.enter(|| TcpListener::bind((address, 7702)))?.map_err(failed)?;
+    let near = world.laptop.enter(|| TcpStream::connect((address, 7702)))?.map_err(failed)?;
+    let (far, _) = listener.accept().map_err(failed)?;
+    (&near).write_all(&[1]).map_err(failed)?;
+    wait_until(LONG, "it has arrived", || {
+        let shown = world.laptop.command("ss").args(["-Htni", &to_accepted(address)]).run();
+        shown.is_ok_and(|shown| shown.contains("bytes_acked:2"))
+    })?;
+    Ok((near, far))
+}
+
+fn to_accepted(address: IpAddr) -> String {
+    format!("dst {address}:7702")
 }
 
 fn is_in(host: &crate::Host, state: &str, server: IpAddr) -> bool {

@@ -14,7 +14,8 @@ use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, PeerId};
 use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
-use crate::flow::introduction::{AGAIN, NO_SOCKET};
+use crate::flow::failure::Failure;
+use crate::flow::introduction::AGAIN;
 use crate::flow::known::{Flow, Stage};
 use crate::flow::policy::Ruled;
 use crate::session::contact::Contact;
@@ -29,8 +30,6 @@ const EXPECTED: Duration = Duration::from_secs(3);
 /// the most (P-35).
 const REFUSED: Duration = Duration::from_secs(1);
 const REFUSED_MOST: Duration = Duration::from_secs(60);
-/// What users are told where the host that an address leads to passes a flow on for one that cannot be reached.
-pub(crate) const NOT_FOUND: &str = "its other end is on another host, which is not to be found";
 
 impl FlowLayer {
     /// Introduces a flow to whoever was named as the owner of the socket at its other end, once there is a session.
@@ -40,7 +39,7 @@ impl FlowLayer {
             return;
         }
         if !self.path.session_mut().ask_referred(now, key, base) {
-            self.fail_introduction(now, &flow, NOT_FOUND, base);
+            self.fail_introduction(now, &flow, Failure::NotFound, base);
             return;
         }
         self.flows.put_off(now, flow);
@@ -181,16 +180,18 @@ impl FlowLayer {
         let pause = REFUSED * 2u32.saturating_pow(known.refusals.into());
         let is_first = known.refusals == 0;
         known.refusals = known.refusals.saturating_add(1).min(8);
-        self.leave_stage(flow, Stage::Failed(NO_SOCKET));
+        self.leave_stage(flow, Stage::Failed(Failure::NoSocket));
         self.flows.put_off_until(now + pause.min(REFUSED_MOST), *flow);
         if is_first {
-            base.event(Event::IntroductionFailed { flow: *flow, reason: NO_SOCKET });
+            base.event(Event::IntroductionFailed { flow: *flow, reason: Failure::NoSocket.sentence() });
         }
     }
 
     /// A flow that was refused has its turn again.
     fn open_refused(&mut self, flow: &FlowTuple) {
-        if let Some(known) = self.flows.get_mut(flow).filter(|known| matches!(known.stage, Stage::Failed(NO_SOCKET))) {
+        if let Some(known) =
+            self.flows.get_mut(flow).filter(|known| matches!(known.stage, Stage::Failed(Failure::NoSocket)))
+        {
             known.stage = Stage::Open;
         }
     }
@@ -264,7 +265,7 @@ impl FlowLayer {
     fn refer_to(&mut self, now: Time, flow: FlowTuple, key: PublicKey, base: &mut Base) {
         let Some(known) = self.flows.get_mut(&flow) else { return };
         if known.referrals >= REFERRALS {
-            return self.fail_introduction(now, &flow, NOT_FOUND, base);
+            return self.fail_introduction(now, &flow, Failure::NotFound, base);
         }
         known.referrals += 1;
         (known.referred, known.seen, known.early) = (Some(key), false, None);

@@ -15,6 +15,7 @@ use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
+use crate::flow::failure::Failure;
 use crate::flow::known::{Flow, Origin, Responding, Stage};
 use crate::flow::peers::FlowPeer;
 use crate::flow::policy::Ruled;
@@ -42,14 +43,6 @@ const RESPONDING_MOST: usize = 1024;
 const ANEW: Duration = Duration::from_millis(200);
 /// How often one of them is answered.
 const ANSWERS: u32 = 2 * TRIES;
-/// What is said of flows that the other end leaves alone (P-59).
-pub(crate) const DECLINED: &str = "the peer's policy leaves it alone";
-/// What users are told where nothing of an introduction has come through.
-pub(crate) const UNMARKED: &str = "what marks its packets is dropped or taken out on the way";
-const NO_WIRE_PORT: &str = "all ports are had that rewritten packets could bear";
-pub(super) const NO_SOCKET: &str = "the peer has no socket for it";
-const NO_ROOM: &str = "the peer has as many connections as may be, in all or with this host's address";
-const NO_ANSWER: &str = "the other host does not answer, or the two keep moving meanwhile";
 /// The top bit of a nonce tells a carrier probe (set) from an introduction (§4, P-20).
 pub(crate) const PROBE_BIT: u64 = 1 << 63;
 /// The next bit tells the responder's nonce (set) from the introducer's: an answer must never be answered.
@@ -95,11 +88,11 @@ impl FlowLayer {
 
     pub(crate) fn handle_introduction_ready(&mut self, now: Time, id: PeerId, tag: u32, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
-        if peer.flow.introductions.tag == tag {
+        let request = peer.flow.introductions.request.take_if(|(sent, ..)| *sent == tag);
+        if let Some((_, at, sent)) = request.filter(|(.., sent)| *sent + READY > now) {
             // What was sent there alone has come back.
-            let at = peer.path.remote().ip();
-            peer.path.shown().record(now, at);
-            peer.flow.introductions.ready_until = Some(now + READY);
+            peer.path.shown().record(sent, at);
+            peer.flow.introductions.ready_until = Some(sent + READY);
             peer.flow.introductions.request_tries = 0;
             base.set_timer(Timer::Introductions(id), now);
         }
@@ -134,7 +127,7 @@ impl FlowLayer {
                 }
                 return;
             }
-            peer.flow.introductions.tag = tag;
+            peer.flow.introductions.request = Some((tag, peer.path.remote().ip(), now));
             peer.flow.introductions.request_tries += 1;
             let doubt = peer.flow.introductions.request_tries == TRIES;
             let again = peer.path.repeat_after(peer.flow.introductions.request_tries);
@@ -179,7 +172,7 @@ impl FlowLayer {
                         continue;
                     }
                     if peer.flow.flows.len() >= base.config().flows_per_peer || full {
-                        self.fail_introduction(now, &flow, "there are as many movable connections as may be", base);
+                        self.fail_introduction(now, &flow, Failure::Full, base);
                         continue;
                     }
                     let home = peer.flow.places_agreed();
@@ -223,7 +216,7 @@ impl FlowLayer {
                             unheard = true;
                             self.introduce_again(now, &flow, base);
                         } else {
-                            self.fail_introduction(now, &flow, UNMARKED, base);
+                            self.fail_introduction(now, &flow, Failure::Unmarked, base);
                         }
                         continue;
                     }
@@ -301,7 +294,7 @@ impl FlowLayer {
             Stage::Introducing { peer: with, nonce: own, home, .. } if *with == id => {
                 let home = *home;
                 let Some(wire_port) = peer.flow.free_wire_port(flow.remote.port(), ports) else {
-                    self.fail_introduction(now, &flow, NO_WIRE_PORT, base);
+                    self.fail_introduction(now, &flow, Failure::NoWirePort, base);
                     return false;
                 };
                 // Both nonces have travelled; P-13 wants them back in the sessions.
@@ -490,7 +483,7 @@ impl FlowLayer {
         if home != agreed || home.local == NOWHERE || home.peer == NOWHERE {
             let misled = home.local != peer.flow.places.local;
             if self.forget_responding(id, &flow).is_none() {
-                self.fail_introduction(now, &flow, "one of the hosts moved meanwhile", base);
+                self.fail_introduction(now, &flow, Failure::Moved, base);
             }
             if misled {
                 base.signal(Signal::Misled(id));
@@ -620,7 +613,7 @@ impl FlowLayer {
             _ => return None,
         };
         match (outcome, echo) {
-            (Err(_), _) if self.is_referred(&flow, id) => self.fail_introduction(now, &flow, NO_SOCKET, base),
+            (Err(_), _) if self.is_referred(&flow, id) => self.fail_introduction(now, &flow, Failure::NoSocket, base),
             // It has not looked at the places that it was to agree to.
             (Ok(_), Some((echo, _))) if echo.introducer_place == NOWHERE || echo.responder_place == NOWHERE => {
                 self.introduce_again(now, &flow, base);
@@ -639,9 +632,7 @@ impl FlowLayer {
                 let entry = FlowEntry { beyond, ..FlowEntry::new(id, name, home, introduced.tuple, ports) };
                 return Some(Proven { flow, entry, origin: Origin::Introduced });
             }
-            (Ok(_), Some(_)) => {
-                self.fail_introduction(now, &flow, "the other host takes it for another kind of connection", base)
-            }
+            (Ok(_), Some(_)) => self.fail_introduction(now, &flow, Failure::OtherTransport, base),
             // It has not heard from us what it answers to.
             (Ok(_), None) => {}
             (Err(IntroductionRefusal::OtherPlaces), _) => {
@@ -652,14 +643,14 @@ impl FlowLayer {
             (Err(IntroductionRefusal::NotSeen | IntroductionRefusal::OtherFlow), _) => {
                 self.introduce_again(now, &flow, base);
             }
-            (Err(IntroductionRefusal::Busy), _) => self.introduce_again_or(now, &flow, NO_ROOM, base),
+            (Err(IntroductionRefusal::Busy), _) => self.introduce_again_or(now, &flow, Failure::NoRoom, base),
             (Err(IntroductionRefusal::Refused), _) if flow.transport == Transport::Udp => {
                 self.on_refused(now, &flow, base);
             }
             // A TCP connection that it does not know yet, as one that its program has not accepted.
             (Err(IntroductionRefusal::Refused), None) => self.introduce_again(now, &flow, base),
-            (Err(IntroductionRefusal::Declined), _) => self.fail_introduction(now, &flow, DECLINED, base),
-            (Err(_), _) => self.fail_introduction(now, &flow, "the other host refused", base),
+            (Err(IntroductionRefusal::Declined), _) => self.fail_introduction(now, &flow, Failure::Declined, base),
+            (Err(_), _) => self.fail_introduction(now, &flow, Failure::Refused, base),
         }
         None
     }
@@ -669,7 +660,7 @@ impl FlowLayer {
         let Some(peer) = peer!(self, &id) else { return };
         let flows: Vec<FlowTuple> = peer.flow.introductions.active.iter().copied().collect();
         for flow in flows {
-            self.fail_introduction(now, &flow, "the other host does not answer", base);
+            self.fail_introduction(now, &flow, Failure::Silent, base);
         }
     }
 
@@ -695,11 +686,11 @@ impl FlowLayer {
 
     /// The ends did not agree about a flow: the introduction begins anew, a moment later.
     pub(crate) fn introduce_again(&mut self, now: Time, flow: &FlowTuple, base: &mut Base) {
-        self.introduce_again_or(now, flow, NO_ANSWER, base);
+        self.introduce_again_or(now, flow, Failure::NoAnswer, base);
     }
 
     /// The same; after the last time it has failed for this reason.
-    fn introduce_again_or(&mut self, now: Time, flow: &FlowTuple, reason: &'static str, base: &mut Base) {
+    fn introduce_again_or(&mut self, now: Time, flow: &FlowTuple, reason: Failure, base: &mut Base) {
         if self.end_referral(now, flow, base) {
             return;
         }
@@ -712,7 +703,7 @@ impl FlowLayer {
         self.flows.put_off(now, *flow);
     }
 
-    pub(crate) fn fail_introduction(&mut self, now: Time, flow: &FlowTuple, reason: &'static str, base: &mut Base) {
+    pub(crate) fn fail_introduction(&mut self, now: Time, flow: &FlowTuple, reason: Failure, base: &mut Base) {
         if self.end_referral(now, flow, base) {
             return;
         }
@@ -721,7 +712,7 @@ impl FlowLayer {
             self.flows.on_failed(*flow);
         }
         self.leave_stage(flow, Stage::Failed(reason));
-        base.event(Event::IntroductionFailed { flow: *flow, reason });
+        base.event(Event::IntroductionFailed { flow: *flow, reason: reason.sentence() });
     }
 
     /// A flow that is not introduced is at another stage: its introduction is over.
@@ -755,8 +746,10 @@ impl FlowLayer {
     /// Ends introductions of peers that nobody echoed. Tells whether more are under way.
     pub(crate) fn sweep_introductions(&mut self, now: Time) -> bool {
         let mut more = self.peers.values().any(|peer| peer.introductions.listen_until.is_some_and(|until| until > now));
+        more |= self.askings.sweep(now);
         for peer in self.peers.values_mut() {
-            more |= peer.introductions.askings.sweep(now);
+            peer.introductions.refused.retain(|_, until| *until > now);
+            more |= !peer.introductions.refused.is_empty();
             peer.introductions.responding.retain(|_, responding| {
                 let over = responding.begun + RESPONDING <= now;
                 if over {

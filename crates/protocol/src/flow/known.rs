@@ -7,6 +7,7 @@ use whimbrel_wire::message::Echo;
 use crate::Time;
 use crate::base::op::{FlowEntry, PeerId, Places};
 use crate::base::pace::KEPT;
+use crate::flow::failure::Failure;
 use crate::flow::verdict::{Rule, Verdict};
 
 /// How far a flow's introduction is.
@@ -58,7 +59,7 @@ pub(crate) enum Stage {
     /// Both ends proved that they sit on it.
     Introduced { entry: FlowEntry, origin: Origin },
     /// It can't be moved.
-    Failed(&'static str),
+    Failed(Failure),
     /// The caller's policy leaves it alone, by the rule of this number (P-59).
     Excluded(u32),
 }
@@ -87,7 +88,12 @@ pub(crate) enum Origin {
     /// The peer introduced it with its nonce, and we answered with ours: a repeated echo gets the same answer.
     Answered { introducer_nonce: u64, nonce: u64 },
     /// The peer introduced it by these numbers, and calls that by its nonce.
-    Paired { introducer_nonce: u64, numbers: (u32, u32) },
+    Paired {
+        introducer_nonce: u64,
+        numbers: (u32, u32),
+        /// After it had left (P-204).
+        late: bool,
+    },
 }
 
 impl Stage {
@@ -205,7 +211,7 @@ impl Flow {
                     if places == Some(entry.home) && entry.side == 0 { FlowState::Native } else { FlowState::Moved };
                 (state, Some(entry.peer))
             }
-            Stage::Failed(reason) => (FlowState::Failed(reason), None),
+            Stage::Failed(reason) => (FlowState::Failed(reason.sentence()), None),
             Stage::Excluded(rule) => (FlowState::Excluded(*rule), None),
         };
         let (opened, accepted, unconnected) = (self.opened, self.accepted, self.is_unconnected());

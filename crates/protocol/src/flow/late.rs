@@ -1,8 +1,7 @@
 //! Late introduction (P-204 to P-206): at a hand-off the mover names its flows of the last seconds that were not
 //! introduced, by the proofs that pairing has. The other end takes one only where nobody answers any more where it came
-//! from.
+//! from, and nobody else names it.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_wire::message::Message;
@@ -13,26 +12,23 @@ use crate::base::Base;
 use crate::base::config::LateIntroductions;
 use crate::base::event::Event;
 use crate::base::op::{FlowEntry, FlowOp, NOWHERE, PeerId, Places, SocketNumbers};
-use crate::base::output::Asked;
 use crate::base::signal::Signal;
-use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
-use crate::flow::askings::{Late, Unaccepted};
+use crate::flow::askings::Late;
+use crate::flow::failure::Failure;
 use crate::flow::introduction::introducers;
 use crate::flow::known::{Flow, Origin, Stage};
 use crate::flow::policy::Ruled;
 use crate::flow::table::YOUNG;
 
 /// Flows that are named at one hand-off.
-const NAMED: usize = 1024;
-/// How long what a peer may never have accepted is asked for where the peer was, before it is ended.
-const ASKED_FOR: Duration = Duration::from_secs(1);
+pub(super) const NAMED: usize = 1024;
 /// How long after a connection was opened whoever else has it may be heard of, where a peer has named it late.
 const DOUBTED: Duration = Duration::from_secs(60);
-/// What users are told of one that the other end did not take.
-pub(super) const LOST: &str = "an end moved before it was introduced, and the other end cannot tell whose it is";
-/// What users are told where somebody is still at a flow's former far end.
+/// What users are told of a peer that names a flow whose former far end is still there.
 const STILL_THERE: &str = "it names a connection whose other end is still where it was";
+/// The same where another names it as well.
+const CONTESTED: &str = "it names a connection that another host names as well, and neither of them gets it";
 
 impl FlowLayer {
     /// This host has left an address, and `home` with it: its young flows from there are named to the peer, which may
@@ -44,7 +40,7 @@ impl FlowLayer {
         // What is under way is claimed under the places that it was begun at, or ended as P-202 says.
         let named = |known: &Flow| match known.stage {
             Stage::Echoing { .. } | Stage::Pairing { late: true, .. } => true,
-            Stage::Failed(reason) => reason == LOST,
+            Stage::Failed(reason) => reason == Failure::Lost,
             _ => false,
         };
         let young = |known: &Flow| known.is_young(now, id) && !named(known);
@@ -123,7 +119,8 @@ impl FlowLayer {
         wanted
             && base.attachments().has(&flow.local.ip())
             && self.path.paths(&id).is_some_and(|paths| paths.has_answered_at(now, address))
-            && self.flows.get(flow).is_none_or(|known| known.is_young(now, id))
+            && (self.askings.is_contested(flow)
+                || self.flows.get(flow).is_none_or(|known| known.is_young(now, id) || known.is_doubted(now, id)))
             && !self.flows.is_reserved(flow)
     }
 
@@ -138,17 +135,34 @@ impl FlowLayer {
         }
     }
 
-    /// A peer has named a socket that it may claim: its far end is asked whether it is still there.
+    /// A peer has named a socket late. Whoever else names it with a proof may as well be the one who has it: it is
+    /// neither's then (P-206), and no lie of either. Tells whether the claim is to be refused.
+    pub(super) fn is_refused(&mut self, now: Time, id: PeerId, flow: FlowTuple, base: &mut Base) -> bool {
+        let Some(peer) = self.peers.get(&id) else { return true };
+        if peer.introductions.refused.contains_key(&flow) {
+            return true;
+        }
+        let is_had = self.flows.get(&flow).is_some_and(|known| known.is_doubted(now, id));
+        if is_had {
+            self.undo_late(now, flow, (Failure::Contested, CONTESTED), base);
+        }
+        if is_had || self.askings.is_anothers(&flow, id) && !self.askings.is_contested(&flow) {
+            self.askings.contest(now, flow);
+            base.sweep_later(now);
+            base.event(Event::Refused { peer: id, reason: CONTESTED });
+        }
+        self.askings.is_contested(&flow)
+    }
+
+    /// A peer may have a socket that it has named: its far end is asked whether it is still there.
     pub(super) fn ask_former(
         &mut self,
         now: Time,
         id: PeerId,
-        nonce: u64,
         &SocketNumbers { flow, heard, round_trip, .. }: &SocketNumbers,
         base: &mut Base,
     ) -> Late {
-        let Some(peer) = peer_mut!(self, &id) else { return Late::There };
-        let late = peer.flow.introductions.askings.ask(now, flow, nonce, heard, round_trip);
+        let late = self.askings.ask(now, flow, id, heard, round_trip);
         match late {
             Late::Ask => {
                 base.sweep_later(now);
@@ -158,81 +172,17 @@ impl FlowLayer {
                 }
             }
             Late::There => {
-                peer.flow.introductions.pairings.count_miss(now);
-                // It is not asked about again, lest who claims chooses when.
-                if let Some(known) = self.flows.get_mut(&flow) {
-                    known.settled = true;
+                // Another key may be that of who was there, and has left now.
+                if let Some(peer) = self.peers.get_mut(&id) {
+                    peer.introductions.pairings.count_miss(now);
+                    peer.introductions.refused.insert(flow, now + DOUBTED);
+                    base.sweep_later(now);
                 }
                 base.event(Event::Refused { peer: id, reason: STILL_THERE });
             }
             Late::Awaited | Late::Left => {}
         }
         late
-    }
-
-    /// A peer has left an address, and names what is young from there. What it does not name it may never have
-    /// accepted.
-    pub(super) fn await_claims(&mut self, now: Time, id: PeerId, left: IpAddr, base: &mut Base) {
-        let young = self.flows.opened().filter(|(flow, known)| {
-            let its = flow.remote.ip() == left && flow.transport == Transport::Tcp;
-            its && !known.accepted && known.is_young(now, id)
-        });
-        let mut young: Vec<FlowTuple> = young.map(|(flow, _)| *flow).collect();
-        young.sort_unstable();
-        young.dedup();
-        young.truncate(NAMED);
-        // Until then it may name them (P-204).
-        self.expect_unaccepted(id, &young, now + YOUNG, false, base);
-    }
-
-    /// The peer has not accepted these, as it seems: they are ended then. `asked`: nobody needs to be asked any more
-    /// where the peer was.
-    pub(super) fn expect_unaccepted(
-        &mut self,
-        id: PeerId,
-        flows: &[FlowTuple],
-        due: Time,
-        asked: bool,
-        base: &mut Base,
-    ) {
-        let Some(peer) = self.peers.get_mut(&id).filter(|_| !flows.is_empty()) else { return };
-        let unaccepted = &mut peer.unaccepted;
-        unaccepted.retain(|of| !flows.contains(&of.flow));
-        unaccepted.extend(flows.iter().map(|flow| Unaccepted { flow: *flow, due, asked }));
-        unaccepted.truncate(NAMED);
-        base.set_timer_earlier(Timer::Unaccepted(id), due);
-    }
-
-    /// Ends what a peer has never accepted. Whoever is still where it was is asked before: the effect ends nothing in
-    /// which he has answered.
-    pub(crate) fn end_unaccepted(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if let Err(until) = self.looks.may_end(now) {
-            return base.set_timer(Timer::Unaccepted(id), until);
-        }
-        let Some(peer) = peer_mut!(self, &id) else { return };
-        let at = peer.path.remote().ip();
-        let unaccepted = std::mem::take(&mut peer.flow.unaccepted);
-        let (due, later): (Vec<_>, Vec<_>) = unaccepted.into_iter().partition(|of| of.due <= now);
-        if let Some(next) = later.iter().map(|of| of.due).min() {
-            base.set_timer(Timer::Unaccepted(id), next);
-        }
-        let askings = &peer.flow.introductions.askings;
-        let is_lost = |flow: &FlowTuple| {
-            let native = flow.remote.ip() == at && base.attachments().has(&flow.local.ip());
-            let open = self.flows.get(flow).is_some_and(|known| !known.closed && known.entry().is_none());
-            open && !native && !askings.has(flow)
-        };
-        let (asked, unasked): (Vec<_>, Vec<_>) =
-            due.into_iter().filter(|of| is_lost(&of.flow)).partition(|of| of.asked);
-        let (flows, unasked) = (tuples(asked), tuples(unasked));
-        peer.flow.unaccepted = later;
-        if !unasked.is_empty() {
-            self.expect_unaccepted(id, &unasked, now + ASKED_FOR, true, base);
-            base.op(FlowOp::AskUnaccepted { flows: unasked });
-        }
-        if !flows.is_empty() {
-            base.ask(FlowOp::EndUnaccepted { flows }, Asked::Effect("ending connections that nobody has accepted"));
-        }
     }
 
     /// A flow is introduced: where its peer has named it late, whoever else has it may be heard of for a while.
@@ -263,31 +213,41 @@ impl FlowLayer {
 
     /// Somebody is natively at the far end of a flow that a peer has claimed late: it never was that peer's (P-206).
     pub(crate) fn disown(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
-        let Some(known) = self.flows.get(&flow).cloned() else { return };
-        let Some(entry) = known.entry().copied().filter(|entry| entry.late) else { return };
-        self.forget_flow(&flow, base);
-        self.flows.put(flow, Flow { stage: Stage::Failed(STILL_THERE), ..known });
+        let Some(entry) = self.flows.entry(&flow).copied().filter(|entry| entry.late) else { return };
+        self.undo_late(now, flow, (Failure::StillThere, STILL_THERE), base);
         if let Some(peer) = self.peers.get_mut(&entry.peer) {
             peer.introductions.pairings.count_miss(now);
         }
-        base.event(Event::Refused { peer: entry.peer, reason: STILL_THERE });
+    }
+
+    /// A flow that a peer has claimed late is its no more.
+    fn undo_late(&mut self, now: Time, flow: FlowTuple, (failure, reason): (Failure, &'static str), base: &mut Base) {
+        let Some(known) = self.flows.get(&flow).cloned() else { return };
+        let Some(entry) = known.entry().copied() else { return };
+        self.forget_flow(&flow, base);
+        self.flows.put(flow, Flow { stage: Stage::Failed(failure), ..known });
+        base.event(Event::Refused { peer: entry.peer, reason });
         self.send_ended(now, entry.peer, entry.name, base);
         self.idle_later(now, entry.peer, base);
         base.signal(Signal::FlowsGone);
     }
 }
 
-fn tuples(unaccepted: Vec<Unaccepted>) -> Vec<FlowTuple> {
-    unaccepted.into_iter().map(|of| of.flow).collect()
-}
-
 impl Flow {
-    /// Whether it is so young, and so unknown, that it may be introduced late with this peer.
-    fn is_young(&self, now: Time, id: PeerId) -> bool {
+    /// Whether another peer has it by a late claim, and it may yet turn out to be somebody else's: also where that one
+    /// was at home again, which it may choose to be.
+    fn is_doubted(&self, now: Time, id: PeerId) -> bool {
+        let Stage::Introduced { entry, origin } = &self.stage else { return false };
+        let late = entry.late || matches!(origin, Origin::Paired { late: true, .. });
+        late && entry.peer != id && !self.closed && self.opened + DOUBTED > now
+    }
+
+    /// Whether it is so young, and so unknown, that it may be introduced late with this peer, if policy wants it.
+    pub(super) fn is_young(&self, now: Time, id: PeerId) -> bool {
         let its = match &self.stage {
-            Stage::Open | Stage::Failed(_) => true,
+            Stage::Open | Stage::Failed(_) | Stage::Excluded(_) => true,
             Stage::Introducing { peer, .. } | Stage::Echoing { peer, .. } | Stage::Pairing { peer, .. } => *peer == id,
-            Stage::Introduced { .. } | Stage::Excluded(_) => false,
+            Stage::Introduced { .. } => false,
         };
         its && !self.closed && !self.settled && self.opened + YOUNG > now
     }

@@ -32,6 +32,7 @@ impl FlowLayer {
             // The kernel took the tuple again before we had forgotten it.
             self.forget_flow(&flow, base);
         }
+        self.askings.forget(&flow);
         self.flows.open(now, flow, accepted);
         if !accepted {
             self.await_turn(now, flow);

@@ -17,10 +17,11 @@ use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
 use crate::flow::askings::Late;
-use crate::flow::introduction::{DECLINED, Proven, TRIES, UNMARKED};
+use crate::flow::failure::Failure;
+use crate::flow::introduction::{Proven, TRIES};
 use crate::flow::known::{Origin, Stage};
-use crate::flow::late::LOST;
-use crate::flow::pairings::PAUSE;
+use crate::flow::pairings::{CLAIMS, PAUSE};
+use crate::flow::peers::FlowPeer;
 use crate::flow::policy::Ruled;
 use crate::flow::table::YOUNG;
 
@@ -29,9 +30,6 @@ use crate::flow::table::YOUNG;
 const CANDIDATES: usize = 4096;
 /// A peer waits for its next look so many times as long as all have to wait for what this one cost.
 const OWN_SHARE: u32 = 4;
-/// Why a flow stays where it is.
-const STRIPPED: &str =
-    "TCP options are stripped on the way, and its sequence numbers fit no connection at the other end";
 
 /// A connection whose numbers a proof fits, and the numbers as the introducer has them.
 type Fit = (SocketNumbers, (u32, u32));
@@ -96,7 +94,7 @@ impl FlowLayer {
             else {
                 continue;
             };
-            if *next > now {
+            if *next > now || *late && messages.len() >= CLAIMS {
                 continue;
             }
             if *tries >= TRIES && last_heard <= *since && !*late {
@@ -141,7 +139,7 @@ impl FlowLayer {
             self.introduce_again(now, &flow, base);
         }
         for (flow, late) in over {
-            self.fail_introduction(now, &flow, if late { LOST } else { UNMARKED }, base);
+            self.fail_introduction(now, &flow, if late { Failure::Lost } else { Failure::Unmarked }, base);
         }
         if unknown {
             self.find_sockets(now, id, base);
@@ -256,14 +254,10 @@ impl FlowLayer {
         let fits: Vec<Fit> = fits.into_iter().flatten().filter(may).copied().collect();
         Some(match *fits {
             _ if self.has_missed_too_often(now, id) => refuse(&claim, IntroductionRefusal::Refused),
-            [(socket, numbers)] if claim.late && !self.was_claimed(id, &socket.flow) => {
-                match self.ask_former(now, id, claim.introducer_nonce, &socket, base) {
-                    Late::Ask | Late::Awaited => Claimed::Nothing,
-                    Late::Left => self.accept_pairing(id, index, &claim, socket.flow, numbers, base),
-                    Late::There => refuse(&claim, IntroductionRefusal::Refused),
-                }
-            }
-            [(socket, numbers)] => self.accept_pairing(id, index, &claim, socket.flow, numbers, base),
+            [fit] => match self.take_fitting(now, id, &(index, claim), &fit, base) {
+                Ok(claimed) => claimed,
+                Err(refusal) => refusal.map_or(Claimed::Nothing, |refusal| refuse(&claim, refusal)),
+            },
             _ if index != claims.session || !claims.all => refuse(&claim, IntroductionRefusal::Busy),
             _ => {
                 if self.peers.get_mut(&id).is_some_and(|peer| peer.introductions.pairings.count_miss(now)) {
@@ -325,8 +319,35 @@ impl FlowLayer {
         None
     }
 
-    /// Exactly one connection has the numbers that the peer proved to know.
-    fn accept_pairing(
+    /// Exactly one connection has the numbers that the peer proved to know. `Err`: it is not installed; what is said of
+    /// that, if anything.
+    fn take_fitting(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        (index, claim): &(u32, Pairing),
+        (socket, numbers): &Fit,
+        base: &mut Base,
+    ) -> Result<Claimed, Option<IntroductionRefusal>> {
+        let flow = socket.flow;
+        let asks = claim.late && !self.was_claimed(id, &flow);
+        if asks && self.is_refused(now, id, flow, base) {
+            return Err(Some(IntroductionRefusal::Refused));
+        }
+        // Before anybody is asked for what the peer would not get.
+        let name = self.check_pairing(id, *index, claim, flow, *numbers, base)?;
+        if asks {
+            match self.ask_former(now, id, socket, base) {
+                Late::Ask | Late::Awaited => return Err(None),
+                Late::There => return Err(Some(IntroductionRefusal::Refused)),
+                Late::Left => {}
+            }
+        }
+        Ok(self.accept_pairing(id, claim, flow, name, *numbers))
+    }
+
+    /// What a connection is called that the peer may have, whoever is at its other end.
+    fn check_pairing(
         &mut self,
         id: PeerId,
         index: u32,
@@ -334,8 +355,8 @@ impl FlowLayer {
         flow: FlowTuple,
         numbers: (u32, u32),
         base: &mut Base,
-    ) -> Claimed {
-        let Some(peer) = peer!(self, &id) else { return Claimed::Nothing };
+    ) -> Result<u64, Option<IntroductionRefusal>> {
+        let Some(peer) = peer!(self, &id) else { return Err(None) };
         // P-14
         let home = Places { local: claim.responder_place, peer: claim.introducer_place };
         let agreed = match claim.late {
@@ -347,48 +368,66 @@ impl FlowLayer {
             if home.local != peer.flow.places.local {
                 base.signal(Signal::Misled(id));
             }
-            return refuse(claim, IntroductionRefusal::OtherPlaces);
+            return Err(Some(IntroductionRefusal::OtherPlaces));
         }
         let nonce = claim.introducer_nonce;
         let Some(slot) = peer.session_of(index) else {
-            return Claimed::Nothing;
+            return Err(None);
         };
         // P-132
         let name = slot.session().paired_flow_name(false, nonce, numbers);
         if peer.flow.has_another_named(name, &flow) {
-            return refuse(claim, IntroductionRefusal::Busy);
+            return Err(Some(IntroductionRefusal::Busy));
         }
         let room = peer.flow.flows.contains(&flow)
             || peer.flow.flows.len() < base.config().flows_per_peer && self.flows.introduced() < base.config().flows;
         // One that was not told of yet will be in a moment.
         let Some(known) = self.flows.get(&flow).filter(|known| room && !known.closed) else {
-            return refuse(claim, IntroductionRefusal::Busy);
+            return Err(Some(IntroductionRefusal::Busy));
         };
         if known.entry().is_none() {
             match self.ruled(&flow, id) {
                 Ruled::Free => {}
-                Ruled::Awaited => return refuse(claim, IntroductionRefusal::Busy),
-                Ruled::Excluded(_) => return refuse(claim, IntroductionRefusal::Declined),
+                Ruled::Awaited => return Err(Some(IntroductionRefusal::Busy)),
+                Ruled::Excluded(_) => return Err(Some(IntroductionRefusal::Declined)),
             }
         }
         match &known.stage {
             Stage::Introduced { entry, .. } if entry.peer != id => {
                 base.event(Event::Refused { peer: id, reason: "a flow that it introduced belongs to another peer" });
-                return refuse(claim, IntroductionRefusal::Refused);
+                return Err(Some(IntroductionRefusal::Refused));
             }
             Stage::Introduced { origin: Origin::Paired { introducer_nonce, .. }, .. } if *introducer_nonce == nonce => {
                 self.confirm_paired(&flow, base);
-                return Claimed::Nothing;
+                return Err(None);
             }
             // Moved, it may not be native where both are now.
             Stage::Introduced { entry, .. } if entry.home != home || claim.late => {
-                return refuse(claim, IntroductionRefusal::OtherPlaces);
+                return Err(Some(IntroductionRefusal::OtherPlaces));
             }
             // Both ends pair. The lower nonce is the introducer's.
-            Stage::Pairing { nonce: own, .. } if *own < nonce => return Claimed::Nothing,
-            Stage::Echoing { .. } => return Claimed::Nothing,
+            Stage::Pairing { nonce: own, .. } if *own < nonce => return Err(None),
+            Stage::Echoing { .. } => return Err(None),
             _ => {}
         }
+        // P-205
+        let others =
+            |(other, peer): (&PeerId, &FlowPeer)| *other != id && peer.introductions.responding.contains_key(&flow);
+        if claim.late && self.peers.iter().any(others) {
+            return Err(Some(IntroductionRefusal::Busy));
+        }
+        Ok(name)
+    }
+
+    /// A flow is the one that the peer means.
+    fn accept_pairing(
+        &mut self,
+        id: PeerId,
+        claim: &Pairing,
+        flow: FlowTuple,
+        name: u64,
+        numbers: (u32, u32),
+    ) -> Claimed {
         self.forget_responding(id, &flow);
         let peer = peer!(self, &id);
         let Some(wire_local_port) = peer.and_then(|peer| peer.flow.free_wire_port(claim.wire_port, self.flows.ports()))
@@ -396,15 +435,16 @@ impl FlowLayer {
             return refuse(claim, IntroductionRefusal::Busy);
         };
         let ports = (wire_local_port, claim.wire_port);
+        let home = Places { local: claim.responder_place, peer: claim.introducer_place };
         let entry = FlowEntry { late: claim.late, ..FlowEntry::new(id, name, home, claim.tuple, ports) };
         // The answer waits until the flow is installed.
-        let origin = Origin::Paired { introducer_nonce: nonce, numbers };
+        let origin = Origin::Paired { introducer_nonce: claim.introducer_nonce, numbers, late: claim.late };
         Claimed::Proven(Proven { flow, entry, origin })
     }
 
     /// A flow that the peer named by its numbers is installed.
     pub(crate) fn confirm_paired(&mut self, flow: &FlowTuple, base: &mut Base) {
-        let Some(Stage::Introduced { entry, origin: Origin::Paired { introducer_nonce: nonce, numbers } }) =
+        let Some(Stage::Introduced { entry, origin: Origin::Paired { introducer_nonce: nonce, numbers, .. } }) =
             self.flows.get(flow).map(|known| &known.stage)
         else {
             return;
@@ -448,7 +488,7 @@ impl FlowLayer {
         let differs = expected.iter().zip(proof).fold(0, |differs, (a, b)| differs | (a ^ b));
         if differs != 0 || introduced.tuple.transport != flow.transport {
             base.event(Event::Refused { peer: id, reason: "it claims a connection by numbers that are not its own" });
-            self.fail_introduction(now, &flow, STRIPPED, base);
+            self.fail_introduction(now, &flow, Failure::Stripped, base);
         } else if let Some(name) = name.filter(|_| (late || home == peer.flow.places) && home.peer != NOWHERE) {
             let entry = FlowEntry::new(id, name, home, introduced.tuple, (wire_port, introduced.wire_port));
             return Some(Proven { flow, entry, origin: Origin::Introduced });
@@ -471,9 +511,9 @@ impl FlowLayer {
         match outcome {
             // It is claimed again, as long as that makes sense.
             Err(IntroductionRefusal::OtherPlaces | IntroductionRefusal::Busy) if late => {}
-            Err(_) if late => {
+            Err(refusal) if late && refusal != IntroductionRefusal::Declined => {
                 let opened = self.flows.get(&flow).is_some_and(|known| !known.accepted);
-                self.fail_introduction(now, &flow, LOST, base);
+                self.fail_introduction(now, &flow, Failure::Lost, base);
                 if opened {
                     self.expect_unaccepted(id, &[flow], now, true, base);
                 }
@@ -483,10 +523,10 @@ impl FlowLayer {
                 self.introduce_again(now, &flow, base);
             }
             Err(IntroductionRefusal::Busy) => self.introduce_again(now, &flow, base),
-            Err(IntroductionRefusal::Declined) => self.fail_introduction(now, &flow, DECLINED, base),
+            Err(IntroductionRefusal::Declined) => self.fail_introduction(now, &flow, Failure::Declined, base),
             // *Done* without a proof proves nothing.
             Ok(_) => {}
-            Err(_) => self.fail_introduction(now, &flow, STRIPPED, base),
+            Err(_) => self.fail_introduction(now, &flow, Failure::Stripped, base),
         }
     }
 }

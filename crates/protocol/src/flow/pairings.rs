@@ -6,8 +6,9 @@ use whimbrel_wire::message::Pairing;
 
 use crate::Time;
 
-/// Claims of a peer that wait for a look at the sockets; what is beyond is told to come again.
-const CLAIMS: usize = 256;
+/// Claims of a peer that wait for a look at the sockets; what is beyond is told to come again, and who claims late does
+/// not say more at once.
+pub(super) const CLAIMS: usize = 256;
 /// Time between two such looks (P-52).
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
 /// Claims that fit no connection which a peer may make in [`MISSES_FOR`] (P-52).

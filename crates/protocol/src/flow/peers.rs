@@ -8,7 +8,6 @@ use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::base::op::{FlowEntry, LocalEnd, NOWHERE, Places, SavedPeer, Waits};
-use crate::flow::askings::{Askings, Unaccepted};
 use crate::flow::known::Responding;
 use crate::flow::pairings::Pairings;
 use crate::flow::paused::Paused;
@@ -33,8 +32,8 @@ pub(super) struct Introductions {
     pub(super) begun: BTreeSet<FlowTuple>,
     /// A connection to the peer is being made, or was a moment ago: it is asked to look for introductions meanwhile.
     pub(super) expected_until: Option<Time>,
-    /// Tag of the request.
-    pub(super) tag: u32,
+    /// Tag of the request that awaits its answer, which address of the peer's it was sent to, and when.
+    pub(super) request: Option<(u32, IpAddr, Time)>,
     pub(super) request_tries: u32,
     /// The peer looks for introductions until then.
     pub(super) ready_until: Option<Time>,
@@ -45,8 +44,18 @@ pub(super) struct Introductions {
     /// Flows that ended here by their introducers' nonces, and how often the peer was told.
     pub(super) closed: Vec<(u64, u32)>,
     pub(super) pairings: Pairings,
-    /// Sockets that it claims late, whose far ends are asked whether they are still there.
-    pub(super) askings: Askings,
+    /// Flows that it has named late and does not get, until then: somebody was there.
+    pub(super) refused: BTreeMap<FlowTuple, Time>,
+}
+
+/// What a peer may never have accepted (P-203).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unaccepted {
+    pub(super) flow: FlowTuple,
+    /// When that is taken for certain.
+    pub(super) due: Time,
+    /// Whoever is still where the peer was has been asked.
+    pub(super) asked: bool,
 }
 
 /// A peer that is away.
@@ -288,7 +297,7 @@ impl FlowPeer {
         let under_way = &self.introductions;
         let introductions = under_way.queue.len() + under_way.active.len() + under_way.responding.len();
         let introductions = introductions + under_way.closed.len();
-        let introductions = introductions + under_way.pairings.waiting() + under_way.askings.len();
+        let introductions = introductions + under_way.pairings.waiting() + under_way.refused.len();
         let introductions = introductions + self.unaccepted.len();
         let absence = self.waiting.entries() + self.stalls.entries();
         let addresses = self.local_addresses.len() + self.remote_addresses.len();

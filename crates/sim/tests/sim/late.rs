@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use whimbrel_protocol::{Config, LateIntroductions};
+use whimbrel_handshake::StaticKey;
+use whimbrel_protocol::{Config, FlowState, LateIntroductions, Rule, Verdict};
 use whimbrel_sim::{Access, FlowId, HostId, NatPorts, Speaker, World};
 use whimbrel_wire::BindingNumber;
 use whimbrel_wire::message::{IntroductionRefusal, Message, Pairing, UpdateFlags};
@@ -143,6 +144,7 @@ fn nothing_is_taken_where_policy_does_not_want_it() {
 /// listened, and knows where the numbers of the victim's began.
 struct Listener {
     world: World,
+    server: HostId,
     victims: HostId,
     attacker: Speaker,
     victim: FlowId,
@@ -166,7 +168,7 @@ impl Listener {
         let bait = world.connect_from(attacker.host(), 46_000, SERVICE, whimbrel_wire::Transport::Tcp);
         attacker.introduce_as(&mut world, bait, (0, 0), 46_000);
         let victim = world.connect(victims, SERVICE);
-        let mut this = Self { world, victims, attacker, victim, sequence: 0 };
+        let mut this = Self { world, server, victims, attacker, victim, sequence: 0 };
         this.update();
         this
     }
@@ -197,17 +199,28 @@ impl Listener {
         all
     }
 
+    /// The victim runs Whimbrel as well: it meets the server, and leaves. It is who speaks from then on; gives the
+    /// attacker.
+    fn victim_leaves(&mut self) -> Speaker {
+        self.world.at_mut(self.victims).collects = true;
+        let key = StaticKey::from_bytes([0x19; 32]);
+        let inside = self.attacker.network;
+        let owner = Speaker::with_key(self.victims, inside, address(INSIDE), address("10.9.0.1"), key, 9000);
+        let attacker = std::mem::replace(&mut self.attacker, owner);
+        self.attacker.meet(&mut self.world);
+        self.answer();
+        let bait = self.world.connect_from(self.victims, 46_100, SERVICE, whimbrel_wire::Transport::Tcp);
+        self.attacker.introduce_as(&mut self.world, bait, (0, 0), 46_100);
+        self.answer();
+        let away = self.world.network(Access::Open);
+        self.world.move_to(self.victims, away, AWAY);
+        (self.attacker.network, self.attacker.address) = (away, address(AWAY));
+        attacker
+    }
+
     /// The attacker claims a flow, again and again. What it is told.
     fn claim(&mut self, flow: FlowId, nonce: u64, numbers: (u32, u32), times: usize) -> Vec<Message> {
-        let claim = Message::Pairing(Pairing {
-            introducer_nonce: nonce,
-            proof: self.attacker.pairing_proof(true, numbers),
-            introducer_place: 0,
-            responder_place: 0,
-            wire_port: 2000,
-            tuple: self.world.flow(flow).tuples[0],
-            late: true,
-        });
+        let claim = self.claim_of(flow, nonce, numbers);
         let from = self.attacker.endpoint();
         let mut told = Vec::new();
         for _ in 0..times {
@@ -215,6 +228,18 @@ impl Listener {
             told.extend(self.answer());
         }
         told
+    }
+
+    fn claim_of(&self, flow: FlowId, nonce: u64, numbers: (u32, u32)) -> Message {
+        Message::Pairing(Pairing {
+            introducer_nonce: nonce,
+            proof: self.attacker.pairing_proof(true, numbers),
+            introducer_place: 0,
+            responder_place: 0,
+            wire_port: 2000,
+            tuple: self.world.flow(flow).tuples[0],
+            late: true,
+        })
     }
 
     /// What the opener of a flow has to show.
@@ -284,6 +309,114 @@ fn what_is_natively_there_after_all_has_its_connection_back() {
 }
 
 #[test]
+fn what_was_on_its_way_is_no_answer() {
+    // P-206: the last of whoever left comes after the question.
+    let mut at = Listener::new(37, Config::default());
+    at.world.at_mut(at.victims).asleep = true;
+    let mut told = at.claim(at.victim, 5, at.numbers(at.victim), 1);
+    at.world.at_mut(at.victims).asleep = false;
+    at.world.send(at.victim, 0);
+    at.world.run_for(40 * MILLISECOND);
+    at.world.at_mut(at.victims).asleep = true;
+    told.extend(at.claim(at.victim, 5, at.numbers(at.victim), 2));
+    assert!(!is_paired(&told) && !is_refused(&told), "it is asked again first: {told:?}");
+    told.extend(at.claim(at.victim, 5, at.numbers(at.victim), 4));
+    assert!(is_paired(&told) && at.is_taken(), "{told:?}");
+    at.world.check();
+}
+
+#[test]
+fn what_two_claim_is_neithers() {
+    // P-206: the neighbour has left, and whoever has listened claims its connection as well, before it or after.
+    for attacker_first in [true, false] {
+        let mut at = Listener::new(38, Config::default());
+        let mut other = at.victim_leaves();
+        let numbers = at.numbers(at.victim);
+        if attacker_first {
+            std::mem::swap(&mut at.attacker, &mut other);
+        } else {
+            at.update();
+        }
+        let told = at.claim(at.victim, 5, numbers, if attacker_first { 4 } else { 1 });
+        assert_eq!((is_paired(&told), at.is_taken()), (attacker_first, attacker_first), "{told:?}");
+        std::mem::swap(&mut at.attacker, &mut other);
+        if attacker_first {
+            at.update();
+        }
+        let told = at.claim(at.victim, 6, numbers, 2);
+        assert!(is_refused(&told) && !is_paired(&told) && !at.is_taken(), "{told:?}");
+        std::mem::swap(&mut at.attacker, &mut other);
+        let told = at.claim(at.victim, 7, numbers, 4);
+        assert!(is_refused(&told) && !is_paired(&told) && !at.is_taken(), "{told:?}");
+        at.world.check();
+    }
+}
+
+#[test]
+fn who_claims_what_another_claims_as_well_has_not_lied() {
+    // P-206
+    let mut at = Listener::new(39, Config::default());
+    let own = at.world.connect(at.victims, SERVICE);
+    let attacker = at.victim_leaves();
+    at.update();
+    let owner = std::mem::replace(&mut at.attacker, attacker);
+    at.claim(at.victim, 5, at.numbers(at.victim), 1);
+    at.attacker = owner;
+    let from = at.attacker.endpoint();
+    for nonce in 100..180 {
+        let claim = at.claim_of(at.victim, nonce, at.numbers(at.victim));
+        at.attacker.send(&mut at.world, from, &[claim]);
+    }
+    let told = at.answer();
+    let refused = told.iter().filter(|message| is_refused(std::slice::from_ref(message))).count();
+    assert!(refused >= 80 && !is_paired(&told), "{told:?}");
+    // It has another connection, which nobody else claims.
+    let told = at.claim(own, 6, at.numbers(own), 4);
+    assert!(is_paired(&told), "{told:?}");
+    at.world.check();
+}
+
+#[test]
+fn a_daemon_that_is_started_anew_takes_nothing_that_it_finds() {
+    // P-205: it was asked for whose a connection is, and is gone before the answer.
+    let mut at = Listener::new(36, Config::default());
+    at.world.at_mut(at.victims).asleep = true;
+    at.claim(at.victim, 5, at.numbers(at.victim), 1);
+    at.world.restart(at.server, 50 * MILLISECOND);
+    at.world.run_for(100 * MILLISECOND);
+    at.attacker.meet(&mut at.world);
+    at.answer();
+    at.update();
+    let told = at.claim(at.victim, 6, at.numbers(at.victim), 4);
+    assert!(!is_paired(&told) && !at.is_taken(), "{told:?}");
+    at.world.at_mut(at.victims).asleep = false;
+    at.assert_untouched();
+    let fresh = at.world.connect(at.victims, SERVICE);
+    at.world.at_mut(at.victims).asleep = true;
+    let told = at.claim(fresh, 7, at.numbers(fresh), 4);
+    assert!(is_paired(&told), "it takes what is opened from then on: {told:?}");
+}
+
+#[test]
+fn what_policy_leaves_alone_is_said_to_be() {
+    // P-205, P-59: nobody is asked for it, and nothing is ended.
+    let (mut two, _) = Two::flowing(43, 1);
+    two.world.with_node(two.server, |node| node.await_verdicts(true));
+    let flow = two.world.connect(two.client, SERVICE);
+    let (tuple, now) = (two.world.flow(flow).tuples[1], two.world.now());
+    let alone = Rule { excluded_by: Some(7), ..Rule::default() };
+    let verdict = Verdict { otherwise: alone, ..Verdict::default() };
+    two.world.with_node(two.server, |node| node.handle_verdict(now, tuple, verdict));
+    two.world.move_to(two.client, two.away, AWAY);
+    two.world.run_for(3 * SECOND);
+    let state = two.world.view(flow, 0).map(|view| view.state);
+    assert_eq!(state, Some(FlowState::Failed("the peer's policy leaves it alone")));
+    assert_eq!(two.world.at(two.client).ended_unaccepted, []);
+    two.world.close(flow);
+    two.world.check();
+}
+
+#[test]
 fn what_is_old_is_not_taken() {
     // P-205
     let mut at = Listener::new(31, Config::default());
@@ -303,16 +436,9 @@ fn who_has_not_answered_there_of_late_gets_nothing() {
     let victim = at.world.connect(at.victims, SERVICE);
     at.world.at_mut(at.victims).asleep = true;
     let from = at.attacker.endpoint();
-    // It says so, and shows nothing.
-    let claim = Message::Pairing(Pairing {
-        introducer_nonce: 9,
-        proof: at.attacker.pairing_proof(true, at.numbers(victim)),
-        introducer_place: 0,
-        responder_place: 0,
-        wire_port: 2000,
-        tuple: at.world.flow(victim).tuples[0],
-        late: true,
-    });
+    // It says so, and shows nothing: nobody has asked it whether it looks for introductions.
+    let claim = at.claim_of(victim, 9, at.numbers(victim));
+    at.attacker.send(&mut at.world, from, &[Message::IntroductionReady { tag: 0 }]);
     for _ in 0..4 {
         at.attacker.send(&mut at.world, from, std::slice::from_ref(&claim));
         at.world.run_for(Duration::from_millis(320));
