@@ -403,27 +403,13 @@ __noinline bool claim_fragment(struct __sk_buff *skb, const struct packet *packe
 /* While both are idle there is nothing to do for what comes in. */
 #define IDLE_ALL (IDLE_TRANSLATION | IDLE_INTRODUCTIONS)
 
-/* By its length, of a datagram: most packets have another. */
-static __always_inline bool may_be_introduction(const struct __sk_buff *skb, __u32 network)
-{
-	__u32 length = skb->len - network - sizeof(struct udphdr) - INTRODUCTION_DATAGRAM_LENGTH;
-
-	return length == sizeof(struct iphdr) || length == sizeof(struct ipv6hdr);
-}
-
-/* Datagrams may be of a session that was before, and would be read (P-207). */
-static __always_inline bool may_introduce(const struct settings *settings, const struct packet *packet)
-{
-	return !(settings->idle & IDLE_INTRODUCTIONS) || packet->protocol == IPPROTO_UDP;
-}
-
 static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 {
 	const struct settings *settings = get_settings();
 	struct packet packet = {};
 	int verdict;
 
-	if (!settings || ((settings->idle & IDLE_ALL) == IDLE_ALL && !may_be_introduction(skb, network)))
+	if (!settings || (settings->idle & IDLE_ALL) == IDLE_ALL)
 		return pass();
 	/* Between namespaces of one machine the sender's note arrives with the packet. */
 	if (skb->tc_index == TRANSLATED)
@@ -434,7 +420,7 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 	/* A tagged packet comes by again on its VLAN device. */
 	if (skb->vlan_present || !parse(skb, network, skb->protocol, &packet))
 		return pass();
-	if (may_introduce(settings, &packet) && consume_introduction(skb, &packet, true))
+	if (!(settings->idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet, true))
 		return TC_ACT_SHOT;
 	if (settings->idle & IDLE_TRANSLATION)
 		return pass();
@@ -482,7 +468,7 @@ static __always_inline int ingress_inner(struct __sk_buff *skb)
 	if ((settings->idle & IDLE_INNER) == IDLE_INNER || !parse(skb, 0, skb->protocol, &packet))
 		return pass_counted(COUNTER_TUNNEL_IN);
 	/* Of a flow that another host passes on. */
-	if (may_introduce(settings, &packet) && consume_introduction(skb, &packet, false))
+	if (!(settings->idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet, false))
 		return TC_ACT_SHOT;
 	if ((settings->idle & IDLE_NAMED_INNER) != IDLE_NAMED_INNER) {
 		name_inbound(&own, &packet);

@@ -13,7 +13,6 @@
 
 #include "../abi.h"
 #include "../maps.h"
-#include "connection.h"
 #include "parse.h"
 #include "verdict.h"
 
@@ -128,41 +127,9 @@ static __always_inline bool is_hidden(const struct flow_tuple *own)
 }
 
 /*
- * Would a program of this host read this datagram, or one that has the end on lease from another host? Not where the
- * packet is on its way elsewhere: bpf_fib_lookup finds a way for such alone, and none where this host passes nothing
- * on. By the lookup of sockets one of another address may be found, so that this alone does not say it.
- */
-static __always_inline bool would_be_read(struct __sk_buff *skb, const struct flow_tuple *own)
-{
-	const struct settings *settings = get_settings();
-	const struct flow_entry *flow = find_flow(own);
-	struct bpf_sock_tuple tuple = {};
-	struct bpf_fib_lookup fib = {};
-	const struct lent *lent;
-	struct bpf_sock *socket;
-	long found;
-
-	if (flow && (flow->delivery == DELIVERY_PASSING || flow->delivery == DELIVERY_ROUTES))
-		return false;
-	lent = settings && !(settings->idle & IDLE_ENDPOINTS) ?
-		       find_lent(&own->local, own->local_port, own->transport) : NULL;
-	if (lent)
-		return lent->delivery && lent->delivery != LENT_SHARED;
-	if (skb->pkt_type != 0 /* PACKET_HOST */)
-		return false;
-	socket = bpf_sk_lookup_udp(skb, &tuple, name_socket(&tuple, own), BPF_F_CURRENT_NETNS, 0);
-	if (!socket)
-		return false;
-	bpf_sk_release(socket);
-	found = find_way(skb, &fib, own->transport, &own->remote, &own->local);
-	return found == BPF_FIB_LKUP_RET_NOT_FWDED || found == BPF_FIB_LKUP_RET_FWD_DISABLED;
-}
-
-/*
- * True: the packet was an introduction for a session of ours, has been reported, and must go no further; or a datagram
- * with one for a session that nobody has any more, as after a start of the daemon, which a program would read (P-207).
- * One for anybody else is passed on untouched, so that a forwarding host does not swallow its neighbours'. `on_wire`:
- * the packet may have the names that its flow has between two hosts.
+ * True: the packet was an introduction for a session of ours, has been reported, and must go no further. One for
+ * anybody else is passed on untouched, so that a forwarding host does not swallow its neighbours'. `on_wire`: the
+ * packet may have the names that its flow has between two hosts.
  */
 __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet *packet, bool on_wire)
 {
@@ -182,19 +149,21 @@ __noinline bool consume_introduction(struct __sk_buff *skb, const struct packet 
 		found = read_udp_introduction(skb, packet, &introduction);
 	else
 		return false;
-	if (!found)
+	share = found ? bpf_map_lookup_elem(&introduction_indices, &introduction.index) : NULL;
+	if (!share)
 		return false;
 	/* In a flow that another host passes on it comes under the names that the flow has between the two. */
 	locator = on_wire && !(introduction.nonce & PROBE_BIT) ? find_locator(&packet->source, &packet->destination) : NULL;
 	if (locator)
 		own = find_own(locator->binding, packet->protocol, packet->destination_port, packet->source_port);
 	if (!own) {
-		name_inbound(&seen, packet);
+		seen.local = packet->destination;
+		seen.remote = packet->source;
+		seen.local_port = packet->destination_port;
+		seen.remote_port = packet->source_port;
+		seen.transport = packet->protocol;
 		own = &seen;
 	}
-	share = bpf_map_lookup_elem(&introduction_indices, &introduction.index);
-	if (!share)
-		return packet->protocol == IPPROTO_UDP && would_be_read(skb, own);
 	/*
 	 * Whoever is hidden is not to be found out by what he does not answer. A program would read a datagram: that
 	 * gets no answer, as where nobody hears it.

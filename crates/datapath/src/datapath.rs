@@ -443,6 +443,14 @@ impl Datapath {
         self.introduction_indices.insert(&index, &RawShare::zeroed())
     }
 
+    /// The session indices whose introductions are consumed, those of a process before this one included.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn introduction_indices(&self) -> Result<Vec<u32>, Error> {
+        Ok(self.introduction_indices.entries()?.into_iter().map(|(index, _)| index).collect())
+    }
+
     /// Let introductions that ask for this session index pass.
     ///
     /// # Errors

@@ -39,9 +39,9 @@ pub(crate) const NAMES: (&str, &[u8]) = ("names", object!("names"));
 /// The programs that keep programs to what is on lease for them.
 pub(crate) const LEASES: (&str, &[u8]) = ("leases", object!("leases"));
 
-/// What outlives the process. The rest is worth nothing to the next one: events that nobody waits for any more,
-/// session indices that end with their sessions, fragments in flight.
-const PINNED: [&str; 13] = [
+/// What outlives the process. Introductions for sessions that end with it come a while longer, and a program would read
+/// them. The rest is worth nothing to the next one: events that nobody waits for any more, fragments in flight.
+const PINNED: [&str; 14] = [
     "flows",
     "wire_flows",
     "unconnected",
@@ -53,6 +53,7 @@ const PINNED: [&str; 13] = [
     "lent",
     "endpoints",
     "namespaces",
+    "introduction_indices",
     "settings",
     "counters",
 ];

@@ -231,12 +231,8 @@ impl OwnAddress {
     }
 
     fn bind_inside(&self) -> UdpSocket {
-        self.bind_inside_at(PORT)
-    }
-
-    fn bind_inside_at(&self, port: u16) -> UdpSocket {
         let _inside = self.space.enter().expect("enter");
-        UdpSocket::bind((self.own, port)).expect("bind")
+        UdpSocket::bind((self.own, PORT)).expect("bind")
     }
 }
 
@@ -277,36 +273,6 @@ fn a_lent_end_is_reached_and_reaches_others() {
         expect_refusal(&far, SocketAddr::new(host.own, PORT));
         assert!(counter(&host.datapath, "endpoint_in") > 0);
         assert!(counter(&host.datapath, "endpoint_out") > 0);
-    });
-}
-
-/// An introduction for a session that no host here has, as after a start of its daemon.
-fn send_introduction_of_before(from: &UdpSocket, to: SocketAddr) {
-    let introduction = [b"\xffWBintro".as_slice(), &[7; 12]].concat();
-    from.send_to(&introduction, to).expect("send");
-}
-
-#[test]
-fn no_program_reads_an_introduction_for_a_session_of_before() {
-    on_both_families(|v4| {
-        let host = OwnAddress::new(v4);
-        let lent = host.bind_inside();
-        let own = UdpSocket::bind((host.own, OTHER + 1)).expect("bind");
-        host.net.far.enter();
-        let far = UdpSocket::bind((host.far, 0)).expect("bind");
-        for near in [&lent, &own] {
-            send_introduction_of_before(&far, near.local_addr().expect("local"));
-            exchange_datagrams(near, &far);
-        }
-        // What is not for this host goes on, also where a socket of its own has the port.
-        let wildcard = if v4 { "0.0.0.0" } else { "::" };
-        host.net.host.enter();
-        let _same_port = UdpSocket::bind((wildcard, far.local_addr().expect("local").port())).expect("bind");
-        let inside = host.bind_inside_at(OTHER);
-        send_introduction_of_before(&inside, far.local_addr().expect("local"));
-        let mut received = [0; 64];
-        let (size, _) = far.recv_from(&mut received).expect("it arrives");
-        assert_eq!(size, 20);
     });
 }
 
@@ -954,9 +920,6 @@ fn what_is_of_no_flow_goes_to_who_has_the_lease() {
         let (here, there) = net.connection();
         exchange(&here, &there, 1);
         let (near, far) = net.datagrams();
-        // The host which has the lease knows its sessions, and whose it is not.
-        send_introduction_of_before(&far, near.local_addr().expect("local"));
-        exchange_datagrams(&near, &far);
         for datapath in [&net.anchor, &net.host] {
             assert!(counter(datapath, "leased_out") > 0);
         }

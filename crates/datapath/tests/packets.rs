@@ -40,7 +40,7 @@ fn both_families() -> [Names; 2] {
 struct Fixture {
     datapath: Datapath,
     names: Names,
-    _bpffs: Bpffs,
+    bpffs: Bpffs,
     _namespace: Namespace,
 }
 
@@ -51,7 +51,7 @@ impl Fixture {
         namespace.enter();
         let mut datapath = Datapath::open(&bpffs.pins("packets")).expect("open");
         datapath.set_tunnel(1, MARK, 0xff).expect("settings");
-        let fixture = Self { datapath, names, _bpffs: bpffs, _namespace: namespace };
+        let fixture = Self { datapath, names, bpffs, _namespace: namespace };
         fixture.insert(false);
         fixture.bind(Carrier::Rewrite, None);
         fixture
@@ -825,6 +825,20 @@ fn carrying_introduction(packet: Packet) -> Packet {
     } else {
         Packet { payload: [b"\xffWBintro".to_vec(), body].concat(), ..packet }
     }
+}
+
+#[test]
+fn introductions_for_sessions_of_the_process_before_are_consumed() {
+    on_both_families(|fixture| {
+        fixture.datapath.listen_introductions(INDEX).expect("listen");
+        let next = Datapath::open(&fixture.bpffs.pins("packets")).expect("open again");
+        assert_eq!(next.introduction_indices().expect("indices"), [INDEX]);
+        let packet = carrying_introduction(fixture.own_in(UDP)).bytes();
+        let verdict = || run(next.program("introductions_l2").expect("program"), &packet).verdict;
+        assert_eq!(verdict(), SHOT);
+        next.ignore_introductions(INDEX).expect("ignore");
+        assert_eq!(verdict(), NEXT);
+    });
 }
 
 #[test]

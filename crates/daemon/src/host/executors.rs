@@ -139,6 +139,7 @@ impl Host {
     ) -> Result<Self, Failure> {
         datapath.set_tunnel(tunnel.device().index(), MARK.value, MARK.mask)?;
         datapath.set_lapses(false)?;
+        let listening = Listening::after(&datapath)?;
         Ok(Self {
             addresses: Addresses::open(run_dir)?,
             injector: Injector::open()?,
@@ -157,8 +158,8 @@ impl Host {
             store,
             flows,
             network: NetworkState::default(),
-            hooks: Hooks::default(),
-            listening: Listening::default(),
+            hooks: Hooks::after(listening.has_former()),
+            listening,
             tunnels: Tunnels::default(),
             remotes: Remotes::default(),
             names: Names::default(),
@@ -277,6 +278,9 @@ impl Host {
 
     /// Goes on with what takes several steps.
     pub(crate) fn handle_timeout(&mut self, now: Time) {
+        if self.hooks.end_former_later(now) {
+            self.listening.forget_former(&self.datapath);
+        }
         if self.hooks.expire(now) | self.unsettled.is_some_and(|(_, due)| due <= now) {
             self.settle_or_retry(now);
         }

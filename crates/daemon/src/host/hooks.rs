@@ -85,6 +85,8 @@ pub(crate) struct Hooks {
     /// Any flow could move.
     introduced: Lingering,
     introducing: bool,
+    /// Introductions come for sessions of the daemon before (P-207).
+    former: Lingering,
     /// Numbers of some flows are translated, wherever they are.
     helped: bool,
     /// Sockets are being given away, or endpoints lent, so that packets are held at any moment: for these.
@@ -113,6 +115,17 @@ impl Hooks {
     /// Notes whether any flow is introduced, so could move. Returns whether that is new.
     pub(crate) fn set_introduced(&mut self, now: Time, introduced: bool) -> bool {
         self.introduced.set(now, introduced)
+    }
+
+    /// At the start. `former`: whether introductions may come for sessions of the daemon before.
+    pub(crate) fn after(former: bool) -> Self {
+        Self { former: if former { Lingering::On } else { Lingering::Off }, ..Self::default() }
+    }
+
+    /// Has those of sessions of before come for so long as programs linger. Returns whether that is over now.
+    pub(crate) fn end_former_later(&mut self, now: Time) -> bool {
+        self.former.set(now, false);
+        self.former.timeout().is_some_and(|until| until <= now)
     }
 
     /// Notes whether introductions are expected. Returns whether that is new.
@@ -179,12 +192,15 @@ impl Hooks {
 
     /// When to come back.
     pub(crate) fn timeout(&self) -> Option<Time> {
-        [self.carrying, self.introduced, self.moving, self.resting].into_iter().filter_map(Lingering::timeout).min()
+        [self.carrying, self.introduced, self.former, self.moving, self.resting]
+            .into_iter()
+            .filter_map(Lingering::timeout)
+            .min()
     }
 
     /// Ends what lingers when it is due; returns whether anything did.
     pub(crate) fn expire(&mut self, now: Time) -> bool {
-        let all = [&mut self.carrying, &mut self.introduced, &mut self.moving, &mut self.resting];
+        let all = [&mut self.carrying, &mut self.introduced, &mut self.former, &mut self.moving, &mut self.resting];
         // Each of them, also where the first is due.
         all.map(|state| state.expire(now)).contains(&true)
     }
@@ -192,15 +208,16 @@ impl Hooks {
     /// Makes the kernel's state equal to what is wanted. Failures of one interface do not keep the others from being
     /// served; the first is returned.
     pub(crate) fn apply(&self, datapath: &mut Datapath, network: &NetworkState, tun: u32) -> Result<(), Error> {
+        let introducing = self.introducing || self.former.lingers();
         let mut result = datapath.set_busy(
             self.carrying() || self.helped || self.moving.holds(),
-            self.introducing,
+            introducing,
             !self.listening.is_empty() || !self.late.is_empty(),
         );
         let mut wanted: BTreeMap<u32, Role> = BTreeMap::new();
         let hanging = self.carrying() || self.helped || self.moving.lingers() || self.introduced.lingers();
         // What else nothing could move by is looked at for what sockets of UDP send: nothing else tells of that.
-        let role = if hanging || self.introducing { Role::Wire } else { Role::Datagrams };
+        let role = if hanging || introducing { Role::Wire } else { Role::Datagrams };
         wanted.extend(wires(network, tun).map(|link| (link.index, role)));
         if hanging {
             wanted.insert(tun, Role::Tunnel);

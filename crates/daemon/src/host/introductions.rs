@@ -162,19 +162,44 @@ pub(crate) fn probe(injector: &Injector, wire: FlowTuple, introduction: Introduc
 
 /// The session indices that introductions are consumed for.
 #[derive(Debug, Default)]
-pub(crate) struct Listening(BTreeSet<u32>);
+pub(crate) struct Listening {
+    wanted: BTreeSet<u32>,
+    /// Those of the daemon before: its peers may go on for a while, and a program would read what nobody consumes
+    /// (P-207).
+    former: BTreeSet<u32>,
+}
 
 impl Listening {
-    /// Makes the data plane listen for these and no others.
+    /// With those that the data plane has from the daemon before.
+    pub(crate) fn after(datapath: &Datapath) -> Result<Self, whimbrel_datapath::Error> {
+        Ok(Self { wanted: BTreeSet::new(), former: datapath.introduction_indices()?.into_iter().collect() })
+    }
+
+    /// Whether there are any of the daemon before.
+    pub(crate) fn has_former(&self) -> bool {
+        !self.former.is_empty()
+    }
+
+    /// Makes the data plane listen for these and no others, those of the daemon before excepted.
     pub(crate) fn set(&mut self, datapath: &Datapath, indices: Vec<u32>) -> Result<(), whimbrel_datapath::Error> {
         let wanted: BTreeSet<u32> = indices.into_iter().collect();
-        for index in wanted.difference(&self.0) {
+        for index in wanted.difference(&self.wanted) {
             datapath.listen_introductions(*index)?;
+            self.former.remove(index);
         }
-        for index in self.0.difference(&wanted) {
+        for index in self.wanted.difference(&wanted) {
             datapath.ignore_introductions(*index)?;
         }
-        self.0 = wanted;
+        self.wanted = wanted;
         Ok(())
+    }
+
+    /// Lets pass what is for sessions of the daemon before.
+    pub(crate) fn forget_former(&mut self, datapath: &Datapath) {
+        for index in std::mem::take(&mut self.former) {
+            if let Err(error) = datapath.ignore_introductions(index) {
+                tracing::debug!(%error, "an index of a session of before is consumed on");
+            }
+        }
     }
 }

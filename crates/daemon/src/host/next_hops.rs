@@ -137,7 +137,8 @@ impl NextHops {
         let Some(solicitor) = &mut self.solicitor else { return };
         for (source, destination) in std::mem::take(&mut self.ways) {
             match solicitor.next_hop(source, destination) {
-                Ok(hop) => self.asked.extend(hop.map(|hop| (hop, now))),
+                Ok(Some(hop)) => _ = self.asked.entry(hop).or_insert(now),
+                Ok(None) => {}
                 Err(error) => tracing::debug!(%error, %destination, "its next hop is not known"),
             }
         }
@@ -150,7 +151,10 @@ impl NextHops {
             Vec::new()
         });
         let newcomers = &self.newcomers;
-        let is_new = |hop: &NextHop| newcomers.keys().any(|new| (new.0, new.1) == (hop.interface, hop.source));
+        let is_new = |hop: &NextHop| {
+            let mut of_late = newcomers.iter().filter(|(_, since)| now.since(**since) < NEWCOMER);
+            of_late.any(|((interface, address, _), _)| (*interface, *address) == (hop.interface, hop.source))
+        };
         let mut next = None;
         self.asked.retain(|hop, since| {
             if !unanswered.contains(hop) && !is_new(hop) {

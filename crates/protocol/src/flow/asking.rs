@@ -73,6 +73,7 @@ impl FlowLayer {
     pub(crate) fn introduce_in_new_session(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = peer_mut!(self, &id) else { return };
         peer.flow.introductions.ready_until = None;
+        peer.flow.introductions.request_tries = 0;
         if !peer.flow.introductions.active.is_empty() {
             base.set_timer(Timer::Introductions(id), now);
         }

@@ -40,6 +40,8 @@ struct Registrant {
     /// Newest number of its registrations, and what became of that.
     newest: u32,
     status: RegistrationStatus,
+    /// Our index of the session that it was said in.
+    session: Option<u32>,
     /// Where it has answered last.
     endpoint: SocketAddr,
     /// Addresses of its own, without a NAT, that it has answered at, the last one last.
@@ -132,19 +134,20 @@ impl RendezvousServer {
         let answer = |status, newest| Some(Message::Registered { number, status, newest });
         let peer = at.low.flow().peer(&id).filter(|peer| peer.has_session())?;
         let (key, endpoint) = (peer.key(), peer.path.remote());
+        let session = peer.session().map(|slot| slot.local_index());
         if !serves(&key, at) || number >= SEQUENCES || matches!(change, RegistrationChange::Other(_)) {
             return answer(RegistrationStatus::Refused, 0);
         }
         at.low.session_mut().pins_mut().pin(Pin::Registered, key, true);
         let registrant = self.registrants.entry(id).or_insert_with(|| Registrant::at(endpoint));
         let newest = registrant.newest;
-        // A host that was started anew counts from 1 again: all of its tags under the newest number may be its first
-        // word since then, and not a repetition.
-        if number < newest || number == newest && change != RegistrationChange::Replace {
-            let status = if number == newest { registrant.status } else { RegistrationStatus::NotNewer };
+        // In another session it is no repetition: a host that was started anew counts from 1 again.
+        let repeated = number == newest && registrant.session == session;
+        if number < newest || repeated {
+            let status = if repeated { registrant.status } else { RegistrationStatus::NotNewer };
             return answer(status, newest);
         }
-        registrant.newest = number;
+        (registrant.newest, registrant.session) = (number, session);
         if change == RegistrationChange::Replace {
             // It may have forgotten what it was told.
             let before: Vec<MeetingTag> = registrant.tags.keys().copied().collect();
@@ -307,6 +310,6 @@ impl Registrant {
     fn at(endpoint: SocketAddr) -> Self {
         let (tags, untold, told) = Default::default();
         let status = RegistrationStatus::Accepted;
-        Self { newest: 0, status, endpoint, was_at: Vec::new(), tags, untold, told, number: 0, tries: 0 }
+        Self { newest: 0, status, session: None, endpoint, was_at: Vec::new(), tags, untold, told, number: 0, tries: 0 }
     }
 }
