@@ -38,8 +38,8 @@ fn server(lab: &mut Lab, far_runs: bool) -> Result<()> {
     for (family, listen, to) in families(&three)? {
         step(&format!("{family}: two clients have been served, and have asked again"));
         let port = ends.near.does(&format!("bind server {listen}"))?;
-        let [one, other, new, late, back] =
-            ["one", "other", "new", "late", "back"].map(|name| format!("{family}-{name}"));
+        let [one, other, new, steady, late, back] =
+            ["one", "other", "new", "steady", "late", "back"].map(|name| format!("{family}-{name}"));
         for name in [&one, &other] {
             client(&three, &mut ends, name, to, &port)?;
             ends.far.does(&format!("ask {name} 2"))?;
@@ -78,7 +78,9 @@ fn server(lab: &mut Lab, far_runs: bool) -> Result<()> {
 
         ends.next.does("serve_on server")?;
         if family == "v4" {
-            step("the daemons are killed");
+            step("the daemons are killed, and nobody says meanwhile that there is no server");
+            client(&three, &mut ends, &steady, to, &port)?;
+            ends.far.does(&format!("keep_asking {steady}"))?;
             three.acceptor_daemon.kill()?;
             three.donor_daemon.kill()?;
             three.acceptor_daemon.restart()?;
@@ -86,6 +88,8 @@ fn server(lab: &mut Lab, far_runs: bool) -> Result<()> {
             ends.near.does("receive home")?;
             ends.next.does("receive states")?;
             ends.far.does(&format!("insist {one}"))?;
+            ends.far.does(&format!("stop_asking {steady}"))?;
+            ends.far.does(&format!("close {steady}"))?;
         }
 
         step("it goes on to a third host while clients ask without a pause");

@@ -31,7 +31,7 @@ impl Effects {
         let tenancies: Vec<_> = moves.tenancies.values().copied().collect();
         self.tenant.adopt_tenancies(host, now, &tenancies);
         let leases: Vec<_> = moves.leases.values().copied().collect();
-        self.lender.adopt_leases(host, &leases);
+        self.lender.adopt_leases(host, own, &leases, moves);
         if let Err(error) = self.lender.end_stray_leases(host, own, moves) {
             tracing::warn!(%error, "what comes for endpoints that are lent to nobody may be lost");
         }

@@ -301,8 +301,15 @@ impl Lender {
         }
     }
 
-    /// Endpoints that a daemon before this one had lent: they are as they were, except for what was its own.
-    pub(crate) fn adopt_leases(&mut self, host: &mut Host, saved: &[(SavedLease, bool)]) {
+    /// Endpoints that a daemon before this one had lent: they are as they were, except for what was its own. `own`: this
+    /// host's key.
+    pub(crate) fn adopt_leases(
+        &mut self,
+        host: &mut Host,
+        own: &PublicKey,
+        saved: &[(SavedLease, bool)],
+        moves: &SavedMoves,
+    ) {
         for (SavedLease { name, ends }, on_link) in saved {
             for port in ends.ports().filter(|_| ends.count > 0) {
                 host.ports.keep(SocketAddr::new(ends.first.ip(), port));
@@ -312,6 +319,13 @@ impl Lender {
         }
         if !saved.is_empty() {
             host.find_home();
+        }
+        // What has gone with its socket: until the node lends it on the programs go on leading there. Without them this
+        // host would answer that nobody is there.
+        for (name, far) in moved_away(moves, own) {
+            host.ports.need(far.transport, far.remote, User::Endpoint);
+            let (ends, moved) = (Ends { first: far.remote, count: 1 }, Some(far.transport));
+            host.adopt_lent(name, LentOut { ends, moved, peer: PeerId(0), on_link: false });
         }
         host.settle_ports();
     }
@@ -330,6 +344,15 @@ impl Lender {
             is_lent(moves, own, Transport::from_protocol(end.protocol), at, apart)
         })
     }
+}
+
+/// The leases of endpoints that have gone to other hosts with their sockets, and these as their far ends have them.
+fn moved_away(moves: &SavedMoves, own: &PublicKey) -> impl Iterator<Item = (LeaseName, FlowTuple)> {
+    let elsewhere = moves.held.values().filter(|held| held.flow.peer() != *own && !held.ending);
+    elsewhere.filter_map(|held| {
+        let far = held.far.filter(|far| far.mirrored().is_unconnected())?;
+        Some((LeaseName { tenant: held.flow.peer(), number: held.flow.value() }, far))
+    })
 }
 
 /// The ports that are lent, of all addresses.
