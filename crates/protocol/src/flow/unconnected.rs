@@ -66,25 +66,26 @@ impl FlowLayer {
         self.flows.elsewhere(flow).is_some_and(|address| !base.attachments().has(&address))
     }
 
-    /// Whether there is room for another flow from an address. Where there is none the peer with most of them gives up
-    /// its oldest that is not moved, if this one has fewer (P-224): of as many, who came last.
+    /// Whether there is room for another flow from an address. Where there is none the peer with most of them gives one
+    /// up, if this one has fewer (P-224): of as many, who came last. It is its oldest that is not moved, or else the
+    /// one that was not used for the longest time, as far as that is known.
     fn make_room_at(&mut self, now: Time, address: IpAddr, id: PeerId, base: &mut Base) -> bool {
         let Some(there) = self.flows.unconnected_from(address).filter(|there| there.len() >= FROM_ADDRESS) else {
             return true;
         };
         let whose = |known: &Flow| known.entry().map(|entry| entry.peer).or(known.introducer);
-        let mut of: BTreeMap<PeerId, Vec<(Time, FlowTuple)>> = BTreeMap::new();
+        let mut of: BTreeMap<PeerId, Vec<(Option<Time>, Time, FlowTuple)>> = BTreeMap::new();
         for flow in there {
             let known = self.flows.get(flow);
             if let Some((known, peer)) = known.and_then(|known| Some((known, whose(known)?))) {
-                of.entry(peer).or_default().push((known.opened, *flow));
+                let is_moved = known.entry().is_some_and(|entry| !self.is_at_home(entry));
+                of.entry(peer).or_default().push((known.lease.filter(|_| is_moved), known.opened, *flow));
             }
         }
         let own = of.get(&id).map_or(0, Vec::len);
         let Some(most) = of.into_values().max_by_key(Vec::len).filter(|most| most.len() > own) else { return false };
-        let stays = |flow: &FlowTuple| self.flows.entry(flow).is_some_and(|entry| !self.is_at_home(entry));
-        let Some((_, oldest)) = most.into_iter().filter(|(_, flow)| !stays(flow)).min() else { return false };
-        self.end_datagram_flow(now, &oldest, base);
+        let Some((.., least)) = most.into_iter().min() else { return false };
+        self.end_datagram_flow(now, &least, base);
         true
     }
 

@@ -275,6 +275,32 @@ impl Crowd {
         }
     }
 
+    /// The liar goes elsewhere with what it has, and says so.
+    fn leave(&mut self) {
+        let elsewhere = self.world.network(Access::Open);
+        let liar = self.liar.host();
+        self.world.detach(liar, LIAR);
+        self.world.attach(liar, elsewhere, "10.2.0.7");
+        let claimed = "10.2.0.7:2031".parse().expect("an endpoint");
+        let (binding, sequence, flags, lifetime) = (BindingNumber::FIRST, 1, UpdateFlags::FORMER_PATH_LOST, 0);
+        (self.liar.network, self.liar.address) = (elsewhere, address("10.2.0.7"));
+        let update = Message::BindingUpdate { binding, sequence, flags, claimed, lifetime };
+        self.liar.send(&mut self.world, claimed, &[update]);
+        self.world.run_for(Duration::from_millis(50));
+        for message in self.liar.hear(&mut self.world) {
+            if let Message::PathChallenge { token } = message {
+                let observed = self.liar.peer;
+                self.liar.send(&mut self.world, claimed, &[Message::PathResponse { token, observed }]);
+            }
+        }
+        self.world.run_for(SECOND);
+    }
+
+    /// How many of a peer's flows are led elsewhere, at the most.
+    fn led(&self) -> Option<usize> {
+        self.world.peers(self.server).iter().map(|peer| peer.moved).max()
+    }
+
     /// The liar introduces what is so called. What it is told, where it is refused.
     fn introduce(&mut self, tuple: FlowTuple) -> Option<Result<(), IntroductionRefusal>> {
         let (nonce, own) = (u64::from(tuple.local.port()), self.liar.endpoint());
@@ -338,6 +364,25 @@ fn whoever_has_most_at_an_address_makes_room_there() {
 }
 
 #[test]
+fn flows_that_have_moved_away_from_an_address_do_not_fill_it_for_ever() {
+    // P-224
+    let mut crowd = Crowd::new(2213, nat("10.100.0.1", NatPorts::Preserving));
+    let (client, inside) = (crowd.client, crowd.liar.network);
+    let told: Vec<_> = (1000..1256).map(|port| crowd.introduce(Crowd::from(LIAR, port))).collect();
+    assert!(told.iter().all(|told| *told == Some(Ok(()))));
+    crowd.leave();
+    assert_eq!(crowd.led(), Some(256), "they are led there");
+    crowd.world.attach(client, inside, INSIDE);
+    let connect = |crowd: &mut Crowd, port| crowd.world.connect_from(client, port, NAMES, Transport::Udp);
+    let flows: Vec<FlowId> = (5353..5363).map(|port| connect(&mut crowd, port)).collect();
+    introduced(&mut crowd.world, &flows);
+    let mut has: Vec<usize> = crowd.world.peers(crowd.server).iter().map(|peer| peer.flows).collect();
+    has.sort_unstable();
+    assert_eq!(has, [10, 246]);
+    crowd.world.check();
+}
+
+#[test]
 fn names_of_addresses_where_a_peer_is_not_take_up_nothing() {
     // P-150, P-224: it says that it is at the address of a client.
     let mut crowd = Crowd::new(2206, Access::Open);
@@ -357,7 +402,6 @@ fn names_of_addresses_where_a_peer_is_not_take_up_nothing() {
 fn a_neighbour_behind_the_same_nat_gets_nothing_by_guessing_names() {
     // P-13: it is at that address as well, and knows the port.
     let mut crowd = Crowd::new(2207, nat("10.100.0.1", NatPorts::Preserving));
-    let elsewhere = crowd.world.network(Access::Open);
     let (victim, inside) = (crowd.world.bare_host("victim"), crowd.liar.network);
     crowd.world.attach(victim, inside, INSIDE);
     let flow = crowd.world.connect_from(victim, 5353, NAMES, Transport::Udp);
@@ -365,25 +409,8 @@ fn a_neighbour_behind_the_same_nat_gets_nothing_by_guessing_names() {
     // It has what the NAT lets it have: another port in the place of the victim's.
     assert_eq!(told.iter().filter(|told| **told == Some(Ok(()))).count(), 100);
     assert!(crowd.world.view(flow, 1).is_none_or(|view| view.entry.is_none()), "the victim's is nobody's");
-    // It goes elsewhere with what it has, and says so.
-    let liar = crowd.liar.host();
-    crowd.world.detach(liar, LIAR);
-    crowd.world.attach(liar, elsewhere, "10.2.0.7");
-    let claimed = "10.2.0.7:2031".parse().expect("an endpoint");
-    let (binding, sequence, flags, lifetime) = (BindingNumber::FIRST, 1, UpdateFlags::FORMER_PATH_LOST, 0);
-    (crowd.liar.network, crowd.liar.address) = (elsewhere, address("10.2.0.7"));
-    let update = Message::BindingUpdate { binding, sequence, flags, claimed, lifetime };
-    crowd.liar.send(&mut crowd.world, claimed, &[update]);
-    crowd.world.run_for(Duration::from_millis(50));
-    for message in crowd.liar.hear(&mut crowd.world) {
-        if let Message::PathChallenge { token } = message {
-            let observed = crowd.liar.peer;
-            crowd.liar.send(&mut crowd.world, claimed, &[Message::PathResponse { token, observed }]);
-        }
-    }
-    crowd.world.run_for(SECOND);
-    let led = crowd.world.peers(crowd.server).iter().map(|peer| peer.moved).max();
-    assert_eq!(led, Some(100), "they are led there");
+    crowd.leave();
+    assert_eq!(crowd.led(), Some(100), "they are led there");
     for end in [0, 1, 0] {
         let since = crowd.world.now();
         crowd.world.send(flow, end);
