@@ -30,7 +30,7 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
                 connection.flow.transport.to_string(),
                 connection.flow.local.to_string(),
                 connection.flow.remote.to_string(),
-                format!("{}{}", connection.state, mark(connection, &marks)),
+                format!("{}{}{}", connection.state, mark(connection, &marks), unconnected(connection)),
                 via(connection),
                 peer(connection),
                 program(connection),
@@ -60,6 +60,11 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
 /// Whether it is none, but a socket that waits for clients.
 pub(crate) fn is_server(connection: &Connection) -> bool {
     connection.state == ConnectionState::Server
+}
+
+/// Behind the state of what a socket that is not connected has with one remote end.
+const fn unconnected(connection: &Connection) -> &'static str {
+    if connection.unconnected { ", unconnected" } else { "" }
 }
 
 /// Who is at its other end: the name in the community, else the number.
@@ -286,6 +291,15 @@ not confirmed: the peer has not answered since this host moved, last heard 28 s 
 What is not confirmed goes on once the peer answers (`whimbrel paths`, `whimbrel events`).
 "
         );
+    }
+
+    #[test]
+    fn what_an_unconnected_socket_has_with_a_remote_is_told_apart() {
+        let native = connection("192.0.2.10:53", "203.0.113.6:40000", ConnectionState::Native);
+        let of_socket = Connection { unconnected: true, ..native };
+        let moved = Connection { state: ConnectionState::Moved, ..of_socket.clone() };
+        let text = connections(&[of_socket, moved], false);
+        assert!(text.contains("  native, unconnected\n") && text.contains("  moved, unconnected\n"), "{text}");
     }
 
     #[test]

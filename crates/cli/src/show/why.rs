@@ -35,6 +35,7 @@ fn what(connection: &Connection) -> String {
     let kind = match (connection.state, connection.passed_on) {
         (ConnectionState::Server, _) => "a socket that waits for clients",
         (_, true) => "a connection that this host passes on for another",
+        _ if connection.unconnected => "a flow of an unconnected socket",
         _ => "a connection",
     };
     let with = connection.peer.as_ref().map(|peer| format!(", with {peer}"));
@@ -234,6 +235,14 @@ mod tests {
             assert!(advises.is_none_or(|advises| text.contains(advises)), "{text}");
             assert_eq!(said.advice.is_some(), advises.is_some(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_flow_of_an_unconnected_socket_is_called_one() {
+        let one = connection(ConnectionState::Native, None);
+        let of_socket = Connection { unconnected: true, ..one.clone() };
+        let [one, of_socket] = [one, of_socket].map(|one| why(&one, &[]).sentences.swap_remove(0));
+        assert!(one.contains(" is a connection of ") && of_socket.contains(" is a flow of an unconnected socket of "));
     }
 
     #[test]
