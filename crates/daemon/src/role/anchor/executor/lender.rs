@@ -301,8 +301,8 @@ impl Lender {
         }
     }
 
-    /// Endpoints that a daemon before this one had lent: they are as they were, except for what was its own. `own`: this
-    /// host's key.
+    /// Endpoints that a daemon before this one had lent: they are as they were, except for what was its own. `own`:
+    /// this host's key.
     pub(crate) fn adopt_leases(
         &mut self,
         host: &mut Host,
