@@ -418,7 +418,7 @@ fn accepting(lab: &mut Lab) -> Result<()> {
         // A server that moves has ten seconds for naming what it has accepted, and is asked then.
         let most = if server_moves { 15 * PROMPT } else { 4 * PROMPT };
         expect!(took < most * patience(), "it hears of it after {took:?}");
-        let listed = world.laptop.command("ss").args(["-Htn", "state", "established", &to_accepted(address)]).run()?;
+        let listed = world.laptop.command("ss").args(["-Htn", "state", "established", &only(&accepted.0)?]).run()?;
         expect!(!listed.trim().is_empty(), "what was accepted is ended as well");
         drop(accepted);
         known.wait_progress(SOME, LONG)?;
@@ -438,15 +438,18 @@ fn accepted(world: &World, address: IpAddr) -> Result<(TcpStream, TcpStream)> {
     let near = world.laptop.enter(|| TcpStream::connect((address, 7702)))?.map_err(failed)?;
     let (far, _) = listener.accept().map_err(failed)?;
     (&near).write_all(&[1]).map_err(failed)?;
+    let near_alone = only(&near)?;
     wait_until(LONG, "it has arrived", || {
-        let shown = world.laptop.command("ss").args(["-Htni", &to_accepted(address)]).run();
+        let shown = world.laptop.command("ss").args(["-Htni", &near_alone]).run();
         shown.is_ok_and(|shown| shown.contains("bytes_acked:2"))
     })?;
     Ok((near, far))
 }
 
-fn to_accepted(address: IpAddr) -> String {
-    format!("dst {address}:7702")
+/// What `ss` lists this connection by alone: there may be others to the same server.
+fn only(near: &TcpStream) -> Result<String> {
+    let local = near.local_addr().map_err(|error| Error::call("getsockname", "a socket", error))?;
+    Ok(format!("src {local}"))
 }
 
 fn is_in(host: &crate::Host, state: &str, server: IpAddr) -> bool {
