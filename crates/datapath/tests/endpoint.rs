@@ -920,6 +920,7 @@ fn what_is_of_no_flow_goes_to_who_has_the_lease() {
         let (here, there) = net.connection();
         exchange(&here, &there, 1);
         let (near, far) = net.datagrams();
+        exchange_datagrams(&near, &far);
         for datapath in [&net.anchor, &net.host] {
             assert!(counter(datapath, "leased_out") > 0);
         }
