@@ -44,7 +44,7 @@ pub struct Neighbour {
     pub link_address: Vec<u8>,
     /// What is known about it.
     pub state: NeighbourState,
-    /// How long ago that was confirmed or changed last, to a hundredth of a second.
+    /// The longer of the times since that was changed last and since it was confirmed last, to a hundredth of a second.
     pub age: Duration,
 }
 
@@ -133,7 +133,9 @@ fn decode(message: &NeighbourMessage) -> Option<Neighbour> {
             NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => address = Some(IpAddr::V4(*v4)),
             NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => address = Some(IpAddr::V6(*v6)),
             NeighbourAttribute::LinkLayerAddress(bytes) => link_address.clone_from(bytes),
-            NeighbourAttribute::CacheInfo(times) => age = times.confirmed.min(times.updated),
+            // Either alone says too little: connections confirm it with what they send before anything is answered (since
+            // their packets were acknowledged on the network before), and the kernel's own doubts are updates.
+            NeighbourAttribute::CacheInfo(times) => age = times.confirmed.max(times.updated),
             _ => {}
         }
     }
