@@ -421,7 +421,7 @@ struct socket_record {
 	__u8 window_scale;   /* bits that the peer's window is to be shifted by */
 	__u8 unordered;	     /* 1: something came that is not next in the stream */
 	__u8 receives;	     /* 1: data came of late */
-	__u8 zero;
+	__u8 stands_still;   /* 1: was answered in a back-off, and sends nothing for it */
 	__u32 heard; /* segments that came */
 	__u32 round_trip; /* microseconds, smoothed; 0: not measured yet */
 };

@@ -213,6 +213,18 @@ static __always_inline void on_lapse(const struct tcp_sock *tcp, struct flow_ent
 	flow->lapsed = unit;
 }
 
+/*
+ * Whether the last acknowledgement had a sender in back-off do nothing, though not all is acknowledged. A segment that
+ * is sent again takes what follows it along where that fits (tcp_retrans_try_collapse); where the first part of it had
+ * arrived, the whole of it still counts as under way (tcp_clean_rtx_queue): as all that the window allows after a
+ * timeout, or as not lost at all (tcp_try_undo_loss). An error does not wake it, as an answer came (tcp_ld_RTO_revert).
+ */
+static __always_inline bool stands_still(const struct tcp_sock *tcp)
+{
+	return tcp->inet_conn.icsk_backoff && !tcp->inet_conn.icsk_retransmits && tcp->snd_una != tcp->snd_nxt &&
+	       (__s32)(tcp->rcv_tstamp - tcp->lsndtime) > 0;
+}
+
 /* The sockets that are asked for, by their tuples, and what was found: state 0 where there is none. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -267,6 +279,7 @@ static long look_up_one(__u32 index, struct look *look)
 	record->retransmits = connection->icsk_retransmits;
 	record->reports_errors = reports_errors(&connection->icsk_inet);
 	record->repairs = tcp->lost_out > 0;
+	record->stands_still = stands_still(tcp);
 	record->write_seq = tcp->write_seq;
 	record->window_scale = BPF_CORE_READ_BITFIELD_PROBED(tcp, rx_opt.snd_wscale);
 	record->unordered = !!tcp->out_of_order_queue.rb_node;

@@ -123,6 +123,8 @@ struct tcp_sock {
 	__u32 tsoffset;
 	__u32 segs_in;
 	__u32 srtt_us;
+	__u32 lsndtime;
+	__u32 rcv_tstamp;
 	__u64 bytes_acked;
 	__u64 bytes_received;
 };

@@ -161,7 +161,7 @@ plain! {
         window_scale: u8,
         unordered: u8,
         receives: u8,
-        zero: u8,
+        stands_still: u8,
         heard: u32,
         round_trip: u32,
     }

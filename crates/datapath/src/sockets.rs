@@ -53,6 +53,8 @@ pub struct TcpSocket {
     pub reports_errors: bool,
     /// It takes some of what it sent for lost (`lost_out`), and sends that again as the peer answers.
     pub repairs: bool,
+    /// It was answered after it last sent in a back-off, and sends nothing of what was not acknowledged.
+    pub stands_still: bool,
     /// Bits that the window in the peer's segments is shifted by (RFC 7323).
     pub window_scale: u8,
     /// Something has come that is not the next in the stream, and waits.
@@ -103,6 +105,7 @@ impl TcpSocket {
             retransmits: raw.retransmits,
             reports_errors: raw.reports_errors != 0,
             repairs: raw.repairs != 0,
+            stands_still: raw.stands_still != 0,
             window_scale: raw.window_scale,
             unordered: raw.unordered != 0,
             receives: raw.receives != 0,

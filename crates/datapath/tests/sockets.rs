@@ -295,6 +295,44 @@ fn sockets_are_looked_up_with_their_state() {
 }
 
 #[test]
+fn a_sender_that_is_answered_for_a_part_of_what_it_has_sent_again_stands_still() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.near.run("ip route replace 10.0.0.0/24 dev v src 10.0.0.1 congctl cubic");
+    let (near, mut far) = pair.connect("10.0.0.2:0");
+    near.set_nodelay(true).expect("option");
+    pair.near.enter();
+    let datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+    let until = |good: &dyn Fn(&TcpSocket) -> bool| loop {
+        let socket = find(&datapath, &near);
+        if good(&socket) {
+            break socket;
+        }
+        std::thread::yield_now();
+    };
+    // The first of two segments arrives, and what acknowledges it does not; both are sent again as one.
+    pair.mute();
+    (&near).write_all(&[1; 600]).expect("write");
+    far.read_exact(&mut [0; 600]).expect("read");
+    pair.cut();
+    (&near).write_all(&[2; 600]).expect("write");
+    let before = until(&|socket| socket.backoff >= 2 && socket.retransmits >= 2);
+    pair.unmute();
+    far.write_all(b"!").expect("write");
+    let after = until(&|socket| socket.snd_una != before.snd_una);
+    assert_eq!((after.snd_una, after.retransmits), (before.snd_una.wrapping_add(600), 0));
+    assert!(after.stands_still && after.backoff > 0, "{after:?}");
+    // It goes on with its timer, and then it does not stand still.
+    pair.mend();
+    far.read_exact(&mut [0; 600]).expect("read");
+    assert!(!until(&|socket| socket.snd_una == socket.snd_nxt).stands_still);
+    (&near).read_exact(&mut [0]).expect("read");
+    datapath.unload().expect("unload");
+}
+
+#[test]
 fn both_ends_tell_the_same_initial_numbers() {
     if !is_root() {
         return;

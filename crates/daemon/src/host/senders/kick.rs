@@ -24,6 +24,10 @@ const ASKING_AGAIN: Duration = Duration::from_millis(200);
 /// How long those are looked at that were told of a loss and have not been answered: a round trip of a second and more.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(1400);
 
+/// The least MTUs that the kernel believes: `ip_rt_min_pmtu`, and RFC 8200 §5.
+const LEAST_MTU_V4: u16 = 552;
+const LEAST_MTU_V6: u16 = 1280;
+
 /// Senders that are woken before something else has its turn: some 50 ms.
 const AT_ONCE: usize = 1_000;
 
@@ -69,6 +73,8 @@ struct Round {
     /// What was told of a loss, as it was then, and of which MTU. Where the segment that is sent again first had
     /// arrived, the answer says that, and the kernel takes the rest for not lost either (`tcp_try_undo_loss`).
     told: HashMap<FlowTuple, (TcpSocket, u32)>,
+    /// What stands still though it was answered, with its `snd_una` and since when, until that is mended.
+    standing: HashMap<FlowTuple, (u32, Option<Time>)>,
     /// Until then these are looked at, and not woken.
     spared_until: Time,
 }
@@ -77,7 +83,9 @@ impl Round {
     /// Those that may have to be told more.
     fn of_interest(&self) -> impl Iterator<Item = FlowTuple> + '_ {
         let told = self.told.keys().filter(|flow| !self.waiting.contains_key(flow));
-        self.waiting.keys().chain(told).copied()
+        let known = |flow: &&FlowTuple| self.waiting.contains_key(flow) || self.told.contains_key(flow);
+        let standing = self.standing.keys().filter(move |flow| !known(flow));
+        self.waiting.keys().chain(told).chain(standing).copied()
     }
 
     /// Those that are looked at now: first each of the peer's that has something to send or to ask, so many at once.
@@ -104,7 +112,21 @@ impl Round {
     fn is_over(&self, now: Time) -> bool {
         let elapsed = self.elapsed(now);
         let waits = elapsed < WAKING && !self.waiting.is_empty();
-        !self.first && !waits && (elapsed >= ANSWERED_WITHIN || self.told.is_empty())
+        let stands = self.standing.values().any(|(_, since)| since.is_some());
+        !self.first && !waits && (elapsed >= ANSWERED_WITHIN || (self.told.is_empty() && !stands))
+    }
+
+    /// Whether a sender has stood still for a round trip though it was answered. Once for each answer.
+    fn stood_still(&mut self, now: Time, socket: &TcpSocket) -> bool {
+        if !socket.stands_still {
+            self.standing.remove(&socket.flow);
+            return false;
+        }
+        let (answered, since) = self.standing.entry(socket.flow).or_insert((socket.snd_una, Some(now)));
+        if *answered != socket.snd_una {
+            (*answered, *since) = (socket.snd_una, Some(now));
+        }
+        since.take_if(|since| now.since(*since) >= socket.round_trip.max(SHORTEST_PAUSE)).is_some()
     }
 }
 
@@ -117,9 +139,10 @@ impl Kicks {
         let before = self.rounds.remove(&peer);
         let spared_until = now + before.as_ref().map_or(Duration::ZERO, |before| before.elapsed(now) / 4);
         let told = before.map(|round| round.told).unwrap_or_default();
-        let (waiting, left) = (HashMap::new(), None);
+        let (waiting, standing, left) = (HashMap::new(), HashMap::new(), None);
         let (first, asked_again) = (true, false);
-        let round = Round { since: now, first, asked_again, next: now, left, shrink_to, waiting, told, spared_until };
+        let (since, next) = (now, now);
+        let round = Round { since, first, asked_again, next, left, shrink_to, waiting, told, standing, spared_until };
         self.rounds.insert(peer, round);
     }
 
@@ -213,6 +236,7 @@ impl Kicks {
                 let (socket, injector) = (socket.as_ref(), injector_of(&flow));
                 let Some(socket) = socket.filter(|socket| in_flight(socket)) else {
                     round.told.remove(&flow);
+                    round.standing.remove(&flow);
                     let Some(socket) = socket.filter(|socket| !gives_up && is_stopped(socket)) else {
                         round.waiting.remove(&flow);
                         continue;
@@ -235,6 +259,11 @@ impl Kicks {
                     }
                     Some((then, _)) if is_over(then, socket) => drop(round.told.remove(&flow)),
                     _ => {}
+                }
+                if round.stood_still(now, socket) {
+                    let least = if flow.local.is_ipv4() { LEAST_MTU_V4 } else { LEAST_MTU_V6 };
+                    result = shrink(injector, &mut self.told, now, socket, least).and(result);
+                    kicked += 1;
                 }
                 if gives_up || !(first || round.waiting.contains_key(&flow)) {
                     continue;
@@ -346,7 +375,7 @@ fn is_over(then: &TcpSocket, now: &TcpSocket) -> bool {
 
 /// Whether a socket has sent again, or was answered, since `before`.
 fn went_on(before: &TcpSocket, now: &TcpSocket) -> bool {
-    now.snd_una != before.snd_una || (before.backoff > 0 && now.retransmits > before.retransmits)
+    (now.snd_una != before.snd_una && !now.stands_still) || (before.backoff > 0 && now.retransmits > before.retransmits)
 }
 
 #[cfg(test)]
@@ -373,6 +402,7 @@ mod tests {
             retransmits: 0,
             reports_errors: false,
             repairs: false,
+            stands_still: false,
             window_scale: 0,
             unordered: false,
             receives: false,
@@ -419,6 +449,28 @@ mod tests {
             tries += 1;
         }
         assert!((5..10).contains(&tries), "{tries}");
+    }
+
+    #[test]
+    fn who_was_answered_and_stands_still_is_told_once_after_a_round_trip() {
+        let (mut kicks, now) = (Kicks::default(), Time::default());
+        kicks.begin(now, PeerId(1), None);
+        let round = kicks.rounds.get_mut(&PeerId(1)).expect("a round");
+        let before = socket(9);
+        let round_trip = Duration::from_millis(40);
+        let stands = TcpSocket { snd_una: before.snd_una.wrapping_add(5), stands_still: true, round_trip, ..before };
+        assert!(!went_on(&before, &stands) && went_on(&before, &TcpSocket { stands_still: false, ..stands }));
+        assert!(!round.stood_still(now, &stands) && !round.stood_still(now + Duration::from_millis(39), &stands));
+        (round.first, round.waiting) = (false, HashMap::new());
+        assert!(round.of_interest().eq([stands.flow]) && !round.is_over(now + WAKING));
+        assert!(round.stood_still(now + round_trip, &stands));
+        assert!(!round.stood_still(now + 3 * round_trip, &stands), "once");
+        assert!(round.is_over(now + 3 * round_trip));
+        // Another answer, and nothing is sent for that either.
+        let answered = TcpSocket { snd_una: stands.snd_una.wrapping_add(1), ..stands };
+        assert!(!round.stood_still(now + 4 * round_trip, &answered));
+        assert!(!round.stood_still(now + 5 * round_trip, &TcpSocket { stands_still: false, ..answered }));
+        assert!(round.standing.is_empty());
     }
 
     #[test]

@@ -539,6 +539,7 @@ mod tests {
             retransmits: 0,
             reports_errors: false,
             repairs: false,
+            stands_still: false,
             window_scale: 0,
             unordered: false,
             receives: false,
