@@ -40,6 +40,10 @@ fn waiting(subnet: &str, [near, far]: [&str; 2]) -> Waiting {
     sender.send_to(b"waits", SocketAddr::new(address, 9)).unwrap();
     assert_eq!(solicitor.unanswered(&[hop]).unwrap(), [hop]);
     other.sh(&format!("ip addr add {far}/{subnet} dev e0 {nodad}"));
+    if !nodad.is_empty() {
+        // Questions go to its group, which the kernel joins a moment after it has the address (addrconf_dad_begin).
+        wait("it hears questions", || other.sh("ip -6 maddr show dev e0").contains("ff02::1:ff00:2"));
+    }
     let socket = other.on(|| UdpSocket::bind(SocketAddr::new(address, 9)).unwrap());
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     Waiting { host, _other: other, socket, hop, solicitor, since }
