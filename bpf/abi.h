@@ -50,7 +50,10 @@ struct flow_entry {
 	 */
 	__u32 sent;
 	__u32 tunnelled_until; /* until when HELD_TUNNELLED holds: CLOCK_MONOTONIC in ms, which wraps around */
-	__u32 free_at; /* TCP: when its wire names were last found to be nobody's; as `tunnelled_until`, written by the programs */
+	/* Written by the programs: when its wire names were last found to be nobody's; in the unit of `tunnelled_until`. */
+	__u32 free_at;
+	__u16 free_between; /* the `locators` of the binding between which they were */
+	__u8 zero[2];
 };
 
 /*
@@ -199,7 +202,10 @@ struct binding {
 	__u32 arrival; /* device that the peer's packets come by, of flows at home; 0: any */
 	__u32 mtu; /* the longest rewritten packet, in bytes, that the path is known to take; 0: not known */
 	__u32 peer_since; /* when `peer_place` became this one: CLOCK_MONOTONIC in ms, which wraps around */
-	__u32 zero;
+	/* 1: the daemon keeps the wire ports at `local` of all its flows of UDP that have moved from others (P-160) */
+	__u8 names_kept;
+	__u8 zero;
+	__u16 locators; /* another with each change of `local` or `peer` */
 };
 
 /* Map `locators`: this, as found in a packet from the peer -> struct locator. */
@@ -228,6 +234,9 @@ struct settings {
 	__u32 idle; /* enum idle: what need not be done now */
 	__u32 control_port; /* what is said to it, of hosts behind this one, is for this host; 0: nothing is. See claim_fragment() */
 	__u32 strict; /* 1: a device of this host filters by reverse paths strictly (RFC 3704 section 2.2) */
+	__u16 drawn_first; /* the ports that the kernel draws from, */
+	__u16 drawn_last;  /* 0: not known */
+	__u32 zero;
 };
 
 /*

@@ -80,6 +80,24 @@ static __always_inline int go_astray(const struct __sk_buff *skb)
 	return skb->pkt_type == PACKET_HOST ? drop(COUNTER_DROPPED_ASTRAY) : pass();
 }
 
+/* As came_natively(), of what may have come under the wire names of this flow. Few packets of UDP have to ask. */
+static __always_inline bool is_natives(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *flow,
+				       __u32 id, const struct binding *binding)
+{
+	__u32 now;
+
+	if (packet->protocol != IPPROTO_UDP || !flow || flow->binding != id || !binding || !binding->names_kept ||
+	    !has_moved(flow, binding) || !is_present(binding, &packet->source, &packet->destination))
+		return came_natively(skb, packet);
+	now = bpf_ktime_get_coarse_ns() / 1000000;
+	if (were_free(IPPROTO_UDP, flow, binding, now))
+		return false;
+	if (came_natively(skb, packet))
+		return true;
+	note_free(flow, binding, now);
+	return false;
+}
+
 /* The flow came rewritten: whatever stands before the peer lets it through, so it may be answered so (P-24). */
 static __always_inline void hear(__u32 id, struct flow_entry *flow, const struct binding *binding,
 				 const struct packet *packet)
@@ -325,7 +343,7 @@ __noinline int ingress_flow(struct __sk_buff *skb, struct packet *packet)
 			return ingress_native(skb, packet);
 		if (packet->part == FRAGMENT_FIRST)
 			fragment_key(&key, packet, FRAGMENT_IN);
-		if (!same_names(packet, &names) && came_natively(skb, packet)) {
+		if (!same_names(packet, &names) && is_natives(skb, packet, flow, id, binding)) {
 			/* One of this number may have gone before. */
 			if (packet->part == FRAGMENT_FIRST)
 				bpf_map_delete_elem(&fragments, &key);
@@ -436,14 +454,16 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 		if (verdict != OF_NO_FLOW)
 			return verdict;
 	}
-	if (packet.protocol == IPPROTO_UDP && is_of_path(skb, &packet))
-		set_mark(skb, settings);
 	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP)
 		verdict = ingress_flow(skb, &packet);
 	else
 		verdict = quotes_packet(skb, &packet) ? ingress_icmp(skb, &packet) : pass();
 	if (verdict == TO_BE_REFUSED)
 		return refuse(skb, &packet);
+	/* What is of a flow has the mark already. */
+	if (packet.protocol == IPPROTO_UDP && (skb->mark & settings->mark_mask) != settings->mark &&
+	    is_of_path(skb, &packet))
+		set_mark(skb, settings);
 	if (verdict != TC_ACT_UNSPEC || (settings->idle & IDLE_BROUGHT) == IDLE_BROUGHT)
 		return verdict;
 	/* Under its own names by now. */

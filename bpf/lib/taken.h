@@ -200,12 +200,35 @@ static __noinline bool is_taken(struct __sk_buff *skb, const struct packet *pack
 }
 
 /*
- * Are the names taken that a moved flow would bear? Of what `packet` is only the protocol counts.
- *
- * For TCP an answer holds for a tick of the coarse clock. Who opens a connection under these names meanwhile has drawn
- * its numbers by lot, and what the flow sends is outside of its window. A datagram has no numbers, so it is asked for
- * each.
+ * For so long, in ms, what was found of the names of a datagram holds while the daemon keeps their port. It may be
+ * killed, and with it goes the socket that keeps it.
  */
+#define FREE_FOR 1000
+
+/*
+ * Have the names that a moved flow bears between its binding's locators been found to be nobody's a moment ago?
+ *
+ * For TCP that holds for a tick of the coarse clock. Who opens a connection under these names meanwhile has drawn its
+ * numbers by lot, and what the flow sends is outside of its window. A datagram has no numbers: where anybody may come
+ * to have its port it is asked for each.
+ */
+static __always_inline bool were_free(__u8 protocol, const struct flow_entry *flow, const struct binding *binding,
+				      __u32 now)
+{
+	if (flow->free_between != binding->locators)
+		return false;
+	if (protocol == IPPROTO_TCP)
+		return flow->free_at == now;
+	return binding->names_kept && now - flow->free_at < FREE_FOR;
+}
+
+static __always_inline void note_free(struct flow_entry *flow, const struct binding *binding, __u32 now)
+{
+	flow->free_at = now;
+	flow->free_between = binding->locators;
+}
+
+/* Are the names taken that a moved flow would bear? Of what `packet` is only the protocol counts. */
 __noinline bool are_names_taken(struct __sk_buff *skb, const struct packet *packet, struct flow_entry *flow,
 				const struct binding *binding)
 {
@@ -216,7 +239,7 @@ __noinline bool are_names_taken(struct __sk_buff *skb, const struct packet *pack
 	if (!packet || !flow || !binding || !inquiry)
 		return true;
 	now = bpf_ktime_get_coarse_ns() / 1000000;
-	if (packet->protocol == IPPROTO_TCP && flow->free_at == now)
+	if (were_free(packet->protocol, flow, binding, now))
 		return false;
 	names = &inquiry->names;
 	names->local = binding->local;
@@ -226,7 +249,7 @@ __noinline bool are_names_taken(struct __sk_buff *skb, const struct packet *pack
 	names->transport = packet->protocol;
 	if (is_taken(skb, packet, inquiry, ASKED_BY_FLOW))
 		return true;
-	flow->free_at = now;
+	note_free(flow, binding, now);
 	return false;
 }
 

@@ -149,6 +149,8 @@ static __always_inline bool is_of_no_host(const struct address *remote)
 	       (!remote->words[0] && !remote->words[1] && !remote->words[2]);
 }
 
+#define FIRST_UNPRIVILEGED 1024
+
 /* Tells of a remote that a socket sends to, unless too many are told of. */
 static __always_inline void report_sent(const struct flow_tuple *own, const struct sent *to, bool connected)
 {
@@ -172,6 +174,15 @@ static __always_inline void report_sent(const struct flow_tuple *own, const stru
 	event->index = to->user;
 	bpf_ringbuf_submit(event, all->used <= REMOTES_AT_ONCE ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 	bpf_map_update_elem(&sent, own, to, BPF_ANY);
+}
+
+/* May a socket that is not connected have been asked for what it sends? Then it introduces nothing by it (P-225). */
+static __always_inline bool may_answer(const struct settings *settings, const struct flow_tuple *own)
+{
+	__u16 port = bpf_ntohs(own->local_port);
+
+	return settings->drawn_last && (port < settings->drawn_first || port > settings->drawn_last) &&
+	       bpf_ntohs(own->remote_port) >= FIRST_UNPRIVILEGED && own->remote_port != own->local_port;
 }
 
 /*
@@ -214,6 +225,8 @@ __noinline int note_datagram(struct __sk_buff *skb, __u32 network)
 			note_use(flow);
 		return 0;
 	}
+	if (!connected && may_answer(settings, &own))
+		return 0;
 	to.cookie = bpf_get_socket_cookie(skb);
 	to.user = bpf_get_socket_uid(skb);
 	to.at = bpf_ktime_get_coarse_ns() / 1000000;

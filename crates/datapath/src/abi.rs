@@ -88,6 +88,8 @@ plain! {
         sent: u32,
         tunnelled_until: u32,
         free_at: u32,
+        free_between: u16,
+        zero: [u8; 2],
     }
     struct RawLentKey { address: RawAddress, port: u16, transport: u8, zero: [u8; 5] }
     struct RawLent { delivery: u32, binding: BindingId }
@@ -111,7 +113,9 @@ plain! {
         arrival: u32,
         mtu: u32,
         peer_since: u32,
-        zero: u32,
+        names_kept: u8,
+        zero: u8,
+        locators: u16,
     }
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
     struct RawLocator { binding: BindingId, arrival: u32 }
@@ -124,6 +128,9 @@ plain! {
         idle: u32,
         control_port: u32,
         strict: u32,
+        drawn_first: u16,
+        drawn_last: u16,
+        zero: u32,
     }
     struct RawShare { since: u64, used: u32, zero: u32 }
     struct RawSent { cookie: u64, user: u32, at: u32 }
@@ -592,6 +599,9 @@ pub struct Binding {
     /// The peer is away for a while: the TCP sockets of all its flows, moved or not, are kept from giving up
     /// ([`Datapath::fit_sockets`](crate::Datapath::fit_sockets)).
     pub parked: bool,
+    /// This process keeps the wire ports of all UDP flows of the peer that have moved, at `local`, from other sockets
+    /// (P-160): the programs ask once a second whether anybody has them, and not for each datagram.
+    pub names_kept: bool,
     /// Pairs of locators on which rewritten packets are accepted and restored, old paths included (P-22).
     pub accepted: Vec<LocatorPair>,
 }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -288,6 +289,15 @@ impl Datapath {
     /// When the kernel refuses.
     pub fn set_strict(&self, any: bool) -> Result<(), Error> {
         self.change_settings(|settings| settings.strict = any.into())
+    }
+
+    /// The ports that the kernel draws from. What a socket of UDP that is not connected sends from another one to a
+    /// port above 1023 may answer somebody: it is not told ([`Datapath::follow_datagrams`]). Until this is said all is.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_drawn_ports(&self, drawn: &RangeInclusive<u16>) -> Result<(), Error> {
+        self.change_settings(|settings| (settings.drawn_first, settings.drawn_last) = (*drawn.start(), *drawn.end()))
     }
 
     /// Whether any flow is parked, or has gone on after a lapse a moment ago ([`Datapath::fit_sockets`]), so that what

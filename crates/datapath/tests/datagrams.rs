@@ -157,6 +157,36 @@ fn what_reaches_no_other_host_is_not_told() {
 }
 
 #[test]
+fn what_may_answer_somebody_is_not_told() {
+    // P-225
+    if !is_root() {
+        return;
+    }
+    let mut fixture = Fixture::new(Role::Datagrams);
+    let server = UdpSocket::bind("0.0.0.0:5353").expect("bind");
+    let (client, resolver, alike) = (address("10.0.0.2:40000"), address("10.0.0.2:1023"), address("10.0.0.2:5353"));
+    send(&server, address("10.0.0.2:40001"));
+    fixture.tells(&[told(&server, address("10.0.0.2:40001"), false)]);
+    fixture.datapath.set_drawn_ports(&(32_768..=60_999)).expect("settings");
+    send(&server, client);
+    fixture.tells(&[]);
+    assert!(fixture.datapath.datagrams().expect("datagrams").iter().all(|sent| sent.flow.remote != client));
+    for remote in [resolver, alike] {
+        send(&server, remote);
+        fixture.tells(&[told(&server, remote, false)]);
+    }
+    for drawn in [32_768, 60_999] {
+        let asks = UdpSocket::bind(("0.0.0.0", drawn)).expect("bind");
+        send(&asks, client);
+        fixture.tells(&[told(&asks, client, false)]);
+    }
+    let connected = UdpSocket::bind("0.0.0.0:5354").expect("bind");
+    connected.connect(client).expect("connect");
+    connected.send(b"x").expect("send");
+    fixture.tells(&[told(&connected, client, true)]);
+}
+
+#[test]
 fn a_socket_with_very_many_remotes_costs_no_more() {
     if !is_root() {
         return;

@@ -634,6 +634,7 @@ impl Anchored {
                 mtu,
                 allowance: None,
                 parked: false,
+                names_kept: false,
                 accepted: vec![LocatorPair { local, peer }],
             };
             datapath.set_binding(BINDING, &binding).expect("bind");
@@ -1054,6 +1055,7 @@ impl Forwarding {
             mtu: 0,
             allowance: None,
             parked: false,
+            names_kept: false,
             accepted: vec![LocatorPair { local, peer }],
         };
         datapath.set_binding(BINDING, &binding).expect("bind");

@@ -73,6 +73,7 @@ impl Fixture {
             mtu: 0,
             allowance: None,
             parked: false,
+            names_kept: false,
             accepted: vec![LocatorPair { local, peer }],
         };
         self.datapath.set_binding(BINDING, &binding).expect("bind");

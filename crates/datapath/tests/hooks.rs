@@ -63,6 +63,7 @@ fn takes_over(tcx: bool) {
         mtu: 0,
         allowance: Some(5),
         parked: true,
+        names_kept: false,
         accepted: vec![LocatorPair { local, peer }],
     };
     datapath.set_binding(BINDING, &binding).expect("bind");

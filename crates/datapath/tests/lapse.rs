@@ -41,6 +41,7 @@ fn open(pair: &Pair, near: &TcpStream, locators: (&str, &str)) -> Datapath {
         mtu: 0,
         allowance: None,
         parked: false,
+        names_kept: false,
         accepted: vec![LocatorPair { local, peer }],
     };
     datapath.set_binding(BINDING, &binding).expect("bind");

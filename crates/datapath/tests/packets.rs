@@ -94,6 +94,7 @@ impl Fixture {
             mtu: 0,
             allowance: None,
             parked: false,
+            names_kept: false,
             accepted: vec![
                 LocatorPair { local, peer },
                 LocatorPair { local: self.names.own_local.ip(), peer: self.names.own_remote.ip() },

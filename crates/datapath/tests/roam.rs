@@ -152,6 +152,7 @@ impl Host {
             mtu: 0,
             allowance: None,
             parked: false,
+            names_kept: false,
             accepted: vec![
                 LocatorPair { local, peer },
                 LocatorPair { local: self.flow.local.ip(), peer: self.flow.remote.ip() },

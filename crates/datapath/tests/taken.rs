@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::Command;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use support::packet::{Packet, TCP, UDP, icmp};
 use support::pair::wait;
@@ -84,7 +85,15 @@ impl Fixture {
     }
 
     fn bind(&self, local_place: u32) {
-        let (local, peer) = (self.wire.0.ip(), self.wire.1.ip());
+        self.bind_with(local_place, false);
+    }
+
+    /// `names_kept`: the daemon says that nobody else can have the wire port.
+    fn bind_with(&self, local_place: u32, names_kept: bool) {
+        self.bind_between(local_place, names_kept, self.wire.0.ip(), self.wire.1.ip());
+    }
+
+    fn bind_between(&self, local_place: u32, names_kept: bool, local: IpAddr, peer: IpAddr) {
         let binding = Binding {
             local_place,
             peer_place: 5,
@@ -96,6 +105,7 @@ impl Fixture {
             mtu: 0,
             allowance: None,
             parked: false,
+            names_kept,
             accepted: vec![LocatorPair { local, peer }],
         };
         self.datapath.set_binding(BINDING, &binding).expect("bind");
@@ -386,6 +396,50 @@ fn datagrams_are_for_the_socket_that_takes_them() {
         fixture.assert_taken(UDP);
         drop(anybodys);
         fixture.assert_is_of_flow(fixture.wire_in(UDP));
+    });
+}
+
+#[test]
+fn where_their_port_is_kept_it_is_not_asked_for_each_datagram_who_has_it() {
+    on_both_families(|fixture| {
+        fixture.bind_with(6, true);
+        // Whoever has it all the same is found before anything is renamed.
+        let somebodys = UdpSocket::bind(fixture.wire.0).expect("bind");
+        fixture.assert_taken(UDP);
+        drop(somebodys);
+        // Who comes to have it then, as when the daemon was killed, is found within a second.
+        let start = Instant::now();
+        fixture.assert_is_of_flow(fixture.wire_in(UDP));
+        let _somebodys = UdpSocket::bind(fixture.wire.0).expect("bind");
+        let answer = || run(fixture.datapath.program("egress_l2").expect("program"), &fixture.own_out(UDP).bytes());
+        let asked = [fixture.ingress(&fixture.wire_in(UDP).bytes()).mark, answer().verdict as u32];
+        assert!(asked == [MARK, REDIRECT as u32] || start.elapsed() > Duration::from_millis(900), "{asked:?}");
+        wait(|| fixture.ingress(&fixture.wire_in(UDP).bytes()).mark == 0);
+        fixture.assert_is_native(&fixture.wire_in(UDP).bytes());
+        assert_eq!(answer().verdict, NEXT);
+        // At its own home, or by another pair of addresses, it says nothing.
+        fixture.know(fixture.own, fixture.wire, Delivery::Stack);
+        fixture.bind_with(4, true);
+        fixture.assert_is_native(&fixture.wire_in(UDP).bytes());
+    });
+}
+
+#[test]
+fn what_was_found_between_other_addresses_says_nothing() {
+    on_both_families(|mut fixture| {
+        fixture.bind_with(6, true);
+        let out = fixture.own_out(UDP).bytes();
+        assert_eq!(fixture.egress(&out).verdict, REDIRECT);
+        let local: IpAddr =
+            if fixture.own.0.is_ipv4() { "172.16.5.3" } else { "2001:db8:ffff:5::3" }.parse().expect("one");
+        let (bits, nodad) = if local.is_ipv4() { (32, "") } else { (128, "nodad") };
+        fixture.namespace.run(&format!("ip addr add {local}/{bits} dev lo {nodad}"));
+        fixture.wire.0.set_ip(local);
+        let _somebodys = UdpSocket::bind(fixture.wire.0).expect("bind");
+        // It was free between the others, a moment ago.
+        fixture.bind_with(7, true);
+        assert_eq!(fixture.ingress(&fixture.wire_in(UDP).bytes()).mark, 0);
+        assert_eq!(run(fixture.datapath.program("egress_l2").expect("program"), &out).verdict, NEXT);
     });
 }
 

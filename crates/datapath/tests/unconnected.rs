@@ -84,6 +84,7 @@ impl Fixture {
             mtu: 0,
             allowance: None,
             parked: false,
+            names_kept: false,
             // Where the flow began as well, as it is after a move.
             accepted: vec![LocatorPair { local, peer }, LocatorPair { local: self.own.0.ip(), peer: self.own.1.ip() }],
         };

@@ -329,6 +329,10 @@ impl EventLoop {
             // Words that waited for a result.
             self.poll_node();
             self.effects.follow_up(&mut self.desk.host, now);
+            for flow in self.desk.host.take_ended() {
+                quiet = false;
+                self.desk.node.handle_flow_closed(now, flow);
+            }
             for (peer, sockets) in self.desk.host.take_found() {
                 self.desk.node.handle_sockets(now, peer, &sockets);
             }

@@ -1,7 +1,7 @@
 //! What is reported of connections: by the data plane as it happens, and by the kernel's lists where that may have
 //! missed some.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use crate::host::inventory::flows::{
     bound_ports, ephemeral_ports, is_broadcast, is_movable, list_tcp, may_have_been_asked, was_asked,
 };
 use crate::host::inventory::unconnected::UnconnectedFlows;
+use crate::host::sockets::AtRest;
 use crate::policy::Judge;
 use crate::role::gateway::executor::Gateway;
 
@@ -36,7 +37,7 @@ impl EventLoop {
         // P-35: what is introduced has a socket, with an address of this host's. That of a datagram flow may be younger
         // than the last listing, and the birth of a connection may have been missed.
         let here = |flow: &FlowTuple| own(flow.local.ip()) || kept.contains(&flow.local.ip());
-        let mut finder = Finder { sockets, unconnected, at_rest: host.ports_at_rest() };
+        let mut finder = Finder { sockets, unconnected, at_rest: host.at_rest() };
         // Whether the node is to be told of the introduction.
         let mut look_up = |node: &mut Node, judge: &mut Judge, of: &Introduction| {
             let flow = &of.seen;
@@ -169,7 +170,9 @@ impl EventLoop {
         match unconnected.and_then(|unconnected| bound_ports(&mut self.sockets, &unconnected)) {
             Ok(mut bound) => {
                 bound.extend(self.desk.host.ports_elsewhere());
-                self.desk.node.handle_bound_ports(bound, ephemeral_ports());
+                let drawn = ephemeral_ports();
+                self.desk.host.set_drawn_ports(&drawn);
+                self.desk.node.handle_bound_ports(bound, drawn);
             }
             Err(error) => tracing::warn!(%error, "cannot list the ports that sockets are bound to"),
         }
@@ -262,8 +265,7 @@ impl EventLoop {
 struct Finder<'a> {
     sockets: &'a mut SockDiag,
     unconnected: &'a mut UnconnectedFlows,
-    /// Ports of sockets that are on their way to other hosts, or there.
-    at_rest: BTreeSet<u16>,
+    at_rest: AtRest,
 }
 
 impl Finder<'_> {
@@ -273,7 +275,7 @@ impl Finder<'_> {
         let sockets = &mut self.sockets;
         match sockets.find(flow).and_then(|found| Ok((found, sockets.find_unconnected(flow)?))) {
             Ok((Some(_), _)) => node.handle_flow_opened(now, *flow, true),
-            Ok((None, Some(socket))) if !self.at_rest.contains(&flow.local.port()) => {
+            Ok((None, Some(socket))) if !self.at_rest.has(flow, socket.cookie) => {
                 self.unconnected.record(*flow, socket.cookie);
                 return node.admit_unconnected(now, *flow, of.index, of.nonce);
             }

@@ -24,14 +24,14 @@ impl Host {
         self.surroundings_changed = true;
         self.hooks.record(now, id, moved);
         self.hooks.set_listening(id, binding.listens);
+        // Nothing comes rewritten by another (P-186).
+        if id.is_first() {
+            self.wire_ports.keep(id.peer(), &binding);
+        }
         let wanted = self.data_plane_binding(id, &binding);
         let fits = |other: &Binding| (other.places, other.parked) == (binding.places, binding.parked);
         if !self.bindings.get(&id).is_some_and(fits) {
             self.senders.on_routes_changed(now);
-        }
-        // Nothing comes rewritten by another (P-186).
-        if id.is_first() {
-            self.wire_ports.keep(id.peer(), &binding);
         }
         let before = self.bindings.insert(id, binding);
         // Programs first: from the moment that the binding says so, nothing may leave the old way.
@@ -74,19 +74,22 @@ impl Host {
         // What is rewritten has a locator; of all else this is only shown.
         let shown = names::own_locator(binding).filter(|own| own.is_ipv4() == binding.peer_locator.is_ipv4());
         let rewritten = matches!(carrier, datapath::Carrier::Rewrite | datapath::Carrier::Follow);
+        let local = if carrier == datapath::Carrier::Follow { None } else { shown }.unwrap_or(binding.local_locator);
+        let names_kept = id.is_first() && self.wire_ports.keeps_all(id.peer(), binding, local);
         let nowhere = IpAddr::from([0; 4]);
         let peer_shown = if rewritten { binding.peer_locator } else { binding.proven.unwrap_or(nowhere) };
         datapath::Binding {
             local_place: binding.places.local,
             peer_place: binding.places.peer,
             carrier,
-            local: if carrier == datapath::Carrier::Follow { None } else { shown }.unwrap_or(binding.local_locator),
+            local,
             peer: peer_shown,
             interface: way.unwrap_or(0),
             arrival: arrival.unwrap_or(0),
             mtu: self.tunnels.mtu_towards(id, binding.peer_locator).unwrap_or(0),
             allowance: self.tunnels.allowance(id, binding.peer_locator),
             parked: binding.parked,
+            names_kept,
             accepted,
         }
     }

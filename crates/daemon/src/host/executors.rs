@@ -93,8 +93,9 @@ pub(crate) struct Host {
     pub(super) paths: BTreeMap<LocatorPair, u32>,
     /// The next hops of peers whose flows are all rewritten, as they were when routes were last made to fit.
     pub(super) straight: HashMap<BindingId, Straight>,
-    /// Ports of sockets of UDP that are not connected and on their way: their flows are over, and no new ones begin.
-    pub(super) at_rest: BTreeSet<u16>,
+    /// Sockets of UDP that are not connected and on their way, by their cookies: their flows are over, and no new ones
+    /// begin.
+    pub(super) at_rest: HashMap<FlowTuple, Vec<u64>>,
     /// Flows that are over, which the node is to know of.
     pub(super) ended: Vec<FlowTuple>,
     /// Flows that are reset by one of the ops at hand.
@@ -170,7 +171,7 @@ impl Host {
             ways_out: HashMap::new(),
             paths: BTreeMap::new(),
             straight: HashMap::new(),
-            at_rest: BTreeSet::new(),
+            at_rest: HashMap::new(),
             ended: Vec::new(),
             resetting: Vec::new(),
             unaccepted: HashMap::new(),

@@ -1,6 +1,7 @@
 //! Flows that the node knows, in everything that has to know them: data plane, tunnel, store, routes, names.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use whimbrel_datapath as datapath;
@@ -19,13 +20,23 @@ use super::{Failure, Host};
 
 impl Host {
     pub(crate) fn install_flow(&mut self, now: Time, flow: FlowTuple, entry: FlowEntry) -> Result<(), Failure> {
+        // Agreed on while its socket went: what comes for it goes where that is.
+        if entry.unconnected && !self.flows.all().contains_key(&flow) && self.has_gone(&flow) {
+            self.ended.push(flow);
+            return Ok(());
+        }
         let delivery = self.delivery(now, &flow, &entry);
         let before = self.flows.get(&flow);
         let other = |before: &&FlowEntry| (before.peer, before.wire_local_port) != (entry.peer, entry.wire_local_port);
         if let Some(before) = before.filter(other) {
             self.wire_ports.forget_flow(&flow, before.peer);
         }
-        self.wire_ports.record_flow(&flow, &entry, self.bindings.get(&BindingId::first(entry.peer)));
+        let first = BindingId::first(entry.peer);
+        if !self.wire_ports.record_flow(&flow, &entry, self.bindings.get(&first)) {
+            // The data plane asks for each datagram from now on.
+            self.learn_mtu(first);
+        }
+        let before = self.flows.get(&flow);
         // Led to another owner, which is to know of it first.
         let led = match entry.end {
             LocalEnd::Here => before.is_some_and(|before| before.peer != entry.peer),
@@ -294,6 +305,13 @@ impl Host {
         let sent = self.datapath.datagrams()?.into_iter();
         let sent = sent.filter(|sent| u128::from(now.wrapping_sub(sent.at)) <= ago.as_millis());
         Ok(sent.map(|sent| (sent.flow, false, sent.user, sent.cookie)).collect())
+    }
+
+    /// The ports that the kernel draws from are these.
+    pub(crate) fn set_drawn_ports(&self, drawn: &RangeInclusive<u16>) {
+        if let Err(error) = self.datapath.set_drawn_ports(drawn) {
+            tracing::warn!(%error, "what servers of UDP answer is told as well");
+        }
     }
 
     /// Ports of this host's addresses that sockets of other hosts have. No socket of here shows them.

@@ -23,8 +23,8 @@ impl Host {
         changed
     }
 
-    /// The packets of a binding leave another way, or the path takes longer ones, or only shorter, where that is so by
-    /// now.
+    /// The packets of a binding leave another way, or the path takes longer ones, or only shorter, or not all of their
+    /// wire ports are kept, where that is so by now.
     pub(crate) fn lead_out(&mut self, id: BindingId, binding: &Binding) {
         let allowed = self.tunnels.allowance(id, binding.peer_locator).is_some();
         let wanted = self.data_plane_binding(id, binding);

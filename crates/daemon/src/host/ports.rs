@@ -114,6 +114,13 @@ impl Ports {
         self.ports.keys().map(|(_, end)| end.port())
     }
 
+    /// The ends of UDP that other hosts have for whoever sends there, and not for one far end alone.
+    pub(crate) fn ends_elsewhere(&self) -> impl Iterator<Item = SocketAddr> + '_ {
+        let for_anybody = |port: &Port| port.users.iter().any(|user| !matches!(user, User::Connection(_)));
+        let all = self.ports.iter().filter(move |((of, _), port)| *of == Transport::Udp && for_anybody(port));
+        all.map(|((_, end), _)| *end)
+    }
+
     /// The ports of an address that are other hosts'.
     pub(crate) fn of(&self, address: IpAddr) -> BTreeSet<u16> {
         self.ports.keys().filter(|(_, end)| end.ip() == address).map(|(_, end)| end.port()).collect()

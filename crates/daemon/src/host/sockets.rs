@@ -1,7 +1,7 @@
 //! Sockets of this host, in its own network namespace and in those of endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -17,9 +17,24 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use super::endpoints::{Endpoints, HIDDEN, Place, PlaceName};
 use super::introductions::{Snapshot, ask, introduce};
-use super::inventory::servers::find;
+use super::inventory::servers::{find, takers};
 use super::refusal::{refused, unmovable};
 use super::{Failure, Host, own_addresses};
+
+/// Sockets of UDP that take what anybody sends and have no flows here: they are on their way to other hosts, or there.
+#[derive(Debug)]
+pub(crate) struct AtRest {
+    /// By their cookies.
+    sockets: BTreeSet<u64>,
+    ends: BTreeSet<SocketAddr>,
+}
+
+impl AtRest {
+    /// Whether the socket with this cookie, which would take what comes in a flow, is one of them.
+    pub(crate) fn has(&self, flow: &FlowTuple, cookie: u64) -> bool {
+        self.sockets.contains(&cookie) || self.ends.contains(&flow.local)
+    }
+}
 
 /// What had come in a connection is known so long, after it was asked in.
 const ASKED_FOR: Duration = Duration::from_secs(60);
@@ -84,7 +99,7 @@ impl Host {
     /// Packets of a flow are not held any more.
     pub(crate) fn let_in(&mut self, flow: &FlowTuple) {
         if flow.transport == Transport::Udp && flow.is_unconnected() {
-            self.at_rest.remove(&flow.local.port());
+            self.at_rest.remove(flow);
         }
         if let Err(error) = self.datapath.remove_helped(flow) {
             tracing::error!(%flow, %error, "packets of a connection stay held");
@@ -97,13 +112,16 @@ impl Host {
         flows.iter().any(|flow| has_urgent(datapath, flow, endpoints.at(flow)))
     }
 
-    /// Flows that are over: those that are [ended](Self::end_unconnected), and those whose sockets, in namespaces of
-    /// their own, are gone: UDP ones, of which nothing else tells, and those that were [said to be](Self::is_closed)
-    /// closed while they were there.
+    /// Takes flows that are [over](Self::end_unconnected).
+    pub(crate) fn take_ended(&mut self) -> Vec<FlowTuple> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Flows that are over since their sockets, in namespaces of their own, are gone: UDP ones, of which nothing else
+    /// tells, and those that were [said to be](Self::is_closed) closed while they were there.
     pub(crate) fn ended_flows(&mut self) -> Vec<FlowTuple> {
-        let mut ended = std::mem::take(&mut self.ended);
         if self.endpoints.is_empty() {
-            return ended;
+            return Vec::new();
         }
         let doubted = std::mem::take(&mut self.doubted);
         let flows = self.flows.all().iter();
@@ -111,26 +129,46 @@ impl Host {
             entry.end == LocalEnd::Endpoint && (flow.transport == Transport::Udp || doubted.contains(flow))
         });
         let flows: Vec<FlowTuple> = inside.map(|(flow, _)| *flow).collect();
-        ended.extend(flows.into_iter().filter(|flow| self.has_ended(flow)));
-        ended
+        flows.into_iter().filter(|flow| self.has_ended(flow)).collect()
     }
 
-    /// Ports of sockets that take what anybody sends and are on their way to another host, or there: what keeps such a
-    /// port here has no flows.
-    pub(crate) fn ports_at_rest(&self) -> BTreeSet<u16> {
-        self.at_rest.iter().copied().chain(self.ports.all()).collect()
+    /// The sockets of UDP that have no flows here.
+    pub(crate) fn at_rest(&self) -> AtRest {
+        AtRest {
+            sockets: self.at_rest.values().flatten().copied().collect(),
+            ends: self.ports.ends_elsewhere().collect(),
+        }
+    }
+
+    /// Whether the socket of a flow that is not connected is on its way to another host, or there.
+    pub(super) fn has_gone(&mut self, flow: &FlowTuple) -> bool {
+        if self.ports.ends_elsewhere().any(|end| end == flow.local) {
+            return true;
+        }
+        let rests = |cookie: &u64| self.at_rest.values().flatten().any(|of| of == cookie);
+        !self.at_rest.is_empty()
+            && self.connections.unconnected().is_ok_and(|all| takers(&all, flow.local).iter().any(rests))
     }
 
     /// A socket that takes what anybody sends goes to another host. What it has with single remotes is no flow of this
     /// host's any more, and goes to where the socket is as all does that comes for it.
     pub(super) fn end_unconnected(&mut self, socket: &FlowTuple) -> Result<(), Failure> {
+        // One in a namespace has none.
+        if self.endpoints.at(socket).is_some() {
+            return Ok(());
+        }
+        let all = self.connections.unconnected()?;
         let port = socket.local.port();
-        let its = |(flow, entry): &(&FlowTuple, &FlowEntry)| entry.unconnected && flow.local.port() == port;
+        let cookies = takers(&all, socket.local);
+        let is_taken = |local| takers(&all, local).iter().any(|cookie| cookies.contains(cookie));
+        let its = |(flow, entry): &(&FlowTuple, &FlowEntry)| {
+            entry.unconnected && flow.local.port() == port && is_taken(flow.local)
+        };
         let flows: Vec<FlowTuple> = self.flows.all().iter().filter(its).map(|(flow, _)| *flow).collect();
         self.datapath.remove_flows(&flows)?;
         flows.iter().for_each(|flow| self.tunnel.remove_flow(flow));
         self.ended.extend(flows);
-        self.at_rest.insert(port);
+        self.at_rest.insert(*socket, cookies);
         Ok(())
     }
 

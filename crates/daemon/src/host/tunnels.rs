@@ -168,10 +168,11 @@ pub(crate) struct WayOut {
     pub(crate) interface: u32,
     /// As long as a packet may be, in bytes; 0: not known.
     mtu: u32,
+    names_kept: bool,
 }
 
 impl WayOut {
     pub(crate) fn of(binding: &datapath::Binding) -> Self {
-        Self { interface: binding.interface, mtu: binding.mtu }
+        Self { interface: binding.interface, mtu: binding.mtu, names_kept: binding.names_kept }
     }
 }

@@ -34,16 +34,18 @@ struct Held {
 }
 
 impl WirePorts {
-    /// Knows a flow from now on, or knows something else of it. `binding`: that of its peer, as it is in force.
-    pub(crate) fn record_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry, binding: Option<&Binding>) {
+    /// Knows a flow from now on, or knows something else of it. `binding`: that of its peer, as it is in force. Returns
+    /// whether its wire port is kept wherever it may come rewritten.
+    pub(crate) fn record_flow(&mut self, flow: &FlowTuple, entry: &FlowEntry, binding: Option<&Binding>) -> bool {
         if flow.transport != Transport::Udp {
-            return;
+            return true;
         }
         let (port, home) = (entry.wire_local_port, entry.home);
         self.flows.entry(entry.peer).or_default().insert(*flow, (port, home));
-        if let Some(binding) = binding {
-            addresses(binding, home).for_each(|local| self.want(entry.peer, SocketAddr::new(local, port), binding));
-        }
+        let Some(binding) = binding else { return true };
+        let wanted: Vec<_> = addresses(binding, home).map(|local| SocketAddr::new(local, port)).collect();
+        wanted.iter().for_each(|at| self.want(entry.peer, *at, binding));
+        wanted.iter().all(|at| self.held.contains_key(at))
     }
 
     pub(crate) fn forget_flow(&mut self, flow: &FlowTuple, peer: PeerId) {
@@ -71,6 +73,12 @@ impl WirePorts {
         for at in wanted {
             self.want(peer, at, binding);
         }
+    }
+
+    /// Whether the wire ports of all UDP flows of a peer that have moved are kept at an address of this host.
+    pub(crate) fn keeps_all(&self, peer: PeerId, binding: &Binding, local: IpAddr) -> bool {
+        let mut flows = self.flows.get(&peer).into_iter().flat_map(HashMap::values);
+        flows.all(|(port, home)| *home == binding.places || self.held.contains_key(&SocketAddr::new(local, *port)))
     }
 
     fn want(&mut self, peer: PeerId, at: SocketAddr, binding: &Binding) {
@@ -193,6 +201,9 @@ mod tests {
         ports.keep(PEER, &binding("127.0.0.1", away, &[]));
         assert!(!is_free("127.0.0.1", port) && !is_free("0.0.0.0", port));
         assert!(ports.take_taken().is_empty());
+        let [here, elsewhere] = ["127.0.0.1", "127.0.0.2"].map(|at| at.parse().expect("an address"));
+        let moved = binding("127.0.0.1", away, &[]);
+        assert!(ports.keeps_all(PEER, &moved, here) && !ports.keeps_all(PEER, &moved, elsewhere));
         // What was sent before a move back is under way still, and to an address that the host has no more.
         ports.keep(PEER, &binding("127.0.0.2", HOME, &["127.0.0.1", "203.0.113.7"]));
         assert!(!is_free("127.0.0.1", port) && is_free("127.0.0.2", port));
@@ -201,7 +212,6 @@ mod tests {
         }
         // Another flow's, of another peer.
         let other = PeerId(4);
-        let moved = binding("127.0.0.1", away, &[]);
         note(&mut ports, other, port, 2, Some(&moved));
         ports.forget_flow(&first, PEER);
         assert!(!is_free("127.0.0.1", port));
@@ -221,6 +231,12 @@ mod tests {
             ports.keep(PEER, &binding("127.0.0.1", Places { local: 6, peer: 5 }, &[]));
             assert_eq!(ports.take_taken(), BTreeSet::from([PEER]));
             assert!(ports.take_taken().is_empty());
+            // Known since the move.
+            let (late, moved) = (PeerId(4), binding("127.0.0.1", Places { local: 6, peer: 5 }, &[]));
+            let here = moved.local_locator;
+            assert!(!ports.keeps_all(PEER, &moved, here) && ports.keeps_all(late, &moved, here));
+            note(&mut ports, late, port, 2, Some(&moved));
+            assert!(!ports.keeps_all(late, &moved, here));
         }
     }
 }

@@ -90,6 +90,8 @@ impl RawFlowEntry {
             sent: 0,
             tunnelled_until: 0,
             free_at: 0,
+            free_between: 0,
+            zero: [0; 2],
         }
     }
 
@@ -189,10 +191,13 @@ impl RawHelpedFlow {
 impl RawBinding {
     /// `before`: what is in force. `now`: CLOCK_MONOTONIC in ms, which wraps around.
     pub(crate) fn new(binding: &Binding, before: Option<&Self>, now: u32) -> Self {
+        let (local, peer) = (RawAddress::new(binding.local), RawAddress::new(binding.peer));
+        let locators = before
+            .map_or(0, |before| before.locators.wrapping_add(((before.local, before.peer) != (local, peer)).into()));
         let before = before.filter(|before| before.peer_place == binding.peer_place);
         Self {
-            local: RawAddress::new(binding.local),
-            peer: RawAddress::new(binding.peer),
+            local,
+            peer,
             local_place: binding.local_place,
             peer_place: binding.peer_place,
             interface: binding.interface,
@@ -206,7 +211,9 @@ impl RawBinding {
             arrival: binding.arrival,
             mtu: binding.mtu,
             peer_since: before.map_or(now, |before| before.peer_since),
+            names_kept: binding.names_kept.into(),
             zero: 0,
+            locators,
         }
     }
 
@@ -223,6 +230,7 @@ impl RawBinding {
             mtu: self.mtu,
             allowance: (self.allowance != UNLIMITED).then_some(self.allowance),
             parked: self.parked != 0,
+            names_kept: self.names_kept != 0,
             accepted,
         })
     }

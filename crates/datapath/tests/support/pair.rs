@@ -115,6 +115,7 @@ pub(crate) fn binding(local_place: u32, carrier: Carrier, parked: bool) -> Bindi
         mtu: 0,
         allowance: None,
         parked,
+        names_kept: false,
         accepted: Vec::new(),
     }
 }

@@ -175,7 +175,7 @@ fn flows() -> HashMap<FlowTuple, FlowEntry> {
             passed_on: number == 4,
             hidden: number == 1,
             beyond: number == 2,
-            unconnected: false,
+            unconnected: number == 2,
             ..entry(u32::from(number))
         };
         (FlowTuple { transport, ..flow(number) }, entry)
@@ -205,10 +205,12 @@ fn everything() -> Restored {
     }
 }
 
-/// What a release before this one has told of it: it knew no addresses that a peer had given up.
+/// What a release before this one has told of it: it knew no addresses that a peer had given up, and no sockets that
+/// are not connected.
 fn everything_of_before() -> Restored {
     let mut before = everything();
     before.peers.values_mut().for_each(|peer| peer.former_locators.clear());
+    before.flows.values_mut().for_each(|entry| entry.unconnected = false);
     before
 }
 
