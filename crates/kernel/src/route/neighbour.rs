@@ -133,8 +133,8 @@ fn decode(message: &NeighbourMessage) -> Option<Neighbour> {
             NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => address = Some(IpAddr::V4(*v4)),
             NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => address = Some(IpAddr::V6(*v6)),
             NeighbourAttribute::LinkLayerAddress(bytes) => link_address.clone_from(bytes),
-            // Either alone says too little: connections confirm it with what they send before anything is answered (since
-            // their packets were acknowledged on the network before), and the kernel's own doubts are updates.
+            // Either alone says too little: connections confirm it with what they send before anything is answered
+            // (since their packets were acknowledged on the network before), and the kernel's own doubts are updates.
             NeighbourAttribute::CacheInfo(times) => age = times.confirmed.max(times.updated),
             _ => {}
         }

@@ -116,6 +116,19 @@ impl Round {
         !self.first && !waits && (elapsed >= ANSWERED_WITHIN || (self.told.is_empty() && !stands))
     }
 
+    /// Says when they are looked at next. `asks`: they are asked this time.
+    fn schedule(&mut self, now: Time, asks: bool) {
+        if self.first && self.left.as_ref().is_some_and(|left| !left.is_empty()) {
+            self.next = now;
+        } else if self.first {
+            (self.first, self.left, self.since) = (false, None, now);
+            self.next = now + SHORTEST_PAUSE;
+        } else {
+            self.asked_again |= asks;
+            self.next = now + pause_after(self.elapsed(now));
+        }
+    }
+
     /// Whether a sender has stood still for a round trip though it was answered. Once for each answer.
     fn stood_still(&mut self, now: Time, socket: &TcpSocket) -> bool {
         if !socket.stands_still {
@@ -223,15 +236,7 @@ impl Kicks {
             if gives_up {
                 round.waiting.clear();
             }
-            if first && round.left.as_ref().is_some_and(|left| !left.is_empty()) {
-                round.next = now;
-            } else if first {
-                (round.first, round.left, round.since) = (false, None, now);
-                round.next = now + SHORTEST_PAUSE;
-            } else {
-                round.asked_again |= asks;
-                round.next = now + pause_after(elapsed);
-            }
+            round.schedule(now, asks);
             for (flow, socket) in candidates {
                 let (socket, injector) = (socket.as_ref(), injector_of(&flow));
                 let Some(socket) = socket.filter(|socket| in_flight(socket)) else {
