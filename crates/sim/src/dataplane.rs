@@ -161,6 +161,10 @@ impl DataPlane {
                 self.locators.retain(|_, of| of != id);
                 self.paths.remove(id);
             }
+            BindingOp::Kick { peer, lost: true } => {
+                let carrier = self.bindings.get(&BindingId::first(*peer)).map(|(binding, _)| binding.carrier);
+                assert_ne!(carrier, Some(Carrier::Hold), "what senders of {peer:?} send is swallowed");
+            }
             BindingOp::Probe { .. } | BindingOp::Kick { .. } | BindingOp::Acknowledge { .. } => {}
         }
     }

@@ -140,7 +140,7 @@ impl BindingLayer {
                 base.event(Event::PeerMoved { peer: id, to: remote, translated, flows, carried });
             }
         } else {
-            if bound!(self, &id).is_some_and(|peer| peer.binding.carrier == Carrier::Hold) {
+            if self.holds(id) {
                 self.choose_carrier(now, id, base);
             }
             self.set_tunnel_path(id, base);

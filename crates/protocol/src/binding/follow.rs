@@ -9,7 +9,7 @@ use crate::Time;
 use crate::base::Base;
 use crate::base::arrival::Arrival;
 use crate::base::event::Event;
-use crate::base::op::{PeerId, StoreOp};
+use crate::base::op::{Carrier, PeerId, StoreOp};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
@@ -205,7 +205,7 @@ impl BindingLayer {
             self.lead_flows(now, id, base);
         }
         self.flow.end_doubts(now, base);
-        if waited && !overlaps {
+        if waited && !overlaps && !self.holds(id) {
             self.flow.wake_senders(now, id, lost, base);
         }
         if waited {
@@ -217,6 +217,12 @@ impl BindingLayer {
             self.flow.end_connecting_to(now, id, left, base);
         }
         self.keep_ready(now, id, base);
+    }
+
+    /// Whether nothing of a peer's flows may go anywhere yet. Senders that are woken meanwhile send what is swallowed,
+    /// and are spared once it may go (decision 0064).
+    pub(super) fn holds(&self, id: PeerId) -> bool {
+        bound!(self, &id).is_some_and(|peer| peer.binding.carrier == Carrier::Hold)
     }
 
     /// The flows of a peer that moved go where it is now.

@@ -721,7 +721,9 @@ impl BindingLayer {
         self.refresh_sets(base);
         self.refresh_listening(now, base);
         if waited {
-            base.ask(BindingOp::Kick { peer: id, lost: update.lost }, Asked::Effect("waking senders"));
+            if !self.holds(id) {
+                base.ask(BindingOp::Kick { peer: id, lost: update.lost }, Asked::Effect("waking senders"));
+            }
             if let Some(to) = source {
                 let (flows, carried) = (self.living(id), self.carried(id));
                 let took = now.since(update.started);
