@@ -287,6 +287,8 @@ impl UpdateFlags {
     pub const UPROOTED: Self = Self(1 << 3);
     /// Bit 4: the sender goes away; its flows wait for the next update (P-44).
     pub const ABSENT: Self = Self(1 << 4);
+    /// Bit 5: the sender was started anew, and what was under way in the tunnel meanwhile is lost (P-226).
+    pub const TUNNEL_LOST: Self = Self(1 << 5);
 
     /// Whether all of `other` is in this set.
     #[must_use]

@@ -126,13 +126,17 @@ impl BindingLayer {
             // It only makes sure that we know.
             let challenge = peer.path.challenge_to(arrival.source);
             answers.extend(challenge.map(|token| Message::PathChallenge { token }));
-            let saved = peer.saved();
+            let (saved, waited) = (peer.saved(), peer.moved_flows() > 0);
             base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+            if waited && !self.holds(id) && flags.contains(UpdateFlags::TUNNEL_LOST) {
+                // P-226
+                self.flow.wake_senders(now, id, true, base);
+            }
             return;
         }
         let translated = claimed != arrival.source;
         let awaited = Awaited { place, refuses_rewrite: refuses, translated, destination: arrival.destination };
-        let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST);
+        let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST) || flags.contains(UpdateFlags::TUNNEL_LOST);
         self.follow_peer(now, id, arrival, awaited, lost, returned, answers, base);
     }
 

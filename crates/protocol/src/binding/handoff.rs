@@ -118,6 +118,8 @@ impl BindingLayer {
                 peer.path.stay_at(found);
                 // The daemon before us may have died in the middle of telling the peer.
                 peer.binding.unannounced = true;
+                // P-226
+                peer.binding.tunnel_lost = true;
             }
         }
         self.move_if_elsewhere(now, id, found, routes, forced.is_some(), base);
@@ -363,8 +365,9 @@ impl BindingLayer {
         peer.binding.unannounced = false;
         peer.binding.sequence_sent = (peer.binding.sequence_sent + 1).min(SEQUENCES - 1);
         let only_tunnel = peer.binding.only_tunnel;
+        let tunnel_lost = std::mem::take(&mut peer.binding.tunnel_lost) && peer.goes_by_tunnel();
         let update = PendingUpdate::new(peer.binding.sequence_sent, now, lost, held);
-        peer.binding.update = Some(PendingUpdate { uprooted, only_tunnel, ..update });
+        peer.binding.update = Some(PendingUpdate { uprooted, only_tunnel, tunnel_lost, ..update });
         self.repeat_update(now, id, base);
         self.await_answer(now, id, base);
     }
@@ -444,8 +447,9 @@ impl BindingLayer {
         peer.binding.sequence_sent = (peer.binding.sequence_sent + 1).min(SEQUENCES - 1);
         let sequence = peer.binding.sequence_sent;
         if let Some(update) = peer.binding.update.as_mut() {
-            let (started, tries, lost, uprooted) = (update.started, update.tries, update.lost, update.uprooted);
-            *update = PendingUpdate { started, tries, uprooted, ..PendingUpdate::new(sequence, now, lost, true) };
+            let PendingUpdate { started, tries, lost, tunnel_lost, uprooted, .. } = *update;
+            let again = PendingUpdate::new(sequence, now, lost, true);
+            *update = PendingUpdate { started, tries, tunnel_lost, uprooted, ..again };
         }
         self.hold_back(now, id, base);
         self.accept_former(now, id, base);
@@ -547,6 +551,7 @@ impl BindingLayer {
         let (remote, proven) = (peer.path.remote(), peer.path.has_shown(to));
         let (Some(source), Some(update)) = (peer.path.source(), peer.binding.update.as_mut()) else { return };
         let flags = if update.lost { flags.with(UpdateFlags::FORMER_PATH_LOST) } else { flags };
+        let flags = if update.tunnel_lost { flags.with(UpdateFlags::TUNNEL_LOST) } else { flags };
         let flags = if update.uprooted { flags.with(UpdateFlags::UPROOTED) } else { flags };
         let flags = if update.absent { flags.with(UpdateFlags::ABSENT) } else { flags };
         let message = Message::BindingUpdate {
@@ -644,6 +649,9 @@ impl BindingLayer {
         if quiet {
             self.stay_known(now, id, base);
             self.tell_confirmed(id, base);
+            if update.tunnel_lost {
+                self.wake_after(id, update, base);
+            }
         } else {
             self.go_on_from(now, id, arrival, ack, update, base);
             self.end_doubt(id, base);
@@ -669,6 +677,14 @@ impl BindingLayer {
         }
         if let Some(saved) = self.saved(id) {
             base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
+        }
+    }
+
+    /// An update has been acknowledged: what is under way may be sent again.
+    fn wake_after(&self, id: PeerId, update: &PendingUpdate, base: &mut Base) {
+        let lost = update.lost || update.tunnel_lost;
+        if !self.holds(id) {
+            base.ask(BindingOp::Kick { peer: id, lost }, Asked::Effect("waking senders"));
         }
     }
 
@@ -721,9 +737,7 @@ impl BindingLayer {
         self.refresh_sets(base);
         self.refresh_listening(now, base);
         if waited {
-            if !self.holds(id) {
-                base.ask(BindingOp::Kick { peer: id, lost: update.lost }, Asked::Effect("waking senders"));
-            }
+            self.wake_after(id, update, base);
             if let Some(to) = source {
                 let (flows, carried) = (self.living(id), self.carried(id));
                 let took = now.since(update.started);

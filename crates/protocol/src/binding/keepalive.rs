@@ -1,6 +1,6 @@
 //! Checks of a path: they keep a NAT's mapping, and show whether the peer is there.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_wire::message::Message;
@@ -54,6 +54,18 @@ impl BindingLayer {
             // It may have started anew and not know where we are, or be elsewhere.
             let whereabouts = peer.whereabouts(base.config().port, true);
             self.flow.path_mut().start_handshake_at(now, id, whereabouts[beyond as usize % whereabouts.len()], base);
+        }
+    }
+
+    /// The peer has shown that it holds the keys of a new session, which it has `asked` for or this host has, and where
+    /// it was `met`. A check in another session says no more whether it answers: one in this one does.
+    pub(crate) fn check_anew(&mut self, now: Time, id: PeerId, met: Option<SocketAddr>, asked: bool, base: &mut Base) {
+        let Some(peer) = self.flow.peer_mut(&id) else { return };
+        if peer.path.check_tries() > 0 && met == Some(peer.path.remote()) {
+            peer.path.forget_tries(now);
+            if asked {
+                base.set_timer(Timer::Keepalive(id), now);
+            }
         }
     }
 

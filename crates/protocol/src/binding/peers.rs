@@ -62,6 +62,8 @@ pub(crate) struct BoundPeer {
     pub(super) peer_refuses_rewrite: bool,
     /// The peer may not know where we are: it is told when there is a session.
     pub(super) unannounced: bool,
+    /// The tunnel of a daemon before this one has carried its flows, which the peer does not know yet (P-226).
+    pub(super) tunnel_lost: bool,
     /// Its last move has broken nothing (P-38): what is under way need not be sent again.
     pub(super) unbroken: bool,
     /// The pair of locators, ours and its own, that rewritten packets are accepted between as this peer's.
@@ -321,6 +323,11 @@ where
     pub(crate) fn waits(&self) -> bool {
         let held = self.binding.carrier == Carrier::Hold || self.flow.places().local == NOWHERE;
         !self.flow.flows().is_empty() && (self.flow.away().is_some() || (held && self.meanwhile().is_none()))
+    }
+
+    /// Whether it has flows that the tunnel carries, as far as is known.
+    pub(crate) fn goes_by_tunnel(&self) -> bool {
+        self.moved_flows() > 0 && self.binding.carrier == Carrier::Tunnel
     }
 
     /// The pair of locators that rewritten packets may come between. Through a NAT nothing arrives rewritten, and what

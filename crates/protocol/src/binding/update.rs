@@ -15,6 +15,8 @@ pub(crate) struct PendingUpdate {
     pub(super) tries: u32,
     /// The path before is gone, and with it what was under way.
     pub(super) lost: bool,
+    /// What was under way in the tunnel is lost, since this host's daemon was started anew (P-226).
+    pub(super) tunnel_lost: bool,
     /// No flow is at home where we are (P-33).
     pub(super) uprooted: bool,
     /// Flows wait for the answer. Else it only tells a peer that may have forgotten it where we are.

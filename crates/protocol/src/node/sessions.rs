@@ -111,6 +111,7 @@ impl Node {
         self.binding.on_life(now, id, confirmed.life, confirmed.begun, &mut self.base);
         let proven = confirmed.origin.map(|origin| origin.remote);
         self.binding.record_sighting(now, id, proven, &mut self.base);
+        self.binding.check_anew(now, id, proven, !confirmed.initiated, &mut self.base);
         self.binding.flow_mut().send_paused(now, id, &mut self.base);
         self.binding.flow_mut().introduce_in_new_session(now, id, &mut self.base);
         self.settle(now);

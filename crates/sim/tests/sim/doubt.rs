@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use whimbrel_protocol::{Doubt, Event};
-use whimbrel_sim::{Access, Filter, HostId, Link, World};
+use whimbrel_sim::{Access, Carried, Filter, HostId, Link, World};
 
-use crate::common::{AWAY, HOME, SECOND, Two};
+use crate::common::{AWAY, HOME, INSIDE, SECOND, Two, settle_as};
 
 /// What this host was told of a peer that does not answer: why that is in doubt, how long ago it was heard, of how many
 /// flows.
@@ -133,5 +133,68 @@ fn a_round_trip_of_more_than_a_second_is_measured_by_hand() {
     }
     let since = |at| world.peer(client).ping.and_then(|ping| ping.answer_since(at));
     assert!(since(begun).is_some() && since(begun + SECOND).is_none());
+    world.check();
+}
+
+#[test]
+fn what_a_dead_daemon_has_lost_in_the_tunnel_is_sent_again_and_who_asked_it_meanwhile_asks_anew() {
+    // P-226
+    for killed in 0..2 {
+        let (Two { mut world, client, server, nat, .. }, flows) = Two::flowing(976, 2);
+        let ends = [client, server];
+        world.move_to(client, nat, INSIDE);
+        settle_as(&mut world, &flows, Carried::Tunnelled);
+        world.run_for(5 * SECOND);
+        world.crash(ends[killed]);
+        world.stall(flows[0], 1 - killed);
+        let silent = |world: &World| doubt(world, ends[1 - killed]) == Some(Doubt::Silent);
+        assert!(world.wait(31 * SECOND, silent), "it asks in time");
+        world.run_for(30 * SECOND);
+        assert_eq!(told(&world, ends[1 - killed]).len(), 1);
+        let before = ends.map(|end| world.at(end).kicks);
+        world.restart(ends[killed], Duration::ZERO);
+        let woken = |world: &World| (0..2).all(|end| world.at(ends[end]).kicks > before[end]);
+        assert!(world.wait(SECOND, woken), "the senders of both ends, {before:?}");
+        world.assert_delivering(SECOND);
+        assert_eq!(ends.map(|end| doubt(&world, end)), [None, None]);
+        let confirmed = |(_, host, event): &(_, HostId, Event)| {
+            *host == ends[1 - killed] && matches!(event, Event::PathConfirmed { .. } | Event::PeerBack { .. })
+        };
+        assert!(world.events.iter().any(confirmed));
+        settle_as(&mut world, &flows, Carried::Tunnelled);
+        world.run_for(60 * SECOND);
+        assert_eq!(ends.map(|end| (doubt(&world, end), told(&world, end).len() > 1)), [(None, false); 2]);
+        world.check();
+    }
+}
+
+#[test]
+fn where_nothing_was_lost_nobody_is_woken_in_a_new_session() {
+    let (Two { mut world, client, server, nat, away, .. }, flows) = Two::flowing(977, 2);
+    let kicks = |world: &World| [client, server].map(|end| world.at(end).kicks);
+    // At home no daemon carries anything.
+    let before = kicks(&world);
+    for end in [client, server] {
+        world.restart(end, SECOND);
+        world.run_for(10 * SECOND);
+    }
+    assert_eq!(kicks(&world), before);
+    world.move_to(client, away, AWAY);
+    settle_as(&mut world, &flows, Carried::Rewritten);
+    world.run_for(5 * SECOND);
+    let before = kicks(&world);
+    for end in [client, server] {
+        world.restart(end, SECOND);
+        world.run_for(10 * SECOND);
+    }
+    assert_eq!(kicks(&world), before, "what is rewritten goes on meanwhile");
+    // The session is renewed.
+    world.move_to(client, nat, INSIDE);
+    settle_as(&mut world, &flows, Carried::Tunnelled);
+    world.run_for(5 * SECOND);
+    let before = kicks(&world);
+    world.set_beat(Some(10 * SECOND));
+    world.run_for(7300 * SECOND);
+    assert_eq!(kicks(&world), before);
     world.check();
 }
