@@ -118,10 +118,11 @@ kinds! {
     NameWithheld = "name-withheld" (name, server);
     /// An address did not answer.
     NobodyThere = "nobody-there" (address, again_in_ms);
-    /// A peer with connections has not answered for 5 s, so that nothing shows that they arrive. `because`: `moved`,
-    /// this host has, to where it is now (`from`); `peer-moved`; or `silent`, it does not answer where it was.
-    /// `heard_ms`: how long ago it was last heard; `advice`: what to look for, as the sentence has it. When it answers
-    /// again `moved` or `path-confirmed` tells of it.
+    /// A peer with connections has left a question unanswered for 5 s (which may be up to 30 s after it was gone:
+    /// `unanswered_ms` of `peers`), so that nothing shows that they arrive. `because`: `moved`, this host has, to where
+    /// it is now (`from`); `peer-moved`; or `silent`, it does not answer where it was. `heard_ms`: how long ago it was
+    /// last heard; `advice`: what to look for, as the sentence has it. When it answers again `moved` or
+    /// `path-confirmed` tells of it.
     NotConfirmed = "not-confirmed" (peer, remote, from, because, unanswered_ms, heard_ms, flows, advice);
     /// The peer did not answer, but this host is where it was.
     NotMoved = "not-moved" (peer, at, flows, carried, carrier);
