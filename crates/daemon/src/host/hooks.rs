@@ -102,6 +102,11 @@ pub(crate) struct Hooks {
 }
 
 impl Hooks {
+    /// At the start. `former`: whether introductions may come for sessions of the daemon before.
+    pub(crate) fn after(former: bool) -> Self {
+        Self { former: if former { Lingering::On } else { Lingering::Off }, ..Self::default() }
+    }
+
     /// Notes whether a binding has moved flows.
     pub(crate) fn record(&mut self, now: Time, id: BindingId, moved: bool) {
         if moved {
@@ -115,11 +120,6 @@ impl Hooks {
     /// Notes whether any flow is introduced, so could move. Returns whether that is new.
     pub(crate) fn set_introduced(&mut self, now: Time, introduced: bool) -> bool {
         self.introduced.set(now, introduced)
-    }
-
-    /// At the start. `former`: whether introductions may come for sessions of the daemon before.
-    pub(crate) fn after(former: bool) -> Self {
-        Self { former: if former { Lingering::On } else { Lingering::Off }, ..Self::default() }
     }
 
     /// Has those of sessions of before come for so long as programs linger. Returns whether that is over now.

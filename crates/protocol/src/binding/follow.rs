@@ -126,33 +126,40 @@ impl BindingLayer {
             // It only makes sure that we know.
             let challenge = peer.path.challenge_to(arrival.source);
             answers.extend(challenge.map(|token| Message::PathChallenge { token }));
-            let (saved, waited) = (peer.saved(), peer.moved_flows() > 0);
+            let saved = peer.saved();
             base.ask(StoreOp::SavePeer(saved), Asked::Effect("saving a peer"));
-            if waited && !self.holds(id) && flags.contains(UpdateFlags::TUNNEL_LOST) {
-                // P-226
-                self.flow.wake_senders(now, id, true, base);
-            }
+            self.send_again(now, id, flags, base);
             return;
         }
         let translated = claimed != arrival.source;
         let awaited = Awaited { place, refuses_rewrite: refuses, translated, destination: arrival.destination };
-        let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST) || flags.contains(UpdateFlags::TUNNEL_LOST);
-        self.follow_peer(now, id, arrival, awaited, lost, returned, answers, base);
+        self.follow_peer(now, id, arrival, awaited, flags, returned, answers, base);
     }
 
-    /// A peer is elsewhere. `lost`: what was under way to its former place is lost; `returned`: it was away.
+    /// What was under way in the tunnel of a peer that stays where it is may be lost (P-226).
+    fn send_again(&mut self, now: Time, id: PeerId, flags: UpdateFlags, base: &mut Base) {
+        let waited = bound!(self, &id).is_some_and(|peer| peer.moved_flows() > 0);
+        if waited && flags.contains(UpdateFlags::TUNNEL_LOST) && !self.holds(id) {
+            self.flow.wake_senders(now, id, true, base);
+        }
+    }
+
+    /// A peer is elsewhere. `flags`: of its update; `returned`: it was away.
     fn follow_peer(
         &mut self,
         now: Time,
         id: PeerId,
         arrival: &Arrival,
         awaited: Awaited,
-        lost: bool,
+        flags: UpdateFlags,
         returned: bool,
         answers: &mut Vec<Message>,
         base: &mut Base,
     ) {
         let (token, translated) = (base.random().u64(), awaited.translated);
+        // What was under way to its former place is lost, or in the tunnel alone, while it was started anew.
+        let lost = flags.contains(UpdateFlags::FORMER_PATH_LOST);
+        let resend = lost || flags.contains(UpdateFlags::TUNNEL_LOST);
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let overlaps = !lost && !returned && arrival.source != peer.path.remote() && peer.carries();
         let ready = peer.path.is_ready(now, arrival.source);
@@ -166,6 +173,7 @@ impl BindingLayer {
             self.flow.path_mut().send_to(id, arrival.destination, arrival.source, answers, base);
             answers.clear();
             self.apply_binding(now, id, base);
+            self.send_again(now, id, flags, base);
             return;
         }
         // Behind a NAT there are others as well.
@@ -210,7 +218,7 @@ impl BindingLayer {
         }
         self.flow.end_doubts(now, base);
         if waited && !overlaps && !self.holds(id) {
-            self.flow.wake_senders(now, id, lost, base);
+            self.flow.wake_senders(now, id, resend, base);
         }
         if waited {
             let (flows, carried) = (self.living(id), self.carried(id));
