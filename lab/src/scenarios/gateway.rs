@@ -59,6 +59,9 @@ const PORT: u16 = 2031;
 const BEHIND: &str = "[gateway]\nbehind = [\"192.0.2.0/25\", \"2001:db8:5::/64\"]\nanybody = true\n";
 /// What TCP's timer has to have grown to when an outage ends: far more than a hand-off takes.
 const BACKED_OFF: Duration = Duration::from_secs(6);
+/// Connections beside that one. Where the outage cuts into one's segments, by chance, decides what its sender sends
+/// again, and whether it waits for an answer to that.
+const MORE: usize = 4;
 /// Time in which a stream has to go on. The server is a stock host: that its timer runs out for the first time nobody
 /// can hurry, as nobody knows it to wait; and on a busy machine it has measured long round trips.
 const SOON: Duration = Duration::from_secs(3);
@@ -164,22 +167,36 @@ fn gateway(lab: &mut Lab, ipv6: bool) -> Result<()> {
     datagrams.wait_progress(DATAGRAMS, LONG)?;
 
     step("an outage, until the server's own timer is long");
-    own.set_rate(Side::Client, Some(0))?;
-    stream.set_rate(Side::Client, Some(0))?;
+    let quieter = PairOptions::rate(RATE / 16);
+    let mut several = Vec::new();
+    for _ in 0..MORE {
+        let pair = FlowPair::tcp(&laptop, &server, three.at_server, &quieter)?;
+        three.client.wait_introduced(&pair, LONG)?;
+        several.push(pair);
+    }
+    for pair in several.iter_mut().chain([&mut own, &mut stream]) {
+        pair.set_rate(Side::Client, Some(0))?;
+    }
     three.world.laptop.leave(&three.world.at, Leave::Orderly)?;
     let due = backed_off(&mut stream, Side::Server, BACKED_OFF)?;
     three.world.at = three.world.laptop.join(&c.network, &Join::default())?;
     let usable = three.world.at.usable_at;
     expect!(due > usable + BACKED_OFF / 2, "this machine is too slow to tell: the address came when the timer ran out");
     stream.wait_progress_of(&[Side::Client], SOME, LONG)?;
-    let first = stream.arrivals(Side::Client, usable)?.first().map(|(at, _)| at.since(usable));
     let left = due - usable;
-    step(&format!(
-        "the laptop received something {:.0} ms after the address was there; TCP's timer would have taken {:.0} ms",
-        ms(first),
-        ms(Some(left))
-    ));
-    expect!(first.is_some_and(|first| first < left / 2), "nothing came for {first:?}, and the timer takes {left:?}");
+    for pair in several.iter_mut().chain([&mut stream]) {
+        pair.wait_progress_of(&[Side::Client], SOME / 10, LONG)?;
+        let first = pair.arrivals(Side::Client, usable)?.first().map(|(at, _)| at.since(usable));
+        step(&format!(
+            "the laptop received something {:.0} ms after the address was there; TCP's timer would have taken {:.0} ms",
+            ms(first),
+            ms(Some(left))
+        ));
+        expect!(first.is_some_and(|it| it < left / 2), "nothing came for {first:?}, and the timer takes {left:?}");
+    }
+    for pair in several {
+        pair.finish(LONG)?;
+    }
     stream.set_rate(Side::Client, Some(RATE))?;
 
     step("home again");

@@ -78,8 +78,10 @@ impl Host {
         if peers.is_empty() {
             return;
         }
+        // A host behind a gateway is woken by errors alone, and by none once it was answered.
         let theirs = |(flow, entry): &(&FlowTuple, &FlowEntry)| {
-            peers.contains(&entry.peer) && entry.end == LocalEnd::Here && flow.transport == Transport::Tcp
+            let here = entry.end == LocalEnd::Here && flow.transport == Transport::Tcp;
+            here && !entry.beyond && peers.contains(&entry.peer)
         };
         let flows: Vec<FlowTuple> = self.flows.all().iter().filter(theirs).map(|(flow, _)| *flow).collect();
         let mut snapshot = Snapshot::default();
