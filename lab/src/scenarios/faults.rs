@@ -1,15 +1,16 @@
 //! Daemons that die, peers that vanish, connections that were there before.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use whimbrel_ipc::Carrier;
+use whimbrel_ipc::{Carrier, ConnectionState};
 
-use super::world::{LONG, SOME, World, all_run, carried_by, is_bare, is_native, site, step};
+use super::world::{LONG, PROMPT, SOME, World, all_run, carried_by, is_bare, is_native, ms, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Cut, Direction, Gateway, Join, Lab, Leave, MonoTime, PacketCount, Random, Result, Side, Verdict, Whimbrel, expect,
-    wait_until,
+    Cut, Direction, FlowPair, Gateway, Join, Lab, Leave, MonoTime, PacketCount, Random, Result, Side, Verdict,
+    Whimbrel, expect, patience, wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -21,6 +22,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "kill9-tunnel",
         "kill -9 of either daemon while the tunnel carries the connection: it waits, and goes on",
         kill_tunnel,
+    ),
+    scenario(
+        "kill9-tunnel-late",
+        "either daemon is killed while the tunnel carries the connection, and is started again once senders have backed \
+         off: it goes on within a second of the session, and is confirmed at both ends",
+        kill_tunnel_late,
     ),
     scenario("vanish-mid-handoff", "the peer vanishes in the middle of a hand-off and comes back", vanish),
     scenario("lossy-handoff", "three of ten control packets are lost during each of three moves", lossy),
@@ -158,6 +165,68 @@ fn kill_tunnel(lab: &mut Lab) -> Result<()> {
     }
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
+}
+
+fn kill_tunnel_late(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b").behind(Gateway::Nat { random_ports: false }))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    world.goes_on(&mut pair)?;
+    for own in [true, false] {
+        step(if own { "the mobile's daemon is away" } else { "the peer's daemon is away" });
+        carried_by(&client, Side::Client, &pair, Carrier::Tunnel)?;
+        carried_by(&server, Side::Server, &pair, Carrier::Tunnel)?;
+        one_of(&mut client, &mut server, own).kill()?;
+        let (other, end) = if own { (&server, Side::Server) } else { (&client, Side::Client) };
+        let due = doubted_and_backed_off(other, end, &mut pair)?;
+        one_of(&mut client, &mut server, own).restart()?;
+        let killed = if own { &client } else { &server };
+        killed.wait_event("peer-reached", 0, LONG)?;
+        let up = MonoTime::now();
+        for side in [Side::Client, Side::Server] {
+            pair.wait_progress_of(&[side], 1, LONG)?;
+            let took = pair.silence(side, up)?;
+            println!("    {side:?} received nothing for {:.1} ms once the session was there", ms(took));
+            expect!(took.is_some_and(|took| took < PROMPT * patience()), "{side:?} received nothing for {took:?}");
+        }
+        expect!(MonoTime::now() < due, "the {end:?}'s own timer may have run out");
+        for (daemon, side) in [(&client, Side::Client), (&server, Side::Server)] {
+            let (local, remote) = names(side, &pair);
+            daemon.wait_connection(local, remote, 4 * PROMPT, "confirmed", |c| c.state == ConnectionState::Moved)?;
+        }
+        pair.wait_progress(SOME, LONG)?;
+    }
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// The names of the pair's connection as an end has them.
+fn names(end: Side, pair: &FlowPair) -> (SocketAddr, SocketAddr) {
+    match end {
+        Side::Client => (pair.local(), pair.peer()),
+        Side::Server => (pair.peer(), pair.seen_by_server()),
+    }
+}
+
+/// Waits until an end says that the other does not answer, and its sender waits for long. When that sends again by
+/// itself, at the earliest.
+fn doubted_and_backed_off(daemon: &Whimbrel, end: Side, pair: &mut FlowPair) -> Result<MonoTime> {
+    let (local, remote) = names(end, pair);
+    let (mut looked, mut timer, mut set) = (MonoTime::now(), Duration::ZERO, MonoTime::now());
+    wait_for(LONG * 4, &format!("the {end:?}'s sender backs off, and its peer is in doubt"), || {
+        let before = std::mem::replace(&mut looked, MonoTime::now());
+        let now = Duration::from_micros(pair.status(end)?.tcp.map_or(0, |tcp| tcp.rto_us.into()));
+        if std::mem::replace(&mut timer, now) != now {
+            // Since the look before this one.
+            set = before;
+        }
+        let doubted = daemon.connection(local, remote)?.is_some_and(|c| c.state == ConnectionState::NotConfirmed);
+        let due = set + timer;
+        Ok((doubted && due > looked + 5 * PROMPT * patience()).then_some(due))
+    })
 }
 
 fn restart(lab: &mut Lab) -> Result<()> {

@@ -300,7 +300,7 @@ fn offers(lab: &mut Lab) -> Result<()> {
         let refused = four.third.cli(&[&["run", "--anchor", "desk"], port, &["--", "true"]].concat());
         let said = refused.err().map(|error| error.to_string()).unwrap_or_default();
         expect!(
-            said.contains("it lends none, or not this one"),
+            said.contains("offers none, or not this one"),
             "ports of an address are lent that the anchor does not have: {said}"
         );
     }

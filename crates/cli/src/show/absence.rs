@@ -10,18 +10,18 @@ pub(crate) fn suspended(suspended: &Suspended, all: bool) -> String {
     let wait = if flows == 1 { "waits" } else { "wait" };
     let peers = match told {
         0 => "Nobody could be told".to_owned(),
-        _ if told == answered => format!("Told {}", count(told, "peer")),
-        _ => format!("Told {}, of which {} did not answer", count(told, "peer"), told - answered),
+        _ if told == answered => format!("Told {} of it", count(told, "peer")),
+        _ => format!("Told {} of it, of which {} did not answer", count(told, "peer"), told - answered),
     };
     match flows {
         _ if already => {
             let who = if all { "This host is suspended" } else { "So it is" };
             format!("{who} already. {} {wait} until `whimbrel resume`.\n", count(flows, "connection"))
         }
-        _ if !all => format!("{peers}. {} {wait} until `whimbrel resume`.\n", count(flows, "connection")),
+        _ if !all => format!("{} {wait} until `whimbrel resume`. {peers}.\n", count(flows, "connection")),
         0 => "No connection would outlive a move, so nobody was told. `whimbrel resume` when this host is back.\n"
             .to_owned(),
-        _ => format!("{peers}. {} {wait} until `whimbrel resume`.\n", count(flows, "connection")),
+        _ => format!("{} {wait} until `whimbrel resume`. {peers}.\n", count(flows, "connection")),
     }
 }
 
@@ -51,12 +51,12 @@ mod tests {
     #[test]
     fn what_was_told_is_said() {
         let text = |flows, told, answered| suspended(&Suspended { flows, told, answered, already: false }, true);
-        assert_eq!(text(2, 1, 1), "Told 1 peer. 2 connections wait until `whimbrel resume`.\n");
+        assert_eq!(text(2, 1, 1), "2 connections wait until `whimbrel resume`. Told 1 peer of it.\n");
         assert_eq!(
             text(1, 2, 1),
-            "Told 2 peers, of which 1 did not answer. 1 connection waits until `whimbrel resume`.\n"
+            "1 connection waits until `whimbrel resume`. Told 2 peers of it, of which 1 did not answer.\n"
         );
-        assert!(text(1, 0, 0).starts_with("Nobody could be told"));
+        assert!(text(1, 0, 0).ends_with("Nobody could be told.\n"));
         assert!(text(0, 0, 0).starts_with("No connection"));
         let again = Suspended { flows: 2, told: 0, answered: 0, already: true };
         let text = suspended(&again, true);

@@ -197,6 +197,9 @@ impl EventLoop {
         let known = named.as_ref().ok().and_then(|key| node.peer_with(key)).map(|(id, _)| id);
         // It may have answered at another address than the one that it is at.
         let known = known.or_else(|| node.known_at(at?).map(|(id, _)| id));
+        // Or it was there when connections were made that have gone on from elsewhere.
+        let left = |at: IpAddr| node.flows().find(|flow| flow.entry.is_some() && flow.tuple.remote.ip() == at);
+        let known = known.or_else(|| left(at?)?.entry.map(|entry| entry.peer));
         let peer = known.and_then(|id| Some((id, node.last_ping(id)?.0)));
         let (whom, address) = match (peer, at) {
             (Some((id, remote)), _) => (Whom::Peer(id), remote),

@@ -42,10 +42,10 @@ reports! {
         "{flow} has ended";
     Event::Paused { peer, wait: true, by_peer, flows: named, waiting }, by by_peer.then_some(Causer::Peer(*peer)) =>
         FlowsWait { peer, by: by(*by_peer), flows: named.len(), waiting, named }
-        "{} of peer {peer} {} as {} asked", connections(named.len()), verb(named.len(), "wait"), who(*by_peer);
+        "{} of peer {peer} {}: {} asked for that", connections(named.len()), verb(named.len(), "wait"), who(*by_peer);
     Event::Paused { peer, wait: false, by_peer, flows: named, waiting }, by by_peer.then_some(Causer::Peer(*peer)) =>
         FlowsGoOn { peer, by: by(*by_peer), flows: named.len(), waiting, named }
-        "{} of peer {peer} {} on as {} asked", connections(named.len()), verb(named.len(), "go"), who(*by_peer);
+        "{} of peer {peer} {} on: {} asked for that", connections(named.len()), verb(named.len(), "go"), who(*by_peer);
     Event::Moving { peer, from, to: to @ None, flows, kept } =>
         Moving { peer, from, to, flows, kept }
         "no way to peer {peer} any more: {} on hold", connections(*flows);
@@ -157,7 +157,10 @@ fn advice(doubt: Doubt, behind_nat: bool, port: u16) -> String {
             "Does this network let UDP {port} out? The peer is behind a NAT, which may let nothing in from where this \
              host is now: a rendezvous that both know helps there"
         ),
-        Doubt::Moved => format!("Does this network let UDP {port} out?"),
+        Doubt::Moved => format!(
+            "Does this network let UDP {port} out? If the peer has moved as well, somebody has to tell where it is: a \
+             third host of a community, a rendezvous, or a name server (`name` under `[[peers]]`)"
+        ),
         Doubt::PeerMoved => "Does the network that it has moved to let its UDP out, and answers in?".to_owned(),
         Doubt::Silent => format!(
             "Does it run, has it moved to where it cannot be heard, or does a network on the way drop UDP {port}?"
@@ -191,7 +194,7 @@ fn by(peer: bool) -> &'static str {
 }
 
 fn who(peer: bool) -> &'static str {
-    if peer { "the peer" } else { "somebody here" }
+    if peer { "the peer" } else { "a command on this host" }
 }
 
 fn behind_a_nat(translated: bool) -> &'static str {
@@ -303,11 +306,11 @@ mod tests {
         let flows = (1..=100).map(flow).collect();
         let told = of(&Event::Paused { peer: PeerId(3), wait: true, by_peer: false, flows, waiting: 101 });
         assert_eq!((told.kind, &told.fields["by"]), (Kind::FlowsWait, &"this-host".into()));
-        assert_eq!(told.sentence, "100 connections of peer #3 wait as somebody here asked");
+        assert_eq!(told.sentence, "100 connections of peer #3 wait: a command on this host asked for that");
         assert_eq!((&told.fields["flows"], &told.fields["waiting"]), (&100.into(), &101.into()));
         assert_eq!(told.fields["named"].as_array().map(Vec::len), Some(NAMED));
         assert_eq!(told.fields["named"][0], "tcp 192.0.2.1:1 -> 203.0.113.5:22");
         let one = Event::Paused { peer: PeerId(3), wait: false, by_peer: true, flows: vec![flow(1)], waiting: 0 };
-        assert_eq!(of(&one).sentence, "1 connection of peer #3 goes on as the peer asked");
+        assert_eq!(of(&one).sentence, "1 connection of peer #3 goes on: the peer asked for that");
     }
 }

@@ -37,12 +37,14 @@ pub(crate) struct Attachments {
     own: BTreeMap<IpAddr, Attachment>,
     /// Those that are on another network than before, while a change of the network is looked at.
     replaced: BTreeSet<IpAddr>,
+    /// Whether one is gone, while a change of the network is looked at.
+    left: bool,
     behind: Vec<Prefix>,
 }
 
 impl Attachments {
     pub(crate) fn new(behind: Vec<Prefix>) -> Self {
-        Self { own: BTreeMap::new(), replaced: BTreeSet::new(), behind }
+        Self { own: BTreeMap::new(), replaced: BTreeSet::new(), left: false, behind }
     }
 
     /// These are all usable addresses now. Those that are on another network than before count as replaced until
@@ -50,6 +52,7 @@ impl Attachments {
     pub(crate) fn set(&mut self, attachments: &[Attachment]) {
         let now = attachments.iter().map(|attachment| (attachment.address, *attachment)).collect();
         let before = std::mem::replace(&mut self.own, now);
+        self.left = before.keys().any(|address| !self.own.contains_key(address));
         let stays = |old: &Attachment| self.own.get(&old.address).is_none_or(|new| new == old);
         self.replaced = before.values().filter(|old| !stays(old)).map(|old| old.address).collect();
     }
@@ -57,6 +60,12 @@ impl Attachments {
     /// The change of the network has been looked at.
     pub(crate) fn settle(&mut self) {
         self.replaced.clear();
+        self.left = false;
+    }
+
+    /// Whether an address is gone with the change of the network that is looked at.
+    pub(crate) fn has_left(&self) -> bool {
+        self.left
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -142,6 +142,9 @@ impl BindingLayer {
             None => {}
             Some(attachment) if at == Some(attachment) && !forced => {
                 self.watch_former(now, id, routes, base);
+                if base.attachments().has_left() {
+                    self.flow.end_connecting_from_left(now, id, base);
+                }
                 self.send_locators(now, id, base);
                 self.uproot(now, id, base);
                 self.probe_anew(now, id, base);
@@ -153,11 +156,14 @@ impl BindingLayer {
         }
     }
 
-    /// A peer that no way led to has shown that it is reached from an address of this host's (P-215).
+    /// A peer has shown that it is reached from an address of this host's: this one goes on from there where no way led
+    /// to the peer, and where the peer has not answered from the one that did and flows wait meanwhile (P-215).
     pub(crate) fn arrive_where_met(&mut self, now: Time, id: PeerId, met_from: Option<IpAddr>, base: &mut Base) {
-        let lost = self.flow.path().paths(&id).is_some_and(|paths| paths.attachment().is_none());
+        let Some(peer) = bound!(self, &id) else { return };
+        let waits = peer.flow.places().local == NOWHERE && peer.meanwhile().is_none();
+        let elsewhere = peer.path.attachment().is_none() || (waits && peer.path.source() != met_from);
         let here = met_from.and_then(|address| base.attachments().at(address));
-        if let Some(attachment) = here.filter(|_| lost && !base.is_suspended()) {
+        if let Some(attachment) = here.filter(|_| elsewhere && !base.is_suspended()) {
             self.arrive(now, id, attachment, None, base);
             self.refresh_sets(base);
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use whimbrel_protocol::{Doubt, Event};
 use whimbrel_sim::{Access, Carried, Filter, HostId, Link, World};
 
-use crate::common::{AWAY, HOME, INSIDE, SECOND, Two, settle_as};
+use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, Two, settle_as};
 
 /// What this host was told of a peer that does not answer: why that is in doubt, how long ago it was heard, of how many
 /// flows.
@@ -154,7 +154,7 @@ fn what_a_dead_daemon_has_lost_in_the_tunnel_is_sent_again_and_who_asked_it_mean
         let before = ends.map(|end| world.at(end).kicks);
         world.restart(ends[killed], Duration::ZERO);
         let woken = |world: &World| (0..2).all(|end| world.at(ends[end]).kicks > before[end]);
-        assert!(world.wait(SECOND, woken), "the senders of both ends, {before:?}");
+        assert!(world.wait(300 * SECOND, woken), "the senders of both ends, {before:?}");
         world.assert_delivering(SECOND);
         assert_eq!(ends.map(|end| doubt(&world, end)), [None, None]);
         let confirmed = |(_, host, event): &(_, HostId, Event)| {
@@ -166,6 +166,26 @@ fn what_a_dead_daemon_has_lost_in_the_tunnel_is_sent_again_and_who_asked_it_mean
         assert_eq!(ends.map(|end| (doubt(&world, end), told(&world, end).len() > 1)), [(None, false); 2]);
         world.check();
     }
+}
+
+#[test]
+fn a_daemon_that_is_started_anew_and_reaches_nobody_from_a_new_network_goes_on_where_it_is_met() {
+    // P-215: what comes from the new network the peer's NAT lets in only once the peer has spoken to it.
+    let (Two { mut world, client, server, nat, further, .. }, flows) = Two::flowing(979, 2);
+    world.move_to(client, nat, INSIDE);
+    settle_as(&mut world, &flows, Carried::Tunnelled);
+    world.run_for(5 * SECOND);
+    world.crash(server);
+    world.attach(server, further, FURTHER);
+    world.run_for(5 * SECOND);
+    world.restart(server, Duration::ZERO);
+    world.run_for(45 * SECOND);
+    world.assert_delivering(SECOND);
+    settle_as(&mut world, &flows, Carried::Tunnelled);
+    world.run_for(120 * SECOND);
+    world.assert_delivering(SECOND);
+    assert_eq!([client, server].map(|end| doubt(&world, end)), [None, None]);
+    world.check();
 }
 
 #[test]

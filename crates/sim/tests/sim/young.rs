@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_sim::{FlowId, HostId, Link, World};
 
-use crate::common::{AWAY, FURTHER, INSIDE, SECOND, SERVICE, Two, address, introduced, seeds};
+use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address, introduced, seeds};
 
 /// The links' of both ends, there and back.
 const ROUND_TRIP: Duration = Duration::from_millis(20);
@@ -181,6 +181,21 @@ fn moves_in_the_midst_of_an_exchange_leave_no_flow_half_introduced() {
         two.world.assert_delivering(2 * SECOND);
         two.world.check();
     }
+}
+
+#[test]
+fn what_is_being_connected_from_a_network_that_goes_after_the_hand_off_is_told() {
+    // P-203, P-38
+    let (Two { mut world, client, away, .. }, _) = Two::flowing(7, 1);
+    world.attach(client, away, AWAY);
+    world.run_for(5 * SECOND);
+    let ended = |world: &World| world.at(client).ended_connecting.clone();
+    let before = ended(&world);
+    world.detach(client, HOME);
+    world.run_for(MILLISECOND);
+    assert_eq!(ended(&world)[before.len()..], [(address("10.9.0.1"), true)]);
+    world.assert_delivering(SECOND);
+    world.check();
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub(crate) fn reason(why: Refusal) -> &'static str {
         Refusal::NotAllowed => {
             "it lends nothing to this host: the two are of no community (`whimbrel community`), and `to` in its `[anchor]` does not name this one"
         }
-        Refusal::NotLent => "it lends none, or not this one: `[anchor]` in its configuration says which",
+        Refusal::NotLent => "`[anchor]` in its configuration offers none, or not this one",
         Refusal::Stopping => "it is about to stop lending (`whimbrel anchor start` there has it lend again)",
         Refusal::NoRoom => "it has no room for another lease",
         Refusal::Taken => "the port is taken there",
