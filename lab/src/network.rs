@@ -281,6 +281,13 @@ impl Host {
         }
     }
 
+    /// The cable that was out ([`Leave::Carrier`]) is in again; addresses and routes are as they were.
+    pub fn plug_in(&self, at: &Attachment) -> Result<Attachment> {
+        let started_at = MonoTime::now();
+        let link = self.plug(&at.network, &at.interface)?;
+        Ok(Attachment { link, started_at, usable_at: MonoTime::now(), ..at.clone() })
+    }
+
     /// Connects the interface to the network's bridge. A link that it is still plugged in by ends now.
     fn plug(&self, network: &Network, interface: &str) -> Result<Option<Link>> {
         let name = network.next_port();

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use whimbrel_datapath::Datapath;
 use whimbrel_ipc::socket_path;
+use whimbrel_kernel::dead_link::DeadLinks;
 use whimbrel_kernel::endpoint;
 use whimbrel_kernel::in_their_name::InTheirName;
 use whimbrel_kernel::kept_address::KeptAddresses;
@@ -139,7 +140,7 @@ pub fn clean(run_dir: &Path) -> Result<Removed, CleanError> {
 /// of it.
 pub(crate) fn remove_orphans(instance: &Instance, run_dir: &Path) -> Result<Removed, CleanError> {
     let mut removed = Removed::default();
-    for settings in ["sysctls", "optimistic"] {
+    for settings in ["sysctls", "optimistic", "dead-links"] {
         remove_file(run_dir.join(settings), &mut removed)?;
     }
     remove_pins_and_files(removed, Some(instance), run_dir)
@@ -159,6 +160,7 @@ fn remove_from_kernel(run_dir: &Path) -> Result<Removed, CleanError> {
     removed.spoken_for = InTheirName::open()?.release()?;
     Addresses::open(run_dir)?.release()?;
     OptimisticAddresses::open(run_dir)?;
+    DeadLinks::open(run_dir)?;
     // Before the programs that watch over them.
     removed.endpoints = endpoint::remove_all()?;
     if let Some(device) = device {

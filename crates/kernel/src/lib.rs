@@ -8,6 +8,7 @@ pub mod child;
 pub mod client;
 pub mod clock;
 pub mod conntrack;
+pub mod dead_link;
 pub mod duplicated;
 pub mod endpoint;
 pub mod error;

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use whimbrel_ipc::Carrier;
 
-use super::world::{LONG, RATE, SOME, World, all_run, carried_by, goes_on_since, is_bare, is_native, ms, site};
+use super::world::{LONG, PROMPT, RATE, SOME, World, all_run, carried_by, goes_on_since, is_bare, is_native, ms, site};
 use super::{Scenario, scenario};
 use crate::{
     Cut, Direction, EchoServer, FlowPair, Gateway, Join, Lab, Leave, Many, MonoTime, PairOptions, Result, Side, Site,
-    SiteSpec, expect, wait_for, wait_until,
+    SiteSpec, expect, patience, wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -50,6 +50,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "a download goes by a second network, both ways; that fails without a word, and it goes on by the first",
         placed,
     ),
+    scenario(
+        "carrier-lost-beside",
+        "the preferred interface loses its carrier and nothing else, with another beside it; and its carrier is back",
+        carrier_lost_beside,
+    ),
+    scenario("carrier-lost-beside-v6", "the same over IPv6", carrier_lost_beside_v6),
     scenario("outage-30s", "thirty seconds without any network", outage_30),
     scenario("tunnel-forced", "configured to tunnel only, encrypted, between public networks", tunnel_sealed),
     scenario("tunnel-forced-plain", "the same, not encrypted", tunnel_plain),
@@ -399,6 +405,73 @@ fn lost_arp(lab: &mut Lab) -> Result<()> {
 fn carried(site: &Site) -> Result<u64> {
     let link = site.link()?;
     Ok(Direction::BOTH.into_iter().map(|direction| link.counters(direction).delivered_bytes).sum())
+}
+
+/// As when a cable is out, and nobody takes the addresses and routes of its interface away.
+fn carrier_lost_beside(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let name = format!("net.ipv4.conf.{}.ignore_routes_with_linkdown", world.at.interface);
+    let passed_over = |world: &World| world.laptop.sysctl_value(&name);
+    let second = world.laptop.join(&world.b.network, &Join::by("eth0").metric(500))?;
+    for round in 0..2 {
+        is_native(&client, Side::Client, &pair)?;
+        expect!(passed_over(&world)? == "0", "before round {round}");
+        goes_on_without_carrier(&world, &mut pair)?;
+        expect!(passed_over(&world)? == "1", "in round {round}");
+        // What is new goes there as well.
+        let mut fresh = world.stream()?;
+        fresh.wait_progress(SOME, LONG)?;
+        fresh.finish(LONG)?;
+        world.at = world.laptop.plug_in(&world.at)?;
+    }
+    is_native(&client, Side::Client, &pair)?;
+    is_native(&server, Side::Server, &pair)?;
+    goes_on_without_carrier(&world, &mut pair)?;
+    // The other one as well: nothing leads anywhere, and none is passed over.
+    world.laptop.leave(&second, Leave::Carrier)?;
+    wait_until(LONG, "the setting is put back", || passed_over(&world).is_ok_and(|value| value == "0"))?;
+    world.at = world.laptop.plug_in(&world.at)?;
+    pair.wait_progress(SOME, LONG)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn carrier_lost_beside_v6(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream_to(world.at_server.ipv6()?)?;
+    client.wait_introduced(&pair, LONG)?;
+    world.laptop.join(&world.b.network, &Join::by("eth0").metric(500))?;
+    is_native(&client, Side::Client, &pair)?;
+    goes_on_without_carrier(&world, &mut pair)?;
+    world.at = world.laptop.plug_in(&world.at)?;
+    is_native(&client, Side::Client, &pair)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// The carrier of the network that is used is lost, and the connection goes on by the other one once the kernel says
+/// so, which may be a second later (linkwatch).
+fn goes_on_without_carrier(world: &World, pair: &mut FlowPair) -> Result<()> {
+    pair.wait_progress(SOME, LONG)?;
+    let started = MonoTime::now();
+    world.laptop.leave(&world.at, Leave::Carrier)?;
+    let shown = format!("-o link show {}", world.at.interface);
+    wait_until(LONG, "the kernel says that the carrier is lost", || {
+        world.laptop.ip_output(&shown).is_ok_and(|text| text.contains("NO-CARRIER"))
+    })?;
+    let said = MonoTime::now();
+    println!("    the kernel says after {:.1} ms that the carrier is lost", ms(Some(said - started)));
+    pair.wait_progress(SOME, LONG)?;
+    for side in [Side::Client, Side::Server] {
+        let took = pair.silence(side, said)?;
+        println!("    {side:?} received nothing for {:.1} ms then", ms(took));
+        expect!(took.is_some_and(|took| took < PROMPT / 2 * patience()), "{side:?} received nothing for {took:?}");
+    }
+    is_bare(&world.b, pair)
 }
 
 fn placed(lab: &mut Lab) -> Result<()> {

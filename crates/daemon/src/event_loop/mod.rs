@@ -458,6 +458,8 @@ impl EventLoop {
         self.handle_datapath_events(clock::now(), Most::OF_SOCKETS);
         self.desk.host.use_addresses_early();
         let network = self.monitor.snapshot()?;
+        // Before anybody asks for routes.
+        self.desk.host.pass_over_dead_links(&network);
         let changed = network != self.desk.host.network;
         if changed {
             self.desk.host.enter_network(clock::now(), &network);

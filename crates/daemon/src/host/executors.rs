@@ -9,6 +9,7 @@ use whimbrel_datapath::{self as datapath, Datapath, LeasedPorts, LocatorPair, Ro
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::Attachment;
 use whimbrel_kernel::checkpoint::Defaults;
+use whimbrel_kernel::dead_link::DeadLinks;
 use whimbrel_kernel::inject::Injector;
 use whimbrel_kernel::kept_address::Straight;
 use whimbrel_kernel::network::NetworkState;
@@ -77,6 +78,7 @@ pub(crate) struct Host {
     pub(crate) senders: Senders,
     pub(super) next_hops: NextHops,
     pub(super) optimistic: OptimisticAddresses,
+    pub(super) dead_links: DeadLinks,
     pub(crate) hooks: Hooks,
     pub(super) listening: Listening,
     pub(crate) tunnels: Tunnels,
@@ -181,6 +183,7 @@ impl Host {
             senders: Senders::new(kick)?,
             next_hops: NextHops::default(),
             optimistic: OptimisticAddresses::open(run_dir)?,
+            dead_links: DeadLinks::open(run_dir)?,
             left: Vec::new(),
             forwards: false,
             tcx: datapath::has_tcx(),

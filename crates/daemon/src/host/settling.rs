@@ -1,6 +1,6 @@
 //! Routes, rules and programs are made to fit what is known of peers and of the network.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use whimbrel_datapath::Role;
 use whimbrel_kernel::kept_address::Straight;
@@ -121,6 +121,19 @@ impl Host {
         }
     }
 
+    /// Routes by interfaces without a carrier are passed over where another one has a way, while there is something
+    /// that may have to go there.
+    pub(crate) fn pass_over_dead_links(&mut self, network: &NetworkState) {
+        let dead = if self.bindings.is_empty() { BTreeMap::new() } else { dead_links(network) };
+        match self.dead_links.pass_over(dead) {
+            Ok(false) => {}
+            Ok(true) => self.addresses.check_again(),
+            Err(error) => {
+                tracing::warn!(%error, "an interface without a carrier may keep what another one could carry")
+            }
+        }
+    }
+
     /// What is to be done in another state of the network before anything is sent there.
     pub(crate) fn enter_network(&mut self, now: Time, network: &NetworkState) {
         let peers: BTreeSet<_> = self.bindings.values().map(|binding| binding.peer_locator).collect();
@@ -154,4 +167,11 @@ impl Host {
     pub(crate) fn check_again(&mut self) {
         self.addresses.check_again();
     }
+}
+/// The interfaces without a carrier, by index, that have a default route, where another one with a carrier has one too.
+fn dead_links(network: &NetworkState) -> BTreeMap<u32, String> {
+    let carrier = |index| network.link(index).is_some_and(|link| link.carrier);
+    let beside = |ipv4| network.default_routes.iter().any(|route| route.ipv4 == ipv4 && carrier(route.interface));
+    let dead = network.default_routes.iter().filter(|route| !carrier(route.interface) && beside(route.ipv4));
+    dead.filter_map(|route| Some((route.interface, network.link(route.interface)?.name.clone()))).collect()
 }
