@@ -65,7 +65,11 @@ impl DeadLinks {
     /// Has sockets look for their ways anew: they had done so when the carrier was lost, and keep what they found as
     /// long as nothing in the table has changed above it (IPv6: `rt6_check`, `fib6_update_sernum_upto_root`).
     fn forget_ways(&mut self) -> Result<(), Error> {
-        sysctl::set("net/ipv4/route/flush", "1")?;
+        match sysctl::set("net/ipv4/route/flush", "1") {
+            // Of a user namespace that has none: routes that come and go with the hand-off have the same effect.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            flushed => flushed?,
+        }
         let nowhere = TableRoute::new(Prefix::host(NOWHERE), MAIN_TABLE, RouteKind::Unreachable, Vec::new());
         match self.route.set_route(&nowhere) {
             // IPv6 is switched off.

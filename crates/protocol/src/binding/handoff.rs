@@ -160,7 +160,8 @@ impl BindingLayer {
     /// to the peer, and where the peer has not answered from the one that did and flows wait meanwhile (P-215).
     pub(crate) fn arrive_where_met(&mut self, now: Time, id: PeerId, met_from: Option<IpAddr>, base: &mut Base) {
         let Some(peer) = bound!(self, &id) else { return };
-        let waits = peer.flow.places().local == NOWHERE && peer.meanwhile().is_none();
+        let held = |update: &PendingUpdate| update.held && !update.absent && update.meanwhile.is_none();
+        let waits = peer.binding.update.as_ref().is_some_and(held) && !peer.flow.flows().is_empty();
         let elsewhere = peer.path.attachment().is_none() || (waits && peer.path.source() != met_from);
         let here = met_from.and_then(|address| base.attachments().at(address));
         if let Some(attachment) = here.filter(|_| elsewhere && !base.is_suspended()) {

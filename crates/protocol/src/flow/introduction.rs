@@ -127,6 +127,15 @@ impl FlowLayer {
                 }
                 return;
             }
+            let tries = peer.flow.introductions.request_tries;
+            let asked =
+                peer.flow.introductions.request.filter(|(_, at, _)| tries > 0 && *at == peer.path.remote().ip());
+            let due = asked.map(|(.., sent)| sent + peer.path.repeat_after(tries));
+            if let Some(due) = due.filter(|due| *due > now) {
+                // Each flow that comes meanwhile has this run.
+                base.set_timer(Timer::Introductions(id), due);
+                return;
+            }
             peer.flow.introductions.request = Some((tag, peer.path.remote().ip(), now));
             peer.flow.introductions.request_tries += 1;
             let doubt = peer.flow.introductions.request_tries == TRIES;

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use whimbrel_protocol::Event;
 use whimbrel_sim::{FlowId, HostId, Link, World};
+use whimbrel_wire::Transport;
 
 use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address, introduced, seeds};
 
@@ -210,5 +212,25 @@ fn what_is_being_connected_is_told_that_an_end_has_moved() {
     world.move_to(server, further, FURTHER);
     world.assert_delivering(SECOND);
     assert_eq!(world.at(client).ended_connecting.last(), Some(&(address("10.9.0.1"), false)));
+    world.check();
+}
+
+#[test]
+fn flows_that_come_while_the_peer_is_asked_to_look_for_them_do_not_have_it_asked_again() {
+    // Each had, and six in one round trip were taken for as many questions without an answer: the session was dropped.
+    let Two { mut world, client, .. } = Two::new(8);
+    world.set_links(Link { delay: Duration::from_millis(50), ..Link::default() });
+    let mut flows = Vec::new();
+    for port in 2000..2040 {
+        flows.push(world.connect_from(client, port, SERVICE, Transport::Udp));
+        // The session is there after the second of these pauses, and the answer after three more.
+        world.run_for(if port < 2004 { 90 * MILLISECOND } else { 3 * MILLISECOND });
+    }
+    world.set_beat(Some(Duration::from_millis(7)));
+    introduced(&mut world, &flows);
+    let reached =
+        |(_, host, event): &&(_, HostId, Event)| *host == client && matches!(event, Event::PeerReached { .. });
+    assert_eq!(world.events.iter().filter(reached).count(), 1, "sessions");
+    world.assert_delivering(SECOND);
     world.check();
 }
