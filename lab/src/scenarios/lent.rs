@@ -269,7 +269,7 @@ fn whole(lab: &mut Lab, ipv6: bool) -> Result<()> {
     refused(&four, &["--address", "224.0.0.1"], "no anchor can lend that address")?;
     refused(&four, &["--address", "192.0.2"], "it is `any`, or an address")?;
     refused(&four, &["--address", "any", "--port", "80"], "cannot be used with")?;
-    refused(&four, &["--port", "8001"], "`[anchor]` in its configuration says which")?;
+    refused(&four, &["--port", "8001"], "offers none, or not this one")?;
     refused(&four, &["-6", "--address", "192.0.2.64"], "no IPv6 address")?;
     step("the other one, and then there is none left");
     let family: &[&str] = if ipv6 { &["-6"] } else { &[] };
