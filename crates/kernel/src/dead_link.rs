@@ -42,13 +42,25 @@ impl DeadLinks {
     /// still waits in this host (`skb_still_in_host_queue`), which takes three seconds. Tells whether that is a change.
     ///
     /// # Errors
-    /// [`Error::Call`]: some may be passed over, and none of those before are for certain. It can be called again.
+    /// [`Error::Call`]; none is passed over then, and it can be called again.
     pub fn pass_over(&mut self, links: BTreeMap<u32, String>) -> Result<bool, Error> {
-        if links == self.passed_over {
+        // Where a setting could not be put back it is tried again.
+        let left = links.is_empty() && !self.saved.is_empty();
+        if links == self.passed_over && !left {
             return Ok(false);
         }
         self.passed_over.clear();
         self.saved.restore()?;
+        if let Err(error) = self.begin(&links) {
+            // The first error is the one to tell.
+            let _ = self.saved.restore();
+            return Err(error);
+        }
+        self.passed_over = links;
+        Ok(true)
+    }
+
+    fn begin(&mut self, links: &BTreeMap<u32, String>) -> Result<(), Error> {
         for (name, family) in links.values().flat_map(|name| [(name, "ipv4"), (name, "ipv6")]) {
             match self.saved.set(&format!("net/{family}/conf/{name}/ignore_routes_with_linkdown"), "1") {
                 // The family is switched off, or the interface is gone by now.
@@ -57,9 +69,7 @@ impl DeadLinks {
             }
         }
         self.forget_ways()?;
-        self.route.give_up_unanswered(|interface, _| links.contains_key(&interface))?;
-        self.passed_over = links;
-        Ok(true)
+        self.route.give_up_unanswered(|interface, _| links.contains_key(&interface)).map(drop)
     }
 
     /// Has sockets look for their ways anew: they had done so when the carrier was lost, and keep what they found as

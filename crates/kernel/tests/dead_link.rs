@@ -100,5 +100,11 @@ fn another_way_is_taken_by_all_and_what_waited_for_the_dead_gateway_is_given_up(
     assert_eq!(host.sh(SETTINGS), "1010", "an interface that is gone keeps nothing from the others");
     assert!(dead.pass_over(BTreeMap::new()).unwrap());
     assert_eq!(host.sh(SETTINGS), "0000");
+
+    // What fails half way is undone: this name makes a path through a file.
+    let half = || [(index, "e0".to_owned()), (9999, "e0/forwarding".to_owned())].into();
+    assert!(dead.pass_over(half()).is_err());
+    assert_eq!(host.sh(SETTINGS), "0000");
+    assert!(dead.pass_over(half()).is_err(), "it is tried again");
     other.sh("ip link set e0 up");
 }

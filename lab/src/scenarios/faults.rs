@@ -1,12 +1,11 @@
 //! Daemons that die, peers that vanish, connections that were there before.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use whimbrel_ipc::{Carrier, ConnectionState};
 
-use super::world::{LONG, PROMPT, SOME, World, all_run, carried_by, is_bare, is_native, ms, site, step};
+use super::world::{LONG, PROMPT, SOME, World, all_run, carried_by, is_bare, is_native, ms, names, site, step};
 use super::{Scenario, scenario};
 use crate::{
     Cut, Direction, FlowPair, Gateway, Join, Lab, Leave, MonoTime, PacketCount, Random, Result, Side, Verdict,
@@ -25,7 +24,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "kill9-tunnel-late",
-        "either daemon is killed while the tunnel carries the connection, and is started again once senders have backed \
+        "either daemon is killed while the tunnel carries the connection, and started again once senders have backed \
          off: it goes on within a second of the session, and is confirmed at both ends",
         kill_tunnel_late,
     ),
@@ -148,15 +147,21 @@ fn kill_both(lab: &mut Lab) -> Result<()> {
     all_run(&mut [&mut client, &mut server])
 }
 
-fn kill_tunnel(lab: &mut Lab) -> Result<()> {
+/// A stream that has moved, and that the tunnel carries.
+fn in_the_tunnel(lab: &mut Lab) -> Result<(World, Whimbrel, Whimbrel, FlowPair)> {
     let mut world = World::new(lab, site("a"), site("b").behind(Gateway::Nat { random_ports: false }))?;
-    let (mut client, mut server) = world.daemons()?;
+    let (client, server) = world.daemons()?;
     let mut pair = world.stream()?;
     client.wait_introduced(&pair, LONG)?;
     let b = world.b.clone();
     world.roam(&b)?;
     world.goes_on(&mut pair)?;
     carried_by(&client, Side::Client, &pair, Carrier::Tunnel)?;
+    Ok((world, client, server, pair))
+}
+
+fn kill_tunnel(lab: &mut Lab) -> Result<()> {
+    let (world, mut client, mut server, mut pair) = in_the_tunnel(lab)?;
     for own in [true, false] {
         step(if own { "the mobile's daemon" } else { "the peer's daemon" });
         one_of(&mut client, &mut server, own).kill()?;
@@ -168,13 +173,7 @@ fn kill_tunnel(lab: &mut Lab) -> Result<()> {
 }
 
 fn kill_tunnel_late(lab: &mut Lab) -> Result<()> {
-    let mut world = World::new(lab, site("a"), site("b").behind(Gateway::Nat { random_ports: false }))?;
-    let (mut client, mut server) = world.daemons()?;
-    let mut pair = world.stream()?;
-    client.wait_introduced(&pair, LONG)?;
-    let b = world.b.clone();
-    world.roam(&b)?;
-    world.goes_on(&mut pair)?;
+    let (world, mut client, mut server, mut pair) = in_the_tunnel(lab)?;
     for own in [true, false] {
         step(if own { "the mobile's daemon is away" } else { "the peer's daemon is away" });
         carried_by(&client, Side::Client, &pair, Carrier::Tunnel)?;
@@ -201,14 +200,6 @@ fn kill_tunnel_late(lab: &mut Lab) -> Result<()> {
     }
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
-}
-
-/// The names of the pair's connection as an end has them.
-fn names(end: Side, pair: &FlowPair) -> (SocketAddr, SocketAddr) {
-    match end {
-        Side::Client => (pair.local(), pair.peer()),
-        Side::Server => (pair.peer(), pair.seen_by_server()),
-    }
 }
 
 /// Waits until an end says that the other does not answer, and its sender waits for long. When that sends again by

@@ -182,7 +182,6 @@ fn gateway(lab: &mut Lab, ipv6: bool) -> Result<()> {
     three.world.at = three.world.laptop.join(&c.network, &Join::default())?;
     let usable = three.world.at.usable_at;
     expect!(due > usable + BACKED_OFF / 2, "this machine is too slow to tell: the address came when the timer ran out");
-    stream.wait_progress_of(&[Side::Client], SOME, LONG)?;
     let left = due - usable;
     for pair in several.iter_mut().chain([&mut stream]) {
         pair.wait_progress_of(&[Side::Client], SOME / 10, LONG)?;

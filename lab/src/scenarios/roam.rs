@@ -434,6 +434,17 @@ fn carrier_lost_beside(lab: &mut Lab) -> Result<()> {
     world.laptop.leave(&second, Leave::Carrier)?;
     wait_until(LONG, "the setting is put back", || passed_over(&world).is_ok_and(|value| value == "0"))?;
     world.at = world.laptop.plug_in(&world.at)?;
+    let second = world.laptop.plug_in(&second)?;
+    is_native(&client, Side::Client, &pair)?;
+    // A daemon that is started anew finds it so.
+    goes_on_without_carrier(&world, &mut pair)?;
+    client.kill()?;
+    client.restart()?;
+    wait_until(LONG, "it is passed over again", || passed_over(&world).is_ok_and(|value| value == "1"))?;
+    pair.wait_progress(SOME, LONG)?;
+    is_bare(&world.b, &mut pair)?;
+    world.laptop.leave(&second, Leave::Orderly)?;
+    world.at = world.laptop.plug_in(&world.at)?;
     pair.wait_progress(SOME, LONG)?;
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])

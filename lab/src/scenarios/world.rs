@@ -234,6 +234,14 @@ pub(super) fn is_native(daemon: &Whimbrel, end: Side, pair: &FlowPair) -> Result
     wait_state(daemon, end, pair, "native", |c| c.state == ConnectionState::Native)
 }
 
+/// The names of the pair's connection as an end has them.
+pub(super) fn names(end: Side, pair: &FlowPair) -> (SocketAddr, SocketAddr) {
+    match end {
+        Side::Client => (pair.local(), pair.peer()),
+        Side::Server => (pair.peer(), pair.seen_by_server()),
+    }
+}
+
 fn wait_state(
     daemon: &Whimbrel,
     end: Side,
@@ -241,10 +249,7 @@ fn wait_state(
     what: &str,
     good: impl Fn(&whimbrel_ipc::Connection) -> bool,
 ) -> Result<()> {
-    let (local, remote) = match end {
-        Side::Client => (pair.local(), pair.peer()),
-        Side::Server => (pair.peer(), pair.seen_by_server()),
-    };
+    let (local, remote) = names(end, pair);
     daemon.wait_connection(local, remote, REWRITTEN_WITHIN, what, good).map(drop)
 }
 

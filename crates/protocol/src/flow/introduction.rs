@@ -115,7 +115,16 @@ impl FlowLayer {
         self.repeat_pairings(now, id, base);
         let Some(peer) = peer_mut!(self, &id) else { return };
         if peer.flow.introductions.ready_until.is_none_or(|until| until <= now) {
-            if peer.flow.introductions.request_tries >= 2 * TRIES {
+            let tries = peer.flow.introductions.request_tries;
+            let asked =
+                peer.flow.introductions.request.filter(|(_, at, _)| tries > 0 && *at == peer.path.remote().ip());
+            let due = asked.map(|(.., sent)| sent + peer.path.repeat_after(tries));
+            if let Some(due) = due.filter(|due| *due > now) {
+                // A flow that comes meanwhile has this run, and is no reason to ask again.
+                base.set_timer_earlier(Timer::Introductions(id), due);
+                return;
+            }
+            if tries >= 2 * TRIES {
                 peer.flow.introductions.request_tries = 0;
                 let flows: Vec<FlowTuple> = peer.flow.introductions.active.iter().copied().collect();
                 for flow in flows {
@@ -125,15 +134,6 @@ impl FlowLayer {
                     // Neither this nor another handshake was answered.
                     self.path.session_mut().drop_sessions(id, base);
                 }
-                return;
-            }
-            let tries = peer.flow.introductions.request_tries;
-            let asked =
-                peer.flow.introductions.request.filter(|(_, at, _)| tries > 0 && *at == peer.path.remote().ip());
-            let due = asked.map(|(.., sent)| sent + peer.path.repeat_after(tries));
-            if let Some(due) = due.filter(|due| *due > now) {
-                // Each flow that comes meanwhile has this run.
-                base.set_timer(Timer::Introductions(id), due);
                 return;
             }
             peer.flow.introductions.request = Some((tag, peer.path.remote().ip(), now));
