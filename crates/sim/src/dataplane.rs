@@ -317,6 +317,11 @@ impl DataPlane {
         self.guards.sockets && sockets.contains_key(names) && !self.has_moved(names)
     }
 
+    /// Whether a flow's names are known, so that what comes under them is led.
+    pub fn knows(&self, flow: &FlowTuple) -> bool {
+        self.flows.contains_key(flow)
+    }
+
     /// Whether rewritten packets between this address of the host's and one of a peer's are taken in.
     #[must_use]
     pub fn accepts_rewritten(&self, local: IpAddr, peer: IpAddr) -> bool {

@@ -272,6 +272,20 @@ impl FlowPair {
         for side in [Side::Client, Side::Server] {
             self.end(side).ask("finish", ANSWER)?;
         }
+        self.wait_finished(timeout)
+    }
+
+    /// As [`finish`](Self::finish), where one end is the first to close and the other does so once it has seen that.
+    pub fn finish_from(mut self, first: Side, timeout: Duration) -> Result<[FlowStatus; 2]> {
+        let second = if first == Side::Client { Side::Server } else { Side::Client };
+        self.end(first).ask("finish", ANSWER)?;
+        let what = "the other end has seen the end of the stream";
+        wait_for(timeout, what, || Ok(self.status(second)?.ended.then_some(())))?;
+        self.end(second).ask("finish", ANSWER)?;
+        self.wait_finished(timeout)
+    }
+
+    fn wait_finished(mut self, timeout: Duration) -> Result<[FlowStatus; 2]> {
         let what = "both ends have seen the end of the stream";
         let [client, server] = wait_for(timeout, what, || {
             let both = self.check()?;

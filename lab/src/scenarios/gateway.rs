@@ -1,7 +1,7 @@
 //! A router that speaks for the hosts behind it, which run nothing: the laptop roams, and they never notice.
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use whimbrel_ipc::{Carrier, ConnectionState};
 
@@ -65,10 +65,21 @@ const MORE: usize = 4;
 /// Time in which a stream has to go on. The server is a stock host: that its timer runs out for the first time nobody
 /// can hurry, as nobody knows it to wait; and on a busy machine it has measured long round trips.
 const SOON: Duration = Duration::from_secs(3);
+/// How long a connection that has ended may be counted.
+const COUNTED: Duration = Duration::from_secs(2);
 /// Datagrams that must arrive in both directions: one second's.
 const DATAGRAMS: u64 = 300;
 /// A connection's ports, the laptop's first.
 const PORTS: (u16, u16) = (7610, 7710);
+
+/// How a connection ends.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// In order, by this end first.
+    By(Side),
+    /// The server's program is killed with something unread, so that its kernel resets the connection.
+    Killed,
+}
 
 /// The laptop, a server that runs nothing, and the server's router, which speaks for it.
 struct Three {
@@ -106,6 +117,34 @@ impl Three {
         Ok(())
     }
 
+    /// The connections that the router counts: in all, of its peers, and those that it lists.
+    fn counted(&self) -> Result<[usize; 3]> {
+        let of_peers = self.gateway.peers()?.iter().map(|peer| peer.flows.introduced).sum();
+        let listed = self.gateway.connections()?.iter().filter(|connection| connection.peer.is_some()).count();
+        Ok([self.gateway.status()?.counts.introduced, of_peers, listed])
+    }
+
+    /// The router counts a connection until it ends, and no longer.
+    fn counts_until(&mut self, pair: FlowPair, end: End) -> Result<()> {
+        let before = self.counted()?;
+        match end {
+            End::By(side) => drop(pair.finish_from(side, LONG)?),
+            End::Killed => {
+                let mut pair = pair;
+                pair.process(Side::Server).kill()?;
+                let what = "the laptop's program has heard that its connection is reset";
+                wait_for(LONG, what, || Ok(pair.status(Side::Client)?.error.map(drop)))?;
+            }
+        }
+        let began = Instant::now();
+        let after = before.map(|count| count.saturating_sub(1));
+        wait_for(COUNTED, &format!("{after:?} connections are counted once one has ended ({end:?})"), || {
+            Ok((self.counted()? == after).then_some(()))
+        })?;
+        println!("    {end:?}: not counted any more after {:.0} ms", ms(Some(began.elapsed())));
+        Ok(())
+    }
+
     /// Nobody has said anything of Whimbrel's to the server, and nobody has crashed.
     fn finish(mut self, pairs: Vec<FlowPair>) -> Result<()> {
         for pair in pairs {
@@ -137,6 +176,18 @@ fn gateway(lab: &mut Lab, ipv6: bool) -> Result<()> {
         three.client.wait_introduced(pair, LONG)?;
     }
     is_native(&three.gateway, Side::Server, &stream)?;
+    step("what has ended is not counted");
+    let mut ending = Vec::new();
+    for end in [End::By(Side::Client), End::By(Side::Server), End::Killed] {
+        for _ in 0..2 {
+            let pair = three.world.stream_to(three.at_server)?;
+            three.client.wait_introduced(&pair, LONG)?;
+            ending.push((pair, end));
+        }
+        let (pair, end) = ending.remove(ending.len() - 1);
+        three.counts_until(pair, end)?;
+    }
+    three.world.forget_resets();
 
     step("to another network");
     let (a, b) = (three.world.a.clone(), three.world.b.clone());
@@ -148,6 +199,12 @@ fn gateway(lab: &mut Lab, ipv6: bool) -> Result<()> {
     carried_by(&three.client, Side::Client, &stream, Carrier::Rewrite)?;
     carried_by(&three.gateway, Side::Server, &stream, Carrier::Rewrite)?;
     is_bare(&b, &mut stream)?;
+    step("nor is it where it had moved");
+    for (mut pair, end) in ending {
+        three.goes_on(&mut pair, &three.world.at)?;
+        three.counts_until(pair, end)?;
+    }
+    three.world.forget_resets();
 
     step("a connection that begins there is at home there");
     let mut fresh = three.world.stream_to(three.at_server)?;

@@ -94,6 +94,10 @@ impl FlowLayer {
         let Some(entry) = known.entry().copied() else { return self.forget_flow(&flow, base) };
         self.path.session_mut().contacts_mut().forget_waiting(&flow);
         self.flows.close(now, flow);
+        if entry.beyond {
+            // P-103
+            self.send_ended(now, entry.peer, entry.name, base);
+        }
         if let Some(name) = self.name_of(&entry).filter(|_| entry.end == LocalEnd::Endpoint) {
             base.signal(Signal::Closing(name));
         }

@@ -120,6 +120,14 @@ impl Node {
         for flow in closed {
             let Some(known) = self.binding.flow().flows().get(&flow).cloned() else { continue };
             let entry = known.entry().copied();
+            let passes = entry.is_some_and(|entry| entry.end == LocalEnd::Passing);
+            if passes && flow.transport == Transport::Tcp {
+                // The last segments of either end may still come, and come again (P-103).
+                if !known.is_closed() {
+                    self.binding.flow_mut().flows_mut().close(now, flow);
+                }
+                continue;
+            }
             // Whoever holds its far end says that there is none any more: nothing that the socket sends gets anywhere
             // (P-105). The far end itself, which it was introduced by, may have been unable to install it.
             let adopted = matches!(known.stage(), Stage::Introduced { origin: Origin::Restored, .. });

@@ -227,6 +227,60 @@ fn a_router_forgets_whom_it_has_not_heard_for_five_days() {
     }
 }
 
+#[test]
+fn what_has_ended_is_not_counted_and_its_names_stay_for_its_last_segments() {
+    // P-103: at home and away, with either end's program the first to close; and where the words were lost.
+    for case in 0..6 {
+        let (moved, first, lost) = (case & 1 == 1, case >> 1 & 1, case >= 4);
+        let mut two = behind(2412);
+        let flows = two.flow(3);
+        if moved {
+            two.world.move_to(two.client, two.away, AWAY);
+            settle_as(&mut two.world, &flows, Carried::Tunnelled);
+        }
+        let (ended, tuple) = (flows[0], two.world.flow(flows[0]).tuples[1]);
+        if lost {
+            two.world.set_cut(two.far, true);
+        }
+        [first, 1 - first].into_iter().for_each(|end| two.world.close_end(ended, end));
+        two.world.run_for(SECOND);
+        assert_eq!(is_led(&two, ended), lost, "case {case}");
+        assert_eq!(two.world.peer(two.server).flows, flows.len() - usize::from(!lost), "case {case}");
+        two.world.run_for(55 * SECOND);
+        assert!(two.world.at(two.server).plane.knows(&tuple), "case {case}: it may be said again");
+        if lost {
+            two.world.set_cut(two.far, false);
+        }
+        two.world.run_for(if lost { 10 * SECOND + MINUTE } else { 10 * SECOND });
+        assert!(!is_led(&two, ended) && !two.world.at(two.server).plane.knows(&tuple), "case {case}");
+        assert_eq!(two.world.peer(two.server).flows, flows.len() - 1);
+        two.world.assert_delivering(SECOND);
+        two.world.check();
+    }
+}
+
+#[test]
+fn a_connection_that_is_opened_again_under_the_names_of_one_that_has_ended_is_another() {
+    // P-103
+    let mut two = behind(2413);
+    let from = "10.1.0.2:6000".parse().expect("an endpoint");
+    let connect = |two: &mut Two| two.world.connect_at(two.client, from, SERVICE, Transport::Tcp);
+    let before = connect(&mut two);
+    two.world.set_beat(Some(Duration::from_millis(7)));
+    introduced(&mut two.world, &[before]);
+    two.world.close(before);
+    two.world.run_for(SECOND);
+    let again = connect(&mut two);
+    introduced(&mut two.world, &[again]);
+    two.world.move_to(two.client, two.away, AWAY);
+    settle_as(&mut two.world, &[again], Carried::Tunnelled);
+    // The end of the one before is said once more by now, and is not the other's.
+    two.world.run_for(2 * MINUTE);
+    assert!(is_led(&two, again));
+    two.world.assert_delivering(SECOND);
+    two.world.check();
+}
+
 /// A connection that the host behind opens to the client, and the router sees.
 fn opened(two: &mut Two, port: u16) -> FlowId {
     let from = format!("10.9.0.1:{port}").parse().expect("an endpoint");
