@@ -24,6 +24,7 @@ pub(crate) mod absence;
 pub(crate) mod carrier;
 pub(crate) mod chain;
 mod chains;
+mod choice;
 mod confirm;
 pub(crate) mod desired;
 mod follow;

@@ -20,6 +20,7 @@ use crate::session::peer::Peer;
 use crate::session::pins::Held;
 
 pub(crate) mod challenge;
+pub(crate) mod estimate;
 pub(crate) mod kept;
 pub(crate) mod paths;
 pub(crate) mod ping;

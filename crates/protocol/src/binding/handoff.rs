@@ -1,6 +1,5 @@
 //! Hand-offs: this host notices that it moved and tells its peers; a peer tells that it moved (`docs/protocol.md` §5).
 
-use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -19,12 +18,12 @@ use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::absence::PARTINGS;
+use crate::binding::choice::Chosen;
 use crate::binding::peers::CarrierProbe;
 use crate::binding::update::{Meanwhile, PendingUpdate};
 use crate::flow::peers::Away;
 use crate::path::challenge::{Claim, Path};
 use crate::path::paths::{Choice, Paths};
-use crate::session::peer::Peer;
 
 /// Seconds that a binding is asked for; it is not renewed by time, since its flows end it.
 const LIFETIME: u32 = 0;
@@ -96,24 +95,13 @@ impl BindingLayer {
             return;
         }
         let Some(peer) = bound!(self, &id) else { return };
-        let by_hand = forced.map(|to| to.and_then(|to| base.attachments().get(&to)));
-        let before = peer.path.choice();
-        let preferred = by_hand.unwrap_or(before.preferred).filter(|a| base.attachments().is_current(a));
-        let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
-        // P-53; else by the first.
-        let mut ways = self.ways_to(id, peer.path, wanted, routes, base);
-        ways.sort_by_key(|way| {
-            let deaf = Some(*way) == before.unanswered;
-            let home = |way: &Attachment| (peer.flows_at_home(way.address), peer.flows_of_family(way.address));
-            (Some(way.address) != wanted, deaf, Reverse(home(way)))
-        });
-        let (found, otherwise) = (ways.first().copied(), ways.get(1).copied());
+        let Chosen { choice, found } = self.choose(id, peer.path, forced, routes, base);
         // A peer that said that it goes is not asked for a session where this host has nothing to tell (P-44). A daemon
         // that died before it had told where it is has.
         let untold = peer.flow.places().local == NOWHERE && peer.flow.away() == Some(Away::Announced);
         let same = found.is_some_and(|attachment| Some(attachment.address) == peer.path.source());
         if let Some(peer) = bound_mut!(self, &id) {
-            peer.path.choose(Choice { preferred, otherwise, ..before });
+            peer.path.choose(choice);
             if peer.path.take_restored() && same && !untold {
                 peer.path.stay_at(found);
                 // The daemon before us may have died in the middle of telling the peer.
@@ -168,39 +156,6 @@ impl BindingLayer {
             self.arrive(now, id, attachment, None, base);
             self.refresh_sets(base);
         }
-    }
-
-    /// Where this host may reach a peer from, one address of each family at the most.
-    fn ways_to(
-        &self,
-        id: PeerId,
-        paths: &Paths,
-        wanted: Option<IpAddr>,
-        routes: &dyn Routes,
-        base: &Base,
-    ) -> Vec<Attachment> {
-        let mut ways: Vec<Attachment> = Vec::new();
-        // P-215: where it has answered or was before, where nothing that it tells is reached.
-        let else_at = self.flow.session().peer(&id).map_or(&[][..], Peer::answers_at).iter();
-        let else_at = else_at.chain(paths.former_locators()).map(|at| (*at, true));
-        for (target, otherwise) in paths.targets().map(|at| (at, false)).chain(else_at) {
-            let alike = |address: &IpAddr| address.is_ipv4() == target.is_ipv4();
-            if otherwise && !ways.is_empty() {
-                break;
-            }
-            // Each look at the routes costs, and a peer may tell many addresses.
-            if ways.iter().any(|way| alike(&way.address)) || !base.attachments().addresses().any(alike) {
-                continue;
-            }
-            // Who has asked a host behind this one is answered from there, wherever this one is (P-100).
-            let asked = paths.source().filter(|source| alike(source) && base.attachments().speaks_at(*source));
-            let source = wanted.filter(alike).or(asked).or_else(|| routes.source_for(target));
-            ways.extend(source.and_then(|source| base.attachments().at(source)));
-            if !self.flow.held(id).flows && !ways.is_empty() {
-                break;
-            }
-        }
-        ways
     }
 
     /// There is no way to the peer any more: its flows are held.

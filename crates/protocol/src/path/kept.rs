@@ -17,6 +17,7 @@ use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::path::PathLayer;
 use crate::path::challenge::Path;
+use crate::path::estimate::Estimate;
 use crate::path::paths::Paths;
 use crate::session::peer::Peer;
 
@@ -77,7 +78,7 @@ pub(super) struct Kept {
     end: End,
     path: Path,
     state: PathState,
-    round_trip: Option<Duration>,
+    estimate: Estimate,
     observed: Option<SocketAddr>,
     /// When a challenge was answered last.
     answered: Time,
@@ -96,8 +97,8 @@ enum End {
 
 impl Kept {
     fn new(id: PathId, end: End, path: Path) -> Self {
-        let (state, round_trip, observed, answered) = (PathState::Unconfirmed, None, None, Time::default());
-        Self { id, end, path, state, round_trip, observed, answered, failures: 0 }
+        let (state, estimate, answered) = (PathState::Unconfirmed, Estimate::default(), Time::default());
+        Self { id, end, path, state, estimate, observed: None, answered, failures: 0 }
     }
 
     /// Whether a challenge was answered, and not longer ago than that.
@@ -128,7 +129,7 @@ impl Kept {
     fn on_answer(&mut self, now: Time, observed: SocketAddr) {
         let (age, is_certain) = self.path.age(now);
         if is_certain {
-            self.round_trip = Some(smooth(self.round_trip, age));
+            self.estimate.sample(age);
         }
         (self.state, self.observed, self.answered) = (PathState::Confirmed, Some(observed), now);
         self.failures = 0;
@@ -136,16 +137,12 @@ impl Kept {
     }
 }
 
-/// RFC 6298's smoothing.
-pub(super) fn smooth(before: Option<Duration>, sample: Duration) -> Duration {
-    before.map_or(sample, |smoothed| (smoothed * 7 + sample) / 8)
-}
-
 impl Paths {
     /// This host's paths that are kept.
     pub(crate) fn kept(&self) -> impl Iterator<Item = PathView> {
         self.kept.iter().filter_map(|kept| {
-            let Kept { id, state, round_trip, observed, ref path, .. } = *kept;
+            let Kept { id, state, observed, ref path, ref estimate, .. } = *kept;
+            let round_trip = estimate.smoothed();
             Some(PathView { id, attachment: kept.attachment()?, remote: path.remote, state, round_trip, observed })
         })
     }
@@ -210,7 +207,7 @@ impl Paths {
         if let Some(at) = self.kept.iter().position(|kept| kept.is_told(now, remote)) {
             let kept = self.kept.remove(at);
             self.confirm(remote);
-            self.use_path(kept.id, kept.round_trip);
+            self.use_path(kept.id, kept.estimate);
         }
     }
 
@@ -218,13 +215,13 @@ impl Paths {
     pub(super) fn take_kept(&mut self, attachment: Attachment) {
         match self.kept.iter().position(|kept| kept.attachment() == Some(attachment)) {
             Some(at) => {
-                let Kept { id, round_trip, observed, .. } = self.kept.remove(at);
-                self.use_path(id, round_trip);
+                let Kept { id, estimate, observed, .. } = self.kept.remove(at);
+                self.use_path(id, estimate);
                 self.set_observed(observed);
             }
             None => {
                 let id = self.next_id();
-                self.use_path(id, None);
+                self.use_path(id, Estimate::default());
                 self.set_observed(None);
             }
         }

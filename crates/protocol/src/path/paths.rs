@@ -12,7 +12,8 @@ use crate::base::attachments::Attachment;
 use crate::base::id::PathId;
 use crate::base::op::SavedPeer;
 use crate::path::challenge::{Awaited, Claim, Path, Rival};
-use crate::path::kept::{Kept, smooth};
+use crate::path::estimate::Estimate;
+use crate::path::kept::Kept;
 use crate::path::ping::Ping;
 use crate::path::shown::Shown;
 use crate::session::contact::handshake::Begun;
@@ -60,7 +61,8 @@ pub(crate) struct Paths {
     check_tries: u32,
     /// Addresses of ours that it has been told.
     told: Vec<IpAddr>,
-    round_trip: Option<Duration>,
+    /// Of the path in use.
+    estimate: Estimate,
     /// It was taken over from a daemon before this one, and where we are was not looked at since.
     restored: bool,
     /// It has not shown since then that it is where it said.
@@ -114,7 +116,7 @@ impl Paths {
             check: None,
             check_tries: 0,
             told: Vec::new(),
-            round_trip: None,
+            estimate: Estimate::default(),
             restored: false,
             unproven: false,
             shown: Shown::default(),
@@ -288,17 +290,17 @@ impl Paths {
     }
 
     pub(crate) fn round_trip(&self) -> Duration {
-        self.round_trip.unwrap_or(INITIAL_ROUND_TRIP)
+        self.measured().unwrap_or(INITIAL_ROUND_TRIP)
     }
 
     /// The smoothed round trip, where one was measured.
     pub(crate) fn measured(&self) -> Option<Duration> {
-        self.round_trip
+        self.estimate.smoothed()
     }
 
-    /// RFC 6298's smoothing.
+    /// Something has come back on the path in use after that time.
     pub(crate) fn sample_round_trip(&mut self, sample: Duration) {
-        self.round_trip = Some(smooth(self.round_trip, sample));
+        self.estimate.sample(sample);
     }
 
     /// The delay before try number `tries` + 1 of a request (P-12).
@@ -433,9 +435,12 @@ impl Paths {
         PathId(self.next - 1)
     }
 
-    /// Another path is in use from now on. `measured`: its round trip; that of the one before is a first guess else.
-    pub(super) fn use_path(&mut self, path: PathId, measured: Option<Duration>) {
-        (self.in_use, self.round_trip) = (path, measured.or(self.round_trip));
+    /// Another path is in use from now on. Where nothing was measured on it, how the one before fares is a first guess.
+    pub(super) fn use_path(&mut self, path: PathId, measured: Estimate) {
+        self.in_use = path;
+        if measured.smoothed().is_some() {
+            self.estimate = measured;
+        }
     }
 
     pub(super) fn set_observed(&mut self, observed: Option<SocketAddr>) {

@@ -1,0 +1,78 @@
+//! Which of this host's attachments a peer is reached from.
+
+use std::cmp::Reverse;
+use std::net::IpAddr;
+
+use crate::base::Base;
+use crate::base::attachments::{Attachment, Routes};
+use crate::base::op::PeerId;
+use crate::binding::BindingLayer;
+use crate::path::paths::{Choice, Paths};
+use crate::session::peer::Peer;
+
+/// What was chosen, and what it was chosen by.
+pub(super) struct Chosen {
+    pub(super) choice: Choice,
+    /// `None`: nothing leads to the peer.
+    pub(super) found: Option<Attachment>,
+}
+
+impl BindingLayer {
+    /// Chooses where a peer is reached from. `forced`: a hand-off by hand, perhaps to an address.
+    pub(super) fn choose(
+        &self,
+        id: PeerId,
+        paths: &Paths,
+        forced: Option<Option<IpAddr>>,
+        routes: &dyn Routes,
+        base: &Base,
+    ) -> Chosen {
+        let by_hand = forced.map(|to| to.and_then(|to| base.attachments().get(&to)));
+        let before = paths.choice();
+        let preferred = by_hand.unwrap_or(before.preferred).filter(|a| base.attachments().is_current(a));
+        let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
+        let mut ways = self.ways_to(id, paths, wanted, routes, base);
+        let peer = bound!(self, &id);
+        // P-53; else by the first.
+        ways.sort_by_key(|way| {
+            let deaf = Some(*way) == before.unanswered;
+            let home = peer.as_ref().map(|peer| (peer.flows_at_home(way.address), peer.flows_of_family(way.address)));
+            (Some(way.address) != wanted, deaf, Reverse(home))
+        });
+        let (found, otherwise) = (ways.first().copied(), ways.get(1).copied());
+        Chosen { choice: Choice { preferred, otherwise, ..before }, found }
+    }
+
+    /// Where this host may reach a peer from, one address of each family at the most.
+    fn ways_to(
+        &self,
+        id: PeerId,
+        paths: &Paths,
+        wanted: Option<IpAddr>,
+        routes: &dyn Routes,
+        base: &Base,
+    ) -> Vec<Attachment> {
+        let mut ways: Vec<Attachment> = Vec::new();
+        // P-215: where it has answered or was before, where nothing that it tells is reached.
+        let else_at = self.flow.session().peer(&id).map_or(&[][..], Peer::answers_at).iter();
+        let else_at = else_at.chain(paths.former_locators()).map(|at| (*at, true));
+        for (target, otherwise) in paths.targets().map(|at| (at, false)).chain(else_at) {
+            let alike = |address: &IpAddr| address.is_ipv4() == target.is_ipv4();
+            if otherwise && !ways.is_empty() {
+                break;
+            }
+            // Each look at the routes costs, and a peer may tell many addresses.
+            if ways.iter().any(|way| alike(&way.address)) || !base.attachments().addresses().any(alike) {
+                continue;
+            }
+            // Who has asked a host behind this one is answered from there, wherever this one is (P-100).
+            let asked = paths.source().filter(|source| alike(source) && base.attachments().speaks_at(*source));
+            let source = wanted.filter(alike).or(asked).or_else(|| routes.source_for(target));
+            ways.extend(source.and_then(|source| base.attachments().at(source)));
+            if !self.flow.held(id).flows && !ways.is_empty() {
+                break;
+            }
+        }
+        ways
+    }
+}
