@@ -3,8 +3,9 @@
  * Entry points for what programs are told of addresses, and mean by them. They belong to the root of cgroup v2, so they
  * run for every network namespace of the machine, and look at one only.
  *
- * A flow whose entry says so is shown with the locators of its binding; its ports stay. Aliases (map `aliases`) let an
- * address that a moved host had stand for it in what a program of a certain name opens.
+ * A flow whose entry says so is shown with the locators of its binding; its ports stay. Of a socket of UDP that is not
+ * connected its peer alone is, as the sender of what is received. Aliases (map `aliases`) let an address that a moved
+ * host had stand for it in what a program of a certain name opens.
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -66,6 +67,25 @@ struct {
 	__type(value, struct asked);
 } asked_peer SEC(".maps");
 
+/*
+ * Whom sockets of UDP that are not connected are shown as the senders of datagrams, where that is the present address of
+ * a flow's peer: what is sent there is meant for the flow. Two remotes may come to share an address, and ports stay. The
+ * first is shown there, the other where it was; and both where they were once somebody has sent from there natively.
+ */
+struct shown {
+	__u64 cookie;
+	struct address address;
+	__be16 port;
+	__u8 zero[6];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct shown);
+	__type(value, struct address); /* where the peer was; zeros: somebody is there natively */
+} shown SEC(".maps");
+
 static __always_inline bool is_ours(struct bpf_sock_addr *context)
 {
 	const struct settings *settings = get_settings();
@@ -124,19 +144,108 @@ static __always_inline bool own_tuple(struct bpf_sock_addr *context, struct flow
 	return true;
 }
 
-/* The binding of a socket's flow, where that has moved and its locators are to be shown. */
-static __always_inline struct binding *shown_binding(struct bpf_sock_addr *context, struct flow_tuple *own)
+/* The own tuple of a flow of a UDP socket that is not connected, by its remote. False: the socket is none, or has none. */
+static __always_inline bool unconnected_tuple(struct bpf_sock_addr *context, const struct address *remote,
+					      struct flow_tuple *own)
 {
-	struct flow_entry *flow;
+	struct bpf_sock *sk = context->sk;
+	const struct address *local;
+	__u32 zero = 0;
+	void *table;
+
+	if (!sk || sk->dst_port || sk->protocol != IPPROTO_UDP)
+		return false;
+	if (sk->family == FAMILY_INET) {
+		put_v4(&own->local, FIELD(sk, src_ip4));
+	} else {
+		own->local.words[0] = FIELD(sk, src_ip6[0]);
+		own->local.words[1] = FIELD(sk, src_ip6[1]);
+		own->local.words[2] = FIELD(sk, src_ip6[2]);
+		own->local.words[3] = FIELD(sk, src_ip6[3]);
+	}
+	own->remote = *remote;
+	own->local_port = bpf_htons((__u16)sk->src_port);
+	own->remote_port = (__be16)context->user_port;
+	own->transport = IPPROTO_UDP;
+	if (!is_unspecified(&own->local))
+		return true;
+	if (is_v4(remote))
+		put_v4(&own->local, 0);
+	table = bpf_map_lookup_elem(&unconnected, &zero);
+	local = table ? bpf_map_lookup_elem(table, own) : NULL;
+	if (!local)
+		return false;
+	own->local = *local;
+	return true;
+}
+
+/* The binding of a flow that has moved, and whose locators are to be shown. */
+static __always_inline struct binding *shown_as(const struct flow_tuple *own)
+{
+	struct flow_entry *flow = find_flow(own);
 	struct binding *binding;
 
-	if (!own_tuple(context, own))
-		return NULL;
-	flow = find_flow(own);
 	if (!flow || !flow->real_view)
 		return NULL;
 	binding = bpf_map_lookup_elem(&bindings, &flow->binding);
-	return binding && binding->carrier != CARRIER_NATIVE && has_moved(flow, binding) ? binding : NULL;
+	if (!binding || binding->carrier == CARRIER_NATIVE || !has_moved(flow, binding))
+		return NULL;
+	return is_native_for_now(flow, binding) ? NULL : binding;
+}
+
+/* The same of a connected socket, and its own tuple. */
+static __always_inline struct binding *shown_binding(struct bpf_sock_addr *context, struct flow_tuple *own)
+{
+	return own_tuple(context, own) ? shown_as(own) : NULL;
+}
+
+static __always_inline void name_shown(struct bpf_sock_addr *context, const struct address *address, struct shown *key)
+{
+	key->cookie = bpf_get_socket_cookie(context);
+	key->address = *address;
+	key->port = (__be16)context->user_port;
+}
+
+/* Whom a datagram is shown to be from that an unconnected socket receives: where the flow's peer is now. */
+static __always_inline bool sender_name(struct bpf_sock_addr *context, struct address *address)
+{
+	const struct address nobody = {};
+	struct flow_tuple own = {};
+	struct binding *binding;
+	struct address *meant;
+	struct shown key = {};
+
+	binding = unconnected_tuple(context, address, &own) ? shown_as(&own) : NULL;
+	if (!binding) {
+		name_shown(context, address, &key);
+		meant = bpf_map_lookup_elem(&shown, &key);
+		if (meant)
+			*meant = nobody;
+		return false;
+	}
+	if (is_unspecified(&binding->peer))
+		return false;
+	name_shown(context, &binding->peer, &key);
+	meant = bpf_map_lookup_elem(&shown, &key);
+	if (meant ? !equal(meant, address) : bpf_map_update_elem(&shown, &key, address, BPF_ANY) != 0)
+		return false;
+	*address = binding->peer;
+	return true;
+}
+
+/* Whom a datagram is for that an unconnected socket sends to where the peer of a flow of it was shown to be. */
+static __always_inline bool meant_sender(struct bpf_sock_addr *context, struct address *address)
+{
+	struct flow_tuple own = {};
+	struct shown key = {};
+	struct address *meant;
+
+	name_shown(context, address, &key);
+	meant = bpf_map_lookup_elem(&shown, &key);
+	if (!meant || is_unspecified(meant) || !unconnected_tuple(context, meant, &own) || !shown_as(&own))
+		return false;
+	*address = own.remote;
+	return true;
 }
 
 static __always_inline struct address *find_alias(__u8 kind, const struct address *address, const struct address *other)
@@ -310,8 +419,8 @@ static __always_inline bool bound_to(struct bpf_sock_addr *context, struct addre
 
 ENTRY(getpeername, show_peer, peer_name(context, &address))
 ENTRY(getsockname, show_own, own_name(context, &address))
-ENTRY(recvmsg, show_sender, peer_name(context, &address))
-ENTRY(sendmsg, send_to, meant_peer(context, &address))
+ENTRY(recvmsg, show_sender, peer_name(context, &address) || sender_name(context, &address))
+ENTRY(sendmsg, send_to, meant_peer(context, &address) || meant_sender(context, &address))
 ENTRY(connect, reach, reached_at(context, &address))
 ENTRY(bind, bind_to, bound_to(context, &address))
 

@@ -26,7 +26,7 @@ const HOOKS: Hooks = Hooks {
         ("bind_to_v4", libbpf_sys::BPF_CGROUP_INET4_BIND),
         ("bind_to_v6", libbpf_sys::BPF_CGROUP_INET6_BIND),
     ],
-    maps: &["aliases", "asked_own", "asked_peer"],
+    maps: &["aliases", "asked_own", "asked_peer", "shown"],
 };
 
 /// The programs, loaded and attached. Their links are pinned and outlive this.

@@ -57,9 +57,10 @@ const PINNED: [&str; 14] = [
     "settings",
     "counters",
 ];
-const SHARED: [&str; 6] = ["settings", "counters", "events", "flows", "bindings", "namespaces"];
+const SHARED: [&str; 7] = ["settings", "counters", "events", "flows", "unconnected", "bindings", "namespaces"];
 /// Maps of the programs on sockets, names and leases alone; the first are pinned, since sockets outlive the process.
-const PINNED_OF_SOCKETS: [&str; 6] = ["devices", PARKED_SOCKETS, "aliases", "asked_own", "asked_peer", "leased_ports"];
+const PINNED_OF_SOCKETS: [&str; 7] =
+    ["devices", PARKED_SOCKETS, "aliases", "asked_own", "asked_peer", "shown", "leased_ports"];
 /// What parked sockets had before.
 pub(crate) const PARKED_SOCKETS: &str = "parked_sockets";
 /// What a pass over the sockets is told, what is looked up, how often this process was woken, and what those on leases

@@ -96,6 +96,26 @@ fn another_namespace_is_not_looked_at() {
     datapath.unload().expect("unload");
 }
 
+/// The entry of a flow of UDP whose sockets are to be shown where it is.
+fn of_datagrams(own: FlowTuple, binding: BindingId, unconnected: bool) -> FlowEntry {
+    FlowEntry {
+        binding,
+        home_local_place: 0,
+        home_peer_place: 0,
+        wire_local_port: own.local.port(),
+        wire_remote_port: own.remote.port(),
+        held: false,
+        real_view: true,
+        gives_way: false,
+        tunnelled: false,
+        hidden: false,
+        beyond: false,
+        unconnected,
+        late: false,
+        delivery: Delivery::Stack,
+    }
+}
+
 #[test]
 fn a_connected_datagram_socket_hears_from_where_its_peer_is_and_sends_there() {
     if !is_root() {
@@ -116,22 +136,7 @@ fn a_connected_datagram_socket_hears_from_where_its_peer_is_and_sends_there() {
         };
         let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
         datapath.attach_names(&BTreeMap::new()).expect("attach");
-        let of = FlowEntry {
-            binding: BINDING,
-            home_local_place: 0,
-            home_peer_place: 0,
-            wire_local_port: own.local.port(),
-            wire_remote_port: own.remote.port(),
-            held: false,
-            real_view: true,
-            gives_way: false,
-            tunnelled: false,
-            hidden: false,
-            beyond: false,
-            unconnected: false,
-            late: false,
-            delivery: Delivery::Stack,
-        };
+        let of = of_datagrams(own, BINDING, false);
         datapath.insert_flows(&[(own, of)]).expect("insert");
         let peer = if own.local.is_ipv4() { "192.0.2.2" } else { "2001:db8::2" };
         let local = if own.local.is_ipv4() { "192.0.2.1" } else { "2001:db8::1" };
@@ -149,6 +154,95 @@ fn a_connected_datagram_socket_hears_from_where_its_peer_is_and_sends_there() {
         datapath.detach_names().expect("detach");
         far.send(b"question").expect("send");
         assert_eq!(near.recv_from(&mut data).expect("receive"), (8, own.remote));
+        datapath.unload().expect("unload");
+    }
+}
+
+#[test]
+fn a_socket_that_is_not_connected_hears_from_where_its_peers_are_and_sends_there() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    let elsewhere = BindingId::first(PeerId(8));
+    for (n, command) in ["ip addr add 10.0.0.3/24 dev v", "ip addr add 10.0.0.4/24 dev v"].into_iter().enumerate() {
+        pair.far.run(command);
+        pair.far.run(&format!("ip addr add fd00::{}/64 dev v nodad", n + 3));
+    }
+    let ends =
+        [("10.0.0.1:0", false), ("0.0.0.0:0", false), ("[::]:0", false), ("[fd00::1]:0", true), ("[::]:0", true)];
+    for (near_at, six) in ends {
+        let [was_near, was_far, is_far, second] = if six {
+            ["fd00::1", "fd00::2", "fd00::3", "fd00::4"]
+        } else {
+            ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]
+        }
+        .map(address);
+        pair.far.enter();
+        let far = UdpSocket::bind((was_far, 0)).expect("bind");
+        let port = far.local_addr().expect("local").port();
+        let [stranger, second] = [is_far, second].map(|at| UdpSocket::bind((at, port)).expect("bind"));
+        pair.near.enter();
+        let near = UdpSocket::bind(near_at).expect("bind");
+        let to_near = SocketAddr::new(was_near, near.local_addr().expect("local").port());
+        let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open");
+        datapath.attach_names(&BTreeMap::new()).expect("attach");
+        let own = |far: &UdpSocket| FlowTuple {
+            transport: Transport::Udp,
+            local: to_near,
+            remote: far.local_addr().expect("local"),
+        };
+        let entries =
+            [(&far, BINDING), (&second, elsewhere)].map(|(far, of)| (own(far), of_datagrams(own(far), of, true)));
+        datapath.insert_flows(&entries).expect("insert");
+        let mut data = [0; 8];
+        let mut hears = |far: &UdpSocket| {
+            far.send_to(b"question", to_near).expect("send");
+            let (length, from) = near.recv_from(&mut data).expect("receive");
+            assert_eq!(&data[..length], b"question");
+            SocketAddr::new(from.ip().to_canonical(), from.port())
+        };
+        let answers = |to: SocketAddr, far: &UdpSocket| {
+            let mapped = |ip: std::net::Ipv4Addr| IpAddr::V6(ip.to_ipv6_mapped());
+            let to = match to.ip() {
+                IpAddr::V4(ip) if near_at.starts_with('[') => SocketAddr::new(mapped(ip), to.port()),
+                _ => to,
+            };
+            near.send_to(b"answer", to).expect("send");
+            let (length, _) = far.recv_from(&mut [0; 8]).expect("receive");
+            assert_eq!(length, 6);
+        };
+        for socket in [&far, &stranger, &second, &near] {
+            socket.set_read_timeout(Some(std::time::Duration::from_secs(5))).expect("timeout");
+        }
+        let [at_first, at_stranger, at_second] =
+            [was_far, is_far, own(&second).remote.ip()].map(|ip| SocketAddr::new(ip, port));
+
+        for of in [BINDING, elsewhere] {
+            datapath.set_binding(of, &binding(0, Carrier::Tunnel, false)).expect("set");
+        }
+        assert_eq!(hears(&far), at_first, "it has not moved");
+        // No program on tc carries it: it goes to the peer under the names that it began with.
+        for of in [BINDING, elsewhere] {
+            let moved = Binding { local: was_near, peer: is_far, ..binding(1, Carrier::Tunnel, false) };
+            datapath.set_binding(of, &moved).expect("set");
+        }
+        assert_eq!(hears(&far), at_stranger);
+        answers(at_stranger, &far);
+        // One that would be shown where the first is, is shown where it was.
+        assert_eq!(hears(&second), at_second);
+        answers(at_second, &second);
+        answers(at_stranger, &far);
+        // A daemon after this one knows as much of what was shown.
+        drop(datapath);
+        let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open again");
+        datapath.attach_names(&BTreeMap::new()).expect("attach again");
+        answers(at_stranger, &far);
+        // Somebody is there: from now on that name is theirs.
+        assert_eq!(hears(&stranger), at_stranger);
+        answers(at_stranger, &stranger);
+        assert_eq!(hears(&far), at_first);
+        answers(at_first, &far);
         datapath.unload().expect("unload");
     }
 }

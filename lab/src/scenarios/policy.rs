@@ -1,7 +1,7 @@
 //! What the configuration wants for which connections.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use whimbrel_ipc::{Carrier, Connection, ConnectionState};
@@ -111,6 +111,28 @@ fn real_view(lab: &mut Lab) -> Result<()> {
     for stream in [&near, &far] {
         stream.set_read_timeout(Some(LONG)).map_err(|error| failed("setsockopt", error))?;
     }
+    let every: IpAddr = Ipv4Addr::UNSPECIFIED.into();
+    let answers = world.server.enter(|| UdpSocket::bind((every, PORT)))?.map_err(|error| failed("bind", error))?;
+    let asks = world.laptop.enter(|| {
+        let asks = UdpSocket::bind((every, 0))?;
+        asks.connect((to, PORT)).map(|()| asks)
+    })?;
+    let asks = asks.map_err(|error| failed("connect", error))?;
+    for socket in [&answers, &asks] {
+        socket.set_read_timeout(Some(LONG)).map_err(|error| failed("setsockopt", error))?;
+    }
+    // Whom the server is shown as its sender, whom it answers there.
+    let seen_as = || -> Result<SocketAddr> {
+        let mut heard = [0; 32];
+        asks.send(b"who am I?").map_err(|error| failed("send", error))?;
+        let (_, from) = answers.recv_from(&mut heard).map_err(|error| failed("recvfrom", error))?;
+        answers.send_to(from.to_string().as_bytes(), from).map_err(|error| failed("sendto", error))?;
+        let length = asks.recv(&mut heard).map_err(|error| failed("recv", error))?;
+        expect!(heard[..length] == *from.to_string().as_bytes(), "{from} got another answer");
+        Ok(from)
+    };
+    let asker = seen_as()?;
+    expect!(asker.ip() == home.ip(), "at home its datagrams are from {asker}");
     let asked = |stream: &TcpStream| -> Result<(SocketAddr, SocketAddr)> {
         let names = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
         names.map_err(|error| failed("getpeername", error))
@@ -124,10 +146,10 @@ fn real_view(lab: &mut Lab) -> Result<()> {
     let usual = asked(&near)?;
     expect!(asked(&far)? == (usual.1, usual.0) && home == usual.0, "at home both see the same: {:?}", asked(&far)?);
     for daemon in [&client, &server] {
-        wait_for(LONG, "the connection is introduced", || {
+        wait_for(LONG, "the connections are introduced", || {
             let it = |c: &Connection| c.flow.local.port() == PORT || c.flow.remote.port() == PORT;
-            let so = |c: &Connection| it(c) && c.state == ConnectionState::Native;
-            Ok(daemon.connections()?.iter().any(so).then_some(()))
+            let so = |c: &&Connection| it(c) && c.state == ConnectionState::Native;
+            Ok((daemon.connections()?.iter().filter(so).count() == 2).then_some(()))
         })?;
     }
 
@@ -141,7 +163,9 @@ fn real_view(lab: &mut Lab) -> Result<()> {
         goes_on(b"where are you now?")?;
         expect!(asked(&far)? == (usual.1, there), "the server's end is shown as {:?}", asked(&far)?);
         expect!(asked(&near)? == usual, "the laptop's policy wants no such view: {:?}", asked(&near)?);
-        step(&format!("it is shown {there}"));
+        let sender = seen_as()?;
+        expect!(sender == SocketAddr::new(there.ip(), asker.port()), "its datagrams are shown as from {sender}");
+        step(&format!("it is shown {there}, and {sender} as the sender of datagrams"));
     }
     all_run(&mut [&mut client, &mut server])
 }
