@@ -427,8 +427,16 @@ fn unmovable(lab: &mut Lab) -> Result<()> {
     let name = "stranger";
     let port = ends.near.does(&format!("listen {to}"))?;
     let far = open(&mut ends, name, &port, "0")?;
+    three.world.no_resets()?;
     three.donor_daemon.cli(&["community", "revoke", "guest"])?;
     refused(&far, "does not belong to this host's community")?;
     ends.play(&["near say 1000", "far hear 1000", "far say 1000", "near hear 1000"], name, false)?;
-    three.world.no_resets()
+
+    step("what had moved to it ends, at either end (docs/protocol.md P-105)");
+    for moved in ["urgent", "urging", "follows"] {
+        let told = ends.next.fails(&format!("waiting {moved}"))?;
+        expect!(told.starts_with("ECONNABORTED"), "the one that moved is told {told}");
+        ends.play(&["far say 1", "far refused"], moved, true)?;
+    }
+    ends.play(&["near say 1000", "far hear 2000"], name, false)
 }
