@@ -68,9 +68,10 @@ struct {
 } asked_peer SEC(".maps");
 
 /*
- * Whom sockets of UDP that are not connected are shown as the senders of datagrams, where that is the present address of
- * a flow's peer: what is sent there is meant for the flow. Two remotes may come to share an address, and ports stay. The
- * first is shown there, the other where it was; and both where they were once somebody has sent from there natively.
+ * Whom sockets of UDP that are not connected are shown as the senders of datagrams, where that is the present address
+ * of a flow's peer: what is sent there is meant for the flow. Two remotes may come to share an address, and ports stay.
+ * The first is shown there, the other where it was; and both where they were once somebody has sent from there
+ * natively.
  */
 struct shown {
 	__u64 cookie;

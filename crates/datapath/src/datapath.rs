@@ -494,9 +494,9 @@ impl Datapath {
     }
 
     /// Has programs shown the locators of moved flows that are to be seen so ([`FlowEntry::real_view`]), by
-    /// getsockname(2), getpeername(2) and accept(2) of connected sockets, and by recvmsg(2) of UDP, and `aliases` applied
-    /// to what they open: each is an address and what is meant by it. Ports stay what they are. Both are of the same
-    /// family.
+    /// getsockname(2), getpeername(2) and accept(2) of connected sockets, and by recvmsg(2) of UDP, and `aliases`
+    /// applied to what they open: each is an address and what is meant by it. Ports stay what they are. Both are of the
+    /// same family.
     ///
     /// The programs hang on the root of cgroup v2 as long as this is not undone by [`Datapath::detach_names`], whether
     /// or not this process lives. They pass over what is in other network namespaces.

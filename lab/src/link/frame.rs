@@ -48,7 +48,6 @@ impl<'a> Frame<'a> {
         };
         let Network { protocol, source, destination, fragment, offset, end } = Network::parse(ip).ok()?;
         let payload = ip.get(offset..end.min(ip.len()))?;
-        let fragment = fragment != Fragment::Whole;
         (source.is_ipv6() == v6).then_some(Packet { source, destination, protocol, payload, fragment })
     }
 
@@ -68,8 +67,8 @@ pub struct Packet<'a> {
     pub protocol: u8,
     /// What follows the IP header.
     pub payload: &'a [u8],
-    /// True for every fragment of a fragmented packet.
-    pub fragment: bool,
+    /// Whether it is a part of a fragmented packet. What is said of the protocol's header is of the first part alone.
+    pub fragment: Fragment,
 }
 
 impl<'a> Packet<'a> {
@@ -80,7 +79,7 @@ impl<'a> Packet<'a> {
 
     /// Source and destination port of TCP and UDP.
     pub fn ports(&self) -> Option<(u16, u16)> {
-        let p = self.payload.get(..4)?;
+        let p = self.header()?.get(..4)?;
         matches!(self.protocol, TCP | UDP).then(|| (u16::from_be_bytes([p[0], p[1]]), u16::from_be_bytes([p[2], p[3]])))
     }
 
@@ -92,12 +91,17 @@ impl<'a> Packet<'a> {
 
     /// The TCP segment, if it is one.
     pub fn tcp(&self) -> Option<Segment<'a>> {
-        (self.protocol == TCP).then(|| Segment::parse(self.payload).ok())?
+        self.header().filter(|_| self.protocol == TCP).and_then(|bytes| Segment::parse(bytes).ok())
     }
 
     /// The payload of a UDP datagram, if it is one.
     pub fn udp(&self) -> Option<&'a [u8]> {
-        if self.protocol == UDP { self.payload.get(8..) } else { None }
+        self.header().filter(|_| self.protocol == UDP)?.get(8..)
+    }
+
+    /// What follows the IP header, unless it is the middle or the end of a packet that was fragmented.
+    fn header(&self) -> Option<&'a [u8]> {
+        (!matches!(self.fragment, Fragment::Later(_))).then_some(self.payload)
     }
 }
 
@@ -125,6 +129,16 @@ mod tests {
         assert_eq!((segment.sequence, segment.acknowledgement, segment.payload), (7, 9, &b"abc"[..]));
         assert!(segment.has(tcp_flags::RST | tcp_flags::ACK) && !segment.has(tcp_flags::SYN));
         assert!(packet.udp().is_none());
+    }
+
+    #[test]
+    fn the_end_of_a_fragmented_packet_has_no_ports_and_no_flags() {
+        let mut bytes = tcp_v4();
+        for (offset, parsed) in [(0x2000_u16, true), (0x0001, false), (0x2001, false)] {
+            bytes[20..22].copy_from_slice(&offset.to_be_bytes());
+            let packet = Frame::new(&bytes).ip().unwrap();
+            assert_eq!((packet.tcp().is_some(), packet.endpoints().is_some()), (parsed, parsed), "{offset:#x}");
+        }
     }
 
     #[test]
