@@ -14,7 +14,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use whimbrel_ipc::{Carrier, Connection, ConnectionState};
 use whimbrel_lab::{Host, Lab, Options as LabOptions, Whimbrel, Wire, wait_for};
 
-use crate::Result;
+use crate::{Result, machine};
 
 pub(crate) const SERVER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const FIRST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
@@ -141,6 +141,22 @@ impl Bed {
             packets += daemon.status()?.tunnel.map_or(0, |tunnel| tunnel.packets_sent);
         }
         Ok(packets)
+    }
+
+    /// Connections that the client's daemon has had introduced so far, where there is one.
+    pub(crate) fn introduced(&self) -> Result<f64> {
+        let Some([client, _]) = &self.daemons else { return Ok(0.0) };
+        let figures = client.cli(&["metrics"])?;
+        let mut lines = figures.lines();
+        let line = lines.find_map(|line| line.strip_prefix("whimbrel_events_total{kind=\"flow-introduced\"} "));
+        Ok(line.ok_or("the client's daemon does not count introductions")?.trim().parse()?)
+    }
+
+    /// Memory of the server's daemon and of its maps in the kernel, in bytes; 0 where there is none.
+    pub(crate) fn server_memory(&mut self) -> Result<f64> {
+        let Some([_, server]) = &mut self.daemons else { return Ok(0.0) };
+        let pid = server.process().pid();
+        Ok((machine::status_bytes(pid, "VmRSS")? + machine::map_bytes(pid)?) as f64)
     }
 }
 

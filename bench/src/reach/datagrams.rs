@@ -1,11 +1,13 @@
 //! What Whimbrel costs a server of UDP that has one socket, which is not connected, for 200 clients.
 
 use std::fmt::Write as _;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use whimbrel_lab::Host;
 
 use crate::Result;
 use crate::bed::{Bed, CLIENT_CPU, LONG, SERVER_CPU, Variant, pin};
@@ -13,26 +15,27 @@ use crate::report::{Bound, Figure, Report, Samples};
 use crate::roam::throughput::turn_of;
 use crate::roam::{Options, Setup};
 
-const CLIENTS: usize = 200;
+pub(super) const CLIENTS: usize = 200;
 /// Bytes of a datagram, either way.
-const LENGTH: usize = 100;
+pub(super) const LENGTH: usize = 100;
 const VARIANTS: [Variant; 3] = [Variant::Without, Variant::Still, Variant::Moved];
 /// For how long is measured in one turn.
 const TURN: Duration = Duration::from_millis(200);
 /// How long the server waits for a datagram before it looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Gives back what it gets, to whom it got it from.
-struct Server {
+/// Gives back what it gets, to whom it got it from. Its socket is bound to no address.
+pub(super) struct Server {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    fn start(bed: &Bed) -> Result<(Self, SocketAddr)> {
-        let socket = bed.server.enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, bed.server.next_port())))??;
+    /// The server, and where it is to be asked, if its host is to be asked there.
+    pub(super) fn start(host: &Host, there: IpAddr) -> Result<(Self, SocketAddr)> {
+        let socket = host.enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, host.next_port())))??;
         socket.set_read_timeout(Some(LOOK))?;
-        let address = SocketAddr::new(bed.target(), socket.local_addr()?.port());
+        let address = SocketAddr::new(there, socket.local_addr()?.port());
         let ends = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&ends);
         let answer = move || {
@@ -72,7 +75,7 @@ struct Standing {
 impl Standing {
     fn build(setup: &Setup, variant: Variant) -> Result<Self> {
         let bed = Bed::build(setup.lab_options_of(variant), variant)?;
-        let (server, address) = Server::start(&bed)?;
+        let (server, address) = Server::start(&bed.server, bed.target())?;
         let connect = || -> std::io::Result<UdpSocket> {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
             socket.connect(address)?;
