@@ -36,6 +36,8 @@ pub struct Speaker {
     timestamp: u64,
     /// The life that it tells (P-47).
     pub life: u64,
+    /// What it says that it can do.
+    pub capabilities: Capabilities,
     heard: Vec<Message>,
     /// The number of its newest stream of records.
     stream: u64,
@@ -80,6 +82,7 @@ impl Speaker {
             next_index: first_index,
             timestamp: 1,
             life: 0,
+            capabilities: Capabilities::REWRITE | Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN,
             heard: Vec::new(),
             stream: 0,
             place: 0,
@@ -135,7 +138,7 @@ impl Speaker {
         self.next_index += 1;
         self.timestamp += 1;
         let hello = Hello {
-            capabilities: Capabilities::REWRITE | Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN,
+            capabilities: self.capabilities,
             timestamp: 1_700_000_000_000 + self.timestamp,
             life: self.life,
             locators: vec![source.ip()],
@@ -180,7 +183,7 @@ impl Speaker {
         let Ok(Datagram::Initiation(initiation)) = Datagram::parse(bytes) else { return false };
         self.next_index += 1;
         self.peer = *source;
-        let hello = Hello { locators: vec![self.address], ..Hello::default() };
+        let hello = Hello { capabilities: self.capabilities, locators: vec![self.address], ..Hello::default() };
         let local = Local { key: &self.key, psk: None };
         let random = &mut world.random;
         let mut fill = |out: &mut [u8]| out.iter_mut().for_each(|byte| *byte = random.bits() as u8);

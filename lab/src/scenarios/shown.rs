@@ -1,12 +1,13 @@
 //! What is shown is so: each state of `connections` is reached, and is true then.
 
+use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use whimbrel_ipc::{Carrier, ConnectionState};
 
-use super::world::{LONG, SOME, World, all_run, carried_by, goes_on_since, is_native, site, step};
+use super::world::{LONG, SOME, World, all_run, carried_by, goes_on_since, is_native, names, site, step};
 use super::{Scenario, scenario};
-use crate::{FlowPair, Gateway, Join, Lab, PairOptions, Result, Side, Whimbrel, expect, wait_for};
+use crate::{Error, FlowPair, Gateway, Join, Lab, Leave, PairOptions, Result, Side, Whimbrel, expect, wait_for};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -26,7 +27,16 @@ pub(super) const SCENARIOS: &[Scenario] = &[
          reason; they are not pending",
         left_behind,
     ),
+    scenario(
+        "shown-held",
+        "connections are pending while nobody answers, servers are listed where they are asked for, and what is held \
+         stands still, each with its own reason: suspended, by hand, by the peer, no network, a peer that is away or silent",
+        held,
+    ),
 ];
+
+/// Where a server waits that nobody asks.
+const SERVICE: u16 = 7100;
 
 /// Drops what the daemons say to each other, and their tunnel, on its way through a router.
 const NO_UDP: &str = "table inet cafe { chain forward { type filter hook forward priority -5; policy accept; \
@@ -219,4 +229,88 @@ fn left_behind(lab: &mut Lab) -> Result<()> {
     drop(strange);
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server, &mut stranger])
+}
+
+/// A socket that waits for clients is listed where it is asked for, and only then.
+fn is_server(daemon: &Whimbrel, at: SocketAddr) -> Result<()> {
+    let listed = daemon.cli(&["connections", "--servers"])?;
+    let is_it = |line: &str| line.starts_with(&format!("listener:{at} "));
+    expect!(listed.lines().any(is_it), "`connections --servers` does not list {at}: {listed}");
+    let listed = daemon.connections()?;
+    expect!(listed.iter().all(|one| one.state != ConnectionState::Server), "servers are listed unasked: {listed:?}");
+    Ok(())
+}
+
+/// Waits until an end shows that the pair's connection is held for this reason. It stands still then.
+fn is_held_since(daemon: &Whimbrel, end: Side, pair: &mut FlowPair, reason: &str) -> Result<()> {
+    let (local, remote) = names(end, pair);
+    daemon.wait_connection(local, remote, LONG * 2, &format!("held: {reason}"), |one| {
+        one.state == ConnectionState::Held && one.reason.as_deref() == Some(reason)
+    })?;
+    let mut arrived =
+        || -> Result<[u64; 2]> { Ok([pair.status(Side::Client)?.received, pair.status(Side::Server)?.received]) };
+    // What was under way arrives, and then no more.
+    let mut before = arrived()?;
+    wait_for(LONG, "the connection stands still", || {
+        std::thread::sleep(Duration::from_millis(300));
+        let now = arrived()?;
+        Ok((std::mem::replace(&mut before, now) == now).then_some(()))
+    })?;
+    let shown = daemon.cli(&["connections"])?;
+    expect!(shown.contains("held") && shown.contains(reason), "`connections` does not say {reason:?}: {shown}");
+    let said = daemon.cli(&["why", &local.to_string()])?;
+    println!("{said}");
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    expect!(said.contains(reason), "`why` does not say {reason:?}: {said}");
+    Ok(())
+}
+
+fn held(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+
+    step("nobody answers yet");
+    world.s.router.nft(NO_UDP)?;
+    let mut pair = world.stream_unproven()?;
+    let (local, remote) = (pair.local(), pair.peer());
+    client.wait_connection(local, remote, LONG, "pending", |one| one.state == ConnectionState::Pending)?;
+    why(&client, &pair, "until then a move of this host would end it")?;
+    let at = SocketAddr::new(world.at_server.ipv4()?, SERVICE);
+    let waits =
+        world.server.enter(|| TcpListener::bind(at))?.map_err(|error| Error::call("bind", "a socket", error))?;
+    is_server(&server, at)?;
+    drop(waits);
+    world.s.router.nft("delete table inet cafe")?;
+    pair.wait_progress(SOME, LONG)?;
+    client.wait_introduced(&pair, LONG * 6)?;
+    is_native(&server, Side::Server, &pair)?;
+
+    step("the laptop is suspended");
+    client.cli(&["suspend"])?;
+    is_held_since(&client, Side::Client, &mut pair, "this host is suspended")?;
+    is_held_since(&server, Side::Server, &mut pair, "the peer is away, and said so")?;
+    client.cli(&["resume"])?;
+    pair.wait_progress(SOME, LONG)?;
+
+    step("the connection is suspended");
+    client.cli(&["suspend", &local.to_string()])?;
+    is_held_since(&client, Side::Client, &mut pair, "suspended by hand")?;
+    is_held_since(&server, Side::Server, &mut pair, "suspended by the peer")?;
+    server.cli(&["suspend", &pair.seen_by_server().to_string()])?;
+    is_held_since(&server, Side::Server, &mut pair, "suspended by hand, here and by the peer")?;
+    client.cli(&["resume", &local.to_string()])?;
+    server.cli(&["resume", &pair.seen_by_server().to_string()])?;
+    pair.wait_progress(SOME, LONG)?;
+
+    step("the laptop has no network");
+    let at = world.at.clone();
+    world.laptop.leave(&at, Leave::Orderly)?;
+    is_held_since(&client, Side::Client, &mut pair, "no network of this host leads to the peer")?;
+    is_held_since(&server, Side::Server, &mut pair, "the peer is not heard")?;
+    let network = world.b.network.clone();
+    world.at = world.laptop.join(&network, &Join::default())?;
+    world.goes_on(&mut pair)?;
+    carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
 }

@@ -83,6 +83,7 @@ impl FlowLayer {
             && let Some(peer) = peer_mut!(self, &entry.peer)
         {
             peer.flow.waiting.count(before.waits, entry.waits);
+            peer.flow.stalls().forget(flow);
         }
         changed.is_some()
     }

@@ -47,6 +47,11 @@ impl Stalls {
         now >= before + STALLS_APART && self.answered.is_some_and(|answered| in_vain.contains(&answered))
     }
 
+    /// A flow waits, or goes on: what was sent again in vain meanwhile says nothing of the way.
+    pub(crate) fn forget(&mut self, flow: &FlowTuple) {
+        self.flows.remove(flow);
+    }
+
     /// A check of the path was answered. Tells whether that shows that a flow alone stands still.
     pub(crate) fn on_answer(&mut self, now: Time) -> bool {
         self.answered = Some(now);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{Config, Event, RendezvousStanding};
 use whimbrel_sim::{Access, Carried, Faults, FlowId, HostId, Kind, Link, Nat, NatPorts, NetworkId, Speaker, World};
+use whimbrel_wire::Capabilities;
 use whimbrel_wire::message::{Message, RegistrationChange, RegistrationStatus};
 
 use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address, introduced, settle_as, stride};
@@ -412,9 +413,10 @@ fn a_peer_of_whom_nothing_is_needed_is_forgotten() {
     three.world.check();
 }
 
-/// A client whose rendezvous lies.
-fn lied_to(seed: u64) -> (World, HostId, HostId, Speaker, Vec<[u8; 16]>) {
-    let mut two = Two::nowhere(seed, user(), Config::default());
+/// A client whose rendezvous lies: one that it was told to use, or that it has named and that offers itself (P-216).
+fn lied_to(seed: u64, offers: bool) -> (World, HostId, HostId, Speaker, Vec<[u8; 16]>) {
+    let config = if offers { Config { named: vec![address(MEETING)], ..Config::default() } } else { user() };
+    let mut two = Two::nowhere(seed, config, Config::default());
     let [den, crowd] = std::array::from_fn(|_| two.world.network(Access::Open));
     let host = two.world.bare_host("liar");
     let victim = two.world.bare_host("victim");
@@ -424,6 +426,9 @@ fn lied_to(seed: u64) -> (World, HostId, HostId, Speaker, Vec<[u8; 16]>) {
     two.world.attach(victim, crowd, VICTIM);
     two.world.attach(two.client, two.home, HOME);
     let mut liar = Speaker::new(host, den, address(MEETING), address(HOME));
+    if offers {
+        liar.capabilities = liar.capabilities | Capabilities::RENDEZVOUS;
+    }
     two.flow(2);
     let mut met = false;
     for _ in 0..100 {
@@ -449,53 +454,57 @@ fn lied_to(seed: u64) -> (World, HostId, HostId, Speaker, Vec<[u8; 16]>) {
 #[test]
 fn a_rendezvous_that_lies_harms_nobody_much() {
     // P-58
-    let (mut world, client, server, mut liar, tags) = lied_to(911);
-    let endpoint = liar.endpoint();
-    let victim: std::net::SocketAddr = format!("{VICTIM}:2031").parse().expect("an endpoint");
-    let lie = |number| Message::Whereabouts { number, found: vec![(tags[0], victim)] };
-    liar.send(&mut world, endpoint, &[lie(1)]);
-    world.run_for(100 * SECOND);
-    let (sent, _) = world.exchanged(client, address(VICTIM));
-    assert!(sent > 0 && sent < 600, "{sent} bytes");
-    // All goes on meanwhile.
-    world.assert_delivering(SECOND);
-    assert_eq!(remote_of(&world, client, server), address("10.9.0.1"));
-    // Over and over, of several ports, while the client has something to tell.
-    let far = world.network(Access::Open);
-    world.detach_all(server);
-    world.move_to(client, far, AWAY);
-    liar.peer.set_ip(address(AWAY));
-    for round in 2..300_u32 {
-        let port = 2031 + (round % 7) as u16;
-        let found = vec![(tags[0], std::net::SocketAddr::new(victim.ip(), port)); 20];
-        liar.send(&mut world, endpoint, &[Message::Whereabouts { number: round, found }]);
-        world.run_for(SECOND);
+    for (seed, offers) in [(911, false), (9110, true)] {
+        let (mut world, client, server, mut liar, tags) = lied_to(seed, offers);
+        let endpoint = liar.endpoint();
+        let victim: std::net::SocketAddr = format!("{VICTIM}:2031").parse().expect("an endpoint");
+        let lie = |number| Message::Whereabouts { number, found: vec![(tags[0], victim)] };
+        liar.send(&mut world, endpoint, &[lie(1)]);
+        world.run_for(100 * SECOND);
+        let (sent, _) = world.exchanged(client, address(VICTIM));
+        assert!(sent > 0 && sent < 600, "{sent} bytes");
+        // All goes on meanwhile.
+        world.assert_delivering(SECOND);
+        assert_eq!(remote_of(&world, client, server), address("10.9.0.1"));
+        // Over and over, of several ports, while the client has something to tell.
+        let far = world.network(Access::Open);
+        world.detach_all(server);
+        world.move_to(client, far, AWAY);
+        liar.peer.set_ip(address(AWAY));
+        for round in 2..300_u32 {
+            let port = 2031 + (round % 7) as u16;
+            let found = vec![(tags[0], std::net::SocketAddr::new(victim.ip(), port)); 20];
+            liar.send(&mut world, endpoint, &[Message::Whereabouts { number: round, found }]);
+            world.run_for(SECOND);
+        }
+        let (sent, _) = world.exchanged(client, address(VICTIM));
+        assert!(sent < 20_000, "{sent} bytes in five minutes");
+        world.check();
     }
-    let (sent, _) = world.exchanged(client, address(VICTIM));
-    assert!(sent < 20_000, "{sent} bytes in five minutes");
-    world.check();
 }
 
 #[test]
 fn a_liar_leads_nothing_astray() {
     // It names its own address, and takes what comes.
-    let (mut world, client, server, mut liar, tags) = lied_to(912);
-    let endpoint = liar.endpoint();
-    for number in 1..20 {
-        let found = vec![(tags[0], endpoint)];
-        liar.send(&mut world, endpoint, &[Message::Whereabouts { number, found }]);
+    for (seed, offers) in [(912, false), (9120, true)] {
+        let (mut world, client, server, mut liar, tags) = lied_to(seed, offers);
+        let endpoint = liar.endpoint();
+        for number in 1..20 {
+            let found = vec![(tags[0], endpoint)];
+            liar.send(&mut world, endpoint, &[Message::Whereabouts { number, found }]);
+            world.run_for(SECOND);
+            let heard = liar.hear(&mut world);
+            assert!(heard.contains(&Message::WhereaboutsSeen { number }), "{heard:?}");
+        }
+        assert_eq!(remote_of(&world, client, server), address("10.9.0.1"));
+        world.assert_delivering(SECOND);
+        // What it says of others means nothing.
+        let found = vec![([7; 16], endpoint), ([0; 16], endpoint)];
+        liar.send(&mut world, endpoint, &[Message::Whereabouts { number: 50, found }]);
         world.run_for(SECOND);
-        let heard = liar.hear(&mut world);
-        assert!(heard.contains(&Message::WhereaboutsSeen { number }), "{heard:?}");
+        world.assert_delivering(SECOND);
+        world.check();
     }
-    assert_eq!(remote_of(&world, client, server), address("10.9.0.1"));
-    world.assert_delivering(SECOND);
-    // What it says of others means nothing.
-    let found = vec![([7; 16], endpoint), ([0; 16], endpoint)];
-    liar.send(&mut world, endpoint, &[Message::Whereabouts { number: 50, found }]);
-    world.run_for(SECOND);
-    world.assert_delivering(SECOND);
-    world.check();
 }
 
 #[test]

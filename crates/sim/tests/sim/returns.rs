@@ -600,3 +600,23 @@ fn a_flow_that_stalls_now_and_then_stays_where_it_is() {
     settle_as(&mut world, &flows, Carried::Rewritten);
     world.check();
 }
+
+#[test]
+fn what_a_flow_was_sent_again_while_it_waited_is_not_in_vain() {
+    // P-49: reported once before it waits, at either end, and once when it has just gone on.
+    for (seed, end, waits) in [(868, 0, 0), (869, 0, 1), (870, 1, 0), (871, 1, 1)] {
+        let (Two { mut world, client, away, .. }, flows) = Two::flowing(seed, 2);
+        world.move_to(client, away, AWAY);
+        settle_as(&mut world, &flows, Carried::Rewritten);
+        world.stall(flows[0], end);
+        world.run_for(SECOND / 2);
+        world.let_wait(flows[0], waits, true);
+        world.run_for(3 * SECOND);
+        world.let_wait(flows[0], waits, false);
+        world.run_for(SECOND / 4);
+        world.stall(flows[0], end);
+        world.run_for(2 * SECOND);
+        settle_as(&mut world, &flows, Carried::Rewritten);
+        world.check();
+    }
+}

@@ -334,6 +334,19 @@ fn one_address_has_so_many_flows_and_no_more_and_others_have_theirs() {
     assert!(told[..256].iter().all(|told| *told == Some(Ok(()))), "{:?}", told[0]);
     assert!(told[256..].iter().all(|told| *told == Some(Err(IntroductionRefusal::Busy))), "{:?}", told[256]);
     let grown = entries(&crowd.world, crowd.server);
+    // A hundred thousand of them, half of where it is, half of where it is not.
+    for (address, ports) in [(LIAR, 2500..52_500), (HOME, 2500..52_500)] {
+        for (number, port) in ports.enumerate() {
+            crowd.liar.inject(&mut crowd.world, Crowd::from(address, port), None, number as u64 + 1);
+            if number % 100 == 0 {
+                crowd.world.run_for(Duration::from_millis(10));
+                crowd.liar.hear(&mut crowd.world);
+            }
+        }
+    }
+    crowd.world.run_for(SECOND);
+    let held = entries(&crowd.world, crowd.server);
+    assert!(held <= grown + 64, "{held} entries, and {grown} before");
     let flow = crowd.world.connect_from(crowd.client, 5353, NAMES, Transport::Udp);
     introduced(&mut crowd.world, &[flow]);
     crowd.world.assert_delivering(SECOND);
