@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use whimbrel_ipc::{
@@ -505,6 +505,13 @@ impl Whimbrel {
         self.process.signal(Signal::HUP)
     }
 
+    /// `whimbrel clean`, once it is stopped, and how long that took.
+    pub fn clean(&self) -> Result<(String, Duration)> {
+        let began = Instant::now();
+        let said = self.cli(&["clean"])?;
+        Ok((said, began.elapsed()))
+    }
+
     /// Removes its state directory, as if its host were set up anew. Only while it is stopped.
     pub fn forget_everything(&self) -> Result<()> {
         let state = self.dir.join("state");
@@ -531,8 +538,15 @@ impl Whimbrel {
     /// its state directory, and the kernel tells another life. Whatever else the machine is stays as it is.
     pub fn reboot(&mut self) -> Result<()> {
         self.process.kill()?;
-        self.cli(&["clean"])?;
         let run = self.run_dir();
+        // A machine that is started anew tells nobody beforehand.
+        let store = run.join("journal");
+        match fs::remove_file(&store) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::call("unlink", store.display().to_string(), e));
+            }
+            _ => self.cli(&["clean"])?,
+        };
         fs::remove_dir_all(&run).map_err(|e| Error::call("rmdir", run.display().to_string(), e))?;
         self.surroundings.boots += 1;
         self.restart()

@@ -1,5 +1,7 @@
 //! Removes what a daemon that does not run any more has left: what carries its moved connections, which end with it.
 
+mod last_words;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -99,6 +101,10 @@ pub struct Removed {
     pub pins: Option<PathBuf>,
     /// Files in the run directory.
     pub files: Vec<PathBuf>,
+    /// Peers that have heard that what was agreed on with them is forgotten, and what had moved is over.
+    pub told: usize,
+    /// Those that have not.
+    pub untold: usize,
 }
 
 impl Removed {
@@ -109,8 +115,8 @@ impl Removed {
     }
 }
 
-/// Removes it, in the network namespace of the calling thread. Where nothing is left it does nothing. The key and the
-/// remembered keys, in the state directory, stay.
+/// Removes it, in the network namespace of the calling thread, and tells the peers of it before, for two seconds at the
+/// most. Where nothing is left it does nothing. The key and the remembered keys, in the state directory, stay.
 ///
 /// # Errors
 /// When a daemon runs there, and when something cannot be removed.
@@ -154,6 +160,9 @@ fn remove_from_kernel(run_dir: &Path) -> Result<Removed, CleanError> {
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Err(CleanError::Elsewhere),
         device => device?,
     };
+    // While there is a way to them.
+    let words = last_words::tell(run_dir);
+    (removed.told, removed.untold) = (words.heard, words.awaited + words.unreachable);
     removed.kept_addresses = KeptAddresses::open(run_dir)?.kept()?;
     removed.peer_routes = PeerRoutes::open(MARK)?.routed()?;
     removed.source_ways = SourceRoutes::open(MARK)?.apply(&BTreeMap::new())?;

@@ -75,6 +75,7 @@ use crate::effects::Effects;
 use crate::effects::restored::Restored;
 use crate::event_log::EventLog;
 use crate::event_loop::{EventLoop, Parts, Settings};
+use crate::host::table::{Home, SavedHome};
 use crate::host::{DEFAULT_MTU, Host, MARK};
 use crate::installed::Installed;
 use crate::instance::{Instance, StateLock};
@@ -233,6 +234,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     let key = identity::load_or_create(&options.state_dir)?;
     let known_keys = KnownKeys::open(&options.state_dir.join("known_keys"))?;
     let (mut store, mut restored) = Restored::open(&options.run_dir.join(store::JOURNAL))?;
+    store.put::<Home>(&(), &SavedHome::of(&options));
     let lasting = options.state_dir.join("gateway");
     let memory = if config.gateway.behind.is_empty() {
         // What is not kept up to date is not to be believed later.

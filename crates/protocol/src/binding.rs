@@ -28,6 +28,7 @@ mod choice;
 mod confirm;
 pub(crate) mod desired;
 mod follow;
+mod forgotten;
 pub(crate) mod handoff;
 mod install;
 mod keepalive;
@@ -41,6 +42,7 @@ mod sides;
 mod stall;
 pub(crate) mod transfer;
 mod unconfirmed;
+pub(crate) mod untold;
 pub(crate) mod update;
 mod view;
 

@@ -48,6 +48,7 @@ pub use base::output::{OpDone, OpFailed, OpId, Output, Transmit};
 pub use base::time::Time;
 pub use binding::chain::{ChainPhase, ChainTooLong, ChainView};
 pub use binding::placed::PlaceError;
+pub use binding::untold::LastWords;
 pub use flow::known::{FlowState, FlowView};
 pub use flow::verdict::{Rule, Verdict};
 pub use node::Node;

@@ -83,6 +83,8 @@ pub struct Host {
     pub(crate) unconnected: BTreeSet<SocketAddr>,
     pub(crate) saved: BTreeMap<PeerId, SavedPeer>,
     pub(crate) saved_suspended: bool,
+    /// It tells its peers what ends with what is removed of its past, and carries out nothing.
+    pub(crate) cleans: bool,
     pub(crate) saved_left: BTreeMap<FlowTuple, FlowEntry>,
     /// What its daemon saved of the community that it belongs to.
     pub saved_community: Option<SavedCommunity>,
@@ -143,6 +145,7 @@ impl Host {
             unconnected: BTreeSet::new(),
             saved: BTreeMap::new(),
             saved_suspended: false,
+            cleans: false,
             saved_left: BTreeMap::new(),
             saved_community: None,
             saved_moves: SavedMoves::default(),

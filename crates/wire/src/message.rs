@@ -17,8 +17,8 @@ use crate::hello::{MAX_LOCATORS, put_locators, read_locators};
 use crate::moving::{Received, Stretch};
 pub use introductions::{Echo, Introduced, Pairing, PairingProof};
 use lists::{
-    encode_closed, read_closed, read_neighbour_proxy, read_passed_on, read_register, read_standing_in, read_waiting,
-    read_whereabouts,
+    encode_closed, put_names, read_closed, read_forgotten, read_neighbour_proxy, read_passed_on, read_register,
+    read_standing_in, read_waiting, read_whereabouts,
 };
 pub(crate) use status::byte_enum;
 pub use status::{
@@ -143,6 +143,20 @@ pub enum Message {
     AskHere {
         /// As that host's socket has it.
         tuple: FlowTuple,
+    },
+    /// Type 0x2e: the sender forgets these flows for good; until it is answered it is repeated (P-227).
+    Forgotten {
+        /// Comes back in the answer.
+        number: u32,
+        /// Whether they are lost with what led them, since they have moved; else they go on natively.
+        lost: bool,
+        /// The names of the flows, at most [`MAX_FORGOTTEN`]; what is beyond is not sent.
+        names: Vec<u64>,
+    },
+    /// Type 0x2f: the answer to [`Message::Forgotten`].
+    ForgottenSeen {
+        /// As in the message.
+        number: u32,
     },
     /// Type 0x30: the sender is to be reached at the source of this datagram now.
     BindingUpdate {
@@ -309,6 +323,8 @@ pub const MESSAGE_HEADER_LEN: usize = 3;
 pub const MAX_CLOSED: usize = 1024;
 /// Most names in one *waiting* message.
 pub const MAX_WAITING: usize = 128;
+/// Most flows in one [`Message::Forgotten`].
+pub const MAX_FORGOTTEN: usize = 128;
 /// Most tags in one *register* message.
 pub const MAX_REGISTERED: usize = 64;
 /// Most endpoints in one *whereabouts* message.
@@ -341,6 +357,8 @@ const SEEN: u8 = 0x2a;
 const PASSING: u8 = 0x2b;
 const ASK_HERE: u8 = 0x2c;
 const LATE: u8 = 0x2d;
+const FORGOTTEN: u8 = 0x2e;
+const FORGOTTEN_SEEN: u8 = 0x2f;
 const BINDING_UPDATE: u8 = 0x30;
 const BINDING_ACKNOWLEDGEMENT: u8 = 0x31;
 const PROBE_SEEN: u8 = 0x32;
@@ -402,6 +420,7 @@ impl Message {
             | Self::IntroductionRequest { .. }
             | Self::IntroductionReady { .. }
             | Self::PausedSeen { .. }
+            | Self::ForgottenSeen { .. }
             | Self::WhereaboutsSeen { .. } => 4,
             Self::Register { tags, .. } => 7 + TAG_LEN * tags.len().min(MAX_REGISTERED),
             Self::Registered { .. } => 9,
@@ -410,6 +429,7 @@ impl Message {
             Self::StandingIn { addresses } => 1 + 17 * addresses.len().min(MAX_STOOD_IN),
             Self::PassedOn { datagram, .. } => 16 + ENDPOINT_LEN + datagram.len().min(MAX_PASSED_ON),
             Self::Paused { names, .. } => 7 + 8 * names.len().min(MAX_WAITING),
+            Self::Forgotten { names, .. } => 7 + 8 * names.len().min(MAX_FORGOTTEN),
             Self::Chain(request) => request.encoded_len(),
             Self::ChainSeen(_) => chain::ANSWER_LEN,
             Self::Placed(placed) => placed.encoded_len(),
@@ -452,6 +472,7 @@ impl Message {
                 | Self::Register { .. }
                 | Self::Whereabouts { .. }
                 | Self::Paused { .. }
+                | Self::Forgotten { .. }
                 | Self::Chain(_)
                 | Self::Placed(_)
                 | Self::NeighbourProxy { .. }
@@ -490,6 +511,8 @@ impl Message {
             Self::BindingUpdate { .. } => BINDING_UPDATE,
             Self::BindingAcknowledgement { .. } => BINDING_ACKNOWLEDGEMENT,
             Self::ProbeSeen { .. } => PROBE_SEEN,
+            Self::Forgotten { .. } => FORGOTTEN,
+            Self::ForgottenSeen { .. } => FORGOTTEN_SEEN,
             Self::Paused { .. } => WAITING,
             Self::PausedSeen { .. } => WAITING_SEEN,
             Self::Chain(_) => CHAIN,
@@ -585,11 +608,16 @@ impl Message {
             Self::Paused { number, wait, names } => {
                 put_u32(out, *number);
                 out.push(u8::from(*wait));
-                let names = &names[..names.len().min(MAX_WAITING)];
-                put_u16(out, names.len() as u16);
-                names.iter().for_each(|name| put_u64(out, *name));
+                put_names(names, MAX_WAITING, out);
             }
-            Self::PausedSeen { number } | Self::WhereaboutsSeen { number } => put_u32(out, *number),
+            Self::Forgotten { number, lost, names } => {
+                put_u32(out, *number);
+                out.push(u8::from(*lost));
+                put_names(names, MAX_FORGOTTEN, out);
+            }
+            Self::PausedSeen { number } | Self::ForgottenSeen { number } | Self::WhereaboutsSeen { number } => {
+                put_u32(out, *number)
+            }
             Self::Chain(request) => request.put(out),
             Self::ChainSeen(answer) => answer.put(out),
             Self::Placed(placed) => placed.put(out),
@@ -717,6 +745,8 @@ impl Message {
                 observed: body.endpoint("observed source")?,
             },
             PROBE_SEEN => Self::ProbeSeen { token: body.u64("probe nonce")? },
+            FORGOTTEN => read_forgotten(body)?,
+            FORGOTTEN_SEEN => Self::ForgottenSeen { number: body.u32("number")? },
             WAITING => read_waiting(body)?,
             WAITING_SEEN => Self::PausedSeen { number: body.u32("number")? },
             CHAIN => Self::Chain(ChainRequest::read(body)?),

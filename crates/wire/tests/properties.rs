@@ -12,9 +12,9 @@ use whimbrel_wire::community::{
 };
 use whimbrel_wire::hello::MAX_LOCATORS;
 use whimbrel_wire::message::{
-    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, MAX_PASSED_ON, MAX_REGISTERED,
-    MAX_STOOD_IN, MAX_WAITING, MAX_WHEREABOUTS, NeighbourProxyStatus, Pairing, RegistrationChange, RegistrationStatus,
-    UpdateFlags, decode_all,
+    BindingStatus, CloseReason, Echo, Introduced, IntroductionRefusal, MAX_CLOSED, MAX_FORGOTTEN, MAX_PASSED_ON,
+    MAX_REGISTERED, MAX_STOOD_IN, MAX_WAITING, MAX_WHEREABOUTS, NeighbourProxyStatus, Pairing, RegistrationChange,
+    RegistrationStatus, UpdateFlags, decode_all,
 };
 use whimbrel_wire::moving::{MAX_RANGES, MAX_STRETCH, Received, Record, StreamStanding, Stretch};
 use whimbrel_wire::{
@@ -141,6 +141,9 @@ fn message() -> impl Strategy<Value = Message> {
         (any::<u32>(), any::<bool>(), vec(any::<u64>(), 0..=MAX_WAITING))
             .prop_map(|(number, wait, names)| Message::Paused { number, wait, names }),
         any::<u32>().prop_map(|number| Message::PausedSeen { number }),
+        (any::<u32>(), any::<bool>(), vec(any::<u64>(), 0..=MAX_FORGOTTEN))
+            .prop_map(|(number, lost, names)| Message::Forgotten { number, lost, names }),
+        any::<u32>().prop_map(|number| Message::ForgottenSeen { number }),
         chain_request().prop_map(Message::Chain),
         (any::<[u32; 3]>(), any::<[u8; 3]>()).prop_map(|([number, binding, settled], [chain, status, stage])| {
             let (in_force, status) = (ChainNumber::new(chain), ChainStatus::from_number(status));

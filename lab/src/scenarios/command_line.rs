@@ -29,6 +29,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario("clean", "what a stopped daemon leaves for moved connections is removed by hand", clean),
     scenario(
+        "clean-told",
+        "who has what a stopped daemon leaves removed has the other end told: what had moved ends there at once, what is \
+         native goes on; and where nobody answers, the port is taken or the key is gone it takes a moment longer, or none",
+        clean_told,
+    ),
+    scenario(
         "another-namespace",
         "a killed daemon's run directory is refused in another network namespace while its own is there, and no longer",
         another_namespace,
@@ -247,6 +253,95 @@ fn clean(lab: &mut Lab) -> Result<()> {
     let fresh = world.stream()?;
     client.wait_introduced(&fresh, LONG)?;
     fresh.finish(LONG)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// How long the other end may take to hear that a connection is over.
+const HEARD: Duration = Duration::from_secs(1);
+/// How long peers are waited for that do not answer.
+const WAITED: Duration = Duration::from_secs(2);
+
+fn clean_told(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let a = world.a.clone();
+    // Without anybody to be told, as a measure.
+    let alone = lab.host("alone")?;
+    alone.join(&a.network, &Join::by("eth0"))?;
+    let mut of_nobody = alone.whimbrel()?;
+    of_nobody.kill()?;
+    let (said, usual) = of_nobody.clean()?;
+    expect!(!said.contains("Told") && !said.contains("Nothing was heard"), "{said}");
+    step(&format!("it takes {:.0} ms where there is nobody to be told", usual.as_secs_f64() * 1e3));
+
+    let mut moved = world.stream()?;
+    client.wait_introduced(&moved, LONG)?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    world.goes_on(&mut moved)?;
+    let mut native = world.stream()?;
+    client.wait_introduced(&native, LONG)?;
+    client.stop()?;
+    let since = server.status()?.newest_event;
+    let (said, took) = client.clean()?;
+    step(&format!("the other end is told: {:.0} ms", took.as_secs_f64() * 1e3));
+    expect!(said.contains("Told 1 peer of it.") && !said.contains("Nothing was heard"), "{said}");
+    expect!(took < usual + HEARD * patience(), "it took {took:?}, and {usual:?} where there is nobody to be told");
+    let told = server.wait_event("peer-cleaned", since, HEARD)?;
+    expect!(told.sentence.contains("1 connection that had moved is lost"), "{}", told.sentence);
+    let error = wait_for(HEARD, "the server's program hears that its connection is over", || {
+        Ok(moved.status(Side::Server)?.error)
+    })?;
+    expect!(error.to_lowercase().contains("reset"), "the server's program has {error}");
+    expect!(!server.connections()?.iter().any(|one| one.flow.remote == moved.local()), "the server has it still");
+    native.wait_progress(super::world::SOME, LONG)?;
+    let shown = server.wait_connection(native.peer(), native.local(), LONG, "forgotten", |one| {
+        one.state == ConnectionState::Unprotected
+    })?;
+    expect!(shown.reason.as_deref().is_some_and(|reason| reason.contains("`whimbrel clean`")), "{shown:?}");
+    drop(moved);
+    world.forget_resets();
+
+    step("and all begins anew");
+    client.restart()?;
+    client.wait_introduced(&native, LONG)?;
+    world.roam(&a)?;
+    native.wait_progress(super::world::SOME, LONG)?;
+
+    step("the other end's daemon is not heard");
+    server
+        .host()
+        .nft("table inet deaf {\n chain input {\n type filter hook input priority 0\n udp dport 2031 drop\n }\n }")?;
+    client.stop()?;
+    let since = server.status()?.newest_event;
+    let (said, took) = client.clean()?;
+    step(&format!("it was waited for: {:.0} ms", took.as_secs_f64() * 1e3));
+    expect!(said.contains("Nothing was heard of 1 peer.") && !said.contains("Told"), "{said}");
+    let most = usual + WAITED + HEARD * patience();
+    expect!(took >= WAITED && took < most, "it took {took:?}, and {usual:?} where there is nobody to be told");
+    expect!(server.events(since)?.iter().all(|event| event.kind != "peer-cleaned"), "the server was told");
+    server.host().command("nft").args(["delete", "table", "inet", "deaf"]).run()?;
+    drop(native);
+    server.restart()?;
+    client.restart()?;
+
+    for (what, state) in [("somebody else has the port", true), ("the key is gone", false)] {
+        step(what);
+        let pair = world.stream()?;
+        client.wait_introduced(&pair, LONG)?;
+        client.stop()?;
+        let port = PairOptions { port: 2031, ..PairOptions::rate(super::world::RATE) };
+        let beside = state.then(|| FlowPair::udp(&world.laptop, &world.laptop, world.at.ipv4()?, &port)).transpose()?;
+        if !state {
+            client.forget_everything()?;
+        }
+        let (said, took) = client.clean()?;
+        expect!(said.contains("Nothing was heard of 1 peer."), "{said}");
+        expect!(took < usual + HEARD * patience(), "it took {took:?}, and {usual:?} where there is nobody to be told");
+        drop(beside);
+        drop(pair);
+        client.restart()?;
+    }
     all_run(&mut [&mut client, &mut server])
 }
 

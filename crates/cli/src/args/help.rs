@@ -205,7 +205,9 @@ A daemon that is stopped removes all that it made, unless connections are moved:
 carries these stays, so that they go on and the next `whimbrel up` takes them over. This
 command removes it instead: kept addresses, rules and routes, the device whimbrel0,
 programs, maps and links in the bpffs, sysctls (which get their former values), the
-journal. The connections that had moved end; all others go on.
+journal. The connections that had moved end; all others go on. The hosts at the other ends
+are told before, for two seconds at the most: there they end at once, and here when their
+programs or TCP give up.
 
 It needs root, and the network namespace that the daemon ran in. It refuses elsewhere, as
 long as that namespace is there, and while a daemon runs, and does nothing where nothing

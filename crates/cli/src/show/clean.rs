@@ -28,6 +28,13 @@ pub(crate) fn removed(removed: &Removed) -> String {
         let head = format!("  {kind:19}");
         out.push_str(&format!("{head}{}\n", wrap(items, width(), head.len())));
     }
+    let peers = |count: usize| if count == 1 { "1 peer".to_owned() } else { format!("{count} peers") };
+    if removed.told > 0 {
+        out.push_str(&format!("Told {} of it.\n", peers(removed.told)));
+    }
+    if removed.untold > 0 {
+        out.push_str(&format!("Nothing was heard of {}.\n", peers(removed.untold)));
+    }
     out
 }
 
@@ -42,6 +49,8 @@ pub(crate) fn removed_json(removed: &Removed) -> String {
         "device": removed.device,
         "pins": removed.pins,
         "files": removed.files,
+        "peers_told": removed.told,
+        "peers_untold": removed.untold,
     }});
     format!("{line}\n")
 }
@@ -57,6 +66,8 @@ mod tests {
             kept_addresses: ["198.51.100.10".parse().unwrap()].into(),
             device: Some("whimbrel0"),
             files: vec!["/run/whimbrel/journal".into()],
+            told: 1,
+            untold: 2,
             ..Removed::default()
         };
         assert_eq!(
@@ -66,6 +77,8 @@ Removed what a stopped daemon had left:
   kept addresses     198.51.100.10
   device             whimbrel0
   files              /run/whimbrel/journal
+Told 1 peer of it.
+Nothing was heard of 2 peers.
 "
         );
     }
@@ -76,7 +89,7 @@ Removed what a stopped daemon had left:
         assert_eq!(
             removed_json(&left),
             "{\"removed\":{\"device\":null,\"endpoints\":[],\"files\":[],\"kept_addresses\":[\"198.51.100.10\"],\"peer_routes\":[],\
-             \"pins\":null,\"source_ways\":false,\"spoken_for\":false},\"schema\":1}\n"
+             \"peers_told\":0,\"peers_untold\":0,\"pins\":null,\"source_ways\":false,\"spoken_for\":false},\"schema\":1}\n"
         );
     }
 }

@@ -268,11 +268,14 @@ impl Reader {
                 }
                 self.close(away, at);
             }
-            "peer-restarted" => {
+            "peer-restarted" | "peer-cleaned" => {
                 set(&mut peer.ways, at, Way::Native);
                 let away = peer.now.away.take();
                 self.close(away, at);
-                let what = "the peer's host was started anew: its connections ended";
+                let what = match kind {
+                    "peer-restarted" => "the peer's host was started anew: its connections ended",
+                    _ => "`whimbrel clean` was run on the peer's host: what had moved ended",
+                };
                 let incident = Incident::new(Kind::Restarted, at, what, unsigned(event, "flows").unwrap_or(0));
                 let number = self.open(incident, id, false);
                 self.close(Some(number), at);

@@ -32,7 +32,7 @@ use crate::host::inventory::left_behind::LeftBehind;
 use crate::host::inventory::unconnected::UnconnectedFlows;
 use crate::host::inventory::unmoved;
 use crate::host::{own_addresses, source_routes};
-use crate::link::attachments::{Attachments, Sighting};
+use crate::link::attachments::{Attachments, sightings};
 use crate::name_server::NameUpdates;
 use crate::policy::Judge;
 use crate::reactor::{LoopError, Reactor, clear};
@@ -503,19 +503,7 @@ impl EventLoop {
 
     fn update_node(&mut self, network: &NetworkState) {
         let connected = |usable: &&UsableAddress| network.link(usable.interface).is_some_and(|link| link.carrier);
-        let losses = |interface| network.link(interface).map_or(0, |link| link.carrier_losses);
-        let sightings: Vec<Sighting> = network
-            .addresses
-            .iter()
-            .filter(connected)
-            .map(|usable| Sighting {
-                address: usable.address,
-                interface: usable.interface,
-                carrier_losses: losses(usable.interface),
-                made: usable.made,
-            })
-            .collect();
-        let attachments = self.attachments.update(&sightings);
+        let attachments = self.attachments.update(&sightings(network));
         tracing::debug!(?attachments, "network");
         if let Some(updates) = &mut self.name_updates {
             let usual = source_routes(network);

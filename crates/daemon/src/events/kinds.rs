@@ -136,6 +136,8 @@ kinds! {
     PeerAway = "peer-away" (peer, announced, flows);
     /// The peer is heard again.
     PeerBack = "peer-back" (peer, flows, carried, carrier);
+    /// What led moved connections was removed on the peer's host (`whimbrel clean`): they are lost, and ended here too.
+    PeerCleaned = "peer-cleaned" (peer, flows);
     /// `rendezvous`: number of the peer that told where it is, or `null` where its name did.
     PeerFound = "peer-found" (peer, remote, rendezvous);
     /// The peer has moved.

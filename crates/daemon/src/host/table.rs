@@ -1,7 +1,7 @@
 //! Tables of peers, and of flows with them; and what is found of the others when a daemon starts.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use whimbrel_handshake::PublicKey;
@@ -11,6 +11,7 @@ use whimbrel_protocol::{
 };
 use whimbrel_wire::FlowTuple;
 
+use crate::Options;
 use crate::store::{Change, Found, Store, Table, read, table};
 
 table! {
@@ -26,6 +27,29 @@ table! {
 table! {
     /// There where this host is suspended.
     Suspended = "suspended": () => bool
+}
+
+table! {
+    /// Where the daemon has its key from and its configuration: what is said to its peers once it has ended is said in
+    /// its name.
+    Home = "home": () => SavedHome
+}
+
+/// How a daemon was started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedHome {
+    /// Its state directory.
+    pub(crate) state_dir: PathBuf,
+    /// The file of its configuration, if one was named.
+    pub(crate) config: Option<PathBuf>,
+}
+
+impl SavedHome {
+    /// Of these directories and files, wherever this process is.
+    pub(crate) fn of(options: &Options) -> Self {
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        Self { state_dir: absolute(&options.state_dir), config: options.config.as_deref().map(absolute) }
+    }
 }
 
 /// What is kept of moves of sockets.

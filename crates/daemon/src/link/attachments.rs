@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 
+use whimbrel_kernel::network::{NetworkState, UsableAddress};
 use whimbrel_protocol::{Attachment, LinkId};
 
 /// An address, as it is found now.
@@ -22,6 +23,20 @@ pub(crate) struct Sighting {
     pub(crate) carrier_losses: u32,
     /// When the address was made, by a clock of the kernel's own.
     pub(crate) made: u32,
+}
+
+/// What of this host's addresses can be used now: their interfaces have a carrier.
+pub(crate) fn sightings(network: &NetworkState) -> Vec<Sighting> {
+    let usable = |usable: &UsableAddress| {
+        let link = network.link(usable.interface).filter(|link| link.carrier)?;
+        Some(Sighting {
+            address: usable.address,
+            interface: usable.interface,
+            carrier_losses: link.carrier_losses,
+            made: usable.made,
+        })
+    };
+    network.addresses.iter().filter_map(usable).collect()
 }
 
 /// The stays so far.

@@ -136,6 +136,13 @@ pub enum Event {
         /// Flows that ended.
         flows: usize,
     },
+    /// A peer has removed what led moved flows with it: they are over.
+    PeerCleaned {
+        /// The peer.
+        peer: PeerId,
+        /// Flows that ended.
+        flows: usize,
+    },
     /// A peer that was not heard is there again, where it was.
     PeerBack {
         /// The peer.

@@ -59,6 +59,8 @@ pub(crate) enum Timer {
     Idle(PeerId),
     /// End the flows of a peer that this host passes on and that has not been heard for very long.
     Vanished(PeerId),
+    /// Tell a peer again which flows this host forgets for good.
+    Forgotten(PeerId),
     /// Look again at addresses that several hosts shared.
     Shared,
     /// Drop former sessions, unfinished handshakes and unanswered introductions.
@@ -92,7 +94,8 @@ impl Timer {
             | Self::Wake(id)
             | Self::Park(id)
             | Self::Idle(id)
-            | Self::Vanished(id) => Some(id),
+            | Self::Vanished(id)
+            | Self::Forgotten(id) => Some(id),
             Self::Contact(_)
             | Self::Looks
             | Self::Listening

@@ -273,7 +273,7 @@ impl BindingLayer {
         if let Some(peer) = bound_mut!(self, &id).filter(|_| !ended.is_empty()) {
             peer.flow.set_away(None);
             peer.binding.listens = false;
-            self.end_flows(now, id, &ended, base);
+            self.end_flows(now, id, &ended, Event::PeerRestarted { peer: id, flows: ended.len() }, base);
         }
         self.save_peer(id, base);
     }
@@ -285,8 +285,9 @@ impl BindingLayer {
         }
     }
 
-    /// The other ends of these flows with a peer are gone, or nobody leads the flows there any more.
-    fn end_flows(&mut self, now: Time, id: PeerId, ended: &[FlowTuple], base: &mut Base) {
+    /// The other ends of these flows with a peer are gone, or nobody leads the flows there any more. `told`: what is
+    /// told of it.
+    pub(super) fn end_flows(&mut self, now: Time, id: PeerId, ended: &[FlowTuple], told: Event, base: &mut Base) {
         for flow in ended {
             if flow.transport == Transport::Tcp {
                 base.ask(FlowOp::Reset { flow: *flow }, Asked::Effect("ending a connection whose other end is gone"));
@@ -296,7 +297,7 @@ impl BindingLayer {
             // Whoever else had the socket, it moves no more.
             entry.iter().for_each(|entry| self.flow.end_moved(entry, base));
         }
-        base.event(Event::PeerRestarted { peer: id, flows: ended.len() });
+        base.event(told);
         self.apply_binding(now, id, base);
         self.refresh_sets(base);
         self.flow.idle_later(now, id, base);
@@ -336,7 +337,7 @@ impl BindingLayer {
                     self.flow.flows_mut().put_off(now, flow);
                 }
             }
-            self.end_flows(now, id, &away, base);
+            self.end_flows(now, id, &away, Event::PeerRestarted { peer: id, flows: away.len() }, base);
         }
         self.save_peer(id, base);
     }

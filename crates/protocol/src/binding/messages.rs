@@ -58,6 +58,11 @@ impl BindingLayer {
             }
             Message::Placed(placed) => self.handle_placed(now, id, arrival.index(), &placed, base),
             Message::PlacedSeen(answer) => self.handle_placed_seen(now, id, &answer, base),
+            Message::Forgotten { number, lost, names } => {
+                self.handle_forgotten(now, id, lost, &names, base);
+                answers.push(Message::ForgottenSeen { number });
+            }
+            Message::ForgottenSeen { number } => self.handle_forgotten_seen(id, number, base),
             Message::PathKept { path } => self.on_path_kept(now, id, arrival, path, base),
             Message::Locators(locators) => self.take_locators(now, id, locators, base),
             Message::ProbeSeen { token } => self.handle_probe_seen(now, id, token, base),
@@ -109,6 +114,7 @@ impl BindingLayer {
             Timer::Shared => self.regain_pairs(now, base),
             Timer::Vanished(id) => self.end_vanished(now, id, base),
             Timer::Listening => self.refresh_listening(now, base),
+            Timer::Forgotten(id) => self.say_forgotten(now, id, base),
             Timer::Mend => self.mend(now, base),
             Timer::Mended => self.rest_mending(now, base),
             Timer::Records => self.transfer.iter_mut().for_each(|transfer| transfer.handle_timeout(now, base)),
@@ -136,6 +142,7 @@ impl BindingLayer {
                 self.keep_ready(now, *id, base);
                 self.flow.path_mut().tell_kept(now, *id, base);
                 self.say_placed_again(now, *id, base);
+                self.say_forgotten(now, *id, base);
                 if let Some((key, transfer)) = self.transfer_with(*id) {
                     transfer.handle_session(&key);
                 }

@@ -14,6 +14,7 @@ use crate::base::output::OpId;
 use crate::base::pace::FORMER;
 use crate::binding::BindingLayer;
 use crate::binding::placed::Sides;
+use crate::binding::untold::Forgotten;
 use crate::binding::update::{Meanwhile, PendingUpdate};
 use crate::flow::peers::{Away, FlowPeer};
 use crate::path::challenge::Awaited;
@@ -94,6 +95,8 @@ pub(crate) struct BoundPeer {
     pub(super) keeps_from: BTreeSet<IpAddr>,
     /// Bindings of single flows.
     pub(super) sides: Sides,
+    /// What it is to be told before this host forgets its flows for good.
+    pub(super) forgotten: Forgotten,
 }
 
 impl BoundPeer {

@@ -31,6 +31,8 @@ pub(crate) enum Failure {
     StillThere,
     /// Two peers name it late (P-206).
     Contested,
+    /// It was introduced, and the peer has forgotten it for good (P-227).
+    Forgotten,
 }
 
 impl Failure {
@@ -54,6 +56,7 @@ impl Failure {
             }
             Self::Lost => "an end moved before it was introduced, and the other end cannot tell whose it is",
             Self::StillThere => "a peer names it that has left, and its other end is still where it was",
+            Self::Forgotten => "the other host has forgotten it: `whimbrel clean` was run there",
             Self::Contested => "two peers name it that have left, and neither of them gets it",
         }
     }

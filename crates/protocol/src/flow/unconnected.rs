@@ -14,6 +14,7 @@ use crate::base::op::{FlowEntry, FlowOp, LocalEnd, PeerId, Places};
 use crate::base::output::Asked;
 use crate::base::pace::KEPT;
 use crate::flow::FlowLayer;
+use crate::flow::failure::Failure;
 use crate::flow::introduction::is_introducers;
 use crate::flow::known::{Flow, Stage};
 
@@ -166,6 +167,17 @@ impl FlowLayer {
         self.flows.put(flow, Flow { lease, ..known.reopened() });
         if own && flow.transport == Transport::Udp && base.attachments().has(&flow.local.ip()) {
             self.await_turn(now, flow);
+        }
+    }
+
+    /// A peer has forgotten a flow whose socket is there. Nobody is asked on its account, since nobody would answer: it
+    /// is introduced again in the next session with whoever is at its other end.
+    pub(crate) fn reopen_forgotten(&mut self, now: Time, flow: FlowTuple, known: Flow) {
+        let (lease, accepted) = (known.lease.map(|_| now + UNPROVEN), known.accepted);
+        self.flows.put(flow, Flow { lease, ..known.reopened() });
+        self.flows.set_stage(&flow, Stage::Failed(Failure::Forgotten));
+        if !accepted {
+            self.flows.on_failed(flow);
         }
     }
 

@@ -8,10 +8,11 @@ use whimbrel_wire::message::NeighbourProxyStatus;
 use whimbrel_wire::{ChainSpec, FlowTuple};
 
 use crate::Time;
-use crate::base::attachments::Routes;
+use crate::base::attachments::{Attachment, Routes};
 use crate::base::op::{FlowEntry, PeerId, SavedCommunity};
 use crate::binding::chain::{ChainTooLong, ChainView};
 use crate::binding::placed::PlaceError;
+use crate::binding::untold::LastWords;
 use crate::flow::verdict::Verdict;
 use crate::node::Node;
 use crate::path::ping::Ping;
@@ -64,6 +65,23 @@ impl Node {
     #[must_use]
     pub fn is_suspended(&self) -> bool {
         self.binding.is_suspended(&self.base)
+    }
+
+    /// All that was agreed on with peers is about to be forgotten, and what leads moved flows to be removed: each peer
+    /// with flows is told of it (P-227), and [`Node::last_words`] tells who has answered. `attachments`: as in
+    /// [`Node::handle_network`]. Call it behind [`Node::restore`]; from then on the node is told of nothing but what
+    /// comes and what is due, and what it asks for need not be carried out.
+    pub fn forget_all(&mut self, now: Time, attachments: &[Attachment], routes: &dyn Routes) {
+        self.base.attachments_mut().set(attachments);
+        self.base.attachments_mut().settle();
+        self.binding.forget_all(now, routes, &mut self.base);
+        self.settle(now);
+    }
+
+    /// Which peers have heard that this host forgets what it had with them ([`Node::forget_all`]).
+    #[must_use]
+    pub fn last_words(&self) -> LastWords {
+        self.binding.last_words()
     }
 
     /// Somebody else of this host has the wire port of a UDP flow with this peer, and would get what comes under it. So

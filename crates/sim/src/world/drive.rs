@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_protocol::{
-    AddressOp, BindingOp, ChainOp, Event, FlowEntry, FlowOp, LocalEnd, Node, Op, OpDone, OpFailed, OpId, Output,
-    PeerId, Routes, SavedPeer, SocketNumbers, StoreOp, Transmit, TunnelOp,
+    AddressOp, BindingOp, ChainOp, Event, FlowEntry, FlowOp, LastWords, LocalEnd, Node, Op, OpDone, OpFailed, OpId,
+    Output, PeerId, Routes, SavedPeer, SocketNumbers, StoreOp, Transmit, TunnelOp,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -127,6 +127,28 @@ impl World {
         of.plane.guards = guards;
     }
 
+    /// Removes what a host's daemon, which does not run, has left, as `whimbrel clean` does: its peers are told before
+    /// that, for so long at the most. Gives what they have heard.
+    pub fn clean(&mut self, host: HostId, within: Duration) -> LastWords {
+        assert!(self.hosts[host.0].node.is_none(), "its daemon runs");
+        let seed = self.random.seed();
+        let of = &mut self.hosts[host.0];
+        of.cleans = true;
+        let mut node = Node::new(of.config.clone(), of.static_key(), seed);
+        let flows: Vec<_> = of.plane.flows.iter().map(|(flow, entry)| (*flow, *entry)).collect();
+        node.restore(self.now, of.saved.values().cloned().collect(), flows);
+        of.node = Some(node);
+        let (now, attachments, routes) = (self.now, of.attachments(), of.routes());
+        self.with_node(host, |node| node.forget_all(now, &attachments, &routes));
+        let words = |world: &Self| world.hosts[host.0].node.as_ref().map(Node::last_words).unwrap_or_default();
+        self.wait(within, |world| words(world).awaited == 0);
+        let heard = words(self);
+        self.crash(host);
+        self.hosts[host.0].cleans = false;
+        self.forget_saved(host);
+        heard
+    }
+
     /// Starts a host anew, with its sockets gone except for those of hosts behind it, which are other hosts'.
     /// `remembers`: what it knew of those is in its state directory still.
     pub fn reboot(&mut self, host: HostId, remembers: bool) {
@@ -246,6 +268,7 @@ impl World {
                 }
                 self.transmit(host, transmit);
             }
+            Output::Op(..) if self.hosts[host.0].cleans => {}
             Output::Op(id, op) => {
                 let of = &mut self.hosts[host.0];
                 if of.op_takes.is_zero() {

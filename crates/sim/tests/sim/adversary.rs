@@ -621,6 +621,33 @@ fn a_stranger_who_claims_the_place_of_another_gets_nothing_of_its() {
 }
 
 #[test]
+fn whose_flows_are_forgotten_their_own_peer_says_and_nobody_else() {
+    // P-227, P-37
+    let mut beside = Beside::new(418);
+    let others: Vec<u64> =
+        beside.flows.iter().filter_map(|flow| Some(beside.two.world.view(*flow, 1)?.entry?.name)).collect();
+    assert_eq!(others.len(), 3);
+    beside.stranger.meet(&mut beside.two.world);
+    let own = beside.two.world.connect(beside.stranger.host(), SERVICE);
+    beside.stranger.introduce(&mut beside.two.world, own, (0, 0));
+    let names: Vec<u64> = others.iter().chain(beside.stranger.names()).copied().collect();
+    let word = |number| Message::Forgotten { number, lost: number != 4, names: names.clone() };
+    let at = endpoint("10.66.0.1");
+    // Two in a datagram are none.
+    beside.stranger.send(&mut beside.two.world, at, &[word(1), word(2)]);
+    beside.two.world.run_for(SECOND);
+    assert!(beside.two.world.resets(beside.two.server).is_empty());
+    beside.stranger.send(&mut beside.two.world, at, &[word(3)]);
+    beside.two.world.run_for(SECOND);
+    assert!(beside.stranger.hear(&mut beside.two.world).contains(&Message::ForgottenSeen { number: 3 }));
+    assert_eq!(beside.two.world.resets(beside.two.server), [own]);
+    // Said again it means nothing.
+    beside.stranger.send(&mut beside.two.world, at, &[word(4)]);
+    beside.two.world.close(own);
+    beside.assert_unharmed();
+}
+
+#[test]
 fn one_flow_that_ends_costs_nothing_to_strangers() {
     let mut beside = Beside::new(412);
     let key = beside.two.world.at(beside.two.server).public_key();

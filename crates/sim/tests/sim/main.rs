@@ -5,6 +5,7 @@ mod absence;
 mod adversary;
 mod chains;
 mod chance;
+mod cleaned;
 mod common;
 mod community;
 mod contact;

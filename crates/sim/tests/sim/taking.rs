@@ -426,7 +426,8 @@ impl Run {
             Move::ClaimLate => self.claim_late(),
             Move::CloseFlows => {
                 let names = [self.names(), self.nonces()].concat();
-                self.tell(&[Message::FlowClosed(names)]);
+                let lost = names.len().is_multiple_of(2);
+                self.tell(&[Message::FlowClosed(names.clone()), Message::Forgotten { number: 1, lost, names }]);
             }
             Move::HoldFlows => {
                 let (number, wait) = (1 + self.random.below(1000) as u32, self.random.permille(700));

@@ -3,8 +3,8 @@
 use alloc::vec::Vec;
 
 use super::{
-    FLOW_CLOSED, MAX_CLOSED, MAX_PASSED_ON, MAX_REGISTERED, MAX_STOOD_IN, MAX_WAITING, MAX_WHEREABOUTS, Message,
-    NeighbourProxyStatus, RegistrationChange, TAG_LEN,
+    FLOW_CLOSED, MAX_CLOSED, MAX_FORGOTTEN, MAX_PASSED_ON, MAX_REGISTERED, MAX_STOOD_IN, MAX_WAITING, MAX_WHEREABOUTS,
+    Message, NeighbourProxyStatus, RegistrationChange, TAG_LEN,
 };
 use crate::codec::{ENDPOINT_LEN, Malformed, Reader, put_u16, put_u64};
 use crate::hello::read_locators;
@@ -22,21 +22,39 @@ pub(super) fn encode_closed(nonces: &[u64], out: &mut Vec<u8>) {
     nonces.chunks(MAX_CLOSED).for_each(encode_chunk);
 }
 
+/// At most so many.
+pub(super) fn put_names(names: &[u64], most: usize, out: &mut Vec<u8>) {
+    let names = &names[..names.len().min(most)];
+    put_u16(out, names.len() as u16);
+    names.iter().for_each(|name| put_u64(out, *name));
+}
+
 pub(super) fn read_waiting(body: &mut Reader<'_>) -> Result<Message, Malformed> {
-    let number = body.u32("number")?;
-    let not_boolean = body.malformed("whether flows wait");
-    let wait = match body.u8("whether flows wait")? {
-        0 => false,
-        1 => true,
-        _ => return Err(not_boolean),
-    };
-    let too_many = body.malformed("count of waiting flows");
-    let count = usize::from(body.u16("count of waiting flows")?);
-    if count > MAX_WAITING || count * 8 != body.remaining() {
+    let (number, wait) = (body.u32("number")?, read_bool(body, "whether flows wait")?);
+    Ok(Message::Paused { number, wait, names: read_names(body, MAX_WAITING, "count of waiting flows")? })
+}
+
+pub(super) fn read_forgotten(body: &mut Reader<'_>) -> Result<Message, Malformed> {
+    let (number, lost) = (body.u32("number")?, read_bool(body, "whether flows are lost")?);
+    Ok(Message::Forgotten { number, lost, names: read_names(body, MAX_FORGOTTEN, "count of forgotten flows")? })
+}
+
+fn read_bool(body: &mut Reader<'_>, what: &'static str) -> Result<bool, Malformed> {
+    let not_boolean = body.malformed(what);
+    match body.u8(what)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(not_boolean),
+    }
+}
+
+fn read_names(body: &mut Reader<'_>, most: usize, count_of: &'static str) -> Result<Vec<u64>, Malformed> {
+    let too_many = body.malformed(count_of);
+    let count = usize::from(body.u16(count_of)?);
+    if count > most || count * 8 != body.remaining() {
         return Err(too_many);
     }
-    let names = (0..count).map(|_| body.u64("waiting flow")).collect::<Result<_, _>>()?;
-    Ok(Message::Paused { number, wait, names })
+    (0..count).map(|_| body.u64("name of a flow")).collect()
 }
 
 pub(super) fn read_register(body: &mut Reader<'_>) -> Result<Message, Malformed> {
@@ -93,10 +111,5 @@ pub(super) fn read_passed_on(body: &mut Reader<'_>) -> Result<Message, Malformed
 }
 
 pub(super) fn read_closed(body: &mut Reader<'_>) -> Result<Vec<u64>, Malformed> {
-    let too_many = body.malformed("count of closed flows");
-    let count = usize::from(body.u16("count of closed flows")?);
-    if count > MAX_CLOSED || count * 8 != body.remaining() {
-        return Err(too_many);
-    }
-    (0..count).map(|_| body.u64("closed flow")).collect()
+    read_names(body, MAX_CLOSED, "count of closed flows")
 }

@@ -60,6 +60,8 @@ pub(super) fn all() -> Vec<Event> {
         Event::PeerAway { peer, announced: true, flows: 1 },
         Event::PeerAway { peer, announced: false, flows: 2 },
         Event::PeerRestarted { peer, flows: 2 },
+        Event::PeerCleaned { peer, flows: 1 },
+        Event::PeerCleaned { peer, flows: 2 },
         Event::PeerBack { peer, flows: 1, carried: carried(1, Carrier::Rewrite) },
         Event::PeerBack { peer, flows: 2, carried: carried(0, Carrier::Rewrite) },
         Event::Suspended { flows: 1 },

@@ -1,0 +1,141 @@
+//! A host is about to forget all that it has agreed on with its peers, and to remove what leads moved flows (P-227).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use whimbrel_wire::message::{MAX_FORGOTTEN, Message};
+use whimbrel_wire::{FlowTuple, Transport};
+
+use crate::Time;
+use crate::base::Base;
+use crate::base::attachments::Routes;
+use crate::base::event::Event;
+use crate::base::op::{FlowEntry, LocalEnd, PeerId, Places};
+use crate::base::timer::Timer;
+use crate::binding::BindingLayer;
+use crate::binding::untold::{Forgotten, LastWords, Standing};
+use crate::flow::known::Flow;
+
+/// Between two handshakes with a peer that is to be told.
+const ASKED_EVERY: Duration = Duration::from_millis(400);
+
+impl BindingLayer {
+    /// See [`Node::forget_all`](crate::Node::forget_all).
+    pub(crate) fn forget_all(&mut self, now: Time, routes: &dyn Routes, base: &mut Base) {
+        // No peer is to follow this host anywhere any more.
+        base.set_suspended(true);
+        for id in self.flow.session().ids() {
+            let Some(peer) = bound!(self, &id) else { continue };
+            let way = self.choose(id, peer.path, None, routes, base).found;
+            let untold = self.to_be_forgotten(id, peer.flow.places(), base);
+            let Some(peer) = bound_mut!(self, &id).filter(|_| !untold.is_empty()) else { continue };
+            let standing = if way.is_some() { Standing::Told } else { Standing::NoWay };
+            peer.binding.forgotten = Forgotten { untold, tries: 0, standing };
+            base.stop_timer(Timer::Reach(id));
+            if let Some(attachment) = way {
+                peer.path.answer_from(attachment);
+                base.set_timer(Timer::Forgotten(id), now);
+            }
+        }
+    }
+
+    /// What a peer is to be told that was at these places with this host.
+    fn to_be_forgotten(&self, id: PeerId, places: Places, base: &Base) -> BTreeMap<u32, (bool, Vec<u64>)> {
+        let is_lost = |flow: &FlowTuple, entry: &FlowEntry| match entry.end {
+            LocalEnd::Here => entry.home != places || !base.attachments().has(&flow.local.ip()),
+            LocalEnd::Endpoint | LocalEnd::Behind => true,
+            // They live on with the gateway's memory (P-123).
+            LocalEnd::Passing => false,
+        };
+        let mut words = Vec::new();
+        for lost in [true, false] {
+            let flows =
+                self.flow.flows_with(id, |flow, entry| entry.end != LocalEnd::Passing && is_lost(flow, entry) == lost);
+            let names: Vec<u64> = flows.iter().filter_map(|flow| Some(self.flow.flows().entry(flow)?.name)).collect();
+            words.extend(names.chunks(MAX_FORGOTTEN).map(|names| (lost, names.to_vec())));
+        }
+        (1..).zip(words).collect()
+    }
+
+    /// See [`Node::last_words`](crate::Node::last_words).
+    pub(crate) fn last_words(&self) -> LastWords {
+        let mut words = LastWords::default();
+        for peer in self.peers.values() {
+            match peer.forgotten.standing {
+                Standing::Nothing => {}
+                Standing::NoWay => words.unreachable += 1,
+                Standing::Told if peer.forgotten.untold.is_empty() => words.heard += 1,
+                Standing::Told => words.awaited += 1,
+            }
+        }
+        words
+    }
+
+    /// Tells a peer what it has not answered, once there is a session.
+    pub(super) fn say_forgotten(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        let Forgotten { untold, tries, standing: Standing::Told } = &mut peer.binding.forgotten else { return };
+        if untold.is_empty() {
+            return;
+        }
+        if !peer.peer.has_session() {
+            self.flow.path_mut().start_handshake_with(now, id, base);
+            base.set_timer(Timer::Forgotten(id), now + ASKED_EVERY);
+            return;
+        }
+        *tries += 1;
+        let pause = peer.path.repeat_after(*tries);
+        let word = |(number, (lost, names)): (&u32, &(bool, Vec<u64>))| Message::Forgotten {
+            number: *number,
+            lost: *lost,
+            names: names.clone(),
+        };
+        for word in untold.iter().map(word).collect::<Vec<_>>() {
+            // Each in a datagram of its own (P-37).
+            self.flow.path_mut().send(id, &[word], base);
+        }
+        base.set_timer(Timer::Forgotten(id), now + pause);
+    }
+
+    /// The peer has answered one of these words.
+    pub(super) fn handle_forgotten_seen(&mut self, id: PeerId, number: u32, base: &mut Base) {
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        let untold = &mut peer.binding.forgotten.untold;
+        if untold.remove(&number).is_some() && untold.is_empty() {
+            base.stop_timer(Timer::Forgotten(id));
+        }
+    }
+
+    /// A peer forgets these flows with it, which goes for this end as well: what is `lost` nobody leads any more.
+    pub(super) fn handle_forgotten(&mut self, now: Time, id: PeerId, lost: bool, names: &[u64], base: &mut Base) {
+        let Some(peer) = bound!(self, &id) else { return };
+        let named = names.iter().filter_map(|name| peer.flow.named(*name));
+        let of = |flow: FlowTuple| Some((flow, self.flow.flows().get(&flow)?.clone()));
+        let flows: Vec<(FlowTuple, Flow)> = named.filter_map(of).collect();
+        if flows.is_empty() {
+            return;
+        }
+        let end = |known: &Flow| known.entry().map(|entry| entry.end);
+        if lost {
+            let ended: Vec<FlowTuple> = flows.iter().map(|(flow, _)| *flow).collect();
+            let told = flows.iter().filter(|(_, known)| !known.is_closed()).count();
+            self.end_flows(now, id, &ended, Event::PeerCleaned { peer: id, flows: told }, base);
+        } else {
+            // What is led to an end of another kind leads nowhere without its entry.
+            let plain = |known: &Flow| matches!(end(known), Some(LocalEnd::Here | LocalEnd::Passing));
+            for (flow, _) in flows.iter().filter(|(_, known)| plain(known)) {
+                self.flow.forget_flow(flow, base);
+            }
+            self.apply_binding(now, id, base);
+            self.refresh_sets(base);
+            self.flow.idle_later(now, id, base);
+        }
+        // Their sockets are there, and under their own names they go on: of UDP also what is lost.
+        let goes_on = |flow: &FlowTuple, known: &Flow| {
+            end(known) == Some(LocalEnd::Here) && !known.is_closed() && (!lost || flow.transport == Transport::Udp)
+        };
+        for (flow, known) in flows.into_iter().filter(|(flow, known)| goes_on(flow, known)) {
+            self.flow.reopen_forgotten(now, flow, known);
+        }
+    }
+}
