@@ -33,7 +33,7 @@ enum Measurement {
     RoamMany(roam::Options),
     /// What connections cost whose other end is away
     RoamParked(roam::Options),
-    /// How soon connections go on where the first questions on a new network are lost
+    /// Every connection from its first moment, and the first moments of a network: eight figures; `--only` takes a name
     Reach(roam::Options),
     /// Of these, what a server of UDP with one socket and 200 clients feels
     Udp(roam::Options),
