@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use whimbrel_ipc::{Carrier, Connection, ConnectionState, Peer, Why};
+use whimbrel_ipc::{Carrier, Connection, ConnectionState, Peer, Transport, Why};
 
 /// Whether `name` names a connection: an address of either end, with or without its port, its process (`pid:4711`), or
 /// what `move` calls a socket that waits for clients.
@@ -50,9 +50,14 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
     let said = |text: &str| vec![text.to_owned()];
     match connection.state {
         ConnectionState::Server => (
-            said(
-                "It is no connection itself: those that it has accepted are listed by themselves, and survive or not.",
-            ),
+            said(match connection.flow.transport {
+                Transport::Udp => {
+                    "It is no flow itself: each remote that it talks with is listed by itself, and survives or not."
+                }
+                _ => {
+                    "It is no connection itself: those that it has accepted are listed by themselves, and survive or not."
+                }
+            }),
             None,
             Some("`whimbrel move` gives it to another host by this name.".to_owned()),
         ),
@@ -69,6 +74,7 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
             };
             let nat = if connection.translated == Some(true) { ", by way of a NAT" } else { "" };
             let mut how = vec![format!("An end has moved since it was opened, and it is carried {carrier}{nat}.")];
+            how.extend(goes(connection, peer));
             let (would, survives, advice) = lasts(peer);
             how.push(would);
             (how, survives, advice)
@@ -123,6 +129,15 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
             Some(false),
             unprotected(connection, reason),
         ),
+    }
+}
+
+/// Between which endpoints its packets go now.
+fn goes(connection: &Connection, peer: Option<&Peer>) -> Option<String> {
+    match (&connection.wire, peer) {
+        (Some(wire), _) => Some(format!("Its packets go as {wire} now.")),
+        (None, Some(peer)) => Some(format!("Its packets go inside of what is sent to {} now.", peer.address)),
+        (None, None) => None,
     }
 }
 
@@ -181,7 +196,7 @@ pub(crate) fn sentences(all: &[Why]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_ipc::{Flow, PeerName, Process, Transport};
+    use whimbrel_ipc::{Flow, PeerName, Process};
 
     fn connection(state: ConnectionState, reason: Option<&str>) -> Connection {
         let (local, remote) = ("192.0.2.10:51514".parse().unwrap(), "203.0.113.5:443".parse().unwrap());
@@ -246,16 +261,42 @@ mod tests {
     }
 
     #[test]
-    fn without_a_session_nothing_is_promised() {
-        let mut native = connection(ConnectionState::Native, None);
-        native.peer = Some(PeerName { id: 3, key: "key".into(), name: Some("desk".into()) });
-        let peer: Peer = serde_json::from_value(serde_json::json!({
+    fn a_server_of_datagrams_accepts_nothing() {
+        let tcp = connection(ConnectionState::Server, None);
+        let mut udp = tcp.clone();
+        udp.flow.transport = Transport::Udp;
+        let [tcp, udp] = [tcp, udp].map(|one| why(&one, &[]).sentences.swap_remove(1));
+        assert!(tcp.contains("accepted") && !udp.contains("accepted") && udp.contains("each remote"), "{tcp} {udp}");
+    }
+
+    fn peer() -> Peer {
+        serde_json::from_value(serde_json::json!({
             "id": 3, "key": "key", "address": "203.0.113.5:2031", "trust": "tofu", "remembered": [], "session": null,
             "sequence": {"sent": 0, "accepted": 0}, "places": {"local": 0, "peer": 0}, "locators": [], "carrier": null,
             "flows": {"introduced": 1, "moved": 0}, "away": null
         }))
-        .unwrap();
-        let said = why(&native, &[peer]);
+        .unwrap()
+    }
+
+    #[test]
+    fn what_has_moved_says_where_it_goes() {
+        let named = PeerName { id: 3, key: "key".into(), name: None };
+        let moved = Connection { peer: Some(named), ..connection(ConnectionState::Moved, None) };
+        let (local, remote) = ("192.0.2.77:28042".parse().unwrap(), "203.0.113.5:2731".parse().unwrap());
+        let wire = Some(Flow { transport: Transport::Tcp, local, remote });
+        let rewritten = Connection { wire, carrier: Some(Carrier::Rewrite), ..moved.clone() };
+        let tunnelled = Connection { carrier: Some(Carrier::Tunnel), ..moved };
+        let [rewritten, tunnelled] =
+            [rewritten, tunnelled].map(|one| sentences(&[why(&one, &[peer()])]).replace('\n', " "));
+        assert!(rewritten.contains("go as tcp 192.0.2.77:28042 -> 203.0.113.5:2731 now"), "{rewritten}");
+        assert!(tunnelled.contains("inside of what is sent to 203.0.113.5:2031 now"), "{tunnelled}");
+    }
+
+    #[test]
+    fn without_a_session_nothing_is_promised() {
+        let mut native = connection(ConnectionState::Native, None);
+        native.peer = Some(PeerName { id: 3, key: "key".into(), name: Some("desk".into()) });
+        let said = why(&native, &[peer()]);
         assert!(said.survives.is_none() && said.sentences[0].ends_with(", with desk."), "{said:?}");
     }
 
