@@ -288,15 +288,26 @@ impl BindingLayer {
     /// The other ends of these flows with a peer are gone, or nobody leads the flows there any more. `told`: what is
     /// told of it.
     pub(super) fn end_flows(&mut self, now: Time, id: PeerId, ended: &[FlowTuple], told: Event, base: &mut Base) {
-        for flow in ended {
+        let reset = |flow: &FlowTuple, base: &mut Base| {
             if flow.transport == Transport::Tcp {
                 base.ask(FlowOp::Reset { flow: *flow }, Asked::Effect("ending a connection whose other end is gone"));
             }
+        };
+        let mut here = Vec::new();
+        for flow in ended {
             let entry = self.flow.flows().entry(flow).copied();
+            if entry.is_some_and(|entry| entry.end == LocalEnd::Endpoint) {
+                // It is found there by its entry.
+                reset(flow, base);
+            } else {
+                here.push(flow);
+            }
             self.flow.forget_flow(flow, base);
             // Whoever else had the socket, it moves no more.
             entry.iter().for_each(|entry| self.flow.end_moved(entry, base));
         }
+        // A reset has to bear the very number that the socket expects: nothing of the flow's is led to it any more.
+        here.into_iter().for_each(|flow| reset(flow, base));
         base.event(told);
         self.apply_binding(now, id, base);
         self.refresh_sets(base);
