@@ -456,6 +456,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         named: config.peers.iter().filter_map(|peer| peer.address).take(config::MOST_RENDEZVOUS).collect(),
         with_names: config.peers.iter().filter(|peer| peer.name.is_some()).map(|peer| peer.key).collect(),
         neighbour_proxy: config.stand_in,
+        links: config.links.of_node(),
         behind: config.gateway.behind.clone(),
         late: config.late_introductions,
         flows: config.limits.connections as usize,

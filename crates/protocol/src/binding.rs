@@ -32,6 +32,7 @@ mod forgotten;
 pub(crate) mod handoff;
 mod install;
 mod keepalive;
+pub(crate) mod lead;
 mod mend;
 mod messages;
 pub(crate) mod moved;
@@ -59,6 +60,7 @@ pub(crate) struct BindingLayer {
     keeping: Vec<IpAddr>,
     leaving: Vec<IpAddr>,
     reaching: Vec<(IpAddr, bool)>,
+    led: Vec<(IpAddr, IpAddr)>,
     chains: Chains,
     /// Peers with bindings of single flows.
     sided: BTreeSet<PeerId>,
@@ -83,6 +85,7 @@ impl BindingLayer {
             keeping: Vec::new(),
             leaving: Vec::new(),
             reaching: Vec::new(),
+            led: Vec::new(),
             sided: BTreeSet::new(),
             sides_due: BTreeSet::new(),
             chains: Chains::new(config.carriers.tunnel, random.u32() as u8),
@@ -139,6 +142,11 @@ impl BindingLayer {
 
     /// Entries of what is wanted of the kernel for all peers together.
     pub(crate) fn entries(&self) -> usize {
-        self.listening.len() + self.keeping.len() + self.leaving.len() + self.reaching.len() + self.failed.len()
+        self.listening.len()
+            + self.keeping.len()
+            + self.leaving.len()
+            + self.reaching.len()
+            + self.led.len()
+            + self.failed.len()
     }
 }

@@ -29,7 +29,9 @@ mod role;
 mod session;
 
 pub use base::attachments::{Attachment, Routes};
-pub use base::config::{Ask, Carriers, Config, LateIntroductions, Prefix, Trust};
+pub use base::config::{
+    Ask, Carriers, Config, LateIntroductions, Links, Prefix, SilenceMode, SilenceThresholds, Trust,
+};
 pub use base::event::community::{CommunityEvent, JoinFailure};
 pub use base::event::relocation::MoveEvent;
 pub use base::event::{Carried, Doubt, Event};

@@ -19,6 +19,7 @@ use crate::session::contact::handshake::{Begun, Confirmed};
 use crate::session::peer::Peer;
 use crate::session::pins::Held;
 
+mod asks;
 pub(crate) mod challenge;
 pub(crate) mod estimate;
 pub(crate) mod kept;
@@ -110,6 +111,7 @@ impl PathLayer {
     /// was given up is challenged again.
     pub(crate) fn hear_candidate(&mut self, now: Time, id: PeerId, arrival: &Arrival, base: &mut Base) {
         let Some(paths) = self.peers.get_mut(&id) else { return };
+        paths.note_heard(now, arrival);
         paths.on_kept_heard(arrival);
         let rival = paths.rival.as_mut().map(|rival| &mut rival.path);
         rival.filter(|path| path.remote == arrival.source).into_iter().for_each(|path| path.hear(arrival.length));

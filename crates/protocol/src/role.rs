@@ -3,6 +3,7 @@
 pub(crate) mod anchor;
 pub(crate) mod community;
 pub(crate) mod gateway;
+pub(crate) mod links;
 pub(crate) mod relocation;
 pub(crate) mod rendezvous;
 #[cfg(test)]

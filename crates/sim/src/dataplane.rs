@@ -175,7 +175,7 @@ impl DataPlane {
             AddressOp::Reach { addresses } => self.reached = addresses.iter().map(|(address, _)| *address).collect(),
             AddressOp::NeighbourProxy { addresses } => self.standing_in = addresses.iter().copied().collect(),
             // A simulated host sends from each address by the link that has it in any case.
-            AddressOp::LeaveFrom { .. } | AddressOp::LookUp { .. } => {}
+            AddressOp::LeaveFrom { .. } | AddressOp::Lead { .. } | AddressOp::LookUp { .. } => {}
         }
     }
 

@@ -41,7 +41,7 @@ pub(crate) struct Attached {
 impl Attached {
     /// A host has one interface in each network.
     pub(crate) fn link(&self) -> LinkId {
-        LinkId(self.network.0 as u32 + 1)
+        LinkId(self.network.0 as u32 + 2)
     }
 }
 

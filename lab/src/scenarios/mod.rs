@@ -35,6 +35,7 @@ mod roam;
 mod server_processes;
 mod servers;
 mod shown;
+mod silent;
 mod sockets;
 mod stand_in;
 mod states;
@@ -73,6 +74,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
     [
         lab_itself::SCENARIOS,
         roam::SCENARIOS,
+        silent::SCENARIOS,
         newcomer::SCENARIOS,
         young::SCENARIOS,
         families::SCENARIOS,

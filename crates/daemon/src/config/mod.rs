@@ -27,6 +27,7 @@ use crate::policy::{Policies, Policy};
 pub use crate::role::anchor::config::{Anchor, Lendable};
 pub use crate::role::gateway::config::Gateway;
 use crate::role::helpers::section::Sections;
+pub use crate::role::links::config::Links;
 use crate::role::rendezvous::names::is_name;
 use document::Document;
 pub use document::{ConfigError, Doubt, Spot};
@@ -151,7 +152,7 @@ pub struct Metrics {
 }
 
 /// The keys of [`Config`] that are sections, and those that are lists of sections.
-const SECTIONS: [&str; 6] = ["anchor", "ask", "dns", "gateway", "limits", "metrics"];
+const SECTIONS: [&str; 7] = ["anchor", "ask", "dns", "gateway", "limits", "links", "metrics"];
 const LISTED: [&str; 3] = ["helper", "peers", "policy"];
 
 /// All that can be configured.
@@ -183,6 +184,8 @@ pub struct Config {
     pub ask: Ask,
     /// What is limited.
     pub limits: Limits,
+    /// How networks of this host that are silent are found.
+    pub links: Links,
     /// Figures for Prometheus.
     pub metrics: Metrics,
     /// Hosts that this one is the router of.
@@ -252,6 +255,7 @@ impl Default for Config {
             helpers: Sections::default(),
             ask: Ask::default(),
             limits: Limits::default(),
+            links: Links::default(),
             metrics: Metrics::default(),
             gateway: Gateway::default(),
             anchor: None,
@@ -298,6 +302,7 @@ impl Config {
             "processes" processes, "privileged_options" privileged_options, "stand_in" stand_in, "log" log,
             "event_log" event_log, "ask.allow" ask.allow, "ask.deny" ask.deny, "limits.questions" limits.questions,
             "limits.connections" limits.connections, "limits.connections_per_peer" limits.connections_per_peer,
+            "links.mode" links.mode, "links.sh1" links.sh1, "links.sh2" links.sh2,
             "metrics.listen" metrics.listen, "anchor" anchor, "gateway.behind" gateway.behind, "dns" dns,
             "peers" peers, "policy" policies, "helper" helpers);
         compared.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
@@ -322,6 +327,7 @@ impl Config {
             return wrong(key, &format!("`connections_per_peer` must not be above {why}"));
         }
         self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.check(document))?;
+        self.links.check(document)?;
         if self.rendezvous.len() > MOST_RENDEZVOUS {
             return wrong("rendezvous", &format!("`rendezvous` must have at most {MOST_RENDEZVOUS} addresses"));
         }

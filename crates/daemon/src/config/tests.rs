@@ -4,6 +4,8 @@ use whimbrel_protocol::{Manner, View};
 use whimbrel_wire::Transport;
 
 use super::value::parse_prefix;
+use whimbrel_protocol::SilenceMode;
+
 use super::*;
 use super::{LISTED, SECTIONS};
 use crate::policy::{Matcher, PeerCondition, Policy, ProgramCondition, ProgramName, Treatment};
@@ -34,6 +36,7 @@ fn every_key_is_compared() {
          processes = true\n\
          privileged_options = true\nlog = 'debug'\nevent_log = 'e'\n[ask]\nallow = ['192.0.2.0/24']\ndeny = ['192.0.2.1']\n\
          [limits]\nquestions = 1\nconnections = 2\nconnections_per_peer = 1\n[metrics]\nlisten = '[::1]:1'\n\
+         [links]\nmode = 'off'\nsh1 = 10\nsh2 = 20\n\
          [gateway]\nbehind = ['192.0.2.0/24']\n[anchor]\naddresses = ['192.0.2.0/24']\n\
          [dns]\nname = 'a.b'\nzone = 'b'\nserver = '192.0.2.1'\nkey_file = 'psk'\nkey_name = 'k'\n\
          [[peers]]\naddress = '192.0.2.1'\nkey = '{key}'\n[[policy]]\nprotect = false\n\
@@ -41,7 +44,7 @@ fn every_key_is_compared() {
     );
     let config = parse(&folder.join("w.toml"), &text).expect("valid");
     let mut named: Vec<&str> = config.differences(&Config::default());
-    for section in ["ask", "limits", "metrics", "gateway"] {
+    for section in ["ask", "limits", "links", "metrics", "gateway"] {
         named.retain(|key| !key.starts_with(&format!("{section}.")));
         named.push(section);
     }
@@ -81,6 +84,18 @@ fn numbers_beyond_all_types_are_answered_like_others() {
         "/etc/w.toml:1:8: `kick` must be true or false, not an integer"
     );
     assert_eq!(complaint("kick = 2020-01-01"), "/etc/w.toml:1:8: `kick` must be true or false, not a datetime");
+}
+
+#[test]
+fn a_network_is_left_after_it_was_asked() {
+    let read = |text: &str| parse(Path::new("w.toml"), text).expect("valid").links;
+    assert_eq!(read("").of_node().mode, SilenceMode::Idle);
+    let set = read("[links]\nmode = 'vigilant'\nsh1 = 100\nsh2 = 150\n").of_node();
+    assert_eq!((set.mode, set.thresholds.first.as_millis()), (SilenceMode::Vigilant, 100));
+    let said = complaint("[links]\nsh2 = 30\n");
+    assert!(said.starts_with("/etc/w.toml:2:7: ") && said.contains("must be above `sh1`, which is 30"), "{said}");
+    assert!(complaint("[links]\nsh1 = 45\n").starts_with("/etc/w.toml:2:7: "));
+    assert!(complaint("[links]\nmode = 'vigilent'\n").contains("did you mean \"vigilant\"?"));
 }
 
 #[test]

@@ -175,6 +175,7 @@ impl Effects {
             Op::Address(AddressOp::Keep { addresses }) => host.change_addresses(|all| all.use_addresses(addresses)),
             Op::Address(AddressOp::LeaveFrom { addresses }) => host.change_addresses(|all| all.leave(addresses)),
             Op::Address(AddressOp::Reach { addresses }) => host.change_addresses(|all| all.reach(addresses)),
+            Op::Address(AddressOp::Lead { ways }) => host.change_addresses(|all| all.lead(ways)),
             Op::Address(AddressOp::NeighbourProxy { addresses }) => self.proxy.set(now, &addresses, &host.network),
             Op::Address(AddressOp::LookUp { key }) => self.names.ask(key),
             Op::Tunnel(TunnelOp::AddKeys { peer, receive_index, keys, aes }) => {

@@ -124,6 +124,10 @@ kinds! {
     /// last heard; `advice`: what to look for, as the sentence has it. When it answers again `moved` or
     /// `path-confirmed` tells of it.
     NotConfirmed = "not-confirmed" (peer, remote, from, because, unanswered_ms, heard_ms, flows, advice);
+    /// The peer answers again by the network of `to`, which was silent: its connections go back there.
+    NetworkBack = "network-back" (peer, from, to, flows);
+    /// Nothing of the peer has come by the network of `from` for `silent_ms`, and it answers by that of `to`.
+    NetworkSilent = "network-silent" (peer, from, to, silent_ms, flows);
     /// The peer did not answer, but this host is where it was.
     NotMoved = "not-moved" (peer, at, flows, carried, carrier);
     /// A rendezvous (`peer`) does not stand in for this host at `address`, which it has left.

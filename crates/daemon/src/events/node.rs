@@ -106,6 +106,13 @@ reports! {
     Event::StoodInFor { by: peer, address, status } =>
         NotStoodInFor { peer, address, reason: not_stood_in(*status) }
         "peer {peer} does not stand in for this host at {address}: {}", not_stood_in(*status);
+    Event::NetworkSilent { peer, from, to, silent, flows } =>
+        NetworkSilent { peer, from, to, silent_ms: silent, flows }
+        "nothing of peer {peer} has come by the network of {from} for {}, and it answers by that of {to}: {} to move",
+        human(*silent), connections(*flows);
+    Event::NetworkBack { peer, from, to, flows } =>
+        NetworkBack { peer, from, to, flows }
+        "peer {peer} answers again by the network of {to}: {} to go back there from {from}", connections(*flows);
     Event::TakenBack { peer, from, flows } =>
         TakenBack { peer, from, flows }
         "no answer of peer {peer} arrives at {from}: {} as before", connections(*flows);

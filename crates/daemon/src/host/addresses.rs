@@ -31,6 +31,8 @@ pub(crate) struct Addresses {
     leaving: Vec<IpAddr>,
     /// Addresses of moved peers, and whether through the tunnel.
     reached: Vec<(IpAddr, bool)>,
+    /// Destinations that are reached by the interface of the address beside each.
+    led: Vec<(IpAddr, IpAddr)>,
     /// Those of `used` that are kept now.
     in_force: Vec<IpAddr>,
     done: Done,
@@ -80,6 +82,7 @@ impl Addresses {
             used: BTreeSet::new(),
             leaving: Vec::new(),
             reached: Vec::new(),
+            led: Vec::new(),
             in_force: Vec::new(),
             done: Done::default(),
         })
@@ -103,6 +106,11 @@ impl Addresses {
     /// Sets which addresses of moved peers are to be reached.
     pub(crate) fn reach(&mut self, addresses: Vec<(IpAddr, bool)>) {
         self.reached = addresses;
+    }
+
+    /// Sets which destinations are reached by the interface of which address, whatever the routes say.
+    pub(crate) fn lead(&mut self, ways: Vec<(IpAddr, IpAddr)>) {
+        self.led = ways;
     }
 
     /// Whether a moved peer's address is to be reached elsewhere than where it was.
@@ -216,11 +224,16 @@ impl Addresses {
 
     fn ways(&mut self, surroundings: &Surroundings) -> Ways {
         let mut ways = Ways::default();
+        ways.peers
+            .extend(self.led.iter().filter_map(|(to, by)| Some((*to, led_by(surroundings, &self.reached, *to, *by)?))));
         for (peer, tunnelled) in self.reached.clone() {
             // Where peers meet in the other family only, flows of this one go through the tunnel in any case.
             let tunnelled = tunnelled || !surroundings.locators.iter().any(|at| at.is_ipv4() == peer.is_ipv4());
             // Where a peer is, the ordinary route serves; our own datagrams to it go there, too.
-            if surroundings.locators.contains(&peer) || surroundings.own.contains(&peer) {
+            if surroundings.locators.contains(&peer)
+                || surroundings.own.contains(&peer)
+                || ways.peers.contains_key(&peer)
+            {
                 continue;
             }
             let way = match self.routes.under(peer, None) {
@@ -280,6 +293,17 @@ struct Ways {
 /// or one that goes away at this moment.
 fn lasting(source: Option<IpAddr>, surroundings: &Surroundings) -> Option<IpAddr> {
     source.filter(|source| surroundings.own.contains(source))
+}
+
+/// To a destination by the interface that has an address of this host's: that which the routes name brings nothing
+/// there. Everything that this host sends goes so, its own datagrams, the flows' packets, which the program of that
+/// interface takes whatever their source is, and what is new.
+fn led_by(surroundings: &Surroundings, reached: &[(IpAddr, bool)], to: IpAddr, by: IpAddr) -> Option<PeerWay> {
+    let SourceRoute { interface, gateway } = *surroundings.ways.get(&by)?;
+    // Datagrams of the tunnel are as long as the way itself allows.
+    let tunnelled = reached.iter().any(|(at, tunnelled)| *at == to && *tunnelled);
+    let mtu = (tunnelled && !surroundings.locators.contains(&to)).then(|| surroundings.mtu_to(to));
+    Some(PeerWay { interface, gateway, otherwise: None, source: Some(by), mtu })
 }
 
 /// To where the peer is, if that is all that matters, else to the TUN device, which leads everywhere.

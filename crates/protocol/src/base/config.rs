@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use zeroize::Zeroizing;
@@ -83,6 +84,43 @@ pub struct Carriers {
     pub tunnel: bool,
 }
 
+/// When it is looked for networks of this host that are silent, though nothing says so (decision 0106).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SilenceMode {
+    /// Never.
+    #[default]
+    Off,
+    /// When something was sent and is not answered.
+    Idle,
+    /// All the time: a peer is asked when nothing was heard for a moment.
+    Vigilant,
+}
+
+/// After how long a silence something is done. Both grow with the measured round trip: these are for a LAN, and those
+/// of VHF.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SilenceThresholds {
+    /// The peer is asked; in vigilant mode.
+    pub first: Duration,
+    /// The network is left, unless the peer has answered.
+    pub second: Duration,
+}
+
+impl Default for SilenceThresholds {
+    fn default() -> Self {
+        Self { first: Duration::from_millis(30), second: Duration::from_millis(45) }
+    }
+}
+
+/// How silent networks are found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Links {
+    /// When they are looked for.
+    pub mode: SilenceMode,
+    /// After how long.
+    pub thresholds: SilenceThresholds,
+}
+
 /// What a node is told once.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -125,6 +163,8 @@ pub struct Config {
     pub community_rendezvous: bool,
     /// Whether a path is kept ready to each peer from each link beside the one in use (P-180).
     pub keep_paths: bool,
+    /// How networks of this host that are silent are found.
+    pub links: Links,
     /// Whether others may meet at this host.
     pub serve_rendezvous: bool,
     /// Whether this host stands in for hosts that have left its links (P-60).
@@ -163,6 +203,7 @@ impl Default for Config {
             with_names: Vec::new(),
             community_rendezvous: true,
             keep_paths: false,
+            links: Links::default(),
             serve_rendezvous: false,
             neighbour_proxy: false,
             behind: Vec::new(),

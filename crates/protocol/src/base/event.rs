@@ -159,6 +159,30 @@ pub enum Event {
     },
     /// This host is back.
     Resumed,
+    /// Nothing of a peer comes by the network in use any more, and it answers by another: its flows move there.
+    NetworkSilent {
+        /// The peer.
+        peer: PeerId,
+        /// Our address there.
+        from: IpAddr,
+        /// The one that is taken instead.
+        to: IpAddr,
+        /// For how long nothing came.
+        silent: Duration,
+        /// Flows that move.
+        flows: usize,
+    },
+    /// The network that was silent answers again, long enough to be come back to.
+    NetworkBack {
+        /// The peer.
+        peer: PeerId,
+        /// Our address where the flows were meanwhile.
+        from: IpAddr,
+        /// The one that they are come back to.
+        to: IpAddr,
+        /// Flows that move.
+        flows: usize,
+    },
     /// The peer does not answer a hand-off by hand: its flows stay on the path that they have.
     TakenBack {
         /// The peer.

@@ -8,6 +8,13 @@ pub struct LinkId(pub u32);
 impl LinkId {
     /// That of an address which is no link's.
     pub(crate) const NONE: Self = Self(0);
+    /// That of the loopback interface, in each network namespace of Linux.
+    const LOOPBACK: Self = Self(1);
+
+    /// Whether it leads to other hosts.
+    pub(crate) fn leads_out(self) -> bool {
+        self != Self::NONE && self != Self::LOOPBACK
+    }
 }
 
 /// A path to a peer, counted by this host for that peer.

@@ -198,6 +198,12 @@ pub enum AddressOp {
         /// Address and whether through the tunnel; sorted.
         addresses: Vec<(IpAddr, bool)>,
     },
+    /// Destinations that are to be reached by the interface which has the address beside each, whatever the routes say:
+    /// what is sent to them by the network that these lead to does not arrive (P-229).
+    Lead {
+        /// Destination, and address of this host; sorted.
+        ways: Vec<(IpAddr, IpAddr)>,
+    },
     /// Addresses of hosts that have left this host's links and that it is to stand in for: to answer for them, and to
     /// hand datagrams to their control ports to [`Node::handle_intercepted`](crate::Node::handle_intercepted). One that
     /// somebody has, or that is on no link, is told by [`Node::stand_aside`](crate::Node::stand_aside).

@@ -36,6 +36,10 @@ pub(crate) enum Signal {
     SessionsGone(PeerId),
     /// A path to a peer that is kept ready works from now on, or does no more, or is none any more.
     PathChanged(PeerId),
+    /// The peer has answered by a path that this host keeps ready.
+    PathAnswered(PeerId),
+    /// Something that a peer usually answers was not: a flow of its stands still, or a check of its path.
+    Overdue(PeerId),
     /// The network is another.
     NetworkChanged,
     /// This host was away, and is back.

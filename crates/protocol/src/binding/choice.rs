@@ -7,7 +7,7 @@ use crate::base::Base;
 use crate::base::attachments::{Attachment, Routes};
 use crate::base::op::PeerId;
 use crate::binding::BindingLayer;
-use crate::path::paths::{Choice, Paths};
+use crate::path::paths::{Choice, Paths, Wants};
 use crate::session::peer::Peer;
 
 /// What was chosen, and what it was chosen by.
@@ -31,16 +31,25 @@ impl BindingLayer {
         let before = paths.choice();
         let preferred = by_hand.unwrap_or(before.preferred).filter(|a| base.attachments().is_current(a));
         let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
+        // What was chosen by hand now counts more than what a role found out before.
+        let there = |wants: &Wants| [wants.prefer, wants.exclude].iter().all(|a| base.attachments().is_current(a));
+        let wants = before.wants.filter(|wants| forced.is_none() && there(wants));
         let mut ways = self.ways_to(id, paths, wanted, routes, base);
+        if let Some(Wants { prefer, exclude }) = wants
+            && let Some(way) = ways.iter_mut().find(|way| **way == exclude)
+        {
+            *way = prefer;
+        }
         let peer = bound!(self, &id);
         // P-53; else by the first.
         ways.sort_by_key(|way| {
             let deaf = Some(*way) == before.unanswered;
             let home = peer.as_ref().map(|peer| (peer.flows_at_home(way.address), peer.flows_of_family(way.address)));
-            (Some(way.address) != wanted, deaf, Reverse(home))
+            let by_role = wants.is_some_and(|wants| wants.prefer == *way);
+            (!by_role, Some(way.address) != wanted, deaf, Reverse(home))
         });
         let (found, otherwise) = (ways.first().copied(), ways.get(1).copied());
-        Chosen { choice: Choice { preferred, otherwise, ..before }, found }
+        Chosen { choice: Choice { preferred, otherwise, wants, ..before }, found }
     }
 
     /// Where this host may reach a peer from, one address of each family at the most.

@@ -66,6 +66,12 @@ impl BindingLayer {
         observed: SocketAddr,
         base: &mut Base,
     ) -> bool {
+        if let Some(at) = self.flow.path_mut().on_asked_answer(now, id, token, observed, base) {
+            if at.is_some() {
+                self.record_sighting(now, id, at, base);
+            }
+            return true;
+        }
         let Some(peer) = self.flow.peer_mut(&id) else { return false };
         if peer.path.take_pong(now, token, observed) {
             return true;

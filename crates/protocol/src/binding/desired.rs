@@ -50,6 +50,7 @@ impl BindingLayer {
         let mut keep: BTreeSet<IpAddr> = BTreeSet::new();
         let mut leave: BTreeSet<IpAddr> = BTreeSet::new();
         let mut reach: BTreeMap<IpAddr, bool> = BTreeMap::new();
+        let mut led: BTreeMap<IpAddr, IpAddr> = BTreeMap::new();
         for peer in self.each() {
             keep.extend(peer.flow.local_addresses());
             if peer.has_gone() {
@@ -63,6 +64,11 @@ impl BindingLayer {
                 }
             }
         }
+        for peer in self.each().filter(|peer| peer.path.is_led()) {
+            let Some(by) = peer.path.source() else { continue };
+            let at = peer.flow.remote_addresses().chain([peer.path.remote().ip()]);
+            led.extend(at.filter(|at| at.is_ipv4() == by.is_ipv4()).map(|at| (at, by)));
+        }
         let keep: Vec<IpAddr> = keep.into_iter().collect();
         if keep != self.keeping {
             self.keeping = keep;
@@ -72,6 +78,11 @@ impl BindingLayer {
         if leave != self.leaving {
             self.leaving = leave;
             self.leave_from(base);
+        }
+        let led: Vec<(IpAddr, IpAddr)> = led.into_iter().collect();
+        if led != self.led {
+            self.led = led;
+            self.lead_peers(base);
         }
         let reach: Vec<(IpAddr, bool)> = reach.into_iter().collect();
         if reach != self.reaching {
@@ -90,6 +101,11 @@ impl BindingLayer {
         base.ask(AddressOp::LeaveFrom { addresses: self.leaving.clone() }, asked);
     }
 
+    fn lead_peers(&mut self, base: &mut Base) {
+        let asked = Asked::State("leading peers by another network", State::Sets);
+        base.ask(AddressOp::Lead { ways: self.led.clone() }, asked);
+    }
+
     pub(crate) fn reach_peers(&mut self, base: &mut Base) {
         let asked = Asked::State("reaching moved peers", State::Sets);
         base.ask(AddressOp::Reach { addresses: self.reaching.clone() }, asked);
@@ -99,6 +115,9 @@ impl BindingLayer {
     pub(crate) fn apply_sets(&mut self, base: &mut Base) {
         self.keep_addresses(base);
         self.leave_from(base);
+        if !self.led.is_empty() {
+            self.lead_peers(base);
+        }
         self.reach_peers(base);
     }
 

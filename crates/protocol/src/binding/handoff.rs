@@ -214,17 +214,24 @@ impl BindingLayer {
 
     /// What carries the flows while an update is under way, if that still works: the path that they have now (P-38).
     fn former_path(&self, id: PeerId, routes: &dyn Routes, base: &Base) -> Option<Meanwhile> {
+        let meanwhile = self.present_path(id)?;
+        let attachment = meanwhile.attachment;
+        // One that a role has found silent carries nothing.
+        let wants = self.flow.path().paths(&id).and_then(|paths| paths.choice().wants);
+        let there = base.attachments().is_current(&attachment) && wants.is_none_or(|wants| wants.exclude != attachment);
+        (there && routes.still_reaches(attachment.address, meanwhile.binding.peer_locator)).then_some(meanwhile)
+    }
+
+    /// The path that carries the flows now, if any does.
+    pub(super) fn present_path(&self, id: PeerId) -> Option<Meanwhile> {
         let peer = bound!(self, &id)?;
         let holds =
             peer.flow.places().local == NOWHERE || (peer.binding.carrier == Carrier::Hold && peer.moved_flows() > 0);
-        let meanwhile = match peer.meanwhile() {
-            Some(meanwhile) => meanwhile.clone(),
-            None if holds => return None,
-            None => Meanwhile { binding: peer.binding(), attachment: peer.path.attachment()? },
-        };
-        let attachment = meanwhile.attachment;
-        let there = base.attachments().is_current(&attachment);
-        (there && routes.still_reaches(attachment.address, meanwhile.binding.peer_locator)).then_some(meanwhile)
+        match peer.meanwhile() {
+            Some(meanwhile) => Some(meanwhile.clone()),
+            None if holds => None,
+            None => Some(Meanwhile { binding: peer.binding(), attachment: peer.path.attachment()? }),
+        }
     }
 
     /// While an update is not answered: the path that is being left may go before.
@@ -282,7 +289,14 @@ impl BindingLayer {
     }
 
     /// We are somewhere else: the peer is told.
-    fn arrive(&mut self, now: Time, id: PeerId, attachment: Attachment, meanwhile: Option<Meanwhile>, base: &mut Base) {
+    pub(super) fn arrive(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        attachment: Attachment,
+        meanwhile: Option<Meanwhile>,
+        base: &mut Base,
+    ) {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let from = peer.path.source();
         let lost = meanwhile.is_none();

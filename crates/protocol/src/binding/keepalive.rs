@@ -9,6 +9,7 @@ use crate::Time;
 use crate::base::Base;
 use crate::base::op::PeerId;
 use crate::base::pace::{KEEPALIVE, REFRESH};
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::flow::peers::Away;
@@ -46,6 +47,9 @@ impl BindingLayer {
             (false, false) => (1000, 5, KEEPALIVE),
         };
         let pause = peer.path.repeat_after(1).max(Duration::from_millis(least)) * 2u32.pow(tries.min(doublings));
+        if tries > 0 {
+            base.signal(Signal::Overdue(id));
+        }
         let pause = self.miss(now, id, tries, base).unwrap_or(pause.min(longest));
         base.set_timer(Timer::Keepalive(id), now + pause);
         self.flow.path_mut().send(id, &[Message::PathChallenge { token }, Message::Locators(locators)], base);

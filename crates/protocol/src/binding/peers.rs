@@ -93,6 +93,8 @@ pub(crate) struct BoundPeer {
     pub(super) doubt_told: Option<Time>,
     /// Addresses of ours that paths are kept ready from.
     pub(super) keeps_from: BTreeSet<IpAddr>,
+    /// One is kept ready from each other network of ours.
+    pub(super) keeps_all: bool,
     /// Bindings of single flows.
     pub(super) sides: Sides,
     /// What it is to be told before this host forgets its flows for good.

@@ -26,16 +26,24 @@ impl BindingLayer {
         let keeps = self.flow.session().keeps(id);
         let Some(peer) = bound!(self, &id) else { return };
         let needed = keeps || !peer.flow.flows().is_empty();
-        let needed = needed && peer.flow.away().is_none() && peer.has_session() && !base.is_suspended();
+        // Who is not heard may be where another network leads.
+        let away =
+            if peer.binding.keeps_all { peer.flow.away() == Some(Away::Announced) } else { peer.flow.away().is_some() };
+        let needed = needed && !away && peer.has_session() && !base.is_suspended();
         let in_use = peer.path.attachment();
         let mut links: BTreeSet<LinkId> = in_use.iter().map(|attachment| attachment.link).collect();
         let attachments = base.attachments().addresses().filter_map(|address| base.attachments().get(address));
+        let mut attachments: Vec<Attachment> = attachments.collect();
+        // Of each link that which leads to where the peer is comes first.
+        attachments.sort_by_key(|attachment| attachment.address.is_ipv4() != peer.path.remote().is_ipv4());
+        let each = base.config().keep_paths || peer.binding.keeps_all;
         // By hand as it was said; else one of each link that is not in use.
         let mut wanted: Vec<Attachment> = attachments
+            .into_iter()
             .filter(|attachment| {
                 let by_hand = peer.binding.keeps_from.contains(&attachment.address)
                     || peer.binding.sides.keeps_from(attachment.address);
-                by_hand || (base.config().keep_paths && links.insert(attachment.link))
+                by_hand || (each && attachment.link.leads_out() && links.insert(attachment.link))
             })
             .filter(|attachment| needed && Some(*attachment) != in_use)
             .collect();

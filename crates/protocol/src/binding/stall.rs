@@ -6,6 +6,7 @@ use crate::Time;
 use crate::base::Base;
 use crate::base::event::Event;
 use crate::base::op::{Carrier, PeerId};
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::peers::CarrierProbe;
@@ -23,6 +24,7 @@ impl BindingLayer {
         if waits || !peer.carries() {
             return;
         }
+        base.signal(Signal::Overdue(id));
         // What never left home fares as without Whimbrel.
         let native = entry.home == peer.current_places();
         let otherwise = if native { peer.has_moved() } else { peer.binding.carrier != Carrier::Tunnel };

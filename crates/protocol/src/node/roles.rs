@@ -12,6 +12,7 @@ use crate::role::anchor::Anchor;
 use crate::role::anchor::referral::ReferralRole;
 use crate::role::community::Community;
 use crate::role::gateway::GatewayRole;
+use crate::role::links::LinksRole;
 use crate::role::relocation::Relocation;
 use crate::role::rendezvous::RendezvousRole;
 use crate::role::{At, Came, Role};
@@ -99,4 +100,5 @@ roles! {
     relocation: Relocation,
     anchor: Anchor,
     community: Community,
+    links: LinksRole,
 }

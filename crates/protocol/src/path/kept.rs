@@ -106,7 +106,23 @@ impl Kept {
         self.state == PathState::Confirmed && self.answered + within > now
     }
 
-    fn attachment(&self) -> Option<Attachment> {
+    pub(super) fn is(&self, id: PathId) -> bool {
+        self.id == id
+    }
+
+    pub(super) fn remote(&self) -> SocketAddr {
+        self.path.remote
+    }
+
+    pub(super) fn estimate(&self) -> &Estimate {
+        &self.estimate
+    }
+
+    pub(super) fn estimate_mut(&mut self) -> &mut Estimate {
+        &mut self.estimate
+    }
+
+    pub(super) fn attachment(&self) -> Option<Attachment> {
         match self.end {
             End::Own(attachment) => Some(attachment),
             End::Peer { .. } => None,
@@ -131,9 +147,23 @@ impl Kept {
         if is_certain {
             self.estimate.sample(age);
         }
+        self.note_answer(now, observed);
+    }
+
+    fn note_answer(&mut self, now: Time, observed: SocketAddr) {
         (self.state, self.observed, self.answered) = (PathState::Confirmed, Some(observed), now);
         self.failures = 0;
         self.path.settle();
+    }
+
+    /// A question on it is answered that was asked beside its challenges.
+    pub(super) fn on_asked_answer(&mut self, now: Time, id: PeerId, observed: SocketAddr, base: &mut Base) {
+        if self.state != PathState::Confirmed {
+            base.signal(Signal::PathChanged(id));
+        }
+        self.note_answer(now, observed);
+        base.set_timer(Timer::Path(id, self.id), now + KEEPALIVE);
+        base.signal(Signal::PathAnswered(id));
     }
 }
 
@@ -141,10 +171,20 @@ impl Paths {
     /// This host's paths that are kept.
     pub(crate) fn kept(&self) -> impl Iterator<Item = PathView> {
         self.kept.iter().filter_map(|kept| {
-            let Kept { id, state, observed, ref path, ref estimate, .. } = *kept;
+            let Kept { id, state, observed, path, estimate, .. } = kept;
             let round_trip = estimate.smoothed();
+            let (id, state, observed) = (*id, *state, *observed);
             Some(PathView { id, attachment: kept.attachment()?, remote: path.remote, state, round_trip, observed })
         })
+    }
+
+    /// The same, with when each has answered last.
+    pub(crate) fn kept_answered(&self) -> impl Iterator<Item = (PathView, Time)> {
+        let answered = |view: PathView| {
+            let kept = self.kept.iter().find(|kept| kept.is(view.id));
+            (view, kept.map_or(Time::default(), |kept| kept.answered))
+        };
+        self.kept().map(answered)
     }
 
     /// The path that is kept from this address, if it works.
@@ -163,6 +203,9 @@ impl Paths {
 
     /// The link that what goes between these two is sent by: that of the path which is kept there.
     pub(super) fn link_between(&self, source: Option<IpAddr>, to: SocketAddr) -> Option<LinkId> {
+        if source.is_some() && source == self.source && self.own_link().is_some() {
+            return self.own_link();
+        }
         self.kept.iter().find_map(|kept| match kept.end {
             End::Own(attachment) if Some(attachment.address) == source => Some(attachment.link),
             // The path in use leaves by whichever link has the address now.
@@ -381,6 +424,9 @@ impl PathLayer {
             base.signal(Signal::PathChanged(id));
         }
         kept.on_answer(now, observed);
+        if kept.attachment().is_some() {
+            base.signal(Signal::PathAnswered(id));
+        }
         match kept.end {
             End::Own(_) => base.set_timer(Timer::Path(id, kept.id), now + KEEPALIVE),
             End::Peer { .. } => base.stop_timer(Timer::Path(id, kept.id)),

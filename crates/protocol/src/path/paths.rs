@@ -9,7 +9,7 @@ use whimbrel_wire::hello::MAX_LOCATORS;
 use crate::Time;
 use crate::base::Base;
 use crate::base::attachments::Attachment;
-use crate::base::id::PathId;
+use crate::base::id::{LinkId, PathId};
 use crate::base::op::SavedPeer;
 use crate::path::challenge::{Awaited, Claim, Path, Rival};
 use crate::path::estimate::Estimate;
@@ -20,7 +20,7 @@ use crate::session::contact::handshake::Begun;
 use crate::session::peer::Met;
 
 /// Round trip assumed before one was measured.
-const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
+pub(super) const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(200);
 
 /// Repeated checks without an answer after which the path is in doubt.
 const DOUBTED_AFTER: u32 = 2;
@@ -38,6 +38,10 @@ pub(crate) struct Paths {
     met: Option<SocketAddr>,
     /// Our address towards it.
     pub(super) source: Option<IpAddr>,
+    /// When something authentic came by the path in use last.
+    pub(super) heard: Time,
+    /// What goes by the path in use names its link: the routes may lead elsewhere (P-229).
+    by_link: bool,
     /// The attachment that it belongs to; `None`: we cannot reach the peer.
     attachment: Option<Attachment>,
     /// Our address where it takes us to be, while we are elsewhere and it has not answered.
@@ -62,7 +66,7 @@ pub(crate) struct Paths {
     /// Addresses of ours that it has been told.
     told: Vec<IpAddr>,
     /// Of the path in use.
-    estimate: Estimate,
+    pub(super) estimate: Estimate,
     /// It was taken over from a daemon before this one, and where we are was not looked at since.
     restored: bool,
     /// It has not shown since then that it is where it said.
@@ -83,6 +87,15 @@ pub(crate) struct Choice {
     pub otherwise: Option<Attachment>,
     /// The one that it was left for since nobody answered.
     pub unanswered: Option<Attachment>,
+    /// What a role wants.
+    pub wants: Option<Wants>,
+}
+
+/// A role's word on the way to a peer: one attachment is taken instead of another, as long as this host has both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wants {
+    pub prefer: Attachment,
+    pub exclude: Attachment,
 }
 
 /// An unsolicited challenge, for the round trip and the observed address.
@@ -103,6 +116,8 @@ impl Paths {
             remote,
             met: None,
             source: None,
+            heard: Time::default(),
+            by_link: false,
             attachment: None,
             left: None,
             locators: Vec::new(),
@@ -339,7 +354,19 @@ impl Paths {
     /// This host is at another address from now on: how another was seen says nothing of this one.
     pub(crate) fn move_to(&mut self, attachment: Attachment) {
         (self.attachment, self.source) = (Some(attachment), Some(attachment.address));
+        // Where it was led elsewhere until now, what that takes is in force for a moment yet.
+        self.by_link |= self.is_led();
         self.take_kept(attachment);
+    }
+
+    /// Whether a role has the peer reached from there, and not the routes.
+    pub(crate) fn is_led(&self) -> bool {
+        self.choice.wants.is_some_and(|wants| self.attachment == Some(wants.prefer))
+    }
+
+    /// The link that is named by what goes by the path in use.
+    pub(super) fn own_link(&self) -> Option<LinkId> {
+        self.attachment.filter(|_| self.by_link).map(|attachment| attachment.link)
     }
 
     /// The peer asked where this host has that address: it is our locator towards it now.
@@ -360,6 +387,7 @@ impl Paths {
     /// The peer knows where this host is, and sees it there.
     pub(crate) fn on_acknowledged(&mut self, observed: SocketAddr) {
         (self.left, self.observed) = (None, Some(observed));
+        self.by_link = self.is_led();
     }
 }
 

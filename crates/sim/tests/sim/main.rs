@@ -18,6 +18,7 @@ mod gateway;
 mod growth;
 mod late;
 mod leases;
+mod links;
 mod moves;
 mod nat;
 mod neighbour_proxy;

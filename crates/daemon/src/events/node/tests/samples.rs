@@ -67,6 +67,8 @@ pub(super) fn all() -> Vec<Event> {
         Event::Suspended { flows: 1 },
         Event::Suspended { flows: 2 },
         Event::Resumed,
+        Event::NetworkSilent { peer, from: address, to, silent: Duration::from_millis(48), flows: 2 },
+        Event::NetworkBack { peer, from: to, to: address, flows: 1 },
         Event::TakenBack { peer, from: address, flows: 1 },
         Event::PeerMoved { peer, to: remote, translated: true, flows: 1, carried: carried(1, Carrier::FollowRewrite) },
         Event::PeerMoved { peer, to: remote, translated: false, flows: 0, carried: carried(0, Carrier::Tunnel) },

@@ -1,0 +1,3 @@
+//! Networks of this host that fall silent (decision 0106).
+
+pub(crate) mod config;

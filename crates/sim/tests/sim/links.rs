@@ -1,0 +1,336 @@
+//! Networks that fall silent, though nothing says so (P-227 to P-229).
+
+use std::time::Duration;
+
+use whimbrel_protocol::{Config, Event, Links, PathState, SilenceMode, Time};
+use whimbrel_sim::{FlowId, HostId, Link, Parting, World};
+
+use crate::common::{AWAY, FURTHER, HOME, SECOND, SERVICE, Two, address, seeds};
+
+const VIGILANT: SilenceMode = SilenceMode::Vigilant;
+const IDLE: SilenceMode = SilenceMode::Idle;
+const NO_DELAY: Link = Link { delay: Duration::ZERO, jitter: Duration::ZERO, loss: 0, duplicate: 0, reorder: 0 };
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn looking(mode: SilenceMode) -> Config {
+    Config { links: Links { mode, ..Links::default() }, ..Config::default() }
+}
+
+/// A client with two networks, and flows that nothing is sent on. The first network is in use, and its link does this
+/// to packets; the others delay them as much.
+fn with_two(seed: u64, mode: SilenceMode, link: Link) -> (Two, Vec<FlowId>) {
+    let mut two = Two::nowhere(seed, looking(mode), Config::default());
+    two.world.set_links(Link { jitter: Duration::ZERO, loss: 0, ..link });
+    two.world.set_link(two.home, link);
+    // Each question and each answer is one.
+    two.world.allow_datagrams(200);
+    two.world.attach(two.client, two.away, AWAY);
+    two.world.attach(two.client, two.home, HOME);
+    let flows = two.flow(2);
+    two.world.set_beat(None);
+    (two, flows)
+}
+
+/// Hand-offs that a host has made since then because a network was silent, or was so no longer: when, and how long it
+/// was silent.
+fn hand_offs(world: &World, host: HostId, since: usize) -> Vec<(Time, Option<Duration>)> {
+    let of = world.events.iter().skip(since).filter(|(_, of, _)| *of == host);
+    let found = of.filter_map(|(at, _, event)| match event {
+        Event::NetworkSilent { silent, .. } => Some((*at, Some(*silent))),
+        Event::NetworkBack { .. } => Some((*at, None)),
+        _ => None,
+    });
+    found.collect()
+}
+
+fn source(world: &World, host: HostId) -> Option<std::net::IpAddr> {
+    world.peer(host).source
+}
+
+#[test]
+fn silent_cut_at_rest_vigilant() {
+    let mut took = Vec::new();
+    for seed in seeds(25, 100) {
+        let (Two { mut world, client, home, .. }, _) = with_two(seed, VIGILANT, NO_DELAY);
+        // What is lost by chance has to be learned first: nothing is.
+        world.run_for(40 * SECOND + Duration::from_micros(seed * 7919 % 30_000));
+        let (before, cut) = (world.events.len(), world.now());
+        world.set_cut(home, true);
+        let moved = |w: &World| {
+            let mut of = w.events.iter().skip(before).filter(|(_, of, _)| *of == client);
+            of.find(|(.., event)| matches!(event, Event::Moved { .. })).map(|(at, ..)| *at)
+        };
+        assert!(world.wait(SECOND, |w| moved(w).is_some()), "seed {seed}: {:?}", world.peer(client));
+        let silent = hand_offs(&world, client, before)[0].1.unwrap_or_default();
+        assert!(silent >= ms(45), "seed {seed}: after {silent:?}, before the second threshold");
+        took.push(moved(&world).unwrap_or_default().since(cut));
+        assert_eq!(source(&world, client), Some(address(AWAY)));
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+    took.sort_unstable();
+    eprintln!("cut to moved, {} seeds: {:?} median, {:?} at most", took.len(), took[took.len() / 2], took.last());
+    assert!(took[took.len() / 2] <= ms(40), "{took:?}");
+}
+
+#[test]
+fn what_is_silent_is_left_when_something_is_sent_in_idle_mode() {
+    for seed in seeds(5, 50) {
+        let (Two { mut world, client, home, .. }, flows) = with_two(seed, IDLE, Link::default());
+        world.run_for(30 * SECOND);
+        assert!(world.peer(client).kept.is_empty(), "nothing is kept at rest");
+        world.set_cut(home, true);
+        world.run_for(20 * SECOND);
+        assert_eq!(source(&world, client), Some(address(HOME)), "nobody has asked");
+        let before = world.events.len();
+        world.stall(flows[0], 0);
+        assert!(world.wait(SECOND, |w| source(w, client) == Some(address(AWAY))), "seed {seed}");
+        world.assert_delivering(SECOND);
+        assert_eq!(hand_offs(&world, client, before).len(), 1);
+        world.check();
+    }
+}
+
+#[test]
+fn idle_ssh_for_an_hour() {
+    let sent = |mode| {
+        let (Two { mut world, client, .. }, _) = with_two(2601, mode, Link::default());
+        world.run_for(60 * SECOND);
+        let before = world.datagrams();
+        world.run_for(3600 * SECOND);
+        assert!(hand_offs(&world, client, 0).is_empty());
+        world.datagrams() - before
+    };
+    let (idle, off, vigilant) = (sent(IDLE), sent(SilenceMode::Off), sent(VIGILANT));
+    eprintln!("datagrams of both ends in an hour at rest: off {off}, idle {idle}, vigilant {vigilant}");
+    assert_eq!(idle, off);
+    // A question and its answer in 30 ms and a round trip of 20, and the path that is kept.
+    assert!((100_000..160_000).contains(&vigilant), "{vigilant}");
+}
+
+/// An hour on a link that is bad, and never silent: no hand-off, and how much was asked.
+fn an_hour(name: &str, link: Link) {
+    for seed in seeds(1, 5) {
+        let (Two { mut world, client, .. }, _) = with_two(seed, VIGILANT, link);
+        world.tracing = false;
+        let before = world.datagrams();
+        world.run_for(3600 * SECOND);
+        let asked = world.datagrams() - before;
+        eprintln!("{name}, seed {seed}: {asked} datagrams of both ends in an hour");
+        let moved = hand_offs(&world, client, 0);
+        assert!(moved.is_empty(), "{name}, seed {seed}: {moved:?}");
+        world.assert_delivering(10 * SECOND);
+    }
+}
+
+#[test]
+fn jitter_100_loss_5_for_an_hour() {
+    an_hour("100 ms of jitter, 5 % lost each way", Link { jitter: ms(100), loss: 50, ..Link::default() });
+}
+
+#[test]
+fn round_trip_600_for_an_hour() {
+    an_hour("a round trip of 600 ms", Link { delay: ms(150), ..Link::default() });
+}
+
+#[test]
+fn flap_300_ms_for_a_minute() {
+    for seed in seeds(5, 50) {
+        let (Two { mut world, client, home, .. }, _) = with_two(seed, VIGILANT, Link::default());
+        world.run_for(30 * SECOND);
+        let before = world.events.len();
+        for turn in 0..200 {
+            world.set_cut(home, turn % 2 == 0);
+            world.run_for(ms(300));
+        }
+        let moved = hand_offs(&world, client, before);
+        assert!(!moved.is_empty() && moved.len() <= 3, "seed {seed}: {moved:?}");
+        world.assert_delivering(SECOND);
+        // It stays up: it is come back to.
+        assert!(world.wait(120 * SECOND, |w| source(w, client) == Some(address(HOME))), "seed {seed}");
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn a_network_that_answers_again_is_come_back_to_and_nothing_is_lost() {
+    for seed in seeds(5, 50) {
+        let (Two { mut world, client, home, .. }, flows) = with_two(seed, VIGILANT, Link::default());
+        world.run_for(10 * SECOND);
+        world.set_cut(home, true);
+        assert!(world.wait(2 * SECOND, |w| source(w, client) == Some(address(AWAY))), "seed {seed}");
+        world.run_for(3 * SECOND);
+        let missing = |world: &World| -> u64 {
+            let of = |flow: &FlowId| (world.flow(*flow).sent, world.flow(*flow).received);
+            flows.iter().map(of).map(|(sent, received)| sent[0] + sent[1] - received[0] - received[1]).sum()
+        };
+        let (before, events) = (missing(&world), world.events.len());
+        world.set_cut(home, false);
+        world.set_beat(Some(ms(1)));
+        assert!(world.wait(10 * SECOND, |w| source(w, client) == Some(address(HOME))), "seed {seed}");
+        world.run_for(SECOND);
+        world.set_beat(None);
+        world.run_for(SECOND);
+        assert_eq!(missing(&world), before, "seed {seed}: make before break");
+        assert_eq!(hand_offs(&world, client, events).len(), 1);
+        world.run_for(60 * SECOND);
+        assert_eq!(source(&world, client), Some(address(HOME)));
+        world.check();
+    }
+}
+
+#[test]
+fn without_an_alternative_all_stays_as_it_is() {
+    for (seed, mode) in [(2610, VIGILANT), (2611, IDLE)] {
+        // A single network; and two, of which the other is silent as well.
+        for both in [false, true] {
+            let mut two = Two::nowhere(seed, looking(mode), Config::default());
+            if both {
+                two.world.attach(two.client, two.away, AWAY);
+            }
+            two.world.attach(two.client, two.home, HOME);
+            let flows = two.flow(2);
+            let Two { mut world, client, home, away, .. } = two;
+            world.run_for(SECOND);
+            world.set_cut(away, true);
+            world.set_cut(home, true);
+            world.stall(flows[0], 0);
+            world.run_for(30 * SECOND);
+            assert!(hand_offs(&world, client, 0).is_empty());
+            assert_eq!(source(&world, client), Some(address(HOME)));
+            world.set_cut(home, false);
+            world.assert_delivering(3 * SECOND);
+            world.run_for(10 * SECOND);
+            assert_eq!(source(&world, client), Some(address(HOME)));
+            world.check();
+        }
+    }
+}
+
+#[test]
+fn of_two_networks_that_are_silent_that_is_taken_which_answers_first() {
+    for (seed, mode) in [(2612, VIGILANT), (2613, IDLE)] {
+        let (Two { mut world, client, home, away, .. }, flows) = with_two(seed, mode, Link::default());
+        world.run_for(SECOND);
+        [home, away].into_iter().for_each(|network| world.set_cut(network, true));
+        world.set_beat(Some(ms(7)));
+        world.stall(flows[0], 0);
+        world.run_for(20 * SECOND);
+        world.set_cut(away, false);
+        assert!(world.wait(3 * SECOND / 2, |w| source(w, client) == Some(address(AWAY))), "{mode:?}");
+        world.assert_delivering(2 * SECOND);
+        world.set_cut(home, false);
+        assert!(world.wait(60 * SECOND, |w| source(w, client) == Some(address(HOME))), "{mode:?}");
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn only_one_peer_is_gone() {
+    for seed in seeds(3, 30) {
+        let mut two = Two::nowhere(seed, looking(VIGILANT), Config::default());
+        let other = two.world.host("other");
+        two.world.attach(other, two.further, FURTHER);
+        two.world.attach(two.client, two.away, AWAY);
+        two.world.attach(two.client, two.home, HOME);
+        two.world.connect(two.client, &format!("{FURTHER}:80"));
+        two.flow(2);
+        let Two { mut world, client, home, far, .. } = two;
+        world.run_for(5 * SECOND);
+        let before = world.events.len();
+        world.faults.part = Some(Parting { networks: [home, far], from: world.sent() });
+        world.run_for(5 * SECOND);
+        let at: Vec<_> = world.peers(client).into_iter().map(|peer| (peer.remote.ip(), peer.source)).collect();
+        let server = address(SERVICE.split(':').next().unwrap_or_default());
+        for (remote, source) in at {
+            let from = if remote == server { AWAY } else { HOME };
+            assert_eq!(source, Some(address(from)), "seed {seed}: towards {remote}");
+        }
+        assert_eq!(hand_offs(&world, client, before).len(), 1, "seed {seed}");
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn a_new_network_that_leads_nowhere_is_left_for_the_one_before() {
+    for (seed, mode) in [(2620, VIGILANT), (2621, IDLE)] {
+        let mut two = Two::nowhere(seed, looking(mode), Config::default());
+        two.world.attach(two.client, two.away, AWAY);
+        two.flow(2);
+        let Two { mut world, client, home, .. } = two;
+        world.run_for(5 * SECOND);
+        world.set_cut(home, true);
+        // It is preferred from now on, as a captive portal's.
+        world.attach(client, home, HOME);
+        assert!(world.wait(5 * SECOND, |w| source(w, client) == Some(address(AWAY))), "{mode:?}");
+        world.assert_delivering(SECOND);
+        world.run_for(10 * SECOND);
+        assert_eq!(source(&world, client), Some(address(AWAY)), "{mode:?}");
+        world.set_cut(home, false);
+        assert!(world.wait(60 * SECOND, |w| source(w, client) == Some(address(HOME))), "{mode:?}");
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn what_is_chosen_by_hand_counts_more_than_what_was_found() {
+    let (Two { mut world, client, home, .. }, _) = with_two(2630, VIGILANT, Link::default());
+    world.run_for(5 * SECOND);
+    world.set_cut(home, true);
+    assert!(world.wait(SECOND, |w| source(w, client) == Some(address(AWAY))));
+    world.set_cut(home, false);
+    // At once, and not when it has answered for two seconds.
+    world.hand_off(client, Some(HOME));
+    world.run_for(ms(500));
+    assert_eq!(source(&world, client), Some(address(HOME)));
+    world.assert_delivering(SECOND);
+    // The other way round, it is gone back to by hand alone.
+    world.hand_off(client, Some(AWAY));
+    world.run_for(30 * SECOND);
+    assert_eq!(source(&world, client), Some(address(AWAY)));
+    world.check();
+}
+
+#[test]
+fn a_host_that_was_asleep_takes_no_network_for_silent() {
+    let (Two { mut world, client, .. }, _) = with_two(2640, VIGILANT, Link::default());
+    world.run_for(5 * SECOND);
+    for pause in [ms(40), ms(300), 5 * SECOND, 3600 * SECOND] {
+        world.sleep_all(pause);
+        world.run_for(2 * SECOND);
+    }
+    assert!(hand_offs(&world, client, 0).is_empty(), "{:?}", hand_offs(&world, client, 0));
+    world.assert_delivering(SECOND);
+}
+
+#[test]
+fn paths_are_kept_by_who_is_vigilant() {
+    let (Two { mut world, client, .. }, _) = with_two(2650, VIGILANT, Link::default());
+    world.run_for(SECOND);
+    let kept = world.peer(client).kept;
+    assert_eq!(kept.len(), 1);
+    assert_eq!((kept[0].attachment.address, kept[0].state), (address(AWAY), PathState::Confirmed));
+}
+
+#[test]
+fn it_is_left_again_and_come_back_to() {
+    let (Two { mut world, client, home, .. }, _) = with_two(2660, VIGILANT, Link { delay: ms(10), ..Link::default() });
+    world.set_beat(Some(ms(7)));
+    world.run_for(5 * SECOND);
+    for round in 0..3 {
+        world.set_cut(home, true);
+        assert!(world.wait(SECOND, |w| source(w, client) == Some(address(AWAY))), "round {round}");
+        world.run_for(6 * SECOND);
+        world.set_cut(home, false);
+        assert!(world.wait(90 * SECOND, |w| source(w, client) == Some(address(HOME))), "round {round}");
+        world.run_for(SECOND / 2);
+    }
+    world.check();
+}

@@ -1,0 +1,125 @@
+//! The network that a host uses falls silent, and nothing says so; another one is there.
+
+use std::net::IpAddr;
+use std::thread::sleep;
+use std::time::Duration;
+
+use super::world::{LONG, SOME, World, all_run, is_native, ms, site};
+use super::{Scenario, scenario};
+use crate::{FlowPair, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, Whimbrel, expect, patience, wait_until};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "vhf-silent",
+        "of two networks the preferred one falls silent, with TCP and UDP both ways: vigilant, both go on by the other, \
+         though the silent one's gateway is given up, and are back when it answers again",
+        silent,
+    ),
+    scenario(
+        "vhf-silent-idle",
+        "the same as the configuration is by default, with TCP: it is found when what was sent is not answered",
+        silent_idle,
+    ),
+];
+
+const VIGILANT: &str = "[links]\nmode = \"vigilant\"\n";
+/// UDP beside the stream, bits a second.
+const DATAGRAMS: u64 = 400_000;
+/// Time in which nothing may arrive where the network is watched: to find out, to tell the peer, and what is under way
+/// to be sent again.
+const WATCHED: Duration = Duration::from_millis(600);
+/// The same where the sender's timer has to run out twice (RFC 6298: 200 and 400 ms at the least in Linux, and the
+/// round trip) until it is asked.
+const UNWATCHED: Duration = Duration::from_secs(4);
+
+fn silent(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let server = world.at_server.ipv4()?;
+    goes_on_by_the_other(lab, world, server, VIGILANT, WATCHED)
+}
+
+fn silent_idle(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let server = world.at_server.ipv4()?;
+    goes_on_by_the_other(lab, world, server, "", UNWATCHED)
+}
+
+fn goes_on_by_the_other(lab: &mut Lab, world: World, at: IpAddr, config: &str, within: Duration) -> Result<()> {
+    let mut client = if config.is_empty() { world.laptop.whimbrel()? } else { world.laptop.whimbrel_with(config)? };
+    let mut server = world.server.whimbrel()?;
+    world.laptop.join(&world.b.network, &Join::by("eth0").metric(500))?;
+    let mut pairs = vec![world.stream_to(at)?];
+    if !config.is_empty() {
+        // Nobody notices that datagrams are not answered where nobody asks.
+        pairs.push(FlowPair::udp(&world.laptop, &world.server, at, &PairOptions::rate(DATAGRAMS))?);
+    }
+    for pair in &pairs {
+        client.wait_introduced(pair, LONG)?;
+    }
+    // How long answers take is learned.
+    sleep(Duration::from_secs(5));
+    for round in 0..2 {
+        for pair in &pairs {
+            is_native(&client, Side::Client, pair)?;
+        }
+        let before = newest(&client)?;
+        let cut = MonoTime::now();
+        world.laptop.leave(&world.at, Leave::Silent)?;
+        let told = client.wait_event("network-silent", before, LONG)?;
+        println!("    round {round}: {}", told.sentence);
+        for pair in &mut pairs {
+            let some = if pair.status(Side::Client)?.tcp.is_some() { SOME } else { 20 };
+            pair.wait_progress(some, LONG)?;
+            for side in [Side::Client, Side::Server] {
+                let took = pair.silence(side, cut)?;
+                println!("    {side:?} received nothing for {:.1} ms", ms(took));
+                expect!(took.is_some_and(|took| took < within * patience()), "{side:?} received nothing for {took:?}");
+            }
+        }
+        // What is new goes there as well.
+        let mut fresh = world.stream_to(at)?;
+        fresh.wait_progress(SOME, LONG)?;
+        fresh.finish(LONG)?;
+        // The kernel gives the silent network's gateway up; what waited for its answer would wait for ever.
+        world.laptop.ip([format!("neigh flush dev {}", world.at.interface)])?;
+        let given_up = MonoTime::now();
+        sleep(Duration::from_secs(6));
+        for pair in &mut pairs {
+            for side in [Side::Client, Side::Server] {
+                let gap = pair.longest_gap(side, given_up)?;
+                expect!(gap < WATCHED * patience(), "{side:?} received nothing for {gap:?} later");
+            }
+        }
+        if round > 0 {
+            break;
+        }
+        let before = newest(&client)?;
+        world.at.access()?.restore()?;
+        let restored = MonoTime::now();
+        client.wait_event("network-back", before, Duration::from_secs(60))?;
+        println!("    it is come back to after {:.1} s", (MonoTime::now() - restored).as_secs_f64());
+        wait_until(LONG, "all is native again", || {
+            pairs.iter().all(|pair| is_native(&client, Side::Client, pair).is_ok())
+        })?;
+        for pair in &mut pairs {
+            is_native(&server, Side::Server, pair)?;
+            for side in [Side::Client, Side::Server] {
+                let gap = pair.longest_gap(side, restored)?;
+                expect!(gap < WATCHED * patience(), "{side:?} received nothing for {gap:?} on the way back");
+            }
+        }
+    }
+    let mut pairs = pairs.into_iter();
+    pairs.next().map_or(Ok(()), |stream| world.finish(stream))?;
+    for mut datagrams in pairs {
+        for status in datagrams.check()? {
+            expect!(status.duplicates == 0, "{} datagrams came twice", status.duplicates);
+        }
+    }
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
+}
+
+fn newest(daemon: &Whimbrel) -> Result<u64> {
+    Ok(daemon.events(0)?.last().map_or(0, |event| event.number))
+}
