@@ -199,7 +199,7 @@ pub enum AddressOp {
         addresses: Vec<(IpAddr, bool)>,
     },
     /// Destinations that are to be reached by the interface which has the address beside each, whatever the routes say:
-    /// what is sent to them by the network that these lead to does not arrive (P-229).
+    /// what is sent to them by the network that these lead to does not arrive (P-232).
     Lead {
         /// Destination, and address of this host; sorted.
         ways: Vec<(IpAddr, IpAddr)>,

@@ -1,5 +1,5 @@
 //! A peer is reached by another of this host's networks than the routes say: a role has found the one that they lead to
-//! silent (P-228).
+//! silent (P-231).
 
 use std::time::Duration;
 

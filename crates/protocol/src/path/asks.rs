@@ -1,5 +1,5 @@
 //! Questions on single paths: each has a token of its own, so that it is certain what an answer answers, and how many
-//! go unanswered is known (P-227).
+//! go unanswered is known (P-230).
 
 use std::net::SocketAddr;
 

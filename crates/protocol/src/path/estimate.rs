@@ -109,11 +109,9 @@ impl Estimate {
     /// A question is answered, if this is the token of one.
     pub(super) fn answer(&mut self, now: Time, token: u64) -> bool {
         let Some(place) = self.asked.iter().position(|asked| asked.token == token) else { return false };
-        if let Some(Asked { at, counts, .. }) = self.asked.remove(place) {
-            if counts {
-                self.sample(now.since(at));
-                self.loss -= self.loss / REMEMBERED;
-            }
+        if let Some(Asked { at, .. }) = self.asked.remove(place).filter(|asked| asked.counts) {
+            self.sample(now.since(at));
+            self.loss -= self.loss / REMEMBERED;
         }
         true
     }

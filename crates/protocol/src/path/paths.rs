@@ -40,7 +40,7 @@ pub(crate) struct Paths {
     pub(super) source: Option<IpAddr>,
     /// When something authentic came by the path in use last.
     pub(super) heard: Time,
-    /// What goes by the path in use names its link: the routes may lead elsewhere (P-229).
+    /// What goes by the path in use names its link: the routes may lead elsewhere (P-232).
     by_link: bool,
     /// The attachment that it belongs to; `None`: we cannot reach the peer.
     attachment: Option<Attachment>,

@@ -1,5 +1,5 @@
 //! Networks of this host that fall silent (decision 0106): a peer whose path in use brings nothing any more is led by
-//! another one that has answered since the doubt began (P-227 to P-229). Without such it stays where it is.
+//! another one that has answered since the doubt began (P-230 to P-232). Without such it stays where it is.
 
 mod damp;
 mod watch;

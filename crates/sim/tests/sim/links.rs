@@ -1,4 +1,4 @@
-//! Networks that fall silent, though nothing says so (P-227 to P-229).
+//! Networks that fall silent, though nothing says so (P-230 to P-232).
 
 use std::time::Duration;
 
