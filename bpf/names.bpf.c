@@ -70,8 +70,8 @@ struct {
 /*
  * Whom sockets of UDP that are not connected are shown as the senders of datagrams, where that is the present address
  * of a flow's peer: what is sent there is meant for the flow. Two remotes may come to share an address, and ports stay.
- * The first is shown there, the other where it was; and both where they were once somebody has sent from there
- * natively.
+ * The first is shown there as long as its flow is known, the other where it was; and both where they were while
+ * somebody sends from there natively.
  */
 struct shown {
 	__u64 cookie;
@@ -80,12 +80,20 @@ struct shown {
 	__u8 zero[6];
 };
 
+struct meant {
+	struct address remote; /* where the peer was */
+	__u64 native_until; /* so long the name is somebody's who is there natively; CLOCK_MONOTONIC, ns */
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 8192);
 	__type(key, struct shown);
-	__type(value, struct address); /* where the peer was; zeros: somebody is there natively */
+	__type(value, struct meant);
 } shown SEC(".maps");
+
+/* After the last datagram: five minutes, as NATs keep mappings (RFC 4787 REQ-5). */
+#define NATIVE_FOR (300ULL * 1000000000)
 
 static __always_inline bool is_ours(struct bpf_sock_addr *context)
 {
@@ -145,7 +153,7 @@ static __always_inline bool own_tuple(struct bpf_sock_addr *context, struct flow
 	return true;
 }
 
-/* The own tuple of a flow of a UDP socket that is not connected, by its remote. False: the socket is none, or has none. */
+/* The own tuple of a flow of a UDP socket that is not connected, by its remote. False: it is none, or has none. */
 static __always_inline bool unconnected_tuple(struct bpf_sock_addr *context, const struct address *remote,
 					      struct flow_tuple *own)
 {
@@ -207,43 +215,65 @@ static __always_inline void name_shown(struct bpf_sock_addr *context, const stru
 	key->port = (__be16)context->user_port;
 }
 
+/* Whether a name is shown of this flow of the socket's, or could be again. */
+static __always_inline bool is_known(struct bpf_sock_addr *context, const struct address *remote)
+{
+	struct flow_tuple own = {};
+
+	return unconnected_tuple(context, remote, &own) && find_flow(&own);
+}
+
 /* Whom a datagram is shown to be from that an unconnected socket receives: where the flow's peer is now. */
 static __always_inline bool sender_name(struct bpf_sock_addr *context, struct address *address)
 {
-	const struct address nobody = {};
+	struct meant first = { .remote = *address };
 	struct flow_tuple own = {};
 	struct binding *binding;
-	struct address *meant;
 	struct shown key = {};
+	struct meant *meant;
 
 	binding = unconnected_tuple(context, address, &own) ? shown_as(&own) : NULL;
 	if (!binding) {
 		name_shown(context, address, &key);
 		meant = bpf_map_lookup_elem(&shown, &key);
 		if (meant)
-			*meant = nobody;
+			meant->native_until = bpf_ktime_get_coarse_ns() + NATIVE_FOR;
 		return false;
 	}
 	if (is_unspecified(&binding->peer))
 		return false;
 	name_shown(context, &binding->peer, &key);
 	meant = bpf_map_lookup_elem(&shown, &key);
-	if (meant ? !equal(meant, address) : bpf_map_update_elem(&shown, &key, address, BPF_ANY) != 0)
+	if (meant && meant->native_until > bpf_ktime_get_coarse_ns())
+		return false;
+	if (meant && !equal(&meant->remote, address) && is_known(context, &meant->remote))
+		return false;
+	if ((!meant || !equal(&meant->remote, address)) && bpf_map_update_elem(&shown, &key, &first, BPF_ANY))
 		return false;
 	*address = binding->peer;
 	return true;
 }
 
-/* Whom a datagram is for that an unconnected socket sends to where the peer of a flow of it was shown to be. */
+/*
+ * Whom a datagram is for that an unconnected socket sends to where the peer of a flow of it was shown to be. It is the
+ * flow's also where the peer has come back, or gone on.
+ */
 static __always_inline bool meant_sender(struct bpf_sock_addr *context, struct address *address)
 {
 	struct flow_tuple own = {};
+	struct binding *binding;
+	struct flow_entry *flow;
 	struct shown key = {};
-	struct address *meant;
+	struct meant *meant;
 
 	name_shown(context, address, &key);
 	meant = bpf_map_lookup_elem(&shown, &key);
-	if (!meant || is_unspecified(meant) || !unconnected_tuple(context, meant, &own) || !shown_as(&own))
+	if (!meant || meant->native_until > bpf_ktime_get_coarse_ns() ||
+	    !unconnected_tuple(context, &meant->remote, &own))
+		return false;
+	flow = find_flow(&own);
+	binding = flow ? bpf_map_lookup_elem(&bindings, &flow->binding) : NULL;
+	if (!binding || is_native_for_now(flow, binding))
 		return false;
 	*address = own.remote;
 	return true;

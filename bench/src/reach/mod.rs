@@ -34,22 +34,23 @@ pub fn run(options: &Options) -> Result<()> {
     machine::warn_if_busy();
     let mut all = Report::new("reach");
     let mut failures = Vec::new();
-    let figures: [(&str, Measure); 8] = [
-        ("first_byte", first_byte::measure),
-        ("introduced", introduced::measure),
-        ("ages", ages::measure),
-        ("both", both::measure),
-        ("short", short::measure),
-        ("datagrams", datagrams::measure),
-        ("datagram_moves", datagram_moves::measure),
-        ("crowd", crowd::measure),
+    // Its measurement, and whether that has cases that may be measured alone.
+    let figures: [(&str, Measure, bool); 8] = [
+        ("first_byte", first_byte::measure, true),
+        ("introduced", introduced::measure, true),
+        ("ages", ages::measure, true),
+        ("both", both::measure, false),
+        ("short", short::measure, false),
+        ("datagrams", datagrams::measure, false),
+        ("datagram_moves", datagram_moves::measure, false),
+        ("crowd", crowd::measure, false),
     ];
-    // Its name alone has one measured whole; else `only` is of the cases within.
-    let alone = figures.iter().any(|(name, _)| *name == options.only);
+    // The name of a figure has that measured whole; anything else is looked for among the cases.
+    let whole = options.only.is_empty() || figures.iter().any(|(name, ..)| *name == options.only);
     let all_of_it = Options { only: String::new(), ..options.clone() };
-    for (name, measure) in figures.into_iter().filter(|(name, _)| !alone || *name == options.only) {
-        let options = if alone { &all_of_it } else { options };
-        match measure(options) {
+    let wanted = |name: &str, cases: bool| options.only.is_empty() || name == options.only || (!whole && cases);
+    for (name, measure, _) in figures.into_iter().filter(|(name, _, cases)| wanted(name, *cases)) {
+        match measure(if whole { &all_of_it } else { options }) {
             Ok(report) => all.absorb(name, report),
             Err(error) => failures.push(format!("{name}: {error}")),
         }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use support::is_root;
 use support::pair::{Pair, binding, entry, flow};
 use whimbrel_datapath::{Alias, AliasUse, Binding, Carrier, Datapath, Delivery, FlowEntry, features};
@@ -158,6 +159,16 @@ fn a_connected_datagram_socket_hears_from_where_its_peer_is_and_sends_there() {
     }
 }
 
+/// So long has nobody sent natively from a name that is shown of somebody else.
+fn outlast_natives(pin: &std::path::Path) {
+    let map = MapHandle::from_pinned_path(pin).expect("the map");
+    for key in map.keys().collect::<Vec<_>>() {
+        let mut meant = map.lookup(&key, MapFlags::ANY).expect("look up").expect("a value");
+        meant[16..24].fill(0);
+        map.update(&key, &meant, MapFlags::ANY).expect("update");
+    }
+}
+
 #[test]
 fn a_socket_that_is_not_connected_hears_from_where_its_peers_are_and_sends_there() {
     if !is_root() {
@@ -223,8 +234,8 @@ fn a_socket_that_is_not_connected_hears_from_where_its_peers_are_and_sends_there
         }
         assert_eq!(hears(&far), at_first, "it has not moved");
         // No program on tc carries it: it goes to the peer under the names that it began with.
+        let moved = Binding { local: was_near, peer: is_far, ..binding(1, Carrier::Tunnel, false) };
         for of in [BINDING, elsewhere] {
-            let moved = Binding { local: was_near, peer: is_far, ..binding(1, Carrier::Tunnel, false) };
             datapath.set_binding(of, &moved).expect("set");
         }
         assert_eq!(hears(&far), at_stranger);
@@ -238,11 +249,26 @@ fn a_socket_that_is_not_connected_hears_from_where_its_peers_are_and_sends_there
         let mut datapath = Datapath::open(&pair.bpffs.pins("near")).expect("open again");
         datapath.attach_names(&BTreeMap::new()).expect("attach again");
         answers(at_stranger, &far);
-        // Somebody is there: from now on that name is theirs.
-        assert_eq!(hears(&stranger), at_stranger);
-        answers(at_stranger, &stranger);
+        // The peer has come back, and says nothing: what it was shown as is still its name.
+        datapath.set_binding(BINDING, &binding(0, Carrier::Tunnel, false)).expect("set");
+        answers(at_stranger, &far);
+        assert_eq!(hears(&far), at_first);
+        datapath.set_binding(BINDING, &moved).expect("set");
+        // Its flow is over, and the other has the name.
+        datapath.remove_flows(&[own(&far)]).expect("remove");
+        assert_eq!(hears(&second), at_stranger);
+        answers(at_stranger, &second);
+        datapath.insert_flows(&entries[..1]).expect("insert");
         assert_eq!(hears(&far), at_first);
         answers(at_first, &far);
+        // Somebody is there: for a while that name is theirs.
+        assert_eq!(hears(&stranger), at_stranger);
+        answers(at_stranger, &stranger);
+        assert_eq!(hears(&second), at_second);
+        answers(at_second, &second);
+        outlast_natives(&pair.bpffs.pins("near").join("shown"));
+        assert_eq!(hears(&second), at_stranger);
+        answers(at_stranger, &second);
         datapath.unload().expect("unload");
     }
 }

@@ -55,7 +55,8 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
                     "It is no flow itself: each remote that it talks with is listed by itself, and survives or not."
                 }
                 _ => {
-                    "It is no connection itself: those that it has accepted are listed by themselves, and survive or not."
+                    "It is no connection itself: those that it has accepted are listed by themselves, and survive or \
+                     not."
                 }
             }),
             None,
@@ -132,12 +133,12 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
     }
 }
 
-/// Between which endpoints its packets go now.
+/// Between which endpoints its packets go now, where that is known.
 fn goes(connection: &Connection, peer: Option<&Peer>) -> Option<String> {
-    match (&connection.wire, peer) {
-        (Some(wire), _) => Some(format!("Its packets go as {wire} now.")),
-        (None, Some(peer)) => Some(format!("Its packets go inside of what is sent to {} now.", peer.address)),
-        (None, None) => None,
+    match (connection.carrier, &connection.wire, peer) {
+        (Some(Carrier::Rewrite), Some(wire), _) => Some(format!("Its packets go as {wire} now.")),
+        (Some(Carrier::Tunnel), _, Some(peer)) => Some(format!("The tunnel leads to {} now.", peer.address)),
+        _ => None,
     }
 }
 
@@ -170,6 +171,9 @@ fn unprotected(connection: &Connection, reason: &str) -> Option<String> {
         ),
         _ if reason.starts_with("policy at line") => {
             "Change that line of the configuration, and reload it (`systemctl reload whimbrel`).".to_owned()
+        }
+        _ if reason.starts_with("the other host has forgotten it") => {
+            format!("Run `whimbrel up` at {remote}: the next connection between the two has this one protected again.")
         }
         _ if reason.starts_with("the other end opened it") => {
             format!("Whoever opens a connection asks for it: run Whimbrel at {remote}.")
@@ -239,6 +243,13 @@ mod tests {
                 Some("whimbrel ping 203.0.113.5"),
             ),
             (S::Unprotected, Some("policy at line 3"), Some(false), "line 3", Some("configuration")),
+            (
+                S::Unprotected,
+                Some("the other host has forgotten it: `whimbrel clean` was run there"),
+                Some(false),
+                "forgotten it",
+                Some("`whimbrel up` at 203.0.113.5"),
+            ),
             (S::Unprotected, Some("SCTP is not moved"), Some(false), "SCTP", None),
             (S::Lost, Some("its address is gone"), Some(false), "has ended it", Some("open another")),
         ] {
@@ -289,7 +300,7 @@ mod tests {
         let [rewritten, tunnelled] =
             [rewritten, tunnelled].map(|one| sentences(&[why(&one, &[peer()])]).replace('\n', " "));
         assert!(rewritten.contains("go as tcp 192.0.2.77:28042 -> 203.0.113.5:2731 now"), "{rewritten}");
-        assert!(tunnelled.contains("inside of what is sent to 203.0.113.5:2031 now"), "{tunnelled}");
+        assert!(tunnelled.contains("The tunnel leads to 203.0.113.5:2031 now"), "{tunnelled}");
     }
 
     #[test]

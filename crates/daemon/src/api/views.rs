@@ -402,6 +402,8 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: 
     // Locators of the other family cannot be rewritten to.
     let own_carrier = |peer: &PeerView| match peer.carrier {
         _ if waits => Carrier::Hold,
+        // By a path of its own it goes inside (P-187).
+        _ if entry.is_some_and(|entry| entry.side != 0) => Carrier::Tunnel,
         Carrier::Rewrite | Carrier::FollowRewrite if peer.remote.is_ipv4() != view.tuple.local.is_ipv4() => {
             Carrier::Tunnel
         }
