@@ -8,7 +8,7 @@ use whimbrel_wire::message::Message;
 use crate::Time;
 use crate::base::Base;
 use crate::base::op::PeerId;
-use crate::base::pace::{KEEPALIVE, REFRESH};
+use crate::base::pace::{KEEPALIVE, LOOK_PAUSE_LONGEST, REFRESH};
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
@@ -18,6 +18,8 @@ use crate::session::peer::Peer;
 
 /// Unanswered checks of a path after which another handshake is begun.
 const CHECKS: u32 = 3;
+/// So often a check is repeated at short intervals though nothing is waited for: some two minutes long.
+const SOON: u32 = 8;
 
 impl BindingLayer {
     /// Checks the path: that keeps a NAT's mapping, and shows whether the peer still knows us.
@@ -44,7 +46,9 @@ impl BindingLayer {
         let (least, doublings, longest) = match (peer.flow.flows().is_empty(), peer.flow.is_stalled()) {
             (true, _) => (300, 10, REFRESH),
             (false, true) => (300, 5, KEEPALIVE),
-            (false, false) => (1000, 5, KEEPALIVE),
+            (false, false) if tries <= SOON => (1000, 5, KEEPALIVE),
+            // Nothing waits for it, and it may sleep for days.
+            (false, false) => (1000, 10, LOOK_PAUSE_LONGEST),
         };
         let pause = peer.path.repeat_after(1).max(Duration::from_millis(least)) * 2u32.pow(tries.min(doublings));
         if tries > 0 {

@@ -57,6 +57,39 @@ fn a_network_where_nothing_passes_is_told_once_and_its_end_too() {
 }
 
 #[test]
+fn who_has_moved_and_is_silent_then_is_missed_where_nothing_is_sent() {
+    // P-34: the end that stayed asks, too.
+    let (Two { mut world, client, server, away, .. }, _) = Two::flowing(976, 2);
+    world.set_beat(None);
+    world.move_to(client, away, AWAY);
+    world.run_for(2 * SECOND);
+    assert_eq!(doubt(&world, server), None);
+    world.set_cut(away, true);
+    world.run_for(45 * SECOND);
+    assert!(matches!(told(&world, server)[..], [(Doubt::Silent, _, 2, false)]), "{:?}", told(&world, server));
+    world.check();
+}
+
+#[test]
+fn who_was_silent_for_long_is_confirmed_at_both_ends_when_it_has_answered() {
+    let (Two { mut world, client, server, away, .. }, flows) = Two::flowing(977, 2);
+    let mut filter = Filter::new();
+    filter.no_control = true;
+    *world.access(away) = Access::Filtered(filter);
+    world.move_to(client, away, AWAY);
+    world.run_for(2 * SECOND);
+    world.stall(flows[1], 1);
+    world.run_for(93 * SECOND);
+    assert_eq!(doubt(&world, server), Some(Doubt::Silent));
+    *world.access(away) = Access::Open;
+    assert!(world.wait(60 * SECOND, |world| doubt(world, client).is_none()));
+    world.run_for(SECOND);
+    assert_eq!(doubt(&world, server), None, "it has answered a moment ago");
+    world.assert_delivering(2 * SECOND);
+    world.check();
+}
+
+#[test]
 fn a_server_that_has_moved_away_from_a_client_behind_a_nat_says_so() {
     let (Two { mut world, client, server, away, far, .. }, _) = Two::flowing_inside(972, 2);
     world.move_to(server, away, AWAY);
