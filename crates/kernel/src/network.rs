@@ -3,6 +3,7 @@
 //! What the kernel tells is only taken as a hint to look again: events of carriers coalesce, and events get lost when
 //! they come faster than they are read.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -238,6 +239,17 @@ impl NetworkMonitor {
             .collect();
         default_routes.sort_unstable();
         Ok(NetworkState { links, addresses, default_routes })
+    }
+
+    /// All addresses of this host but Whimbrel's own, whether packets can be sent from them now or not: their
+    /// interfaces may be down or without carrier, and duplicate address detection may not have ended. What it has found
+    /// another host to have is not among them.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn configured(&mut self) -> Result<BTreeSet<IpAddr>, Error> {
+        let addresses = self.route.addresses()?.into_iter().filter(|a| !(a.duplicate || a.own));
+        Ok(addresses.map(|a| a.prefix.address).collect())
     }
 }
 

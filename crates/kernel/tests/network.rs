@@ -85,6 +85,8 @@ fn changes_are_told_and_the_state_is_read() {
     });
     host.sh("ip addr add fd01::4/64 dev e0");
     assert!(monitor.snapshot().unwrap().addresses.iter().all(|a| a.address != ip("fd01::4")));
+    let configured = monitor.configured().unwrap();
+    assert!(["fd01::4", "fd01::2", "10.1.0.2"].iter().all(|of| configured.contains(&ip(of))), "{configured:?}");
     other.sh("ip link set p0 up");
     wait("detection ends", || monitor.snapshot().unwrap().addresses.iter().any(|a| a.address == ip("fd01::4")));
 

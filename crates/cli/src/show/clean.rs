@@ -30,7 +30,7 @@ pub(crate) fn removed(removed: &Removed) -> String {
     }
     let peers = |count: usize| if count == 1 { "1 peer".to_owned() } else { format!("{count} peers") };
     if removed.told > 0 {
-        out.push_str(&format!("Told {} of it.\n", peers(removed.told)));
+        out.push_str(&format!("{} {} told.\n", peers(removed.told), if removed.told == 1 { "was" } else { "were" }));
     }
     if removed.untold > 0 {
         out.push_str(&format!("Nothing was heard of {}.\n", peers(removed.untold)));
@@ -77,7 +77,7 @@ Removed what a stopped daemon had left:
   kept addresses     198.51.100.10
   device             whimbrel0
   files              /run/whimbrel/journal
-Told 1 peer of it.
+1 peer was told.
 Nothing was heard of 2 peers.
 "
         );

@@ -82,7 +82,8 @@ impl Left {
         if !config.gateway.behind.is_empty() {
             udp.speak_for_others()?;
         }
-        let network = NetworkMonitor::open()?.snapshot()?;
+        let mut monitor = NetworkMonitor::open()?;
+        let (network, configured) = (monitor.snapshot()?, monitor.configured()?);
         let mut routes = RouteLookup::new(PeerRoutes::open(MARK)?);
         let began = clock::now();
         let mut node = Node::new(node_config(&config, &known_keys), key, identity::random_bytes()?);
@@ -91,7 +92,8 @@ impl Left {
             node.restore_community(began, &saved).map_err(|_| "the community's file is forged")?;
         }
         routes.handle(&network, node.peers());
-        node.forget_all(began, &Attachments::default().update(&sightings(&network)), &routes);
+        let attachments = Attachments::default().update(&sightings(&network));
+        node.forget_all(began, &attachments, &configured, &routes);
         converse(&mut node, &udp, began + WITHIN)
     }
 }

@@ -77,8 +77,8 @@ reports! {
         "the host of peer {peer} was started anew: {} ended with it", connections(*flows);
     Event::PeerCleaned { peer, flows }, by Causer::Peer(*peer) =>
         PeerCleaned { peer, flows }
-        "`whimbrel clean` was run on the host of peer {peer}: {} that had moved {} lost with what led {}",
-        connections(*flows), if *flows == 1 { "is" } else { "are" }, if *flows == 1 { "it" } else { "them" };
+        "`whimbrel clean` was run on the host of peer {peer}: {flows} moved connection{} ended",
+        if *flows == 1 { "" } else { "s" };
     Event::PeerBack { peer, flows, carried }, by Causer::Peer(*peer) =>
         PeerBack { peer, flows, carried }
         "peer {peer} is heard again: {} {} on", connections(*flows), verb(*flows, "go");

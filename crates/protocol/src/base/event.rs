@@ -140,7 +140,7 @@ pub enum Event {
     PeerCleaned {
         /// The peer.
         peer: PeerId,
-        /// Flows that ended.
+        /// Flows of TCP whose sockets were here and ended, at least one.
         flows: usize,
     },
     /// A peer that was not heard is there again, where it was.

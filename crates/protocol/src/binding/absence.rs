@@ -273,7 +273,7 @@ impl BindingLayer {
         if let Some(peer) = bound_mut!(self, &id).filter(|_| !ended.is_empty()) {
             peer.flow.set_away(None);
             peer.binding.listens = false;
-            self.end_flows(now, id, &ended, Event::PeerRestarted { peer: id, flows: ended.len() }, base);
+            self.end_flows(now, id, &ended, Some(Event::PeerRestarted { peer: id, flows: ended.len() }), base);
         }
         self.save_peer(id, base);
     }
@@ -287,7 +287,14 @@ impl BindingLayer {
 
     /// The other ends of these flows with a peer are gone, or nobody leads the flows there any more. `told`: what is
     /// told of it.
-    pub(super) fn end_flows(&mut self, now: Time, id: PeerId, ended: &[FlowTuple], told: Event, base: &mut Base) {
+    pub(super) fn end_flows(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        ended: &[FlowTuple],
+        told: Option<Event>,
+        base: &mut Base,
+    ) {
         let reset = |flow: &FlowTuple, base: &mut Base| {
             if flow.transport == Transport::Tcp {
                 base.ask(FlowOp::Reset { flow: *flow }, Asked::Effect("ending a connection whose other end is gone"));
@@ -308,7 +315,7 @@ impl BindingLayer {
         }
         // A reset has to bear the very number that the socket expects: nothing of the flow's is led to it any more.
         here.into_iter().for_each(|flow| reset(flow, base));
-        base.event(told);
+        told.into_iter().for_each(|told| base.event(told));
         self.apply_binding(now, id, base);
         self.refresh_sets(base);
         self.flow.idle_later(now, id, base);
@@ -348,7 +355,8 @@ impl BindingLayer {
                     self.flow.flows_mut().put_off(now, flow);
                 }
             }
-            self.end_flows(now, id, &away, Event::PeerRestarted { peer: id, flows: away.len() }, base);
+            let told = Event::PeerRestarted { peer: id, flows: away.len() };
+            self.end_flows(now, id, &away, Some(told), base);
         }
         self.save_peer(id, base);
     }

@@ -1,6 +1,7 @@
 //! A host is about to forget all that it has agreed on with its peers, and to remove what leads moved flows (P-227).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_wire::message::{MAX_FORGOTTEN, Message};
@@ -10,9 +11,10 @@ use crate::Time;
 use crate::base::Base;
 use crate::base::attachments::Routes;
 use crate::base::event::Event;
-use crate::base::op::{FlowEntry, LocalEnd, PeerId, Places};
+use crate::base::op::{FlowEntry, LocalEnd, NOWHERE, PeerId};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
+use crate::binding::peers::BoundRef;
 use crate::binding::untold::{Forgotten, LastWords, Standing};
 use crate::flow::known::Flow;
 
@@ -21,13 +23,19 @@ const ASKED_EVERY: Duration = Duration::from_millis(400);
 
 impl BindingLayer {
     /// See [`Node::forget_all`](crate::Node::forget_all).
-    pub(crate) fn forget_all(&mut self, now: Time, routes: &dyn Routes, base: &mut Base) {
+    pub(crate) fn forget_all(
+        &mut self,
+        now: Time,
+        configured: &BTreeSet<IpAddr>,
+        routes: &dyn Routes,
+        base: &mut Base,
+    ) {
         // No peer is to follow this host anywhere any more.
         base.set_suspended(true);
         for id in self.flow.session().ids() {
             let Some(peer) = bound!(self, &id) else { continue };
             let way = self.choose(id, peer.path, None, routes, base).found;
-            let untold = self.to_be_forgotten(id, peer.flow.places(), base);
+            let untold = self.to_be_forgotten(id, &peer, configured, base);
             let Some(peer) = bound_mut!(self, &id).filter(|_| !untold.is_empty()) else { continue };
             let standing = if way.is_some() { Standing::Told } else { Standing::NoWay };
             peer.binding.forgotten = Forgotten { untold, tries: 0, standing };
@@ -39,10 +47,16 @@ impl BindingLayer {
         }
     }
 
-    /// What a peer is to be told that was at these places with this host.
-    fn to_be_forgotten(&self, id: PeerId, places: Places, base: &Base) -> BTreeMap<u32, (bool, Vec<u64>)> {
+    /// What a peer is to be told.
+    fn to_be_forgotten(
+        &self,
+        id: PeerId,
+        peer: &BoundRef<'_>,
+        configured: &BTreeSet<IpAddr>,
+        base: &Base,
+    ) -> BTreeMap<u32, (bool, Vec<u64>)> {
         let is_lost = |flow: &FlowTuple, entry: &FlowEntry| match entry.end {
-            LocalEnd::Here => entry.home != places || !base.attachments().has(&flow.local.ip()),
+            LocalEnd::Here => !goes_on(peer, flow, entry, configured, base),
             LocalEnd::Endpoint | LocalEnd::Behind => true,
             // They live on with the gateway's memory (P-123).
             LocalEnd::Passing => false,
@@ -111,18 +125,34 @@ impl BindingLayer {
         let Some(peer) = bound!(self, &id) else { return };
         let named = names.iter().filter_map(|name| peer.flow.named(*name));
         let of = |flow: FlowTuple| Some((flow, self.flow.flows().get(&flow)?.clone()));
-        let flows: Vec<(FlowTuple, Flow)> = named.filter_map(of).collect();
+        // Each once, however often it is named.
+        let flows: BTreeMap<FlowTuple, Flow> = named.filter_map(of).collect();
         if flows.is_empty() {
             return;
         }
         let end = |known: &Flow| known.entry().map(|entry| entry.end);
+        // What is led to an end of another kind leads nowhere without its entry.
+        let plain = |known: &Flow| matches!(end(known), Some(LocalEnd::Here | LocalEnd::Passing));
+        let is_over = |flow: &FlowTuple| flows.get(flow).is_some_and(|known| lost || plain(known));
+        let nothing_waits = peer.flow.flows().iter().all(is_over);
+        if let Some(peer) = bound_mut!(self, &id).filter(|_| nothing_waits) {
+            peer.flow.set_away(None);
+            peer.binding.listens = false;
+        }
         if lost {
-            let ended: Vec<FlowTuple> = flows.iter().map(|(flow, _)| *flow).collect();
-            let told = flows.iter().filter(|(_, known)| !known.is_closed()).count();
-            self.end_flows(now, id, &ended, Event::PeerCleaned { peer: id, flows: told }, base);
+            // A host behind has no socket here that could be reset. What it sends is led nowhere for a minute yet, as
+            // that of a flow that is over (P-103), and not to whoever has the peer's former address now.
+            let passes = |flow: &FlowTuple, known: &Flow| is_tcp(flow) && end(known) == Some(LocalEnd::Passing);
+            let lives = |known: &Flow| !known.is_closed();
+            let (passing, ended): (Vec<_>, Vec<_>) = flows.iter().partition(|(flow, known)| passes(flow, known));
+            for (flow, _) in passing.into_iter().filter(|(_, known)| lives(known)) {
+                self.flow.flows_mut().close(now, *flow);
+            }
+            let count = ended.iter().filter(|(flow, known)| is_tcp(flow) && lives(known)).count();
+            let ended: Vec<FlowTuple> = ended.into_iter().map(|(flow, _)| *flow).collect();
+            let told = (count > 0).then_some(Event::PeerCleaned { peer: id, flows: count });
+            self.end_flows(now, id, &ended, told, base);
         } else {
-            // What is led to an end of another kind leads nowhere without its entry.
-            let plain = |known: &Flow| matches!(end(known), Some(LocalEnd::Here | LocalEnd::Passing));
             for (flow, _) in flows.iter().filter(|(_, known)| plain(known)) {
                 self.flow.forget_flow(flow, base);
             }
@@ -132,10 +162,36 @@ impl BindingLayer {
         }
         // Their sockets are there, and under their own names they go on: of UDP also what is lost.
         let goes_on = |flow: &FlowTuple, known: &Flow| {
-            end(known) == Some(LocalEnd::Here) && !known.is_closed() && (!lost || flow.transport == Transport::Udp)
+            end(known) == Some(LocalEnd::Here) && !known.is_closed() && (!lost || !is_tcp(flow))
         };
         for (flow, known) in flows.into_iter().filter(|(flow, known)| goes_on(flow, known)) {
             self.flow.reopen_forgotten(now, flow, known);
         }
     }
+}
+
+fn is_tcp(flow: &FlowTuple) -> bool {
+    flow.transport == Transport::Tcp
+}
+
+/// Whether a flow of a socket of this host's goes on natively once both ends have forgotten it. `configured`: all
+/// addresses of this host.
+fn goes_on(
+    peer: &BoundRef<'_>,
+    flow: &FlowTuple,
+    entry: &FlowEntry,
+    configured: &BTreeSet<IpAddr>,
+    base: &Base,
+) -> bool {
+    let (places, local) = (peer.flow.places(), flow.local.ip());
+    // A cable that is out or an address that is being checked is no move: TCP waits for these by itself.
+    let has = configured.contains(&local);
+    if entry.home == places {
+        return has;
+    }
+    // Where this host is has no number while it is suspended, without a network or not answered. The address says it.
+    let unnumbered = places.local == NOWHERE && peer.binding.own_places.get(&entry.home.local) == Some(&local);
+    // It may be home again since its daemon ended. A NAT on the way may have forgotten the flow meanwhile (P-123).
+    let returned = base.attachments().has(&local) && entry.peer_tuple.mirrored() == *flow;
+    entry.home.peer == places.peer && ((unnumbered && has) || returned)
 }

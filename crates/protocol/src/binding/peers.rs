@@ -474,6 +474,12 @@ where
         self.flow.add(flow, entry);
     }
 
+    /// A daemon before this one knew a flow. Where this host was it has written down, of this flow's home as of those
+    /// of flows that come after it.
+    pub(crate) fn restore_flow(&mut self, flow: FlowTuple, entry: &FlowEntry) {
+        self.flow.add(flow, entry);
+    }
+
     /// The peer is at another place. `asked`: that of this host's which it named.
     pub(crate) fn follow(&mut self, now: Time, awaited: &Awaited, asked: Option<Attachment>) {
         self.retire_path();

@@ -69,12 +69,19 @@ impl Node {
 
     /// All that was agreed on with peers is about to be forgotten, and what leads moved flows to be removed: each peer
     /// with flows is told of it (P-227), and [`Node::last_words`] tells who has answered. `attachments`: as in
-    /// [`Node::handle_network`]. Call it behind [`Node::restore`]; from then on the node is told of nothing but what
-    /// comes and what is due, and what it asks for need not be carried out.
-    pub fn forget_all(&mut self, now: Time, attachments: &[Attachment], routes: &dyn Routes) {
+    /// [`Node::handle_network`]; `configured`: these and the addresses of this host that cannot be used at this moment.
+    /// Call it behind [`Node::restore`]; from then on the node is told of nothing but what comes and what is due, and
+    /// what it asks for need not be carried out.
+    pub fn forget_all(
+        &mut self,
+        now: Time,
+        attachments: &[Attachment],
+        configured: &BTreeSet<IpAddr>,
+        routes: &dyn Routes,
+    ) {
         self.base.attachments_mut().set(attachments);
         self.base.attachments_mut().settle();
-        self.binding.forget_all(now, routes, &mut self.base);
+        self.binding.forget_all(now, configured, routes, &mut self.base);
         self.settle(now);
     }
 

@@ -26,7 +26,7 @@ impl Node {
                 self.base.ask(FlowOp::Remove { flow }, Asked::Effect("removing a flow of nobody"));
                 continue;
             };
-            peer.add_flow(flow, &entry);
+            peer.restore_flow(flow, &entry);
             self.binding.flow_mut().flows_mut().put(flow, Flow::introduced(entry, now));
             self.binding.flow_mut().doubt(now, flow, &entry, &mut self.base);
         }

@@ -130,6 +130,11 @@ impl World {
     /// Removes what a host's daemon, which does not run, has left, as `whimbrel clean` does: its peers are told before
     /// that, for so long at the most. Gives what they have heard.
     pub fn clean(&mut self, host: HostId, within: Duration) -> LastWords {
+        self.clean_having(host, &[], within)
+    }
+
+    /// As [`World::clean`] on a host with these addresses as well, which cannot be used at this moment.
+    pub fn clean_having(&mut self, host: HostId, unusable: &[IpAddr], within: Duration) -> LastWords {
         assert!(self.hosts[host.0].node.is_none(), "its daemon runs");
         let seed = self.random.seed();
         let of = &mut self.hosts[host.0];
@@ -139,7 +144,8 @@ impl World {
         node.restore(self.now, of.saved.values().cloned().collect(), flows);
         of.node = Some(node);
         let (now, attachments, routes) = (self.now, of.attachments(), of.routes());
-        self.with_node(host, |node| node.forget_all(now, &attachments, &routes));
+        let configured = attachments.iter().map(|of| of.address).chain(unusable.iter().copied()).collect();
+        self.with_node(host, |node| node.forget_all(now, &attachments, &configured, &routes));
         let words = |world: &Self| world.hosts[host.0].node.as_ref().map(Node::last_words).unwrap_or_default();
         self.wait(within, |world| words(world).awaited == 0);
         let heard = words(self);

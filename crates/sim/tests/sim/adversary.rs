@@ -9,7 +9,7 @@ use whimbrel_sim::{
     Access, Body, Carried, FlowId, HostId, Kind, Link, Mutation, NetworkId, Packet, Powers, Speaker, Verdict, World,
 };
 use whimbrel_wire::BindingNumber;
-use whimbrel_wire::message::{BindingStatus, Echo, Message, UpdateFlags};
+use whimbrel_wire::message::{BindingStatus, Echo, MAX_FORGOTTEN, Message, UpdateFlags};
 use whimbrel_wire::{Datagram, Transport};
 
 use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address, settle_as};
@@ -630,7 +630,9 @@ fn whose_flows_are_forgotten_their_own_peer_says_and_nobody_else() {
     beside.stranger.meet(&mut beside.two.world);
     let own = beside.two.world.connect(beside.stranger.host(), SERVICE);
     beside.stranger.introduce(&mut beside.two.world, own, (0, 0));
-    let names: Vec<u64> = others.iter().chain(beside.stranger.names()).copied().collect();
+    let mut names: Vec<u64> = others.iter().chain(beside.stranger.names()).copied().collect();
+    // Named again and again it is one.
+    names.resize(MAX_FORGOTTEN, beside.stranger.names()[0]);
     let word = |number| Message::Forgotten { number, lost: number != 4, names: names.clone() };
     let at = endpoint("10.66.0.1");
     // Two in a datagram are none.
@@ -641,6 +643,9 @@ fn whose_flows_are_forgotten_their_own_peer_says_and_nobody_else() {
     beside.two.world.run_for(SECOND);
     assert!(beside.stranger.hear(&mut beside.two.world).contains(&Message::ForgottenSeen { number: 3 }));
     assert_eq!(beside.two.world.resets(beside.two.server), [own]);
+    let told = |event: &Event| if let Event::PeerCleaned { flows, .. } = event { Some(*flows) } else { None };
+    let told: Vec<usize> = beside.two.world.events.iter().filter_map(|(.., event)| told(event)).collect();
+    assert_eq!(told, [1]);
     // Said again it means nothing.
     beside.stranger.send(&mut beside.two.world, at, &[word(4)]);
     beside.two.world.close(own);

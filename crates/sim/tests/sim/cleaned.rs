@@ -133,6 +133,91 @@ fn what_is_native_goes_on_and_is_introduced_anew() {
 }
 
 #[test]
+fn what_is_at_home_is_not_lost_wherever_this_host_was_last() {
+    // It was suspended; had no network when its daemon died; had an update that was not answered; came back while its
+    // daemon was not there. At home in the open, or, but for the last, behind a NAT.
+    for case in 0..7 {
+        let mut two = Two::new(2771);
+        let (home, at) = if case < 4 { (two.home, HOME) } else { (two.nat, INSIDE) };
+        if case >= 4 {
+            two.world.move_to(two.client, two.nat, INSIDE);
+        }
+        let flows = two.flow(3);
+        match case % 4 {
+            0 => {
+                two.world.part(two.client);
+                two.world.run_for(5 * SECOND);
+                two.world.crash(two.client);
+            }
+            1 => {
+                two.world.detach_all(two.client);
+                two.world.run_for(SECOND);
+                two.world.crash(two.client);
+                two.world.attach(two.client, home, at);
+            }
+            2 => {
+                two.world.set_cut(two.away, true);
+                two.world.move_to(two.client, two.away, AWAY);
+                two.world.run_for(SECOND);
+                two.world.crash(two.client);
+                two.world.move_to(two.client, home, at);
+            }
+            _ => {
+                two.world.move_to(two.client, two.away, AWAY);
+                settle_as(&mut two.world, &flows, Carried::Rewritten);
+                two.world.crash(two.client);
+                two.world.move_to(two.client, home, at);
+            }
+        }
+        let words = two.world.clean(two.client, WITHIN);
+        assert_eq!(words, ALL, "case {case}");
+        assert!(two.world.resets(two.server).is_empty(), "case {case}: {:?}", two.world.resets(two.server));
+        assert!(told_of(&two.world, two.server).is_empty(), "case {case}");
+        two.world.run_for(10 * SECOND);
+        two.world.assert_delivering(SECOND);
+        assert!(flows.iter().all(|flow| carried(&two.world, *flow) == [Some(Carried::Native); 2]), "case {case}");
+        assert_eq!(two.world.peers(two.server)[0].away, None, "case {case}: nobody is waited for");
+        two.world.boot(two.client);
+        two.flow(1);
+        introduced(&mut two.world, &flows);
+        two.world.move_to(two.client, two.further, FURTHER);
+        settle_as(&mut two.world, &flows, Carried::Rewritten);
+        two.world.check();
+    }
+}
+
+#[test]
+fn of_one_that_was_suspended_away_from_home_what_had_moved_is_lost() {
+    let (mut two, moved) = Two::flowing(2775, 2);
+    two.world.move_to(two.client, two.away, AWAY);
+    settle_as(&mut two.world, &moved, Carried::Rewritten);
+    let native = two.flow(2);
+    two.world.part(two.client);
+    two.world.run_for(5 * SECOND);
+    let (words, _) = clean(&mut two.world, two.client);
+    assert_eq!((words, told_of(&two.world, two.server)), (ALL, vec![2]));
+    assert_eq!(two.world.resets(two.server), moved);
+    close(&mut two, &moved);
+    two.world.run_for(10 * SECOND);
+    two.world.assert_delivering(SECOND);
+    assert!(native.iter().all(|flow| carried(&two.world, *flow) == [Some(Carried::Native); 2]));
+    two.world.check_except(OVER);
+}
+
+#[test]
+fn a_cable_that_is_out_while_it_is_cleaned_is_no_move() {
+    for has in [true, false] {
+        let (mut two, flows) = Two::flowing(2781, 3);
+        two.world.crash(two.client);
+        two.world.move_to(two.client, two.away, AWAY);
+        let unusable = [address(HOME)];
+        let words = two.world.clean_having(two.client, if has { &unusable } else { &[] }, WITHIN);
+        assert_eq!((words, told_of(&two.world, two.server)), (ALL, if has { vec![] } else { vec![3] }));
+        assert_eq!(two.world.resets(two.server), if has { vec![] } else { flows });
+    }
+}
+
+#[test]
 fn a_host_that_has_moved_without_its_daemon_tells_it_from_where_it_is() {
     let (mut two, flows) = Two::flowing(2731, 3);
     two.world.crash(two.client);
@@ -163,7 +248,7 @@ fn a_socket_of_udp_goes_on_under_its_own_names() {
     two.world.move_to(two.client, two.away, AWAY);
     settle_as(&mut two.world, &[flows[0], datagrams], Carried::Rewritten);
     let (words, _) = clean(&mut two.world, two.client);
-    assert_eq!((words, told_of(&two.world, two.server)), (ALL, vec![2]));
+    assert_eq!((words, told_of(&two.world, two.server)), (ALL, vec![1]));
     assert_eq!(two.world.resets(two.server), flows, "no segment ends a socket of UDP");
     let view = two.world.view(datagrams, 1).expect("it is shown");
     assert!(view.entry.is_none(), "{view:?}");
@@ -182,4 +267,24 @@ fn what_a_gateway_leads_lives_on_with_its_memory() {
     let (words, took) = clean(&mut two.world, two.server);
     assert_eq!((words, took), (LastWords::default(), Duration::ZERO));
     assert!(two.world.resets(two.client).is_empty());
+}
+
+#[test]
+fn a_host_behind_a_gateway_hears_of_nothing_and_nobody_else_is_sent_what_it_says() {
+    let prefix = Prefix { address: address("10.9.0.0"), length: 25 };
+    let router = Config { behind: vec![prefix], life: 7, memory: 70, ..Config::default() };
+    let mut two = Two::with(2791, Config { life: 8, ..Config::default() }, router);
+    two.world.attach(two.server, two.far, "10.9.0.200");
+    let flows = two.flow(2);
+    two.world.move_to(two.client, two.away, AWAY);
+    settle_as(&mut two.world, &flows, Carried::Tunnelled);
+    let (words, _) = clean(&mut two.world, two.client);
+    assert_eq!((words, told_of(&two.world, two.server)), (ALL, vec![]));
+    // As long as what is over is led, and no longer.
+    two.world.run_for(50 * SECOND);
+    let led = |two: &Two| flows.iter().filter(|flow| two.world.view(**flow, 1).is_some()).count();
+    let carried_there = |two: &Two| -> Vec<_> { flows.iter().map(|flow| carried(&two.world, *flow)[1]).collect() };
+    assert_eq!(carried_there(&two), [Some(Carried::Tunnelled); 2], "{}", led(&two));
+    two.world.run_for(15 * SECOND);
+    assert_eq!(led(&two), 0);
 }

@@ -13,7 +13,7 @@ use whimbrel_sim::{
     Access, Body, ConnectionId, FlowId, Guards, HostId, Kind, NatPorts, NetworkId, Packet, Random, Speaker, Violation,
     World,
 };
-use whimbrel_wire::message::{Message, UpdateFlags};
+use whimbrel_wire::message::{MAX_FORGOTTEN, Message, UpdateFlags};
 use whimbrel_wire::moving::{MoveName, Record, Ticket};
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -82,6 +82,8 @@ enum Move {
     ClaimLate,
     /// Says that flows are over.
     CloseFlows,
+    /// Says that it forgets flows for good.
+    ForgetFlows,
     /// Says that flows wait.
     HoldFlows,
     /// Sends a carrier probe under some names.
@@ -96,7 +98,7 @@ enum Move {
     Turn,
 }
 
-const MOVES: [Move; 20] = [
+const MOVES: [Move; 21] = [
     Move::Meet,
     Move::Introduce,
     Move::IntroduceAsAnother,
@@ -111,6 +113,7 @@ const MOVES: [Move; 20] = [
     Move::ClaimByNumbers,
     Move::ClaimLate,
     Move::CloseFlows,
+    Move::ForgetFlows,
     Move::HoldFlows,
     Move::Probe,
     Move::Replay,
@@ -426,8 +429,13 @@ impl Run {
             Move::ClaimLate => self.claim_late(),
             Move::CloseFlows => {
                 let names = [self.names(), self.nonces()].concat();
-                let lost = names.len().is_multiple_of(2);
-                self.tell(&[Message::FlowClosed(names.clone()), Message::Forgotten { number: 1, lost, names }]);
+                self.tell(&[Message::FlowClosed(names)]);
+            }
+            Move::ForgetFlows => {
+                let (number, lost) = (1 + self.random.below(1000) as u32, self.random.permille(500));
+                let mut names = [self.names(), self.nonces()].concat();
+                names.truncate(MAX_FORGOTTEN);
+                self.tell(&[Message::Forgotten { number, lost, names }]);
             }
             Move::HoldFlows => {
                 let (number, wait) = (1 + self.random.below(1000) as u32, self.random.permille(700));
