@@ -126,21 +126,17 @@ impl BindingLayer {
             peer.binding.unbroken = !lost;
         }
         peer.path.confirm(remote);
-        // What was asked elsewhere in vain says nothing of this endpoint.
-        let asked = peer.path.check_tries() > 0;
-        if asked {
-            peer.path.forget_tries(now);
-        }
         let (round_trip, is_certain) = candidate.age(now);
         if is_certain {
             peer.path.sample_round_trip(round_trip);
         }
         peer.follow_mapping(remote);
         self.record_sighting(now, id, Some(remote), base);
-        self.keep_ready(now, id, base);
-        if asked {
-            base.set_timer(Timer::Keepalive(id), now);
-        } else if !base.has_timer(Timer::Keepalive(id)) {
+        // What was asked elsewhere in vain says nothing of this endpoint.
+        self.check_anew(now, id, Some(remote), true, base);
+        if base.has_timer(Timer::Keepalive(id)) {
+            self.keep_ready(now, id, base);
+        } else {
             self.check_later(now, id, base);
         }
         let flows = self.living(id);

@@ -620,7 +620,10 @@ impl BindingLayer {
             peer.path.sample_round_trip(now.since(update.sent));
         }
         peer.path.on_acknowledged(ack.observed);
+        let remote = peer.path.remote();
         self.check_later(now, id, base);
+        // It is there, whatever was asked in vain before.
+        self.check_anew(now, id, Some(remote), true, base);
         base.signal(Signal::Answered(id));
         if quiet {
             self.stay_known(now, id, base);

@@ -66,7 +66,8 @@ impl BindingLayer {
     }
 
     /// The peer has shown that it holds the keys of a new session, which it has `asked` for or this host has, and where
-    /// it was `met`. A check in another session says no more whether it answers: one in this one does.
+    /// it was `met`; or that it is where it was said to be. A check of before says no more whether it answers: one that
+    /// goes out now does, at once if it has `asked`.
     pub(crate) fn check_anew(&mut self, now: Time, id: PeerId, met: Option<SocketAddr>, asked: bool, base: &mut Base) {
         let Some(peer) = self.flow.peer_mut(&id) else { return };
         if peer.path.check_tries() > 0 && met == Some(peer.path.remote()) {
