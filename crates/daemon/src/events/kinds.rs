@@ -140,7 +140,8 @@ kinds! {
     PeerAway = "peer-away" (peer, announced, flows);
     /// The peer is heard again.
     PeerBack = "peer-back" (peer, flows, carried, carrier);
-    /// What led moved connections was removed on the peer's host (`whimbrel clean`): they are lost, and ended here too.
+    /// `whimbrel clean` was run on the peer's host: `flows` moved connections of this host's own ended. None of hosts
+    /// behind this one are counted, nor UDP.
     PeerCleaned = "peer-cleaned" (peer, flows);
     /// `rendezvous`: number of the peer that told where it is, or `null` where its name did.
     PeerFound = "peer-found" (peer, remote, rendezvous);
