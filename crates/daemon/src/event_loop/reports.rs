@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use whimbrel_datapath::{Event as DatapathEvent, Introduction, Most, Origin};
 use whimbrel_kernel::sock_diag::{Listener, SockDiag};
-use whimbrel_protocol::{LocalEnd, Node, PeerId, Time};
-use whimbrel_wire::FlowTuple;
+use whimbrel_protocol::{FlowView, LocalEnd, Node, PeerId, Time};
+use whimbrel_wire::{FlowTuple, Transport};
 
 use super::EventLoop;
 use crate::Error;
@@ -146,7 +146,12 @@ impl EventLoop {
 
     pub(super) fn handle_udp(&mut self, now: Time) {
         let own = self.desk.own_addresses();
-        match self.udp.update(&mut self.sockets, &|address| own.contains(&address)) {
+        let connected = |flow: &FlowView| {
+            let here = flow.entry.is_some_and(|entry| entry.end == LocalEnd::Here);
+            here && flow.tuple.transport == Transport::Udp && !flow.unconnected
+        };
+        let known = self.desk.node.flows().filter(connected).map(|flow| flow.tuple);
+        match self.udp.update(&mut self.sockets, &|address| own.contains(&address), known) {
             Ok((opened, closed)) => {
                 for found in opened {
                     self.desk.node.handle_flow_opened(now, found.flow, found.accepted);

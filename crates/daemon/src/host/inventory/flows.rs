@@ -38,11 +38,13 @@ pub(crate) fn bound_ports(diag: &mut SockDiag, unconnected: &[Listener]) -> Resu
 pub(crate) struct UdpFlows(HashMap<FlowTuple, u32>);
 
 impl UdpFlows {
-    /// Lists them again; gives those that are new and those that are gone.
+    /// Lists them again; gives those that are new and those that are gone. `known`: flows of such sockets, as the other
+    /// end may have introduced before any listing had them.
     pub(crate) fn update(
         &mut self,
         diag: &mut SockDiag,
         own: &impl Fn(IpAddr) -> bool,
+        known: impl Iterator<Item = FlowTuple>,
     ) -> Result<(Vec<Found>, Vec<FlowTuple>), Error> {
         let movable = diag.udp()?.into_iter().filter(|socket| is_movable(&socket.tuple, own));
         let now: HashMap<FlowTuple, u32> = movable.map(|socket| (socket.tuple, socket.uid)).collect();
@@ -52,7 +54,8 @@ impl UdpFlows {
             .filter(|(flow, _)| !self.0.contains_key(flow))
             .map(|(flow, user)| Found { flow: *flow, accepted: was_asked(flow, &ephemeral), user: *user })
             .collect();
-        let closed = self.0.keys().filter(|flow| !now.contains_key(flow)).copied().collect();
+        let known: HashSet<FlowTuple> = self.0.keys().copied().chain(known).collect();
+        let closed = known.into_iter().filter(|flow| !now.contains_key(flow)).collect();
         self.0 = now;
         Ok((opened, closed))
     }
