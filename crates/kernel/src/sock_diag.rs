@@ -43,6 +43,9 @@ const UNIX_RECORD_LEN: usize = 16;
 const UNIX_INODE: usize = 4;
 const UDIAG_SHOW_PEER: u32 = 4;
 const UNIX_DIAG_PEER: u16 = 2;
+/// Offsets in `struct inet_diag_msg`.
+const TIMER: usize = 2;
+const TIMER_OF_TIME_WAIT: u8 = 3;
 const UID: usize = 64;
 const INODE: usize = 68;
 
@@ -179,8 +182,9 @@ impl SockDiag {
     /// # Errors
     /// [`Error::Call`].
     pub fn tcp(&mut self, states: &[TcpState]) -> Result<Vec<Connection>, Error> {
-        let states = states.iter().fold(0, |bits, state| bits | state.bit());
-        self.dump(Transport::Tcp, states, |record| connection(Transport::Tcp, record))
+        let bits = states.iter().fold(0, |bits, state| bits | state.bit());
+        let found = self.dump(Transport::Tcp, bits, |record| connection(Transport::Tcp, record))?;
+        Ok(found.into_iter().filter(|connection| states.contains(&connection.state)).collect())
     }
 
     /// The connected UDP sockets.
@@ -573,13 +577,19 @@ fn connection(transport: Transport, record: &[u8]) -> Option<Connection> {
             local: id.socket_address(id.local_ip, id.local_port),
             remote: id.socket_address(id.remote_ip, id.remote_port),
         },
-        state: TcpState::from_number(record[1])?,
+        state: state_of(record)?,
         uid: number(record, UID)?,
         inode: number(record, INODE)?,
         cookie: id.cookie,
         interface: id.interface,
         mark: record.get(RECORD_LEN..).and_then(|rest| number(attribute(rest, INET_DIAG_MARK)?, 0)).unwrap_or(0),
     })
+}
+
+/// The state of a socket. What is left of one that is over waits out late packets, as in TIME_WAIT; the kernel calls it
+/// FIN-WAIT-2 until the other end has finished too (`inet_twsk_diag_fill`): a timer that no other has tells it.
+fn state_of(record: &[u8]) -> Option<TcpState> {
+    if *record.get(TIMER)? == TIMER_OF_TIME_WAIT { Some(TcpState::TimeWait) } else { TcpState::from_number(record[1]) }
 }
 
 fn listener(record: &[u8]) -> Option<Listener> {

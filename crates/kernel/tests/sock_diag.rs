@@ -29,6 +29,29 @@ fn a_socket_is_destroyed() {
 
 #[test]
 #[ignore = "needs root"]
+fn what_waits_for_the_other_ends_last_words_alone_is_no_connection() {
+    for plan in &PLANS {
+        let (client, server) = plan.build();
+        let (near, far) = client.connect(&server, plan.server_socket());
+        let mut diag = client.on(|| SockDiag::open().unwrap());
+        let tuple = diag.tcp(&MOVABLE).unwrap()[0].tuple;
+        // Its program has closed it, and the other end's has not: FIN-WAIT-2, which is no socket any more.
+        drop(near);
+        let is_over = |diag: &mut SockDiag| diag.tcp(&MOVABLE).unwrap().is_empty();
+        let begun = Instant::now();
+        while !is_over(&mut diag) {
+            assert!(begun.elapsed().as_secs() < 20, "{:?}", diag.tcp(&MOVABLE));
+        }
+        let waits = diag.tcp(&[TcpState::FinWait2, TcpState::TimeWait]).unwrap();
+        assert!(waits.iter().all(|one| one.tuple == tuple && one.state == TcpState::TimeWait), "{waits:?}");
+        let of_far = server.on(|| SockDiag::open().unwrap()).tcp(&MOVABLE).unwrap();
+        assert!(of_far.len() == 1 && of_far[0].state == TcpState::CloseWait, "{of_far:?}");
+        drop(far);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
 fn thousands_of_sockets_are_listed_fast() {
     const PAIRS: usize = 4000;
     let host = Host::new();

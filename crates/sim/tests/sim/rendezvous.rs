@@ -639,6 +639,10 @@ fn hosts_of_a_community_meet_at_one_another() {
     for further in 1..=3 {
         let configs = vec![Config::default(); 2 + further];
         let (mut world, hosts, _) = of_one_community(920 + further as u64, &configs, &[]);
+        // The other end, which is one of them as well, is asked for nobody.
+        let stands = world.rendezvous(hosts[0]);
+        let unneeded = stands.iter().filter(|stands| **stands == RendezvousStanding::Unneeded).count();
+        assert!(unneeded == 1 && !stands.contains(&RendezvousStanding::Unanswered), "{stands:?}");
         for round in 0..3 {
             let took = both_leave(&mut world, &hosts, round);
             // All links have a round trip of 20 ms; the last of it is what the test itself waits for.

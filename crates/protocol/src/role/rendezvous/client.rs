@@ -680,6 +680,8 @@ impl RendezvousRole {
             match registrar.standing {
                 RegistrationStanding::Refused => RendezvousStanding::Refused,
                 _ if silent => RendezvousStanding::Unanswered,
+                // It is asked for nobody, as where the one peer that there is to be met is that host itself.
+                RegistrationStanding::Unanswered if registrar.untold.is_none() => RendezvousStanding::Unneeded,
                 RegistrationStanding::Unanswered => RendezvousStanding::Unanswered,
                 RegistrationStanding::Accepted => RendezvousStanding::Registered { peers },
                 RegistrationStanding::Full => RendezvousStanding::Full { peers },
