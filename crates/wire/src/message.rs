@@ -148,7 +148,7 @@ pub enum Message {
     Forgotten {
         /// Comes back in the answer.
         number: u32,
-        /// Whether they are lost with what led them, since they have moved; else they go on natively.
+        /// Whether they have moved, so that they end; else they go on natively.
         lost: bool,
         /// The names of the flows, at most [`MAX_FORGOTTEN`]; what is beyond is not sent.
         names: Vec<u64>,

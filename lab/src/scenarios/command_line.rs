@@ -30,8 +30,9 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     scenario("clean", "what a stopped daemon leaves for moved connections is removed by hand", clean),
     scenario(
         "clean-told",
-        "who has what a stopped daemon leaves removed has the other end told: what had moved ends there at once, what is \
-         native goes on; and where nobody answers, the port is taken or the key is gone it takes a moment longer, or none",
+        "who has what a stopped daemon leaves removed has the other end told: what had moved ends there at once, what \
+         is native goes on; and where nobody answers, the port is taken or the key is gone it takes a moment longer, \
+         or none",
         clean_told,
     ),
     scenario(
@@ -271,7 +272,7 @@ fn clean_told(lab: &mut Lab) -> Result<()> {
     let mut of_nobody = alone.whimbrel()?;
     of_nobody.kill()?;
     let (said, usual) = of_nobody.clean()?;
-    expect!(!said.contains("told") && !said.contains("Nothing was heard"), "{said}");
+    expect!(!said.contains("told") && !said.contains("not confirmed"), "{said}");
     step(&format!("it takes {:.0} ms where there is nobody to be told", usual.as_secs_f64() * 1e3));
 
     let mut moved = world.stream()?;
@@ -285,7 +286,7 @@ fn clean_told(lab: &mut Lab) -> Result<()> {
     let since = server.status()?.newest_event;
     let (said, took) = client.clean()?;
     step(&format!("the other end is told: {:.0} ms", took.as_secs_f64() * 1e3));
-    expect!(said.contains("1 peer was told.") && !said.contains("Nothing was heard"), "{said}");
+    expect!(said.contains("1 peer was told.") && !said.contains("not confirmed"), "{said}");
     expect!(took < usual + HEARD * patience(), "it took {took:?}, and {usual:?} where there is nobody to be told");
     let told = server.wait_event("peer-cleaned", since, HEARD)?;
     expect!(told.sentence.contains("1 moved connection ended"), "{}", told.sentence);
@@ -316,7 +317,7 @@ fn clean_told(lab: &mut Lab) -> Result<()> {
     let since = server.status()?.newest_event;
     let (said, took) = client.clean()?;
     step(&format!("it was waited for: {:.0} ms", took.as_secs_f64() * 1e3));
-    expect!(said.contains("Nothing was heard of 1 peer.") && !said.contains("was told"), "{said}");
+    expect!(said.contains("1 peer has not confirmed it.") && !said.contains("was told"), "{said}");
     let most = usual + WAITED + HEARD * patience();
     expect!(took >= WAITED && took < most, "it took {took:?}, and {usual:?} where there is nobody to be told");
     expect!(server.events(since)?.iter().all(|event| event.kind != "peer-cleaned"), "the server was told");
@@ -336,7 +337,7 @@ fn clean_told(lab: &mut Lab) -> Result<()> {
             client.forget_everything()?;
         }
         let (said, took) = client.clean()?;
-        expect!(said.contains("Nothing was heard of 1 peer."), "{said}");
+        expect!(said.contains("1 peer has not confirmed it."), "{said}");
         expect!(took < usual + HEARD * patience(), "it took {took:?}, and {usual:?} where there is nobody to be told");
         drop(beside);
         drop(pair);

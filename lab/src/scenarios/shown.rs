@@ -30,7 +30,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
         "shown-held",
         "connections are pending while nobody answers, servers are listed where they are asked for, and what is held \
-         stands still, each with its own reason: suspended, by hand, by the peer, no network, a peer that is away or silent",
+         stands still, each with its own reason: suspended, by hand, by the peer, no network, a peer that is away or \
+         silent",
         held,
     ),
 ];
@@ -252,6 +253,7 @@ fn is_held_since(daemon: &Whimbrel, end: Side, pair: &mut FlowPair, reason: &str
     // What was under way arrives, and then no more.
     let mut before = arrived()?;
     wait_for(LONG, "the connection stands still", || {
+        // That nothing comes has no other sign than that time has passed.
         std::thread::sleep(Duration::from_millis(300));
         let now = arrived()?;
         Ok((std::mem::replace(&mut before, now) == now).then_some(()))

@@ -1,10 +1,9 @@
 //! The network that a host uses falls silent, and nothing says so; another one is there.
 
 use std::net::IpAddr;
-use std::thread::sleep;
 use std::time::Duration;
 
-use super::world::{LONG, SOME, World, all_run, is_native, ms, site};
+use super::world::{LONG, RATE, SOME, World, all_run, is_native, ms, site};
 use super::{Scenario, scenario};
 use crate::{FlowPair, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, Whimbrel, expect, patience, wait_until};
 
@@ -56,8 +55,8 @@ fn goes_on_by_the_other(lab: &mut Lab, world: World, at: IpAddr, config: &str, w
     for pair in &pairs {
         client.wait_introduced(pair, LONG)?;
     }
-    // How long answers take is learned.
-    sleep(Duration::from_secs(5));
+    // How long answers take is learned meanwhile.
+    pairs[0].wait_progress(in_seconds(5), LONG)?;
     for round in 0..2 {
         for pair in &pairs {
             is_native(&client, Side::Client, pair)?;
@@ -83,7 +82,7 @@ fn goes_on_by_the_other(lab: &mut Lab, world: World, at: IpAddr, config: &str, w
         // The kernel gives the silent network's gateway up; what waited for its answer would wait for ever.
         world.laptop.ip([format!("neigh flush dev {}", world.at.interface)])?;
         let given_up = MonoTime::now();
-        sleep(Duration::from_secs(6));
+        pairs[0].wait_progress(in_seconds(6), LONG)?;
         for pair in &mut pairs {
             for side in [Side::Client, Side::Server] {
                 let gap = pair.longest_gap(side, given_up)?;
@@ -118,6 +117,11 @@ fn goes_on_by_the_other(lab: &mut Lab, world: World, at: IpAddr, config: &str, w
     }
     all_run(&mut [&mut client, &mut server])?;
     lab.check_links()
+}
+
+/// What the stream carries in so many seconds, in bytes.
+const fn in_seconds(seconds: u64) -> u64 {
+    RATE / 8 * seconds
 }
 
 fn newest(daemon: &Whimbrel) -> Result<u64> {

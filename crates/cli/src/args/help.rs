@@ -206,8 +206,9 @@ carries these stays, so that they go on and the next `whimbrel up` takes them ov
 command removes it instead: kept addresses, rules and routes, the device whimbrel0,
 programs, maps and links in the bpffs, sysctls (which get their former values), the
 journal. The connections that had moved end; all others go on. The hosts at the other ends
-are told before, for two seconds at the most: there they end at once, and here when their
-programs or TCP give up.
+are told before, and their answers are waited for at most two seconds: there they end at
+once (behind a gateway after a minute at the earliest), and here when their programs or TCP
+give up.
 
 It needs root, and the network namespace that the daemon ran in. It refuses elsewhere, as
 long as that namespace is there, and while a daemon runs, and does nothing where nothing

@@ -32,8 +32,10 @@ pub(crate) fn removed(removed: &Removed) -> String {
     if removed.told > 0 {
         out.push_str(&format!("{} {} told.\n", peers(removed.told), if removed.told == 1 { "was" } else { "were" }));
     }
+    // Whether or not they could be asked.
     if removed.untold > 0 {
-        out.push_str(&format!("Nothing was heard of {}.\n", peers(removed.untold)));
+        let have = if removed.untold == 1 { "has" } else { "have" };
+        out.push_str(&format!("{} {have} not confirmed it.\n", peers(removed.untold)));
     }
     out
 }
@@ -78,7 +80,7 @@ Removed what a stopped daemon had left:
   device             whimbrel0
   files              /run/whimbrel/journal
 1 peer was told.
-Nothing was heard of 2 peers.
+2 peers have not confirmed it.
 "
         );
     }
@@ -89,7 +91,8 @@ Nothing was heard of 2 peers.
         assert_eq!(
             removed_json(&left),
             "{\"removed\":{\"device\":null,\"endpoints\":[],\"files\":[],\"kept_addresses\":[\"198.51.100.10\"],\"peer_routes\":[],\
-             \"peers_told\":0,\"peers_untold\":0,\"pins\":null,\"source_ways\":false,\"spoken_for\":false},\"schema\":1}\n"
+             \"peers_told\":0,\"peers_untold\":0,\"pins\":null,\"source_ways\":false,\"spoken_for\":false},\
+             \"schema\":1}\n"
         );
     }
 }

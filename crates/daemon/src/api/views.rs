@@ -579,6 +579,18 @@ mod tests {
     }
 
     #[test]
+    fn what_goes_by_a_path_of_its_own_goes_inside() {
+        let rewritten = peer_view(Carrier::Rewrite);
+        let [by_first, by_own] = [0, 1].map(|side| {
+            let mut flow = flow_view(FlowState::Moved, false);
+            flow.entry.iter_mut().for_each(|entry| entry.side = side);
+            connection(&flow, Some(&rewritten), false, false, Time::default())
+        });
+        assert_eq!(by_first.carrier, Some(ipc::Carrier::Rewrite));
+        assert_eq!((by_own.carrier, by_own.wire), (Some(ipc::Carrier::Tunnel), None));
+    }
+
+    #[test]
     fn what_is_not_confirmed_is_not_called_moved() {
         let flow = flow_view(FlowState::Moved, true);
         let now = Time::default() + Duration::from_secs(28);
