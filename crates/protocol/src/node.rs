@@ -180,6 +180,7 @@ impl Node {
             let mapped = self.binding.peer(&id).is_some_and(|peer| peer.is_mapped());
             self.binding.path_mut().notice_rebinding(now, id, arrival, answered, mapped, &mut self.base);
         }
+        self.binding.hear_in_doubt(now, id, arrival, &mut self.base);
         self.act(now, |roles, at| roles.rendezvous.record_endpoint(id, at));
     }
 

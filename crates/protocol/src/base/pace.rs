@@ -2,6 +2,31 @@
 
 use std::time::Duration;
 
+/// A question whose answer is overdue is repeated at long intervals, and sooner where whoever owes the answer is heard:
+/// each time that comes to nothing, less soon.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Prompts {
+    /// Questions that were asked so.
+    asked: u32,
+    /// The next one is.
+    is_due: bool,
+}
+
+impl Prompts {
+    /// There is a reason to ask sooner. Which question of its kind that is, the first being 1.
+    pub(crate) fn prompt(&mut self) -> u32 {
+        self.is_due = true;
+        self.asked.saturating_add(1)
+    }
+
+    /// A question goes out. Tells whether it goes out sooner for such a reason.
+    pub(crate) fn take(&mut self) -> bool {
+        let prompted = std::mem::take(&mut self.is_due);
+        self.asked = self.asked.saturating_add(u32::from(prompted));
+        prompted
+    }
+}
+
 /// How long a peer without flows is kept.
 pub(crate) const IDLE: Duration = Duration::from_secs(600);
 /// Keeps the UDP mapping of a NAT; 30 s is what RFC 4787 §4.3 finds in the field at the least.

@@ -136,6 +136,8 @@ impl BindingLayer {
                 self.send_locators(now, id, base);
                 self.uproot(now, id, base);
                 self.probe_anew(now, id, base);
+                // A link may be back that the address has outlived.
+                self.ask_in_doubt(now, id, base);
             }
             Some(attachment) => {
                 let meanwhile = self.former_path(id, routes, base);
@@ -476,6 +478,7 @@ impl BindingLayer {
         }
         update.tries += 1;
         update.sent = now;
+        update.prompts.take();
         let tries = update.tries;
         if update.absent && tries > PARTINGS {
             // It will find out.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::Time;
 use crate::base::Base;
+use crate::base::arrival::Arrival;
 use crate::base::event::{Doubt, Event};
 use crate::base::op::PeerId;
 use crate::base::timer::Timer;
@@ -35,6 +36,36 @@ impl BindingLayer {
         let told = self.peers.get(&id).and_then(|peer| peer.doubt_told);
         if told.is_none() || told != since {
             base.set_timer_earlier(Timer::Unanswered(id), (since.unwrap_or(now) + TOLD_AFTER).max(now));
+        }
+    }
+
+    /// A peer that owes an answer is heard, or a network of this host may be back: it is asked again now, and not when
+    /// a row of questions without an answer has it so (P-34).
+    pub(crate) fn ask_in_doubt(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some((doubt, _)) = self.doubt(id, base) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        match doubt {
+            Doubt::Moved => {
+                let asked = peer.binding.update.as_mut().map(|update| (update.sent, update.prompts.prompt()));
+                if let Some((sent, tries)) = asked {
+                    let due = sent + peer.path.repeat_after(tries);
+                    base.set_timer_earlier(Timer::Update(id), due.max(now));
+                }
+            }
+            Doubt::Silent => {
+                if let Some(due) = peer.path.prompt_check() {
+                    base.set_timer_earlier(Timer::Keepalive(id), due.max(now));
+                }
+            }
+            // Each update that comes from there has it challenged again (P-18).
+            Doubt::PeerMoved => {}
+        }
+    }
+
+    /// The same where a datagram has come by the path in use: one that comes by another says nothing of this one.
+    pub(crate) fn hear_in_doubt(&mut self, now: Time, id: PeerId, arrival: &Arrival, base: &mut Base) {
+        if self.flow.path().paths(&id).is_some_and(|paths| paths.is_by_path_in_use(arrival)) {
+            self.ask_in_doubt(now, id, base);
         }
     }
 

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use crate::Time;
 use crate::base::attachments::Attachment;
 use crate::base::op::Binding;
+use crate::base::pace::Prompts;
 
 /// A binding update of ours that was not acknowledged yet.
 #[derive(Debug, Default)]
@@ -33,6 +34,8 @@ pub(crate) struct PendingUpdate {
     pub(super) absent: bool,
     /// It said from the start that flows go by the tunnel alone.
     pub(super) only_tunnel: bool,
+    /// Repetitions since the peer was heard.
+    pub(super) prompts: Prompts,
 }
 
 /// The path that is being left and still works: make before break (P-38).

@@ -39,10 +39,15 @@ impl Paths {
 
     /// Something authentic has come.
     pub(super) fn note_heard(&mut self, now: Time, arrival: &Arrival) {
-        let here = arrival.destination.is_none_or(|destination| Some(destination) == self.source);
-        if here && arrival.source == self.remote && !arrival.passed_on {
+        if self.is_by_path_in_use(arrival) {
             self.heard = now;
         }
+    }
+
+    /// Whether something has come by the path in use.
+    pub(crate) fn is_by_path_in_use(&self, arrival: &Arrival) -> bool {
+        let here = arrival.destination.is_none_or(|destination| Some(destination) == self.source);
+        here && arrival.source == self.remote && !arrival.passed_on
     }
 }
 

@@ -11,6 +11,7 @@ use crate::base::Base;
 use crate::base::attachments::Attachment;
 use crate::base::id::{LinkId, PathId};
 use crate::base::op::SavedPeer;
+use crate::base::pace::Prompts;
 use crate::path::challenge::{Awaited, Claim, Path, Rival};
 use crate::path::estimate::Estimate;
 use crate::path::kept::Kept;
@@ -108,6 +109,8 @@ struct Check {
     to: IpAddr,
     /// Our addresses, which go along with it.
     telling: Vec<IpAddr>,
+    /// Those of its row that went out since the peer was heard.
+    prompts: Prompts,
 }
 
 impl Paths {
@@ -505,15 +508,27 @@ impl Paths {
 
     /// A check goes out, of where the peer is taken to be. Tells how often it was repeated.
     pub(crate) fn begin_check(&mut self, now: Time, token: u64, telling: Vec<IpAddr>) -> u32 {
-        self.check_tries += u32::from(self.check.is_some());
-        let begun = self.check.as_ref().map_or(now, |before| before.begun);
-        self.check = Some(Check { token, sent: now, begun, to: self.heading().ip(), telling });
+        let (begun, mut prompts) = match &self.check {
+            Some(before) => (before.begun, before.prompts),
+            None => (now, Prompts::default()),
+        };
+        // Whoever is heard is not missed by that.
+        let counts = !(prompts.take() && self.check_tries > DOUBTED_AFTER);
+        self.check_tries += u32::from(self.check.is_some() && counts);
+        self.check = Some(Check { token, sent: now, begun, to: self.heading().ip(), telling, prompts });
         self.check_tries
     }
 
     /// As [`Paths::begin_check`], of a session that is new: it counts as the first.
     pub(super) fn begin_first_check(&mut self, now: Time, token: u64, to: IpAddr, telling: Vec<IpAddr>) {
-        self.check = Some(Check { token, sent: now, begun: now, to, telling });
+        self.check = Some(Check { token, sent: now, begun: now, to, telling, prompts: Prompts::default() });
+    }
+
+    /// There is a reason to take it that a check would be answered which is overdue: when it is to be repeated.
+    pub(crate) fn prompt_check(&mut self) -> Option<Time> {
+        let check = self.check.as_mut().filter(|_| self.check_tries >= DOUBTED_AFTER)?;
+        let (sent, tries) = (check.sent, check.prompts.prompt());
+        Some(sent + self.repeat_after(tries))
     }
 
     /// What goes unanswered says nothing of where the peer is.

@@ -121,6 +121,78 @@ fn who_is_heard_and_hears_nothing_is_not_confirmed_at_either_end() {
     world.check();
 }
 
+/// Two flows that have moved, and ends that have asked one another in vain for so long that they ask seldom.
+fn asked_in_vain(seed: u64) -> Two {
+    let (mut two, flows) = Two::flowing(seed, 2);
+    two.world.move_to(two.client, two.away, AWAY);
+    settle_as(&mut two.world, &flows, Carried::Rewritten);
+    two.world.set_beat(None);
+    two.world.run_for(5 * SECOND);
+    two.world.set_cut(two.away, true);
+    two.world.run_for(70 * SECOND);
+    assert_eq!([two.client, two.server].map(|end| doubt(&two.world, end)), [Some(Doubt::Silent); 2]);
+    two
+}
+
+/// One round trip and what P-12 waits at the least.
+const AT_ONCE: Duration = Duration::from_millis(20 + 50);
+
+#[test]
+fn who_owes_an_answer_and_is_heard_is_asked_at_once() {
+    // P-34
+    let Two { mut world, client, server, away, .. } = asked_in_vain(981);
+    world.set_cut(away, false);
+    let (now, id) = (world.now(), world.peer(client).id);
+    world.with_node(client, |node| assert!(node.ping(now, id), "there is a session"));
+    world.run_for(AT_ONCE);
+    assert_eq!([client, server].map(|end| doubt(&world, end)), [None, None]);
+    world.check();
+}
+
+#[test]
+fn who_owes_an_answer_is_asked_when_the_network_may_be_back() {
+    let Two { mut world, client, server, away, .. } = asked_in_vain(982);
+    world.set_cut(away, false);
+    // The address was there all the time.
+    world.notify(client);
+    world.run_for(AT_ONCE);
+    assert_eq!([client, server].map(|end| doubt(&world, end)), [None, None]);
+    world.check();
+}
+
+#[test]
+fn a_peer_whose_link_is_back_on_the_same_address_is_confirmed_by_that() {
+    let (Two { mut world, client, server, away, far, .. }, flows) = Two::flowing(983, 2);
+    world.move_to(client, away, AWAY);
+    settle_as(&mut world, &flows, Carried::Rewritten);
+    world.set_beat(None);
+    world.detach_all(server);
+    assert!(world.wait(60 * SECOND, |world| doubt(world, client) == Some(Doubt::Silent)));
+    world.run_for(30 * SECOND);
+    world.attach(server, far, "10.9.0.1");
+    world.run_for(AT_ONCE);
+    assert_eq!([client, server].map(|end| doubt(&world, end)), [None, None]);
+    world.check();
+}
+
+#[test]
+fn who_is_heard_all_the_time_and_hears_nothing_is_asked_less_and_less_often() {
+    let Two { mut world, client, server, away, .. } = asked_in_vain(984);
+    *world.access(away) = Access::Filtered(Filter::deaf());
+    world.set_cut(away, false);
+    let (id, before, asked) = (world.peer(client).id, world.datagrams(), 200);
+    for _ in 0..asked {
+        let now = world.now();
+        world.with_node(client, |node| assert!(node.ping(now, id), "there is a session"));
+        world.run_for(SECOND / 10);
+    }
+    assert_eq!(doubt(&world, server), Some(Doubt::Silent), "it has answered nothing");
+    // Those questions, and their answers.
+    let others = world.datagrams() - before - 2 * asked;
+    assert!((8..60).contains(&others), "{others} in 20 s");
+    world.check();
+}
+
 #[test]
 fn a_peer_is_asked_by_hand_on_the_path_in_use() {
     let (Two { mut world, client, server, away, .. }, _) = Two::flowing(974, 1);
