@@ -232,7 +232,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     }
     let _state = StateLock::lock(&options.state_dir)?;
     let key = identity::load_or_create(&options.state_dir)?;
-    let known_keys = KnownKeys::open(&options.state_dir.join("known_keys"))?;
+    let known_keys = KnownKeys::open(&options.state_dir.join(known_keys::KNOWN_KEYS))?;
     let (mut store, mut restored) = Restored::open(&options.run_dir.join(store::JOURNAL))?;
     store.put::<Home>(&(), &SavedHome::of(&options));
     let lasting = options.state_dir.join("gateway");

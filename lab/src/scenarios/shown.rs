@@ -120,6 +120,11 @@ fn silent(lab: &mut Lab) -> Result<()> {
     let (said, good) = fails(&client, &["ping", &there, "--count", "1"])?;
     println!("{said}");
     expect!(!good && said.contains("no answer, last heard"), "{said}");
+    let (said, good) = fails(&client, &["doctor"])?;
+    let unbroken = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    for what in [" does not answer, last heard ", "does UDP 2031 pass", "Whimbrel works here, with less"] {
+        expect!(good && unbroken.contains(what), "`doctor` does not say {what:?}: {said}");
+    }
     step("the other end misses it, since its connection stands still");
     let event = server.wait_event("not-confirmed", since[1], LONG * 2)?;
     println!("    {}", event.sentence);

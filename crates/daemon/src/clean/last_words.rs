@@ -17,7 +17,7 @@ use whimbrel_wire::FlowTuple;
 use crate::community_file::CommunityFile;
 use crate::host::MARK;
 use crate::host::table::{Flows, Home, SavedHome, flows_of, outlives, peers};
-use crate::known_keys::KnownKeys;
+use crate::known_keys::{KNOWN_KEYS, KnownKeys};
 use crate::link::attachments::{Attachments, sightings};
 use crate::link::route_lookup::RouteLookup;
 use crate::store::instance::StateLock;
@@ -77,7 +77,7 @@ impl Left {
         let _state = StateLock::lock(state_dir)?;
         let config = config::read(home.config.as_deref())?;
         let key = identity::load_or_create(state_dir)?;
-        let known_keys = KnownKeys::open(&state_dir.join("known_keys"))?;
+        let known_keys = KnownKeys::open(&state_dir.join(KNOWN_KEYS))?;
         let udp = UdpSocket::bind(config.port)?;
         if !config.gateway.behind.is_empty() {
             udp.speak_for_others()?;

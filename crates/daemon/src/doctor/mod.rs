@@ -2,6 +2,7 @@
 //!
 //! Needs no running daemon and changes nothing.
 
+mod answers;
 mod firewall;
 
 use std::collections::BTreeSet;
@@ -13,7 +14,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use whimbrel_ipc::{
-    Client, Configuration, Connection, ConnectionState, Finding, NameServer, NameServerState, Peer, Verdict,
+    Client, Configuration, Connection, ConnectionState, Finding, NameServer, NameServerState, Peer, Status, Verdict,
 };
 use whimbrel_kernel::network::NetworkMonitor;
 use whimbrel_kernel::privilege::{Capabilities, Capability};
@@ -24,6 +25,7 @@ use crate::host::table::has_flows;
 use crate::role::anchor::offer;
 use crate::role::anchor::offer::Fault;
 use crate::role::relocation::process::tool;
+use crate::store::known_keys::{KNOWN_KEYS, KnownKeys};
 use crate::{identity, instance};
 
 use firewall::{Direction, Fate};
@@ -90,7 +92,7 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     }));
     findings.push(daemon(patient.run_dir, running));
     if running {
-        findings.extend(protection(patient.run_dir));
+        findings.extend(protection(patient.run_dir, &config, status.as_ref()));
         findings.extend(status.as_ref().and_then(|status| name_server(status.name_server.as_ref()?)));
     } else {
         findings.extend(leftovers(patient.run_dir, &Path::new("/sys/class/net").join(crate::DEVICE)));
@@ -540,10 +542,22 @@ fn daemon(run_dir: &Path, running: bool) -> Finding {
 }
 
 /// How the running daemon gets on with other hosts. What it cannot be asked shows in [`daemon`].
-fn protection(run_dir: &Path) -> Vec<Finding> {
+fn protection(run_dir: &Path, config: &Config, status: Option<&Status>) -> Vec<Finding> {
     let Ok(mut client) = Client::connect(run_dir) else { return Vec::new() };
     let (Ok(peers), Ok(connections)) = (client.peers(), client.connections()) else { return Vec::new() };
-    protected(&peers, &connections)
+    let mut known: BTreeSet<IpAddr> = config.peers.iter().filter_map(|peer| peer.address).collect();
+    // Who may not read what is remembered is told of what is configured.
+    let remembered = status.and_then(|status| KnownKeys::open(&status.state_dir.join(KNOWN_KEYS)).ok());
+    known.extend(remembered.iter().flat_map(|keys| keys.all().keys()));
+    let mut findings = answers::of_peers(&peers);
+    findings.extend(status.map(|status| answers::of_rendezvous(&status.rendezvous, status.port)).into_iter().flatten());
+    let silent = answers::of_known(&known, &connections, config.port);
+    let told: BTreeSet<IpAddr> = silent.as_ref().map(|(told, _)| told.clone()).unwrap_or_default();
+    findings.extend(silent.map(|(_, finding)| finding));
+    let others: Vec<Connection> =
+        connections.into_iter().filter(|one| !(was_asked(one) && told.contains(&one.flow.remote.ip()))).collect();
+    findings.extend(protected(&peers, &others));
+    findings
 }
 
 /// Whether the name server takes what the running daemon tells it.
@@ -578,8 +592,7 @@ fn protected(peers: &[Peer], connections: &[Connection]) -> Vec<Finding> {
     let lost_peers = peers.iter().filter(|peer| peer.session.is_none() && peer.away.is_none());
     let lost_peers: Vec<&Peer> = lost_peers.filter(|peer| peer.flows.introduced > 0).collect();
     if !lost_peers.is_empty() {
-        let names: Vec<String> =
-            lost_peers.iter().map(|peer| format!("#{} at {}", peer.id, peer.address.ip())).collect();
+        let names: Vec<String> = lost_peers.iter().map(|peer| answers::called(peer)).collect();
         findings.push(
             Finding::warning("connections", "sessions", format!("none with peer {}", names.join(", ")))
                 .lost("their connections do not survive a move before there is one")

@@ -17,6 +17,9 @@ use whimbrel_handshake::PublicKey;
 
 use super::files::{FileError, replace_for_good};
 
+/// The file, in the state directory.
+pub const KNOWN_KEYS: &str = "known_keys";
+
 const HEAD: &str =
     "# Keys that answered first at an address (trust on first use). Remove a line to trust the next one.\n";
 
