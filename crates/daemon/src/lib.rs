@@ -409,7 +409,8 @@ fn start_on(
             socket_names,
             start.event_log,
             Tally::new(SystemTime::now(), event_loop::tellers::kinds()),
-        ),
+        )
+        .with_names(config.names()),
         effects,
         monitor,
         sockets: SockDiag::open()?,

@@ -515,7 +515,8 @@ pub struct PeerName {
     pub id: u32,
     /// Its public key.
     pub key: String,
-    /// What it is called in this host's community, where it belongs to that and no other host of it is called the same.
+    /// What it is called in this host's community, where it belongs to that and no other host of it is called the same,
+    /// or else by the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
@@ -550,7 +551,7 @@ pub struct Peer {
     pub id: u32,
     /// Its public key.
     pub key: String,
-    /// What it is called in this host's community, as in [`PeerName`].
+    /// What it is called, as in [`PeerName`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Where it is reached now.

@@ -262,6 +262,13 @@ fn named(lab: &mut Lab) -> Result<()> {
     }
     let found = server.wait_event("peer-found", 0, LONG)?;
     expect!(found.fields["rendezvous"].is_null(), "a rendezvous told it: {}", found.sentence);
+    // It is called as the configuration calls it, wherever it is named.
+    expect!(found.sentence.starts_with(&format!("peer {name} was found")), "{}", found.sentence);
+    expect!(found.fields["peer_name"] == name.as_str() && found.fields["peer"].is_u64(), "{:?}", found.fields);
+    for (command, what) in [("peers", name.clone()), ("paths", name.clone()), ("events", format!("peer {name}"))] {
+        let shown = server.cli(&[command])?;
+        expect!(shown.contains(&what) && !shown.contains("peer #"), "`{command}` does not say {what}: {shown}");
+    }
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])
 }

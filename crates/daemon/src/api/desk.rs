@@ -1,9 +1,10 @@
 //! What all parts of the local API work with.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::SystemTime;
 
+use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{EventRecord, EventsQuery, Metric, Reply};
 use whimbrel_protocol::{Event, Node, Time};
 
@@ -33,6 +34,8 @@ pub(crate) struct Desk {
     event_log: Option<EventLog>,
     restraint: Restraint,
     tally: Tally,
+    /// What the configuration calls hosts, by their keys.
+    configured: HashMap<PublicKey, String>,
 }
 
 /// What a role's part of the local API answers with: the desk, and what carries out its own.
@@ -62,11 +65,24 @@ impl Desk {
             event_log,
             restraint: Restraint::default(),
             tally,
+            configured: HashMap::new(),
         }
+    }
+
+    /// What the configuration calls hosts, by their keys.
+    pub(crate) fn with_names(mut self, configured: HashMap<PublicKey, String>) -> Self {
+        self.configured = configured;
+        self
+    }
+
+    /// The same, for who names hosts.
+    pub(super) fn configured(&self) -> &HashMap<PublicKey, String> {
+        &self.configured
     }
 
     /// Keeps an event, logs it, and tells it to those who follow.
     pub(crate) fn tell(&mut self, told: Report) {
+        let told = told.name_peers(|id| self.name_of(&self.node.key_of(id)?));
         if told.kind.is_of_connection() {
             // A busy server would fill its log.
             tracing::debug!("{}", told.sentence);

@@ -27,6 +27,7 @@ impl Desk {
         let mut found: Vec<PublicKey> = peers.collect();
         let community = self.node.community(clock::now());
         found.extend(community.called(wanted).into_iter().map(|host| host.key));
+        found.extend(self.configured().iter().filter(|(_, name)| *name == wanted).map(|(key, _)| *key));
         found.sort_unstable();
         found.dedup();
         match found[..] {
@@ -52,8 +53,13 @@ impl Desk {
         let known = self.node.peers().find(|view| view.key == *key);
         let mut found =
             known.map_or_else(|| PeerName { id: 0, key: key.to_string(), name: None }, |view| views::name(&view));
-        found.name = self.node.name_of_member(key).map(str::to_owned);
+        found.name = self.name_of(key);
         found
+    }
+
+    /// What a host is called: its name in the community, or else what the configuration calls it.
+    pub(crate) fn name_of(&self, key: &PublicKey) -> Option<String> {
+        self.node.name_of_member(key).or(self.configured().get(key).map(String::as_str)).map(str::to_owned)
     }
 
     /// A host, as people name it.
@@ -61,11 +67,14 @@ impl Desk {
         self.peer_name(key).to_string()
     }
 
-    /// What hosts of the community are called, by their keys.
-    pub(crate) fn names_of_members(&self) -> HashMap<String, String> {
+    /// What hosts are called, by their keys, as [`Desk::name_of`] has it.
+    pub(crate) fn names_of_hosts(&self) -> HashMap<String, String> {
+        let configured = self.configured().iter().map(|(key, name)| (key.to_string(), name.clone()));
+        let mut names: HashMap<String, String> = configured.collect();
         let hosts = self.node.community(clock::now()).hosts;
         let named = |host: &HostView| Some((host.key.to_string(), self.node.name_of_member(&host.key)?.to_owned()));
-        hosts.iter().filter_map(named).collect()
+        names.extend(hosts.iter().filter_map(named));
+        names
     }
 
     /// This host's addresses, those that it uses towards everywhere first.

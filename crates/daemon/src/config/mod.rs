@@ -9,6 +9,7 @@ pub(crate) mod conditions;
 pub(crate) mod document;
 pub(crate) mod value;
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -315,6 +316,12 @@ impl Config {
             Trust::Tofu if self.peers.iter().any(|peer| peer.key == *key) => Trust::Pinned,
             trust => trust,
         }
+    }
+
+    /// What it calls hosts, by their keys.
+    #[must_use]
+    pub fn names(&self) -> HashMap<PublicKey, String> {
+        self.peers.iter().filter_map(|peer| Some((peer.key, peer.name.clone()?))).collect()
     }
 
     /// Whether what goes together is there together.

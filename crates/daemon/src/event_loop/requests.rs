@@ -270,7 +270,7 @@ impl EventLoop {
             left: self.left.clone(),
             own: self.desk.own_addresses(),
             helpers: self.effects.helpers.views(),
-            names: self.desk.names_of_members(),
+            names: self.desk.names_of_hosts(),
             met_at: self.desk.met_at(),
             elsewhere: self.desk.host.inhabitants_elsewhere(),
             sockets: self.desk.host.datapath.sockets_apart().ok(),
@@ -284,7 +284,7 @@ impl EventLoop {
     }
 
     fn paths(&self) -> Vec<whimbrel_ipc::Path> {
-        let (own, called) = (self.desk.own_addresses(), self.desk.names_of_members());
+        let (own, called) = (self.desk.own_addresses(), self.desk.names_of_hosts());
         let paths = self.desk.node.peers().flat_map(|view| {
             let mtu = self.desk.host.tunnel_mtu(view.id);
             views::paths(&view, clock::now(), mtu, self.possible(&own, &view))
@@ -431,7 +431,7 @@ impl EventLoop {
             let called = self.desk.host_named(wanted).ok();
             let mut found = chosen(views.clone(), wanted);
             if found.is_empty() {
-                // By its name in the community.
+                // By its name.
                 found = views.into_iter().filter(|view| Some(view.key) == called).collect();
             }
             views = found;
@@ -543,7 +543,7 @@ impl EventLoop {
     fn peers(&self) -> Vec<whimbrel_ipc::Peer> {
         let (now, config, known) = (clock::now(), &self.settings.config, &self.effects.known_keys);
         let since = |view: &PeerView| self.sessions.get(&view.id).copied();
-        let called = self.desk.names_of_members();
+        let called = self.desk.names_of_hosts();
         let peers = self.desk.node.peers();
         let mut peers: Vec<_> =
             peers.map(|view| views::peer(&view, now, since(&view), config.trust_in(&view.key), known)).collect();

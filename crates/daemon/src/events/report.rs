@@ -58,6 +58,17 @@ impl Report {
         self
     }
 
+    /// Names peers that have a name, where it says their numbers.
+    #[must_use]
+    pub(crate) fn name_peers(mut self, name: impl Fn(PeerId) -> Option<String>) -> Self {
+        let number = self.fields.get("peer").and_then(Value::as_u64).and_then(|number| u32::try_from(number).ok());
+        if let Some(name) = number.and_then(|number| name(PeerId(number))) {
+            self.fields.insert(PEER_NAME.to_owned(), name.into());
+        }
+        self.sentence = with_names(&self.sentence, name);
+        self
+    }
+
     /// Something about a socket that changes hosts. `what` goes on with "the socket of …".
     pub(crate) fn of_socket(kind: Kind, flow: Option<FlowTuple>, what: impl std::fmt::Display) -> Self {
         match flow {
@@ -85,6 +96,26 @@ impl Report {
     pub(crate) fn taken_over(flow: &FlowTuple, peer: PeerId) -> Self {
         super::told!(FlowTakenOver { flow, peer }, "{flow} outlives moves since before this daemon was started")
     }
+}
+
+/// The particular that goes along with `peer` where that has a name.
+const PEER_NAME: &str = "peer_name";
+
+/// A sentence with the names of peers instead of their numbers, where they have some.
+fn with_names(sentence: &str, name: impl Fn(PeerId) -> Option<String>) -> String {
+    const NUMBERED: &str = "peer #";
+    let mut named = String::with_capacity(sentence.len());
+    let mut parts = sentence.split(NUMBERED);
+    named.push_str(parts.next().unwrap_or_default());
+    for part in parts {
+        let digits = part.len() - part.trim_start_matches(|one: char| one.is_ascii_digit()).len();
+        let (number, rest) = part.split_at(digits);
+        match number.parse().ok().and_then(|number| name(PeerId(number))) {
+            Some(name) => named.extend(["peer ", &name, rest]),
+            None => named.extend([NUMBERED, part]),
+        }
+    }
+    named
 }
 
 /// A particular, as programs read it (`docs/json.md`).
@@ -186,3 +217,30 @@ macro_rules! reports {
     };
 }
 pub(crate) use reports;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_are_called_by_their_names() {
+        let name = |id: PeerId| (id.0 == 1).then(|| "laptop.example.org".to_owned());
+        let sentence = "peer #1 was found at 192.0.2.1:2031, as the rendezvous (peer #12) said; peer #1";
+        let named = "peer laptop.example.org was found at 192.0.2.1:2031, as the rendezvous (peer #12) said; \
+                     peer laptop.example.org";
+        assert_eq!(with_names(sentence, name), named);
+        assert_eq!(with_names("no peer # at all", name), "no peer # at all");
+        let told = |peer: PeerId| {
+            super::super::told!(CarrierChanged { peer, carrier: Carrier::Tunnel }, "of peer {peer}").name_peers(name)
+        };
+        let with_name = told(PeerId(1));
+        assert_eq!(with_name.sentence, "of peer laptop.example.org");
+        assert_eq!(
+            (with_name.fields["peer"].clone(), with_name.fields["peer_name"].clone()),
+            (1.into(), "laptop.example.org".into())
+        );
+        let without = told(PeerId(12));
+        assert_eq!(without.sentence, "of peer #12");
+        assert!(!without.fields.contains_key("peer_name"));
+    }
+}

@@ -80,6 +80,12 @@ impl Node {
         Some((id, self.binding.path().paths(&id).and_then(Paths::measured)))
     }
 
+    /// The key of a peer.
+    #[must_use]
+    pub fn key_of(&self, id: PeerId) -> Option<PublicKey> {
+        self.binding.session().key_of(id)
+    }
+
     /// All peers, by number.
     pub fn peers(&self) -> impl Iterator<Item = PeerView> + '_ {
         let ended = self.binding.ended();
