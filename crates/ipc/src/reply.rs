@@ -381,6 +381,10 @@ pub struct Connection {
     pub translated: Option<bool>,
     /// What its packets carry on the wire while they are rewritten.
     pub wire: Option<Flow>,
+    /// Where its two ends are now, with the ports that its socket knows, where that is elsewhere than `flow` says: as
+    /// programs are shown it that are to see it (`view = "real"`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub present: Option<Flow>,
     /// As the peer's socket has it (the peer's own end is `local`); known once it is introduced.
     pub peer_flow: Option<Flow>,
     /// Whose it is, where that could be found out.
@@ -415,6 +419,7 @@ impl Connection {
             peer: None,
             translated: None,
             wire: None,
+            present: None,
             peer_flow: None,
             process: None,
             bytes: None,

@@ -120,6 +120,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     peer: Some(peer_name()),
                     translated: Some(false),
                     wire: Some(flow("198.51.100.7:51514", "203.0.113.5:443")),
+                    present: Some(flow("198.51.100.7:51514", "203.0.113.5:443")),
                     peer_flow: Some(flow("203.0.113.5:443", "192.0.2.10:51514")),
                     process: Some(Process { pid: 812, name: "curl".into() }),
                     bytes: Some(Bytes { sent: 412, received: 1_048_576 }),

@@ -165,6 +165,10 @@ fn real_view(lab: &mut Lab) -> Result<()> {
         expect!(asked(&near)? == usual, "the laptop's policy wants no such view: {:?}", asked(&near)?);
         let sender = seen_as()?;
         expect!(sender == SocketAddr::new(there.ip(), asker.port()), "its datagrams are shown as from {sender}");
+        // Whoever has read that can ask for the connection by it.
+        let said = server.cli(&["why", &there.to_string()])?;
+        let own = format!("tcp {} -> {}", usual.1, usual.0);
+        expect!(said.contains(&own), "`why {there}` says {said}");
         step(&format!("it is shown {there}, and {sender} as the sender of datagrams"));
     }
     all_run(&mut [&mut client, &mut server])

@@ -4,10 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_ipc::{Carrier, Connection, ConnectionState, Peer, Transport, Why};
 
-/// Whether `name` names a connection: an address of either end, with or without its port, its process (`pid:4711`), or
-/// what `move` calls a socket that waits for clients.
+/// Whether `name` names a connection: an address of either end, where that is now or was when it was opened, with or
+/// without its port, its process (`pid:4711`), or what `move` calls a socket that waits for clients.
 pub(crate) fn is_named(connection: &Connection, name: &str) -> bool {
-    let ends = [connection.flow.local, connection.flow.remote];
+    let all = std::iter::once(&connection.flow).chain(&connection.present);
+    let ends: Vec<SocketAddr> = all.flat_map(|flow| [flow.local, flow.remote]).collect();
     if let Some(pid) = name.strip_prefix("pid:") {
         return connection.process.as_ref().is_some_and(|process| process.pid.to_string() == pid);
     }
@@ -21,7 +22,10 @@ pub(crate) fn why(connection: &Connection, peers: &[Peer]) -> Why {
     let with = connection.peer.as_ref();
     let peer = with.and_then(|with| peers.iter().find(|peer| peer.key == with.key));
     let (how, survives, advice) = stands(connection, peer);
-    let sentences = std::iter::once(what(connection)).chain(how).collect();
+    let present = connection.present.map(|now| {
+        format!("Its ends are where {now} says now, which programs are shown that are to see it (`view = \"real\"`).")
+    });
+    let sentences = std::iter::once(what(connection)).chain(how).chain(present).collect();
     Why { flow: connection.flow, state: connection.state, survives, sentences, advice }
 }
 
@@ -317,6 +321,15 @@ mod tests {
         for name in ["192.0.2.10:51514", "203.0.113.5:443", "203.0.113.5", "pid:812"] {
             assert!(is_named(&one, name), "{name}");
         }
-        assert!(!["192.0.2.10:443", "203.0.113.6", "pid:81", "curl"].iter().any(|name| is_named(&one, name)));
+        let others = ["192.0.2.10:443", "203.0.113.6", "203.0.113.6:443", "pid:81", "curl"];
+        assert!(!others.iter().any(|name| is_named(&one, name)));
+        // And by where the peer is now.
+        let (local, remote) = (one.flow.local, "203.0.113.6:443".parse().unwrap());
+        let moved = Connection { present: Some(Flow { transport: Transport::Tcp, local, remote }), ..one };
+        for name in ["203.0.113.5:443", "203.0.113.6", "203.0.113.6:443"] {
+            assert!(is_named(&moved, name), "{name}");
+        }
+        let said = sentences(&[why(&moved, &[])]).replace('\n', " ");
+        assert!(said.contains("where tcp 192.0.2.10:51514 -> 203.0.113.6:443 says now"), "{said}");
     }
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{Code, Failure, MAX_NAMES, PeerName};
-use whimbrel_protocol::{FlowView, HostView, LocalEnd, Routes};
+use whimbrel_protocol::{FlowView, HostView, LocalEnd, PeerId, PeerView, Routes};
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::community::MemberStanding;
 
@@ -110,6 +110,7 @@ impl Desk {
         }
         // Looked at once, however many processes are named.
         let mut sockets = None;
+        let mut present: Option<HashMap<PeerId, PeerView>> = None;
         let mut processes = 0;
         let mut named = BTreeSet::new();
         for name in names {
@@ -130,8 +131,16 @@ impl Desk {
                             "An address and port of either end does (192.0.2.1:22, [2001:db8::1]:22), or pid:NUMBER.",
                         )
                     })?;
-                    let ends = |view: &&FlowView| [view.tuple.local, view.tuple.remote].contains(&wanted);
-                    views.iter().filter(ends).map(|view| view.tuple).collect()
+                    let ends = |tuple: &FlowTuple| [tuple.local, tuple.remote].contains(&wanted);
+                    let own: Vec<FlowTuple> = views.iter().map(|view| view.tuple).filter(ends).collect();
+                    // Else as programs may be shown it.
+                    let peers = present.get_or_insert_with(|| self.node.peers().map(|view| (view.id, view)).collect());
+                    let now = |view: &FlowView| views::present(view, peers.get(&view.peer?)?);
+                    let is_there = |view: &&FlowView| now(view).as_ref().is_some_and(ends);
+                    match own.is_empty() {
+                        true => views.iter().filter(is_there).map(|view| view.tuple).collect(),
+                        false => own,
+                    }
                 }
             };
             if matching.is_empty() {

@@ -424,6 +424,7 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: 
                 remote: (peer.remote.ip(), entry.wire_remote_port).into(),
             })
         }),
+        present: peer.filter(|_| carried).and_then(|peer| present(view, peer)).map(flow),
         peer_flow: entry.map(|entry| flow(entry.peer_tuple)),
         passed_on: entry.is_some_and(|entry| entry.end == LocalEnd::Behind),
         unconnected: view.unconnected,
@@ -431,6 +432,24 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: 
         heard_ms: peer.filter(|_| waits_for_word).map(|peer| millis(now.since(peer.last_heard))),
         ..ipc::Connection::bare(flow(view.tuple), state)
     }
+}
+
+/// A flow as programs are shown it that are to see where its ends are now, if that is elsewhere than where it began
+/// (`bpf/names.bpf.c`).
+pub(crate) fn present(view: &FlowView, peer: &PeerView) -> Option<FlowTuple> {
+    let FlowTuple { transport, local, remote } = view.tuple;
+    // What is passed on is another host's.
+    if view.entry.is_none_or(|entry| entry.end == LocalEnd::Behind) {
+        return None;
+    }
+    let here = peer.source.unwrap_or(local.ip());
+    let there = peer.candidate.unwrap_or(peer.remote).ip();
+    let now = FlowTuple {
+        transport,
+        local: SocketAddr::new(here, local.port()),
+        remote: SocketAddr::new(there, remote.port()),
+    };
+    (now != view.tuple).then_some(now)
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -523,6 +542,24 @@ mod tests {
         // Whatever was heard, a binding that tunnels does so.
         let tunnelled = connection(&flow, Some(&peer_view(Carrier::Tunnel)), true, false, Time::default());
         assert_eq!(tunnelled.carrier, Some(ipc::Carrier::Tunnel));
+    }
+
+    #[test]
+    fn where_the_ends_are_now_is_told_of_what_has_moved() {
+        let (moved, peer) = (flow_view(FlowState::Moved, true), peer_view(Carrier::Tunnel));
+        let shown = |flow: &FlowView, peer: &PeerView| {
+            connection(flow, Some(peer), false, false, Time::default()).present.map(|flow| (flow.local, flow.remote))
+        };
+        let endpoint = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        // The ports are those that its socket has.
+        let now = (endpoint("203.0.113.5:22"), endpoint("198.51.100.7:40000"));
+        assert_eq!(shown(&moved, &peer), Some(now));
+        let announced = PeerView { candidate: Some(endpoint("198.51.100.8:4500")), ..peer.clone() };
+        assert_eq!(shown(&moved, &announced), Some((now.0, endpoint("198.51.100.8:40000"))));
+        let back = PeerView { remote: endpoint("192.0.2.10:2031"), ..peer.clone() };
+        assert_eq!(shown(&moved, &back), None);
+        let native = FlowView { state: FlowState::Native, ..moved };
+        assert_eq!(shown(&native, &peer), None);
     }
 
     #[test]
