@@ -352,6 +352,12 @@ pub struct FlowEntry {
 }
 
 impl FlowEntry {
+    /// Whether its end here is at home at a place of this host's. Where it is another host's, or in a namespace of its
+    /// own, it is carried from there wherever this host is.
+    pub(crate) fn is_at_a_place(&self) -> bool {
+        matches!(self.end, LocalEnd::Here | LocalEnd::Passing)
+    }
+
     /// A flow with a peer whose ends both are sockets of their hosts' own. `ports`: this end's and the peer's in
     /// rewritten packets.
     pub(crate) fn new(peer: PeerId, name: u64, home: Places, peer_tuple: FlowTuple, ports: (u16, u16)) -> Self {

@@ -234,7 +234,7 @@ impl FlowPeer {
     pub(crate) fn add(&mut self, flow: FlowTuple, entry: &FlowEntry) {
         self.named.insert(entry.name, flow);
         if self.flows.insert(flow) {
-            if matches!(entry.end, LocalEnd::Here | LocalEnd::Passing) {
+            if entry.is_at_a_place() {
                 *self.homes.entry((entry.home, flow.local.ip())).or_default() += 1;
             } else {
                 self.elsewhere += 1;
@@ -278,7 +278,7 @@ impl FlowPeer {
         }
         self.waiting.forget(entry.name);
         if self.flows.remove(flow) {
-            if matches!(entry.end, LocalEnd::Here | LocalEnd::Passing) {
+            if entry.is_at_a_place() {
                 release(&mut self.homes, (entry.home, flow.local.ip()));
             } else {
                 self.elsewhere -= 1;

@@ -11,7 +11,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::base::config::Config;
-use crate::base::op::{FlowEntry, PeerId};
+use crate::base::op::{FlowEntry, PeerId, Places};
 use crate::base::random::Random;
 use crate::flow::known::{Flow, Stage};
 use crate::flow::ports::Ports;
@@ -39,6 +39,8 @@ pub(crate) struct Flows {
     opened: VecDeque<(Time, FlowTuple)>,
     /// Closed flows, oldest first.
     closed: VecDeque<(Time, FlowTuple)>,
+    /// Those of them that are introduced, counted by their peers.
+    over: HashMap<PeerId, Over>,
     /// Flows whose sockets are not connected, by when they end.
     leases: BTreeSet<(Time, FlowTuple)>,
     /// Those of them that others have begun, by where these are.
@@ -66,6 +68,7 @@ impl Flows {
             young: BTreeSet::new(),
             opened: VecDeque::new(),
             closed: VecDeque::new(),
+            over: HashMap::new(),
             leases: BTreeSet::new(),
             unconnected_from: HashMap::new(),
             by_remote: HashMap::new(),
@@ -137,9 +140,11 @@ impl Flows {
     pub(crate) fn put(&mut self, flow: FlowTuple, known: Flow) {
         self.introduced += usize::from(known.entry().is_some());
         self.count_lease(flow, &known);
+        self.count_over(known.closed, known.entry().copied());
         match self.known.insert(flow, known) {
             Some(before) => {
                 self.introduced -= usize::from(before.entry().is_some());
+                self.uncount_over(before.closed, before.entry().copied());
                 // That of the new one is there once, if it is the same.
                 let same = self.known.get(&flow).and_then(|known| known.lease) == before.lease;
                 self.uncount_lease(&flow, &before, same);
@@ -232,11 +237,14 @@ impl Flows {
     /// A flow is at another stage; the stage before. The nonce that was for it alone is forgotten.
     pub(crate) fn set_stage(&mut self, flow: &FlowTuple, stage: Stage) -> Option<Stage> {
         let known = self.known.get_mut(flow)?;
-        let was_introduced = known.entry().is_some();
+        let (closed, former) = (known.closed, known.entry().copied());
         let before = std::mem::replace(&mut known.stage, stage);
-        known.settled |= known.entry().is_some();
-        self.introduced += usize::from(known.entry().is_some());
-        self.introduced -= usize::from(was_introduced);
+        let entry = known.entry().copied();
+        known.settled |= entry.is_some();
+        self.introduced += usize::from(entry.is_some());
+        self.introduced -= usize::from(former.is_some());
+        self.count_over(closed, entry);
+        self.uncount_over(closed, former);
         if let Some(nonce) = before.own_nonce() {
             self.nonces.remove(&nonce);
         }
@@ -247,6 +255,7 @@ impl Flows {
     pub(crate) fn take(&mut self, flow: &FlowTuple) -> Option<Flow> {
         let known = self.known.remove(flow)?;
         self.introduced -= usize::from(known.entry().is_some());
+        self.uncount_over(known.closed, known.entry().copied());
         self.uncount_lease(flow, &known, false);
         self.ports.forget_flow(flow.local.port());
         if let Some(failed) = self.failed.get_mut(&flow.remote.ip()) {
@@ -316,14 +325,39 @@ impl Flows {
     /// A flow's socket is gone. It stays known for what is under way.
     pub(crate) fn close(&mut self, now: Time, flow: FlowTuple) {
         if let Some(known) = self.known.get_mut(&flow) {
-            known.closed = true;
+            let entry = known.entry().copied();
+            let first = !std::mem::replace(&mut known.closed, true);
             self.closed.push_back((now + LINGER, flow));
+            self.count_over(first, entry);
         }
     }
 
-    /// The flows that were closed of late; one that was opened and closed again is there twice.
-    pub(crate) fn lingering(&self) -> impl Iterator<Item = &FlowTuple> {
-        self.closed.iter().map(|(_, flow)| flow)
+    /// Introduced flows with a peer whose sockets are gone and that are still known, if there are any.
+    pub(crate) fn over(&self, peer: PeerId) -> Option<&Over> {
+        self.over.get(&peer)
+    }
+
+    fn count_over(&mut self, closed: bool, entry: Option<FlowEntry>) {
+        if let Some(entry) = entry.filter(|_| closed) {
+            let over = self.over.entry(entry.peer).or_default();
+            over.all += 1;
+            if entry.is_at_a_place() {
+                *over.homes.entry(entry.home).or_default() += 1;
+            }
+        }
+    }
+
+    fn uncount_over(&mut self, closed: bool, entry: Option<FlowEntry>) {
+        let Some(entry) = entry.filter(|_| closed) else { return };
+        let Entry::Occupied(mut counted) = self.over.entry(entry.peer) else { return };
+        let over = counted.get_mut();
+        over.all -= 1;
+        if entry.is_at_a_place() {
+            release(&mut over.homes, entry.home);
+        }
+        if over.all == 0 {
+            counted.remove();
+        }
     }
 
     /// Takes the next flow that was closed long enough ago, and may have been opened again since.
@@ -353,8 +387,28 @@ impl Flows {
         let failed: usize = self.failed.values().map(BTreeSet::len).sum();
         let from: usize = self.unconnected_from.values().map(BTreeSet::len).sum();
         let unconnected = self.leases.len() + from + self.by_remote.len() + self.sent_by.len();
-        let queues = self.young.len() + self.closed.len();
+        let queues = self.young.len() + self.closed.len() + self.over.len();
         self.known.len() + self.nonces.len() + failed + queues + unconnected + self.ports.entries()
+    }
+}
+
+/// Flows with one peer whose sockets are gone, counted as the peer's flows are.
+#[derive(Debug, Default)]
+pub(crate) struct Over {
+    all: usize,
+    /// Those with an end at a place of this host's, by where they are at home. All others are elsewhere.
+    homes: HashMap<Places, usize>,
+}
+
+impl Over {
+    /// How many they are.
+    pub(crate) fn all(&self) -> usize {
+        self.all
+    }
+
+    /// How many of them are elsewhere than at home, where the two hosts are at these places.
+    pub(crate) fn moved(&self, places: Places) -> usize {
+        self.all - self.homes.get(&places).copied().unwrap_or_default()
     }
 }
 
@@ -378,7 +432,7 @@ fn release<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::op::{LocalEnd, Manner, Places, Waits};
+    use crate::base::op::{LocalEnd, Manner, Waits};
     use crate::flow::known::Origin;
 
     fn flow(port: u16) -> FlowTuple {
@@ -430,6 +484,33 @@ mod tests {
     }
 
     #[test]
+    fn flows_that_are_over_are_counted_whichever_way_they_come_and_go() {
+        let (now, mut flows) = (Time::default(), Flows::new(&Config::default(), &mut Random::new([1; 32])));
+        let away = Places { local: 1, peer: 2 };
+        let counted = |flows: &Flows| flows.over(PeerId(1)).map(|over| (over.all(), over.moved(Places::default())));
+        let put = |flows: &mut Flows, port, entry| flows.put(flow(port), Flow::introduced(entry, now));
+        put(&mut flows, 1, entry(flow(1)));
+        put(&mut flows, 2, FlowEntry { home: away, ..entry(flow(2)) });
+        // Whoever passes it on has no socket that is at home somewhere.
+        put(&mut flows, 3, FlowEntry { end: LocalEnd::Behind, ..entry(flow(3)) });
+        flows.open(now, flow(4), false);
+        assert_eq!(counted(&flows), None);
+        (1..=4).for_each(|port| flows.close(now, flow(port)));
+        flows.close(now, flow(1));
+        assert_eq!(counted(&flows), Some((3, 2)), "one that closes twice counts once");
+        assert_eq!(flows.over(PeerId(1)).map(|over| over.moved(away)), Some(2));
+        // Opened anew, forgotten, no flow of the peer's any more.
+        flows.open(now, flow(1), false);
+        flows.take(&flow(2));
+        assert_eq!(counted(&flows), Some((1, 1)));
+        flows.set_stage(&flow(3), Stage::Open);
+        assert_eq!(counted(&flows), None);
+        let origin = Origin::Introduced;
+        flows.set_stage(&flow(4), Stage::Introduced { entry: entry(flow(4)), origin });
+        assert_eq!(counted(&flows), Some((1, 0)));
+    }
+
+    #[test]
     fn flows_have_their_turns_in_order_of_time() {
         let at = |seconds| Time::default() + Duration::from_secs(seconds);
         let mut flows = Flows::new(&Config::default(), &mut Random::new([1; 32]));
@@ -442,7 +523,7 @@ mod tests {
         assert_eq!(flows.poll_timeout(), Some(at(1)));
         assert_eq!([flows.take_mature(at(2)), flows.take_mature(at(2))], [Some(flow(3)), Some(flow(2))]);
         flows.close(at(3), flow(1));
-        assert!(flows.get(&flow(1)).is_some_and(|known| known.closed) && flows.lingering().eq([&flow(1)]));
+        assert!(flows.get(&flow(1)).is_some_and(|known| known.closed));
         assert_eq!((flows.poll_timeout(), flows.take_lingered(at(62))), (Some(at(63)), None));
         assert_eq!((flows.take_lingered(at(63)), flows.poll_timeout()), (Some(flow(1)), None));
     }

@@ -1,6 +1,6 @@
 //! What the outside may see of a node.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -88,18 +88,18 @@ impl Node {
 
     /// All peers, by number.
     pub fn peers(&self) -> impl Iterator<Item = PeerView> + '_ {
-        let ended = self.binding.ended();
-        self.binding.each().map(move |peer| self.view_of(&peer, &ended))
+        self.binding.each().map(move |peer| self.view_of(&peer))
     }
 
     /// One of them.
     #[must_use]
     pub fn peer(&self, id: PeerId) -> Option<PeerView> {
-        self.binding.peer(&id).map(|peer| self.view_of(&peer, &self.binding.ended()))
+        self.binding.peer(&id).map(|peer| self.view_of(&peer))
     }
 
-    /// `ended`: how many flows of each peer are over, and how many of these had moved.
-    fn view_of(&self, peer: &BoundRef<'_>, ended: &HashMap<PeerId, (usize, usize)>) -> PeerView {
+    fn view_of(&self, peer: &BoundRef<'_>) -> PeerView {
+        // Of its flows those that are over do not count, nor of those that have moved.
+        let (ended, ended_away) = self.binding.ended(peer.id());
         PeerView {
             id: peer.id(),
             key: peer.key(),
@@ -114,8 +114,8 @@ impl Node {
             translated: peer.translated(),
             path: peer.path().in_use(),
             kept: peer.path().kept().collect(),
-            flows: peer.flow().flows().len().saturating_sub(ended.get(&peer.id()).map_or(0, |ended| ended.0)),
-            moved: peer.moved_flows().saturating_sub(ended.get(&peer.id()).map_or(0, |ended| ended.1)),
+            flows: peer.flow().flows().len().saturating_sub(ended),
+            moved: peer.moved_flows().saturating_sub(ended_away),
             locators: peer.path().locators().to_vec(),
             sequences: peer.sequences(),
             last_heard: peer.last_heard(),
