@@ -103,8 +103,8 @@ pub struct Removed {
     pub files: Vec<PathBuf>,
     /// Peers that have heard that what was agreed on with them is forgotten, and what had moved is over.
     pub told: usize,
-    /// Those that have not.
-    pub untold: usize,
+    /// How many have not, for each reason.
+    pub untold: BTreeMap<String, usize>,
 }
 
 impl Removed {
@@ -161,8 +161,8 @@ fn remove_from_kernel(run_dir: &Path) -> Result<Removed, CleanError> {
         device => device?,
     };
     // While there is a way to them.
-    let words = last_words::tell(run_dir);
-    (removed.told, removed.untold) = (words.heard, words.awaited + words.unreachable);
+    let spoken = last_words::tell(run_dir);
+    (removed.told, removed.untold) = (spoken.heard, spoken.unheard);
     removed.kept_addresses = KeptAddresses::open(run_dir)?.kept()?;
     removed.peer_routes = PeerRoutes::open(MARK)?.routed()?;
     removed.source_ways = SourceRoutes::open(MARK)?.apply(&BTreeMap::new())?;

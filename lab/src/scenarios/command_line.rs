@@ -317,7 +317,7 @@ fn clean_told(lab: &mut Lab) -> Result<()> {
     let since = server.status()?.newest_event;
     let (said, took) = client.clean()?;
     step(&format!("it was waited for: {:.0} ms", took.as_secs_f64() * 1e3));
-    expect!(said.contains("1 peer has not confirmed it.") && !said.contains("was told"), "{said}");
+    expect!(said.contains("1 peer has not confirmed it: no answer within 2 s.") && !said.contains("was told"), "{said}");
     let most = usual + WAITED + HEARD * patience();
     expect!(took >= WAITED && took < most, "it took {took:?}, and {usual:?} where there is nobody to be told");
     expect!(server.events(since)?.iter().all(|event| event.kind != "peer-cleaned"), "the server was told");
@@ -326,7 +326,8 @@ fn clean_told(lab: &mut Lab) -> Result<()> {
     server.restart()?;
     client.restart()?;
 
-    for (what, state) in [("somebody else has the port", true), ("the key is gone", false)] {
+    let both = [("somebody else has the port", "in use", true), ("the key is gone", "there is no key in", false)];
+    for (what, why, state) in both {
         step(what);
         let pair = world.stream()?;
         client.wait_introduced(&pair, LONG)?;
@@ -337,7 +338,7 @@ fn clean_told(lab: &mut Lab) -> Result<()> {
             client.forget_everything()?;
         }
         let (said, took) = client.clean()?;
-        expect!(said.contains("1 peer has not confirmed it."), "{said}");
+        expect!(said.contains("1 peer has not confirmed it: ") && said.contains(why), "{said}");
         expect!(took < usual + HEARD * patience(), "it took {took:?}, and {usual:?} where there is nobody to be told");
         drop(beside);
         drop(pair);

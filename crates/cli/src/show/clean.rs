@@ -33,9 +33,10 @@ pub(crate) fn removed(removed: &Removed) -> String {
         out.push_str(&format!("{} {} told.\n", peers(removed.told), if removed.told == 1 { "was" } else { "were" }));
     }
     // Whether or not they could be asked.
-    if removed.untold > 0 {
-        let have = if removed.untold == 1 { "has" } else { "have" };
-        out.push_str(&format!("{} {have} not confirmed it.\n", peers(removed.untold)));
+    for (why, count) in &removed.untold {
+        let have = if *count == 1 { "has" } else { "have" };
+        out.push_str(&wrap(&format!("{} {have} not confirmed it: {why}.", peers(*count)), width(), 0));
+        out.push('\n');
     }
     out
 }
@@ -52,7 +53,9 @@ pub(crate) fn removed_json(removed: &Removed) -> String {
         "pins": removed.pins,
         "files": removed.files,
         "peers_told": removed.told,
-        "peers_untold": removed.untold,
+        "peers_untold": removed.untold.values().sum::<usize>(),
+        "untold": removed.untold.iter().map(|(reason, peers)| serde_json::json!({ "reason": reason, "peers": peers }))
+            .collect::<Vec<_>>(),
     }});
     format!("{line}\n")
 }
@@ -69,7 +72,7 @@ mod tests {
             device: Some("whimbrel0"),
             files: vec!["/run/whimbrel/journal".into()],
             told: 1,
-            untold: 2,
+            untold: [("no answer within 2 s".to_owned(), 2), ("there is no key in /x".to_owned(), 1)].into(),
             ..Removed::default()
         };
         assert_eq!(
@@ -80,18 +83,24 @@ Removed what a stopped daemon had left:
   device             whimbrel0
   files              /run/whimbrel/journal
 1 peer was told.
-2 peers have not confirmed it.
+2 peers have not confirmed it: no answer within 2 s.
+1 peer has not confirmed it: there is no key in /x.
 "
         );
     }
 
     #[test]
     fn programs_are_told_the_same() {
-        let left = Removed { kept_addresses: ["198.51.100.10".parse().unwrap()].into(), ..Removed::default() };
+        let left = Removed {
+            kept_addresses: ["198.51.100.10".parse().unwrap()].into(),
+            untold: [("no answer within 2 s".to_owned(), 2)].into(),
+            ..Removed::default()
+        };
         assert_eq!(
             removed_json(&left),
             "{\"removed\":{\"device\":null,\"endpoints\":[],\"files\":[],\"kept_addresses\":[\"198.51.100.10\"],\"peer_routes\":[],\
-             \"peers_told\":0,\"peers_untold\":0,\"pins\":null,\"source_ways\":false,\"spoken_for\":false},\
+             \"peers_told\":0,\"peers_untold\":2,\"pins\":null,\"source_ways\":false,\"spoken_for\":false,\
+             \"untold\":[{\"peers\":2,\"reason\":\"no answer within 2 s\"}]},\
              \"schema\":1}\n"
         );
     }

@@ -34,24 +34,40 @@ struct Left {
     home: Option<SavedHome>,
 }
 
+/// Who has heard it, and who has not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Spoken {
+    pub(super) heard: usize,
+    /// How many have not, for each reason.
+    pub(super) unheard: BTreeMap<String, usize>,
+}
+
 /// Tells them. Whatever is in the way of that, what is to be removed can be: they find out by themselves.
-pub(super) fn tell(run_dir: &Path) -> LastWords {
+pub(super) fn tell(run_dir: &Path) -> Spoken {
     let left = match Left::read(&run_dir.join(JOURNAL)) {
         Ok(left) => left,
         Err(error) => {
             tracing::warn!(%error, "peers are not told");
-            return LastWords::default();
+            return Spoken::default();
         }
     };
     let concerned: BTreeSet<PeerId> =
         left.flows.values().filter(|entry| !outlives(entry)).map(|entry| entry.peer).collect();
     if concerned.is_empty() {
-        return LastWords::default();
+        return Spoken::default();
     }
-    left.speak().unwrap_or_else(|error| {
-        tracing::warn!(%error, "peers are not told");
-        LastWords { unreachable: concerned.len(), ..LastWords::default() }
-    })
+    match left.speak() {
+        Ok(LastWords { heard, awaited, unreachable }) => {
+            let silent = format!("no answer within {} s", WITHIN.as_secs());
+            let nowhere = "no network of this host leads there".to_owned();
+            let unheard = [(silent, awaited), (nowhere, unreachable)];
+            Spoken { heard, unheard: unheard.into_iter().filter(|(_, count)| *count > 0).collect() }
+        }
+        Err(error) => {
+            tracing::warn!(%error, "peers are not told");
+            Spoken { heard: 0, unheard: BTreeMap::from([(error.to_string(), concerned.len())]) }
+        }
+    }
 }
 
 impl Left {
@@ -166,23 +182,24 @@ mod tests {
     fn who_cannot_be_told_is_counted_and_keeps_nothing_from_being_removed() {
         let folder = Folder::new("last-words");
         let path = folder.file();
-        assert_eq!(tell(&folder.0), LastWords::default(), "there is no store");
+        assert_eq!(tell(&folder.0), Spoken::default(), "there is no store");
         let parsed = Found::default();
         let mut store = Store::new(Log::open(&path, &parsed).expect("created"));
         store.save_peer(&peer(1));
         store.save_peer(&peer(2));
         store.flush().expect("written");
-        assert_eq!(tell(&folder.0), LastWords::default(), "nothing was agreed on with them");
+        assert_eq!(tell(&folder.0), Spoken::default(), "nothing was agreed on with them");
         store.save_flow(&flow(1), &entry(1), None);
         store.save_flow(&flow(2), &entry(1), None);
         store.flush().expect("written");
-        let untold = LastWords { unreachable: 1, ..LastWords::default() };
-        assert_eq!(tell(&folder.0), untold, "a release before this one has not written down where its key is");
+        let untold = |why: &str| Spoken { heard: 0, unheard: BTreeMap::from([(why.to_owned(), 1)]) };
+        let unknown = untold("it is not written down where this host's key is");
+        assert_eq!(tell(&folder.0), unknown, "a release before this one has not written down where its key is");
         let state_dir = folder.0.join("state");
         let home = SavedHome { state_dir: state_dir.clone(), config: None };
         store.put::<Home>(&(), &home);
         store.flush().expect("written");
-        assert_eq!(tell(&folder.0), untold, "there is no key");
+        assert_eq!(tell(&folder.0), untold(&format!("there is no key in {}", state_dir.display())));
         assert!(!state_dir.exists(), "and none is made");
     }
 }
