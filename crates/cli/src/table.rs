@@ -21,7 +21,8 @@ pub(crate) fn width() -> usize {
 /// Between two columns.
 const GAP: usize = 2;
 
-/// The narrowest that a column is cut to.
+/// The narrowest that a column is cut to as long as others can be left out for it, and at all.
+const READABLE: usize = 14;
 const NARROWEST: usize = 6;
 
 /// A column's heading and how it behaves.
@@ -31,32 +32,46 @@ pub(crate) struct Column {
     right: bool,
     /// Whether its content may be cut, ending in `…`, where the table would be too wide.
     yields: bool,
+    /// Where the table would be too wide, columns with the highest number are left out first; never: 0.
+    spare: u8,
+}
+
+impl Column {
+    /// Is left out where there is no room, before those with a lower number.
+    pub(crate) const fn spare(self, spare: u8) -> Self {
+        Self { spare, ..self }
+    }
 }
 
 /// A column of text.
 pub(crate) const fn text(heading: &'static str) -> Column {
-    Column { heading, right: false, yields: false }
+    Column { heading, right: false, yields: false, spare: 0 }
 }
 
 /// A column of text that may be cut.
 pub(crate) const fn elastic(heading: &'static str) -> Column {
-    Column { heading, right: false, yields: true }
+    Column { heading, right: false, yields: true, spare: 0 }
 }
 
 /// A column of numbers.
 pub(crate) const fn number(heading: &'static str) -> Column {
-    Column { heading, right: true, yields: false }
+    Column { heading, right: true, yields: false, spare: 0 }
 }
 
 /// The table as lines, heading first. Columns whose every cell is empty are left out.
 pub(crate) fn render<const N: usize>(columns: [Column; N], rows: &[[String; N]]) -> String {
+    render_in(width(), columns, rows)
+}
+
+/// The same on a screen of this width.
+pub(crate) fn render_in<const N: usize>(most: usize, columns: [Column; N], rows: &[[String; N]]) -> String {
     let mut widths: [usize; N] = std::array::from_fn(|i| rows.iter().map(|row| length(&row[i])).max().unwrap_or(0));
     for (width, column) in widths.iter_mut().zip(&columns) {
         if *width > 0 {
             *width = (*width).max(length(column.heading));
         }
     }
-    shrink(&columns, &mut widths, width());
+    shrink(&columns, &mut widths, most);
 
     let headings = columns.map(|column| column.heading.to_owned());
     let mut out = String::new();
@@ -79,17 +94,35 @@ pub(crate) fn render<const N: usize>(columns: [Column; N], rows: &[[String; N]])
     out
 }
 
-/// Takes what is more than `most` from the columns that yield, always from the widest.
+/// Takes what is more than `most` from the columns that yield, always from the widest, and leaves out what can be
+/// spared.
 fn shrink<const N: usize>(columns: &[Column; N], widths: &mut [usize; N], most: usize) {
+    let mut all = *widths;
+    loop {
+        *widths = all;
+        if narrow(columns, widths, most, READABLE) {
+            return;
+        }
+        let spared = (0..N).filter(|i| columns[*i].spare > 0 && all[*i] > 0).max_by_key(|i| columns[*i].spare);
+        match spared {
+            Some(i) => all[i] = 0,
+            None => break,
+        }
+    }
+    narrow(columns, widths, most, NARROWEST);
+}
+
+/// Cuts columns that yield to so many characters at the least. Tells whether the table has room then.
+fn narrow<const N: usize>(columns: &[Column; N], widths: &mut [usize; N], most: usize, least: usize) -> bool {
     loop {
         let shown = widths.iter().filter(|width| **width > 0).count();
         if widths.iter().sum::<usize>() + GAP * shown.saturating_sub(1) <= most {
-            return;
+            return true;
         }
-        let widest = (0..N).filter(|i| columns[*i].yields && widths[*i] > NARROWEST).max_by_key(|i| widths[*i]);
+        let widest = (0..N).filter(|i| columns[*i].yields && widths[*i] > least).max_by_key(|i| widths[*i]);
         match widest {
             Some(i) => widths[i] -= 1,
-            None => return,
+            None => return false,
         }
     }
 }
@@ -157,6 +190,22 @@ mod tests {
         let table = render([elastic("A"), text("B")], &[row([&long, &"k".repeat(40)])]);
         assert!(table.lines().all(|line| line.chars().count() <= WIDTH), "{table}");
         assert!(table.contains('…') && table.contains(&"k".repeat(40)));
+    }
+
+    #[test]
+    fn what_can_be_spared_is_left_out_before_what_cannot_be_cut() {
+        let columns = || [text("A"), number("B").spare(1), elastic("C").spare(2), elastic("D")];
+        let cells = [&"a".repeat(20), "17", &"c".repeat(20), &"d".repeat(30)];
+        let shown = |most| render_in(most, columns(), &[row(cells)]);
+        assert!(shown(80).contains(cells[2]) && shown(80).contains(cells[3]), "all has room");
+        // Before anything is left out, what yields is cut; and after that it has the room.
+        assert!(shown(62).contains("cc…") && shown(62).contains("17"), "{}", shown(62));
+        assert!(!shown(54).contains('c') && shown(54).contains("17"), "{}", shown(54));
+        for most in [30, 40, 50, 60] {
+            let table = shown(most);
+            assert!(table.contains(cells[0]) && table.lines().all(|line| line.chars().count() <= most), "{table}");
+        }
+        assert!(!shown(30).contains("17"));
     }
 
     #[test]

@@ -6,11 +6,16 @@ use crate::table::{width, wrap};
 
 /// One event: number, time of day and what happened.
 pub(crate) fn event(event: &EventRecord) -> String {
+    event_in(width(), event)
+}
+
+/// The same on a screen of this width.
+pub(crate) fn event_in(width: usize, event: &EventRecord) -> String {
     // 2026-01-31T23:59:58.007Z: the date says little while one watches, and is in --json.
     let time = event.time.split_once('T').map_or(event.time.as_str(), |(_, time)| time.trim_end_matches('Z'));
     let head = format!("{:>5}  {time}  ", event.number);
     let indent = head.chars().count();
-    format!("{head}{}\n", wrap(&event.sentence, width(), indent))
+    format!("{head}{}\n", wrap(&event.sentence, width, indent))
 }
 
 #[cfg(test)]

@@ -5,9 +5,14 @@ use std::time::Duration;
 use whimbrel_ipc::{Away, Path, Peer};
 
 use super::{duration, milliseconds, short_key};
-use crate::table::{elastic, number, render, text};
+use crate::table::{elastic, number, render, render_in, text, width, wrap};
 
 pub(crate) fn peers(peers: &[Peer]) -> String {
+    peers_in(width(), peers)
+}
+
+/// The same on a screen of this width.
+pub(crate) fn peers_in(most: usize, peers: &[Peer]) -> String {
     if peers.is_empty() {
         return "No peers: none of the hosts that this one has connections with runs Whimbrel, as far as is known.\n"
             .into();
@@ -31,27 +36,28 @@ pub(crate) fn peers(peers: &[Peer]) -> String {
             ]
         })
         .collect();
-    let mut out = render(
+    let mut out = render_in(
+        most,
         [
             text("PEER"),
             elastic("NAME"),
-            text("KEY"),
-            elastic("ADDRESS"),
-            text("TRUST"),
-            text("SESSION"),
-            number("RTT ms"),
+            text("KEY").spare(4),
+            text("ADDRESS"),
+            text("TRUST").spare(5),
+            text("SESSION").spare(3),
+            number("RTT ms").spare(1),
             number("CONNS"),
             number("MOVED"),
-            text("VIA"),
+            text("VIA").spare(2),
             text("AWAY"),
         ],
         &rows,
     );
     let waits = |peer: &&Peer| peer.session.is_none() && peer.away.is_none() && peer.flows.introduced > 0;
     if peers.iter().any(|peer| waits(&peer)) {
-        out.push_str(
-            "Connections of a peer without a session survive a move only once one comes up (`whimbrel doctor`).\n",
-        );
+        let note = "Connections of a peer without a session survive a move only once one comes up (`whimbrel doctor`).";
+        out.push_str(&wrap(note, most, 0));
+        out.push('\n');
     }
     out
 }

@@ -7,7 +7,7 @@ use whimbrel_ipc::{Connection, ConnectionState, Flow};
 
 use super::{Rate, Snapshot};
 use crate::show;
-use crate::table::{cut, elastic, number, render, text};
+use crate::table::{cut, elastic, number, render_in, text, wrap};
 
 /// Something to say above all else.
 pub(super) enum Notice {
@@ -24,7 +24,7 @@ pub(super) fn draw(
     notice: Option<&Notice>,
     (width, height): (usize, usize),
 ) -> Vec<String> {
-    let mut lines = head(snapshot, rates);
+    let mut lines = head(snapshot, rates, width);
     match notice {
         Some(Notice::Gone { what, since }) => {
             lines.push(format!("!! {what} for {} s; below is how it was. Waiting.", since.elapsed().as_secs()));
@@ -35,13 +35,14 @@ pub(super) fn draw(
     if snapshot.status.suspended {
         lines.push("!! this host is suspended: connections wait until `whimbrel resume`".to_owned());
     }
-    let events: Vec<String> = snapshot.events.iter().flat_map(|event| own_lines(&show::event(event))).collect();
+    let told = |event| own_lines(&show::event_in(width, event));
+    let events: Vec<String> = snapshot.events.iter().flat_map(told).collect();
     // Peers and events get a quarter each at the most, connections what is left.
     let quarter = (height / 4).max(2);
-    section(&mut lines, own_lines(&show::peers(&snapshot.peers)), quarter);
+    section(&mut lines, own_lines(&show::peers_in(width, &snapshot.peers)), quarter);
     let of_events = events.len().min(quarter);
     let room = height.saturating_sub(lines.len() + of_events + 4).max(2);
-    section(&mut lines, connections(snapshot, rates), room);
+    section(&mut lines, connections(snapshot, rates, width), room);
     lines.push(String::new());
     lines.extend(events.into_iter().rev().take(of_events).rev());
     lines.truncate(height.saturating_sub(1));
@@ -50,34 +51,50 @@ pub(super) fn draw(
     lines.into_iter().map(|line| cut(&line, width)).collect()
 }
 
-fn head(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> {
+fn head(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>, width: usize) -> Vec<String> {
     let status = &snapshot.status;
     let addresses: Vec<_> =
         status.addresses.iter().map(|local| format!("{} ({})", local.address, local.interface)).collect();
     let addresses = if addresses.is_empty() { "none".to_owned() } else { addresses.join(", ") };
     let kept: Vec<_> = status.kept_addresses.iter().map(ToString::to_string).collect();
-    let kept = if kept.is_empty() { String::new() } else { format!("   kept {}", kept.join(", ")) };
+    let kept = if kept.is_empty() { String::new() } else { format!(" kept {}", kept.join(", ")) };
     let (sent, received) =
         rates.values().fold((0.0, 0.0), |(sent, received), rate| (sent + rate.sent, received + rate.received));
     let counts = status.counts;
-    // What a narrow screen cuts is what is told below as well.
-    vec![
-        format!(
-            "whimbrel {}, process {}, up {}   out {} in {}   {}: {} would survive{}, {} moved, {} held{}",
-            status.version,
-            status.pid,
-            show::duration(Duration::from_millis(status.uptime_ms)),
-            bits(sent),
-            bits(received),
-            show::count(counts.connections, "connection"),
-            counts.introduced.saturating_sub(counts.not_confirmed),
-            if counts.introduced > 0 && counts.sessions == 0 { " once a session comes up" } else { "" },
-            counts.moved,
-            counts.held,
-            not_confirmed(counts.not_confirmed),
-        ),
-        format!("addresses {addresses}{kept}"),
-    ]
+    let who = format!(
+        "whimbrel {}, process {}, up {}",
+        status.version,
+        status.pid,
+        show::duration(Duration::from_millis(status.uptime_ms))
+    );
+    let rate = format!("out {} in {}", bits(sent), bits(received));
+    let counts = format!(
+        "{}: {} would survive{}, {} moved, {} held{}",
+        show::count(counts.connections, "connection"),
+        counts.introduced.saturating_sub(counts.not_confirmed),
+        if counts.introduced > 0 && counts.sessions == 0 { " once a session comes up" } else { "" },
+        counts.moved,
+        counts.held,
+        not_confirmed(counts.not_confirmed),
+    );
+    let mut lines = packed([who, rate, counts], width);
+    lines.extend(own_lines(&wrap(&format!("addresses {addresses}{kept}"), width, 2)));
+    lines
+}
+
+/// Parts of a line, on as many lines as it takes to have each whole.
+fn packed(parts: impl IntoIterator<Item = String>, width: usize) -> Vec<String> {
+    const BETWEEN: &str = "   ";
+    let mut lines: Vec<String> = Vec::new();
+    for part in parts {
+        match lines.last_mut() {
+            Some(last) if last.chars().count() + BETWEEN.len() + part.chars().count() <= width => {
+                last.extend([BETWEEN, &part]);
+            }
+            _ => lines.push(part),
+        }
+    }
+    lines
 }
 
 /// How many connections are carried to where nothing was heard from, if any.
@@ -85,54 +102,79 @@ fn not_confirmed(count: usize) -> String {
     if count > 0 { format!(", {count} not confirmed") } else { String::new() }
 }
 
-fn connections(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>) -> Vec<String> {
+fn connections(snapshot: &Snapshot, rates: &HashMap<Flow, Rate>, width: usize) -> Vec<String> {
     let mut shown: Vec<_> = snapshot.connections.iter().filter(|one| !show::is_server(one)).collect();
     shown.sort_by_key(|connection| (show::rank(connection.state), connection.flow));
     if shown.is_empty() {
         return vec!["No connections.".to_owned()];
     }
     let rate = |flow: &Flow, pick: fn(&Rate) -> f64| rates.get(flow).map(|rate| bits(pick(rate))).unwrap_or_default();
-    let rows: Vec<_> = shown
-        .into_iter()
-        .map(|connection| {
-            let Flow { transport, local, remote } = connection.flow;
-            // As its socket has it, wherever that is.
-            let (local, remote) = if connection.passed_on { (remote, local) } else { (local, remote) };
-            [
-                transport.to_string(),
-                local.to_string(),
-                remote.to_string(),
-                stands(connection),
-                show::via(connection),
-                show::peer(connection),
-                rate(&connection.flow, |rate| rate.sent),
-                rate(&connection.flow, |rate| rate.received),
-                connection.process.as_ref().map(|process| process.name.clone()).unwrap_or_default(),
-            ]
-        })
-        .collect();
+    // What may be left out where there is no room.
+    let beside = |connection: &Connection| {
+        [
+            heard(connection),
+            show::via(connection),
+            show::peer(connection),
+            rate(&connection.flow, |rate| rate.sent),
+            rate(&connection.flow, |rate| rate.received),
+            connection.process.as_ref().map(|process| process.name.clone()).unwrap_or_default(),
+        ]
+    };
     let columns = [
-        text("PROTO"),
-        elastic("LOCAL"),
-        elastic("REMOTE"),
-        text("STATE"),
-        text("VIA"),
-        text("PEER"),
-        number("OUT"),
-        number("IN"),
-        elastic("PROGRAM"),
+        text("HEARD").spare(1),
+        text("VIA").spare(5),
+        elastic("PEER").spare(4),
+        number("OUT").spare(2),
+        number("IN").spare(2),
+        elastic("PROGRAM").spare(3),
     ];
-    own_lines(&render(columns, &rows))
+    let [heard, via, peer, out, into, program] = columns;
+    let named: Vec<_> = shown.iter().map(|connection| (names(connection), stands(connection))).collect();
+    let longest = |pick: fn(&([String; 3], String)) -> &String| {
+        named.iter().map(|one| pick(one).chars().count()).max().unwrap_or_default()
+    };
+    let ends = longest(|one| &one.0[1]) + longest(|one| &one.0[2]);
+    // The narrowest that names all connections and says how they stand.
+    let least = "PROTO  ".len() + ends + longest(|one| &one.1) + 4;
+    if least <= width {
+        let row = |(connection, (name, state)): (&&Connection, &([String; 3], String))| {
+            let ([transport, local, remote], state) = (name.clone(), state.clone());
+            let [heard, via, peer, out, into, program] = beside(connection);
+            [transport, local, remote, state, heard, via, peer, out, into, program]
+        };
+        let rows: Vec<_> = shown.iter().zip(&named).map(row).collect();
+        let columns =
+            [text("PROTO"), text("LOCAL"), text("REMOTE"), text("STATE"), heard, via, peer, out, into, program];
+        return own_lines(&render_in(width, columns, &rows));
+    }
+    // Each on two lines: long addresses of IPv6.
+    let rows = shown.iter().zip(&named).flat_map(|(connection, ([transport, local, remote], state))| {
+        let [heard, via, peer, out, into, program] = beside(connection);
+        let mut below: [String; 8] = Default::default();
+        below[0] = format!("  -> {remote}");
+        [[format!("{transport} {local}"), state.clone(), heard, via, peer, out, into, program], below]
+    });
+    let columns = [text("CONNECTION"), text("STATE"), heard, via, peer, out, into, program];
+    own_lines(&render_in(width, columns, &rows.collect::<Vec<_>>()))
 }
 
-/// How it stands, and where that is not confirmed how long ago its peer was last heard.
+/// What names a connection: its transport and its ends, as its socket has them, wherever that is.
+fn names(connection: &Connection) -> [String; 3] {
+    let Flow { transport, local, remote } = connection.flow;
+    let (local, remote) = if connection.passed_on { (remote, local) } else { (local, remote) };
+    [transport.to_string(), local.to_string(), remote.to_string()]
+}
+
+/// How it stands.
 fn stands(connection: &Connection) -> String {
-    match (connection.passed_on, connection.state, connection.heard_ms) {
-        (true, ..) => "passed on".to_owned(),
-        (_, ConnectionState::NotConfirmed, Some(ago)) => {
-            format!("not confirmed, heard {} ago", show::duration(Duration::from_millis(ago)))
-        }
-        (_, state, _) => state.to_string(),
+    if connection.passed_on { "passed on".to_owned() } else { connection.state.to_string() }
+}
+
+/// How long ago its peer was last heard, where that is what keeps it from being confirmed.
+fn heard(connection: &Connection) -> String {
+    match (connection.state, connection.heard_ms) {
+        (ConnectionState::NotConfirmed, Some(ago)) => format!("{} ago", show::duration(Duration::from_millis(ago))),
+        _ => String::new(),
     }
 }
 
@@ -256,7 +298,43 @@ mod tests {
         silent.connections[0].state = ConnectionState::NotConfirmed;
         silent.connections[0].heard_ms = Some(28_040);
         let text = draw(&silent, &HashMap::new(), None, (160, 24)).join("\n");
-        assert!(text.contains("0 held, 1 not confirmed") && text.contains("not confirmed, heard 28 s ago"), "{text}");
+        assert!(text.contains("0 held, 1 not confirmed") && text.contains("not confirmed  28 s ago"), "{text}");
+    }
+
+    #[test]
+    fn what_names_a_connection_its_state_and_all_counts_are_whole_on_any_screen() {
+        let mut shown = snapshot(2, 0);
+        let counts =
+            Counts { connections: 312, introduced: 310, sessions: 1, moved: 211, held: 17, ..Counts::default() };
+        shown.status.counts = Counts { not_confirmed: 38, ..counts };
+        let long = |address: &str, port| std::net::SocketAddr::new(address.parse().unwrap(), port);
+        shown.connections[0].flow = Flow {
+            transport: Transport::Tcp,
+            local: long("192.168.100.110", 51_514),
+            remote: long("203.0.113.205", 44_443),
+        };
+        shown.connections[0].state = ConnectionState::NotConfirmed;
+        shown.connections[0].heard_ms = Some(61_000);
+        shown.connections[0].process = Some(whimbrel_ipc::Process { pid: 1, name: "firefox-esr".into() });
+        let wide = 80..=140;
+        for width in wide.clone() {
+            let text = draw(&shown, &HashMap::new(), None, (width, 40)).join("\n");
+            for whole in
+                ["192.168.100.110:51514", "203.0.113.205:44443", "not confirmed", "38 not confirmed", "211 moved"]
+            {
+                assert!(text.contains(whole), "{whole} at {width}: {text}");
+            }
+        }
+        // The longest addresses that there are.
+        let (local, remote) = ("2001:db8:1111:2222:3333:4444:5555:6661", "2001:db8:1111:2222:3333:4444:5555:6662");
+        shown.connections[1].flow =
+            Flow { transport: Transport::Udp, local: long(local, 51_514), remote: long(remote, 44_443) };
+        for width in wide {
+            let text = draw(&shown, &HashMap::new(), None, (width, 40)).join("\n");
+            for whole in [format!("[{local}]:51514"), format!("[{remote}]:44443"), "native".to_owned()] {
+                assert!(text.contains(&whole), "{whole} at {width}: {text}");
+            }
+        }
     }
 
     #[test]
