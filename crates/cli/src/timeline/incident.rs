@@ -13,6 +13,8 @@ pub(super) enum Kind {
     PeerMoved,
     NoWay,
     Away,
+    /// The peer did not answer.
+    Doubt,
     Restarted,
     Suspended,
     Down,
@@ -86,7 +88,7 @@ impl Incident {
     pub(super) fn ways(&self) -> String {
         let since = self.to.unwrap_or(self.from);
         // What stood still only until something else was known did not go so.
-        let goes = |way: Way| !matches!(way, Way::Held | Way::Away);
+        let goes = |way: Way| !matches!(way, Way::NotConfirmed | Way::Held | Way::Away);
         let went = self.led.iter().any(|(_, way)| goes(*way));
         let ways = self.led.iter().filter(|(_, way)| !went || goes(*way)).map(|(at, way)| {
             let way = match way {
@@ -94,6 +96,7 @@ impl Incident {
                 Way::Rewrite => "rewritten",
                 Way::Tunnel => "tunnel",
                 Way::Follow => "as they come",
+                Way::NotConfirmed => "not confirmed",
                 Way::Held | Way::Away => "held",
             };
             if at - since >= 1.0 { format!("{way} after {}", human(at - since)) } else { way.to_owned() }

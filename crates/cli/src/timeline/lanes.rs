@@ -33,6 +33,8 @@ const SPANS: usize = 2_000;
 const SHORTEST: f64 = 2.5;
 /// A character of text of the usual size.
 const CHARACTER: f64 = 6.3;
+/// The same of what is strong.
+const STRONG: f64 = 7.6;
 
 const HEAD: &str = "\
 <style>
@@ -45,22 +47,25 @@ svg { font-family: 'Inter', 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', Arial, 
 .cell { text-anchor: end; }
 .grid { stroke: #d5dce3; stroke-width: 1; } .rule { stroke: #c3ccd5; stroke-width: 1; } .moment { stroke: #c2410c; stroke-width: 1; opacity: .45; }
 .native { fill: #a9bccf; } .rewrite { fill: #2f9e6e; } .tunnel { fill: #3d7dcc; } .follow { fill: #2795a3; }
-.held { fill: #f2a93b; } .away { fill: url(#away); }
+.held { fill: #f2a93b; } .away { fill: url(#away); } .doubt { fill: url(#doubt); }
 .path0 { fill: #e3e9ef; } .path1 { fill: #d3dde6; } .nowhere { fill: #fbe4c2; }
 .handoff { fill: #c2410c; } .mark { fill: #c2410c; } .suspended { fill: #7a64a8; } .up { fill: #dde4ea; }
 .down { fill: #ffffff; stroke: #9aa5b1; stroke-dasharray: 3 2; }
 .cut { fill: #ffffff; opacity: .78; } .edge { fill: none; stroke: #9aa5b1; stroke-width: 1; }
 </style>
 <defs><pattern id=\"away\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
-<rect width=\"6\" height=\"6\" fill=\"#e4e7eb\"/><rect width=\"2.5\" height=\"6\" fill=\"#8a96a3\"/></pattern></defs>
+<rect width=\"6\" height=\"6\" fill=\"#e4e7eb\"/><rect width=\"2.5\" height=\"6\" fill=\"#8a96a3\"/></pattern>\
+<pattern id=\"doubt\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(-45)\">\
+<rect width=\"6\" height=\"6\" fill=\"#f6d6dc\"/><rect width=\"2.5\" height=\"6\" fill=\"#b83b5e\"/></pattern></defs>
 ";
 
 /// The classes of ways, with what the legend says.
-const WAYS: [(Way, &str, &str); 6] = [
-    (Way::Native, "native", "native: packets not touched"),
+const WAYS: [(Way, &str, &str); 7] = [
+    (Way::Native, "native", "native: not touched"),
     (Way::Rewrite, "rewrite", "rewritten"),
     (Way::Tunnel, "tunnel", "tunnel"),
     (Way::Follow, "follow", "as they come: rewritten or tunnel"),
+    (Way::NotConfirmed, "doubt", "not confirmed: no answer"),
     (Way::Held, "held", "held"),
     (Way::Away, "away", "held, the peer is away"),
 ];
@@ -85,7 +90,7 @@ pub(super) fn draw(story: Option<&Story>) -> String {
     let axis = Axis::new(moments(story, &shown, lanes), LEFT, RIGHT);
 
     // What lies behind the lanes is as high as they are, which is known when they are drawn.
-    let mut front = Page { svg: Svg::default(), axis: &axis, story, y: 138.0 };
+    let mut front = Page { svg: Svg::default(), axis: &axis, story, y: 155.0 };
     let top = front.y - 14.0;
     let mut panels = Vec::new();
     front.host();
@@ -142,6 +147,11 @@ fn most(peer: &Peer) -> usize {
     peer.counts.iter().map(|(_, count)| *count).max().unwrap_or(0)
 }
 
+/// A peer's name, or its number.
+fn called(peer: &Peer) -> String {
+    peer.name.clone().unwrap_or_else(|| format!("#{}", peer.number))
+}
+
 /// Whether a peer's connections have a lane each.
 fn one_by_one(peer: &Peer, lanes: usize) -> bool {
     let before = peer.counts.first().is_some_and(|(at, count)| *at == 0.0 && *count > 0)
@@ -194,7 +204,7 @@ impl Page<'_> {
     fn peer(&mut self, id: usize, peer: &Peer, lanes: usize) {
         let ends = peer.paths.iter().rev().find_map(|span| span.what.theirs.as_deref()).unwrap_or("");
         self.y += 8.0;
-        self.svg.text(MARGIN, self.y + 11.0, "strong", &cut(&format!("#{} {ends}", peer.number), 26));
+        self.svg.text(MARGIN, self.y + 11.0, "strong", &cut(&format!("{} {ends}", called(peer)), 26));
         if !peer.marks.is_empty() {
             self.marks(&peer.marks);
         } else {
@@ -287,7 +297,8 @@ impl Page<'_> {
 
     /// How long what stands still did so, where there is room.
     fn durations(&mut self, ways: &[Span<Way>]) {
-        for span in ways.iter().filter(|span| matches!(span.what, Way::Held | Way::Away)) {
+        let stands_still = |way: Way| matches!(way, Way::NotConfirmed | Way::Held | Way::Away);
+        for span in ways.iter().filter(|span| stands_still(span.what)) {
             let text = human(span.to - span.from);
             let room = text.chars().count() as f64 * CHARACTER + 6.0;
             if let Some((left, width)) = self.pieces(span.from, span.to).into_iter().find(|(_, width)| *width >= room) {
@@ -422,7 +433,7 @@ impl Page<'_> {
 
     /// Whom an incident was about.
     fn names(&self, incident: &Incident) -> String {
-        let name = |id: &usize| format!("#{}", self.story.peers[*id].number);
+        let name = |id: &usize| called(&self.story.peers[*id]);
         match incident.peers.as_slice() {
             [] => "all".to_owned(),
             few if few.len() <= 3 => few.iter().map(name).collect::<Vec<_>>().join(", "),
@@ -468,12 +479,21 @@ impl Page<'_> {
 }
 
 fn legend(svg: &mut Svg, y: f64) {
-    let mut x = MARGIN;
-    let others = [("handoff", "hand-off"), ("suspended", "this host suspended")];
-    for (class, words) in WAYS.iter().map(|(_, class, words)| (*class, *words)).chain(others) {
-        svg.rect(Rect { x, y: y - 9.0, width: 16.0, height: 10.0 }, class, "");
-        svg.text(x + 21.0, y, "faint", words);
-        x += 21.0 + words.chars().count() as f64 * CHARACTER + 16.0;
+    let paths = [("path0", "a path"), ("path1", "the next one"), ("nowhere", "no network"), ("handoff", "hand-off")];
+    let host = [("up", "the daemon runs"), ("down", "no daemon runs"), ("suspended", "suspended")];
+    let ways = WAYS.map(|(_, class, words)| (class, words));
+    for (line, (of, all)) in
+        [("how connections go", &ways[..]), ("path", &paths[..]), ("this host", &host[..])].into_iter().enumerate()
+    {
+        // The two short ones share a line.
+        let (mut x, y) = (if line == 2 { WIDTH / 2.0 } else { MARGIN }, y + if line > 0 { 17.0 } else { 0.0 });
+        svg.text(x, y, "strong", of);
+        x += of.chars().count() as f64 * STRONG + 18.0;
+        for (class, words) in all {
+            svg.rect(Rect { x, y: y - 9.0, width: 16.0, height: 10.0 }, class, "");
+            svg.text(x + 21.0, y, "faint", words);
+            x += 21.0 + words.chars().count() as f64 * CHARACTER + 16.0;
+        }
     }
 }
 

@@ -27,6 +27,8 @@ pub(super) enum Way {
     Tunnel,
     /// As they come, rewritten or by the tunnel.
     Follow,
+    /// Carried to where nothing shows that they arrive.
+    NotConfirmed,
     Held,
     /// Held, since the peer is away.
     Away,
@@ -65,6 +67,8 @@ pub(super) struct Connection {
 pub(super) struct Peer {
     pub(super) number: u64,
     pub(super) key: Option<String>,
+    /// What it is called, if anything.
+    pub(super) name: Option<String>,
     pub(super) ways: Vec<Span<Way>>,
     pub(super) paths: Vec<Span<Ends>>,
     /// From the moment that this host noticed its move to the peer's answer; each with the number of its incident.
@@ -84,6 +88,7 @@ struct Now {
     handoff: Option<usize>,
     no_way: Option<usize>,
     away: Option<usize>,
+    doubt: Option<usize>,
     waiting: Option<usize>,
     /// The last incident after which connections went another way, and those before it that had only stopped them.
     led: Vec<usize>,
@@ -176,6 +181,7 @@ impl Reader {
 
     fn handle_peer_event(&mut self, at: Millis, id: usize, kind: &str, event: &EventRecord) {
         let peer = &mut self.story.peers[id];
+        peer.name = text(event, "peer_name").or(peer.name.take());
         if let Some(flows) = unsigned(event, "flows").filter(|_| !kind.starts_with("flows-")) {
             peer.there_are(flows);
         }
@@ -229,8 +235,9 @@ impl Reader {
                 let (way, flows) = (peer.way(event), unsigned(event, "flows").unwrap_or(0));
                 set(&mut peer.ways, at, way);
                 peer.on_path(at);
-                let away = peer.now.away.take();
+                let (away, doubt) = (peer.now.away.take(), peer.now.doubt.take());
                 self.close(away, at);
+                self.close(doubt, at);
                 let nat = if boolean(event, "translated") { " (behind a NAT)" } else { "" };
                 let what = format!("the peer moved to {}{nat}", to.as_deref().unwrap_or("another address"));
                 let number = self.open(Incident::new(Kind::PeerMoved, at, what, flows), id, false);
@@ -242,15 +249,20 @@ impl Reader {
                 peer.on_path(at);
                 if unsigned(event, "carried").is_some() && !peer.is_stopped() {
                     let way = peer.way(event);
+                    self.confirmed(at, id);
                     self.goes_by(at, id, way);
                 }
             }
+            "not-confirmed" => self.not_confirmed(at, id, event),
             "carrier-changed" => {
                 let way = peer.way(event);
                 self.goes_by(at, id, way);
             }
             "peer-away" => {
-                set(&mut peer.ways, at, Way::Away);
+                // What has moved is carried on where its peer has not said that it goes.
+                let carried = peer.ways.last().is_some_and(|span| span.to.is_infinite() && is_carried(span.what));
+                let way = if carried && !boolean(event, "announced") { Way::NotConfirmed } else { Way::Away };
+                set(&mut peer.ways, at, way);
                 let what = match boolean(event, "announced") {
                     true => "the peer went away, and said so",
                     false => "the peer is not heard any more",
@@ -262,7 +274,8 @@ impl Reader {
             "peer-back" => {
                 let way = peer.way(event);
                 set(&mut peer.ways, at, way);
-                let away = peer.now.away.take();
+                let (away, doubt) = (peer.now.away.take(), peer.now.doubt.take());
+                self.close(doubt, at);
                 if let Some(number) = away {
                     self.led(at, id, number, way);
                 }
@@ -324,7 +337,7 @@ impl Reader {
             let now = std::mem::take(&mut peer.now);
             let counted = Now { change: now.change, before: now.before, changes: now.changes, ..Now::default() };
             peer.now = counted;
-            for number in [now.handoff, now.no_way, now.away, now.waiting] {
+            for number in [now.handoff, now.no_way, now.away, now.doubt, now.waiting] {
                 self.close(number, down);
             }
         }
@@ -400,6 +413,9 @@ impl Reader {
             peer.on_path(at);
         }
         self.give_up(at, id, NO_ANSWER);
+        // There is a network, whether or not the peer answers by it.
+        let no_way = self.story.peers[id].now.no_way.take();
+        self.close(no_way, at);
         let what = match from {
             Some(from) if from == to => format!("this host announced {to} once more"),
             Some(from) => format!("this host moved from {from} to {to}"),
@@ -420,6 +436,29 @@ impl Reader {
         self.close(Some(number), at);
     }
 
+    /// A peer does not answer: since when that is so, nothing shows that its connections arrive.
+    fn not_confirmed(&mut self, at: Millis, id: usize, event: &EventRecord) {
+        let unanswered = event.fields.get("unanswered_ms").and_then(serde_json::Value::as_f64).unwrap_or(0.0);
+        let peer = &mut self.story.peers[id];
+        if peer.now.no_way.is_some() {
+            return;
+        }
+        let since = peer.ways.last().map_or(at, |last| last.from.max(at - unanswered).min(at));
+        set(&mut peer.ways, since, Way::NotConfirmed);
+        if peer.now.handoff.is_none() && peer.now.away.is_none() && peer.now.doubt.is_none() {
+            let flows = unsigned(event, "flows").unwrap_or(0);
+            let incident = Incident::new(Kind::Doubt, since, "the peer did not answer", flows);
+            let number = self.open(incident, id, false);
+            self.story.peers[id].now.doubt = Some(number);
+        }
+    }
+
+    /// A peer answers again.
+    fn confirmed(&mut self, at: Millis, id: usize) {
+        let doubt = self.story.peers[id].now.doubt.take();
+        self.close(doubt, at);
+    }
+
     /// A hand-off of this host's has come to its end.
     fn arrived(&mut self, at: Millis, id: usize, way: Way, outcome: Option<&'static str>) {
         let peer = &mut self.story.peers[id];
@@ -427,6 +466,7 @@ impl Reader {
         peer.on_path(at);
         end(&mut peer.handoffs, at);
         let (handoff, no_way) = (peer.now.handoff.take(), peer.now.no_way.take());
+        self.confirmed(at, id);
         if let Some(number) = handoff {
             self.story.incidents[number].outcome = outcome;
             self.led(at, id, number, way);
@@ -481,7 +521,7 @@ impl Reader {
             }
             now.led.push(number);
         }
-        now.stopped = matches!(way, Way::Held | Way::Away);
+        now.stopped = matches!(way, Way::NotConfirmed | Way::Held | Way::Away);
         for number in &now.led {
             self.story.incidents[*number].led_to(at, way);
         }
@@ -608,7 +648,7 @@ impl Peer {
         let mut homes = self.paths.iter().filter(|path| path.what == one.home).peekable();
         for way in &self.ways {
             let (mut at, to) = (way.from.max(one.from), way.to.min(one.to));
-            if matches!(way.what, Way::Rewrite | Way::Tunnel | Way::Follow) {
+            if is_carried(way.what) || way.what == Way::NotConfirmed {
                 while homes.next_if(|path| path.to <= at).is_some() {}
                 for path in homes.clone().take_while(|path| path.from < to) {
                     let home = (path.from.max(at), path.to.min(to));
@@ -647,6 +687,11 @@ impl Peer {
         let flows = i64::try_from(flows).unwrap_or(0);
         self.now.before = self.now.before.max(flows - self.now.change);
     }
+}
+
+/// Whether connections that have moved are carried so, and arrive.
+fn is_carried(way: Way) -> bool {
+    matches!(way, Way::Rewrite | Way::Tunnel | Way::Follow)
 }
 
 /// From `at` on it is so.

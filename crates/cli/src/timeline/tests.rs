@@ -186,6 +186,80 @@ fn a_connection_is_followed_through_moves() {
     assert_eq!(story.peers[0].counts, [(1_180.0, 1), (200_000.0, 0)]);
 }
 
+/// A laptop that moves to where nobody answers, has no network for a while, and is back; its peer has a name, and falls
+/// silent later.
+fn doubtful() -> Log {
+    let mut log = Log::new();
+    let not_confirmed = |log: &mut Log, at, because: &str, unanswered: f64| {
+        let fields = json!({
+            "peer": 5, "peer_name": "desk", "remote": "203.0.113.5:2031", "from": AWAY, "because": because,
+            "unanswered_ms": unanswered, "heard_ms": unanswered + 20.0, "flows": 1, "advice": "look",
+        });
+        log.add(at, "not-confirmed", fields);
+    };
+    log.reached(1_120, 5);
+    log.introduced(1_180, 5, 40_000, HOME);
+    log.moving(10_000, 5, Some(HOME), Some(AWAY), 1, false);
+    not_confirmed(&mut log, 15_000, "moved", 5_000.0);
+    log.moving(20_000, 5, Some(AWAY), None, 1, false);
+    log.moving(23_000, 5, None, Some(AWAY), 1, false);
+    not_confirmed(&mut log, 28_000, "moved", 5_000.0);
+    log.moved(37_000, 5, AWAY, 14_000.0, 1, Some("tunnel"));
+    not_confirmed(&mut log, 60_000, "silent", 7_000.0);
+    let confirmed = json!({
+        "peer": 5, "remote": "203.0.113.5:2031", "round_trip_ms": 20.1, "carried": 1, "carrier": "tunnel",
+    });
+    log.add(72_000, "path-confirmed", confirmed);
+    log.add(80_000, "reloaded", json!({}));
+    log
+}
+
+#[test]
+fn what_is_not_confirmed_is_drawn_so() {
+    let story = story(&doubtful());
+    assert_eq!(
+        ways(&story, 0),
+        [
+            (1_120.0, 10_000.0, Way::Native),
+            (10_000.0, 20_000.0, Way::NotConfirmed),
+            (20_000.0, 23_000.0, Way::Held),
+            (23_000.0, 37_000.0, Way::NotConfirmed),
+            (37_000.0, 53_000.0, Way::Tunnel),
+            (53_000.0, 72_000.0, Way::NotConfirmed),
+            (72_000.0, 80_000.0, Way::Tunnel),
+        ]
+    );
+    let told: Vec<_> =
+        story.incidents.iter().map(|one| (one.kind, one.from, one.lasted(story.end), one.ways())).collect();
+    assert_eq!(
+        told[1..],
+        [
+            // That there was no network ends with there being one, and not with an answer.
+            (Kind::NoWay, 20_000.0, "3.0 s".to_owned(), String::new()),
+            (Kind::Handoff, 23_000.0, "14.0 s".to_owned(), "tunnel".to_owned()),
+            (Kind::Doubt, 53_000.0, "19.0 s".to_owned(), String::new()),
+        ]
+    );
+    let drawn = plot(&doubtful().0, None);
+    well_formed(&drawn);
+    assert!(drawn.contains(">desk 203.0.113.5<") && !drawn.contains("#5"), "{drawn}");
+    assert!(drawn.contains("class=\"doubt\"") && drawn.contains("not confirmed: no answer<"));
+}
+
+#[test]
+fn who_is_silent_and_has_not_said_so_is_led_to_where_it_was() {
+    let mut log = Log::new();
+    log.reached(100, 5);
+    log.introduced(200, 5, 40_000, HOME);
+    log.moving(1_000, 5, Some(HOME), Some(AWAY), 1, false);
+    log.moved(1_040, 5, AWAY, 40.0, 1, Some("rewrite"));
+    log.add(9_000, "peer-away", json!({ "peer": 5, "announced": false, "flows": 1 }));
+    log.add(12_000, "peer-back", json!({ "peer": 5, "flows": 1, "carried": 1, "carrier": "rewrite" }));
+    log.add(15_000, "peer-away", json!({ "peer": 5, "announced": true, "flows": 1 }));
+    let last: Vec<Way> = story(&log).peers[0].ways.iter().skip(2).map(|span| span.what).collect();
+    assert_eq!(last, [Way::Rewrite, Way::NotConfirmed, Way::Rewrite, Way::Away]);
+}
+
 #[test]
 fn peers_that_move_together_are_one_incident() {
     let story = story(&thousand());
@@ -287,7 +361,7 @@ fn a_drawing_may_go_on_to_now() {
 #[test]
 fn drawings_are_as_they_were() {
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/timeline/golden");
-    for (name, log) in [("one", one()), ("thousand", thousand())] {
+    for (name, log) in [("one", one()), ("thousand", thousand()), ("doubtful", doubtful())] {
         let drawn = plot(&log.0, None);
         well_formed(&drawn);
         let path = directory.join(format!("{name}.svg"));
