@@ -75,6 +75,7 @@ use crate::effects::Effects;
 use crate::effects::restored::Restored;
 use crate::event_log::EventLog;
 use crate::event_loop::{EventLoop, Parts, Settings};
+use crate::host::inventory::left_behind::LeftBehind;
 use crate::host::table::{Home, SavedHome};
 use crate::host::{DEFAULT_MTU, Host, MARK};
 use crate::installed::Installed;
@@ -423,6 +424,7 @@ fn start_on(
             state_dir: options.state_dir,
             set_log_level: start.set_log_level,
         },
+        left: LeftBehind::restored(restored.gone),
     })?;
     Ok((event_loop, flows, moves))
 }

@@ -232,6 +232,14 @@ fn left_behind(lab: &mut Lab) -> Result<()> {
     expect!(shown.contains("lost at the move") && shown.contains("of which 1 survives"), "{shown}");
     expect!(client.status()?.counts.lost == 1, "{:?}", client.status()?.counts);
     world.goes_on(&mut pair)?;
+
+    step("the daemon is started anew, and knows of it still");
+    client.restart()?;
+    client.wait_connection(strange.local(), strange.peer(), LONG, "lost at the move", |one| {
+        one.state == ConnectionState::Lost
+    })?;
+    expect!(client.events(0)?.iter().all(|event| event.kind != "left-behind"), "it is told once");
+    world.goes_on(&mut pair)?;
     drop(strange);
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server, &mut stranger])

@@ -69,6 +69,8 @@ pub(crate) struct Parts {
     /// Readable when the tunnel has something for the control thread.
     pub(crate) tunnel_wake: OwnedFd,
     pub(crate) settings: Settings,
+    /// Addresses that are gone, as far as a daemon before this one knew.
+    pub(crate) left: LeftBehind,
 }
 
 /// What the loop has to know of how the daemon was started.
@@ -140,7 +142,7 @@ impl EventLoop {
     /// # Errors
     /// When the loop's own descriptors cannot be made.
     pub(crate) fn new(parts: Parts) -> Result<Self, Error> {
-        let Parts { mut desk, effects, monitor, sockets, signals, tunnel_wake, settings } = parts;
+        let Parts { mut desk, effects, monitor, sockets, signals, tunnel_wake, settings, left } = parts;
         let name_updates = settings.config.dns.clone().map(|server| NameUpdates::start(server, &settings.state_dir));
         let policies = settings.config.policies.clone();
         Ok(Self {
@@ -165,7 +167,7 @@ impl EventLoop {
             answers: Work::new()?,
             name_updates: name_updates.transpose().map_err(LoopError::new("clone"))?,
             own: BTreeSet::new(),
-            left: LeftBehind::default(),
+            left,
             suspending: None,
             pinging: Vec::new(),
             unread: false,
@@ -207,6 +209,7 @@ impl EventLoop {
         self.desk.host.begin(network.clone());
         self.own = self.desk.own_addresses();
         self.left.look(clock::now(), &network);
+        self.save_left_behind();
         self.anchors.check_offer(&mut self.desk, &mut self.effects.lender);
         self.update_node(&network);
         self.handle_flows(clock::now(), restored)?;
@@ -492,6 +495,14 @@ impl EventLoop {
             self.desk.tell(told);
         }
         self.left.look(clock::now(), network);
+        self.save_left_behind();
+    }
+
+    /// Daemons to come are to know which addresses are gone.
+    fn save_left_behind(&mut self) {
+        for (address, told) in self.left.unsaved() {
+            self.desk.host.store.save_gone(address, told);
+        }
     }
 
     /// It is time to name the connections that the last move has left behind.
@@ -499,6 +510,7 @@ impl EventLoop {
         if let Some(told) = self.left.tell(now, self.desk.node.flows()) {
             self.desk.tell(told);
         }
+        self.save_left_behind();
     }
 
     fn update_node(&mut self, network: &NetworkState) {

@@ -1,6 +1,7 @@
 //! Tables of peers, and of flows with them; and what is found of the others when a daemon starts.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,12 @@ table! {
     /// Where the daemon has its key from and its configuration: what is said to its peers once it has ended is said in
     /// its name.
     Home = "home": () => SavedHome
+}
+
+table! {
+    /// Addresses that this host has had and has no more, and whether it was told what was left behind there: what is
+    /// lost at a move is shown so by the daemons to come.
+    Gone = "gone": IpAddr => bool
 }
 
 /// How a daemon was started.
@@ -153,6 +160,14 @@ impl Store {
         self.append(Change::default().remove::<Flows>(flow));
         if let Some(lasting) = self.lasting().filter(|_| outlives(entry)) {
             lasting.append(Change::default().remove::<Flows>(flow));
+        }
+    }
+
+    /// Keeps whether it was told what was left behind at an address that is gone; `None`: it is not gone any more.
+    pub(crate) fn save_gone(&mut self, address: IpAddr, told: Option<bool>) {
+        match told {
+            Some(told) => self.put::<Gone>(&address, &told),
+            None => self.remove::<Gone>(&address),
         }
     }
 

@@ -4,12 +4,13 @@
 pub(crate) mod tests;
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::path::Path;
 
 use whimbrel_protocol::{FlowEntry, PeerId, SavedPeer};
 use whimbrel_wire::FlowTuple;
 
-use crate::host::table::{Flows, SavedMoves, Suspended, flows_of, peers};
+use crate::host::table::{Flows, Gone, SavedMoves, Suspended, flows_of, peers};
 use crate::role::anchor::table::{Leases, Left, LendingStopped, Tenancies};
 use crate::role::relocation::table::{Acceptances, Donations, Halted, Held};
 use crate::store::{Found, Log, Store, StoreError, read};
@@ -25,6 +26,8 @@ pub(crate) struct Restored {
     pub(crate) left: HashMap<FlowTuple, FlowEntry>,
     /// Whether this host is suspended.
     pub(crate) suspended: bool,
+    /// Addresses that this host has no more, and whether it was told what was left behind there.
+    pub(crate) gone: BTreeMap<IpAddr, bool>,
     /// Moves of sockets that were in the middle, and flows that are held for others.
     pub(crate) moves: SavedMoves,
 }
@@ -55,6 +58,7 @@ impl Restored {
         Self {
             flows: flows_of::<Flows>(found, &peers),
             left: flows_of::<Left>(found, &peers),
+            gone: found.rows::<Gone>().into_iter().collect(),
             suspended: !found.rows::<Suspended>().is_empty(),
             moves,
             peers,

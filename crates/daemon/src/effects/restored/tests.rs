@@ -193,6 +193,7 @@ fn everything() -> Restored {
         flows: flows().into_iter().filter(|(_, entry)| entry.peer != PeerId(4)).collect(),
         left: [(flow(8), entry(1))].into(),
         suspended: true,
+        gone: gone().into(),
         moves: SavedMoves {
             donations: [(name(2), donation(2, 12))].into(),
             halted: [(71, 2)].into(),
@@ -207,8 +208,14 @@ fn everything() -> Restored {
 
 /// What a release before this one has told of it: it knew no addresses that a peer had given up, and no sockets that
 /// are not connected.
+/// Addresses that are gone.
+fn gone() -> [(IpAddr, bool); 2] {
+    [("192.0.2.7", true), ("2001:db8::7", false)].map(|(address, told)| (address.parse().expect("address"), told))
+}
+
 fn everything_of_before() -> Restored {
     let mut before = everything();
+    before.gone.clear();
     before.peers.values_mut().for_each(|peer| peer.former_locators.clear());
     before.flows.values_mut().for_each(|entry| entry.unconnected = false);
     before
@@ -224,6 +231,9 @@ fn say_everything(store: &mut Store) {
     store.save_left(&flow(9), None);
     store.forget_peer(PeerId(4), &[flow(4)]);
     store.save_suspended(true);
+    let back = "192.0.2.77".parse().expect("address");
+    gone().into_iter().chain([(back, true)]).for_each(|(address, told)| store.save_gone(address, Some(told)));
+    store.save_gone(back, None);
     store.save_lending_stopped(true).expect("kept");
     store.save_donation(&donation(1, 11), &[(70, 1), (71, 2)]).expect("kept");
     store.save_donation(&donation(2, 12), &[]).expect("kept");

@@ -28,9 +28,27 @@ pub(crate) struct LeftBehind {
     gone: BTreeMap<IpAddr, (Time, bool)>,
     /// Whether it is anywhere else.
     elsewhere: bool,
+    /// What the store has: whether it was told, of each address that is gone.
+    saved: BTreeMap<IpAddr, bool>,
 }
 
 impl LeftBehind {
+    /// What a daemon before this one has left: addresses that are gone for longer than anything waits for.
+    pub(crate) fn restored(saved: BTreeMap<IpAddr, bool>) -> Self {
+        let gone = saved.iter().map(|(address, told)| (*address, (Time::default(), *told))).collect();
+        Self { gone, saved, ..Self::default() }
+    }
+
+    /// What the store is to be told: of addresses that are gone whether that was told, and `None` of those that are not
+    /// any more.
+    pub(crate) fn unsaved(&mut self) -> Vec<(IpAddr, Option<bool>)> {
+        let now: BTreeMap<IpAddr, bool> = self.gone.iter().map(|(address, (_, told))| (*address, *told)).collect();
+        let before = std::mem::replace(&mut self.saved, now);
+        let back = before.keys().filter(|address| !self.saved.contains_key(*address)).map(|address| (*address, None));
+        let other = |(address, told): &(&IpAddr, &bool)| before.get(*address) != Some(*told);
+        back.chain(self.saved.iter().filter(other).map(|(address, told)| (*address, Some(*told)))).collect()
+    }
+
     /// Takes in how the network is now.
     pub(crate) fn look(&mut self, now: Time, network: &NetworkState) {
         let has = network.addresses.iter().map(|usable| usable.address).collect();
@@ -133,6 +151,27 @@ mod tests {
             remote: ([203, 0, 113, 5], 22).into(),
         };
         FlowView { tuple, state, peer: None, entry: None, opened: Time::default(), accepted: false, unconnected: false }
+    }
+
+    #[test]
+    fn what_is_lost_is_so_for_the_daemons_to_come() {
+        let (mut left, now) = (LeftBehind::default(), Time::default() + Duration::from_secs(9));
+        left.look(now, &network(&["192.0.2.1"], true));
+        assert_eq!(left.unsaved(), []);
+        left.look(now, &network(&["192.0.2.9"], true));
+        let gone = "192.0.2.1".parse().expect("an address");
+        assert_eq!(left.unsaved(), [(gone, Some(false))]);
+        assert!(left.tell(now + LATE, [flow(1, FlowState::Unknown)].into_iter()).is_some());
+        assert_eq!((left.unsaved(), left.unsaved()), (vec![(gone, Some(true))], Vec::new()));
+
+        let mut after = LeftBehind::restored([(gone, true)].into());
+        after.look(now, &network(&["192.0.2.9"], true));
+        assert!(after.is_lost(now, &flow(1, FlowState::Unknown), true) && after.due().is_none());
+        assert!(!LeftBehind::default().is_lost(now, &flow(1, FlowState::Unknown), true), "nothing was left to it");
+        assert_eq!(after.unsaved(), []);
+        after.look(now, &network(&["192.0.2.1"], true));
+        let other = "192.0.2.9".parse().expect("an address");
+        assert_eq!(after.unsaved(), [(gone, None), (other, Some(false))]);
     }
 
     #[test]
