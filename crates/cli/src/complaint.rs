@@ -136,7 +136,10 @@ impl Complaint {
 fn usage(text: &str) -> Failure {
     let (what, rest) = text.split_once("\n\n").unwrap_or((text, ""));
     let what: Vec<&str> = what.trim_start_matches("error: ").split_whitespace().collect();
-    let usage = rest.lines().find_map(|line| line.trim().strip_prefix("Usage: "));
+    let usage = rest.split("\n\n").find_map(|part| part.trim().strip_prefix("Usage: "));
+    // A command that has others below it has two.
+    let usage = usage.map(|usage| usage.split_whitespace().collect::<Vec<_>>().join(" "));
+    let usage = usage.map(|usage| usage.replace(" whimbrel ", "` or `whimbrel "));
     let hint = usage.map_or("`whimbrel --help` tells what there is.".to_owned(), |usage| {
         format!("It is `{usage}`; with `--help` it tells more.")
     });

@@ -24,9 +24,9 @@ use whimbrel_wire::FlowTuple;
 use crate::DEVICE;
 use crate::host::table::has_flows;
 use crate::host::{Addresses, DEFAULT_MTU, MARK};
-use crate::instance::{Instance, InstanceError};
+use crate::instance::{self, DEFAULT_RUN_DIR, Instance, InstanceError};
 use crate::role::relocation::table::resting_in;
-use crate::store::place::{Place, remove_pin};
+use crate::store::place::{Place, remove_pin, run_dirs};
 use crate::store::{JOURNAL, StoreError};
 
 /// Why nothing, or not all, was removed. What was not can be tried again by the same call.
@@ -105,6 +105,17 @@ pub struct Removed {
     pub told: usize,
     /// How many have not, for each reason.
     pub untold: BTreeMap<String, usize>,
+    /// What is there and was not touched.
+    pub others: Option<Others>,
+}
+
+/// What a daemon with another run directory has left in this network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Others {
+    /// Its run directory.
+    pub run_dir: PathBuf,
+    /// The addresses that it keeps.
+    pub kept_addresses: BTreeSet<IpAddr>,
 }
 
 impl Removed {
@@ -136,7 +147,11 @@ pub fn clean(run_dir: &Path) -> Result<Removed, CleanError> {
             if !flows.is_empty() {
                 return Err(CleanError::Undecided { flows });
             }
-            remove_from_kernel(run_dir)?
+            match whose(run_dir) {
+                None => remove_from_kernel(run_dir)?,
+                Some(other) if instance::is_running(&other) => return Err(CleanError::Elsewhere),
+                Some(other) => leave_in_kernel(other, run_dir)?,
+            }
         }
     };
     remove_pins_and_files(removed, instance.as_ref(), run_dir)
@@ -150,6 +165,26 @@ pub(crate) fn remove_orphans(instance: &Instance, run_dir: &Path) -> Result<Remo
         remove_file(run_dir.join(settings), &mut removed)?;
     }
     remove_pins_and_files(removed, Some(instance), run_dir)
+}
+
+/// Another run directory whose daemon has worked last in this network namespace: what is in the kernel is of that one,
+/// since each daemon that starts makes of what it finds what it needs itself.
+fn whose(run_dir: &Path) -> Option<PathBuf> {
+    let own = instance::worked_here(run_dir);
+    let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let here = real(run_dir);
+    let all = run_dirs().into_iter().chain([DEFAULT_RUN_DIR.into()]).filter(|other| real(other) != here);
+    let last = all.filter_map(|other| Some((instance::worked_here(&other)?, other))).max()?;
+    own.is_none_or(|own| own < last.0).then_some(last.1)
+}
+
+/// Nothing in the kernel is of this run directory's daemon. Its peers are told all the same.
+fn leave_in_kernel(other: PathBuf, run_dir: &Path) -> Result<Removed, CleanError> {
+    // Opened where the settings are that it has changed.
+    let kept_addresses = KeptAddresses::open(&other)?.kept()?;
+    let spoken = last_words::tell(run_dir);
+    let others = Some(Others { run_dir: other, kept_addresses });
+    Ok(Removed { told: spoken.heard, untold: spoken.unheard, others, ..Removed::default() })
 }
 
 fn remove_from_kernel(run_dir: &Path) -> Result<Removed, CleanError> {

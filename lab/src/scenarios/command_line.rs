@@ -239,6 +239,19 @@ fn clean(lab: &mut Lab) -> Result<()> {
     client.stop()?;
     pair.wait_progress(super::world::SOME, LONG)?;
     expect!(traces(&world.laptop)? != untouched, "nothing was left though a connection is moved");
+    step("somebody cleans with another run directory");
+    let before = traces(&world.laptop)?;
+    let other = client.run_dir().with_file_name("another");
+    let command = world.laptop.command("env").arg(client.binary()).arg("--run-dir").arg(&other).arg("clean");
+    let told = command.run()?;
+    println!("{told}");
+    let unbroken = told.split_whitespace().collect::<Vec<_>>().join(" ");
+    let whose = format!("`whimbrel --run-dir {} clean` removes it", client.run_dir().display());
+    expect!(unbroken.contains(&whose) && unbroken.contains("was not touched"), "{told}");
+    expect!(traces(&world.laptop)? == before, "it has changed: {}", traces(&world.laptop)?);
+    pair.wait_progress(super::world::SOME, LONG)?;
+
+    step("and with its own");
     let told = client.cli(&["clean"])?;
     println!("{told}");
     for left in ["kept addresses", "whimbrel0", "programs and maps", "journal"] {
@@ -317,7 +330,10 @@ fn clean_told(lab: &mut Lab) -> Result<()> {
     let since = server.status()?.newest_event;
     let (said, took) = client.clean()?;
     step(&format!("it was waited for: {:.0} ms", took.as_secs_f64() * 1e3));
-    expect!(said.contains("1 peer has not confirmed it: no answer within 2 s.") && !said.contains("was told"), "{said}");
+    expect!(
+        said.contains("1 peer has not confirmed it: no answer within 2 s.") && !said.contains("was told"),
+        "{said}"
+    );
     let most = usual + WAITED + HEARD * patience();
     expect!(took >= WAITED && took < most, "it took {took:?}, and {usual:?} where there is nobody to be told");
     expect!(server.events(since)?.iter().all(|event| event.kind != "peer-cleaned"), "the server was told");

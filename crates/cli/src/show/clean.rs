@@ -1,6 +1,6 @@
 //! `whimbrel clean`.
 
-use whimbrel_daemon::clean::Removed;
+use whimbrel_daemon::clean::{Others, Removed};
 
 use crate::table::{width, wrap};
 
@@ -23,7 +23,11 @@ pub(crate) fn removed(removed: &Removed) -> String {
         ("programs and maps", list(&mut removed.pins.iter().map(|path| path.display().to_string()))),
         ("files", list(&mut removed.files.iter().map(|path| path.display().to_string()))),
     ];
-    let mut out = "Removed what a stopped daemon had left:\n".to_owned();
+    let head = match kinds.iter().all(|(_, items)| items.is_empty()) {
+        true => "Nothing was left behind by a daemon with this run directory.\n",
+        false => "Removed what a stopped daemon had left:\n",
+    };
+    let mut out = head.to_owned();
     for (kind, items) in kinds.iter().filter(|(_, items)| !items.is_empty()) {
         let head = format!("  {kind:19}");
         out.push_str(&format!("{head}{}\n", wrap(items, width(), head.len())));
@@ -36,6 +40,16 @@ pub(crate) fn removed(removed: &Removed) -> String {
     for (why, count) in &removed.untold {
         let have = if *count == 1 { "has" } else { "have" };
         out.push_str(&wrap(&format!("{} {have} not confirmed it: {why}.", peers(*count)), width(), 0));
+        out.push('\n');
+    }
+    if let Some(Others { run_dir, kept_addresses }) = &removed.others {
+        let (dir, kept) = (run_dir.display(), list(&mut kept_addresses.iter().map(ToString::to_string)));
+        let kept = if kept.is_empty() { kept } else { format!(" (kept addresses {kept})") };
+        let left = format!(
+            "What the daemon with the run directory {dir} has left in this network namespace{kept} was not touched: \
+             `whimbrel --run-dir {dir} clean` removes it."
+        );
+        out.push_str(&wrap(&left, width(), 0));
         out.push('\n');
     }
     out
@@ -56,6 +70,9 @@ pub(crate) fn removed_json(removed: &Removed) -> String {
         "peers_untold": removed.untold.values().sum::<usize>(),
         "untold": removed.untold.iter().map(|(reason, peers)| serde_json::json!({ "reason": reason, "peers": peers }))
             .collect::<Vec<_>>(),
+        "others": removed.others.as_ref().map(|others| {
+            serde_json::json!({ "run_dir": others.run_dir, "kept_addresses": others.kept_addresses })
+        }),
     }});
     format!("{line}\n")
 }
@@ -90,6 +107,19 @@ Removed what a stopped daemon had left:
     }
 
     #[test]
+    fn what_is_anothers_is_named() {
+        let kept_addresses = ["198.51.100.10".parse().unwrap()].into();
+        let others = Some(Others { run_dir: "/run/other".into(), kept_addresses });
+        let told = removed(&Removed { others, ..Removed::default() }).replace('\n', " ");
+        assert!(told.starts_with("Nothing was left behind by a daemon with this run directory. "), "{told}");
+        assert!(
+            told.contains("/run/other has left in this network namespace (kept addresses 198.51.100.10)"),
+            "{told}"
+        );
+        assert!(told.contains("`whimbrel --run-dir /run/other clean` removes it."), "{told}");
+    }
+
+    #[test]
     fn programs_are_told_the_same() {
         let left = Removed {
             kept_addresses: ["198.51.100.10".parse().unwrap()].into(),
@@ -98,7 +128,7 @@ Removed what a stopped daemon had left:
         };
         assert_eq!(
             removed_json(&left),
-            "{\"removed\":{\"device\":null,\"endpoints\":[],\"files\":[],\"kept_addresses\":[\"198.51.100.10\"],\"peer_routes\":[],\
+            "{\"removed\":{\"device\":null,\"endpoints\":[],\"files\":[],\"kept_addresses\":[\"198.51.100.10\"],\"others\":null,\"peer_routes\":[],\
              \"peers_told\":0,\"peers_untold\":2,\"pins\":null,\"source_ways\":false,\"spoken_for\":false,\
              \"untold\":[{\"peers\":2,\"reason\":\"no answer within 2 s\"}]},\
              \"schema\":1}\n"

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
 use whimbrel_kernel::namespace::{self, Whereabouts};
@@ -243,6 +243,14 @@ impl Instance {
     pub fn forget_namespace(&self, run_dir: &Path) {
         let _ = fs::remove_file(run_dir.join(NAMESPACE));
     }
+}
+
+/// When a daemon of this run directory was started last in the present network namespace, unless nothing is left of it
+/// here.
+pub(crate) fn worked_here(run_dir: &Path) -> Option<SystemTime> {
+    let note = run_dir.join(NAMESPACE);
+    let there = fs::read_to_string(&note).ok()?;
+    if Some(there) == namespace() { fs::metadata(note).ok()?.modified().ok() } else { None }
 }
 
 /// Whether a daemon holds the lock of a run directory. Who may not open that sees by its socket whether one listens

@@ -1,12 +1,17 @@
 //! Where the data plane is pinned: a directory of a bpffs for each run directory.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::Error;
+
+/// Where one is mounted in the run directory.
+const OWN: &str = "bpffs";
 
 /// The directory, and the bpffs that was mounted for it if there was none.
 #[derive(Debug)]
@@ -23,7 +28,7 @@ impl Place {
     /// # Errors
     /// When there is none and none can be mounted.
     pub(crate) fn find(run_dir: &Path) -> Result<Self, Error> {
-        let own = run_dir.join("bpffs");
+        let own = run_dir.join(OWN);
         let root = whimbrel_datapath::bpffs(&own).map_err(|error| match error {
             whimbrel_datapath::Error::Bpffs { path, source } if source.kind() == io::ErrorKind::PermissionDenied => {
                 // Made for the mount.
@@ -99,6 +104,35 @@ fn folder(run_dir: &Path) -> String {
     name
 }
 
+/// The run directories that daemons have pinned something for, in the machine's bpffs or in one of their own.
+pub(crate) fn run_dirs() -> Vec<PathBuf> {
+    let common = whimbrel_datapath::common_bpffs().map(|common| common.join("whimbrel"));
+    let folders = common.into_iter().flat_map(fs::read_dir).flatten().flatten();
+    let shared = folders.filter_map(|folder| run_dir_of(folder.file_name().to_str()?));
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    shared.chain(mounts.lines().filter_map(mounted_for)).collect()
+}
+
+/// The run directory that a bpffs is mounted for, by a line of mountinfo (proc_pid_mountinfo(5)).
+fn mounted_for(line: &str) -> Option<PathBuf> {
+    let (mount, kind) = line.split_once(" - ")?;
+    let at = Path::new(mount.split(' ').nth(4)?);
+    // Characters that are written as numbers make it no path that is there.
+    (kind.starts_with("bpf ") && at.file_name()? == OWN).then(|| at.parent().map(Path::to_owned))?
+}
+
+/// The run directory of which this is the [`folder`].
+fn run_dir_of(folder: &str) -> Option<PathBuf> {
+    let mut parts = folder.split('_');
+    let mut path = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let (byte, rest) = part.split_at_checked(2)?;
+        path.push(u8::from_str_radix(byte, 16).ok()?);
+        path.extend(rest.as_bytes());
+    }
+    Some(OsString::from_vec(path).into())
+}
+
 /// Removes what is among the pins: an object, or the directory that says that new maps are not filled yet (decision
 /// 0063).
 pub(crate) fn remove_pin(path: &Path) -> io::Result<()> {
@@ -119,5 +153,13 @@ mod tests {
             assert!(!name.contains(['.', '/']), "{name}");
             assert!(!names[..index].contains(name), "{name}");
         }
+        for path in ["/run/whimbrel", "/run/whimbrel_2.x/ä-1"] {
+            assert_eq!(run_dir_of(&folder(Path::new(path))), Some(path.into()));
+        }
+        assert_eq!((run_dir_of("_2"), run_dir_of("_zz")), (None, None));
+        let line = |at, kind| format!("36 35 98:0 / {at} rw,noatime shared:1 - {kind} none rw");
+        assert_eq!(mounted_for(&line("/run/other/bpffs", "bpf")), Some("/run/other".into()));
+        let others = [line("/sys/fs/bpf", "bpf"), line("/run/other/bpffs", "tmpfs"), String::new()];
+        assert!(others.iter().all(|line| mounted_for(line).is_none()));
     }
 }
