@@ -1,11 +1,15 @@
 //! The command line: what can be said, and what `--help` teaches.
 
 mod help;
+mod usage;
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use help::{
     ABOUT, AFTER_HELP, ANCHOR_HELP, CLEAN_HELP, COMMUNITY_HELP, CONNECTIONS_HELP, EVENTS_HELP, HANDOFF_HELP,
@@ -41,6 +45,33 @@ fn whole_address(text: &str) -> Result<WholeAddress, String> {
         Ok(address) if !address.is_unspecified() => Ok(WholeAddress::Exactly(address.to_canonical())),
         _ => Err("it is `any`, or an address that the anchor lends, such as 192.0.2.70".to_owned()),
     }
+}
+
+/// Reads a command line, the program's name first.
+pub(crate) fn parse<T: Into<OsString> + Clone>(words: impl IntoIterator<Item = T>) -> Result<Arguments, clap::Error> {
+    let mut command = usage::with_usage(Arguments::command());
+    let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+    let matches = command.try_get_matches_from_mut(&words);
+    let parsed = matches.and_then(|mut matches| Arguments::from_arg_matches_mut(&mut matches));
+    parsed.map_err(|mut error| {
+        // Where a value is wrong none is told.
+        if error.use_stderr() && error.get(ContextKind::Usage).is_none() {
+            let usage = of_command(&mut command, words.get(1..).unwrap_or_default());
+            error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
+        }
+        error
+    })
+}
+
+/// The usage of the command that these words call.
+fn of_command(command: &mut clap::Command, words: &[OsString]) -> StyledStr {
+    let next = words.iter().position(|word| command.find_subcommand(word).is_some());
+    if let Some(at) = next
+        && let Some(below) = command.find_subcommand_mut(&words[at])
+    {
+        return of_command(below, &words[at + 1..]);
+    }
+    command.render_usage()
 }
 
 #[derive(Debug, Parser)]

@@ -18,7 +18,6 @@ use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
 use whimbrel_daemon::doctor::Patient;
 use whimbrel_ipc::{
     Client, EventsQuery, Finding, ProcessScope, Reply, Request, SCHEMA, Verdict, Why, exposition, reply_to_line,
@@ -31,7 +30,7 @@ use crate::complaint::Complaint;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let arguments = match args::parse(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
     };

@@ -50,6 +50,6 @@ pub use socket::{
     Family, Kept, MAX_NAMES, MAX_RECEIVER, MAX_STATE, MadeSocket, MalformedUuid, Moved, MovedProcess, OpenSocket,
     ProcessScope, Received, SocketKind, State, TooMuchState, Uuid, WAITS_FOR, WantedAnchor,
 };
-pub use time::{parse_rfc3339, rfc3339};
+pub use time::{duration, measured, moment, moment_to_the_second, parse_rfc3339, rfc3339};
 pub use transfer::{Lines, MAX_DESCRIPTORS, ReceivedLine, send_line};
 pub use why::Why;

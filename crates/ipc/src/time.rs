@@ -1,4 +1,4 @@
-//! Wall-clock times as text.
+//! Times as text: moments of the wall clock, and how long something lasts.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -25,6 +25,54 @@ pub fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     let time = UNIX_EPOCH + Duration::from_millis(seconds * 1_000 + digits(20, 23)?);
     // Whatever is out of range, or between the digits, is not written so.
     (rfc3339(time) == text).then_some(time)
+}
+
+/// A moment as people are shown it, of the text that [`rfc3339`] wrote: `2026-01-31 23:59:58.007 UTC`. What is no such
+/// text stays as it is.
+#[must_use]
+pub fn moment(time: &str) -> String {
+    match parse_rfc3339(time) {
+        Some(_) => time.trim_end_matches('Z').replacen('T', " ", 1) + " UTC",
+        None => time.to_owned(),
+    }
+}
+
+/// The same to the second: `2026-01-31 23:59:58 UTC`.
+#[must_use]
+pub fn moment_to_the_second(time: &str) -> String {
+    match (parse_rfc3339(time), time.split_once('.')) {
+        (Some(_), Some((seconds, _))) => seconds.replacen('T', " ", 1) + " UTC",
+        _ => time.to_owned(),
+    }
+}
+
+/// How long something lasts, in its two largest units: `3 d 4 h`, `12 s`.
+#[must_use]
+pub fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    let two = |(more, of): (u64, &str), (less, than): (u64, &str)| match less {
+        0 => format!("{more} {of}"),
+        _ => format!("{more} {of} {less} {than}"),
+    };
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, _) => two((minutes, "min"), (seconds % 60, "s")),
+        (0, _, _) => two((hours, "h"), (minutes, "min")),
+        _ => two((days, "d"), (hours, "h")),
+    }
+}
+
+/// The same of what was measured, with as many digits as mean something: `4.1 ms`, `41 ms`, `12.3 s`, `2 min 1 s`.
+#[must_use]
+pub fn measured(took: Duration) -> String {
+    let millis = took.as_secs_f64() * 1e3;
+    match millis {
+        ..9.95 => format!("{millis:.1} ms"),
+        ..999.5 => format!("{millis:.0} ms"),
+        ..59_950.0 => format!("{:.1} s", millis / 1e3),
+        _ => duration(took),
+    }
 }
 
 /// Days from 1970-01-01 to a day of the Gregorian calendar, which [`civil_date`] turns around.
@@ -57,6 +105,29 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn people_are_shown_one_notation() {
+        assert_eq!(moment("2026-01-31T23:59:58.007Z"), "2026-01-31 23:59:58.007 UTC");
+        assert_eq!(moment_to_the_second("2026-01-31T23:59:58.007Z"), "2026-01-31 23:59:58 UTC");
+        assert_eq!((moment("yesterday"), moment_to_the_second("a.b")), ("yesterday".to_owned(), "a.b".to_owned()));
+        for (seconds, text) in
+            [(0, "0 s"), (600, "10 min"), (61, "1 min 1 s"), (7_260, "2 h 1 min"), (90_000, "1 d 1 h")]
+        {
+            assert_eq!(duration(Duration::from_secs(seconds)), text);
+        }
+        for (micros, text) in [
+            (0, "0.0 ms"),
+            (4_120, "4.1 ms"),
+            (41_250, "41 ms"),
+            (999_400, "999 ms"),
+            (999_600, "1.0 s"),
+            (12_340_000, "12.3 s"),
+            (61_000_000, "1 min 1 s"),
+        ] {
+            assert_eq!(measured(Duration::from_micros(micros)), text);
+        }
+    }
 
     #[test]
     fn known_dates() {

@@ -1,19 +1,20 @@
 //! `whimbrel events`.
 
-use whimbrel_ipc::EventRecord;
+use whimbrel_ipc::{EventRecord, moment};
 
 use crate::table::{width, wrap};
 
-/// One event: number, time of day and what happened.
+/// One event: number, moment and what happened.
 pub(crate) fn event(event: &EventRecord) -> String {
-    event_in(width(), event)
+    line(width(), format!("{:>5}  {}  ", event.number, moment(&event.time)), event)
 }
 
-/// The same on a screen of this width.
+/// The same without the number, on a screen of this width.
 pub(crate) fn event_in(width: usize, event: &EventRecord) -> String {
-    // 2026-01-31T23:59:58.007Z: the date says little while one watches, and is in --json.
-    let time = event.time.split_once('T').map_or(event.time.as_str(), |(_, time)| time.trim_end_matches('Z'));
-    let head = format!("{:>5}  {time}  ", event.number);
+    line(width, format!("{}  ", moment(&event.time)), event)
+}
+
+fn line(width: usize, head: String, event: &EventRecord) -> String {
     let indent = head.chars().count();
     format!("{head}{}\n", wrap(&event.sentence, width, indent))
 }
@@ -35,8 +36,8 @@ mod tests {
         };
         assert_eq!(
             event(&record),
-            "   17  23:59:58.007  Peer #3 takes us at 198.51.100.7 now; a NAT is on the way, so that the 12\n\
-             \u{20}                    connections that moved go by tunnel.\n"
+            "   17  2026-01-31 23:59:58.007 UTC  Peer #3 takes us at 198.51.100.7 now; a NAT is on the way, so\n\
+             \u{20}                                   that the 12 connections that moved go by tunnel.\n"
         );
     }
 }

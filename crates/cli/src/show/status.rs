@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_ipc::{NameServer, NameServerState, RendezvousBy, RendezvousState, Status};
+use whimbrel_ipc::{NameServer, NameServerState, RendezvousBy, RendezvousState, Status, moment_to_the_second};
 
 use super::{count, duration};
 use crate::table::{width, wrap};
@@ -104,8 +104,7 @@ pub(crate) fn status(status: &Status) -> String {
 
 /// What the name server was told, and what it has answered.
 fn name_server(of: &NameServer) -> String {
-    let since = of.since.as_ref().and_then(|since| since.get(..19)).map(|since| since.replacen('T', " ", 1));
-    let since = since.map(|since| format!(" ({since} UTC)")).unwrap_or_default();
+    let since = of.since.as_ref().map(|since| format!(" ({})", moment_to_the_second(since))).unwrap_or_default();
     match (&of.sentence, of.state) {
         (_, NameServerState::Asked) => format!("{} is being told where {} is", of.server, of.name),
         (Some(sentence), _) => format!("{sentence}{since}"),

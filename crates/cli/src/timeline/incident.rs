@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use whimbrel_ipc::measured;
+
 use super::story::{Millis, Way};
-use crate::show;
 
 /// What sort of thing happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,33 +106,7 @@ impl Incident {
     }
 }
 
-/// A duration with as many digits as mean something.
+/// How long it is, for people.
 pub(super) fn human(millis: Millis) -> String {
-    match millis {
-        ..9.95 => format!("{millis:.1} ms"),
-        ..999.5 => format!("{millis:.0} ms"),
-        ..59_950.0 => format!("{:.1} s", millis / 1e3),
-        _ => show::duration(Duration::from_millis(millis as u64)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_told_in_the_unit_that_fits() {
-        for (millis, text) in [
-            (0.0, "0.0 ms"),
-            (4.12, "4.1 ms"),
-            (41.25, "41 ms"),
-            (999.4, "999 ms"),
-            (999.6, "1.0 s"),
-            (12_340.0, "12.3 s"),
-            (61_000.0, "1 min 1 s"),
-            (7_260_000.0, "2 h 1 min"),
-        ] {
-            assert_eq!(human(millis), text);
-        }
-    }
+    measured(Duration::try_from_secs_f64(millis / 1e3).unwrap_or_default())
 }

@@ -382,7 +382,7 @@ fn unconfirmed_since(peer: &PeerView, now: Time) -> String {
         Some((Doubt::PeerMoved, _)) => "the peer has moved and does not answer from there",
         Some((Doubt::Silent, _)) => "the peer does not answer",
     };
-    format!("{what}, last heard {} s ago", now.since(peer.last_heard).as_secs())
+    format!("{what}, last heard {} ago", ipc::duration(now.since(peer.last_heard)))
 }
 
 /// `heard`: whether it was heard rewritten. `suspended`: whether this host is.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use whimbrel_ipc::{Away, Connection, Finding, Peer, Rendezvous, RendezvousState};
+use whimbrel_ipc::{Away, Connection, Finding, Peer, Rendezvous, RendezvousState, duration};
 
 /// A hand-off takes a moment, in which nothing is answered.
 const MOMENT: Duration = Duration::from_secs(1);
@@ -31,14 +31,18 @@ pub(super) fn of_peers(peers: &[Peer]) -> Vec<Finding> {
         return Vec::new();
     }
     if silent.is_empty() {
-        return vec![Finding::ok("connections", check, format!("{asked} of {asked} answer, as far as they were asked"))];
+        return vec![Finding::ok(
+            "connections",
+            check,
+            format!("{asked} of {asked} answer, as far as they were asked"),
+        )];
     }
     let told = silent.iter().map(|peer| {
-        let heard = peer.session.as_ref().and_then(|session| session.heard_ms).map(|ms| ms / 1000);
+        let heard = peer.session.as_ref().and_then(|session| session.heard_ms).map(Duration::from_millis);
         let port = peer.address.port();
         let flows = peer.flows.introduced;
         let found = match heard {
-            Some(heard) => format!("{} does not answer, last heard {heard} s ago", called(peer)),
+            Some(heard) => format!("{} does not answer, last heard {} ago", called(peer), duration(heard)),
             None => format!("{} does not answer", called(peer)),
         };
         let lost = match flows {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
+use whimbrel_ipc::{duration, measured};
 use whimbrel_protocol::{Carrier, Doubt, Event, NeighbourProxyStatus, PeerId};
 
 use super::{Causer, reports};
@@ -18,12 +19,12 @@ reports! {
         "peer {peer} at {remote} runs Whimbrel too: it asked for a session, which is up";
     Event::PeerReached { peer, key, remote, took }, by Causer::Strangers =>
         PeerReached { peer, key, remote, took_ms: took }
-        "peer {peer} at {remote} runs Whimbrel too: a session is up after {}", human(*took);
+        "peer {peer} at {remote} runs Whimbrel too: a session is up after {}", measured(*took);
     // A crawler asks a score of hosts in a second, all day long.
     Event::NobodyThere { address, again_in }, by Causer::Strangers =>
         NobodyThere { address, again_in_ms: again_in }
         "{address} did not answer: it runs no Whimbrel, or UDP is dropped on the way, or its `trust` is another; \
-         asked again in {}", human(*again_in);
+         asked again in {}", measured(*again_in);
     Event::KeyMismatch { address, expected, found: None } =>
         KeyMismatch { address, expected, found: None::<PublicKey> }
         "{address} does not have the key {expected} that is known for it: not trusted";
@@ -61,7 +62,7 @@ reports! {
     Event::Moved { peer, to, translated, took, flows, carried } =>
         Moved { peer, to, translated, took_ms: took, flows, carried }
         "moved to {to}{} towards peer {peer} in {}: {}",
-        behind_a_nat(*translated), human(*took), connections(*flows);
+        behind_a_nat(*translated), measured(*took), connections(*flows);
     Event::NotMoved { peer, at: Some(at), flows, carried } =>
         NotMoved { peer, at, flows, carried }
         "peer {peer} does not answer, but this network is the old one: {} as before", connections(*flows);
@@ -109,7 +110,7 @@ reports! {
     Event::NetworkSilent { peer, from, to, silent, flows } =>
         NetworkSilent { peer, from, to, silent_ms: silent, flows }
         "nothing of peer {peer} has come by the network of {from} for {}, and it answers by that of {to}: {} to move",
-        human(*silent), connections(*flows);
+        measured(*silent), connections(*flows);
     Event::NetworkBack { peer, from, to, flows } =>
         NetworkBack { peer, from, to, flows }
         "peer {peer} answers again by the network of {to}: {} to go back there from {from}", connections(*flows);
@@ -125,11 +126,11 @@ reports! {
             peer, remote, from, because: because(*doubt), unanswered_ms: unanswered, heard_ms: heard, flows,
             advice: advice(*doubt, *behind_nat, remote.port())
         }
-        "no answer from peer {peer} at {remote}, last heard {} ago: {} {} not confirmed. {}", human(*heard),
+        "no answer from peer {peer} at {remote}, last heard {} ago: {} {} not confirmed. {}", duration(*heard),
         connections(*flows), if *flows == 1 { "is" } else { "are" }, advice(*doubt, *behind_nat, remote.port());
     Event::PathConfirmed { peer, remote, round_trip, carried }, by Causer::Peer(*peer) =>
         PathConfirmed { peer, remote, round_trip_ms: round_trip, carried }
-        "the path to peer {peer} at {remote} is confirmed, round trip {}", human(*round_trip);
+        "the path to peer {peer} at {remote} is confirmed, round trip {}", measured(*round_trip);
     Event::CarrierChanged { peer, carrier }, by Causer::Peer(*peer) =>
         CarrierChanged { peer, carrier }
         "moved connections of peer {peer} {} from now on", carried_by(*carrier);
@@ -212,15 +213,6 @@ fn behind_a_nat(translated: bool) -> &'static str {
     if translated { " (behind a NAT)" } else { "" }
 }
 
-fn human(duration: Duration) -> String {
-    match duration.as_millis() {
-        0..1_000 => format!("{:.1} ms", duration.as_secs_f64() * 1e3),
-        1_000..120_000 => format!("{:.1} s", duration.as_secs_f64()),
-        120_000..7_200_000 => format!("{} min", duration.as_secs() / 60),
-        _ => format!("{} h", duration.as_secs() / 3600),
-    }
-}
-
 fn connections(count: usize) -> String {
     match count {
         1 => "1 connection".into(),
@@ -294,7 +286,7 @@ mod tests {
             flows: 1,
             carried: Carried { flows: 1, carrier: Carrier::Tunnel },
         });
-        assert_eq!(told.sentence, "moved to 192.0.2.9 (behind a NAT) towards peer #3 in 41.2 ms: 1 connection");
+        assert_eq!(told.sentence, "moved to 192.0.2.9 (behind a NAT) towards peer #3 in 41 ms: 1 connection");
         assert_eq!(told.fields["took_ms"], 41.25);
         assert_eq!(told.fields["peer"], 3);
         assert_eq!((&told.fields["carried"], &told.fields["carrier"]), (&1.into(), &"tunnel".into()));
