@@ -344,10 +344,14 @@ pub(crate) enum AnchorCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PeersCommand {
-    /// Drop the key that is remembered for an address, after that host was set up anew
+    /// Drop the key that is remembered for an address, after that host was set up anew; or forget a host
     Forget {
-        /// The address
-        address: IpAddr,
+        /// The address; or a host by its number, key or name: all that is remembered of it and agreed on with it goes
+        #[arg(value_name = "ADDRESS|HOST")]
+        host: String,
+        /// Also where connections with it have moved, which end with that
+        #[arg(long)]
+        force: bool,
         /// Print one line of JSON
         #[arg(long)]
         json: bool,

@@ -91,14 +91,12 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
                 false => show::connections(&connections, *moved),
             })?;
         }
-        Command::Peers { command: Some(PeersCommand::Forget { address, json: true }), .. } => {
-            pass_on(run_dir, &Request::ForgetPeer { address: *address })?;
-        }
-        Command::Peers { command: Some(PeersCommand::Forget { address, json: false }), .. } => {
-            let key = connect(run_dir)?.forget_peer(*address)?;
-            print(&format!(
-                "Forgot key {key} of {address}. The next key that answers there will be remembered instead.\n"
-            ))?;
+        Command::Peers { command: Some(PeersCommand::Forget { host, force, json }), .. } => {
+            let request = Request::ForgetPeer { address: host.clone(), force: *force };
+            match json {
+                true => pass_on(run_dir, &request)?,
+                false => print(&show::forgotten(&connect(run_dir)?.ask_for_line(&request)?.1))?,
+            }
         }
         Command::Peers { json: true, .. } => pass_on(run_dir, &Request::Peers)?,
         Command::Peers { .. } => print(&show::peers(&connect(run_dir)?.peers()?))?,

@@ -226,17 +226,6 @@ impl Client {
         }
     }
 
-    /// Drops the key that is remembered for an address, and tells which it was.
-    ///
-    /// # Errors
-    /// When it does not answer, or no key is remembered for that address.
-    pub fn forget_peer(&mut self, address: IpAddr) -> Result<String, ClientError> {
-        match self.ask(&Request::ForgetPeer { address })? {
-            Reply::Forgotten { key, .. } => Ok(key),
-            _ => Err(ClientError::Unexpected),
-        }
-    }
-
     /// What happened, oldest first. Uses the connection up, since a daemon that follows answers nothing else.
     ///
     /// # Errors

@@ -55,10 +55,19 @@ pub enum Reply {
     },
     /// To [`Request::ForgetPeer`](crate::Request::ForgetPeer).
     Forgotten {
-        /// The address.
+        /// The address, or that at which the host was last.
         address: IpAddr,
         /// The key that was remembered for it.
         key: String,
+        /// All addresses that it is not remembered for any more.
+        #[serde(default)]
+        remembered: Vec<IpAddr>,
+        /// Whether all that was agreed on with the host is forgotten.
+        #[serde(default)]
+        peer: bool,
+        /// The connections that it had.
+        #[serde(default)]
+        flows: PeerFlows,
     },
     /// To [`Request::Move`](crate::Request::Move) and [`Request::Give`](crate::Request::Give): a socket is with another
     /// host.

@@ -66,11 +66,15 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         from: Option<IpAddr>,
     },
-    /// Drop the key that is remembered for an address (trust on first use);
+    /// Drop the key that is remembered for an address (trust on first use), or forget a host;
     /// [`Reply::Forgotten`](crate::Reply::Forgotten).
     ForgetPeer {
-        /// The address.
-        address: IpAddr,
+        /// The address; or the host's number, key (or an unambiguous beginning of it) or name: then its key is dropped
+        /// for all addresses, and with that all that was agreed on with it.
+        address: String,
+        /// Also where connections with it have moved, which end with that.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        force: bool,
     },
     /// Give sockets to another host: one [`Reply::Moved`](crate::Reply::Moved) or [`Reply::Kept`](crate::Reply::Kept)
     /// each, as it is decided, then [`Reply::End`](crate::Reply::End).

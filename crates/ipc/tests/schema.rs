@@ -272,7 +272,16 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("suspended", Reply::Suspended(Suspended { flows: 2, told: 1, answered: 1, already: false })),
         ("resumed", Reply::Resumed { flows: 2, host: true }),
         ("placed", Reply::Placed { flows: 1 }),
-        ("forgotten", Reply::Forgotten { address: "203.0.113.5".parse().unwrap(), key: KEY.into() }),
+        (
+            "forgotten",
+            Reply::Forgotten {
+                address: "203.0.113.5".parse().unwrap(),
+                key: KEY.into(),
+                remembered: vec!["203.0.113.5".parse().unwrap()],
+                peer: true,
+                flows: PeerFlows { introduced: 2, moved: 1 },
+            },
+        ),
         (
             "moved",
             Reply::Moved(Moved { flow: flow("192.0.2.10:51514", "203.0.113.5:443"), uuid: uuid(), to: peer_name() }),
@@ -417,8 +426,12 @@ fn requests() -> Vec<(Request, &'static str)> {
             r#"{"schema":1,"request":"place","connections":["pid:4711"],"from":"198.51.100.7"}"#,
         ),
         (
-            Request::ForgetPeer { address: "203.0.113.5".parse().unwrap() },
+            Request::ForgetPeer { address: "203.0.113.5".into(), force: false },
             r#"{"schema":1,"request":"forget-peer","address":"203.0.113.5"}"#,
+        ),
+        (
+            Request::ForgetPeer { address: "desk".into(), force: true },
+            r#"{"schema":1,"request":"forget-peer","address":"desk","force":true}"#,
         ),
         (
             Request::Move {

@@ -2,6 +2,11 @@
 
 use clap::{Arg, Command};
 
+use crate::table::WIDTH;
+
+/// What stands before the first.
+const BEGIN: &str = "Usage: ";
+
 /// The command with the usage of it and of all that is below it.
 pub(crate) fn with_usage(command: Command) -> Command {
     let name = command.get_name().to_owned();
@@ -30,7 +35,24 @@ fn line(command: &Command, called: &str) -> String {
     // What has to be said comes last, before what is placed.
     let (needed, free): (Vec<&Arg>, Vec<&Arg>) = named.into_iter().partition(|arg| arg.is_required_set());
     let words = free.iter().chain(&needed).map(|arg| option(arg)).chain(placed.iter().map(|arg| placed_as(arg)));
-    std::iter::once(called.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+    let mut line = called.to_owned();
+    let mut column = BEGIN.len() + length(called);
+    for word in words {
+        if column + 1 + length(&word) > WIDTH {
+            line.extend(["\n", &" ".repeat(BEGIN.len() + 4)]);
+            column = BEGIN.len() + 4;
+        } else {
+            line.push(' ');
+            column += 1;
+        }
+        column += length(&word);
+        line.push_str(&word);
+    }
+    line
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
 }
 
 fn option(arg: &Arg) -> String {
@@ -79,7 +101,7 @@ mod tests {
             (&["ping"][..], "Usage: whimbrel ping [--count <COUNT>] [--json] <HOST>"),
             (&["why"], "Usage: whimbrel why [--json] <CONNECTION>"),
             (&["receive"], "Usage: whimbrel receive [--once] [--json] <NAME> -- <PROGRAM>..."),
-            (&["peers", "forget"], "Usage: whimbrel peers forget [--json] <ADDRESS>"),
+            (&["peers", "forget"], "Usage: whimbrel peers forget [--force] [--json] <ADDRESS|HOST>"),
             (&["peers"], "Usage: whimbrel peers [--json]\n       whimbrel peers <COMMAND>"),
             (&["community"], "Usage: whimbrel community <COMMAND>"),
         ] {
@@ -90,9 +112,13 @@ mod tests {
             assert_eq!(command.clone().render_usage().to_string(), usage);
         }
         // Whatever is wrong, the same is told.
-        for wrong in [&["ping"][..], &["ping", "--nonsense", "x"], &["ping", "x", "--count", "many"], &["ping", "x", "y"]] {
+        for wrong in
+            [&["ping"][..], &["ping", "--nonsense", "x"], &["ping", "x", "--count", "many"], &["ping", "x", "y"]]
+        {
             assert!(told(wrong).contains("Usage: whimbrel ping [--count <COUNT>] [--json] <HOST>"), "{}", told(wrong));
         }
-        Arguments::command().debug_assert();
+        with_usage(Arguments::command()).debug_assert();
+        let long = told(&["move"]);
+        assert!(long.lines().all(|line| length(line) <= WIDTH) && long.contains("\n           "), "{long}");
     }
 }

@@ -17,7 +17,7 @@ pub(crate) use community::{LEFT, code, outcome, roster};
 pub(crate) use connections::{connections, is_away, is_server, peer, rank, via};
 pub(crate) use doctor::findings;
 pub(crate) use events::{event, event_in};
-pub(crate) use peers::{paths, peers, peers_in};
+pub(crate) use peers::{forgotten, paths, peers, peers_in};
 pub(crate) use ping::{pong, pongs};
 pub(crate) use status::status;
 pub(crate) use why::{is_named, sentences, why};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use whimbrel_ipc::{Away, Path, Peer};
+use whimbrel_ipc::{Away, Path, Peer, Reply};
 
-use super::{duration, milliseconds, short_key};
+use super::{count, duration, milliseconds, short_key};
 use crate::table::{elastic, number, render, render_in, text, width, wrap};
 
 pub(crate) fn peers(peers: &[Peer]) -> String {
@@ -79,6 +79,24 @@ fn away(peer: &Peer) -> String {
     }
 }
 
+/// What a host had that is forgotten.
+pub(crate) fn forgotten(reply: &Reply) -> String {
+    let Reply::Forgotten { address, key, remembered, peer, flows } = reply else { return String::new() };
+    let at: Vec<String> = remembered.iter().map(ToString::to_string).collect();
+    let at = if at.is_empty() { address.to_string() } else { at.join(", ") };
+    let mut out = format!("Forgot key {key} of {at}.");
+    if *peer {
+        let had = count(flows.introduced, "connection");
+        out.push_str(&match (flows.introduced, flows.moved) {
+            (0, _) => " No connection depended on it.".to_owned(),
+            (_, 0) => format!(" It had {had}, not protected any more."),
+            (_, moved) => format!(" It had {had}, of which {moved} had moved and ended."),
+        });
+    }
+    out.push_str(" The next key that answers there will be remembered instead.");
+    wrap(&out, width(), 0) + "\n"
+}
+
 pub(crate) fn paths(paths: &[Path]) -> String {
     if paths.is_empty() {
         return "No paths: there is no session with any peer.\n".into();
@@ -126,6 +144,26 @@ pub(crate) fn paths(paths: &[Path]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_forgotten_says_what_it_had() {
+        let told = |remembered: &[&str], peer, introduced, moved| {
+            forgotten(&Reply::Forgotten {
+                address: "203.0.113.5".parse().unwrap(),
+                key: KEY.into(),
+                remembered: remembered.iter().map(|address| address.parse().unwrap()).collect(),
+                peer,
+                flows: PeerFlows { introduced, moved },
+            })
+            .replace('\n', " ")
+        };
+        let next = "The next key that answers there will be remembered instead. ";
+        assert_eq!(told(&["203.0.113.5"], false, 0, 0), format!("Forgot key {KEY} of 203.0.113.5. {next}"));
+        let whole = told(&["203.0.113.5", "203.0.113.6"], true, 3, 1);
+        let had = "of 203.0.113.5, 203.0.113.6. It had 3 connections, of which 1 had moved and ended.";
+        assert_eq!(whole, format!("Forgot key {KEY} {had} {next}"));
+        assert!(told(&[], true, 1, 0).contains("of 203.0.113.5. It had 1 connection, not protected any more."));
+    }
     use crate::table::WIDTH;
     use whimbrel_ipc::{Carrier, PeerFlows, PeerName, Places, Sequence, Session, Trust};
 

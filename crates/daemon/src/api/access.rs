@@ -141,7 +141,7 @@ mod tests {
     fn what_others_have_is_for_root() {
         let who = |uid| Some(Credentials { pid: 1, uid, gid: uid });
         let others = [
-            Request::ForgetPeer { address: [192, 0, 2, 1].into() },
+            Request::ForgetPeer { address: "192.0.2.1".into(), force: false },
             Request::Move { connections: Vec::new(), to: String::new(), receiver: None },
             Request::MoveProcess { pid: 1, scope: ProcessScope::Alone, to: String::new(), address: None },
             Request::Place { connections: Vec::new(), from: None },

@@ -6,9 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, SystemTime};
 
 use whimbrel_datapath::Most;
+use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{
-    Code, CommunityRequest, Configuration, EventsQuery, Failure, HandoffStarted, LocalAddress, Metric, Pinged, Reply,
-    Request, Status, Suspended,
+    Code, CommunityRequest, Configuration, EventsQuery, Failure, HandoffStarted, LocalAddress, Metric, PeerFlows,
+    Pinged, Reply, Request, Status, Suspended,
 };
 use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time, Waits};
 use whimbrel_tunnel::Counter;
@@ -108,7 +109,7 @@ impl EventLoop {
             Request::Suspend { connections } => self.suspend(id, &connections),
             Request::Resume { connections } => self.resume(&connections),
             Request::Place { connections, from } => self.place(&connections, from),
-            Request::ForgetPeer { address } => self.forget_peer(id, address),
+            Request::ForgetPeer { address, force } => self.forget(id, &address, force),
             Request::Community(request) => self.community(request),
             Request::Move { connections, to, receiver } => {
                 self.look_again();
@@ -392,19 +393,68 @@ impl EventLoop {
         }
     }
 
-    /// The client is answered when the disk has it, for which nobody else waits.
-    fn forget_peer(&mut self, id: ClientId, address: IpAddr) -> Answer {
-        let Some(forgotten) = self.effects.known_keys.forget(address) else {
-            return Err(Failure::new("no key is remembered for this address")
-                .on(address)
-                .hint("`whimbrel peers` shows the addresses that have one."));
+    /// Forgets the key of an address, or a host.
+    fn forget(&mut self, id: ClientId, wanted: &str, force: bool) -> Answer {
+        let address: Option<IpAddr> = wanted.parse().ok();
+        let remembered = address.and_then(|address| self.effects.known_keys.all().get_key_value(&address));
+        if let Some((address, key)) = remembered.map(|(address, key)| (*address, *key)) {
+            return self.forget_keys(id, key, address, vec![address], None);
+        }
+        let named = self.desk.host_named(wanted);
+        let none = || Failure::new("no key is remembered for this address").on(wanted);
+        let key = named.map_err(|failure| match address {
+            Some(_) => none().hint("`whimbrel peers` shows the addresses that have one."),
+            None => failure,
+        })?;
+        let view = self.desk.node.peer_with(&key).and_then(|(id, _)| self.desk.node.peer(id));
+        let addresses = self.effects.known_keys.addresses_of(key);
+        let Some(at) = view.as_ref().map(|view| view.remote.ip()).or(addresses.first().copied()) else {
+            return Err(Failure::new("nothing is remembered of this host")
+                .on(wanted)
+                .hint("Who belongs to the community does so until `whimbrel community revoke`."));
         };
-        self.desk.node.forget_key(address);
-        self.find_answer(id, move || match forgotten.written() {
-            Ok(key) => Reply::Forgotten { address, key: key.to_string() },
-            Err(error) => Reply::Error(Failure::new(error.to_string()).hint(
-                "It is forgotten until the daemon is started again; remove its line from that file to forget it for good.",
-            )),
+        if let Some(view) = view.as_ref().filter(|view| view.moved > 0 && !force) {
+            let what = match view.moved {
+                1 => "a connection with this host has moved, and would end".to_owned(),
+                moved => format!("{moved} connections with this host have moved, and would end"),
+            };
+            return Err(Failure::new(what).on(wanted).hint(
+                "`whimbrel connections --moved` shows what has moved; `whimbrel peers forget --force` forgets the host \
+                 all the same.",
+            ));
+        }
+        self.forget_keys(id, key, at, addresses, view)
+    }
+
+    /// Forgets a key for these addresses, and `peer` with all that was agreed on with it. The client is answered when
+    /// the disk has it, for which nobody else waits.
+    fn forget_keys(
+        &mut self,
+        id: ClientId,
+        key: PublicKey,
+        address: IpAddr,
+        remembered: Vec<IpAddr>,
+        peer: Option<PeerView>,
+    ) -> Answer {
+        let forgotten: Vec<_> = remembered.iter().filter_map(|at| self.effects.known_keys.forget(*at)).collect();
+        for at in &remembered {
+            self.desk.node.forget_key(*at);
+        }
+        if let Some(view) = &peer {
+            self.desk.node.forget_peer(clock::now(), view.id);
+            self.poll_node();
+        }
+        let flows = peer.as_ref().map(|view| PeerFlows { introduced: view.flows, moved: view.moved });
+        let (peer, flows) = (peer.is_some(), flows.unwrap_or_default());
+        self.find_answer(id, move || {
+            for one in forgotten {
+                if let Err(error) = one.written() {
+                    return Reply::Error(Failure::new(error.to_string()).hint(
+                        "It is forgotten until the daemon is started again; remove its line from that file to forget it for good.",
+                    ));
+                }
+            }
+            Reply::Forgotten { address, key: key.to_string(), remembered, peer, flows }
         })
     }
 

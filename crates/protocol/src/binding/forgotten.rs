@@ -120,8 +120,27 @@ impl BindingLayer {
         }
     }
 
+    /// See [`Node::forget_peer`](crate::Node::forget_peer). The peer is told, once: its session goes with the rest.
+    pub(crate) fn forget_with(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let own: BTreeSet<IpAddr> = base.attachments().addresses().copied().collect();
+        let Some(peer) = bound!(self, &id) else { return };
+        for (number, (lost, names)) in self.to_be_forgotten(id, &peer, &own, base) {
+            let word = Message::Forgotten { number, lost, names: names.clone() };
+            self.flow.path_mut().send(id, &[word], base);
+            self.forget_named(now, id, lost, &names, false, base);
+        }
+        for flow in self.flow.flows_with(id, |_, _| true) {
+            self.flow.forget_flow(&flow, base);
+        }
+    }
+
     /// A peer forgets these flows with it, which goes for this end as well: what is `lost` nobody leads any more.
     pub(super) fn handle_forgotten(&mut self, now: Time, id: PeerId, lost: bool, names: &[u64], base: &mut Base) {
+        self.forget_named(now, id, lost, names, true, base);
+    }
+
+    /// `by_peer`: it was the peer that has forgotten them.
+    fn forget_named(&mut self, now: Time, id: PeerId, lost: bool, names: &[u64], by_peer: bool, base: &mut Base) {
         let Some(peer) = bound!(self, &id) else { return };
         let named = names.iter().filter_map(|name| peer.flow.named(*name));
         let of = |flow: FlowTuple| Some((flow, self.flow.flows().get(&flow)?.clone()));
@@ -150,7 +169,7 @@ impl BindingLayer {
             }
             let count = ended.iter().filter(|(flow, known)| is_tcp(flow) && lives(known)).count();
             let ended: Vec<FlowTuple> = ended.into_iter().map(|(flow, _)| *flow).collect();
-            let told = (count > 0).then_some(Event::PeerCleaned { peer: id, flows: count });
+            let told = (count > 0 && by_peer).then_some(Event::PeerCleaned { peer: id, flows: count });
             self.end_flows(now, id, &ended, told, base);
         } else {
             for (flow, _) in flows.iter().filter(|(_, known)| plain(known)) {

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::Datagram;
+use whimbrel_wire::message::{CloseReason, Message};
 
 use crate::Time;
 use crate::base::event::Event;
@@ -258,5 +259,16 @@ impl Node {
             self.binding.session_mut().remember_key_at(address, proven, &mut self.base);
         }
         forgotten
+    }
+
+    /// Forgets a peer, with its sessions and all that was agreed on with it: its flows go on natively where they have
+    /// not moved, and are over where they have, at both ends if the peer hears of it (P-227). Keys that are remembered
+    /// for addresses are [forgotten](Self::forget_key) by themselves.
+    pub fn forget_peer(&mut self, now: Time, id: PeerId) {
+        self.binding.forget_with(now, id, &mut self.base);
+        let reason = CloseReason::Shutdown;
+        self.binding.path_mut().send(id, &[Message::Close { reason }], &mut self.base);
+        self.drop_peer(now, id);
+        self.settle(now);
     }
 }

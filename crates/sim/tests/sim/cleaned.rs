@@ -67,6 +67,30 @@ fn the_other_end_ends_what_had_moved_and_nothing_else() {
 }
 
 #[test]
+fn a_single_peer_is_forgotten_at_both_ends_and_met_anew() {
+    let (mut two, mut flows) = Two::flowing(2731, 3);
+    two.world.move_to(two.client, two.away, AWAY);
+    settle_as(&mut two.world, &flows, Carried::Rewritten);
+    let native = two.flow(2);
+    let (now, id) = (two.world.now(), two.world.peer(two.client).id);
+    two.world.with_node(two.client, |node| node.forget_peer(now, id));
+    assert!(two.world.peers(two.client).is_empty());
+    two.world.run_for(SECOND / 4);
+    assert!(two.world.peers(two.server).is_empty(), "nothing keeps it");
+    assert_eq!((told_of(&two.world, two.client), told_of(&two.world, two.server)), (vec![], vec![3]));
+    flows.sort_unstable();
+    assert_eq!([two.client, two.server].map(|end| two.world.resets(end)), [flows.clone(), flows.clone()]);
+    close(&mut two, &flows);
+    two.world.assert_delivering(SECOND);
+    assert!(native.iter().all(|flow| carried(&two.world, *flow) == [Some(Carried::Native); 2]));
+    let fresh = two.flow(1);
+    two.world.move_to(two.client, two.further, FURTHER);
+    settle_as(&mut two.world, &fresh, Carried::Rewritten);
+    close(&mut two, &native);
+    two.world.check_except(OVER);
+}
+
+#[test]
 fn whatever_datagram_is_lost_the_other_end_hears_of_it() {
     for lost in 0..8 {
         let (mut two, flows) = Two::flowing(2705, 3);
