@@ -415,8 +415,9 @@ fn accepting(lab: &mut Lab) -> Result<()> {
         step(&format!("the program hears of it after {:.0} ms: {}", ms(Some(took)), program.stderr().trim()));
         expect!(!status.success(), "it says that all is well");
         expect!(program.stderr().contains("onnection abort"), "it hears something else: {}", program.stderr());
-        // A server that moves has ten seconds for naming what it has accepted, and is asked then.
-        let most = if server_moves { 15 * PROMPT } else { 4 * PROMPT };
+        // A server that moves has named what it has accepted when it has named nothing for two seconds, and is asked
+        // then, for one.
+        let most = if server_moves { 5 * PROMPT } else { 4 * PROMPT };
         expect!(took < most * patience(), "it hears of it after {took:?}");
         let listed = world.laptop.command("ss").args(["-Htn", "state", "established", &only(&accepted.0)?]).run()?;
         expect!(!listed.trim().is_empty(), "what was accepted is ended as well");

@@ -315,6 +315,9 @@ impl FlowLayer {
         if !self.peers.get_mut(&id)?.introductions.pairings.add(index, *claim) {
             return Some(answer(claim, IntroductionRefusal::Busy));
         }
+        if claim.late {
+            self.await_further_claims(now, id);
+        }
         self.find_sockets(now, id, base);
         None
     }
@@ -515,7 +518,7 @@ impl FlowLayer {
                 let opened = self.flows.get(&flow).is_some_and(|known| !known.accepted);
                 self.fail_introduction(now, &flow, Failure::Lost, base);
                 if opened {
-                    self.expect_unaccepted(id, &[flow], now, true, base);
+                    self.expect_unaccepted(id, &[flow], now, None, base);
                 }
             }
             Err(IntroductionRefusal::OtherPlaces) => {

@@ -54,8 +54,9 @@ pub(super) struct Unaccepted {
     pub(super) flow: FlowTuple,
     /// When that is taken for certain.
     pub(super) due: Time,
-    /// Whoever is still where the peer was has been asked.
-    pub(super) asked: bool,
+    /// Until then the peer may name it (P-204); `None`: it is known not to, or whoever is still where it was has been
+    /// asked.
+    pub(super) named_until: Option<Time>,
 }
 
 /// A peer that is away.

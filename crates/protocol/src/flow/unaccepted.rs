@@ -16,6 +16,10 @@ use crate::flow::late::NAMED;
 use crate::flow::peers::Unaccepted;
 use crate::flow::table::YOUNG;
 
+/// A peer that has left an address and named nothing late for so long has named all: it does so every 300 ms until it
+/// is answered (P-204).
+const NAMING: Duration = Duration::from_secs(2);
+
 /// How long what a peer may never have accepted is asked for where the peer was, before it is ended.
 const ASKED_FOR: Duration = Duration::from_secs(1);
 
@@ -32,24 +36,31 @@ impl FlowLayer {
         young.sort_unstable();
         young.dedup();
         young.truncate(NAMED);
-        // Until then it may name them (P-204).
-        self.expect_unaccepted(id, &young, now + YOUNG, false, base);
+        self.expect_unaccepted(id, &young, now + NAMING, Some(now + YOUNG), base);
     }
 
-    /// The peer has not accepted these, as it seems: they are ended then. `asked`: nobody needs to be asked any more
-    /// where the peer was.
+    /// A peer names flows late: it may name more, as long as it may.
+    pub(super) fn await_further_claims(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        for of in &mut peer.unaccepted {
+            of.due = of.named_until.map_or(of.due, |until| until.min(now + NAMING).max(of.due));
+        }
+    }
+
+    /// The peer has not accepted these, as it seems: they are ended when that is `due`. `named_until`: until then it
+    /// may name them, and somebody may be where it was, who is asked first; `None`: neither.
     pub(super) fn expect_unaccepted(
         &mut self,
         id: PeerId,
         flows: &[FlowTuple],
         due: Time,
-        asked: bool,
+        named_until: Option<Time>,
         base: &mut Base,
     ) {
         let Some(peer) = self.peers.get_mut(&id).filter(|_| !flows.is_empty()) else { return };
         let unaccepted = &mut peer.unaccepted;
         unaccepted.retain(|of| !flows.contains(&of.flow));
-        unaccepted.extend(flows.iter().map(|flow| Unaccepted { flow: *flow, due, asked }));
+        unaccepted.extend(flows.iter().map(|flow| Unaccepted { flow: *flow, due, named_until }));
         unaccepted.truncate(NAMED);
         base.set_timer_earlier(Timer::Unaccepted(id), due);
     }
@@ -73,11 +84,11 @@ impl FlowLayer {
             open && !native && !self.askings.has(flow, id)
         };
         let (asked, unasked): (Vec<_>, Vec<_>) =
-            due.into_iter().filter(|of| is_lost(&of.flow)).partition(|of| of.asked);
+            due.into_iter().filter(|of| is_lost(&of.flow)).partition(|of| of.named_until.is_none());
         let (flows, unasked) = (tuples(asked), tuples(unasked));
         peer.flow.unaccepted = later;
         if !unasked.is_empty() {
-            self.expect_unaccepted(id, &unasked, now + ASKED_FOR, true, base);
+            self.expect_unaccepted(id, &unasked, now + ASKED_FOR, None, base);
             base.op(FlowOp::AskUnaccepted { flows: unasked });
         }
         if !flows.is_empty() {

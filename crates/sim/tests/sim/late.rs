@@ -504,7 +504,7 @@ fn what_the_other_end_has_never_accepted_is_ended() {
         introduced(&mut two.world, &[accepted]);
         let soon = two.world.at(two.client).ended_unaccepted.len();
         assert_eq!(soon, usize::from(!server_moves), "the server may name it still");
-        two.world.run_for(12 * SECOND);
+        two.world.run_for(3500 * MILLISECOND);
         let of = two.world.flow(unaccepted).tuples[0];
         assert_eq!(two.world.at(two.client).ended_unaccepted, [of], "{server_moves}");
         assert_eq!(two.world.at(two.server).ended_unaccepted, [], "{server_moves}");
@@ -538,7 +538,7 @@ fn what_a_lying_peer_says_it_has_left_is_asked_before_it_is_ended() {
         peer.send(&mut world, claimed, &[update]);
         for round in 0..160 {
             // It has answered challenges by then, and been asked for nothing else.
-            world.at_mut(other).asleep = asleep && round > 30;
+            world.at_mut(other).asleep = asleep && round > 15;
             world.run_for(100 * MILLISECOND);
             for message in peer.hear(&mut world) {
                 if let Message::PathChallenge { token } = message {
