@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rustix::process::Signal;
 use whimbrel_ipc::Carrier;
 
 use super::world::{LONG, PROMPT, RATE, SOME, World, all_run, carried_by, goes_on_since, is_bare, is_native, ms, site};
@@ -44,6 +45,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "lost-arp",
         "the first two questions for a new gateway's link-layer address are lost: the kernel would ask again a second later",
         lost_arp,
+    ),
+    scenario(
+        "deaf-gateway-beside",
+        "a new network's IPv6 gateway answers nobody, and flows of IPv6 that go by IPv4 have asked for it",
+        deaf_gateway_beside,
     ),
     scenario(
         "placed",
@@ -396,6 +402,40 @@ fn lost_arp(lab: &mut Lab) -> Result<()> {
         }
     }
     for pair in pairs {
+        world.finish(pair)?;
+    }
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// What TCP has sent waits for that gateway for three seconds, and TCP sends nothing again that waits in its own host.
+fn deaf_gateway_beside(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let first = world.stream()?;
+    client.wait_introduced(&first, LONG)?;
+    let mut pair = world.stream_to(world.at_server.ipv6()?)?;
+    client.wait_introduced(&pair, LONG)?;
+    world.b.router.nft(
+        "table ip6 lab { chain input { type filter hook input priority 0
+             icmpv6 type nd-neighbor-solicit counter drop;
+         }; }",
+    )?;
+    // So that it is late, as on a busy machine.
+    client.process().signal(Signal::STOP)?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    wait_until(LONG, "the flow waits for the gateway", || {
+        world.laptop.ip_output("-6 neigh show nud incomplete").is_ok_and(|shown| !shown.trim().is_empty())
+    })?;
+    let waited = MonoTime::now();
+    client.process().signal(Signal::CONT)?;
+    pair.wait_progress(SOME, LONG)?;
+    for side in [Side::Client, Side::Server] {
+        let took = pair.silence(side, waited)?;
+        println!("    {side:?} received nothing for {:.1} ms", ms(took));
+        expect!(took.is_some_and(|took| took < PROMPT * patience()), "{side:?} received nothing for {took:?}");
+    }
+    for pair in [first, pair] {
         world.finish(pair)?;
     }
     all_run(&mut [&mut client, &mut server])

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_kernel::neighbour::solicitor::{NextHop, Solicitor};
-use whimbrel_kernel::network::{NetworkState, UsableAddress};
+use whimbrel_kernel::network::{DefaultRoute, NetworkState, UsableAddress};
 use whimbrel_kernel::route::{Neighbour, NeighbourState, RouteSocket};
 use whimbrel_protocol::Time;
 
@@ -102,6 +102,21 @@ impl NextHops {
         gateways.chain(on_link).collect()
     }
 
+    /// Whether a neighbour is a gateway of a network that this host has come to, in a family that none of its peers is
+    /// reached in by there. Nobody asks it again here, and what has gone to it before the network was known may be of
+    /// flows that go another way by now.
+    pub(crate) fn is_beside(
+        &self,
+        network: &NetworkState,
+        neighbour: (u32, IpAddr),
+        ways: &BTreeSet<(u32, bool)>,
+    ) -> bool {
+        let (interface, address) = neighbour;
+        let of = (interface, address.is_ipv4());
+        let is_gateway = |route: &DefaultRoute| (route.interface, route.gateway) == (interface, Some(address));
+        self.stays.contains_key(&of) && !ways.contains(&of) && network.default_routes.iter().any(is_gateway)
+    }
+
     /// Something is sent to `destination` from now on, which was not before, or not this way.
     pub(crate) fn on_way(&mut self, now: Time, source: Option<IpAddr>, destination: IpAddr) {
         let Some(source) = source.filter(|source| source.is_ipv4() == destination.is_ipv4()) else { return };
@@ -185,8 +200,6 @@ fn pause(since: Duration) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use whimbrel_kernel::network::DefaultRoute;
-
     use super::*;
 
     #[test]
@@ -245,6 +258,23 @@ mod tests {
         let routed = on(&[(2, "10.0.0.9", 70), (3, "10.9.0.9", 50)], &[gateway, (3, "10.9.0.1")]);
         assert_eq!(go(after(62), &anew, &routed), BTreeSet::from([(2, IpAddr::from([10, 0, 0, 1]))]));
         assert!(go(after(95), &routed, &routed).is_empty(), "long ago");
+    }
+
+    #[test]
+    fn gateways_of_a_new_network_in_a_family_that_no_peer_is_reached_in_are_beside() {
+        let mut hops = NextHops::default();
+        let home = on(&[(3, "10.9.0.9", 50)], &[(3, "10.9.0.1")]);
+        let addresses = [(3, "10.9.0.9", 50), (2, "10.0.0.5", 70), (2, "2001:db8::5", 70)];
+        let away = on(&addresses, &[(3, "10.9.0.1"), (2, "10.0.0.1"), (2, "fe80::1")]);
+        hops.note_stays(Time::default() + Duration::from_secs(9), &home, &away);
+        let is_beside = |interface, address: &str, ways: &[(u32, bool)]| {
+            let ways = ways.iter().copied().collect();
+            hops.is_beside(&away, (interface, address.parse().unwrap()), &ways)
+        };
+        assert!(is_beside(2, "fe80::1", &[(2, true)]) && is_beside(2, "10.0.0.1", &[(2, false), (3, true)]));
+        assert!(!is_beside(2, "fe80::1", &[(2, false)]), "it is asked");
+        assert!(!is_beside(2, "2001:db8::9", &[(2, true)]), "no gateway");
+        assert!(!is_beside(3, "10.9.0.1", &[(2, true)]), "of the network before");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use whimbrel_datapath::Fitted;
-use whimbrel_protocol::{BindingId, FlowEntry, LocalEnd, PeerId, Time};
+use whimbrel_protocol::{Binding, BindingId, FlowEntry, LocalEnd, PeerId, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::introductions::Snapshot;
@@ -205,10 +205,18 @@ impl Host {
     }
 
     /// Drops what waits for an answer from a link that does not lead to where it is for any more. IPv4 takes whatever a
-    /// socket that is bound to a device wants to reach for a neighbour once no route is left there.
+    /// socket that is bound to a device wants to reach for a neighbour once no route is left there. And of a new
+    /// network what waits for a gateway by which no peer is reached: whatever a flow has sent to it goes another way by
+    /// now.
     fn release_waiting(&mut self) {
-        let Self { routes, addresses, network, .. } = self;
-        let lost = |interface, address| addresses.reaches(address) || !network.is_on_link(interface, address);
+        let Self { routes, addresses, network, next_hops, bindings, ways_out, .. } = self;
+        let way =
+            |(id, binding): (&BindingId, &Binding)| Some((ways_out.get(id)?.interface, binding.peer_locator.is_ipv4()));
+        let ways = bindings.iter().filter_map(way).collect();
+        let lost = |interface, address| {
+            let on_link = network.is_on_link(interface, address);
+            addresses.reaches(address) || !on_link || next_hops.is_beside(network, (interface, address), &ways)
+        };
         match routes.give_up_unanswered(lost) {
             Ok(0) => {}
             Ok(neighbours) => tracing::debug!(neighbours, "gave up waiting for neighbours that are not there"),
