@@ -82,11 +82,11 @@ enum Task {
         /// Only this shell command (may be repeated); `whimbrel`, `whimbrel-lab` and the programs in /tests are there
         #[arg(long, value_name = "COMMAND")]
         command: Vec<String>,
-        /// Seconds that a guest may take from its start to its end
-        #[arg(long, default_value_t = 1800, value_name = "SECONDS")]
+        /// Seconds that a guest may take from its start to its end; emulated on two processors it takes some 40 minutes
+        #[arg(long, default_value_t = 3600, value_name = "SECONDS")]
         guest_limit: u64,
         /// Seconds that a test program or a scenario may take in a guest
-        #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+        #[arg(long, default_value_t = 1200, value_name = "SECONDS")]
         step_limit: u64,
     },
 }
