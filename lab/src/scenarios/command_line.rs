@@ -36,6 +36,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         clean_told,
     ),
     scenario(
+        "peer-forgotten",
+        "a host is forgotten by its number or key, by force where a connection with it has moved, which ends at both ends; \
+         others go on, and the two meet anew",
+        forgotten,
+    ),
+    scenario(
         "another-namespace",
         "a killed daemon's run directory is refused in another network namespace while its own is there, and no longer",
         another_namespace,
@@ -267,6 +273,46 @@ fn clean(lab: &mut Lab) -> Result<()> {
     let fresh = world.stream()?;
     client.wait_introduced(&fresh, LONG)?;
     fresh.finish(LONG)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+fn forgotten(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut moved = world.stream()?;
+    client.wait_introduced(&moved, LONG)?;
+    let b = world.b.clone();
+    world.roam(&b)?;
+    world.goes_on(&mut moved)?;
+    let mut native = world.stream()?;
+    client.wait_introduced(&native, LONG)?;
+    let (status, since) = (server.status()?, server.status()?.newest_event);
+
+    step("it is refused while a connection has moved");
+    let refusal = client.cli(&["peers", "forget", "#1"]);
+    let why = "a connection with this host has moved, and would end";
+    expect!(refusal.as_ref().is_err_and(|error| error.to_string().contains(why)), "forgetting gave {refusal:?}");
+    world.goes_on(&mut moved)?;
+
+    step("and done by force");
+    let said = client.cli(&["peers", "forget", "--force", &status.public_key])?;
+    println!("{said}");
+    let unbroken = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    let had = "It had 2 connections, of which 1 had moved and ended.";
+    expect!(unbroken.contains(had) && unbroken.contains(&status.public_key), "{said}");
+    server.wait_event("peer-cleaned", since, LONG)?;
+    for side in [Side::Client, Side::Server] {
+        wait_for(LONG, "the program hears that its connection is over", || Ok(moved.status(side)?.error))?;
+    }
+    native.wait_progress(super::world::SOME, LONG)?;
+    drop(moved);
+    world.forget_resets();
+
+    step("and all begins anew");
+    let fresh = world.stream()?;
+    client.wait_introduced(&fresh, LONG)?;
+    fresh.finish(LONG)?;
+    native.finish(LONG)?;
     all_run(&mut [&mut client, &mut server])
 }
 

@@ -14,8 +14,8 @@ pub(crate) fn peers(peers: &[Peer]) -> String {
 /// The same on a screen of this width.
 pub(crate) fn peers_in(most: usize, peers: &[Peer]) -> String {
     if peers.is_empty() {
-        return "No peers: none of the hosts that this one has connections with runs Whimbrel, as far as is known.\n"
-            .into();
+        let none = "No peers: none of the hosts that this one has connections with runs Whimbrel, as far as is known.";
+        return wrap(none, most, 0) + "\n";
     }
     let rows: Vec<_> = peers
         .iter()
