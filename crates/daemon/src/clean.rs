@@ -17,7 +17,7 @@ use whimbrel_kernel::kept_address::KeptAddresses;
 use whimbrel_kernel::network::NetworkMonitor;
 use whimbrel_kernel::optimistic::OptimisticAddresses;
 use whimbrel_kernel::peer_route::PeerRoutes;
-use whimbrel_kernel::source_routing::SourceRoutes;
+use whimbrel_kernel::source_routing::{SourceRoutes, SourceWays};
 use whimbrel_kernel::tun::Tun;
 use whimbrel_wire::FlowTuple;
 
@@ -200,7 +200,7 @@ fn remove_from_kernel(run_dir: &Path) -> Result<Removed, CleanError> {
     (removed.told, removed.untold) = (spoken.heard, spoken.unheard);
     removed.kept_addresses = KeptAddresses::open(run_dir)?.kept()?;
     removed.peer_routes = PeerRoutes::open(MARK)?.routed()?;
-    removed.source_ways = SourceRoutes::open(MARK)?.apply(&BTreeMap::new())?;
+    removed.source_ways = SourceRoutes::open(MARK)?.apply(&SourceWays::default())?;
     removed.spoken_for = InTheirName::open()?.release()?;
     Addresses::open(run_dir)?.release()?;
     OptimisticAddresses::open(run_dir)?;

@@ -26,7 +26,7 @@ pub(crate) use desired::Desired;
 pub use link::Link;
 pub use lookup::{Route, RouteKind};
 pub use neighbour::{Neighbour, NeighbourState};
-pub use rule::{Rule, Selector};
+pub use rule::{InterfaceName, Rule, Selector};
 pub use table::{MAIN_TABLE, NextHop, TableRoute};
 
 /// The interface index of `lo`: the same in every network namespace (`LOOPBACK_IFINDEX`, include/linux/netdevice.h).

@@ -6,20 +6,32 @@
 //! reverse path filtering would drop what still arrives by the old network; it looks up the same rules
 //! (`fib_validate_source`), and so lets it in.
 //!
-//! `from ADDRESS iif lo fwmark 0/MASK lookup` a table of the interface, which has nothing but a default route. It is
-//! only wanted where the interface has a way of its own to everywhere; what is on the link never gets as far.
+//! `from ADDRESS iif lo fwmark 0/MASK lookup` a table of the interface, which has a default route, and for IPv6 that of
+//! the subnet. It is only wanted where the interface has a way of its own to everywhere; what is on the link never gets
+//! as far.
+//!
+//! Paths that are kept ready: a datagram that names the interface of its source leaves by that. IPv4 looks at no other
+//! routes then (`fib_table_lookup`). IPv6 takes the interface for a wish where a source is named as well, and follows a
+//! route of a better metric by another (`rt6_score_route`; only without a source is it strict, `rt6_need_strict` and
+//! `RT6_LOOKUP_F_IFACE` of `ip6_route_output_flags`). So there is for each such address of IPv6
+//! `from ADDRESS iif lo oif NAME ipproto udp sport PORT lookup` the same table. What names no interface, is sent from
+//! another port or forwarded is not concerned. These rules come before that of peers' routes, which may lead the same
+//! peer by another interface.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::error::Error;
 use crate::kept_address::Mark;
-use crate::route::{Desired, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector, TableRoute};
+use crate::route::{Desired, InterfaceName, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector, TableRoute};
 
 /// The table of interface 0; that of any other has its index added.
 pub const FIRST_TABLE: u32 = 2_031_000_000;
-/// The priority of the rules.
+/// The priority of the rules of addresses that are left.
 pub const PRIORITY: u32 = 2034;
+/// The priority of the rules of datagrams that name their interface: that of the rules of kept addresses, which are of
+/// other addresses.
+pub const NAMED_PRIORITY: u32 = 2032;
 
 /// How packets from an address leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,6 +40,28 @@ pub struct SourceRoute {
     pub interface: u32,
     /// The next hop; none on links that need no such.
     pub gateway: Option<IpAddr>,
+}
+
+/// How datagrams leave that name the interface of the address that they are sent from. IPv6 only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NamedLink {
+    /// The port that they are sent from.
+    pub port: u16,
+    /// The interface.
+    pub name: InterfaceName,
+    /// The way to what is not on the link.
+    pub way: SourceRoute,
+    /// What is on the link with the address.
+    pub subnet: Prefix,
+}
+
+/// How what this host sends from its addresses leaves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceWays {
+    /// From addresses that are being left: all but packets of moved flows.
+    pub left: BTreeMap<IpAddr, SourceRoute>,
+    /// Datagrams that name their interface.
+    pub named: BTreeMap<IpAddr, NamedLink>,
 }
 
 /// Keeps ways of source addresses, in the network namespace of the thread that opened it.
@@ -53,15 +87,23 @@ impl SourceRoutes {
     /// # Errors
     /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`](crate::Effect::Partial) only where
     /// undoing failed as well; apply again then.
-    pub fn apply(&mut self, wanted: &BTreeMap<IpAddr, SourceRoute>) -> Result<bool, Error> {
+    pub fn apply(&mut self, wanted: &SourceWays) -> Result<bool, Error> {
         let mut desired = Desired::default();
-        for (&address, way) in wanted {
-            let table = FIRST_TABLE + way.interface;
-            let hop = NextHop { interface: way.interface, gateway: way.gateway, onlink: way.gateway.is_some() };
-            let everything = Prefix::everything(address);
-            desired.routes.insert(TableRoute::new(everything, table, RouteKind::Unicast, vec![hop]));
+        for (&address, way) in &wanted.left {
+            let table = lead(&mut desired, address, way);
             let selector = Selector::FromUnmarked { address, mask: self.mark.mask };
             desired.rules.insert(Rule { priority: PRIORITY, selector, table });
+        }
+        for (&address, named) in &wanted.named {
+            let NamedLink { port, name, way, subnet } = *named;
+            let table = lead(&mut desired, address, &way);
+            // One address alone is this host itself.
+            if subnet != Prefix::host(address) {
+                let hop = NextHop::interface(way.interface);
+                desired.routes.insert(TableRoute::new(subnet.masked(), table, RouteKind::Unicast, vec![hop]));
+            }
+            let selector = Selector::Named { address, port, interface: name };
+            desired.rules.insert(Rule { priority: NAMED_PRIORITY, selector, table });
         }
         self.route.establish(|table| (FIRST_TABLE..FIRST_TABLE + 1_000_000).contains(&table), &desired)
     }
@@ -71,6 +113,14 @@ impl SourceRoutes {
     /// # Errors
     /// As [`apply`](Self::apply).
     pub fn release(&mut self) -> Result<(), Error> {
-        self.apply(&BTreeMap::new()).map(drop)
+        self.apply(&SourceWays::default()).map(drop)
     }
+}
+
+/// Leads everything by an interface, in a table of that, which is given.
+fn lead(desired: &mut Desired, like: IpAddr, way: &SourceRoute) -> u32 {
+    let table = FIRST_TABLE + way.interface;
+    let hop = NextHop { interface: way.interface, gateway: way.gateway, onlink: way.gateway.is_some() };
+    desired.routes.insert(TableRoute::new(Prefix::everything(like), table, RouteKind::Unicast, vec![hop]));
+    table
 }

@@ -11,8 +11,8 @@ use whimbrel_kernel::Error;
 use whimbrel_kernel::namespace::{self, Whereabouts};
 use whimbrel_kernel::network::{Changed, NetworkMonitor};
 use whimbrel_kernel::route::{
-    AddressScope, LOOPBACK, MAIN_TABLE, NeighbourState, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule,
-    Selector, TableRoute,
+    AddressScope, InterfaceName, LOOPBACK, MAIN_TABLE, NeighbourState, NewAddress, NextHop, Prefix, RouteKind,
+    RouteSocket, Rule, Selector, TableRoute,
 };
 
 fn ip(text: &str) -> IpAddr {
@@ -157,6 +157,7 @@ fn setting_twice_and_deleting_twice_is_fine() {
             Selector::From(ip(plan.client)),
             Selector::Mark { value: 0x100, mask: 0xff00, ipv4 },
             Selector::OwnUnmarked { mask: 0xff00, ipv4 },
+            Selector::Named { address: ip(plan.client), port: 2031, interface: InterfaceName::new("e1").unwrap() },
         ];
         for (selector, priority) in selectors.into_iter().zip(100..) {
             let rule = Rule { priority, selector, table };

@@ -5,10 +5,12 @@ mod hosts;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use hosts::Host;
+use hosts::{Host, wait};
 use whimbrel_kernel::kept_address::Mark;
-use whimbrel_kernel::peer_route::PeerRoutes;
-use whimbrel_kernel::source_routing::{SourceRoute, SourceRoutes};
+use whimbrel_kernel::peer_route::{PeerRoutes, PeerWay};
+use whimbrel_kernel::route::{InterfaceName, Prefix};
+use whimbrel_kernel::source_routing::{NamedLink, SourceRoute, SourceRoutes, SourceWays};
+use whimbrel_kernel::udp::{ReceiveBatch, Transmit, UdpSocket};
 
 const MARK: Mark = Mark { value: 0x100, mask: 0xff00 };
 
@@ -29,6 +31,25 @@ const PLANS: [Plan; 2] = [
     },
 ];
 
+impl Plan {
+    /// A host with two routers; by the second it reaches everything first.
+    fn build(&self) -> (Host, [Host; 2]) {
+        let (host, routers) = (Host::new(), [Host::new(), Host::new()]);
+        for (index, router) in routers.iter().enumerate() {
+            let device = format!("p{index}");
+            host.cable(&device, router, "p0");
+            host.sh(&format!("{} addr add {} dev {device}", self.ip, self.addresses[index]));
+            let (gateway, metric) = (self.gateways[index], 200 - 100 * index);
+            host.sh(&format!("{} route add default via {gateway} dev {device} metric {metric}", self.ip));
+        }
+        (host, routers)
+    }
+
+    fn address(&self, index: usize) -> IpAddr {
+        self.addresses[index].split('/').next().unwrap().parse().unwrap()
+    }
+}
+
 fn state(host: &Host) -> String {
     host.sh("for f in -4 -6; do ip $f rule; ip $f route show table all | grep -v fe80 | grep -v ff00; done")
 }
@@ -37,23 +58,16 @@ fn state(host: &Host) -> String {
 #[ignore = "needs root"]
 fn an_address_that_is_left_keeps_its_way() {
     for plan in &PLANS {
-        let (host, routers) = (Host::new(), [Host::new(), Host::new()]);
-        for (index, router) in routers.iter().enumerate() {
-            let device = format!("p{index}");
-            host.cable(&device, router, "p0");
-            host.sh(&format!("{} addr add {} dev {device}", plan.ip, plan.addresses[index]));
-            // The second is preferred.
-            let (gateway, metric) = (plan.gateways[index], 200 - 100 * index);
-            host.sh(&format!("{} route add default via {gateway} dev {device} metric {metric}", plan.ip));
-        }
+        let (host, _routers) = plan.build();
         let before = state(&host);
-        let left: IpAddr = plan.addresses[0].split('/').next().unwrap().parse().unwrap();
+        let left = plan.address(0);
         let lookup = |mark: &str| host.sh(&format!("{} route get {} from {left} {mark}", plan.ip, plan.far));
         assert!(lookup("").contains("dev p1"), "{}", lookup(""));
 
         let mut ways = host.on(|| SourceRoutes::open(MARK).unwrap());
         let way = SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()) };
-        let wanted = BTreeMap::from([(left, way)]);
+        let only = |way| SourceWays { left: BTreeMap::from([(left, way)]), ..SourceWays::default() };
+        let wanted = only(way);
         assert!(ways.apply(&wanted).unwrap());
         assert!(!ways.apply(&wanted).unwrap());
         assert!(lookup("").contains(&format!("via {} dev p0", plan.gateways[0])), "{}", lookup(""));
@@ -65,11 +79,119 @@ fn an_address_that_is_left_keeps_its_way() {
         // A step that fails leaves what was there; a new process takes over, and removes everything.
         let wrong = SourceRoute { interface: 9999, ..way };
         let present = state(&host);
-        let error = ways.apply(&BTreeMap::from([(left, wrong)])).unwrap_err();
+        let error = ways.apply(&only(wrong)).unwrap_err();
         assert_eq!(error.effect(), whimbrel_kernel::Effect::None, "{error}");
         assert_eq!(state(&host), present);
         drop(ways);
         host.on(|| SourceRoutes::open(MARK).unwrap()).release().unwrap();
         assert_eq!(state(&host), before);
+    }
+}
+
+/// By which of the routers datagrams leave that are sent from the address of the first interface and name that.
+struct Sender {
+    socket: UdpSocket,
+    receivers: [UdpSocket; 2],
+    transmit: (IpAddr, std::net::SocketAddr, u32),
+}
+
+impl Sender {
+    fn new(plan: &Plan, host: &Host, routers: &[Host; 2]) -> Self {
+        for (index, router) in routers.iter().enumerate() {
+            let (nodad, length) = if plan.ip == "ip" { ("", 24) } else { ("nodad", 64) };
+            router.sh(&format!(
+                "{ip} addr add {gateway}/{length} dev p0 {nodad}; {ip} addr add {far} dev lo {nodad}",
+                ip = plan.ip,
+                gateway = plan.gateways[index],
+                far = plan.far
+            ));
+        }
+        let receivers = [0, 1].map(|index: usize| routers[index].on(|| UdpSocket::bind(7000).unwrap()));
+        let far = (plan.far.parse::<IpAddr>().unwrap(), 7000).into();
+        Self {
+            socket: host.on(|| UdpSocket::bind(2031).unwrap()),
+            receivers,
+            transmit: (plan.address(0), far, host.index("p0")),
+        }
+    }
+
+    /// One may be lost while its neighbour is looked for.
+    fn arrives_at(&self, socket: &UdpSocket) -> usize {
+        let (source, destination, interface) = self.transmit;
+        let mut batch = ReceiveBatch::new();
+        let mut arrived = None;
+        wait("a datagram arrives", || {
+            let one = Transmit {
+                destination,
+                source: Some(source),
+                interface: Some(interface),
+                contents: b"x",
+                segment_size: None,
+            };
+            assert_eq!(socket.send(&[one]).sent, 1);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            arrived = self.receivers.iter().position(|receiver| receiver.receive(&mut batch).unwrap() > 0);
+            arrived.is_some()
+        });
+        // What waited for the neighbour comes now.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        for receiver in &self.receivers {
+            while receiver.receive(&mut batch).unwrap() > 0 {}
+        }
+        arrived.unwrap()
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_datagram_goes_by_the_link_that_it_names() {
+    for plan in &PLANS {
+        let (host, routers) = plan.build();
+        let sender = Sender::new(plan, &host, &routers);
+        let v6 = plan.address(0).is_ipv6();
+        // What is made here is needed in IPv6 alone.
+        assert_eq!(sender.arrives_at(&sender.socket), usize::from(v6), "as the kernel has it");
+        if !v6 {
+            continue;
+        }
+        let before = state(&host);
+        let mut ways = host.on(|| SourceRoutes::open(MARK).unwrap());
+        let link = NamedLink {
+            port: 2031,
+            name: InterfaceName::new("p0").unwrap(),
+            way: SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()) },
+            subnet: Prefix { address: plan.address(0), length: 64 },
+        };
+        let wanted = SourceWays { named: BTreeMap::from([(plan.address(0), link)]), ..SourceWays::default() };
+        assert!(ways.apply(&wanted).unwrap());
+        assert!(!ways.apply(&wanted).unwrap(), "{}", state(&host));
+        assert_eq!(sender.arrives_at(&sender.socket), 0);
+        // What is of another port, and what names no interface, goes as ever.
+        let other = host.on(|| UdpSocket::bind(0).unwrap());
+        assert_eq!(sender.arrives_at(&other), 1);
+        let lookup = host.sh(&format!("{} route get {} from {}", plan.ip, plan.far, plan.address(0)));
+        assert!(lookup.contains("dev p1"), "{lookup}");
+        // And so whatever way of its own the peer has.
+        let by_the_other = PeerWay {
+            interface: host.index("p1"),
+            gateway: Some(plan.gateways[1].parse().unwrap()),
+            otherwise: None,
+            source: Some(plan.address(1)),
+            mtu: None,
+        };
+        let mut peers = host.on(|| PeerRoutes::open(MARK).unwrap());
+        peers.apply(&BTreeMap::from([(plan.far.parse().unwrap(), by_the_other)])).unwrap();
+        assert_eq!(sender.arrives_at(&sender.socket), 0);
+        peers.release().unwrap();
+        // What is on the link is not sent to the gateway.
+        let on_link = host.sh(&format!(
+            "{ip} route get 2001:db8:1::77 from {own} oif p0 ipproto udp sport 2031",
+            ip = plan.ip,
+            own = plan.address(0)
+        ));
+        assert!(on_link.contains("dev p0") && !on_link.contains("via"), "{on_link}");
+        ways.release().unwrap();
+        assert_eq!(state(&host), before);
+        assert_eq!(sender.arrives_at(&sender.socket), 1);
     }
 }

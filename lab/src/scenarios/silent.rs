@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use super::world::{LONG, RATE, SOME, World, all_run, is_native, ms, site};
 use super::{Scenario, scenario};
-use crate::{FlowPair, Join, Lab, Leave, MonoTime, PairOptions, Result, Side, Whimbrel, expect, patience, wait_until};
+use crate::{
+    Direction, FlowPair, Join, Lab, Leave, MonoTime, Packet, PacketCount, PairOptions, Result, Side, Whimbrel, expect,
+    patience, wait_until,
+};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -19,9 +22,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "the same as the configuration is by default, with TCP: it is found when what was sent is not answered",
         silent_idle,
     ),
+    scenario("vhf-silent-v6", "as vhf-silent, over IPv6 alone", silent_v6),
+    scenario("vhf-silent-idle-v6", "as vhf-silent-idle, over IPv6 alone", silent_idle_v6),
 ];
 
 const VIGILANT: &str = "[links]\nmode = \"vigilant\"\n";
+/// Where the daemons' own datagrams come from.
+const CONTROL_PORT: u16 = 2031;
 /// UDP beside the stream, bits a second.
 const DATAGRAMS: u64 = 400_000;
 /// Time in which nothing may arrive where the network is watched: to find out, to tell the peer, and what is under way
@@ -32,21 +39,39 @@ const WATCHED: Duration = Duration::from_millis(600);
 const UNWATCHED: Duration = Duration::from_secs(4);
 
 fn silent(lab: &mut Lab) -> Result<()> {
-    let world = World::new(lab, site("a"), site("b"))?;
-    let server = world.at_server.ipv4()?;
-    goes_on_by_the_other(lab, world, server, VIGILANT, WATCHED)
+    of_ipv4(lab, VIGILANT, WATCHED)
 }
 
 fn silent_idle(lab: &mut Lab) -> Result<()> {
+    of_ipv4(lab, "", UNWATCHED)
+}
+
+fn silent_v6(lab: &mut Lab) -> Result<()> {
+    of_ipv6(lab, VIGILANT, WATCHED)
+}
+
+fn silent_idle_v6(lab: &mut Lab) -> Result<()> {
+    of_ipv6(lab, "", UNWATCHED)
+}
+
+fn of_ipv4(lab: &mut Lab, config: &str, within: Duration) -> Result<()> {
     let world = World::new(lab, site("a"), site("b"))?;
     let server = world.at_server.ipv4()?;
-    goes_on_by_the_other(lab, world, server, "", UNWATCHED)
+    goes_on_by_the_other(lab, world, server, config, within)
+}
+
+/// The laptop's networks have no IPv4, so that nothing goes by that.
+fn of_ipv6(lab: &mut Lab, config: &str, within: Duration) -> Result<()> {
+    let world = World::new(lab, site("a").v6_only(), site("b").v6_only())?;
+    let server = world.at_server.ipv6()?;
+    goes_on_by_the_other(lab, world, server, config, within)
 }
 
 fn goes_on_by_the_other(lab: &mut Lab, world: World, at: IpAddr, config: &str, within: Duration) -> Result<()> {
+    let [astray, straight] = sent_by_second(&world)?;
+    world.laptop.join(&world.b.network, &Join::by("eth0").metric(500))?;
     let mut client = if config.is_empty() { world.laptop.whimbrel()? } else { world.laptop.whimbrel_with(config)? };
     let mut server = world.server.whimbrel()?;
-    world.laptop.join(&world.b.network, &Join::by("eth0").metric(500))?;
     let mut pairs = vec![world.stream_to(at)?];
     if !config.is_empty() {
         // Nobody notices that datagrams are not answered where nobody asks.
@@ -57,6 +82,9 @@ fn goes_on_by_the_other(lab: &mut Lab, world: World, at: IpAddr, config: &str, w
     }
     // How long answers take is learned meanwhile.
     pairs[0].wait_progress(in_seconds(5), LONG)?;
+    // A path that is kept ready is tried by its own network, whatever the routes prefer.
+    expect!(astray.get() == 0, "{} datagrams of the second network have left by the first", astray.get());
+    expect!(config.is_empty() || straight.get() > 0, "nothing was asked by the second network");
     for round in 0..2 {
         for pair in &pairs {
             is_native(&client, Side::Client, pair)?;
@@ -117,6 +145,19 @@ fn goes_on_by_the_other(lab: &mut Lab, world: World, at: IpAddr, config: &str, w
     }
     all_run(&mut [&mut client, &mut server])?;
     lab.check_links()
+}
+
+/// Datagrams of the laptop's daemon from now on: those that leave by the first network from an address that is not of
+/// there, and those that leave by the second.
+fn sent_by_second(world: &World) -> Result<[PacketCount; 2]> {
+    let first: Vec<IpAddr> = world.at.ipv4().into_iter().chain(world.at.ipv6()).collect();
+    let source = |direction: Direction, packet: &Packet<'_>| {
+        let (from, _) = packet.endpoints().filter(|_| direction == Direction::Up && packet.tcp().is_none())?;
+        (from.port() == CONTROL_PORT).then_some(from.ip())
+    };
+    let astray = world.a.link()?.count(move |way, packet| source(way, packet).is_some_and(|at| !first.contains(&at)));
+    let straight = world.b.link()?.count(move |way, packet| source(way, packet).is_some());
+    Ok([astray, straight])
 }
 
 /// What the stream carries in so many seconds, in bytes.

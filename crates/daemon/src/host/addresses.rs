@@ -9,8 +9,8 @@ use whimbrel_kernel::Error;
 use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, MARKED_TABLE, Mark, OUTPUT_TABLE, Straight};
 use whimbrel_kernel::network::{NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::{PEER_TABLE, PeerRoutes, PeerWay};
-use whimbrel_kernel::route::{Route, RouteKind};
-use whimbrel_kernel::source_routing::{SourceRoute, SourceRoutes};
+use whimbrel_kernel::route::{InterfaceName, Prefix, Route, RouteKind};
+use whimbrel_kernel::source_routing::{NamedLink, SourceRoute, SourceRoutes, SourceWays};
 use whimbrel_protocol::{self as protocol, Binding};
 
 use super::failure::Failure;
@@ -42,7 +42,7 @@ pub(crate) struct Addresses {
 #[derive(Debug, Default)]
 struct Done {
     kept: Option<(Carrier, Kept)>,
-    sources: Option<BTreeMap<IpAddr, SourceRoute>>,
+    sources: Option<SourceWays>,
     ways: Option<Ways>,
 }
 
@@ -53,6 +53,8 @@ pub(crate) struct Surroundings {
     pub(crate) own: BTreeSet<IpAddr>,
     /// The ways of those whose interface leads everywhere.
     pub(crate) ways: BTreeMap<IpAddr, SourceRoute>,
+    /// How this daemon's datagrams leave that name their interface, where the kernel would not go by that.
+    pub(crate) named: BTreeMap<IpAddr, NamedLink>,
     /// Where peers are now: no route of ours may lead these astray.
     pub(crate) locators: BTreeSet<IpAddr>,
     /// Interfaces that packets of moved flows, and those that were set aside, may arrive on; none while there are none.
@@ -173,7 +175,7 @@ impl Addresses {
         let kept = (carrier, kept);
         let applied = if self.done.kept.as_ref() == Some(&kept) { Ok(()) } else { self.keep(kept, datapath) };
         // The kernel is asked for these ways as it leads now.
-        let sources = self.source_routes(surroundings);
+        let sources = self.source_ways(surroundings);
         let left = if self.done.sources.as_ref() == Some(&sources) { Ok(()) } else { self.lead_from(sources) };
         let ways = self.ways(surroundings);
         let reached = if self.done.ways.as_ref() == Some(&ways) { Ok(()) } else { self.lead_to(ways, datapath) };
@@ -191,11 +193,25 @@ impl Addresses {
         Ok(())
     }
 
-    fn lead_from(&mut self, sources: BTreeMap<IpAddr, SourceRoute>) -> Result<(), Failure> {
+    fn lead_from(&mut self, sources: SourceWays) -> Result<(), Failure> {
         self.done.sources = None;
         self.sources.apply(&sources)?;
         self.done.sources = Some(sources);
         Ok(())
+    }
+
+    /// Has datagrams that name their interface leave by that, where there are more such than before. What is there no
+    /// longer, and what a daemon before this one has left, is seen to by [`Addresses::apply`].
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn name_links(&mut self, named: BTreeMap<IpAddr, NamedLink>) -> Result<(), Failure> {
+        match self.done.sources.clone() {
+            Some(before) if !named.is_empty() && before.named != named => {
+                self.lead_from(SourceWays { named, ..before })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn lead_to(&mut self, ways: Ways, datapath: &Datapath) -> Result<(), Failure> {
@@ -209,8 +225,8 @@ impl Addresses {
         Ok(())
     }
 
-    /// Only those that would be led astray without.
-    fn source_routes(&mut self, surroundings: &Surroundings) -> BTreeMap<IpAddr, SourceRoute> {
+    /// Of addresses that are left only those that would be led astray without.
+    fn source_ways(&mut self, surroundings: &Surroundings) -> SourceWays {
         let Self { routes, leaving, .. } = self;
         let mut astray = |address: IpAddr, way: &SourceRoute| {
             surroundings.locators.iter().filter(|to| to.is_ipv4() == address.is_ipv4()).any(|to| {
@@ -219,7 +235,8 @@ impl Addresses {
             })
         };
         let ways = leaving.iter().filter_map(|address| Some((*address, *surroundings.ways.get(address)?)));
-        ways.filter(|(address, way)| astray(*address, way)).collect()
+        let left = ways.filter(|(address, way)| astray(*address, way)).collect();
+        SourceWays { left, named: surroundings.named.clone() }
     }
 
     fn ways(&mut self, surroundings: &Surroundings) -> Ways {
@@ -330,6 +347,20 @@ pub(crate) fn source_routes(network: &NetworkState) -> BTreeMap<IpAddr, SourceRo
     network.addresses.iter().filter_map(way).collect()
 }
 
+/// How datagrams of this port leave that name the interface of their source, where several interfaces lead everywhere.
+/// The kernel keeps to a named interface by itself in IPv4 alone.
+pub(crate) fn named_links(network: &NetworkState, port: u16) -> BTreeMap<IpAddr, NamedLink> {
+    let ways = source_routes(network);
+    let named = network.addresses.iter().filter(|usable| usable.address.is_ipv6()).filter_map(|usable| {
+        let (way, link) = (*ways.get(&usable.address)?, network.link(usable.interface)?);
+        let subnet = Prefix { address: usable.address, length: usable.prefix_length };
+        Some((usable.address, NamedLink { port, name: InterfaceName::new(&link.name)?, way, subnet }))
+    });
+    let named: BTreeMap<IpAddr, NamedLink> = named.collect();
+    let links: BTreeSet<u32> = named.values().map(|named| named.way.interface).collect();
+    if links.len() > 1 { named } else { BTreeMap::new() }
+}
+
 /// The addresses that this host has by itself.
 pub(crate) fn own_addresses(network: &NetworkState) -> BTreeSet<IpAddr> {
     let connected = |index| network.link(index).is_some_and(|link| link.carrier);
@@ -341,7 +372,8 @@ mod tests {
     use std::process::Command;
 
     use whimbrel_kernel::endpoint::Endpoint;
-    use whimbrel_kernel::route::RouteSocket;
+    use whimbrel_kernel::network::DefaultRoute;
+    use whimbrel_kernel::route::{Link, RouteSocket};
     use whimbrel_kernel::tun::Tun;
 
     use super::*;
@@ -352,6 +384,7 @@ mod tests {
         let surroundings = Surroundings {
             own: [here].into(),
             ways: BTreeMap::new(),
+            named: BTreeMap::new(),
             locators: BTreeSet::new(),
             arrivals: BTreeSet::new(),
             tun: 1,
@@ -362,6 +395,73 @@ mod tests {
         assert_eq!(lasting(Some(here), &surroundings), Some(here));
         assert_eq!(lasting("fe80::1".parse().ok(), &surroundings), None);
         assert_eq!(lasting("2001:db8:6::1".parse().ok(), &surroundings), None);
+    }
+
+    #[test]
+    fn a_link_is_led_to_by_name_where_there_are_several_of_ipv6() {
+        let link = |index, name: &str| Link {
+            index,
+            name: name.into(),
+            up: true,
+            carrier: true,
+            loopback: false,
+            kind: String::new(),
+            mtu: 1500,
+            carrier_losses: 0,
+            controller: None,
+            beyond: None,
+        };
+        let usable = |interface, address: &str| UsableAddress {
+            interface,
+            address: address.parse().expect("address"),
+            prefix_length: if address.contains(':') { 64 } else { 24 },
+            made: 1,
+            deprecated: false,
+        };
+        let route = |interface, gateway: &str, metric| {
+            let gateway: IpAddr = gateway.parse().expect("address");
+            DefaultRoute { ipv4: gateway.is_ipv4(), interface, gateway: Some(gateway), metric, table: 254 }
+        };
+        let mut network = NetworkState {
+            links: vec![link(2, "eth0"), link(3, "wlan0")],
+            addresses: vec![
+                usable(2, "192.0.2.1"),
+                usable(2, "2001:db8:2::1"),
+                usable(3, "198.51.100.1"),
+                usable(3, "2001:db8:3::1"),
+            ],
+            default_routes: vec![
+                route(2, "192.0.2.254", 50),
+                route(2, "fe80::2", 50),
+                route(3, "198.51.100.254", 500),
+                route(3, "fe80::3", 500),
+                route(3, "fe80::33", 600),
+            ],
+        };
+        let named = named_links(&network, 2031);
+        let all: Vec<_> = named.iter().map(|(address, named)| (*address, named.name.to_string(), named.way)).collect();
+        let gateway = |address: &str| address.parse().ok();
+        assert_eq!(
+            all,
+            [
+                (
+                    network.addresses[1].address,
+                    "eth0".to_owned(),
+                    SourceRoute { interface: 2, gateway: gateway("fe80::2") }
+                ),
+                (
+                    network.addresses[3].address,
+                    "wlan0".to_owned(),
+                    SourceRoute { interface: 3, gateway: gateway("fe80::3") }
+                ),
+            ]
+        );
+        // By another name it is another rule.
+        network.links[1].name = "wifi".into();
+        assert_ne!(named_links(&network, 2031), named);
+        // Of one there is nothing to choose.
+        network.default_routes.retain(|route| route.interface == 2 || route.ipv4);
+        assert!(named_links(&network, 2031).is_empty());
     }
 
     #[test]
@@ -381,6 +481,7 @@ mod tests {
         let mut surroundings = Surroundings {
             own: BTreeSet::new(),
             ways: [(address, SourceRoute { interface: e0, gateway: None })].into(),
+            named: BTreeMap::new(),
             locators: [locator].into(),
             arrivals: BTreeSet::new(),
             tun: tun.index(),
@@ -398,7 +499,7 @@ mod tests {
         addresses.leave(vec![address]);
         addresses.apply(&surroundings, &datapath).expect("it is kept no more");
         assert_eq!(addresses.under(locator, Some(address)).expect("a way").interface, e0);
-        assert_eq!(addresses.done.sources, Some(BTreeMap::new()), "the ordinary way serves");
+        assert_eq!(addresses.done.sources, Some(SourceWays::default()), "the ordinary way serves");
 
         addresses.release().expect("release");
         datapath.unload().expect("unload");

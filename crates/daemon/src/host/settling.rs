@@ -8,7 +8,7 @@ use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::sysctl;
 use whimbrel_protocol::{Binding, BindingId, Time};
 
-use super::addresses::Surroundings;
+use super::addresses::{Surroundings, named_links};
 use super::executors::{RETRY_PAUSE, RETRY_PAUSE_LONGEST, TRIES_BEFORE_TOLD};
 use super::tunnels::WayOut;
 use super::{Addresses, Failure, Host, hooks, own_addresses, source_routes};
@@ -70,9 +70,14 @@ impl Host {
         } else {
             BTreeSet::new()
         };
+        // Nothing names its interface where nobody is to be reached. A path that is kept ready is asked once a peer has
+        // flows, which is after it has a session.
+        let (port, alone) = (self.tunnel.socket().port(), self.tunnels.paths().next().is_none());
+        let named = if alone { BTreeMap::new() } else { named_links(&self.network, port) };
         Surroundings {
             own: own_addresses(&self.network),
             ways: source_routes(&self.network),
+            named,
             locators: self.bindings.values().map(|binding| binding.peer_locator).collect(),
             arrivals,
             tun,
@@ -139,6 +144,9 @@ impl Host {
         let peers: BTreeSet<_> = self.bindings.values().map(|binding| binding.peer_locator).collect();
         if !peers.is_empty() {
             self.next_hops.enter(now, [&self.network, network], &peers, &mut self.routes);
+            if let Err(failure) = self.addresses.name_links(named_links(network, self.tunnel.socket().port())) {
+                tracing::debug!(%failure, "paths by the new network may be asked by another at first");
+            }
         }
     }
 

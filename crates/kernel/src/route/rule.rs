@@ -1,5 +1,6 @@
 //! Policy rules: which table a packet is looked up in.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
@@ -10,6 +11,30 @@ use netlink_packet_route::{AddressFamily, IpProtocol, RouteNetlinkMessage};
 use super::table::deleted;
 use super::{PROTOCOL, Prefix, RouteSocket};
 use crate::error::Error;
+
+/// The name of an interface: 15 bytes at the most (IFNAMSIZ, include/uapi/linux/if.h), padded with zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InterfaceName([u8; 16]);
+
+impl InterfaceName {
+    /// `None`: no interface can have this name.
+    #[must_use]
+    pub fn new(name: &str) -> Option<Self> {
+        let mut bytes = [0; 16];
+        let fits = !name.is_empty() && name.len() < bytes.len() && !name.contains('\0');
+        fits.then(|| {
+            bytes[..name.len()].copy_from_slice(name.as_bytes());
+            Self(bytes)
+        })
+    }
+}
+
+impl fmt::Display for InterfaceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let length = self.0.iter().position(|byte| *byte == 0).unwrap_or(self.0.len());
+        f.write_str(&String::from_utf8_lossy(&self.0[..length]))
+    }
+}
 
 /// Which packets a rule is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,6 +81,16 @@ pub enum Selector {
         /// The port.
         port: u16,
     },
+    /// Datagrams of UDP that this host itself sends from this address and port, and that name an interface
+    /// (IPV6_PKTINFO, ipv6(7)) or are of a socket that is bound to one.
+    Named {
+        /// The source.
+        address: IpAddr,
+        /// The source port.
+        port: u16,
+        /// The interface.
+        interface: InterfaceName,
+    },
     /// Packets that come in by this interface.
     Arrived {
         /// Its name.
@@ -68,7 +103,7 @@ pub enum Selector {
 impl Selector {
     fn is_ipv4(self) -> bool {
         match self {
-            Self::From(address) | Self::FromUnmarked { address, .. } => address.is_ipv4(),
+            Self::From(address) | Self::FromUnmarked { address, .. } | Self::Named { address, .. } => address.is_ipv4(),
             Self::Asked { to, .. } | Self::MarkedTo { to, .. } => to.address.is_ipv4(),
             Self::Mark { ipv4, .. } | Self::OwnUnmarked { ipv4, .. } | Self::Arrived { ipv4, .. } => ipv4,
         }
@@ -100,6 +135,9 @@ impl Rule {
             }
             Selector::Asked { to, port } => {
                 format!("to {to} ipproto udp dport {port} lookup {}", self.table)
+            }
+            Selector::Named { address, port, interface } => {
+                format!("from {address} iif lo oif {interface} ipproto udp sport {port} lookup {}", self.table)
             }
             Selector::Arrived { interface, .. } => format!("iif {interface} lookup {}", self.table),
         }
@@ -194,6 +232,16 @@ fn encode(rule: &Rule) -> RuleMessage {
             attributes.push(RuleAttribute::IpProtocol(IpProtocol::Udp));
             attributes.push(RuleAttribute::DestinationPortRange(RulePortRange { start: port, end: port }));
         }
+        Selector::Named { address, port, interface } => {
+            message.header.src_len = Prefix::host(address).length;
+            attributes.push(RuleAttribute::Source(address));
+            // Of this host's own packets alone: the kernel would look for the ports of every one that it forwards
+            // (`fib_rule_requires_fldissect`).
+            attributes.push(RuleAttribute::Iifname("lo".to_owned()));
+            attributes.push(RuleAttribute::Oifname(interface.to_string()));
+            attributes.push(RuleAttribute::IpProtocol(IpProtocol::Udp));
+            attributes.push(RuleAttribute::SourcePortRange(RulePortRange { start: port, end: port }));
+        }
         Selector::Arrived { interface, .. } => attributes.push(RuleAttribute::Iifname(interface.to_owned())),
     }
     message
@@ -204,6 +252,7 @@ fn decode(message: &RuleMessage) -> Option<Rule> {
     let (mut priority, mut table, mut own) = (0, u32::from(message.header.table), false);
     let (mut source, mut value, mut mask) = (None, None, None);
     let (mut to, mut port) = (None, None);
+    let (mut named, mut own_port) = (None, None);
     for attribute in &message.attributes {
         match attribute {
             RuleAttribute::Priority(number) => priority = *number,
@@ -214,6 +263,8 @@ fn decode(message: &RuleMessage) -> Option<Rule> {
                 to = Some(Prefix { address: *address, length: message.header.dst_len })
             }
             RuleAttribute::DestinationPortRange(range) => port = Some(range.start),
+            RuleAttribute::Oifname(name) => named = InterfaceName::new(name),
+            RuleAttribute::SourcePortRange(range) => own_port = Some(range.start),
             RuleAttribute::FwMark(number) => value = Some(*number),
             RuleAttribute::FwMask(number) => mask = Some(*number),
             _ => {}
@@ -225,6 +276,10 @@ fn decode(message: &RuleMessage) -> Option<Rule> {
             (None, Some(value)) => Selector::MarkedTo { to, value, mask: mask.unwrap_or(u32::MAX) },
             (None, None) => return None,
         };
+        return own.then_some(Rule { priority, selector, table });
+    }
+    if let (Some(address), Some(port), Some(interface)) = (source, own_port, named) {
+        let selector = Selector::Named { address, port, interface };
         return own.then_some(Rule { priority, selector, table });
     }
     // The kernel reports no mark of zero.
