@@ -17,9 +17,15 @@
 //! `from ADDRESS iif lo oif NAME ipproto udp sport PORT lookup` the same table. What names no interface, is sent from
 //! another port or forwarded is not concerned. These rules come before that of peers' routes, which may lead the same
 //! peer by another interface.
+//!
+//! Peers that are reached by another network than the routes lead to: what is new goes there, and is sent from the
+//! address there. What is sent from other addresses is not concerned, as connections that nobody carries. Routes for
+//! the peers' addresses are in a second table of the interface, and only what has no source yet, or that address, is
+//! looked up there: `from 0.0.0.0 iif lo` and `from ADDRESS iif lo` for IPv4, one rule for both for IPv6, which has a
+//! flag for it (`FIB_RULE_FIND_SADDR`: the kernel looks whether it would choose that address).
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use crate::error::Error;
 use crate::kept_address::Mark;
@@ -27,8 +33,12 @@ use crate::route::{Desired, InterfaceName, NextHop, Prefix, RouteKind, RouteSock
 
 /// The table of interface 0; that of any other has its index added.
 pub const FIRST_TABLE: u32 = 2_031_000_000;
-/// The priority of the rules of addresses that are left.
+/// The priority of the rules of addresses that are left, and of what is new.
 pub const PRIORITY: u32 = 2034;
+/// The second table of interface 0.
+pub const FIRST_FRESH_TABLE: u32 = FIRST_TABLE + INTERFACES_MOST;
+/// No interface has a higher number.
+const INTERFACES_MOST: u32 = 1_000_000;
 /// The priority of the rules of datagrams that name their interface: that of the rules of kept addresses, which are of
 /// other addresses.
 pub const NAMED_PRIORITY: u32 = 2032;
@@ -55,6 +65,15 @@ pub struct NamedLink {
     pub subnet: Prefix,
 }
 
+/// How what is new goes to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FreshWay {
+    /// The way.
+    pub way: SourceRoute,
+    /// The address that it is sent from.
+    pub source: IpAddr,
+}
+
 /// How what this host sends from its addresses leaves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceWays {
@@ -62,6 +81,8 @@ pub struct SourceWays {
     pub left: BTreeMap<IpAddr, SourceRoute>,
     /// Datagrams that name their interface.
     pub named: BTreeMap<IpAddr, NamedLink>,
+    /// What is new, by where it goes.
+    pub fresh: BTreeMap<IpAddr, FreshWay>,
 }
 
 /// Keeps ways of source addresses, in the network namespace of the thread that opened it.
@@ -105,7 +126,22 @@ impl SourceRoutes {
             let selector = Selector::Named { address, port, interface: name };
             desired.rules.insert(Rule { priority: NAMED_PRIORITY, selector, table });
         }
-        self.route.establish(|table| (FIRST_TABLE..FIRST_TABLE + 1_000_000).contains(&table), &desired)
+        for (&to, fresh) in &wanted.fresh {
+            let FreshWay { way: SourceRoute { interface, gateway }, source } = *fresh;
+            let (table, mask) = (FIRST_FRESH_TABLE + interface, self.mark.mask);
+            let hop = NextHop { interface, gateway, onlink: gateway.is_some() };
+            let route = TableRoute::new(Prefix::host(to), table, RouteKind::Unicast, vec![hop]);
+            desired.routes.insert(TableRoute { source: Some(source), ..route });
+            let selectors = match source {
+                IpAddr::V4(_) => [source, Ipv4Addr::UNSPECIFIED.into()]
+                    .map(|address| Selector::FromUnmarked { address, mask })
+                    .to_vec(),
+                IpAddr::V6(address) => vec![Selector::FromOrChosen { address, mask }],
+            };
+            let rules = selectors.into_iter().map(|selector| Rule { priority: PRIORITY, selector, table });
+            desired.rules.extend(rules);
+        }
+        self.route.establish(|table| (FIRST_TABLE..FIRST_FRESH_TABLE + INTERFACES_MOST).contains(&table), &desired)
     }
 
     /// Removes everything, also what a killed daemon left.

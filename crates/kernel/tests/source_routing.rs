@@ -9,7 +9,7 @@ use hosts::{Host, wait};
 use whimbrel_kernel::kept_address::Mark;
 use whimbrel_kernel::peer_route::{PeerRoutes, PeerWay};
 use whimbrel_kernel::route::{InterfaceName, Prefix};
-use whimbrel_kernel::source_routing::{NamedLink, SourceRoute, SourceRoutes, SourceWays};
+use whimbrel_kernel::source_routing::{FreshWay, NamedLink, SourceRoute, SourceRoutes, SourceWays};
 use whimbrel_kernel::udp::{ReceiveBatch, Transmit, UdpSocket};
 
 const MARK: Mark = Mark { value: 0x100, mask: 0xff00 };
@@ -193,5 +193,40 @@ fn a_datagram_goes_by_the_link_that_it_names() {
         ways.release().unwrap();
         assert_eq!(state(&host), before);
         assert_eq!(sender.arrives_at(&sender.socket), 1);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_is_new_goes_by_another_network_and_nothing_else() {
+    for plan in &PLANS {
+        let (host, _routers) = plan.build();
+        let before = state(&host);
+        let to: IpAddr = plan.far.parse().unwrap();
+        let way = SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()) };
+        let fresh = BTreeMap::from([(to, FreshWay { way, source: plan.address(0) })]);
+        let wanted = SourceWays { fresh, ..SourceWays::default() };
+        let mut ways = host.on(|| SourceRoutes::open(MARK).unwrap());
+        assert!(ways.apply(&wanted).unwrap());
+        assert!(!ways.apply(&wanted).unwrap(), "{}", state(&host));
+        // The kernel chooses the address there.
+        let chosen = host.on(|| {
+            let socket = std::net::UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
+            socket.connect((to, 9)).unwrap();
+            socket.local_addr().unwrap().ip()
+        });
+        assert_eq!(chosen, plan.address(0));
+        let lookup = |to: &str, from: &str| host.sh(&format!("{} route get {to} {from}", plan.ip));
+        let [here, other] = [0, 1].map(|index| format!("from {}", plan.address(index)));
+        assert!(lookup(plan.far, &here).contains("dev p0"), "{}", lookup(plan.far, &here));
+        // What has another address, is of a moved flow, or goes elsewhere is not concerned.
+        assert!(lookup(plan.far, &other).contains("dev p1"), "{}", lookup(plan.far, &other));
+        assert!(lookup(plan.far, "mark 0x100").contains("dev p1"), "{}", lookup(plan.far, "mark 0x100"));
+        let elsewhere = if to.is_ipv4() { "192.0.2.10" } else { "2001:db8:9::10" };
+        assert!(lookup(elsewhere, "").contains("dev p1"), "{}", lookup(elsewhere, ""));
+        let mut under = host.on(|| PeerRoutes::open(MARK).unwrap());
+        assert_eq!(under.under(to, None).unwrap().interface, host.index("p1"));
+        ways.release().unwrap();
+        assert_eq!(state(&host), before);
     }
 }

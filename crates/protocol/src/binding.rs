@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use whimbrel_handshake::PublicKey;
 
 use crate::base::config::Config;
-use crate::base::op::PeerId;
+use crate::base::op::{Led, PeerId};
 use crate::base::output::State;
 use crate::base::random::Random;
 use crate::binding::chain::Chains;
@@ -60,7 +60,7 @@ pub(crate) struct BindingLayer {
     keeping: Vec<IpAddr>,
     leaving: Vec<IpAddr>,
     reaching: Vec<(IpAddr, bool)>,
-    led: Vec<(IpAddr, IpAddr)>,
+    led: Vec<Led>,
     chains: Chains,
     /// Peers with bindings of single flows.
     sided: BTreeSet<PeerId>,

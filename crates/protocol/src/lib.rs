@@ -43,8 +43,8 @@ pub use base::op::relocation::{
     SavedHeld, SavedLease, SavedTenancy,
 };
 pub use base::op::{
-    AddressOp, Binding, BindingId, BindingOp, Carrier, FlowEntry, FlowOp, KnownPlace, LocalEnd, Manner, Op, PeerId,
-    Places, SavedCommunity, SavedPeer, SocketNumbers, StoreOp, TunnelOp, TunnelPath, View, Waits,
+    AddressOp, Binding, BindingId, BindingOp, Carrier, FlowEntry, FlowOp, KnownPlace, Led, LocalEnd, Manner, Op,
+    PeerId, Places, SavedCommunity, SavedPeer, SocketNumbers, StoreOp, TunnelOp, TunnelPath, View, Waits,
 };
 pub use base::output::{OpDone, OpFailed, OpId, Output, Transmit};
 pub use base::time::Time;

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_protocol::{
-    AddressOp, Binding, BindingId, BindingOp, Carrier, FlowEntry, FlowOp, LocalEnd, Op, PeerId, Time, TunnelOp,
+    AddressOp, Binding, BindingId, BindingOp, Carrier, FlowEntry, FlowOp, Led, LocalEnd, Op, PeerId, Time, TunnelOp,
     TunnelPath,
 };
 use whimbrel_wire::{ChainNumber, FlowTuple, Transport};
@@ -89,6 +89,8 @@ pub struct DataPlane {
     claimed: BTreeSet<FlowTuple>,
     pub(crate) kept: BTreeSet<IpAddr>,
     pub(crate) reached: BTreeSet<IpAddr>,
+    /// Destinations that are led elsewhere than the routes lead.
+    pub led: Vec<Led>,
     /// Addresses of others that its host stands in for.
     pub(crate) standing_in: BTreeSet<IpAddr>,
     pub(crate) keys: BTreeMap<u32, PeerId>,
@@ -114,6 +116,7 @@ impl Default for DataPlane {
             claimed: BTreeSet::new(),
             kept: BTreeSet::new(),
             reached: BTreeSet::new(),
+            led: Vec::new(),
             standing_in: BTreeSet::new(),
             keys: BTreeMap::new(),
             paths: BTreeMap::new(),
@@ -175,7 +178,8 @@ impl DataPlane {
             AddressOp::Reach { addresses } => self.reached = addresses.iter().map(|(address, _)| *address).collect(),
             AddressOp::NeighbourProxy { addresses } => self.standing_in = addresses.iter().copied().collect(),
             // A simulated host sends from each address by the link that has it in any case.
-            AddressOp::LeaveFrom { .. } | AddressOp::Lead { .. } | AddressOp::LookUp { .. } => {}
+            AddressOp::Lead { ways } => self.led.clone_from(ways),
+            AddressOp::LeaveFrom { .. } | AddressOp::LookUp { .. } => {}
         }
     }
 

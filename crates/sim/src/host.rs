@@ -63,6 +63,8 @@ pub struct Host {
     pub acknowledgements: u64,
     /// How often sockets were looked for that a peer may mean.
     pub finds: u64,
+    /// Its addresses that datagrams were sent from which named their link.
+    pub named: BTreeSet<IpAddr>,
     /// When either was asked for: what is asked for at one moment is one look at the sockets.
     pub looks: BTreeSet<Time>,
     /// The transforms that its tunnel knows.
@@ -133,6 +135,7 @@ impl Host {
             kicks: 0,
             acknowledgements: 0,
             finds: 0,
+            named: BTreeSet::new(),
             looks: BTreeSet::new(),
             transforms: Transforms::default(),
             asleep: false,

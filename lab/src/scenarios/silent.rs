@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::world::{LONG, RATE, SOME, World, all_run, is_native, ms, site};
+use super::world::{LONG, PROMPT, RATE, SOME, World, all_run, is_native, ms, site, step};
 use super::{Scenario, scenario};
 use crate::{
     Direction, FlowPair, Join, Lab, Leave, MonoTime, Packet, PacketCount, PairOptions, Result, Side, Whimbrel, expect,
-    patience, wait_until,
+    patience, wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -24,8 +24,16 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario("vhf-silent-v6", "as vhf-silent, over IPv6 alone", silent_v6),
     scenario("vhf-silent-idle-v6", "as vhf-silent-idle, over IPv6 alone", silent_idle_v6),
+    scenario(
+        "vhf-by-hand",
+        "a hand-off by hand to a network that the routes do not prefer: what is new goes there too; and when the \
+         preferred one has fallen silent, and nothing watches that, all goes on though its gateway is given up",
+        by_hand,
+    ),
+    scenario("vhf-by-hand-v6", "the same over IPv6 alone", by_hand_v6),
 ];
 
+const OFF: &str = "[links]\nmode = \"off\"\n";
 const VIGILANT: &str = "[links]\nmode = \"vigilant\"\n";
 /// Where the daemons' own datagrams come from.
 const CONTROL_PORT: u16 = 2031;
@@ -158,6 +166,94 @@ fn sent_by_second(world: &World) -> Result<[PacketCount; 2]> {
     let astray = world.a.link()?.count(move |way, packet| source(way, packet).is_some_and(|at| !first.contains(&at)));
     let straight = world.b.link()?.count(move |way, packet| source(way, packet).is_some());
     Ok([astray, straight])
+}
+
+fn by_hand(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let server = world.at_server.ipv4()?;
+    is_moved_by_hand(lab, world, server)
+}
+
+fn by_hand_v6(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a").v6_only(), site("b").v6_only())?;
+    let server = world.at_server.ipv6()?;
+    is_moved_by_hand(lab, world, server)
+}
+
+fn is_moved_by_hand(lab: &mut Lab, world: World, at: IpAddr) -> Result<()> {
+    let mut client = world.laptop.whimbrel_with(OFF)?;
+    let mut server = world.server.whimbrel()?;
+    let mut pair = world.stream_to(at)?;
+    client.wait_introduced(&pair, LONG)?;
+    let second = world.laptop.join(&world.b.network, &Join::by("eth0").metric(500))?;
+    let there = if at.is_ipv4() { second.ipv4()? } else { second.ipv6()? };
+    wait_for(LONG, "the second address is known", || {
+        Ok(client.status()?.addresses.iter().any(|own| own.address == there).then_some(()))
+    })?;
+    pair.wait_progress(in_seconds(2), LONG)?;
+
+    step("both networks are up: what is new begins where the user has moved to");
+    client.handoff(Some(there))?;
+    let leads = |by: &str| {
+        let way = world.laptop.ip_output(&format!("route get {at}"))?;
+        Ok(way.contains(&format!("dev {by} ")).then_some(()))
+    };
+    wait_for(LONG, "what is new goes by the second network", || leads("eth0"))?;
+    let fresh = world.stream_to(at)?;
+    expect!(fresh.local().ip() == there, "what is new begins at {}", fresh.local());
+    fresh.finish(LONG)?;
+    client.handoff(None)?;
+    wait_for(LONG, "what is new goes where the routes lead", || leads(&world.at.interface))?;
+    wait_until(LONG, "all is native again", || is_native(&client, Side::Client, &pair).is_ok())?;
+
+    step("the preferred network falls silent, and the user moves to the other");
+    let [astray, _] = sent_by_second(&world)?;
+    let before = newest(&client)?;
+    world.laptop.leave(&world.at, Leave::Silent)?;
+    let moved = MonoTime::now();
+    client.handoff(Some(there))?;
+    let told = client.wait_event("moved", before, LONG)?;
+    println!("    {}", told.sentence);
+    pair.wait_progress(SOME, LONG)?;
+    for side in [Side::Client, Side::Server] {
+        let took = pair.silence(side, moved)?;
+        println!("    {side:?} received nothing for {:.1} ms", ms(took));
+        expect!(took.is_some_and(|took| took < PROMPT * patience()), "{side:?} received nothing for {took:?}");
+    }
+    expect!(astray.get() == 0, "{} datagrams of the second network were to leave by the silent one", astray.get());
+
+    step("what is new goes there, and all goes on once the silent network's gateway is given up");
+    let mut fresh = world.stream_to(at)?;
+    println!("    a new connection was there after {:.1} s", (MonoTime::now() - moved).as_secs_f64());
+    fresh.wait_progress(SOME, LONG)?;
+    fresh.finish(LONG)?;
+    let silent = if at.is_ipv4() { world.at.ipv4()? } else { world.at.ipv6()? };
+    let takes = |by: &str| {
+        let way = world.laptop.ip_output(&format!("route get {at} from {silent}"))?;
+        Ok(way.contains(&format!("dev {by} ")).then_some(()))
+    };
+    wait_for(LONG, "everything goes by the second network", || takes("eth0"))?;
+    println!("    everything went there after {:.1} s", (MonoTime::now() - moved).as_secs_f64());
+    world.laptop.ip([format!("neigh flush dev {}", world.at.interface)])?;
+    let given_up = MonoTime::now();
+    pair.wait_progress(in_seconds(6), LONG)?;
+    for side in [Side::Client, Side::Server] {
+        let gap = pair.longest_gap(side, given_up)?;
+        expect!(gap < WATCHED * patience(), "{side:?} received nothing for {gap:?} later");
+    }
+
+    step("it works again: what is chosen by hand stays, and is given back by hand");
+    world.at.access()?.restore()?;
+    let again = "what has an address there goes there again";
+    wait_for(Duration::from_secs(90), again, || takes(&world.at.interface))?;
+    pair.wait_progress(SOME, LONG)?;
+    client.handoff(None)?;
+    wait_until(LONG, "all is native again", || is_native(&client, Side::Client, &pair).is_ok())?;
+    is_native(&server, Side::Server, &pair)?;
+    pair.wait_progress(SOME, LONG)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
 }
 
 /// What the stream carries in so many seconds, in bytes.

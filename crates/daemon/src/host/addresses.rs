@@ -10,8 +10,8 @@ use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, MARKED_TABLE, 
 use whimbrel_kernel::network::{NetworkState, UsableAddress};
 use whimbrel_kernel::peer_route::{PEER_TABLE, PeerRoutes, PeerWay};
 use whimbrel_kernel::route::{InterfaceName, Prefix, Route, RouteKind};
-use whimbrel_kernel::source_routing::{NamedLink, SourceRoute, SourceRoutes, SourceWays};
-use whimbrel_protocol::{self as protocol, Binding};
+use whimbrel_kernel::source_routing::{FreshWay, NamedLink, SourceRoute, SourceRoutes, SourceWays};
+use whimbrel_protocol::{self as protocol, Binding, Led};
 
 use super::failure::Failure;
 
@@ -31,8 +31,8 @@ pub(crate) struct Addresses {
     leaving: Vec<IpAddr>,
     /// Addresses of moved peers, and whether through the tunnel.
     reached: Vec<(IpAddr, bool)>,
-    /// Destinations that are reached by the interface of the address beside each.
-    led: Vec<(IpAddr, IpAddr)>,
+    /// Destinations that are reached by another interface than the routes lead to.
+    led: Vec<Led>,
     /// Those of `used` that are kept now.
     in_force: Vec<IpAddr>,
     done: Done,
@@ -110,8 +110,8 @@ impl Addresses {
         self.reached = addresses;
     }
 
-    /// Sets which destinations are reached by the interface of which address, whatever the routes say.
-    pub(crate) fn lead(&mut self, ways: Vec<(IpAddr, IpAddr)>) {
+    /// Sets which destinations are reached by another interface than the routes lead to.
+    pub(crate) fn lead(&mut self, ways: Vec<Led>) {
         self.led = ways;
     }
 
@@ -236,13 +236,17 @@ impl Addresses {
         };
         let ways = leaving.iter().filter_map(|address| Some((*address, *surroundings.ways.get(address)?)));
         let left = ways.filter(|(address, way)| astray(*address, way)).collect();
-        SourceWays { left, named: surroundings.named.clone() }
+        let fresh = self.led.iter().filter(|led| !led.all).filter_map(|led| {
+            let way = *surroundings.ways.get(&led.by)?;
+            Some((led.to, FreshWay { way, source: led.by }))
+        });
+        SourceWays { left, named: surroundings.named.clone(), fresh: fresh.collect() }
     }
 
     fn ways(&mut self, surroundings: &Surroundings) -> Ways {
         let mut ways = Ways::default();
-        ways.peers
-            .extend(self.led.iter().filter_map(|(to, by)| Some((*to, led_by(surroundings, &self.reached, *to, *by)?))));
+        let led = self.led.iter().filter(|led| led.all);
+        ways.peers.extend(led.filter_map(|led| Some((led.to, led_by(surroundings, &self.reached, led.to, led.by)?))));
         for (peer, tunnelled) in self.reached.clone() {
             // Where peers meet in the other family only, flows of this one go through the tunnel in any case.
             let tunnelled = tunnelled || !surroundings.locators.iter().any(|at| at.is_ipv4() == peer.is_ipv4());

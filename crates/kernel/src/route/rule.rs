@@ -1,16 +1,19 @@
 //! Policy rules: which table a packet is looked up in.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::route::RouteProtocol;
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage, RulePortRange};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleHeader, RuleMessage, RulePortRange};
 use netlink_packet_route::{AddressFamily, IpProtocol, RouteNetlinkMessage};
 
 use super::table::deleted;
 use super::{PROTOCOL, Prefix, RouteSocket};
 use crate::error::Error;
+
+/// `FIB_RULE_FIND_SADDR` (include/uapi/linux/fib_rules.h).
+const FIND_SOURCE: u32 = 0x0001_0000;
 
 /// The name of an interface: 15 bytes at the most (IFNAMSIZ, include/uapi/linux/if.h), padded with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,6 +49,14 @@ pub enum Selector {
     FromUnmarked {
         /// The source.
         address: IpAddr,
+        /// Which bits have to be zero.
+        mask: u32,
+    },
+    /// As [`FromUnmarked`](Self::FromUnmarked), and packets that have no source yet, where the table's route would have
+    /// the kernel choose this one (`FIB_RULE_FIND_SADDR`). IPv6 only: for IPv4 such packets are from 0.0.0.0.
+    FromOrChosen {
+        /// The source.
+        address: Ipv6Addr,
         /// Which bits have to be zero.
         mask: u32,
     },
@@ -105,6 +116,7 @@ impl Selector {
         match self {
             Self::From(address) | Self::FromUnmarked { address, .. } | Self::Named { address, .. } => address.is_ipv4(),
             Self::Asked { to, .. } | Self::MarkedTo { to, .. } => to.address.is_ipv4(),
+            Self::FromOrChosen { .. } => false,
             Self::Mark { ipv4, .. } | Self::OwnUnmarked { ipv4, .. } | Self::Arrived { ipv4, .. } => ipv4,
         }
     }
@@ -127,6 +139,9 @@ impl Rule {
             Selector::From(address) => format!("from {address} lookup {}", self.table),
             Selector::FromUnmarked { address, mask } => {
                 format!("from {address} fwmark 0/{mask:#x} lookup {}", self.table)
+            }
+            Selector::FromOrChosen { address, mask } => {
+                format!("from {address} or chosen fwmark 0/{mask:#x} lookup {}", self.table)
             }
             Selector::Mark { value, mask, .. } => format!("fwmark {value:#x}/{mask:#x} lookup {}", self.table),
             Selector::OwnUnmarked { mask, .. } => format!("fwmark 0/{mask:#x} iif lo lookup {}", self.table),
@@ -211,6 +226,14 @@ fn encode(rule: &Rule) -> RuleMessage {
             attributes.push(RuleAttribute::FwMask(mask));
             attributes.push(RuleAttribute::Iifname("lo".to_owned()));
         }
+        Selector::FromOrChosen { address, mask } => {
+            message.header.src_len = 128;
+            message.header.flags = RuleFlags::from_bits_retain(FIND_SOURCE);
+            attributes.push(RuleAttribute::Source(address.into()));
+            attributes.push(RuleAttribute::FwMark(0));
+            attributes.push(RuleAttribute::FwMask(mask));
+            attributes.push(RuleAttribute::Iifname("lo".to_owned()));
+        }
         Selector::Mark { value, mask, .. } => {
             attributes.push(RuleAttribute::FwMark(value));
             attributes.push(RuleAttribute::FwMask(mask));
@@ -280,6 +303,10 @@ fn decode(message: &RuleMessage) -> Option<Rule> {
     }
     if let (Some(address), Some(port), Some(interface)) = (source, own_port, named) {
         let selector = Selector::Named { address, port, interface };
+        return own.then_some(Rule { priority, selector, table });
+    }
+    if let (Some(IpAddr::V6(address)), true) = (source, message.header.flags.bits() & FIND_SOURCE != 0) {
+        let selector = Selector::FromOrChosen { address, mask: mask.unwrap_or(0) };
         return own.then_some(Rule { priority, selector, table });
     }
     // The kernel reports no mark of zero.

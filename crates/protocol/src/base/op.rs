@@ -177,6 +177,18 @@ pub enum BindingOp {
     },
 }
 
+/// A destination that is reached by another interface than the routes say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Led {
+    /// Where to.
+    pub to: IpAddr,
+    /// The address of this host whose interface it is, and that what is new is sent from.
+    pub by: IpAddr,
+    /// What is sent where the routes lead does not arrive, so that everything is to go by that interface; else only
+    /// what has no address of this host's yet, and what is sent from that address.
+    pub all: bool,
+}
+
 /// What is asked about addresses. The sets are *desired states*: the caller makes the kernel equal to them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AddressOp {
@@ -198,11 +210,10 @@ pub enum AddressOp {
         /// Address and whether through the tunnel; sorted.
         addresses: Vec<(IpAddr, bool)>,
     },
-    /// Destinations that are to be reached by the interface which has the address beside each, whatever the routes say:
-    /// what is sent to them by the network that these lead to does not arrive (P-232).
+    /// Destinations that are to be reached by another interface than the routes say (P-232, P-236).
     Lead {
-        /// Destination, and address of this host; sorted.
-        ways: Vec<(IpAddr, IpAddr)>,
+        /// Sorted.
+        ways: Vec<Led>,
     },
     /// Addresses of hosts that have left this host's links and that it is to stand in for: to answer for them, and to
     /// hand datagrams to their control ports to [`Node::handle_intercepted`](crate::Node::handle_intercepted). One that

@@ -72,7 +72,7 @@ impl BindingLayer {
     /// Tells a peer that we go, in an update that announces no place (P-44).
     fn part_from(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
-        peer.path.choose(Choice { preferred: None, ..peer.path.choice() });
+        peer.path.choose(Choice { preferred: None, natural: None, ..peer.path.choice() });
         peer.binding.unheard = false;
         peer.on_left();
         let reachable = peer.path.attachment().is_some() && peer.has_session();

@@ -49,7 +49,8 @@ impl BindingLayer {
             (!by_role, Some(way.address) != wanted, deaf, Reverse(home))
         });
         let (found, otherwise) = (ways.first().copied(), ways.get(1).copied());
-        Chosen { choice: Choice { preferred, otherwise, wants, ..before }, found }
+        let natural = preferred.filter(|own| found == Some(*own)).and_then(|own| beside(own, paths, routes, base));
+        Chosen { choice: Choice { preferred, otherwise, natural, wants, ..before }, found }
     }
 
     /// Where this host may reach a peer from, one address of each family at the most.
@@ -84,4 +85,13 @@ impl BindingLayer {
         }
         ways
     }
+}
+
+/// Where the routes lead to the peer instead of by the link of an attachment, which has a way there too.
+fn beside(own: Attachment, paths: &Paths, routes: &dyn Routes, base: &Base) -> Option<Attachment> {
+    let to = paths.targets().find(|to| to.is_ipv4() == own.address.is_ipv4())?;
+    let natural = base.attachments().at(routes.source_for(to)?)?;
+    let leads = |attachment: Attachment| attachment.link.leads_out();
+    let elsewhere = natural.link != own.link && leads(natural) && leads(own);
+    (elsewhere && routes.still_reaches(own.address, to)).then_some(natural)
 }

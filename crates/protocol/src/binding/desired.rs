@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::Time;
 use crate::base::Base;
-use crate::base::op::{AddressOp, BindingId, BindingOp, FlowOp, PeerId, StoreOp};
+use crate::base::op::{AddressOp, BindingId, BindingOp, FlowOp, Led, PeerId, StoreOp};
 use crate::base::output::{Asked, State};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
@@ -50,7 +50,7 @@ impl BindingLayer {
         let mut keep: BTreeSet<IpAddr> = BTreeSet::new();
         let mut leave: BTreeSet<IpAddr> = BTreeSet::new();
         let mut reach: BTreeMap<IpAddr, bool> = BTreeMap::new();
-        let mut led: BTreeMap<IpAddr, IpAddr> = BTreeMap::new();
+        let mut led: BTreeMap<IpAddr, Led> = BTreeMap::new();
         for peer in self.each() {
             keep.extend(peer.flow.local_addresses());
             if peer.has_gone() {
@@ -64,10 +64,18 @@ impl BindingLayer {
                 }
             }
         }
-        for peer in self.each().filter(|peer| peer.path.is_led()) {
-            let Some(by) = peer.path.source() else { continue };
+        // While the path that is left still carries the flows, all is to go there (P-38).
+        for peer in self.each().filter(|peer| peer.path.strays() && peer.meanwhile().is_none()) {
+            let (Some(by), all) = (peer.path.source(), peer.path.is_led()) else { continue };
             let at = peer.flow.remote_addresses().chain([peer.path.remote().ip()]);
-            led.extend(at.filter(|at| at.is_ipv4() == by.is_ipv4()).map(|at| (at, by)));
+            for to in at.filter(|to| to.is_ipv4() == by.is_ipv4()) {
+                let way = Led { to, by, all };
+                let said = led.entry(to).or_insert(way);
+                // Several may be behind one address.
+                if all {
+                    *said = way;
+                }
+            }
         }
         let keep: Vec<IpAddr> = keep.into_iter().collect();
         if keep != self.keeping {
@@ -79,7 +87,7 @@ impl BindingLayer {
             self.leaving = leave;
             self.leave_from(base);
         }
-        let led: Vec<(IpAddr, IpAddr)> = led.into_iter().collect();
+        let led: Vec<Led> = led.into_values().collect();
         if led != self.led {
             self.led = led;
             self.lead_peers(base);

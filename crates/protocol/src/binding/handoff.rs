@@ -388,7 +388,7 @@ impl BindingLayer {
         let tried = peer.binding.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
         let Some(meanwhile) = peer.meanwhile().filter(|_| by_hand && tried).cloned() else { return false };
         let tried = peer.path.source();
-        peer.path.choose(Choice { preferred: None, ..choice });
+        peer.path.choose(Choice { preferred: None, natural: None, ..choice });
         peer.retire_path();
         peer.path.move_to(meanwhile.attachment);
         // The peer may have accepted what it could not answer.

@@ -134,9 +134,13 @@ impl BindingLayer {
                 self.end_chains(*id, base);
                 self.sides_changed(*id);
             }
-            Signal::PathChanged(id) | Signal::Moving(id) | Signal::Answered(id) | Signal::Unanswered(id) => {
-                self.sides_changed(*id)
+            Signal::PathChanged(id) => {
+                self.sides_changed(*id);
+                if bound!(self, id).is_some_and(|peer| peer.path.choice().natural.is_some()) {
+                    self.refresh_sets(base);
+                }
             }
+            Signal::Moving(id) | Signal::Answered(id) | Signal::Unanswered(id) => self.sides_changed(*id),
             Signal::NetworkChanged | Signal::Returned => self.all_sides_changed(),
             Signal::SessionUp(id) => {
                 self.keep_ready(now, *id, base);

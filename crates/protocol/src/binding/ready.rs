@@ -30,7 +30,10 @@ impl BindingLayer {
         let away =
             if peer.binding.keeps_all { peer.flow.away() == Some(Away::Announced) } else { peer.flow.away().is_some() };
         let needed = needed && !away && peer.has_session() && !base.is_suspended();
-        let in_use = peer.path.attachment();
+        let (in_use, natural) = (peer.path.attachment(), peer.path.choice().natural);
+        // A peer does not heed what it is told of a path which it takes to be in use.
+        let is_settled = peer.binding.update.is_none();
+        let is_kept = |attachment: &Attachment| peer.path.kept().any(|kept| kept.attachment == *attachment);
         let mut links: BTreeSet<LinkId> = in_use.iter().map(|attachment| attachment.link).collect();
         let attachments = base.attachments().addresses().filter_map(|address| base.attachments().get(address));
         let mut attachments: Vec<Attachment> = attachments.collect();
@@ -42,7 +45,8 @@ impl BindingLayer {
             .into_iter()
             .filter(|attachment| {
                 let by_hand = peer.binding.keeps_from.contains(&attachment.address)
-                    || peer.binding.sides.keeps_from(attachment.address);
+                    || peer.binding.sides.keeps_from(attachment.address)
+                    || (natural == Some(*attachment) && (is_settled || is_kept(attachment)));
                 by_hand || (each && attachment.link.leads_out() && links.insert(attachment.link))
             })
             .filter(|attachment| needed && Some(*attachment) != in_use)

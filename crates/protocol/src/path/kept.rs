@@ -106,6 +106,10 @@ impl Kept {
         self.state == PathState::Confirmed && self.answered + within > now
     }
 
+    pub(super) fn has_failed(&self) -> bool {
+        self.state == PathState::Failed
+    }
+
     pub(super) fn is(&self, id: PathId) -> bool {
         self.id == id
     }

@@ -88,6 +88,8 @@ pub(crate) struct Choice {
     pub otherwise: Option<Attachment>,
     /// The one that it was left for since nobody answered.
     pub unanswered: Option<Attachment>,
+    /// Where the routes lead, while what was chosen by hand is taken, and is on another link.
+    pub natural: Option<Attachment>,
     /// What a role wants.
     pub wants: Option<Wants>,
 }
@@ -358,13 +360,30 @@ impl Paths {
     pub(crate) fn move_to(&mut self, attachment: Attachment) {
         (self.attachment, self.source) = (Some(attachment), Some(attachment.address));
         // Where it was led elsewhere until now, what that takes is in force for a moment yet.
-        self.by_link |= self.is_led();
+        self.by_link |= self.strays();
         self.take_kept(attachment);
     }
 
     /// Whether a role has the peer reached from there, and not the routes.
-    pub(crate) fn is_led(&self) -> bool {
+    fn is_led_by_role(&self) -> bool {
         self.choice.wants.is_some_and(|wants| self.attachment == Some(wants.prefer))
+    }
+
+    /// Whether the routes lead elsewhere than where the peer is reached from.
+    pub(crate) fn strays(&self) -> bool {
+        let Choice { preferred, natural, .. } = self.choice;
+        self.is_led_by_role() || (natural.is_some() && preferred.is_some() && preferred == self.attachment)
+    }
+
+    /// Whether everything that this host sends to the peer's addresses is to go where the path in use does. Where that
+    /// was chosen by hand it is not, as long as the peer answers where the routes lead: what is not carried goes on
+    /// there as before (P-236).
+    pub(crate) fn is_led(&self) -> bool {
+        let fails = |natural| {
+            let mut kept = self.kept.iter().filter(|kept| kept.attachment() == Some(natural));
+            kept.any(Kept::has_failed)
+        };
+        self.is_led_by_role() || (self.strays() && self.choice.natural.is_some_and(fails))
     }
 
     /// The link that is named by what goes by the path in use.
@@ -390,7 +409,7 @@ impl Paths {
     /// The peer knows where this host is, and sees it there.
     pub(crate) fn on_acknowledged(&mut self, observed: SocketAddr) {
         (self.left, self.observed) = (None, Some(observed));
-        self.by_link = self.is_led();
+        self.by_link = self.strays();
     }
 }
 

@@ -420,6 +420,9 @@ impl World {
             return;
         };
         let source = SocketAddr::new(attached.address, of.config.port);
+        if link.is_some() {
+            self.hosts[host.0].named.insert(attached.address);
+        }
         let packet =
             Packet { transport: Transport::Udp, source, destination, origin: host, body: Body::Control(payload) };
         if lost {

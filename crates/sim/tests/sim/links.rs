@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_protocol::{Config, Event, Links, PathState, SilenceMode, Time};
+use whimbrel_protocol::{Config, Event, Led, Links, PathState, SilenceMode, Time};
 use whimbrel_sim::{FlowId, HostId, Link, Parting, World};
 
 use crate::common::{AWAY, FURTHER, HOME, SECOND, SERVICE, Two, address, seeds};
@@ -295,6 +295,41 @@ fn what_is_chosen_by_hand_counts_more_than_what_was_found() {
     world.hand_off(client, Some(AWAY));
     world.run_for(30 * SECOND);
     assert_eq!(source(&world, client), Some(address(AWAY)));
+    world.check();
+}
+
+#[test]
+fn what_is_chosen_by_hand_against_the_routes_is_led_there_where_nothing_else_answers() {
+    let (Two { mut world, client, home, .. }, _) = with_two(2635, SilenceMode::Off, Link::default());
+    let led = |w: &World| w.at(client).plane.led.clone();
+    world.run_for(5 * SECOND);
+    // The network that the routes prefer fails, and nothing says so.
+    world.set_cut(home, true);
+    let before = world.events.len();
+    world.hand_off(client, Some(AWAY));
+    assert!(world.at(client).named.contains(&address(AWAY)), "the update would leave by the network that fails");
+    assert_eq!(led(&world), [], "the other network carries until the peer has answered");
+    let way = |all| Led { to: address(SERVICE.trim_end_matches(":80")), by: address(AWAY), all };
+    assert!(world.wait(SECOND, |w| source(w, client) == Some(address(AWAY))));
+    let moved = |event: &Event| matches!(event, Event::Moved { .. });
+    assert!(world.wait(SECOND, |w| w.events.iter().skip(before).any(|(.., event)| moved(event))));
+    world.assert_delivering(SECOND);
+    assert!(world.wait(5 * SECOND, |w| led(w) == [way(true)]), "{:?}", led(&world));
+    // It works again: what is sent from its address may go there.
+    world.set_cut(home, false);
+    assert!(world.wait(120 * SECOND, |w| led(w) == [way(false)]), "{:?}", world.peer(client).kept);
+    assert_eq!(source(&world, client), Some(address(AWAY)), "and stays by hand");
+    world.run_for(60 * SECOND);
+    assert_eq!(led(&world), [way(false)]);
+    // It fails again, and comes back. What was chosen is given up, and all is as ever.
+    world.set_cut(home, true);
+    assert!(world.wait(60 * SECOND, |w| led(w) == [way(true)]));
+    world.set_cut(home, false);
+    world.hand_off(client, None);
+    assert_eq!(led(&world), []);
+    world.run_for(SECOND);
+    assert_eq!((source(&world, client), world.peer(client).kept), (Some(address(HOME)), Vec::new()));
+    world.assert_delivering(SECOND);
     world.check();
 }
 
