@@ -22,6 +22,7 @@ mod ping;
 mod reply;
 mod request;
 mod socket;
+mod status;
 mod time;
 mod transfer;
 mod why;
@@ -40,15 +41,18 @@ pub use line::{
 pub use metrics::{EXPOSITION_TYPE, Metric, MetricKind, Sample, exposition};
 pub use ping::Pinged;
 pub use reply::{
-    Attachment, Away, Bytes, Carrier, Configuration, Connection, ConnectionState, Counts, EventRecord, Flow,
-    HandoffStarted, Helper, HelperState, KEY_SHOWN, LocalAddress, Meetings, NameServer, NameServerState, Path, Peer,
-    PeerFlows, PeerName, Places, Process, Rendezvous, RendezvousBy, RendezvousState, Reply, Sequence, Session, Status,
-    Suspended, Transport, Trust, Tunnel,
+    Away, Bytes, Carrier, Configuration, Connection, ConnectionState, EventRecord, Flow, HandoffStarted, Helper,
+    HelperState, KEY_SHOWN, Path, Peer, PeerFlows, PeerName, Places, Process, Reply, Sequence, Session, Suspended,
+    Transport,
 };
 pub use request::{About, EventsQuery, Request};
 pub use socket::{
     Family, Kept, MAX_NAMES, MAX_RECEIVER, MAX_STATE, MadeSocket, MalformedUuid, Moved, MovedProcess, OpenSocket,
     ProcessScope, Received, SocketKind, State, TooMuchState, Uuid, WAITS_FOR, WantedAnchor,
+};
+pub use status::{
+    Attachment, Counts, LocalAddress, Meetings, NameServer, NameServerState, Rendezvous, RendezvousBy, RendezvousState,
+    Status, Trust, Tunnel,
 };
 pub use time::{duration, measured, moment, moment_to_the_second, parse_rfc3339, rfc3339};
 pub use transfer::{Lines, MAX_DESCRIPTORS, ReceivedLine, send_line};
