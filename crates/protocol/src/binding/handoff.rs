@@ -39,11 +39,9 @@ pub(crate) const SEQUENCES: u32 = 1 << 31;
 const UNPROVEN_MOST: usize = 4;
 /// Endpoints that are remembered as asked by one update.
 const ASKED_MOST: usize = 32;
-/// Updates in a row to one address, before a family is left in which they stay unanswered, and before the one that was
-/// taken instead is.
+/// Updates in a row to one address, and before a family that the peer was not heard in is left.
 const UPDATES_TO_ONE: u32 = 3;
 const UPDATES_TO_A_FAMILY: u32 = 6;
-const UPDATES_TO_THE_OTHER: u32 = 3;
 
 /// The answer to a binding update, as it stood in the message.
 pub(crate) struct Acknowledgement {
@@ -408,13 +406,13 @@ impl BindingLayer {
         true
     }
 
-    /// An update stays unanswered in one family: the other one is tried (P-53). An address may be there long before it
-    /// is routed, and many a network gives out addresses of a family that leads nowhere.
+    /// An update stays unanswered from an address of another family than the peer was last heard in: that one is gone
+    /// back to. An address may be there long before it is routed.
     fn try_other_family(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let Some(update) = peer.binding.update.as_ref() else { return };
-        let most = if update.family_since == 0 { UPDATES_TO_A_FAMILY } else { UPDATES_TO_THE_OTHER };
-        let due = update.tries >= update.family_since + most;
+        let strayed = peer.path.source().is_some_and(|source| source.is_ipv4() != peer.path.remote().is_ipv4());
+        let due = strayed && update.tries >= UPDATES_TO_A_FAMILY;
         let choice = peer.path.choice();
         let other = choice.otherwise.filter(|other| base.attachments().is_current(other));
         let (Some(other), true) = (other, due && update.held && !update.absent && update.meanwhile.is_none()) else {
@@ -429,7 +427,7 @@ impl BindingLayer {
         if let Some(update) = peer.binding.update.as_mut() {
             let PendingUpdate { started, tries, lost, tunnel_lost, uprooted, .. } = *update;
             let again = PendingUpdate::new(sequence, now, lost, true);
-            *update = PendingUpdate { started, tries, family_since: tries, tunnel_lost, uprooted, ..again };
+            *update = PendingUpdate { started, tries, tunnel_lost, uprooted, ..again };
         }
         self.hold_back(now, id, base);
         self.accept_former(now, id, base);

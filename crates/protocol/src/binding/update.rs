@@ -14,8 +14,6 @@ pub(crate) struct PendingUpdate {
     pub(super) started: Time,
     pub(super) sent: Time,
     pub(super) tries: u32,
-    /// How many of these there were when the other address family was gone over to last; 0: never.
-    pub(super) family_since: u32,
     /// The path before is gone, and with it what was under way.
     pub(super) lost: bool,
     /// What was under way in the tunnel is lost, since this host's daemon was started anew (P-226).
