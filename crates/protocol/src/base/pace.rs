@@ -13,10 +13,16 @@ pub(crate) struct Prompts {
 }
 
 impl Prompts {
-    /// There is a reason to ask sooner. Which question of its kind that is, the first being 1.
-    pub(crate) fn prompt(&mut self) -> u32 {
+    /// There is a reason to ask sooner: how long after the last question, where `first` is the pause before the first
+    /// of its kind.
+    pub(crate) fn prompt(&mut self, first: Duration) -> Duration {
         self.is_due = true;
-        self.asked.saturating_add(1)
+        (first * 2u32.pow(self.asked.min(10))).min(KEEPALIVE)
+    }
+
+    /// Whether the next question is asked for such a reason.
+    pub(crate) fn is_due(&self) -> bool {
+        self.is_due
     }
 
     /// A question goes out. Tells whether it goes out sooner for such a reason.

@@ -425,9 +425,9 @@ impl BindingLayer {
         peer.binding.sequence_sent = (peer.binding.sequence_sent + 1).min(SEQUENCES - 1);
         let sequence = peer.binding.sequence_sent;
         if let Some(update) = peer.binding.update.as_mut() {
-            let PendingUpdate { started, tries, lost, tunnel_lost, uprooted, .. } = *update;
+            let PendingUpdate { started, tries, lost, tunnel_lost, uprooted, prompts, .. } = *update;
             let again = PendingUpdate::new(sequence, now, lost, true);
-            *update = PendingUpdate { started, tries, tunnel_lost, uprooted, ..again };
+            *update = PendingUpdate { started, tries, tunnel_lost, uprooted, prompts, ..again };
         }
         self.hold_back(now, id, base);
         self.accept_former(now, id, base);

@@ -41,6 +41,7 @@ impl BindingLayer {
             return;
         }
         let locators: Vec<IpAddr> = base.attachments().addresses().copied().collect();
+        let prompted = peer.path.is_check_prompted();
         let tries = peer.path.begin_check(now, token, locators.clone());
         // Where a flow has stalled, programs may give up soon; a rendezvous is checked while one is needed.
         let (least, doublings, longest) = match (peer.flow.flows().is_empty(), peer.flow.is_stalled()) {
@@ -58,7 +59,8 @@ impl BindingLayer {
         base.set_timer(Timer::Keepalive(id), now + pause);
         self.flow.path_mut().send(id, &[Message::PathChallenge { token }, Message::Locators(locators)], base);
         self.await_answer(now, id, base);
-        if let (Some(beyond), Some(peer)) = (tries.checked_sub(CHECKS), bound!(self, &id)) {
+        let beyond = tries.checked_sub(CHECKS).filter(|_| !prompted);
+        if let (Some(beyond), Some(peer)) = (beyond, bound!(self, &id)) {
             // It may have started anew and not know where we are, or be elsewhere.
             let whereabouts = peer.whereabouts(base.config().port, true);
             self.flow.path_mut().start_handshake_at(now, id, whereabouts[beyond as usize % whereabouts.len()], base);

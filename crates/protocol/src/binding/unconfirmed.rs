@@ -46,9 +46,9 @@ impl BindingLayer {
         let Some(peer) = bound_mut!(self, &id) else { return };
         match doubt {
             Doubt::Moved => {
-                let asked = peer.binding.update.as_mut().map(|update| (update.sent, update.prompts.prompt()));
-                if let Some((sent, tries)) = asked {
-                    let due = sent + peer.path.repeat_after(tries);
+                let first = peer.path.repeat_after(1);
+                if let Some(update) = peer.binding.update.as_mut() {
+                    let due = update.sent + update.prompts.prompt(first);
                     base.set_timer_earlier(Timer::Update(id), due.max(now));
                 }
             }

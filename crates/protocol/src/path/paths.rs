@@ -545,9 +545,14 @@ impl Paths {
 
     /// There is a reason to take it that a check would be answered which is overdue: when it is to be repeated.
     pub(crate) fn prompt_check(&mut self) -> Option<Time> {
+        let first = self.repeat_after(1);
         let check = self.check.as_mut().filter(|_| self.check_tries >= DOUBTED_AFTER)?;
-        let (sent, tries) = (check.sent, check.prompts.prompt());
-        Some(sent + self.repeat_after(tries))
+        Some(check.sent + check.prompts.prompt(first))
+    }
+
+    /// Whether the next check goes out for such a reason.
+    pub(crate) fn is_check_prompted(&self) -> bool {
+        self.check.as_ref().is_some_and(|check| check.prompts.is_due())
     }
 
     /// What goes unanswered says nothing of where the peer is.
