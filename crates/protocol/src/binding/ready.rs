@@ -51,9 +51,13 @@ impl BindingLayer {
             })
             .filter(|attachment| needed && Some(*attachment) != in_use)
             .collect();
-        // There is room for so many: those come first that placed flows go by, then those by hand.
+        // There is room for so many: those come first that placed flows go by, then the one whose failure is to be seen
+        // (P-236), then those by hand.
         let (by_hand, sides) = (&peer.binding.keeps_from, &peer.binding.sides);
-        wanted.sort_by_key(|Attachment { address, .. }| (!sides.keeps_from(*address), !by_hand.contains(address)));
+        wanted.sort_by_key(|attachment| {
+            let address = attachment.address;
+            (!sides.keeps_from(address), natural != Some(*attachment), !by_hand.contains(&address))
+        });
         self.flow.path_mut().keep_from(now, id, &wanted, base);
     }
 
