@@ -349,7 +349,7 @@ pub(crate) enum PeersCommand {
         /// The address; or a host by its number, key or name: all that is remembered of it and agreed on with it goes
         #[arg(value_name = "ADDRESS|HOST")]
         host: String,
-        /// Also where connections with it have moved, which end with that
+        /// Also where connections with it have moved, which end with that, or where leases depend on it
         #[arg(long)]
         force: bool,
         /// Print one line of JSON

@@ -89,7 +89,7 @@ pub struct Removed {
     pub kept_addresses: BTreeSet<IpAddr>,
     /// Addresses of peers that had a route of ours.
     pub peer_routes: BTreeSet<IpAddr>,
-    /// Whether there were rules for addresses that the host has and is leaving.
+    /// Whether there were rules for addresses of this host that had a way of their own.
     pub source_ways: bool,
     /// Interfaces that led to endpoint namespaces.
     pub endpoints: BTreeSet<String>,
@@ -200,7 +200,7 @@ fn remove_from_kernel(run_dir: &Path) -> Result<Removed, CleanError> {
     (removed.told, removed.untold) = (spoken.heard, spoken.unheard);
     removed.kept_addresses = KeptAddresses::open(run_dir)?.kept()?;
     removed.peer_routes = PeerRoutes::open(MARK)?.routed()?;
-    removed.source_ways = SourceRoutes::open(MARK)?.apply(&SourceWays::default())?;
+    removed.source_ways = SourceRoutes::open(MARK)?.apply(&SourceWays::default())?.changed;
     removed.spoken_for = InTheirName::open()?.release()?;
     Addresses::open(run_dir)?.release()?;
     OptimisticAddresses::open(run_dir)?;

@@ -424,7 +424,7 @@ fn start_on(
             state_dir: options.state_dir,
             set_log_level: start.set_log_level,
         },
-        left: LeftBehind::restored(restored.gone),
+        left: LeftBehind::restored(clock::now(), restored.gone),
     })?;
     Ok((event_loop, flows, moves))
 }

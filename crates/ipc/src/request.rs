@@ -72,7 +72,7 @@ pub enum Request {
         /// The address; or the host's number, key (or an unambiguous beginning of it) or name: then its key is dropped
         /// for all addresses, and with that all that was agreed on with it.
         address: String,
-        /// Also where connections with it have moved, which end with that.
+        /// Also where connections with it have moved, which end with that, or where leases depend on it.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         force: bool,
     },

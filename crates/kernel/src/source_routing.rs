@@ -24,7 +24,7 @@
 //! looked up there: `from 0.0.0.0 iif lo` and `from ADDRESS iif lo` for IPv4, one rule for both for IPv6, which has a
 //! flag for it (`FIB_RULE_FIND_SADDR`: the kernel looks whether it would choose that address).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::error::Error;
@@ -37,7 +37,8 @@ pub const FIRST_TABLE: u32 = 2_031_000_000;
 pub const PRIORITY: u32 = 2034;
 /// The second table of interface 0.
 pub const FIRST_FRESH_TABLE: u32 = FIRST_TABLE + INTERFACES_MOST;
-/// No interface has a higher number.
+/// Interfaces from this index on have no tables. The kernel draws indices from 1, but whoever makes an interface may
+/// give it any (`ip link add … index`, up to 2³¹ - 1), and the tables would be others' then.
 const INTERFACES_MOST: u32 = 1_000_000;
 /// The priority of the rules of datagrams that name their interface: that of the rules of kept addresses, which are of
 /// other addresses.
@@ -85,6 +86,15 @@ pub struct SourceWays {
     pub fresh: BTreeMap<IpAddr, FreshWay>,
 }
 
+/// What became of ways that were wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Whether anything had to be changed.
+    pub changed: bool,
+    /// Interfaces by which none of them leads, as their indices are too high for a table of their own.
+    pub without: BTreeSet<u32>,
+}
+
 /// Keeps ways of source addresses, in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct SourceRoutes {
@@ -102,46 +112,16 @@ impl SourceRoutes {
         Ok(Self { route: RouteSocket::open()?, mark })
     }
 
-    /// Makes the ways equal to what is wanted; returns whether anything had to be changed. If a step fails, those
-    /// before it are undone.
+    /// Makes the ways equal to what is wanted. If a step fails, those before it are undone.
     ///
     /// # Errors
     /// [`Error::Call`] of the step that failed. Its effect is [`Effect::Partial`](crate::Effect::Partial) only where
     /// undoing failed as well; apply again then.
-    pub fn apply(&mut self, wanted: &SourceWays) -> Result<bool, Error> {
-        let mut desired = Desired::default();
-        for (&address, way) in &wanted.left {
-            let table = lead(&mut desired, address, way);
-            let selector = Selector::FromUnmarked { address, mask: self.mark.mask };
-            desired.rules.insert(Rule { priority: PRIORITY, selector, table });
-        }
-        for (&address, named) in &wanted.named {
-            let NamedLink { port, name, way, subnet } = *named;
-            let table = lead(&mut desired, address, &way);
-            // One address alone is this host itself.
-            if subnet != Prefix::host(address) {
-                let hop = NextHop::interface(way.interface);
-                desired.routes.insert(TableRoute::new(subnet.masked(), table, RouteKind::Unicast, vec![hop]));
-            }
-            let selector = Selector::Named { address, port, interface: name };
-            desired.rules.insert(Rule { priority: NAMED_PRIORITY, selector, table });
-        }
-        for (&to, fresh) in &wanted.fresh {
-            let FreshWay { way: SourceRoute { interface, gateway }, source } = *fresh;
-            let (table, mask) = (FIRST_FRESH_TABLE + interface, self.mark.mask);
-            let hop = NextHop { interface, gateway, onlink: gateway.is_some() };
-            let route = TableRoute::new(Prefix::host(to), table, RouteKind::Unicast, vec![hop]);
-            desired.routes.insert(TableRoute { source: Some(source), ..route });
-            let selectors = match source {
-                IpAddr::V4(_) => [source, Ipv4Addr::UNSPECIFIED.into()]
-                    .map(|address| Selector::FromUnmarked { address, mask })
-                    .to_vec(),
-                IpAddr::V6(address) => vec![Selector::FromOrChosen { address, mask }],
-            };
-            let rules = selectors.into_iter().map(|selector| Rule { priority: PRIORITY, selector, table });
-            desired.rules.extend(rules);
-        }
-        self.route.establish(|table| (FIRST_TABLE..FIRST_FRESH_TABLE + INTERFACES_MOST).contains(&table), &desired)
+    pub fn apply(&mut self, wanted: &SourceWays) -> Result<Applied, Error> {
+        let (desired, without) = desired(wanted, self.mark);
+        let ours = FIRST_TABLE..FIRST_FRESH_TABLE + INTERFACES_MOST;
+        let changed = self.route.establish(|table| ours.contains(&table), &desired)?;
+        Ok(Applied { changed, without })
     }
 
     /// Removes everything, also what a killed daemon left.
@@ -153,10 +133,81 @@ impl SourceRoutes {
     }
 }
 
+/// The routes and rules for these ways, and the interfaces that have none.
+fn desired(wanted: &SourceWays, mark: Mark) -> (Desired, BTreeSet<u32>) {
+    let mask = mark.mask;
+    let mut desired = Desired::default();
+    let mut without = BTreeSet::new();
+    let mut has_tables = |way: &SourceRoute| {
+        let has = way.interface < INTERFACES_MOST;
+        if !has {
+            without.insert(way.interface);
+        }
+        has
+    };
+    for (&address, way) in wanted.left.iter().filter(|(_, way)| has_tables(way)) {
+        let table = lead(&mut desired, address, way);
+        let selector = Selector::FromUnmarked { address, mask };
+        desired.rules.insert(Rule { priority: PRIORITY, selector, table });
+    }
+    for (&address, named) in wanted.named.iter().filter(|(_, named)| has_tables(&named.way)) {
+        let NamedLink { port, name, way, subnet } = *named;
+        let table = lead(&mut desired, address, &way);
+        // One address alone is this host itself.
+        if subnet != Prefix::host(address) {
+            let hop = NextHop::interface(way.interface);
+            desired.routes.insert(TableRoute::new(subnet.masked(), table, RouteKind::Unicast, vec![hop]));
+        }
+        let selector = Selector::Named { address, port, interface: name };
+        desired.rules.insert(Rule { priority: NAMED_PRIORITY, selector, table });
+    }
+    for (&to, fresh) in wanted.fresh.iter().filter(|(_, fresh)| has_tables(&fresh.way)) {
+        let FreshWay { way: SourceRoute { interface, gateway }, source } = *fresh;
+        let table = FIRST_FRESH_TABLE + interface;
+        let hop = NextHop { interface, gateway, onlink: gateway.is_some() };
+        let route = TableRoute::new(Prefix::host(to), table, RouteKind::Unicast, vec![hop]);
+        desired.routes.insert(TableRoute { source: Some(source), ..route });
+        let selectors = match source {
+            IpAddr::V4(_) => {
+                [source, Ipv4Addr::UNSPECIFIED.into()].map(|address| Selector::FromUnmarked { address, mask }).to_vec()
+            }
+            IpAddr::V6(address) => vec![Selector::FromOrChosen { address, mask }],
+        };
+        let rules = selectors.into_iter().map(|selector| Rule { priority: PRIORITY, selector, table });
+        desired.rules.extend(rules);
+    }
+    (desired, without)
+}
+
 /// Leads everything by an interface, in a table of that, which is given.
 fn lead(desired: &mut Desired, like: IpAddr, way: &SourceRoute) -> u32 {
     let table = FIRST_TABLE + way.interface;
     let hop = NextHop { interface: way.interface, gateway: way.gateway, onlink: way.gateway.is_some() };
     desired.routes.insert(TableRoute::new(Prefix::everything(like), table, RouteKind::Unicast, vec![hop]));
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_with_too_high_an_index_has_no_tables() {
+        let by = |interface| SourceRoute { interface, gateway: None };
+        let [here, six]: [IpAddr; 2] = [[192, 0, 2, 1].into(), [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into()];
+        let name = InterfaceName::new("eth0").expect("a name");
+        let ways = |interface| SourceWays {
+            left: [(here, by(interface))].into(),
+            named: [(six, NamedLink { port: 2031, name, way: by(interface), subnet: Prefix::host(six) })].into(),
+            fresh: [([203, 0, 113, 5].into(), FreshWay { way: by(interface), source: here })].into(),
+        };
+        let mark = Mark { value: 1, mask: 1 };
+        for interface in [INTERFACES_MOST, i32::MAX.unsigned_abs()] {
+            assert_eq!(desired(&ways(interface), mark), (Desired::default(), [interface].into()));
+        }
+        let (last, without) = desired(&ways(INTERFACES_MOST - 1), mark);
+        let tables: BTreeSet<u32> = last.routes.iter().map(|route| route.table).collect();
+        assert_eq!(tables, [FIRST_FRESH_TABLE - 1, FIRST_FRESH_TABLE + INTERFACES_MOST - 1].into());
+        assert!(without.is_empty() && last.rules.len() == 4);
+    }
 }

@@ -68,8 +68,8 @@ fn an_address_that_is_left_keeps_its_way() {
         let way = SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()) };
         let only = |way| SourceWays { left: BTreeMap::from([(left, way)]), ..SourceWays::default() };
         let wanted = only(way);
-        assert!(ways.apply(&wanted).unwrap());
-        assert!(!ways.apply(&wanted).unwrap());
+        assert!(ways.apply(&wanted).unwrap().changed);
+        assert!(!ways.apply(&wanted).unwrap().changed);
         assert!(lookup("").contains(&format!("via {} dev p0", plan.gateways[0])), "{}", lookup(""));
         // Packets of moved flows, and the question how things would be without us, are not concerned.
         assert!(lookup("mark 0x100").contains("dev p1"), "{}", lookup("mark 0x100"));
@@ -163,8 +163,8 @@ fn a_datagram_goes_by_the_link_that_it_names() {
             subnet: Prefix { address: plan.address(0), length: 64 },
         };
         let wanted = SourceWays { named: BTreeMap::from([(plan.address(0), link)]), ..SourceWays::default() };
-        assert!(ways.apply(&wanted).unwrap());
-        assert!(!ways.apply(&wanted).unwrap(), "{}", state(&host));
+        assert!(ways.apply(&wanted).unwrap().changed);
+        assert!(!ways.apply(&wanted).unwrap().changed, "{}", state(&host));
         assert_eq!(sender.arrives_at(&sender.socket), 0);
         // What is of another port, and what names no interface, goes as ever.
         let other = host.on(|| UdpSocket::bind(0).unwrap());
@@ -207,8 +207,8 @@ fn what_is_new_goes_by_another_network_and_nothing_else() {
         let fresh = BTreeMap::from([(to, FreshWay { way, source: plan.address(0) })]);
         let wanted = SourceWays { fresh, ..SourceWays::default() };
         let mut ways = host.on(|| SourceRoutes::open(MARK).unwrap());
-        assert!(ways.apply(&wanted).unwrap());
-        assert!(!ways.apply(&wanted).unwrap(), "{}", state(&host));
+        assert!(ways.apply(&wanted).unwrap().changed);
+        assert!(!ways.apply(&wanted).unwrap().changed, "{}", state(&host));
         // The kernel chooses the address there.
         let chosen = host.on(|| {
             let socket = std::net::UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();

@@ -65,6 +65,7 @@ pub use role::community::{
 pub use role::relocation::{READY_FOR, Retired, Retiring, Settling, process};
 pub use role::rendezvous::client::{RendezvousBy, RendezvousStanding, RendezvousView};
 pub use session::contact::Standing;
+pub use session::pins::Need;
 pub use whimbrel_wire::chain::ChainStatus;
 pub use whimbrel_wire::message::NeighbourProxyStatus;
 pub use whimbrel_wire::moving::{LoadStanding, MoveName, Refusal, Request, Ticket};

@@ -298,7 +298,7 @@ fn forgotten(lab: &mut Lab) -> Result<()> {
     let said = client.cli(&["peers", "forget", "--force", &status.public_key])?;
     println!("{said}");
     let unbroken = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    let had = "It had 2 connections, of which 1 had moved and ended.";
+    let had = "It had 2 connections, of which 1 had moved, which ends those of TCP.";
     expect!(unbroken.contains(had) && unbroken.contains(&status.public_key), "{said}");
     server.wait_event("peer-cleaned", since, LONG)?;
     for side in [Side::Client, Side::Server] {

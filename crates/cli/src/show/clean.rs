@@ -11,7 +11,7 @@ pub(crate) fn removed(removed: &Removed) -> String {
     }
     let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");
     let rules = [
-        removed.source_ways.then_some("for addresses that were being left"),
+        removed.source_ways.then_some("for addresses of this host that had a way of their own"),
         removed.spoken_for.then_some("for hosts behind this one"),
     ];
     let kinds = [

@@ -83,17 +83,25 @@ fn away(peer: &Peer) -> String {
 pub(crate) fn forgotten(reply: &Reply) -> String {
     let Reply::Forgotten { address, key, remembered, peer, flows } = reply else { return String::new() };
     let at: Vec<String> = remembered.iter().map(ToString::to_string).collect();
-    let at = if at.is_empty() { address.to_string() } else { at.join(", ") };
-    let mut out = format!("Forgot key {key} of {at}.");
+    let mut out = match at.is_empty() {
+        true => format!("Forgot host {key}, last at {address}."),
+        false => format!("Forgot key {key} of {}.", at.join(", ")),
+    };
     if *peer {
         let had = count(flows.introduced, "connection");
         out.push_str(&match (flows.introduced, flows.moved) {
             (0, _) => " No connection depended on it.".to_owned(),
             (_, 0) => format!(" It had {had}, not protected any more."),
-            (_, moved) => format!(" It had {had}, of which {moved} had moved and ended."),
+            (_, moved) => format!(" It had {had}, of which {moved} had moved, which ends those of TCP."),
         });
     }
-    out.push_str(" The next key that answers there will be remembered instead.");
+    out.push_str(match at.is_empty() {
+        true => " Its key was remembered for no address.",
+        false => {
+            " The next key that answers there will be remembered instead, unless the configuration (`[[peers]]`) or \
+             the community names one."
+        }
+    });
     wrap(&out, width(), 0) + "\n"
 }
 
@@ -157,12 +165,14 @@ mod tests {
             })
             .replace('\n', " ")
         };
-        let next = "The next key that answers there will be remembered instead. ";
+        let next = "The next key that answers there will be remembered instead, unless the configuration (`[[peers]]`) \
+                    or the community names one. ";
         assert_eq!(told(&["203.0.113.5"], false, 0, 0), format!("Forgot key {KEY} of 203.0.113.5. {next}"));
         let whole = told(&["203.0.113.5", "203.0.113.6"], true, 3, 1);
-        let had = "of 203.0.113.5, 203.0.113.6. It had 3 connections, of which 1 had moved and ended.";
+        let had = "of 203.0.113.5, 203.0.113.6. It had 3 connections, of which 1 had moved, which ends those of TCP.";
         assert_eq!(whole, format!("Forgot key {KEY} {had} {next}"));
-        assert!(told(&[], true, 1, 0).contains("of 203.0.113.5. It had 1 connection, not protected any more."));
+        let had = "last at 203.0.113.5. It had 1 connection, not protected any more. Its key was remembered for";
+        assert_eq!(told(&[], true, 1, 0), format!("Forgot host {KEY}, {had} no address. "));
     }
     use crate::table::WIDTH;
     use whimbrel_ipc::{Carrier, PeerFlows, PeerName, Places, Sequence, Session, Trust};

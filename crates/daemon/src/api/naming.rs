@@ -38,10 +38,10 @@ impl Desk {
                     .code(Code::Unknown)
                     .hint("`whimbrel community join` takes it back, with a new code."))
             }
-            [] => Err(Failure::new("no host is known by this")
-                .on(wanted)
-                .code(Code::Unknown)
-                .hint("A peer's number, key or address, or its name in the community: `whimbrel peers` and `whimbrel community list`.")),
+            [] => Err(Failure::new("no host is known by this").on(wanted).code(Code::Unknown).hint(
+                "A peer's number, key or address, or its name in the community or the configuration: `whimbrel \
+                     peers` and `whimbrel community list`.",
+            )),
             _ => Err(Failure::new("this names several hosts")
                 .on(wanted)
                 .hint("The number or key of one names it alone: `whimbrel peers` and `whimbrel community list`.")),

@@ -35,6 +35,8 @@ pub(crate) struct Addresses {
     led: Vec<Led>,
     /// Those of `used` that are kept now.
     in_force: Vec<IpAddr>,
+    /// Interfaces that no way of a source address leads by, as was told.
+    without: BTreeSet<u32>,
     done: Done,
 }
 
@@ -86,6 +88,7 @@ impl Addresses {
             reached: Vec::new(),
             led: Vec::new(),
             in_force: Vec::new(),
+            without: BTreeSet::new(),
             done: Done::default(),
         })
     }
@@ -195,7 +198,14 @@ impl Addresses {
 
     fn lead_from(&mut self, sources: SourceWays) -> Result<(), Failure> {
         self.done.sources = None;
-        self.sources.apply(&sources)?;
+        let without = self.sources.apply(&sources)?.without;
+        if !without.is_subset(&self.without) {
+            tracing::warn!(
+                interfaces = ?without,
+                "indices of interfaces are too high: what leaves from their addresses follows the ordinary routes"
+            );
+        }
+        self.without = without;
         self.done.sources = Some(sources);
         Ok(())
     }

@@ -17,7 +17,7 @@ use crate::session::contact::asking::Reach;
 use crate::session::contact::handshake::{Ended, Verdict};
 use crate::session::contact::{CONFIRMED_WITHIN, Contact, INITIATION};
 use crate::session::peer::Peer;
-use crate::session::pins::{Held, Pin};
+use crate::session::pins::{Held, Need, Pin};
 
 impl Node {
     /// A datagram of a handshake came.
@@ -261,9 +261,16 @@ impl Node {
         forgotten
     }
 
+    /// Why a host is looked for without end, if it is: what else than flows depends on it.
+    #[must_use]
+    pub fn need_of(&self, host: &PublicKey) -> Option<Need> {
+        self.binding.session().pins().need(host)
+    }
+
     /// Forgets a peer, with its sessions and all that was agreed on with it: its flows go on natively where they have
     /// not moved, and are over where they have, at both ends if the peer hears of it (P-227). Keys that are remembered
-    /// for addresses are [forgotten](Self::forget_key) by themselves.
+    /// for addresses are [forgotten](Self::forget_key) by themselves. Not to be called of one that a socket
+    /// [moves](Need::Moving) by.
     pub fn forget_peer(&mut self, now: Time, id: PeerId) {
         self.binding.forget_with(now, id, &mut self.base);
         let reason = CloseReason::Shutdown;

@@ -36,6 +36,17 @@ pub(crate) enum Pin {
     Rented,
 }
 
+/// Why a host is looked for without end, whether or not there are flows with it. In this order where there are several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A socket moves by its help.
+    Moving,
+    /// This host lends it something.
+    Lent,
+    /// It lends this host something.
+    Rented,
+}
+
 /// Why an address is asked though no flow waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Want {
@@ -81,7 +92,13 @@ impl Pins {
 
     /// Whether a host is looked for without end.
     pub(crate) fn needs(&self, host: &PublicKey) -> bool {
-        [Pin::Moving, Pin::Lent, Pin::Rented].iter().any(|pin| self.has(*pin, host))
+        self.need(host).is_some()
+    }
+
+    /// Why a host is looked for without end, if it is.
+    pub(crate) fn need(&self, host: &PublicKey) -> Option<Need> {
+        let needs = [(Pin::Moving, Need::Moving), (Pin::Lent, Need::Lent), (Pin::Rented, Need::Rented)];
+        needs.into_iter().find(|(pin, _)| self.has(*pin, host)).map(|(_, need)| need)
     }
 
     /// These are the addresses that a role wants asked.
@@ -111,5 +128,24 @@ impl Pins {
 
     pub(crate) fn is_member(&self, key: &PublicKey) -> bool {
         self.members.contains(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_wait_is_why_a_host_is_needed() {
+        let [host, other] = [1, 2].map(|seed| whimbrel_handshake::StaticKey::from_bytes([seed; 32]).public());
+        let mut pins = Pins::default();
+        for pin in [Pin::Registered, Pin::Sought, Pin::Kept] {
+            pins.pin(pin, host, true);
+        }
+        assert_eq!((pins.need(&host), pins.needs(&host), pins.keeps(&host)), (None, false, true));
+        for (pin, need) in [(Pin::Rented, Need::Rented), (Pin::Lent, Need::Lent), (Pin::Moving, Need::Moving)] {
+            pins.pin(pin, host, true);
+            assert_eq!((pins.need(&host), pins.need(&other)), (Some(need), None));
+        }
     }
 }

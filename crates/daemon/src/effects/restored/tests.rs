@@ -206,13 +206,13 @@ fn everything() -> Restored {
     }
 }
 
-/// What a release before this one has told of it: it knew no addresses that a peer had given up, and no sockets that
-/// are not connected.
 /// Addresses that are gone.
 fn gone() -> [(IpAddr, bool); 2] {
     [("192.0.2.7", true), ("2001:db8::7", false)].map(|(address, told)| (address.parse().expect("address"), told))
 }
 
+/// What a release before this one has told of it: it knew no addresses that a peer had given up, no sockets that are
+/// not connected, and no addresses that are gone.
 fn everything_of_before() -> Restored {
     let mut before = everything();
     before.gone.clear();

@@ -33,9 +33,11 @@ pub(crate) struct LeftBehind {
 }
 
 impl LeftBehind {
-    /// What a daemon before this one has left: addresses that are gone for longer than anything waits for.
-    pub(crate) fn restored(saved: BTreeMap<IpAddr, bool>) -> Self {
-        let gone = saved.iter().map(|(address, told)| (*address, (Time::default(), *told))).collect();
+    /// What a daemon before this one has left. Where that was told, the address is gone for longer than anything waits
+    /// for. Where it was not, it may have gone a moment ago, and what is agreed on yet counts from now.
+    pub(crate) fn restored(now: Time, saved: BTreeMap<IpAddr, bool>) -> Self {
+        let since = |told: bool| if told { Time::default() } else { now };
+        let gone = saved.iter().map(|(address, told)| (*address, (since(*told), *told))).collect();
         Self { gone, saved, ..Self::default() }
     }
 
@@ -164,7 +166,7 @@ mod tests {
         assert!(left.tell(now + LATE, [flow(1, FlowState::Unknown)].into_iter()).is_some());
         assert_eq!((left.unsaved(), left.unsaved()), (vec![(gone, Some(true))], Vec::new()));
 
-        let mut after = LeftBehind::restored([(gone, true)].into());
+        let mut after = LeftBehind::restored(now, [(gone, true)].into());
         after.look(now, &network(&["192.0.2.9"], true));
         assert!(after.is_lost(now, &flow(1, FlowState::Unknown), true) && after.due().is_none());
         assert!(!LeftBehind::default().is_lost(now, &flow(1, FlowState::Unknown), true), "nothing was left to it");
@@ -172,6 +174,12 @@ mod tests {
         after.look(now, &network(&["192.0.2.1"], true));
         let other = "192.0.2.9".parse().expect("an address");
         assert_eq!(after.unsaved(), [(gone, None), (other, Some(false))]);
+
+        let mut untold = LeftBehind::restored(now, [(gone, false)].into());
+        untold.look(now, &network(&["192.0.2.9"], true));
+        assert_eq!(untold.due(), Some(now + LATE));
+        assert!(!untold.is_lost(now, &flow(1, FlowState::Unknown), true), "it may be agreed on yet");
+        assert!(untold.is_lost(now + LATE, &flow(1, FlowState::Unknown), true));
     }
 
     #[test]
