@@ -37,8 +37,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "peer-forgotten",
-        "a host is forgotten by its number or key, by force where a connection with it has moved, which ends at both ends; \
-         others go on, and the two meet anew",
+        "a host is forgotten by its number or key, by force where a connection with it has moved, which ends at both \
+         ends; others go on, and the two meet anew",
         forgotten,
     ),
     scenario(

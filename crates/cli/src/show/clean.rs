@@ -128,7 +128,8 @@ Removed what a stopped daemon had left:
         };
         assert_eq!(
             removed_json(&left),
-            "{\"removed\":{\"device\":null,\"endpoints\":[],\"files\":[],\"kept_addresses\":[\"198.51.100.10\"],\"others\":null,\"peer_routes\":[],\
+            "{\"removed\":{\"device\":null,\"endpoints\":[],\"files\":[],\"kept_addresses\":[\"198.51.100.10\"],\
+             \"others\":null,\"peer_routes\":[],\
              \"peers_told\":0,\"peers_untold\":2,\"pins\":null,\"source_ways\":false,\"spoken_for\":false,\
              \"untold\":[{\"peers\":2,\"reason\":\"no answer within 2 s\"}]},\
              \"schema\":1}\n"

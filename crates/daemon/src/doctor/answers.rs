@@ -87,8 +87,8 @@ pub(super) fn of_known(
 /// What to look for where a host does not answer that runs Whimbrel.
 fn passes(port: u16, at: IpAddr) -> String {
     format!(
-        "does UDP {port} pass, out of this network and into the other one? `whimbrel ping {at}` asks again; see there that \
-         the daemon runs (`whimbrel doctor`)"
+        "does UDP {port} pass, out of this network and into the other one? `whimbrel ping {at}` asks again; see there \
+         that the daemon runs (`whimbrel doctor`)"
     )
 }
 

@@ -1,5 +1,6 @@
 //! The control thread: waits for everything, tells the node, and carries out what it asks for.
 
+mod forget;
 mod reload;
 mod reports;
 mod requests;
