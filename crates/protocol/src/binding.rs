@@ -27,6 +27,7 @@ mod chains;
 mod choice;
 mod confirm;
 pub(crate) mod desired;
+mod family;
 mod follow;
 mod forgotten;
 pub(crate) mod handoff;

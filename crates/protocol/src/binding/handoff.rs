@@ -20,7 +20,7 @@ use crate::binding::BindingLayer;
 use crate::binding::absence::PARTINGS;
 use crate::binding::choice::Chosen;
 use crate::binding::peers::CarrierProbe;
-use crate::binding::update::{Meanwhile, PendingUpdate};
+use crate::binding::update::{Meanwhile, PendingUpdate, UPDATES_TO_ONE};
 use crate::flow::peers::Away;
 use crate::path::challenge::{Claim, Path};
 use crate::path::paths::{Choice, Paths};
@@ -39,10 +39,6 @@ pub(crate) const SEQUENCES: u32 = 1 << 31;
 const UNPROVEN_MOST: usize = 4;
 /// Endpoints that are remembered as asked by one update.
 const ASKED_MOST: usize = 32;
-/// Updates in a row to one address, and before a family that the peer was not heard in is left.
-const UPDATES_TO_ONE: u32 = 3;
-const UPDATES_TO_A_FAMILY: u32 = 6;
-
 /// The answer to a binding update, as it stood in the message.
 pub(crate) struct Acknowledgement {
     pub(super) binding: BindingNumber,
@@ -200,7 +196,7 @@ impl BindingLayer {
 
     /// As [`BindingLayer::hold`], but what flows send meanwhile waits before the tunnel for the acknowledgement and is
     /// sent then: TCP would send a short segment that was swallowed again only when its timer runs out.
-    fn hold_back(&mut self, now: Time, id: PeerId, base: &mut Base) {
+    pub(super) fn hold_back(&mut self, now: Time, id: PeerId, base: &mut Base) {
         self.hold_as(now, id, Carrier::Tunnel, base);
     }
 
@@ -406,34 +402,6 @@ impl BindingLayer {
         true
     }
 
-    /// An update stays unanswered from an address of another family than the peer was last heard in: that one is gone
-    /// back to. An address may be there long before it is routed.
-    fn try_other_family(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(mut peer) = bound_mut!(self, &id) else { return };
-        let Some(update) = peer.binding.update.as_ref() else { return };
-        let strayed = peer.path.source().is_some_and(|source| source.is_ipv4() != peer.path.remote().is_ipv4());
-        let due = strayed && update.tries >= UPDATES_TO_A_FAMILY;
-        let choice = peer.path.choice();
-        let other = choice.otherwise.filter(|other| base.attachments().is_current(other));
-        let (Some(other), true) = (other, due && update.held && !update.absent && update.meanwhile.is_none()) else {
-            return;
-        };
-        peer.retire_path();
-        let before = peer.path.attachment();
-        peer.path.choose(Choice { otherwise: before, unanswered: before, ..choice });
-        peer.path.move_to(other);
-        peer.binding.sequence_sent = (peer.binding.sequence_sent + 1).min(SEQUENCES - 1);
-        let sequence = peer.binding.sequence_sent;
-        if let Some(update) = peer.binding.update.as_mut() {
-            let PendingUpdate { started, tries, lost, tunnel_lost, uprooted, prompts, .. } = *update;
-            let again = PendingUpdate::new(sequence, now, lost, true);
-            *update = PendingUpdate { started, tries, tunnel_lost, uprooted, prompts, ..again };
-        }
-        self.hold_back(now, id, base);
-        self.accept_former(now, id, base);
-        self.refresh_sets(base);
-    }
-
     /// There is a session with a peer that may not know where we are.
     pub(crate) fn announce_late(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound!(self, &id).filter(|_| !base.is_suspended()) else { return };
@@ -479,7 +447,7 @@ impl BindingLayer {
         update.tries += 1;
         update.sent = now;
         update.prompts.take();
-        let tries = update.tries;
+        let (tries, turn) = (update.tries, update.turn());
         if update.absent && tries > PARTINGS {
             // It will find out.
             peer.binding.update = None;
@@ -496,7 +464,7 @@ impl BindingLayer {
         // Later, when the pauses are long, at each address in turn: the peer may have started anew there.
         let doubt_each = if long { UPDATES_TO_ONE } else { 8 };
         let doubt = tries == DOUBT_AFTER || (tries > DOUBT_AFTER && tries % doubt_each == 0);
-        let to = addresses[((tries - 1) / UPDATES_TO_ONE) as usize % addresses.len()];
+        let to = addresses[turn as usize % addresses.len()];
         let close = UPDATES.max(UPDATES_TO_ONE * addresses.len() as u32);
         let again = if !session {
             // What is sent is a question, and a large one.
@@ -752,7 +720,7 @@ impl BindingLayer {
     /// There is the session that an update of ours was waiting for.
     pub(crate) fn update_in_session(&mut self, now: Time, id: PeerId, base: &mut Base) {
         if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
-            update.tries = 0;
+            update.begin_again();
             self.repeat_update(now, id, base);
         }
     }

@@ -139,8 +139,13 @@ impl BindingLayer {
                 if bound!(self, id).is_some_and(|peer| peer.path.choice().natural.is_some()) {
                     self.refresh_sets(base);
                 }
+                self.try_family_again(now, *id, base);
             }
-            Signal::Moving(id) | Signal::Answered(id) | Signal::Unanswered(id) => self.sides_changed(*id),
+            Signal::Answered(id) => {
+                self.sides_changed(*id);
+                self.try_family_again(now, *id, base);
+            }
+            Signal::Moving(id) | Signal::Unanswered(id) => self.sides_changed(*id),
             Signal::NetworkChanged | Signal::Returned => self.all_sides_changed(),
             Signal::SessionUp(id) => {
                 self.keep_ready(now, *id, base);

@@ -30,10 +30,12 @@ impl BindingLayer {
         let away =
             if peer.binding.keeps_all { peer.flow.away() == Some(Away::Announced) } else { peer.flow.away().is_some() };
         let needed = needed && !away && peer.has_session() && !base.is_suspended();
-        let (in_use, natural) = (peer.path.attachment(), peer.path.choice().natural);
+        let (in_use, choice) = (peer.path.attachment(), peer.path.choice());
         // A peer does not heed what it is told of a path which it takes to be in use.
         let is_settled = peer.binding.update.is_none();
         let is_kept = |attachment: &Attachment| peer.path.kept().any(|kept| kept.attachment == *attachment);
+        // Where the routes lead (P-236), and the family that nobody answered by (P-53).
+        let is_watched = |attachment: &Attachment| [choice.natural, choice.unanswered].contains(&Some(*attachment));
         let mut links: BTreeSet<LinkId> = in_use.iter().map(|attachment| attachment.link).collect();
         let attachments = base.attachments().addresses().filter_map(|address| base.attachments().get(address));
         let mut attachments: Vec<Attachment> = attachments.collect();
@@ -46,17 +48,17 @@ impl BindingLayer {
             .filter(|attachment| {
                 let by_hand = peer.binding.keeps_from.contains(&attachment.address)
                     || peer.binding.sides.keeps_from(attachment.address)
-                    || (natural == Some(*attachment) && (is_settled || is_kept(attachment)));
+                    || (is_watched(attachment) && (is_settled || is_kept(attachment)));
                 by_hand || (each && attachment.link.leads_out() && links.insert(attachment.link))
             })
             .filter(|attachment| needed && Some(*attachment) != in_use)
             .collect();
-        // There is room for so many: those come first that placed flows go by, then the one whose failure is to be seen
-        // (P-236), then those by hand.
+        // There is room for so many: those come first that placed flows go by, then those of which it is to be seen
+        // whether they answer, then those by hand.
         let (by_hand, sides) = (&peer.binding.keeps_from, &peer.binding.sides);
         wanted.sort_by_key(|attachment| {
             let address = attachment.address;
-            (!sides.keeps_from(address), natural != Some(*attachment), !by_hand.contains(&address))
+            (!sides.keeps_from(address), !is_watched(attachment), !by_hand.contains(&address))
         });
         self.flow.path_mut().keep_from(now, id, &wanted, base);
     }

@@ -7,6 +7,10 @@ use crate::base::attachments::Attachment;
 use crate::base::op::Binding;
 use crate::base::pace::Prompts;
 
+/// Updates in a row to one address, and before a family is left in which they stay unanswered.
+pub(super) const UPDATES_TO_ONE: u32 = 3;
+const UPDATES_TO_A_FAMILY: u32 = 6;
+
 /// A binding update of ours that was not acknowledged yet.
 #[derive(Debug, Default)]
 pub(crate) struct PendingUpdate {
@@ -14,6 +18,9 @@ pub(crate) struct PendingUpdate {
     pub(super) started: Time,
     pub(super) sent: Time,
     pub(super) tries: u32,
+    /// How many of these there were when the other address family was gone over to last, and how often it was.
+    pub(super) family_since: u32,
+    pub(super) changes: u32,
     /// The path before is gone, and with it what was under way.
     pub(super) lost: bool,
     /// What was under way in the tunnel is lost, since this host's daemon was started anew (P-226).
@@ -50,5 +57,62 @@ pub(crate) struct Meanwhile {
 impl PendingUpdate {
     pub(crate) fn new(sequence: u32, now: Time, lost: bool, held: bool) -> Self {
         Self { sequence, started: now, sent: now, lost, held, ..Self::default() }
+    }
+
+    /// The peer may be there (again): it is asked as at first.
+    pub(super) fn begin_again(&mut self) {
+        (self.tries, self.family_since, self.changes) = (0, 0, 0);
+    }
+
+    /// Whether it has stayed unanswered often enough in the family that it is sent in (P-53).
+    pub(super) fn has_tried_family(&self) -> bool {
+        let most = if self.changes == 0 { UPDATES_TO_A_FAMILY } else { UPDATES_TO_ONE };
+        self.tries >= self.family_since + most
+    }
+
+    /// The same from an address of the other family.
+    pub(super) fn by_other_family(&self, sequence: u32, now: Time) -> Self {
+        let &Self { started, tries, lost, tunnel_lost, uprooted, prompts, .. } = self;
+        let (family_since, changes) = (tries, self.changes + 1);
+        let again = Self::new(sequence, now, lost, true);
+        Self { started, tries, family_since, changes, tunnel_lost, uprooted, prompts, ..again }
+    }
+
+    /// Which of the addresses of the family in use it goes to, counted on beyond their number: to each so often in a
+    /// row, and where the families take turns to the next one in each turn.
+    pub(super) fn turn(&self) -> u32 {
+        match self.changes {
+            0 => self.tries.saturating_sub(1) / UPDATES_TO_ONE,
+            // The first family has had two turns before it was left.
+            changes if changes % 2 == 0 => UPDATES_TO_A_FAMILY / UPDATES_TO_ONE + changes / 2 - 1,
+            changes => (changes - 1) / 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_address_of_either_family_has_its_turn() {
+        let mut update = PendingUpdate::new(1, Time::default(), true, true);
+        let mut turns = [Vec::new(), Vec::new()];
+        for _ in 0..60 {
+            if update.has_tried_family() {
+                update = update.by_other_family(2, Time::default());
+            }
+            update.tries += 1;
+            turns[update.changes as usize % 2].push(update.turn());
+        }
+        for of_family in turns {
+            let (first, last) = (of_family[0], of_family[of_family.len() - 1]);
+            let expected: Vec<u32> = (first..=last).flat_map(|turn| [turn; UPDATES_TO_ONE as usize]).collect();
+            assert_eq!((first, &of_family), (0, &expected), "three to each, and none is passed over");
+        }
+        update.begin_again();
+        assert!(!update.has_tried_family() && update.turn() == 0);
+        update.tries = UPDATES_TO_A_FAMILY;
+        assert!(update.has_tried_family(), "as at first");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use whimbrel_protocol::{Config, Event};
 use whimbrel_sim::{Carried, Faults, FlowId, HostId, Kind, Verdict, World};
 
-use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, settle_as, stride};
+use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, introduced, settle_as, stride};
 
 /// A pause between the steps of a scenario: long enough to get over a fault.
 const PAUSE: Duration = Duration::from_secs(3);
@@ -296,6 +296,29 @@ fn where_nothing_has_moved_a_dead_daemon_at_the_other_end_does_no_harm() {
         world.run_for(60 * SECOND);
         world.check();
     }
+}
+
+#[test]
+fn who_is_native_again_without_an_answer_stays_so_where_there_is_another_family() {
+    // P-39, P-53
+    let mut two = Two::new(9012);
+    two.world.attach(two.server, two.far, "2001:db8:9::1");
+    two.world.attach(two.client, two.home, "2001:db8:1::2");
+    let flows: Vec<FlowId> = (0..2).map(|_| two.world.connect(two.client, SERVICE)).collect();
+    two.world.set_beat(Some(Duration::from_millis(50)));
+    introduced(&mut two.world, &flows);
+    two.world.run_for(SECOND);
+    two.world.crash(two.server);
+    two.world.detach_all(two.client);
+    two.world.run_for(SECOND);
+    two.world.attach(two.client, two.home, HOME);
+    two.world.attach(two.client, two.home, "2001:db8:1::2");
+    for _ in 0..60 {
+        two.world.assert_delivering(SECOND);
+        two.world.run_for(SECOND);
+    }
+    assert!(flows.iter().all(|flow| two.world.verdict(*flow, 0) == Verdict::Native));
+    two.world.check();
 }
 
 #[test]

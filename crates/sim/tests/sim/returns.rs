@@ -401,6 +401,72 @@ fn a_family_that_nobody_answers_by_is_left_for_the_one_that_worked() {
 }
 
 #[test]
+fn a_network_whose_own_family_leads_nowhere_is_used_by_the_other() {
+    // P-53: the peer was heard in the family that is broken here, and in no other.
+    for other_works in [true, false] {
+        let mut two = Two::new(if other_works { 870 } else { 871 });
+        two.world.attach(two.server, two.far, "2001:db8:9::1");
+        let [six, broken] = [0, 1].map(|_| two.world.network(Access::Open));
+        two.world.attach(two.client, six, "2001:db8:1::2");
+        let flow = two.world.connect(two.client, "[2001:db8:9::1]:80");
+        two.world.set_beat(Some(BEAT));
+        introduced(&mut two.world, &[flow]);
+        two.world.run_for(SECOND);
+        two.world.set_cut(broken, true);
+        two.world.set_cut(two.away, !other_works);
+        two.world.detach_all(two.client);
+        two.world.attach(two.client, broken, "2001:db8:2::2");
+        two.world.attach(two.client, two.away, AWAY);
+        two.world.run_for(5 * SECOND);
+        if other_works {
+            assert_eq!(two.world.peer(two.client).source, Some(address(AWAY)));
+            two.world.assert_delivering(SECOND);
+        } else {
+            // It goes to and fro, and is found by whichever works first.
+            two.world.run_for(10 * SECOND);
+        }
+        // The family that the flow is of works at last: it goes by that again, and nothing is lost on the way.
+        two.world.set_cut(broken, false);
+        if other_works {
+            for _ in 0..60 {
+                two.world.assert_delivering(SECOND);
+                two.world.run_for(SECOND);
+            }
+        } else {
+            two.world.run_for(30 * SECOND);
+            two.world.assert_delivering(SECOND);
+        }
+        assert_eq!(two.world.peer(two.client).source, Some(address("2001:db8:2::2")), "works: {other_works}");
+        two.world.check();
+    }
+}
+
+#[test]
+fn who_was_met_by_the_other_family_after_an_outage_comes_back() {
+    // P-53: nothing passes for a while on a network of both families; each is tried in turn, and the first that passes
+    // is taken, whatever the flows are of.
+    for outage in [3, 5, 8, 13, 21, 34, 60] {
+        let mut two = Two::new(9020 + outage);
+        two.world.attach(two.server, two.far, "2001:db8:9::1");
+        let flow = two.world.connect(two.client, SERVICE);
+        two.world.set_beat(Some(BEAT));
+        introduced(&mut two.world, &[flow]);
+        two.world.run_for(SECOND);
+        two.world.set_cut(two.away, true);
+        two.world.detach_all(two.client);
+        two.world.attach(two.client, two.away, AWAY);
+        two.world.attach(two.client, two.away, "2001:db8:2::2");
+        two.world.run_for(u32::try_from(outage).unwrap_or(1) * SECOND);
+        two.world.set_cut(two.away, false);
+        two.world.run_for(30 * SECOND);
+        two.world.assert_delivering(SECOND);
+        two.world.run_for(10 * SECOND);
+        assert_eq!(two.world.peer(two.client).source, Some(address(AWAY)), "after {outage} s");
+        two.world.check();
+    }
+}
+
+#[test]
 fn a_family_that_comes_late_is_gone_over_to_by_those_whose_flows_are_of_it() {
     // P-53
     for late in [0, 1, 20] {
