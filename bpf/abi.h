@@ -433,6 +433,21 @@ struct socket_record {
 	__u8 stands_still;   /* 1: was answered in a back-off, and sends nothing for it */
 	__u32 heard; /* segments that came */
 	__u32 round_trip; /* microseconds, smoothed; 0: not measured yet */
+	__u32 window;	  /* congestion window in segments; where the kernel takes some for lost, that before if it was more */
+	__u32 threshold;  /* slow start threshold in segments, 0: none; where some is taken for lost, the same as `window` */
+	__u32 least_round_trip; /* microseconds, of the last minutes; all bits set: not measured yet */
+	__u32 sends; /* 1: some of what its program wrote is not acknowledged */
+};
+
+/* What the sender of one connection comes back to (windows.bpf.c). */
+struct resumption {
+	__u64 since;	 /* microseconds of CLOCK_MONOTONIC: what was sent before went another way */
+	__u32 window;	 /* bytes: with which it goes on at once */
+	__u32 most;	 /* bytes: what it had there; 0: it has gone on, and stays as it is where it has not begun yet */
+	__u32 threshold; /* bytes: slow start threshold; all bits set: none */
+	__u32 least;	 /* microseconds: least round trip there */
+	__u32 smoothed;	 /* microseconds */
+	__u32 zero;
 };
 
 /* How many `look_up_sockets` looks up at once. */

@@ -22,6 +22,7 @@ struct sent sent;
 struct share share;
 struct event event;
 struct socket_record socket_record;
+struct resumption resumption;
 struct sockets_wanted sockets_wanted;
 enum alias_kind alias_kind;
 struct socket_position socket_position;

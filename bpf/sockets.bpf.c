@@ -233,6 +233,22 @@ struct {
 	__type(value, struct socket_record);
 } looked_up SEC(".maps");
 
+/*
+ * The window at which it last worked. What is under way when a network is lost counts as lost there, which says nothing
+ * of how much that network takes; an error that has all of it sent again leaves the window as it was.
+ */
+static __always_inline void record_window(const struct tcp_sock *tcp, struct socket_record *record)
+{
+	bool repairs = congestion_state(tcp) >= CONGESTION_RECOVERY;
+
+	record->window = repairs && tcp->prior_cwnd > tcp->snd_cwnd ? tcp->prior_cwnd : tcp->snd_cwnd;
+	record->threshold = tcp->snd_ssthresh >= NO_THRESHOLD ? 0 : tcp->snd_ssthresh;
+	if (repairs)
+		record->threshold = record->window;
+	record->least_round_trip = tcp->rtt_min.s[0].v;
+	record->sends = tcp->write_seq != tcp->snd_una;
+}
+
 /* For so long a socket receives that was sent data: some seconds, ten where a second has a thousand. */
 #define RECEIVES_JIFFIES 10000
 
@@ -288,6 +304,7 @@ static long look_up_one(__u32 index, struct look *look)
 	record->received = tcp->bytes_received;
 	record->heard = tcp->segs_in;
 	record->round_trip = tcp->srtt_us >> 3;
+	record_window(tcp, record);
 	flow = look->lapsed ? find_flow(&own) : NULL;
 	if (flow)
 		on_lapse(tcp, flow);

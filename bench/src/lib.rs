@@ -7,6 +7,7 @@ mod chart;
 mod course;
 pub mod flood;
 pub mod idle;
+pub mod links;
 pub mod machine;
 pub mod process;
 pub mod reach;
@@ -14,6 +15,7 @@ pub mod relocation;
 pub mod report;
 pub mod roam;
 mod sleep;
+mod stream;
 pub mod tunnel;
 pub mod vnat;
 

@@ -37,9 +37,6 @@
 /* Where the kernel keeps these times in microseconds, it multiplies by 1000 first: half an hour. */
 #define PARKED_TIMEOUT_MICROSECONDS 1800000
 
-/* include/net/tcp.h, enum tcp_ca_state */
-#define CONGESTION_LOSS 4
-
 /* What a socket had before it was parked. */
 struct parked_socket {
 	__u32 timeout;	    /* TCP_USER_TIMEOUT, ms */

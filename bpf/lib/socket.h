@@ -63,6 +63,8 @@ typedef struct {
 struct sock {
 	struct sock_common __sk_common;
 	struct socket *sk_socket;
+	unsigned long sk_pacing_rate;
+	__u32 sk_pacing_status;
 	unsigned short sk_protocol;
 	kuid_t sk_uid;
 };
@@ -108,9 +110,25 @@ struct tcp_options_received {
 	__u16 snd_wscale : 4;
 };
 
+struct tcp_rack {
+	__u64 mstamp;
+	__u32 rtt_us;
+};
+
+struct minmax_sample {
+	__u32 v;
+};
+
+struct minmax {
+	struct minmax_sample s[3];
+};
+
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	struct tcp_options_received rx_opt;
+	struct tcp_rack rack;
+	struct minmax rtt_min;
+	__u64 tcp_mstamp;
 	struct rb_root out_of_order_queue;
 	__u32 snd_una;
 	__u32 snd_nxt;
@@ -120,6 +138,15 @@ struct tcp_sock {
 	__u32 write_seq;
 	__u32 mss_cache;
 	__u32 lost_out;
+	__u32 packets_out;
+	__u32 sacked_out;
+	__u32 retrans_out;
+	__u32 snd_cwnd;
+	__u32 snd_cwnd_clamp;
+	__u32 snd_ssthresh;
+	__u32 prior_cwnd;
+	__u32 delivered;
+	__u32 lost;
 	__u32 tsoffset;
 	__u32 segs_in;
 	__u32 srtt_us;
@@ -166,6 +193,11 @@ enum {
 	STATE_CLOSING = 11,
 	STATE_NEW_SYN_RECV = 12,
 };
+
+/* include/net/tcp.h: TCP_INFINITE_SSTHRESH, and enum tcp_ca_state */
+#define NO_THRESHOLD 0x7fffffff
+#define CONGESTION_RECOVERY 3
+#define CONGESTION_LOSS 4
 
 #define FAMILY_INET 2
 #define FAMILY_INET6 10
@@ -222,6 +254,11 @@ static __always_inline bool counts_microseconds(const struct tcp_sock *tcp)
 	const struct tcp_sock___microseconds *newer = (const void *)tcp;
 
 	return bpf_core_field_exists(newer->tcp_usec_ts) && BPF_CORE_READ_BITFIELD_PROBED(newer, tcp_usec_ts);
+}
+
+static __always_inline int congestion_state(const struct tcp_sock *tcp)
+{
+	return BPF_CORE_READ_BITFIELD_PROBED(&tcp->inet_conn, icsk_ca_state);
 }
 
 static __always_inline bool is_loopback(const struct address *address)

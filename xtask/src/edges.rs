@@ -38,6 +38,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("whimbrel-lab", "whimbrel-wire", "it reads and makes the headers of packets on its links"),
     ("whimbrel-bench", "whimbrel-lab", "measurements run on the lab's hosts and links"),
     ("whimbrel-bench", "whimbrel-tunnel", "it measures the pumps by themselves"),
+    ("whimbrel-bench", "whimbrel-datapath", "it sets the windows that ours are held against"),
     ("whimbrel-bench", "whimbrel-handshake", "it measures parts by themselves"),
     ("whimbrel-bench", "whimbrel-kernel", "it measures parts by themselves"),
     ("whimbrel-bench", "whimbrel-transform", "it measures parts by themselves"),

@@ -9,11 +9,7 @@
 //!
 //! No daemon takes part: the socket's address moves along, by a route, so that nothing differs but the socket's state.
 
-use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use whimbrel_kernel::checkpoint::{Checkpoint, Defaults, expect_round_trip};
@@ -26,6 +22,7 @@ use crate::Result;
 use crate::machine::warn_if_busy;
 use crate::report::{Figure, Report, Samples};
 use crate::roam::Options;
+use crate::stream::{Heard, Sender};
 
 /// One way, ms, and Mbit/s where the connection is at first.
 const DELAY: u64 = 20;
@@ -37,7 +34,6 @@ const HOME: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 77);
 /// Sent before the move, bytes: until the former path is filled.
 const FILLED: u64 = 6_000_000;
 const SECOND: Duration = Duration::from_secs(1);
-const CHUNK: usize = 64 << 10;
 
 /// What a connection begins with on its new path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,94 +173,4 @@ fn begin_with(at: &Place, far: IpAddr, window: u32) -> Result<()> {
     let mut words = routes.split_whitespace().skip_while(|word| *word != "via").skip(1);
     let gateway = words.next().ok_or("no default route")?;
     Ok(at.host.ip([format!("route add {far}/32 via {gateway} dev eth0 congctl cubic initcwnd {window}")])?)
-}
-
-/// Sends as fast as it goes.
-struct Sender {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<TcpStream>,
-}
-
-impl Sender {
-    fn begin(mut stream: TcpStream) -> Result<Self> {
-        // So that it stops where it is told to, and not in the kernel.
-        stream.set_nonblocking(true)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
-        let thread = std::thread::spawn(move || {
-            let bytes = vec![0; CHUNK];
-            while !told.load(Ordering::Relaxed) {
-                match stream.write(&bytes) {
-                    Ok(_) => {}
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
-                    Err(_) => break,
-                }
-            }
-            stream
-        });
-        Ok(Self { stop, thread })
-    }
-
-    fn end(self) -> Result<TcpStream> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| "a sender has failed".into())
-    }
-}
-
-/// The far end, and when what came.
-struct Heard(std::sync::mpsc::Receiver<(MonoTime, u64)>);
-
-impl Heard {
-    fn begin(mut stream: TcpStream) -> Self {
-        let (tell, heard) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            let mut buffer = vec![0; CHUNK];
-            while let Ok(length @ 1..) = stream.read(&mut buffer) {
-                if tell.send((MonoTime::now(), length as u64)).is_err() {
-                    break;
-                }
-            }
-        });
-        Self(heard)
-    }
-
-    fn wait(&self, bytes: u64) -> Result<()> {
-        let mut came = 0;
-        while came < bytes {
-            came += self.0.recv_timeout(SECOND * 20)?.1;
-        }
-        Ok(())
-    }
-
-    /// How much comes within that time.
-    fn in_time(&self, from: MonoTime, span: Duration) -> Result<u64> {
-        let mut bytes = 0;
-        loop {
-            let left = (from + span).since(MonoTime::now());
-            match self.0.recv_timeout(left.max(Duration::from_millis(1))) {
-                Ok((time, more)) if time.since(from) < span => bytes += if time >= from { more } else { 0 },
-                Ok(_) => return Ok(bytes),
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) if MonoTime::now().since(from) >= span => {
-                    return Ok(bytes);
-                }
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_comes_in_time_counts() {
-        let (tell, heard) = std::sync::mpsc::channel();
-        let from = MonoTime::now();
-        for (after, bytes) in [(1, 5), (900, 7), (1_000, 100)] {
-            tell.send((from + Duration::from_millis(after), bytes)).expect("somebody listens");
-        }
-        assert_eq!(Heard(heard).in_time(from, SECOND).expect("it is known"), 12);
-    }
 }

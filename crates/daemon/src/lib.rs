@@ -363,7 +363,9 @@ fn start_on(
     let community = community_file.read()?;
     let forged = community_file.forged();
     let flows = Installed::restored(&restored.flows, restored.peers.values());
-    let mut host = Host::new(datapath, tunnel, start.store, flows, &options.run_dir, config.kick).map_err(adopting)?;
+    let (kick, windows) = (config.kick, config.windows);
+    let host = Host::new(datapath, tunnel, start.store, flows, &options.run_dir, kick, windows);
+    let mut host = host.map_err(adopting)?;
     let named = config.peers.iter().filter_map(|peer| Some((peer.key, peer.name.as_deref()?, peer.name_server)));
     let names = NameLookups::new(named).map_err(|source| Error::Adopt(Box::new(source)))?;
     let effects = Effects::new(&mut host, start.known_keys, community_file, helpers, names, &options.run_dir);

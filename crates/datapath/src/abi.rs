@@ -171,6 +171,19 @@ plain! {
         stands_still: u8,
         heard: u32,
         round_trip: u32,
+        window: u32,
+        threshold: u32,
+        least_round_trip: u32,
+        sends: u32,
+    }
+    struct RawResumption {
+        since: u64,
+        window: u32,
+        most: u32,
+        threshold: u32,
+        least: u32,
+        smoothed: u32,
+        zero: u32,
     }
 }
 

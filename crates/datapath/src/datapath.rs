@@ -735,7 +735,7 @@ pub(crate) fn interfaces() -> Result<Vec<u32>, Error> {
 }
 
 /// SO_NETNS_COOKIE (Linux 5.14), the same number that the programs find in a socket's namespace.
-fn namespace_cookie() -> Result<u64, Error> {
+pub(crate) fn namespace_cookie() -> Result<u64, Error> {
     let failed = |call, source| Error::call(call, "network namespace", source);
     let socket = std::os::unix::net::UnixDatagram::unbound().map_err(|source| failed("socket(AF_UNIX)", source))?;
     let mut cookie = 0u64;

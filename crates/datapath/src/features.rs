@@ -2,7 +2,7 @@ use std::thread;
 
 use crate::cgroup::root_cgroup;
 use crate::hook::Hook;
-use crate::object::{DATAPATH, LEASES, NAMES, Programs, SOCKETS};
+use crate::object::{DATAPATH, LEASES, NAMES, Programs, SOCKETS, WINDOWS};
 
 /// What the running kernel lets this crate do, found by trying. Without privileges everything is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +29,9 @@ pub struct Features {
     /// The programs on leases load (`bpf_set_retval` in cgroup hooks, 5.18), and there is a cgroup v2 hierarchy.
     /// Without them a program may bind a port that its anchor has not lent, and hears nothing there.
     pub leases: bool,
+    /// A congestion control can be written that sets windows and paces (6.5). Without it senders that come back to a
+    /// network begin there as on one that nobody has been on.
+    pub windows: bool,
 }
 
 /// Tries what this kernel has. Loads the programs and throws them away; attaches nothing to this host's interfaces.
@@ -46,6 +49,7 @@ pub fn features() -> Features {
         sockets: Programs::try_load(SOCKETS),
         names: Programs::try_load(NAMES) && root_cgroup().is_ok(),
         leases: Programs::try_load(LEASES) && root_cgroup().is_ok(),
+        windows: Programs::try_load(WINDOWS),
     }
 }
 

@@ -13,8 +13,8 @@ use crate::abi::{
     IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_UNCONNECTED,
     IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress, RawAlias, RawBinding, RawEndpoint, RawEvent,
     RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair, RawPath, RawPorts, RawPosition,
-    RawSent, RawSettings, RawShare, RawSocket, RawTuple, RawWanted, RawWireFlow, UNKNOWN_DROPPED, UNKNOWN_ROUTED,
-    UNKNOWN_TUNNELLED,
+    RawResumption, RawSent, RawSettings, RawShare, RawSocket, RawTuple, RawWanted, RawWireFlow, UNKNOWN_DROPPED,
+    UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -85,6 +85,7 @@ fn structs_are_laid_out_as_in_c() {
         "sent" => RawSent,
         "socket_position" => RawPosition,
         "socket_record" => RawSocket,
+        "resumption" => RawResumption,
         "sockets_wanted" => RawWanted,
     );
 }

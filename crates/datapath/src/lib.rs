@@ -22,6 +22,7 @@ mod names;
 mod object;
 mod sockets;
 mod table;
+mod windows;
 
 pub use abi::{
     Alias, AliasUse, Binding, Carrier, Delivery, Endpoint, FlowEntry, Follow, HelpedFlow, HelpedPhase,
@@ -35,3 +36,4 @@ pub use events::{Event, Introduction, Most, Origin};
 pub use features::{Features, features, has_tcx};
 pub use leases::LeasedPorts;
 pub use sockets::{Fitted, Position, SocketsApart, TcpSocket};
+pub use windows::{Resumption, Windows, monotonic};

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
 
-use libbpf_rs::{MapCore, Object, ObjectBuilder, OpenObject, PrintLevel};
+use libbpf_rs::{Link, MapCore, Object, ObjectBuilder, OpenObject, PrintLevel};
 
 use crate::Error;
 use crate::abi::Plain;
@@ -38,6 +38,12 @@ pub(crate) const NAMES: (&str, &[u8]) = ("names", object!("names"));
 
 /// The programs that keep programs to what is on lease for them.
 pub(crate) const LEASES: (&str, &[u8]) = ("leases", object!("leases"));
+
+/// The congestion control of senders that come back to a network.
+pub(crate) const WINDOWS: (&str, &[u8]) = ("windows", object!("windows"));
+
+/// `TCP_CA_NAME_MAX`
+pub(crate) const NAME_BYTES: usize = 16;
 
 /// What outlives the process. Introductions for sessions that end with it come a while longer, and a program would read
 /// them. The rest is worth nothing to the next one: events that nobody waits for any more, fragments in flight.
@@ -81,6 +87,10 @@ fn record(_level: PrintLevel, message: String) {
             log.drain(..cut);
         }
     }
+}
+
+fn take_log() -> String {
+    LOG.lock().map(|mut log| std::mem::take(&mut *log)).unwrap_or_default()
 }
 
 /// A loaded object. The file descriptors handed out are duplicates.
@@ -134,6 +144,32 @@ impl Programs {
         Self::load_beside(datapath, LEASES, pins)
     }
 
+    /// Loads the congestion control of senders that come back, under a name that ends with a zero. It has maps of its
+    /// own, which nothing outlives but sockets that have it.
+    pub(crate) fn load_windows(name: &[u8; NAME_BYTES]) -> Result<Self, Error> {
+        Self::load(WINDOWS, |object| {
+            for mut map in object.maps_mut() {
+                let at = match map.name().to_str() {
+                    // Behind the functions.
+                    Some("resume") => map.initial_value().map_or(0, <[u8]>::len).saturating_sub(NAME_BYTES),
+                    Some(".rodata.ours") => 0,
+                    _ => continue,
+                };
+                if let Some(value) = map.initial_value_mut().and_then(|value| value.get_mut(at..at + NAME_BYTES)) {
+                    value.copy_from_slice(name);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Registers what is in a map of functions, until what this gives is dropped.
+    pub(crate) fn register(&mut self, map: &'static str) -> Result<Link, Error> {
+        let found = self.object.maps_mut().find(|found| found.name() == map);
+        let mut found = found.ok_or_else(|| Error::Mismatch { what: format!("map {map}") })?;
+        found.attach_struct_ops().map_err(|source| Error::Load { object: self.name, source, log: take_log() })
+    }
+
     fn load_beside(datapath: &Self, object: (&'static str, &[u8]), pins: &Path) -> Result<Self, Error> {
         let prepare = |object: &mut OpenObject| {
             for mut map in object.maps_mut() {
@@ -175,7 +211,7 @@ impl Programs {
                 object.load()
             },
         );
-        let log = LOG.lock().map(|mut log| std::mem::take(&mut *log)).unwrap_or_default();
+        let log = take_log();
         match result {
             Ok(object) => Ok(Self { name, object }),
             Err(source) => Err(Error::Load { object: name, source, log }),

@@ -69,6 +69,14 @@ pub struct TcpSocket {
     pub heard: u32,
     /// `srtt_us`: the round trip, smoothed; zero until it is measured.
     pub round_trip: Duration,
+    /// The least of the last minutes (`rtt_min`), on whatever network; zero until it is measured.
+    pub least_round_trip: Duration,
+    /// `snd_cwnd`, or what that was before the kernel took what is under way for lost, in bytes.
+    pub window: u64,
+    /// `snd_ssthresh` in bytes; `None`: none yet. Where the kernel takes some for lost, as much as the window.
+    pub threshold: Option<u64>,
+    /// Some of what its program wrote is not acknowledged.
+    pub sends: bool,
 }
 
 impl TcpSocket {
@@ -113,8 +121,17 @@ impl TcpSocket {
             received: raw.received,
             heard: raw.heard,
             round_trip: Duration::from_micros(raw.round_trip.into()),
+            least_round_trip: measured(raw.least_round_trip),
+            window: u64::from(raw.window) * u64::from(raw.mss_cache),
+            threshold: (raw.threshold > 0).then(|| u64::from(raw.threshold) * u64::from(raw.mss_cache)),
+            sends: raw.sends != 0,
         })
     }
+}
+
+/// The kernel's word for a time that it has not measured yet is the longest.
+fn measured(microseconds: u32) -> Duration {
+    Duration::from_micros(if microseconds == u32::MAX { 0 } else { microseconds.into() })
 }
 
 /// Where a TCP socket is in its streams, as [`TcpSocket`] has it.
@@ -315,7 +332,7 @@ impl Sockets {
     pub(crate) fn fit(&self, interfaces: &[u32]) -> Result<Fitted, Error> {
         self.set_interfaces(interfaces)?;
         let mut fitted = Fitted::default();
-        self.visit("fit_sockets", &mut |bytes| {
+        visit(&self.programs, "fit_sockets", &mut |bytes| {
             let count = |flag| bytes.iter().filter(|byte| **byte & flag != 0).count();
             fitted.changed += count(FITTED_CHANGED);
             fitted.waiting += count(FITTED_WAITING);
@@ -326,7 +343,7 @@ impl Sockets {
     /// Puts back what sockets had, for good ([`crate::Datapath::unload`]).
     pub(crate) fn release(&self, interfaces: &[u32]) -> Result<(), Error> {
         self.set_interfaces(interfaces)?;
-        self.visit("release_sockets", &mut |_| {})
+        visit(&self.programs, "release_sockets", &mut |_| {})
     }
 
     /// Sockets may be bound to these devices and no others in the next pass.
@@ -340,28 +357,27 @@ impl Sockets {
         }
         Ok(())
     }
+}
 
-    /// Runs an iterator's program on each socket and gives `receiver` what it writes. Waits for each socket's lock,
-    /// which a program can hold for as long as it likes.
-    fn visit(&self, name: &'static str, receiver: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
-        let program = self.programs.program(name)?;
-        // SAFETY: null options mean defaults; an iterator has no target.
-        let link =
-            unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), 0, libbpf_sys::BPF_TRACE_ITER, ptr::null()) };
-        let link = owned(link, "bpf(BPF_LINK_CREATE)", name)?;
-        // SAFETY: an open link of an iterator.
-        let iterator = unsafe { libbpf_sys::bpf_iter_create(link.as_raw_fd()) };
-        let mut iterator = File::from(owned(iterator, "bpf(BPF_ITER_CREATE)", name)?);
-        let mut buffer = vec![0; READ_BYTES];
-        loop {
-            match iterator.read(&mut buffer) {
-                Ok(0) => return Ok(()),
-                Ok(read) => receiver(&buffer[..read]),
-                // The kernel looked at a million sockets without finding one to show.
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Error::call("read", name, error)),
-            }
+/// Runs an iterator's program on each socket and gives `receiver` what it writes. Waits for each socket's lock,
+/// which a program can hold for as long as it likes.
+pub(crate) fn visit(programs: &Programs, name: &'static str, receiver: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+    let program = programs.program(name)?;
+    // SAFETY: null options mean defaults; an iterator has no target.
+    let link = unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), 0, libbpf_sys::BPF_TRACE_ITER, ptr::null()) };
+    let link = owned(link, "bpf(BPF_LINK_CREATE)", name)?;
+    // SAFETY: an open link of an iterator.
+    let iterator = unsafe { libbpf_sys::bpf_iter_create(link.as_raw_fd()) };
+    let mut iterator = File::from(owned(iterator, "bpf(BPF_ITER_CREATE)", name)?);
+    let mut buffer = vec![0; READ_BYTES];
+    loop {
+        match iterator.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(read) => receiver(&buffer[..read]),
+            // The kernel looked at a million sockets without finding one to show.
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::call("read", name, error)),
         }
     }
 }

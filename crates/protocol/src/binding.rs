@@ -25,6 +25,7 @@ pub(crate) mod carrier;
 pub(crate) mod chain;
 mod chains;
 mod choice;
+mod comeback;
 mod confirm;
 pub(crate) mod desired;
 mod family;
@@ -47,6 +48,7 @@ mod unconfirmed;
 pub(crate) mod untold;
 pub(crate) mod update;
 mod view;
+pub(crate) mod windows;
 
 /// Where peers' flows go, and what the kernel is wanted to do for it.
 pub(crate) struct BindingLayer {

@@ -42,6 +42,7 @@ pub use base::op::relocation::{
     Dependents, Found, Gift, LeaseName, Lending, MoveOp, Moving, NotGiven, Rented, SavedAcceptance, SavedDonation,
     SavedHeld, SavedLease, SavedTenancy,
 };
+pub use base::op::windows::{Comeback, SendWindows};
 pub use base::op::{
     AddressOp, Binding, BindingId, BindingOp, Carrier, FlowEntry, FlowOp, KnownPlace, Led, LocalEnd, Manner, Op,
     PeerId, Places, SavedCommunity, SavedPeer, SocketNumbers, StoreOp, TunnelOp, TunnelPath, View, Waits,

@@ -168,7 +168,10 @@ impl DataPlane {
                 let carrier = self.bindings.get(&BindingId::first(*peer)).map(|(binding, _)| binding.carrier);
                 assert_ne!(carrier, Some(Carrier::Hold), "what senders of {peer:?} send is swallowed");
             }
-            BindingOp::Probe { .. } | BindingOp::Kick { .. } | BindingOp::Acknowledge { .. } => {}
+            BindingOp::Probe { .. }
+            | BindingOp::Kick { .. }
+            | BindingOp::Windows { .. }
+            | BindingOp::Acknowledge { .. } => {}
         }
     }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use whimbrel_handshake::{PublicKey, StaticKey};
 use whimbrel_protocol::{
-    Attachment, Config, FlowEntry, FlowName, LinkId, LocalEnd, MoveName, Node, Op, OpId, PeerId, Routes,
-    SavedCommunity, SavedPeer, Time,
+    Attachment, Comeback, Config, FlowEntry, FlowName, LinkId, LocalEnd, MoveName, Node, Op, OpId, PeerId, Routes,
+    SavedCommunity, SavedPeer, SendWindows, Time,
 };
 use whimbrel_wire::FlowTuple;
 
@@ -59,6 +59,10 @@ pub struct Host {
     pub op_takes: Duration,
     /// How often its kernel was asked to wake the senders of a peer's flows.
     pub kicks: u64,
+    /// What its senders have.
+    pub windows: Option<SendWindows>,
+    /// What the senders of a peer's flows were told to come back to when they went elsewhere, in order.
+    pub comebacks: Vec<(PeerId, Option<Comeback>)>,
     /// How often its sockets were to say what they have.
     pub acknowledgements: u64,
     /// How often sockets were looked for that a peer may mean.
@@ -133,6 +137,8 @@ impl Host {
             powers: Powers { inject: true, consume: true },
             op_takes: Duration::ZERO,
             kicks: 0,
+            windows: None,
+            comebacks: Vec::new(),
             acknowledgements: 0,
             finds: 0,
             named: BTreeSet::new(),

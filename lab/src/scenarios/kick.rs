@@ -119,7 +119,7 @@ fn outage(world: &mut World, pair: &mut FlowPair, to: &Site) -> Result<(Duration
     Ok((first, due - usable))
 }
 
-fn reconfigure(daemon: &mut Whimbrel, config: &str) -> Result<()> {
+pub(super) fn reconfigure(daemon: &mut Whimbrel, config: &str) -> Result<()> {
     let since = daemon.status()?.newest_event;
     daemon.reconfigure(config)?;
     daemon.wait_event("reloaded", since, LONG).map(drop)

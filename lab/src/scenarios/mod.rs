@@ -44,6 +44,7 @@ mod surroundings;
 mod udp_server;
 mod unmoved;
 mod upgrade;
+mod windows;
 mod world;
 mod young;
 
@@ -79,6 +80,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         young::SCENARIOS,
         families::SCENARIOS,
         kick::SCENARIOS,
+        windows::SCENARIOS,
         absence::SCENARIOS,
         helpers::SCENARIOS,
         rendezvous::SCENARIOS,

@@ -212,6 +212,8 @@ pub struct Config {
     pub control_mode: Option<u32>,
     /// Senders in back-off are made to retransmit when a path is there again.
     pub kick: bool,
+    /// Senders that come back to a network go on with what they had there.
+    pub windows: bool,
     /// Which young connections a peer may name after it has left the address that they are from.
     #[serde(deserialize_with = "value::read")]
     pub late_introductions: LateIntroductions,
@@ -267,6 +269,7 @@ impl Default for Config {
             port: DEFAULT_PORT,
             control_mode: None,
             kick: true,
+            windows: true,
             late_introductions: LateIntroductions::default(),
             rendezvous: Vec::new(),
             serve_rendezvous: false,
@@ -283,7 +286,7 @@ impl Default for Config {
 }
 
 /// Keys whose new values are taken in by a reload; those of all others count from the next start on.
-pub const RELOADED: [&str; 4] = ["control_mode", "kick", "log", "policy"];
+pub const RELOADED: [&str; 5] = ["control_mode", "kick", "log", "policy", "windows"];
 
 /// Keys, and whether the fields after them differ.
 macro_rules! differing {
@@ -298,7 +301,7 @@ impl Config {
     pub fn differences(&self, other: &Self) -> Vec<&'static str> {
         let compared = differing!(self, other:
             "trust" trust, "psk_file" psk, "carriers" carriers, "tunnel" tunnel_sealed, "port" port,
-            "control_mode" control_mode, "kick" kick, "late_introductions" late_introductions,
+            "control_mode" control_mode, "kick" kick, "windows" windows, "late_introductions" late_introductions,
             "rendezvous" rendezvous, "serve_rendezvous" serve_rendezvous, "community_rendezvous" community_rendezvous,
             "processes" processes, "privileged_options" privileged_options, "stand_in" stand_in, "log" log,
             "event_log" event_log, "ask.allow" ask.allow, "ask.deny" ask.deny, "limits.questions" limits.questions,

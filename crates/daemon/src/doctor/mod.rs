@@ -243,6 +243,12 @@ fn kernel() -> Vec<Finding> {
                 .mend("run `whimbrel doctor` as root")
         }
     });
+    // Nothing is lost without it but time.
+    let windows = match features.windows {
+        true => "kept for when they come back to a network",
+        false => "not kept (Linux 6.5 can): senders that come back to a network find out anew what it takes",
+    };
+    findings.push(Finding::ok("kernel", "windows of senders", windows));
     findings
 }
 

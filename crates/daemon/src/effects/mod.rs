@@ -165,6 +165,9 @@ impl Effects {
                 }
                 host.remove_binding(now, id)?;
             }
+            Op::Binding(BindingOp::Windows { peer, comeback }) => {
+                return Ok(OpDone::Windows(host.turn_windows(peer, comeback, snapshot)?));
+            }
             Op::Binding(BindingOp::Acknowledge { peer }) => host.acknowledge_later(peer),
             Op::Binding(BindingOp::Kick { peer, lost }) => {
                 if let Some(lost) = host.take_turn(now, peer, lost) {

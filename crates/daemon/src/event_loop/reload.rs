@@ -21,12 +21,14 @@ impl EventLoop {
         (self.settings.set_log_level)(config.log);
         warn_of(&config);
         self.desk.host.senders.set_kick(config.kick);
+        self.desk.host.senders.set_windows(config.windows);
         crate::grant(&self.desk.server, config.control_mode);
         self.judge.replace(config.policies.clone(), &mut self.desk.node);
         self.desk.host.set_policies(&config.policies);
         let differing = self.settings.config.differences(&config);
         (self.settings.config.log, self.settings.config.kick, self.settings.config.control_mode) =
             (config.log, config.kick, config.control_mode);
+        self.settings.config.windows = config.windows;
         self.settings.config.policies = config.policies;
         self.desk.tell(reloaded(&differing));
     }

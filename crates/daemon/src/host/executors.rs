@@ -131,7 +131,7 @@ impl Host {
         Means { datapath, injector, tunnel }
     }
 
-    /// `kick`: whether senders are woken.
+    /// `kick`: whether senders are woken; `windows`: whether those that come back go on with what they had.
     pub(crate) fn new(
         mut datapath: Datapath,
         tunnel: Tunnel,
@@ -139,6 +139,7 @@ impl Host {
         flows: Installed,
         run_dir: &Path,
         kick: bool,
+        windows: bool,
     ) -> Result<Self, Failure> {
         datapath.set_tunnel(tunnel.device().index(), MARK.value, MARK.mask)?;
         datapath.set_lapses(false)?;
@@ -180,7 +181,7 @@ impl Host {
             surroundings_changed: false,
             unsettled: None,
             found: Vec::new(),
-            senders: Senders::new(kick)?,
+            senders: Senders::new(kick, windows)?,
             next_hops: NextHops::default(),
             optimistic: OptimisticAddresses::open(run_dir)?,
             dead_links: DeadLinks::open(run_dir)?,

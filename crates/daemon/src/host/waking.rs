@@ -1,9 +1,10 @@
 //! Has senders go on, and sockets fit what has become of their flows.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use whimbrel_datapath::Fitted;
-use whimbrel_protocol::{Binding, BindingId, FlowEntry, LocalEnd, PeerId, Time};
+use whimbrel_datapath::{Fitted, TcpSocket, monotonic};
+use whimbrel_protocol::{Binding, BindingId, Comeback, FlowEntry, LocalEnd, PeerId, SendWindows, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::introductions::Snapshot;
@@ -97,6 +98,30 @@ impl Host {
             }
         }
         tracing::debug!(said, "had sockets say what they have");
+    }
+
+    /// What the TCP senders of a peer's flows have, as far as their sockets are this host's own; they go on with what
+    /// they come back to, in equal parts. None where very many have it: to look at them takes longer than to find out
+    /// anew.
+    pub(crate) fn turn_windows(
+        &mut self,
+        peer: PeerId,
+        comeback: Option<Comeback>,
+        snapshot: &mut Snapshot,
+    ) -> Result<Option<SendWindows>, Failure> {
+        if self.remotes.flows_of(peer) > FEW {
+            return Ok(None);
+        }
+        let since = monotonic().unwrap_or(Duration::MAX);
+        let theirs = |(flow, entry): &(&FlowTuple, &FlowEntry)| {
+            let here = entry.end == LocalEnd::Here && flow.transport == Transport::Tcp;
+            here && entry.peer == peer && entry.side == 0
+        };
+        let flows: Vec<FlowTuple> = self.flows.all().iter().filter(theirs).map(|(flow, _)| *flow).collect();
+        self.look_up(&flows, false, snapshot)?;
+        let sockets = flows.iter().filter_map(|flow| snapshot.get(flow));
+        let senders: Vec<TcpSocket> = sockets.filter(|socket| socket.sends).copied().collect();
+        Ok(self.senders.turn_windows(peer, &senders, comeback.as_ref(), since))
     }
 
     pub(crate) fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {

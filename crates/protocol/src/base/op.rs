@@ -2,6 +2,7 @@
 
 pub(crate) mod chain;
 pub(crate) mod relocation;
+pub(crate) mod windows;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,6 +17,7 @@ pub use whimbrel_wire::{BindingId, PeerId};
 use crate::base::id::LinkId;
 use chain::ChainOp;
 use relocation::MoveOp;
+use windows::Comeback;
 
 /// An effect that the caller carries out.
 #[derive(Clone, Debug, PartialEq)]
@@ -174,6 +176,14 @@ pub enum BindingOp {
         peer: PeerId,
         /// All that was in flight is lost, so those whose timer has not run out once have something to send again, too.
         lost: bool,
+    },
+    /// The TCP flows of a peer go by another network from now on: tell what their senders had on the one before, by
+    /// [`OpDone::Windows`](crate::OpDone::Windows), and have them go on with what they come back to (P-246, P-247).
+    Windows {
+        /// Whose.
+        peer: PeerId,
+        /// `None`: nothing is known of where they are now.
+        comeback: Option<Comeback>,
     },
 }
 

@@ -14,6 +14,7 @@ use crate::base::event::Event;
 use crate::base::flow_name::FlowName;
 use crate::base::id::LinkId;
 use crate::base::op::relocation::{LeaseName, MoveOp};
+use crate::base::op::windows::{Left, SendWindows};
 use crate::base::op::{BindingId, Op, PeerId};
 
 /// One thing that a node asks of its caller, or tells it.
@@ -55,6 +56,8 @@ pub enum OpDone {
     Dumped(Vec<u8>),
     /// [`FlowOp::LookAtUse`](crate::FlowOp::LookAtUse): how long ago; `None`: longer than anybody remembers.
     Used(Option<Duration>),
+    /// [`BindingOp::Windows`](crate::BindingOp::Windows): what there was; `None`: no sender had anything to send.
+    Windows(Option<SendWindows>),
     /// [`MoveOp::Lend`]: the endpoints, definite.
     Lent(Ends),
     /// A chain is not made so, and nothing has changed.
@@ -91,6 +94,8 @@ pub(crate) enum Asked {
     FindSockets(PeerId),
     /// Whether a flow is in use.
     Use(FlowTuple),
+    /// What senders had on networks that were left.
+    Windows(PeerId, Left),
     Install(FlowTuple),
     /// A flow that this host holds is one with its owner.
     Lead(FlowName),

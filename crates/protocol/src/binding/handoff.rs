@@ -684,6 +684,7 @@ impl BindingLayer {
         self.choose_carrier(now, id, base);
         self.set_tunnel_path(id, base);
         self.apply_binding(now, id, base);
+        self.turn_windows(now, id, base);
         self.refresh_sets(base);
         self.refresh_listening(now, base);
         if waited {

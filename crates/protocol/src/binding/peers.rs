@@ -9,6 +9,7 @@ use whimbrel_wire::message::UpdateFlags;
 
 use crate::Time;
 use crate::base::attachments::Attachment;
+use crate::base::op::windows::Networks;
 use crate::base::op::{Binding, Carrier, FlowEntry, KnownPlace, NOWHERE, PeerId, Places, SavedPeer};
 use crate::base::output::OpId;
 use crate::base::pace::FORMER;
@@ -16,6 +17,7 @@ use crate::binding::BindingLayer;
 use crate::binding::placed::Sides;
 use crate::binding::untold::Forgotten;
 use crate::binding::update::{Meanwhile, PendingUpdate};
+use crate::binding::windows::Windows;
 use crate::flow::peers::{Away, FlowPeer};
 use crate::path::challenge::Awaited;
 use crate::path::paths::Paths;
@@ -99,6 +101,8 @@ pub(crate) struct BoundPeer {
     pub(super) sides: Sides,
     /// What it is to be told before this host forgets its flows for good.
     pub(super) forgotten: Forgotten,
+    /// What its senders had elsewhere.
+    pub(super) windows: Windows,
 }
 
 impl BoundPeer {
@@ -108,7 +112,8 @@ impl BoundPeer {
 
     /// Entries of all tables together.
     pub(crate) fn entries(&self) -> usize {
-        self.former.len() + self.known_places.len() + self.own_places.len() + self.sides.entries()
+        let places = self.known_places.len() + self.own_places.len();
+        self.former.len() + places + self.sides.entries() + self.windows.entries()
     }
 
     /// A peer that a daemon before this one knew.
@@ -397,6 +402,15 @@ where
         }
     }
 
+    /// The networks that it and this host meet by, as far as this host knows them.
+    pub(crate) fn networks(&self) -> Option<Networks> {
+        let Attachment { link, address, .. } = self.path.attachment()?;
+        let here = self.binding.known_places.iter().rfind(|place| place.number == self.flow.places().peer);
+        let seen = self.path.remote().ip();
+        let (claimed, observed) = here.map_or((seen, seen), |here| (here.claimed.ip(), here.observed.ip()));
+        Some(Networks { link, source: address, claimed, observed })
+    }
+
     /// Whether something between us translates addresses, in either direction.
     pub(crate) fn translated(&self) -> bool {
         let theirs = self.is_mapped();
@@ -470,6 +484,10 @@ where
 {
     /// A flow is one with the peer from now on.
     pub(crate) fn add_flow(&mut self, flow: FlowTuple, entry: &FlowEntry) {
+        if self.flow.flows().is_empty() {
+            let networks = self.networks();
+            self.binding.windows.settle(networks);
+        }
         self.record_own_place();
         self.flow.add(flow, entry);
     }

@@ -41,6 +41,10 @@ impl Node {
             self.binding.flow_mut().handle_use(now, &flow, *ago, &mut self.base);
             return;
         }
+        if let (&Asked::Windows(peer, left), Ok(OpDone::Windows(had))) = (&asked, &result) {
+            self.binding.handle_windows(now, peer, left, *had);
+            return;
+        }
         let Err(error) = result else {
             match asked {
                 Asked::Install(flow) => self.binding.flow_mut().confirm_installed(&flow, &mut self.base),
@@ -64,6 +68,8 @@ impl Node {
             Asked::Say(..) | Asked::Move(_) | Asked::Chain(..) => {}
             // It is asked again when that is due.
             Asked::Use(_) => {}
+            // They go on as anywhere else.
+            Asked::Windows(..) => {}
             Asked::Install(flow) => {
                 self.undo_installed(now, &flow);
                 self.base.event(Event::OpFailed { what: format!("making {flow} movable"), error: error.sentence });

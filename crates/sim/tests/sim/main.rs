@@ -38,4 +38,5 @@ mod shared_nat;
 mod strange_moves;
 mod taking;
 mod unconnected;
+mod windows;
 mod young;

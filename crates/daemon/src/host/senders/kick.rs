@@ -415,6 +415,10 @@ mod tests {
             received: 0,
             heard: 0,
             round_trip: Duration::ZERO,
+            least_round_trip: Duration::ZERO,
+            window: 0,
+            threshold: None,
+            sends: false,
         }
     }
 

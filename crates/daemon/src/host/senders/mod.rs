@@ -4,17 +4,21 @@
 //! kick.rs        looks at sockets, and what makes them send again
 //! postponed.rs   where very many move to a path that is not confirmed
 //! fitting.rs     when the options of sockets are made to fit what has become of their flows
+//! windows.rs     what they have, and what those that come back to a network go on with
 //! ```
 
 mod fitting;
 mod kick;
 mod postponed;
+mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
-use whimbrel_protocol::{PeerId, Time};
+use whimbrel_datapath::TcpSocket;
+use whimbrel_protocol::{Comeback, PeerId, SendWindows, Time};
 
 use super::Failure;
 use crate::work::Work;
@@ -24,6 +28,7 @@ pub(crate) use fitting::{Passed, pass};
 use kick::Kicks;
 pub(super) use postponed::FEW;
 use postponed::Postponed;
+use windows::Comebacks;
 
 /// What is done about senders.
 pub(crate) struct Senders {
@@ -43,11 +48,13 @@ pub(crate) struct Senders {
     pub(super) kick: bool,
     /// Peers whose flows are to say what they have.
     pub(super) acknowledging: BTreeSet<PeerId>,
+    /// Those that come back to a network.
+    comebacks: Comebacks,
 }
 
 impl Senders {
-    /// `kick`: whether senders are woken.
-    pub(super) fn new(kick: bool) -> Result<Self, Failure> {
+    /// `kick`: whether senders are woken; `windows`: whether those that come back go on with what they had.
+    pub(super) fn new(kick: bool, windows: bool) -> Result<Self, Failure> {
         Ok(Self {
             kicks: Kicks::default(),
             postponed: Postponed::default(),
@@ -59,12 +66,30 @@ impl Senders {
             unfitted: 0,
             kick,
             acknowledging: BTreeSet::new(),
+            comebacks: Comebacks::new(windows),
         })
     }
 
     /// Whether senders are woken from now on.
     pub(crate) fn set_kick(&mut self, kick: bool) {
         self.kick = kick;
+    }
+
+    /// Whether senders that come back to a network go on with what they had there, from now on.
+    pub(crate) fn set_windows(&mut self, windows: bool) {
+        self.comebacks.set_wanted(windows);
+    }
+
+    /// What senders of one peer have together; they come back to a network, where anything is known of it.
+    pub(super) fn turn_windows(
+        &mut self,
+        peer: PeerId,
+        senders: &[TcpSocket],
+        comeback: Option<&Comeback>,
+        since: Duration,
+    ) -> Option<SendWindows> {
+        self.comebacks.take(peer, senders, comeback, since);
+        windows::had(senders)
     }
 
     /// Readable when a pass over the sockets is over.
@@ -94,6 +119,7 @@ impl Senders {
     pub(super) fn remove_peer(&mut self, peer: PeerId) {
         self.kicks.remove_peer(peer);
         self.postponed.remove(peer);
+        self.comebacks.remove_peer(peer);
         self.fitting.want();
     }
 

@@ -203,7 +203,16 @@ impl Lessor {
                     below.signal(Signal::Led { flow: name.flow(), result: Ok(terms_of(far)) });
                 }
             }
-            (Ok(OpDone::Done | OpDone::Used(_) | OpDone::Dumped(_) | OpDone::ChainRefused { .. }), _) => {
+            (
+                Ok(
+                    OpDone::Done
+                    | OpDone::Used(_)
+                    | OpDone::Windows(_)
+                    | OpDone::Dumped(_)
+                    | OpDone::ChainRefused { .. },
+                ),
+                _,
+            ) => {
                 self.leases.remove(&name);
             }
             (Err(failed), Some(_)) => {

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * A congestion control for one round trip: that of a sender which comes back to a network where it has been, and has
+ * what it had there (docs/decisions/0109-windows-are-kept.md). Its phases are those of careful resume (RFC 9959). It is
+ * put in the place of the socket's own, which it puts back itself; that begins anew with the window and the threshold
+ * that it finds (tcp_init_congestion_control).
+ */
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#include "abi.h"
+#include "lib/socket.h"
+
+#ifndef SOL_TCP
+#define SOL_TCP 6
+#endif
+#ifndef TCP_CONGESTION
+#define TCP_CONGESTION 13
+#endif
+
+/* include/net/tcp.h: TCP_CA_NAME_MAX */
+#define NAME_BYTES 16
+/* include/net/sock.h, enum sk_pacing */
+#define PACING_NONE 0
+#define PACING_NEEDED 1
+/* RFC 6928, in segments */
+#define INITIAL_WINDOW 10
+#define MICROSECONDS 1000000ULL
+/* And ten round trips, microseconds: before what was sent after the hand-off is answered */
+#define ANSWERED_WITHIN 1000000ULL
+
+/* What of struct tcp_congestion_ops is filled in (include/net/tcp.h). */
+struct tcp_congestion_ops {
+	__u32 (*ssthresh)(struct sock *sk);
+	void (*cong_control)(struct sock *sk);
+	__u32 (*undo_cwnd)(struct sock *sk);
+	void (*init)(struct sock *sk);
+	char name[NAME_BYTES];
+};
+
+/* What it is registered as: names are the machine's, and each instance has one of its own. */
+const volatile char ours[NAME_BYTES] SEC(".rodata.ours");
+/* There in every kernel. */
+const volatile char common[NAME_BYTES] SEC(".rodata.common") = "reno";
+
+enum phase {
+	PHASE_NORMAL = 0, /* its own congestion control has it */
+	PHASE_RECONNAISSANCE = 1,
+	PHASE_UNVALIDATED = 2,
+	PHASE_VALIDATING = 3,
+	PHASE_RETREAT = 4,
+	PHASE_CALLED_OFF = 5, /* it has gone on to a network of which nothing is known */
+};
+
+struct resuming {
+	struct resumption saved;
+	__u64 turned;	 /* microseconds: when the phase began */
+	__u32 round_trip; /* microseconds, over which the jump is sent */
+	__u32 phase;
+	__u32 delivered; /* segments, when it jumped; before that, when it began */
+	__u32 lost;	 /* segments, when it jumped; once some of that is answered, then */
+	__u32 others;	 /* segments: so many at the most may yet turn out to be lost of what went before the jump */
+	__u32 under_way; /* segments, when it jumped */
+	__u32 arrived;	 /* segments, of which so many have arrived before any of the jump */
+	__u32 answered;	 /* 1: some of what the jump has sent has arrived */
+	__u32 window;	 /* segments: it jumped from */
+	__u32 pacing;	 /* enum sk_pacing, before */
+	char own[NAME_BYTES];
+};
+
+/* The kernel drops it with the socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct resuming);
+} resuming SEC(".maps");
+
+/* Whose senders come back, for one pass. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, struct flow_tuple);
+	__type(value, struct resumption);
+} resumptions SEC(".maps");
+
+static __always_inline void copy(char *to, const volatile char *from)
+{
+	for (int i = 0; i < NAME_BYTES; i++)
+		to[i] = from[i];
+}
+
+static __always_inline __u32 segments(const struct tcp_sock *tcp, __u32 bytes)
+{
+	__u32 size = tcp->mss_cache ? tcp->mss_cache : 536, count = bytes / size;
+
+	return count > 2 ? count : 2;
+}
+
+static __always_inline __u32 delivered_since(const struct tcp_sock *tcp, const struct resuming *state)
+{
+	return tcp->delivered - state->delivered;
+}
+
+/* Whether something is lost that was sent in the jump: no more can be of what went before. */
+static __always_inline bool has_lost(const struct tcp_sock *tcp, const struct resuming *state)
+{
+	return (__s32)(tcp->lost - state->lost - state->others) > 0;
+}
+
+static __always_inline __u32 in_flight(const struct tcp_sock *tcp)
+{
+	return tcp->packets_out - tcp->sacked_out - tcp->lost_out + tcp->retrans_out;
+}
+
+static __always_inline void set_window(struct tcp_sock *tcp, __u32 window)
+{
+	tcp->snd_cwnd = window < tcp->snd_cwnd_clamp ? window : tcp->snd_cwnd_clamp;
+}
+
+/* Normal: the socket has its own again. */
+static __always_inline void finish(struct sock *sk, struct resuming *state)
+{
+	char own[NAME_BYTES];
+
+	state->phase = PHASE_NORMAL;
+	if (state->pacing == PACING_NONE)
+		sk->sk_pacing_status = PACING_NONE;
+	__builtin_memcpy(own, state->own, sizeof(own));
+	bpf_setsockopt(sk, SOL_TCP, TCP_CONGESTION, own, sizeof(own));
+}
+
+/*
+ * RFC 9959, Safe Retreat: something of what the jump has sent is lost. No more is under way than half of what has
+ * arrived since, nor is less than what anybody may begin with.
+ */
+static __always_inline void retreat(struct sock *sk, struct tcp_sock *tcp, struct resuming *state)
+{
+	__u32 half = delivered_since(tcp, state) / 2;
+
+	if (half < INITIAL_WINDOW)
+		half = INITIAL_WINDOW;
+	tcp->snd_ssthresh = half;
+	if (tcp->snd_cwnd > half)
+		set_window(tcp, half);
+	finish(sk, state);
+}
+
+/*
+ * RFC 9959, Reconnaissance: what has been sent since has been answered, and the round trip may be that of the network
+ * which is remembered.
+ */
+static __always_inline void look_around(struct sock *sk, struct tcp_sock *tcp, struct resuming *state)
+{
+	const struct resumption *saved = &state->saved;
+	__u64 elapsed = tcp->tcp_mstamp - saved->since, rate;
+	bool fresh = tcp->rack.mstamp >= saved->since;
+	__u32 round_trip, window;
+
+	if (!delivered_since(tcp, state))
+		return;
+	/* Answers to what went the former way say nothing. What is sent again leaves no time of its own sometimes. */
+	if (!fresh && elapsed < saved->least - saved->least / 8)
+		return;
+	round_trip = fresh && tcp->rack.rtt_us < elapsed ? tcp->rack.rtt_us : elapsed;
+	/* What comes of it so late was lost on the way, or the network is not what it was. */
+	if (round_trip < saved->least / 2 || elapsed > ANSWERED_WITHIN + 10ULL * saved->smoothed ||
+	    round_trip / 10 > saved->smoothed) {
+		finish(sk, state);
+		return;
+	}
+	window = segments(tcp, saved->window);
+	state->window = tcp->snd_cwnd;
+	state->delivered = tcp->delivered;
+	state->lost = tcp->lost;
+	/* Each that is out, though the kernel may take back that it is lost and say so anew; each that was sent again. */
+	state->others = tcp->packets_out - tcp->sacked_out + tcp->retrans_out;
+	state->under_way = in_flight(tcp);
+	state->arrived = 0;
+	state->answered = 0;
+	state->turned = tcp->tcp_mstamp;
+	state->round_trip = round_trip;
+	state->phase = PHASE_UNVALIDATED;
+	tcp->snd_ssthresh = segments(tcp, saved->threshold);
+	if (window <= tcp->snd_cwnd) {
+		finish(sk, state);
+		return;
+	}
+	set_window(tcp, window);
+	/* Over a round trip, not at once. */
+	rate = (__u64)window * tcp->mss_cache * MICROSECONDS / (round_trip ? round_trip : 1);
+	sk->sk_pacing_rate = rate;
+	if (state->pacing == PACING_NONE)
+		sk->sk_pacing_status = PACING_NEEDED;
+}
+
+/*
+ * What went before the jump arrives before it does, or is taken for lost when the first of it arrives (RFC 8985): after
+ * that it cannot be blamed for what is lost.
+ */
+static __always_inline void note_answer(const struct tcp_sock *tcp, struct resuming *state)
+{
+	__u32 resolved = state->arrived + tcp->lost - state->lost;
+
+	if (tcp->rack.mstamp <= state->turned) {
+		state->arrived = delivered_since(tcp, state);
+		return;
+	}
+	state->others = resolved < state->under_way ? state->under_way - resolved : 0;
+	state->lost = tcp->lost;
+	state->answered = 1;
+}
+
+/* RFC 9959, Unvalidated and Validating: what the jump has sent arrives, or does not. */
+static __always_inline void validate(struct sock *sk, struct tcp_sock *tcp, struct resuming *state)
+{
+	__u32 most = segments(tcp, state->saved.most), pipe = delivered_since(tcp, state), grown;
+
+	if (has_lost(tcp, state)) {
+		retreat(sk, tcp, state);
+		return;
+	}
+	if (!state->answered)
+		note_answer(tcp, state);
+	if (tcp->rack.mstamp <= state->turned)
+		return;
+	if (state->phase == PHASE_UNVALIDATED) {
+		if (tcp->tcp_mstamp - state->turned < state->round_trip)
+			return;
+		state->phase = PHASE_VALIDATING;
+		state->turned = tcp->tcp_mstamp;
+		/* What has not been used is not had. */
+		pipe += in_flight(tcp);
+		if (pipe < tcp->snd_cwnd)
+			set_window(tcp, pipe > state->window ? pipe : state->window);
+		return;
+	}
+	/* The last that was sent before any of it was answered has arrived. Slow start goes on to what there was. */
+	grown = tcp->snd_cwnd + pipe;
+	if (grown > most)
+		grown = most;
+	if (grown > tcp->snd_cwnd)
+		set_window(tcp, grown);
+	finish(sk, state);
+}
+
+SEC("struct_ops/resume_control")
+int BPF_PROG(resume_control, struct sock *sk)
+{
+	struct tcp_sock *tcp = (struct tcp_sock *)sk;
+	struct resuming *state = bpf_sk_storage_get(&resuming, sk, NULL, 0);
+	char name[NAME_BYTES];
+
+	(void)ctx;
+	if (!state || state->phase == PHASE_NORMAL) {
+		/* Its program has chosen this one by itself. */
+		copy(name, common);
+		bpf_setsockopt(sk, SOL_TCP, TCP_CONGESTION, name, sizeof(name));
+		return 0;
+	}
+	if (state->phase == PHASE_RECONNAISSANCE)
+		look_around(sk, tcp, state);
+	else if (state->phase == PHASE_CALLED_OFF)
+		finish(sk, state);
+	else if (state->phase == PHASE_RETREAT)
+		retreat(sk, tcp, state);
+	else
+		validate(sk, tcp, state);
+	return 0;
+}
+
+static __always_inline bool jumped(const struct resuming *state)
+{
+	return state->phase >= PHASE_UNVALIDATED && state->phase <= PHASE_RETREAT;
+}
+
+/* The kernel takes some for lost. Before the jump that is what went the former way. */
+SEC("struct_ops/resume_ssthresh")
+__u32 BPF_PROG(resume_ssthresh, struct sock *sk)
+{
+	struct tcp_sock *tcp = (struct tcp_sock *)sk;
+	struct resuming *state = bpf_sk_storage_get(&resuming, sk, NULL, 0);
+	__u32 half = tcp->snd_cwnd / 2;
+
+	(void)ctx;
+	if (state && state->phase == PHASE_RECONNAISSANCE)
+		return segments(tcp, state->saved.window);
+	if (state && jumped(state) && !has_lost(tcp, state))
+		return segments(tcp, state->saved.threshold);
+	if (state && jumped(state)) {
+		state->phase = PHASE_RETREAT;
+		half = delivered_since(tcp, state) / 2;
+	}
+	return half > 2 ? half : 2;
+}
+
+SEC("struct_ops/resume_undo")
+__u32 BPF_PROG(resume_undo, struct sock *sk)
+{
+	const struct tcp_sock *tcp = (const struct tcp_sock *)sk;
+
+	(void)ctx;
+	return tcp->snd_cwnd;
+}
+
+/* What a faster network took is too much for this one. */
+SEC("struct_ops/resume_init")
+int BPF_PROG(resume_init, struct sock *sk)
+{
+	struct tcp_sock *tcp = (struct tcp_sock *)sk;
+	struct resuming *state = bpf_sk_storage_get(&resuming, sk, NULL, 0);
+
+	(void)ctx;
+	if (state && state->phase == PHASE_RECONNAISSANCE && tcp->snd_cwnd > segments(tcp, state->saved.most))
+		set_window(tcp, segments(tcp, state->saved.most));
+	return 0;
+}
+
+SEC(".struct_ops.link")
+struct tcp_congestion_ops resume = {
+	.ssthresh = (void *)resume_ssthresh,
+	.cong_control = (void *)resume_control,
+	.undo_cwnd = (void *)resume_undo,
+	.init = (void *)resume_init,
+	.name = "whimbrel",
+};
+
+static __always_inline bool is_ours(const char *name)
+{
+	for (int i = 0; i < NAME_BYTES; i++) {
+		if (name[i] != ours[i])
+			return false;
+		if (!name[i])
+			break;
+	}
+	return true;
+}
+
+/* Shows one byte for each socket that it has put this congestion control on. */
+SEC("iter/tcp")
+int resume_sockets(struct bpf_iter__tcp *context)
+{
+	struct sock_common *common = context->sk_common;
+	const struct resumption *saved;
+	char name[NAME_BYTES] = {};
+	struct flow_tuple own = {};
+	struct resuming *state;
+	struct tcp_sock *tcp;
+	__u8 shown = 1;
+
+	tcp = common ? bpf_skc_to_tcp_sock(common) : NULL;
+	if (!tcp)
+		return 0;
+	read_tuple(tcp, &own);
+	saved = bpf_map_lookup_elem(&resumptions, &own);
+	if (!saved)
+		return 0;
+	state = bpf_sk_storage_get(&resuming, tcp, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!state || bpf_getsockopt(tcp, SOL_TCP, TCP_CONGESTION, name, sizeof(name)))
+		return 0;
+	/* It may not have come to an end since it moved last. */
+	if (!saved->most) {
+		if (is_ours(name) && state->phase != PHASE_NORMAL)
+			state->phase = PHASE_CALLED_OFF;
+		return 0;
+	}
+	if (!is_ours(name)) {
+		__builtin_memcpy(state->own, name, sizeof(name));
+		state->pacing = tcp->inet_conn.icsk_inet.sk.sk_pacing_status;
+	}
+	state->saved = *saved;
+	state->phase = PHASE_RECONNAISSANCE;
+	state->delivered = tcp->delivered;
+	copy(name, ours);
+	if (bpf_setsockopt(tcp, SOL_TCP, TCP_CONGESTION, name, sizeof(name)))
+		state->phase = PHASE_NORMAL;
+	else
+		bpf_seq_write(context->meta->seq, &shown, sizeof(shown));
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
