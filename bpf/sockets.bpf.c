@@ -234,14 +234,28 @@ struct {
 } looked_up SEC(".maps");
 
 /*
+ * What arrives in two round trips, in segments, at the rate of the last few: a window and what it has waiting. The
+ * window before a repair may have been another network's, of which the repair is.
+ */
+static __always_inline __u32 borne(const struct tcp_sock *tcp)
+{
+	__u32 round_trip = tcp->srtt_us >> 3;
+
+	return tcp->rate_interval_us ? (__u64)tcp->rate_delivered * 2 * round_trip / tcp->rate_interval_us : 0;
+}
+
+/*
  * The window at which it last worked. What is under way when a network is lost counts as lost there, which says nothing
  * of how much that network takes; an error that has all of it sent again leaves the window as it was.
  */
 static __always_inline void record_window(const struct tcp_sock *tcp, struct socket_record *record)
 {
 	bool repairs = congestion_state(tcp) >= CONGESTION_RECOVERY;
+	__u32 before = tcp->prior_cwnd, most = borne(tcp);
 
-	record->window = repairs && tcp->prior_cwnd > tcp->snd_cwnd ? tcp->prior_cwnd : tcp->snd_cwnd;
+	if (before > most)
+		before = most;
+	record->window = repairs && before > tcp->snd_cwnd ? before : tcp->snd_cwnd;
 	record->threshold = tcp->snd_ssthresh >= NO_THRESHOLD ? 0 : tcp->snd_ssthresh;
 	if (repairs)
 		record->threshold = record->window;

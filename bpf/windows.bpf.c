@@ -29,6 +29,12 @@
 /* RFC 6928, in segments */
 #define INITIAL_WINDOW 10
 #define MICROSECONDS 1000000ULL
+/*
+ * Of the round trip, and of the window, in which this host may drop what it sends: the answer that a jump waits for
+ * comes at the same time as the one that confirms the path, and no more than an allowance goes there before that is
+ * known.
+ */
+#define EARLY_PART 4
 /* And ten round trips, microseconds: before what was sent after the hand-off is answered */
 #define ANSWERED_WITHIN 1000000ULL
 
@@ -58,14 +64,15 @@ enum phase {
 struct resuming {
 	struct resumption saved;
 	__u64 turned;	 /* microseconds: when the phase began */
+	__u64 settled;	 /* microseconds: what is lost of what was sent before that may have been dropped by ourselves */
 	__u32 round_trip; /* microseconds, over which the jump is sent */
 	__u32 phase;
 	__u32 delivered; /* segments, when it jumped; before that, when it began */
 	__u32 lost;	 /* segments, when it jumped; once some of that is answered, then */
-	__u32 others;	 /* segments: so many at the most may yet turn out to be lost of what went before the jump */
-	__u32 under_way; /* segments, when it jumped */
-	__u32 arrived;	 /* segments, of which so many have arrived before any of the jump */
-	__u32 answered;	 /* 1: some of what the jump has sent has arrived */
+	__u32 others;	 /* segments: so many at the most may yet turn out to be lost of what went before that */
+	__u32 under_way; /* segments, then */
+	__u32 arrived;	 /* segments, of which so many have arrived before any of what was sent later */
+	__u32 answered;	 /* 1: some of what was sent later has arrived */
 	__u32 window;	 /* segments: it jumped from */
 	__u32 pacing;	 /* enum sk_pacing, before */
 	char own[NAME_BYTES];
@@ -178,11 +185,12 @@ static __always_inline void look_around(struct sock *sk, struct tcp_sock *tcp, s
 	state->delivered = tcp->delivered;
 	state->lost = tcp->lost;
 	/* Each that is out, though the kernel may take back that it is lost and say so anew; each that was sent again. */
-	state->others = tcp->packets_out - tcp->sacked_out + tcp->retrans_out;
-	state->under_way = in_flight(tcp);
+	state->others = tcp->packets_out - tcp->sacked_out + tcp->retrans_out + window / EARLY_PART;
+	state->under_way = in_flight(tcp) + window / EARLY_PART;
 	state->arrived = 0;
 	state->answered = 0;
 	state->turned = tcp->tcp_mstamp;
+	state->settled = tcp->tcp_mstamp + round_trip / EARLY_PART;
 	state->round_trip = round_trip;
 	state->phase = PHASE_UNVALIDATED;
 	tcp->snd_ssthresh = segments(tcp, saved->threshold);
@@ -200,13 +208,13 @@ static __always_inline void look_around(struct sock *sk, struct tcp_sock *tcp, s
 
 /*
  * What went before the jump arrives before it does, or is taken for lost when the first of it arrives (RFC 8985): after
- * that it cannot be blamed for what is lost.
+ * that it cannot be blamed for what is lost. The jump's first part counts as before it.
  */
 static __always_inline void note_answer(const struct tcp_sock *tcp, struct resuming *state)
 {
 	__u32 resolved = state->arrived + tcp->lost - state->lost;
 
-	if (tcp->rack.mstamp <= state->turned) {
+	if (tcp->rack.mstamp <= state->settled) {
 		state->arrived = delivered_since(tcp, state);
 		return;
 	}

@@ -147,6 +147,8 @@ struct tcp_sock {
 	__u32 prior_cwnd;
 	__u32 delivered;
 	__u32 lost;
+	__u32 rate_delivered;
+	__u32 rate_interval_us;
 	__u32 tsoffset;
 	__u32 segs_in;
 	__u32 srtt_us;
