@@ -41,7 +41,7 @@ pub(crate) struct Attached {
 impl Attached {
     /// A host has one interface in each network.
     pub(crate) fn link(&self) -> LinkId {
-        LinkId(self.network.0 as u32 + 2)
+        crate::World::link_to(self.network)
     }
 }
 

@@ -7,6 +7,7 @@ mod flow;
 mod owners;
 mod process;
 mod relocate;
+mod wishes;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};

@@ -24,6 +24,7 @@ mod newcomer;
 mod onward;
 mod pairing;
 mod policy;
+mod preferred;
 mod processes;
 mod programs;
 mod real_programs;
@@ -76,6 +77,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         lab_itself::SCENARIOS,
         roam::SCENARIOS,
         silent::SCENARIOS,
+        preferred::SCENARIOS,
         newcomer::SCENARIOS,
         young::SCENARIOS,
         families::SCENARIOS,

@@ -29,6 +29,7 @@ pub use crate::role::anchor::config::{Anchor, Lendable};
 pub use crate::role::gateway::config::Gateway;
 use crate::role::helpers::section::Sections;
 pub use crate::role::links::config::Links;
+pub use crate::role::links::wishes::Preference;
 use crate::role::rendezvous::names::is_name;
 use document::Document;
 pub use document::{ConfigError, Doubt, Spot};
@@ -154,7 +155,7 @@ pub struct Metrics {
 
 /// The keys of [`Config`] that are sections, and those that are lists of sections.
 const SECTIONS: [&str; 7] = ["anchor", "ask", "dns", "gateway", "limits", "links", "metrics"];
-const LISTED: [&str; 3] = ["helper", "peers", "policy"];
+const LISTED: [&str; 4] = ["helper", "peers", "policy", "prefer"];
 
 /// All that can be configured.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -174,6 +175,10 @@ pub struct Config {
     /// Keys that are known beforehand.
     pub peers: Vec<KnownPeer>,
     policy: Vec<crate::policy::config::Section>,
+    prefer: Vec<crate::role::links::wishes::Section>,
+    /// `[[prefer]]`: by which networks which peers are reached.
+    #[serde(skip)]
+    pub preferences: Vec<Preference>,
     /// `[[policy]]`: how which connections are treated.
     #[serde(skip)]
     pub policies: Policies,
@@ -253,6 +258,8 @@ impl Default for Config {
             psk_open: None,
             peers: Vec::new(),
             policy: Vec::new(),
+            prefer: Vec::new(),
+            preferences: Vec::new(),
             policies: Policies::default(),
             helper: Vec::new(),
             helpers: Sections::default(),
@@ -286,7 +293,7 @@ impl Default for Config {
 }
 
 /// Keys whose new values are taken in by a reload; those of all others count from the next start on.
-pub const RELOADED: [&str; 5] = ["control_mode", "kick", "log", "policy", "windows"];
+pub const RELOADED: [&str; 6] = ["control_mode", "kick", "log", "policy", "prefer", "windows"];
 
 /// Keys, and whether the fields after them differ.
 macro_rules! differing {
@@ -308,7 +315,8 @@ impl Config {
             "limits.connections" limits.connections, "limits.connections_per_peer" limits.connections_per_peer,
             "links.mode" links.mode, "links.sh1" links.sh1, "links.sh2" links.sh2,
             "metrics.listen" metrics.listen, "anchor" anchor, "gateway.behind" gateway.behind, "dns" dns,
-            "peers" peers, "policy" policies, "helper" helpers);
+            "peers" peers, "policy" policies, "prefer" preferences,
+            "helper" helpers);
         compared.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }
 
@@ -378,6 +386,11 @@ impl Config {
         let policies: Vec<Policy> = policies.collect::<Result<_, _>>()?;
         self.doubts.extend(document.dead("policy", policies.iter().map(|policy| &policy.matcher)));
         self.policies = Policies::new(policies);
+        let preferences = std::mem::take(&mut self.prefer).into_iter().enumerate();
+        let preferences = preferences.map(|(index, section)| section.preference(document, &format!("prefer.{index}")));
+        self.preferences = preferences.collect::<Result<_, _>>()?;
+        let every: Vec<bool> = self.preferences.iter().map(Preference::means_all).collect();
+        self.doubts.extend(document.after_all("prefer", "peer", &every));
         self.helpers =
             crate::role::helpers::config::sections(std::mem::take(&mut self.helper), &mut self.doubts, document)?;
         self.event_log_at = self.event_log.as_ref().map(|_| document.spot("event_log"));

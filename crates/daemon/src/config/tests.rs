@@ -40,7 +40,7 @@ fn every_key_is_compared() {
          [gateway]\nbehind = ['192.0.2.0/24']\n[anchor]\naddresses = ['192.0.2.0/24']\n\
          [dns]\nname = 'a.b'\nzone = 'b'\nserver = '192.0.2.1'\nkey_file = 'psk'\nkey_name = 'k'\n\
          [[peers]]\naddress = '192.0.2.1'\nkey = '{key}'\n[[policy]]\nprotect = false\n\
-         [[helper]]\nname = 'x'\nkind = 'hold'\n"
+         [[prefer]]\nnearest = true\n[[helper]]\nname = 'x'\nkind = 'hold'\n"
     );
     let config = parse(&folder.join("w.toml"), &text).expect("valid");
     let mut named: Vec<&str> = config.differences(&Config::default());
@@ -480,5 +480,50 @@ fn what_is_lent_is_read() {
     ] {
         let complaint = complaint(&format!("[anchor]\n{text}"));
         assert!(complaint.contains(right), "{complaint}");
+    }
+}
+
+#[test]
+fn what_is_preferred_comes_to_interfaces_that_are_there() {
+    let config = parse(
+        Path::new("w.toml"),
+        "[[prefer]]\npeer = \"203.0.113.0/24\"\norder = [\"eth*\", \"wlan0\"]\nnever = \"wwan*\"\n\
+         price = { \"w*\" = 3, \"wlan*\" = 2 }\ndelay = 200\nloss = 5\n\n[[prefer]]\nnearest = true\n",
+    )
+    .expect("valid");
+    let link = |index, name: &str| whimbrel_kernel::route::Link {
+        index,
+        name: name.into(),
+        up: true,
+        carrier: true,
+        loopback: name == "lo",
+        kind: String::new(),
+        mtu: 1500,
+        carrier_losses: 0,
+        controller: None,
+        beyond: None,
+    };
+    let names = ["lo", "wlan0", "eth1", "wwan0", "tun7"];
+    let links = names.iter().zip(1..).map(|(name, index)| link(index, name)).collect();
+    let network = whimbrel_kernel::network::NetworkState { links, ..Default::default() };
+    let wishes = crate::role::links::wishes::wishes(&config.preferences, &network);
+    let id = whimbrel_protocol::LinkId;
+    assert_eq!((wishes[0].line, wishes[0].peers.len(), wishes[1].line, wishes[1].peers.len()), (1, 1, 9, 0));
+    let rules = &wishes[0].rules;
+    assert_eq!(rules.ranks, [(id(2), 1), (id(3), 0)].into());
+    assert_eq!(rules.prices, [(id(2), 2), (id(4), 3)].into());
+    assert_eq!(rules.never, [id(4)].into());
+    assert_eq!((rules.delay_most, rules.lost_most), (Some(std::time::Duration::from_millis(200)), Some(50)));
+    assert!(wishes[1].rules.nearest);
+    for (text, says) in [
+        ("[[prefer]]\n", "says nothing"),
+        ("[[prefer]]\norder = \"e*h\"\n", "is no name of an interface"),
+        ("[[prefer]]\norder = 3\n", "`order` must be the name of an interface"),
+        ("[[prefer]]\nprice = { \"\" = 1 }\n", "is no name of an interface"),
+        ("[[prefer]]\ndelay = 0\n", "`delay` must be a number from 1 to 60000"),
+        ("[prefer]\norder = \"eth0\"\n", "must be written as [[prefer]] sections"),
+    ] {
+        let error = parse(Path::new("w.toml"), text).expect_err("wrong").to_string();
+        assert!(error.contains(says), "{text}: {error}");
     }
 }

@@ -18,7 +18,9 @@ use whimbrel_ipc::Reply;
 use whimbrel_kernel::network::{NetworkMonitor, NetworkState, UsableAddress};
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
-use whimbrel_protocol::{Event, LinkId, MoveEvent, MoveOp, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit};
+use whimbrel_protocol::{
+    Event, LinkId, LinkWish, MoveEvent, MoveOp, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit,
+};
 use whimbrel_tunnel::Received;
 use whimbrel_wire::FlowTuple;
 
@@ -39,6 +41,7 @@ use crate::policy::Judge;
 use crate::reactor::{LoopError, Reactor, clear};
 use crate::role::anchor::api::Anchors;
 use crate::role::anchor::executor::tenant::Tenant;
+use crate::role::links::wishes::wishes;
 use crate::role::programs::Programs;
 use crate::role::relocation::api::{Moves, known};
 use crate::role::relocation::executor::adopt::FoundMoves;
@@ -114,6 +117,8 @@ pub(crate) struct EventLoop {
     settings: Settings,
     reactor: Reactor<Self>,
     attachments: Attachments,
+    /// What the node was told of the networks that are wished for.
+    wishes: Vec<LinkWish>,
     udp: UdpFlows,
     unconnected: UnconnectedFlows,
     /// When each peer's session came up.
@@ -162,6 +167,7 @@ impl EventLoop {
             tunnel_wake,
             reactor: Reactor::new()?,
             attachments: Attachments::default(),
+            wishes: Vec::new(),
             udp: UdpFlows::default(),
             unconnected: UnconnectedFlows::default(),
             sessions: HashMap::new(),
@@ -514,6 +520,15 @@ impl EventLoop {
         self.save_left_behind();
     }
 
+    /// Tells the node what the configuration wants of the interfaces that there are.
+    pub(super) fn wish_for_links(&mut self, network: &NetworkState) {
+        let wishes = wishes(&self.settings.config.preferences, network);
+        if self.wishes != wishes {
+            self.desk.node.set_link_wishes(clock::now(), wishes.clone());
+            self.wishes = wishes;
+        }
+    }
+
     fn update_node(&mut self, network: &NetworkState) {
         let connected = |usable: &&UsableAddress| network.link(usable.interface).is_some_and(|link| link.carrier);
         let attachments = self.attachments.update(&sightings(network));
@@ -524,6 +539,7 @@ impl EventLoop {
             let addresses = network.addresses.iter().filter(there).map(|usable| usable.address);
             updates.set(addresses.filter(|address| usual.contains_key(address)));
         }
+        self.wish_for_links(network);
         self.desk.routes.handle(network, self.desk.node.peers());
         self.desk.node.handle_network(clock::now(), &attachments, &self.desk.routes);
     }

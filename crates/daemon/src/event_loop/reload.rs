@@ -30,6 +30,9 @@ impl EventLoop {
             (config.log, config.kick, config.control_mode);
         self.settings.config.windows = config.windows;
         self.settings.config.policies = config.policies;
+        self.settings.config.preferences = config.preferences;
+        let network = self.desk.host.network.clone();
+        self.wish_for_links(&network);
         self.desk.tell(reloaded(&differing));
     }
 }

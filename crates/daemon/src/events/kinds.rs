@@ -126,6 +126,9 @@ kinds! {
     NotConfirmed = "not-confirmed" (peer, remote, from, because, unanswered_ms, heard_ms, flows, advice);
     /// The peer answers again by the network of `to`, which was silent: its connections go back there.
     NetworkBack = "network-back" (peer, from, to, flows);
+    /// The `[[prefer]]` section in this line of the configuration selects another network than the one in use: the
+    /// peer's connections go there.
+    NetworkPreferred = "network-preferred" (peer, from, to, line, flows);
     /// Nothing of the peer has come by the network of `from` for `silent_ms`, and it answers by that of `to`.
     NetworkSilent = "network-silent" (peer, from, to, silent_ms, flows);
     /// The peer did not answer, but this host is where it was.

@@ -114,6 +114,10 @@ reports! {
     Event::NetworkBack { peer, from, to, flows } =>
         NetworkBack { peer, from, to, flows }
         "peer {peer} answers again by the network of {to}: {} to go back there from {from}", connections(*flows);
+    Event::NetworkPreferred { peer, from, to, line, flows } =>
+        NetworkPreferred { peer, from, to, line, flows }
+        "line {line} of the configuration selects the network of {to} for peer {peer}: {} to go there from {from}",
+        connections(*flows);
     Event::TakenBack { peer, from, flows } =>
         TakenBack { peer, from, flows }
         "no answer of peer {peer} arrives at {from}: {} as before", connections(*flows);

@@ -183,6 +183,19 @@ pub enum Event {
         /// Flows that move.
         flows: usize,
     },
+    /// The user's file selects another network for a peer than the one in use.
+    NetworkPreferred {
+        /// The peer.
+        peer: PeerId,
+        /// Our address where the flows were.
+        from: IpAddr,
+        /// The one that is selected.
+        to: IpAddr,
+        /// The line of the section that does, from 1.
+        line: u32,
+        /// Flows that move.
+        flows: usize,
+    },
     /// The peer does not answer a hand-off by hand: its flows stay on the path that they have.
     TakenBack {
         /// The peer.

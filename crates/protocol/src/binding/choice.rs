@@ -30,7 +30,11 @@ impl BindingLayer {
         let by_hand = forced.map(|to| to.and_then(|to| base.attachments().get(&to)));
         let before = paths.choice();
         let preferred = by_hand.unwrap_or(before.preferred).filter(|a| base.attachments().is_current(a));
-        let wanted = preferred.map(|attachment| attachment.address).or(forced.flatten());
+        // One that nothing leads by any more is left as the routes say.
+        let leads = |own: &Attachment| base.attachments().is_current(own) && leads_by(*own, paths, routes);
+        let selected = before.selected.filter(leads);
+        let address = |attachment: Attachment| attachment.address;
+        let wanted = preferred.map(address).or(forced.flatten()).or(selected.map(address));
         // What was chosen by hand now counts more than what a role found out before.
         let there = |wants: &Wants| [wants.prefer, wants.exclude].iter().all(|a| base.attachments().is_current(a));
         let wants = before.wants.filter(|wants| forced.is_none() && there(wants));
@@ -49,8 +53,10 @@ impl BindingLayer {
             (!by_role, Some(way.address) != wanted, deaf, Reverse(home))
         });
         let (found, otherwise) = (ways.first().copied(), ways.get(1).copied());
-        let natural = preferred.filter(|own| found == Some(*own)).and_then(|own| beside(own, paths, routes, base));
-        Chosen { choice: Choice { preferred, otherwise, natural, wants, ..before }, found }
+        let choice = Choice { preferred, selected, otherwise, wants, ..before };
+        let taken = choice.chosen().filter(|own| found == Some(*own));
+        let natural = taken.and_then(|own| beside(own, paths, routes, base));
+        Chosen { choice: Choice { natural, ..choice }, found }
     }
 
     /// Where this host may reach a peer from, one address of each family at the most.
@@ -85,6 +91,12 @@ impl BindingLayer {
         }
         ways
     }
+}
+
+/// Whether what is sent to the peer from an attachment could leave by its link.
+fn leads_by(own: Attachment, paths: &Paths, routes: &dyn Routes) -> bool {
+    let mut alike = paths.targets().filter(|to| to.is_ipv4() == own.address.is_ipv4());
+    alike.any(|to| routes.still_reaches(own.address, to))
 }
 
 /// Where the routes lead to the peer instead of by the link of an attachment, which has a way there too.

@@ -375,16 +375,18 @@ impl BindingLayer {
         }
     }
 
-    /// A hand-off by hand stays unanswered, and the path that was to be left still carries: it is taken back (P-38).
-    /// Returns whether it is.
+    /// A hand-off by hand, or to what the user's file selects, stays unanswered, and the path that was to be left still
+    /// carries: it is taken back (P-38). Returns whether it is.
     fn take_back(&mut self, now: Time, id: PeerId, base: &mut Base) -> bool {
         let Some(mut peer) = bound_mut!(self, &id) else { return false };
         let choice = peer.path.choice();
-        let by_hand = choice.preferred.is_some() && choice.preferred == peer.path.attachment();
+        let by_hand = choice.chosen().is_some() && choice.chosen() == peer.path.attachment();
         let tried = peer.binding.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
         let Some(meanwhile) = peer.meanwhile().filter(|_| by_hand && tried).cloned() else { return false };
         let tried = peer.path.source();
-        peer.path.choose(Choice { preferred: None, natural: None, ..choice });
+        let selected = choice.selected.filter(|own| *own == meanwhile.attachment);
+        let natural = choice.natural.filter(|own| selected.is_some() && *own != meanwhile.attachment);
+        peer.path.choose(Choice { preferred: None, selected, natural, ..choice });
         peer.retire_path();
         peer.path.move_to(meanwhile.attachment);
         // The peer may have accepted what it could not answer.

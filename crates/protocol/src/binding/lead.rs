@@ -1,5 +1,5 @@
 //! A peer is reached by another of this host's networks than the routes say: a role has found the one that they lead to
-//! silent (P-231).
+//! silent (P-231), or the user's file selects it (P-237).
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::base::event::Event;
 use crate::base::op::PeerId;
 use crate::binding::BindingLayer;
 use crate::flow::peers::Away;
-use crate::path::paths::{Choice, Wants};
+use crate::path::paths::{Choice, Paths, Wants};
 
 /// What is found silent, and for how long nothing came by it.
 #[derive(Clone, Copy, Debug)]
@@ -51,11 +51,47 @@ impl BindingLayer {
     pub(crate) fn come_back_to(&mut self, now: Time, id: PeerId, to: Attachment, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
         peer.path.choose(Choice { wants: None, ..peer.path.choice() });
-        if !base.attachments().is_current(&to) || peer.path.attachment() == Some(to) {
+        if base.attachments().is_current(&to) && peer.path.attachment() != Some(to) {
+            self.go_to(now, id, to, base);
+        }
+    }
+
+    /// The user's file selects this attachment for a peer: its flows go by that, make before break, as long as this
+    /// host has it and it leads there (P-237).
+    pub(crate) fn select(&mut self, now: Time, id: PeerId, to: Attachment, base: &mut Base) {
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        let choice = peer.path.choice();
+        if choice.selected == Some(to) && peer.path.attachment() == Some(to) {
             return;
         }
-        let meanwhile = self.present_path(id);
-        self.arrive(now, id, to, meanwhile, base);
+        let natural = peer.path.elsewhere().or(peer.path.attachment());
+        let natural = natural.filter(|natural| natural.link != to.link && natural.link.leads_out());
+        peer.path.choose(Choice { selected: Some(to), natural, ..choice });
+        self.go_to(now, id, to, base);
+    }
+
+    /// The user's file selects nothing for a peer any more: its flows go where the routes lead, unless they were moved
+    /// by hand.
+    pub(crate) fn select_nothing(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        let choice = peer.path.choice();
+        if choice.selected.is_none() {
+            return;
+        }
+        let natural = peer.path.elsewhere().filter(|_| choice.preferred.is_none());
+        peer.path.choose(Choice { selected: None, natural: choice.natural.filter(|_| natural.is_none()), ..choice });
+        if let Some(natural) = natural {
+            self.go_to(now, id, natural, base);
+        }
+    }
+
+    /// The peer's flows go by another attachment, make before break.
+    fn go_to(&mut self, now: Time, id: PeerId, to: Attachment, base: &mut Base) {
+        let at = self.flow.path().paths(&id).and_then(Paths::attachment);
+        if base.attachments().is_current(&to) && at != Some(to) {
+            let meanwhile = self.present_path(id);
+            self.arrive(now, id, to, meanwhile, base);
+        }
         self.keep_ready(now, id, base);
         self.refresh_sets(base);
     }

@@ -136,7 +136,7 @@ impl BindingLayer {
             }
             Signal::PathChanged(id) => {
                 self.sides_changed(*id);
-                if bound!(self, id).is_some_and(|peer| peer.path.choice().natural.is_some()) {
+                if bound!(self, id).is_some_and(|peer| peer.path.strays()) {
                     self.refresh_sets(base);
                 }
                 self.try_family_again(now, *id, base);

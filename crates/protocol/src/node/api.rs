@@ -17,6 +17,8 @@ use crate::flow::verdict::Verdict;
 use crate::node::Node;
 use crate::path::ping::Ping;
 use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
+use crate::role::links::select::LinkWish;
+use crate::role::links::wishes::LinkChoice;
 use crate::role::rendezvous::client::RendezvousView;
 use crate::session::contact::{Contact, Standing};
 
@@ -117,6 +119,17 @@ impl Node {
         self.binding.place_flow(now, flow, from, &mut self.base)?;
         self.settle(now);
         Ok(())
+    }
+
+    /// What the user wants of the networks that peers are reached by, from now on: the first that means a peer counts.
+    pub fn set_link_wishes(&mut self, now: Time, wishes: Vec<LinkWish>) {
+        self.act(now, |roles, at| roles.links.set_wishes(wishes, at));
+    }
+
+    /// By which network each peer is reached on which something depends, where there are several, and why; or what
+    /// other wishes would come to.
+    pub fn explain_links(&mut self, now: Time, wishes: Option<&[LinkWish]>) -> Vec<(PeerId, LinkChoice)> {
+        self.act(now, |roles, at| roles.links.explain(wishes, at))
     }
 
     /// Moves by hand: every peer is told where we are now, from `to` where that is given and reaches it.

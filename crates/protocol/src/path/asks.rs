@@ -31,6 +31,14 @@ impl Paths {
         kept.map_or_else(|| self.pace(), |kept| kept.estimate().pace(INITIAL_ROUND_TRIP))
     }
 
+    /// How many of a thousand questions go unanswered, on a path that is kept or on the one in use.
+    pub(crate) fn lost(&self, kept: Option<PathId>) -> Option<u16> {
+        match kept {
+            Some(kept) => self.kept.iter().find(|path| path.is(kept))?.estimate().lost(),
+            None => self.estimate.lost(),
+        }
+    }
+
     /// What is known of questions that are under way says nothing.
     pub(crate) fn forget_asked(&mut self) {
         self.estimate.forget_asked();

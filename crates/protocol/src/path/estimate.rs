@@ -47,6 +47,8 @@ pub(crate) struct Estimate {
     variation: Duration,
     /// The share of questions that went unanswered.
     loss: u32,
+    /// How many of these are known.
+    counted: u32,
     /// Questions under way, the oldest first.
     asked: VecDeque<Asked>,
 }
@@ -61,7 +63,7 @@ struct Asked {
 
 impl Default for Estimate {
     fn default() -> Self {
-        Self { smoothed: None, variation: Duration::ZERO, loss: LOSS_FIRST, asked: VecDeque::new() }
+        Self { smoothed: None, variation: Duration::ZERO, loss: LOSS_FIRST, counted: 0, asked: VecDeque::new() }
     }
 }
 
@@ -78,6 +80,12 @@ impl Estimate {
     /// The smoothed round trip, where one was measured.
     pub(super) fn smoothed(&self) -> Option<Duration> {
         self.smoothed
+    }
+
+    /// How many of a thousand questions go unanswered, once what was taken for granted at first counts for little.
+    pub(super) fn lost(&self) -> Option<u16> {
+        let lost = u64::from(self.loss) * 1000 / u64::from(WHOLE);
+        (self.counted >= 3 * REMEMBERED).then(|| u16::try_from(lost).unwrap_or(1000))
     }
 
     /// How the path is asked. `otherwise`: the round trip where none was measured.
@@ -99,6 +107,7 @@ impl Estimate {
             && (now.since(oldest.at) > lost_after || self.asked.len() >= ASKED_MOST)
         {
             if oldest.counts {
+                self.counted = self.counted.saturating_add(1);
                 self.loss += (WHOLE - self.loss) / REMEMBERED;
             }
             self.asked.pop_front();
@@ -111,6 +120,7 @@ impl Estimate {
         let Some(place) = self.asked.iter().position(|asked| asked.token == token) else { return false };
         if let Some(Asked { at, .. }) = self.asked.remove(place).filter(|asked| asked.counts) {
             self.sample(now.since(at));
+            self.counted = self.counted.saturating_add(1);
             self.loss -= self.loss / REMEMBERED;
         }
         true

@@ -88,10 +88,19 @@ pub(crate) struct Choice {
     pub otherwise: Option<Attachment>,
     /// The one that it was left for since nobody answered.
     pub unanswered: Option<Attachment>,
-    /// Where the routes lead, while what was chosen by hand is taken, and is on another link.
+    /// The one that the user's file selects, as long as this host has it and it leads to the peer.
+    pub selected: Option<Attachment>,
+    /// Where the routes lead, while what was chosen, by hand or by the file, is taken, and is on another link.
     pub natural: Option<Attachment>,
     /// What a role wants.
     pub wants: Option<Wants>,
+}
+
+impl Choice {
+    /// What was chosen, whatever the routes prefer: by hand, or else by the user's file.
+    pub(crate) fn chosen(&self) -> Option<Attachment> {
+        self.preferred.or(self.selected)
+    }
 }
 
 /// A role's word on the way to a peer: one attachment is taken instead of another, as long as this host has both.
@@ -371,19 +380,24 @@ impl Paths {
 
     /// Whether the routes lead elsewhere than where the peer is reached from.
     pub(crate) fn strays(&self) -> bool {
-        let Choice { preferred, natural, .. } = self.choice;
-        self.is_led_by_role() || (natural.is_some() && preferred.is_some() && preferred == self.attachment)
+        self.is_led_by_role() || self.elsewhere().is_some()
+    }
+
+    /// Where the routes lead, where the peer is reached by another link since that was chosen.
+    pub(crate) fn elsewhere(&self) -> Option<Attachment> {
+        let chosen = self.choice.chosen();
+        self.choice.natural.filter(|_| chosen.is_some() && chosen == self.attachment)
     }
 
     /// Whether everything that this host sends to the peer's addresses is to go where the path in use does. Where that
-    /// was chosen by hand it is not, as long as the peer answers where the routes lead: what is not carried goes on
-    /// there as before (P-236).
+    /// was chosen, by hand or by the user's file, it is not, as long as the peer answers where the routes lead: what is
+    /// not carried goes on there as before (P-236).
     pub(crate) fn is_led(&self) -> bool {
         let fails = |natural| {
             let mut kept = self.kept.iter().filter(|kept| kept.attachment() == Some(natural));
             kept.any(Kept::has_failed)
         };
-        self.is_led_by_role() || (self.strays() && self.choice.natural.is_some_and(fails))
+        self.is_led_by_role() || self.elsewhere().is_some_and(fails)
     }
 
     /// The link that is named by what goes by the path in use.

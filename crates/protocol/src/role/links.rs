@@ -1,8 +1,11 @@
-//! Networks of this host that fall silent (decision 0106): a peer whose path in use brings nothing any more is led by
-//! another one that has answered since the doubt began (P-230 to P-232). Without such it stays where it is.
+//! By which of this host's networks its peers are reached. One whose path in use brings nothing any more is led by
+//! another that has answered since the doubt began (P-230 to P-232; decision 0106): without such it stays where it is.
+//! And what the user's file selects is taken (P-237; decision 0108).
 
 mod damp;
+pub(crate) mod select;
 mod watch;
+pub(crate) mod wishes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,7 +24,9 @@ use crate::base::timer::Timers;
 use crate::binding::lead::Silence;
 use crate::path::paths::Wants;
 use crate::role::links::damp::{Damping, Trial, Tried};
+use crate::role::links::select::LinkWish;
 use crate::role::links::watch::{Verdict, Watch};
+use crate::role::links::wishes::Wished;
 use crate::role::{At, Role};
 
 /// So many peers are asked at the full pace where they are watched all the time; with more each is asked more rarely.
@@ -33,6 +38,8 @@ pub(crate) struct LinksRole {
     thresholds: SilenceThresholds,
     peers: BTreeMap<PeerId, Watched>,
     timers: Timers<PeerId>,
+    /// What the user's file wants.
+    wishes: Vec<LinkWish>,
 }
 
 /// One peer.
@@ -43,22 +50,30 @@ struct Watched {
     damping: Damping,
     /// Which network was left for which, and how that fares.
     left: Option<(Wants, Tried)>,
+    /// What is under way since the user's file wants it.
+    wished: Wished,
 }
 
 impl Watched {
     fn new(now: Time, at: Attachment, vigilant: bool) -> Self {
-        Self { at, watch: Watch::new(now, vigilant), damping: Damping::new(), left: None }
+        Self { at, watch: Watch::new(now, vigilant), damping: Damping::new(), left: None, wished: Wished::default() }
     }
 }
 
 impl Role for LinksRole {
     fn new(base: &Base) -> Self {
         let links = &base.config().links;
-        Self { mode: links.mode, thresholds: links.thresholds, peers: BTreeMap::new(), timers: Timers::default() }
+        Self {
+            mode: links.mode,
+            thresholds: links.thresholds,
+            peers: BTreeMap::new(),
+            timers: Timers::default(),
+            wishes: Vec::new(),
+        }
     }
 
     fn handle_signal(&mut self, signal: &Signal, at: &mut At<'_>) {
-        if self.mode == SilenceMode::Off {
+        if !self.is_active() {
             return;
         }
         match signal {
@@ -103,6 +118,11 @@ impl Role for LinksRole {
 }
 
 impl LinksRole {
+    /// Whether there is anything to be done.
+    fn is_active(&self) -> bool {
+        self.mode != SilenceMode::Off || !self.wishes.is_empty()
+    }
+
     fn is_vigilant(&self) -> bool {
         self.mode == SilenceMode::Vigilant
     }
@@ -115,40 +135,47 @@ impl LinksRole {
 
     /// Something that a peer usually answers was not answered.
     fn suspect(&mut self, id: PeerId, at: &mut At<'_>) {
-        if let Some(watched) = self.peers.get_mut(&id) {
+        if let Some(watched) = self.peers.get_mut(&id).filter(|_| self.mode != SilenceMode::Off) {
             watched.watch.suspect(at.now);
             self.look(id, at);
         }
     }
 
-    /// The path in use to a peer, where there may be another one and something depends on it.
-    fn in_use(id: PeerId, at: &At<'_>) -> Option<Attachment> {
+    /// The path in use to a peer, where something depends on it, and whether there may be another one.
+    fn in_use(id: PeerId, at: &At<'_>) -> Option<(Attachment, bool)> {
         let attachments = at.base.attachments();
         let own = attachments.addresses().filter_map(|address| attachments.get(address));
         let links: BTreeSet<LinkId> = own.map(|own| own.link).filter(|link| link.leads_out()).collect();
         let here = at.low.path().paths(&id)?.attachment()?;
-        (links.len() > 1 && links.contains(&here.link) && at.low.depends_on_paths(id, at.base)).then_some(here)
+        (links.contains(&here.link) && at.low.depends_on_paths(id, at.base)).then_some((here, links.len() > 1))
     }
 
     /// Sees to a peer: whether its path is silent, and what else there is.
     fn look(&mut self, id: PeerId, at: &mut At<'_>) {
-        let Some(here) = Self::in_use(id, at) else {
+        let (vigilant, is_meant) = (self.is_vigilant(), self.wish_for(id, at).is_some());
+        // Where a file wants something, it stays known how often a network has gone.
+        let Some((here, is_choice)) = Self::in_use(id, at).filter(|(_, is_choice)| *is_choice || is_meant) else {
             self.forget(id, at);
             return;
         };
-        let vigilant = self.is_vigilant();
         let watched = self.peers.entry(id).or_insert_with(|| Watched::new(at.now, here, vigilant));
         if watched.at != here {
-            // Somebody has moved it, or this role has.
+            // Somebody has moved it, or the network has.
             (watched.at, watched.watch) = (here, Watch::new(at.now, vigilant));
+            if is_meant {
+                watched.damping.leave(at.now);
+            }
             if watched.left.is_some_and(|(wants, _)| wants.prefer != here) {
                 watched.left = None;
                 at.low.want_nothing(id);
             }
         }
-        self.poll(id, at);
+        if is_choice {
+            self.poll(id, at);
+        }
         self.try_former(id, at);
-        self.settle(id, at);
+        self.follow_wish(id, at);
+        self.settle(id, is_choice, at);
     }
 
     /// Nothing is to be seen to of a peer any more.
@@ -157,6 +184,10 @@ impl LinksRole {
         if self.peers.remove(&id).is_some() {
             at.low.want_nothing(id);
             at.low.keep_all(at.now, id, false, at.base);
+        }
+        // What is new begins where the user's file has it.
+        if self.wish_for(id, at).is_none() {
+            at.low.select_nothing(at.now, id, at.base);
         }
     }
 
@@ -285,15 +316,17 @@ impl LinksRole {
     }
 
     /// Which paths are kept ready from now on, and when this peer is seen to next.
-    fn settle(&mut self, id: PeerId, at: &mut At<'_>) {
+    fn settle(&mut self, id: PeerId, is_choice: bool, at: &mut At<'_>) {
         let (vigilant, thresholds) = (self.is_vigilant(), self.thresholds());
         let Some(watched) = self.peers.get(&id) else { return };
-        let keeps = vigilant || watched.left.is_some() || !watched.watch.is_at_rest();
+        let wishes = self.wish_for(id, at).is_some();
+        let keeps = vigilant || wishes || watched.left.is_some() || !watched.watch.is_at_rest();
         at.low.keep_all(at.now, id, keeps, at.base);
         let Some(paths) = at.low.path().paths(&id) else { return };
-        let due = watched.watch.due(&thresholds, &paths.pace());
+        let due = watched.watch.due(&thresholds, &paths.pace()).filter(|_| is_choice);
+        let wished = watched.wished.due();
         let tried = watched.left.as_ref().map(|(_, tried)| tried.due());
-        match due.into_iter().chain(tried).min() {
+        match due.into_iter().chain(tried).chain(wished).min() {
             // What was due now has been seen to.
             Some(due) => self.timers.set(id, due.max(at.now)),
             None => self.timers.stop(id),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_protocol::{Config, Event, Led, Links, PathState, SilenceMode, Time};
+use whimbrel_protocol::{Against, Config, Event, Led, LinkRules, LinkWish, Links, PathState, SilenceMode, Time, Why};
 use whimbrel_sim::{FlowId, HostId, Link, Parting, World};
 
 use crate::common::{AWAY, FURTHER, HOME, SECOND, SERVICE, Two, address, seeds};
@@ -367,5 +367,150 @@ fn it_is_left_again_and_come_back_to() {
         assert!(world.wait(90 * SECOND, |w| source(w, client) == Some(address(HOME))), "round {round}");
         world.run_for(SECOND / 2);
     }
+    world.check();
+}
+
+/// Of these networks the first is wanted most.
+fn in_order(networks: &[whimbrel_sim::NetworkId]) -> LinkRules {
+    LinkRules {
+        ranks: networks.iter().map(|network| World::link_to(*network)).zip(0..).collect(),
+        ..LinkRules::default()
+    }
+}
+
+fn wish(rules: LinkRules) -> Vec<LinkWish> {
+    vec![LinkWish { line: 1, peers: Vec::new(), rules }]
+}
+
+#[test]
+fn the_network_that_comes_first_is_taken_left_and_come_back_to() {
+    for (seed, mode) in [(2670, VIGILANT), (2671, IDLE), (2672, SilenceMode::Off)] {
+        let (Two { mut world, client, home, away, .. }, flows) = with_two(seed, mode, Link::default());
+        let led = |w: &World| w.at(client).plane.led.clone();
+        world.run_for(5 * SECOND);
+        world.set_link_wishes(client, wish(in_order(&[away, home])));
+        world.run_for(SECOND);
+        assert_eq!(source(&world, client), Some(address(HOME)), "{mode:?}: not at once");
+        assert!(world.wait(3 * SECOND, |w| source(w, client) == Some(address(AWAY))), "{mode:?}");
+        world.assert_delivering(SECOND);
+        let way = Led { to: address(SERVICE.trim_end_matches(":80")), by: address(AWAY), all: false };
+        assert_eq!(led(&world), [way], "{mode:?}");
+        let explained = world.explain_links(client);
+        let (_, choice) = &explained[0];
+        assert_eq!((choice.in_use, choice.natural), (World::link_to(away), World::link_to(home)));
+        assert_eq!((choice.selected.link, choice.selected.why), (Some(World::link_to(away)), Why::Rank));
+        assert_eq!(choice.selected.others, [(World::link_to(home), Against::Rank)]);
+        if mode != SilenceMode::Off {
+            world.run_for(60 * SECOND);
+            world.set_cut(away, true);
+            world.stall(flows[0], 0);
+            assert!(world.wait(3 * SECOND, |w| source(w, client) == Some(address(HOME))), "{mode:?}");
+            world.assert_delivering(SECOND);
+            world.set_cut(away, false);
+            assert!(world.wait(90 * SECOND, |w| source(w, client) == Some(address(AWAY))), "{mode:?}");
+            world.assert_delivering(SECOND);
+            assert_eq!(led(&world), [way], "{mode:?}");
+        }
+        // By hand counts more, until it is given up.
+        world.hand_off(client, Some(HOME));
+        world.run_for(30 * SECOND);
+        assert_eq!(source(&world, client), Some(address(HOME)), "{mode:?}");
+        world.hand_off(client, None);
+        assert!(world.wait(90 * SECOND, |w| source(w, client) == Some(address(AWAY))), "{mode:?}");
+        // Nothing is wanted any more.
+        world.set_link_wishes(client, Vec::new());
+        assert!(world.wait(SECOND, |w| source(w, client) == Some(address(HOME))), "{mode:?}");
+        world.run_for(SECOND);
+        assert_eq!(led(&world), [], "{mode:?}");
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn a_bound_that_wavers_moves_a_peer_three_times_in_a_minute_at_the_most() {
+    for seed in seeds(3, 30) {
+        let (Two { mut world, client, home, away, .. }, _) = with_two(seed, VIGILANT, Link::default());
+        let rules = LinkRules { delay_most: Some(ms(100)), ..in_order(&[home, away]) };
+        world.set_link_wishes(client, wish(rules));
+        world.run_for(10 * SECOND);
+        let before = world.events.len();
+        for round in 0..20 {
+            let delay = if round % 2 == 0 { ms(80) } else { ms(5) };
+            world.set_link(home, Link { delay, ..Link::default() });
+            world.run_for(3 * SECOND);
+        }
+        let moved = |(_, of, event): &&(Time, HostId, Event)| *of == client && matches!(event, Event::Moved { .. });
+        let moves = world.events.iter().skip(before).filter(moved).count();
+        assert!((1..=3).contains(&moves), "seed {seed}: {moves}");
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+/// What it counts as a hand-off: the peer has accepted another place.
+fn moves(world: &World, host: HostId, since: usize) -> usize {
+    let of = world.events.iter().skip(since).filter(|(_, of, _)| *of == host);
+    of.filter(|(.., event)| matches!(event, Event::Moved { .. } | Event::NotMoved { .. })).count()
+}
+
+#[test]
+fn a_network_that_flaps_for_a_minute_costs_three_hand_offs_at_the_most() {
+    for seed in seeds(6, 30) {
+        // The one that is preferred is the one that the routes lead to, or the other one.
+        let (Two { mut world, client, home, away, .. }, _) = with_two(seed, IDLE, Link::default());
+        let (first, own) = if seed % 2 == 0 { (home, HOME) } else { (away, AWAY) };
+        let other = if seed % 2 == 0 { away } else { home };
+        world.set_link_wishes(client, wish(in_order(&[first, other])));
+        assert!(world.wait(10 * SECOND, |w| source(w, client) == Some(address(own))), "seed {seed}");
+        world.run_for(70 * SECOND);
+        let before = world.events.len();
+        for round in 0..200 {
+            if round % 2 == 0 {
+                world.detach(client, own);
+            } else {
+                world.attach(client, first, own);
+            }
+            world.run_for(ms(300));
+        }
+        let so_far = moves(&world, client, before);
+        assert!((1..=3).contains(&so_far), "seed {seed}: {so_far} hand-offs");
+        assert!(world.wait(70 * SECOND, |w| source(w, client) == Some(address(own))), "seed {seed}: not come back to");
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn what_selects_nothing_leaves_all_as_it_is() {
+    let (Two { mut world, client, home, away, .. }, _) = with_two(2680, VIGILANT, Link::default());
+    world.run_for(5 * SECOND);
+    let before = world.events.len();
+    for rules in [
+        LinkRules { delay_most: Some(ms(1)), ..in_order(&[away]) },
+        LinkRules { never: [World::link_to(home), World::link_to(away)].into(), ..LinkRules::default() },
+    ] {
+        world.set_link_wishes(client, wish(rules));
+        world.run_for(60 * SECOND);
+        let explained = world.explain_links(client);
+        assert_eq!(explained[0].1.selected.why, Why::NothingFits);
+        assert_eq!(source(&world, client), Some(address(HOME)));
+    }
+    assert_eq!(moves(&world, client, before), 0);
+    world.check();
+}
+
+#[test]
+fn a_preferred_network_that_leads_nowhere_is_left_by_events_alone() {
+    // Nobody watches, and the network that is preferred against the routes loses its address.
+    let (Two { mut world, client, home, away, .. }, _) = with_two(2681, SilenceMode::Off, Link::default());
+    world.set_link_wishes(client, wish(in_order(&[away, home])));
+    assert!(world.wait(10 * SECOND, |w| source(w, client) == Some(address(AWAY))));
+    world.detach(client, AWAY);
+    assert!(world.wait(SECOND, |w| source(w, client) == Some(address(HOME))));
+    world.assert_delivering(SECOND);
+    world.attach(client, away, AWAY);
+    assert!(world.wait(70 * SECOND, |w| source(w, client) == Some(address(AWAY))));
+    world.assert_delivering(SECOND);
     world.check();
 }

@@ -69,6 +69,7 @@ pub(super) fn all() -> Vec<Event> {
         Event::Resumed,
         Event::NetworkSilent { peer, from: address, to, silent: Duration::from_millis(48), flows: 2 },
         Event::NetworkBack { peer, from: to, to: address, flows: 1 },
+        Event::NetworkPreferred { peer, from: address, to, line: 12, flows: 1 },
         Event::TakenBack { peer, from: address, flows: 1 },
         Event::PeerMoved { peer, to: remote, translated: true, flows: 1, carried: carried(1, Carrier::FollowRewrite) },
         Event::PeerMoved { peer, to: remote, translated: false, flows: 0, carried: carried(0, Carrier::Tunnel) },

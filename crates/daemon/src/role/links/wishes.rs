@@ -1,0 +1,144 @@
+//! `[[prefer]]`: by which of this host's networks which peers are reached.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Deserialize;
+use toml::Value;
+use whimbrel_kernel::network::NetworkState;
+use whimbrel_protocol::{LinkId, LinkRules, LinkWish, PeerMeant};
+
+use crate::config::conditions;
+use crate::config::document::{ConfigError, Document};
+use crate::config::value::{KEY, Written, kind, limit, list};
+use crate::policy::PeerCondition;
+
+/// In milliseconds.
+const LONGEST: u32 = 60_000;
+const PERCENT: u32 = 99;
+
+/// A section as it is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Section {
+    #[serde(deserialize_with = "conditions::peers")]
+    peer: Option<Vec<PeerCondition>>,
+    #[serde(deserialize_with = "list")]
+    order: Vec<Name>,
+    #[serde(deserialize_with = "list")]
+    never: Vec<Name>,
+    price: BTreeMap<String, u32>,
+    #[serde(deserialize_with = "some_limit::<_, LONGEST>")]
+    delay: Option<u32>,
+    #[serde(deserialize_with = "some_limit::<_, PERCENT>")]
+    loss: Option<u32>,
+    nearest: bool,
+}
+
+/// A section.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Preference {
+    /// Where the file has it, from 1.
+    line: u32,
+    section: Section,
+}
+
+/// The name of an interface, or how such names begin: `wlan*`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Name(String);
+
+impl Name {
+    fn means(&self, interface: &str) -> bool {
+        means(&self.0, interface)
+    }
+}
+
+fn means(name: &str, interface: &str) -> bool {
+    match name.strip_suffix('*') {
+        Some(begin) => interface.starts_with(begin),
+        None => interface == name,
+    }
+}
+
+impl Written for Name {
+    const LIST: &'static str = "the name of an interface such as \"eth0\" or \"wlan*\", or a list of them, in quotes";
+    const ALONE: bool = true;
+
+    fn read(value: &Value) -> Result<Self, String> {
+        let text =
+            value.as_str().ok_or_else(|| format!("`{KEY}` must be {}, not {}", Self::LIST, kind(value.type_str())))?;
+        match complaint(text) {
+            None => Ok(Self(text.to_owned())),
+            Some(right) => Err(format!("`{text}` {right}")),
+        }
+    }
+}
+
+/// What is wrong with the name of an interface, if anything is.
+fn complaint(text: &str) -> Option<&'static str> {
+    let begin = text.strip_suffix('*').unwrap_or(text);
+    let fits = text.len() < 16 && !text.is_empty() && !begin.contains(['*', '/', ' ']);
+    (!fits).then_some("is no name of an interface; write \"eth0\", or \"wlan*\" for all that begin so")
+}
+
+fn some_limit<'de, D: serde::Deserializer<'de>, const MOST: u32>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    limit::<D, u32, MOST>(deserializer).map(Some)
+}
+
+impl Section {
+    /// What it says. `at`: which part of the file it is.
+    pub(crate) fn preference(self, document: &Document<'_>, at: &str) -> Result<Preference, ConfigError> {
+        let Self { order, never, price, delay, loss, nearest, .. } = &self;
+        if order.is_empty() && never.is_empty() && price.is_empty() && delay.is_none() && loss.is_none() && !nearest {
+            let sentence =
+                "this [[prefer]] says nothing; it must have `order`, `never`, `price`, `delay`, `loss` or `nearest`";
+            return Err(document.wrong(at, sentence));
+        }
+        for name in price.keys() {
+            if let Some(right) = complaint(name) {
+                return Err(document.wrong(&format!("{at}.price"), format!("`{name}` {right}")));
+            }
+        }
+        Ok(Preference { line: document.line(at), section: self })
+    }
+}
+
+impl Preference {
+    /// Whether it means all peers.
+    pub(crate) fn means_all(&self) -> bool {
+        self.section.peer.is_none()
+    }
+
+    /// What it comes to with these interfaces.
+    fn wish(&self, network: &NetworkState) -> LinkWish {
+        let Section { peer, order, never, price, delay, loss, nearest } = &self.section;
+        let mut rules = LinkRules { nearest: *nearest, ..LinkRules::default() };
+        for link in network.links.iter().filter(|link| !link.loopback) {
+            let (id, name) = (LinkId(link.index), &*link.name);
+            if let Some(rank) = order.iter().position(|meant| meant.means(name)) {
+                rules.ranks.insert(id, u32::try_from(rank).unwrap_or(u32::MAX));
+            }
+            if never.iter().any(|meant| meant.means(name)) {
+                rules.never.insert(id);
+            }
+            // A whole name says more than how names begin, and of those the longest.
+            let of = price.iter().filter(|(meant, _)| means(meant, name));
+            if let Some((_, price)) = of.max_by_key(|(meant, _)| (!meant.ends_with('*'), meant.len())) {
+                rules.prices.insert(id, *price);
+            }
+        }
+        rules.delay_most = delay.map(|ms| Duration::from_millis(ms.into()));
+        rules.lost_most = loss.map(|percent| u16::try_from(percent * 10).unwrap_or(1000));
+        let meant = |condition: &PeerCondition| match condition {
+            PeerCondition::Prefix(prefix) => PeerMeant::At(*prefix),
+            PeerCondition::Key(key) => PeerMeant::Key(*key),
+        };
+        let peers = peer.iter().flatten().map(meant).collect();
+        LinkWish { line: self.line, peers, rules }
+    }
+}
+
+/// What all sections come to with these interfaces.
+pub(crate) fn wishes(preferences: &[Preference], network: &NetworkState) -> Vec<LinkWish> {
+    preferences.iter().map(|preference| preference.wish(network)).collect()
+}

@@ -1,0 +1,29 @@
+//! What hosts want of the networks that their peers are reached by.
+
+use whimbrel_protocol::{LinkChoice, LinkId, LinkWish, PeerId};
+
+use super::World;
+use crate::host::HostId;
+use crate::network::NetworkId;
+
+impl World {
+    /// Has a host's daemon reach peers as somebody wants it.
+    pub fn set_link_wishes(&mut self, host: HostId, wishes: Vec<LinkWish>) {
+        let now = self.now;
+        self.with_node(host, |node| node.set_link_wishes(now, wishes));
+    }
+
+    /// How a host's daemon reaches its peers, and why.
+    pub fn explain_links(&mut self, host: HostId) -> Vec<(PeerId, LinkChoice)> {
+        let now = self.now;
+        let mut all = Vec::new();
+        self.with_node(host, |node| all = node.explain_links(now, None));
+        all
+    }
+
+    /// How hosts number the link to a network.
+    #[must_use]
+    pub fn link_to(network: NetworkId) -> LinkId {
+        LinkId(network.0 as u32 + 2)
+    }
+}

@@ -1,0 +1,197 @@
+//! A host with two networks, of which the user's file prefers the one that the routes do not.
+
+use std::time::Duration;
+
+use super::world::{LONG, RATE, SOME, World, all_run, is_native, site, step};
+use super::{Scenario, scenario};
+use crate::{
+    Download, Error, FlowPair, Join, Lab, Leave, MonoTime, Nginx, Result, Side, Whimbrel, expect, patience, wait_for,
+};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "vhf-preferred",
+        "the file prefers the network that the routes do not: a download and TCP both ways go there with nothing sent \
+         twice, go on by the other while the preferred one is silent, come back, and go home when nothing is wanted",
+        preferred,
+    ),
+    scenario(
+        "vhf-renamed",
+        "the preferred interface gets another name while it is in use: it is preferred no longer, and all goes on",
+        renamed,
+    ),
+    scenario(
+        "vhf-preferred-flaps",
+        "the preferred network's address goes and returns every 300 ms for 15 seconds: three hand-offs at the most, and \
+         it is taken again afterwards",
+        flaps,
+    ),
+];
+
+/// Time in which nothing may arrive, where both networks are up or one is watched.
+const WATCHED: Duration = Duration::from_millis(600);
+const SECOND: &str = "eth0";
+
+/// The second network's address, once the daemon knows it.
+fn join_second(world: &World, client: &Whimbrel) -> Result<crate::Attachment> {
+    let second = world.laptop.join(&world.b.network, &Join::by(SECOND).metric(500))?;
+    let there = second.ipv4()?;
+    wait_for(LONG, "the second address is known", || {
+        Ok(client.status()?.addresses.iter().any(|own| own.address == there).then_some(()))
+    })?;
+    Ok(second)
+}
+
+/// From where the server's peer is reached.
+fn is_reached_from(client: &Whimbrel, from: std::net::IpAddr) -> Result<bool> {
+    Ok(client.paths()?.iter().any(|path| path.active && path.local == Some(from)))
+}
+
+fn wait_reached_from(client: &Whimbrel, from: std::net::IpAddr, within: Duration) -> Result<()> {
+    wait_for(within, &format!("the server is reached from {from}"), || Ok(is_reached_from(client, from)?.then_some(())))
+}
+
+/// Neither end received nothing for long since then.
+fn no_gaps(pair: &mut FlowPair, since: MonoTime, what: &str) -> Result<()> {
+    for side in [Side::Client, Side::Server] {
+        let gap = pair.longest_gap(side, since)?;
+        println!("    {what}: {side:?} received nothing for {:.0} ms at the most", gap.as_secs_f64() * 1e3);
+        expect!(gap < WATCHED * patience(), "{what}: {side:?} received nothing for {gap:?}");
+    }
+    Ok(())
+}
+
+fn preferred(lab: &mut Lab) -> Result<()> {
+    const VIGILANT: &str = "[links]\nmode = \"vigilant\"\n";
+    let world = World::new(lab, site("a"), site("b"))?;
+    let first = world.at.ipv4()?;
+    // The routes prefer it, and it costs.
+    let config = format!("{VIGILANT}\n[[prefer]]\nprice = {{ \"{}\" = 5 }}\n", world.at.interface);
+    let mut client = world.laptop.whimbrel_with(&config)?;
+    let mut server = world.server.whimbrel()?;
+    let mut pair = world.stream()?;
+    let nginx = Nginx::start(&world.server, world.at_server.ipv4()?)?;
+    let url = nginx.file("film", 30_000_000)?;
+    let mut curl = Download::start(&world.laptop, &url, &["--limit-rate", "250k"])?;
+    client.wait_introduced(&pair, LONG)?;
+    let both = || {
+        let known = client.connections()?.iter().filter(|one| one.peer.is_some()).count();
+        Ok((known >= 2).then_some(()))
+    };
+    wait_for(LONG, "the download is introduced", both)?;
+
+    step("another network comes, which costs nothing: everything goes there");
+    let (before, came) = (client.status()?.newest_event, MonoTime::now());
+    let second = join_second(&world, &client)?;
+    let there = second.ipv4()?;
+    let told = client.wait_event("network-preferred", before, LONG)?;
+    println!("    {}, after {:.1} s", told.sentence, (MonoTime::now() - came).as_secs_f64());
+    let told = client.wait_event("moved", before, LONG)?;
+    println!("    {}", told.sentence);
+    wait_reached_from(&client, there, LONG)?;
+    pair.wait_progress(2 * SOME, LONG)?;
+    curl.wait_progress(200_000, LONG)?;
+    no_gaps(&mut pair, came, "to what is preferred")?;
+    let leads = || {
+        let way = world.laptop.ip_output(&format!("route get {}", world.at_server.ipv4()?))?;
+        Ok(way.contains(&format!("dev {SECOND} ")).then_some(()))
+    };
+    wait_for(LONG, "what is new goes by the second network", leads)?;
+    let fresh = world.stream()?;
+    expect!(fresh.local().ip() == there, "what is new begins at {}", fresh.local());
+    fresh.finish(LONG)?;
+
+    step("the preferred network falls silent");
+    pair.wait_progress(RATE / 8 * 5, LONG)?;
+    let (before, cut) = (client.status()?.newest_event, MonoTime::now());
+    world.laptop.leave(&second, Leave::Silent)?;
+    let told = client.wait_event("network-silent", before, LONG)?;
+    println!("    {}", told.sentence);
+    pair.wait_progress(2 * SOME, LONG)?;
+    curl.wait_progress(200_000, LONG)?;
+    expect!(is_reached_from(&client, first)?, "the server is not reached from {first}");
+    no_gaps(&mut pair, cut, "away from it")?;
+
+    step("it answers again");
+    let (before, restored) = (client.status()?.newest_event, MonoTime::now());
+    second.access()?.restore()?;
+    let told = client.wait_event("network-back", before, Duration::from_secs(90))?;
+    println!("    {}, after {:.1} s", told.sentence, (MonoTime::now() - restored).as_secs_f64());
+    wait_reached_from(&client, there, LONG)?;
+    pair.wait_progress(2 * SOME, LONG)?;
+    no_gaps(&mut pair, restored, "back to it")?;
+
+    step("the file wants nothing any more");
+    let (before, ended) = (client.status()?.newest_event, MonoTime::now());
+    client.reconfigure(VIGILANT)?;
+    client.wait_event("reloaded", before, LONG)?;
+    wait_reached_from(&client, first, LONG)?;
+    wait_for(LONG, "all is native again", || Ok(is_native(&client, Side::Client, &pair).ok()))?;
+    pair.wait_progress(SOME, LONG)?;
+    no_gaps(&mut pair, ended, "home")?;
+    curl.finish(&nginx.checksum(&world.server, "film")?, Duration::from_secs(240))?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
+}
+
+fn renamed(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let first = world.at.ipv4()?;
+    let config = format!("[[prefer]]\norder = [\"{SECOND}\", \"{}\"]\n", world.at.interface);
+    let mut client = world.laptop.whimbrel_with(&config)?;
+    let mut server = world.server.whimbrel()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let second = join_second(&world, &client)?;
+    wait_reached_from(&client, second.ipv4()?, LONG)?;
+    pair.wait_progress(SOME, LONG)?;
+    step("its interface gets another name");
+    let (before, at) = (client.status()?.newest_event, MonoTime::now());
+    world.laptop.ip([format!("link set {SECOND} name cable0")])?;
+    let told = client.wait_event("network-preferred", before, LONG)?;
+    println!("    {}", told.sentence);
+    wait_reached_from(&client, first, LONG)?;
+    pair.wait_progress(2 * SOME, LONG)?;
+    no_gaps(&mut pair, at, "away from a name that is gone")?;
+    world.laptop.ip([format!("link set cable0 name {SECOND}")])?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
+}
+
+fn flaps(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a"), site("b"))?;
+    let config = format!("[[prefer]]\norder = \"{SECOND}\"\n");
+    let mut client = world.laptop.whimbrel_with(&config)?;
+    let mut server = world.server.whimbrel()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let second = join_second(&world, &client)?;
+    let there = second.ipv4()?;
+    wait_reached_from(&client, there, LONG)?;
+    pair.wait_progress(SOME, LONG)?;
+    let before = client.status()?.newest_event;
+    let flapping = MonoTime::now();
+    let (gateway, length) = world.b.network.spec().v4.ok_or_else(|| Error::Usage("b has no IPv4".into()))?;
+    let mut times = 0;
+    while MonoTime::now() - flapping < Duration::from_secs(15) {
+        world.laptop.ip([format!("addr del {there}/{length} dev {SECOND}")])?;
+        std::thread::sleep(Duration::from_millis(300));
+        world.laptop.ip([
+            format!("addr add {there}/{length} dev {SECOND}"),
+            format!("route add default via {gateway} dev {SECOND} metric 500"),
+        ])?;
+        std::thread::sleep(Duration::from_millis(300));
+        times += 1;
+    }
+    let moves = client.events(before)?.iter().filter(|event| event.kind == "moving").count();
+    println!("    out and in again {times} times: {moves} hand-offs");
+    expect!((1..=3).contains(&moves), "{moves} hand-offs for {times} times");
+    pair.wait_progress(SOME, LONG)?;
+    wait_reached_from(&client, there, Duration::from_secs(90))?;
+    pair.wait_progress(SOME, LONG)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
+}
