@@ -395,6 +395,20 @@ impl Whimbrel {
         self.ask(&["paths"], |reply| if let Reply::Paths(list) = reply { Some(list) } else { None })
     }
 
+    /// `whimbrel paths --explain`, or `--dry-run` with this configuration.
+    pub fn explained(&self, trial: Option<&str>) -> Result<whimbrel_ipc::Explained> {
+        let file = self.dir.join("trial.toml");
+        let file = file.to_string_lossy();
+        let args = match trial {
+            Some(config) => {
+                fs::write(&*file, config).map_err(|e| Error::call("write", file.to_string(), e))?;
+                ["paths", "--dry-run", &file].to_vec()
+            }
+            None => ["paths", "--explain"].to_vec(),
+        };
+        self.ask(&args, |reply| if let Reply::Explained(explained) = reply { Some(explained) } else { None })
+    }
+
     /// `whimbrel events --since NUMBER`.
     pub fn events(&self, since: u64) -> Result<Vec<EventRecord>> {
         let replies = self.json(&["events", "--since", &since.to_string()])?;

@@ -127,6 +127,12 @@ pub(crate) enum Command {
     },
     /// List the paths to peers: addresses, round trips, what carries connections there
     Paths {
+        /// Say by which network each peer is reached, why, and what would change it
+        #[arg(long)]
+        explain: bool,
+        /// Say the same as it would be with the [[prefer]] sections of this file; nothing is changed
+        #[arg(long, value_name = "FILE", conflicts_with = "explain")]
+        dry_run: Option<PathBuf>,
         /// Print one line of JSON
         #[arg(long)]
         json: bool,
@@ -466,7 +472,7 @@ impl Command {
             | Self::Status { json }
             | Self::Connections { json, .. }
             | Self::Peers { json, .. }
-            | Self::Paths { json }
+            | Self::Paths { json, .. }
             | Self::Ping { json, .. }
             | Self::Why { json, .. }
             | Self::Metrics { json }

@@ -18,9 +18,11 @@ use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use whimbrel_daemon::config::Preference;
 use whimbrel_daemon::doctor::Patient;
 use whimbrel_ipc::{
-    Client, EventsQuery, Finding, ProcessScope, Reply, Request, SCHEMA, Verdict, Why, exposition, reply_to_line,
+    Client, EventsQuery, Finding, ProcessScope, Reply, Request, SCHEMA, Verdict, Why, WrittenPreference, exposition,
+    reply_to_line,
 };
 
 use crate::args::{AnchorCommand, Arguments, Command, PeersCommand};
@@ -100,8 +102,13 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         }
         Command::Peers { json: true, .. } => pass_on(run_dir, &Request::Peers)?,
         Command::Peers { .. } => print(&show::peers(&connect(run_dir)?.peers()?))?,
-        Command::Paths { json: true } => pass_on(run_dir, &Request::Paths)?,
-        Command::Paths { json: false } => print(&show::paths(&connect(run_dir)?.paths()?))?,
+        Command::Paths { dry_run: Some(file), json, .. } => {
+            let config = whimbrel_daemon::config::read(Some(file)).map_err(Complaint::daemon)?;
+            explain_paths(run_dir, Some(config.preferences.iter().map(Preference::written).collect()), *json)?;
+        }
+        Command::Paths { explain: true, json, .. } => explain_paths(run_dir, None, *json)?,
+        Command::Paths { json: true, .. } => pass_on(run_dir, &Request::Paths)?,
+        Command::Paths { .. } => print(&show::paths(&connect(run_dir)?.paths()?))?,
         Command::Events { follow, last, since, from, plot, json } => {
             let all = !follow && (since.is_some() || from.is_some() || plot.is_some());
             let last = last.or((!all).then_some(args::EVENTS_SHOWN));
@@ -185,6 +192,14 @@ fn print(text: &str) -> Result<(), Complaint> {
 fn pass_on(run_dir: &Path, request: &Request) -> Result<(), Complaint> {
     let (line, _) = connect(run_dir)?.ask_for_line(request)?;
     print(&line)
+}
+
+/// Says by which networks peers are reached, and why, or what these sections would do.
+fn explain_paths(run_dir: &Path, prefer: Option<Vec<WrittenPreference>>, json: bool) -> Result<(), Complaint> {
+    match json {
+        true => pass_on(run_dir, &Request::ExplainPaths { prefer }),
+        false => print(&show::explained(&connect(run_dir)?.explain_paths(prefer)?)),
+    }
 }
 
 /// Says of what is named so what becomes of it.

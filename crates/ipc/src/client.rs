@@ -8,9 +8,9 @@ use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
 
 use crate::{
-    Configuration, Connection, EventRecord, EventsQuery, Failure, HandoffStarted, Lines, Metric, OpenSocket, Path,
-    Peer, Pinged, ReceivedLine, Reply, Request, SchemaError, Status, Suspended, Uuid, reply_from_line, request_to_line,
-    send_line,
+    Configuration, Connection, EventRecord, EventsQuery, Explained, Failure, HandoffStarted, Lines, Metric, OpenSocket,
+    Path, Peer, Pinged, ReceivedLine, Reply, Request, SchemaError, Status, Suspended, Uuid, WrittenPreference,
+    reply_from_line, request_to_line, send_line,
 };
 
 /// How long a daemon may take for an answer.
@@ -155,6 +155,17 @@ impl Client {
     pub fn paths(&mut self) -> Result<Vec<Path>, ClientError> {
         match self.ask(&Request::Paths)? {
             Reply::Paths(paths) => Ok(paths),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// By which networks they are reached, and why; see [`Request::ExplainPaths`].
+    ///
+    /// # Errors
+    /// When it does not answer, or refuses: a daemon of an older release does not know the question.
+    pub fn explain_paths(&mut self, prefer: Option<Vec<WrittenPreference>>) -> Result<Explained, ClientError> {
+        match self.ask(&Request::ExplainPaths { prefer })? {
+            Reply::Explained(explained) => Ok(explained),
             _ => Err(ClientError::Unexpected),
         }
     }

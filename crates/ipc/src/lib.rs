@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod anchor;
+mod choice;
 mod client;
 mod community;
 mod doctor;
@@ -28,6 +29,9 @@ mod transfer;
 mod why;
 
 pub use anchor::{Anchored, Anchors, LentEnds, Offer, OfferedAddress, OfferedPrefix, PassedOn};
+pub use choice::{
+    AgainstNetwork, Explained, NetworkCandidate, NetworkChoice, PreferSection, WhyNetwork, WrittenPreference,
+};
 pub use client::{Client, ClientError, Events, HANDOFF_TIMEOUT, REPLY_TIMEOUT, socket_path};
 pub use community::{
     CommunityReply, CommunityRequest, DrawnCode, Grant, Host, Open, Purpose, Roster, Standing as CommunityStanding,

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Anchored, Anchors, CommunityReply, Failure, Kept, MadeSocket, Metric, Moved, MovedProcess, OpenSocket, Pinged,
-    Received, Status, Trust, Uuid, WantedAnchor,
+    Anchored, Anchors, CommunityReply, Explained, Failure, Kept, MadeSocket, Metric, Moved, MovedProcess, OpenSocket,
+    Pinged, Received, Status, Trust, Uuid, WantedAnchor,
 };
 
 /// An answer: one line. On the wire the variant's name is the one member beside `schema`.
@@ -23,6 +23,8 @@ pub enum Reply {
     Peers(Vec<Peer>),
     /// To [`Request::Paths`](crate::Request::Paths).
     Paths(Vec<Path>),
+    /// To [`Request::ExplainPaths`](crate::Request::ExplainPaths).
+    Explained(Explained),
     /// To [`Request::Ping`](crate::Request::Ping).
     Pinged(Box<Pinged>),
     /// To [`Request::Configuration`](crate::Request::Configuration).

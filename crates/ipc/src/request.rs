@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CommunityRequest, Family, ProcessScope, SocketKind, State};
+use crate::{CommunityRequest, Family, ProcessScope, SocketKind, State, WrittenPreference};
 
 /// A question or an order to a daemon: one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +18,12 @@ pub enum Request {
     Peers,
     /// The ways to them; [`Reply::Paths`](crate::Reply::Paths).
     Paths,
+    /// By which network each is reached, and why; [`Reply::Explained`](crate::Reply::Explained). Nothing is changed.
+    ExplainPaths {
+        /// What it would be with these `[[prefer]]` sections, and not those in force.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        prefer: Option<Vec<WrittenPreference>>,
+    },
     /// Ask another host whether it answers, once, and a second time where the first is lost;
     /// [`Reply::Pinged`](crate::Reply::Pinged) when it has, or after a few seconds.
     Ping {
@@ -241,6 +247,7 @@ impl Request {
             | Self::Connections
             | Self::Peers
             | Self::Paths
+            | Self::ExplainPaths { .. }
             | Self::Configuration
             | Self::Metrics
             | Self::Events(_)

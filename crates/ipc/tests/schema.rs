@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use std::thread;
 
 use whimbrel_ipc::{
-    Anchored, Anchors, Attachment, Bytes, Carrier, Client, ClientError, Code, CommunityReply, CommunityRequest,
-    CommunityStanding, Configuration, Connection, ConnectionState, Counts, DrawnCode, EventRecord, EventsQuery,
-    Failure, Family, Flow, Grant, HandoffStarted, Helper, HelperState, Host, Kept, LentEnds, LocalAddress, MadeSocket,
-    Meetings, Metric, MetricKind, Moved, NameServer, NameServerState, Offer, OfferedAddress, OfferedPrefix, Open,
-    OpenSocket, PassedOn, Path, Peer, PeerFlows, PeerName, Pinged, Places, Process, Purpose, Received, Rendezvous,
-    RendezvousBy, RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status,
-    Suspended, Transport, Trust, Tunnel, Uuid, WantedAnchor, reply_from_line, reply_to_line, request_from_line,
+    AgainstNetwork, Anchored, Anchors, Attachment, Bytes, Carrier, Client, ClientError, Code, CommunityReply,
+    CommunityRequest, CommunityStanding, Configuration, Connection, ConnectionState, Counts, DrawnCode, EventRecord,
+    EventsQuery, Explained, Failure, Family, Flow, Grant, HandoffStarted, Helper, HelperState, Host, Kept, LentEnds,
+    LocalAddress, MadeSocket, Meetings, Metric, MetricKind, Moved, NameServer, NameServerState, NetworkCandidate,
+    NetworkChoice, Offer, OfferedAddress, OfferedPrefix, Open, OpenSocket, PassedOn, Path, Peer, PeerFlows, PeerName,
+    Pinged, Places, PreferSection, Process, Purpose, Received, Rendezvous, RendezvousBy, RendezvousState, Reply,
+    Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status, Suspended, Transport, Trust, Tunnel,
+    Uuid, WantedAnchor, WhyNetwork, WrittenPreference, reply_from_line, reply_to_line, request_from_line,
     request_to_line, socket_path,
 };
 
@@ -206,6 +207,30 @@ fn replies() -> Vec<(&'static str, Reply)> {
             }]),
         ),
         (
+            "explained",
+            Reply::Explained(Explained {
+                trial: true,
+                sections: vec![PreferSection { line: 12, selects_nothing: false, peers: 1 }],
+                peers: vec![NetworkChoice {
+                    peer: peer_name(),
+                    in_use: "wlan0".into(),
+                    routes: "wlan0".into(),
+                    line: Some(12),
+                    selected: Some("eth0".into()),
+                    why: WhyNetwork::Price,
+                    by_hand: false,
+                    silent: None,
+                    rests: false,
+                    waits_ms: Some(1500),
+                    networks: vec![
+                        network("eth0", None),
+                        network("wlan0", Some(AgainstNetwork::Price)),
+                        network("wwan0", Some(AgainstNetwork::Delay { most_ms: 160.0 })),
+                    ],
+                }],
+            }),
+        ),
+        (
             "event",
             Reply::Event(EventRecord {
                 number: 17,
@@ -396,12 +421,33 @@ fn replies() -> Vec<(&'static str, Reply)> {
     ]
 }
 
+fn network(interface: &str, against: Option<AgainstNetwork>) -> NetworkCandidate {
+    NetworkCandidate {
+        interface: interface.into(),
+        answers: true,
+        tried: true,
+        round_trip_ms: Some(20.5),
+        lost_percent: None,
+        against,
+    }
+}
+
 fn requests() -> Vec<(Request, &'static str)> {
     vec![
         (Request::Status, r#"{"schema":1,"request":"status"}"#),
         (Request::Connections, r#"{"schema":1,"request":"connections"}"#),
         (Request::Peers, r#"{"schema":1,"request":"peers"}"#),
         (Request::Paths, r#"{"schema":1,"request":"paths"}"#),
+        (Request::ExplainPaths { prefer: None }, r#"{"schema":1,"request":"explain-paths"}"#),
+        (
+            Request::ExplainPaths {
+                prefer: Some(vec![WrittenPreference {
+                    line: 12,
+                    keys: serde_json::from_str(r#"{"order":["eth*"]}"#).unwrap(),
+                }]),
+            },
+            r#"{"schema":1,"request":"explain-paths","prefer":[{"line":12,"order":["eth*"]}]}"#,
+        ),
         (Request::Ping { host: "desk".into() }, r#"{"schema":1,"request":"ping","host":"desk"}"#),
         (Request::Configuration, r#"{"schema":1,"request":"configuration"}"#),
         (Request::Metrics, r#"{"schema":1,"request":"metrics"}"#),
@@ -650,10 +696,15 @@ fn client_tells_a_refusal() {
     daemon.join().unwrap();
 }
 
+fn an_event() -> EventRecord {
+    let event = |reply| if let Reply::Event(event) = reply { Some(event) } else { None };
+    replies().into_iter().find_map(|(_, reply)| event(reply)).unwrap()
+}
+
 #[test]
 fn client_reads_events_to_their_end() {
     let run_dir = RunDir::new("events");
-    let Reply::Event(event) = replies().swap_remove(4).1 else { panic!("not an event") };
+    let event = an_event();
     let line = reply_to_line(&Reply::Event(event.clone())).unwrap();
     let end = reply_to_line(&Reply::End { newest: 17 }).unwrap();
     let daemon = daemon(&run_dir, format!("{line}{line}{end}"));
@@ -666,7 +717,7 @@ fn client_reads_events_to_their_end() {
 #[test]
 fn who_follows_is_told_that_the_daemon_stopped() {
     let run_dir = RunDir::new("follow");
-    let Reply::Event(event) = replies().swap_remove(4).1 else { panic!("not an event") };
+    let event = an_event();
     let daemon = daemon(&run_dir, reply_to_line(&Reply::Event(event.clone())).unwrap());
     let query = EventsQuery { follow: true, ..EventsQuery::default() };
     let mut events = Client::connect(&run_dir.0).unwrap().events(query).unwrap();

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use whimbrel_ipc::{AgainstNetwork, WhyNetwork};
+
 use super::world::{LONG, RATE, SOME, World, all_run, is_native, site, step};
 use super::{Scenario, scenario};
 use crate::{
@@ -101,6 +103,8 @@ fn preferred(lab: &mut Lab) -> Result<()> {
     expect!(fresh.local().ip() == there, "what is new begins at {}", fresh.local());
     fresh.finish(LONG)?;
 
+    says_why(&client, world.at.interface.as_str())?;
+
     step("the preferred network falls silent");
     pair.wait_progress(RATE / 8 * 5, LONG)?;
     let (before, cut) = (client.status()?.newest_event, MonoTime::now());
@@ -111,6 +115,8 @@ fn preferred(lab: &mut Lab) -> Result<()> {
     curl.wait_progress(200_000, LONG)?;
     expect!(is_reached_from(&client, first)?, "the server is not reached from {first}");
     no_gaps(&mut pair, cut, "away from it")?;
+    let explained = client.explained(None)?;
+    expect!(explained.peers[0].silent.as_deref() == Some(SECOND), "{explained:?}");
 
     step("it answers again");
     let (before, restored) = (client.status()?.newest_event, MonoTime::now());
@@ -133,6 +139,37 @@ fn preferred(lab: &mut Lab) -> Result<()> {
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])?;
     lab.check_links()
+}
+
+/// What is said of what is so, and of what other files would do.
+fn says_why(client: &Whimbrel, first: &str) -> Result<()> {
+    print!("{}", client.cli(&["paths", "--explain"])?);
+    let explained = client.explained(None)?;
+    let peer = &explained.peers[0];
+    let so = (peer.in_use.as_str(), peer.routes.as_str(), peer.selected.as_deref(), peer.why);
+    expect!(so == (SECOND, first, Some(SECOND), WhyNetwork::Price) && peer.line.is_some(), "{explained:?}");
+    let against = peer.networks.iter().find(|network| network.interface == first).and_then(|network| network.against);
+    expect!(against == Some(AgainstNetwork::Price), "{explained:?}");
+    let selected = |config: &str| -> Result<_> {
+        let explained = client.explained(Some(config))?;
+        let peer = explained.peers[0].clone();
+        expect!(explained.trial, "{explained:?}");
+        Ok((peer.selected, peer.why, explained.sections))
+    };
+    // Other sections would have it elsewhere, and none where the routes lead.
+    let by_order = selected(&format!("[[prefer]]\norder = [\"{first}\", \"{SECOND}\"]\n"))?;
+    expect!((by_order.0.as_deref(), by_order.1) == (Some(first), WhyNetwork::Order), "{by_order:?}");
+    let none = selected("")?;
+    expect!((none.0.as_deref(), none.1) == (Some(first), WhyNetwork::Default), "{none:?}");
+    let nothing = selected("[[prefer]]\norder = \"nothing0\"\n")?;
+    expect!(nothing.0.as_deref() == Some(first) && nothing.2[0].selects_nothing, "{nothing:?}");
+    let short = selected("[[prefer]]\ndelay = 1\n")?;
+    expect!((short.0.as_deref(), short.1) == (Some(first), WhyNetwork::NothingFits), "{short:?}");
+    expect!(client.explained(Some("[[prefer]]\n")).is_err(), "a section that says nothing is taken");
+    // And nothing was changed by that.
+    let after = client.explained(None)?;
+    expect!(after.peers[0].in_use == SECOND && after.peers[0].line.is_some(), "{after:?}");
+    Ok(())
 }
 
 fn renamed(lab: &mut Lab) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Answers as text for people. All of it is pure: values in, text out.
 
 mod absence;
+mod choice;
 mod clean;
 mod community;
 mod connections;
@@ -12,6 +13,7 @@ mod status;
 mod why;
 
 pub(crate) use absence::{resumed, suspended};
+pub(crate) use choice::explained;
 pub(crate) use clean::{removed, removed_json};
 pub(crate) use community::{LEFT, code, outcome, roster};
 pub(crate) use connections::{connections, is_away, is_server, peer, rank, via};

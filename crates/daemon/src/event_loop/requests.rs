@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use whimbrel_datapath::Most;
 use whimbrel_ipc::{
     Code, CommunityRequest, Configuration, EventsQuery, Failure, HandoffStarted, LocalAddress, Metric, Pinged, Reply,
-    Request, Status, Suspended,
+    Request, Status, Suspended, WrittenPreference,
 };
 use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time, Waits};
 use whimbrel_tunnel::Counter;
@@ -24,6 +24,8 @@ use crate::metrics::{Connections, Looked};
 use crate::name_server::NameUpdates;
 use crate::role::anchor::api::WantedNamespace;
 use crate::role::community;
+use crate::role::links::api::explained;
+use crate::role::links::wishes::{Preference, wishes};
 use crate::role::programs::{self, Anchored};
 use crate::{clock, config};
 
@@ -100,6 +102,7 @@ impl EventLoop {
             Request::Connections => self.connections(id),
             Request::Peers => Ok(Some(Reply::Peers(self.peers()))),
             Request::Paths => Ok(Some(Reply::Paths(self.paths()))),
+            Request::ExplainPaths { prefer } => self.explain_paths(prefer),
             Request::Ping { host } => self.ping(id, &host),
             Request::Configuration => Ok(Some(Reply::Configuration(self.configuration()))),
             Request::Metrics => Ok(Some(Reply::Metrics(self.metrics()))),
@@ -294,6 +297,23 @@ impl EventLoop {
             path
         };
         paths.map(named).collect()
+    }
+
+    fn explain_paths(&mut self, prefer: Option<Vec<WrittenPreference>>) -> Answer {
+        let trial = prefer.map(|prefer| prefer.into_iter().map(Preference::read).collect::<Result<Vec<_>, _>>());
+        let trial = trial.transpose().map_err(|why| Failure::new(why).on("prefer"))?;
+        let called = self.desk.names_of_hosts();
+        let names = self.desk.node.peers().map(|view| {
+            let name = views::name(&view);
+            (view.id, whimbrel_ipc::PeerName { name: called.get(&name.key).cloned(), ..name })
+        });
+        let names = names.collect();
+        let network = &self.desk.host.network;
+        let wished = trial.as_ref().map(|trial| wishes(trial, network));
+        let choices = self.desk.node.explain_links(clock::now(), wished.as_deref());
+        let preferences = trial.as_ref().unwrap_or(&self.settings.config.preferences);
+        let said = explained(preferences, choices, &names, &self.desk.host.network, trial.is_some());
+        Ok(Some(Reply::Explained(said)))
     }
 
     fn tell_events(&mut self, id: ClientId, query: &EventsQuery) -> Answer {

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde_json::json;
 use toml::Value;
+use whimbrel_ipc as ipc;
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_protocol::{LinkId, LinkRules, LinkWish, PeerMeant};
 
@@ -88,18 +90,22 @@ fn some_limit<'de, D: serde::Deserializer<'de>, const MOST: u32>(deserializer: D
 impl Section {
     /// What it says. `at`: which part of the file it is.
     pub(crate) fn preference(self, document: &Document<'_>, at: &str) -> Result<Preference, ConfigError> {
-        let Self { order, never, price, delay, loss, nearest, .. } = &self;
+        match self.complaint() {
+            Some((part, sentence)) => Err(document.wrong(&format!("{at}{part}"), sentence)),
+            None => Ok(Preference { line: document.line(at), section: self }),
+        }
+    }
+
+    /// What is wrong with it as a whole, and in which part of it.
+    fn complaint(&self) -> Option<(&'static str, String)> {
+        let Self { order, never, price, delay, loss, nearest, .. } = self;
         if order.is_empty() && never.is_empty() && price.is_empty() && delay.is_none() && loss.is_none() && !nearest {
             let sentence =
                 "this [[prefer]] says nothing; it must have `order`, `never`, `price`, `delay`, `loss` or `nearest`";
-            return Err(document.wrong(at, sentence));
+            return Some(("", sentence.to_owned()));
         }
-        for name in price.keys() {
-            if let Some(right) = complaint(name) {
-                return Err(document.wrong(&format!("{at}.price"), format!("`{name}` {right}")));
-            }
-        }
-        Ok(Preference { line: document.line(at), section: self })
+        let mut names = price.keys().filter_map(|name| Some((name, complaint(name)?)));
+        names.next().map(|(name, right)| (".price", format!("`{name}` {right}")))
     }
 }
 
@@ -107,6 +113,43 @@ impl Preference {
     /// Whether it means all peers.
     pub(crate) fn means_all(&self) -> bool {
         self.section.peer.is_none()
+    }
+
+    /// Whether it wants nothing but interfaces by their names.
+    pub(crate) fn names_alone(&self) -> bool {
+        let Section { delay, loss, nearest, .. } = &self.section;
+        delay.is_none() && loss.is_none() && !nearest
+    }
+
+    /// As it stands in the file, for the local API.
+    #[must_use]
+    pub fn written(&self) -> ipc::WrittenPreference {
+        let Section { peer, order, never, price, delay, loss, nearest } = &self.section;
+        let names = |names: &[Name]| names.iter().map(|name| name.0.clone()).collect::<Vec<_>>();
+        let peers = peer.iter().flatten().map(|peer| match peer {
+            PeerCondition::Prefix(prefix) => format!("{}/{}", prefix.address, prefix.length),
+            PeerCondition::Key(key) => key.to_string(),
+        });
+        let peers: Vec<String> = peers.collect();
+        let all = [
+            ("peer", (!peers.is_empty()).then(|| json!(peers))),
+            ("order", (!order.is_empty()).then(|| json!(names(order)))),
+            ("never", (!never.is_empty()).then(|| json!(names(never)))),
+            ("price", (!price.is_empty()).then(|| json!(price))),
+            ("delay", delay.map(|delay| json!(delay))),
+            ("loss", loss.map(|loss| json!(loss))),
+            ("nearest", nearest.then(|| json!(true))),
+        ];
+        let keys = all.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+        ipc::WrittenPreference { line: self.line, keys }
+    }
+
+    /// One that was written so.
+    pub(crate) fn read(written: ipc::WrittenPreference) -> Result<Self, String> {
+        let section: Section =
+            serde_json::from_value(written.keys.into()).map_err(|error| error.to_string().replace(KEY, "a key"))?;
+        section.complaint().map_or(Ok(()), |(_, complaint)| Err(complaint))?;
+        Ok(Self { line: written.line, section })
     }
 
     /// What it comes to with these interfaces.

@@ -81,6 +81,12 @@ impl LinkWish {
 }
 
 impl LinkRules {
+    /// Whether nothing is wanted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// Whether something is wanted that has to be measured.
     pub(super) fn measures(&self) -> bool {
         self.nearest || self.delay_most.is_some() || self.lost_most.is_some()

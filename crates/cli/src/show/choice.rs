@@ -1,0 +1,213 @@
+//! `whimbrel paths --explain` and `--dry-run`: by which network each peer is reached, why, and what would change it.
+
+use std::time::Duration;
+
+use whimbrel_ipc::{AgainstNetwork, Explained, NetworkCandidate, NetworkChoice, WhyNetwork};
+
+use super::{count, duration, milliseconds};
+use crate::table::{width, wrap};
+
+pub(crate) fn explained(explained: &Explained) -> String {
+    explained_in(width(), explained)
+}
+
+/// The same on a screen of this width.
+fn explained_in(most: usize, explained: &Explained) -> String {
+    let mut out = String::new();
+    let mut say = |indent: usize, text: &str| {
+        out.push_str(&" ".repeat(indent));
+        out.push_str(&wrap(text, most, indent));
+        out.push('\n');
+    };
+    if explained.sections.is_empty() {
+        let whose = if explained.trial { "The file has" } else { "The configuration has" };
+        say(0, &format!("{whose} no [[prefer]] section: all peers are reached as the routes lead."));
+    }
+    for section in &explained.sections {
+        let line = section.line;
+        match (section.selects_nothing, section.peers) {
+            (true, _) => say(
+                0,
+                &format!(
+                    "The section in line {line} selects nothing: this host has no interface that it names. The routes \
+                     decide, as without it."
+                ),
+            ),
+            (false, 0) => say(0, &format!("The section in line {line} means no peer that is known now.")),
+            (false, peers) => say(0, &format!("The section in line {line} counts for {}.", count(peers, "peer"))),
+        }
+    }
+    if explained.peers.is_empty() {
+        say(0, "No peer is reached now.");
+    }
+    for choice in &explained.peers {
+        for (indent, sentence) in sentences(choice, explained.trial) {
+            say(indent, &sentence);
+        }
+    }
+    out
+}
+
+/// What is said of one peer, each sentence with how far it is set in.
+fn sentences(choice: &NetworkChoice, trial: bool) -> Vec<(usize, String)> {
+    let NetworkChoice { in_use, routes, selected, .. } = choice;
+    let id = choice.peer.id;
+    let peer = choice.peer.name.as_ref().map_or_else(|| format!("Peer #{id}"), |name| format!("{name} (#{id})"));
+    let mut all = vec![(0, format!("{peer} is reached by {in_use}."))];
+    let line = choice.line.map_or_else(String::new, |line| format!("Line {line} "));
+    let chosen = selected.as_deref().unwrap_or(in_use);
+    let why = match choice.why {
+        WhyNetwork::Default if choice.in_use == *routes => "No section means it: the routes lead there.".to_owned(),
+        WhyNetwork::Default => format!("No section means it; the routes lead to {routes}."),
+        WhyNetwork::Only => format!("{line}selects {chosen}: no other network fits."),
+        WhyNetwork::Order => format!("{line}selects {chosen}: of those that fit it comes first by `order`."),
+        WhyNetwork::Price => format!("{line}selects {chosen}: of those that fit and come first it is the cheapest."),
+        WhyNetwork::Nearest => format!("{line}selects {chosen}: of those that are alike no other is nearer by enough."),
+        WhyNetwork::Routes if chosen == routes => {
+            format!("{line}selects {chosen}: all else is alike, and the routes lead there.")
+        }
+        WhyNetwork::Routes => format!("{line}selects {chosen}: all else is alike, and it is in use."),
+        WhyNetwork::NothingFits => {
+            format!("{line}selects nothing, since no network fits what it wants: {chosen}, as without it.")
+        }
+        WhyNetwork::NothingAnswers => format!("{line}selects nothing: the peer answers by no network. All stays."),
+    };
+    all.push((2, why));
+    let moves = selected.as_ref().filter(|selected| *selected != in_use);
+    let stays = if let Some(silent) = &choice.silent {
+        Some(format!("{silent} is silent, and was left. It is come back to when the peer answers there again."))
+    } else if choice.by_hand && (choice.line.is_some() || *in_use != *routes) {
+        let until = "`whimbrel handoff` without an address gives that up.";
+        Some(format!("It was moved there by hand, which counts more: {until}"))
+    } else if choice.rests {
+        Some("No connection depends on it, so that no other network is tried, and nothing is moved.".to_owned())
+    } else {
+        moves.map(|to| match (trial, choice.waits_ms) {
+            (true, _) => format!("It would go to {to}, once the peer has answered there for two seconds."),
+            (false, Some(ms)) => {
+                format!("It goes to {to} in {} if nothing changes.", duration(Duration::from_millis(ms)))
+            }
+            (false, None) => format!("It goes to {to} once that may be."),
+        })
+    };
+    all.extend(stays.map(|stays| (2, stays)));
+    if trial && moves.is_none() && choice.silent.is_none() && !choice.by_hand {
+        all.push((2, "Nothing would change for it.".to_owned()));
+    }
+    all.extend(choice.networks.iter().map(|network| (4, of_network(network, chosen, choice.line.is_some()))));
+    all
+}
+
+/// What is known of a network, and what would have it selected.
+fn of_network(network: &NetworkCandidate, chosen: &str, wanted: bool) -> String {
+    let measured = match (network.answers, network.round_trip_ms) {
+        (true, took @ Some(_)) => format!("answers in {} ms", milliseconds(took)),
+        (true, None) => "answers".to_owned(),
+        (false, _) if network.tried => "does not answer".to_owned(),
+        (false, _) => "not tried".to_owned(),
+    };
+    let lost = network.lost_percent.map_or_else(String::new, |lost| format!(", {lost:.1} % lost"));
+    let would = match network.against {
+        None => format!(
+            "It would be left if the peer did not answer by it{}.",
+            if wanted { ", or it did not fit" } else { "" }
+        ),
+        Some(AgainstNetwork::Silent) => "It would count if the peer answered by it.".to_owned(),
+        Some(AgainstNetwork::Untried) if wanted => "It counts once the peer has answered by it.".to_owned(),
+        Some(AgainstNetwork::Untried) => "It would be tried if a section meant the peer.".to_owned(),
+        Some(AgainstNetwork::Never) => {
+            "Named by `never`: it is taken where the peer answers by nothing else.".to_owned()
+        }
+        Some(AgainstNetwork::Delay { most_ms }) => {
+            format!("Too far: it would fit at {} ms.", milliseconds(Some(most_ms)))
+        }
+        Some(AgainstNetwork::Loss { most_percent }) => {
+            format!("Too much is lost: it would fit at {most_percent:.1} %.")
+        }
+        Some(AgainstNetwork::Order) => format!("Later by `order`: it would be taken if {chosen} did not fit."),
+        Some(AgainstNetwork::Price) => format!("Dearer: it would be taken if {chosen} did not fit."),
+        Some(AgainstNetwork::Further) => {
+            format!("It would be taken if it were nearer than {chosen} by a fifth and 10 ms.")
+        }
+        Some(AgainstNetwork::Routes) => "It would be taken if the routes led there.".to_owned(),
+    };
+    format!("{}: {measured}{lost}. {would}", network.interface)
+}
+
+#[cfg(test)]
+mod tests {
+    use whimbrel_ipc::{PeerName, PreferSection};
+
+    use super::*;
+
+    fn network(interface: &str, against: Option<AgainstNetwork>) -> NetworkCandidate {
+        NetworkCandidate {
+            interface: interface.into(),
+            answers: true,
+            tried: true,
+            round_trip_ms: Some(20.4),
+            lost_percent: None,
+            against,
+        }
+    }
+
+    fn choice() -> NetworkChoice {
+        NetworkChoice {
+            peer: PeerName { id: 3, key: "key".into(), name: Some("desk".into()) },
+            in_use: "wlan0".into(),
+            routes: "wlan0".into(),
+            line: Some(12),
+            selected: Some("eth0".into()),
+            why: WhyNetwork::Price,
+            by_hand: false,
+            silent: None,
+            rests: false,
+            waits_ms: Some(1500),
+            networks: vec![network("eth0", None), network("wlan0", Some(AgainstNetwork::Price))],
+        }
+    }
+
+    fn said(trial: bool, sections: Vec<PreferSection>, peers: Vec<NetworkChoice>) -> String {
+        explained_in(120, &Explained { trial, sections, peers })
+    }
+
+    #[test]
+    fn it_is_said_why_and_what_would_change_it() {
+        let section = PreferSection { line: 12, selects_nothing: false, peers: 1 };
+        let said = said(false, vec![section], vec![choice()]);
+        for part in [
+            "The section in line 12 counts for 1 peer.\n",
+            "desk (#3) is reached by wlan0.\n",
+            "  Line 12 selects eth0: of those that fit and come first it is the cheapest.\n",
+            "  It goes to eth0 in ",
+            "    eth0: answers in 20 ms. It would be left if the peer did not answer by it, or it did not fit.\n",
+            "    wlan0: answers in 20 ms. Dearer: it would be taken if eth0 did not fit.\n",
+        ] {
+            assert!(said.contains(part), "{part:?} in\n{said}");
+        }
+    }
+
+    #[test]
+    fn what_a_file_would_do_is_no_promise() {
+        let section = PreferSection { line: 12, selects_nothing: false, peers: 1 };
+        let said = said(true, vec![section], vec![choice()]);
+        assert!(said.contains("It would go to eth0, once the peer has answered there"), "{said}");
+        let stays = NetworkChoice { selected: Some("wlan0".into()), waits_ms: None, ..choice() };
+        let said = super::tests::said(true, vec![section], vec![stays]);
+        assert!(said.contains("Nothing would change for it."), "{said}");
+    }
+
+    #[test]
+    fn what_selects_nothing_is_said() {
+        let section = PreferSection { line: 7, selects_nothing: true, peers: 1 };
+        let routes = NetworkChoice { why: WhyNetwork::NothingFits, selected: Some("wlan0".into()), ..choice() };
+        let said = said(false, vec![section], vec![routes]);
+        assert!(
+            said.contains("The section in line 7 selects nothing: this host has no interface that it names."),
+            "{said}"
+        );
+        assert!(said.contains("Line 12 selects nothing, since no network fits what it wants"), "{said}");
+        let none = super::tests::said(true, Vec::new(), Vec::new());
+        assert!(none.starts_with("The file has no [[prefer]] section: all peers are reached as the routes lead.\n"));
+    }
+}

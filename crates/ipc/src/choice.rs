@@ -1,0 +1,134 @@
+//! By which of a host's networks its peers are reached, and why.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::PeerName;
+
+/// A `[[prefer]]` section as the configuration has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrittenPreference {
+    /// Where it stands, from 1.
+    pub line: u32,
+    /// Its keys, as in the file.
+    #[serde(flatten)]
+    pub keys: Map<String, Value>,
+}
+
+/// What the sections of a file come to, for each peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Explained {
+    /// Whether this is what other sections would come to than those in force.
+    pub trial: bool,
+    /// The `[[prefer]]` sections.
+    pub sections: Vec<PreferSection>,
+    /// The peers.
+    pub peers: Vec<NetworkChoice>,
+}
+
+/// A section of the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreferSection {
+    /// Where it stands, from 1.
+    pub line: u32,
+    /// It names interfaces alone, and this host has none of them.
+    pub selects_nothing: bool,
+    /// For how many peers it counts.
+    pub peers: usize,
+}
+
+/// By which network a peer is reached.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NetworkChoice {
+    /// Whom.
+    pub peer: PeerName,
+    /// The interface in use.
+    pub in_use: String,
+    /// The one that the routes lead to.
+    pub routes: String,
+    /// The line of the section that means the peer, if one does.
+    pub line: Option<u32>,
+    /// The interface that is selected; none where there is none.
+    pub selected: Option<String>,
+    /// Why.
+    pub why: WhyNetwork,
+    /// The peer was moved by hand, which counts more.
+    pub by_hand: bool,
+    /// The interface that was left since the network is silent.
+    pub silent: Option<String>,
+    /// No connection depends on the peer, so that no other network is tried.
+    pub rests: bool,
+    /// Milliseconds after which it goes to what is selected, if nothing changes until then.
+    pub waits_ms: Option<u64>,
+    /// Each network.
+    pub networks: Vec<NetworkCandidate>,
+}
+
+/// Why a network is selected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WhyNetwork {
+    /// No section means the peer: the routes decide.
+    Default,
+    /// No other fits.
+    Only,
+    /// It comes first by `order`.
+    Order,
+    /// It is the cheapest.
+    Price,
+    /// It is the nearest.
+    Nearest,
+    /// All else is alike, and the routes lead there.
+    Routes,
+    /// None fits what is wanted: the routes decide.
+    NothingFits,
+    /// The peer answers by none: all stays as it is.
+    NothingAnswers,
+}
+
+/// A network by which a peer may be reached.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NetworkCandidate {
+    /// Its interface.
+    pub interface: String,
+    /// Whether the peer answers by it.
+    pub answers: bool,
+    /// Whether it was asked by it.
+    pub tried: bool,
+    /// The round trip in milliseconds, once it was measured.
+    pub round_trip_ms: Option<f64>,
+    /// How many of a hundred questions go unanswered, once enough were asked.
+    pub lost_percent: Option<f64>,
+    /// What keeps it from being selected; `None` for the one that is.
+    pub against: Option<AgainstNetwork>,
+}
+
+/// Why a network is not selected.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "reason", rename_all = "kebab-case")]
+pub enum AgainstNetwork {
+    /// The peer does not answer by it.
+    Silent,
+    /// The peer was not asked by it.
+    Untried,
+    /// It is only taken where nothing else answers.
+    Never,
+    /// The round trip is too long.
+    Delay {
+        /// The longest that would do, in milliseconds.
+        most_ms: f64,
+    },
+    /// Too much is lost.
+    Loss {
+        /// The most that would do, of a hundred.
+        most_percent: f64,
+    },
+    /// Others come first by `order`.
+    Order,
+    /// Others are cheaper.
+    Price,
+    /// It is not nearer by enough.
+    Further,
+    /// The routes lead elsewhere.
+    Routes,
+}
