@@ -96,10 +96,8 @@ pub struct Kept {
     /// Old addresses that sockets still use. Only such as are no longer on an interface: as long as OLD works, what is
     /// sent from it should go the ordinary way.
     pub addresses: BTreeSet<IpAddr>,
-    /// Addresses that are still there, and may go at any moment. In the moment before that is noticed packets of moved
-    /// flows are delivered to them, and sent from them: IPv4 addresses are on `lo` as well already, since a datagram
-    /// from an address that is on no interface is refused (ENETUNREACH, `ip_route_output_key_hash_rcu`), and programs
-    /// may end by that.
+    /// Addresses that are still there, and may go at any moment: packets of moved flows are delivered to them in the
+    /// moment before that is noticed, too.
     pub leaving: BTreeSet<IpAddr>,
     /// The indexes of the interfaces that packets of moved flows may arrive on, beside the TUN device. Those that are
     /// down are left out.
@@ -326,10 +324,7 @@ impl KeptAddresses {
             state.rules.insert(Rule { priority: OUTPUT_PRIORITY, selector, table: OUTPUT_TABLE });
             state.addresses.extend(v4(address));
         }
-        for &address in &kept.leaving {
-            state.routes.insert(local(address, MARKED_TABLE));
-            state.addresses.extend(v4(address));
-        }
+        state.routes.extend(kept.leaving.iter().map(|address| local(*address, MARKED_TABLE)));
         Ok(state)
     }
 }

@@ -8,7 +8,7 @@ mod hosts;
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -257,53 +257,6 @@ fn the_way_back_to_the_first_address() {
         exchange(&mut near, &mut far);
         let mut routes = client.on(|| RouteSocket::open().unwrap());
         assert_eq!(routes.route_to(plan.client.parse().unwrap(), None, None).unwrap().kind, RouteKind::Local);
-    }
-}
-
-/// A socket that is bound to an address can send while the address goes and nobody has noticed yet, as long as another
-/// network leads there. Should the address stay after all, nothing is left of that.
-#[test]
-#[ignore = "needs root"]
-fn what_is_sent_in_the_moment_in_which_an_address_goes_is_not_refused() {
-    for plan in &PLANS {
-        let (client, _server) = plan.build();
-        let _tun = tun(&client);
-        let nodad = if plan.ipv4 { "" } else { "nodad" };
-        client.sh(&format!("ip addr add {}/{} dev e1 {nodad}", plan.client_new, plan.subnet));
-        client.sh(&format!("{} route add default via {} dev e1 metric 1", plan.ip, plan.router_new));
-        let far = SocketAddr::new(plan.server.parse().unwrap(), 9);
-        let socket = client.on(|| UdpSocket::bind((plan.client, 0))).unwrap();
-        let send = || socket.send_to(b"datagram", far);
-        let (dir, carrier) = (RunDir::new(), Carrier { tun: client.index("wbt"), mtu: MTU, mark: MARK });
-        let mut kept = client.on(|| KeptAddresses::open(&dir.0).unwrap());
-        let before = everything(&client);
-        let arrivals = BTreeSet::from([client.index("e0"), client.index("e1")]);
-        let leaving = Kept { leaving: set(&[plan.client]), arrivals: arrivals.clone(), ..Kept::default() };
-        let applied = |kept: &mut KeptAddresses, wanted: &Kept| client.on(|| kept.apply(&carrier, wanted)).unwrap();
-        assert!(applied(&mut kept, &leaving));
-        send().unwrap();
-        let mut routes = client.on(|| RouteSocket::open().unwrap());
-        let mut local = || {
-            let old = plan.client.parse().unwrap();
-            routes.route_to(old, None, None).is_ok_and(|route| route.kind == RouteKind::Local)
-        };
-        assert!(local(), "it is still this host's");
-
-        client.sh(&format!("ip addr del {}/{} dev e0", plan.client, plan.subnet));
-        send().unwrap_or_else(|error| panic!("{}: {error}", plan.client));
-        assert!(!local(), "its new owner could not be reached");
-        let gone = Kept { addresses: set(&[plan.client]), arrivals, ..Kept::default() };
-        assert!(applied(&mut kept, &gone));
-        send().unwrap();
-
-        client.sh(&format!("ip addr add {}/{} dev e0 {nodad}", plan.client, plan.subnet));
-        applied(&mut kept, &leaving);
-        applied(&mut kept, &Kept::default());
-        // Where the address was taken away the main table lost what led there.
-        let main = format!("{} route replace default via {}", plan.ip, plan.router);
-        client.sh(&main);
-        assert_eq!(everything(&client), before);
-        assert!(local());
     }
 }
 
