@@ -239,7 +239,7 @@ impl BindingLayer {
         let Some(peer) = bound_mut!(self, &id) else { return };
         if let Some(update) = peer.binding.update.as_mut().filter(|update| update.sent + HURRY <= now) {
             // First to where it is now.
-            update.begin_again();
+            update.begin_again(now);
             base.set_timer_earlier(Timer::Update(id), now);
         }
         if !peer.flow.waiting().has_said_within(now, HURRY) {

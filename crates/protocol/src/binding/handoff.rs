@@ -150,7 +150,14 @@ impl BindingLayer {
         let waits = peer.binding.update.as_ref().is_some_and(held) && !peer.flow.flows().is_empty();
         let elsewhere = peer.path.attachment().is_none() || (waits && peer.path.source() != met_from);
         let here = met_from.and_then(|address| base.attachments().at(address));
+        let before = peer.path.attachment();
         if let Some(attachment) = here.filter(|_| elsewhere && !base.is_suspended()) {
+            if let (Some(before), Some(peer)) = (before, bound_mut!(self, &id))
+                && before.address.is_ipv4() != attachment.address.is_ipv4()
+            {
+                // P-53
+                peer.path.choose(Choice { otherwise: Some(before), unanswered: Some(before), ..peer.path.choice() });
+            }
             self.arrive(now, id, attachment, None, base);
             self.refresh_sets(base);
         }
@@ -375,15 +382,20 @@ impl BindingLayer {
         }
     }
 
-    /// A hand-off by hand, or to what the user's file selects, stays unanswered, and the path that was to be left still
-    /// carries: it is taken back (P-38). Returns whether it is.
+    /// A hand-off by hand, or to what the user's file selects, or back to an address family that had answered (P-53),
+    /// stays unanswered, and the path that was to be left still carries: it is taken back (P-38). Returns whether it
+    /// is.
     fn take_back(&mut self, now: Time, id: PeerId, base: &mut Base) -> bool {
         let Some(mut peer) = bound_mut!(self, &id) else { return false };
         let choice = peer.path.choice();
         let by_hand = choice.chosen().is_some() && choice.chosen() == peer.path.attachment();
-        let tried = peer.binding.update.as_ref().is_some_and(|update| update.tries >= UPDATES);
-        let Some(meanwhile) = peer.meanwhile().filter(|_| by_hand && tried).cloned() else { return false };
-        let tried = peer.path.source();
+        let update = peer.binding.update.as_ref();
+        let (tried, returns) = update.map_or((false, false), |update| (update.tries >= UPDATES, update.returns));
+        let Some(meanwhile) = peer.meanwhile().filter(|_| (by_hand || returns) && tried).cloned() else {
+            return false;
+        };
+        let (tried, left) = (peer.path.source(), peer.path.attachment().filter(|_| returns));
+        let choice = Choice { unanswered: left.or(choice.unanswered), otherwise: left.or(choice.otherwise), ..choice };
         let selected = choice.selected.filter(|own| *own == meanwhile.attachment);
         let natural = choice.natural.filter(|own| selected.is_some() && *own != meanwhile.attachment);
         peer.path.choose(Choice { preferred: None, selected, natural, ..choice });
@@ -723,7 +735,7 @@ impl BindingLayer {
     /// There is the session that an update of ours was waiting for.
     pub(crate) fn update_in_session(&mut self, now: Time, id: PeerId, base: &mut Base) {
         if let Some(update) = self.peers.get_mut(&id).and_then(|peer| peer.update.as_mut()) {
-            update.begin_again();
+            update.begin_again(now);
             self.repeat_update(now, id, base);
         }
     }

@@ -1,6 +1,7 @@
 //! A binding update on its way: what it says, where it was sent, and what carries the flows until it is answered.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use crate::Time;
 use crate::base::attachments::Attachment;
@@ -10,6 +11,8 @@ use crate::base::pace::Prompts;
 /// Updates in a row to one address, and before a family is left in which they stay unanswered.
 pub(super) const UPDATES_TO_ONE: u32 = 3;
 const UPDATES_TO_A_FAMILY: u32 = 6;
+/// And for how long, at the least: an answer may take so long, and names the update that it is to.
+const IN_A_FAMILY: Duration = Duration::from_secs(2);
 
 /// A binding update of ours that was not acknowledged yet.
 #[derive(Debug, Default)]
@@ -21,6 +24,10 @@ pub(crate) struct PendingUpdate {
     /// How many of these there were when the other address family was gone over to last, and how often it was.
     pub(super) family_since: u32,
     pub(super) changes: u32,
+    /// When that was, or the update began.
+    pub(super) in_family_since: Time,
+    /// It goes back to a family that was left, while the other one carries.
+    pub(super) returns: bool,
     /// The path before is gone, and with it what was under way.
     pub(super) lost: bool,
     /// What was under way in the tunnel is lost, since this host's daemon was started anew (P-226).
@@ -56,18 +63,18 @@ pub(crate) struct Meanwhile {
 
 impl PendingUpdate {
     pub(crate) fn new(sequence: u32, now: Time, lost: bool, held: bool) -> Self {
-        Self { sequence, started: now, sent: now, lost, held, ..Self::default() }
+        Self { sequence, started: now, sent: now, in_family_since: now, lost, held, ..Self::default() }
     }
 
     /// The peer may be there (again): it is asked as at first.
-    pub(super) fn begin_again(&mut self) {
-        (self.tries, self.family_since, self.changes) = (0, 0, 0);
+    pub(super) fn begin_again(&mut self, now: Time) {
+        (self.tries, self.family_since, self.changes, self.in_family_since) = (0, 0, 0, now);
     }
 
-    /// Whether it has stayed unanswered often enough in the family that it is sent in (P-53).
-    pub(super) fn has_tried_family(&self) -> bool {
+    /// Whether it has stayed unanswered often and long enough in the family that it is sent in (P-53).
+    pub(super) fn has_tried_family(&self, now: Time) -> bool {
         let most = if self.changes == 0 { UPDATES_TO_A_FAMILY } else { UPDATES_TO_ONE };
-        self.tries >= self.family_since + most
+        self.tries >= self.family_since + most && now.since(self.in_family_since) >= IN_A_FAMILY
     }
 
     /// The same from an address of the other family.
@@ -98,9 +105,11 @@ mod tests {
     fn each_address_of_either_family_has_its_turn() {
         let mut update = PendingUpdate::new(1, Time::default(), true, true);
         let mut turns = [Vec::new(), Vec::new()];
+        let mut now = Time::default();
         for _ in 0..60 {
-            if update.has_tried_family() {
-                update = update.by_other_family(2, Time::default());
+            now = now + Duration::from_secs(1);
+            if update.has_tried_family(now) {
+                update = update.by_other_family(2, now);
             }
             update.tries += 1;
             turns[update.changes as usize % 2].push(update.turn());
@@ -110,9 +119,10 @@ mod tests {
             let expected: Vec<u32> = (first..=last).flat_map(|turn| [turn; UPDATES_TO_ONE as usize]).collect();
             assert_eq!((first, &of_family), (0, &expected), "three to each, and none is passed over");
         }
-        update.begin_again();
-        assert!(!update.has_tried_family() && update.turn() == 0);
+        update.begin_again(now);
+        assert!(!update.has_tried_family(now) && update.turn() == 0);
         update.tries = UPDATES_TO_A_FAMILY;
-        assert!(update.has_tried_family(), "as at first");
+        assert!(!update.has_tried_family(now + Duration::from_secs(1)), "an answer may be on its way");
+        assert!(update.has_tried_family(now + Duration::from_secs(2)), "as at first");
     }
 }

@@ -442,6 +442,46 @@ fn a_network_whose_own_family_leads_nowhere_is_used_by_the_other() {
 }
 
 #[test]
+fn a_family_that_answers_once_and_no_more_is_left_again_and_nothing_stands_still() {
+    // P-53
+    let mut two = Two::new(872);
+    two.world.attach(two.server, two.far, "2001:db8:9::1");
+    let [six, broken] = [0, 1].map(|_| two.world.network(Access::Open));
+    two.world.attach(two.client, six, "2001:db8:1::2");
+    let flow = two.world.connect(two.client, "[2001:db8:9::1]:80");
+    two.world.set_beat(Some(BEAT));
+    introduced(&mut two.world, &[flow]);
+    two.world.run_for(SECOND);
+    two.world.set_cut(broken, true);
+    two.world.detach_all(two.client);
+    two.world.attach(two.client, broken, "2001:db8:2::2");
+    two.world.attach(two.client, two.away, AWAY);
+    two.world.run_for(5 * SECOND);
+    let own = address("2001:db8:2::2");
+    for round in 0..2 {
+        assert_eq!(two.world.peer(two.client).source, Some(address(AWAY)), "round {round}");
+        two.world.set_cut(broken, false);
+        let goes_back = |world: &World| world.peer(two.client).source == Some(own);
+        let mut waited = Duration::ZERO;
+        while !goes_back(&two.world) && waited < 200 * SECOND {
+            two.world.run_for(SECOND / 1000);
+            waited += SECOND / 1000;
+        }
+        assert!(goes_back(&two.world), "round {round}: it answers");
+        two.world.set_cut(broken, true);
+        for _ in 0..90 {
+            two.world.assert_delivering(SECOND);
+            two.world.run_for(SECOND);
+        }
+    }
+    two.world.set_cut(broken, false);
+    two.world.run_for(400 * SECOND);
+    assert_eq!(two.world.peer(two.client).source, Some(own), "it answers for good");
+    two.world.assert_delivering(SECOND);
+    two.world.check();
+}
+
+#[test]
 fn who_was_met_by_the_other_family_after_an_outage_comes_back() {
     // P-53: nothing passes for a while on a network of both families; each is tried in turn, and the first that passes
     // is taken, whatever the flows are of.
