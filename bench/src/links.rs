@@ -10,6 +10,8 @@
 //! The laptop is on A, then on B, and comes back to A and to B: these two hand-offs are measured. Its old address
 //! vanishes as the new one appears, so what is under way is lost.
 
+mod silence;
+
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -129,6 +131,7 @@ pub fn run(options: &Options) -> Result<()> {
             add(&mut report, pair[1 - handoff], pair[handoff], series);
         }
     }
+    silence::add_to(&mut report, options)?;
     report.finish()?;
     Ok(())
 }
