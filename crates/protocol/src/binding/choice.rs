@@ -30,8 +30,12 @@ impl BindingLayer {
         let by_hand = forced.map(|to| to.and_then(|to| base.attachments().get(&to)));
         let before = paths.choice();
         let preferred = by_hand.unwrap_or(before.preferred).filter(|a| base.attachments().is_current(a));
-        // One that nothing leads by any more is left as the routes say.
-        let leads = |own: &Attachment| base.attachments().is_current(own) && leads_by(*own, paths, routes);
+        // One that nothing leads by any more is left as the routes say, as is an address for another of its own link:
+        // it is the network that is selected.
+        let leads = |own: &Attachment| {
+            let there = base.attachments().is_current(own) && leads_by(*own, paths, routes);
+            there && !is_replaced(*own, paths, routes, base)
+        };
         let selected = before.selected.filter(leads);
         let address = |attachment: Attachment| attachment.address;
         let wanted = preferred.map(address).or(forced.flatten()).or(selected.map(address));
@@ -54,7 +58,9 @@ impl BindingLayer {
         });
         let (found, otherwise) = (ways.first().copied(), ways.get(1).copied());
         let choice = Choice { preferred, selected, otherwise, wants, ..before };
-        let taken = choice.chosen().filter(|own| found == Some(*own));
+        // One that is silent is come back to, and led by then.
+        let is_left = |own: &Attachment| wants.is_some_and(|wants| wants.exclude == *own);
+        let taken = choice.chosen().filter(|own| found == Some(*own) || is_left(own));
         let natural = taken.and_then(|own| beside(own, paths, routes, base));
         Chosen { choice: Choice { natural, ..choice }, found }
     }
@@ -97,6 +103,13 @@ impl BindingLayer {
 fn leads_by(own: Attachment, paths: &Paths, routes: &dyn Routes) -> bool {
     let mut alike = paths.targets().filter(|to| to.is_ipv4() == own.address.is_ipv4());
     alike.any(|to| routes.still_reaches(own.address, to))
+}
+
+/// Whether the routes lead to the peer by the link of an attachment, and from another address there.
+fn is_replaced(own: Attachment, paths: &Paths, routes: &dyn Routes, base: &Base) -> bool {
+    let mut alike = paths.targets().filter(|to| to.is_ipv4() == own.address.is_ipv4());
+    let natural = |to| routes.source_for(to).and_then(|source| base.attachments().at(source));
+    alike.any(|to| natural(to).is_some_and(|natural| natural.link == own.link && natural.address != own.address))
 }
 
 /// Where the routes lead to the peer instead of by the link of an attachment, which has a way there too.

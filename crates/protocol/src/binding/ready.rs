@@ -49,7 +49,9 @@ impl BindingLayer {
                 let by_hand = peer.binding.keeps_from.contains(&attachment.address)
                     || peer.binding.sides.keeps_from(attachment.address)
                     || (is_watched(attachment) && (is_settled || is_kept(attachment)));
-                by_hand || (each && attachment.link.leads_out() && links.insert(attachment.link))
+                // One of its link is enough, and that of the family in use.
+                let is_first = links.insert(attachment.link);
+                by_hand || (each && attachment.link.leads_out() && is_first)
             })
             .filter(|attachment| needed && Some(*attachment) != in_use)
             .collect();

@@ -185,8 +185,9 @@ impl LinksRole {
             at.low.want_nothing(id);
             at.low.keep_all(at.now, id, false, at.base);
         }
-        // What is new begins where the user's file has it.
-        if self.wish_for(id, at).is_none() {
+        // What nothing depends on is not watched either: what is new begins where the routes lead, as the first does.
+        let rests = at.low.flow().peer(&id).is_none_or(|peer| peer.flow.flows().is_empty());
+        if rests || self.wish_for(id, at).is_none() {
             at.low.select_nothing(at.now, id, at.base);
         }
     }

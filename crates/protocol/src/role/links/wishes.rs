@@ -70,7 +70,7 @@ impl LinksRole {
                 in_use: here.link,
                 natural: natural.link,
                 line: wish.map(|wish| wish.line),
-                by_hand: is_by_hand(id, here, at),
+                by_hand: is_by_hand(id, at),
                 silent: watched.and_then(|watched| watched.left.map(|(wants, _)| wants.exclude.link)),
                 rests: !at.low.depends_on_paths(id, at.base),
                 waits: waits.map(|(_, _, due)| due.since(at.now)),
@@ -124,7 +124,7 @@ impl LinksRole {
         let Some(watched) = self.peers.get_mut(&id) else { return };
         let here = watched.at;
         // What is silent is left first, and what was chosen by hand counts more.
-        if watched.left.is_some() || !watched.watch.is_at_rest() || is_by_hand(id, here, at) {
+        if watched.left.is_some() || !watched.watch.is_at_rest() || is_by_hand(id, at) {
             watched.wished.waits = None;
             return;
         }
@@ -213,8 +213,9 @@ fn wish_among<'w>(wishes: &'w [LinkWish], id: PeerId, at: &At<'_>) -> Option<&'w
     wishes.iter().find(|wish| wish.means(remote, &key))
 }
 
-fn is_by_hand(id: PeerId, here: Attachment, at: &At<'_>) -> bool {
-    at.low.path().paths(&id).is_some_and(|paths| paths.choice().preferred == Some(here))
+/// Also where it is not reached from there, since nobody answers by that family.
+fn is_by_hand(id: PeerId, at: &At<'_>) -> bool {
+    at.low.path().paths(&id).is_some_and(|paths| paths.choice().preferred.is_some())
 }
 
 /// Where the routes lead to a peer, as far as is known.
