@@ -129,11 +129,34 @@ static __always_inline void set_window(struct tcp_sock *tcp, __u32 window)
 	tcp->snd_cwnd = window < tcp->snd_cwnd_clamp ? window : tcp->snd_cwnd_clamp;
 }
 
-/* Normal: the socket has its own again. */
+/* What a faster network took is too much for this one. */
+static __always_inline void cut(struct tcp_sock *tcp, const struct resuming *state)
+{
+	__u32 most = segments(tcp, state->saved.most);
+
+	if (tcp->snd_cwnd > most)
+		set_window(tcp, most);
+}
+
+/* The threshold that is come back to. */
+static __always_inline __u32 threshold(const struct tcp_sock *tcp, const struct resumption *saved)
+{
+	return saved->threshold == ~0U ? NO_THRESHOLD : segments(tcp, saved->threshold);
+}
+
+/*
+ * Normal: the socket has its own again. The kernel ends a reduction that is under way with the threshold for a window
+ * (tcp_end_cwnd_reduction), which it leaves to who has cong_control as long as that is there: nothing of what was to be
+ * jumped to may come of that.
+ */
 static __always_inline void finish(struct sock *sk, struct resuming *state)
 {
+	struct tcp_sock *tcp = (struct tcp_sock *)sk;
+	int reducing = congestion_state(tcp);
 	char own[NAME_BYTES];
 
+	if ((reducing == CONGESTION_REDUCED || reducing == CONGESTION_RECOVERY) && tcp->snd_ssthresh > tcp->snd_cwnd)
+		tcp->snd_ssthresh = tcp->snd_cwnd;
 	state->phase = PHASE_NORMAL;
 	if (state->pacing == PACING_NONE)
 		sk->sk_pacing_status = PACING_NONE;
@@ -193,7 +216,7 @@ static __always_inline void look_around(struct sock *sk, struct tcp_sock *tcp, s
 	state->settled = tcp->tcp_mstamp + round_trip / EARLY_PART;
 	state->round_trip = round_trip;
 	state->phase = PHASE_UNVALIDATED;
-	tcp->snd_ssthresh = segments(tcp, saved->threshold);
+	tcp->snd_ssthresh = threshold(tcp, saved);
 	if (window <= tcp->snd_cwnd) {
 		finish(sk, state);
 		return;
@@ -270,9 +293,11 @@ int BPF_PROG(resume_control, struct sock *sk)
 		bpf_setsockopt(sk, SOL_TCP, TCP_CONGESTION, name, sizeof(name));
 		return 0;
 	}
-	if (state->phase == PHASE_RECONNAISSANCE)
+	if (state->phase == PHASE_RECONNAISSANCE) {
+		/* It was here already when it moved on, so that it was not begun anew. */
+		cut(tcp, state);
 		look_around(sk, tcp, state);
-	else if (state->phase == PHASE_CALLED_OFF)
+	} else if (state->phase == PHASE_CALLED_OFF)
 		finish(sk, state);
 	else if (state->phase == PHASE_RETREAT)
 		retreat(sk, tcp, state);
@@ -298,7 +323,7 @@ __u32 BPF_PROG(resume_ssthresh, struct sock *sk)
 	if (state && state->phase == PHASE_RECONNAISSANCE)
 		return segments(tcp, state->saved.window);
 	if (state && jumped(state) && !has_lost(tcp, state))
-		return segments(tcp, state->saved.threshold);
+		return threshold(tcp, &state->saved);
 	if (state && jumped(state)) {
 		state->phase = PHASE_RETREAT;
 		half = delivered_since(tcp, state) / 2;
@@ -315,7 +340,6 @@ __u32 BPF_PROG(resume_undo, struct sock *sk)
 	return tcp->snd_cwnd;
 }
 
-/* What a faster network took is too much for this one. */
 SEC("struct_ops/resume_init")
 int BPF_PROG(resume_init, struct sock *sk)
 {
@@ -323,8 +347,8 @@ int BPF_PROG(resume_init, struct sock *sk)
 	struct resuming *state = bpf_sk_storage_get(&resuming, sk, NULL, 0);
 
 	(void)ctx;
-	if (state && state->phase == PHASE_RECONNAISSANCE && tcp->snd_cwnd > segments(tcp, state->saved.most))
-		set_window(tcp, segments(tcp, state->saved.most));
+	if (state && state->phase == PHASE_RECONNAISSANCE)
+		cut(tcp, state);
 	return 0;
 }
 
@@ -376,6 +400,9 @@ int resume_sockets(struct bpf_iter__tcp *context)
 			state->phase = PHASE_CALLED_OFF;
 		return 0;
 	}
+	/* A daemon before has put it there, whose programs put back what there was before. */
+	if (is_ours(name) && state->phase == PHASE_NORMAL)
+		return 0;
 	if (!is_ours(name)) {
 		__builtin_memcpy(state->own, name, sizeof(name));
 		state->pacing = tcp->inet_conn.icsk_inet.sk.sk_pacing_status;

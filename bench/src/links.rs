@@ -171,7 +171,7 @@ fn one_run(options: &Options, pair: [Net; 2], control: &str, begins: Begins) -> 
     let join = Join { congestion: control.into(), ..Join::by("eth0") };
     let address = server.join(&at_server.network, &join)?.ipv4()?;
     let mut at = laptop.join(&sites[0].network, &Join::default())?;
-    let config = if begins == Begins::Restored { "" } else { "windows = false\n" };
+    let config = if begins == Begins::Restored { "windows = true\n" } else { "windows = false\n" };
     let _daemons = [laptop.whimbrel_with(config)?, server.whimbrel_with(config)?];
 
     let listener = server.enter(|| TcpListener::bind((address, 0)))??;

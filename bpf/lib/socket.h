@@ -198,6 +198,7 @@ enum {
 
 /* include/net/tcp.h: TCP_INFINITE_SSTHRESH, and enum tcp_ca_state */
 #define NO_THRESHOLD 0x7fffffff
+#define CONGESTION_REDUCED 2
 #define CONGESTION_RECOVERY 3
 #define CONGESTION_LOSS 4
 

@@ -217,7 +217,7 @@ pub struct Config {
     pub control_mode: Option<u32>,
     /// Senders in back-off are made to retransmit when a path is there again.
     pub kick: bool,
-    /// Senders that come back to a network go on with what they had there.
+    /// Senders that come back to a network go on with what they had there. Not by default (decision 0109).
     pub windows: bool,
     /// Which young connections a peer may name after it has left the address that they are from.
     #[serde(deserialize_with = "value::read")]
@@ -276,7 +276,7 @@ impl Default for Config {
             port: DEFAULT_PORT,
             control_mode: None,
             kick: true,
-            windows: true,
+            windows: false,
             late_introductions: LateIntroductions::default(),
             rendezvous: Vec::new(),
             serve_rendezvous: false,

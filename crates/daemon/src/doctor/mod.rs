@@ -245,8 +245,8 @@ fn kernel() -> Vec<Finding> {
     });
     // Nothing is lost without it but time.
     let windows = match features.windows {
-        true => "kept for when they come back to a network",
-        false => "not kept (Linux 6.5 can): senders that come back to a network find out anew what it takes",
+        true => "can be kept for when they come back to a network (`windows = true`)",
+        false => "cannot be kept (Linux 6.5 can): senders that come back to a network find out anew what it takes",
     };
     findings.push(Finding::ok("kernel", "windows of senders", windows));
     findings

@@ -101,15 +101,15 @@ impl Host {
     }
 
     /// What the TCP senders of a peer's flows have, as far as their sockets are this host's own; they go on with what
-    /// they come back to, in equal parts. None where very many have it: to look at them takes longer than to find out
-    /// anew.
+    /// they come back to, in equal parts. None where that is not wanted, and where very many have it: to look at
+    /// them takes longer than to find out anew.
     pub(crate) fn turn_windows(
         &mut self,
         peer: PeerId,
         comeback: Option<Comeback>,
         snapshot: &mut Snapshot,
     ) -> Result<Option<SendWindows>, Failure> {
-        if self.remotes.flows_of(peer) > FEW {
+        if !self.senders.keeps_windows() || self.remotes.flows_of(peer) > FEW {
             return Ok(None);
         }
         let since = monotonic().unwrap_or(Duration::MAX);

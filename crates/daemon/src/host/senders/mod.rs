@@ -76,6 +76,11 @@ impl Senders {
     }
 
     /// Whether senders that come back to a network go on with what they had there, from now on.
+    /// Whether it is of any use to know what senders have.
+    pub(super) fn keeps_windows(&self) -> bool {
+        self.comebacks.are_wanted()
+    }
+
     pub(crate) fn set_windows(&mut self, windows: bool) {
         self.comebacks.set_wanted(windows);
     }

@@ -43,6 +43,10 @@ impl Comebacks {
         Self { wanted, prepared: false, resuming: BTreeSet::new(), windows, shared }
     }
 
+    pub(super) const fn are_wanted(&self) -> bool {
+        self.wanted
+    }
+
     pub(super) fn set_wanted(&mut self, wanted: bool) {
         self.wanted = wanted;
     }
