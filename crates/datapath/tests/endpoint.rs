@@ -67,6 +67,14 @@ impl Net {
     }
 }
 
+/// By these gateways a host sends no more than a link of 1300 bytes takes, and does not say so by its MSS. A veth drops
+/// what is longer than its other end's MTU, but for segments that the kernel has not cut yet: it would get through by
+/// luck.
+fn sends_what_fits(host: &Namespace, [v4, v6]: [&str; 2]) {
+    host.run(&format!("ip route replace default via {v4} mtu 1300 advmss 1460"));
+    host.run(&format!("ip -6 route replace default via {v6} mtu 1300 advmss 1440"));
+}
+
 fn index(name: &str) -> u32 {
     let name = std::ffi::CString::new(name).expect("no zero in it");
     // SAFETY: a terminated string.
@@ -336,6 +344,7 @@ fn path_mtu_reaches_an_endpoint_namespace() {
     on_both_families(|v4| {
         let host = OwnAddress::new(v4);
         host.net.middle.run("ip link set far mtu 1300");
+        sends_what_fits(&host.net.far, ["10.9.0.1", "fd00:9::1"]);
         let listener = host.listen_inside();
         host.net.far.enter();
         let there = patient(TcpStream::connect((host.own, PORT)).expect("connect"));
@@ -893,10 +902,7 @@ fn an_anchor_hands_on_what_routers_say() {
         router.run("ip addr add fd00:10::1/64 dev out nodad");
         net.net.far.run("ip addr add 10.10.0.2/24 dev eth");
         net.net.far.run("ip addr add fd00:10::2/64 dev eth nodad");
-        // It does not tell the host by its MSS. What it sends itself fits: a veth drops what is longer than its other
-        // end's MTU, but for segments that the kernel has not cut yet.
-        net.net.far.run("ip route add default via 10.10.0.1 mtu 1300 advmss 1460");
-        net.net.far.run("ip route add default via fd00:10::1 mtu 1300 advmss 1440");
+        sends_what_fits(&net.net.far, ["10.10.0.1", "fd00:10::1"]);
         net.net.middle.run("ip route add 10.10.0.0/24 via 10.9.0.2");
         net.net.middle.run("ip route add fd00:10::/64 via fd00:9::2");
         router.run("ip link set out mtu 1300");
