@@ -1,5 +1,5 @@
-//! A laptop that goes from networks of one address family to those of the other: what is known of the server's
-//! addresses is not forgotten (P-215).
+//! A laptop that goes from networks of one address family to those of the other, where what is known of the server's
+//! addresses is not forgotten (P-215), and to one where a family leads nowhere (P-53).
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -35,8 +35,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "family-deaf",
-        "the family that a connection is of leads nowhere on the next network: it goes on by the other, and comes back once \
-         its own answers",
+        "the family that a connection is of leads nowhere on the next network: it goes on by the other, and comes back \
+         once its own answers",
         deaf,
     ),
 ];

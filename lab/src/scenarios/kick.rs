@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::world::{LONG, RATE, SOME, World, all_run, backed_off, ms, site, step};
+use super::world::{LONG, RATE, SOME, World, all_run, backed_off, ms, reconfigure, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Direction, FlowPair, Host, Join, Lab, Leave, PairOptions, Result, Shape, Side, Site, Verdict, Whimbrel, expect,
-    patience, wait_for, wait_until,
+    Direction, FlowPair, Host, Join, Lab, Leave, PairOptions, Result, Shape, Side, Site, Verdict, expect, patience,
+    wait_for, wait_until,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -117,10 +117,4 @@ fn outage(world: &mut World, pair: &mut FlowPair, to: &Site) -> Result<(Duration
     pair.wait_progress_of(&[Side::Server], SOME, LONG)?;
     let first = pair.silence(Side::Server, usable)?.unwrap_or(Duration::MAX);
     Ok((first, due - usable))
-}
-
-pub(super) fn reconfigure(daemon: &mut Whimbrel, config: &str) -> Result<()> {
-    let since = daemon.status()?.newest_event;
-    daemon.reconfigure(config)?;
-    daemon.wait_event("reloaded", since, LONG).map(drop)
 }

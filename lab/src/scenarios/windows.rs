@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::kick::reconfigure;
-use super::world::{LONG, World, all_run, site, step};
+use super::world::{LONG, World, all_run, reconfigure, site, step};
 use super::{Scenario, scenario};
 use crate::{FlowPair, Lab, MonoTime, PairOptions, Result, Shape, Side, expect, patience, wait_for};
 

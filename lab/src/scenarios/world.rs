@@ -267,6 +267,13 @@ pub(super) fn is_bare(site: &Site, pair: &mut FlowPair) -> Result<()> {
     Ok(())
 }
 
+/// Gives a daemon that was started with a configuration another one, and waits until it uses that.
+pub(super) fn reconfigure(daemon: &mut Whimbrel, config: &str) -> Result<()> {
+    let since = daemon.status()?.newest_event;
+    daemon.reconfigure(config)?;
+    daemon.wait_event("reloaded", since, LONG).map(drop)
+}
+
 /// None of the daemons has crashed.
 pub(super) fn all_run(daemons: &mut [&mut Whimbrel]) -> Result<()> {
     for daemon in daemons {
