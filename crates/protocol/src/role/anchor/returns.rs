@@ -77,12 +77,14 @@ impl<T> Returns<T> {
         }
     }
 
-    /// The leases that are to go back, since nothing uses them. Those that something uses are looked at later.
+    /// The leases that are to go back, since nothing uses them. Those that something uses are looked at later. They
+    /// count as returned from now on: what their anchor has refused meanwhile may be told before that they were.
     pub fn take_unused(&mut self, now: Time, mut is_used: impl FnMut(FlowName) -> bool) -> Vec<FlowName> {
         let due: Vec<Left> = self.left.extract_if(.., |left| left.due <= now).collect();
         let (used, unused): (Vec<Left>, Vec<Left>) = due.into_iter().partition(|left| is_used(left.lease));
         let later = |left: Left| Left { due: now + left.pause, pause: (2 * left.pause).min(LOOK_LONGEST), ..left };
         self.left.extend(used.into_iter().map(later));
+        self.last.extend(unused.iter().map(|left| (left.lease.peer(), now)));
         unused.into_iter().map(|left| left.lease).collect()
     }
 
@@ -234,6 +236,19 @@ mod tests {
                 next.or_else(|| ready(&mut returns, last, &rented).pop()).expect("it has waited for long enough");
             assert!(!ready.may_wait(at(last)), "it may wait once more");
         }
+    }
+
+    #[test]
+    fn what_goes_back_counts_as_returned_at_once() {
+        let mut returns = Returns::<()>::default();
+        leave(&mut returns, 1, 0);
+        leave(&mut returns, 2, 0);
+        assert_eq!(returns.take_unused(at(10), |lease| lease.value() == 2), [FlowName::new(anchor(1), 1)]);
+        // Asked just before it was known that nothing uses it, and refused before it is told that it was returned.
+        assert!(returns.has_returned(at(9), &anchor(1)) && returns.has_returned(at(10), &anchor(1)));
+        assert!(!returns.has_returned(at(11), &anchor(1)) && !returns.has_returned(at(9), &anchor(2)));
+        assert!(returns.take_unused(at(1000), |_| true).is_empty(), "it is used still");
+        assert!(!returns.has_returned(at(11), &anchor(1)));
     }
 
     #[test]
