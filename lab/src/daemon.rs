@@ -199,7 +199,7 @@ impl Host {
             let compiler = self.command("cc").args(["-shared", "-fPIC", "-x", "c", "-o"]).arg(&library).arg("-");
             compiler.stdin(WALL_CLOCK).run()?;
         }
-        let binary = whimbrel_binary(self.lab().whimbrel())?;
+        let binary = whimbrel_binary(self)?;
         let process = launch(self, &binary, &dir, configured, surroundings)?;
         let mut daemon = Whimbrel { host: self.clone(), binary, process, dir, configured, surroundings };
         daemon.wait_ready()?;
@@ -624,8 +624,12 @@ impl Whimbrel {
     }
 }
 
-fn whimbrel_binary(given: Option<&Path>) -> Result<PathBuf> {
-    if let Some(path) = given {
+/// The program that a host's daemons run. Hosts called `server` may have another release than the others.
+fn whimbrel_binary(host: &Host) -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("WHIMBREL_SERVER_BIN").filter(|_| host.name() == "server") {
+        return Ok(path.into());
+    }
+    if let Some(path) = host.lab().whimbrel() {
         return Ok(path.to_owned());
     }
     if let Some(path) = std::env::var_os("WHIMBREL_BIN") {

@@ -165,8 +165,19 @@ impl Initiator {
         Ok((noise, covered))
     }
 
-    fn datagram(&self, mac: [u8; COOKIE_LEN]) -> Vec<u8> {
+    pub(crate) fn datagram(&self, mac: [u8; COOKIE_LEN]) -> Vec<u8> {
         [self.covered.as_slice(), &mac].concat()
+    }
+}
+
+#[cfg(test)]
+impl Initiator {
+    /// Offers another version than this program's highest.
+    pub(crate) fn offer(&mut self, version: u8) {
+        self.hello.version = version;
+        self.inputs.initiation_header = initiation_header(self.inputs.pattern, version, self.index);
+        let (noise, covered) = self.write_initiation().expect("keys are good");
+        (self.noise, self.covered) = (Some(noise), covered);
     }
 }
 

@@ -26,6 +26,8 @@ mod key;
 mod noise;
 mod responder;
 mod session;
+#[cfg(test)]
+mod versions;
 
 pub use cookie::{COOKIE_PERIOD, CookieChecker};
 pub use error::{Error, Rejected, SessionError};

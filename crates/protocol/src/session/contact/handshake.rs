@@ -39,6 +39,10 @@ impl SessionLayer {
             HandshakeError::PskMissing => "it uses a pre-shared key, and this host has none",
             HandshakeError::PskExpected => "it uses no pre-shared key, and this host demands one",
             HandshakeError::NotAuthentic if base.config().psk.is_some() => "it seems to have another pre-shared key",
+            // P-5
+            HandshakeError::Version(_) => {
+                "it speaks no version of the protocol that this host knows: Whimbrel is to be upgraded here"
+            }
             _ => return,
         };
         if self.contacts.refusals.take(now) {
