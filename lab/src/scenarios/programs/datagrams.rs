@@ -3,7 +3,7 @@
 use super::{End, Move, Program, Sign, table};
 use crate::Gateway;
 
-table![DNS, AIOQUIC, AIOQUIC_NAT, WIREGUARD, MOSH];
+table![DNS, DNS_NAT, AIOQUIC, AIOQUIC_NAT, WIREGUARD, WIREGUARD_NAT, MOSH, MOSH_NAT];
 
 const NAMED: &str = "\
 options {
@@ -70,6 +70,14 @@ const DNS: Program = Program {
     moves: &[Move::Nat, Move::Client, Move::Server],
     end: End::Line(""),
     ..Program::USUAL
+};
+
+const DNS_NAT: Program = Program {
+    name: "dig-nat",
+    description: "the same from one NAT to another",
+    gateway: Gateway::Nat { random_ports: true },
+    moves: &[Move::Client, Move::Nat],
+    ..DNS
 };
 
 /// aioquic's `connect` has a socket for both families that is bound to no address; it moves nothing by itself.
@@ -189,6 +197,14 @@ const WIREGUARD: Program = Program {
     ..Program::USUAL
 };
 
+const WIREGUARD_NAT: Program = Program {
+    name: "wireguard-go-nat",
+    description: "the same from one NAT to another",
+    gateway: Gateway::Nat { random_ports: true },
+    moves: &[Move::Client, Move::Nat],
+    ..WIREGUARD
+};
+
 /// mosh follows a client that moves by itself, and no server that does. Every line of the remote program is a line of
 /// the screen, so that it is drawn as a whole.
 const MOSH: Program = Program {
@@ -216,4 +232,12 @@ const MOSH: Program = Program {
     moves: Move::AWAKE,
     end: End::Line(""),
     ..Program::USUAL
+};
+
+const MOSH_NAT: Program = Program {
+    name: "mosh-nat",
+    description: "the same from one NAT to another",
+    gateway: Gateway::Nat { random_ports: true },
+    moves: &[Move::Client, Move::Nat],
+    ..MOSH
 };

@@ -3,7 +3,7 @@
 use super::{End, Move, Program, Sign, table};
 use crate::Gateway;
 
-table![RTP, VIDEO, WEBRTC, WEBRTC_TURN, WEBRTC_DIRECT, WEBRTC_NAT];
+table![RTP, RTP_NAT, VIDEO, WEBRTC, WEBRTC_TURN, WEBRTC_TURN_NAT, WEBRTC_DIRECT, WEBRTC_NAT];
 
 const SESSION: &str = "\
 v=0
@@ -33,6 +33,27 @@ const RTP: Program = Program {
     sign: Sign::Climbs("count "),
     end: End::Killed,
     ..Program::USUAL
+};
+
+/// From behind a NAT it is the laptop that sends: nobody else can begin. What arrives is told to it.
+const RTP_NAT: Program = Program {
+    name: "rtp-nat",
+    description: "ffmpeg sends sound over RTP from behind one NAT to behind another",
+    gateway: Gateway::Nat { random_ports: true },
+    feed: r#"
+        { until ss -Huan "sport = :$PORT" | grep -q .; do sleep 0.05; done; touch "$DIR/ready"; } &
+        exec ffmpeg -nostdin -hide_banner -loglevel warning -protocol_whitelist file,udp,rtp -i "$DIR/sdp" \
+            -f framecrc -flush_packets 1 -y "$DIR/heard"
+    "#,
+    client: r#"
+        until [ -e "$DIR/ready" ]; do sleep 0.05; done
+        ffmpeg -nostdin -hide_banner -loglevel warning -re -f lavfi -i sine=frequency=440:sample_rate=8000 \
+            -codec:a pcm_mulaw -f rtp "rtp://$ADDRESS:$PORT?localrtpport=$PORT&localrtcpport=$NEXT" >&2 &
+        until [ -e "$DIR/heard" ]; do sleep 0.05; done
+        tail -f -n +1 "$DIR/heard" | sed -un 's/^0, *[0-9]*, *\([0-9]*\),.*/count \1/p'
+    "#,
+    moves: &[Move::Client, Move::Nat],
+    ..RTP
 };
 
 const PICTURES: &str = "\
@@ -109,6 +130,14 @@ const WEBRTC_TURN: Program = Program {
     client: r#"exec /usr/bin/python3 "$DIR/peer.py" ask relay "turn:$ADDRESS:$PORT?transport=udp""#,
     moves: Move::AWAKE,
     ..WEBRTC
+};
+
+const WEBRTC_TURN_NAT: Program = Program {
+    name: "webrtc-turn-udp-nat",
+    description: "the same from one NAT to another",
+    gateway: Gateway::Nat { random_ports: true },
+    moves: &[Move::Client, Move::Nat],
+    ..WEBRTC_TURN
 };
 
 /// Sockets of ICE are not connected at either end.
