@@ -22,6 +22,17 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         server_moved,
     ),
     scenario(
+        "shown-one-way",
+        "on a network that lets UDP out and not in, a connection is not confirmed at either end, each with its own \
+         reason, also where a daemon was started anew meanwhile, until it is",
+        one_way,
+    ),
+    scenario(
+        "shown-unprotected",
+        "what is left alone says why, at the end that might ask and at the other one, and a move ends it",
+        unprotected,
+    ),
+    scenario(
         "shown-left-behind",
         "connections that nobody had agreed on when their address went are lost at the move, and said to be, with a true \
          reason; they are not pending",
@@ -184,6 +195,113 @@ fn server_moved(lab: &mut Lab) -> Result<()> {
         )?;
     }
     world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// Waits until an end shows that the pair's connection is not confirmed, for this reason.
+fn is_doubted_since(daemon: &Whimbrel, end: Side, pair: &FlowPair, reason: &str) -> Result<()> {
+    let (local, remote) = names(end, pair);
+    let what = format!("not confirmed, since {reason}");
+    let shown = daemon.wait_connection(local, remote, LONG * 2, &what, |one| {
+        let because = one.reason.as_ref().is_some_and(|because| because.starts_with(reason));
+        one.state == ConnectionState::NotConfirmed && because
+    })?;
+    println!("    {end:?}: {}", shown.reason.unwrap_or_default());
+    Ok(())
+}
+
+fn one_way(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    is_native(&server, Side::Server, &pair)?;
+
+    step("the laptop moves to where nothing of the peer's comes in");
+    let b = world.b.clone();
+    let deaf = format!("oifname {} udp sport 2031 drop;", b.network.bridge());
+    b.router.nft(&format!(
+        "table inet cafe {{ chain forward {{ type filter hook forward priority -5; policy accept; {deaf}\n}}\n}}\n"
+    ))?;
+    let since = server.status()?.newest_event;
+    world.roam(&b)?;
+    is_doubted_since(&client, Side::Client, &pair, "the peer has not answered since this host moved")?;
+    is_doubted_since(&server, Side::Server, &pair, "the peer has moved and does not answer from there")?;
+    let event = server.wait_event("not-confirmed", since, LONG)?;
+    println!("    {}", event.sentence);
+    expect!(event.fields["because"] == "peer-moved", "{event:?}");
+
+    step("the server's daemon is started anew meanwhile");
+    server.kill()?;
+    server.restart()?;
+    is_doubted_since(&server, Side::Server, &pair, "there is no session with the peer any more")?;
+
+    step("the network lets it in");
+    b.router.nft("delete table inet cafe")?;
+    pair.wait_progress(SOME, LONG * 4)?;
+    for (daemon, side) in [(&client, Side::Client), (&server, Side::Server)] {
+        carried_by(daemon, side, &pair, Carrier::Rewrite)?;
+    }
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// Ports of servers that the laptop's daemon is not to touch, and that the server's is not.
+const BARRED: u16 = 7801;
+const EXCLUDED: u16 = 7802;
+
+fn unprotected(lab: &mut Lab) -> Result<()> {
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let (nobody, barred) = (lab.host("nobody")?, lab.host("barred")?);
+    nobody.join(&world.s.network, &Join::by("eth0"))?;
+    let to_barred = barred.join(&world.s.network, &Join::by("eth0"))?.ipv4()?;
+    let mut client = world.laptop.whimbrel_with(&format!(
+        "[ask]\ndeny = [\"{to_barred}/32\"]\n[[policy]]\nremote_port = {EXCLUDED}\nprotect = false\n"
+    ))?;
+    let mut server = world.server.whimbrel()?;
+    let to = world.at_server.ipv4()?;
+    let at = |port: u16| PairOptions { port, ..PairOptions::rate(super::world::RATE) };
+    let mut known = world.stream()?;
+    client.wait_introduced(&known, LONG)?;
+    let mut denied = FlowPair::tcp(&world.laptop, &barred, to_barred, &at(BARRED))?;
+    let mut excluded = FlowPair::tcp(&world.laptop, &world.server, to, &at(EXCLUDED))?;
+    let mut accepted = FlowPair::tcp(&nobody, &world.server, to, &PairOptions::rate(super::world::RATE))?;
+    let is = |daemon: &Whimbrel, end: Side, pair: &FlowPair, reason: &str| -> Result<()> {
+        let (local, remote) = names(end, pair);
+        let shown = daemon.wait_connection(local, remote, LONG, &format!("unprotected: {reason}"), |one| {
+            one.state == ConnectionState::Unprotected && one.reason.as_ref().is_some_and(|why| why.contains(reason))
+        })?;
+        println!("    {local} {remote}: {}", shown.reason.unwrap_or_default());
+        let said = daemon.cli(&["why", &local.to_string(), &remote.to_string()]);
+        let said = said.or_else(|_| daemon.cli(&["why", &remote.to_string()]))?;
+        println!("{said}");
+        Ok(())
+    };
+    is(&client, Side::Client, &denied, "keeps this host from asking")?;
+    is(&client, Side::Client, &excluded, "policy at line")?;
+    is(&server, Side::Server, &accepted, "the other end opened it and has not asked")?;
+
+    step("each goes on as long as nobody moves");
+    for pair in [&mut denied, &mut excluded, &mut accepted] {
+        pair.wait_progress(SOME, LONG)?;
+    }
+    step("the laptop moves");
+    let b = world.b.clone();
+    world.roam(&b)?;
+    world.goes_on(&mut known)?;
+    for pair in [&denied, &excluded] {
+        client.wait_connection(pair.local(), pair.peer(), LONG, "lost at the move", |one| {
+            one.state == ConnectionState::Lost
+        })?;
+    }
+    for pair in [&mut denied, &mut excluded] {
+        let before = pair.status(Side::Server)?.received;
+        known.wait_progress(SOME, LONG)?;
+        expect!(pair.status(Side::Server)?.received == before, "one that is lost goes on");
+    }
+    accepted.wait_progress(SOME, LONG)?;
+    drop((denied, excluded, accepted));
+    known.finish(LONG)?;
     all_run(&mut [&mut client, &mut server])
 }
 
