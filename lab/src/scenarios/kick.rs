@@ -62,8 +62,9 @@ const UNACKNOWLEDGED: u32 = 8;
 /// What is lost first is not shorter, in bytes: no path's MTU tells the kernel to send the short end of a write again
 /// (docs/decisions/0088), which takes a round trip more.
 const FULL: usize = 1400;
-/// A round trip of the networks here.
-const ROUND_TRIP: Duration = Duration::from_millis(200);
+/// A round trip of the networks here: long, as it is what one that is missing costs, and a busy machine takes a good
+/// part of a second for what is not to take any time.
+const ROUND_TRIP: Duration = Duration::from_millis(500);
 
 /// What the sender sends again first has arrived already. The answer says so, and the sender takes all that is under
 /// way for not lost (`tcp_try_undo_loss`): as much as the network may hold, so that nothing is sent before the timer
