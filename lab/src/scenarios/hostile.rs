@@ -51,7 +51,7 @@ const EVENTS: usize = 400;
 const AHEAD: Duration = Duration::from_millis(40);
 
 /// VmRSS in KiB (proc_pid_status(5)).
-fn resident(process: &Process) -> Result<u64> {
+pub(super) fn resident(process: &Process) -> Result<u64> {
     let path = format!("/proc/{}/status", process.pid());
     let text = std::fs::read_to_string(&path).map_err(|e| crate::Error::call("read", path, e))?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
