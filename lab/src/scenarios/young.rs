@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use whimbrel_ipc::ConnectionState;
+
 use super::world::{LONG, PROMPT, RATE, SOME, World, all_run, ms, step};
 use super::{Scenario, scenario};
 use crate::{
@@ -25,6 +27,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "young-neighbour",
         "a laptop that has listened behind a NAT claims a silent neighbour's connection as it moves, and gets nothing",
         neighbour,
+    ),
+    scenario(
+        "young-reused",
+        "the server closes a socket that a laptop has left, and its port has another's of the same names before the \
+         laptop can claim anything: that is not taken, and what is the laptop's is",
+        reused,
     ),
     scenario(
         "young-introduced",
@@ -237,7 +245,7 @@ fn neighbour(lab: &mut Lab) -> Result<()> {
         server.events(0).is_ok_and(|events| events.iter().any(refused))
     })?;
     let found = server.connection(pair.peer(), pair.seen_by_server())?;
-    let moved = found.as_ref().is_some_and(|found| found.state == whimbrel_ipc::ConnectionState::Moved);
+    let moved = found.as_ref().is_some_and(|found| found.state == ConnectionState::Moved);
     expect!(found.is_some() && !moved, "the neighbour's connection was taken: {found:?}");
     for side in [Side::Client, Side::Server] {
         pair.set_rate(side, Some(RATE))?;
@@ -247,6 +255,72 @@ fn neighbour(lab: &mut Lab) -> Result<()> {
     known.wait_progress(SOME, LONG)?;
     known.finish(LONG)?;
     clone.kill()?;
+    all_run(&mut [&mut client, &mut server])
+}
+
+/// Drops what the daemons say to each other on its way through a router.
+const NO_UDP: &str = "table inet cafe { chain forward { type filter hook forward priority -5; policy accept; \
+                      udp dport 2031 drop; udp sport 2031 drop;\n}\n}\n";
+
+/// Lets a host hear of TCP nothing but what comes to one port.
+fn hears_only(port: u16) -> String {
+    let chain = "chain input { type filter hook input priority filter; policy accept;";
+    format!("table inet deaf {{ {chain} tcp dport != {port} drop;\n}}\n}}\n")
+}
+
+/// Whoever has the laptop's address by then has its port as well, and nothing tells the two connections apart but their
+/// numbers: it is as young, nobody has introduced it, and nobody answers for it when the server asks.
+fn reused(lab: &mut Lab) -> Result<()> {
+    let Met { mut world, mut client, mut server, mut known, .. } = Met::new(lab, very_far("a"), very_far("b"))?;
+    let (b, before) = (world.b.clone(), world.at.clone());
+    // What is opened from now on cannot be introduced, however long that takes here.
+    world.s.router.nft(NO_UDP)?;
+    let mut left = world.stream_unproven()?;
+    let mut stays = world.stream_unproven()?;
+    world.roam(&b)?;
+
+    step("the server closes its socket, and opens another for whoever has the laptop's address and port now");
+    left.process(Side::Server).kill()?;
+    let heir = lab.host("heir")?;
+    heir.nft(&hears_only(left.local().port()))?;
+    let join = Join { address_v4: before.v4, address_v6: before.v6, ..Join::default() };
+    heir.join(&world.a.network, &join)?;
+    let options = PairOptions { bind: Some(left.local()), port: left.peer().port(), ..PairOptions::rate(0) };
+    let mut theirs = FlowPair::tcp(&heir, &world.server, world.at_server.ipv4()?, &options)?;
+    expect!(
+        (theirs.seen_by_server(), theirs.peer()) == (left.seen_by_server(), left.peer()),
+        "the two connections have different names"
+    );
+    heir.nft("delete table inet deaf")?;
+    heir.nft(&hears_only(1))?;
+
+    step("the laptop is heard, and claims both of its own");
+    world.s.router.nft("delete table inet cafe")?;
+    stays.wait_progress(SOME, LONG)?;
+    introduced_at(&client, Side::Client, &stays)?;
+    let lost = client.wait_connection(left.local(), left.peer(), LONG, "lost at the move", |one| {
+        one.state == ConnectionState::Lost
+    })?;
+    step(&format!("the laptop's is lost: {}", lost.reason.unwrap_or_default()));
+    let taken = |one: &whimbrel_ipc::Connection| {
+        matches!(one.state, ConnectionState::Native | ConnectionState::Moved | ConnectionState::NotConfirmed)
+    };
+    let found = server.connection(theirs.peer(), theirs.seen_by_server())?;
+    expect!(found.as_ref().is_some_and(|one| !taken(one)), "the heir's connection was taken: {found:?}");
+
+    step("the heir talks with the server");
+    heir.nft("delete table inet deaf")?;
+    for side in [Side::Client, Side::Server] {
+        theirs.set_rate(side, Some(RATE))?;
+    }
+    theirs.wait_progress(SOME, LONG)?;
+    known.wait_progress(SOME, LONG)?;
+    let found = server.connection(theirs.peer(), theirs.seen_by_server())?;
+    expect!(found.as_ref().is_some_and(|one| !taken(one)), "the heir's connection was taken: {found:?}");
+    drop(left);
+    for pair in [theirs, stays, known] {
+        pair.finish(LONG)?;
+    }
     all_run(&mut [&mut client, &mut server])
 }
 
