@@ -27,6 +27,7 @@ mod policy;
 mod preferred;
 mod processes;
 mod programs;
+mod random_events;
 mod real_programs;
 mod records;
 mod refused;
@@ -78,6 +79,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         roam::SCENARIOS,
         silent::SCENARIOS,
         preferred::SCENARIOS,
+        random_events::SCENARIOS,
         newcomer::SCENARIOS,
         young::SCENARIOS,
         families::SCENARIOS,
@@ -132,7 +134,7 @@ pub fn programs() -> impl Iterator<Item = &'static Scenario> {
 
 /// Those that take minutes; they are not part of the test suite.
 pub fn long() -> impl Iterator<Item = &'static Scenario> {
-    long_absence::SCENARIOS.iter()
+    long_absence::SCENARIOS.iter().chain(random_events::LONG_SCENARIOS)
 }
 
 /// Those that `make test-quick` runs: one or two of each subject, none that takes long.

@@ -69,7 +69,7 @@ pub(crate) const PARTS: [(&str, &str); 8] = [
     (SIMULATOR, "its tests with every fault at every step"),
     (SCENARIOS, "the scenarios of `make test`"),
     (PROGRAMS, "sessions of many programs from Debian through moves and a sleep"),
-    (ABSENCE, "`absence-72h`: as many times as long as TCP waits as 72 hours are"),
+    (LONG, "`absence-72h`: as often as TCP waits in 72 hours; `vhf-random-long`: ten minutes of random events"),
     (FUZZ, "each target for a minute and more, ten minutes in all"),
     (KERNELS, "Linux 6.1 and 6.12 in QEMU: tests of the crates and the core scenarios"),
     (PROCESSORS, "arm64 in QEMU: snapshots of sockets"),
@@ -78,7 +78,7 @@ const CRATES: &str = "crates";
 pub(super) const SIMULATOR: &str = "simulator";
 const SCENARIOS: &str = "scenarios";
 const PROGRAMS: &str = "programs";
-const ABSENCE: &str = "absence";
+const LONG: &str = "long";
 const FUZZ: &str = "fuzz";
 const KERNELS: &str = "kernels";
 const PROCESSORS: &str = "processors";
@@ -192,7 +192,7 @@ fn scenarios(root: &Path) -> Result<Vec<Case>, Failure> {
                 "quick" => (Choice::Quick, SCENARIOS),
                 "suite" => (Choice::All, SCENARIOS),
                 "programs" => (Choice::Long, PROGRAMS),
-                _ => (Choice::Long, ABSENCE),
+                _ => (Choice::Long, LONG),
             };
             Ok(Case {
                 name: format!("{SCENARIO}{name}"),

@@ -255,8 +255,20 @@ impl Addresses {
 
     fn ways(&mut self, surroundings: &Surroundings) -> Ways {
         let mut ways = Ways::default();
-        let led = self.led.iter().filter(|led| led.all);
+        let (led, beyond): (Vec<Led>, Vec<Led>) =
+            self.led.iter().filter(|led| led.all).partition(|led| led.to.is_ipv4() == led.by.is_ipv4());
+        let led = led.into_iter();
         ways.peers.extend(led.filter_map(|led| Some((led.to, led_by(surroundings, &self.reached, led.to, led.by)?))));
+        // What the routes name as the next hop to these may never answer, and what waits for it reaches no program.
+        for Led { to, .. } in beyond {
+            if surroundings.locators.contains(&to) || surroundings.own.contains(&to) {
+                continue;
+            }
+            let natural = self.routes.under(to, None).ok().filter(|route| route.kind == RouteKind::Unicast);
+            let Some(natural) = natural else { continue };
+            ways.vacated.insert(to, natural.interface);
+            ways.peers.insert(to, past_the_link(surroundings, to, lasting(natural.source, surroundings)));
+        }
         for (peer, tunnelled) in self.reached.clone() {
             // Where peers meet in the other family only, flows of this one go through the tunnel in any case.
             let tunnelled = tunnelled || !surroundings.locators.iter().any(|at| at.is_ipv4() == peer.is_ipv4());

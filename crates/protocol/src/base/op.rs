@@ -192,7 +192,8 @@ pub enum BindingOp {
 pub struct Led {
     /// Where to.
     pub to: IpAddr,
-    /// The address of this host whose interface it is, and that what is new is sent from.
+    /// The address of this host whose interface it is, and that what is new is sent from. Where it is of the other
+    /// family, only the tunnel leads to the destination.
     pub by: IpAddr,
     /// What is sent where the routes lead does not arrive, so that everything is to go by that interface; else only
     /// what has no address of this host's yet, and what is sent from that address.

@@ -68,7 +68,8 @@ impl BindingLayer {
         for peer in self.each().filter(|peer| peer.path.strays() && peer.meanwhile().is_none()) {
             let (Some(by), all) = (peer.path.source(), peer.path.is_led()) else { continue };
             let at = peer.flow.remote_addresses().chain([peer.path.remote().ip()]);
-            for to in at.filter(|to| to.is_ipv4() == by.is_ipv4()) {
+            // Flows of the other family reach the tunnel by their own routes, unless nothing that goes there arrives.
+            for to in at.filter(|to| all || to.is_ipv4() == by.is_ipv4()) {
                 let way = Led { to, by, all };
                 let said = led.entry(to).or_insert(way);
                 // Several may be behind one address.

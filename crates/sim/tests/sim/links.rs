@@ -77,6 +77,28 @@ fn silent_cut_at_rest_vigilant() {
 }
 
 #[test]
+fn what_has_addresses_of_the_other_family_is_led_away_from_a_silent_network_as_well() {
+    for seed in seeds(5, 50) {
+        let (mut two, _) = with_two(seed, VIGILANT, Link::default());
+        two.world.attach(two.server, two.far, "2001:db8:9::1");
+        two.world.attach(two.client, two.home, "2001:db8:1::2");
+        two.world.connect(two.client, "[2001:db8:9::1]:80");
+        let Two { mut world, client, home, .. } = two;
+        world.run_for(20 * SECOND);
+        assert_eq!(world.at(client).plane.led, [], "seed {seed}");
+        world.set_cut(home, true);
+        assert!(world.wait(2 * SECOND, |w| source(w, client) == Some(address(AWAY))), "seed {seed}");
+        world.run_for(SECOND);
+        // The network that is gone was the one with IPv6, so only the tunnel leads there.
+        let led: Vec<_> = world.at(client).plane.led.iter().map(|way| (way.to, way.by, way.all)).collect();
+        let wanted = [SERVICE.trim_end_matches(":80"), "2001:db8:9::1"].map(|to| (address(to), address(AWAY), true));
+        assert_eq!(led, wanted, "seed {seed}");
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
 fn what_is_silent_is_left_when_something_is_sent_in_idle_mode() {
     for seed in seeds(5, 50) {
         let (Two { mut world, client, home, .. }, flows) = with_two(seed, IDLE, Link::default());
