@@ -44,7 +44,7 @@ check: ## format, lint, dependency edges, unit tests
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) run --quiet --locked -p xtask -- check
-	shellcheck setup .ci/run fuzz/run
+	shellcheck setup .ci/run fuzz/run packaging/whimbrel-networkmanager
 	$(CARGO) test --quiet --workspace --locked
 
 bench: ## all measurements, each beside its baseline (as root)
@@ -79,6 +79,8 @@ fuzz-long: ## every fuzz target for half an hour
 
 # The units name the program where it is installed.
 UNITS := whimbrel.service whimbrel-sleep.service whimbrel-criu.socket whimbrel-criu@.service
+# Where NetworkManager looks for what it calls (NetworkManager-dispatcher(8)).
+DISPATCHER ?= $(PREFIX)/lib/NetworkManager/dispatcher.d
 # The library's first number is that of its interface (the soname).
 LIBRARY := libwhimbrel.so.0.1.0
 PYTHON ?= $(PREFIX)/lib/python3/dist-packages
@@ -105,6 +107,10 @@ install: ## after `make build`, as root: program, library, manual pages, documen
 		sed 's|/usr/bin/whimbrel|$(PREFIX)/bin/whimbrel|g' packaging/$$unit | \
 			install -D -m 644 /dev/stdin $(DESTDIR)$(SYSTEMD_UNITS)/$$unit || exit; \
 	done
+	for directory in pre-down.d .; do \
+		sed 's|/usr/bin/whimbrel|$(PREFIX)/bin/whimbrel|g' packaging/whimbrel-networkmanager | \
+			install -D -m 755 /dev/stdin $(DESTDIR)$(DISPATCHER)/$$directory/50-whimbrel || exit; \
+	done
 	[ -e $(DESTDIR)/etc/whimbrel/whimbrel.toml ] || \
 		install -D -m 644 packaging/whimbrel.toml $(DESTDIR)/etc/whimbrel/whimbrel.toml
 	[ -n "$(DESTDIR)" ] || getent group whimbrel >/dev/null || groupadd --system whimbrel
@@ -119,7 +125,8 @@ uninstall: ## as root: stop the daemon, remove what it and `make install` made; 
 	done
 	[ -n "$(DESTDIR)" ] || ! [ -x $(PREFIX)/bin/whimbrel ] || $(PREFIX)/bin/whimbrel clean
 	rm -f $(DESTDIR)$(PREFIX)/bin/whimbrel $(DESTDIR)$(PREFIX)/share/man/man1/whimbrel.1 \
-		$(addprefix $(DESTDIR)$(SYSTEMD_UNITS)/,$(UNITS)) $(DESTDIR)$(SYSUSERS)/whimbrel.conf
+		$(addprefix $(DESTDIR)$(SYSTEMD_UNITS)/,$(UNITS)) $(DESTDIR)$(SYSUSERS)/whimbrel.conf \
+		$(DESTDIR)$(DISPATCHER)/pre-down.d/50-whimbrel $(DESTDIR)$(DISPATCHER)/50-whimbrel
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man3/whimbrel.3 $(DESTDIR)$(PREFIX)/lib/pkgconfig/whimbrel.pc \
 		$(addprefix $(DESTDIR)$(PREFIX)/lib/,$(LIBRARY) libwhimbrel.so.0 libwhimbrel.so libwhimbrel.a) \
 		$(addprefix $(DESTDIR)$(PREFIX)/include/,whimbrel.h libsockmand.h)

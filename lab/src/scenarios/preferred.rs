@@ -28,6 +28,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
          and it is taken again afterwards",
         flaps,
     ),
+    scenario(
+        "vhf-network-manager",
+        "NetworkManager says before it takes an interface down: what goes by that has left it by then, with nothing sent \
+         again, and what does not go by it stays",
+        network_manager,
+    ),
 ];
 
 /// Time in which nothing may arrive, where both networks are up or one is watched.
@@ -196,6 +202,57 @@ fn renamed(lab: &mut Lab) -> Result<()> {
     pair.wait_progress(2 * SOME, LONG)?;
     no_gaps(&mut pair, at, "away from a name that is gone")?;
     world.laptop.ip([format!("link set cable0 name {SECOND}")])?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
+}
+
+fn network_manager(lab: &mut Lab) -> Result<()> {
+    const SCRIPT: &str = include_str!("../../../packaging/whimbrel-networkmanager");
+    let mut world = World::new(lab, site("a"), site("b"))?;
+    let mut client = world.laptop.whimbrel()?;
+    let mut server = world.server.whimbrel()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let second = join_second(&world, &client)?;
+    let here = SCRIPT.replace("/usr/bin/whimbrel", &client.binary().display().to_string());
+    let script = world.laptop.dir().join("50-whimbrel");
+    std::fs::write(&script, here).map_err(|error| Error::call("write", script.display().to_string(), error))?;
+    let dispatched = |interface: &str, action: &str| {
+        let says = world.laptop.command("sh").arg(&script).args([interface, action]);
+        says.env("WHIMBREL_RUN_DIR", client.run_dir()).run()
+    };
+    step("an interface goes that nothing goes by");
+    let before = client.status()?.newest_event;
+    dispatched(SECOND, "pre-down")?;
+    let moves = client.events(before)?.iter().filter(|event| event.kind == "moving").count();
+    expect!(moves == 0, "{moves} hand-offs");
+
+    step("the one in use goes");
+    pair.wait_progress(SOME, LONG)?;
+    let again = |pair: &mut FlowPair| -> Result<u32> {
+        let counts = pair.check()?.map(|end| end.tcp.map_or(0, |tcp| tcp.total_retransmits));
+        Ok(counts[0] + counts[1])
+    };
+    let (before, said) = (again(&mut pair)?, MonoTime::now());
+    dispatched("wlan0", "pre-down")?;
+    expect!(is_reached_from(&client, second.ipv4()?)?, "the server is not reached by the other network");
+    let old = world.a.link()?.count(|_, packet| packet.tcp().is_some());
+    pair.wait_progress(SOME, LONG)?;
+    expect!(old.get() == 0, "{} TCP packets took the old path after the move", old.get());
+    world.laptop.leave(&world.at, Leave::Orderly)?;
+    dispatched("wlan0", "down")?;
+    pair.wait_progress(SOME, LONG)?;
+    no_gaps(&mut pair, said, "away from what goes")?;
+    let sent_again = again(&mut pair)? - before;
+    println!("    {sent_again} segments were sent again");
+    expect!(sent_again < 40, "{sent_again} segments were sent again");
+
+    step("it is back, and in use as ever");
+    world.at = world.laptop.join(&world.a.network, &Join::default())?;
+    wait_reached_from(&client, world.at.ipv4()?, LONG)?;
+    wait_for(LONG, "all is native again", || Ok(is_native(&client, Side::Client, &pair).ok()))?;
+    pair.wait_progress(SOME, LONG)?;
     world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])?;
     lab.check_links()
