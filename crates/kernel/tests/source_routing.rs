@@ -185,7 +185,7 @@ fn a_datagram_goes_by_the_link_that_it_names() {
         peers.release().unwrap();
         // What is on the link is not sent to the gateway.
         let on_link = host.sh(&format!(
-            "{ip} route get 2001:db8:1::77 from {own} oif p0 ipproto udp sport 2031",
+            "{ip} route get 2001:db8:1::77 from {own} oif p0 ipproto 17 sport 2031",
             ip = plan.ip,
             own = plan.address(0)
         ));

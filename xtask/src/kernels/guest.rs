@@ -31,6 +31,7 @@ const MODULES: &[&str] = &[
     "cls_bpf",
     "act_bpf",
     "sch_htb",
+    "sch_tbf",
     "inet_diag",
     "tcp_diag",
     "udp_diag",

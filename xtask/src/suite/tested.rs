@@ -106,16 +106,16 @@ mod tests {
 
     #[test]
     fn rows_of_parts_that_were_run_are_written_and_others_stay() {
-        let kernels = [
-            entry("kernels", "guest 6.1", Verdict::Passed),
-            entry("kernels", "guest 6.12", Verdict::Failed("no boot".to_owned())),
+        let programs = [
+            entry("programs", "scenario ssh", Verdict::Passed),
+            entry("programs", "scenario mail", Verdict::Failed("no mail".to_owned())),
         ];
-        let first = page("", &kernels, &["kernels"].into(), "2026-01-02", "abc");
-        assert!(row(&first, "kernels").ends_with("| 2026-01-02 | abc | 1 passed, 1 failed (guest 6.12) | 3 |"));
+        let first = page("", &programs, &["programs"].into(), "2026-01-02", "abc");
+        assert!(row(&first, "programs").ends_with("| 2026-01-02 | abc | 1 passed, 1 failed (scenario mail) | 3 |"));
         assert!(row(&first, "fuzz").contains("| never |"));
-        let fuzz = [entry("fuzz", "fuzz a", Verdict::Passed), entry("kernels", "guest 6.1", Verdict::Passed)];
+        let fuzz = [entry("fuzz", "fuzz a", Verdict::Passed), entry("programs", "scenario ssh", Verdict::Passed)];
         let second = page(&first, &fuzz, &["fuzz"].into(), "2026-01-03", "def");
-        assert_eq!(row(&second, "kernels"), row(&first, "kernels"), "of which only some were run");
+        assert_eq!(row(&second, "programs"), row(&first, "programs"), "of which only some were run");
         assert!(row(&second, "fuzz").contains("| 2026-01-03 | def | 1 passed |"));
     }
 }
