@@ -109,10 +109,12 @@ pub(crate) fn run(root: &Path, request: &Request) -> Result<bool, Failure> {
     let mut cases = inventory::all(root)?;
     let mut parts: BTreeSet<&'static str> = cases.iter().map(|case| case.part).collect();
     if let Some(only) = &request.only {
-        for case in cases.iter().filter(|case| !case.name.contains(only.as_str())) {
+        let whole = cases.iter().any(|case| case.name == *only);
+        let wanted = |case: &Case| if whole { case.name == *only } else { case.name.contains(only.as_str()) };
+        for case in cases.iter().filter(|case| !wanted(case)) {
             parts.remove(case.part);
         }
-        cases.retain(|case| case.name.contains(only.as_str()));
+        cases.retain(wanted);
         if cases.is_empty() {
             return Err(Failure::new(format!(
                 "nothing has '{only}' in its name; target/test/results.json has all names"
