@@ -33,8 +33,8 @@ const BYTES: u64 = 200_000;
 const NUMBER: u64 = 20;
 /// The longest pause between two events, if nothing is looked at in between.
 const PAUSE: Duration = Duration::from_millis(1500);
-/// Where half of what is sent is not answered TCP waits this long at times before it sends again, and nobody moves it for
-/// that: the network is neither up nor down.
+/// Where half of what is sent is not answered TCP waits this long at times before it sends again, and nobody moves it
+/// for that: the network is neither up nor down.
 const BACKED_OFF: Duration = Duration::from_secs(60);
 /// How long a network may be kept from being used, after it was left again and again.
 const DAMPED: Duration = Duration::from_secs(90);
