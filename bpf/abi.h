@@ -9,6 +9,7 @@
 #ifndef WHIMBREL_ABI_H
 #define WHIMBREL_ABI_H
 
+#include <linux/bpf.h>
 #include <linux/types.h>
 
 /* An IPv6 address, or an IPv4 one in its IPv4-mapped form (RFC 4291 section 2.5.5.2). Aligned, to be copied faster. */
@@ -225,6 +226,31 @@ struct path {
 	__u32 port; /* the control port, of UDP */
 };
 
+/*
+ * Map `traffic`: the pair of addresses that a peer and this host talk between -> this. What is said between the daemons
+ * is not part of it, nor is what nobody answers: a segment without data.
+ */
+struct traffic {
+	struct bpf_timer timer; /* goes off where something is overdue, perhaps */
+	__u64 heard; /* when something last came: CLOCK_MONOTONIC, ns; 0: not yet */
+	__u64 asked; /* when the first thing left since then; 0: nothing has */
+	__u32 usual; /* how long it takes until something comes then, smoothed: microseconds */
+	__u32 varies; /* what that differs by, smoothed (RFC 6298) */
+	__u32 answer; /* written by the daemon: what is granted in any case, in microseconds */
+	__u16 port; /* written by the daemon: the control port */
+	__u8 answers; /* so many have come, as far as it matters: see ANSWERS_ENOUGH */
+	__u8 flags; /* enum traffic_flags */
+};
+
+enum traffic_flags {
+	TRAFFIC_READY = 1, /* the timer has its callback */
+	TRAFFIC_ARMED = 2, /* it runs */
+	TRAFFIC_TOLD = 4,  /* that nothing comes */
+};
+
+/* From so many answers on it is known what is usual, and told where one is overdue. */
+#define ANSWERS_ENOUGH 16
+
 /* Map `settings`, one entry. */
 struct settings {
 	__u64 namespace_cookie; /* network namespace of this instance (SO_NETNS_COOKIE) */
@@ -255,6 +281,7 @@ enum idle {
 	IDLE_FORWARDED = 256,	/* no flow is toward another host */
 	IDLE_UNCONNECTED = 512, /* no flow is HELD_UNCONNECTED */
 	IDLE_DATAGRAMS = 1024,	/* the daemon does not want to know which remotes sockets of UDP send to */
+	IDLE_TRAFFIC = 2048,	/* map `traffic` is empty */
 };
 
 /*
@@ -368,6 +395,8 @@ enum event_kind {
 	/* A socket of UDP, of the user `index` and with the cookie `nonce`, sends where it has not sent of late. */
 	EVENT_DATAGRAM_SENT = 9,
 	EVENT_STILL_THERE = 10, /* something came natively in a moved flow that its peer has named late (P-206) */
+	/* Between the addresses of `tuple`: nothing comes, and usually something does. `index`: for so many microseconds. */
+	EVENT_OVERDUE = 11,
 };
 
 enum event_origin {

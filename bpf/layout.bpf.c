@@ -11,6 +11,7 @@ struct binding binding;
 struct locator_pair locator_pair;
 struct locator locator;
 struct path path;
+struct traffic traffic;
 struct settings settings;
 struct fragment fragment;
 struct alias alias;

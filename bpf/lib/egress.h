@@ -14,6 +14,7 @@
 #include "parse.h"
 #include "rewrite.h"
 #include "taken.h"
+#include "traffic.h"
 #include "unconnected.h"
 #include "verdict.h"
 
@@ -375,11 +376,14 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 network)
 {
 	const struct settings *settings = get_settings();
 	struct packet packet;
+	int verdict;
 
 	if (!settings)
 		return pass();
 	if (!(settings->idle & IDLE_DATAGRAMS) && skb->tc_index != TRANSLATED)
 		look_for_datagram(skb, network);
+	if (!(settings->idle & IDLE_TRAFFIC))
+		note_leaving(skb, network);
 	if (settings->idle & IDLE_TRANSLATION)
 		return pass();
 	if (skb->tc_index == TRANSLATED) {
@@ -390,8 +394,13 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 network)
 	__builtin_memset(&packet, 0, sizeof(packet));
 	if (!parse(skb, network, skb->protocol, &packet))
 		return pass();
-	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP)
-		return egress_flow(skb, &packet);
+	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP) {
+		verdict = egress_flow(skb, &packet);
+		/* Rewritten, and not sent anew: it does not come by again. */
+		if (verdict == TC_ACT_UNSPEC && skb->tc_index == TRANSLATED && !(settings->idle & IDLE_TRAFFIC))
+			note_leaving(skb, network);
+		return verdict;
+	}
 	if (quotes_packet(skb, &packet))
 		return egress_icmp(skb, &packet);
 	return pass_ordinary(skb, &packet);

@@ -418,8 +418,8 @@ __noinline bool claim_fragment(struct __sk_buff *skb, const struct packet *packe
 /* What comes in is for this host's own stack, once it is under its own names. */
 #define IDLE_BROUGHT (IDLE_DELIVERY | IDLE_HELPED)
 
-/* While both are idle there is nothing to do for what comes in. */
-#define IDLE_ALL (IDLE_TRANSLATION | IDLE_INTRODUCTIONS)
+/* While all are idle there is nothing to do for what comes in. */
+#define IDLE_ALL (IDLE_TRANSLATION | IDLE_INTRODUCTIONS | IDLE_TRAFFIC)
 
 static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 {
@@ -438,6 +438,8 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 	/* A tagged packet comes by again on its VLAN device. */
 	if (skb->vlan_present || !parse(skb, network, skb->protocol, &packet))
 		return pass();
+	if (!(settings->idle & IDLE_TRAFFIC))
+		note_coming(skb, &packet);
 	if (!(settings->idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet, true))
 		return TC_ACT_SHOT;
 	if (settings->idle & IDLE_TRANSLATION)

@@ -120,6 +120,17 @@ plain! {
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
     struct RawLocator { binding: BindingId, arrival: u32 }
     struct RawPath { arrival: u32, port: u32 }
+    struct RawTraffic {
+        timer: [u64; 2],
+        heard: u64,
+        asked: u64,
+        usual: u32,
+        varies: u32,
+        answer: u32,
+        port: u16,
+        answers: u8,
+        flags: u8,
+    }
     struct RawSettings {
         namespace_cookie: u64,
         tunnel: u32,
@@ -269,6 +280,7 @@ pub(crate) const IDLE_ENDPOINTS: u32 = 128;
 pub(crate) const IDLE_FORWARDED: u32 = 256;
 pub(crate) const IDLE_UNCONNECTED: u32 = 512;
 pub(crate) const IDLE_DATAGRAMS: u32 = 1024;
+pub(crate) const IDLE_TRAFFIC: u32 = 2048;
 /// `enum follow` of `bpf/abi.h`, which is in no type that BTF would tell of.
 pub(crate) const FOLLOW_CLOSES: u32 = 1;
 pub(crate) const FOLLOW_ALL: u32 = 2;
@@ -287,6 +299,7 @@ pub(crate) const EVENT_CLAIMED: u32 = 7;
 pub(crate) const EVENT_FLOW_OPENING: u32 = 8;
 pub(crate) const EVENT_DATAGRAM_SENT: u32 = 9;
 pub(crate) const EVENT_STILL_THERE: u32 = 10;
+pub(crate) const EVENT_OVERDUE: u32 = 11;
 pub(crate) const HELD_BACK: u8 = 1;
 pub(crate) const HELD_TUNNELLED: u8 = 2;
 pub(crate) const HELD_HIDDEN: u8 = 4;

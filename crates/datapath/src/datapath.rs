@@ -2,6 +2,7 @@ mod datagrams;
 mod deliveries;
 mod flows;
 mod paths;
+mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -18,9 +19,9 @@ use whimbrel_wire::{BindingId, FlowTuple};
 
 use crate::abi::{
     Alias, COUNTERS, HelpedFlow, IDLE_DATAGRAMS, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES,
-    IDLE_LISTENING, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, Plain, RawAddress, RawBinding, RawEndpoint,
-    RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair, RawPath, RawSent, RawSettings,
-    RawShare, RawTuple, RawWireFlow,
+    IDLE_LISTENING, IDLE_TRAFFIC, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, Plain, RawAddress, RawBinding,
+    RawEndpoint, RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair, RawPath, RawSent,
+    RawSettings, RawShare, RawTraffic, RawTuple, RawWireFlow,
 };
 use crate::error::Error;
 use crate::events::{Event, Most, Rings};
@@ -34,6 +35,7 @@ pub use datagrams::Sent;
 use deliveries::Deliveries;
 pub use deliveries::{Guard, Watched};
 pub use flows::FormerName;
+pub use traffic::Traffic;
 
 /// What an interface is to the data plane, and so which programs it gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,6 +119,7 @@ pub struct Datapath {
     bindings: Table<BindingId, RawBinding>,
     locators: Table<RawLocatorPair, RawLocator>,
     paths: Table<RawLocatorPair, RawPath>,
+    traffic: Table<RawLocatorPair, RawTraffic>,
     vacated: Table<RawAddress, u32>,
     kept: Table<RawAddress, u32>,
     lent: Table<RawLentKey, RawLent>,
@@ -176,6 +179,7 @@ impl Datapath {
             bindings: programs.table("bindings")?,
             locators: programs.table("locators")?,
             paths: programs.table("paths")?,
+            traffic: programs.table("traffic")?,
             vacated: programs.table("vacated")?,
             kept: programs.table("kept")?,
             lent: programs.table("lent")?,
@@ -194,7 +198,7 @@ impl Datapath {
         };
         datapath.change_settings(|settings| {
             settings.namespace_cookie = cookie;
-            settings.idle |= IDLE_DATAGRAMS;
+            settings.idle |= IDLE_DATAGRAMS | IDLE_TRAFFIC;
         })?;
         for (pair, locator) in datapath.locators.entries()? {
             datapath.accepted().entry(locator.binding).or_default().push(pair.pair());

@@ -4,14 +4,15 @@ use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::time::Duration;
 
 use whimbrel_wire::FlowTuple;
 
 use crate::Error;
 use crate::abi::{
     EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_DATAGRAM_SENT, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_OPENING,
-    EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, EVENT_STILL_THERE, EVENTS_BYTES, ORIGIN_ACCEPTED,
-    ORIGIN_CONNECTED, Plain, RawEvent,
+    EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, EVENT_OVERDUE, EVENT_STILL_THERE, EVENTS_BYTES,
+    LocatorPair, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
 };
 
 /// What the programs report.
@@ -58,6 +59,16 @@ pub enum Event {
     /// Something came natively in a moved flow of TCP whose peer has named it late
     /// ([`FlowEntry::late`](crate::FlowEntry::late)), other than a SYN or a reset. Said once, as the former.
     StillThere(FlowTuple),
+    /// Nothing comes between these addresses, where usually something does by then ([`Datapath::watch_traffic`]). Said
+    /// once, until something comes.
+    ///
+    /// [`Datapath::watch_traffic`]: crate::Datapath::watch_traffic
+    Overdue {
+        /// Which.
+        between: LocatorPair,
+        /// For how long what left is not answered.
+        lasts: Duration,
+    },
     /// Such a connection has left the state that its socket keeps. The kernel may still answer for it for a minute
     /// (TIME-WAIT), so its packets may still have to be carried.
     FlowClosed {
@@ -147,6 +158,10 @@ impl Event {
             }),
             EVENT_CLAIMED => Some(Self::Claimed(flow)),
             EVENT_STILL_THERE => Some(Self::StillThere(flow)),
+            EVENT_OVERDUE => Some(Self::Overdue {
+                between: LocatorPair { local: flow.local.ip(), peer: flow.remote.ip() },
+                lasts: Duration::from_micros(raw.index.into()),
+            }),
             EVENT_HEARD_NATIVELY => Some(Self::HeardNatively { flow }),
             _ => None,
         }

@@ -8,13 +8,13 @@ use libbpf_rs::btf::{Btf, BtfType, HasSize};
 use crate::abi::{
     CONFLICT_GIVES_WAY, CONFLICT_NATIVE, COUNTERS, Carrier, EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_DATAGRAM_SENT,
     EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_OPENING, EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY,
-    EVENT_INTRODUCTION, EVENT_STILL_THERE, FITTED_CHANGED, FITTED_WAITING, HELD_BACK, HELD_BEYOND, HELD_HIDDEN,
-    HELD_LATE, HELD_TUNNELLED, HELD_UNCONNECTED, HelpedPhase, IDLE_DATAGRAMS, IDLE_ENDPOINTS, IDLE_FORWARDED,
-    IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING, IDLE_TRANSLATION, IDLE_UNCONNECTED,
-    IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress, RawAlias, RawBinding, RawEndpoint, RawEvent,
-    RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair, RawPath, RawPorts, RawPosition,
-    RawResumption, RawSent, RawSettings, RawShare, RawSocket, RawTuple, RawWanted, RawWireFlow, UNKNOWN_DROPPED,
-    UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
+    EVENT_INTRODUCTION, EVENT_OVERDUE, EVENT_STILL_THERE, FITTED_CHANGED, FITTED_WAITING, HELD_BACK, HELD_BEYOND,
+    HELD_HIDDEN, HELD_LATE, HELD_TUNNELLED, HELD_UNCONNECTED, HelpedPhase, IDLE_DATAGRAMS, IDLE_ENDPOINTS,
+    IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING, IDLE_TRAFFIC,
+    IDLE_TRANSLATION, IDLE_UNCONNECTED, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress, RawAlias,
+    RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair,
+    RawPath, RawPorts, RawPosition, RawResumption, RawSent, RawSettings, RawShare, RawSocket, RawTraffic, RawTuple,
+    RawWanted, RawWireFlow, UNKNOWN_DROPPED, UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
 };
 
 const OBJECT: &str = concat!(env!("OUT_DIR"), "/layout.bpf.o");
@@ -79,6 +79,7 @@ fn structs_are_laid_out_as_in_c() {
         "locator_pair" => RawLocatorPair,
         "locator" => RawLocator,
         "path" => RawPath,
+        "traffic" => RawTraffic,
         "settings" => RawSettings,
         "event" => RawEvent,
         "share" => RawShare,
@@ -124,6 +125,7 @@ fn constants_are_those_of_c() {
         ("EVENT_FLOW_OPENING", EVENT_FLOW_OPENING.into()),
         ("EVENT_DATAGRAM_SENT", EVENT_DATAGRAM_SENT.into()),
         ("EVENT_STILL_THERE", EVENT_STILL_THERE.into()),
+        ("EVENT_OVERDUE", EVENT_OVERDUE.into()),
     ];
     assert_eq!(constants(&btf, "event_kind"), named(&kinds));
     let fitted = [("FITTED_CHANGED", FITTED_CHANGED.into()), ("FITTED_WAITING", FITTED_WAITING.into())];
@@ -146,6 +148,7 @@ fn constants_are_those_of_c() {
         ("IDLE_FORWARDED", IDLE_FORWARDED.into()),
         ("IDLE_UNCONNECTED", IDLE_UNCONNECTED.into()),
         ("IDLE_DATAGRAMS", IDLE_DATAGRAMS.into()),
+        ("IDLE_TRAFFIC", IDLE_TRAFFIC.into()),
     ];
     assert_eq!(constants(&btf, "idle"), named(&idle));
     let origins = [

@@ -30,7 +30,7 @@ pub use abi::{
 };
 pub use bpffs::{bpffs, common_bpffs};
 pub use cgroup::cgroup_root;
-pub use datapath::{Datapath, FormerName, Guard, Role, Sent, Watched};
+pub use datapath::{Datapath, FormerName, Guard, Role, Sent, Traffic, Watched};
 pub use error::Error;
 pub use events::{Event, Introduction, Most, Origin};
 pub use features::{Features, features, has_tcx};

@@ -44,8 +44,8 @@ pub use base::op::relocation::{
 };
 pub use base::op::windows::{Comeback, SendWindows};
 pub use base::op::{
-    AddressOp, Binding, BindingId, BindingOp, Carrier, FlowEntry, FlowOp, KnownPlace, Led, LocalEnd, Manner, Op,
-    PeerId, Places, SavedCommunity, SavedPeer, SocketNumbers, StoreOp, TunnelOp, TunnelPath, View, Waits,
+    AddressOp, Between, Binding, BindingId, BindingOp, Carrier, FlowEntry, FlowOp, KnownPlace, Led, LocalEnd, Manner,
+    Op, PeerId, Places, SavedCommunity, SavedPeer, SocketNumbers, StoreOp, TunnelOp, TunnelPath, View, Waits,
 };
 pub use base::output::{OpDone, OpFailed, OpId, Output, Transmit};
 pub use base::time::Time;

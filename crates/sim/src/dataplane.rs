@@ -12,6 +12,7 @@ use whimbrel_protocol::{
 use whimbrel_wire::{ChainNumber, FlowTuple, Transport};
 
 use crate::chains::HostChains;
+use crate::traffic::Traffic;
 use crate::world::FlowId;
 
 /// How long programs work on after the last moved flow is gone or home: the daemon does so for what is under way.
@@ -96,6 +97,7 @@ pub struct DataPlane {
     pub(crate) keys: BTreeMap<u32, PeerId>,
     paths: BTreeMap<BindingId, TunnelPath>,
     pub(crate) chains: HostChains,
+    pub(crate) traffic: Traffic,
     /// Until when programs work on after the last moved flow.
     carrying_until: Option<Time>,
 }
@@ -121,6 +123,7 @@ impl Default for DataPlane {
             keys: BTreeMap::new(),
             paths: BTreeMap::new(),
             chains: HostChains::default(),
+            traffic: Traffic::default(),
             carrying_until: None,
         }
     }
@@ -168,7 +171,9 @@ impl DataPlane {
                 let carrier = self.bindings.get(&BindingId::first(*peer)).map(|(binding, _)| binding.carrier);
                 assert_ne!(carrier, Some(Carrier::Hold), "what senders of {peer:?} send is swallowed");
             }
+            BindingOp::Watch { between, answer } => self.traffic.watch(*between, *answer),
             BindingOp::Probe { .. }
+            | BindingOp::LookAtTraffic { .. }
             | BindingOp::Kick { .. }
             | BindingOp::Windows { .. }
             | BindingOp::Acknowledge { .. } => {}
@@ -254,6 +259,7 @@ impl DataPlane {
         self.standing_in.clear();
         self.paths.clear();
         self.chains = HostChains::default();
+        self.traffic = Traffic::default();
     }
 
     /// What would become of a segment of this flow, `length` bytes long. Takes them off the allowance.
@@ -437,5 +443,6 @@ impl DataPlane {
             + self.keys.len()
             + self.paths.len()
             + self.chains.len()
+            + self.traffic.len()
     }
 }

@@ -18,6 +18,7 @@
 //! world/owners.rs who may have what a connection's ends send, and what is seen on a link
 //! ledger.rs     what must never happen: wrong sockets, resets, storms, more than the allowance
 //! faults.rs     what goes wrong on purpose
+//! traffic.rs    when something last came from a peer, and what is overdue
 //! speaker.rs    somebody who holds a session and says what he likes, and takes what is not his where he can
 //! ```
 //!
@@ -37,6 +38,7 @@ mod packet;
 mod random;
 mod relocation;
 mod speaker;
+mod traffic;
 
 mod world;
 
@@ -53,4 +55,4 @@ pub use random::Random;
 pub use relocation::{Connection, ConnectionId, Copy, SavedMoves};
 pub use speaker::Speaker;
 
-pub use world::{Carried, Flow, FlowId, Process, Standing, World};
+pub use world::{Answering, Carried, Flow, FlowId, Process, Standing, World};

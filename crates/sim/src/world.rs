@@ -21,7 +21,7 @@ use whimbrel_protocol::{
 use whimbrel_wire::{FlowTuple, Transport};
 
 use due::{Due, What};
-pub use flow::{Carried, Flow, FlowId};
+pub use flow::{Answering, Carried, Flow, FlowId};
 use owners::{Owners, Watch};
 pub use process::{Process, Standing};
 
@@ -86,6 +86,8 @@ pub struct World {
     pub bindings_set: u64,
     captured: VecDeque<Packet>,
     beat: Option<Duration>,
+    /// What daemons were told is overdue.
+    pub overdue: u64,
     both_open: bool,
     /// Whether flows send whenever their host's maps change.
     pub stirring: bool,
@@ -93,6 +95,8 @@ pub struct World {
     /// Whether a trace is kept at all.
     pub tracing: bool,
     aloud: bool,
+    /// How the ends of flows answer that do not do so at once.
+    answering: BTreeMap<(FlowId, usize), Answering>,
     /// Events of all nodes.
     pub events: Vec<(Time, HostId, Event)>,
 }
@@ -133,6 +137,8 @@ impl World {
             bindings_set: 0,
             captured: VecDeque::new(),
             beat: None,
+            overdue: 0,
+            answering: BTreeMap::new(),
             both_open: false,
             stirring: true,
             trace: VecDeque::new(),
@@ -397,6 +403,8 @@ impl World {
             What::Land(network, host, packet) => self.land(network, host, &packet),
             What::Timeout(host) => self.timeout(host),
             What::Done(host) => self.end_op(host),
+            What::Overdue(host, between) => self.look_for_overdue(host, between),
+            What::Answer(flow, end) => self.send_segment(flow, end, true),
             What::Beat => self.beat(),
             What::Process(at) => self.hasten_process(at),
             What::Converse => {
@@ -681,6 +689,11 @@ impl World {
         if let (true, Some(interval)) = (idle, interval) {
             self.later(interval, What::Beat);
         }
+    }
+
+    /// An end of a flow answers so what comes to it, from now on.
+    pub fn answer(&mut self, flow: FlowId, end: usize, answering: Answering) {
+        self.answering.insert((flow, end), answering);
     }
 
     /// Those who have connections whose sockets may move talk at this interval.

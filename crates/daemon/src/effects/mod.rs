@@ -165,6 +165,8 @@ impl Effects {
                 }
                 host.remove_binding(now, id)?;
             }
+            Op::Binding(BindingOp::Watch { between, answer }) => host.watch(&between, answer)?,
+            Op::Binding(BindingOp::LookAtTraffic { between }) => return Ok(OpDone::Heard(host.heard(&between)?)),
             Op::Binding(BindingOp::Windows { peer, comeback }) => {
                 return Ok(OpDone::Windows(host.turn_windows(peer, comeback, snapshot)?));
             }

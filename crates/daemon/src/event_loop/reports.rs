@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use whimbrel_datapath::{Event as DatapathEvent, Introduction, Most, Origin};
 use whimbrel_kernel::sock_diag::{Listener, SockDiag};
-use whimbrel_protocol::{FlowView, LocalEnd, Node, PeerId, Time};
+use whimbrel_protocol::{Between, FlowView, LocalEnd, Node, PeerId, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::EventLoop;
@@ -89,6 +89,9 @@ impl EventLoop {
             }
             DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
             DatapathEvent::FlowStalled(flow) => node.handle_flow_stalled(now, flow),
+            DatapathEvent::Overdue { between, lasts } => {
+                node.handle_overdue(now, Between { local: between.local, remote: between.peer }, lasts);
+            }
             DatapathEvent::Acknowledged { flow, next, window } => acknowledged.push((flow, next, window)),
             DatapathEvent::FlowClosed { flow } if in_endpoint(&flow) => closed.push(flow),
             DatapathEvent::FlowClosed { flow } => {

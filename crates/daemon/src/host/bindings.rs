@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use whimbrel_datapath::{self as datapath, LocatorPair};
 use whimbrel_handshake::TunnelKeys;
-use whimbrel_protocol::{Binding, BindingId, Carrier, ChainOp, OpDone, PeerId, Time, TunnelPath};
+use whimbrel_protocol::{Between, Binding, BindingId, Carrier, ChainOp, OpDone, PeerId, Time, TunnelPath};
 use whimbrel_transform::Algorithm;
 
 use super::executors::MTU_PAUSE;
@@ -165,6 +166,22 @@ impl Host {
             self.paths = paths;
         }
         Ok(())
+    }
+
+    /// What goes between these addresses is watched, or not any longer.
+    pub(crate) fn watch(&mut self, between: &Between, answer: Option<Duration>) -> Result<(), Failure> {
+        let pair = LocatorPair { local: between.local, peer: between.remote };
+        match answer {
+            Some(answer) => self.datapath.watch_traffic(&pair, answer, self.tunnel.socket().port())?,
+            None => self.datapath.forget_traffic(&pair)?,
+        }
+        Ok(())
+    }
+
+    /// How long ago something last came between them.
+    pub(crate) fn heard(&self, between: &Between) -> Result<Option<Duration>, Failure> {
+        let pair = LocatorPair { local: between.local, peer: between.remote };
+        Ok(self.datapath.traffic(&pair)?.and_then(|known| known.heard))
     }
 
     /// The interface that has this host's address, where what is sent to the peer leaves by it, too: a strict filter

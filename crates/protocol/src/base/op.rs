@@ -177,6 +177,20 @@ pub enum BindingOp {
         /// All that was in flight is lost, so those whose timer has not run out once have something to send again, too.
         lost: bool,
     },
+    /// Watch what goes between these addresses from now on, whatever carries it, and tell by
+    /// [`Node::handle_overdue`](crate::Node::handle_overdue) where something is not answered that usually is (P-260).
+    Watch {
+        /// Which.
+        between: Between,
+        /// How long an answer may take at the least; `None`: it is not to be watched any more.
+        answer: Option<Duration>,
+    },
+    /// Tell when something last came between these addresses, which are watched, by
+    /// [`OpDone::Heard`](crate::OpDone::Heard).
+    LookAtTraffic {
+        /// Which.
+        between: Between,
+    },
     /// The TCP flows of a peer go by another network from now on: tell what their senders had on the one before, by
     /// [`OpDone::Windows`](crate::OpDone::Windows), and have them go on with what they come back to (P-246, P-247).
     Windows {
@@ -185,6 +199,15 @@ pub enum BindingOp {
         /// `None`: nothing is known of where they are now.
         comeback: Option<Comeback>,
     },
+}
+
+/// The addresses that this host and a peer talk between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Between {
+    /// This host's.
+    pub local: IpAddr,
+    /// The peer's, as this host sees it.
+    pub remote: IpAddr,
 }
 
 /// A destination that is reached by another interface than the routes say.

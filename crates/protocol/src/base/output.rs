@@ -15,7 +15,7 @@ use crate::base::flow_name::FlowName;
 use crate::base::id::LinkId;
 use crate::base::op::relocation::{LeaseName, MoveOp};
 use crate::base::op::windows::{Left, SendWindows};
-use crate::base::op::{BindingId, Op, PeerId};
+use crate::base::op::{Between, BindingId, Op, PeerId};
 
 /// One thing that a node asks of its caller, or tells it.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +56,8 @@ pub enum OpDone {
     Dumped(Vec<u8>),
     /// [`FlowOp::LookAtUse`](crate::FlowOp::LookAtUse): how long ago; `None`: longer than anybody remembers.
     Used(Option<Duration>),
+    /// [`BindingOp::LookAtTraffic`](crate::BindingOp::LookAtTraffic): how long ago; `None`: nothing has come yet.
+    Heard(Option<Duration>),
     /// [`BindingOp::Windows`](crate::BindingOp::Windows): what there was; `None`: no sender had anything to send.
     Windows(Option<SendWindows>),
     /// [`MoveOp::Lend`]: the endpoints, definite.
@@ -94,6 +96,8 @@ pub(crate) enum Asked {
     FindSockets(PeerId),
     /// Whether a flow is in use.
     Use(FlowTuple),
+    /// When something last came from a peer, by these addresses.
+    Traffic(PeerId, Between),
     /// What senders had on networks that were left.
     Windows(PeerId, Left),
     Install(FlowTuple),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_wire::message::NeighbourProxyStatus;
@@ -9,7 +10,7 @@ use whimbrel_wire::{ChainSpec, FlowTuple};
 
 use crate::Time;
 use crate::base::attachments::{Attachment, Routes};
-use crate::base::op::{FlowEntry, PeerId, SavedCommunity};
+use crate::base::op::{Between, FlowEntry, PeerId, SavedCommunity};
 use crate::binding::chain::{ChainTooLong, ChainView};
 use crate::binding::placed::PlaceError;
 use crate::binding::untold::LastWords;
@@ -155,6 +156,12 @@ impl Node {
     pub fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple) {
         self.binding.handle_flow_stalled(now, flow, &mut self.base);
         self.settle(now);
+    }
+
+    /// Something left between these addresses ([`BindingOp::Watch`](crate::BindingOp::Watch)), so long ago, and what
+    /// usually comes by then does not: the peer is asked (P-260).
+    pub fn handle_overdue(&mut self, now: Time, between: Between, lasts: Duration) {
+        self.act(now, |roles, at| roles.links.handle_overdue(between, lasts, at));
     }
 
     /// Who has opened a flow that this host was told of. Of those of nobody the questions count together.

@@ -41,6 +41,11 @@ impl Node {
             self.binding.flow_mut().handle_use(now, &flow, *ago, &mut self.base);
             return;
         }
+        if let (&Asked::Traffic(peer, between), Ok(OpDone::Heard(ago))) = (&asked, &result) {
+            let heard = ago.map(|ago| now - ago);
+            self.act(now, |roles, at| roles.links.handle_heard(peer, between, heard, at));
+            return;
+        }
         if let (&Asked::Windows(peer, left), Ok(OpDone::Windows(had))) = (&asked, &result) {
             self.binding.handle_windows(now, peer, left, *had);
             return;
@@ -66,8 +71,8 @@ impl Node {
             Asked::FindSockets(id) => self.binding.flow_mut().on_not_found(now, id, &mut self.base),
             // It says so again. What moves have asked for has gone to them.
             Asked::Say(..) | Asked::Move(_) | Asked::Chain(..) => {}
-            // It is asked again when that is due.
-            Asked::Use(_) => {}
+            // It is asked again when that is due. Nothing is known of what comes: the peer is asked.
+            Asked::Use(_) | Asked::Traffic(..) => {}
             // They go on as anywhere else.
             Asked::Windows(..) => {}
             Asked::Install(flow) => {

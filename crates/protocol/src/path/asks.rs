@@ -25,6 +25,11 @@ impl Paths {
         self.estimate.pace(INITIAL_ROUND_TRIP)
     }
 
+    /// Whether it is known by now how much is lost on the path in use.
+    pub(crate) fn is_loss_known(&self) -> bool {
+        self.estimate.is_loss_known()
+    }
+
     /// The same of a path that is kept.
     pub(crate) fn pace_of(&self, kept: PathId) -> Pace {
         let kept = self.kept.iter().find(|path| path.is(kept));

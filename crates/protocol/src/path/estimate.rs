@@ -18,6 +18,8 @@ const LOSS_FIRST: u32 = WHOLE / 20;
 const WHOLE: u32 = 1 << 24;
 /// How fast that follows: after so many questions the old ones count for little.
 const REMEMBERED: u32 = 128;
+/// After so many of which nothing was lost, three in a row are no chance.
+const LOSS_KNOWN: u32 = 5 * REMEMBERED;
 /// How often silence may be taken for more than chance by mistake, once for each row of questions.
 const MISTAKEN: f64 = 1e-9;
 /// The bounds of how many questions make such a row.
@@ -86,6 +88,11 @@ impl Estimate {
     pub(super) fn lost(&self) -> Option<u16> {
         let lost = u64::from(self.loss) * 1000 / u64::from(WHOLE);
         (self.counted >= 3 * REMEMBERED).then(|| u16::try_from(lost).unwrap_or(1000))
+    }
+
+    /// Whether more questions would tell little more of how much is lost.
+    pub(super) fn is_loss_known(&self) -> bool {
+        self.counted >= LOSS_KNOWN
     }
 
     /// How the path is asked. `otherwise`: the round trip where none was measured.
@@ -158,7 +165,9 @@ mod tests {
     #[test]
     fn on_a_lan_three_questions_are_enough_once_nothing_is_lost() {
         assert_eq!(Estimate::default().pace(NONE), Pace { answer: NONE * 3, asks: 9 });
-        let pace = asked(1000, |_| false, |_| 1).pace(NONE);
+        let estimate = asked(u64::from(LOSS_KNOWN), |_| false, |_| 1);
+        assert!(estimate.is_loss_known());
+        let pace = estimate.pace(NONE);
         assert_eq!(pace, Pace { answer: Duration::from_millis(6), asks: 3 });
         assert_eq!(pace.gap(), GAP_LEAST);
     }

@@ -4,6 +4,7 @@
 
 mod damp;
 pub(crate) mod select;
+mod traffic;
 mod watch;
 pub(crate) mod wishes;
 
@@ -18,7 +19,8 @@ use crate::base::attachments::Attachment;
 use crate::base::config::{SilenceMode, SilenceThresholds};
 use crate::base::event::Event;
 use crate::base::id::{LinkId, PathId};
-use crate::base::op::PeerId;
+use crate::base::op::{Between, BindingOp, PeerId};
+use crate::base::output::Asked;
 use crate::base::signal::Signal;
 use crate::base::timer::Timers;
 use crate::binding::lead::Silence;
@@ -52,11 +54,14 @@ struct Watched {
     left: Option<(Wants, Tried)>,
     /// What is under way since the user's file wants it.
     wished: Wished,
+    /// What goes between this host and the peer, where that is watched, and how long its answers may take.
+    traffic: Option<(Between, Duration)>,
 }
 
 impl Watched {
     fn new(now: Time, at: Attachment, vigilant: bool) -> Self {
-        Self { at, watch: Watch::new(now, vigilant), damping: Damping::new(), left: None, wished: Wished::default() }
+        let (watch, damping) = (Watch::new(now, vigilant), Damping::new());
+        Self { at, watch, damping, left: None, wished: Wished::default(), traffic: None }
     }
 }
 
@@ -107,7 +112,8 @@ impl Role for LinksRole {
         }
     }
 
-    fn forget_peer(&mut self, id: PeerId, _: PublicKey, _: &mut At<'_>) {
+    fn forget_peer(&mut self, id: PeerId, _: PublicKey, at: &mut At<'_>) {
+        self.watch_traffic(id, None, at);
         self.peers.remove(&id);
         self.timers.stop(id);
     }
@@ -136,7 +142,7 @@ impl LinksRole {
     /// Something that a peer usually answers was not answered.
     fn suspect(&mut self, id: PeerId, at: &mut At<'_>) {
         if let Some(watched) = self.peers.get_mut(&id).filter(|_| self.mode != SilenceMode::Off) {
-            watched.watch.suspect(at.now);
+            watched.watch.suspect(at.now, at.now, at.now);
             self.look(id, at);
         }
     }
@@ -181,6 +187,7 @@ impl LinksRole {
     /// Nothing is to be seen to of a peer any more.
     fn forget(&mut self, id: PeerId, at: &mut At<'_>) {
         self.timers.stop(id);
+        self.watch_traffic(id, None, at);
         if self.peers.remove(&id).is_some() {
             at.low.want_nothing(id);
             at.low.keep_all(at.now, id, false, at.base);
@@ -205,7 +212,11 @@ impl LinksRole {
         loop {
             let Some(watched) = self.peers.get_mut(&id) else { return };
             let Some(paths) = at.low.path().paths(&id) else { return };
-            let verdict = watched.watch.poll(at.now, paths.heard(), vigilant, &thresholds, &paths.pace());
+            // As long as it is not known how much is lost, no question is saved.
+            let shown = watched.traffic.is_some() && paths.is_loss_known();
+            let (heard, pace) = (paths.heard(), paths.pace());
+            let verdict = watched.watch.poll(at.now, heard, vigilant, shown, &thresholds, &pace);
+            let between = watched.traffic.map(|(between, _)| between);
             let is_silent = watched.watch.silent_since().is_some();
             if watched.watch.take_late()
                 && let Some(paths) = at.low.path_mut().paths_mut(&id)
@@ -214,6 +225,10 @@ impl LinksRole {
             }
             match verdict {
                 None => break,
+                Some(Verdict::Look) => {
+                    let Some(between) = between else { continue };
+                    at.base.ask(BindingOp::LookAtTraffic { between }, Asked::Traffic(id, between));
+                }
                 Some(Verdict::Ask) => at.low.path_mut().ask(at.now, id, None, true, at.base),
                 Some(Verdict::AskAll) => {
                     at.low.path_mut().ask(at.now, id, None, !is_silent, at.base);
@@ -245,7 +260,7 @@ impl LinksRole {
         let Some(link) = self.peers.get(&id).map(|watched| watched.at.link) else { return };
         let beside = self.peers.iter_mut().filter(|(other, watched)| **other != id && watched.at.link == link);
         for (other, watched) in beside {
-            watched.watch.suspect(at.now);
+            watched.watch.suspect(at.now, at.now, at.now);
             self.timers.set(*other, at.now);
         }
     }
@@ -323,6 +338,9 @@ impl LinksRole {
         let wishes = self.wish_for(id, at).is_some();
         let keeps = vigilant || wishes || watched.left.is_some() || !watched.watch.is_at_rest();
         at.low.keep_all(at.now, id, keeps, at.base);
+        let watches = is_choice && self.mode != SilenceMode::Off;
+        self.watch_traffic(id, watches.then(|| self.granted(id, at)).flatten(), at);
+        let Some(watched) = self.peers.get(&id) else { return };
         let Some(paths) = at.low.path().paths(&id) else { return };
         let due = watched.watch.due(&thresholds, &paths.pace()).filter(|_| is_choice);
         let wished = watched.wished.due();

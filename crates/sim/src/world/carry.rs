@@ -3,11 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_protocol::Routes;
+use whimbrel_protocol::{Between, Routes};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::due::What;
-use super::{Carried, FlowId, World};
+use super::{Answering, Carried, FlowId, World};
 use crate::dataplane::Verdict;
 use crate::faults::Mutation;
 use crate::host::{Attached, Host, HostId};
@@ -15,11 +15,17 @@ use crate::ledger::{Kind, Sent};
 use crate::nat::Inbound;
 use crate::network::{Access, NetworkId};
 use crate::packet::{Body, Packet};
+use crate::traffic::Overdue;
 
 /// Between hosts of one network.
 const NEAR: Duration = Duration::from_micros(200);
 /// Datagrams kept for replaying.
 const CAPTURED: usize = 64;
+
+/// Whether the data plane takes it for traffic: it is nothing that daemons say to each other.
+fn is_traffic(body: &Body) -> bool {
+    matches!(body, Body::Data { .. } | Body::Tunnel { .. })
+}
 
 impl World {
     /// An end sends a segment.
@@ -79,7 +85,32 @@ impl World {
     /// A packet leaves its host by one of its attachments.
     pub(crate) fn put_out(&mut self, attached: Attached, packet: Packet, what: Sent) {
         self.ledger.send(self.now, packet.origin, packet.destination.ip(), packet.length(), what);
+        self.note_leaving(&packet);
         self.launch(attached.network, packet);
+    }
+
+    fn note_leaving(&mut self, packet: &Packet) {
+        let (Body::Data { acknowledgement, .. } | Body::Tunnel { acknowledgement, .. }) = packet.body else { return };
+        let between = Between { local: packet.source.ip(), remote: packet.destination.ip() };
+        if acknowledgement {
+            return;
+        }
+        if let Some(due) = self.hosts[packet.origin.0].plane.traffic.note_leaving(self.now, between) {
+            self.schedule(due, What::Overdue(packet.origin, between));
+        }
+    }
+
+    pub(super) fn look_for_overdue(&mut self, host: HostId, between: Between) {
+        let now = self.now;
+        match self.hosts[host.0].plane.traffic.on_timer(now, between) {
+            None => {}
+            Some(Overdue::At(due)) => self.schedule(due, What::Overdue(host, between)),
+            Some(Overdue::For(lasts)) if !self.hosts[host.0].asleep => {
+                self.overdue += 1;
+                self.with_node(host, |node| node.handle_overdue(now, between, lasts));
+            }
+            Some(Overdue::For(_)) => {}
+        }
     }
 
     /// A packet is on an access network, on its way out. Its source may be a lie.
@@ -305,6 +336,11 @@ impl World {
         if !matches!(packet.body, Body::Unreachable(..) | Body::Reset) {
             self.ledger.receive(host, packet.source.ip(), packet.length());
         }
+        if is_traffic(&packet.body) {
+            let between = Between { local: packet.destination.ip(), remote: packet.source.ip() };
+            self.hosts[host.0].plane.traffic.note_coming(self.now, between);
+        }
+        let of = &self.hosts[host.0];
         let seen = FlowTuple { transport: packet.transport, local: packet.destination, remote: packet.source };
         let wire = of.plane.ingress(self.now, packet.transport, packet.source, packet.destination, &of.sockets);
         let own = wire.unwrap_or(seen);
@@ -453,8 +489,17 @@ impl World {
         to.received[1 - end] += 1;
         to.arrived[1 - end] = Some(self.now);
         to.carried[1 - end] = Some(carried);
-        if !acknowledgement {
-            self.send_segment(flow, 1 - end, true);
+        if acknowledgement {
+            return;
+        }
+        match self.answering.get(&(flow, 1 - end)) {
+            None => self.send_segment(flow, 1 - end, true),
+            Some(Answering::Never) => {}
+            Some(Answering::After(pause)) => self.later(*pause, What::Answer(flow, 1 - end)),
+            Some(Answering::Each(number)) if self.flows[flow.0].received[1 - end].is_multiple_of(*number) => {
+                self.send_segment(flow, 1 - end, true);
+            }
+            Some(Answering::Each(_)) => {}
         }
     }
 

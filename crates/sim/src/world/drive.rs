@@ -335,6 +335,10 @@ impl World {
                 self.act_on_move(host, op, fails)
             }
             Op::Tunnel(TunnelOp::Chain(op)) => self.act_on_chain(host, &op, fails),
+            Op::Binding(BindingOp::LookAtTraffic { between }) if !fails => {
+                let heard = self.hosts[host.0].plane.traffic.heard(between);
+                Ok(OpDone::Heard(heard.map(|when| self.now.since(when))))
+            }
             Op::Flow(FlowOp::LookAtUse { flow }) if !fails => {
                 let used = self.hosts[host.0].plane.used(&flow);
                 Ok(OpDone::Used(used.map(|when| self.now.since(when))))

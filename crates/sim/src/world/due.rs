@@ -3,12 +3,13 @@
 use std::cmp::Ordering;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::Time;
+use whimbrel_protocol::{Between, Time};
 
 use crate::host::HostId;
 use crate::network::NetworkId;
 use crate::packet::Packet;
 use crate::relocation::{ConnectionId, Words};
+use crate::world::FlowId;
 
 #[derive(Debug)]
 pub(super) enum What {
@@ -18,6 +19,10 @@ pub(super) enum What {
     Land(NetworkId, HostId, Packet),
     /// A node's timeout may be due.
     Timeout(HostId),
+    /// Something that left between these addresses may be overdue.
+    Overdue(HostId, Between),
+    /// An end of a flow answers.
+    Answer(FlowId, usize),
     /// All flows send.
     Beat,
     /// Those who have a connection whose socket may move talk.

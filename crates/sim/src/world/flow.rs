@@ -1,6 +1,7 @@
 //! A flow as the world knows it, which is more than any host knows.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use whimbrel_protocol::Time;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -33,6 +34,17 @@ pub struct Flow {
     pub broken: bool,
     /// Whether each end's socket is frozen, as while it changes hosts: it neither sends nor takes in.
     pub frozen: [bool; 2],
+}
+
+/// How an end of a flow answers a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answering {
+    /// Not at all.
+    Never,
+    /// After this time.
+    After(Duration),
+    /// Each of so many.
+    Each(u64),
 }
 
 /// How a segment came.

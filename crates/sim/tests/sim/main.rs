@@ -37,6 +37,7 @@ mod rules;
 mod shared_nat;
 mod strange_moves;
 mod taking;
+mod traffic;
 mod unconnected;
 mod windows;
 mod young;

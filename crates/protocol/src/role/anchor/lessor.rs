@@ -207,6 +207,7 @@ impl Lessor {
                 Ok(
                     OpDone::Done
                     | OpDone::Used(_)
+                    | OpDone::Heard(_)
                     | OpDone::Windows(_)
                     | OpDone::Dumped(_)
                     | OpDone::ChainRefused { .. },

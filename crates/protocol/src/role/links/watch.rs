@@ -14,12 +14,16 @@ const LATE: Duration = Duration::from_millis(10);
 const BACK: Duration = Duration::from_secs(1);
 /// How often a doubt begins anew since it was woken late. After that lateness only puts it off.
 const ANEW_MOST: u8 = 3;
+/// For how long what anybody may have sent counts as a sign of life, since something authentic has come (P-261).
+const TRUSTED: Duration = Duration::from_millis(500);
 /// The longest pause between questions on a path that is silent and has nothing to take its place.
 const PAUSE_LONGEST: Duration = Duration::from_secs(1);
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
+    /// It is to be seen whether anything has come by this path, whoever sent it.
+    Look,
     /// The peer is to be asked on this path.
     Ask,
     /// The same, and on all others: an answer is overdue.
@@ -34,7 +38,7 @@ enum State {
     /// Nothing is waited for, and nothing is asked.
     Quiet,
     /// It is asked when nothing was heard for a while.
-    Good { heard: Time },
+    Good { heard: Time, looked: Looked },
     /// It is asked, since `begun`, and has not answered.
     Doubt {
         /// Since when nothing was heard, as far as that says something.
@@ -48,12 +52,22 @@ enum State {
     Silent { since: Time, begun: Time, pause: Duration, next: Time },
 }
 
+/// Whether it was seen what came since then that the peer may not have said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Looked {
+    NotYet,
+    UnderWay,
+    Nothing,
+}
+
 /// One path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Watch {
     state: State,
     /// When it was looked at last.
     seen: Time,
+    /// When something authentic came last.
+    authentic: Time,
     /// It was woken late, so that what is known of questions under way is worth nothing.
     late: bool,
 }
@@ -61,13 +75,22 @@ pub(super) struct Watch {
 impl Watch {
     /// A path that is in use from now on.
     pub(super) fn new(now: Time, vigilant: bool) -> Self {
-        Self { state: State::at_rest(now, vigilant), seen: now, late: false }
+        Self { state: State::at_rest(now, vigilant), seen: now, authentic: Time::default(), late: false }
     }
 
-    /// Something that is usually answered was not: it is asked at once.
-    pub(super) fn suspect(&mut self, now: Time) {
+    /// Something that is usually answered was not, since then: it is asked, and no sooner than at that moment.
+    pub(super) fn suspect(&mut self, now: Time, since: Time, at: Time) {
         if matches!(self.state, State::Quiet | State::Good { .. }) {
-            self.state = State::Doubt { since: now, begun: now, asked: 0, anew: 0, next: now };
+            self.state = State::Doubt { since, begun: now, asked: 0, anew: 0, next: at.max(now) };
+        }
+    }
+
+    /// Something came by it last at that time, as far as anybody can tell who does not ask. It puts a question off for
+    /// a while, and ends no doubt.
+    pub(super) fn notice(&mut self, at: Time) {
+        let at = at.min(self.authentic + TRUSTED);
+        if let State::Good { heard, looked } = &mut self.state {
+            (*heard, *looked) = if at > *heard { (at, Looked::NotYet) } else { (*heard, Looked::Nothing) };
         }
     }
 
@@ -75,7 +98,11 @@ impl Watch {
     pub(super) fn due(&self, thresholds: &SilenceThresholds, pace: &Pace) -> Option<Time> {
         match self.state {
             State::Quiet => None,
-            State::Good { heard } => Some(heard + thresholds.first.max(pace.answer)),
+            State::Good { heard, looked } => {
+                let due = heard + thresholds.first.max(pace.answer);
+                // What was looked for is known in a moment.
+                Some(if looked == Looked::UnderWay { due + LATE } else { due })
+            }
             State::Doubt { next, .. } | State::Silent { next, .. } => Some(next),
         }
     }
@@ -107,12 +134,13 @@ impl Watch {
     }
 
     /// Takes in when something authentic came by it last, and tells what is to be done. To be called until it has
-    /// nothing more to say.
+    /// nothing more to say. `shown`: it can be told whether anything has come.
     pub(super) fn poll(
         &mut self,
         now: Time,
         heard: Time,
         vigilant: bool,
+        shown: bool,
         thresholds: &SilenceThresholds,
         pace: &Pace,
     ) -> Option<Verdict> {
@@ -130,10 +158,14 @@ impl Watch {
         }
         match &mut self.state {
             State::Quiet => None,
-            State::Good { heard } => {
+            State::Good { heard, looked } => {
                 let since = *heard;
                 if since + thresholds.first.max(pace.answer) > now {
                     return None;
+                }
+                if shown && *looked == Looked::NotYet && now < self.authentic + TRUSTED {
+                    *looked = Looked::UnderWay;
+                    return Some(Verdict::Look);
                 }
                 let next = now + pace.answer;
                 self.state = State::Doubt { since, begun: now, asked: 1, anew: 0, next };
@@ -166,12 +198,13 @@ impl Watch {
 
     /// Something came by it, perhaps.
     fn hear(&mut self, at: Time, vigilant: bool) {
+        self.authentic = at.max(self.authentic);
         match &mut self.state {
-            State::Good { heard } => *heard = at.max(*heard),
+            State::Good { heard, looked } if at > *heard => (*heard, *looked) = (at, Looked::NotYet),
             State::Doubt { begun, .. } | State::Silent { begun, .. } if at > *begun => {
                 self.state = State::at_rest(at, vigilant);
             }
-            State::Quiet | State::Doubt { .. } | State::Silent { .. } => {}
+            State::Quiet | State::Good { .. } | State::Doubt { .. } | State::Silent { .. } => {}
         }
     }
 
@@ -180,7 +213,7 @@ impl Watch {
         self.late = true;
         match &mut self.state {
             State::Quiet => {}
-            State::Good { heard } => *heard = *heard + lag,
+            State::Good { heard, .. } => *heard = *heard + lag,
             State::Doubt { since, begun, asked, anew, next } => {
                 (*since, *begun, *next) = (*since + lag, *begun + lag, now);
                 if *anew < ANEW_MOST {
@@ -194,7 +227,7 @@ impl Watch {
 
 impl State {
     fn at_rest(heard: Time, vigilant: bool) -> Self {
-        if vigilant { Self::Good { heard } } else { Self::Quiet }
+        if vigilant { Self::Good { heard, looked: Looked::NotYet } } else { Self::Quiet }
     }
 }
 
@@ -245,9 +278,12 @@ mod tests {
                     self.under_way.retain(|at| *at != now);
                     self.heard = now;
                 }
-                while let Some(verdict) = self.watch.poll(now, self.heard, self.vigilant, &thresholds, &self.pace) {
+                while let Some(verdict) =
+                    self.watch.poll(now, self.heard, self.vigilant, false, &thresholds, &self.pace)
+                {
                     match verdict {
                         Verdict::Silent(silence) => self.silent.push((now, silence)),
+                        Verdict::Look => {}
                         Verdict::Ask | Verdict::AskAll => {
                             self.asked += 1;
                             self.all += u32::from(verdict == Verdict::AskAll);
@@ -309,10 +345,10 @@ mod tests {
         let mut path = Path::new(false, LAN);
         path.run(start() + ms(3_600_000), Duration::ZERO, |_| None);
         assert_eq!((path.asked, path.silent.len()), (0, 0));
-        path.watch.suspect(start() + ms(3_600_000));
+        path.watch.suspect(start() + ms(3_600_000), start(), start());
         path.run(start() + ms(3_700_000), Duration::ZERO, |at| Some(at + ms(1)));
         assert_eq!((path.asked, path.silent.len()), (1, 0), "it answers, and rests again");
-        path.watch.suspect(start() + ms(3_700_000));
+        path.watch.suspect(start() + ms(3_700_000), start(), start());
         path.run(start() + ms(3_701_000), Duration::ZERO, |_| None);
         assert_eq!(path.silent.len(), 1);
     }
@@ -335,19 +371,19 @@ mod tests {
     fn a_clock_that_jumps_changes_nothing() {
         let thresholds = SilenceThresholds::default();
         for state in [
-            State::Good { heard: start() },
+            State::Good { heard: start(), looked: Looked::NotYet },
             State::Doubt { since: start(), begun: start(), asked: 2, anew: 0, next: start() + ms(5) },
         ] {
-            let mut watch = Watch { state, seen: start(), late: false };
+            let mut watch = Watch { state, seen: start(), authentic: start(), late: false };
             let later = start() + ms(7_200_000);
-            let verdict = watch.poll(later, start(), true, &thresholds, &LAN);
+            let verdict = watch.poll(later, start(), true, false, &thresholds, &LAN);
             assert!(!matches!(verdict, Some(Verdict::Silent(_))), "{state:?}: {verdict:?}");
             assert!(watch.take_late());
             let back = start() + ms(60);
             let before = watch;
-            assert_eq!(watch.poll(later, start(), true, &thresholds, &LAN), None);
+            assert_eq!(watch.poll(later, start(), true, false, &thresholds, &LAN), None);
             assert_eq!(watch.state, before.state, "told in another order");
-            assert_eq!(watch.poll(back, start(), true, &thresholds, &LAN), None, "and back");
+            assert_eq!(watch.poll(back, start(), true, false, &thresholds, &LAN), None, "and back");
             assert_eq!(watch.due(&thresholds, &LAN), Some(back + ms(30)));
         }
     }
@@ -363,7 +399,7 @@ mod tests {
         ) {
             let pace = Pace { answer: ms(answer), asks };
             let mut path = Path::new(vigilant, pace);
-            path.watch.suspect(start());
+            path.watch.suspect(start(), start(), start());
             let mut fates = lost.into_iter();
             path.run(start() + ms(3_600_000), ms(late), |at| {
                 // After what was drawn nothing comes back any more.
@@ -386,7 +422,7 @@ mod tests {
             for late in late {
                 let due = watch.due(&thresholds, &pace).unwrap_or(now);
                 now = (due + ms(late)).max(now);
-                while let Some(verdict) = watch.poll(now, heard, true, &thresholds, &pace) {
+                while let Some(verdict) = watch.poll(now, heard, true, false, &thresholds, &pace) {
                     prop_assert!(!matches!(verdict, Verdict::Silent(_)));
                 }
                 // The answer is read once this has been seen to.
