@@ -50,7 +50,7 @@ const DATAGRAMS: u64 = 400_000;
 const WATCHED: Duration = Duration::from_millis(600);
 /// The same where nothing is asked until what is usually answered is overdue, and the other network's path is made then.
 /// The sender's timer would have to run out twice (RFC 6298: 200 and 400 ms at the least in Linux, and the round trip).
-const UNWATCHED: Duration = Duration::from_millis(1000);
+const UNWATCHED: Duration = Duration::from_millis(1500);
 
 fn silent(lab: &mut Lab) -> Result<()> {
     of_ipv4(lab, VIGILANT, WATCHED)
