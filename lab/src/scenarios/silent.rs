@@ -48,8 +48,9 @@ const DATAGRAMS: u64 = 400_000;
 /// Time in which nothing may arrive where the network is watched: to find out, to tell the peer, and what is under way
 /// to be sent again.
 const WATCHED: Duration = Duration::from_millis(600);
-/// The same where nothing is asked until what is usually answered is overdue, and the other network's path is made then.
-/// The sender's timer would have to run out twice (RFC 6298: 200 and 400 ms at the least in Linux, and the round trip).
+/// The same where nothing is asked until what is usually answered is overdue, and the other network's path is made
+/// then. The sender's timer would have to run out twice (RFC 6298: 200 and 400 ms at the least in Linux, and the round
+/// trip).
 const UNWATCHED: Duration = Duration::from_millis(1500);
 
 fn silent(lab: &mut Lab) -> Result<()> {
