@@ -377,11 +377,13 @@ fn start_on(
     }
     effects.gateway.speak_for(&mut host, &config.gateway.behind, config.port).map_err(adopting)?;
     host.set_policies(&config.policies);
+    let tcp_port = config.listen_tcp.map_or(0, |at| host.listen_tcp(at));
     effects.relocation.set_rights(config.privileged_options);
     effects.lender.set_lendable(config.anchor.as_ref().map(config::Anchor::lendable));
 
     let socket_names = SocketNames::new(key.to_bytes().as_slice());
-    let of_node = whimbrel_protocol::Config { memory: start.memory, ..node_config(&config, &effects.known_keys) };
+    let of_node =
+        whimbrel_protocol::Config { memory: start.memory, tcp_port, ..node_config(&config, &effects.known_keys) };
     let mut node = Node::new(of_node, key, identity::random_bytes()?);
     let flows: Vec<_> = restored.flows.keys().copied().collect();
     let now = clock::now();

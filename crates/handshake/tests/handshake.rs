@@ -49,10 +49,12 @@ fn initiations_are_as_long_as_demanded_and_answers_not_longer() {
         let local = Local { key: &ends.initiator, psk: ends.initiator_psk.as_ref() };
         let mut hello = initiator_hello();
         hello.locators.clone_from(&locators);
+        hello.tcp_port = 443;
         let (_, initiation) = Initiator::start(ends.contact(), local, 1, hello, &mut randomness(3)).unwrap();
         assert_eq!(initiation.len(), INITIATION_LEN);
         let mut hello = responder_hello();
         hello.locators.clone_from(&locators);
+        hello.tcp_port = 443;
         let response = match ends.read(&initiation).unwrap() {
             Incoming::Known(incoming) => {
                 assert_eq!(incoming.hello().locators.len(), MAX_LOCATORS);

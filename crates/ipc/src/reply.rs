@@ -179,6 +179,9 @@ pub struct Connection {
     pub state: ConnectionState,
     /// What carries its packets, where `state` is `moved` or `held`.
     pub carrier: Option<Carrier>,
+    /// Whether that goes over TCP, since UDP gets no answer: slower.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_tcp: bool,
     /// Who is at its other end, where that is known.
     pub peer: Option<PeerName>,
     /// Whether something on the way translates its addresses; known once it is introduced.
@@ -220,6 +223,7 @@ impl Connection {
             name: None,
             state,
             carrier: None,
+            by_tcp: false,
             peer: None,
             translated: None,
             wire: None,
@@ -454,6 +458,9 @@ pub struct Path {
     pub active: bool,
     /// Whether the peer has answered a challenge there, and answers still.
     pub confirmed: bool,
+    /// Whether it goes over TCP, since UDP gets no answer: slower.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_tcp: bool,
     /// Milliseconds since the peer was last heard, wherever the two were, where the path is in use and not confirmed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms: Option<u64>,

@@ -28,6 +28,7 @@ mod choice;
 mod comeback;
 mod confirm;
 pub(crate) mod desired;
+mod fallback;
 mod family;
 mod follow;
 mod forgotten;

@@ -56,6 +56,7 @@ pub use flow::known::{FlowState, FlowView};
 pub use flow::verdict::{Rule, Verdict};
 pub use node::Node;
 pub use node::view::PeerView;
+pub use path::fallback::STAND_IN_PORTS;
 pub use path::kept::{PathState, PathView};
 pub use path::ping::Ping;
 pub use role::anchor::{Awaited, Candidate, Experience, Policy, Refused, Returns, Search, Then};

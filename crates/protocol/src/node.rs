@@ -390,6 +390,7 @@ impl Node {
         self.binding.session_mut().drop_sessions(id, &mut self.base);
         self.binding.forget_chains(id, &mut self.base);
         self.binding.forget_sides(id, &mut self.base);
+        self.binding.end_fallback(id, &mut self.base);
         let Some(key) = self.binding.session_mut().forget_peer(id) else { return };
         self.binding.path_mut().forget_peer(id);
         let was_in_sets = self.binding.flow_mut().forget_peer(id);

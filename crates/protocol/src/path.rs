@@ -22,6 +22,7 @@ use crate::session::pins::Held;
 mod asks;
 pub(crate) mod challenge;
 pub(crate) mod estimate;
+pub(crate) mod fallback;
 pub(crate) mod kept;
 pub(crate) mod paths;
 pub(crate) mod ping;
@@ -29,6 +30,7 @@ mod rival;
 mod send;
 pub(crate) mod shared;
 pub(crate) mod shown;
+mod stand_in;
 
 /// Where peers are, and what is sent to them there.
 pub(crate) struct PathLayer {

@@ -203,7 +203,7 @@ impl DataPlane {
                 self.paths.insert(*id, path.clone());
             }
             // Its result matters, so it is carried out by itself.
-            TunnelOp::Chain(_) => {}
+            TunnelOp::Chain(_) | TunnelOp::Connect { .. } => {}
         }
     }
 

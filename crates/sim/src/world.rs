@@ -7,6 +7,7 @@ mod flow;
 mod owners;
 mod process;
 mod relocate;
+mod streams;
 mod wishes;
 
 use std::cmp::Reverse;
@@ -45,6 +46,8 @@ pub struct World {
     pub(crate) random: Random,
     order: u64,
     queue: BinaryHeap<Reverse<Due>>,
+    /// Connections of TCP that carry datagrams.
+    streams: Vec<streams::End>,
     hosts: Vec<Host>,
     networks: Vec<Network>,
     /// Which network a globally routed address leads to.
@@ -111,6 +114,7 @@ impl World {
             random: Random::new(seed),
             order: 0,
             queue: BinaryHeap::new(),
+            streams: Vec::new(),
             hosts: Vec::new(),
             networks: Vec::new(),
             global: BTreeMap::new(),
@@ -415,6 +419,7 @@ impl World {
             }
             What::Said(connection, host, words) => self.hear_words(connection, host, words),
             What::Boot(host) => self.boot(host),
+            What::Connected(host, peer, from, to) => self.on_stream_connected(host, peer, from, to),
             What::Named(host, key) => {
                 let (now, addresses) = (self.now, self.names.get(&key).cloned().unwrap_or_default());
                 self.with_node(host, |node| node.handle_named(now, &key, &addresses));

@@ -11,6 +11,7 @@ mod counters;
 mod inbound;
 mod outbound;
 mod table;
+pub mod tcp;
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::ops::{BitAnd, BitOr};
 
-use crate::codec::{ADDRESS_LEN, Malformed, Reader, put_address, put_u32, put_u64};
+use crate::codec::{ADDRESS_LEN, Malformed, Reader, put_address, put_u16, put_u32, put_u64};
 use crate::datagram::VERSION;
 
 /// What an end can do: a set of bits. Bits that are not known are kept and ignored.
@@ -67,6 +67,9 @@ pub struct Hello {
     pub life: u64,
     /// Addresses of the sender, at most [`MAX_LOCATORS`]; the first is the one that it has itself on this path.
     pub locators: Vec<IpAddr>,
+    /// The port at which the sender takes connections of TCP that carry its datagrams (P-250); 0: at none, and then it
+    /// is not written.
+    pub tcp_port: u16,
 }
 
 /// Most addresses in a hello or a *locators* message. With so many a response is still shorter than an initiation
@@ -78,7 +81,14 @@ pub const HELLO_FIXED_LEN: usize = 22;
 impl Default for Hello {
     /// A hello of the newest version that says nothing.
     fn default() -> Self {
-        Self { version: VERSION, capabilities: Capabilities::NONE, timestamp: 0, life: 0, locators: Vec::new() }
+        Self {
+            version: VERSION,
+            capabilities: Capabilities::NONE,
+            timestamp: 0,
+            life: 0,
+            locators: Vec::new(),
+            tcp_port: 0,
+        }
     }
 }
 
@@ -86,7 +96,8 @@ impl Hello {
     /// Length when encoded, in bytes.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
-        HELLO_FIXED_LEN + ADDRESS_LEN * self.locators.len().min(MAX_LOCATORS)
+        let port = if self.tcp_port == 0 { 0 } else { size_of::<u16>() };
+        HELLO_FIXED_LEN + ADDRESS_LEN * self.locators.len().min(MAX_LOCATORS) + port
     }
 
     /// Appends the hello. Locators after the first [`MAX_LOCATORS`] are left out.
@@ -96,6 +107,9 @@ impl Hello {
         put_u64(out, self.timestamp);
         put_u64(out, self.life);
         put_locators(out, &self.locators);
+        if self.tcp_port != 0 {
+            put_u16(out, self.tcp_port);
+        }
     }
 
     /// Reads a hello. What follows it in `payload` is padding, or fields of a later version, and is ignored.
@@ -112,7 +126,9 @@ impl Hello {
         let timestamp = reader.u64("timestamp")?;
         let life = reader.u64("life")?;
         let locators = read_locators(&mut reader)?;
-        Ok(Self { version, capabilities, timestamp, life, locators })
+        // Padding is zeros, and may be shorter than a port.
+        let tcp_port = reader.u16("TCP port").unwrap_or(0);
+        Ok(Self { version, capabilities, timestamp, life, locators, tcp_port })
     }
 }
 

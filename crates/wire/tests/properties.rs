@@ -250,13 +250,14 @@ fn community() -> impl Strategy<Value = Word> {
 }
 
 fn hello() -> impl Strategy<Value = Hello> {
-    (1..=255_u8, any::<u32>(), any::<[u64; 2]>(), vec(address(), 0..=MAX_LOCATORS)).prop_map(
-        |(version, capabilities, [timestamp, life], locators)| Hello {
+    (1..=255_u8, any::<u32>(), any::<[u64; 2]>(), vec(address(), 0..=MAX_LOCATORS), any::<u16>()).prop_map(
+        |(version, capabilities, [timestamp, life], locators, tcp_port)| Hello {
             version,
             capabilities: Capabilities(capabilities),
             timestamp,
             life,
             locators,
+            tcp_port,
         },
     )
 }

@@ -169,6 +169,7 @@ fn hello_is_as_in_the_vector() {
         timestamp: 1_700_000_000_123,
         life: 0xb0b1_b2b3_b4b5_b6b7,
         locators: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+        tcp_port: 0,
     };
     let mut encoded = Vec::new();
     hello.encode(&mut encoded);
@@ -177,6 +178,13 @@ fn hello_is_as_in_the_vector() {
     for length in 0..encoded.len() {
         assert!(Hello::decode(&encoded[..length]).is_err(), "{length} bytes");
     }
+    // P-250
+    let listens = Hello { tcp_port: 443, ..hello.clone() };
+    let mut port = Vec::new();
+    listens.encode(&mut port);
+    assert_eq!(port, [encoded.as_slice(), &[0x01, 0xbb]].concat());
+    assert_eq!((port.len(), Hello::decode(&port)), (listens.encoded_len(), Ok(listens)));
+    assert_eq!(Hello::decode(&port[..port.len() - 1]), Ok(hello.clone()), "half a port is padding");
     encoded.extend([0; 100]);
     assert_eq!(Hello::decode(&encoded), Ok(hello), "padding");
     encoded[0] = 0;

@@ -5,6 +5,7 @@ mod anchor;
 mod command_line;
 mod community;
 mod datagrams;
+mod fallback;
 mod families;
 mod faults;
 mod gateway;
@@ -78,6 +79,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         lab_itself::SCENARIOS,
         roam::SCENARIOS,
         silent::SCENARIOS,
+        fallback::SCENARIOS,
         preferred::SCENARIOS,
         random_events::SCENARIOS,
         newcomer::SCENARIOS,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use whimbrel_ipc::{Carrier, Connection, ConnectionState, Flow, HelperState, PeerName};
 
 use super::count;
+use super::peers::slower;
 use crate::table::{elastic, render, text, width, wrap};
 
 /// Whether it is not carried the way that it was opened.
@@ -53,6 +54,7 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
     if of(ConnectionState::NotConfirmed) > 0 {
         out.push_str("What is not confirmed goes on once the peer answers (`whimbrel paths`, `whimbrel events`).\n");
     }
+    out.push_str(slower(shown.iter().any(|connection| connection.by_tcp)));
     out.push_str(&servers);
     out
 }
@@ -185,6 +187,7 @@ pub(crate) fn via(connection: &Connection) -> String {
         _ if helps => "helper",
         Some(Carrier::Hold) | None => "",
         Some(Carrier::Rewrite) => "rewrite",
+        Some(Carrier::Tunnel) if connection.by_tcp => "tunnel/tcp",
         Some(Carrier::Tunnel) => "tunnel",
         Some(Carrier::FollowRewrite) => "follow",
     };

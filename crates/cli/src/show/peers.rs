@@ -127,14 +127,14 @@ pub(crate) fn paths(paths: &[Path]) -> String {
                 path.local.map(|local| local.to_string()).unwrap_or_default(),
                 path.remote.to_string(),
                 state,
-                path.carrier.map(|carrier| carrier.to_string()).unwrap_or_default(),
+                path.carrier.map(|carrier| format!("{carrier}{}", by_tcp(path.by_tcp))).unwrap_or_default(),
                 path.translated.map(|nat| if nat { "yes" } else { "no" }.to_owned()).unwrap_or_default(),
                 milliseconds(path.round_trip_ms),
                 path.mtu.map(|mtu| mtu.to_string()).unwrap_or_default(),
             ]
         })
         .collect();
-    render(
+    let table = render(
         [
             elastic("PEER"),
             elastic("LOCAL"),
@@ -146,7 +146,23 @@ pub(crate) fn paths(paths: &[Path]) -> String {
             number("MTU"),
         ],
         &rows,
-    )
+    );
+    table + slower(paths.iter().any(|path| path.by_tcp))
+}
+
+/// What stands behind a carrier that goes over TCP.
+pub(super) fn by_tcp(by_tcp: bool) -> &'static str {
+    if by_tcp { "/tcp" } else { "" }
+}
+
+/// What is said below where something goes so.
+pub(super) fn slower(by_tcp: bool) -> &'static str {
+    if by_tcp {
+        "What goes by tunnel/tcp goes over TCP, since UDP gets no answer there: it is slower. UDP is tried again every \
+         10 s.\n"
+    } else {
+        ""
+    }
 }
 
 #[cfg(test)]
@@ -244,6 +260,7 @@ PEER  KEY         ADDRESS           TRUST  SESSION    RTT ms  CONNS  MOVED  VIA
             remote: "[2001:db8:1111:2222:3333:4444:5555:7777]:2031".parse().unwrap(),
             active: true,
             confirmed: false,
+            by_tcp: false,
             carrier: Some(Carrier::Tunnel),
             translated: Some(true),
             round_trip_ms: Some(1.25),

@@ -74,6 +74,9 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
         }
         ConnectionState::Moved => {
             let carrier = match connection.carrier {
+                Some(Carrier::Tunnel) if connection.by_tcp => {
+                    "over TCP, through the tunnel, since UDP gets no answer: slower"
+                }
                 Some(Carrier::Tunnel) => "in UDP, through the tunnel",
                 _ => "with the addresses in its packets replaced",
             };

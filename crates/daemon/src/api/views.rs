@@ -9,7 +9,7 @@ use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
 use whimbrel_protocol::{
     Carrier, Doubt, FlowState, FlowView, LocalEnd, PeerId, PeerView, RendezvousBy, RendezvousStanding, RendezvousView,
-    Standing, Time, Trust,
+    STAND_IN_PORTS, Standing, Time, Trust,
 };
 use whimbrel_wire::hello::Capabilities;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -174,6 +174,7 @@ pub(crate) fn paths(
         remote: view.remote,
         active: view.candidate.is_none(),
         confirmed: !doubtful,
+        by_tcp: view.by_tcp,
         heard_ms: doubtful.then(|| millis(now.since(view.last_heard))),
         carrier: (view.moved > 0 && view.candidate.is_none()).then(|| carrier(view.carrier)),
         translated: view.observed.filter(|_| !doubtful).map(|_| view.translated),
@@ -184,6 +185,7 @@ pub(crate) fn paths(
         remote,
         active: true,
         confirmed: false,
+        by_tcp: STAND_IN_PORTS.contains(&remote.port()),
         carrier: (view.moved > 0).then(|| carrier(view.carrier)),
         translated: None,
         round_trip_ms: None,
@@ -199,6 +201,7 @@ pub(crate) fn paths(
                 remote,
                 active: false,
                 confirmed: false,
+                by_tcp: false,
                 carrier: None,
                 translated: None,
                 round_trip_ms: None,
@@ -426,6 +429,7 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: 
         }),
         present: peer.filter(|_| carried).and_then(|peer| present(view, peer)).map(flow),
         peer_flow: entry.map(|entry| flow(entry.peer_tuple)),
+        by_tcp: peer.is_some_and(|peer| carried && peer.by_tcp && own_carrier(peer) == Carrier::Tunnel),
         passed_on: entry.is_some_and(|entry| entry.end == LocalEnd::Behind),
         unconnected: view.unconnected,
         reason,
@@ -484,6 +488,7 @@ mod tests {
             key: StaticKey::from_bytes([1; 32]).public(),
             remote: "198.51.100.7:2031".parse().unwrap(),
             candidate: None,
+            by_tcp: false,
             source: "203.0.113.5".parse().ok(),
             observed: None,
             session: true,

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use toml::Value;
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carriers, LateIntroductions, Prefix, Trust};
+use whimbrel_protocol::{Carriers, LateIntroductions, Prefix, STAND_IN_PORTS, Trust};
 use zeroize::Zeroizing;
 
 use crate::name_server::NameServer;
@@ -212,6 +212,9 @@ pub struct Config {
     /// Of control and tunnel datagrams, on both ends.
     #[serde(deserialize_with = "port")]
     pub port: u16,
+    /// Where connections of TCP are taken that carry datagrams, for peers in networks that let no UDP through.
+    #[serde(deserialize_with = "value::read")]
+    pub listen_tcp: Option<SocketAddr>,
     /// Permission bits of the control socket; without, it is for the group `whimbrel`, or for root where there is none.
     #[serde(deserialize_with = "mode")]
     pub control_mode: Option<u32>,
@@ -274,6 +277,7 @@ impl Default for Config {
             carriers: Carriers { rewrite: true, tunnel: true },
             tunnel_sealed: true,
             port: DEFAULT_PORT,
+            listen_tcp: None,
             control_mode: None,
             kick: true,
             windows: false,
@@ -308,7 +312,7 @@ impl Config {
     pub fn differences(&self, other: &Self) -> Vec<&'static str> {
         let compared = differing!(self, other:
             "trust" trust, "psk_file" psk, "carriers" carriers, "tunnel" tunnel_sealed, "port" port,
-            "control_mode" control_mode, "kick" kick, "windows" windows, "late_introductions" late_introductions,
+            "listen_tcp" listen_tcp, "control_mode" control_mode, "kick" kick, "windows" windows, "late_introductions" late_introductions,
             "rendezvous" rendezvous, "serve_rendezvous" serve_rendezvous, "community_rendezvous" community_rendezvous,
             "processes" processes, "privileged_options" privileged_options, "stand_in" stand_in, "log" log,
             "event_log" event_log, "ask.allow" ask.allow, "ask.deny" ask.deny, "limits.questions" limits.questions,
@@ -345,6 +349,15 @@ impl Config {
             return wrong(key, &format!("`connections_per_peer` must not be above {why}"));
         }
         self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.check(document))?;
+        if STAND_IN_PORTS.contains(&self.port) {
+            let (least, most) = (STAND_IN_PORTS.start(), STAND_IN_PORTS.end());
+            let why = "these stand for connections of TCP";
+            return wrong("port", &format!("`port` must not be from {least} to {most}: {why}; 2031 is usual"));
+        }
+        if self.listen_tcp.is_some() && !self.carriers.tunnel {
+            let sentence = "`listen_tcp` is for what the tunnel carries: it needs \"tunnel\" among `carriers`";
+            return wrong("listen_tcp", sentence);
+        }
         self.links.check(document)?;
         if self.rendezvous.len() > MOST_RENDEZVOUS {
             return wrong("rendezvous", &format!("`rendezvous` must have at most {MOST_RENDEZVOUS} addresses"));

@@ -33,7 +33,7 @@ fn every_key_is_compared() {
         "trust = 'psk'\npsk_file = 'psk'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 2000\ncontrol_mode = '0660'\n\
          kick = false\nwindows = true\nlate_introductions = 'unshared'\nrendezvous = ['192.0.2.1']\n\
          serve_rendezvous = true\ncommunity_rendezvous = false\nstand_in = true\n\
-         processes = true\n\
+         processes = true\nlisten_tcp = '[::]:443'\n\
          privileged_options = true\nlog = 'debug'\nevent_log = 'e'\n[ask]\nallow = ['192.0.2.0/24']\ndeny = ['192.0.2.1']\n\
          [limits]\nquestions = 1\nconnections = 2\nconnections_per_peer = 1\n[metrics]\nlisten = '[::1]:1'\n\
          [links]\nmode = 'off'\nsh1 = 10\nsh2 = 20\n\
@@ -222,6 +222,12 @@ fn complaints_name_line_and_column_and_what_would_be_right() {
         ("trust = tofu", "/etc/w.toml:1:9: `trust` cannot be tofu; did you mean \"tofu\"? Text stands in quotes"),
         ("trust = ", "/etc/w.toml:1:9: `trust` has no value; leave the line out"),
         ("port = 10.0.0.1", "/etc/w.toml:1:"),
+        ("port = 853", "/etc/w.toml:1:8: `port` must not be from 512 to 1023: these stand for connections of TCP"),
+        ("listen_tcp = '443'", "/etc/w.toml:1:14: `listen_tcp` must be an address and a port in quotes"),
+        (
+            "carriers = ['rewrite']\nlisten_tcp = '0.0.0.0:443'",
+            "/etc/w.toml:2:14: `listen_tcp` is for what the tunnel carries: it needs \"tunnel\" among `carriers`",
+        ),
         ("[dns\nname = 'x'", "/etc/w.toml:1:"),
         ("carriers = ['tunel']", "/etc/w.toml:1:13: each of `carriers` must be one of \"rewrite\", \"tunnel\", not"),
         ("[ask]\nallow = [5]", "/etc/w.toml:2:10: `allow` must be a list of prefixes in quotes, not an integer"),

@@ -186,6 +186,7 @@ impl Effects {
             Op::Tunnel(TunnelOp::AddKeys { peer, receive_index, keys, aes }) => {
                 host.add_keys(peer, receive_index, &keys, aes);
             }
+            Op::Tunnel(TunnelOp::Connect { peer, wanted }) => host.reach_by_tcp(peer, wanted),
             Op::Tunnel(TunnelOp::Chain(op)) => return Ok(host.carry_out_on_chain(&op)),
             Op::Tunnel(TunnelOp::RemoveKeys { receive_index }) => host.tunnel.remove_keys(receive_index),
             Op::Tunnel(TunnelOp::SetPath { id, receive_index, path }) => {

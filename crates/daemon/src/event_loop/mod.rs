@@ -389,7 +389,11 @@ impl EventLoop {
 
     fn transmit(&mut self, transmit: &Transmit) {
         let Transmit { source, link, destination, payload } = transmit;
-        let sent = self.desk.host.tunnel.send_control(*source, link.map(|link| link.0), *destination, payload);
+        let host = &self.desk.host;
+        let sent = match host.streams().way_to(*destination) {
+            Some(stream) => host.tunnel.send_control(*source, None, stream, payload),
+            None => host.tunnel.send_control(*source, link.map(|link| link.0), *destination, payload),
+        };
         if let Err(error) = sent {
             // Whoever wants an answer asks again.
             tracing::debug!(to = %destination, from = ?source, %error, "cannot send");
@@ -572,7 +576,10 @@ impl EventLoop {
         let now = clock::now();
         match received {
             Received::Datagram { source, destination, interface, bytes } => {
-                self.desk.node.handle_datagram(now, source, destination, interface.map(LinkId), &bytes);
+                let stream = self.desk.host.streams().named(source);
+                // It has come by the network that the connection goes by, and not by loopback.
+                let link = interface.map(LinkId).filter(|_| stream.is_none());
+                self.desk.node.handle_datagram(now, stream.unwrap_or(source), destination, link, &bytes);
             }
             Received::Error(report) if report.is_port_unreachable() => {
                 self.desk.node.handle_unreachable(now, report.destination, report.quoted);
@@ -582,6 +589,15 @@ impl EventLoop {
         }
         // Answers do not wait for what else has come.
         self.poll_node();
+    }
+
+    /// Tells the node what has become of connections that it wanted.
+    fn handle_streams(&mut self) {
+        clear(self.desk.host.streams().wake());
+        while let Some((peer, endpoint)) = self.desk.host.streams().take_told() {
+            self.desk.node.handle_connection(clock::now(), peer, endpoint);
+            self.poll_node();
+        }
     }
 
     /// Tells what became of this host's name.

@@ -62,10 +62,11 @@ impl EventLoop {
         };
         let (mut acknowledged, mut flows, mut leased, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut sent = Vec::new();
-        let entries = host.flows.all();
+        let (entries, carries) = (host.flows.all(), host.streams().own());
         let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
         let drained = host.datapath.drain_events(most, |event| match event {
             // A frame on the link may name any destination.
+            DatapathEvent::Introduction(introduction) if carries.has(&introduction.seen) => {}
             DatapathEvent::Introduction(introduction) => {
                 if here(&introduction.seen) || in_endpoint(&introduction.seen) {
                     if !look_up(node, judge, &introduction) {
@@ -81,7 +82,7 @@ impl EventLoop {
                 flows.push((flow, true));
                 if node.lessor_of(flow.local).is_some() {
                     leased.push((flow, Some(origin == Origin::Accepted)));
-                } else if is_movable(&flow, &own) {
+                } else if is_movable(&flow, &own) && !carries.has(&flow) {
                     node.handle_flow_opened(now, flow, origin == Origin::Accepted);
                     node.record_user(&flow, user);
                     judge.consider(node, now, flow, origin == Origin::Accepted);
@@ -129,7 +130,8 @@ impl EventLoop {
         let own = self.desk.own_addresses();
         let found = list_tcp(&mut self.sockets, &|address| own.contains(&address))?;
         let there: HashSet<FlowTuple> = found.iter().map(|found| found.flow).collect();
-        for found in found {
+        let carries = self.desk.host.streams().own();
+        for found in found.into_iter().filter(|found| !carries.has(&found.flow)) {
             self.desk.node.handle_flow_found(now, found.flow, found.accepted);
             self.desk.node.record_user(&found.flow, found.user);
             self.judge.consider(&mut self.desk.node, now, found.flow, found.accepted);

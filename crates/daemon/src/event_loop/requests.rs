@@ -294,6 +294,8 @@ impl EventLoop {
         });
         let named = |mut path: whimbrel_ipc::Path| {
             path.peer.name = called.get(&path.peer.key).cloned();
+            let far_end = self.desk.host.streams().far_end(path.remote).filter(|_| path.by_tcp);
+            path.remote = far_end.unwrap_or(path.remote);
             path
         };
         paths.map(named).collect()
@@ -666,6 +668,7 @@ mod tests {
             key: whimbrel_handshake::StaticKey::from_bytes([1; 32]).public(),
             remote: ([203, 0, 113, 5], 2031).into(),
             candidate: None,
+            by_tcp: false,
             source,
             observed: None,
             session: true,

@@ -48,6 +48,7 @@ impl EventLoop {
         reactor.on(&*monitor, Self::handle_network_change)?;
         reactor.on(desk.host.datapath.event_fd(), |this| this.unread = true)?;
         reactor.on(&*tunnel_wake, Self::take_in_tunnel)?;
+        reactor.on(desk.host.streams().wake(), Self::handle_streams)?;
         reactor.on(&*signals, Self::take_in_signals)?;
         reactor.on(judge.wake(), |this| {
             clear(this.judge.wake());

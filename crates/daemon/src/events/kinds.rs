@@ -180,6 +180,8 @@ kinds! {
     Suspended = "suspended" (flows);
     /// A hand-off by hand got no answer.
     TakenBack = "taken-back" (peer, from, flows);
+    /// All that goes to the peer goes over TCP from now on (`by_tcp`), or by UDP again.
+    Transport = "transport" (peer, remote, by_tcp, flows);
 }
 
 #[cfg(test)]

@@ -121,6 +121,14 @@ reports! {
     Event::TakenBack { peer, from, flows } =>
         TakenBack { peer, from, flows }
         "no answer of peer {peer} arrives at {from}: {} as before", connections(*flows);
+    Event::Transport { peer, remote, by_tcp: true, flows } =>
+        Transport { peer, remote, by_tcp: true, flows }
+        "UDP gets no answer from peer {peer} at {remote}: {} {} over TCP, which is slower", connections(*flows),
+        verb(*flows, "go");
+    Event::Transport { peer, remote, by_tcp: false, flows } =>
+        Transport { peer, remote, by_tcp: false, flows }
+        "UDP is answered by peer {peer} at {remote} again: {} {} by that, and over TCP no more", connections(*flows),
+        verb(*flows, "go");
     Event::PeerMoved { peer, to, translated, flows, carried },
         by if *flows == 0 { Causer::Strangers } else { Causer::Peer(*peer) } =>
         PeerMoved { peer, to, translated, flows, carried }

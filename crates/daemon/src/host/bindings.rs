@@ -146,7 +146,7 @@ impl Host {
         if self.bindings.contains_key(&id) && self.tunnels.leads_elsewhere(id, &path) {
             self.next_hops.on_way(now, path.source, path.remote.ip());
         }
-        self.tunnels.set_path(&self.tunnel, id, index, path, mtu, spare)?;
+        self.tunnels.set_path(&self.tunnel, &self.streams, id, index, path, mtu, spare)?;
         self.learn_mtu(id);
         self.next_mtu_look.get_or_insert(now + MTU_PAUSE);
         Ok(())

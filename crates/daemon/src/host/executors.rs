@@ -1,7 +1,7 @@
 //! The executors of this host, and what several of them do together.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,9 +17,11 @@ use whimbrel_kernel::optimistic::OptimisticAddresses;
 use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_protocol::{
-    Binding, BindingId, BindingOp, FlowOp, Op, OpFailed, OpId, PeerId, Refusal, SavedPeer, SocketNumbers, Time,
+    Binding, BindingId, BindingOp, FlowOp, Op, OpFailed, OpId, PeerId, Refusal, STAND_IN_PORTS, SavedPeer,
+    SocketNumbers, Time,
 };
 use whimbrel_tunnel::Tunnel;
+use whimbrel_tunnel::tcp::Streams;
 use whimbrel_wire::FlowTuple;
 
 use crate::installed::Installed;
@@ -55,6 +57,7 @@ pub(super) const TRIES_BEFORE_TOLD: u32 = 5;
 pub(crate) struct Host {
     pub(crate) datapath: Datapath,
     pub(crate) tunnel: Tunnel,
+    pub(super) streams: Streams,
     pub(crate) store: Store,
     pub(crate) flows: Installed,
     pub(crate) network: NetworkState,
@@ -158,6 +161,8 @@ impl Host {
             wire_ports: WirePorts::default(),
             filters: false,
             datapath,
+            streams: Streams::new(tunnel.socket().port(), STAND_IN_PORTS)
+                .map_err(|error| Failure::NoThread(format!("cannot wait for connections of TCP: {error}")))?,
             tunnel,
             store,
             flows,
@@ -189,6 +194,32 @@ impl Host {
             forwards: false,
             tcx: datapath::has_tcx(),
         })
+    }
+
+    /// Takes connections of TCP there that carry datagrams, where that is possible. Gives the port; 0: it is not.
+    pub(crate) fn listen_tcp(&mut self, at: SocketAddr) -> u16 {
+        self.streams.listen(at).unwrap_or_else(|error| {
+            let port = at.port();
+            tracing::warn!(
+                "cannot take connections of TCP at {at} (`listen_tcp`): {error}. `ss -ltnp sport = :{port}` shows who may \
+                 have the port; one below 1024 takes CAP_NET_BIND_SERVICE. Peers whose networks let no UDP through do not \
+                 reach this host meanwhile"
+            );
+            0
+        })
+    }
+
+    /// Connections of TCP that carry datagrams.
+    pub(crate) fn streams(&self) -> &Streams {
+        &self.streams
+    }
+
+    /// A connection of TCP to a peer is wanted, from where to where, or none any more.
+    pub(crate) fn reach_by_tcp(&mut self, peer: PeerId, wanted: Option<(IpAddr, SocketAddr)>) {
+        match wanted {
+            Some((from, to)) => self.streams.connect(peer, from, to),
+            None => self.streams.close(peer),
+        }
     }
 
     /// Takes in what policies want programs to be shown.

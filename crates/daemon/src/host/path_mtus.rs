@@ -15,7 +15,7 @@ impl Host {
         for (id, remote, source) in paths {
             // Without a way there the path is no other for that.
             let Some(mtu) = self.path_mtu(remote, source) else { continue };
-            if self.tunnels.set_mtu(&self.tunnel, id, mtu) {
+            if self.tunnels.set_mtu(&self.tunnel, &self.streams, id, mtu) {
                 changed = true;
                 self.learn_mtu(id);
             }

@@ -6,6 +6,7 @@ use std::num::NonZeroU8;
 
 use whimbrel_datapath as datapath;
 use whimbrel_protocol::{BindingId, ChainOp, OpDone, TunnelPath};
+use whimbrel_tunnel::tcp::Streams;
 use whimbrel_tunnel::{PathError, Tunnel};
 
 use super::chains::Chains;
@@ -42,6 +43,7 @@ impl Tunnels {
     pub(crate) fn set_path(
         &mut self,
         tunnel: &Tunnel,
+        streams: &Streams,
         id: BindingId,
         receive_index: u32,
         path: TunnelPath,
@@ -57,15 +59,16 @@ impl Tunnels {
             former.retain(|endpoint| *endpoint != path.remote);
             former.truncate(FORMER);
         }
+        let by_stream = streams.way_to(path.remote);
         let whole = whimbrel_tunnel::TunnelPath {
             send_index: path.send_index,
             sealed: path.sealed,
             // Both ends are configured alike, or the sealed kind is used.
             accept_plain: !path.sealed,
-            former: former.clone(),
+            former: former.iter().map(|at| streams.way_to(*at).unwrap_or(*at)).collect(),
             source: path.source,
-            interface: path.link.map(|link| link.0),
-            remote: path.remote,
+            interface: path.link.filter(|_| by_stream.is_none()).map(|link| link.0),
+            remote: by_stream.unwrap_or(path.remote),
             allowance: path.allowance.map(|allowance| if spare { 0 } else { allowance }),
             path_mtu: mtu,
             chain: self.chains.of(id),
@@ -100,13 +103,13 @@ impl Tunnels {
     }
 
     /// Sets a path again where another MTU is found for it; returns whether it is.
-    pub(crate) fn set_mtu(&mut self, tunnel: &Tunnel, id: BindingId, mtu: u32) -> bool {
+    pub(crate) fn set_mtu(&mut self, tunnel: &Tunnel, streams: &Streams, id: BindingId, mtu: u32) -> bool {
         let Some(path) = self.paths.get(&id).filter(|path| path.mtu != mtu && path.said.allowance.is_none()) else {
             return false;
         };
         let (receive_index, said) = (path.receive_index, path.said.clone());
         // The session may have ended meanwhile; its successor brings its own path.
-        self.set_path(tunnel, id, receive_index, said, mtu, false).is_ok()
+        self.set_path(tunnel, streams, id, receive_index, said, mtu, false).is_ok()
     }
 
     /// Forgets a binding.

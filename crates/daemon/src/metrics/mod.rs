@@ -253,6 +253,7 @@ mod tests {
             key: StaticKey::from_bytes([1; 32]).public(),
             remote: "198.51.100.7:2031".parse().unwrap(),
             candidate: None,
+            by_tcp: false,
             source: None,
             observed: None,
             session: id != 2,

@@ -140,6 +140,8 @@ pub struct Config {
     pub prefer_aes: bool,
     /// The control port of all hosts, 2031.
     pub port: u16,
+    /// The port at which this host takes connections of TCP that carry its datagrams (P-250); 0: at none.
+    pub tcp_port: u16,
     /// Ports that this host gives to connections by itself (`net.ipv4.ip_local_port_range`, for IPv6 as well; P-16).
     pub drawn_ports: RangeInclusive<u16>,
     /// Milliseconds of the wall clock when the caller's clock was zero, so that initiations rise over restarts (P-9).
@@ -192,6 +194,7 @@ impl Default for Config {
             tunnel_sealed: true,
             prefer_aes: false,
             port: 2031,
+            tcp_port: 0,
             drawn_ports: 32_768..=60_999,
             wall_clock_at_zero: 0,
             life: 0,

@@ -205,6 +205,17 @@ pub enum Event {
         /// Flows that stay.
         flows: usize,
     },
+    /// All that goes to a peer goes over TCP from now on, or by UDP again.
+    Transport {
+        /// The peer.
+        peer: PeerId,
+        /// Its address.
+        remote: IpAddr,
+        /// Which of the two.
+        by_tcp: bool,
+        /// Flows that it carries.
+        flows: usize,
+    },
     /// A peer moved.
     PeerMoved {
         /// The peer.

@@ -294,6 +294,15 @@ pub enum TunnelOp {
     },
     /// Something about the chains of transforms of a peer's packets.
     Chain(ChainOp),
+    /// A connection of TCP to a peer that datagrams go by (P-251). What becomes of it is told by
+    /// [`Node::handle_connection`](crate::Node::handle_connection).
+    Connect {
+        /// The peer.
+        peer: PeerId,
+        /// From where, and to where, instead of whichever there is; `None`: none is needed any more. What is under way
+        /// still arrives.
+        wanted: Option<(IpAddr, SocketAddr)>,
+    },
 }
 
 /// What is to be known over a restart.
@@ -553,6 +562,9 @@ pub struct SavedPeer {
     pub key: PublicKey,
     /// Where it was last reached.
     pub remote: SocketAddr,
+    /// At which port it takes connections of TCP (P-250); 0: at none.
+    #[serde(default)]
+    pub tcp_port: u16,
     /// From which address.
     pub source: Option<IpAddr>,
     /// Its other addresses.

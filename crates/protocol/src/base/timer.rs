@@ -31,6 +31,8 @@ pub(crate) enum Timer {
     Challenge(PeerId),
     /// Challenge a path that is kept ready.
     Path(PeerId, PathId),
+    /// Reach a peer by TCP, or by UDP again.
+    Fallback(PeerId),
     /// Repeat a carrier probe.
     Probe(PeerId),
     /// Keep the UDP mapping of a NAT, and see that the peer is there.
@@ -86,6 +88,7 @@ impl Timer {
             | Self::Keepalive(id)
             | Self::Unanswered(id)
             | Self::Show(id)
+            | Self::Fallback(id)
             | Self::Renew(id)
             | Self::Reach(id)
             | Self::Former(id)

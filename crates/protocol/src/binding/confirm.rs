@@ -99,6 +99,10 @@ impl BindingLayer {
             self.record_sighting(now, id, Some(at), base);
             return true;
         }
+        if let Some(direct) = self.flow.path_mut().paths_mut(&id).and_then(|paths| paths.take_direct_answer(token)) {
+            self.return_to_udp(now, id, direct, base);
+            return true;
+        }
         let Some(mut peer) = bound_mut!(self, &id) else { return false };
         // A token proves the way that it was sent by, whichever way it comes back (as RFC 9000 §8.2.3 has it): somebody
         // between the ends may send the answer on from elsewhere.
@@ -165,6 +169,7 @@ impl BindingLayer {
             self.flow.wake_senders(now, id, lost, base);
         }
         self.end_doubt(id, base);
+        self.tell_fallback(id, base);
         let carried = self.carried(id);
         base.event(Event::PathConfirmed { peer: id, remote, round_trip, carried });
         // Where both ends moved at once, an update may be answered before this place is confirmed: until now there was

@@ -23,6 +23,7 @@ use crate::binding::peers::CarrierProbe;
 use crate::binding::update::{Meanwhile, PendingUpdate, UPDATES_TO_ONE};
 use crate::flow::peers::Away;
 use crate::path::challenge::{Claim, Path};
+use crate::path::fallback::stands_in;
 use crate::path::paths::{Choice, Paths};
 
 /// Seconds that a binding is asked for; it is not renewed by time, since its flows end it.
@@ -168,6 +169,7 @@ impl BindingLayer {
         let Some(mut peer) = bound_mut!(self, &id) else { return };
         let from = peer.path.source();
         peer.on_left();
+        peer.path.leave_stand_in();
         peer.path.detach();
         peer.binding.update = None;
         base.stop_timer(Timer::Update(id));
@@ -307,6 +309,7 @@ impl BindingLayer {
         let lost = meanwhile.is_none();
         peer.on_left();
         peer.retire_path();
+        peer.path.leave_stand_in();
         peer.path.move_to(attachment);
         peer.binding.probe = CarrierProbe { leading: true, ..CarrierProbe::default() };
         peer.binding.only_tunnel = false;
@@ -351,6 +354,7 @@ impl BindingLayer {
         peer.binding.update = Some(PendingUpdate { uprooted, only_tunnel, tunnel_lost, ..update });
         self.repeat_update(now, id, base);
         self.await_answer(now, id, base);
+        self.fall_back_in_time(now, id, base);
     }
 
     /// Flows of a peer that are at home may use another address than the place names (P-33). Where one of those is
@@ -497,6 +501,7 @@ impl BindingLayer {
             let strays = !session || remote.is_ipv4() != to.is_ipv4();
             self.flow.path_mut().start_handshake_at(now, id, if proven || strays { to } else { remote }, base);
         }
+        self.repeat_by_tcp(now, id, to, doubt, base);
         if doubt {
             base.signal(Signal::Unanswered(id));
         }
@@ -509,7 +514,9 @@ impl BindingLayer {
         let flags = self.own_flags(id, base);
         let token = base.random().u64();
         let Some(peer) = bound_mut!(self, &id) else { return };
-        let (remote, proven) = (peer.path.remote(), peer.path.has_shown(to));
+        // Nobody has a connection of TCP made from an address that is not his.
+        let proven = peer.path.has_shown(to) || peer.path.stand_in() == Some(to);
+        let remote = peer.path.remote();
         let (Some(source), Some(update)) = (peer.path.source(), peer.binding.update.as_mut()) else { return };
         let flags = if update.lost { flags.with(UpdateFlags::FORMER_PATH_LOST) } else { flags };
         let flags = if update.tunnel_lost { flags.with(UpdateFlags::TUNNEL_LOST) } else { flags };
@@ -619,6 +626,8 @@ impl BindingLayer {
         } else {
             self.go_on_from(now, id, arrival, ack, update, base);
             self.end_doubt(id, base);
+            self.tell_fallback(id, base);
+            self.fall_back_in_time(now, id, base);
         }
         if let Some(home) = bound_mut!(self, &id).and_then(|peer| peer.flow.take_left()) {
             self.flow.claim_late(now, id, home, base);
@@ -678,6 +687,8 @@ impl BindingLayer {
             // One of its addresses that we can reach from here. It may still send by the one that it told.
             if remote != before {
                 peer.retire_path();
+            }
+            if remote != before && !stands_in(remote) {
                 peer.record_other_address(remote, base.config().port);
             }
             peer.path.drop_candidate();

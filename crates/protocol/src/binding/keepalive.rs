@@ -52,8 +52,12 @@ impl BindingLayer {
             (false, false) => (1000, 10, LOOK_PAUSE_LONGEST),
         };
         let pause = peer.path.repeat_after(1).max(Duration::from_millis(least)) * 2u32.pow(tries.min(doublings));
+        let silent_since = peer.path.silent_since();
         if tries > 0 {
             base.signal(Signal::Overdue(id));
+        }
+        if let Some(since) = silent_since {
+            self.fall_back_in_time(since, id, base);
         }
         let pause = self.miss(now, id, tries, base).unwrap_or(pause.min(longest));
         base.set_timer(Timer::Keepalive(id), now + pause);

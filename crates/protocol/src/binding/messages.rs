@@ -105,6 +105,7 @@ impl BindingLayer {
                 self.flow.path_mut().challenge_kept(now, id, path, base);
             }
             Timer::Placed(id) => self.handle_placed_timeout(now, id, base),
+            Timer::Fallback(id) => self.look_at_fallback(now, id, base),
             Timer::Probe(id) => self.probe_carrier(now, id, base),
             Timer::Keepalive(id) => self.keep_alive(now, id, base),
             Timer::Unanswered(id) => self.tell_doubt(now, id, base),

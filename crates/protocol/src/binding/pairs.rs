@@ -5,10 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::Time;
 use crate::base::Base;
-use crate::base::op::{Binding, Carrier, PeerId};
+use crate::base::op::{Binding, Carrier, KnownPlace, PeerId};
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::peers::BoundRef;
+use crate::path::fallback::stands_in;
 use crate::path::paths::Paths;
 use crate::path::shared::SHARED;
 
@@ -41,7 +42,13 @@ impl BindingLayer {
     /// a datagram's source says by itself counts (P-136).
     pub(crate) fn record_sighting(&mut self, now: Time, id: PeerId, at: Option<SocketAddr>, base: &mut Base) {
         let (Some(peer), Some(at)) = (bound!(self, &id), at) else { return };
-        let translated = if at == peer.path.remote() { peer.is_mapped() } else { at.port() != base.config().port };
+        // The port of an endpoint that stands for a connection says nothing of a NAT (P-253).
+        let elsewhere = |place: &&KnownPlace| place.observed == at && place.claimed.ip() != at.ip();
+        let translated = match at {
+            at if stands_in(at) => peer.binding.known_places.iter().any(|place| elsewhere(&place)),
+            at if at == peer.path.remote() => peer.is_mapped(),
+            at => at.port() != base.config().port,
+        };
         let key = peer.key();
         if let Some(peer) = self.flow.peer_mut(&id) {
             peer.path.shown().record(now, at.ip());

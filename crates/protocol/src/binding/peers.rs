@@ -20,6 +20,7 @@ use crate::binding::update::{Meanwhile, PendingUpdate};
 use crate::binding::windows::Windows;
 use crate::flow::peers::{Away, FlowPeer};
 use crate::path::challenge::Awaited;
+use crate::path::fallback::stands_in;
 use crate::path::paths::Paths;
 use crate::session::peer::Peer;
 use crate::session::pins::Held;
@@ -93,6 +94,8 @@ pub(crate) struct BoundPeer {
     pub(super) only_tunnel: bool,
     /// Since when it had not answered as that was told last, until it answers.
     pub(super) doubt_told: Option<Time>,
+    /// Whether it was told that its flows go over TCP.
+    pub(super) told_by_tcp: bool,
     /// Addresses of ours that paths are kept ready from.
     pub(super) keeps_from: BTreeSet<IpAddr>,
     /// One is kept ready from each other network of ours.
@@ -309,7 +312,8 @@ where
             id: self.id(),
             key: self.key(),
             // The peer said that it is there. A session with it, without which nothing is sent, will prove it.
-            remote: self.path.heading(),
+            remote: Some(self.path.heading()).filter(|at| !stands_in(*at)).unwrap_or(self.path.direct()),
+            tcp_port: self.path.tcp_port(),
             source: self.path.source(),
             locators: self.path.locators().to_vec(),
             former_locators: self.path.former_locators().to_vec(),
@@ -344,7 +348,8 @@ where
     /// arrives under its address may be anybody's (`shared`: other hosts have been seen under it); so may what seems to
     /// come from a place that is not confirmed.
     pub(crate) fn wanted_pair(&self, shared: bool) -> Option<(IpAddr, IpAddr)> {
-        if self.flow.flows().is_empty() || self.path.is_unconfirmed() || shared || self.translated() {
+        let tunnelled = self.translated() || self.path.is_by_tcp();
+        if self.flow.flows().is_empty() || self.path.is_unconfirmed() || shared || tunnelled {
             return None;
         }
         let remote = self.path.remote().ip();
@@ -537,6 +542,9 @@ where
         observed: SocketAddr,
         flags: UpdateFlags,
     ) -> u32 {
+        // Which connection it came by says nothing of the place.
+        let by_tcp = stands_in(observed) && claimed.ip() == observed.ip();
+        let observed = if by_tcp { claimed } else { observed };
         // Behind a NAT even the place in force is not the same after the host was away: the NAT may have forgotten its
         // flows.
         let away = flags.contains(UpdateFlags::FORMER_PATH_LOST) && claimed != observed;

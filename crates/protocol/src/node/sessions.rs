@@ -136,6 +136,7 @@ impl Node {
             Reach::Unneeded => {}
             Reach::Tried(tries) => {
                 self.binding.path_mut().start_handshake_with(now, id, &mut self.base);
+                self.binding.fall_back_unreached(now, id, tries, &mut self.base);
                 self.binding.report_silence(id, tries, &mut self.base);
             }
             Reach::Lost => self.lose(now, id),
@@ -193,6 +194,14 @@ impl Node {
         }
         // No flow waits for a rendezvous.
         self.roles.rendezvous.meet_later(now, &mut self.base);
+    }
+
+    /// What has become of a connection of TCP that was asked for ([`TunnelOp::Connect`](crate::TunnelOp::Connect)): the
+    /// endpoint that stands for it, with a port of [`STAND_IN_PORTS`](crate::STAND_IN_PORTS), or `None`: it could not
+    /// be had, or has ended.
+    pub fn handle_connection(&mut self, now: Time, peer: PeerId, endpoint: Option<SocketAddr>) {
+        self.binding.handle_connection(now, peer, endpoint, &mut self.base);
+        self.settle(now);
     }
 
     /// An ICMP error says that nobody listens at `destination`. `quoted`: how the datagram that it is about begins. It

@@ -32,6 +32,8 @@ pub struct PeerView {
     pub remote: SocketAddr,
     /// An endpoint that it announced and that is not confirmed.
     pub candidate: Option<SocketAddr>,
+    /// Whether the path in use goes by TCP (P-250).
+    pub by_tcp: bool,
     /// Our address towards it; `None`: it can't be reached now.
     pub source: Option<IpAddr>,
     /// Our endpoint as it sees it.
@@ -105,6 +107,7 @@ impl Node {
             key: peer.key(),
             remote: peer.path().remote(),
             candidate: peer.path().candidate().map(Path::remote),
+            by_tcp: peer.path().is_by_tcp(),
             source: peer.path().attachment().and(peer.path().source()),
             observed: peer.path().observed(),
             session: peer.has_session(),

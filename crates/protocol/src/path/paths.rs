@@ -14,6 +14,7 @@ use crate::base::op::SavedPeer;
 use crate::base::pace::Prompts;
 use crate::path::challenge::{Awaited, Claim, Path, Rival};
 use crate::path::estimate::Estimate;
+use crate::path::fallback::Fallback;
 use crate::path::kept::Kept;
 use crate::path::ping::Ping;
 use crate::path::shown::Shown;
@@ -77,6 +78,8 @@ pub(crate) struct Paths {
     /// The last question by hand.
     ping: Option<Ping>,
     choice: Choice,
+    /// What is known of a connection of TCP to it.
+    pub(super) fallback: Fallback,
 }
 
 /// What speaks for one attachment of this host's or another, towards a peer.
@@ -151,11 +154,14 @@ impl Paths {
             shown: Shown::default(),
             ping: None,
             choice: Choice::default(),
+            fallback: Fallback::new(remote),
         }
     }
 
     /// Those to a peer that a daemon before this one knew.
     pub(crate) fn restored(saved: &SavedPeer) -> Self {
+        let mut paths = Self::new(saved.remote);
+        paths.listens_at(saved.tcp_port);
         Self {
             restored: true,
             unproven: true,
@@ -163,7 +169,7 @@ impl Paths {
             locators: saved.locators.clone(),
             former: saved.former_locators.iter().copied().take(FORMER_MOST).collect(),
             observed: saved.observed,
-            ..Self::new(saved.remote)
+            ..paths
         }
     }
 
@@ -433,6 +439,7 @@ impl Paths {
     /// asked from now on.
     pub(super) fn begin(&mut self, begun: &Begun, idle: bool, base: &Base) -> bool {
         let attachment = begun.destination.and_then(|address| base.attachments().at(address));
+        self.listens_at(begun.tcp_port);
         let told = begun.locators.iter().filter(|locator| !locator.is_unspecified()).copied();
         match begun.first {
             true if begun.initiated => self.add_locators(told),
@@ -447,7 +454,7 @@ impl Paths {
         let meets = !begun.again || (idle && begun.confirmed);
         if meets {
             self.drop_candidate();
-            self.remote = begun.source;
+            self.stand_at(begun.source);
             if self.source != begun.destination {
                 // How another address of ours is seen says nothing of this one.
                 self.observed = None;
@@ -465,12 +472,14 @@ impl Paths {
     pub(super) fn meet(&mut self, now: Time, origin: Option<Met>, idle: bool, base: &Base) -> (bool, bool) {
         self.met = None;
         origin.iter().for_each(|met| self.shown.record(now, met.remote.ip()));
+        // It was asked by both, and has not answered by UDP.
+        self.fallback.expected |= origin.is_some_and(|met| self.stand_in() == Some(met.remote));
         let Some(Met { remote, destination, .. }) = origin.filter(|met| met.remote != self.remote) else {
             return (false, std::mem::take(&mut self.unproven));
         };
         if idle {
             self.drop_candidate();
-            self.remote = remote;
+            self.stand_at(remote);
             if destination.is_some_and(|destination| self.source != Some(destination)) {
                 self.observed = None;
             }
@@ -523,7 +532,8 @@ impl Paths {
 
     /// The peer has shown that it is at an endpoint.
     pub(crate) fn confirm(&mut self, remote: SocketAddr) {
-        (self.remote, self.unproven, self.candidate) = (remote, false, None);
+        self.stand_at(remote);
+        (self.unproven, self.candidate) = (false, None);
     }
 }
 

@@ -70,6 +70,7 @@ impl World {
                 let source = path.source.or_else(|| of.routes().source_for(path.remote.ip()));
                 let Some(attached) = source.and_then(|source| of.attached_with(source)) else { return };
                 packet.source = SocketAddr::new(attached.address, port);
+                let Some(packet) = self.by_stream(host, packet) else { return };
                 self.put_out(attached, packet, Sent::Data);
             }
         }
@@ -333,6 +334,11 @@ impl World {
             self.record(packet, "gone meanwhile");
             return;
         }
+        let Some(come) = self.out_of_stream(host, packet) else {
+            self.record(packet, "of no connection");
+            return;
+        };
+        let packet = &come;
         if !matches!(packet.body, Body::Unreachable(..) | Body::Reset) {
             self.ledger.receive(host, packet.source.ip(), packet.length());
         }

@@ -113,6 +113,7 @@ impl World {
         of.plane.lose_daemon();
         self.lose_descriptors(host);
         self.lose_processes(host);
+        self.end_streams(host);
         self.trace(|w| format!("{} crashes", w.hosts[host.0].name));
     }
 
@@ -439,6 +440,7 @@ impl World {
         }
         let packet =
             Packet { transport: Transport::Udp, source, destination, origin: host, body: Body::Control(payload) };
+        let Some(packet) = self.by_stream(host, packet) else { return };
         if lost {
             self.trace(|_| format!("lost on purpose: {packet}"));
             return;
@@ -508,6 +510,7 @@ impl World {
                     }
                 }
             }
+            Op::Tunnel(TunnelOp::Connect { peer, wanted }) => self.connect_stream(host, *peer, *wanted),
             Op::Address(AddressOp::LookUp { key }) => self.later(ANSWERED, What::Named(host, *key)),
             Op::Flow(FlowOp::AskNatively { flow }) => return self.inject(host, *flow, 0, 0, true),
             Op::Binding(BindingOp::Probe { wire, index, nonce }) => {

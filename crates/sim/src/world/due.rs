@@ -1,9 +1,10 @@
 //! What is to happen, in the order of time.
 
 use std::cmp::Ordering;
+use std::net::{IpAddr, SocketAddr};
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Between, Time};
+use whimbrel_protocol::{Between, PeerId, Time};
 
 use crate::host::HostId;
 use crate::network::NetworkId;
@@ -35,6 +36,8 @@ pub(super) enum What {
     Boot(HostId),
     /// A name server answers a host that has asked for the name of the host with this key.
     Named(HostId, PublicKey),
+    /// A host is connected to another by TCP, from this address to that endpoint, or is not.
+    Connected(HostId, PeerId, IpAddr, SocketAddr),
     /// The op that has been under way for longest is done.
     Done(HostId),
 }

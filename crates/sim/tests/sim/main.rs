@@ -12,6 +12,7 @@ mod contact;
 mod costs;
 mod datagrams;
 mod doubt;
+mod fallback;
 mod families;
 mod faults;
 mod gateway;

@@ -23,6 +23,7 @@ pub(crate) fn peer(id: u32) -> SavedPeer {
         id: PeerId(id),
         key: key(u8::try_from(id).expect("small")),
         remote: "192.0.2.1:2031".parse().expect("address"),
+        tcp_port: 443,
         source: Some("2001:db8::1".parse().expect("address")),
         locators: vec!["192.0.2.2".parse().expect("address")],
         former_locators: vec!["2001:db8::2".parse().expect("address")],
@@ -146,6 +147,7 @@ fn plain_peer() -> SavedPeer {
     let end = |text: &str| text.parse().expect("endpoint");
     SavedPeer {
         remote: end("[2001:db8::9]:2031"),
+        tcp_port: 0,
         source: None,
         locators: Vec::new(),
         former_locators: Vec::new(),
@@ -211,12 +213,15 @@ fn gone() -> [(IpAddr, bool); 2] {
     [("192.0.2.7", true), ("2001:db8::7", false)].map(|(address, told)| (address.parse().expect("address"), told))
 }
 
-/// What a release before this one has told of it: it knew no addresses that a peer had given up, no sockets that are
-/// not connected, and no addresses that are gone.
+/// What a release before this one has told of it: it knew no addresses that a peer had given up, no ports of TCP, no
+/// sockets that are not connected, and no addresses that are gone.
 fn everything_of_before() -> Restored {
     let mut before = everything();
     before.gone.clear();
-    before.peers.values_mut().for_each(|peer| peer.former_locators.clear());
+    before.peers.values_mut().for_each(|peer| {
+        peer.former_locators.clear();
+        peer.tcp_port = 0;
+    });
     before.flows.values_mut().for_each(|entry| entry.unconnected = false);
     before
 }

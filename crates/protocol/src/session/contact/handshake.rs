@@ -310,6 +310,7 @@ impl SessionLayer {
             again: known.is_some(),
             claimed,
             locators: hello.locators,
+            tcp_port: hello.tcp_port,
             asked,
             joins,
         })
@@ -404,6 +405,8 @@ pub(crate) struct Begun {
     /// Its endpoint and all its addresses, as it says.
     pub claimed: SocketAddr,
     pub locators: Vec<IpAddr>,
+    /// Where it takes connections of TCP (P-250).
+    pub tcp_port: u16,
     /// To find out who lives at this address.
     pub asked: Option<IpAddr>,
     /// To use a code.

@@ -37,6 +37,7 @@ impl SessionLayer {
             timestamp: base.config().wall_clock_at_zero + now.as_millis(),
             life: base.config().life,
             locators,
+            tcp_port: base.config().tcp_port,
             ..Hello::default()
         }
     }

@@ -71,6 +71,8 @@ pub(super) fn all() -> Vec<Event> {
         Event::NetworkBack { peer, from: to, to: address, flows: 1 },
         Event::NetworkPreferred { peer, from: address, to, line: 12, flows: 1 },
         Event::TakenBack { peer, from: address, flows: 1 },
+        Event::Transport { peer, remote: address, by_tcp: true, flows: 1 },
+        Event::Transport { peer, remote: address, by_tcp: false, flows: 2 },
         Event::PeerMoved { peer, to: remote, translated: true, flows: 1, carried: carried(1, Carrier::FollowRewrite) },
         Event::PeerMoved { peer, to: remote, translated: false, flows: 0, carried: carried(0, Carrier::Tunnel) },
         Event::PathConfirmed { peer, remote, round_trip: took, carried: carried(4, Carrier::Tunnel) },

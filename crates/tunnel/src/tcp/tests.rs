@@ -1,0 +1,233 @@
+use std::io::{Read, Write};
+use std::net::{TcpStream, UdpSocket};
+use std::thread::sleep;
+
+use whimbrel_wire::Transport;
+
+use super::*;
+
+const PEER: PeerId = PeerId(7);
+const NUMBERS: RangeInclusive<u16> = 512..=1023;
+/// Longer than anything here takes, on a machine that has much else to do.
+const LONG: Duration = Duration::from_secs(20);
+
+fn times() -> Times {
+    let [unproven, closing] = [400, 200].map(Duration::from_millis);
+    Times { unproven, closing, ..Times::default() }
+}
+
+/// A daemon's socket, and its connections.
+struct Host {
+    daemon: UdpSocket,
+    streams: Streams,
+}
+
+impl Host {
+    fn new(times: Times) -> Self {
+        let daemon = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        daemon.set_read_timeout(Some(LONG)).expect("a timeout");
+        let port = daemon.local_addr().expect("a name").port();
+        let mut streams = Streams::new(port, NUMBERS).expect("streams");
+        streams.times = times;
+        Self { daemon, streams }
+    }
+
+    fn listening(times: Times) -> (Self, SocketAddr) {
+        let mut host = Self::new(times);
+        let port = host.streams.listen("127.0.0.1:0".parse().expect("an endpoint")).expect("listen");
+        (host, SocketAddr::new([127, 0, 0, 1].into(), port))
+    }
+
+    fn told(&self) -> Told {
+        wait_for(|| self.streams.take_told())
+    }
+
+    fn connect(&mut self, to: SocketAddr) -> SocketAddr {
+        self.streams.connect(PEER, to.ip(), to);
+        let (peer, endpoint) = self.told();
+        assert_eq!(peer, PEER);
+        endpoint.expect("a connection")
+    }
+
+    /// Receives a datagram, and tells which endpoint it is from.
+    fn receive(&self) -> (Vec<u8>, SocketAddr) {
+        let mut buffer = vec![0; 1 << 16];
+        let (length, source) = self.daemon.recv_from(&mut buffer).expect("a datagram");
+        buffer.truncate(length);
+        (buffer, self.streams.named(source).expect("that of a connection"))
+    }
+
+    fn send(&self, endpoint: SocketAddr, datagram: &[u8]) {
+        let way = self.streams.way_to(endpoint).expect("a connection");
+        self.daemon.send_to(datagram, way).expect("sending");
+    }
+}
+
+fn wait_for<T>(mut what: impl FnMut() -> Option<T>) -> T {
+    let until = std::time::Instant::now() + LONG;
+    loop {
+        if let Some(found) = what() {
+            return found;
+        }
+        assert!(std::time::Instant::now() < until, "it never comes");
+        sleep(Duration::from_millis(2));
+    }
+}
+
+fn is_closed(stream: &mut TcpStream) -> bool {
+    stream.set_read_timeout(Some(LONG)).expect("a timeout");
+    match stream.read(&mut [0; 64]) {
+        Ok(read) => read == 0,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+#[test]
+fn datagrams_go_both_ways_and_the_ends_are_named() {
+    let (server, at) = Host::listening(Times::default());
+    let mut client = Host::new(Times::default());
+    let endpoint = client.connect(at);
+    assert_eq!((endpoint.ip(), NUMBERS.contains(&endpoint.port())), (at.ip(), true));
+    assert_eq!(client.streams.far_end(endpoint), Some(at));
+    for length in [1, 1200, 9000, 40_000] {
+        let datagram: Vec<u8> = (0..length).map(|index| (index * 7 + length) as u8).collect();
+        client.send(endpoint, &datagram);
+        let (got, seen) = server.receive();
+        assert!(got == datagram && NUMBERS.contains(&seen.port()));
+        server.send(seen, &got);
+        assert_eq!(client.receive(), (datagram, endpoint));
+    }
+    // Another program of this host sends what it likes: nothing of that goes on.
+    let other = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    let way = client.streams.way_to(endpoint).expect("a way");
+    other.send_to(b"mine", way).expect("sending");
+    client.send(endpoint, b"own");
+    assert_eq!(server.receive().0, b"own");
+    assert_eq!(client.streams.named(other.local_addr().expect("a name")), None);
+}
+
+#[test]
+fn the_end_of_a_connection_is_told_and_its_endpoint_goes_nowhere_else() {
+    let (mut server, at) = Host::listening(times());
+    let mut client = Host::new(times());
+    let endpoint = client.connect(at);
+    client.send(endpoint, b"first");
+    let (_, seen) = server.receive();
+    server.send(seen, b"answer");
+    client.receive();
+    let way = client.streams.way_to(endpoint);
+    drop(std::mem::replace(&mut server.streams, Streams::new(1, NUMBERS).expect("streams")));
+    assert_eq!(client.told(), (PEER, None));
+    assert_eq!((client.streams.way_to(endpoint), client.streams.named(way.expect("a way"))), (way, None));
+    assert!(UdpSocket::bind(way.expect("a way")).is_err(), "nobody else gets what is sent there");
+    // Nobody listens there now.
+    client.streams.connect(PEER, at.ip(), at);
+    assert_eq!(client.told(), (PEER, None));
+}
+
+#[test]
+fn what_is_not_needed_any_more_ends_and_is_not_told() {
+    let (server, at) = Host::listening(times());
+    let mut client = Host::new(times());
+    let endpoint = client.connect(at);
+    client.send(endpoint, b"last");
+    client.streams.close(PEER);
+    assert_eq!(server.receive().0, b"last", "what is under way still arrives");
+    wait_for(|| client.streams.named(client.streams.way_to(endpoint)?).is_none().then_some(()));
+    assert_eq!(client.streams.take_told(), None);
+    // One takes the place of the other.
+    let one = client.connect(at);
+    let other = client.connect(at);
+    assert_ne!(one, other);
+    wait_for(|| client.streams.named(client.streams.way_to(one)?).is_none().then_some(()));
+    client.send(other, b"by the other");
+    assert_eq!(server.receive().0, b"by the other");
+    assert_eq!(client.streams.take_told(), None);
+}
+
+#[test]
+fn who_says_nothing_or_nonsense_is_let_go() {
+    let (server, at) = Host::listening(times());
+    let began = std::time::Instant::now();
+    let mut silent = TcpStream::connect(at).expect("connect");
+    let mut half = TcpStream::connect(at).expect("connect");
+    half.write_all(&[0, 9, 1, 2]).expect("write");
+    for nonsense in [&[0, 0][..], &[0xff, 0xff, 1], b"\xff\xfeGET / HTTP/1.1\r\n"] {
+        let mut stream = TcpStream::connect(at).expect("connect");
+        stream.write_all(nonsense).expect("write");
+        assert!(is_closed(&mut stream));
+    }
+    assert!(is_closed(&mut silent) && is_closed(&mut half));
+    assert!(began.elapsed() >= times().unproven, "not before its time");
+    // What looks like datagrams is passed on, and proves nothing as long as the daemon does not answer.
+    let mut talks = TcpStream::connect(at).expect("connect");
+    let stranger = std::thread::spawn(move || {
+        let mut sent = 0;
+        while talks.write_all(b"\0\x05hello").is_ok() {
+            sent += 1;
+            sleep(Duration::from_millis(20));
+        }
+        sent
+    });
+    assert_eq!(server.receive().0, b"hello");
+    assert!(stranger.join().expect("the stranger") > 1);
+}
+
+#[test]
+fn many_connections_leave_room_for_one_that_counts() {
+    let times = Times { unproven: LONG * 10, ..Times::default() };
+    let (server, at) = Host::listening(times);
+    let mut client = Host::new(times);
+    let endpoint = client.connect(at);
+    client.send(endpoint, b"one");
+    let (_, seen) = server.receive();
+    server.send(seen, b"two");
+    client.receive();
+    let mut many: Vec<TcpStream> = (0..400).map(|_| TcpStream::connect(at).expect("connect")).collect();
+    assert!(is_closed(&mut many[0]), "the oldest goes");
+    client.send(endpoint, b"three");
+    assert_eq!(server.receive().0, b"three", "who was of use stays");
+    let accepted = |streams: &Streams| {
+        let there = NUMBERS.filter_map(|port| streams.way_to(SocketAddr::new(at.ip(), port)));
+        there.filter(|way| streams.named(*way).is_some()).count()
+    };
+    wait_for(|| (accepted(&server.streams) == ACCEPTED_OF_ONE).then_some(()));
+}
+
+#[test]
+fn a_full_connection_drops_and_blocks_nobody() {
+    let (host, at) = Host::listening(Times::default());
+    let mut stream = TcpStream::connect(at).expect("connect");
+    stream.write_all(b"\0\x05hello").expect("write");
+    let (_, seen) = host.receive();
+    // The far end reads nothing meanwhile.
+    let datagram = [0x5a; 8000];
+    for _ in 0..4000 {
+        host.send(seen, &datagram);
+    }
+    stream.write_all(b"\0\x05again").expect("write");
+    assert_eq!(host.receive().0, b"again");
+    // What it gets then is whole.
+    stream.set_read_timeout(Some(Duration::from_millis(500))).expect("a timeout");
+    let (mut got, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    while let Ok(read @ 1..) = stream.read(&mut buffer) {
+        got.extend_from_slice(&buffer[..read]);
+    }
+    let frames = got.chunks_exact(8002);
+    assert!(frames.len() > 10 && frames.len() < 4000 && frames.remainder().is_empty(), "{}", frames.len());
+    assert!(frames.into_iter().all(|frame| frame[..2] == 8000_u16.to_be_bytes() && frame[2..] == datagram));
+}
+
+#[test]
+fn own_connections_are_known() {
+    let (server, at) = Host::listening(Times::default());
+    let mut client = Host::new(Times::default());
+    assert!(!client.streams.own().has(&FlowTuple { transport: Transport::Tcp, local: at, remote: at }));
+    let endpoint = client.connect(at);
+    client.send(endpoint, b"one");
+    let (_, seen) = server.receive();
+    let local = server.streams.far_end(seen).expect("a connection");
+    assert!(client.streams.own().has(&FlowTuple { transport: Transport::Tcp, local, remote: at }));
+    assert!(server.streams.own().has(&FlowTuple { transport: Transport::Tcp, local: at, remote: local }));
+    assert!(!client.streams.own().has(&FlowTuple { transport: Transport::Tcp, local: at, remote: local }));
+}
