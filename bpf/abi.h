@@ -239,13 +239,10 @@ struct traffic {
 	__u32 answer; /* written by the daemon: what is granted in any case, in microseconds */
 	__u16 port; /* written by the daemon: the control port */
 	__u8 answers; /* so many have come, as far as it matters: see ANSWERS_ENOUGH */
-	__u8 flags; /* enum traffic_flags */
-};
-
-enum traffic_flags {
-	TRAFFIC_READY = 1, /* the timer has its callback */
-	TRAFFIC_ARMED = 2, /* it runs */
-	TRAFFIC_TOLD = 4,  /* that nothing comes */
+	__u8 ready; /* 1: the timer has its callback */
+	__u32 armed; /* 1: it runs, or is being set. Exchanged, since the programs and the timer run on any processor */
+	__u8 told; /* 1: that nothing comes */
+	__u8 zero[3];
 };
 
 /* From so many answers on it is known what is usual, and told where one is overdue. */

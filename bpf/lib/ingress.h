@@ -74,6 +74,7 @@ static __always_inline bool is_astray(const struct __sk_buff *skb, const struct 
 }
 
 #define PACKET_HOST 0
+#define PACKET_OTHERHOST 3
 
 static __always_inline int go_astray(const struct __sk_buff *skb)
 {
@@ -438,7 +439,8 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 network)
 	/* A tagged packet comes by again on its VLAN device. */
 	if (skb->vlan_present || !parse(skb, network, skb->protocol, &packet))
 		return pass();
-	if (!(settings->idle & IDLE_TRAFFIC))
+	/* What a link brings to others says nothing of the way here. */
+	if (!(settings->idle & IDLE_TRAFFIC) && skb->pkt_type != PACKET_OTHERHOST)
 		note_coming(skb, &packet);
 	if (!(settings->idle & IDLE_INTRODUCTIONS) && consume_introduction(skb, &packet, true))
 		return TC_ACT_SHOT;

@@ -35,19 +35,28 @@ static __always_inline __u64 granted(const struct traffic *traffic)
 	return (usual > traffic->answer ? usual : traffic->answer) * 1000;
 }
 
+/* Has the timer go off in so many ns, unless it is set. */
+static __always_inline void set_timer(struct traffic *traffic, __u64 after)
+{
+	if (__sync_lock_test_and_set(&traffic->armed, 1))
+		return;
+	if (bpf_timer_start(&traffic->timer, after, 0))
+		traffic->armed = 0;
+}
+
 static int on_overdue(__attribute__((unused)) void *map, const struct locator_pair *pair,
 		      struct traffic *traffic)
 {
 	__u64 asked, now = bpf_ktime_get_ns(), grant = granted(traffic);
 	struct event *event;
 
-	traffic->flags &= ~TRAFFIC_ARMED;
+	/* Before it is looked whether anything is waited for: who begins to wait now sets the timer again. */
+	__sync_lock_test_and_set(&traffic->armed, 0);
 	asked = traffic->asked;
-	if (!asked || traffic->flags & TRAFFIC_TOLD)
+	if (!asked || traffic->told)
 		return 0;
 	if (now < asked + grant) {
-		traffic->flags |= TRAFFIC_ARMED;
-		bpf_timer_start(&traffic->timer, asked + grant - now, 0);
+		set_timer(traffic, asked + grant - now);
 		return 0;
 	}
 	event = bpf_ringbuf_reserve(&arrivals, sizeof(*event), 0);
@@ -60,7 +69,7 @@ static int on_overdue(__attribute__((unused)) void *map, const struct locator_pa
 	event->tuple.transport = IPPROTO_UDP;
 	event->kind = EVENT_OVERDUE;
 	event->index = (now - asked) / 1000;
-	traffic->flags |= TRAFFIC_TOLD;
+	traffic->told = 1;
 	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
 	return 0;
 }
@@ -112,24 +121,25 @@ __noinline int note_leaving(struct __sk_buff *skb, __u32 network)
 	pair.local = read.source;
 	between = bpf_map_lookup_elem(&traffic, &pair);
 	/* Something is waited for, and it is seen to that it is told. */
-	if (!between || (between->asked && between->flags & (TRAFFIC_ARMED | TRAFFIC_TOLD)))
+	if (!between || (between->asked && (between->armed || between->told)))
 		return 0;
 	if (!asks(skb, packet) || is_of_daemons(skb, packet, read.source_port, between))
 		return 0;
-	if (!between->asked)
+	if (!between->asked) {
+		/* What was told of the last time may have been so a moment after it was answered. */
+		between->told = 0;
 		between->asked = bpf_ktime_get_ns();
-	if (between->answers < ANSWERS_ENOUGH || between->flags & TRAFFIC_ARMED)
+	}
+	if (between->answers < ANSWERS_ENOUGH)
 		return 0;
-	if (!(between->flags & TRAFFIC_READY)) {
+	if (!between->ready) {
 		/* Another processor may be about to. */
 		if (bpf_timer_init(&between->timer, &traffic, CLOCK_MONOTONIC) ||
 		    bpf_timer_set_callback(&between->timer, on_overdue))
 			return 0;
-		between->flags |= TRAFFIC_READY;
+		between->ready = 1;
 	}
-	between->flags |= TRAFFIC_ARMED;
-	if (bpf_timer_start(&between->timer, granted(between), 0))
-		between->flags &= ~TRAFFIC_ARMED;
+	set_timer(between, granted(between));
 	return 0;
 }
 
@@ -141,7 +151,7 @@ static __always_inline void learn(struct traffic *traffic, __u32 took)
 	if (!traffic->answers) {
 		traffic->usual = took;
 		traffic->varies = took / 2;
-	} else if (traffic->flags & TRAFFIC_TOLD) {
+	} else if (traffic->told) {
 		/* In vain, it seems: that counts in full. */
 		if (differs > 0)
 			traffic->usual = took;
@@ -149,7 +159,7 @@ static __always_inline void learn(struct traffic *traffic, __u32 took)
 		traffic->varies += ((__s32)((differs < 0 ? -differs : differs) - traffic->varies)) >> 2;
 		traffic->usual += differs >> 3;
 	}
-	traffic->flags &= ~TRAFFIC_TOLD;
+	traffic->told = 0;
 	if (traffic->answers < ANSWERS_ENOUGH)
 		traffic->answers += 1;
 }

@@ -74,6 +74,8 @@ fn what_is_installed_is_uninstalled() {
     let mut expected = [
         "etc/whimbrel/whimbrel.toml",
         "opt/w/bin/whimbrel",
+        "opt/w/lib/NetworkManager/dispatcher.d/50-whimbrel",
+        "opt/w/lib/NetworkManager/dispatcher.d/pre-down.d/50-whimbrel",
         "opt/w/lib/whimbrel/irc-pong",
         "usr/lib/sysusers.d/whimbrel.conf",
     ]
@@ -98,6 +100,8 @@ fn what_is_installed_is_uninstalled() {
     expected.extend(shared.map(|file| format!("opt/w/share/{file}")).into_iter().chain(units.clone()));
     expected.sort_unstable();
     assert_eq!(files(&root), expected);
+    let script = fs::read_to_string(root.join("opt/w/lib/NetworkManager/dispatcher.d/50-whimbrel")).unwrap();
+    assert!(script.contains("whimbrel=/opt/w/bin/whimbrel\n"), "{script}");
     for unit in &units {
         let text = fs::read_to_string(root.join(unit)).unwrap();
         let started: Vec<&str> =
@@ -125,8 +129,8 @@ fn what_is_installed_is_uninstalled() {
 
 /// What the packaged daemon does without. A line that goes or says less is a decision (docs/decisions/0039).
 const BOUNDS: [&str; 31] = [
-    "CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW CAP_BPF CAP_PERFMON CAP_SYS_ADMIN CAP_SYS_PTRACE \
-     CAP_DAC_READ_SEARCH CAP_SETUID CAP_SETGID CAP_KILL",
+    "CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW CAP_NET_BIND_SERVICE CAP_BPF CAP_PERFMON CAP_SYS_ADMIN \
+     CAP_SYS_PTRACE CAP_DAC_READ_SEARCH CAP_SETUID CAP_SETGID CAP_KILL",
     "DeviceAllow=/dev/net/tun rw",
     "DevicePolicy=closed",
     "LimitCORE=0",

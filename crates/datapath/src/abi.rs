@@ -129,7 +129,10 @@ plain! {
         answer: u32,
         port: u16,
         answers: u8,
-        flags: u8,
+        ready: u8,
+        armed: u32,
+        told: u8,
+        zero: [u8; 3],
     }
     struct RawSettings {
         namespace_cookie: u64,

@@ -26,7 +26,7 @@ impl Datapath {
     /// When the kernel refuses, as it does when the map is full.
     pub fn watch_traffic(&self, between: &LocatorPair, answer: Duration, port: u16) -> Result<(), Error> {
         let key = RawLocatorPair::new(between);
-        let known = self.traffic.get(&key)?.unwrap_or(RawTraffic {
+        let unknown = RawTraffic {
             timer: [0; 2],
             heard: 0,
             asked: 0,
@@ -35,11 +35,16 @@ impl Datapath {
             answer: 0,
             port,
             answers: 0,
-            flags: 0,
-        });
+            ready: 0,
+            armed: 0,
+            told: 0,
+            zero: [0; 3],
+        };
+        let known = self.traffic.get(&key)?.unwrap_or(unknown);
         let answer = u32::try_from(answer.as_micros()).unwrap_or(u32::MAX);
         // The kernel puts another value in the place of this one, whose timer is not set.
-        self.traffic.insert(&key, &RawTraffic { timer: [0; 2], asked: 0, answer, port, flags: 0, ..known })?;
+        let RawTraffic { heard, usual, varies, answers, .. } = known;
+        self.traffic.insert(&key, &RawTraffic { heard, usual, varies, answers, answer, port, ..unknown })?;
         self.change_settings(|settings| settings.idle &= !IDLE_TRAFFIC)
     }
 
