@@ -214,8 +214,8 @@ const FIRST: u16 = 40_100;
 /// have flows (P-224).
 const GUESSED: usize = 300;
 const FIRST_GUESSED: u16 = 40_000;
-/// Seconds after which a NAT forgets a name that nobody uses.
-const FORGETS: &str = "3";
+/// After how long a NAT forgets a name that nobody uses.
+const FORGETS: Duration = Duration::from_secs(3);
 /// What may go wrong with the answers to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Astray {
@@ -279,7 +279,7 @@ fn neighbours(lab: &mut Lab) -> Result<()> {
 
     step("the laptop moves");
     for name in ["nf_conntrack_udp_timeout", "nf_conntrack_udp_timeout_stream"] {
-        world.a.router.sysctl(&format!("net.netfilter.{name}"), FORGETS)?;
+        world.a.router.sysctl(&format!("net.netfilter.{name}"), &FORGETS.as_secs().to_string())?;
     }
     // What is in use has the new limit from the next datagram on.
     all_go_on(
@@ -306,6 +306,8 @@ fn neighbours(lab: &mut Lab) -> Result<()> {
             return Ok(Some(()));
         }
         all.end()?;
+        // Names that are asked for again are not forgotten, and nothing tells when a NAT has.
+        std::thread::sleep(FORGETS * 3 / 2);
         Ok(None)
     })?;
     let Some(mut heirs) = heirs else { return Ok(()) };
