@@ -79,8 +79,8 @@ fuzz-long: ## every fuzz target for half an hour
 
 # The units name the program where it is installed.
 UNITS := whimbrel.service whimbrel-sleep.service whimbrel-criu.socket whimbrel-criu@.service
-# Where NetworkManager looks for what it calls (NetworkManager-dispatcher(8)).
-DISPATCHER ?= $(PREFIX)/lib/NetworkManager/dispatcher.d
+# Where NetworkManager looks for what it calls, wherever the rest is (NetworkManager-dispatcher(8)).
+DISPATCHER ?= /usr/lib/NetworkManager/dispatcher.d
 # The library's first number is that of its interface (the soname).
 LIBRARY := libwhimbrel.so.0.1.0
 PYTHON ?= $(PREFIX)/lib/python3/dist-packages

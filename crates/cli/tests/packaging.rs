@@ -74,9 +74,9 @@ fn what_is_installed_is_uninstalled() {
     let mut expected = [
         "etc/whimbrel/whimbrel.toml",
         "opt/w/bin/whimbrel",
-        "opt/w/lib/NetworkManager/dispatcher.d/50-whimbrel",
-        "opt/w/lib/NetworkManager/dispatcher.d/pre-down.d/50-whimbrel",
         "opt/w/lib/whimbrel/irc-pong",
+        "usr/lib/NetworkManager/dispatcher.d/50-whimbrel",
+        "usr/lib/NetworkManager/dispatcher.d/pre-down.d/50-whimbrel",
         "usr/lib/sysusers.d/whimbrel.conf",
     ]
     .map(str::to_owned)
@@ -100,7 +100,7 @@ fn what_is_installed_is_uninstalled() {
     expected.extend(shared.map(|file| format!("opt/w/share/{file}")).into_iter().chain(units.clone()));
     expected.sort_unstable();
     assert_eq!(files(&root), expected);
-    let script = fs::read_to_string(root.join("opt/w/lib/NetworkManager/dispatcher.d/50-whimbrel")).unwrap();
+    let script = fs::read_to_string(root.join("usr/lib/NetworkManager/dispatcher.d/50-whimbrel")).unwrap();
     assert!(script.contains("whimbrel=/opt/w/bin/whimbrel\n"), "{script}");
     for unit in &units {
         let text = fs::read_to_string(root.join(unit)).unwrap();

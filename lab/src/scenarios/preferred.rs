@@ -30,8 +30,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "vhf-network-manager",
-        "NetworkManager says before it takes an interface down: what goes by that has left it by then, with nothing sent \
-         again, and what does not go by it stays",
+        "NetworkManager says before it takes an interface down: what goes by that has left it by then, with next to \
+         nothing sent again; what does not go by it stays, and so does what somebody else has chosen",
         network_manager,
     ),
 ];
@@ -228,6 +228,16 @@ fn network_manager(lab: &mut Lab) -> Result<()> {
     let moves = client.events(before)?.iter().filter(|event| event.kind == "moving").count();
     expect!(moves == 0, "{moves} hand-offs");
 
+    step("an interface goes while somebody has chosen the other");
+    client.handoff(Some(second.ipv4()?))?;
+    wait_reached_from(&client, second.ipv4()?, LONG)?;
+    let before = client.status()?.newest_event;
+    dispatched("wwan0", "down")?;
+    let moves = client.events(before)?.iter().filter(|event| event.kind == "moving").count();
+    expect!(moves == 0 && is_reached_from(&client, second.ipv4()?)?, "what was chosen is given back: {moves}");
+    client.handoff(None)?;
+    wait_for(LONG, "all is native", || Ok(is_native(&client, Side::Client, &pair).ok()))?;
+
     step("the one in use goes");
     pair.wait_progress(SOME, LONG)?;
     let again = |pair: &mut FlowPair| -> Result<u32> {
@@ -237,6 +247,8 @@ fn network_manager(lab: &mut Lab) -> Result<()> {
     let (before, said) = (again(&mut pair)?, MonoTime::now());
     dispatched("wlan0", "pre-down")?;
     expect!(is_reached_from(&client, second.ipv4()?)?, "the server is not reached by the other network");
+    // What the server had sent before it was told still comes.
+    pair.wait_progress(SOME, LONG)?;
     let old = world.a.link()?.count(|_, packet| packet.tcp().is_some());
     pair.wait_progress(SOME, LONG)?;
     expect!(old.get() == 0, "{} TCP packets took the old path after the move", old.get());

@@ -14,8 +14,8 @@ const HEAD: &str = "\
 # What was last tried, and when
 
 `make test-all` writes this: everything that `make test` runs, and what takes hours. It runs one part alone with
-`ARGUMENTS='--only TEXT'`, TEXT being in the names of its cases (as `scenario absence` or `guest 6.1`); a row is written anew
-where all cases of a part were run. *Skipped* is what the machine lacked something for.
+`ARGUMENTS='--only TEXT'`, TEXT being in the names of its cases (as `scenario absence` or `guest 6.1`); a row is written
+anew where all cases of a part were run. *Skipped* is what the machine lacked something for.
 
 | part | what | date | commit | verdict | seconds |
 |---|---|---|---|---|---|

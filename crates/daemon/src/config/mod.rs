@@ -312,7 +312,8 @@ impl Config {
     pub fn differences(&self, other: &Self) -> Vec<&'static str> {
         let compared = differing!(self, other:
             "trust" trust, "psk_file" psk, "carriers" carriers, "tunnel" tunnel_sealed, "port" port,
-            "listen_tcp" listen_tcp, "control_mode" control_mode, "kick" kick, "windows" windows, "late_introductions" late_introductions,
+            "listen_tcp" listen_tcp, "control_mode" control_mode, "kick" kick, "windows" windows,
+            "late_introductions" late_introductions,
             "rendezvous" rendezvous, "serve_rendezvous" serve_rendezvous, "community_rendezvous" community_rendezvous,
             "processes" processes, "privileged_options" privileged_options, "stand_in" stand_in, "log" log,
             "event_log" event_log, "ask.allow" ask.allow, "ask.deny" ask.deny, "limits.questions" limits.questions,

@@ -201,9 +201,9 @@ impl Host {
         self.streams.listen(at).unwrap_or_else(|error| {
             let port = at.port();
             tracing::warn!(
-                "cannot take connections of TCP at {at} (`listen_tcp`): {error}. `ss -ltnp sport = :{port}` shows who may \
-                 have the port; one below 1024 takes CAP_NET_BIND_SERVICE. Peers whose networks let no UDP through do not \
-                 reach this host meanwhile"
+                "cannot take connections of TCP at {at} (`listen_tcp`): {error}. `ss -ltnp sport = :{port}` shows who \
+                 may have the port; one below 1024 takes CAP_NET_BIND_SERVICE. Peers whose networks let no UDP through \
+                 do not reach this host meanwhile"
             );
             0
         })
