@@ -17,6 +17,9 @@
 //! - `fwmark M lookup` [`MARKED_TABLE`], where OLD is local: packets of moved flows, marked by the ingress program, are
 //!   delivered.
 //!
+//! An address that the host leaves and still has goes the ordinary way, and what no route leads to goes to
+//! [`OUTPUT_TABLE`], by a rule behind all others: its flows may be carried where no route of their family is left.
+//!
 //! **Strict rp_filter**, on either end: a marked packet's way back is looked up with its mark (`src_valid_mark`), and
 //! in [`MARKED_TABLE`] the default route leads out of every interface that moved flows may arrive on, the TUN device
 //! among them (one multipath route: `fib_info_nh_uses_dev` looks at all its hops). So packets that are taken from the
@@ -47,6 +50,8 @@ pub const MARKED_TABLE: u32 = 20312;
 pub const MARKED_PRIORITY: u32 = 2031;
 /// The priority of the rules that lead to [`OUTPUT_TABLE`].
 pub const OUTPUT_PRIORITY: u32 = 2032;
+/// The priority of the rules that lead to [`OUTPUT_TABLE`] what no route leads to: behind the kernel's own rules.
+pub const LAST_PRIORITY: u32 = 32_800;
 
 /// Lower than any other, and not the reserved all-ones.
 const LAST_METRIC: u32 = u32::MAX - 1;
@@ -97,7 +102,8 @@ pub struct Kept {
     /// sent from it should go the ordinary way.
     pub addresses: BTreeSet<IpAddr>,
     /// Addresses that are still there, and may go at any moment: packets of moved flows are delivered to them in the
-    /// moment before that is noticed, too.
+    /// moment before that is noticed, too. What is sent from them goes to the TUN device where no route leads to its
+    /// destination.
     pub leaving: BTreeSet<IpAddr>,
     /// The indexes of the interfaces that packets of moved flows may arrive on, beside the TUN device. Those that are
     /// down are left out.
@@ -291,7 +297,7 @@ impl KeptAddresses {
         // IPv6 has no rp_filter, but firewalls do the same (nft "fib saddr . mark . iif oif").
         let everything = Prefix::everything(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
         let arrivals: Vec<_> = arrivals.iter().filter(|link| ipv6(&link.name)).collect();
-        if !arrivals.is_empty() || kept.addresses.iter().any(IpAddr::is_ipv6) {
+        if !arrivals.is_empty() || kept.addresses.union(&kept.leaving).any(IpAddr::is_ipv6) {
             state.rules.insert(Rule { priority: MARKED_PRIORITY, selector: mark(false), table: MARKED_TABLE });
         }
         for link in arrivals {
@@ -301,7 +307,7 @@ impl KeptAddresses {
             state.routes.insert(route.metric(1024 + link.index));
         }
 
-        for &address in &kept.addresses {
+        for &address in kept.addresses.union(&kept.leaving) {
             let everything = Prefix::everything(address);
             let hops = vec![NextHop::interface(carrier.tun)];
             state.routes.insert(TableRoute::new(everything, OUTPUT_TABLE, RouteKind::Unicast, hops).mtu(carrier.mtu));
@@ -320,11 +326,16 @@ impl KeptAddresses {
             let fallback = TableRoute::new(everything, OUTPUT_TABLE, RouteKind::Unreachable, Vec::new());
             state.routes.insert(fallback.metric(LAST_METRIC));
             state.routes.insert(local(address, MARKED_TABLE));
-            let selector = Selector::From(address);
-            state.rules.insert(Rule { priority: OUTPUT_PRIORITY, selector, table: OUTPUT_TABLE });
-            state.addresses.extend(v4(address));
+            // A look at the routes as they are without ours is marked.
+            let last = Selector::FromUnmarked { address, mask: carrier.mark.mask };
+            let (priority, selector) = if kept.addresses.contains(&address) {
+                (OUTPUT_PRIORITY, Selector::From(address))
+            } else {
+                (LAST_PRIORITY, last)
+            };
+            state.rules.insert(Rule { priority, selector, table: OUTPUT_TABLE });
         }
-        state.routes.extend(kept.leaving.iter().map(|address| local(*address, MARKED_TABLE)));
+        state.addresses.extend(kept.addresses.iter().copied().filter_map(v4));
         Ok(state)
     }
 }

@@ -260,6 +260,41 @@ fn the_way_back_to_the_first_address() {
     }
 }
 
+/// An address that is left, and still there, goes by the routes that are there, and else to the TUN device.
+#[test]
+#[ignore = "needs root"]
+fn what_no_route_leads_to_from_an_address_that_is_left_is_carried() {
+    for plan in &PLANS {
+        let (client, server) = plan.build();
+        let _tun = tun(&client);
+        let (mut near, mut far) = client.connect(&server, plan.server_socket());
+        let (dir, carrier) = (RunDir::new(), Carrier { tun: client.index("wbt"), mtu: MTU, mark: MARK });
+        let mut kept = client.on(|| KeptAddresses::open(&dir.0).unwrap());
+        let before = everything(&client);
+        let arrivals = BTreeSet::from([client.index("e0")]);
+        let leaving = Kept { leaving: set(&[plan.client]), arrivals, ..Kept::default() };
+        assert!(client.on(|| kept.apply(&carrier, &leaving)).unwrap());
+        assert!(!client.on(|| kept.apply(&carrier, &leaving)).unwrap(), "applied twice:\n{}", everything(&client));
+        assert!(client.on(|| kept.kept()).unwrap().is_empty(), "it is this host's own");
+        exchange(&mut near, &mut far);
+        let mut routes = client.on(|| RouteSocket::open().unwrap());
+        let [own, far_address, router] = [plan.client, plan.server, plan.router].map(|at| at.parse().unwrap());
+        let mut way = |to, from, mark| routes.route_to(to, from, mark).map(|route| route.interface);
+        assert_eq!(way(far_address, Some(own), None).unwrap(), client.index("e0"));
+        client.sh(&format!("{} route del default", plan.ip));
+        assert_eq!(way(far_address, Some(own), None).unwrap(), client.index("wbt"));
+        assert_eq!(way(router, Some(own), None).unwrap(), client.index("e0"), "a neighbour");
+        // What has no address yet hears at once that there is no way, and so does who asks as if ours were not there.
+        for (from, mark) in [(None, None), (Some(own), Some(MARK.mask & !MARK.value))] {
+            let answer = way(far_address, from, mark);
+            assert!(matches!(answer, Err(whimbrel_kernel::Error::Unreachable { .. })), "{from:?} {mark:?} {answer:?}");
+        }
+        client.sh(&format!("{} route add default via {}", plan.ip, plan.router));
+        client.on(|| kept.release()).unwrap();
+        assert_eq!(everything(&client), before);
+    }
+}
+
 /// What is lent to other hosts is on the loopback device too, and goes with the daemon alone.
 #[test]
 #[ignore = "needs root"]

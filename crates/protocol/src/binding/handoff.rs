@@ -107,8 +107,22 @@ impl BindingLayer {
                 peer.binding.tunnel_lost = true;
             }
         }
+        self.find_stranded(id, routes, base);
         self.move_if_elsewhere(now, id, found, routes, forced.is_some(), base);
         self.keep_ready(now, id, base);
+    }
+
+    /// From which addresses of the other family than the path's no route leads any more to where flows go.
+    fn find_stranded(&mut self, id: PeerId, routes: &dyn Routes, base: &Base) {
+        let Some(peer) = bound_mut!(self, &id) else { return };
+        let by = peer.path.source();
+        let other = |own: &IpAddr| by.is_some_and(|by| by.is_ipv4() != own.is_ipv4()) && base.attachments().has(own);
+        let leads_to = |own: &IpAddr| {
+            let mut to = peer.flow.remote_addresses().filter(|to| to.is_ipv4() == own.is_ipv4());
+            to.all(|to| routes.still_reaches(*own, to))
+        };
+        let stranded = peer.flow.local_addresses().filter(other).filter(|own| !leads_to(own)).collect();
+        peer.binding.stranded = stranded;
     }
 
     /// Compares where we are to reach a peer from with where we were.
@@ -358,10 +372,11 @@ impl BindingLayer {
     }
 
     /// Flows of a peer that are at home may use another address than the place names (P-33). Where one of those is
-    /// gone, they are at home nowhere.
+    /// gone, or leads nowhere, they are at home nowhere.
     pub(crate) fn uproot(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let gone = |address: &IpAddr| base.attachments().is_gone(*address);
         let Some(peer) = bound!(self, &id) else { return };
+        let stranded = &peer.binding.stranded;
+        let gone = |address: &IpAddr| base.attachments().is_gone(*address) || stranded.contains(address);
         if peer.path.attachment().is_none() || peer.binding.update.is_some() || !peer.is_rooted(gone) {
             return;
         }

@@ -63,6 +63,8 @@ pub(crate) struct BoundPeer {
     pub(super) known_places: Vec<KnownPlace>,
     /// Our addresses at places of ours that flows are at home at.
     pub(super) own_places: BTreeMap<u32, IpAddr>,
+    /// Addresses of ours, of the other family than the path, from which its flows go and no route leads to it (P-33).
+    pub(super) stranded: BTreeSet<IpAddr>,
     pub(super) peer_refuses_rewrite: bool,
     /// The peer may not know where we are: it is told when there is a session.
     pub(super) unannounced: bool,
