@@ -169,7 +169,7 @@ __noinline int note_coming(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct locator_pair pair;
 	struct traffic *between;
-	__u64 now, took;
+	__u64 asked, now, took;
 
 	if (!packet)
 		return 0;
@@ -185,10 +185,13 @@ __noinline int note_coming(struct __sk_buff *skb, const struct packet *packet)
 			between->heard = now;
 		return 0;
 	}
+	/* What another processor hears at this moment is no answer to the same. The time is looked at later, to be later. */
+	asked = __sync_lock_test_and_set(&between->asked, 0);
 	now = bpf_ktime_get_ns();
-	took = (now - between->asked) / 1000;
-	between->asked = 0;
 	between->heard = now;
+	if (!asked)
+		return 0;
+	took = (now - asked) / 1000;
 	learn(between, took < USUAL_MOST ? took : USUAL_MOST);
 	return 0;
 }

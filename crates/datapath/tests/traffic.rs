@@ -149,6 +149,34 @@ fn what_nobody_answers_is_waited_for_by_nobody() {
     assert_eq!(overdue(&mut datapath, &watched), [], "it takes as long as it does");
 }
 
+/// Two processors that hear something at the same moment.
+#[test]
+fn what_comes_by_two_processors_is_one_answer() {
+    if !is_root() {
+        return;
+    }
+    let (pair, watched) = (Pair::new(), between(("10.0.0.1", "10.0.0.2")));
+    let datapath = watching(&pair, &watched);
+    let flows: Vec<_> = (0..2).map(|_| datagrams(&pair, ("10.0.0.1", 0), "10.0.0.2:0")).collect();
+    let until = Instant::now() + Duration::from_secs(3);
+    let most = std::thread::scope(|scope| {
+        for (here, there) in &flows {
+            scope.spawn(move || {
+                while Instant::now() < until {
+                    here.send(b"?").expect("send");
+                    there.send(b"!").expect("send");
+                }
+            });
+        }
+        let mut most = Duration::ZERO;
+        while Instant::now() < until {
+            most = most.max(datapath.traffic(&watched).expect("traffic").expect("watched").usual);
+        }
+        most
+    });
+    assert!(most < Duration::from_secs(3), "an answer took {most:?} of a test that takes less");
+}
+
 #[test]
 fn what_daemons_say_is_no_traffic_and_what_a_tunnel_carries_is() {
     if !is_root() {

@@ -14,6 +14,8 @@ pub struct Traffic {
     pub heard: Option<Duration>,
     /// How long ago the first thing left since then; `None`: nothing has.
     pub asked: Option<Duration>,
+    /// How long that took of late, smoothed, until something came then.
+    pub usual: Duration,
 }
 
 impl Datapath {
@@ -67,6 +69,9 @@ impl Datapath {
         let now = u64::try_from(monotonic().map_err(clock)?.as_nanos()).unwrap_or(u64::MAX);
         let ago = |at: u64| (at != 0).then(|| Duration::from_nanos(now.saturating_sub(at)));
         let found = self.traffic.get(&RawLocatorPair::new(between))?;
-        Ok(found.map(|found| Traffic { heard: ago(found.heard), asked: ago(found.asked) }))
+        Ok(found.map(|found| {
+            let usual = Duration::from_micros(found.usual.into());
+            Traffic { heard: ago(found.heard), asked: ago(found.asked), usual }
+        }))
     }
 }
