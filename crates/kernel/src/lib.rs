@@ -32,7 +32,7 @@ pub mod route;
 pub mod saved_sysctl;
 pub mod signals;
 pub mod sock_diag;
-mod sockopt;
+pub mod sockopt;
 pub mod source_routing;
 pub mod sysctl;
 pub mod tun;

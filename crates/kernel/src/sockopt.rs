@@ -60,6 +60,16 @@ pub(crate) fn set<T: Plain>(socket: BorrowedFd<'_>, option: Name, value: &T) -> 
     set_slice(socket, option, std::slice::from_ref(value))
 }
 
+/// A connection of TCP takes no more than so many bytes beyond what is under way: what waits longer waits with whoever
+/// writes, who knows what of it is still of use.
+///
+/// # Errors
+/// The kernel's reason, which is that this is no socket of TCP.
+pub fn set_not_sent_low_water(socket: BorrowedFd<'_>, bytes: u32) -> Result<(), Error> {
+    let name = Name { level: libc::IPPROTO_TCP, name: libc::TCP_NOTSENT_LOWAT, text: "TCP_NOTSENT_LOWAT" };
+    set(socket, name, &[bytes])
+}
+
 /// Sets an option that takes an array.
 pub(crate) fn set_slice<T: Plain>(socket: BorrowedFd<'_>, option: Name, values: &[T]) -> Result<(), Error> {
     // SAFETY: the slice is valid for reads of its whole size for the duration of the call.

@@ -33,24 +33,30 @@ use std::time::Duration;
 
 use pump::{Command, Pump};
 use rustix::event::{EventfdFlags, eventfd};
-use table::Table;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
+use table::{Listening, Table};
 use whimbrel_wire::{FlowTuple, PeerId};
 
 use crate::signal;
 
-/// How many connections others may have here at a time, and how many of one address.
+/// How many connections others may have here at a time. How many of one address or network, and how many of these that
+/// no path leads to.
 const ACCEPTED_MOST: usize = 256;
-const ACCEPTED_OF_ONE: usize = 16;
+const LED_TO_OF_ONE: usize = 64;
+const UNLED_OF_ONE: usize = 16;
+
+/// Connections that wait for the thread, which takes them at once.
+const BACKLOG: i32 = 128;
 
 /// Times that connections are given, which tests shorten.
 #[derive(Clone, Copy, Debug)]
 struct Times {
     /// To be made.
     connecting: Duration,
-    /// To be of use for the first time: an accepted one when this host has sent something by it, one that this host has
-    /// opened when something has come.
+    /// To be of use: an accepted one when this host has sent something by it, one that this host has opened when
+    /// something has come for the first time.
     unproven: Duration,
-    /// To be so again. The control protocol asks every 25 seconds.
+    /// To be so again, where a path leads there or this host has opened it. The control protocol asks every 25 seconds.
     idle: Duration,
     /// For what is under way, once nothing more is to go by it.
     closing: Duration,
@@ -109,17 +115,17 @@ impl Streams {
         Ok(Self { table, port, times: Times::default(), wake, told: channel(), thread: None })
     }
 
-    /// Takes connections there from now on. Gives the port.
+    /// Takes connections there from now on. Gives the port. An address may be one that this host gets later.
     ///
     /// # Errors
-    /// The kernel's reason: another program has the port, or no address of this host is that one.
+    /// The kernel's reason: another program has the port, say.
     pub fn listen(&mut self, at: SocketAddr) -> io::Result<u16> {
-        let listener = TcpListener::bind(at)?;
-        listener.set_nonblocking(true)?;
-        let port = listener.local_addr()?.port();
-        self.table.listen(port);
+        let listener = listener(at)?;
+        let at = listener.local_addr()?;
+        let both = at.is_ipv6() && !sockopt::ipv6_v6only(&listener)?;
+        self.table.listen(Listening { at, both });
         self.command(Command::Listen(listener))?;
-        Ok(port)
+        Ok(at.port())
     }
 
     /// Opens a connection to a peer, instead of whichever there is. What becomes of it is
@@ -154,6 +160,12 @@ impl Streams {
     #[must_use]
     pub fn way_to(&self, endpoint: SocketAddr) -> Option<SocketAddr> {
         self.table.way_to(endpoint)
+    }
+
+    /// A path of the tunnel leads to an endpoint from now on, and no longer to another. What stands for connections
+    /// counts alone: one that a path leads to is kept before others.
+    pub fn lead(&self, to: Option<SocketAddr>, before: Option<SocketAddr>) {
+        self.table.lead(to, before);
     }
 
     /// The endpoint that a datagram has come from which came from this address.
@@ -192,6 +204,21 @@ impl Streams {
         let handle = std::thread::Builder::new().name("tunnel-tcp".to_owned()).spawn(move || pump.run())?;
         Ok(Thread { commands, wake, handle })
     }
+}
+
+/// A socket that takes connections.
+fn listener(at: SocketAddr) -> io::Result<TcpListener> {
+    let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+    // Connections of the daemon before may be there still.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    match at {
+        SocketAddr::V4(_) => sockopt::set_ip_freebind(&socket, true)?,
+        SocketAddr::V6(_) => sockopt::set_ipv6_freebind(&socket, true)?,
+    }
+    bind(&socket, &at)?;
+    listen(&socket, BACKLOG)?;
+    Ok(TcpListener::from(socket))
 }
 
 impl Drop for Streams {

@@ -123,7 +123,7 @@ impl Host {
         self.hooks.set_listening(id, false);
         self.bindings.remove(&id);
         self.ways_out.remove(&id);
-        self.tunnels.remove(&self.tunnel, id);
+        self.tunnels.remove(&self.tunnel, &self.streams, id);
         if id.is_first() {
             self.senders.remove_peer(id.peer());
             self.wire_ports.release(id.peer());

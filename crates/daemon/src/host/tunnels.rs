@@ -75,6 +75,8 @@ impl Tunnels {
         };
         let inner_mtu = whole.inner_mtu_behind(self.chains.added(id));
         tunnel.set_path(id, receive_index, whole.clone())?;
+        let before = self.paths.get(&id).map(|path| path.said.remote);
+        streams.lead(Some(path.remote), before);
         let spared = if spare { path.allowance.unwrap_or(0) } else { 0 };
         self.paths.insert(id, Path { receive_index, said: path, whole, former, mtu, inner_mtu, spared });
         Ok(())
@@ -113,8 +115,8 @@ impl Tunnels {
     }
 
     /// Forgets a binding.
-    pub(crate) fn remove(&mut self, tunnel: &Tunnel, id: BindingId) {
-        self.paths.remove(&id);
+    pub(crate) fn remove(&mut self, tunnel: &Tunnel, streams: &Streams, id: BindingId) {
+        streams.lead(None, self.paths.remove(&id).map(|path| path.said.remote));
         tunnel.remove_path(id);
     }
 

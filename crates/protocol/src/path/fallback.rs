@@ -44,6 +44,8 @@ pub(super) enum State {
     Open {
         from: IpAddr,
         endpoint: SocketAddr,
+        /// This host has gone elsewhere since, or the path has.
+        left: bool,
     },
 }
 

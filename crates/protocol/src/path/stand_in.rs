@@ -7,9 +7,18 @@ use crate::Time;
 use crate::path::fallback::{State, stands_in};
 use crate::path::paths::Paths;
 
-/// The first pause after a connection that could not be had or has ended, and the longest.
-const PAUSE: Duration = Duration::from_secs(2);
-const PAUSE_LONGEST: Duration = Duration::from_secs(60);
+/// The first pause after a connection that could not be had or has ended, and the longest. Each is half as long again
+/// as the one before: who comes back is waited for no more than half as long again as it was away.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_LONGEST: Duration = Duration::from_secs(30);
+/// After so many the pause does not grow any more.
+const PAUSES: u32 = 9;
+
+/// The pause after so many in a row that came to nothing.
+fn pause(failed: u32) -> Duration {
+    let failed = failed.min(PAUSES);
+    (PAUSE * 3u32.pow(failed) / 2u32.pow(failed)).min(PAUSE_LONGEST)
+}
 
 impl Paths {
     /// The peer takes connections of TCP at this port, as it has said; 0: it does not.
@@ -46,7 +55,7 @@ impl Paths {
     /// The endpoint of a connection that this host has opened to the peer from where it is.
     pub(crate) fn stand_in(&self) -> Option<SocketAddr> {
         match self.fallback.state {
-            State::Open { from, endpoint } if self.source == Some(from) => Some(endpoint),
+            State::Open { from, endpoint, left: false } if self.source == Some(from) => Some(endpoint),
             _ => None,
         }
     }
@@ -70,7 +79,7 @@ impl Paths {
         let (from, port) = (self.source?, self.fallback.port);
         match self.fallback.state {
             State::Failed(until) if until > now => return None,
-            State::Asked(before) | State::Open { from: before, .. } if before == from => return None,
+            State::Asked(before) | State::Open { from: before, left: false, .. } if before == from => return None,
             _ => {}
         }
         let mut alike = addresses.iter().filter(|address| address.is_ipv4() == from.is_ipv4());
@@ -83,7 +92,7 @@ impl Paths {
     /// A connection is open. Tells whether it is from where this host is.
     pub(crate) fn on_connected(&mut self, endpoint: SocketAddr) -> bool {
         let State::Asked(from) = self.fallback.state else { return false };
-        self.fallback.state = State::Open { from, endpoint };
+        self.fallback.state = State::Open { from, endpoint, left: false };
         self.source == Some(from)
     }
 
@@ -92,11 +101,12 @@ impl Paths {
     pub(crate) fn on_disconnected(&mut self, now: Time) -> (Time, bool) {
         let before = self.any_stand_in();
         let lost = before == Some(self.remote);
-        let until = now + (PAUSE * 2u32.pow(self.fallback.failed.min(5))).min(PAUSE_LONGEST);
+        let until = now + pause(self.fallback.failed);
         self.fallback.failed = self.fallback.failed.saturating_add(1);
         if lost {
             self.leave_stand_in();
-            self.fallback.expected = true;
+            // What was in use may be had again at once, and has not failed.
+            (self.fallback.expected, self.fallback.failed) = (true, 0);
         }
         self.fallback.state = if lost { State::Closed } else { State::Failed(until) };
         (until, lost)
@@ -111,8 +121,12 @@ impl Paths {
         is_there
     }
 
-    /// The peer is looked for by UDP first: this host goes elsewhere, or nothing comes by the connection.
+    /// The peer is looked for by UDP first: this host goes elsewhere, or nothing comes by the connection. Where it has
+    /// to be reached by TCP again that is another one: whether this one still goes through is not known soon enough.
     pub(crate) fn leave_stand_in(&mut self) {
+        if let State::Open { left, .. } = &mut self.fallback.state {
+            *left = true;
+        }
         if self.any_stand_in() == Some(self.remote) {
             self.stand_at(self.fallback.direct);
         }

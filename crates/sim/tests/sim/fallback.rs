@@ -163,3 +163,21 @@ fn who_cannot_be_reached_by_either_is_asked_less_and_less() {
     world.assert_delivering(3 * SECOND);
     world.check();
 }
+
+#[test]
+fn who_was_away_is_found_again_within_half_as_long_again() {
+    for (again, seconds) in [1, 2, 5, 8, 12, 20, 40].into_iter().flat_map(|seconds| [(0, seconds), (1, seconds)]) {
+        let (Two { mut world, client, server, away, .. }, _) = flowing(2571 + seconds, 3);
+        let down = SECOND * seconds as u32;
+        world.set_udp(away, false);
+        world.move_to(client, away, AWAY);
+        assert!(world.wait(5 * SECOND, |world| is_by_tcp(world, server)));
+        world.assert_delivering(2 * SECOND);
+        world.restart([client, server][again], down);
+        world.run_for(down + Duration::from_millis(1));
+        let found = world.wait(SECOND + down / 2, |world| is_by_tcp(world, client) && is_by_tcp(world, server));
+        assert!(found, "host {again}, away for {seconds} s");
+        world.assert_delivering(2 * SECOND);
+        world.check();
+    }
+}

@@ -2,13 +2,12 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
+use std::time::{Duration, Instant};
 
 /// The longest datagram that UDP carries over IPv4, in bytes.
 pub(super) const LONGEST: usize = 65_507;
 /// Bytes of a length.
 const HEADER: usize = 2;
-/// What is read at a time.
-const READ: usize = 65_536;
 
 /// Takes datagrams out of a stream.
 #[derive(Debug, Default)]
@@ -23,14 +22,19 @@ pub(super) struct Reader {
 pub(super) struct NotFramed;
 
 impl Reader {
-    /// Reads once. Tells whether the stream goes on.
-    pub(super) fn read(&mut self, stream: &mut impl Read) -> io::Result<bool> {
+    /// Reads once, as much as fits the buffer. Tells whether the stream goes on.
+    pub(super) fn read(&mut self, stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
         self.bytes.drain(..std::mem::take(&mut self.taken));
-        let before = self.bytes.len();
-        self.bytes.resize(before + READ, 0);
-        let read = stream.read(&mut self.bytes[before..]);
-        self.bytes.truncate(before + *read.as_ref().unwrap_or(&0));
-        Ok(read? > 0)
+        let read = stream.read(buffer)?;
+        self.bytes.extend_from_slice(&buffer[..read]);
+        Ok(read > 0)
+    }
+
+    /// Whether there is something for [`Reader::next`] to tell.
+    pub(super) fn has_next(&self) -> bool {
+        let rest = &self.bytes[self.taken..];
+        let header = rest.first_chunk::<HEADER>().map(|header| usize::from(u16::from_be_bytes(*header)));
+        header.is_some_and(|length| length == 0 || length > LONGEST || rest.len() >= HEADER + length)
     }
 
     /// The next whole datagram, if it is there.
@@ -47,25 +51,33 @@ impl Reader {
     }
 }
 
-/// Datagrams that wait for a stream to take them: so many bytes at the most, and what comes beyond is dropped.
+/// Datagrams that wait for a stream to take them: so many bytes at the most, and so long. What comes beyond is dropped,
+/// and what has waited longer.
 #[derive(Debug)]
 pub(super) struct Writer {
     waiting: VecDeque<u8>,
+    /// How long each of these is, and since when it waits.
+    frames: VecDeque<(usize, Instant)>,
+    /// How much of the first has gone.
+    gone: usize,
     most: usize,
+    longest: Duration,
 }
 
 impl Writer {
-    pub(super) fn new(most: usize) -> Self {
-        Self { waiting: VecDeque::new(), most }
+    pub(super) fn new(most: usize, longest: Duration) -> Self {
+        Self { waiting: VecDeque::new(), frames: VecDeque::new(), gone: 0, most, longest }
     }
 
     /// Tells whether there was room.
-    pub(super) fn push(&mut self, datagram: &[u8]) -> bool {
+    pub(super) fn push(&mut self, datagram: &[u8], now: Instant) -> bool {
         let Ok(length) = u16::try_from(datagram.len()) else { return false };
+        self.drop_late(now);
         let fits = length > 0 && self.waiting.len() + HEADER + datagram.len() <= self.most;
         if fits {
             self.waiting.extend(length.to_be_bytes());
             self.waiting.extend(datagram);
+            self.frames.push_back((HEADER + datagram.len(), now));
         }
         fits
     }
@@ -75,18 +87,40 @@ impl Writer {
     }
 
     /// Writes what the stream takes.
-    pub(super) fn write(&mut self, stream: &mut impl Write) -> io::Result<()> {
+    pub(super) fn write(&mut self, stream: &mut impl Write, now: Instant) -> io::Result<()> {
+        self.drop_late(now);
         while !self.waiting.is_empty() {
             let (first, second) = self.waiting.as_slices();
             match stream.write_vectored(&[IoSlice::new(first), IoSlice::new(second)]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => drop(self.waiting.drain(..written)),
+                Ok(written) => self.on_written(written),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(())
+    }
+
+    fn on_written(&mut self, written: usize) {
+        self.waiting.drain(..written);
+        self.gone += written;
+        while let Some((length, _)) = self.frames.front().filter(|(length, _)| *length <= self.gone) {
+            self.gone -= length;
+            self.frames.pop_front();
+        }
+    }
+
+    /// Drops what has waited too long, but for what has gone in part: the rest of that must follow.
+    fn drop_late(&mut self, now: Instant) {
+        let begun = usize::from(self.gone > 0);
+        let is_late = |(_, since): &&(usize, Instant)| now.saturating_duration_since(*since) > self.longest;
+        let late = self.frames.iter().skip(begun).take_while(is_late).count();
+        if late > 0 {
+            let start = self.frames.front().filter(|_| begun > 0).map_or(0, |(length, _)| length - self.gone);
+            let dropped: usize = self.frames.drain(begun..begun + late).map(|(length, _)| length).sum();
+            self.waiting.drain(start..start + dropped);
+        }
     }
 }
 
@@ -96,6 +130,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    const LONG: Duration = Duration::from_secs(1000);
 
     /// A stream that takes and gives so many bytes at a time.
     struct Narrow {
@@ -143,16 +179,16 @@ mod tests {
         ) {
             widths.push(7);
             let mut stream = Narrow { bytes: VecDeque::new(), widths, turn: 0 };
-            let mut writer = Writer::new(1 << 20);
+            let (mut writer, now) = (Writer::new(1 << 20, LONG), Instant::now());
             for datagram in &datagrams {
-                prop_assert!(writer.push(datagram));
-                writer.write(&mut stream).expect("writing");
+                prop_assert!(writer.push(datagram, now));
+                writer.write(&mut stream, now).expect("writing");
             }
             while !writer.is_empty() {
-                writer.write(&mut stream).expect("writing");
+                writer.write(&mut stream, now).expect("writing");
             }
-            let (mut reader, mut got) = (Reader::default(), Vec::new());
-            while reader.read(&mut stream).expect("reading") {
+            let (mut reader, mut got, mut buffer) = (Reader::default(), Vec::new(), vec![0; 1000]);
+            while reader.read(&mut stream, &mut buffer).expect("reading") {
                 while let Some(datagram) = reader.next().expect("framed") {
                     got.push(datagram.to_vec());
                 }
@@ -163,10 +199,13 @@ mod tests {
         #[test]
         fn whatever_comes_is_taken_apart_or_refused(bytes in vec(any::<u8>(), 0..3000), width in 1..500_usize) {
             let mut stream = Narrow { bytes: bytes.clone().into(), widths: vec![width], turn: 0 };
-            let (mut reader, mut taken) = (Reader::default(), 0);
-            'all: while reader.read(&mut stream).expect("reading") {
+            let (mut reader, mut taken, mut buffer) = (Reader::default(), 0, vec![0; 1000]);
+            'all: while reader.read(&mut stream, &mut buffer).expect("reading") {
                 loop {
-                    match reader.next() {
+                    let has_next = reader.has_next();
+                    let next = reader.next();
+                    prop_assert_eq!(has_next, next != Ok(None));
+                    match next {
                         Ok(Some(datagram)) => taken += HEADER + datagram.len(),
                         Ok(None) => break,
                         Err(NotFramed) => break 'all,
@@ -187,11 +226,29 @@ mod tests {
             (vec![0, 2, 1, 2, 9], Ok(Some(vec![1, 2]))),
         ] {
             let mut reader = Reader::default();
-            reader.read(&mut bytes.as_slice()).expect("reading");
+            reader.read(&mut bytes.as_slice(), &mut [0; 100]).expect("reading");
             assert_eq!(reader.next().map(|datagram| datagram.map(<[u8]>::to_vec)), expected, "{bytes:?}");
         }
-        assert!(!Writer::new(1 << 20).push(&[]) && !Writer::new(1 << 20).push(&vec![0; 1 << 16]));
-        let mut full = Writer::new(10);
-        assert!(full.push(&[1; 8]) && !full.push(&[2]), "what comes beyond is dropped");
+        let (mut writer, now) = (Writer::new(1 << 20, LONG), Instant::now());
+        assert!(!writer.push(&[], now) && !writer.push(&vec![0; 1 << 16], now));
+        let mut full = Writer::new(10, LONG);
+        assert!(full.push(&[1; 8], now) && !full.push(&[2], now), "what comes beyond is dropped");
+    }
+
+    #[test]
+    fn what_has_waited_too_long_is_dropped_whole() {
+        let (now, longest) = (Instant::now(), Duration::from_millis(500));
+        let mut writer = Writer::new(1 << 20, longest);
+        let mut stream = Narrow { bytes: VecDeque::new(), widths: vec![0, 5], turn: 0 };
+        assert!(writer.push(&[1; 8], now) && writer.push(&[2; 8], now));
+        // Five bytes of the first are gone.
+        writer.write(&mut stream, now).expect("writing");
+        assert!(writer.push(&[3; 8], now + longest));
+        writer.write(&mut stream, now + longest * 2).expect("writing");
+        stream.widths = vec![100];
+        writer.write(&mut stream, now + longest * 2).expect("writing");
+        assert!(writer.is_empty());
+        let expected = [[[0, 8].as_slice(), &[1; 8]].concat(), [[0, 8].as_slice(), &[3; 8]].concat()].concat();
+        assert_eq!(stream.bytes, expected, "the second alone is left out");
     }
 }

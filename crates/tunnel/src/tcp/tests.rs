@@ -1,5 +1,5 @@
 use std::io::{Read, Write};
-use std::net::{TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, TcpStream, UdpSocket};
 use std::thread::sleep;
 
 use whimbrel_wire::Transport;
@@ -72,6 +72,25 @@ fn wait_for<T>(mut what: impl FnMut() -> Option<T>) -> T {
         assert!(std::time::Instant::now() < until, "it never comes");
         sleep(Duration::from_millis(2));
     }
+}
+
+/// Datagrams that are there within a moment.
+fn drain(daemon: &UdpSocket, moment: Duration) -> usize {
+    daemon.set_read_timeout(Some(moment)).expect("a timeout");
+    let count = std::iter::from_fn(|| daemon.recv_from(&mut [0; 64]).ok()).count();
+    daemon.set_read_timeout(Some(LONG)).expect("a timeout");
+    count
+}
+
+/// Somebody who says something, and is answered.
+fn answered(server: &Host, at: SocketAddr) -> (TcpStream, SocketAddr) {
+    let mut stream = TcpStream::connect(at).expect("connect");
+    stream.set_read_timeout(Some(LONG)).expect("a timeout");
+    stream.write_all(b"\0\x05hello").expect("write");
+    let (_, seen) = server.receive();
+    server.send(seen, b"hello");
+    stream.read_exact(&mut [0; 7]).expect("an answer");
+    (stream, seen)
 }
 
 fn is_closed(stream: &mut TcpStream) -> bool {
@@ -186,12 +205,12 @@ fn many_connections_leave_room_for_one_that_counts() {
     let mut many: Vec<TcpStream> = (0..400).map(|_| TcpStream::connect(at).expect("connect")).collect();
     assert!(is_closed(&mut many[0]), "the oldest goes");
     client.send(endpoint, b"three");
-    assert_eq!(server.receive().0, b"three", "who was of use stays");
+    assert_eq!(server.receive().0, b"three", "who was of use stays before who was of none");
     let accepted = |streams: &Streams| {
         let there = NUMBERS.filter_map(|port| streams.way_to(SocketAddr::new(at.ip(), port)));
         there.filter(|way| streams.named(*way).is_some()).count()
     };
-    wait_for(|| (accepted(&server.streams) == ACCEPTED_OF_ONE).then_some(()));
+    wait_for(|| (accepted(&server.streams) == UNLED_OF_ONE).then_some(()));
 }
 
 #[test]
@@ -216,6 +235,113 @@ fn a_full_connection_drops_and_blocks_nobody() {
     let frames = got.chunks_exact(8002);
     assert!(frames.len() > 10 && frames.len() < 4000 && frames.remainder().is_empty(), "{}", frames.len());
     assert!(frames.into_iter().all(|frame| frame[..2] == 8000_u16.to_be_bytes() && frame[2..] == datagram));
+}
+
+#[test]
+fn strangers_that_are_answered_keep_no_room_from_others() {
+    let times = Times { unproven: LONG * 10, ..Times::default() };
+    let (server, at) = Host::listening(times);
+    let (mut honest, endpoint) = answered(&server, at);
+    server.streams.lead(Some(endpoint), None);
+    // As many as there may be, and each has begun a handshake, say.
+    let mut strangers: Vec<_> = (0..UNLED_OF_ONE).map(|_| answered(&server, at)).collect();
+    let (mut new, _) = answered(&server, at);
+    assert!(is_closed(&mut strangers[0].0), "the oldest goes");
+    for stream in [&mut honest, &mut new] {
+        stream.write_all(b"\0\x05again").expect("write");
+        assert_eq!(server.receive().0, b"again");
+    }
+    // What a path leads to stays, and is as much as others once none does.
+    let more: Vec<_> = (0..UNLED_OF_ONE).map(|_| answered(&server, at)).collect();
+    honest.write_all(b"\0\x05still").expect("write");
+    assert_eq!(server.receive().0, b"still");
+    server.streams.lead(None, Some(endpoint));
+    let (_, _) = answered(&server, at);
+    assert!(is_closed(&mut honest), "the oldest of them");
+    drop(more);
+}
+
+#[test]
+fn a_network_of_ipv6_counts_as_one() {
+    let of = |address: &str| pump::source(address.parse().expect("an address"));
+    assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
+    assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+    assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+}
+
+#[test]
+fn who_is_answered_once_is_not_kept_for_that() {
+    let (server, at) = Host::listening(times());
+    let (mut led_to, endpoint) = answered(&server, at);
+    server.streams.lead(Some(endpoint), None);
+    let (mut stranger, _) = answered(&server, at);
+    assert!(is_closed(&mut stranger));
+    led_to.write_all(b"\0\x05still").expect("write");
+    assert_eq!(server.receive().0, b"still");
+}
+
+#[test]
+fn a_stranger_gets_no_more_in_than_is_answered() {
+    let (server, at) = Host::listening(Times { unproven: LONG * 10, ..Times::default() });
+    let mut stranger = TcpStream::connect(at).expect("connect");
+    stranger.write_all(&b"\0\x01x".repeat(2000)).expect("write");
+    let (_, seen) = server.receive();
+    assert_eq!(1 + drain(&server.daemon, Duration::from_millis(300)), 64);
+    server.send(seen, b"so?");
+    assert!((1..=128).contains(&drain(&server.daemon, Duration::from_millis(300))));
+    // Once a path leads there all of it comes.
+    server.streams.lead(Some(seen), None);
+    server.send(seen, b"go on");
+    assert!(drain(&server.daemon, Duration::from_millis(300)) > 1000);
+}
+
+#[test]
+fn what_has_ended_leaves_its_name_to_others_last() {
+    let table = Table::new(NUMBERS);
+    let tuple = |port: u16| FlowTuple {
+        transport: Transport::Tcp,
+        local: ([127, 0, 0, 1], 443).into(),
+        remote: ([127, 0, 0, 1], port).into(),
+    };
+    let add = |port| {
+        let (socket, at) = connection::stand_in(Ipv4Addr::LOCALHOST.into()).expect("a socket");
+        (table.add(tuple(port), Arc::new(socket), at).expect("a number").0, at)
+    };
+    let (number, at) = add(1);
+    let endpoint = table.endpoint(number).expect("an endpoint");
+    assert_eq!(table.way_to(endpoint), Some(at));
+    table.end(number);
+    // Many others come and go, which nothing was sent to.
+    for port in 2..1500 {
+        let (number, at) = add(port);
+        table.end(number);
+        assert!(UdpSocket::bind(at).is_ok(), "nothing is kept of it");
+    }
+    assert_eq!(table.way_to(endpoint), Some(at), "what was sent there still goes nowhere else");
+    // Where there is no other number it is given.
+    let others: Vec<_> = (0..NUMBERS.len() as u16).map(|port| add(2000 + port)).collect();
+    assert_eq!(others.last().map(|(number, _)| *number), Some(number));
+}
+
+#[test]
+fn connections_to_other_addresses_are_others() {
+    let mut host = Host::new(Times::default());
+    let flow = |local: &str| FlowTuple {
+        transport: Transport::Tcp,
+        local: local.parse().expect("an endpoint"),
+        remote: "[2001:db8::1]:50000".parse().expect("an endpoint"),
+    };
+    let port = host.streams.listen("127.0.0.7:0".parse().expect("an endpoint")).expect("listen");
+    assert!(host.streams.own().has(&flow(&format!("127.0.0.7:{port}"))));
+    assert!(!host.streams.own().has(&flow(&format!("127.0.0.8:{port}"))), "a web server's, say");
+    let port = host.streams.listen("0.0.0.0:0".parse().expect("an endpoint")).expect("listen");
+    assert!(host.streams.own().has(&flow(&format!("127.0.0.8:{port}"))));
+    assert!(!host.streams.own().has(&flow(&format!("[::1]:{port}"))));
+    let port = host.streams.listen("[::]:0".parse().expect("an endpoint")).expect("listen");
+    assert!(host.streams.own().has(&flow(&format!("127.0.0.8:{port}"))));
+    assert!(host.streams.own().has(&flow(&format!("[::1]:{port}"))));
+    // An address that is not there yet, as when a host starts.
+    assert!(host.streams.listen("192.0.2.77:0".parse().expect("an endpoint")).is_ok());
 }
 
 #[test]
