@@ -463,6 +463,8 @@ struct socket_record {
 	__u32 threshold;  /* slow start threshold in segments, 0: none; where some is taken for lost, the same as `window` */
 	__u32 least_round_trip; /* microseconds, of the last minutes; all bits set: not measured yet */
 	__u32 sends; /* 1: some of what its program wrote is not acknowledged */
+	__u32 sent_again; /* segments, since it was opened */
+	__u32 zero;
 };
 
 /* What the sender of one connection comes back to (windows.bpf.c). */

@@ -317,6 +317,7 @@ static long look_up_one(__u32 index, struct look *look)
 	record->acknowledged = tcp->bytes_acked;
 	record->received = tcp->bytes_received;
 	record->heard = tcp->segs_in;
+	record->sent_again = tcp->total_retrans;
 	record->round_trip = tcp->srtt_us >> 3;
 	record_window(tcp, record);
 	flow = look->lapsed ? find_flow(&own) : NULL;

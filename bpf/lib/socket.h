@@ -141,6 +141,7 @@ struct tcp_sock {
 	__u32 packets_out;
 	__u32 sacked_out;
 	__u32 retrans_out;
+	__u32 total_retrans;
 	__u32 snd_cwnd;
 	__u32 snd_cwnd_clamp;
 	__u32 snd_ssthresh;

@@ -189,6 +189,8 @@ plain! {
         threshold: u32,
         least_round_trip: u32,
         sends: u32,
+        sent_again: u32,
+        zero: u32,
     }
     struct RawResumption {
         since: u64,

@@ -77,6 +77,8 @@ pub struct TcpSocket {
     pub threshold: Option<u64>,
     /// Some of what its program wrote is not acknowledged.
     pub sends: bool,
+    /// `total_retrans`: segments that were sent again, since it was opened.
+    pub sent_again: u32,
 }
 
 impl TcpSocket {
@@ -125,6 +127,7 @@ impl TcpSocket {
             window: u64::from(raw.window) * u64::from(raw.mss_cache),
             threshold: (raw.threshold > 0).then(|| u64::from(raw.threshold) * u64::from(raw.mss_cache)),
             sends: raw.sends != 0,
+            sent_again: raw.sent_again,
         })
     }
 }

@@ -27,6 +27,8 @@ const ANSWERED_WITHIN: Duration = Duration::from_millis(1400);
 /// The least MTUs that the kernel believes: `ip_rt_min_pmtu`, and RFC 8200 §5.
 const LEAST_MTU_V4: u16 = 552;
 const LEAST_MTU_V6: u16 = 1280;
+/// How much more the last word but one says: the kernel listens to what is less than what it was told before.
+const NEARLY_LEAST: u16 = 48;
 
 /// Senders that are woken before something else has its turn: some 50 ms.
 const AT_ONCE: usize = 1_000;
@@ -70,13 +72,23 @@ struct Round {
     shrink_to: Option<u32>,
     /// What waits, as it was when it was kicked last.
     waiting: HashMap<FlowTuple, TcpSocket>,
-    /// What was told of a loss, as it was then, and of which MTU. Where the segment that is sent again first had
-    /// arrived, the answer says that, and the kernel takes the rest for not lost either (`tcp_try_undo_loss`).
-    told: HashMap<FlowTuple, (TcpSocket, u32)>,
+    /// What was told of a loss. Where the segment that is sent again first had arrived, the answer says that, and the
+    /// kernel takes the rest for not lost either (`tcp_try_undo_loss`).
+    told: HashMap<FlowTuple, Word>,
     /// What stands still though it was answered, with its `snd_una` and since when, until that is mended.
     standing: HashMap<FlowTuple, (u32, Option<Time>)>,
     /// Until then these are looked at, and not woken.
     spared_until: Time,
+}
+
+/// A socket as it was when it was told of a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Word {
+    then: TcpSocket,
+    /// The MTU that it was told of first.
+    mtu: u32,
+    /// That it had sent nothing for it, and was told anew.
+    again: bool,
 }
 
 impl Round {
@@ -255,18 +267,27 @@ impl Kicks {
                     }
                     continue;
                 };
-                match round.told.get(&flow) {
-                    Some((then, mtu)) if took_back(then, socket) => {
-                        let mtu = shrunken(*mtu, socket);
-                        round.told.remove(&flow);
-                        result = shrink(injector, &mut self.told, now, socket, mtu).and(result);
-                        kicked += 1;
+                let least = if flow.local.is_ipv4() { LEAST_MTU_V4 } else { LEAST_MTU_V6 };
+                let anew = match round.told.get_mut(&flow) {
+                    Some(word) if took_back(&word.then, socket) => Some((shrunken(word.mtu, socket), true)),
+                    Some(word) if !first && sent_nothing(&word.then, socket) => {
+                        let last = std::mem::replace(&mut word.again, true);
+                        Some((if last { least } else { least + NEARLY_LEAST }, last))
                     }
-                    Some((then, _)) if is_over(then, socket) => drop(round.told.remove(&flow)),
-                    _ => {}
+                    Some(word) if is_over(&word.then, socket) => {
+                        round.told.remove(&flow);
+                        None
+                    }
+                    _ => None,
+                };
+                if let Some((mtu, last)) = anew {
+                    if last {
+                        round.told.remove(&flow);
+                    }
+                    result = shrink(injector, &mut self.told, now, socket, mtu).and(result);
+                    kicked += 1;
                 }
                 if round.stood_still(now, socket) {
-                    let least = if flow.local.is_ipv4() { LEAST_MTU_V4 } else { LEAST_MTU_V6 };
                     result = shrink(injector, &mut self.told, now, socket, least).and(result);
                     kicked += 1;
                 }
@@ -295,7 +316,7 @@ impl Kicks {
                 let shrink_to = round.shrink_to.or(instead).filter(|_| first && !spared);
                 let shrink_to = shrink_to.filter(|mtu| may_resend(socket, shrunken(*mtu, socket)));
                 if let Some(mtu) = shrink_to {
-                    round.told.insert(flow, (*socket, mtu));
+                    round.told.insert(flow, Word { then: *socket, mtu, again: false });
                     result = shrink(injector, &mut self.told, now, socket, shrunken(mtu, socket)).and(result);
                 }
                 kicked += usize::from(steps > 0 || shrink_to.is_some());
@@ -373,6 +394,14 @@ fn took_back(then: &TcpSocket, now: &TcpSocket) -> bool {
     now.snd_una != then.snd_una && !now.repairs && some_left(then, now)
 }
 
+/// Whether a socket that was told of a loss has sent nothing for it. What is shorter than the MTU that it was told of
+/// still counts as under way, and what it had sent again before its timer's loss was taken back (`tcp_try_undo_loss`)
+/// counts twice: that may be all that its window allows. The least MTU has nearly all taken for lost, and the second
+/// word of it what was sent again as well (`tcp_mark_skb_lost`).
+fn sent_nothing(then: &TcpSocket, now: &TcpSocket) -> bool {
+    now.snd_una == then.snd_una && now.repairs && now.sent_again == then.sent_again
+}
+
 /// Whether a socket that was told of a loss needs no second word: what was lost has arrived, or it is at it.
 fn is_over(then: &TcpSocket, now: &TcpSocket) -> bool {
     !some_left(then, now) || (now.snd_una != then.snd_una && now.repairs)
@@ -419,7 +448,19 @@ mod tests {
             window: 0,
             threshold: None,
             sends: false,
+            sent_again: 0,
         }
+    }
+
+    #[test]
+    fn who_takes_all_for_lost_and_sends_nothing_is_told_again() {
+        let then = TcpSocket { sent_again: 7, ..socket(9000) };
+        let repairs = TcpSocket { repairs: true, ..then };
+        assert!(sent_nothing(&then, &repairs));
+        assert!(!sent_nothing(&then, &then), "its program is using it: it has not heard yet");
+        assert!(!sent_nothing(&then, &TcpSocket { sent_again: 8, ..repairs }), "it has sent");
+        let answered = TcpSocket { snd_una: then.snd_una.wrapping_add(1), ..repairs };
+        assert!(!sent_nothing(&then, &answered), "it is answered, and will");
     }
 
     #[test]
@@ -437,7 +478,7 @@ mod tests {
         let (mut kicks, now) = (Kicks::default(), Time::default());
         kicks.begin(now, PeerId(1), Some(1400));
         assert_eq!(kicks.rounds[&PeerId(1)].spared_until, now, "the first time nobody is");
-        let told = (socket(1).flow, (socket(1), 1400));
+        let told = (socket(1).flow, Word { then: socket(1), mtu: 1400, again: false });
         kicks.rounds.get_mut(&PeerId(1)).expect("a round").told.extend([told]);
         // The path is confirmed.
         let later = now + Duration::from_millis(200);

@@ -551,6 +551,7 @@ mod tests {
             window: 0,
             threshold: None,
             sends: false,
+            sent_again: 0,
         }
     }
 
