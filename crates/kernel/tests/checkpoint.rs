@@ -655,9 +655,13 @@ fn no_socket_ends_for_want_of_answers_while_it_rests() {
         waited(&restored);
         // A daemon after this one finds it so.
         drop(checkpoint);
+        let since = std::time::Instant::now();
         let checkpoint = Checkpoint::freeze(near.try_clone().unwrap().into()).unwrap();
         checkpoint.thaw(&Three::injector(&three.donor)).unwrap();
-        assert_eq!(sockopt::tcp_user_timeout(&near).unwrap(), TIMEOUT, "it has rested for no time since");
+        // What it has rested since counts as little: milliseconds, on a slow machine.
+        let rested = u32::try_from(since.elapsed().as_millis()).unwrap() + 1;
+        let timeout = sockopt::tcp_user_timeout(&near).unwrap();
+        assert!((TIMEOUT..=TIMEOUT + rested).contains(&timeout), "{timeout} after {rested} ms");
         three.destroy(Checkpoint::freeze(near.into()).unwrap());
         three.lead(plan.acceptor_link);
         three.far.sh(LOSE_NO_MORE);
