@@ -141,6 +141,26 @@ impl Round {
         }
     }
 
+    /// The MTU that a sender is to be told of once more, if it was told of a loss. `first`: the word is of a round before
+    /// this one. `least`: that of its family.
+    fn take_word(&mut self, first: bool, socket: &TcpSocket, least: u16) -> Option<u16> {
+        let word = self.told.get_mut(&socket.flow)?;
+        let mtu = if took_back(&word.then, socket) {
+            Some(shrunken(word.mtu, socket))
+        } else if !first && sent_nothing(&word.then, socket) {
+            if !std::mem::replace(&mut word.again, true) {
+                return Some(least + NEARLY_LEAST);
+            }
+            Some(least)
+        } else if is_over(&word.then, socket) {
+            None
+        } else {
+            return None;
+        };
+        self.told.remove(&socket.flow);
+        mtu
+    }
+
     /// Whether a sender has stood still for a round trip though it was answered. Once for each answer.
     fn stood_still(&mut self, now: Time, socket: &TcpSocket) -> bool {
         if !socket.stands_still {
@@ -268,22 +288,7 @@ impl Kicks {
                     continue;
                 };
                 let least = if flow.local.is_ipv4() { LEAST_MTU_V4 } else { LEAST_MTU_V6 };
-                let anew = match round.told.get_mut(&flow) {
-                    Some(word) if took_back(&word.then, socket) => Some((shrunken(word.mtu, socket), true)),
-                    Some(word) if !first && sent_nothing(&word.then, socket) => {
-                        let last = std::mem::replace(&mut word.again, true);
-                        Some((if last { least } else { least + NEARLY_LEAST }, last))
-                    }
-                    Some(word) if is_over(&word.then, socket) => {
-                        round.told.remove(&flow);
-                        None
-                    }
-                    _ => None,
-                };
-                if let Some((mtu, last)) = anew {
-                    if last {
-                        round.told.remove(&flow);
-                    }
+                if let Some(mtu) = round.take_word(first, socket, least) {
                     result = shrink(injector, &mut self.told, now, socket, mtu).and(result);
                     kicked += 1;
                 }
@@ -461,6 +466,12 @@ mod tests {
         assert!(!sent_nothing(&then, &TcpSocket { sent_again: 8, ..repairs }), "it has sent");
         let answered = TcpSocket { snd_una: then.snd_una.wrapping_add(1), ..repairs };
         assert!(!sent_nothing(&then, &answered), "it is answered, and will");
+        let (mut kicks, now) = (Kicks::default(), Time::default());
+        kicks.begin(now, PeerId(1), Some(1400));
+        let round = kicks.rounds.get_mut(&PeerId(1)).expect("a round");
+        round.told.insert(then.flow, Word { then, mtu: 1400, again: false });
+        let said = [1, 2, 3].map(|_| round.take_word(false, &repairs, 552));
+        assert_eq!(said, [Some(600), Some(552), None]);
     }
 
     #[test]
