@@ -141,8 +141,8 @@ impl Round {
         }
     }
 
-    /// The MTU that a sender is to be told of once more, if it was told of a loss. `first`: the word is of a round before
-    /// this one. `least`: that of its family.
+    /// The MTU that a sender is to be told of once more, if it was told of a loss. `first`: the word is of a round
+    /// before this one. `least`: that of its family.
     fn take_word(&mut self, first: bool, socket: &TcpSocket, least: u16) -> Option<u16> {
         let word = self.told.get_mut(&socket.flow)?;
         let mtu = if took_back(&word.then, socket) {
