@@ -70,6 +70,15 @@ pub fn set_not_sent_low_water(socket: BorrowedFd<'_>, bytes: u32) -> Result<(), 
     set(socket, name, &[bytes])
 }
 
+/// What a socket sends leaves by this interface, wherever the routes lead.
+///
+/// # Errors
+/// The kernel's reason: there is no such interface, say.
+pub fn bind_to_interface(socket: BorrowedFd<'_>, index: u32) -> Result<(), Error> {
+    let name = Name { level: libc::SOL_SOCKET, name: libc::SO_BINDTOIFINDEX, text: "SO_BINDTOIFINDEX" };
+    set(socket, name, &[index])
+}
+
 /// Sets an option that takes an array.
 pub(crate) fn set_slice<T: Plain>(socket: BorrowedFd<'_>, option: Name, values: &[T]) -> Result<(), Error> {
     // SAFETY: the slice is valid for reads of its whole size for the duration of the call.

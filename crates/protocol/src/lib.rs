@@ -46,6 +46,7 @@ pub use base::op::windows::{Comeback, SendWindows};
 pub use base::op::{
     AddressOp, Between, Binding, BindingId, BindingOp, Carrier, FlowEntry, FlowOp, KnownPlace, Led, LocalEnd, Manner,
     Op, PeerId, Places, SavedCommunity, SavedPeer, SocketNumbers, StoreOp, TunnelOp, TunnelPath, View, Waits,
+    WantedConnection,
 };
 pub use base::output::{OpDone, OpFailed, OpId, Output, Transmit};
 pub use base::time::Time;

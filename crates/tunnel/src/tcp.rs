@@ -128,10 +128,10 @@ impl Streams {
         Ok(at.port())
     }
 
-    /// Opens a connection to a peer, instead of whichever there is. What becomes of it is
+    /// Opens a connection to a peer, instead of whichever there is, by an interface of choice. What becomes of it is
     /// [told](Self::take_told).
-    pub fn connect(&mut self, peer: PeerId, from: IpAddr, to: SocketAddr) {
-        if let Err(error) = self.command(Command::Connect { peer, from, to }) {
+    pub fn connect(&mut self, peer: PeerId, from: IpAddr, interface: Option<u32>, to: SocketAddr) {
+        if let Err(error) = self.command(Command::Connect { peer, from, interface, to }) {
             tracing::error!(%peer, %to, %error, "cannot connect by TCP");
             let _ = self.told.0.send((peer, None));
             signal(&self.wake);

@@ -158,8 +158,8 @@ pub(super) fn by_tcp(by_tcp: bool) -> &'static str {
 /// What is said below where something goes so.
 pub(super) fn slower(by_tcp: bool) -> &'static str {
     if by_tcp {
-        "What goes by tunnel/tcp goes over TCP, since UDP gets no answer there: it is slower. UDP is tried again every \
-         10 s.\n"
+        "What goes by tunnel/tcp goes over TCP, since UDP gets no answer there: it is slower. UDP is tried again from \
+         time to time.\n"
     } else {
         ""
     }

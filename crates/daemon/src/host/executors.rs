@@ -18,7 +18,7 @@ use whimbrel_kernel::route::RouteSocket;
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_protocol::{
     Binding, BindingId, BindingOp, FlowOp, Op, OpFailed, OpId, PeerId, Refusal, STAND_IN_PORTS, SavedPeer,
-    SocketNumbers, Time,
+    SocketNumbers, Time, WantedConnection,
 };
 use whimbrel_tunnel::Tunnel;
 use whimbrel_tunnel::tcp::Streams;
@@ -214,10 +214,12 @@ impl Host {
         &self.streams
     }
 
-    /// A connection of TCP to a peer is wanted, from where to where, or none any more.
-    pub(crate) fn reach_by_tcp(&mut self, peer: PeerId, wanted: Option<(IpAddr, SocketAddr)>) {
+    /// A connection of TCP to a peer is wanted, or none any more.
+    pub(crate) fn reach_by_tcp(&mut self, peer: PeerId, wanted: Option<WantedConnection>) {
         match wanted {
-            Some((from, to)) => self.streams.connect(peer, from, to),
+            Some(WantedConnection { from, link, to }) => {
+                self.streams.connect(peer, from, link.map(|link| link.0), to);
+            }
             None => self.streams.close(peer),
         }
     }

@@ -299,10 +299,20 @@ pub enum TunnelOp {
     Connect {
         /// The peer.
         peer: PeerId,
-        /// From where, and to where, instead of whichever there is; `None`: none is needed any more. What is under way
-        /// still arrives.
-        wanted: Option<(IpAddr, SocketAddr)>,
+        /// Instead of whichever there is; `None`: none is needed any more. What is under way still arrives.
+        wanted: Option<WantedConnection>,
     },
+}
+
+/// A connection of TCP that is to be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WantedConnection {
+    /// The address of this host's that it is opened from.
+    pub from: IpAddr,
+    /// The link that it leaves by, whichever the routes prefer.
+    pub link: Option<LinkId>,
+    /// Where the peer takes connections.
+    pub to: SocketAddr,
 }
 
 /// What is to be known over a restart.

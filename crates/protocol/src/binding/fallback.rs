@@ -1,7 +1,7 @@
 //! A peer over TCP, as a last resort (decision 0110): when a connection is asked for, what goes by it, and when it is
 //! left again.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use whimbrel_wire::message::Message;
@@ -9,7 +9,7 @@ use whimbrel_wire::message::Message;
 use crate::Time;
 use crate::base::Base;
 use crate::base::event::Event;
-use crate::base::op::{PeerId, TunnelOp};
+use crate::base::op::{PeerId, TunnelOp, WantedConnection};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
@@ -17,8 +17,6 @@ use crate::flow::peers::Away;
 
 /// How long UDP is waited for before TCP is tried beside it (P-251).
 const TCP_AFTER: Duration = Duration::from_secs(2);
-/// How often it is asked whether UDP passes again (P-254).
-const ASK_EVERY: Duration = Duration::from_secs(10);
 /// How long a connection stays that nothing goes by any more: the peer may send by it still (P-255).
 const CLOSE_AFTER: Duration = Duration::from_secs(5);
 
@@ -56,16 +54,22 @@ impl BindingLayer {
 
     /// It is time to look whether a peer is to be reached by TCP, or still is.
     pub(super) fn look_at_fallback(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        let Some(peer) = bound!(self, &id) else { return };
+        let Some(peer) = bound_mut!(self, &id) else { return };
         let (by_tcp, here) = (peer.path.is_by_tcp(), peer.path.stand_in());
         if by_tcp && here == Some(peer.path.remote()) {
-            self.ask_directly(now, id, base);
+            if peer.path.asks_later() {
+                base.set_timer(Timer::Fallback(id), now + peer.path.asks_every());
+            } else {
+                self.ask_directly(now, id, base);
+            }
         } else if self.needs_tcp(now, id, base) {
             self.connect(now, id, base);
             if let (Some(endpoint), false) = (here, by_tcp) {
                 self.try_by_tcp(now, id, endpoint, base);
             }
-        } else if peer.binding.update.is_some() && peer.path.any_stand_in().is_some() {
+        } else if bound!(self, &id)
+            .is_some_and(|peer| peer.binding.update.is_some() && peer.path.any_stand_in().is_some())
+        {
             base.set_timer(Timer::Fallback(id), now + CLOSE_AFTER);
         } else {
             self.end_fallback(id, base);
@@ -82,14 +86,19 @@ impl BindingLayer {
     fn connect(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
         let mut addresses = vec![peer.path.direct().ip()];
-        addresses.extend(peer.whereabouts(base.config().port, false).iter().map(SocketAddr::ip));
-        addresses.dedup();
+        for address in peer.whereabouts(base.config().port, false).iter().map(SocketAddr::ip) {
+            // What a peer says is no reason to connect to this host itself.
+            let is_elsewhere = !address.is_loopback() && base.attachments().at(address).is_none();
+            if is_elsewhere && !address.is_multicast() && !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
         if let Some(wanted) = peer.path.ask_for_connection(now, &addresses) {
             self.ask_for_tcp(id, Some(wanted), base);
         }
     }
 
-    fn ask_for_tcp(&self, peer: PeerId, wanted: Option<(IpAddr, SocketAddr)>, base: &mut Base) {
+    fn ask_for_tcp(&self, peer: PeerId, wanted: Option<WantedConnection>, base: &mut Base) {
         base.ask(TunnelOp::Connect { peer, wanted }, Asked::Effect("reaching a peer over TCP"));
     }
 
@@ -143,8 +152,8 @@ impl BindingLayer {
     /// The peer is asked whether it hears by UDP again (P-254).
     fn ask_directly(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let token = base.random().u64();
-        base.set_timer(Timer::Fallback(id), now + ASK_EVERY);
         let Some(peer) = bound_mut!(self, &id) else { return };
+        base.set_timer(Timer::Fallback(id), now + peer.path.asks_every());
         let Some(source) = peer.path.source() else { return };
         let mut places = vec![peer.path.direct()];
         places.extend(peer.whereabouts(base.config().port, false));
@@ -161,6 +170,7 @@ impl BindingLayer {
         let Some(peer) = bound_mut!(self, &id) else { return };
         let Some(attachment) = peer.path.attachment().filter(|_| peer.path.is_by_tcp()) else { return };
         peer.path.confirm(at);
+        peer.path.on_returned(now);
         self.arrive(now, id, attachment, meanwhile, base);
         self.refresh_sets(base);
     }

@@ -5,8 +5,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use crate::Time;
+
+/// UDP that has passed for so long is taken to pass.
+const LASTS: Duration = Duration::from_secs(60);
 
 /// Ports of endpoints that stand for connections of TCP (P-253). No NAT gives these to datagrams from ports above them
 /// (RFC 4787, REQ-3).
@@ -32,6 +36,12 @@ pub(super) struct Fallback {
     /// The question whether it is there by UDP again, and where it went; how many have gone out.
     pub(super) asked: Option<(SocketAddr, u64)>,
     pub(super) questions: u32,
+    /// None has gone out since the connection was last taken into use.
+    pub(super) unasked: bool,
+    /// When UDP was gone back to last, and from which address.
+    pub(super) returned: Option<(Time, IpAddr)>,
+    /// How often in a row that did not last, at which address.
+    pub(super) regrets: Option<(IpAddr, u32)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +62,25 @@ pub(super) enum State {
 impl Fallback {
     pub(super) fn new(remote: SocketAddr) -> Self {
         let (state, expected, asked) = (State::Closed, false, None);
-        Self { port: 0, direct: remote, state, failed: 0, expected, asked, questions: 0 }
+        let (returned, regrets) = (None, None);
+        Self {
+            port: 0,
+            direct: remote,
+            state,
+            failed: 0,
+            expected,
+            asked,
+            questions: 0,
+            unasked: true,
+            returned,
+            regrets,
+        }
+    }
+
+    /// TCP is needed at an address: UDP may have been gone back to too soon.
+    pub(super) fn regret(&mut self, now: Time, from: IpAddr) {
+        let Some((returned, at)) = self.returned.take() else { return };
+        let before = self.regrets.filter(|(regretted, _)| *regretted == from).map_or(0, |(_, times)| times);
+        self.regrets = (at == from && now.since(returned) < LASTS).then_some((from, before + 1));
     }
 }

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::Time;
+use crate::base::op::WantedConnection;
 use crate::path::fallback::{State, stands_in};
 use crate::path::paths::Paths;
 
@@ -13,6 +14,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 /// After so many the pause does not grow any more.
 const PAUSES: u32 = 9;
+
+/// How often it is asked whether UDP passes again, and how many times that is doubled at the most.
+const ASK_EVERY: Duration = Duration::from_secs(10);
+const REGRETS: u32 = 4;
 
 /// The pause after so many in a row that came to nothing.
 fn pause(failed: u32) -> Duration {
@@ -48,6 +53,13 @@ impl Paths {
         } else if remote != self.remote {
             self.fallback.failed = 0;
             self.fallback.questions = 0;
+            self.fallback.unasked = true;
+        }
+        if let State::Open { endpoint, left, .. } = &mut self.fallback.state
+            && *endpoint == remote
+        {
+            // UDP was gone back to for nothing.
+            *left = false;
         }
         self.remote = remote;
     }
@@ -75,7 +87,7 @@ impl Paths {
 
     /// The caller is to open a connection: from where, and to which of these addresses. `None`: it is asked already, or
     /// it is too early.
-    pub(crate) fn ask_for_connection(&mut self, now: Time, addresses: &[IpAddr]) -> Option<(IpAddr, SocketAddr)> {
+    pub(crate) fn ask_for_connection(&mut self, now: Time, addresses: &[IpAddr]) -> Option<WantedConnection> {
         let (from, port) = (self.source?, self.fallback.port);
         match self.fallback.state {
             State::Failed(until) if until > now => return None,
@@ -86,7 +98,25 @@ impl Paths {
         let to = alike.clone().nth(self.fallback.failed as usize % alike.clone().count().max(1));
         let to = to.or_else(|| alike.next()).filter(|_| port != 0)?;
         self.fallback.state = State::Asked(from);
-        Some((from, SocketAddr::new(*to, port)))
+        self.fallback.regret(now, from);
+        Some(WantedConnection { from, link: self.own_link(), to: SocketAddr::new(*to, port) })
+    }
+
+    /// UDP is gone back to.
+    pub(crate) fn on_returned(&mut self, now: Time) {
+        self.fallback.returned = self.source.map(|source| (now, source));
+    }
+
+    /// Whether it is too soon for the first question whether UDP passes again, since it did not for long.
+    pub(crate) fn asks_later(&mut self) -> bool {
+        std::mem::take(&mut self.fallback.unasked) && self.asks_every() > ASK_EVERY
+    }
+
+    /// How often it is asked whether UDP passes again: less often each time that it did not for long, where this host
+    /// is (P-254).
+    pub(crate) fn asks_every(&self) -> Duration {
+        let regrets = self.fallback.regrets.filter(|(at, _)| self.source == Some(*at));
+        ASK_EVERY * 2u32.pow(regrets.map_or(0, |(_, times)| times.min(REGRETS)))
     }
 
     /// A connection is open. Tells whether it is from where this host is.

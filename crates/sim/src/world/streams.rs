@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_protocol::{PeerId, STAND_IN_PORTS, SavedPeer};
+use whimbrel_protocol::{PeerId, Routes, STAND_IN_PORTS, SavedPeer, WantedConnection};
 use whimbrel_wire::Transport;
 
 use super::World;
@@ -42,13 +42,16 @@ impl World {
     }
 
     /// A host's node wants a connection, or none any more.
-    pub(super) fn connect_stream(&mut self, host: HostId, peer: PeerId, wanted: Option<(IpAddr, SocketAddr)>) {
+    pub(super) fn connect_stream(&mut self, host: HostId, peer: PeerId, wanted: Option<WantedConnection>) {
         // What the far end has sent by the one before still arrives.
         self.streams
             .iter_mut()
             .filter(|end| end.host == host && end.peer == Some(peer))
             .for_each(|end| end.peer = None);
-        if let Some((from, to)) = wanted {
+        if let Some(WantedConnection { from, link, to }) = wanted {
+            // Without a link it goes where the routes lead, and does not come back from there.
+            let leaves = link.is_some() || self.hosts[host.0].routes().source_for(to.ip()) == Some(from);
+            let to = if leaves { to } else { SocketAddr::new(to.ip(), 0) };
             self.later(CONNECTING, What::Connected(host, peer, from, to));
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use whimbrel_protocol::{Config, Event, STAND_IN_PORTS};
 use whimbrel_sim::{Carried, FlowId, HostId, World};
 
-use crate::common::{AWAY, FURTHER, HOME, SECOND, Two, settle_as};
+use crate::common::{AWAY, FURTHER, HOME, SECOND, Two, address, settle_as};
 
 const PORT: u16 = 443;
 
@@ -180,4 +180,51 @@ fn who_was_away_is_found_again_within_half_as_long_again() {
         world.assert_delivering(2 * SECOND);
         world.check();
     }
+}
+
+#[test]
+fn udp_that_passes_for_moments_is_gone_back_to_less_and_less() {
+    let (Two { mut world, client, server, away, further, .. }, _) = flowing(2601, 3);
+    // Moved flows go by the tunnel there: what is rewritten does not pass.
+    world.strips_options = true;
+    world.set_udp(away, false);
+    world.move_to(client, away, AWAY);
+    assert!(world.wait(5 * SECOND, |world| is_by_tcp(world, server)));
+    let mut waited = Vec::new();
+    for _ in 0..5 {
+        let since = world.now();
+        world.set_udp(away, true);
+        assert!(world.wait(200 * SECOND, |world| !is_by_tcp(world, client) && !is_by_tcp(world, server)));
+        waited.push(world.now().since(since).as_secs());
+        world.run_for(SECOND);
+        world.set_udp(away, false);
+        assert!(world.wait(60 * SECOND, |world| is_by_tcp(world, client) && is_by_tcp(world, server)));
+        world.assert_delivering(2 * SECOND);
+    }
+    assert!(waited[0] <= 10 && waited.iter().sum::<u64>() > 100, "{waited:?}");
+    // Elsewhere nothing is known of that.
+    world.set_udp(further, false);
+    world.move_to(client, further, FURTHER);
+    assert!(world.wait(5 * SECOND, |world| is_by_tcp(world, server)));
+    world.set_udp(further, true);
+    assert!(world.wait(11 * SECOND, |world| !is_by_tcp(world, client) && !is_by_tcp(world, server)));
+    world.check();
+}
+
+#[test]
+fn a_connection_leaves_by_the_network_that_was_chosen() {
+    let server = Config { tcp_port: PORT, ..Config::default() };
+    let mut two = Two::nowhere(2611, Config::default(), server);
+    two.world.attach(two.client, two.away, AWAY);
+    two.world.attach(two.client, two.home, HOME);
+    two.flow(2);
+    let Two { mut world, client, server, away, .. } = two;
+    assert_eq!(world.peer(client).source, Some(address(HOME)), "the routes lead there");
+    world.hand_off(client, Some(AWAY));
+    world.assert_delivering(2 * SECOND);
+    assert_eq!(world.peer(client).source, Some(address(AWAY)));
+    world.strips_options = true;
+    world.set_udp(away, false);
+    assert!(world.wait(60 * SECOND, |world| is_by_tcp(world, client) && is_by_tcp(world, server)));
+    world.check();
 }

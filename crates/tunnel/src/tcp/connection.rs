@@ -13,7 +13,7 @@ use rustix::net::sockopt::{
     set_tcp_keepidle, set_tcp_keepintvl, set_tcp_nodelay, set_tcp_user_timeout,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
-use whimbrel_kernel::sockopt::set_not_sent_low_water;
+use whimbrel_kernel::sockopt::{bind_to_interface, set_not_sent_low_water};
 use whimbrel_wire::{FlowTuple, PeerId, Transport};
 
 use super::Times;
@@ -104,11 +104,12 @@ pub(super) fn stand_in(like: IpAddr) -> io::Result<(UdpSocket, SocketAddr)> {
     Ok((socket, at))
 }
 
-/// Begins to connect from an address of this host's.
-pub(super) fn begin(from: IpAddr, to: SocketAddr) -> io::Result<(TcpStream, FlowTuple)> {
+/// Begins to connect from an address of this host's, by an interface of choice.
+pub(super) fn begin(from: IpAddr, interface: Option<u32>, to: SocketAddr) -> io::Result<(TcpStream, FlowTuple)> {
     let family = if from.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: OwnedFd = socket_with(family, SocketType::STREAM, flags, None)?;
+    interface.map_or(Ok(()), |index| bind_to_interface(socket.as_fd(), index)).map_err(io::Error::other)?;
     bind(&socket, &SocketAddr::new(from, 0))?;
     let stream = TcpStream::from(socket);
     let local = stream.local_addr()?;

@@ -25,7 +25,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) enum Command {
     Listen(TcpListener),
-    Connect { peer: PeerId, from: IpAddr, to: SocketAddr },
+    Connect { peer: PeerId, from: IpAddr, interface: Option<u32>, to: SocketAddr },
     Close(PeerId),
 }
 
@@ -222,9 +222,9 @@ impl Pump {
         loop {
             match self.commands.try_recv() {
                 Ok(Command::Listen(listener)) => self.listener = Some(listener),
-                Ok(Command::Connect { peer, from, to }) => {
+                Ok(Command::Connect { peer, from, interface, to }) => {
                     self.close(peer, now);
-                    if let Err(error) = self.connect(peer, from, to, now) {
+                    if let Err(error) = self.connect(peer, from, interface, to, now) {
                         tracing::info!(%peer, %to, %error, "cannot connect by TCP");
                         self.tell(peer, None);
                     }
@@ -241,8 +241,15 @@ impl Pump {
         of_peer.for_each(|connection| connection.close(now));
     }
 
-    fn connect(&mut self, peer: PeerId, from: IpAddr, to: SocketAddr, now: Instant) -> io::Result<()> {
-        let (stream, tuple) = begin(from, to)?;
+    fn connect(
+        &mut self,
+        peer: PeerId,
+        from: IpAddr,
+        interface: Option<u32>,
+        to: SocketAddr,
+        now: Instant,
+    ) -> io::Result<()> {
+        let (stream, tuple) = begin(from, interface, to)?;
         let again = stream.try_clone()?;
         self.add(Some(peer), tuple, stream, now)?;
         // It is known as this module's before its first segment leaves.

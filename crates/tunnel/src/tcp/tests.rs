@@ -43,7 +43,7 @@ impl Host {
     }
 
     fn connect(&mut self, to: SocketAddr) -> SocketAddr {
-        self.streams.connect(PEER, to.ip(), to);
+        self.streams.connect(PEER, to.ip(), None, to);
         let (peer, endpoint) = self.told();
         assert_eq!(peer, PEER);
         endpoint.expect("a connection")
@@ -140,8 +140,19 @@ fn the_end_of_a_connection_is_told_and_its_endpoint_goes_nowhere_else() {
     assert_eq!((client.streams.way_to(endpoint), client.streams.named(way.expect("a way"))), (way, None));
     assert!(UdpSocket::bind(way.expect("a way")).is_err(), "nobody else gets what is sent there");
     // Nobody listens there now.
-    client.streams.connect(PEER, at.ip(), at);
+    client.streams.connect(PEER, at.ip(), None, at);
     assert_eq!(client.told(), (PEER, None));
+}
+
+#[test]
+fn a_connection_leaves_by_the_interface_that_is_named() {
+    let (_server, at) = Host::listening(times());
+    let mut client = Host::new(times());
+    // The first interface of each namespace is the loopback one.
+    for (interface, connects) in [(Some(1), true), (Some(999_999), false)] {
+        client.streams.connect(PEER, at.ip(), interface, at);
+        assert_eq!(client.told().1.is_some(), connects);
+    }
 }
 
 #[test]
