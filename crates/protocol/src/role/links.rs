@@ -27,7 +27,7 @@ use crate::binding::lead::Silence;
 use crate::path::paths::Wants;
 use crate::role::links::damp::{Damping, Trial, Tried};
 use crate::role::links::select::LinkWish;
-use crate::role::links::watch::{Verdict, Watch};
+use crate::role::links::watch::{Shown, Verdict, Watch};
 use crate::role::links::wishes::Wished;
 use crate::role::{At, Role};
 
@@ -212,8 +212,12 @@ impl LinksRole {
         loop {
             let Some(watched) = self.peers.get_mut(&id) else { return };
             let Some(paths) = at.low.path().paths(&id) else { return };
-            // As long as it is not known how much is lost, no question is saved.
-            let shown = watched.traffic.is_some() && paths.is_loss_known();
+            let shown = match watched.traffic {
+                None => Shown::Never,
+                // As long as it is not known how much is lost, no question is saved.
+                Some(_) if !paths.is_loss_known() => Shown::Doubted,
+                Some(_) => Shown::Always,
+            };
             let (heard, pace) = (paths.heard(), paths.pace());
             let verdict = watched.watch.poll(at.now, heard, vigilant, shown, &thresholds, &pace);
             let between = watched.traffic.map(|(between, _)| between);

@@ -36,9 +36,10 @@ impl LinksRole {
 
     /// When something last came from a peer, be it the peer's or not.
     pub(crate) fn handle_heard(&mut self, id: PeerId, between: Between, heard: Option<Time>, at: &mut At<'_>) {
+        let thresholds = self.thresholds();
         let Some(watched) = self.peers.get_mut(&id) else { return };
         if watched.traffic.is_some_and(|(of, _)| of == between) {
-            watched.watch.notice(heard.unwrap_or_default());
+            watched.watch.notice(heard.unwrap_or_default(), &thresholds);
         }
         self.look(id, at);
     }

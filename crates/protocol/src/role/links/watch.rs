@@ -14,7 +14,8 @@ const LATE: Duration = Duration::from_millis(10);
 const BACK: Duration = Duration::from_secs(1);
 /// How often a doubt begins anew since it was woken late. After that lateness only puts it off.
 const ANEW_MOST: u8 = 3;
-/// For how long what anybody may have sent counts as a sign of life, since something authentic has come (P-261).
+/// For how long what anybody may have sent counts as a sign of life, since something authentic has come, and since a
+/// doubt began (P-261).
 const TRUSTED: Duration = Duration::from_millis(500);
 /// The longest pause between questions on a path that is silent and has nothing to take its place.
 const PAUSE_LONGEST: Duration = Duration::from_secs(1);
@@ -32,6 +33,16 @@ pub(super) enum Verdict {
     Silent(Duration),
 }
 
+/// Where it can be told whether anything has come by a path, whoever sent it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shown {
+    Never,
+    /// Before it counts as silent.
+    Doubted,
+    /// Before it is asked, too.
+    Always,
+}
+
 /// How a path stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -46,6 +57,7 @@ enum State {
         begun: Time,
         asked: u32,
         anew: u8,
+        looked: Looked,
         next: Time,
     },
     /// As many questions went unanswered as no chance takes.
@@ -81,16 +93,31 @@ impl Watch {
     /// Something that is usually answered was not, since then: it is asked, and no sooner than at that moment.
     pub(super) fn suspect(&mut self, now: Time, since: Time, at: Time) {
         if matches!(self.state, State::Quiet | State::Good { .. }) {
-            self.state = State::Doubt { since, begun: now, asked: 0, anew: 0, next: at.max(now) };
+            self.state =
+                State::Doubt { since, begun: now, asked: 0, anew: 0, looked: Looked::NotYet, next: at.max(now) };
         }
     }
 
     /// Something came by it last at that time, as far as anybody can tell who does not ask. It puts a question off for
-    /// a while, and ends no doubt.
-    pub(super) fn notice(&mut self, at: Time) {
-        let at = at.min(self.authentic + TRUSTED);
-        if let State::Good { heard, looked } = &mut self.state {
-            (*heard, *looked) = if at > *heard { (at, Looked::NotYet) } else { (*heard, Looked::Nothing) };
+    /// a while, and the end of a doubt: where a queue fills, answers are late, and all else comes.
+    pub(super) fn notice(&mut self, at: Time, thresholds: &SilenceThresholds) {
+        let seen = self.seen;
+        match &mut self.state {
+            State::Good { heard, looked } => {
+                let at = at.min(self.authentic + TRUSTED);
+                (*heard, *looked) = if at > *heard { (at, Looked::NotYet) } else { (*heard, Looked::Nothing) };
+            }
+            State::Doubt { begun, asked, looked: looked @ Looked::UnderWay, next, .. } => {
+                let until = (at + thresholds.second).min(*begun + TRUSTED);
+                (*looked, *next) = if at > *begun && until > seen {
+                    // One more, should the others be lost.
+                    *asked = asked.saturating_sub(1);
+                    (Looked::NotYet, until)
+                } else {
+                    (Looked::Nothing, seen)
+                };
+            }
+            State::Quiet | State::Doubt { .. } | State::Silent { .. } => {}
         }
     }
 
@@ -134,13 +161,13 @@ impl Watch {
     }
 
     /// Takes in when something authentic came by it last, and tells what is to be done. To be called until it has
-    /// nothing more to say. `shown`: it can be told whether anything has come.
+    /// nothing more to say.
     pub(super) fn poll(
         &mut self,
         now: Time,
         heard: Time,
         vigilant: bool,
-        shown: bool,
+        shown: Shown,
         thresholds: &SilenceThresholds,
         pace: &Pace,
     ) -> Option<Verdict> {
@@ -163,15 +190,15 @@ impl Watch {
                 if since + thresholds.first.max(pace.answer) > now {
                     return None;
                 }
-                if shown && *looked == Looked::NotYet && now < self.authentic + TRUSTED {
+                if shown == Shown::Always && *looked == Looked::NotYet && now < self.authentic + TRUSTED {
                     *looked = Looked::UnderWay;
                     return Some(Verdict::Look);
                 }
                 let next = now + pace.answer;
-                self.state = State::Doubt { since, begun: now, asked: 1, anew: 0, next };
+                self.state = State::Doubt { since, begun: now, asked: 1, anew: 0, looked: Looked::NotYet, next };
                 Some(Verdict::Ask)
             }
-            State::Doubt { since, begun, asked, next, .. } => {
+            State::Doubt { since, begun, asked, looked, next, .. } => {
                 let least = *begun + thresholds.second.saturating_sub(thresholds.first);
                 if *asked < pace.asks {
                     *asked += 1;
@@ -182,6 +209,10 @@ impl Watch {
                 if now < least {
                     *next = least;
                     return None;
+                }
+                if shown != Shown::Never && *looked == Looked::NotYet && now < *begun + TRUSTED {
+                    (*looked, *next) = (Looked::UnderWay, now + LATE);
+                    return Some(Verdict::Look);
                 }
                 let silent = now.since(*since);
                 let (since, begun, pause) = (*since, *begun, pace.answer);
@@ -214,10 +245,10 @@ impl Watch {
         match &mut self.state {
             State::Quiet => {}
             State::Good { heard, .. } => *heard = *heard + lag,
-            State::Doubt { since, begun, asked, anew, next } => {
+            State::Doubt { since, begun, asked, anew, looked, next } => {
                 (*since, *begun, *next) = (*since + lag, *begun + lag, now);
                 if *anew < ANEW_MOST {
-                    (*anew, *asked) = (*anew + 1, 0);
+                    (*anew, *asked, *looked) = (*anew + 1, 0, Looked::NotYet);
                 }
             }
             State::Silent { begun, next, .. } => (*begun, *next) = (*begun + lag, now),
@@ -279,7 +310,7 @@ mod tests {
                     self.heard = now;
                 }
                 while let Some(verdict) =
-                    self.watch.poll(now, self.heard, self.vigilant, false, &thresholds, &self.pace)
+                    self.watch.poll(now, self.heard, self.vigilant, Shown::Never, &thresholds, &self.pace)
                 {
                     match verdict {
                         Verdict::Silent(silence) => self.silent.push((now, silence)),
@@ -372,18 +403,25 @@ mod tests {
         let thresholds = SilenceThresholds::default();
         for state in [
             State::Good { heard: start(), looked: Looked::NotYet },
-            State::Doubt { since: start(), begun: start(), asked: 2, anew: 0, next: start() + ms(5) },
+            State::Doubt {
+                since: start(),
+                begun: start(),
+                asked: 2,
+                anew: 0,
+                looked: Looked::NotYet,
+                next: start() + ms(5),
+            },
         ] {
             let mut watch = Watch { state, seen: start(), authentic: start(), late: false };
             let later = start() + ms(7_200_000);
-            let verdict = watch.poll(later, start(), true, false, &thresholds, &LAN);
+            let verdict = watch.poll(later, start(), true, Shown::Never, &thresholds, &LAN);
             assert!(!matches!(verdict, Some(Verdict::Silent(_))), "{state:?}: {verdict:?}");
             assert!(watch.take_late());
             let back = start() + ms(60);
             let before = watch;
-            assert_eq!(watch.poll(later, start(), true, false, &thresholds, &LAN), None);
+            assert_eq!(watch.poll(later, start(), true, Shown::Never, &thresholds, &LAN), None);
             assert_eq!(watch.state, before.state, "told in another order");
-            assert_eq!(watch.poll(back, start(), true, false, &thresholds, &LAN), None, "and back");
+            assert_eq!(watch.poll(back, start(), true, Shown::Never, &thresholds, &LAN), None, "and back");
             assert_eq!(watch.due(&thresholds, &LAN), Some(back + ms(30)));
         }
     }
@@ -422,7 +460,7 @@ mod tests {
             for late in late {
                 let due = watch.due(&thresholds, &pace).unwrap_or(now);
                 now = (due + ms(late)).max(now);
-                while let Some(verdict) = watch.poll(now, heard, true, false, &thresholds, &pace) {
+                while let Some(verdict) = watch.poll(now, heard, true, Shown::Never, &thresholds, &pace) {
                     prop_assert!(!matches!(verdict, Verdict::Silent(_)));
                 }
                 // The answer is read once this has been seen to.
