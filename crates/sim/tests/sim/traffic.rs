@@ -243,3 +243,33 @@ fn a_queue_that_fills_is_no_silence() {
         }
     }
 }
+
+/// Somebody answers in the peer's name for a while, and then does not, again and again: what is overdue by that has the
+/// peer asked once a second.
+#[test]
+fn what_is_forged_has_nobody_ask_all_the_time() {
+    for seed in seeds(3, 20) {
+        let (Two { mut world, client, home, .. }, flow) = with_two(seed, IDLE, SHORT);
+        world.answer(flow, 1, Answering::Never);
+        world.run_for(40 * SECOND);
+        let of = world.flow(flow).tuples[0];
+        let body = Body::Data { flow, end: 1, acknowledgement: true };
+        let forged =
+            Packet { transport: Transport::Tcp, source: of.remote, destination: of.local, origin: client, body };
+        let (before, overdue, begun) = (world.datagrams(), world.overdue, world.now());
+        while world.now() < begun + 60 * SECOND {
+            for number in 0..70 {
+                world.send(flow, 0);
+                if number < 40 {
+                    world.launch(home, forged.clone());
+                }
+                world.run_for(ms(5));
+            }
+        }
+        let (asked, overdue) = (world.datagrams() - before, world.overdue - overdue);
+        eprintln!("seed {seed}: {overdue} overdue, {asked} datagrams of both ends in a minute");
+        assert!(overdue > 100, "seed {seed}: {overdue}");
+        assert!(asked <= 2 * 60 + 20, "seed {seed}: {asked} for {overdue}");
+        assert_eq!(found_silent(&world, client), 0, "seed {seed}");
+    }
+}
