@@ -424,17 +424,25 @@ fn introduced_at(daemon: &Whimbrel, end: Side, pair: &FlowPair) -> Result<f64> {
 fn connecting(lab: &mut Lab) -> Result<()> {
     let mut world = World::new(lab, far("a"), far("b"))?;
     let t = world.add(lab, SiteSpec::named("t"))?;
-    let (mut client, mut server) = world.daemons()?;
+    let mut client =
+        world.laptop.whimbrel_with("[[policy]]\nprogram = \"bash\"\nremote_port = 7778\nprotect = false\n")?;
+    let mut server = world.server.whimbrel()?;
     let mut known = world.stream()?;
     client.wait_introduced(&known, LONG)?;
-    // What is asked of this port is not answered.
+    // What is asked of these ports is not answered.
     world.server.nft(
-        "table inet deaf {\nchain input {\ntype filter hook input priority filter;\ntcp dport 7777 drop\n}\n}\n",
+        "table inet deaf {\nchain input {\ntype filter hook input priority filter;\ntcp dport 7777-7778 drop\n}\n}\n",
     )?;
+    let _left_alone = connect_to(&world, world.at_server.ipv4()?, 7778)?;
+    let waits = |world: &World| {
+        let listed = world.laptop.command("ss").args(["-Htn", "state", "syn-sent", "dport = 7778"]).run();
+        listed.is_ok_and(|listed| !listed.trim().is_empty())
+    };
+    wait_until(LONG, "a connection that is left alone is being made", || waits(&world))?;
     let b = world.b.clone();
     for server_moves in [false, true] {
         let address = world.at_server.ipv4()?;
-        let mut program = connect_to(&world, address)?;
+        let mut program = connect_to(&world, address, 7777)?;
         wait_until(LONG, "the connection is being made", || is_in(&world.laptop, "syn-sent", address))?;
         if server_moves {
             world.roam_server(&t)?;
@@ -448,6 +456,7 @@ fn connecting(lab: &mut Lab) -> Result<()> {
         expect!(!status.success(), "it says that it is connected");
         expect!(program.stderr().contains("onnection abort"), "it hears something else: {}", program.stderr());
         expect!(took < PROMPT * patience(), "it hears of it after {took:?}");
+        expect!(waits(&world), "a connection that is left alone was ended");
         known.wait_progress(SOME, LONG)?;
     }
     let mut fresh = world.stream()?;
@@ -539,7 +548,7 @@ fn listen_to(world: &World, address: IpAddr) -> Result<crate::Process> {
     world.laptop.command("bash").args(["-o", "errexit", "-c", &script]).label("accepting").spawn()
 }
 
-fn connect_to(world: &World, address: IpAddr) -> Result<crate::Process> {
-    let script = format!("exec 3<>/dev/tcp/{address}/7777");
+fn connect_to(world: &World, address: IpAddr, port: u16) -> Result<crate::Process> {
+    let script = format!("exec 3<>/dev/tcp/{address}/{port}");
     world.laptop.command("bash").args(["-c", &script]).label("connecting").spawn()
 }

@@ -65,6 +65,8 @@ pub(crate) struct Host {
     pub(crate) injector: Injector,
     pub(crate) routes: RouteSocket,
     pub(crate) connections: SockDiag,
+    /// What is wanted for connections: those that nobody has taken in hand yet are judged when they are to be ended.
+    pub(super) policies: Policies,
     /// This host's settings for sockets.
     pub(crate) defaults: Option<Defaults>,
     pub(crate) endpoints: Endpoints,
@@ -152,6 +154,7 @@ impl Host {
             injector: Injector::open()?,
             routes: RouteSocket::open()?,
             connections: SockDiag::open()?,
+            policies: Policies::default(),
             defaults: None,
             endpoints: Endpoints::default(),
             kept_to: None,
@@ -227,6 +230,7 @@ impl Host {
     /// Takes in what policies want programs to be shown.
     pub(crate) fn set_policies(&mut self, policies: &Policies) {
         self.names.set_policy(policies.ask_for_views(), policies.lasting_programs());
+        self.policies = policies.clone();
         self.apply_names();
     }
 

@@ -1,6 +1,6 @@
 //! Sockets of this host, in its own network namespace and in those of endpoints.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use std::time::Duration;
 use whimbrel_datapath::{Datapath, TcpSocket};
 use whimbrel_kernel::checkpoint::{Checkpoint, Defaults, Unmovable};
 use whimbrel_kernel::inject::Injector;
-use whimbrel_kernel::namespace;
 use whimbrel_kernel::sock_diag::{self, SockDiag, TcpState};
+use whimbrel_kernel::{namespace, process};
 use whimbrel_protocol::{FlowEntry, LocalEnd, OpFailed, PeerId, Refusal, Time};
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::snapshot::{OptionKind, Snapshot as Snapshotted};
@@ -216,15 +216,24 @@ impl Host {
     }
 
     /// Ends the sockets that connect to these addresses and have no answer, of some only those that do so from one of
-    /// its own that this host does not have any more.
+    /// its own that this host does not have any more. Those that policy leaves alone it leaves alone here as well.
     pub(crate) fn end_connecting(&mut self, remotes: &BTreeMap<IpAddr, bool>) -> Result<(), whimbrel_kernel::Error> {
         let own = own_addresses(&self.network);
-        for socket in self.connections.tcp(&[TcpState::SynSent])? {
+        let mut connecting = self.connections.tcp(&[TcpState::SynSent])?;
+        connecting.retain(|socket| {
             let tuple = &socket.tuple;
-            if remotes.get(&tuple.remote.ip()).is_some_and(|left| !(*left && own.contains(&tuple.local.ip()))) {
-                self.connections.destroy(&socket)?;
-                tracing::debug!(flow = %tuple, "ended before it was there: an end has moved");
+            remotes.get(&tuple.remote.ip()).is_some_and(|left| !(*left && own.contains(&tuple.local.ip())))
+        });
+        let asked: HashSet<u32> =
+            connecting.iter().filter(|it| self.policies.asks_for_holders(&it.tuple)).map(|it| it.inode).collect();
+        let holders = if asked.is_empty() { HashMap::new() } else { process::holders(&asked) };
+        for socket in connecting {
+            let holders = holders.get(&socket.inode).map_or(&[][..], Vec::as_slice);
+            if self.policies.verdict(&socket.tuple, holders).excluded_by().is_some() {
+                continue;
             }
+            self.connections.destroy(&socket)?;
+            tracing::debug!(flow = %socket.tuple, "ended before it was there: an end has moved");
         }
         Ok(())
     }

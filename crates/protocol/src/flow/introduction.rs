@@ -674,13 +674,17 @@ impl FlowLayer {
     }
 
     /// There is another session with a peer, which may have started anew: what could not be introduced is tried again.
-    pub(crate) fn introduce_failed(&mut self, now: Time, id: PeerId) {
+    /// What has no address here any more cannot be, and keeps its reason.
+    pub(crate) fn introduce_failed(&mut self, now: Time, id: PeerId, base: &Base) {
         let Some(peer) = self.path.session().peer(&id) else { return };
-        let mut young = Vec::new();
+        let (mut young, mut gone) = (Vec::new(), Vec::new());
         for address in peer.answers_at().iter().filter(|address| self.path.session().contacts().is_known(**address, id))
         {
             for flow in self.flows.take_failed(*address) {
-                if let Some(known) = self.flows.get_mut(&flow)
+                let local = flow.local.ip();
+                if base.attachments().is_gone(local) && !base.attachments().is_behind(local) {
+                    gone.push(flow);
+                } else if let Some(known) = self.flows.get_mut(&flow)
                     && matches!(known.stage, Stage::Failed(_))
                 {
                     known.stage = Stage::Open;
@@ -689,6 +693,7 @@ impl FlowLayer {
                 }
             }
         }
+        gone.into_iter().for_each(|flow| self.flows.on_failed(flow));
         young.sort_unstable();
         young.into_iter().for_each(|flow| self.flows.put_off(now, flow));
     }

@@ -30,7 +30,8 @@ impl Verdict {
     }
 
     /// The rule that leaves it alone, whoever is at the other end.
-    pub(super) fn excluded_by(&self) -> Option<u32> {
+    #[must_use]
+    pub fn excluded_by(&self) -> Option<u32> {
         let all = self.for_keys.iter().all(|(_, rule)| rule.excluded_by.is_some());
         self.otherwise.excluded_by.filter(|_| all)
     }

@@ -74,7 +74,7 @@ impl Node {
                 }
             }
         }
-        self.binding.flow_mut().introduce_failed(now, id);
+        self.binding.flow_mut().introduce_failed(now, id, &self.base);
         self.binding.session_mut().await_confirmation(now, id, &mut self.base);
         if self.binding.flow().peer(&id).is_some_and(|peer| peer.flow.introduces()) {
             self.base.set_timer(Timer::Introductions(id), now);

@@ -412,6 +412,10 @@ fn what_policy_leaves_alone_is_said_to_be() {
     let state = two.world.view(flow, 0).map(|view| view.state);
     assert_eq!(state, Some(FlowState::Failed("the peer's policy leaves it alone")));
     assert_eq!(two.world.at(two.client).ended_unaccepted, []);
+    // In another session what could not be introduced is tried again; this has no address here any more.
+    two.world.restart(two.server, SECOND);
+    two.world.run_for(5 * SECOND);
+    assert_eq!(two.world.view(flow, 0).map(|view| view.state), state);
     two.world.close(flow);
     two.world.check();
 }
