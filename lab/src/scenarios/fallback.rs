@@ -11,9 +11,10 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "udp-filtered",
         "in a network that drops all UDP connections go on over TCP, shown as such, also when either daemon is killed \
          meanwhile, and by UDP again where that passes",
-        |lab| filtered(lab, Gateway::Router),
+        |lab| filtered(lab, Gateway::Router, false),
     ),
-    scenario("udp-filtered-nat", "the same behind a NAT", |lab| filtered(lab, Gateway::NatFirewall)),
+    scenario("udp-filtered-nat", "the same behind a NAT", |lab| filtered(lab, Gateway::NatFirewall, false)),
+    scenario("udp-filtered-6", "the same over IPv6", |lab| filtered(lab, Gateway::Router, true)),
 ];
 
 /// Drops all UDP on its way through a router.
@@ -52,12 +53,13 @@ fn is_shown(daemons: [&Whimbrel; 2], pair: &FlowPair) -> Result<()> {
     Ok(())
 }
 
-fn filtered(lab: &mut Lab, gateway: Gateway) -> Result<()> {
-    let mut world = World::new(lab, site("a"), site("b").behind(gateway))?;
+fn filtered(lab: &mut Lab, gateway: Gateway, of_ipv6: bool) -> Result<()> {
+    let at = |name| if of_ipv6 { site(name).v6_only() } else { site(name) };
+    let mut world = World::new(lab, at("a"), at("b").behind(gateway))?;
     let mut client = world.laptop.whimbrel()?;
-    let mut server = world.server.whimbrel_with(&format!("listen_tcp = \"0.0.0.0:{PORT}\"\n"))?;
-    let there = world.at_server.ipv4()?;
-    let mut pair = world.stream()?;
+    let mut server = world.server.whimbrel_with(&format!("listen_tcp = \"[::]:{PORT}\"\n"))?;
+    let there = if of_ipv6 { world.at_server.ipv6()? } else { world.at_server.ipv4()? };
+    let mut pair = world.stream_to(there)?;
     let mut datagrams = FlowPair::udp(&world.laptop, &world.server, there, &PairOptions::rate(200_000))?;
     let sshd = SshServer::start(&world.server, there)?;
     let mut session = sshd.session(&world.laptop)?;
