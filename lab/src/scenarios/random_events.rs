@@ -33,9 +33,10 @@ const BYTES: u64 = 200_000;
 const NUMBER: u64 = 20;
 /// The longest pause between two events, if nothing is looked at in between.
 const PAUSE: Duration = Duration::from_millis(1500);
-/// Where half of what is sent is not answered TCP waits this long at times before it sends again, and nobody moves it
-/// for that: the network is neither up nor down.
-const BACKED_OFF: Duration = Duration::from_secs(60);
+/// Where half of what is sent is not answered TCP waits this long at times before it sends again (`TCP_RTO_MAX`, and a
+/// moment), and nobody moves it for that: the network is neither up nor down. One time in two hundred eight tries in a
+/// row are lost, after which it waits for 64 seconds.
+const BACKED_OFF: Duration = Duration::from_secs(125);
 /// How long a network may be kept from being used, after it was left again and again.
 const DAMPED: Duration = Duration::from_secs(90);
 /// Where daemons speak.
