@@ -20,6 +20,7 @@ mod lent;
 mod library;
 mod long_absence;
 mod members;
+mod mptcp;
 mod name_server;
 mod newcomer;
 mod onward;
@@ -98,6 +99,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         sockets::SCENARIOS,
         library::SCENARIOS,
         members::SCENARIOS,
+        mptcp::SCENARIOS,
         pairing::SCENARIOS,
         policy::SCENARIOS,
         faults::SCENARIOS,
