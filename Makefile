@@ -79,6 +79,9 @@ fuzz-long: ## every fuzz target for half an hour
 
 # The units name the program where it is installed.
 UNITS := whimbrel.service whimbrel-sleep.service whimbrel-criu.socket whimbrel-criu@.service
+# That of users' sessions, and where it is looked for.
+USER_UNIT := whimbrel-notify.service
+USER_UNITS ?= /usr/lib/systemd/user
 # Where NetworkManager looks for what it calls, wherever the rest is (NetworkManager-dispatcher(8)).
 DISPATCHER ?= /usr/lib/NetworkManager/dispatcher.d
 # The library's first number is that of its interface (the soname).
@@ -107,6 +110,8 @@ install: ## after `make build`, as root: program, library, manual pages, documen
 		sed 's|/usr/bin/whimbrel|$(PREFIX)/bin/whimbrel|g' packaging/$$unit | \
 			install -D -m 644 /dev/stdin $(DESTDIR)$(SYSTEMD_UNITS)/$$unit || exit; \
 	done
+	sed 's|/usr/bin/whimbrel|$(PREFIX)/bin/whimbrel|g' packaging/$(USER_UNIT) | \
+		install -D -m 644 /dev/stdin $(DESTDIR)$(USER_UNITS)/$(USER_UNIT)
 	for directory in pre-down.d .; do \
 		sed 's|/usr/bin/whimbrel|$(PREFIX)/bin/whimbrel|g' packaging/whimbrel-networkmanager | \
 			install -D -m 755 /dev/stdin $(DESTDIR)$(DISPATCHER)/$$directory/50-whimbrel || exit; \
@@ -126,6 +131,7 @@ uninstall: ## as root: stop the daemon, remove what it and `make install` made; 
 	[ -n "$(DESTDIR)" ] || ! [ -x $(PREFIX)/bin/whimbrel ] || $(PREFIX)/bin/whimbrel clean
 	rm -f $(DESTDIR)$(PREFIX)/bin/whimbrel $(DESTDIR)$(PREFIX)/share/man/man1/whimbrel.1 \
 		$(addprefix $(DESTDIR)$(SYSTEMD_UNITS)/,$(UNITS)) $(DESTDIR)$(SYSUSERS)/whimbrel.conf \
+		$(DESTDIR)$(USER_UNITS)/$(USER_UNIT) \
 		$(DESTDIR)$(DISPATCHER)/pre-down.d/50-whimbrel $(DESTDIR)$(DISPATCHER)/50-whimbrel
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man3/whimbrel.3 $(DESTDIR)$(PREFIX)/lib/pkgconfig/whimbrel.pc \
 		$(addprefix $(DESTDIR)$(PREFIX)/lib/,$(LIBRARY) libwhimbrel.so.0 libwhimbrel.so libwhimbrel.a) \

@@ -272,7 +272,8 @@ fn launch(host: &Host, binary: &Path, dir: &Path, configured: bool, surroundings
     if configured {
         command = command.arg("--config").arg(dir.join("whimbrel.toml"));
     }
-    let process = command.spawn()?;
+    // The machine's own has nothing to say of what is here.
+    let process = command.env("DBUS_SYSTEM_BUS_ADDRESS", host.bus_address()).spawn()?;
     host.lab().record_log(host.name(), process.err_path());
     Ok(process)
 }

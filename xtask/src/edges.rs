@@ -33,6 +33,8 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("whimbrel-daemon", "whimbrel-ipc", "it answers the local API"),
     ("whimbrel-cli", "whimbrel-ipc", "commands ask the daemon by the local API"),
     ("whimbrel-cli", "whimbrel-daemon", "`up`, `doctor`, `clean` and `run` only (docs/decisions/0001-one-binary.md)"),
+    ("whimbrel-daemon", "whimbrel-bus", "what services say of links on D-Bus is heard"),
+    ("whimbrel-cli", "whimbrel-bus", "`notify` speaks with the desktop of a user's session"),
     ("whimbrel-capi", "whimbrel-ipc", "programs ask the daemon by the local API"),
     ("whimbrel-lab", "whimbrel-ipc", "scenarios ask their daemons by the local API"),
     ("whimbrel-lab", "whimbrel-wire", "it reads and makes the headers of packets on its links"),

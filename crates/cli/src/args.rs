@@ -11,6 +11,8 @@ use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+#[cfg(feature = "dbus")]
+use help::NOTIFY_HELP;
 use help::{
     ABOUT, AFTER_HELP, ANCHOR_HELP, CLEAN_HELP, COMMUNITY_HELP, CONNECTIONS_HELP, EVENTS_HELP, HANDOFF_HELP,
     LONG_ABOUT, MOVE_HELP, RECEIVE_HELP, RUN_HELP, SUSPEND_HELP, UP_HELP,
@@ -186,6 +188,10 @@ pub(crate) enum Command {
     },
     /// Show peers, connections, rates and events live, in the terminal, until `q` or Ctrl-C
     Watch,
+    /// Show hand-offs, and peers that do not answer, as notifications on this user's desktop
+    #[cfg(feature = "dbus")]
+    #[command(after_help = NOTIFY_HELP)]
+    Notify,
     /// Move now, to another address of this host
     #[command(after_help = HANDOFF_HELP)]
     Handoff {
@@ -466,6 +472,8 @@ impl Command {
     /// Whether the answer, or the complaint, is for a program.
     pub(crate) fn json(&self) -> bool {
         match self {
+            #[cfg(feature = "dbus")]
+            Self::Notify => false,
             Self::Up { .. } | Self::Watch | Self::Run { .. } | Self::CriuHelper => false,
             Self::Community { command } => command.json(),
             Self::Peers { command: Some(PeersCommand::Forget { json, .. }), .. }
@@ -584,9 +592,9 @@ mod tests {
         let has = |command: &clap::Command| command.get_opts().any(|option| option.get_long() == Some("json"));
         let without: BTreeSet<String> =
             commands().into_iter().filter(|(_, command)| !has(command)).map(|(path, _)| path).collect();
-        assert_eq!(without, ["run", "up", "watch"].map(str::to_owned).into());
+        assert_eq!(without, ["notify", "run", "up", "watch"].map(str::to_owned).into());
         let page = include_str!("../../../docs/roaming.md");
-        assert!(page.contains("All except `up`, `run` and `watch` have `--json`"));
+        assert!(page.contains("All except `up`, `run`, `watch` and `notify` have `--json`"));
     }
 
     #[test]

@@ -24,6 +24,12 @@ pub(crate) enum Complaint {
     Code { what: String, good: bool },
     /// An address of IPv4 where one of IPv6 is wanted.
     NotIpv6(IpAddr),
+    /// There is no session with a desktop.
+    #[cfg(feature = "dbus")]
+    NoSession,
+    /// That desktop shows nothing.
+    #[cfg(feature = "dbus")]
+    Desktop(whimbrel_bus::BusError),
     /// There is nothing to draw on.
     NoTerminal,
     /// A drawing cannot be written.
@@ -95,6 +101,15 @@ impl Complaint {
             Self::NotIpv6(address) => Failure::new("it is no IPv6 address")
                 .on(address)
                 .hint("-6 goes with `--address any`; an address says its family by itself."),
+            #[cfg(feature = "dbus")]
+            Self::NoSession => Failure::new("there is no session whose desktop could show notifications").hint(
+                "Run it as the user who sits there, in a terminal of that session, or have the session start it: \
+                 `systemctl --user enable --now whimbrel-notify`.",
+            ),
+            #[cfg(feature = "dbus")]
+            Self::Desktop(error) => Failure::new(format!("notifications cannot be shown: {error}")).hint(
+                "`DBUS_SESSION_BUS_ADDRESS` names the bus of the session; it has to be there, and let this user in.",
+            ),
             Self::NoTerminal => Failure::new("`watch` draws on a terminal, and this is none")
                 .hint("`whimbrel events --follow --json` and `whimbrel connections --json` are for programs."),
             Self::Drawing(path, error) if error.kind() == io::ErrorKind::NotFound => {

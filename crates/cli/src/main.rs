@@ -6,6 +6,8 @@ mod community;
 mod complaint;
 mod handoff;
 mod log;
+#[cfg(feature = "dbus")]
+mod notify;
 mod ping;
 mod relocate;
 mod run;
@@ -141,6 +143,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Complaint> {
         Command::Metrics { json: true } => pass_on(run_dir, &Request::Metrics)?,
         Command::Metrics { json: false } => print(&exposition(&connect(run_dir)?.metrics()?))?,
         Command::Watch => watch::watch(run_dir)?,
+        #[cfg(feature = "dbus")]
+        Command::Notify => notify::notify(run_dir)?,
         Command::Move { pid: Some(pid), tree, cgroup, to, address, json, .. } => {
             let scope = match (tree, cgroup) {
                 (true, _) => ProcessScope::Tree,

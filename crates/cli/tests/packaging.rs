@@ -77,6 +77,7 @@ fn what_is_installed_is_uninstalled() {
         "opt/w/lib/whimbrel/irc-pong",
         "usr/lib/NetworkManager/dispatcher.d/50-whimbrel",
         "usr/lib/NetworkManager/dispatcher.d/pre-down.d/50-whimbrel",
+        "usr/lib/systemd/user/whimbrel-notify.service",
         "usr/lib/sysusers.d/whimbrel.conf",
     ]
     .map(str::to_owned)
@@ -102,7 +103,8 @@ fn what_is_installed_is_uninstalled() {
     assert_eq!(files(&root), expected);
     let script = fs::read_to_string(root.join("usr/lib/NetworkManager/dispatcher.d/50-whimbrel")).unwrap();
     assert!(script.contains("whimbrel=/opt/w/bin/whimbrel\n"), "{script}");
-    for unit in &units {
+    let of_sessions = "usr/lib/systemd/user/whimbrel-notify.service".to_owned();
+    for unit in units.iter().chain([&of_sessions]) {
         let text = fs::read_to_string(root.join(unit)).unwrap();
         let started: Vec<&str> =
             text.lines().filter(|line| line.starts_with("Exec") && line.contains("whimbrel")).collect();

@@ -68,6 +68,22 @@ fn people_get_a_sentence_and_programs_a_line() {
 }
 
 #[test]
+fn notifications_need_a_session() {
+    let run_dir = RunDir::new("no-session");
+    let notify = |address: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_whimbrel"));
+        command.arg("--run-dir").arg(&run_dir.0).arg("notify").env_remove("XDG_RUNTIME_DIR");
+        let output = command.env("DBUS_SESSION_BUS_ADDRESS", address).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        text(&output.stderr).to_owned()
+    };
+    let said = notify("");
+    assert!(said.contains("there is no session") && said.contains("systemctl --user"), "{said}");
+    let said = notify("unix:path=/nowhere/bus");
+    assert!(said.contains("connect unix:path=/nowhere/bus: No such file"), "{said}");
+}
+
+#[test]
 fn a_receiver_whose_program_cannot_be_run_does_not_begin() {
     let run_dir = RunDir::new("no-program");
     let plain = run_dir.0.join("plain");

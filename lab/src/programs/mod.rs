@@ -2,6 +2,7 @@
 //! DHCP.
 
 mod bind;
+mod bus;
 mod criu;
 mod dhcp;
 mod http;
@@ -10,6 +11,7 @@ mod ssh;
 mod traffic;
 
 pub use self::bind::{Bind, ZONE};
+pub use self::bus::Bus;
 pub use self::criu::{criu_lacks, criu_starts_within, criu_tracks_memory};
 pub use self::dhcp::{DhcpServer, Lease};
 pub(crate) use self::http::checksum;

@@ -2,6 +2,7 @@
 
 mod absence;
 mod anchor;
+mod bus;
 mod command_line;
 mod community;
 mod datagrams;
@@ -82,6 +83,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         silent::SCENARIOS,
         fallback::SCENARIOS,
         preferred::SCENARIOS,
+        bus::SCENARIOS,
         random_events::SCENARIOS,
         newcomer::SCENARIOS,
         young::SCENARIOS,

@@ -79,6 +79,14 @@ Examples:
   whimbrel events --plot moves.svg                  draw what the daemon remembers
   whimbrel events --from events.jsonl --plot -      draw a log, to standard output";
 
+#[cfg(feature = "dbus")]
+pub(super) const NOTIFY_HELP: &str = "\
+One notification for a hand-off, however many connections it moved, and one for peers that
+give no answer; no more than one of either in ten seconds. It runs until the session ends,
+waits for a daemon that goes away, and needs a user who may ask the daemon (the group
+`whimbrel`). It is off by default; a session starts it by itself with
+  systemctl --user enable --now whimbrel-notify";
+
 pub(super) const HANDOFF_HELP: &str = "\
 The daemon moves by itself when an address vanishes or a better one appears. This
 command moves now: to another address that the host has as well, or, with no address,
