@@ -16,9 +16,7 @@ use crate::BusError;
 use crate::address::Address;
 use crate::connection::{BUS, Connection, Received, Waited, bus, wait};
 use crate::message::{Call, Kind, Message, Signal};
-use crate::services::{
-    LinkReport, ModemManager, NetworkManager, Networkd, Query, Service, ServiceState, reports,
-};
+use crate::services::{LinkReport, ModemManager, NetworkManager, Networkd, Query, Service, ServiceState, reports};
 
 /// The bus, and a service, are waited for so long.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -334,12 +332,10 @@ impl Session {
                 self.services[at].service.on_refusal(&query);
                 Ok(())
             }
-            (Asked::Query(query), Some(message)) => {
-                match self.services[at].service.on_answer(&query, &message.body) {
-                    Ok(queries) => self.query(at, queries),
-                    Err(error) => self.complain(at, &error),
-                }
-            }
+            (Asked::Query(query), Some(message)) => match self.services[at].service.on_answer(&query, &message.body) {
+                Ok(queries) => self.query(at, queries),
+                Err(error) => self.complain(at, &error),
+            },
         }
     }
 

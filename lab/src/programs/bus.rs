@@ -118,7 +118,8 @@ impl Bus {
         let command = self.with_bus(self.host.command(PYTHON).args(["-u", "-m", "dbusmock"]).args(arguments));
         let mut service = command.label(bus_name).spawn()?;
         let there = || {
-            let asks = self.host.command("dbus-send").args(["--system", "--print-reply", "--dest=org.freedesktop.DBus"]);
+            let asks =
+                self.host.command("dbus-send").args(["--system", "--print-reply", "--dest=org.freedesktop.DBus"]);
             let asks = asks.args(["/", "org.freedesktop.DBus.NameHasOwner", &format!("string:{bus_name}")]);
             self.with_bus(asks).run().is_ok_and(|said| said.contains("true"))
         };

@@ -99,9 +99,8 @@ impl Service for Networkd {
     }
 
     fn reports(&self) -> Vec<(String, LinkReport)> {
-        let report = |link: &Link| {
-            (link.name.clone(), LinkReport { doubtful: link.is_doubtful(), ..LinkReport::default() })
-        };
+        let report =
+            |link: &Link| (link.name.clone(), LinkReport { doubtful: link.is_doubtful(), ..LinkReport::default() });
         self.links.values().map(report).collect()
     }
 }

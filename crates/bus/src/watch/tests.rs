@@ -157,11 +157,12 @@ fn a_service_is_listened_to_and_nobody_else() {
         let answer = told::answer(asked, OWNER, &device(100));
         client.say(&answer);
         client.state(":1.66", 110);
-        client.signal(OWNER, "org.freedesktop.DBus.Properties", "PropertiesChanged", &(
-            DEVICE,
-            BTreeMap::from([("Metered", OwnedVariant::from(1u32))]),
-            Vec::<String>::new(),
-        ));
+        client.signal(
+            OWNER,
+            "org.freedesktop.DBus.Properties",
+            "PropertiesChanged",
+            &(DEVICE, BTreeMap::from([("Metered", OwnedVariant::from(1u32))]), Vec::<String>::new()),
+        );
         client.stay();
     });
     let watch = Watch::start(place.address()).unwrap();
@@ -217,7 +218,10 @@ fn a_service_that_goes_has_said_nothing() {
 fn nonsense_floods_and_silence_end_a_connection() {
     for (what, says) in [
         ("nonsense", None),
-        ("a message of two gigabytes", Some([b"l\x04\x00\x01\xff\xff\xff\x7f\x01\x00\x00\x00\x00\x00\x00\x00".to_vec()])),
+        (
+            "a message of two gigabytes",
+            Some([b"l\x04\x00\x01\xff\xff\xff\x7f\x01\x00\x00\x00\x00\x00\x00\x00".to_vec()]),
+        ),
         ("a byte order of nobody", Some([vec![0; 64]])),
     ] {
         let place = Place::new();
@@ -267,8 +271,7 @@ fn a_service_that_hangs_is_left_alone() {
         client.stay();
     });
     let watch = Watch::start(place.address()).unwrap();
-    let heard = wait_heard(&watch, "it hangs", |heard| {
-        heard.services.get("NetworkManager") == Some(&ServiceState::Silent)
-    });
+    let heard =
+        wait_heard(&watch, "it hangs", |heard| heard.services.get("NetworkManager") == Some(&ServiceState::Silent));
     assert_eq!(heard.absent, None, "the others are listened to");
 }

@@ -151,10 +151,7 @@ mod tests {
         assert!(digest.next(now).is_none(), "others may answer yet");
         let at = digest.due().expect("it is told");
         let (shown, number) = digest.next(at).expect("now");
-        assert_eq!(
-            shown.body,
-            "7 connections with 2 hosts go on from 192.0.2.5. Nothing of peer 1 has come."
-        );
+        assert_eq!(shown.body, "7 connections with 2 hosts go on from 192.0.2.5. Nothing of peer 1 has come.");
         *number = 17;
         assert!(digest.next(at).is_none() && digest.due().is_none());
         // A network that flaps: no more than one in ten seconds, which replaces the one before.
