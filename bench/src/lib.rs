@@ -9,6 +9,7 @@ pub mod flood;
 pub mod idle;
 pub mod links;
 pub mod machine;
+pub mod nat;
 pub mod process;
 pub mod reach;
 pub mod relocation;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use whimbrel_bench::relocation::{self, bare, bulk, call, criu, crowd, gap, thesis, tune};
 use whimbrel_bench::roam::{self, handoff, many, parked, throughput};
-use whimbrel_bench::{anchor, beside, flood, idle, links, process, reach, tunnel, vnat};
+use whimbrel_bench::{anchor, beside, flood, idle, links, nat, process, reach, tunnel, vnat};
 
 /// Measures Whimbrel beside what it is held against, on this machine, in network namespaces of its own. As root.
 ///
@@ -39,6 +39,8 @@ enum Measurement {
     Udp(roam::Options),
     /// Bytes in the first moments after a hand-off between links of other rates and delays, by what TCP begins with
     Links(roam::Options),
+    /// Which way a hand-off finds through NATs of all kinds at both ends, how soon, and by how many datagrams
+    Nat(roam::Options),
     /// How soon a daemon is ready, and its memory
     Idle(roam::Options),
     /// The VNAT paper's experiments: messages of 64 to 8192 bytes, beside nothing and beside connection tracking
@@ -99,6 +101,7 @@ impl Measurement {
             | Self::Reach(options)
             | Self::Udp(options)
             | Self::Links(options)
+            | Self::Nat(options)
             | Self::Idle(options)
             | Self::Vnat(options)
             | Self::Flood(options)
@@ -139,6 +142,7 @@ fn main() -> ExitCode {
         Measurement::Reach(options) => roam(reach::run(&options)),
         Measurement::Udp(options) => roam(reach::udp(&options)),
         Measurement::Links(options) => roam(links::run(&options)),
+        Measurement::Nat(options) => roam(nat::run(&options)),
         Measurement::Idle(options) => roam(idle::run(&options)),
         Measurement::Vnat(options) => roam(vnat::run(&options)),
         Measurement::Flood(options) => roam(flood::run(&options)),

@@ -9,8 +9,10 @@
 //! Addresses that look public are from the documentation prefixes (RFC 5737, RFC 3849).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use crate::link::{Link, Shape};
+use crate::nat::NatKind;
 use crate::network::{Network, NetworkSpec};
 use crate::{Error, Host, Lab, Result, Wire};
 
@@ -28,11 +30,21 @@ pub enum Gateway {
     Firewall,
     /// NAT and firewall at once, as most home routers are.
     NatFirewall,
+    /// A NAT of one kind, whose mappings for UDP end after 30 s.
+    OfKind {
+        /// What it lets in.
+        kind: NatKind,
+        /// Control datagrams get another port.
+        rewrites: bool,
+    },
 }
+
+/// How soon a NAT of one kind forgets what is not used: the least that is met with (RFC 4787 asks for 120 s).
+const EXPIRY: Duration = Duration::from_secs(30);
 
 impl Gateway {
     pub(crate) fn translates(self) -> bool {
-        matches!(self, Self::Nat { .. } | Self::NatFirewall)
+        matches!(self, Self::Nat { .. } | Self::NatFirewall | Self::OfKind { .. })
     }
 
     fn filters(self) -> bool {
@@ -170,10 +182,11 @@ impl Campus {
             routes.push(format!("route add {}/{len} via {} dev {to_site}", Ipv6Addr::from(net), transfer.v6[0]));
         }
         self.core.ip(routes)?;
-        if let Gateway::Nat { random_ports } = spec.gateway {
-            router.masquerade("up0", random_ports)?;
-        } else if spec.gateway.translates() {
-            router.masquerade("up0", false)?;
+        match spec.gateway {
+            Gateway::Nat { random_ports } => router.masquerade("up0", random_ports)?,
+            Gateway::NatFirewall => router.masquerade("up0", false)?,
+            Gateway::OfKind { kind, rewrites } => router.nat("up0", kind, rewrites, EXPIRY)?,
+            Gateway::Router | Gateway::Firewall => {}
         }
         if spec.gateway.filters() {
             router.firewall("up0")?;

@@ -87,6 +87,13 @@ impl Lab {
         Ok(Self { inner: Arc::new(inner), hosts: Vec::new(), run })
     }
 
+    /// Another empty lab with the same daemons, for what is tried many times from the beginning.
+    pub(crate) fn another(&self) -> Result<Self> {
+        let LabInner { whimbrel, log_level, .. } = &*self.inner;
+        let (whimbrel, log_level) = (whimbrel.clone(), log_level.clone());
+        Self::new(Options { whimbrel, log_level, ..Options::default() })
+    }
+
     /// Six random hexadecimal digits that name the run: its namespaces are `wb-ID-HOST`.
     pub fn id(&self) -> &str {
         self.run.id()

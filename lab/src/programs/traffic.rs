@@ -76,6 +76,8 @@ pub struct PairOptions {
     pub down: Option<u64>,
     /// Port of the server; 0: 7000, or the next ports for later pairs with the same server.
     pub port: u16,
+    /// Where the server listens, if not where the client connects to: it may be behind a NAT.
+    pub listen: Option<IpAddr>,
     /// Source address and port of the client.
     pub bind: Option<SocketAddr>,
     /// Interface that the client binds its socket to.
@@ -132,7 +134,8 @@ impl FlowPair {
             let seed = [format!("--seed={port}")];
             rate.into_iter().chain(seed).chain(errors).chain(keepalive).collect::<Vec<_>>()
         };
-        let args = [vec![format!("--listen={to}")], common(options.down)].concat();
+        let listen = SocketAddr::new(options.listen.unwrap_or(address), port);
+        let args = [vec![format!("--listen={listen}")], common(options.down)].concat();
         let mut server = Program::start(server, &format!("{kind}-server"), &args)?;
         server.next("the server listens", ANSWER)?;
         let mut args = [vec![format!("--connect={to}")], common(options.up)].concat();

@@ -23,6 +23,7 @@ mod long_absence;
 mod members;
 mod mptcp;
 mod name_server;
+pub mod nats;
 mod newcomer;
 mod onward;
 mod pairing;
@@ -95,6 +96,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         rendezvous::SCENARIOS,
         stand_in::SCENARIOS,
         name_server::SCENARIOS,
+        nats::SCENARIOS,
         unmoved::SCENARIOS,
         surroundings::SCENARIOS,
         community::SCENARIOS,
@@ -140,7 +142,7 @@ pub fn programs() -> impl Iterator<Item = &'static Scenario> {
 
 /// Those that take minutes; they are not part of the test suite.
 pub fn long() -> impl Iterator<Item = &'static Scenario> {
-    long_absence::SCENARIOS.iter().chain(random_events::LONG_SCENARIOS)
+    long_absence::SCENARIOS.iter().chain(random_events::LONG_SCENARIOS).chain(nats::LONG_SCENARIOS)
 }
 
 /// Those that `make test-quick` runs: one or two of each subject, none that takes long.
