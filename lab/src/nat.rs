@@ -94,8 +94,11 @@ impl Host {
     /// Has a NAT lead all new connections of TCP from outside to a host behind it, and where `control` says so control
     /// datagrams as well.
     pub fn forward_ports(&self, outside: &str, inside: Ipv4Addr, control: bool) -> Result<()> {
-        let control =
-            if control { format!("iifname \"{outside}\" udp dport {INSIDE} dnat to {inside};\n") } else { String::new() };
+        let control = if control {
+            format!("iifname \"{outside}\" udp dport {INSIDE} dnat to {inside};\n")
+        } else {
+            String::new()
+        };
         self.nft(&format!(
             "table ip forwards {{ chain prerouting {{ type nat hook prerouting priority dstnat - 1; \
              iifname \"{outside}\" meta l4proto tcp dnat to {inside};\n{control} }}\n}}\n"

@@ -374,7 +374,8 @@ fn try_kind(mut lab: Lab, kind: NatKind, rewrites: bool) -> Result<()> {
     expect!(mapped.ip() == inside.outside, "it is seen as {mapped}");
     let keeps = mapped.port() == 2031;
     expect!(kind == NatKind::Symmetric || keeps != rewrites, "port 2031 is seen as {}", mapped.port());
-    for (from, text) in [(&other_port, "port"), (&other_address, "host"), (&stranger, "third"), (&spoken_to, "answer")] {
+    for (from, text) in [(&other_port, "port"), (&other_address, "host"), (&stranger, "third"), (&spoken_to, "answer")]
+    {
         send(from, mapped, text.as_bytes())?;
     }
     let mut let_in = Vec::new();
