@@ -144,9 +144,9 @@ impl Cell {
             (_, Help::Nothing) => false,
             // Neither end knows by which port the other one's NAT lets it through.
             (Some(fixed), Help::Rendezvous) => {
-                let through = |to| match (fixed, to) {
-                    (Symmetric, Some(Symmetric | PortRestricted)) => false,
-                    (PortRestricted, Some(Symmetric)) => false,
+                let through = |to| match fixed {
+                    Symmetric => !matches!(to, Some(Symmetric | PortRestricted)),
+                    PortRestricted => to != Some(Symmetric),
                     _ => true,
                 };
                 through(self.from) && through(self.to)
