@@ -111,6 +111,10 @@ pub enum AgainstNetwork {
     Silent,
     /// The peer was not asked by it.
     Untried,
+    /// It is about to be taken down.
+    Leaving,
+    /// Behind it is a portal that asks for a login, or no Internet.
+    Captive,
     /// It is only taken where nothing else answers.
     Never,
     /// The round trip is too long.

@@ -12,6 +12,8 @@ pub mod dead_link;
 pub mod duplicated;
 pub mod endpoint;
 pub mod error;
+pub mod ethernet;
+mod generic_netlink;
 pub mod in_their_name;
 pub mod inject;
 pub mod kept_address;

@@ -19,6 +19,11 @@ const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_ACK_TLVS: u16 = 0x200;
 const NLM_F_CAPPED: u16 = 0x100;
 const NLMSGERR_ATTR_MSG: u16 = 1;
+const ATTRIBUTE_HEADER: usize = 4;
+/// The bits of an attribute's type that are not flags (`NLA_TYPE_MASK`).
+const ATTRIBUTE_TYPE: u16 = 0x3fff;
+/// Its value is attributes (`NLA_F_NESTED`).
+pub(crate) const NESTED: u16 = 0x8000;
 
 /// A blocking netlink socket in the namespace that it was opened in.
 #[derive(Debug)]
@@ -199,6 +204,46 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
+/// The attributes of a message, each with its type; ends at the first that is malformed.
+pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = (u16, &'a [u8]);
+
+    fn next(&mut self) -> Option<(u16, &'a [u8])> {
+        let head: &[u8; ATTRIBUTE_HEADER] = self.0.first_chunk()?;
+        let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        let value = self.0.get(ATTRIBUTE_HEADER..length)?;
+        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((u16::from_ne_bytes([head[2], head[3]]) & ATTRIBUTE_TYPE, value))
+    }
+}
+
+/// The first attribute of that type.
+pub(crate) fn attribute(attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    Attributes(attributes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+}
+
+/// A number of 32 bits in an attribute.
+pub(crate) fn number(value: &[u8]) -> Option<u32> {
+    value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+}
+
+/// A string in an attribute; what is no UTF-8 in it is replaced.
+pub(crate) fn text(value: &[u8]) -> String {
+    let text = value.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
+
+/// Appends an attribute.
+pub(crate) fn push_attribute(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    let length = u16::try_from(ATTRIBUTE_HEADER + value.len()).unwrap_or(u16::MAX);
+    to.extend_from_slice(&length.to_ne_bytes());
+    to.extend_from_slice(&kind.to_ne_bytes());
+    to.extend_from_slice(value);
+    to.resize(to.len().next_multiple_of(4), 0);
+}
+
 fn acknowledgement(flags: u16, payload: &[u8]) -> Result<(), Refusal> {
     let code = payload.first_chunk().map_or(0, |b| i32::from_ne_bytes(*b));
     if code == 0 {
@@ -214,16 +259,7 @@ fn kernel_words(flags: u16, payload: &[u8]) -> Option<String> {
     let request = payload.get(4..)?;
     let length = u32::from_ne_bytes(*request.first_chunk()?) as usize;
     let quoted = if flags & NLM_F_CAPPED != 0 { HEADER } else { length.next_multiple_of(4) };
-    let mut rest = request.get(quoted..)?;
-    while let Some(head) = rest.first_chunk::<4>() {
-        let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
-        let value = rest.get(4..length)?;
-        if u16::from_ne_bytes([head[2], head[3]]) == NLMSGERR_ATTR_MSG {
-            return Some(String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned());
-        }
-        rest = rest.get(length.next_multiple_of(4)..)?;
-    }
-    None
+    attribute(request.get(quoted..)?, NLMSGERR_ATTR_MSG).map(text)
 }
 
 #[cfg(test)]
@@ -242,6 +278,21 @@ mod tests {
         assert_eq!(Messages(&frame).count(), 0);
         frame[0] = 3;
         assert_eq!(Messages(&frame).count(), 0);
+    }
+
+    #[test]
+    fn attributes_are_what_was_appended_and_end_at_the_first_that_lies() {
+        let mut all = Vec::new();
+        push_attribute(&mut all, 1, &[7]);
+        push_attribute(&mut all, 2 | NESTED, b"name\0");
+        push_attribute(&mut all, 3, &9u32.to_ne_bytes());
+        assert_eq!(attribute(&all, 1), Some(&[7][..]));
+        assert_eq!(attribute(&all, 2).map(text).as_deref(), Some("name"));
+        assert_eq!(attribute(&all, 3).and_then(number), Some(9));
+        assert_eq!(attribute(&all, 4), None);
+        assert_eq!(attribute(&all[..all.len() - 1], 3), None);
+        all[0] = 3;
+        assert_eq!(Attributes(&all).count(), 0);
     }
 
     #[test]

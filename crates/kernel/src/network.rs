@@ -12,7 +12,7 @@ use netlink_sys::{Socket, SocketAddr};
 
 use crate::endpoint::Outer;
 use crate::error::Error;
-use crate::netlink::Messages;
+use crate::netlink::{Messages, attribute, text};
 use crate::route::{AddressScope, LOCAL_TABLE, Link, PROTOCOL, Prefix, RouteKind, RouteSocket};
 
 /// Multicast groups (`RTNLGRP_*`, include/uapi/linux/rtnetlink.h).
@@ -290,31 +290,18 @@ fn note(changed: &mut Changed, datagram: &[u8]) {
 
 /// Whether a message is about the end of an endpoint namespace.
 fn is_outer(link: &[u8]) -> bool {
-    let name = attribute(link, LINK_HEADER, IFLA_IFNAME).and_then(|name| name.strip_suffix(&[0]));
-    name.and_then(|name| std::str::from_utf8(name).ok()).is_some_and(Outer::is_called)
+    let name = link.get(LINK_HEADER..).and_then(|link| attribute(link, IFLA_IFNAME)).map(text);
+    name.is_some_and(|name| Outer::is_called(&name))
 }
 
 /// Whether it is about where multicast goes, which each interface has a route of.
 fn is_multicast(route: &[u8]) -> bool {
-    let first = attribute(route, ROUTE_HEADER, RTA_DST).and_then(|address| address.first());
+    let destination = route.get(ROUTE_HEADER..).and_then(|route| attribute(route, RTA_DST));
+    let first = destination.and_then(|address| address.first());
     match route.first() {
         Some(10) => first == Some(&0xff),
         _ => first.is_some_and(|byte| (224..240).contains(byte)),
     }
-}
-
-/// An attribute of a message, behind a header of so many bytes.
-fn attribute(message: &[u8], header: usize, wanted: u16) -> Option<&[u8]> {
-    let mut rest = message.get(header..)?;
-    while let Some(head) = rest.first_chunk::<4>() {
-        let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
-        let value = rest.get(4..length)?;
-        if u16::from_ne_bytes([head[2], head[3]]) == wanted {
-            return Some(value);
-        }
-        rest = rest.get(length.next_multiple_of(4)..)?;
-    }
-    None
 }
 
 #[cfg(test)]

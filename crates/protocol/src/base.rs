@@ -8,6 +8,7 @@ pub(crate) mod event;
 pub(crate) mod flow_name;
 pub(crate) mod grant;
 pub(crate) mod id;
+pub(crate) mod link_facts;
 pub(crate) mod op;
 pub(crate) mod output;
 pub(crate) mod pace;

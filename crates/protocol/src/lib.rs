@@ -37,6 +37,7 @@ pub use base::event::relocation::MoveEvent;
 pub use base::event::{Carried, Doubt, Event};
 pub use base::flow_name::FlowName;
 pub use base::id::{LinkId, PathId};
+pub use base::link_facts::{LinkFacts, LinkFault};
 pub use base::op::chain::ChainOp;
 pub use base::op::relocation::{
     Dependents, Found, Gift, LeaseName, Lending, MoveOp, Moving, NotGiven, Rented, SavedAcceptance, SavedDonation,

@@ -58,7 +58,8 @@ fn sentences(choice: &NetworkChoice, trial: bool) -> Vec<(usize, String)> {
     let chosen = selected.as_deref().unwrap_or(in_use);
     let why = match choice.why {
         WhyNetwork::Default if choice.in_use == *routes => "No section means it: the routes lead there.".to_owned(),
-        WhyNetwork::Default => format!("No section means it; the routes lead to {routes}."),
+        WhyNetwork::Default if chosen == routes => format!("No section means it; the routes lead to {routes}."),
+        WhyNetwork::Default => format!("No section means it; {routes}, where the routes lead, is avoided: {chosen}."),
         WhyNetwork::Only => format!("{line}selects {chosen}: no other network fits."),
         WhyNetwork::Order => format!("{line}selects {chosen}: of those that fit it comes first by `order`."),
         WhyNetwork::Price => format!("{line}selects {chosen}: of those that fit and come first it is the cheapest."),
@@ -115,6 +116,10 @@ fn of_network(network: &NetworkCandidate, chosen: &str, wanted: bool) -> String 
         Some(AgainstNetwork::Silent) => "It would count if the peer answered by it.".to_owned(),
         Some(AgainstNetwork::Untried) if wanted => "It counts once the peer has answered by it.".to_owned(),
         Some(AgainstNetwork::Untried) => "It would be tried if a section meant the peer.".to_owned(),
+        Some(AgainstNetwork::Leaving) => "It is about to be taken down.".to_owned(),
+        Some(AgainstNetwork::Captive) => {
+            "Behind it is a login page, or no Internet: it is taken where the peer answers by nothing else.".to_owned()
+        }
         Some(AgainstNetwork::Never) => {
             "Named by `never`: it is taken where the peer answers by nothing else.".to_owned()
         }

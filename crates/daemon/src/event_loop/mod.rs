@@ -35,6 +35,7 @@ use crate::host::inventory::left_behind::LeftBehind;
 use crate::host::inventory::unconnected::UnconnectedFlows;
 use crate::host::inventory::unmoved;
 use crate::host::{own_addresses, source_routes};
+use crate::link::Detectors;
 use crate::link::attachments::{Attachments, sightings};
 use crate::name_server::NameUpdates;
 use crate::policy::Judge;
@@ -117,6 +118,7 @@ pub(crate) struct EventLoop {
     settings: Settings,
     reactor: Reactor<Self>,
     attachments: Attachments,
+    detectors: Detectors,
     /// What the node was told of the networks that are wished for.
     wishes: Vec<LinkWish>,
     udp: UdpFlows,
@@ -167,6 +169,7 @@ impl EventLoop {
             tunnel_wake,
             reactor: Reactor::new()?,
             attachments: Attachments::default(),
+            detectors: Detectors::start(),
             wishes: Vec::new(),
             udp: UdpFlows::default(),
             unconnected: UnconnectedFlows::default(),
@@ -533,6 +536,21 @@ impl EventLoop {
         }
     }
 
+    /// Tells the node what detectors know of links.
+    fn tell_link_facts(&mut self, now: Time) {
+        if let Some(facts) = self.detectors.changed() {
+            tracing::debug!(?facts, "links");
+            self.desk.node.handle_link_facts(now, facts);
+        }
+    }
+
+    /// Detectors may have something to take in.
+    fn handle_detectors(&mut self, now: Time) {
+        self.detectors.handle(now);
+        self.tell_link_facts(now);
+        self.poll_node();
+    }
+
     fn update_node(&mut self, network: &NetworkState) {
         let connected = |usable: &&UsableAddress| network.link(usable.interface).is_some_and(|link| link.carrier);
         let attachments = self.attachments.update(&sightings(network));
@@ -544,6 +562,9 @@ impl EventLoop {
             updates.set(addresses.filter(|address| usual.contains_key(address)));
         }
         self.wish_for_links(network);
+        let now = clock::now();
+        self.detectors.handle_network(now, network);
+        self.tell_link_facts(now);
         self.desk.routes.handle(network, self.desk.node.peers());
         self.desk.node.handle_network(clock::now(), &attachments, &self.desk.routes);
     }

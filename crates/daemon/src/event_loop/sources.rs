@@ -44,8 +44,13 @@ impl EventLoop {
     }
 
     fn register_own(&mut self) -> Result<(), LoopError> {
-        let Self { reactor, monitor, desk, tunnel_wake, signals, judge, name_updates, started: now, .. } = self;
+        let Self { reactor, monitor, detectors, desk, tunnel_wake, signals, judge, name_updates, started: now, .. } =
+            self;
         reactor.on(&*monitor, Self::handle_network_change)?;
+        for fd in detectors.fds() {
+            reactor.on(fd, |this| this.handle_detectors(clock::now()))?;
+        }
+        reactor.at(|this| this.detectors.due(), Self::handle_detectors);
         reactor.on(desk.host.datapath.event_fd(), |this| this.unread = true)?;
         reactor.on(&*tunnel_wake, Self::take_in_tunnel)?;
         reactor.on(desk.host.streams().wake(), Self::handle_streams)?;

@@ -131,6 +131,12 @@ kinds! {
     NetworkPreferred = "network-preferred" (peer, from, to, line, flows);
     /// Nothing of the peer has come by the network of `from` for `silent_ms`, and it answers by that of `to`.
     NetworkSilent = "network-silent" (peer, from, to, silent_ms, flows);
+    /// The routes lead to the network of `to`, and nothing speaks against it (any more): the peer's connections go
+    /// there.
+    NetworkFit = "network-fit" (peer, from, to, flows);
+    /// Something speaks against the network of `from` (`because`): `leaving`, it is about to be taken down; `captive`,
+    /// behind it is a login page, or no Internet. The peer's connections go by another where it answers.
+    NetworkUnfit = "network-unfit" (peer, from, to, because, flows);
     /// The peer did not answer, but this host is where it was.
     NotMoved = "not-moved" (peer, at, flows, carried, carrier);
     /// A rendezvous (`peer`) does not stand in for this host at `address`, which it has left.

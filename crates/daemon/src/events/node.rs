@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{duration, measured};
-use whimbrel_protocol::{Carrier, Doubt, Event, NeighbourProxyStatus, PeerId};
+use whimbrel_protocol::{Carrier, Doubt, Event, LinkFault, NeighbourProxyStatus, PeerId};
 
 use super::{Causer, reports};
 
@@ -118,6 +118,17 @@ reports! {
         NetworkPreferred { peer, from, to, line, flows }
         "line {line} of the configuration selects the network of {to} for peer {peer}: {} to go there from {from}",
         connections(*flows);
+    Event::NetworkUnfit { peer, from, to, fault: Some(LinkFault::Leaving), flows } =>
+        NetworkUnfit { peer, from, to, because: "leaving", flows }
+        "the network of {from} is about to be taken down: {} to go from it to that of {to}, for peer {peer}",
+        connections(*flows);
+    Event::NetworkUnfit { peer, from, to, fault: Some(LinkFault::Captive), flows } =>
+        NetworkUnfit { peer, from, to, because: "captive", flows }
+        "behind the network of {from} is a login page, or no Internet: {} to go from it to that of {to}, for peer {peer}",
+        connections(*flows);
+    Event::NetworkUnfit { peer, from, to, fault: None, flows } =>
+        NetworkFit { peer, from, to, flows }
+        "the routes lead to the network of {to} for peer {peer}: {} to go there from {from}", connections(*flows);
     Event::TakenBack { peer, from, flows } =>
         TakenBack { peer, from, flows }
         "no answer of peer {peer} arrives at {from}: {} as before", connections(*flows);

@@ -1,4 +1,8 @@
-//! The networks that this host is attached to.
+//! The networks that this host is attached to, and what is known of each by itself.
 
 pub(crate) mod attachments;
+mod detector;
+mod ethernet;
 pub(crate) mod route_lookup;
+
+pub(crate) use detector::Detectors;

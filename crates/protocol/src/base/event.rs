@@ -10,6 +10,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::NeighbourProxyStatus;
 
+use crate::base::link_facts::LinkFault;
 use crate::base::op::{Carrier, PeerId};
 use community::CommunityEvent;
 use relocation::MoveEvent;
@@ -193,6 +194,19 @@ pub enum Event {
         to: IpAddr,
         /// The line of the section that does, from 1.
         line: u32,
+        /// Flows that move.
+        flows: usize,
+    },
+    /// What is known of the network in use has a peer reached by another one, or no longer so.
+    NetworkUnfit {
+        /// The peer.
+        peer: PeerId,
+        /// Our address where the flows were.
+        from: IpAddr,
+        /// The one that is taken.
+        to: IpAddr,
+        /// What speaks against the network in use; `None`: nothing speaks against that which the routes lead to.
+        fault: Option<LinkFault>,
         /// Flows that move.
         flows: usize,
     },

@@ -10,6 +10,8 @@ use whimbrel_wire::{ChainSpec, FlowTuple};
 
 use crate::Time;
 use crate::base::attachments::{Attachment, Routes};
+use crate::base::id::LinkId;
+use crate::base::link_facts::LinkFacts;
 use crate::base::op::{Between, FlowEntry, PeerId, SavedCommunity};
 use crate::binding::chain::{ChainTooLong, ChainView};
 use crate::binding::placed::PlaceError;
@@ -125,6 +127,11 @@ impl Node {
     /// What the user wants of the networks that peers are reached by, from now on: the first that means a peer counts.
     pub fn set_link_wishes(&mut self, now: Time, wishes: Vec<LinkWish>) {
         self.act(now, |roles, at| roles.links.set_wishes(wishes, at));
+    }
+
+    /// What is known of this host's links by themselves, all of it. Of those that are not named nothing is known.
+    pub fn handle_link_facts(&mut self, now: Time, facts: &[(LinkId, LinkFacts)]) {
+        self.act(now, |roles, at| roles.links.handle_facts(facts, at));
     }
 
     /// By which network each peer is reached on which something depends, where there are several, and why; or what

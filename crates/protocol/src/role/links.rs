@@ -3,6 +3,7 @@
 //! And what the user's file selects is taken (P-237; decision 0108).
 
 mod damp;
+mod facts;
 pub(crate) mod select;
 mod traffic;
 mod watch;
@@ -19,6 +20,7 @@ use crate::base::attachments::Attachment;
 use crate::base::config::{SilenceMode, SilenceThresholds};
 use crate::base::event::Event;
 use crate::base::id::{LinkId, PathId};
+use crate::base::link_facts::LinkFacts;
 use crate::base::op::{Between, BindingOp, PeerId};
 use crate::base::output::Asked;
 use crate::base::signal::Signal;
@@ -42,6 +44,8 @@ pub(crate) struct LinksRole {
     timers: Timers<PeerId>,
     /// What the user's file wants.
     wishes: Vec<LinkWish>,
+    /// What is known of links by themselves, where anything is.
+    facts: BTreeMap<LinkId, LinkFacts>,
 }
 
 /// One peer.
@@ -74,6 +78,7 @@ impl Role for LinksRole {
             peers: BTreeMap::new(),
             timers: Timers::default(),
             wishes: Vec::new(),
+            facts: BTreeMap::new(),
         }
     }
 
@@ -126,7 +131,8 @@ impl Role for LinksRole {
 impl LinksRole {
     /// Whether there is anything to be done.
     fn is_active(&self) -> bool {
-        self.mode != SilenceMode::Off || !self.wishes.is_empty()
+        let is_led = || self.peers.values().any(|watched| watched.wished.is_led());
+        self.mode != SilenceMode::Off || !self.wishes.is_empty() || self.knows_fault() || is_led()
     }
 
     fn is_vigilant(&self) -> bool {
@@ -158,7 +164,7 @@ impl LinksRole {
 
     /// Sees to a peer: whether its path is silent, and what else there is.
     fn look(&mut self, id: PeerId, at: &mut At<'_>) {
-        let (vigilant, is_meant) = (self.is_vigilant(), self.wish_for(id, at).is_some());
+        let (vigilant, is_meant) = (self.is_vigilant(), self.wanted(id, at).is_some());
         // Where a file wants something, it stays known how often a network has gone.
         let Some((here, is_choice)) = Self::in_use(id, at).filter(|(_, is_choice)| *is_choice || is_meant) else {
             self.forget(id, at);
@@ -194,7 +200,7 @@ impl LinksRole {
         }
         // What nothing depends on is not watched either: what is new begins where the routes lead, as the first does.
         let rests = at.low.flow().peer(&id).is_none_or(|peer| peer.flow.flows().is_empty());
-        if rests || self.wish_for(id, at).is_none() {
+        if rests || self.wanted(id, at).is_none() {
             at.low.select_nothing(at.now, id, at.base);
         }
     }
@@ -271,6 +277,8 @@ impl LinksRole {
 
     /// A path that is silent is left for the nearest that has answered since the doubt began.
     fn leave_silent(&mut self, id: PeerId, at: &mut At<'_>) {
+        let facts = &self.facts;
+        let fault = |link: LinkId| facts.get(&link).and_then(LinkFacts::fault);
         let Some(watched) = self.peers.get_mut(&id) else { return };
         let Some(begun) = watched.watch.silent_since().filter(|begun| watched.damping.may_leave(at.now, *begun)) else {
             return;
@@ -281,7 +289,10 @@ impl LinksRole {
                 && *answered > begun
                 && at.base.attachments().is_current(&path.attachment)
         });
-        let Some((path, _)) = answered.min_by_key(|(path, _)| (path.round_trip, path.id)) else { return };
+        let Some((path, _)) = answered.min_by_key(|(path, _)| (fault(path.attachment.link), path.round_trip, path.id))
+        else {
+            return;
+        };
         let (from, to) = (watched.at, path.attachment);
         let silence = Silence { of: from, lasts: watched.watch.lasts(at.now) };
         watched.damping.leave(at.now);
@@ -300,6 +311,8 @@ impl LinksRole {
 
     /// Whether the network that was left answers again.
     fn try_former(&mut self, id: PeerId, at: &mut At<'_>) {
+        let facts = &self.facts;
+        let fault = |link: LinkId| facts.get(&link).and_then(LinkFacts::fault);
         let Some(watched) = self.peers.get_mut(&id) else { return };
         let Some((wants, tried)) = &mut watched.left else { return };
         let (wants, Some(paths)) = (*wants, at.low.path().paths(&id)) else { return };
@@ -309,7 +322,9 @@ impl LinksRole {
             at.low.want_nothing(id);
             return;
         }
+        // What is avoided is not come back to, whether it answers or not.
         let former = paths.kept_answered().find(|(path, _)| path.attachment.link == wants.exclude.link);
+        let former = former.filter(|_| fault(wants.exclude.link).is_none());
         let (path, answered) = former.map_or((None, Time::default()), |(path, answered)| (Some(path.id), answered));
         let answer = path.map_or(Duration::ZERO, |path| paths.pace_of(path).answer);
         let trial = tried.poll(at.now, answered, answer, &watched.damping);
@@ -339,7 +354,7 @@ impl LinksRole {
     fn settle(&mut self, id: PeerId, is_choice: bool, at: &mut At<'_>) {
         let (vigilant, thresholds) = (self.is_vigilant(), self.thresholds());
         let Some(watched) = self.peers.get(&id) else { return };
-        let wishes = self.wish_for(id, at).is_some();
+        let wishes = self.wanted(id, at).is_some();
         let keeps = vigilant || wishes || watched.left.is_some() || !watched.watch.is_at_rest();
         at.low.keep_all(at.now, id, keeps, at.base);
         let watches = is_choice && self.mode != SilenceMode::Off;

@@ -1,6 +1,6 @@
 //! What hosts want of the networks that their peers are reached by.
 
-use whimbrel_protocol::{LinkChoice, LinkId, LinkWish, PeerId};
+use whimbrel_protocol::{LinkChoice, LinkFacts, LinkId, LinkWish, PeerId};
 
 use super::World;
 use crate::host::HostId;
@@ -11,6 +11,14 @@ impl World {
     pub fn set_link_wishes(&mut self, host: HostId, wishes: Vec<LinkWish>) {
         let now = self.now;
         self.with_node(host, |node| node.set_link_wishes(now, wishes));
+    }
+
+    /// What detectors at a host know of its links: all of it.
+    pub fn set_link_facts(&mut self, host: HostId, facts: &[(NetworkId, LinkFacts)]) {
+        let now = self.now;
+        let facts: Vec<(LinkId, LinkFacts)> =
+            facts.iter().map(|(network, facts)| (Self::link_to(*network), *facts)).collect();
+        self.with_node(host, |node| node.handle_link_facts(now, &facts));
     }
 
     /// How a host's daemon reaches its peers, and why.

@@ -7,11 +7,11 @@ use whimbrel_sim::{FlowId, HostId, Link, Parting, World};
 
 use crate::common::{AWAY, FURTHER, HOME, SECOND, SERVICE, Two, address, seeds};
 
-const VIGILANT: SilenceMode = SilenceMode::Vigilant;
-const IDLE: SilenceMode = SilenceMode::Idle;
+pub(crate) const VIGILANT: SilenceMode = SilenceMode::Vigilant;
+pub(crate) const IDLE: SilenceMode = SilenceMode::Idle;
 const NO_DELAY: Link = Link { delay: Duration::ZERO, jitter: Duration::ZERO, loss: 0, duplicate: 0, reorder: 0 };
 
-fn ms(ms: u64) -> Duration {
+pub(crate) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
@@ -21,7 +21,7 @@ fn looking(mode: SilenceMode) -> Config {
 
 /// A client with two networks, and flows that nothing is sent on. The first network is in use, and its link does this
 /// to packets; the others delay them as much.
-fn with_two(seed: u64, mode: SilenceMode, link: Link) -> (Two, Vec<FlowId>) {
+pub(crate) fn with_two(seed: u64, mode: SilenceMode, link: Link) -> (Two, Vec<FlowId>) {
     let mut two = Two::nowhere(seed, looking(mode), Config::default());
     two.world.set_links(Link { jitter: Duration::ZERO, loss: 0, ..link });
     two.world.set_link(two.home, link);
@@ -36,7 +36,7 @@ fn with_two(seed: u64, mode: SilenceMode, link: Link) -> (Two, Vec<FlowId>) {
 
 /// Hand-offs that a host has made since then because a network was silent, or was so no longer: when, and how long it
 /// was silent.
-fn hand_offs(world: &World, host: HostId, since: usize) -> Vec<(Time, Option<Duration>)> {
+pub(crate) fn hand_offs(world: &World, host: HostId, since: usize) -> Vec<(Time, Option<Duration>)> {
     let of = world.events.iter().skip(since).filter(|(_, of, _)| *of == host);
     let found = of.filter_map(|(at, _, event)| match event {
         Event::NetworkSilent { silent, .. } => Some((*at, Some(*silent))),
@@ -46,7 +46,7 @@ fn hand_offs(world: &World, host: HostId, since: usize) -> Vec<(Time, Option<Dur
     found.collect()
 }
 
-fn source(world: &World, host: HostId) -> Option<std::net::IpAddr> {
+pub(crate) fn source(world: &World, host: HostId) -> Option<std::net::IpAddr> {
     world.peer(host).source
 }
 
@@ -471,7 +471,7 @@ fn a_bound_that_wavers_moves_a_peer_three_times_in_a_minute_at_the_most() {
 }
 
 /// What it counts as a hand-off: the peer has accepted another place.
-fn moves(world: &World, host: HostId, since: usize) -> usize {
+pub(crate) fn moves(world: &World, host: HostId, since: usize) -> usize {
     let of = world.events.iter().skip(since).filter(|(_, of, _)| *of == host);
     of.filter(|(.., event)| matches!(event, Event::Moved { .. } | Event::NotMoved { .. })).count()
 }

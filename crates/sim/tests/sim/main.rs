@@ -19,6 +19,7 @@ mod gateway;
 mod growth;
 mod late;
 mod leases;
+mod link_facts;
 mod links;
 mod moves;
 mod nat;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::network::NetworkState;
-use whimbrel_protocol::{Against, LinkCandidate, LinkChoice, LinkId, PeerId, Why};
+use whimbrel_protocol::{Against, LinkCandidate, LinkChoice, LinkFault, LinkId, PeerId, Why};
 
 use crate::role::links::wishes::{Preference, wishes};
 
@@ -71,11 +71,13 @@ fn network_candidate(
     interface: String,
     against: impl Fn(LinkId) -> Option<Against>,
 ) -> ipc::NetworkCandidate {
-    let LinkCandidate { link, answers, tried, round_trip, lost } = *candidate;
+    let LinkCandidate { link, answers, tried, round_trip, lost, .. } = *candidate;
     let percent = |lost: u16| f64::from(lost) / 10.0;
     let against = against(link).map(|against| match against {
         Against::Silent => ipc::AgainstNetwork::Silent,
         Against::Untried => ipc::AgainstNetwork::Untried,
+        Against::Fault(LinkFault::Leaving) => ipc::AgainstNetwork::Leaving,
+        Against::Fault(LinkFault::Captive) => ipc::AgainstNetwork::Captive,
         Against::Never => ipc::AgainstNetwork::Never,
         Against::Delay { most, .. } => ipc::AgainstNetwork::Delay { most_ms: most.as_secs_f64() * 1e3 },
         Against::Lost { most, .. } => ipc::AgainstNetwork::Loss { most_percent: percent(most) },

@@ -9,6 +9,7 @@ use whimbrel_handshake::PublicKey;
 
 use crate::base::config::Prefix;
 use crate::base::id::LinkId;
+use crate::base::link_facts::{LinkFacts, LinkFault};
 
 /// A network that is in use stays until another one is nearer by so much, both of them.
 const NEARER_SHARE: u32 = 5;
@@ -29,6 +30,8 @@ pub struct LinkCandidate {
     pub round_trip: Option<Duration>,
     /// How many of a thousand questions go unanswered, where enough were asked.
     pub lost: Option<u16>,
+    /// What is known of the link by itself.
+    pub facts: LinkFacts,
 }
 
 /// What is wanted of the networks by which a peer is reached.
@@ -123,6 +126,8 @@ pub enum Against {
     Silent,
     /// The peer was not asked by it yet.
     Untried,
+    /// What is known of the link speaks against it.
+    Fault(LinkFault),
     /// It is not to be taken.
     Never,
     /// The round trip is too long.
@@ -201,6 +206,9 @@ fn unfit(candidate: &LinkCandidate, rules: &LinkRules, in_use: bool) -> Option<A
     if !candidate.answers {
         return Some(if candidate.tried { Against::Silent } else { Against::Untried });
     }
+    if let Some(fault) = candidate.facts.fault() {
+        return Some(Against::Fault(fault));
+    }
     if rules.never.contains(&candidate.link) {
         return Some(Against::Never);
     }
@@ -256,7 +264,8 @@ fn is_nearer(one: Duration, other: Duration) -> bool {
     one.checked_add(margin).is_some_and(|with| with <= other)
 }
 
-/// Where none fits: what is never to be taken comes after all else, and then the routes decide.
+/// Where none fits: what is about to go comes after all else, before that what is never to be taken, and what leads
+/// nowhere; of the rest the routes decide.
 fn otherwise(
     candidates: &[LinkCandidate],
     rules: &LinkRules,
@@ -266,7 +275,9 @@ fn otherwise(
     let answering = candidates.iter().filter(|candidate| candidate.answers);
     let key = |candidate: &&LinkCandidate| {
         let link = Some(candidate.link);
-        (rules.never.contains(&candidate.link), link != natural, link != in_use, candidate.link)
+        let fault = candidate.facts.fault();
+        let leaves = fault == Some(LinkFault::Leaving);
+        (leaves, rules.never.contains(&candidate.link), fault, link != natural, link != in_use, candidate.link)
     };
     match answering.min_by_key(key) {
         Some(taken) => (Some(taken.link), Why::NothingFits),
@@ -292,7 +303,8 @@ mod tests {
     }
 
     fn up(link: LinkId, round_trip: u64, lost: u16) -> LinkCandidate {
-        LinkCandidate { link, answers: true, tried: true, round_trip: Some(ms(round_trip)), lost: Some(lost) }
+        let facts = LinkFacts::default();
+        LinkCandidate { link, answers: true, tried: true, round_trip: Some(ms(round_trip)), lost: Some(lost), facts }
     }
 
     fn ordered(links: &[LinkId]) -> LinkRules {
@@ -386,18 +398,43 @@ mod tests {
         assert_eq!((selected.link, selected.why), (Some(ETH), Why::NothingAnswers));
     }
 
+    #[test]
+    fn what_a_link_says_of_itself_comes_first() {
+        let rules = ordered(&[ETH, WLAN, WWAN]);
+        for (facts, fault) in [
+            (LinkFacts { captive: true, ..LinkFacts::default() }, LinkFault::Captive),
+            (LinkFacts { leaving: true, captive: true, ..LinkFacts::default() }, LinkFault::Leaving),
+        ] {
+            let mut candidates = all();
+            candidates[0].facts = facts;
+            let selected = select(&candidates, &rules, Some(ETH), Some(ETH));
+            assert_eq!((selected.link, selected.others[0]), (Some(WLAN), (ETH, Against::Fault(fault))));
+            (candidates[1].answers, candidates[2].answers) = (false, false);
+            assert_eq!(select(&candidates, &rules, Some(ETH), Some(ETH)).link, Some(ETH), "better than nothing");
+        }
+    }
+
     fn candidates() -> impl Strategy<Value = Vec<LinkCandidate>> {
-        let one = (any::<bool>(), prop::option::of(0u64..300), prop::option::of(0u16..200));
+        let facts = (any::<bool>(), any::<bool>(), prop::option::of(-90i16..-30), prop::option::of(1u32..2000));
+        let facts = facts.prop_map(|(leaving, captive, signal, rate)| LinkFacts {
+            leaving,
+            captive,
+            signal,
+            rate,
+            ..LinkFacts::default()
+        });
+        let one = (any::<bool>(), prop::option::of(0u64..300), prop::option::of(0u16..200), facts);
         prop::collection::vec(one, 0..5).prop_map(|all| {
-            let candidate =
-                |(at, (answers, round_trip, lost)): (usize, (bool, Option<u64>, Option<u16>))| LinkCandidate {
-                    link: LinkId(at as u32 + 2),
-                    answers,
-                    tried: true,
-                    round_trip: round_trip.map(ms),
-                    lost,
-                };
-            all.into_iter().enumerate().map(candidate).collect()
+            let with_number = all.into_iter().zip(2..);
+            let candidate = |((answers, round_trip, lost, facts), link): ((_, Option<u64>, _, _), _)| LinkCandidate {
+                link: LinkId(link),
+                answers,
+                tried: true,
+                round_trip: round_trip.map(ms),
+                lost,
+                facts,
+            };
+            with_number.map(candidate).collect()
         })
     }
 
@@ -460,9 +497,14 @@ mod tests {
             let answers = |link| candidates.iter().any(|candidate| candidate.link == link && candidate.answers);
             let any = candidates.iter().any(|candidate| candidate.answers);
             prop_assert!(!any || selected.link.is_some_and(answers));
-            // What is never taken is taken only where there is no other.
+            // What is never taken is taken only where there is no other that stays, and what leaves where all do.
+            let leaves = |c: &LinkCandidate| c.facts.leaving;
             if selected.link.is_some_and(|link| rules.never.contains(&link) && answers(link)) {
-                prop_assert!(candidates.iter().all(|c| !c.answers || rules.never.contains(&c.link)));
+                prop_assert!(candidates.iter().all(|c| !c.answers || rules.never.contains(&c.link) || leaves(c)));
+            }
+            let chosen = candidates.iter().find(|c| Some(c.link) == selected.link);
+            if chosen.is_some_and(|c| c.answers && leaves(c)) {
+                prop_assert!(candidates.iter().all(|c| !c.answers || leaves(c)));
             }
         }
 

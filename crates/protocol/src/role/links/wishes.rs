@@ -9,6 +9,7 @@ use crate::base::id::LinkId;
 use crate::base::op::PeerId;
 use crate::path::kept::PathState;
 use crate::role::At;
+use crate::role::links::facts::Wanted;
 use crate::role::links::select::{LinkCandidate, LinkRules, LinkWish, Selected, select};
 use crate::role::links::watch::Watch;
 use crate::role::links::{LinksRole, Watched, others};
@@ -25,9 +26,15 @@ pub(super) struct Wished {
     waits: Option<(LinkId, Time, Time)>,
     /// When the paths are measured next.
     measures: Option<Time>,
+    /// It goes elsewhere than the routes lead, since something speaks against that network, or did.
+    led: bool,
 }
 
 impl Wished {
+    pub(super) const fn is_led(&self) -> bool {
+        self.led
+    }
+
     pub(super) fn due(&self) -> Option<Time> {
         self.waits.map(|(.., due)| due).into_iter().chain(self.measures).min()
     }
@@ -43,18 +50,13 @@ impl LinksRole {
         }
     }
 
-    /// What is wanted for a peer: by the first section that means it.
-    pub(super) fn wish_for(&self, id: PeerId, at: &At<'_>) -> Option<&LinkWish> {
-        wish_among(&self.wishes, id, at)
-    }
-
     /// How each peer is reached, and what would be so with these wishes; those in force where none are given.
     pub(crate) fn explain(&self, wishes: Option<&[LinkWish]>, at: &At<'_>) -> Vec<(PeerId, LinkChoice)> {
         let each = at.low.session().ids().into_iter().filter_map(|id| {
             let here = at.low.path().paths(&id)?.attachment()?;
             let natural = natural(id, at)?;
             let wish = wish_among(wishes.unwrap_or(&self.wishes[..]), id, at);
-            let rules = wish.map(|wish| wish.rules.clone()).unwrap_or_default();
+            let rules = wish.map(|wish| self.with_prices(wish.rules.clone())).unwrap_or_default();
             let mut candidates = self.candidates(id, here, at);
             if wishes.is_some() {
                 // What other wishes would have asked is not known: it is taken to answer.
@@ -92,20 +94,23 @@ impl LinksRole {
             tried: true,
             round_trip: paths.measured(),
             lost: paths.lost(None),
+            facts: self.facts(here.link),
         }];
         for kept in paths.kept().filter(|kept| at.base.attachments().is_current(&kept.attachment)) {
             let link = kept.attachment.link;
             if all.iter().all(|candidate| candidate.link != link) {
                 let (answers, tried) = (kept.state == PathState::Confirmed, kept.state != PathState::Unconfirmed);
                 let (round_trip, lost) = (kept.round_trip, paths.lost(Some(kept.id)));
-                all.push(LinkCandidate { link, answers, tried, round_trip, lost });
+                let facts = self.facts(link);
+                all.push(LinkCandidate { link, answers, tried, round_trip, lost, facts });
             }
         }
         let attachments = at.base.attachments();
         let own = attachments.addresses().filter_map(|address| attachments.get(address)).map(|own| own.link);
         for link in own.filter(|link| link.leads_out()) {
             if all.iter().all(|candidate| candidate.link != link) {
-                all.push(LinkCandidate { link, answers: false, tried: false, round_trip: None, lost: None });
+                let facts = self.facts(link);
+                all.push(LinkCandidate { link, answers: false, tried: false, round_trip: None, lost: None, facts });
             }
         }
         all
@@ -113,7 +118,7 @@ impl LinksRole {
 
     /// Has a peer reached as the user's file wants, where something else has been so for a while.
     pub(super) fn follow_wish(&mut self, id: PeerId, at: &mut At<'_>) {
-        let Some((line, rules)) = self.wish_for(id, at).map(|wish| (wish.line, wish.rules.clone())) else {
+        let Some(Wanted { line, rules }) = self.wanted(id, at) else {
             if let Some(watched) = self.peers.get_mut(&id) {
                 watched.wished = Wished::default();
             }
@@ -131,33 +136,57 @@ impl LinksRole {
         let Some(natural) = natural(id, at) else { return };
         let selected = select(&self.candidates(id, here, at), &rules, Some(here.link), Some(natural.link));
         let to = selected.link.filter(|link| *link != here.link).and_then(|link| attachment_on(id, link, natural, at));
+        // Where nothing is wanted but that something speaks against a link, all is as ever when nothing does.
+        let ends = line.is_none() && !self.knows_fault();
+        let fault = self.fault(here.link);
+        let leaves = fault.is_some() && to.is_some_and(|to| self.fault(to.link).is_none());
         let Some(watched) = self.peers.get_mut(&id) else { return };
+        watched.wished.led = line.is_none() && here.link != natural.link;
         let Some(to) = to else {
             watched.wished.waits = None;
-            at.low.select(at.now, id, here, at.base);
+            if ends && here.link == natural.link {
+                at.low.select_nothing(at.now, id, at.base);
+            } else {
+                at.low.select(at.now, id, here, at.base);
+            }
             return;
         };
         let since = match watched.wished.waits {
             Some((waits, since, _)) if waits == to.link => since,
             _ => at.now,
         };
-        let due = since + watched.damping.hold();
-        if at.now < due || !watched.damping.may_return(at.now) {
+        let damping = &mut watched.damping;
+        // What is about to go, or leads nowhere, is left at once.
+        let due = if leaves { since } else { since + damping.hold() };
+        let may = if leaves { damping.may_leave(at.now, since) } else { damping.may_return(at.now) };
+        if at.now < due || !may {
             watched.wished.waits = Some((to.link, since, due.max(at.now + LATER)));
             // Until then it stays where it is, wherever the routes lead meanwhile.
             at.low.select(at.now, id, here, at.base);
             return;
         }
-        watched.damping.come_back(at.now);
+        if leaves {
+            damping.leave(at.now);
+        } else {
+            damping.come_back(at.now);
+        }
         (watched.at, watched.wished.waits) = (to, None);
+        watched.wished.led = line.is_none() && to.link != natural.link;
         let vigilant = self.is_vigilant();
         if let Some(watched) = self.peers.get_mut(&id) {
             watched.watch = Watch::new(at.now, vigilant);
         }
         let flows = at.low.flow().peer(&id).map_or(0, |peer| peer.flow.flows().len());
         let (from, address) = (here.address, to.address);
-        at.base.event(Event::NetworkPreferred { peer: id, from, to: address, line, flows });
-        at.low.select(at.now, id, to, at.base);
+        at.base.event(match line {
+            Some(line) if !leaves => Event::NetworkPreferred { peer: id, from, to: address, line, flows },
+            _ => Event::NetworkUnfit { peer: id, from, to: address, fault: fault.filter(|_| leaves), flows },
+        });
+        if ends && to.link == natural.link {
+            at.low.select_nothing(at.now, id, at.base);
+        } else {
+            at.low.select(at.now, id, to, at.base);
+        }
     }
 
     /// Asks a peer on all paths now and then, where what is measured decides and nobody else asks.
@@ -207,7 +236,7 @@ pub struct LinkChoice {
     pub selected: Selected,
 }
 
-fn wish_among<'w>(wishes: &'w [LinkWish], id: PeerId, at: &At<'_>) -> Option<&'w LinkWish> {
+pub(super) fn wish_among<'w>(wishes: &'w [LinkWish], id: PeerId, at: &At<'_>) -> Option<&'w LinkWish> {
     let remote = at.low.path().paths(&id)?.remote().ip();
     let key = at.low.session().peer(&id)?.key();
     wishes.iter().find(|wish| wish.means(remote, &key))

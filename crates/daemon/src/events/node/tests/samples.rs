@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
-use whimbrel_protocol::{Carried, Carrier, CommunityEvent, Doubt, Event, JoinFailure, NeighbourProxyStatus, PeerId};
+use whimbrel_protocol::{
+    Carried, Carrier, CommunityEvent, Doubt, Event, JoinFailure, LinkFault, NeighbourProxyStatus, PeerId,
+};
 use whimbrel_wire::{FlowTuple, Transport};
 
 fn flow(port: u16) -> FlowTuple {
@@ -70,6 +72,9 @@ pub(super) fn all() -> Vec<Event> {
         Event::NetworkSilent { peer, from: address, to, silent: Duration::from_millis(48), flows: 2 },
         Event::NetworkBack { peer, from: to, to: address, flows: 1 },
         Event::NetworkPreferred { peer, from: address, to, line: 12, flows: 1 },
+        Event::NetworkUnfit { peer, from: address, to, fault: Some(LinkFault::Leaving), flows: 1 },
+        Event::NetworkUnfit { peer, from: address, to, fault: Some(LinkFault::Captive), flows: 2 },
+        Event::NetworkUnfit { peer, from: to, to: address, fault: None, flows: 1 },
         Event::TakenBack { peer, from: address, flows: 1 },
         Event::Transport { peer, remote: address, by_tcp: true, flows: 1 },
         Event::Transport { peer, remote: address, by_tcp: false, flows: 2 },
