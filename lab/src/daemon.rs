@@ -336,7 +336,7 @@ impl Whimbrel {
 
     /// `whimbrel --run-dir …` with these arguments: its standard output, or an error if it fails.
     pub fn cli(&self, args: &[&str]) -> Result<String> {
-        self.host.command(&self.binary).arg("--run-dir").arg(self.run_dir()).args(args).run()
+        self.command(args).run()
     }
 
     /// A command of `whimbrel` that goes on.
@@ -347,7 +347,8 @@ impl Whimbrel {
 
     /// The command with these words, on the daemon's host.
     pub fn command(&self, args: &[&str]) -> Cmd {
-        self.host.command(&self.binary).arg("--run-dir").arg(self.run_dir()).args(args)
+        let command = self.host.command(&self.binary).env("DBUS_SYSTEM_BUS_ADDRESS", self.host.bus_address());
+        command.arg("--run-dir").arg(self.run_dir()).args(args)
     }
 
     /// A reading command with `--json`: its replies, one for each line.

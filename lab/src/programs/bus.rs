@@ -76,7 +76,8 @@ impl Bus {
     pub fn add_device(&self, interface: &str) -> Result<()> {
         self.say(&format!(
             "at = mock(NM, '/org/freedesktop').AddEthernetDevice('{interface}', '{interface}', i(100))\n\
-             mock(NM, at).AddProperties(NM + '.Device', dict(Ip4Connectivity=u(4), Ip6Connectivity=u(0), Metered=u(4)))\n\
+             values = dict(Ip4Connectivity=u(4), Ip6Connectivity=u(0), Metered=u(4))\n\
+             mock(NM, at).AddProperties(NM + '.Device', values)\n\
              mock(NM, at).EmitSignal('org.freedesktop.DBus.Properties', 'PropertiesChanged', 'sa{{sv}}as',\n\
              \x20   [NM + '.Device', dict(Ip4Connectivity=u(4)), dbus.Array([], 's')])\n"
         ))
@@ -97,12 +98,13 @@ impl Bus {
             "manager = mock(MM, '/org/freedesktop/ModemManager1')\n\
              at = '/org/freedesktop/ModemManager1/Modem/0'\n\
              manager.AddObject(at, MM + '.Modem', dict(State=i(11), AccessTechnologies=u(1 << 14),\n\
-             \x20   SignalQuality=dbus.Struct((u(60), True), 'ub'), Bearers=dbus.Array([], 'o'),\n\
+             \x20   SignalQuality=dbus.Struct((u(60), True), signature='ub'), Bearers=dbus.Array([], 'o'),\n\
              \x20   Ports=dbus.Array([('cdc-wdm0', u(6)), ('{interface}', u(2))], '(su)')), dbus.Array([], '(ssss)'))\n\
              mock(MM, at).AddProperties(MM + '.Modem.Modem3gpp', dict(RegistrationState=u(1)))\n\
-             manager.EmitSignal('org.freedesktop.DBus.ObjectManager', 'InterfacesAdded', 'oa{{sa{{sv}}}}',\n\
-             \x20   [dbus.ObjectPath(at), dict(bus.get_object(MM, '/org/freedesktop/ModemManager1').GetManagedObjects(\n\
-             \x20   dbus_interface='org.freedesktop.DBus.ObjectManager')[at])])\n"
+             OBJECTS = 'org.freedesktop.DBus.ObjectManager'\n\
+             root = bus.get_object(MM, '/org/freedesktop/ModemManager1')\n\
+             found = root.GetManagedObjects(dbus_interface=OBJECTS)[at]\n\
+             manager.EmitSignal(OBJECTS, 'InterfacesAdded', 'oa{{sa{{sv}}}}', [dbus.ObjectPath(at), found])\n"
         ))?;
         Ok(service)
     }

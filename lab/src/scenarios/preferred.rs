@@ -38,10 +38,10 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 
 /// Time in which nothing may arrive, where both networks are up or one is watched.
 const WATCHED: Duration = Duration::from_millis(600);
-const SECOND: &str = "eth0";
+pub(super) const SECOND: &str = "eth0";
 
 /// The second network's address, once the daemon knows it.
-fn join_second(world: &World, client: &Whimbrel) -> Result<crate::Attachment> {
+pub(super) fn join_second(world: &World, client: &Whimbrel) -> Result<crate::Attachment> {
     let second = world.laptop.join(&world.b.network, &Join::by(SECOND).metric(500))?;
     let there = second.ipv4()?;
     wait_for(LONG, "the second address is known", || {
@@ -51,16 +51,16 @@ fn join_second(world: &World, client: &Whimbrel) -> Result<crate::Attachment> {
 }
 
 /// From where the server's peer is reached.
-fn is_reached_from(client: &Whimbrel, from: std::net::IpAddr) -> Result<bool> {
+pub(super) fn is_reached_from(client: &Whimbrel, from: std::net::IpAddr) -> Result<bool> {
     Ok(client.paths()?.iter().any(|path| path.active && path.local == Some(from)))
 }
 
-fn wait_reached_from(client: &Whimbrel, from: std::net::IpAddr, within: Duration) -> Result<()> {
+pub(super) fn wait_reached_from(client: &Whimbrel, from: std::net::IpAddr, within: Duration) -> Result<()> {
     wait_for(within, &format!("the server is reached from {from}"), || Ok(is_reached_from(client, from)?.then_some(())))
 }
 
 /// Neither end received nothing for long since then.
-fn no_gaps(pair: &mut FlowPair, since: MonoTime, what: &str) -> Result<()> {
+pub(super) fn no_gaps(pair: &mut FlowPair, since: MonoTime, what: &str) -> Result<()> {
     for side in [Side::Client, Side::Server] {
         let gap = pair.longest_gap(side, since)?;
         println!("    {what}: {side:?} received nothing for {:.0} ms at the most", gap.as_secs_f64() * 1e3);
@@ -218,10 +218,11 @@ fn network_manager(lab: &mut Lab) -> Result<()> {
     let here = SCRIPT.replace("/usr/bin/whimbrel", &client.binary().display().to_string());
     let script = world.laptop.dir().join("50-whimbrel");
     std::fs::write(&script, here).map_err(|error| Error::call("write", script.display().to_string(), error))?;
-    let dispatched = |interface: &str, action: &str| {
-        let says = world.laptop.command("sh").arg(&script).args([interface, action]);
+    let dispatched_by = |device: &str, interface: &str, action: &str| {
+        let says = world.laptop.command("sh").arg(&script).args([device, action]).env("DEVICE_IP_IFACE", interface);
         says.env("WHIMBREL_RUN_DIR", client.run_dir()).run()
     };
+    let dispatched = |interface: &str, action: &str| dispatched_by(interface, interface, action);
     step("an interface goes that nothing goes by");
     let before = client.status()?.newest_event;
     dispatched(SECOND, "pre-down")?;
@@ -245,7 +246,8 @@ fn network_manager(lab: &mut Lab) -> Result<()> {
         Ok(counts[0] + counts[1])
     };
     let (before, said) = (again(&mut pair)?, MonoTime::now());
-    dispatched("wlan0", "pre-down")?;
+    // As for a modem, which has another name than its interface, and none when that is down.
+    dispatched_by("cdc-wdm0", "wlan0", "pre-down")?;
     expect!(is_reached_from(&client, second.ipv4()?)?, "the server is not reached by the other network");
     // What the server had sent before it was told still comes.
     pair.wait_progress(SOME, LONG)?;
@@ -253,7 +255,7 @@ fn network_manager(lab: &mut Lab) -> Result<()> {
     pair.wait_progress(SOME, LONG)?;
     expect!(old.get() == 0, "{} TCP packets took the old path after the move", old.get());
     world.laptop.leave(&world.at, Leave::Orderly)?;
-    dispatched("wlan0", "down")?;
+    dispatched_by("cdc-wdm0", "", "down")?;
     pair.wait_progress(SOME, LONG)?;
     no_gaps(&mut pair, said, "away from what goes")?;
     let sent_again = again(&mut pair)? - before;

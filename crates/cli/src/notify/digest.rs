@@ -69,7 +69,7 @@ impl Digest {
                     self.hand_off.want(now + SETTLES);
                 }
             }
-            "network-silent" | "network-back" | "network-preferred" | "network-leaving" => {
+            "network-silent" | "network-back" | "network-preferred" | "network-unfit" | "network-fit" => {
                 self.cause.get_or_insert_with(|| event.sentence.clone());
             }
             "not-confirmed" if flows > 0 => {

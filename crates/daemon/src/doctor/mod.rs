@@ -4,6 +4,8 @@
 
 mod answers;
 mod firewall;
+#[cfg(feature = "dbus")]
+mod services;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -83,6 +85,8 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     findings.extend(metrics(&config, running));
     findings.extend(firewall_findings(config.port, &ruleset()));
     findings.extend(reverse_path_filters());
+    #[cfg(feature = "dbus")]
+    findings.push(services::finding());
     findings.extend(forwarding(&config));
     findings.extend(config.anchor.iter().flat_map(|anchor| lending(&anchor.lendable())));
     findings.extend(config.psk_open.as_deref().map(|path| {

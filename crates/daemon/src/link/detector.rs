@@ -9,6 +9,8 @@ use whimbrel_kernel::network::NetworkState;
 use whimbrel_protocol::{LinkFacts, LinkId, Time};
 
 use super::ethernet::Ethernet;
+#[cfg(feature = "dbus")]
+use super::services::Services;
 
 /// What finds out about links of one kind. It never blocks for long: what it waits for is said by [`Detector::fds`] and
 /// [`Detector::due`]. What it cannot find out it says nothing of, and a host that lacks what it looks at is no failure.
@@ -39,6 +41,8 @@ fn all() -> Vec<Box<dyn Detector>> {
     let all: [Option<Box<dyn Detector>>; _] = [
         // One line for each.
         Ethernet::start(),
+        #[cfg(feature = "dbus")]
+        Services::start(),
     ];
     all.into_iter().flatten().collect()
 }

@@ -4,5 +4,7 @@ pub(crate) mod attachments;
 mod detector;
 mod ethernet;
 pub(crate) mod route_lookup;
+#[cfg(feature = "dbus")]
+mod services;
 
 pub(crate) use detector::Detectors;
