@@ -70,9 +70,8 @@ fn captive_portal(lab: &mut Lab) -> Result<()> {
     let explained = || {
         let choices = client.explained(None)?;
         let mut networks = choices.peers.iter().flat_map(|choice| &choice.networks);
-        let avoided = networks.any(|network| {
-            network.interface == SECOND && network.against == Some(AgainstNetwork::Captive)
-        });
+        let avoided =
+            networks.any(|network| network.interface == SECOND && network.against == Some(AgainstNetwork::Captive));
         Ok(avoided.then_some(()))
     };
     wait_for(LONG, "the second network is avoided for its portal", explained)?;
