@@ -1,5 +1,5 @@
-//! What other services of this host say of links on D-Bus: NetworkManager, systemd-networkd and ModemManager, where they
-//! are. None is needed (decision 0115).
+//! What other services of this host say of links on D-Bus: NetworkManager, systemd-networkd and ModemManager, where
+//! they are there. None is needed (decision 0115).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
