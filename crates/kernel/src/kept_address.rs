@@ -19,6 +19,9 @@
 //!
 //! An address that the host leaves and still has goes the ordinary way, and what no route leads to goes to
 //! [`OUTPUT_TABLE`], by a rule behind all others: its flows may be carried where no route of their family is left.
+//! It may go at any moment. From then on until that is noticed the kernel would refuse what is sent from it over IPv4
+//! (`ip_route_output_key_hash_rcu`), and programs of UDP would hear so: the local table has it on `lo` as well, behind
+//! the kernel's own route. IPv6 does not ask whether a source is its own.
 //!
 //! **Strict rp_filter**, on either end: a marked packet's way back is looked up with its mark (`src_valid_mark`), and
 //! in [`MARKED_TABLE`] the default route leads out of every interface that moved flows may arrive on, the TUN device
@@ -36,7 +39,7 @@ use std::path::Path;
 
 use crate::error::{Effect, Error};
 use crate::route::{
-    AddressScope, LOCAL_TABLE, LOOPBACK, NewAddress, NextHop, Prefix, RouteKind, RouteSocket, Rule, Selector,
+    AddressScope, LOCAL_TABLE, LOOPBACK, NewAddress, NextHop, PROTOCOL, Prefix, RouteKind, RouteSocket, Rule, Selector,
     TableRoute,
 };
 use crate::saved_sysctl::SavedSysctls;
@@ -251,6 +254,9 @@ impl KeptAddresses {
     fn actual(&mut self) -> Result<State, Error> {
         let mut routes: BTreeSet<TableRoute> = self.route.routes_of(OUTPUT_TABLE)?.into_iter().collect();
         routes.extend(self.route.routes_of(MARKED_TABLE)?);
+        let local = self.route.routes_of(LOCAL_TABLE)?;
+        let last = |route: &&TableRoute| route.protocol == PROTOCOL && route.metric == LAST_METRIC;
+        routes.extend(local.iter().filter(last).cloned());
         let rules = self.route.own_rules()?;
         let addresses: BTreeSet<Ipv4Addr> = self
             .route
@@ -260,13 +266,12 @@ impl KeptAddresses {
             .filter(|address| address.own && address.interface == LOOPBACK && address.scope == AddressScope::Host)
             .filter_map(|address| v4(address.prefix.address))
             .collect();
-        let local = if addresses.is_empty() { Vec::new() } else { self.route.routes_of(LOCAL_TABLE)? };
         Ok(State {
             routes,
             rules: rules.into_iter().filter(|rule| matches!(rule.table, OUTPUT_TABLE | MARKED_TABLE)).collect(),
             local: local
                 .iter()
-                .filter(|route| route.next_hops == [NextHop::interface(LOOPBACK)])
+                .filter(|route| route.metric != LAST_METRIC && route.next_hops == [NextHop::interface(LOOPBACK)])
                 .filter_map(|route| v4(route.destination.address))
                 .filter(|address| addresses.contains(address))
                 .collect(),
@@ -307,6 +312,8 @@ impl KeptAddresses {
             state.routes.insert(route.metric(1024 + link.index));
         }
 
+        let may_go = kept.leaving.iter().filter(|address| address.is_ipv4());
+        state.routes.extend(may_go.map(|&address| local(address, LOCAL_TABLE).metric(LAST_METRIC)));
         for &address in kept.addresses.union(&kept.leaving) {
             let everything = Prefix::everything(address);
             let hops = vec![NextHop::interface(carrier.tun)];

@@ -51,6 +51,16 @@ pub struct SourceRoute {
     pub interface: u32,
     /// The next hop; none on links that need no such.
     pub gateway: Option<IpAddr>,
+    /// The next hop is on the link, whatever the addresses of the interface say. Where that is not needed the kernel
+    /// refuses a way by a network whose addresses have gone meanwhile, instead of leading there what waits for a next
+    /// hop that does not answer any more.
+    pub onlink: bool,
+}
+
+impl SourceRoute {
+    fn hop(&self) -> NextHop {
+        NextHop { interface: self.interface, gateway: self.gateway, onlink: self.onlink && self.gateway.is_some() }
+    }
 }
 
 /// How datagrams leave that name the interface of the address that they are sent from. IPv6 only.
@@ -162,10 +172,9 @@ fn desired(wanted: &SourceWays, mark: Mark) -> (Desired, BTreeSet<u32>) {
         desired.rules.insert(Rule { priority: NAMED_PRIORITY, selector, table });
     }
     for (&to, fresh) in wanted.fresh.iter().filter(|(_, fresh)| has_tables(&fresh.way)) {
-        let FreshWay { way: SourceRoute { interface, gateway }, source } = *fresh;
-        let table = FIRST_FRESH_TABLE + interface;
-        let hop = NextHop { interface, gateway, onlink: gateway.is_some() };
-        let route = TableRoute::new(Prefix::host(to), table, RouteKind::Unicast, vec![hop]);
+        let FreshWay { way, source } = *fresh;
+        let table = FIRST_FRESH_TABLE + way.interface;
+        let route = TableRoute::new(Prefix::host(to), table, RouteKind::Unicast, vec![way.hop()]);
         desired.routes.insert(TableRoute { source: Some(source), ..route });
         let selectors = match source {
             IpAddr::V4(_) => {
@@ -182,8 +191,7 @@ fn desired(wanted: &SourceWays, mark: Mark) -> (Desired, BTreeSet<u32>) {
 /// Leads everything by an interface, in a table of that, which is given.
 fn lead(desired: &mut Desired, like: IpAddr, way: &SourceRoute) -> u32 {
     let table = FIRST_TABLE + way.interface;
-    let hop = NextHop { interface: way.interface, gateway: way.gateway, onlink: way.gateway.is_some() };
-    desired.routes.insert(TableRoute::new(Prefix::everything(like), table, RouteKind::Unicast, vec![hop]));
+    desired.routes.insert(TableRoute::new(Prefix::everything(like), table, RouteKind::Unicast, vec![way.hop()]));
     table
 }
 
@@ -193,7 +201,7 @@ mod tests {
 
     #[test]
     fn an_interface_with_too_high_an_index_has_no_tables() {
-        let by = |interface| SourceRoute { interface, gateway: None };
+        let by = |interface| SourceRoute { interface, gateway: None, onlink: true };
         let [here, six]: [IpAddr; 2] = [[192, 0, 2, 1].into(), [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into()];
         let name = InterfaceName::new("eth0").expect("a name");
         let ways = |interface| SourceWays {

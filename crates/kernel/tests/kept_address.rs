@@ -8,7 +8,7 @@ mod hosts;
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -292,6 +292,40 @@ fn what_no_route_leads_to_from_an_address_that_is_left_is_carried() {
         client.sh(&format!("{} route add default via {}", plan.ip, plan.router));
         client.on(|| kept.release()).unwrap();
         assert_eq!(everything(&client), before);
+    }
+}
+
+/// From the moment in which an address that is left goes to that in which this is noticed, nothing that is sent from it
+/// is refused; it goes by the routes that are left.
+#[test]
+#[ignore = "needs root"]
+fn an_address_that_goes_refuses_nothing() {
+    for plan in &PLANS {
+        let (client, server) = plan.build();
+        let _tun = tun(&client);
+        let (dir, carrier) = (RunDir::new(), Carrier { tun: client.index("wbt"), mtu: MTU, mark: MARK });
+        let mut kept = client.on(|| KeptAddresses::open(&dir.0).unwrap());
+        let (own, far): (IpAddr, IpAddr) = (plan.client.parse().unwrap(), plan.server.parse().unwrap());
+        let arrivals = BTreeSet::from([client.index("e0")]);
+        let leaving = Kept { leaving: set(&[plan.client]), arrivals: arrivals.clone(), ..Kept::default() };
+        client.on(|| kept.apply(&carrier, &leaving)).unwrap();
+        let _receiver = server.on(|| UdpSocket::bind((far, 7001)).unwrap());
+        let [connected, unconnected] = [0, 1].map(|_| client.on(|| UdpSocket::bind((own, 0)).unwrap()));
+        connected.connect((far, 7001)).unwrap();
+        let send = || connected.send(b"x").and_then(|_| unconnected.send_to(b"x", (far, 7001)));
+        send().unwrap();
+
+        client.sh(&format!("{} addr flush dev e0 scope global; {} route flush root default", plan.ip, plan.ip));
+        for _ in 0..3 {
+            send().unwrap_or_else(|error| panic!("from {own}, which is gone: {error}\n{}", everything(&client)));
+        }
+        let gone = Kept { addresses: set(&[plan.client]), arrivals, ..Kept::default() };
+        assert!(client.on(|| kept.apply(&carrier, &gone)).unwrap());
+        send().unwrap();
+        let there = client.sh("ip route show table local");
+        assert!(!there.contains(plan.client), "its new owner could not be reached:\n{there}");
+        assert!(!client.on(|| kept.apply(&carrier, &gone)).unwrap(), "applied twice:\n{}", everything(&client));
+        client.on(|| kept.release()).unwrap();
     }
 }
 

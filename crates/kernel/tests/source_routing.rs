@@ -65,7 +65,7 @@ fn an_address_that_is_left_keeps_its_way() {
         assert!(lookup("").contains("dev p1"), "{}", lookup(""));
 
         let mut ways = host.on(|| SourceRoutes::open(MARK).unwrap());
-        let way = SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()) };
+        let way = SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()), onlink: true };
         let only = |way| SourceWays { left: BTreeMap::from([(left, way)]), ..SourceWays::default() };
         let wanted = only(way);
         assert!(ways.apply(&wanted).unwrap().changed);
@@ -86,6 +86,28 @@ fn an_address_that_is_left_keeps_its_way() {
         host.on(|| SourceRoutes::open(MARK).unwrap()).release().unwrap();
         assert_eq!(state(&host), before);
     }
+}
+
+/// A way by a network that has gone meanwhile is refused, and what was there before stays.
+#[test]
+#[ignore = "needs root"]
+fn no_way_leads_by_a_network_that_is_gone() {
+    let plan = &PLANS[0];
+    let (host, _routers) = plan.build();
+    let way = SourceRoute {
+        interface: host.index("p0"),
+        gateway: Some(plan.gateways[0].parse().unwrap()),
+        onlink: false,
+    };
+    let wanted = SourceWays { left: BTreeMap::from([(plan.address(0), way)]), ..SourceWays::default() };
+    let mut ways = host.on(|| SourceRoutes::open(MARK).unwrap());
+    assert!(ways.apply(&wanted).unwrap().changed);
+    host.sh("ip addr flush dev p0");
+    let present = state(&host);
+    let error = ways.apply(&wanted).unwrap_err();
+    assert_eq!((error.effect(), error.raw_os_error()), (whimbrel_kernel::Effect::None, Some(libc::ENETUNREACH)));
+    assert_eq!(state(&host), present);
+    ways.release().unwrap();
 }
 
 /// By which of the routers datagrams leave that are sent from the address of the first interface and name that.
@@ -159,7 +181,7 @@ fn a_datagram_goes_by_the_link_that_it_names() {
         let link = NamedLink {
             port: 2031,
             name: InterfaceName::new("p0").unwrap(),
-            way: SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()) },
+            way: SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()), onlink: true },
             subnet: Prefix { address: plan.address(0), length: 64 },
         };
         let wanted = SourceWays { named: BTreeMap::from([(plan.address(0), link)]), ..SourceWays::default() };
@@ -203,7 +225,7 @@ fn what_is_new_goes_by_another_network_and_nothing_else() {
         let (host, _routers) = plan.build();
         let before = state(&host);
         let to: IpAddr = plan.far.parse().unwrap();
-        let way = SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()) };
+        let way = SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()), onlink: true };
         let fresh = BTreeMap::from([(to, FreshWay { way, source: plan.address(0) })]);
         let wanted = SourceWays { fresh, ..SourceWays::default() };
         let mut ways = host.on(|| SourceRoutes::open(MARK).unwrap());

@@ -342,7 +342,7 @@ fn lasting(source: Option<IpAddr>, surroundings: &Surroundings) -> Option<IpAddr
 /// there. Everything that this host sends goes so, its own datagrams, the flows' packets, which the program of that
 /// interface takes whatever their source is, and what is new.
 fn led_by(surroundings: &Surroundings, reached: &[(IpAddr, bool)], to: IpAddr, by: IpAddr) -> Option<PeerWay> {
-    let SourceRoute { interface, gateway } = *surroundings.ways.get(&by)?;
+    let SourceRoute { interface, gateway, .. } = *surroundings.ways.get(&by)?;
     // Datagrams of the tunnel are as long as the way itself allows.
     let tunnelled = reached.iter().any(|(at, tunnelled)| *at == to && *tunnelled);
     let mtu = (tunnelled && !surroundings.locators.contains(&to)).then(|| surroundings.mtu_to(to));
@@ -368,7 +368,12 @@ pub(crate) fn source_routes(network: &NetworkState) -> BTreeMap<IpAddr, SourceRo
         let defaults = network.default_routes.iter();
         let own = defaults.filter(|route| route.ipv4 == ipv4 && route.interface == usable.interface);
         let best = own.min_by_key(|route| route.metric)?;
-        Some((usable.address, SourceRoute { interface: usable.interface, gateway: best.gateway }))
+        let (interface, gateway) = (usable.interface, best.gateway);
+        let mut own = network.addresses.iter().filter(|own| own.interface == interface && own.address.is_ipv4());
+        let subnet = |own: &UsableAddress| Prefix { address: own.address, length: own.prefix_length };
+        // Next hops of IPv6 are link-local.
+        let onlink = !gateway.is_some_and(|gateway| own.any(|own| subnet(own).contains(gateway)));
+        Some((usable.address, SourceRoute { interface, gateway, onlink }))
     };
     network.addresses.iter().filter_map(way).collect()
 }
@@ -473,12 +478,12 @@ mod tests {
                 (
                     network.addresses[1].address,
                     "eth0".to_owned(),
-                    SourceRoute { interface: 2, gateway: gateway("fe80::2") }
+                    SourceRoute { interface: 2, gateway: gateway("fe80::2"), onlink: true }
                 ),
                 (
                     network.addresses[3].address,
                     "wlan0".to_owned(),
-                    SourceRoute { interface: 3, gateway: gateway("fe80::3") }
+                    SourceRoute { interface: 3, gateway: gateway("fe80::3"), onlink: true }
                 ),
             ]
         );
@@ -506,7 +511,7 @@ mod tests {
         let e0 = RouteSocket::open().expect("open").link_index("e0").expect("its index");
         let mut surroundings = Surroundings {
             own: BTreeSet::new(),
-            ways: [(address, SourceRoute { interface: e0, gateway: None })].into(),
+            ways: [(address, SourceRoute { interface: e0, gateway: None, onlink: true })].into(),
             named: BTreeMap::new(),
             locators: [locator].into(),
             arrivals: BTreeSet::new(),

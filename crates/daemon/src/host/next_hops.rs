@@ -42,6 +42,9 @@ pub(crate) struct NextHops {
     newcomers: BTreeMap<(u32, IpAddr, u32), Time>,
     /// Interfaces, by index and family (IPv4: true), that have only such, with when the first of these was seen.
     stays: BTreeMap<(u32, bool), Time>,
+    /// Next hops there whose entries were looked at, each with the stay that this was in: what is entered later is of
+    /// that.
+    looked_at: BTreeSet<(u32, IpAddr, Time)>,
 }
 
 impl NextHops {
@@ -55,17 +58,18 @@ impl NextHops {
         table: &mut RouteSocket,
     ) {
         self.note_stays(now, before, network);
-        let suspects = self.suspects(network, peers);
-        if suspects.is_empty() {
+        let fresh = self.not_looked_at(network, peers);
+        if fresh.is_empty() {
             return;
         }
         let known = table.neighbours().unwrap_or_else(|error| {
             tracing::debug!(%error, "neighbours of the network before are left to the kernel");
             Vec::new()
         });
-        for one in known.into_iter().filter(|one| suspects.contains(&(one.interface, one.address))) {
-            let since = self.stays.get(&(one.interface, one.address.is_ipv4())).map(|since| now.since(*since));
-            if !since.is_some_and(|since| is_of_before(&one, since)) {
+        for one in known {
+            let mut looked_at = fresh.iter();
+            let stay = looked_at.find(|(interface, address, _)| (*interface, *address) == (one.interface, one.address));
+            if !stay.is_some_and(|(.., since)| is_of_before(&one, now.since(*since))) {
                 continue;
             }
             let forgotten = table.delete_neighbour(one.interface, one.address);
@@ -88,6 +92,16 @@ impl NextHops {
             *stay = (*stay).zip(since).map(|(one, other)| one.min(other));
         }
         self.stays = stays.into_iter().filter_map(|(on, since)| Some((on, since?))).collect();
+    }
+
+    /// Suspects whose entries were not looked at in this stay yet, with its beginning. They count as looked at now.
+    fn not_looked_at(&mut self, network: &NetworkState, peers: &BTreeSet<IpAddr>) -> Vec<(u32, IpAddr, Time)> {
+        let in_stay = |(interface, address): (u32, IpAddr)| {
+            Some((interface, address, *self.stays.get(&(interface, address.is_ipv4()))?))
+        };
+        let suspects: BTreeSet<_> = self.suspects(network, peers).into_iter().filter_map(in_stay).collect();
+        let before = std::mem::replace(&mut self.looked_at, suspects);
+        self.looked_at.difference(&before).copied().collect()
     }
 
     /// Gateways, and peers that are on the link, of interfaces that have come to another network.
@@ -275,6 +289,23 @@ mod tests {
         assert!(!is_beside(2, "fe80::1", &[(2, false)]), "it is asked");
         assert!(!is_beside(2, "2001:db8::9", &[(2, true)]), "no gateway");
         assert!(!is_beside(3, "10.9.0.1", &[(2, true)]), "of the network before");
+    }
+
+    #[test]
+    fn an_entry_is_looked_at_once_in_a_stay() {
+        let after = |seconds| Time::default() + Duration::from_secs(seconds);
+        let (mut hops, none) = (NextHops::default(), BTreeSet::new());
+        let mut go = |now, before: &NetworkState, network: &NetworkState| {
+            hops.note_stays(now, before, network);
+            hops.not_looked_at(network, &none).len()
+        };
+        let gateway = (2, "10.0.0.1");
+        let [first, second] = [(2, "10.0.0.5", 1), (2, "10.0.0.9", 50)].map(|address| on(&[address], &[gateway]));
+        assert_eq!(go(after(9), &NetworkState::default(), &first), 1);
+        // Something changes elsewhere.
+        assert_eq!(go(after(10), &first, &first), 0, "it has been entered since, and is of this network");
+        assert_eq!(go(after(11), &first, &second), 1, "another network, with a gateway of the same address");
+        assert_eq!(go(after(12), &second, &second), 0);
     }
 
     #[test]
