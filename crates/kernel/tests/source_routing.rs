@@ -65,7 +65,8 @@ fn an_address_that_is_left_keeps_its_way() {
         assert!(lookup("").contains("dev p1"), "{}", lookup(""));
 
         let mut ways = host.on(|| SourceRoutes::open(MARK).unwrap());
-        let way = SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()), onlink: true };
+        let way =
+            SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()), onlink: true };
         let only = |way| SourceWays { left: BTreeMap::from([(left, way)]), ..SourceWays::default() };
         let wanted = only(way);
         assert!(ways.apply(&wanted).unwrap().changed);
@@ -94,11 +95,8 @@ fn an_address_that_is_left_keeps_its_way() {
 fn no_way_leads_by_a_network_that_is_gone() {
     let plan = &PLANS[0];
     let (host, _routers) = plan.build();
-    let way = SourceRoute {
-        interface: host.index("p0"),
-        gateway: Some(plan.gateways[0].parse().unwrap()),
-        onlink: false,
-    };
+    let way =
+        SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()), onlink: false };
     let wanted = SourceWays { left: BTreeMap::from([(plan.address(0), way)]), ..SourceWays::default() };
     let mut ways = host.on(|| SourceRoutes::open(MARK).unwrap());
     assert!(ways.apply(&wanted).unwrap().changed);
@@ -181,7 +179,11 @@ fn a_datagram_goes_by_the_link_that_it_names() {
         let link = NamedLink {
             port: 2031,
             name: InterfaceName::new("p0").unwrap(),
-            way: SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()), onlink: true },
+            way: SourceRoute {
+                interface: host.index("p0"),
+                gateway: Some(plan.gateways[0].parse().unwrap()),
+                onlink: true,
+            },
             subnet: Prefix { address: plan.address(0), length: 64 },
         };
         let wanted = SourceWays { named: BTreeMap::from([(plan.address(0), link)]), ..SourceWays::default() };
@@ -225,7 +227,8 @@ fn what_is_new_goes_by_another_network_and_nothing_else() {
         let (host, _routers) = plan.build();
         let before = state(&host);
         let to: IpAddr = plan.far.parse().unwrap();
-        let way = SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()), onlink: true };
+        let way =
+            SourceRoute { interface: host.index("p0"), gateway: Some(plan.gateways[0].parse().unwrap()), onlink: true };
         let fresh = BTreeMap::from([(to, FreshWay { way, source: plan.address(0) })]);
         let wanted = SourceWays { fresh, ..SourceWays::default() };
         let mut ways = host.on(|| SourceRoutes::open(MARK).unwrap());
