@@ -20,8 +20,9 @@
 //! An address that the host leaves and still has goes the ordinary way, and what no route leads to goes to
 //! [`OUTPUT_TABLE`], by a rule behind all others: its flows may be carried where no route of their family is left.
 //! It may go at any moment. From then on until that is noticed the kernel would refuse what is sent from it over IPv4
-//! (`ip_route_output_key_hash_rcu`), and programs of UDP would hear so: the local table has it on `lo` as well, behind
-//! the kernel's own route. IPv6 does not ask whether a source is its own.
+//! (`ip_route_output_key_hash_rcu`), and programs of UDP would hear so: where its flows have moved by another network
+//! already, the local table has it on `lo` as well, behind the kernel's own route. IPv6 does not ask whether a source
+//! is its own.
 //!
 //! **Strict rp_filter**, on either end: a marked packet's way back is looked up with its mark (`src_valid_mark`), and
 //! in [`MARKED_TABLE`] the default route leads out of every interface that moved flows may arrive on, the TUN device
@@ -108,6 +109,10 @@ pub struct Kept {
     /// moment before that is noticed, too. What is sent from them goes to the TUN device where no route leads to its
     /// destination.
     pub leaving: BTreeSet<IpAddr>,
+    /// Those of `leaving` that nothing is at home at any more: what is sent from them has moved already. Nothing is
+    /// refused when such an address goes. What is at home at an address that goes is, since under its names it would
+    /// leave by whatever network comes next.
+    pub left: BTreeSet<IpAddr>,
     /// The indexes of the interfaces that packets of moved flows may arrive on, beside the TUN device. Those that are
     /// down are left out.
     pub arrivals: BTreeSet<u32>,
@@ -312,7 +317,7 @@ impl KeptAddresses {
             state.routes.insert(route.metric(1024 + link.index));
         }
 
-        let may_go = kept.leaving.iter().filter(|address| address.is_ipv4());
+        let may_go = kept.left.iter().filter(|address| address.is_ipv4());
         state.routes.extend(may_go.map(|&address| local(address, LOCAL_TABLE).metric(LAST_METRIC)));
         for &address in kept.addresses.union(&kept.leaving) {
             let everything = Prefix::everything(address);

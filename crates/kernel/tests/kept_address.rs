@@ -307,7 +307,8 @@ fn an_address_that_goes_refuses_nothing() {
         let mut kept = client.on(|| KeptAddresses::open(&dir.0).unwrap());
         let (own, far): (IpAddr, IpAddr) = (plan.client.parse().unwrap(), plan.server.parse().unwrap());
         let arrivals = BTreeSet::from([client.index("e0")]);
-        let leaving = Kept { leaving: set(&[plan.client]), arrivals: arrivals.clone(), ..Kept::default() };
+        let (leaving, left) = (set(&[plan.client]), set(&[plan.client]));
+        let leaving = Kept { leaving, left, arrivals: arrivals.clone(), ..Kept::default() };
         client.on(|| kept.apply(&carrier, &leaving)).unwrap();
         let _receiver = server.on(|| UdpSocket::bind((far, 7001)).unwrap());
         let [connected, unconnected] = [0, 1].map(|_| client.on(|| UdpSocket::bind((own, 0)).unwrap()));

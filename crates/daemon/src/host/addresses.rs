@@ -59,6 +59,8 @@ pub(crate) struct Surroundings {
     pub(crate) named: BTreeMap<IpAddr, NamedLink>,
     /// Where peers are now: no route of ours may lead these astray.
     pub(crate) locators: BTreeSet<IpAddr>,
+    /// Addresses of this host's at which peers find it now.
+    pub(crate) in_use: BTreeSet<IpAddr>,
     /// Interfaces that packets of moved flows, and those that were set aside, may arrive on; none while there are none.
     pub(crate) arrivals: BTreeSet<u32>,
     /// The tunnel's device.
@@ -171,10 +173,11 @@ impl Addresses {
         let addresses: BTreeSet<IpAddr> = self.used.difference(&surroundings.own).copied().collect();
         let carrier = Carrier { tun: surroundings.tun, mtu: surroundings.inner_mtu, mark: MARK };
         let leaving = self.leaving.iter().filter(|address| self.used.contains(address));
-        let leaving = leaving.filter(|address| surroundings.own.contains(address)).copied().collect();
+        let leaving: BTreeSet<IpAddr> = leaving.filter(|address| surroundings.own.contains(address)).copied().collect();
+        let left = leaving.difference(&surroundings.in_use).copied().collect();
         let arrivals = surroundings.arrivals.clone();
         let (smaller, straight) = (surroundings.smaller.clone(), surroundings.straight.clone());
-        let kept = Kept { addresses, leaving, arrivals, smaller, straight };
+        let kept = Kept { addresses, leaving, left, arrivals, smaller, straight };
         let kept = (carrier, kept);
         let applied = if self.done.kept.as_ref() == Some(&kept) { Ok(()) } else { self.keep(kept, datapath) };
         // The kernel is asked for these ways as it leads now.
@@ -417,6 +420,7 @@ mod tests {
             ways: BTreeMap::new(),
             named: BTreeMap::new(),
             locators: BTreeSet::new(),
+            in_use: BTreeSet::new(),
             arrivals: BTreeSet::new(),
             tun: 1,
             inner_mtu: 1400,
@@ -514,6 +518,7 @@ mod tests {
             ways: [(address, SourceRoute { interface: e0, gateway: None, onlink: true })].into(),
             named: BTreeMap::new(),
             locators: [locator].into(),
+            in_use: BTreeSet::new(),
             arrivals: BTreeSet::new(),
             tun: tun.index(),
             inner_mtu: 1280,

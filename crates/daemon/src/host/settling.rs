@@ -79,6 +79,7 @@ impl Host {
             ways: source_routes(&self.network),
             named,
             locators: self.bindings.values().map(|binding| binding.peer_locator).collect(),
+            in_use: self.bindings.values().flat_map(|it| [Some(it.local_locator), it.source]).flatten().collect(),
             arrivals,
             tun,
             inner_mtu: self.tunnels.longest_inner(),
