@@ -11,7 +11,7 @@ use zbus::wire::Type;
 
 use crate::BusError;
 use crate::address::Address;
-use crate::message::{self, Body, Call, FIXED, Kind, Message};
+use crate::message::{self, Body, Call, FIXED, Kind, MOST, Message};
 
 /// The bus itself, as a service.
 pub(crate) const BUS: &str = "org.freedesktop.DBus";
@@ -26,6 +26,8 @@ pub struct Connection {
     socket: OwnedFd,
     /// What has come and is not read yet.
     come: Vec<u8>,
+    /// So much of what comes next is left out.
+    unread: usize,
     serial: u32,
 }
 
@@ -50,7 +52,7 @@ impl Connection {
         for socket in address.sockets() {
             match socket.and_then(|place| connected(&place)) {
                 Ok(socket) => {
-                    let mut connection = Self { socket, come: Vec::new(), serial: 0 };
+                    let mut connection = Self { socket, come: Vec::new(), unread: 0, serial: 0 };
                     connection.authenticate(until)?;
                     connection.call_within(&bus("Hello"), &(), until)?.read::<String>()?;
                     return Ok(connection);
@@ -126,14 +128,26 @@ impl Connection {
         }
     }
 
-    /// Waits for a message until then, or until `stop` is readable.
+    /// Waits for a message until then, or until `stop` is readable. Anybody may send anything by the bus: what is too
+    /// long, or cannot be read, is left out, and ends nothing.
     pub(crate) fn receive(&mut self, until: Instant, stop: Option<BorrowedFd<'_>>) -> Result<Received, BusError> {
         loop {
+            let unread = self.unread.min(self.come.len());
+            self.come.drain(..unread);
+            self.unread -= unread;
             if let Some(begin) = self.come.first_chunk::<FIXED>() {
                 let length = message::length(begin)?;
+                if length > MOST {
+                    self.unread = length;
+                    continue;
+                }
                 if self.come.len() >= length {
                     let rest = self.come.split_off(length);
-                    return message::decode(std::mem::replace(&mut self.come, rest)).map(Received::Message);
+                    match message::decode(std::mem::replace(&mut self.come, rest)) {
+                        Ok(message) => return Ok(Received::Message(message)),
+                        Err(error) => tracing::debug!(%error, "a message is left out"),
+                    }
+                    continue;
                 }
             }
             match wait(self.socket.as_fd(), PollFlags::IN, until, stop)? {

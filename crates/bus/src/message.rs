@@ -11,8 +11,10 @@ use crate::BusError;
 /// What comes before the fields of a header, with the length of these.
 pub(crate) const FIXED: usize = 16;
 
-/// No service has so much to say: more is not read (dbus-daemon itself lets 128 MiB pass).
-const MOST: usize = 1 << 20;
+/// No service has so much to say: a longer message is left out.
+pub(crate) const MOST: usize = 1 << 20;
+/// The specification lets no message be longer.
+const LONGEST: usize = 1 << 27;
 
 /// A service that is not there is not started for this.
 const NO_AUTO_START: u8 = 2;
@@ -142,7 +144,7 @@ pub(crate) fn length(begin: &[u8; FIXED]) -> Result<usize, BusError> {
     let number = |at: usize| endian.read_u32(&begin[at..at + 4]) as usize;
     let (body, fields) = (number(4), number(12));
     let length = body.saturating_add(fields.saturating_add(FIXED).next_multiple_of(8));
-    match length > MOST {
+    match length > LONGEST {
         true => Err(BusError::Nonsense(format!("a message of {length} bytes"))),
         false => Ok(length),
     }

@@ -77,6 +77,8 @@ pub enum ServiceState {
     /// It is not there.
     #[default]
     Absent,
+    /// It is there, and has not answered yet.
+    Asked,
     /// It is listened to.
     Heard,
     /// It is there, and does not answer, or nothing that makes sense.

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
@@ -26,7 +26,7 @@ const MOST_ASKED: usize = 1024;
 const AGAIN: Duration = Duration::from_secs(60);
 /// A bus that is not there is looked for again after the first of these, and then ever more rarely, up to the second.
 const LOOK: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
-/// More messages than these in ten seconds are a flood.
+/// More messages of services than these in ten seconds are a flood.
 const MOST_HEARD: u32 = 5000;
 const HEARD_WITHIN: Duration = Duration::from_secs(10);
 /// News are not told more often than so.
@@ -47,9 +47,8 @@ pub struct Heard {
 #[derive(Debug)]
 pub struct Watch {
     shared: Arc<Shared>,
-    /// The thread stops when this is closed.
-    stop: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
+    /// The thread stops when this is closed. Nobody waits for that: it may be waiting for a bus that hangs.
+    _stop: UnixStream,
 }
 
 #[derive(Debug)]
@@ -81,8 +80,8 @@ impl Watch {
         let shared = Arc::new(Shared { news: Mutex::new(None), wake });
         let teller = Arc::clone(&shared);
         let listen = move || Listener::new(address, stopped, teller).run();
-        let thread = std::thread::Builder::new().name("bus".to_owned()).spawn(listen).map_err(io("clone"))?;
-        Ok(Self { shared, stop: Some(stop), thread: Some(thread) })
+        std::thread::Builder::new().name("bus".to_owned()).spawn(listen).map_err(io("clone"))?;
+        Ok(Self { shared, _stop: stop })
     }
 
     /// Readable when something has been heard.
@@ -97,16 +96,6 @@ impl Watch {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.shared.wake, &mut count);
         self.shared.news.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.stop.take();
-        if let Some(thread) = self.thread.take() {
-            // One that has failed has said so.
-            let _ = thread.join();
-        }
     }
 }
 
@@ -256,6 +245,13 @@ impl Session {
 
     fn query(&mut self, at: usize, queries: Vec<Query>) -> Result<(), BusError> {
         for query in queries {
+            // Whatever was signalled before its answer is in that already.
+            let is_asked = |(of, asked, _): &(usize, Asked, Instant)| {
+                *of == at && matches!(asked, Asked::Query(asked) if *asked == query)
+            };
+            if self.asked.values().any(is_asked) {
+                continue;
+            }
             if self.asked.len() >= MOST_ASKED {
                 return self.give_up(at);
             }
@@ -272,6 +268,12 @@ impl Session {
     }
 
     fn take(&mut self, message: &Message) -> Result<(), BusError> {
+        // Anybody may send a signal to anybody. Who is the service is known by the bus.
+        let sender = message.sender.as_deref();
+        if sender != Some(BUS) && !self.services.iter().any(|one| one.owner.is_some() && one.owner.as_deref() == sender)
+        {
+            return Ok(());
+        }
         let (count, since) = &mut self.heard;
         if since.elapsed() > HEARD_WITHIN {
             (*count, *since) = (0, Instant::now());
@@ -299,8 +301,8 @@ impl Session {
             }
             return Ok(());
         }
-        // Anybody may send a signal to anybody. Who is the service is known by the bus.
-        let heard = |one: &Listened| one.owner.as_deref() == Some(sender) && one.state == ServiceState::Heard;
+        let is_heard = |one: &Listened| matches!(one.state, ServiceState::Asked | ServiceState::Heard);
+        let heard = |one: &Listened| one.owner.as_deref() == Some(sender) && is_heard(one);
         let Some(at) = self.services.iter().position(heard) else { return Ok(()) };
         match self.services[at].service.on_signal(signal, &message.body) {
             Ok(queries) => self.query(at, queries),
@@ -324,16 +326,20 @@ impl Session {
                     self.services[at].state = ServiceState::Elsewhere;
                     return Ok(());
                 }
-                self.services[at].state = ServiceState::Heard;
+                self.services[at].state = ServiceState::Asked;
                 let queries = self.services[at].service.begin();
                 self.query(at, queries)
             }
             (Asked::Query(query), None) => {
+                self.services[at].state = ServiceState::Heard;
                 self.services[at].service.on_refusal(&query);
                 Ok(())
             }
             (Asked::Query(query), Some(message)) => match self.services[at].service.on_answer(&query, &message.body) {
-                Ok(queries) => self.query(at, queries),
+                Ok(queries) => {
+                    self.services[at].state = ServiceState::Heard;
+                    self.query(at, queries)
+                }
                 Err(error) => self.complain(at, &error),
             },
         }
@@ -412,11 +418,13 @@ impl Session {
 }
 
 /// Whether a process is in another network namespace than this one: its links are others, though they may be called the
-/// same. Where that cannot be told it is not.
+/// same. So is one that there is not, since a bus counts processes otherwise than a container does that sees it. Where
+/// that cannot be told it is not.
 fn is_elsewhere(process: u32) -> bool {
-    let namespace = |of: &str| fs::metadata(format!("/proc/{of}/ns/net")).ok().map(|found| (found.dev(), found.ino()));
+    let namespace = |of: &str| fs::metadata(format!("/proc/{of}/ns/net")).map(|found| (found.dev(), found.ino()));
     match (namespace(&process.to_string()), namespace("self")) {
-        (Some(theirs), Some(own)) => theirs != own,
+        (Ok(theirs), Ok(own)) => theirs != own,
+        (Err(error), Ok(_)) => error.kind() == ErrorKind::NotFound,
         _ => false,
     }
 }

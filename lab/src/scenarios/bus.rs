@@ -175,7 +175,7 @@ fn leaving(lab: &mut Lab) -> Result<()> {
 
     step("the bus goes, and comes back with a NetworkManager that takes down what is in use");
     bus.process().kill()?;
-    wait_listened(&client, "there is no bus")?;
+    wait_listened(&client, "no bus is listened to")?;
     pair.wait_progress(SOME, LONG)?;
     no_gaps(&mut pair, calm, "while the bus did that")?;
     world.at = world.laptop.join(&world.a.network, &Join::default())?;

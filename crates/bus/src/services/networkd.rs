@@ -81,11 +81,15 @@ impl Service for Networkd {
         if query.member == "ListLinks" {
             let found: Vec<(i32, String, OwnedObjectPath)> = body.read()?;
             let mut known = std::mem::take(&mut self.links);
+            let mut new = Vec::new();
             for (_, name, path) in found.into_iter().take(MOST) {
-                let link = known.remove(path.as_str()).unwrap_or_default();
-                self.links.insert(path.to_string(), Link { name, ..link });
+                let link = known.remove(path.as_str()).filter(|link| link.name == name).unwrap_or_else(|| {
+                    new.push(Query::all(path.as_str(), LINK));
+                    Link { name, ..Link::default() }
+                });
+                self.links.insert(path.to_string(), link);
             }
-            return Ok(self.links.keys().map(|path| Query::all(path, LINK)).collect());
+            return Ok(new);
         }
         let values = body.read::<Properties>()?;
         if let Some(link) = self.links.get_mut(&query.path) {
@@ -126,5 +130,17 @@ mod tests {
         assert!(!say("offline"), "it never was");
         assert!(!say("online"));
         assert!(say("partial") && say("offline") && !say(""));
+    }
+
+    #[test]
+    fn only_new_links_are_asked_for() {
+        let mut service = Networkd::default();
+        let list = service.begin().remove(0);
+        let path = |path: &str| zbus::ObjectPath::try_from(path.to_owned()).unwrap();
+        let [first, second] = [path("/org/freedesktop/network1/link/_32"), path("/org/freedesktop/network1/link/_33")];
+        let answer = body(&vec![(2, "eth0", first.clone())]);
+        assert_eq!(service.on_answer(&list, &answer).unwrap().len(), 1);
+        let answer = body(&vec![(2, "eth0", first), (3, "eth1", second.clone())]);
+        assert_eq!(service.on_answer(&list, &answer).unwrap(), [Query::all(second.as_str(), LINK)]);
     }
 }

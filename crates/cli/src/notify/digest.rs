@@ -12,18 +12,18 @@ use crate::show::count;
 
 /// Peers of one hand-off answer within so long, most of them.
 const SETTLES: Duration = Duration::from_secs(1);
+/// What the daemon has said of why belongs to what moves within so long.
+const FOLLOWS: Duration = Duration::from_secs(5);
 /// A notification about the same is not shown sooner after the last.
 const SPACING: Duration = Duration::from_secs(10);
 
 /// What has happened and is not told yet.
 #[derive(Debug, Default)]
 pub(crate) struct Digest {
-    /// Connections that have moved, by peer.
-    moved: BTreeMap<u64, u64>,
-    /// From where they go on.
-    places: BTreeSet<String>,
-    /// What the daemon has said of why.
-    cause: Option<String>,
+    /// Connections that have moved, and from where they go on, by peer.
+    moved: BTreeMap<u64, (u64, Option<String>)>,
+    /// What the daemon has said of why, and when.
+    cause: Option<(Instant, String)>,
     /// Peers that do not answer, with what the daemon says of each.
     unheard: BTreeMap<u64, String>,
     hand_off: Turn,
@@ -64,13 +64,19 @@ impl Digest {
             "moved" => {
                 self.unheard.remove(&peer);
                 if flows > 0 {
-                    *self.moved.entry(peer).or_default() = flows;
-                    self.places.extend(event.fields.get("to").and_then(Value::as_str).map(str::to_owned));
+                    if self.moved.is_empty() {
+                        self.cause.take_if(|(said, _)| *said + FOLLOWS < now);
+                    }
+                    let place = event.fields.get("to").and_then(Value::as_str).map(str::to_owned);
+                    self.moved.insert(peer, (flows, place));
                     self.hand_off.want(now + SETTLES);
                 }
             }
-            "network-silent" | "network-back" | "network-preferred" | "network-unfit" | "network-fit" => {
-                self.cause.get_or_insert_with(|| event.sentence.clone());
+            // The first of a hand-off, or the last before it.
+            "network-silent" | "network-back" | "network-preferred" | "network-unfit" | "network-fit"
+                if self.moved.is_empty() || self.cause.is_none() =>
+            {
+                self.cause = Some((now, event.sentence.clone()));
             }
             "not-confirmed" if flows > 0 => {
                 self.unheard.insert(peer, event.sentence.clone());
@@ -102,16 +108,16 @@ impl Digest {
         if !self.hand_off.take(now) {
             return None;
         }
-        let flows = usize::try_from(self.moved.values().sum::<u64>()).unwrap_or(usize::MAX);
+        let flows = usize::try_from(self.moved.values().map(|(flows, _)| flows).sum::<u64>()).unwrap_or(usize::MAX);
         let hosts = count(self.moved.len(), "host");
-        let places: Vec<&str> = self.places.iter().map(String::as_str).collect();
+        let places: BTreeSet<&str> = self.moved.values().filter_map(|(_, place)| place.as_deref()).collect();
+        let places: Vec<&str> = places.into_iter().collect();
         let goes = if flows == 1 { "goes" } else { "go" };
         let mut body = format!("{} with {hosts} {goes} on from {}.", count(flows, "connection"), places.join(", "));
-        if let Some(cause) = self.cause.take() {
+        if let Some((_, cause)) = self.cause.take() {
             body = format!("{body} {}", sentence(&cause));
         }
         self.moved.clear();
-        self.places.clear();
         let summary = "Connections have moved".to_owned();
         Some((Notification { summary, body, urgent: false }, &mut self.hand_off.last))
     }
@@ -175,5 +181,24 @@ mod tests {
         assert!(digest.next(now + SPACING).is_none() && digest.due().is_none());
         digest.take(now, &event("not-confirmed", 1, 0));
         assert!(digest.due().is_none(), "nobody has connections there");
+    }
+
+    #[test]
+    fn a_hand_off_is_told_with_its_own_cause_and_place() {
+        let (mut digest, now) = (Digest::default(), Instant::now());
+        // Something was silent, and nothing moved that anybody has.
+        digest.take(now, &event("network-silent", 7, 0));
+        let later = now + Duration::from_secs(3600);
+        digest.take(later, &event("moved", 1, 1));
+        let (shown, _) = digest.next(later + SETTLES).expect("it has moved");
+        assert_eq!(shown.body, "1 connection with 1 host goes on from 192.0.2.5.", "that was not why");
+        // There, and back again before it is told.
+        let back = later + Duration::from_secs(2);
+        let mut there = event("moved", 1, 1);
+        there.fields.insert("to".into(), "198.51.100.1".into());
+        digest.take(back, &there);
+        digest.take(back, &event("moved", 1, 1));
+        let (shown, _) = digest.next(later + SETTLES + SPACING).expect("it has moved");
+        assert_eq!(shown.body, "1 connection with 1 host goes on from 192.0.2.5.", "it is there no more");
     }
 }

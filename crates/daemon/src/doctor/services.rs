@@ -8,8 +8,8 @@ use whimbrel_bus::{Heard, ServiceState, Watch};
 use whimbrel_ipc::Finding;
 
 const CHECK: &str = "services on D-Bus";
-/// All have answered within this, or are taken to be as they were heard last.
-const WITHIN: Duration = Duration::from_secs(2);
+/// All have answered within this, or are known to give no answer.
+const WITHIN: Duration = Duration::from_secs(11);
 /// Nothing is news any more after so long.
 const SETTLED: Duration = Duration::from_millis(300);
 
@@ -27,7 +27,8 @@ fn settled(watch: &Watch) -> Heard {
     let (until, mut last) = (Instant::now() + WITHIN, None);
     loop {
         let rest = until.saturating_duration_since(Instant::now());
-        let wait = if last.is_some() { rest.min(SETTLED) } else { rest };
+        let waits = |heard: &Heard| heard.services.values().any(|state| *state == ServiceState::Asked);
+        let wait = if last.as_ref().is_some_and(|heard| !waits(heard)) { rest.min(SETTLED) } else { rest };
         let wake = watch.wake();
         let mut fds = [PollFd::new(&wake, PollFlags::IN)];
         let came = poll(&mut fds, Timespec::try_from(wait).ok().as_ref()).unwrap_or(0);
@@ -40,8 +41,10 @@ fn settled(watch: &Watch) -> Heard {
 }
 
 fn judged(heard: &Heard) -> Finding {
-    if heard.absent.is_some() || heard.services.is_empty() {
-        return Finding::ok("network", CHECK, "there is no bus: what the kernel says of networks is all that is heard");
+    let unheard = heard.services.is_empty().then_some("it does not answer");
+    if let Some(why) = heard.absent.as_deref().or(unheard) {
+        let found = format!("no bus is listened to ({why}): what the kernel says of networks is all that is heard");
+        return Finding::ok("network", CHECK, found);
     }
     let are = |state: ServiceState| -> Vec<&str> {
         heard.services.iter().filter(|(_, found)| **found == state).map(|(name, _)| *name).collect()
@@ -72,8 +75,10 @@ mod tests {
 
     #[test]
     fn services_are_told_by_how_they_are() {
+        let absent = Heard { absent: Some("the bus does not answer".into()), ..Heard::default() };
+        assert!(judged(&absent).found.contains("no bus is listened to (the bus does not answer)"));
         let mut heard = Heard::default();
-        assert!(judged(&heard).found.contains("no bus"));
+        assert!(judged(&heard).found.contains("no bus is listened to"));
         heard.services = [
             ("NetworkManager", ServiceState::Heard),
             ("ModemManager", ServiceState::Absent),
