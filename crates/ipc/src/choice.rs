@@ -99,6 +99,10 @@ pub struct NetworkCandidate {
     pub round_trip_ms: Option<f64>,
     /// How many of a hundred questions go unanswered, once enough were asked.
     pub lost_percent: Option<f64>,
+    /// How strongly it is received, in dBm, where that is known.
+    pub signal_dbm: Option<i16>,
+    /// What it carries, in Mbit/s, where that is known.
+    pub rate_mbit: Option<u32>,
     /// What keeps it from being selected; `None` for the one that is.
     pub against: Option<AgainstNetwork>,
 }
@@ -126,6 +130,16 @@ pub enum AgainstNetwork {
     Loss {
         /// The most that would do, of a hundred.
         most_percent: f64,
+    },
+    /// It is received too weakly.
+    Signal {
+        /// The least that would do, in dBm.
+        least_dbm: i16,
+    },
+    /// It is too slow.
+    Rate {
+        /// The least that would do, in Mbit/s.
+        least_mbit: u32,
     },
     /// Others come first by `order`.
     Order,

@@ -430,6 +430,8 @@ fn network(interface: &str, against: Option<AgainstNetwork>) -> NetworkCandidate
         tried: true,
         round_trip_ms: Some(20.5),
         lost_percent: None,
+        signal_dbm: Some(-61),
+        rate_mbit: Some(54),
         against,
     }
 }

@@ -1,9 +1,11 @@
 //! Families of generic netlink, which kernels number as they are loaded.
 
+use std::collections::BTreeMap;
+
 use netlink_packet_core::NLM_F_DUMP;
 
 use crate::error::Error;
-use crate::netlink::{Netlink, Refusal, attribute, push_attribute};
+use crate::netlink::{Attributes, Netlink, Refusal, attribute, number, push_attribute, text};
 
 /// `struct genlmsghdr`, in bytes.
 const HEADER: usize = 4;
@@ -12,11 +14,15 @@ const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+const CTRL_ATTR_MCAST_GROUPS: u16 = 7;
+const CTRL_ATTR_MCAST_GRP_NAME: u16 = 1;
+const CTRL_ATTR_MCAST_GRP_ID: u16 = 2;
 
 /// A family, as this kernel numbers it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Family {
     number: u16,
+    groups: BTreeMap<String, u32>,
 }
 
 /// A socket for requests to one family.
@@ -51,6 +57,11 @@ impl GenericNetlink {
         }
     }
 
+    /// The number of a group to which the family tells what happens.
+    pub(crate) fn group(&self, name: &str) -> Option<u32> {
+        self.family.groups.get(name).copied()
+    }
+
     /// Asks for something, and gives each part of the answer: its command, and its attributes.
     pub(crate) fn request(
         &mut self,
@@ -73,7 +84,15 @@ impl GenericNetlink {
 impl Family {
     fn read(attributes: &[u8]) -> Self {
         let number = attribute(attributes, CTRL_ATTR_FAMILY_ID).and_then(|value| value.first_chunk());
-        Self { number: number.map_or(0, |bytes| u16::from_ne_bytes(*bytes)) }
+        let groups = Attributes(attribute(attributes, CTRL_ATTR_MCAST_GROUPS).unwrap_or_default());
+        let group = |(_, group)| {
+            let name = attribute(group, CTRL_ATTR_MCAST_GRP_NAME).map(text)?;
+            Some((name, attribute(group, CTRL_ATTR_MCAST_GRP_ID).and_then(self::number)?))
+        };
+        Self {
+            number: number.map_or(0, |bytes| u16::from_ne_bytes(*bytes)),
+            groups: groups.filter_map(group).collect(),
+        }
     }
 }
 
@@ -90,6 +109,7 @@ mod tests {
     fn families_are_asked_for_by_name() {
         let known = GenericNetlink::open("nlctrl").unwrap().expect("the family that knows the others");
         assert_eq!(known.family.number, GENL_ID_CTRL);
+        assert!(known.group("notify").is_some(), "{known:?}");
         assert!(GenericNetlink::open("no such one").unwrap().is_none());
     }
 }

@@ -39,5 +39,6 @@ pub mod source_routing;
 pub mod sysctl;
 pub mod tun;
 pub mod udp;
+pub mod wireless;
 
 pub use error::{Effect, Error};

@@ -108,6 +108,8 @@ fn of_network(network: &NetworkCandidate, chosen: &str, wanted: bool) -> String 
         (false, _) => "not tried".to_owned(),
     };
     let lost = network.lost_percent.map_or_else(String::new, |lost| format!(", {lost:.1} % lost"));
+    let signal = network.signal_dbm.map_or_else(String::new, |signal| format!(", {signal} dBm"));
+    let rate = network.rate_mbit.map_or_else(String::new, |rate| format!(", {rate} Mbit/s"));
     let would = match network.against {
         None => format!(
             "It would be left if the peer did not answer by it{}.",
@@ -129,6 +131,8 @@ fn of_network(network: &NetworkCandidate, chosen: &str, wanted: bool) -> String 
         Some(AgainstNetwork::Loss { most_percent }) => {
             format!("Too much is lost: it would fit at {most_percent:.1} %.")
         }
+        Some(AgainstNetwork::Signal { least_dbm }) => format!("Too weak: it would fit at {least_dbm} dBm."),
+        Some(AgainstNetwork::Rate { least_mbit }) => format!("Too slow: it would fit at {least_mbit} Mbit/s."),
         Some(AgainstNetwork::Order) => format!("Later by `order`: it would be taken if {chosen} did not fit."),
         Some(AgainstNetwork::Price) => format!("Dearer: it would be taken if {chosen} did not fit."),
         Some(AgainstNetwork::Further) => {
@@ -136,7 +140,7 @@ fn of_network(network: &NetworkCandidate, chosen: &str, wanted: bool) -> String 
         }
         Some(AgainstNetwork::Routes) => "It would be taken if the routes led there.".to_owned(),
     };
-    format!("{}: {measured}{lost}. {would}", network.interface)
+    format!("{}: {measured}{lost}{signal}{rate}. {would}", network.interface)
 }
 
 #[cfg(test)]
@@ -152,6 +156,8 @@ mod tests {
             tried: true,
             round_trip_ms: Some(20.4),
             lost_percent: None,
+            signal_dbm: None,
+            rate_mbit: None,
             against,
         }
     }
@@ -190,6 +196,16 @@ mod tests {
         ] {
             assert!(said.contains(part), "{part:?} in\n{said}");
         }
+    }
+
+    #[test]
+    fn what_links_tell_of_themselves_is_said() {
+        let weak = AgainstNetwork::Signal { least_dbm: -64 };
+        let wlan = NetworkCandidate { signal_dbm: Some(-66), rate_mbit: Some(54), ..network("wlan0", Some(weak)) };
+        let choice = NetworkChoice { networks: vec![network("eth0", None), wlan], ..choice() };
+        let said = said(false, Vec::new(), vec![choice]);
+        let line = "    wlan0: answers in 20 ms, -66 dBm, 54 Mbit/s. Too weak: it would fit at -64 dBm.\n";
+        assert!(said.contains(line), "{said}");
     }
 
     #[test]

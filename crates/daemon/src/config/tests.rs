@@ -494,7 +494,7 @@ fn what_is_preferred_comes_to_interfaces_that_are_there() {
     let config = parse(
         Path::new("w.toml"),
         "[[prefer]]\npeer = \"203.0.113.0/24\"\norder = [\"eth*\", \"wlan0\"]\nnever = \"wwan*\"\n\
-         price = { \"w*\" = 3, \"wlan*\" = 2 }\ndelay = 200\nloss = 5\n\n[[prefer]]\nnearest = true\n",
+         price = { \"w*\" = 3, \"wlan*\" = 2 }\ndelay = 200\nloss = 5\nsignal = -70\nrate = 100\n\n[[prefer]]\nnearest = true\n",
     )
     .expect("valid");
     let link = |index, name: &str| whimbrel_kernel::route::Link {
@@ -514,12 +514,13 @@ fn what_is_preferred_comes_to_interfaces_that_are_there() {
     let network = whimbrel_kernel::network::NetworkState { links, ..Default::default() };
     let wishes = crate::role::links::wishes::wishes(&config.preferences, &network);
     let id = whimbrel_protocol::LinkId;
-    assert_eq!((wishes[0].line, wishes[0].peers.len(), wishes[1].line, wishes[1].peers.len()), (1, 1, 9, 0));
+    assert_eq!((wishes[0].line, wishes[0].peers.len(), wishes[1].line, wishes[1].peers.len()), (1, 1, 11, 0));
     let rules = &wishes[0].rules;
     assert_eq!(rules.ranks, [(id(2), 1), (id(3), 0)].into());
     assert_eq!(rules.prices, [(id(2), 2), (id(4), 3)].into());
     assert_eq!(rules.never, [id(4)].into());
     assert_eq!((rules.delay_most, rules.lost_most), (Some(std::time::Duration::from_millis(200)), Some(50)));
+    assert_eq!((rules.signal_least, rules.rate_least), (Some(-70), Some(100)));
     assert!(wishes[1].rules.nearest);
     for (text, says) in [
         ("[[prefer]]\n", "says nothing"),
@@ -527,6 +528,8 @@ fn what_is_preferred_comes_to_interfaces_that_are_there() {
         ("[[prefer]]\norder = 3\n", "`order` must be the name of an interface"),
         ("[[prefer]]\nprice = { \"\" = 1 }\n", "is no name of an interface"),
         ("[[prefer]]\ndelay = 0\n", "`delay` must be a number from 1 to 60000"),
+        ("[[prefer]]\nsignal = 70\n", "`signal` must be a number of dBm from -120 to -1, such as -70"),
+        ("[[prefer]]\nrate = \"fast\"\n", "`rate` must be a number from 1 to 1000000"),
         ("[prefer]\norder = \"eth0\"\n", "must be written as [[prefer]] sections"),
     ] {
         let error = parse(Path::new("w.toml"), text).expect_err("wrong").to_string();

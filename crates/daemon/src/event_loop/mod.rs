@@ -531,6 +531,7 @@ impl EventLoop {
     pub(super) fn wish_for_links(&mut self, network: &NetworkState) {
         let wishes = wishes(&self.settings.config.preferences, network);
         if self.wishes != wishes {
+            self.detectors.measure(clock::now(), wishes.iter().any(|wish| wish.rules.reads_links()));
             self.desk.node.set_link_wishes(clock::now(), wishes.clone());
             self.wishes = wishes;
         }

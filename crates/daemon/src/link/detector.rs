@@ -11,6 +11,7 @@ use whimbrel_protocol::{LinkFacts, LinkId, Time};
 use super::ethernet::Ethernet;
 #[cfg(feature = "dbus")]
 use super::services::Services;
+use super::wifi::Wifi;
 
 /// What finds out about links of one kind. It never blocks for long: what it waits for is said by [`Detector::fds`] and
 /// [`Detector::due`]. What it cannot find out it says nothing of, and a host that lacks what it looks at is no failure.
@@ -32,6 +33,9 @@ pub(crate) trait Detector: Debug {
     /// start as well.
     fn handle_network(&mut self, now: Time, network: &NetworkState);
 
+    /// Whether anybody wants signals and rates, which may have to be asked for again and again.
+    fn measure(&mut self, _now: Time, _wanted: bool) {}
+
     /// What it knows now, of each link that it knows anything of.
     fn facts(&self) -> BTreeMap<LinkId, LinkFacts>;
 }
@@ -41,6 +45,7 @@ fn all() -> Vec<Box<dyn Detector>> {
     let all: [Option<Box<dyn Detector>>; _] = [
         // One line for each.
         Ethernet::start(),
+        Wifi::start(),
         #[cfg(feature = "dbus")]
         Services::start(),
     ];
@@ -74,6 +79,10 @@ impl Detectors {
 
     pub(crate) fn handle_network(&mut self, now: Time, network: &NetworkState) {
         self.all.iter_mut().for_each(|detector| detector.handle_network(now, network));
+    }
+
+    pub(crate) fn measure(&mut self, now: Time, wanted: bool) {
+        self.all.iter_mut().for_each(|detector| detector.measure(now, wanted));
     }
 
     /// All that is known, where it has changed since this was asked last.

@@ -6,5 +6,6 @@ mod ethernet;
 pub(crate) mod route_lookup;
 #[cfg(feature = "dbus")]
 mod services;
+mod wifi;
 
 pub(crate) use detector::Detectors;

@@ -173,3 +173,25 @@ fn what_costs_has_a_price_where_the_file_gives_none() {
     world.assert_delivering(SECOND);
     world.check();
 }
+
+#[test]
+fn what_is_received_too_weakly_is_left_and_come_back_to_when_it_is_stronger_by_enough() {
+    let (Two { mut world, client, home, .. }, _) = with_two(2850, IDLE, Link::default());
+    let signal = |signal| LinkFacts { signal: Some(signal), ..NOTHING };
+    world.set_link_facts(client, &[(home, signal(-60))]);
+    let rules = LinkRules { signal_least: Some(-70), ..LinkRules::default() };
+    world.set_link_wishes(client, vec![LinkWish { line: 1, peers: Vec::new(), rules }]);
+    world.run_for(10 * SECOND);
+    world.set_link_facts(client, &[(home, signal(-70))]);
+    world.run_for(10 * SECOND);
+    assert_eq!(source(&world, client), Some(address(HOME)));
+    world.set_link_facts(client, &[(home, signal(-71))]);
+    assert!(world.wait(10 * SECOND, |w| source(w, client) == Some(address(AWAY))));
+    world.set_link_facts(client, &[(home, signal(-65))]);
+    world.run_for(90 * SECOND);
+    assert_eq!(source(&world, client), Some(address(AWAY)), "stronger, and not by enough");
+    world.set_link_facts(client, &[(home, signal(-64))]);
+    assert!(world.wait(10 * SECOND, |w| source(w, client) == Some(address(HOME))));
+    world.assert_delivering(SECOND);
+    world.check();
+}

@@ -71,7 +71,7 @@ fn network_candidate(
     interface: String,
     against: impl Fn(LinkId) -> Option<Against>,
 ) -> ipc::NetworkCandidate {
-    let LinkCandidate { link, answers, tried, round_trip, lost, .. } = *candidate;
+    let LinkCandidate { link, answers, tried, round_trip, lost, facts } = *candidate;
     let percent = |lost: u16| f64::from(lost) / 10.0;
     let against = against(link).map(|against| match against {
         Against::Silent => ipc::AgainstNetwork::Silent,
@@ -81,6 +81,8 @@ fn network_candidate(
         Against::Never => ipc::AgainstNetwork::Never,
         Against::Delay { most, .. } => ipc::AgainstNetwork::Delay { most_ms: most.as_secs_f64() * 1e3 },
         Against::Lost { most, .. } => ipc::AgainstNetwork::Loss { most_percent: percent(most) },
+        Against::Signal { least, .. } => ipc::AgainstNetwork::Signal { least_dbm: least },
+        Against::Rate { least, .. } => ipc::AgainstNetwork::Rate { least_mbit: least },
         Against::Rank => ipc::AgainstNetwork::Order,
         Against::Price => ipc::AgainstNetwork::Price,
         Against::Further => ipc::AgainstNetwork::Further,
@@ -92,6 +94,8 @@ fn network_candidate(
         tried,
         round_trip_ms: round_trip.map(|took| took.as_secs_f64() * 1e3),
         lost_percent: lost.map(percent),
+        signal_dbm: facts.signal,
+        rate_mbit: facts.rate,
         against,
     }
 }

@@ -12,12 +12,17 @@ use whimbrel_protocol::{LinkId, LinkRules, LinkWish, PeerMeant};
 
 use crate::config::conditions;
 use crate::config::document::{ConfigError, Document};
-use crate::config::value::{KEY, Written, kind, limit, list};
+use crate::config::value::{KEY, Written, kind, limit, list, value};
 use crate::policy::PeerCondition;
 
 /// In milliseconds.
 const LONGEST: u32 = 60_000;
 const PERCENT: u32 = 99;
+/// In dBm: what no receiver makes out, and what none is meant for.
+const WEAKEST: i16 = -120;
+const STRONGEST: i16 = -1;
+/// In Mbit/s.
+const FASTEST: u32 = 1_000_000;
 
 /// A section as it is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -34,6 +39,10 @@ pub(crate) struct Section {
     delay: Option<u32>,
     #[serde(deserialize_with = "some_limit::<_, PERCENT>")]
     loss: Option<u32>,
+    #[serde(deserialize_with = "some_signal")]
+    signal: Option<i16>,
+    #[serde(deserialize_with = "some_limit::<_, FASTEST>")]
+    rate: Option<u32>,
     nearest: bool,
 }
 
@@ -87,6 +96,13 @@ fn some_limit<'de, D: serde::Deserializer<'de>, const MOST: u32>(deserializer: D
     limit::<D, u32, MOST>(deserializer).map(Some)
 }
 
+fn some_signal<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<i16>, D::Error> {
+    let signal = value(deserializer).as_integer().and_then(|signal| i16::try_from(signal).ok());
+    let signal = signal.filter(|signal| (WEAKEST..=STRONGEST).contains(signal));
+    let wrong = || format!("`{KEY}` must be a number of dBm from {WEAKEST} to {STRONGEST}, such as -70");
+    signal.map(Some).ok_or_else(|| serde::de::Error::custom(wrong()))
+}
+
 impl Section {
     /// What it says. `at`: which part of the file it is.
     pub(crate) fn preference(self, document: &Document<'_>, at: &str) -> Result<Preference, ConfigError> {
@@ -98,10 +114,10 @@ impl Section {
 
     /// What is wrong with it as a whole, and in which part of it.
     fn complaint(&self) -> Option<(&'static str, String)> {
-        let Self { order, never, price, delay, loss, nearest, .. } = self;
-        if order.is_empty() && never.is_empty() && price.is_empty() && delay.is_none() && loss.is_none() && !nearest {
-            let sentence =
-                "this [[prefer]] says nothing; it must have `order`, `never`, `price`, `delay`, `loss` or `nearest`";
+        let Self { peer, price, .. } = self;
+        if *self == (Self { peer: peer.clone(), ..Self::default() }) {
+            let sentence = "this [[prefer]] says nothing; it must have `order`, `never`, `price`, `delay`, `loss`, \
+                            `signal`, `rate` or `nearest`";
             return Some(("", sentence.to_owned()));
         }
         let mut names = price.keys().filter_map(|name| Some((name, complaint(name)?)));
@@ -117,14 +133,14 @@ impl Preference {
 
     /// Whether it wants nothing but interfaces by their names.
     pub(crate) fn names_alone(&self) -> bool {
-        let Section { delay, loss, nearest, .. } = &self.section;
-        delay.is_none() && loss.is_none() && !nearest
+        let Section { delay, loss, signal, rate, nearest, .. } = &self.section;
+        delay.is_none() && loss.is_none() && signal.is_none() && rate.is_none() && !nearest
     }
 
     /// As it stands in the file, for the local API.
     #[must_use]
     pub fn written(&self) -> ipc::WrittenPreference {
-        let Section { peer, order, never, price, delay, loss, nearest } = &self.section;
+        let Section { peer, order, never, price, delay, loss, signal, rate, nearest } = &self.section;
         let names = |names: &[Name]| names.iter().map(|name| name.0.clone()).collect::<Vec<_>>();
         let peers = peer.iter().flatten().map(|peer| match peer {
             PeerCondition::Prefix(prefix) => format!("{}/{}", prefix.address, prefix.length),
@@ -138,6 +154,8 @@ impl Preference {
             ("price", (!price.is_empty()).then(|| json!(price))),
             ("delay", delay.map(|delay| json!(delay))),
             ("loss", loss.map(|loss| json!(loss))),
+            ("signal", signal.map(|signal| json!(signal))),
+            ("rate", rate.map(|rate| json!(rate))),
             ("nearest", nearest.then(|| json!(true))),
         ];
         let keys = all.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
@@ -154,8 +172,9 @@ impl Preference {
 
     /// What it comes to with these interfaces.
     fn wish(&self, network: &NetworkState) -> LinkWish {
-        let Section { peer, order, never, price, delay, loss, nearest } = &self.section;
-        let mut rules = LinkRules { nearest: *nearest, ..LinkRules::default() };
+        let Section { peer, order, never, price, delay, loss, signal, rate, nearest } = &self.section;
+        let (signal_least, rate_least) = (*signal, *rate);
+        let mut rules = LinkRules { nearest: *nearest, signal_least, rate_least, ..LinkRules::default() };
         for link in network.links.iter().filter(|link| !link.loopback) {
             let (id, name) = (LinkId(link.index), &*link.name);
             if let Some(rank) = order.iter().position(|meant| meant.means(name)) {

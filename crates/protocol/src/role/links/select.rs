@@ -16,6 +16,10 @@ const NEARER_SHARE: u32 = 5;
 const NEARER_LEAST: Duration = Duration::from_millis(10);
 /// To be taken, a network has to be below this share of a bound, in hundredths; to be kept, below the bound.
 const ENTERED_BELOW: u32 = 80;
+/// To be taken, a network has to be received by so many dB more than the bound; to be kept, as the bound says.
+const ENTERED_ABOVE: i16 = 6;
+/// To be taken, a network has to carry what the bound says; to be kept, this share of it, in hundredths.
+const KEPT_ABOVE: u32 = 80;
 
 /// A network by which a peer may be reached, and how the path there fares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +51,10 @@ pub struct LinkRules {
     pub delay_most: Option<Duration>,
     /// How many of a thousand questions may go unanswered.
     pub lost_most: Option<u16>,
+    /// The least signal, in dBm. Links that have none are not compared by it.
+    pub signal_least: Option<i16>,
+    /// The least rate, in Mbit/s. Links of which none is known are not compared by it.
+    pub rate_least: Option<u32>,
     /// Of those of one rank and price the nearest is taken; else the one that the routes lead to.
     pub nearest: bool,
 }
@@ -93,6 +101,12 @@ impl LinkRules {
     /// Whether something is wanted that has to be measured.
     pub(super) fn measures(&self) -> bool {
         self.nearest || self.delay_most.is_some() || self.lost_most.is_some()
+    }
+
+    /// Whether something is wanted that detectors have to measure.
+    #[must_use]
+    pub fn reads_links(&self) -> bool {
+        self.signal_least.is_some() || self.rate_least.is_some()
     }
 
     fn rank(&self, link: LinkId) -> (u32, u32) {
@@ -143,6 +157,20 @@ pub enum Against {
         is: u16,
         /// From where on it would do.
         most: u16,
+    },
+    /// It is received too weakly.
+    Signal {
+        /// How strongly it is, in dBm.
+        is: i16,
+        /// From where on it would do.
+        least: i16,
+    },
+    /// It is too slow.
+    Rate {
+        /// How fast it is, in Mbit/s.
+        is: u32,
+        /// From where on it would do.
+        least: u32,
     },
     /// Others come first by order.
     Rank,
@@ -219,9 +247,22 @@ fn unfit(candidate: &LinkCandidate, rules: &LinkRules, in_use: bool) -> Option<A
             return Some(Against::Delay { is, most });
         }
     }
-    let (is, most) = (candidate.lost?, rules.lost_most?);
-    let most = u16::try_from(bound(most.into())).unwrap_or(u16::MAX);
-    (is > most).then_some(Against::Lost { is, most })
+    if let (Some(is), Some(most)) = (candidate.lost, rules.lost_most) {
+        let most = u16::try_from(bound(most.into())).unwrap_or(u16::MAX);
+        if is > most {
+            return Some(Against::Lost { is, most });
+        }
+    }
+    if let (Some(is), Some(least)) = (candidate.facts.signal, rules.signal_least) {
+        let least = if in_use { least } else { least.saturating_add(ENTERED_ABOVE) };
+        if is < least {
+            return Some(Against::Signal { is, least });
+        }
+    }
+    let (is, least) = (candidate.facts.rate?, rules.rate_least?);
+    let kept = u64::from(least) * u64::from(KEPT_ABOVE) / 100;
+    let least = if in_use { u32::try_from(kept).unwrap_or(least) } else { least };
+    (is < least).then_some(Against::Rate { is, least })
 }
 
 /// The best of those that fit.
@@ -372,6 +413,40 @@ mod tests {
     }
 
     #[test]
+    fn a_weak_network_comes_after_a_strong_one_and_one_that_has_no_signal_is_not_weak() {
+        let rules = LinkRules { signal_least: Some(-70), ..ordered(&[WLAN, ETH]) };
+        let with = |signal, in_use| {
+            let mut two = [up(ETH, 5, 0), up(WLAN, 20, 0)];
+            two[1].facts.signal = signal;
+            select(&two, &rules, Some(in_use), Some(ETH))
+        };
+        assert_eq!(with(Some(-70), WLAN).link, Some(WLAN), "it stays");
+        let out = with(Some(-71), WLAN);
+        assert_eq!((out.link, out.others[0]), (Some(ETH), (WLAN, Against::Signal { is: -71, least: -70 })));
+        let out = with(Some(-65), ETH);
+        assert_eq!((out.link, out.others[0]), (Some(ETH), (WLAN, Against::Signal { is: -65, least: -64 })));
+        assert_eq!(with(Some(-64), ETH).link, Some(WLAN), "and is come back to");
+        assert_eq!(with(None, ETH).link, Some(WLAN), "nothing is known");
+    }
+
+    #[test]
+    fn a_slow_network_comes_after_a_fast_one() {
+        let rules = LinkRules { rate_least: Some(100), ..ordered(&[ETH, WLAN]) };
+        let with = |rate, in_use| {
+            let mut two = [up(ETH, 5, 0), up(WLAN, 20, 0)];
+            two[0].facts.rate = rate;
+            select(&two, &rules, Some(in_use), Some(ETH))
+        };
+        assert_eq!(with(Some(100), WLAN).link, Some(ETH), "as much as is wanted");
+        assert_eq!(with(Some(80), ETH).link, Some(ETH), "it stays");
+        let out = with(Some(79), ETH);
+        assert_eq!((out.link, out.others[0]), (Some(WLAN), (ETH, Against::Rate { is: 79, least: 80 })));
+        let out = with(Some(99), WLAN);
+        assert_eq!((out.link, out.others[0]), (Some(WLAN), (ETH, Against::Rate { is: 99, least: 100 })));
+        assert_eq!(with(None, WLAN).link, Some(ETH), "nothing is known");
+    }
+
+    #[test]
     fn the_nearest_has_to_be_nearer_by_enough() {
         let rules = LinkRules { nearest: true, ..LinkRules::default() };
         let with = |one, other| select(&[up(ETH, one, 0), up(WLAN, other, 0)], &rules, Some(ETH), Some(ETH));
@@ -447,15 +522,20 @@ mod tests {
             prop::collection::btree_set(link(), 0..3),
             prop::option::of(0u64..300),
             prop::option::of(0u16..200),
+            (prop::option::of(-90i16..-30), prop::option::of(1u32..2000)),
             any::<bool>(),
         )
-            .prop_map(|(ranks, prices, never, delay, lost_most, nearest)| LinkRules {
-                ranks,
-                prices,
-                never,
-                delay_most: delay.map(ms),
-                lost_most,
-                nearest,
+            .prop_map(|(ranks, prices, never, delay, lost_most, (signal_least, rate_least), nearest)| {
+                LinkRules {
+                    ranks,
+                    prices,
+                    never,
+                    delay_most: delay.map(ms),
+                    lost_most,
+                    signal_least,
+                    rate_least,
+                    nearest,
+                }
             })
     }
 
