@@ -2,10 +2,11 @@
 
 pub(crate) mod attachments;
 mod detector;
+mod detectors;
 mod ethernet;
 pub(crate) mod route_lookup;
 #[cfg(feature = "dbus")]
 mod services;
 mod wifi;
 
-pub(crate) use detector::Detectors;
+pub(crate) use detectors::Detectors;
