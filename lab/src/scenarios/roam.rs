@@ -211,6 +211,10 @@ fn overlap_nat(lab: &mut Lab) -> Result<()> {
 /// `strict`: the laptop's reverse path filter would drop what comes by the old network once the routes lead by the new.
 fn overlapping(lab: &mut Lab, from: SiteSpec, to: SiteSpec, carrier: Carrier, strict: bool) -> Result<()> {
     let to_nat = to.gateway.translates();
+    // Less than the round trip that a break would cost, were it not for a busy machine. The benchmark has the bound that
+    // is aimed for. What the laptop sends into a NAT before its daemon has heard of the new network is lost: 84 to 355 ms
+    // in eight runs at a load of 12.
+    let within = Duration::from_millis(if to_nat { 500 } else { 120 });
     let mut world = World::new(lab, from, to)?;
     if strict {
         world.laptop.sysctl("net.ipv4.conf.all.rp_filter", "1")?;
@@ -242,9 +246,7 @@ fn overlapping(lab: &mut Lab, from: SiteSpec, to: SiteSpec, carrier: Carrier, st
     for side in [Side::Client, Side::Server] {
         let gap = pair.longest_gap(side, started)?;
         println!("    the longest pause at the {side:?} was {:.1} ms", ms(Some(gap)));
-        // Less than the round trip that a break would cost, were it not for a busy machine. The benchmark has the bound
-        // that is aimed for.
-        expect!(gap < Duration::from_millis(120), "{side:?} received nothing for {gap:?}");
+        expect!(gap < within, "{side:?} received nothing for {gap:?}");
     }
     let after = retransmits(&mut pair)?;
     println!("    segments sent again: {} by the client, {} by the server", after[0] - before[0], after[1] - before[1]);
