@@ -213,8 +213,8 @@ fn host() -> Host {
     let host = Host::new();
     host.sh("ip addr add 10.5.0.1/32 dev lo; ip addr add 10.9.0.1/32 dev lo;
              ip -6 addr add fd05::1/128 dev lo nodad; ip -6 addr add fd09::1/128 dev lo nodad");
-    // The kernel makes the local routes of IPv6 addresses a moment after them. Until then another route leads to `lo`, by
-    // which a socket connects, and what it sends is not delivered.
+    // The kernel makes the local routes of IPv6 addresses a moment after them. Until then another route leads to `lo`,
+    // by which a socket connects, and what it sends is not delivered.
     for address in ["fd05::1", "fd09::1"] {
         let line = format!("local {address} ");
         hosts::wait("the host reaches itself", || host.sh("ip -6 route show table local").contains(&line));

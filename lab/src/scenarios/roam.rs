@@ -211,9 +211,9 @@ fn overlap_nat(lab: &mut Lab) -> Result<()> {
 /// `strict`: the laptop's reverse path filter would drop what comes by the old network once the routes lead by the new.
 fn overlapping(lab: &mut Lab, from: SiteSpec, to: SiteSpec, carrier: Carrier, strict: bool) -> Result<()> {
     let to_nat = to.gateway.translates();
-    // Less than the round trip that a break would cost, were it not for a busy machine. The benchmark has the bound that
-    // is aimed for. What the laptop sends into a NAT before its daemon has heard of the new network is lost: 84 to 355 ms
-    // in eight runs at a load of 12.
+    // Less than the round trip that a break would cost, were it not for a busy machine. The benchmark has the bound
+    // that is aimed for. What the laptop sends into a NAT before its daemon has heard of the new network is lost: 84 to
+    // 355 ms in eight runs at a load of 12.
     let within = Duration::from_millis(if to_nat { 500 } else { 120 });
     let mut world = World::new(lab, from, to)?;
     if strict {
