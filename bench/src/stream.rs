@@ -79,25 +79,32 @@ impl Heard {
     /// How much comes within each of these times.
     pub(crate) fn in_times(&self, from: MonoTime, spans: &[Duration]) -> Result<Vec<u64>> {
         let longest = spans.iter().copied().max().unwrap_or_default();
-        let mut bytes = vec![0; spans.len()];
+        let came = self.arrivals(from, longest)?;
+        Ok(spans.iter().map(|span| within(&came, from, *span)).collect())
+    }
+
+    /// What comes from then on for so long, and when. What came before is forgotten.
+    pub(crate) fn arrivals(&self, from: MonoTime, span: Duration) -> Result<Vec<(MonoTime, u64)>> {
+        let (mut came, end) = (Vec::new(), from + span);
         loop {
-            let left = (from + longest).since(MonoTime::now());
+            let left = end.since(MonoTime::now());
             match self.0.recv_timeout(left.max(Duration::from_millis(1))) {
-                Ok((time, _)) if time >= from && time.since(from) >= longest => return Ok(bytes),
-                Ok((time, more)) if time >= from => {
-                    let counts = spans.iter().zip(&mut bytes).filter(|(span, _)| time.since(from) < **span);
-                    counts.for_each(|(_, bytes)| *bytes += more);
-                }
+                Ok((time, _)) if time >= end => return Ok(came),
+                Ok((time, more)) if time >= from => came.push((time, more)),
                 // It was on its way before.
                 Ok(_) => {}
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) if MonoTime::now().since(from) >= longest => {
-                    return Ok(bytes);
-                }
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) if MonoTime::now() >= end => return Ok(came),
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
                 Err(error) => return Err(error.into()),
             }
         }
     }
+}
+
+/// How much of it came in that time.
+pub(crate) fn within(came: &[(MonoTime, u64)], from: MonoTime, span: Duration) -> u64 {
+    let counts = came.iter().filter(|(time, _)| (from..from + span).contains(time));
+    counts.map(|(_, bytes)| bytes).sum()
 }
 
 #[cfg(test)]

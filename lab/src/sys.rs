@@ -154,6 +154,13 @@ pub struct TcpInfo {
     pub snd_mss: u32,
 }
 
+impl TcpInfo {
+    /// Of a connection of TCP.
+    pub fn of(socket: impl AsFd) -> io::Result<Self> {
+        tcp_info(socket)
+    }
+}
+
 /// Reads TCP_INFO of a connection.
 pub(crate) fn tcp_info(socket: impl AsFd) -> io::Result<TcpInfo> {
     // SAFETY: tcp_info is plain integers, for which zero is a value.
