@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const PROGRAMS: [&str; 7] = ["datapath", "sockets", "probes", "names", "leases", "windows", "layout"];
+const PROGRAMS: [&str; 8] = ["datapath", "sockets", "probes", "names", "leases", "greetings", "windows", "layout"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let source = Path::new(&env::var_os("CARGO_MANIFEST_DIR").ok_or("no CARGO_MANIFEST_DIR")?).join("../../bpf");

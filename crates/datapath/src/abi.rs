@@ -305,6 +305,7 @@ pub(crate) const EVENT_FLOW_OPENING: u32 = 8;
 pub(crate) const EVENT_DATAGRAM_SENT: u32 = 9;
 pub(crate) const EVENT_STILL_THERE: u32 = 10;
 pub(crate) const EVENT_OVERDUE: u32 = 11;
+pub(crate) const EVENT_GREETED: u32 = 12;
 pub(crate) const HELD_BACK: u8 = 1;
 pub(crate) const HELD_TUNNELLED: u8 = 2;
 pub(crate) const HELD_HIDDEN: u8 = 4;

@@ -25,6 +25,7 @@ use crate::abi::{
 };
 use crate::error::Error;
 use crate::events::{Event, Most, Rings};
+use crate::greetings::Greetings;
 use crate::hook::{Direction, Hook, Mechanism, has_ethernet_header};
 use crate::leases::{LeasedPorts, Leases};
 use crate::names::Names;
@@ -112,6 +113,7 @@ pub struct Datapath {
     follower: Option<Follower>,
     names: Option<Names>,
     leases: Option<Leases>,
+    greetings: Option<Greetings>,
     flows: GrowingTable<RawTuple, RawFlowEntry>,
     wire_flows: GrowingTable<RawWireFlow, RawTuple>,
     unconnected: GrowingTable<RawTuple, RawAddress>,
@@ -172,6 +174,7 @@ impl Datapath {
             follower: None,
             names: None,
             leases: None,
+            greetings: None,
             flows: GrowingTable::new("flows", programs.map("flows")?)?,
             wire_flows: GrowingTable::new("wire_flows", programs.map("wire_flows")?)?,
             unconnected: GrowingTable::new("unconnected", programs.map("unconnected")?)?,
@@ -495,6 +498,23 @@ impl Datapath {
     #[must_use]
     pub fn sees_probes(&self) -> bool {
         self.follower.as_ref().is_some_and(|follower| follower.sees_probes)
+    }
+
+    /// Says in the handshakes of TCP connections of this namespace that this host runs Whimbrel, and reports of
+    /// whom the same is heard ([`Event::Greeted`](crate::Event::Greeted)): in those that it opens from now on, and,
+    /// to who says it, in those that come to sockets which listen from now on. Not over loopback, nor where the
+    /// first segment has no room for it, nor in what is sent again: for an hour none goes to an address that did
+    /// not answer the first. It ends with this process.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or lacks what it needs ([`crate::Features::greetings`]).
+    pub fn greet(&mut self, enabled: bool) -> Result<(), Error> {
+        if !enabled {
+            self.greetings = None;
+        } else if self.greetings.is_none() {
+            self.greetings = Some(Greetings::attach(&self.programs, &self.pins)?);
+        }
+        Ok(())
     }
 
     /// Has programs shown the locators of moved flows that are to be seen so ([`FlowEntry::real_view`]), by

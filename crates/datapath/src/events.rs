@@ -11,8 +11,8 @@ use whimbrel_wire::FlowTuple;
 use crate::Error;
 use crate::abi::{
     EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_DATAGRAM_SENT, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_OPENING,
-    EVENT_FLOW_STALLED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, EVENT_OVERDUE, EVENT_STILL_THERE, EVENTS_BYTES,
-    LocatorPair, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
+    EVENT_FLOW_STALLED, EVENT_GREETED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, EVENT_OVERDUE, EVENT_STILL_THERE,
+    EVENTS_BYTES, LocatorPair, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
 };
 
 /// What the programs report.
@@ -69,6 +69,18 @@ pub enum Event {
         /// For how long what left is not answered.
         lasts: Duration,
     },
+    /// The far end of a TCP connection of this namespace says in its handshake that it runs Whimbrel
+    /// ([`Datapath::greet`]). Whoever is on the path can say so.
+    ///
+    /// [`Datapath::greet`]: crate::Datapath::greet
+    Greeted {
+        /// Its own tuple.
+        flow: FlowTuple,
+        /// Which end opened it.
+        origin: Origin,
+        /// It has other endpoints there: a NAT is on the way.
+        translated: bool,
+    },
     /// Such a connection has left the state that its socket keeps. The kernel may still answer for it for a minute
     /// (TIME-WAIT), so its packets may still have to be carried.
     FlowClosed {
@@ -104,6 +116,16 @@ pub enum Origin {
     Unknown,
 }
 
+impl Origin {
+    fn from_raw(raw: u32) -> Self {
+        match raw {
+            ORIGIN_CONNECTED => Self::Connected,
+            ORIGIN_ACCEPTED => Self::Accepted,
+            _ => Self::Unknown,
+        }
+    }
+}
+
 /// A consumed introduction segment (`docs/protocol.md` §4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Introduction {
@@ -134,13 +156,9 @@ impl Event {
                 acknowledgement: raw.acknowledgement,
                 interface: raw.interface,
             })),
-            EVENT_FLOW_OPENED => {
-                let origin = match raw.origin {
-                    ORIGIN_CONNECTED => Origin::Connected,
-                    ORIGIN_ACCEPTED => Origin::Accepted,
-                    _ => Origin::Unknown,
-                };
-                Some(Self::FlowOpened { flow, origin, user: raw.index })
+            EVENT_FLOW_OPENED => Some(Self::FlowOpened { flow, origin: Origin::from_raw(raw.origin), user: raw.index }),
+            EVENT_GREETED => {
+                Some(Self::Greeted { flow, origin: Origin::from_raw(raw.origin), translated: raw.index != 0 })
             }
             EVENT_FLOW_OPENING => Some(Self::FlowOpening { remote: flow.remote.ip() }),
             EVENT_DATAGRAM_SENT => Some(Self::DatagramSent {

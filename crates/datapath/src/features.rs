@@ -2,7 +2,7 @@ use std::thread;
 
 use crate::cgroup::root_cgroup;
 use crate::hook::Hook;
-use crate::object::{DATAPATH, LEASES, NAMES, Programs, SOCKETS, WINDOWS};
+use crate::object::{DATAPATH, GREETINGS, LEASES, NAMES, Programs, SOCKETS, WINDOWS};
 
 /// What the running kernel lets this crate do, found by trying. Without privileges everything is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +29,9 @@ pub struct Features {
     /// The programs on leases load (`bpf_set_retval` in cgroup hooks, 5.18), and there is a cgroup v2 hierarchy.
     /// Without them a program may bind a port that its anchor has not lent, and hears nothing there.
     pub leases: bool,
+    /// The program on handshakes loads (options in headers from `sock_ops`, 5.10; `bpf_get_netns_cookie` there, 5.15),
+    /// and there is a cgroup v2 hierarchy. Without it hosts say nothing of themselves in the handshake of TCP.
+    pub greetings: bool,
     /// A congestion control can be written that sets windows and paces (6.5). Without it senders that come back to a
     /// network begin there as on one that nobody has been on.
     pub windows: bool,
@@ -49,6 +52,7 @@ pub fn features() -> Features {
         sockets: Programs::try_load(SOCKETS),
         names: Programs::try_load(NAMES) && root_cgroup().is_ok(),
         leases: Programs::try_load(LEASES) && root_cgroup().is_ok(),
+        greetings: Programs::try_load(GREETINGS) && root_cgroup().is_ok(),
         windows: Programs::try_load(WINDOWS),
     }
 }

@@ -14,6 +14,7 @@ mod datapath;
 mod error;
 mod events;
 mod features;
+mod greetings;
 mod hook;
 #[cfg(test)]
 mod layout;

@@ -39,6 +39,9 @@ pub(crate) const NAMES: (&str, &[u8]) = ("names", object!("names"));
 /// The programs that keep programs to what is on lease for them.
 pub(crate) const LEASES: (&str, &[u8]) = ("leases", object!("leases"));
 
+/// The program that writes and reads an option in TCP's handshake.
+pub(crate) const GREETINGS: (&str, &[u8]) = ("greetings", object!("greetings"));
+
 /// The congestion control of senders that come back to a network.
 pub(crate) const WINDOWS: (&str, &[u8]) = ("windows", object!("windows"));
 
@@ -69,9 +72,9 @@ const PINNED_OF_SOCKETS: [&str; 7] =
     ["devices", PARKED_SOCKETS, "aliases", "asked_own", "asked_peer", "shown", "leased_ports"];
 /// What parked sockets had before.
 pub(crate) const PARKED_SOCKETS: &str = "parked_sockets";
-/// What a pass over the sockets is told, what is looked up, how often this process was woken, and what those on leases
-/// are told of it.
-const OF_THIS_PROCESS: [&str; 4] = ["interfaces", "looked_up", "wakes_used", "lessee"];
+/// What a pass over the sockets is told, what is looked up, how often this process was woken, what those on leases
+/// are told of it, and what is known of handshakes.
+const OF_THIS_PROCESS: [&str; 6] = ["interfaces", "looked_up", "wakes_used", "lessee", "left_out", "greeted"];
 
 /// What libbpf had to say since it was last asked; its messages go nowhere else.
 static LOG: Mutex<String> = Mutex::new(String::new());
@@ -142,6 +145,11 @@ impl Programs {
     /// Loads the programs on leases, on the map of theirs that is pinned in `pins` if there is one.
     pub(crate) fn load_leases(datapath: &Self, pins: &Path) -> Result<Self, Error> {
         Self::load_beside(datapath, LEASES, pins)
+    }
+
+    /// Loads the program on handshakes on the maps of `datapath`.
+    pub(crate) fn load_greetings(datapath: &Self, pins: &Path) -> Result<Self, Error> {
+        Self::load_beside(datapath, GREETINGS, pins)
     }
 
     /// Loads the congestion control of senders that come back, under a name that ends with a zero. It has maps of its

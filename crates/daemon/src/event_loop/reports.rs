@@ -90,6 +90,8 @@ impl EventLoop {
             }
             DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
             DatapathEvent::FlowStalled(flow) => node.handle_flow_stalled(now, flow),
+            // Nothing has the data plane say it yet (decision 0117).
+            DatapathEvent::Greeted { .. } => {}
             DatapathEvent::Overdue { between, lasts } => {
                 node.handle_overdue(now, Between { local: between.local, remote: between.peer }, lasts);
             }
