@@ -394,7 +394,13 @@ enum event_kind {
 	EVENT_STILL_THERE = 10, /* something came natively in a moved flow that its peer has named late (P-206) */
 	/* Between the addresses of `tuple`: nothing comes, and usually something does. `index`: for so many microseconds. */
 	EVENT_OVERDUE = 11,
-	EVENT_GREETED = 12, /* the far end runs Whimbrel, it says; `index`: 1: a NAT is on the way */
+	EVENT_GREETED = 12, /* the far end runs Whimbrel, it says; `index`: which ends are behind a NAT (greeted_end) */
+};
+
+/* Which ends of a connection have other names at the other one: bits. */
+enum greeted_end {
+	GREETED_NEAR = 1,
+	GREETED_FAR = 2,
 };
 
 enum event_origin {

@@ -59,8 +59,8 @@ struct {
 } left_out SEC(".maps");
 
 /*
- * What SYNs said that have been answered, until their connections are established: 1: as this host sees them, 2: of
- * other endpoints. With SYN cookies there is no socket that could have it.
+ * What SYNs said that have been answered (`enum heard` and `greeted_end`), until their connections are established.
+ * With SYN cookies there is no socket that could have it.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -69,10 +69,10 @@ struct {
 	__type(value, __u32);
 } greeted SEC(".maps");
 
+/* With the ends that have other names there, as bits below. */
 enum heard {
 	HEARD_NOTHING = 0,
-	HEARD_SAME = 1,
-	HEARD_TRANSLATED = 2,
+	HEARD_IT = 4,
 };
 
 static __always_inline bool is_ours(struct bpf_sock_ops *context)
@@ -129,17 +129,20 @@ static __always_inline void listen_for_options(struct bpf_sock_ops *context, boo
 }
 
 /* What the option of a segment says, of what was sent to this end. */
-static __always_inline enum heard read_greeting(struct bpf_sock_ops *context, const struct flow_tuple *own, __u8 form,
-						__u64 where)
+static __always_inline __u32 read_greeting(struct bpf_sock_ops *context, const struct flow_tuple *own, __u8 form,
+					   __u64 where)
 {
+	__u32 heard = HEARD_IT;
+
 	struct greeting greeting = { .kind = KIND_EXPERIMENT, .length = 4, .identifier = bpf_htons(IDENTIFIER) };
 
 	if (bpf_load_hdr_opt(context, &greeting, sizeof(greeting), where) != sizeof(greeting) || greeting.form != form)
 		return HEARD_NOTHING;
-	if (greeting.source != digest(&own->remote) || greeting.source_port != own->remote_port ||
-	    greeting.destination != digest(&own->local) || greeting.destination_port != own->local_port)
-		return HEARD_TRANSLATED;
-	return HEARD_SAME;
+	if (greeting.source != digest(&own->remote) || greeting.source_port != own->remote_port)
+		heard |= GREETED_FAR;
+	if (greeting.destination != digest(&own->local) || greeting.destination_port != own->local_port)
+		heard |= GREETED_NEAR;
+	return heard;
 }
 
 static __always_inline void write_greeting(struct bpf_sock_ops *context, const struct flow_tuple *own, __u8 form)
@@ -158,7 +161,7 @@ static __always_inline void write_greeting(struct bpf_sock_ops *context, const s
 	bpf_store_hdr_opt(context, &greeting, sizeof(greeting), 0);
 }
 
-static __always_inline void report(const struct flow_tuple *own, enum heard heard, __u32 origin)
+static __always_inline void report(const struct flow_tuple *own, __u32 heard, __u32 origin)
 {
 	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 
@@ -170,7 +173,7 @@ static __always_inline void report(const struct flow_tuple *own, enum heard hear
 	event->tuple = *own;
 	event->kind = EVENT_GREETED;
 	event->origin = origin;
-	event->index = heard == HEARD_TRANSLATED;
+	event->index = heard & (GREETED_NEAR | GREETED_FAR);
 	/* Its reader is woken for the connection itself, or looks by its timer. */
 	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
 }
@@ -214,8 +217,7 @@ SEC("sockops")
 int greet(struct bpf_sock_ops *context)
 {
 	struct flow_tuple own = {};
-	enum heard heard;
-	__u32 *noted;
+	__u32 *noted, heard;
 
 	switch (context->op) {
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:

@@ -32,6 +32,7 @@ enum conflict conflict;
 enum counter counter;
 enum event_kind event_kind;
 enum event_origin event_origin;
+enum greeted_end greeted_end;
 enum fitted fitted;
 enum held held;
 enum helped helped;

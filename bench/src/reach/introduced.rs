@@ -56,6 +56,43 @@ impl Transport {
     }
 }
 
+/// How the two come to know of each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contact {
+    /// Who opens the connection asks.
+    Asked,
+    /// The handshake says it as well (`handshake_option`).
+    Option,
+    /// So it does where the server's firewall lets in TCP alone, so that it cannot be asked.
+    OptionShut,
+}
+
+/// What a packet filter takes that lets in TCP alone, and what answers.
+const TCP_ALONE: &str = "table inet alone {\nchain input {\ntype filter hook input priority filter;\n\
+                         udp dport 2031 ct state new drop\n}\n}\n";
+
+impl Contact {
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Asked => "",
+            Self::Option => "_option",
+            Self::OptionShut => "_option_shut",
+        }
+    }
+
+    fn configuration(self) -> &'static str {
+        if self == Self::Asked { "" } else { "[ask]\nhandshake_option = true\n" }
+    }
+}
+
+/// The option is TCP's.
+const CASES: [(Transport, Contact); 4] = [
+    (Transport::Tcp, Contact::Asked),
+    (Transport::Tcp, Contact::Option),
+    (Transport::Tcp, Contact::OptionShut),
+    (Transport::Udp, Contact::Asked),
+];
+
 /// What keeps a connection open.
 enum Held {
     Tcp(#[expect(dead_code, reason = "it is open while it is there")] TcpStream),
@@ -84,15 +121,15 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
     let rounds = options.runs(10, 1);
     let mut report = Report::new("reach-introduced");
     for round_trip in ROUND_TRIPS {
-        for transport in [Transport::Tcp, Transport::Udp] {
-            let id = format!("{}_{round_trip}ms", transport.name());
+        for (transport, contact) in CASES {
+            let id = format!("{}_{round_trip}ms{}", transport.name(), contact.suffix());
             if !id.contains(&options.only) {
                 continue;
             }
             let (mut first, mut later) =
                 ([Samples::default(), Samples::default()], [Samples::default(), Samples::default()]);
             for round in 0..rounds {
-                let took = one_run(options, round_trip, transport)?;
+                let took = one_run(options, round_trip, transport, contact)?;
                 eprintln!("{}/{rounds} {id}: {took:.1?} ms at the client, at the server", round + 1);
                 for (number, [here, there]) in took.into_iter().enumerate() {
                     let of = if number == 0 { &mut first } else { &mut later };
@@ -103,8 +140,9 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
             for (end, (first, later)) in ["client", "server"].into_iter().zip(first.into_iter().zip(later)) {
                 let name = |which: &str| format!("{id}_{which}_{end}");
                 report.add(Figure::new(&name("first"), "ms", &first));
+                let later = Figure::new(&name("later"), "ms", &later);
                 let bound = Bound::AtMost(2.5 * round_trip as f64 + 10.0);
-                report.add(Figure::new(&name("later"), "ms", &later).bound(bound));
+                report.add(if contact == Contact::OptionShut { later } else { later.bound(bound) });
             }
         }
     }
@@ -112,12 +150,17 @@ pub(super) fn measure(options: &Options) -> Result<Report> {
 }
 
 /// Of a first connection and of others after it, how long each took at either end, ms.
-fn one_run(options: &Options, round_trip: u64, transport: Transport) -> Result<Vec<[f64; 2]>> {
+fn one_run(options: &Options, round_trip: u64, transport: Transport, contact: Contact) -> Result<Vec<[f64; 2]>> {
     let place = Place::build(&options.setup, true, round_trip)?;
     let to = SocketAddr::new(place.address, SERVICE);
+    if contact == Contact::OptionShut {
+        place.server.nft(TCP_ALONE)?;
+    }
+    let configuration = contact.configuration();
+    let daemons = [place.laptop.whimbrel_with(configuration)?, place.server.whimbrel_with(configuration)?];
+    // What listened before the daemon was started says nothing.
     let (_listener, _socket) =
         place.server.enter(|| -> std::io::Result<_> { Ok((TcpListener::bind(to)?, UdpSocket::bind(to)?)) })??;
-    let daemons = [place.laptop.whimbrel()?, place.server.whimbrel()?];
     let mut took = Vec::new();
     for _ in 0..=LATER {
         let (begun, ends, held) = transport.connect(&place.laptop, to)?;

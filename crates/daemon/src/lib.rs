@@ -332,6 +332,12 @@ struct Start {
 fn start(start: Start, place: &Place) -> Result<(EventLoop, Vec<FlowTuple>, FoundMoves), Error> {
     let mut datapath = Datapath::open(place.pins())?;
     datapath.track(true)?;
+    if start.config.ask.handshake_option
+        && let Err(error) = datapath.greet(true)
+    {
+        let what = "the handshakes of TCP say nothing of this host, and other hosts are asked as without the option";
+        tracing::warn!(%error, "`handshake_option`: {what}; `whimbrel doctor` says what is missing");
+    }
     let tunnel_wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .and_then(|wake| Ok((rustix::io::fcntl_dupfd_cloexec(&wake, 0)?, wake)))
         .map_err(reactor::LoopError::new("eventfd"))?;

@@ -12,7 +12,7 @@ use crate::Error;
 use crate::abi::{
     EVENT_ACKNOWLEDGED, EVENT_CLAIMED, EVENT_DATAGRAM_SENT, EVENT_FLOW_CLOSED, EVENT_FLOW_OPENED, EVENT_FLOW_OPENING,
     EVENT_FLOW_STALLED, EVENT_GREETED, EVENT_HEARD_NATIVELY, EVENT_INTRODUCTION, EVENT_OVERDUE, EVENT_STILL_THERE,
-    EVENTS_BYTES, LocatorPair, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
+    EVENTS_BYTES, GREETED_FAR, GREETED_NEAR, LocatorPair, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, Plain, RawEvent,
 };
 
 /// What the programs report.
@@ -78,8 +78,10 @@ pub enum Event {
         flow: FlowTuple,
         /// Which end opened it.
         origin: Origin,
-        /// It has other endpoints there: a NAT is on the way.
-        translated: bool,
+        /// This end is another endpoint there: a NAT is before it.
+        near_translated: bool,
+        /// The far end is another endpoint there than this host's socket knows.
+        far_translated: bool,
     },
     /// Such a connection has left the state that its socket keeps. The kernel may still answer for it for a minute
     /// (TIME-WAIT), so its packets may still have to be carried.
@@ -157,9 +159,12 @@ impl Event {
                 interface: raw.interface,
             })),
             EVENT_FLOW_OPENED => Some(Self::FlowOpened { flow, origin: Origin::from_raw(raw.origin), user: raw.index }),
-            EVENT_GREETED => {
-                Some(Self::Greeted { flow, origin: Origin::from_raw(raw.origin), translated: raw.index != 0 })
-            }
+            EVENT_GREETED => Some(Self::Greeted {
+                flow,
+                origin: Origin::from_raw(raw.origin),
+                near_translated: raw.index & GREETED_NEAR != 0,
+                far_translated: raw.index & GREETED_FAR != 0,
+            }),
             EVENT_FLOW_OPENING => Some(Self::FlowOpening { remote: flow.remote.ip() }),
             EVENT_DATAGRAM_SENT => Some(Self::DatagramSent {
                 flow,

@@ -13,12 +13,15 @@ use support::pair::{Pair, flow};
 use whimbrel_datapath::{Datapath, Event, Most, Origin, features};
 use whimbrel_wire::FlowTuple;
 
+/// Which ends are translated: the near one, the far one.
+type Translated = [bool; 2];
+
 /// What was heard, of which connection.
-fn heard(datapath: &mut Datapath) -> Vec<(FlowTuple, Origin, bool)> {
+fn heard(datapath: &mut Datapath) -> Vec<(FlowTuple, Origin, Translated)> {
     let mut heard = Vec::new();
     let receiver = &mut |event| {
-        if let Event::Greeted { flow, origin, translated } = event {
-            heard.push((flow, origin, translated));
+        if let Event::Greeted { flow, origin, near_translated, far_translated } = event {
+            heard.push((flow, origin, [near_translated, far_translated]));
         }
     };
     datapath.drain_events(Most::ALL, receiver).expect("drain");
@@ -59,8 +62,8 @@ fn two_hosts_know_of_each_other() {
     let (mut at_near, mut at_far) = greeting(&pair);
     for to in ["10.0.0.2:0", "[fd00::2]:0", "[::ffff:10.0.0.2]:0"] {
         let (mut near, mut far) = pair.connect(to);
-        assert_eq!(heard(&mut at_near), [(flow(&near), Origin::Connected, false)], "{to}");
-        assert_eq!(heard(&mut at_far), [(flow(&far), Origin::Accepted, false)], "{to}");
+        assert_eq!(heard(&mut at_near), [(flow(&near), Origin::Connected, [false; 2])], "{to}");
+        assert_eq!(heard(&mut at_far), [(flow(&far), Origin::Accepted, [false; 2])], "{to}");
         exchange(&mut near, &mut far);
     }
     // One that does not say it is told nothing, and hears nothing.
@@ -86,8 +89,8 @@ fn a_nat_in_between_is_seen_by_both() {
     );
     let (mut at_near, mut at_far) = greeting(&pair);
     let (mut near, mut far) = pair.connect("10.0.0.2:0");
-    assert_eq!(heard(&mut at_near), [(flow(&near), Origin::Connected, true)]);
-    assert_eq!(heard(&mut at_far), [(flow(&far), Origin::Accepted, true)]);
+    assert_eq!(heard(&mut at_near), [(flow(&near), Origin::Connected, [true, false])]);
+    assert_eq!(heard(&mut at_far), [(flow(&far), Origin::Accepted, [false, true])]);
     exchange(&mut near, &mut far);
 }
 
@@ -139,8 +142,8 @@ fn a_handshake_without_state_carries_it_as_well() {
     pair.far.sysctl("net.ipv4.tcp_syncookies", "2");
     let (mut at_near, mut at_far) = greeting(&pair);
     let (mut near, mut far) = pair.connect("10.0.0.2:0");
-    assert_eq!(heard(&mut at_near), [(flow(&near), Origin::Connected, false)]);
-    assert_eq!(heard(&mut at_far), [(flow(&far), Origin::Accepted, false)]);
+    assert_eq!(heard(&mut at_near), [(flow(&near), Origin::Connected, [false; 2])]);
+    assert_eq!(heard(&mut at_far), [(flow(&far), Origin::Accepted, [false; 2])]);
     exchange(&mut near, &mut far);
 }
 

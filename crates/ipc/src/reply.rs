@@ -194,6 +194,10 @@ pub struct Connection {
     pub present: Option<Flow>,
     /// As the peer's socket has it (the peer's own end is `local`); known once it is introduced.
     pub peer_flow: Option<Flow>,
+    /// What its other end has said in the handshake of TCP, where it has: that it runs Whimbrel, and which ends a NAT
+    /// is before. Whoever is on the path can say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub greeting: Option<Greeting>,
     /// Whose it is, where that could be found out.
     pub process: Option<Process>,
     /// What its program has sent and received, where the kernel counts that (TCP).
@@ -229,6 +233,7 @@ impl Connection {
             wire: None,
             present: None,
             peer_flow: None,
+            greeting: None,
             process: None,
             bytes: None,
             since: String::new(),
@@ -273,6 +278,15 @@ pub enum HelperState {
     Over,
     /// What serves the connection is stopped.
     Stopped,
+}
+
+/// What the other end of a connection has said in its handshake of how it sees the two ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeting {
+    /// Something translates this host's end.
+    pub near_translated: bool,
+    /// Something translates the other end.
+    pub far_translated: bool,
 }
 
 /// What a connection has carried since it was opened, in bytes of its stream.

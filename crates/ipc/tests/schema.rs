@@ -9,7 +9,7 @@ use std::thread;
 use whimbrel_ipc::{
     AgainstNetwork, Anchored, Anchors, Attachment, Bytes, Carrier, Client, ClientError, Code, CommunityReply,
     CommunityRequest, CommunityStanding, Configuration, Connection, ConnectionState, Counts, DrawnCode, EventRecord,
-    EventsQuery, Explained, Failure, Family, Flow, Grant, HandoffStarted, Helper, HelperState, Host, Kept, LentEnds,
+    EventsQuery, Explained, Failure, Family, Flow, Grant, Greeting, HandoffStarted, Helper, HelperState, Host, Kept, LentEnds,
     LocalAddress, MadeSocket, Meetings, Metric, MetricKind, Moved, NameServer, NameServerState, NetworkCandidate,
     NetworkChoice, Offer, OfferedAddress, OfferedPrefix, Open, OpenSocket, PassedOn, Path, Peer, PeerFlows, PeerName,
     Pinged, Places, PreferSection, Process, Purpose, Received, Rendezvous, RendezvousBy, RendezvousState, Reply,
@@ -124,6 +124,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     wire: Some(flow("198.51.100.7:51514", "203.0.113.5:443")),
                     present: Some(flow("198.51.100.7:51514", "203.0.113.5:443")),
                     peer_flow: Some(flow("203.0.113.5:443", "192.0.2.10:51514")),
+                    greeting: Some(Greeting { near_translated: true, far_translated: false }),
                     process: Some(Process { pid: 812, name: "curl".into() }),
                     bytes: Some(Bytes { sent: 412, received: 1_048_576 }),
                     since: "2026-01-31T23:59:58.007Z".into(),

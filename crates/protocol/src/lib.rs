@@ -54,7 +54,7 @@ pub use base::time::Time;
 pub use binding::chain::{ChainPhase, ChainTooLong, ChainView};
 pub use binding::placed::PlaceError;
 pub use binding::untold::LastWords;
-pub use flow::known::{FlowState, FlowView};
+pub use flow::known::{FlowState, FlowView, Greeting};
 pub use flow::verdict::{Rule, Verdict};
 pub use node::Node;
 pub use node::view::PeerView;

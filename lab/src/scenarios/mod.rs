@@ -10,6 +10,7 @@ mod fallback;
 mod families;
 mod faults;
 mod gateway;
+mod handshake;
 mod helpers;
 mod hostile;
 mod interrupted;
@@ -88,6 +89,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         random_events::SCENARIOS,
         newcomer::SCENARIOS,
         young::SCENARIOS,
+        handshake::SCENARIOS,
         families::SCENARIOS,
         kick::SCENARIOS,
         windows::SCENARIOS,

@@ -343,9 +343,9 @@ fn watch_handshakes(site: &Site) -> Result<Handshakes> {
 }
 
 /// When each connection from a site began, by its port.
-type Begun = Arc<Mutex<Vec<(u16, MonoTime)>>>;
+pub(super) type Begun = Arc<Mutex<Vec<(u16, MonoTime)>>>;
 
-fn watch_beginnings(site: &Site) -> Result<Begun> {
+pub(super) fn watch_beginnings(site: &Site) -> Result<Begun> {
     let begun = Begun::default();
     let seen = begun.clone();
     site.link()?.observe(move |_, frame| {
@@ -394,7 +394,7 @@ fn introduced(lab: &mut Lab) -> Result<()> {
 }
 
 /// Milliseconds from a connection's first segment until it was introduced at one end.
-fn until_introduced(daemon: &Whimbrel, end: Side, pair: &FlowPair, begun: &Begun) -> Result<f64> {
+pub(super) fn until_introduced(daemon: &Whimbrel, end: Side, pair: &FlowPair, begun: &Begun) -> Result<f64> {
     let at = introduced_at(daemon, end, pair)?;
     let begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
     let began = begun.iter().rev().find(|(port, _)| *port == pair.local().port()).map(|(_, at)| at.0);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use whimbrel_ipc::{Carrier, Connection, ConnectionState, Peer, Transport, Why};
+use whimbrel_ipc::{Carrier, Connection, ConnectionState, Greeting, Peer, Transport, Why};
 
 /// Whether `name` names a connection: an address of either end, where that is now or was when it was opened, with or
 /// without its port, its process (`pid:4711`), or what `move` calls a socket that waits for clients.
@@ -25,8 +25,20 @@ pub(crate) fn why(connection: &Connection, peers: &[Peer]) -> Why {
     let present = connection.present.map(|now| {
         format!("Its ends are where {now} says now, which programs are shown that are to see it (`view = \"real\"`).")
     });
-    let sentences = std::iter::once(what(connection)).chain(how).chain(present).collect();
+    let greeting = connection.greeting.map(greeted);
+    let sentences = std::iter::once(what(connection)).chain(how).chain(present).chain(greeting).collect();
     Why { flow: connection.flow, state: connection.state, survives, sentences, advice }
+}
+
+/// What its other end has said of itself as it was opened.
+fn greeted(greeting: Greeting) -> String {
+    let nat = match (greeting.near_translated, greeting.far_translated) {
+        (false, false) => "no NAT is in between",
+        (true, false) => "a NAT is before this host",
+        (false, true) => "a NAT is before the other end",
+        (true, true) => "a NAT is before each of the two",
+    };
+    format!("In its handshake the other end said that it runs Whimbrel, and {nat}.")
 }
 
 /// What it is.
@@ -216,6 +228,22 @@ mod tests {
             process: Some(Process { pid: 812, name: "curl".into() }),
             ..Connection::bare(Flow { transport: Transport::Tcp, local, remote }, state)
         }
+    }
+
+    #[test]
+    fn what_the_other_end_said_of_itself_is_told() {
+        for (ends, says) in [
+            ((false, false), "no NAT is in between"),
+            ((true, false), "before this host"),
+            ((false, true), "before the other end"),
+            ((true, true), "before each of the two"),
+        ] {
+            let greeting = Some(Greeting { near_translated: ends.0, far_translated: ends.1 });
+            let said = why(&Connection { greeting, ..connection(ConnectionState::Pending, None) }, &[]);
+            assert!(said.sentences.iter().any(|sentence| sentence.contains(says)), "{said:?}");
+        }
+        let said = why(&connection(ConnectionState::Pending, None), &[]);
+        assert!(!said.sentences.iter().any(|sentence| sentence.contains("handshake")), "{said:?}");
     }
 
     #[test]

@@ -118,6 +118,8 @@ pub struct Ask {
     /// Those that may not, whatever `allow` says.
     #[serde(deserialize_with = "list")]
     pub deny: Vec<Prefix>,
+    /// This host says in the handshakes of TCP that it runs Whimbrel, and asks who says so (decision 0117).
+    pub handshake_option: bool,
 }
 
 /// `[limits]`.
@@ -316,7 +318,8 @@ impl Config {
             "late_introductions" late_introductions,
             "rendezvous" rendezvous, "serve_rendezvous" serve_rendezvous, "community_rendezvous" community_rendezvous,
             "processes" processes, "privileged_options" privileged_options, "stand_in" stand_in, "log" log,
-            "event_log" event_log, "ask.allow" ask.allow, "ask.deny" ask.deny, "limits.questions" limits.questions,
+            "event_log" event_log, "ask.allow" ask.allow, "ask.deny" ask.deny,
+            "ask.handshake_option" ask.handshake_option, "limits.questions" limits.questions,
             "limits.connections" limits.connections, "limits.connections_per_peer" limits.connections_per_peer,
             "links.mode" links.mode, "links.sh1" links.sh1, "links.sh2" links.sh2,
             "metrics.listen" metrics.listen, "anchor" anchor, "gateway.behind" gateway.behind, "dns" dns,

@@ -247,6 +247,11 @@ fn kernel() -> Vec<Finding> {
                 .mend("run `whimbrel doctor` as root")
         }
     });
+    let greetings = match features.greetings {
+        true => "can be written (`handshake_option = true`)",
+        false => "cannot be written (it takes cgroup v2 and Linux 5.15): `handshake_option = true` does nothing",
+    };
+    findings.push(Finding::ok("kernel", "option in TCP's handshake", greetings));
     // Nothing is lost without it but time.
     let windows = match features.windows {
         true => "can be kept for when they come back to a network (`windows = true`)",

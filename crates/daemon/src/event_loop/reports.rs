@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use whimbrel_datapath::{Event as DatapathEvent, Introduction, Most, Origin};
 use whimbrel_kernel::sock_diag::{Listener, SockDiag};
-use whimbrel_protocol::{Between, FlowView, LocalEnd, Node, PeerId, Time};
+use whimbrel_protocol::{Between, FlowView, Greeting, LocalEnd, Node, PeerId, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::EventLoop;
@@ -61,7 +61,7 @@ impl EventLoop {
             true
         };
         let (mut acknowledged, mut flows, mut leased, mut closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut sent = Vec::new();
+        let (mut sent, mut greeted) = (Vec::new(), Vec::new());
         let (entries, carries) = (host.flows.all(), host.streams().own());
         let in_endpoint = |flow: &FlowTuple| entries.get(flow).is_some_and(|entry| entry.end == LocalEnd::Endpoint);
         let drained = host.datapath.drain_events(most, |event| match event {
@@ -90,8 +90,9 @@ impl EventLoop {
             }
             DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
             DatapathEvent::FlowStalled(flow) => node.handle_flow_stalled(now, flow),
-            // Nothing has the data plane say it yet (decision 0117).
-            DatapathEvent::Greeted { .. } => {}
+            DatapathEvent::Greeted { flow, near_translated, far_translated, .. } => {
+                greeted.push((flow, Greeting { near_translated, far_translated }));
+            }
             DatapathEvent::Overdue { between, lasts } => {
                 node.handle_overdue(now, Between { local: between.local, remote: between.peer }, lasts);
             }
@@ -106,6 +107,11 @@ impl EventLoop {
             DatapathEvent::StillThere(flow) => node.handle_still_there(now, flow),
             DatapathEvent::DatagramSent { flow, connected, user, cookie } => sent.push((flow, connected, user, cookie)),
         });
+        // Of a connection that was accepted this is told before it is open. Of one whose opening is not read yet the hint
+        // is lost.
+        for (flow, greeting) in greeted {
+            node.handle_greeting(now, flow, greeting);
+        }
         for flow in closed.into_iter().filter(|flow| host.is_closed(flow)) {
             flows.push((flow, false));
             node.handle_flow_closed(now, flow);

@@ -305,6 +305,7 @@ mod tests {
             opened: Time::default(),
             accepted: port == 50,
             unconnected: false,
+            greeting: None,
         }
     }
 

@@ -16,7 +16,7 @@ use crate::base::timer::Timer;
 use crate::flow::FlowLayer;
 use crate::flow::failure::Failure;
 use crate::flow::introduction::AGAIN;
-use crate::flow::known::{Flow, Stage};
+use crate::flow::known::{Flow, Greeting, Stage};
 use crate::flow::policy::Ruled;
 use crate::session::contact::Contact;
 
@@ -26,6 +26,9 @@ const REFERRALS: u8 = 6;
 const REQUESTS: u8 = 3;
 /// How long a host that connects to a peer expects to introduce the connection.
 const EXPECTED: Duration = Duration::from_secs(3);
+/// When a connection that this host has accepted is introduced by it, whose other end is known to run Whimbrel and has
+/// not done so: it begins after a second at the latest (P-15), and takes some round trips.
+const ACCEPTED: Duration = Duration::from_secs(2);
 /// How soon a datagram flow is introduced again whose socket the peer has not, twice as late each time, and how late at
 /// the most (P-35).
 const REFUSED: Duration = Duration::from_secs(1);
@@ -124,14 +127,35 @@ impl FlowLayer {
         true
     }
 
-    /// A flow that this host opened is old enough: its remote address is asked, or the peer there is known.
+    /// The other end of a connection has said in its handshake that it runs Whimbrel. That is a hint: what this host
+    /// has opened asks also where nobody has answered lately, and what it has accepted asks too, if the other end has
+    /// not introduced it by then (P-242, P-243).
+    pub(crate) fn handle_greeting(&mut self, now: Time, flow: FlowTuple, greeting: Greeting) {
+        let contact = self.path.session().contacts().get(&flow.remote.ip());
+        let Some(known) = self.flows.get_mut(&flow).filter(|known| !known.closed) else { return };
+        if known.greeting.replace(greeting).is_some() || !matches!(known.stage, Stage::Open) {
+            return;
+        }
+        match contact {
+            _ if known.accepted => self.flows.put_off_until(now + ACCEPTED, flow),
+            // It has its turn anyway, but would only wait.
+            Some(Contact::Silent { .. }) => self.flows.put_off_until(now, flow),
+            _ => {}
+        }
+    }
+
+    /// A flow that this host opened is old enough: its remote address is asked, or the peer there is known. So is one
+    /// that it accepted, where the other end has said that it runs Whimbrel.
     pub(crate) fn want_introduction(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
         if let Some(key) = self.flows.get(&flow).and_then(|known| known.referred) {
             self.introduce_referred(now, flow, key, base);
             return;
         }
         let address = flow.remote.ip();
-        let user = self.flows.get(&flow).and_then(|known| known.user);
+        let known = self.flows.get(&flow);
+        let greeted = known.is_some_and(|known| known.greeting.is_some());
+        // Who accepts does not choose who connects.
+        let user = known.filter(|known| !known.accepted).and_then(|known| known.user);
         match self.path.session().contacts().get(&address) {
             Some(Contact::Known(id)) if self.path.session().peer(&id).is_some() => {
                 if !self.path.session().has_session(id) {
@@ -143,6 +167,8 @@ impl FlowLayer {
                 self.path.session_mut().contacts_mut().await_answer(address, flow, user);
                 if matches!(contact, Contact::Silent { until, .. } if until <= now) {
                     self.path.session_mut().continue_contact(now, address, base);
+                } else if greeted {
+                    self.path.session_mut().ask_prompted(now, address, base);
                 }
             }
             _ if !self.path.session().may_ask(address, base) => {}

@@ -134,6 +134,8 @@ pub(crate) struct Flow {
     pub(super) early: Option<u64>,
     /// The peer that it is being introduced to has said that its end is a host's behind it (P-123).
     pub(super) beyond: bool,
+    /// What its other end said of itself as it was opened.
+    pub(super) greeting: Option<Greeting>,
     /// The user who has opened it, where the caller has said.
     pub(super) user: Option<u32>,
     /// What the caller's policy says of it; `None` while that is awaited.
@@ -215,7 +217,8 @@ impl Flow {
             Stage::Excluded(rule) => (FlowState::Excluded(*rule), None),
         };
         let (opened, accepted, unconnected) = (self.opened, self.accepted, self.is_unconnected());
-        FlowView { tuple, state, peer, entry: self.entry().copied(), opened, accepted, unconnected }
+        let (entry, greeting) = (self.entry().copied(), self.greeting);
+        FlowView { tuple, state, peer, entry, opened, accepted, unconnected, greeting }
     }
 }
 
@@ -236,6 +239,16 @@ pub enum FlowState {
     Excluded(u32),
 }
 
+/// What the other end of a connection has said in the handshake of TCP: that it runs Whimbrel, and between which
+/// endpoints the handshake was sent. Whoever is on the path can say so (P-242).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Greeting {
+    /// Something translates this host's endpoint.
+    pub near_translated: bool,
+    /// Something translates the endpoint of the other end.
+    pub far_translated: bool,
+}
+
 /// A flow as `whimbrel connections` shows it.
 #[derive(Clone, Debug)]
 pub struct FlowView {
@@ -253,6 +266,8 @@ pub struct FlowView {
     pub accepted: bool,
     /// Whether its socket takes what anybody sends.
     pub unconnected: bool,
+    /// What its other end said of itself as it was opened.
+    pub greeting: Option<Greeting>,
 }
 
 impl FlowView {

@@ -16,6 +16,7 @@ use crate::base::op::{Between, FlowEntry, PeerId, SavedCommunity};
 use crate::binding::chain::{ChainTooLong, ChainView};
 use crate::binding::placed::PlaceError;
 use crate::binding::untold::LastWords;
+use crate::flow::known::Greeting;
 use crate::flow::verdict::Verdict;
 use crate::node::Node;
 use crate::path::ping::Ping;
@@ -200,6 +201,12 @@ impl Node {
     /// is done meanwhile. It need not be told of all.
     pub fn handle_flow_opening(&mut self, now: Time, remote: IpAddr) {
         self.binding.flow_mut().expect_introduction(now, remote, &mut self.base);
+        self.settle(now);
+    }
+
+    /// The other end of a connection said in its handshake that it runs Whimbrel (P-242). It is told after the flow.
+    pub fn handle_greeting(&mut self, now: Time, flow: FlowTuple, greeting: Greeting) {
+        self.binding.flow_mut().handle_greeting(now, flow, greeting);
         self.settle(now);
     }
 

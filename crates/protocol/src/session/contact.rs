@@ -43,12 +43,14 @@ pub(crate) const CONFIRMED_WITHIN: Duration = Duration::from_secs(3);
 /// What is known of an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Contact {
-    /// Of the tries that it is worth so many are over; `sent`: questions that have gone out.
-    Asking { tries: usize, sent: u32, source: Option<IpAddr> },
+    /// Of the tries that it is worth so many are over; `sent`: questions that have gone out. `prompted`: it was left
+    /// alone, and has said in a handshake of TCP that it runs Whimbrel (P-242).
+    Asking { tries: usize, sent: u32, source: Option<IpAddr>, prompted: bool },
     /// A peer answered.
     Known(PeerId),
-    /// It runs nothing, as far as we know; it is asked again after `pause`, at the earliest.
-    Silent { pause: Duration, until: Time },
+    /// It runs nothing, as far as we know; it is asked again after `pause`, at the earliest. `prompted`: it has said
+    /// otherwise, and was asked for that in vain.
+    Silent { pause: Duration, until: Time, prompted: bool },
 }
 
 /// What is known of whether an address runs Whimbrel.

@@ -16,6 +16,7 @@ mod fallback;
 mod families;
 mod faults;
 mod gateway;
+mod greetings;
 mod growth;
 mod late;
 mod leases;

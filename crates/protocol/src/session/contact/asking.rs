@@ -59,13 +59,24 @@ impl SessionLayer {
 
     /// Asks an address whether it runs Whimbrel, as if for the first time. `source`: from this address of ours.
     pub(crate) fn ask(&mut self, now: Time, address: IpAddr, source: Option<IpAddr>, base: &mut Base) {
-        self.contacts.addresses.insert(address, Contact::Asking { tries: 0, sent: 0, source });
+        self.contacts.addresses.insert(address, Contact::Asking { tries: 0, sent: 0, source, prompted: false });
         self.continue_contact(now, address, base);
     }
 
     /// The same, though no connection waits for it: twice, as one that nobody waits for any more. What was silent is
     /// left alone for twice as long if it still is, as after any other question.
     pub(crate) fn ask_by_hand(&mut self, now: Time, address: IpAddr, base: &mut Base) {
+        self.ask_anew(now, address, false, base);
+    }
+
+    /// An address that is left alone says that it runs Whimbrel: it is asked, once in each silence (P-242).
+    pub(crate) fn ask_prompted(&mut self, now: Time, address: IpAddr, base: &mut Base) {
+        if let Some(Contact::Silent { prompted: false, .. }) = self.contacts.addresses.get(&address) {
+            self.ask_anew(now, address, true, base);
+        }
+    }
+
+    fn ask_anew(&mut self, now: Time, address: IpAddr, prompted: bool, base: &mut Base) {
         match self.contacts.addresses.get(&address) {
             Some(Contact::Known(_) | Contact::Asking { .. }) => return,
             Some(Contact::Silent { pause, .. }) => {
@@ -73,7 +84,7 @@ impl SessionLayer {
             }
             None => {}
         }
-        self.contacts.addresses.insert(address, Contact::Asking { tries: 1, sent: 0, source: None });
+        self.contacts.addresses.insert(address, Contact::Asking { tries: 1, sent: 0, source: None, prompted });
         self.continue_contact(now, address, base);
     }
 
@@ -86,7 +97,7 @@ impl SessionLayer {
                 // Whoever wanted to know is gone before it was its turn.
                 self.contacts.addresses.remove(&address);
             }
-            Some(Contact::Asking { tries, sent, source }) if tries < PAUSES.len() => {
+            Some(Contact::Asking { tries, sent, source, prompted }) if tries < PAUSES.len() => {
                 if !self.may_ask_now(now, address) {
                     base.set_timer(Timer::Contact(address), now + TURN);
                     return;
@@ -98,14 +109,15 @@ impl SessionLayer {
                     Some(key) if !last => Knowledge::Known(key),
                     _ => Knowledge::First,
                 };
-                self.contacts.addresses.insert(address, Contact::Asking { tries: tries + 1, sent: sent + 1, source });
+                let asking = Contact::Asking { tries: tries + 1, sent: sent + 1, source, prompted };
+                self.contacts.addresses.insert(address, asking);
                 base.set_timer(Timer::Contact(address), now + PAUSES[tries]);
                 let to = SocketAddr::new(address, base.config().port);
                 let source = source.filter(|source| base.attachments().has(source));
                 self.initiate(now, knowledge, to, source, Purpose::Address(address), base);
             }
             Some(Contact::Asking { .. }) => self.give_up(now, address, base),
-            Some(Contact::Silent { pause, until }) if until <= now => {
+            Some(Contact::Silent { pause, until, .. }) if until <= now => {
                 let waiting = self.contacts.waiting.remove(&address).unwrap_or_default();
                 let source = waiting.keys().next().map(|first| first.local.ip());
                 if source.is_none() && !self.contacts.pins.is_wanted(address) {
@@ -122,7 +134,8 @@ impl SessionLayer {
                 }
                 // Two tries less than at first contact.
                 let tries = PAUSES.len() - 1;
-                self.contacts.addresses.insert(address, Contact::Asking { tries, sent: 0, source });
+                let asking = Contact::Asking { tries, sent: 0, source, prompted: false };
+                self.contacts.addresses.insert(address, asking);
                 self.contacts.pauses.insert(address, pause);
                 self.continue_contact(now, address, base);
             }
@@ -136,7 +149,8 @@ impl SessionLayer {
         let asked_sooner = self.contacts.pins.wants(Want::Rendezvous, address);
         let (first, longest) = if asked_sooner { (UNANSWERED, SILENCE) } else { (SILENCE, SILENCE_LONGEST) };
         let pause = self.contacts.pauses.remove(&address).map_or(first, |last| (last * 2).min(longest));
-        self.contacts.addresses.insert(address, Contact::Silent { pause, until: now + pause });
+        let prompted = matches!(self.contacts.get(&address), Some(Contact::Asking { prompted: true, .. }));
+        self.contacts.addresses.insert(address, Contact::Silent { pause, until: now + pause, prompted });
         base.set_timer(Timer::Contact(address), now + pause);
         base.event(Event::NobodyThere { address, again_in: pause });
     }
