@@ -45,9 +45,9 @@ pub use line::{
 pub use metrics::{EXPOSITION_TYPE, Metric, MetricKind, Sample, exposition};
 pub use ping::Pinged;
 pub use reply::{
-    Away, Bytes, Carrier, Configuration, Connection, ConnectionState, EventRecord, Flow, Greeting, HandoffStarted, Helper,
-    HelperState, KEY_SHOWN, Path, Peer, PeerFlows, PeerName, Places, Process, Reply, Sequence, Session, Suspended,
-    Transport,
+    Away, Bytes, Carrier, Configuration, Connection, ConnectionState, EventRecord, Flow, Greeting, HandoffStarted,
+    Helper, HelperState, KEY_SHOWN, Path, Peer, PeerFlows, PeerName, Places, Process, Reply, Sequence, Session,
+    Suspended, Transport,
 };
 pub use request::{About, EventsQuery, Request};
 pub use socket::{

@@ -9,13 +9,13 @@ use std::thread;
 use whimbrel_ipc::{
     AgainstNetwork, Anchored, Anchors, Attachment, Bytes, Carrier, Client, ClientError, Code, CommunityReply,
     CommunityRequest, CommunityStanding, Configuration, Connection, ConnectionState, Counts, DrawnCode, EventRecord,
-    EventsQuery, Explained, Failure, Family, Flow, Grant, Greeting, HandoffStarted, Helper, HelperState, Host, Kept, LentEnds,
-    LocalAddress, MadeSocket, Meetings, Metric, MetricKind, Moved, NameServer, NameServerState, NetworkCandidate,
-    NetworkChoice, Offer, OfferedAddress, OfferedPrefix, Open, OpenSocket, PassedOn, Path, Peer, PeerFlows, PeerName,
-    Pinged, Places, PreferSection, Process, Purpose, Received, Rendezvous, RendezvousBy, RendezvousState, Reply,
-    Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status, Suspended, Transport, Trust, Tunnel,
-    Uuid, WantedAnchor, WhyNetwork, WrittenPreference, reply_from_line, reply_to_line, request_from_line,
-    request_to_line, socket_path,
+    EventsQuery, Explained, Failure, Family, Flow, Grant, Greeting, HandoffStarted, Helper, HelperState, Host, Kept,
+    LentEnds, LocalAddress, MadeSocket, Meetings, Metric, MetricKind, Moved, NameServer, NameServerState,
+    NetworkCandidate, NetworkChoice, Offer, OfferedAddress, OfferedPrefix, Open, OpenSocket, PassedOn, Path, Peer,
+    PeerFlows, PeerName, Pinged, Places, PreferSection, Process, Purpose, Received, Rendezvous, RendezvousBy,
+    RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status, Suspended,
+    Transport, Trust, Tunnel, Uuid, WantedAnchor, WhyNetwork, WrittenPreference, reply_from_line, reply_to_line,
+    request_from_line, request_to_line, socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";

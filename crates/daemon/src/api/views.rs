@@ -8,8 +8,8 @@ use whimbrel_datapath::SocketsApart;
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::process;
 use whimbrel_protocol::{
-    Carrier, Doubt, FlowState, FlowView, Greeting, LocalEnd, PeerId, PeerView, RendezvousBy, RendezvousStanding, RendezvousView,
-    STAND_IN_PORTS, Standing, Time, Trust,
+    Carrier, Doubt, FlowState, FlowView, Greeting, LocalEnd, PeerId, PeerView, RendezvousBy, RendezvousStanding,
+    RendezvousView, STAND_IN_PORTS, Standing, Time, Trust,
 };
 use whimbrel_wire::hello::Capabilities;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -429,10 +429,9 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: 
         }),
         present: peer.filter(|_| carried).and_then(|peer| present(view, peer)).map(flow),
         peer_flow: entry.map(|entry| flow(entry.peer_tuple)),
-        greeting: view.greeting.map(|Greeting { near_translated, far_translated }| ipc::Greeting {
-            near_translated,
-            far_translated,
-        }),
+        greeting: view
+            .greeting
+            .map(|Greeting { near_translated, far_translated }| ipc::Greeting { near_translated, far_translated }),
         by_tcp: peer.is_some_and(|peer| carried && peer.by_tcp && own_carrier(peer) == Carrier::Tunnel),
         passed_on: entry.is_some_and(|entry| entry.end == LocalEnd::Behind),
         unconnected: view.unconnected,
@@ -536,7 +535,16 @@ mod tests {
             begun: false,
         });
         let peer = entry.map(|entry| entry.peer);
-        FlowView { tuple: own, state, peer, entry, opened: Time::default(), accepted, unconnected: false, greeting: None }
+        FlowView {
+            tuple: own,
+            state,
+            peer,
+            entry,
+            opened: Time::default(),
+            accepted,
+            unconnected: false,
+            greeting: None,
+        }
     }
 
     #[test]

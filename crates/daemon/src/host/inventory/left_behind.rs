@@ -152,7 +152,16 @@ mod tests {
             local: ([192, 0, 2, 1], port).into(),
             remote: ([203, 0, 113, 5], 22).into(),
         };
-        FlowView { tuple, state, peer: None, entry: None, opened: Time::default(), accepted: false, unconnected: false, greeting: None }
+        FlowView {
+            tuple,
+            state,
+            peer: None,
+            entry: None,
+            opened: Time::default(),
+            accepted: false,
+            unconnected: false,
+            greeting: None,
+        }
     }
 
     #[test]
