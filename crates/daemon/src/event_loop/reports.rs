@@ -107,11 +107,8 @@ impl EventLoop {
             DatapathEvent::StillThere(flow) => node.handle_still_there(now, flow),
             DatapathEvent::DatagramSent { flow, connected, user, cookie } => sent.push((flow, connected, user, cookie)),
         });
-        // Of a connection that was accepted this is told before it is open. Of one whose opening is not read yet the hint
-        // is lost.
-        for (flow, greeting) in greeted {
-            node.handle_greeting(now, flow, greeting);
-        }
+        // Of what is accepted this is told before it is open. Where its opening is not read yet the hint is lost.
+        greeted.into_iter().for_each(|(flow, greeting)| node.handle_greeting(now, flow, greeting));
         for flow in closed.into_iter().filter(|flow| host.is_closed(flow)) {
             flows.push((flow, false));
             node.handle_flow_closed(now, flow);
@@ -120,16 +117,21 @@ impl EventLoop {
         let Self { desk: Desk { host, .. }, effects, .. } = self;
         effects.helpers.handle_words(host, now, &acknowledged);
         effects.helpers.handle_flows(host, now, &flows);
-        // Whatever became of them, in that order.
-        for (flow, opened) in leased {
-            match opened {
-                Some(accepted) => effects.tenant.on_young(now, flow, accepted),
-                None => effects.tenant.forget_young(&flow),
-            }
-        }
+        self.follow_leased(now, leased);
         match drained {
             Ok(more) => self.unread = more,
             Err(error) => tracing::error!(%error, "cannot read what the data plane reports"),
+        }
+    }
+
+    /// Connections with addresses that are on lease have opened, or closed (`None`), in that order.
+    fn follow_leased(&mut self, now: Time, leased: Vec<(FlowTuple, Option<bool>)>) {
+        let tenant = &mut self.effects.tenant;
+        for (flow, opened) in leased {
+            match opened {
+                Some(accepted) => tenant.on_young(now, flow, accepted),
+                None => tenant.forget_young(&flow),
+            }
         }
     }
 
