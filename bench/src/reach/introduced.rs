@@ -69,7 +69,7 @@ enum Contact {
 
 /// What a packet filter takes that lets in TCP alone, and what answers.
 const TCP_ALONE: &str = "table inet alone {\nchain input {\ntype filter hook input priority filter;\n\
-                         udp dport 2031 ct state new drop\n}\n}\n";
+                         iifname != lo udp dport 2031 ct state new drop\n}\n}\n";
 
 impl Contact {
     fn suffix(self) -> &'static str {

@@ -19,7 +19,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[scenario(
 const OPTION: &str = "[ask]\nhandshake_option = true\n";
 /// The server's firewall: what opens a connection of TCP comes in, and what answers.
 const TCP_ALONE: &str = "table inet alone {\nchain input {\ntype filter hook input priority filter;\n\
-                         udp dport 2031 ct state new drop\n}\n}\n";
+                         iifname != lo udp dport 2031 ct state new drop\n}\n}\n";
 /// What a router does with the option in handshakes. (Introductions have one of that kind as well; what takes it out
 /// does so everywhere.)
 const COUNTED: &str = "table inet option {\nchain forward {\ntype filter hook forward priority filter - 10;\n\
