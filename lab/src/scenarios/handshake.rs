@@ -12,7 +12,8 @@ use crate::{FlowPair, Gateway, Lab, MonoTime, PairOptions, Result, Side, Whimbre
 pub(super) const SCENARIOS: &[Scenario] = &[scenario(
     "handshake-option",
     "hosts say in the handshake of TCP that they run Whimbrel: a server whose firewall lets in TCP alone is met, and so \
-     is one that was silent; a NAT is seen, and what takes the option out or drops it keeps no connection from being made",
+     is one that was silent; a NAT is seen, and what takes the option out or drops it keeps no connection from being \
+     made",
     handshake_option,
 )];
 
