@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn what_a_path_holds_is_what_is_under_way_and_what_waits() {
         assert_eq!(LTE.holds(), 165 + 250);
-        assert_eq!(SATELLITE.holds(), 4954 + 2500);
+        assert_eq!(SATELLITE.holds(), 4953 + 2500);
     }
 
     #[test]
