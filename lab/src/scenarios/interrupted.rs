@@ -122,6 +122,13 @@ fn faults(lab: &mut Lab, far_runs: bool) -> Result<()> {
         stage.owner = to;
         stage.wait_ready()?;
     }
+    if let Some(daemon) = stage.three.far_daemon.as_mut() {
+        // Both ends take it for native again: what is under way on old paths is restored for a while, but by no daemon
+        // that has begun after that.
+        die(daemon)?;
+        stage.far.heard()?;
+        stage.wait_ready()?;
+    }
     println!("    a move takes {:.0} ms", typical.as_secs_f64() * 1e3);
     let mut hit: BTreeMap<(Blow, String), [usize; 3]> = BTreeMap::new();
     for number in 0..ROUNDS * Blow::ALL.len() {

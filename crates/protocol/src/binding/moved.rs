@@ -95,10 +95,11 @@ impl BindingLayer {
         if peer.flow.named(flow.value()).is_some_and(|known| known != tuple) {
             return Some(Err(format!("another flow is called {flow}")));
         }
-        let native = peer.native_places(tuple.local.ip(), tuple.remote.ip());
+        // Where the holder finds the flow native, and sends it so, this host does too, once it is told that it is where
+        // the holder has seen it: an update of a session that was made anew meanwhile may not be answered yet.
         let agreed = terms.home.map(|(holder, acceptor)| Places { local: acceptor, peer: holder });
-        let astray = Places { local: peer.flow.places().local, peer: ASTRAY };
-        let home = native.filter(|_| native == agreed).unwrap_or(astray);
+        let home = agreed.filter(|home| peer.may_be_native(home.local, tuple.local.ip(), tuple.remote.ip()));
+        let home = home.unwrap_or(Places { local: peer.flow.places().local, peer: ASTRAY });
         let ports = (wire_port, terms.wire_port);
         let entry = FlowEntry {
             end: if own { LocalEnd::Here } else { LocalEnd::Endpoint },

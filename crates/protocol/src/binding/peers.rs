@@ -480,6 +480,14 @@ where
         let settled = self.binding.update.is_none() && self.path.candidate().is_none();
         (there && settled && places.local != NOWHERE && places.peer != NOWHERE).then_some(places)
     }
+
+    /// Whether a flow between these addresses is native whenever this host is at its place of that number and the peer
+    /// at the one in force: each address is that of its end there.
+    pub(crate) fn may_be_native(&self, number: u32, local: IpAddr, remote: IpAddr) -> bool {
+        let in_force = number == self.flow.places().local && self.path.source() == Some(local);
+        let here = in_force || self.binding.own_places.get(&number) == Some(&local);
+        here && self.path.remote().ip() == remote && !self.translated()
+    }
 }
 
 impl<S, P, F, B> Bound<S, P, F, B>

@@ -164,16 +164,19 @@ impl World {
         !of.closed && copies == [of.led] && of.copies[&of.led].awake && of.copies[&of.led].in_program
     }
 
-    /// Whether holder and owner of a connection have it under the same ports in rewritten packets.
+    /// Whether holder and owner of a connection have it under the same ports in rewritten packets, and either both take
+    /// it for native or neither does.
     #[must_use]
     pub fn is_agreed(&self, id: ConnectionId) -> bool {
         let of = &self.connections[id.0];
-        let ports = |host: HostId| {
-            let entry = self.hosts[host.0].plane.flows.values().find(|entry| entry.name == of.name);
-            entry.map(|entry| (entry.wire_local_port, entry.wire_remote_port))
+        let terms = |host: HostId| {
+            let plane = &self.hosts[host.0].plane;
+            let entry = plane.flows.values().find(|entry| entry.name == of.name)?;
+            let native = plane.bindings.get(&entry.binding()).is_some_and(|(now, _)| now.places == entry.home);
+            Some((entry.wire_local_port, entry.wire_remote_port, native))
         };
-        let mirrored = |(local, remote)| (remote, local);
-        let (owner, holder) = (ports(of.led), ports(of.holder).map(mirrored));
+        let mirrored = |(local, remote, native)| (remote, local, native);
+        let (owner, holder) = (terms(of.led), terms(of.holder).map(mirrored));
         of.led == of.holder || owner.is_none() || holder.is_none() || owner == holder
     }
 

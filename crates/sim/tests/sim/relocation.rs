@@ -119,7 +119,7 @@ impl Scene {
             self.world.run_for(SECOND);
             let after = self.world.heard(self.connection);
             assert!(after.0 > before.0 && after.1 > before.1, "it stands still: {of:?}");
-            assert!(self.world.is_agreed(self.connection), "its ends have it under other ports: {of:?}");
+            assert!(self.world.is_agreed(self.connection), "its ends do not agree on it: {of:?}");
         }
         for host in [DONOR, ACCEPTOR, THIRD, STRANGER] {
             let saved = &self.world.at(host).saved_moves;
