@@ -67,7 +67,7 @@ enum Task {
     /// Boot other kernels and run the core scenario there
     TestKernels {
         /// Series of Debian's cloud kernels, of another processor with its name: 6.1, 6.12, 6.1-arm64; arm64 is the
-        /// newest of these
+        /// newest of these; 6.1-wifi is Debian's usual kernel with simulated radios
         #[arg(value_name = "SYSTEM", default_values = ["6.1", "6.12"])]
         systems: Vec<System>,
         /// Only the tests of the crates that make system calls, no scenario
@@ -135,12 +135,12 @@ fn run(task: Task) -> Result<bool, Failure> {
         Task::Fuzz { seconds } => Ok(fuzz::long(&root, seconds)?.failed == 0),
         Task::TestKernels { systems, tests, test, scenario, command, guest_limit, step_limit } => {
             let part = match (tests, test.is_empty() && scenario.is_empty() && command.is_empty()) {
-                (true, _) => Part::tests(),
-                (false, true) => Part::usual(),
-                (false, false) => Part::only(test, scenario, command),
+                (true, _) => Some(Part::tests()),
+                (false, true) => None,
+                (false, false) => Some(Part::only(test, scenario, command)),
             };
             let [guest, step] = [guest_limit, step_limit].map(Duration::from_secs);
-            kernels::run(&root, &systems, &part, Limits { guest, step })
+            kernels::run(&root, &systems, part.as_ref(), Limits { guest, step })
         }
     }
 }

@@ -281,6 +281,30 @@ mod tests {
         assert_eq!(access_point(&[]), None);
     }
 
+    /// What Linux 6.1 has sent of simulated radios, by names.
+    fn captured(name: &str) -> Vec<u8> {
+        let all = include_str!("../tests/vectors/nl80211");
+        let line = all.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).expect("a message");
+        let byte = |at| u8::from_str_radix(&line[at..at + 2], 16).expect("hexadecimal");
+        (0..line.len()).step_by(2).map(byte).collect()
+    }
+
+    #[test]
+    fn what_a_kernel_has_sent_is_read() {
+        let told = |name: &str| event(&captured(name)).map(|event| (event.interface, event.what));
+        assert_eq!(told("beacons-lost"), Some((4, Happened::Losing)));
+        assert_eq!(told("deauthenticated"), Some((4, Happened::Disconnected)));
+        assert_eq!(told("disconnected"), Some((4, Happened::Disconnected)));
+        for name in ["new-station", "authentication-timed-out"] {
+            assert_eq!(told(name), None, "{name}");
+        }
+        let at = access_point(split(&captured("station")).expect("a header").1);
+        let weak = AccessPoint { address: [2, 0, 0, 0, 1, 0], signal: Some(-77), rate: Some(18) };
+        assert_eq!(at, Some(weak));
+        let kind = |name| attribute(split(&captured(name))?.1, ATTR_IFTYPE).and_then(number);
+        assert_eq!([kind("interface"), kind("p2p-device")], [Some(IFTYPE_STATION), Some(10)]);
+    }
+
     #[test]
     fn a_kernel_without_wifi_is_no_failure() {
         if let Some(mut monitor) = WirelessMonitor::open().unwrap() {

@@ -12,7 +12,7 @@ use crate::failure::{Failure, OnObject};
 
 use super::archive::Archive;
 use super::package::Kernel;
-use super::system::Processor;
+use super::system::{Flavour, Processor};
 
 /// Where Debian has programs and their libraries; the rest of its packages is for people.
 const USED: &[&str] = &["bin", "sbin", "lib", "lib64", "usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "usr/libexec"];
@@ -55,6 +55,13 @@ const MODULES: &[&str] = &[
     "tcp_bbr",
 ];
 
+/// What a guest with radios has besides: three of them, what encrypts their frames, and first of all what clouds'
+/// kernels have built in and the rest asks for without naming it.
+const RADIO_MODULES: &[&str] = &["crc32c_generic", "mac80211_hwsim", "ccm", "ctr"];
+
+/// What a module is told when it is loaded.
+const PARAMETERS: &[(&str, &str)] = &[("mac80211_hwsim.ko", "radios=3")];
+
 /// Where the host's directories lie in the guest, which has the merged /usr of Debian.
 const LINKS: &[(&str, &str)] = &[("bin", "usr/bin"), ("sbin", "usr/sbin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")];
 
@@ -77,6 +84,7 @@ pub(crate) struct Guest<'a> {
     pub(crate) kernel: &'a Kernel,
     /// Whose programs they all are.
     pub(crate) processor: Processor,
+    pub(crate) flavour: Flavour,
     /// Where Debian's packages are unpacked.
     pub(crate) userland: &'a Path,
     /// To `/usr/local/bin`.
@@ -121,12 +129,14 @@ impl Guest<'_> {
         for (_, test) in self.tests {
             tree.add_built(test, "tests", self.processor, self.scratch)?;
         }
-        let modules = self.kernel.modules_in_order(MODULES)?;
+        let radios = if self.flavour == Flavour::Wifi { RADIO_MODULES } else { &[] };
+        let modules = self.kernel.modules_in_order(&[radios, MODULES].concat())?;
         let mut loads = String::new();
         for module in &modules {
             let name = module.file_name().unwrap_or_default().to_string_lossy().trim_end_matches(".xz").to_owned();
             tree.files.insert(format!("modules/{name}"), unpacked(module)?);
-            loads.push_str(&format!("insmod /modules/{name} || echo 'guest: cannot load {name}'\n"));
+            let told = PARAMETERS.iter().find(|(module, _)| *module == name).map_or("", |(_, told)| told);
+            loads.push_str(&format!("insmod /modules/{name} {told} || echo 'guest: cannot load {name}'\n"));
         }
         tree.files.insert("etc/passwd".into(), PASSWD.into());
         tree.files.insert("etc/group".into(), GROUP.into());
@@ -151,6 +161,7 @@ mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /tmp
 mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t debugfs debugfs /sys/kernel/debug
 mount -t tracefs tracefs /sys/kernel/tracing
 mkdir -p /run/netns /run/sshd /run/whimbrel-lab
 {loads}ip link set lo up

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 
 use crate::failure::{Failure, OnObject};
 
-use super::system::Processor;
+use super::system::{Flavour, Processor};
 
 /// What a guest has beside this build: what scenarios run, and CRIU. What these need comes along.
 const USERLAND: &[&str] = &[
@@ -28,6 +28,9 @@ const USERLAND: &[&str] = &[
     "zlib1g",
     "libgcc-s1",
 ];
+
+/// What a guest with radios has besides.
+const RADIO_USERLAND: &[&str] = &["hostapd", "wpasupplicant", "iw"];
 
 /// What this build is linked with on another processor: headers and static libraries, so nothing of them is needed in
 /// the guest.
@@ -69,16 +72,16 @@ impl Apt {
         Ok(Self { directory: directory.to_owned(), processor, config })
     }
 
-    /// The newest cloud kernel of a series (`6.1`), downloaded unless it is there already.
-    pub(crate) fn kernel(&self, series: &str) -> Result<Kernel, Failure> {
+    /// The newest kernel of a series (`6.1`), downloaded unless it is there already.
+    pub(crate) fn kernel(&self, series: &str, flavour: Flavour) -> Result<Kernel, Failure> {
         let listed = || -> Result<String, Failure> {
             let pattern = format!("linux-image-{series}.");
             let names = run(self.command("apt-cache").args(["pkgnames", &pattern]))?;
-            newest(&String::from_utf8_lossy(&names.stdout), series, self.processor).ok_or_else(|| {
+            let end = flavour.end(self.processor);
+            newest(&String::from_utf8_lossy(&names.stdout), series, &end).ok_or_else(|| {
                 Failure::new(format!(
-                    "apt finds no linux-image-{series}.*-cloud-{} in this machine's sources; those of bookworm-security have both \
-                     6.1 and 6.12",
-                    self.processor.debian()
+                    "apt finds no linux-image-{series}.*{end} in this machine's sources; those of bookworm-security have \
+                     both 6.1 and 6.12"
                 ))
             })
         };
@@ -101,10 +104,16 @@ impl Apt {
     }
 
     /// The root of all else that a guest runs.
-    pub(crate) fn userland(&self) -> Result<PathBuf, Failure> {
+    pub(crate) fn userland(&self, flavour: Flavour) -> Result<PathBuf, Failure> {
         let mut order = vec!["--no-install-recommends", "--download-only", "install"];
         order.extend(USERLAND);
-        self.tree("userland", &order)
+        match flavour {
+            Flavour::Cloud => self.tree("userland", &order),
+            Flavour::Wifi => {
+                order.extend(RADIO_USERLAND);
+                self.tree("userland-wifi", &order)
+            }
+        }
     }
 
     /// The root of what this build is linked with.
@@ -189,11 +198,25 @@ fn run(command: &mut Command) -> Result<Output, Failure> {
     Err(Failure::new(format!("{program} {} failed: {said}", arguments.join(" "))))
 }
 
-/// Of apt's package names, the signed cloud kernel with the highest version.
-fn newest(names: &str, series: &str, processor: Processor) -> Option<String> {
-    let end = format!("-cloud-{}", processor.debian());
+impl Flavour {
+    /// What the names of such kernels end with.
+    fn end(self, processor: Processor) -> String {
+        match self {
+            Self::Cloud => format!("-cloud-{}", processor.debian()),
+            Self::Wifi => format!("-{}", processor.debian()),
+        }
+    }
+}
+
+/// Of apt's package names, the signed kernel with the highest version: of those with nothing but that between series
+/// and end.
+fn newest(names: &str, series: &str, end: &str) -> Option<String> {
     let version = |name: &str| -> Option<Vec<u64>> {
-        let version = name.strip_prefix(&format!("linux-image-{series}."))?.strip_suffix(&end)?;
+        let version = name.strip_prefix(&format!("linux-image-{series}."))?.strip_suffix(end)?;
+        // Others have a word more: `cloud`, `rt`.
+        if version.split('-').skip(1).any(|part| part.starts_with(|c: char| c.is_ascii_alphabetic())) {
+            return None;
+        }
         let numbers = version.split(|c: char| !c.is_ascii_digit()).filter(|part| !part.is_empty());
         Some(numbers.map(|number| number.parse().unwrap_or(0)).collect())
     };
@@ -208,11 +231,13 @@ mod tests {
     fn versions_are_numbers() {
         let names = "linux-image-6.1.0-9-cloud-amd64\nlinux-image-6.1.0-56-cloud-amd64\nlinux-image-6.1.0-60-amd64\n\
                      linux-image-6.1.0-99-cloud-amd64-unsigned\nlinux-image-6.12.117+deb12-cloud-amd64\n\
-                     linux-image-6.1.0-55-cloud-arm64\n";
-        let newest = |series| newest(names, series, Processor::X86);
+                     linux-image-6.1.0-55-cloud-arm64\nlinux-image-6.1.0-61-rt-amd64\n";
+        let newest = |series| super::newest(names, series, &Flavour::Cloud.end(Processor::X86));
         assert_eq!(newest("6.1").as_deref(), Some("linux-image-6.1.0-56-cloud-amd64"));
         assert_eq!(newest("6.12").as_deref(), Some("linux-image-6.12.117+deb12-cloud-amd64"));
         assert_eq!(newest("5.10"), None);
-        assert_eq!(super::newest(names, "6.1", Processor::Arm).as_deref(), Some("linux-image-6.1.0-55-cloud-arm64"));
+        let other = |flavour: Flavour, processor| super::newest(names, "6.1", &flavour.end(processor));
+        assert_eq!(other(Flavour::Cloud, Processor::Arm).as_deref(), Some("linux-image-6.1.0-55-cloud-arm64"));
+        assert_eq!(other(Flavour::Wifi, Processor::X86).as_deref(), Some("linux-image-6.1.0-60-amd64"));
     }
 }

@@ -12,7 +12,7 @@ use crate::workspace::{cargo, target};
 
 use super::Part;
 use super::package::Apt;
-use super::system::Processor;
+use super::system::{Flavour, Processor};
 
 /// Crates whose tests (those in `tests/`) run in the guest: they load every program and try the system calls.
 const TESTED_CRATES: &[&str] = &["whimbrel-datapath", "whimbrel-kernel"];
@@ -32,7 +32,12 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    pub(super) fn build(root: &Path, apt: &Apt, processor: Processor, part: &Part) -> Result<Self, Failure> {
+    pub(super) fn build(
+        root: &Path,
+        apt: &Apt,
+        (processor, flavour): (Processor, Flavour),
+        part: &Part,
+    ) -> Result<Self, Failure> {
         processor.ready()?;
         let mut commands = Vec::new();
         let mut tests = Vec::new();
@@ -57,7 +62,7 @@ impl Programs {
             build.args(names.iter().flat_map(|name| ["--test", *name]));
             expect_success(&mut build, |line| tests.extend(test_program(line)))?;
         }
-        Ok(Self { commands, tests, userland: apt.userland()? })
+        Ok(Self { commands, tests, userland: apt.userland(flavour)? })
     }
 }
 

@@ -16,7 +16,20 @@ const USUAL_SERIES: &str = "6.12";
 pub(crate) struct System {
     pub(crate) series: String,
     pub(crate) processor: Processor,
+    pub(crate) flavour: Flavour,
 }
+
+/// Which of a series' kernels is booted, and with what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Flavour {
+    /// Debian's for machines in clouds, the smallest.
+    Cloud,
+    /// Debian's for all machines, which knows Wi-Fi, with simulated radios and what drives them.
+    Wifi,
+}
+
+/// What a guest with radios is called after.
+const WIFI: &str = "wifi";
 
 /// Whose programs a guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,28 +43,30 @@ pub(crate) enum Processor {
 impl FromStr for System {
     type Err = String;
 
-    /// `6.1`, `6.1-arm64` or `arm64`.
+    /// `6.1`, `6.1-arm64`, `arm64` or `6.1-wifi`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let (series, processor) = match text.split_once('-') {
-            _ if text == Processor::Arm.debian() => (USUAL_SERIES, Processor::Arm),
-            None => (text, Processor::X86),
-            Some((series, processor)) if processor == Processor::Arm.debian() => (series, Processor::Arm),
-            Some((series, processor)) if processor == Processor::X86.debian() => (series, Processor::X86),
-            Some((_, other)) => return Err(format!("no guest is made for {other}; there are amd64 and arm64")),
+        let (series, processor, flavour) = match text.split_once('-') {
+            _ if text == Processor::Arm.debian() => (USUAL_SERIES, Processor::Arm, Flavour::Cloud),
+            None => (text, Processor::X86, Flavour::Cloud),
+            Some((series, WIFI)) => (series, Processor::X86, Flavour::Wifi),
+            Some((series, name)) if name == Processor::Arm.debian() => (series, Processor::Arm, Flavour::Cloud),
+            Some((series, name)) if name == Processor::X86.debian() => (series, Processor::X86, Flavour::Cloud),
+            Some((_, other)) => return Err(format!("no guest is made for {other}; there are amd64, arm64 and {WIFI}")),
         };
         let numbers = series.split('.').all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
         if !numbers || !series.contains('.') {
-            return Err(format!("{series} is no series of kernels; one is 6.1, 6.12, 6.1-arm64, or arm64"));
+            return Err(format!("{series} is no series of kernels; one is 6.1, 6.12, 6.1-arm64, 6.1-wifi, or arm64"));
         }
-        Ok(Self { series: series.to_owned(), processor })
+        Ok(Self { series: series.to_owned(), processor, flavour })
     }
 }
 
 impl fmt::Display for System {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.processor {
-            Processor::X86 => f.write_str(&self.series),
-            Processor::Arm => write!(f, "{}-{}", self.series, self.processor.debian()),
+        match (self.processor, self.flavour) {
+            (Processor::X86, Flavour::Cloud) => f.write_str(&self.series),
+            (_, Flavour::Wifi) => write!(f, "{}-{WIFI}", self.series),
+            (Processor::Arm, Flavour::Cloud) => write!(f, "{}-{}", self.series, self.processor.debian()),
         }
     }
 }
@@ -142,15 +157,17 @@ mod tests {
     #[test]
     fn systems_have_names() {
         let system = |text: &str| text.parse::<System>();
-        let made = |series: &str, processor| Ok(System { series: series.to_owned(), processor });
+        let of = |series: &str, processor, flavour| Ok(System { series: series.to_owned(), processor, flavour });
+        let made = |series: &str, processor| of(series, processor, Flavour::Cloud);
         assert_eq!(system("6.1"), made("6.1", Processor::X86));
         assert_eq!(system("6.1-amd64"), made("6.1", Processor::X86));
         assert_eq!(system("6.1-arm64"), made("6.1", Processor::Arm));
         assert_eq!(system("arm64"), made(USUAL_SERIES, Processor::Arm));
-        for text in ["6.1", "6.12-arm64"] {
+        assert_eq!(system("6.1-wifi"), of("6.1", Processor::X86, Flavour::Wifi));
+        for text in ["6.1", "6.12-arm64", "6.1-wifi"] {
             assert_eq!(system(text).unwrap().to_string(), text);
         }
-        for wrong in ["", "6", "6.1-riscv64", "-arm64", "6..1", "amd64", "x.y", "6.1-"] {
+        for wrong in ["", "6", "6.1-riscv64", "-arm64", "6..1", "amd64", "x.y", "6.1-", "wifi"] {
             assert!(system(wrong).is_err(), "{wrong}");
         }
     }

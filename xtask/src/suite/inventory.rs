@@ -64,7 +64,7 @@ struct TestProgram {
 }
 
 /// The rows of `docs/tested.md`, with what each is.
-pub(crate) const PARTS: [(&str, &str); 9] = [
+pub(crate) const PARTS: [(&str, &str); 10] = [
     (CRATES, "all unit tests and tests that need root"),
     (SIMULATOR, "its tests with every fault at every step"),
     (SCENARIOS, "the scenarios of `make test`"),
@@ -73,6 +73,7 @@ pub(crate) const PARTS: [(&str, &str); 9] = [
     (FUZZ, "each target for a minute and more, ten minutes in all"),
     (OLDEST, "that kernel in QEMU: tests of the crates and the core scenarios"),
     (OLDER, "the same"),
+    (WIFI, "Linux 6.1 in QEMU with simulated radios: nl80211 is listened to"),
     (PROCESSORS, "arm64 in QEMU: snapshots of sockets"),
 ];
 const CRATES: &str = "crates";
@@ -83,6 +84,7 @@ const LONG: &str = "long";
 const FUZZ: &str = "fuzz";
 const OLDEST: &str = "Linux 6.1";
 const OLDER: &str = "Linux 6.12";
+const WIFI: &str = "Wi-Fi";
 const PROCESSORS: &str = "processors";
 
 /// All cases, in the order in which they are listed.
@@ -224,7 +226,12 @@ fn guests(root: &Path) -> Vec<Case> {
         arguments: ["test-kernels", system].iter().chain(more).map(|&argument| argument.to_owned()).collect(),
         directory: root.to_owned(),
     };
-    vec![guest("6.1", OLDEST, &[]), guest("6.12", OLDER, &[]), guest("arm64", PROCESSORS, &["--test", "golden"])]
+    vec![
+        guest("6.1", OLDEST, &[]),
+        guest("6.12", OLDER, &[]),
+        guest("6.1-wifi", WIFI, &[]),
+        guest("arm64", PROCESSORS, &["--test", "golden"]),
+    ]
 }
 
 /// The programs of `fuzz/targets`, each for a moment.

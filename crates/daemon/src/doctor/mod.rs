@@ -6,6 +6,7 @@ mod answers;
 mod firewall;
 #[cfg(feature = "dbus")]
 mod services;
+mod wifi;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -74,6 +75,7 @@ pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     };
     findings.extend(privileges());
     findings.extend(kernel());
+    findings.push(wifi::finding());
     findings.push(tun_device());
     findings.push(bpf_file_system());
     findings.push(tool::finding(config.processes));
