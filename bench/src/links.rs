@@ -5,6 +5,7 @@ mod course;
 mod fairness;
 mod moments;
 mod net;
+mod others;
 mod silence;
 
 use crate::Result;
@@ -20,7 +21,9 @@ pub fn run(options: &Options) -> Result<()> {
     warn_if_busy();
     let mut report = Report::new("links");
     let mut failures = Vec::new();
-    for measure in [moments::add_to as fn(&mut Report, &Options) -> Result<()>, fairness::add_to, silence::add_to] {
+    for measure in
+        [moments::add_to as fn(&mut Report, &Options) -> Result<()>, fairness::add_to, silence::add_to, others::add_to]
+    {
         if let Err(error) = measure(&mut report, options) {
             failures.push(error.to_string());
         }

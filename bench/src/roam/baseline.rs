@@ -10,7 +10,6 @@ use rustix::time::Timespec;
 use whimbrel_lab::{Host, MonoTime, Process, wait_until};
 
 use super::moment::{Change, Changes};
-use super::stage::Stage;
 use crate::Result;
 
 /// How long an outage and what follows may take.
@@ -76,12 +75,12 @@ impl WireGuard {
     pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 2));
 
     /// The laptop sends a keepalive every second, the shortest time that wg(8) allows.
-    pub(crate) fn start(program: &Path, stage: &Stage) -> Result<Self> {
+    pub(crate) fn start(program: &Path, [laptop, server]: [&Host; 2], address: IpAddr, lab: &str) -> Result<Self> {
         let mut this = Self { processes: Vec::new() };
-        let keys = [keys(&stage.laptop)?, keys(&stage.server)?];
-        for (me, host) in [&stage.laptop, &stage.server].into_iter().enumerate() {
+        let keys = [keys(laptop)?, keys(server)?];
+        for (me, host) in [laptop, server].into_iter().enumerate() {
             // Its control socket has the device's name and is in no namespace.
-            let device = format!("wg{}{me}", stage.lab.id());
+            let device = format!("wg{lab}{me}");
             let socket = PathBuf::from(format!("/var/run/wireguard/{device}.sock"));
             // Without the variable the older ones print a page about kernels that have WireGuard themselves.
             let command = host.command(program).args(["-f", &device]).env("LOG_LEVEL", "error");
@@ -90,7 +89,7 @@ impl WireGuard {
             wait_until(Duration::from_secs(10), "wireguard-go listens", || socket.exists())?;
             let (other, private) = (&keys[1 - me].1, &keys[me].0);
             let endpoint = match me {
-                0 => format!("Endpoint={}\nPersistentKeepalive=1\n", SocketAddr::new(stage.address, 51820)),
+                0 => format!("Endpoint={}\nPersistentKeepalive=1\n", SocketAddr::new(address, 51820)),
                 _ => String::new(),
             };
             let text = format!(

@@ -228,7 +228,12 @@ fn run_on(stage: &mut Stage, setup: &Setup, case: Case, turn: &mut Turn<'_>) -> 
         Subject::Whimbrel { kick } => daemons = Some(stage.daemons(&format!("kick = {kick}\n"))?),
         Subject::Application => {}
         Subject::WireGuard => {
-            tunnel = Some(WireGuard::start(&setup.wireguard_go, stage)?);
+            tunnel = Some(WireGuard::start(
+                &setup.wireguard_go,
+                [&stage.laptop, &stage.server],
+                stage.address,
+                stage.lab.id(),
+            )?);
             address = WireGuard::SERVER;
         }
     }
