@@ -73,7 +73,14 @@ struct {
 enum heard {
 	HEARD_NOTHING = 0,
 	HEARD_IT = 4,
+	/* The segment is not there any more, as for an answer that is sent again. */
+	HEARD_UNREADABLE = 8,
 };
+
+/* linux/errno.h, linux/tcp_states.h */
+#define ERROR_NO_ENTRY (-2)
+#define STATE_SYN_SENT 2
+#define STATE_CLOSE 7
 
 static __always_inline bool is_ours(struct bpf_sock_ops *context)
 {
@@ -133,10 +140,14 @@ static __always_inline __u32 read_greeting(struct bpf_sock_ops *context, const s
 					   __u64 where)
 {
 	__u32 heard = HEARD_IT;
+	long length;
 
 	struct greeting greeting = { .kind = KIND_EXPERIMENT, .length = 4, .identifier = bpf_htons(IDENTIFIER) };
 
-	if (bpf_load_hdr_opt(context, &greeting, sizeof(greeting), where) != sizeof(greeting) || greeting.form != form)
+	length = bpf_load_hdr_opt(context, &greeting, sizeof(greeting), where);
+	if (length == ERROR_NO_ENTRY)
+		return HEARD_UNREADABLE;
+	if (length != sizeof(greeting) || greeting.form != form)
 		return HEARD_NOTHING;
 	if (greeting.source != digest(&own->remote) || greeting.source_port != own->remote_port)
 		heard |= GREETED_FAR;
@@ -165,10 +176,9 @@ static __always_inline void report(const struct flow_tuple *own, __u32 heard, __
 {
 	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 
-	if (!event) {
-		count(COUNTER_FLOW_EVENT_LOST);
+	/* A hint that is lost costs nothing. */
+	if (!event)
 		return;
-	}
 	__builtin_memset(event, 0, sizeof(*event));
 	event->tuple = *own;
 	event->kind = EVENT_GREETED;
@@ -182,8 +192,11 @@ static __always_inline void begin(struct bpf_sock_ops *context, const struct flo
 {
 	const __u64 *until = bpf_map_lookup_elem(&left_out, &own->remote);
 
-	if (!stays_here(&own->remote) && (!until || *until < bpf_ktime_get_ns()))
-		listen_for_options(context, true);
+	if (stays_here(&own->remote) || (until && *until >= bpf_ktime_get_ns()))
+		return;
+	listen_for_options(context, true);
+	/* It stays set: another program of this cgroup may want it too, and there are few changes. */
+	bpf_sock_ops_cb_flags_set(context, context->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 }
 
 static __always_inline void leave_out(const struct address *remote)
@@ -203,7 +216,10 @@ static __always_inline void make_room(struct bpf_sock_ops *context, const struct
 	} else if (flags & FLAG_ACK) {
 		/* Only to whom has said it. */
 		heard = read_greeting(context, own, FORM_SYN, BPF_LOAD_HDR_OPT_TCP_SYN);
-		if (heard && !bpf_map_update_elem(&greeted, own, &heard, BPF_ANY))
+		if (heard == HEARD_NOTHING)
+			/* Somebody else may have said so of these ends before. */
+			bpf_map_delete_elem(&greeted, own);
+		else if (heard & HEARD_IT && !bpf_map_update_elem(&greeted, own, &heard, BPF_ANY))
 			bpf_reserve_hdr_opt(context, sizeof(struct greeting), 0);
 	} else if (context->total_retrans) {
 		/* There are networks that drop what they do not know. */
@@ -226,6 +242,7 @@ int greet(struct bpf_sock_ops *context)
 	case BPF_SOCK_OPS_WRITE_HDR_OPT_CB:
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+	case BPF_SOCK_OPS_STATE_CB:
 		break;
 	default:
 		return 1;
@@ -254,8 +271,14 @@ int greet(struct bpf_sock_ops *context)
 			break;
 		listen_for_options(context, false);
 		heard = read_greeting(context, &own, FORM_ANSWER, 0);
-		if (heard)
+		if (heard & HEARD_IT)
 			report(&own, heard, ORIGIN_CONNECTED);
+		break;
+	case BPF_SOCK_OPS_STATE_CB:
+		/* It was refused, or given up before the kernel sent again. */
+		if (context->args[0] == STATE_SYN_SENT && context->args[1] == STATE_CLOSE &&
+		    context->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG)
+			leave_out(&own.remote);
 		break;
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 		listen_for_options(context, false);

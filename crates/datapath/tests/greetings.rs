@@ -115,6 +115,28 @@ fn a_network_that_drops_it_costs_a_second_once() {
     assert!(heard(&mut at_near).is_empty() && heard(&mut at_far).is_empty());
 }
 
+/// A program that gives up within the second would never have a connection.
+#[test]
+fn a_network_that_drops_it_costs_one_try_of_who_does_not_wait() {
+    if !is_root() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.far.run(
+        "nft table ip drops { chain in { type filter hook prerouting priority raw; tcp option 253 exists drop; } ; }",
+    );
+    let (_at_near, _at_far) = greeting(&pair);
+    pair.far.enter();
+    let listener = TcpListener::bind("10.0.0.2:0").expect("listen");
+    pair.near.enter();
+    let at = listener.local_addr().expect("address");
+    let tried = || TcpStream::connect_timeout(&at, Duration::from_millis(300));
+    assert!(tried().is_err(), "the first is dropped");
+    let mut near = tried().expect("the second goes without");
+    let mut far = listener.accept().expect("accept").0;
+    exchange(&mut near, &mut far);
+}
+
 #[test]
 fn what_is_taken_out_on_the_way_is_not_missed() {
     if !is_root() {

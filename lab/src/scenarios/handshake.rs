@@ -39,7 +39,9 @@ const SECOND: Duration = Duration::from_millis(900);
 fn begin(before: Option<[Whimbrel; 2]>, world: &World, config: &str) -> Result<[Whimbrel; 2]> {
     before.map_or(Ok(()), end)?;
     let at_server = format!("listen_tcp = \"[::]:{PORT}\"\n{config}");
-    Ok([world.laptop.whimbrel_with(config)?, world.server.whimbrel_with(&at_server)?])
+    // First who is asked: a connection of the step before may last, and who does not answer is left alone for long.
+    let server = world.server.whimbrel_with(&at_server)?;
+    Ok([world.laptop.whimbrel_with(config)?, server])
 }
 
 fn end(daemons: [Whimbrel; 2]) -> Result<()> {

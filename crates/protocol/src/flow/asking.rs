@@ -29,6 +29,10 @@ const EXPECTED: Duration = Duration::from_secs(3);
 /// When a connection that this host has accepted is introduced by it, whose other end is known to run Whimbrel and has
 /// not done so: it begins after a second at the latest (P-15), and takes some round trips.
 const ACCEPTED: Duration = Duration::from_secs(2);
+/// Who asks on account of those who have connected to this host: no user's number, as setuid(2) has it.
+const OTHERS: u32 = u32::MAX;
+/// At how many addresses at a time.
+const OTHERS_MOST: usize = 64;
 /// How soon a datagram flow is introduced again whose socket the peer has not, twice as late each time, and how late at
 /// the most (P-35).
 const REFUSED: Duration = Duration::from_secs(1);
@@ -155,7 +159,11 @@ impl FlowLayer {
         let known = self.flows.get(&flow);
         let greeted = known.is_some_and(|known| known.greeting.is_some());
         // Who accepts does not choose who connects.
-        let user = known.filter(|known| !known.accepted).and_then(|known| known.user);
+        let by_others = greeted && known.is_some_and(|known| known.accepted);
+        let user = if by_others { Some(OTHERS) } else { known.and_then(|known| known.user) };
+        if by_others && self.path.session().contacts().waiting_for(OTHERS) >= OTHERS_MOST {
+            return;
+        }
         match self.path.session().contacts().get(&address) {
             Some(Contact::Known(id)) if self.path.session().peer(&id).is_some() => {
                 if !self.path.session().has_session(id) {

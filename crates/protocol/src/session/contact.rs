@@ -169,6 +169,11 @@ impl Contacts {
         self.waiting.entry(address).or_default().insert(flow, user);
     }
 
+    /// How many addresses are asked, or will be, on a user's account.
+    pub(crate) fn waiting_for(&self, user: u32) -> usize {
+        self.waiting.values().filter(|flows| flows.values().any(|account| *account == Some(user))).count()
+    }
+
     /// Takes the flows that wait for an address to answer.
     pub(crate) fn take_waiting(&mut self, address: IpAddr) -> Vec<FlowTuple> {
         self.waiting.remove(&address).unwrap_or_default().into_keys().collect()
