@@ -55,11 +55,15 @@ pub(super) const CONNECTIONS_HELP: &str = "\
 The state says what a change of network would do to the connection:
   native       known to both ends; survives a move. Its packets are not touched
   moved        carried to another address than the one it was opened with
+  not confirmed
+               the same, but the peer has not answered since: nothing shows that it arrives
   held         nothing is sent: a new path, the peer or `whimbrel resume` is waited for,
                as the lines below the table say
   pending      being introduced to the other end: a few round trips, or some 15 s
                where nothing answers
   unprotected  a move would end it: the lines below the table say why
+  lost at the move
+               it had not been introduced in time, and a move has ended it
 Where a state has several reasons, a number behind it says which line is about it.
 
 `via` is what carries it after a move: `rewrite` replaces addresses in its packets and
