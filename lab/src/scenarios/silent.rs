@@ -47,7 +47,7 @@ const CONTROL_PORT: u16 = 2031;
 const DATAGRAMS: u64 = 400_000;
 /// Time in which nothing may arrive where the network is watched: to find out, to tell the peer, and what is under way
 /// to be sent again. It takes 0.3 to 0.4 s to find out. With other programs on both processors each step of the two
-/// daemons comes later as well: 0.25 to 0.7 s in 24 hand-offs at a load of 12.
+/// daemons comes later as well: 0.25 to 0.7 s in 35 hand-offs at a load of 12.
 const WATCHED: Duration = Duration::from_millis(1000);
 /// The same where nothing is asked until what is usually answered is overdue, and the other network's path is made
 /// then. The sender's timer would have to run out twice (RFC 6298: 200 and 400 ms at the least in Linux, and the round
