@@ -13,17 +13,8 @@
 #include <bpf/bpf_helpers.h>
 
 #include "lib/address.h"
+#include "lib/field.h"
 #include "maps.h"
-
-/* A member of the context, read at a fixed offset as the verifier wants it (names.bpf.c). */
-#define FIELD(base, member)                                                                                            \
-	({                                                                                                             \
-		__u32 value;                                                                                           \
-		asm volatile("%0 = *(u32 *)(%1 + %2)"                                                                  \
-			     : "=r"(value)                                                                             \
-			     : "r"(base), "i"(__builtin_offsetof(typeof(*(base)), member)));                           \
-		value;                                                                                                 \
-	})
 
 #define FAMILY_INET 2
 #define FLAG_SYN 0x02

@@ -14,25 +14,13 @@
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
+#include "lib/field.h"
 #include "maps.h"
 
 #define FAMILY_INET 2
 #define ALLOWED 1
 /* Ports below are those of services, which anybody may ask for. */
 #define FIRST_UNPRIVILEGED 1024
-
-/*
- * A member of the context or of a socket. The verifier wants each read by an instruction of its own, at a fixed offset;
- * the compiler would reckon an address where two branches read different ones.
- */
-#define FIELD(base, member)                                                                                            \
-	({                                                                                                             \
-		__u32 value;                                                                                           \
-		asm volatile("%0 = *(u32 *)(%1 + %2)"                                                                  \
-			     : "=r"(value)                                                                             \
-			     : "r"(base), "i"(__builtin_offsetof(typeof(*(base)), member)));                           \
-		value;                                                                                                 \
-	})
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
