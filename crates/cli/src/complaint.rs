@@ -123,6 +123,12 @@ impl Complaint {
             Self::OwnAnchor(option) => Failure::new(format!("{option} is for an anchor that is another host")).on("self").hint(
                 "`--anchor self` runs the program as it is, with this host's own addresses and ports.",
             ),
+            Self::NoConnection(name) if name.starts_with("pid:") => {
+                Failure::new("this process has no connection here, or does not run").on(name).code(Code::Unknown).hint(
+                    "`whimbrel connections` shows those that there are; sockets in namespaces of their own are not \
+                     among them.",
+                )
+            }
             Self::NoConnection(name) => Failure::new("no connection is named by this").on(name).code(Code::Unknown).hint(
                 "An address of either end does, with or without its port (192.0.2.1:22, [2001:db8::1]:22), or \
                  pid:NUMBER; `whimbrel connections` shows them.",

@@ -9,7 +9,12 @@ use whimbrel_protocol::Time;
 /// Now, by the clock that counts while the machine sleeps (CLOCK_BOOTTIME): a laptop that was asleep must know it.
 #[must_use]
 pub(crate) fn now() -> Time {
-    Time::from_micros(u64::try_from(boottime().as_micros()).unwrap_or(u64::MAX))
+    of(boottime())
+}
+
+/// A moment of that clock.
+pub(crate) fn of(since_boot: Duration) -> Time {
+    Time::from_micros(u64::try_from(since_boot.as_micros()).unwrap_or(u64::MAX))
 }
 
 /// What the wall clock, in milliseconds since 1970, would have shown when [`now`]'s clock started. It gives handshakes

@@ -44,6 +44,9 @@ pub struct NetworkChoice {
     pub peer: PeerName,
     /// The interface in use.
     pub in_use: String,
+    /// The peer does not answer by it, so that nothing shows that what is sent there arrives.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unanswered: bool,
     /// The one that the routes lead to.
     pub routes: String,
     /// The line of the section that means the peer, if one does.

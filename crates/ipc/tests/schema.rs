@@ -217,6 +217,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                 peers: vec![NetworkChoice {
                     peer: peer_name(),
                     in_use: "wlan0".into(),
+                    unanswered: true,
                     routes: "wlan0".into(),
                     line: Some(12),
                     selected: Some("eth0".into()),

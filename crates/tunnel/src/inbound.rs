@@ -8,6 +8,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, PoisonError};
 
 use rustix::event::PollFlags;
+use whimbrel_kernel::clock;
 use whimbrel_kernel::tun::Tun;
 use whimbrel_kernel::udp::{ReceiveBatch, UdpSocket};
 use whimbrel_transform::datagram::{HEADER_LEN, Protection, Train, TunnelHeader, chain_of, is_tunnel};
@@ -55,6 +56,8 @@ struct Checks {
     fragments: FragmentMemory<PeerId>,
     last_session: Option<(u64, u32, Accepted)>,
     last_flow: Option<(u64, FlowTuple, PeerId)>,
+    /// When what is taken now came, in microseconds.
+    now: u64,
 }
 
 /// A datagram that was checked.
@@ -105,6 +108,7 @@ impl Inbound {
     fn deliver(&mut self, batch: &mut ReceiveBatch) {
         let (buffer, messages) = batch.parts();
         self.delivery.coalescer.clear();
+        self.delivery.checks.now = u64::try_from(clock::boottime().as_micros()).unwrap_or(u64::MAX);
         let mut for_control = false;
         for message in messages {
             let end = message.start + message.len;
@@ -183,6 +187,7 @@ impl Delivery {
                 fragments: FragmentMemory::default(),
                 last_session: None,
                 last_flow: None,
+                now: 0,
             },
             coalescer: Coalescer::new(tun.has_udp_segmentation()),
         }
@@ -278,6 +283,7 @@ impl Checks {
         if header.chain != 0 {
             self.find_chain(&header)?;
         }
+        let now = self.now;
         let accepted = self.session(header.receiver).ok_or(Counter::UnknownIndex)?;
         let (associated, body) = datagram.split_at_mut(HEADER_LEN);
         let train = match header.protection {
@@ -300,6 +306,7 @@ impl Checks {
                 len
             }
         };
+        accepted.session.hear(now);
         Ok(Opened { peer: accepted.session.peer, chain: header.chain, train })
     }
 

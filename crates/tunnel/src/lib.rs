@@ -13,6 +13,7 @@ mod outbound;
 mod table;
 pub mod tcp;
 
+use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
@@ -20,7 +21,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::Timespec;
@@ -223,6 +224,13 @@ impl Tunnel {
     /// Keys that were removed must never be added again: their counter would start anew.
     pub fn add_keys(&self, peer: PeerId, receive_index: u32, algorithm: Algorithm, keys: &TunnelKeys) {
         self.table.add_keys(peer, receive_index, algorithm, keys);
+    }
+
+    /// When something came last that a peer has sealed, or that knows the token of its session, of each peer that
+    /// anything has come of: by CLOCK_BOOTTIME.
+    #[must_use]
+    pub fn heard(&self) -> HashMap<PeerId, Duration> {
+        self.table.heard()
     }
 
     /// Neither receives nor sends with this session any longer.

@@ -131,6 +131,8 @@ pub(crate) struct Session {
     pub(crate) opening: Box<dyn Aead>,
     pub(crate) replay: Mutex<ReplayWindow>,
     counter: AtomicU64,
+    /// When something of it came last, in microseconds of the clock that counts while the machine sleeps; 0: never.
+    heard: AtomicU64,
 }
 
 impl Session {
@@ -143,7 +145,13 @@ impl Session {
             opening: algorithm.key(&keys.receive),
             replay: Mutex::default(),
             counter: AtomicU64::new(0),
+            heard: AtomicU64::new(0),
         }
+    }
+
+    /// Something of it has come at this moment, in microseconds.
+    pub(crate) fn hear(&self, at: u64) {
+        self.heard.store(at, Ordering::Relaxed);
     }
 
     /// The first of `count` counters that nobody else gets, unless the key is used up.
@@ -522,6 +530,18 @@ impl Table {
             // What is sent under a key ends with it: nobody would count on in its place.
             contents.ways.retain(|_, way| !Arc::ptr_eq(&way.session, &removed.session));
         }
+    }
+
+    /// When something of each peer came last.
+    pub(crate) fn heard(&self) -> HashMap<PeerId, Duration> {
+        let mut heard = HashMap::new();
+        for accepted in self.read().sessions.values() {
+            let at = Duration::from_micros(accepted.session.heard.load(Ordering::Relaxed));
+            let last: &mut Duration = heard.entry(accepted.session.peer).or_default();
+            *last = at.max(*last);
+        }
+        heard.retain(|_, at| !at.is_zero());
+        heard
     }
 
     /// Gives the datagrams that have waited for this path to be confirmed, not for too long, to be sent now.

@@ -53,7 +53,11 @@ fn sentences(choice: &NetworkChoice, trial: bool) -> Vec<(usize, String)> {
     let NetworkChoice { in_use, routes, selected, .. } = choice;
     let id = choice.peer.id;
     let peer = choice.peer.name.as_ref().map_or_else(|| format!("Peer #{id}"), |name| format!("{name} (#{id})"));
-    let mut all = vec![(0, format!("{peer} is reached by {in_use}."))];
+    let reached = match choice.unanswered {
+        false => format!("{peer} is reached by {in_use}."),
+        true => format!("{peer} is not confirmed: what is sent to it goes by {in_use}, and it does not answer there."),
+    };
+    let mut all = vec![(0, reached)];
     let line = choice.line.map_or_else(String::new, |line| format!("Line {line} "));
     let chosen = selected.as_deref().unwrap_or(in_use);
     let why = match choice.why {
@@ -111,6 +115,7 @@ fn of_network(network: &NetworkCandidate, chosen: &str, wanted: bool) -> String 
     let signal = network.signal_dbm.map_or_else(String::new, |signal| format!(", {signal} dBm"));
     let rate = network.rate_mbit.map_or_else(String::new, |rate| format!(", {rate} Mbit/s"));
     let would = match network.against {
+        None if network.tried && !network.answers => "It is left once the peer answers by another network.".to_owned(),
         None => format!(
             "It would be left if the peer did not answer by it{}.",
             if wanted { ", or it did not fit" } else { "" }
@@ -166,6 +171,7 @@ mod tests {
         NetworkChoice {
             peer: PeerName { id: 3, key: "key".into(), name: Some("desk".into()) },
             in_use: "wlan0".into(),
+            unanswered: false,
             routes: "wlan0".into(),
             line: Some(12),
             selected: Some("eth0".into()),
@@ -193,6 +199,20 @@ mod tests {
             "  It goes to eth0 in ",
             "    eth0: answers in 20 ms. It would be left if the peer did not answer by it, or it did not fit.\n",
             "    wlan0: answers in 20 ms. Dearer: it would be taken if eth0 did not fit.\n",
+        ] {
+            assert!(said.contains(part), "{part:?} in\n{said}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_answer_is_not_said_to() {
+        let silent = NetworkCandidate { answers: false, ..network("wlan0", None) };
+        let selected = Some("wlan0".to_owned());
+        let choice = NetworkChoice { unanswered: true, selected, waits_ms: None, networks: vec![silent], ..choice() };
+        let said = said(false, Vec::new(), vec![choice]);
+        for part in [
+            "desk (#3) is not confirmed: what is sent to it goes by wlan0, and it does not answer there.\n",
+            "    wlan0: does not answer. It is left once the peer answers by another network.\n",
         ] {
             assert!(said.contains(part), "{part:?} in\n{said}");
         }

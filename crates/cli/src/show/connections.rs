@@ -50,10 +50,13 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
     let of = |state| shown.iter().filter(|connection| connection.state == state).count();
     let survive = of(ConnectionState::Native) + of(ConnectionState::Moved) + of(ConnectionState::Held);
     let verb = if survive == 1 { "survives" } else { "survive" };
-    out.push_str(&format!("{}, of which {survive} {verb} a move.\n", count(shown.len(), "connection")));
-    if of(ConnectionState::NotConfirmed) > 0 {
-        out.push_str("What is not confirmed goes on once the peer answers (`whimbrel paths`, `whimbrel events`).\n");
-    }
+    let doubtful = match of(ConnectionState::NotConfirmed) {
+        0 => String::new(),
+        1 => "; 1 is not confirmed, and goes on once its peer answers".to_owned(),
+        more => format!("; {more} are not confirmed, and go on once their peers answer"),
+    };
+    let sum = format!("{}, of which {survive} {verb} a move{doubtful}.", count(shown.len(), "connection"));
+    out.push_str(&(wrap(&sum, width(), 0) + "\n"));
     out.push_str(slower(shown.iter().any(|connection| connection.by_tcp)));
     out.push_str(&servers);
     out
@@ -290,8 +293,7 @@ PROTO  LOCAL             REMOTE           STATE          VIA
 tcp    192.0.2.10:51514  203.0.113.5:443  not confirmed  tunnel
 tcp    192.0.2.10:51515  203.0.113.6:443  native
 not confirmed: the peer has not answered since this host moved, last heard 28 s ago (1 connection)
-2 connections, of which 1 survives a move.
-What is not confirmed goes on once the peer answers (`whimbrel paths`, `whimbrel events`).
+2 connections, of which 1 survives a move; 1 is not confirmed, and goes on once its peer answers.
 "
         );
     }

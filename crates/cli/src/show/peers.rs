@@ -112,21 +112,21 @@ pub(crate) fn paths(paths: &[Path]) -> String {
     let rows: Vec<_> = paths
         .iter()
         .map(|path| {
-            let heard = path.heard_ms.map(|ago| duration(Duration::from_millis(ago)));
-            let state = match (path.active, path.confirmed, heard) {
+            let state = match (path.active, path.confirmed) {
                 // Where the peer was last, which nothing leads to now.
-                (true, ..) if path.local.is_none() => "no way".to_owned(),
-                (true, true, _) => "in use".to_owned(),
-                (true, false, None) => "in use, unconfirmed".to_owned(),
-                (true, false, Some(ago)) => format!("not confirmed, heard {ago} ago"),
-                (false, true, _) => "confirmed".to_owned(),
-                (false, false, _) => "possible".to_owned(),
+                (true, _) if path.local.is_none() => "no way",
+                (true, true) => "in use",
+                (true, false) => "not confirmed",
+                (false, true) => "confirmed",
+                (false, false) => "possible",
             };
+            let heard = path.heard_ms.map(|ago| format!("{} ago", duration(Duration::from_millis(ago))));
             [
                 path.peer.name.clone().unwrap_or_else(|| format!("#{}", path.peer.id)),
                 path.local.map(|local| local.to_string()).unwrap_or_default(),
                 path.remote.to_string(),
-                state,
+                state.to_owned(),
+                heard.unwrap_or_default(),
                 path.carrier.map(|carrier| format!("{carrier}{}", by_tcp(path.by_tcp))).unwrap_or_default(),
                 path.translated.map(|nat| if nat { "yes" } else { "no" }.to_owned()).unwrap_or_default(),
                 milliseconds(path.round_trip_ms),
@@ -140,6 +140,7 @@ pub(crate) fn paths(paths: &[Path]) -> String {
             elastic("LOCAL"),
             elastic("REMOTE"),
             text("STATE"),
+            text("HEARD"),
             text("VIA"),
             text("NAT"),
             number("RTT ms"),
@@ -269,10 +270,10 @@ PEER  KEY         ADDRESS           TRUST  SESSION    RTT ms  CONNS  MOVED  VIA
         };
         let text = paths(std::slice::from_ref(&path));
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
-        assert!(text.contains("in use, unconfirmed"));
+        assert!(text.contains("  not confirmed  ") && !text.contains("in use"), "{text}");
         let silent = Path { heard_ms: Some(28_040), ..path.clone() };
         let text = paths(&[Path { remote: "203.0.113.5:2031".parse().unwrap(), ..silent }]);
-        assert!(text.contains("not confirmed, heard 28 s ago"), "{text}");
+        assert!(text.contains("not confirmed  28 s ago"), "{text}");
         let text = paths(&[Path { local: None, ..path }]);
         assert!(text.contains("no way") && !text.contains("in use"), "{text}");
     }

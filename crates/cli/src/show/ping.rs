@@ -40,7 +40,7 @@ pub(crate) fn pongs(all: &[Pinged]) -> String {
     };
     lines.extend(nat.map(|nat| ("NAT", nat.to_owned())));
     lines.push(match &last.reason {
-        None => ("UDP", format!("port {port} passes out and in")),
+        None => ("UDP", format!("port {port} passes out, and the answers in")),
         Some(reason) => {
             let heard = last.heard_ms.map(|ago| format!(", last heard {} ago", duration(Duration::from_millis(ago))));
             ("UDP", format!("no answer{}: {reason}", heard.unwrap_or_default()))
@@ -95,7 +95,7 @@ mod tests {
 session  up for 1 min 1 s
 path     from 192.168.1.2 to 203.0.113.5:2031, where this host is seen as 198.51.100.1:2031
 NAT      this host is behind one, the other is not
-UDP      port 2031 passes out and in
+UDP      port 2031 passes out, and the answers in
 answers  1 of 2; least, mean and most 40, 40, 40 ms
 "
         );

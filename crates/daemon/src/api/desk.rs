@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{EventRecord, EventsQuery, Metric, Reply};
-use whimbrel_protocol::{Event, Node, Time};
+use whimbrel_protocol::{Event, Node, PeerId, PeerView, Time};
 
 use super::Answer;
 use super::kept::KeptSockets;
@@ -78,6 +78,18 @@ impl Desk {
     /// The same, for who names hosts.
     pub(super) fn configured(&self) -> &HashMap<PublicKey, String> {
         &self.configured
+    }
+
+    /// All peers, by number, with when each was last heard by the tunnel or otherwise.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = PeerView> {
+        let heard = self.host.tunnel.heard();
+        let by_tunnel = move |id: &PeerId| heard.get(id).map_or(Time::default(), |at| clock::of(*at));
+        self.node.peers().map(move |view| PeerView { last_heard: view.last_heard.max(by_tunnel(&view.id)), ..view })
+    }
+
+    /// One of them.
+    pub(crate) fn peer(&self, id: PeerId) -> Option<PeerView> {
+        self.peers().find(|view| view.id == id)
     }
 
     /// Keeps an event, logs it, and tells it to those who follow.

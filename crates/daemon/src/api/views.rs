@@ -175,7 +175,7 @@ pub(crate) fn paths(
         active: view.candidate.is_none(),
         confirmed: !doubtful,
         by_tcp: view.by_tcp,
-        heard_ms: doubtful.then(|| millis(now.since(view.last_heard))),
+        heard_ms: Some(millis(now.since(view.last_heard))),
         carrier: (view.moved > 0 && view.candidate.is_none()).then(|| carrier(view.carrier)),
         translated: view.observed.filter(|_| !doubtful).map(|_| view.translated),
         round_trip_ms: view.round_trip.filter(|_| !doubtful).map(fraction),
@@ -269,7 +269,7 @@ impl ConnectionsQuestion {
                 let asks = flow.state == FlowState::Unknown && standing == Standing::Known;
                 if self.left.is_lost(self.now, flow, asks || flow.state == FlowState::Introducing) {
                     connection.state = ipc::ConnectionState::Lost;
-                    connection.reason = Some(left_behind::why(&flow.state));
+                    connection.reason = Some(left_behind::why(flow, standing));
                 } else if flow.state == FlowState::Unknown {
                     (connection.state, connection.reason) = self.unknown(flow, standing);
                 }
@@ -383,6 +383,7 @@ fn unconfirmed_since(peer: &PeerView, now: Time) -> String {
         None => "there is no session with the peer any more",
         Some((Doubt::Moved, _)) => "the peer has not answered since this host moved",
         Some((Doubt::PeerMoved, _)) => "the peer has moved and does not answer from there",
+        Some((Doubt::Silent, since)) if peer.last_heard > since => "the peer is heard, and does not answer",
         Some((Doubt::Silent, _)) => "the peer does not answer",
     };
     format!("{what}, last heard {} ago", ipc::duration(now.since(peer.last_heard)))

@@ -1,13 +1,51 @@
 //! Which other hosts answer the running daemon, as far as it knows them.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
-use whimbrel_ipc::{Away, Connection, Finding, Peer, Rendezvous, RendezvousState, duration};
+use whimbrel_ipc::{Away, Client, Connection, Finding, Peer, Rendezvous, RendezvousState, duration};
 
 /// A hand-off takes a moment, in which nothing is answered.
 const MOMENT: Duration = Duration::from_secs(1);
+
+/// Peers that are asked at the most, those that most depends on first.
+const ASKED_MOST: usize = 64;
+/// So many at once.
+const AT_ONCE: usize = 8;
+
+/// Asks peers whether they answer now: which number does, of those that were asked.
+pub(super) fn ask(run_dir: &Path, peers: &[Peer]) -> HashMap<u32, bool> {
+    let mut asked: Vec<&Peer> = peers.iter().filter(|peer| is_asked(peer)).collect();
+    asked.sort_by_key(|peer| Reverse(peer.flows.introduced));
+    asked.truncate(ASKED_MOST);
+    let (next, answers) = (Mutex::new(asked.into_iter()), Mutex::new(HashMap::new()));
+    let work = || {
+        let Ok(mut client) = Client::connect(run_dir) else { return };
+        loop {
+            let peer = lock(&next).next();
+            let Some(peer) = peer else { return };
+            if let Ok(pinged) = client.ping(format!("#{}", peer.id)) {
+                lock(&answers).insert(peer.id, pinged.answered);
+            }
+        }
+    };
+    thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(work))));
+    answers.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether an answer is to be expected.
+fn is_asked(peer: &Peer) -> bool {
+    peer.session.is_some() && peer.away != Some(Away::Announced)
+}
 
 /// A peer, for people.
 pub(super) fn called(peer: &Peer) -> String {
@@ -17,25 +55,29 @@ pub(super) fn called(peer: &Peer) -> String {
     }
 }
 
-/// Whether the peers answer with whom there is a session.
-pub(super) fn of_peers(peers: &[Peer]) -> Vec<Finding> {
+/// Whether the peers answer with whom there is a session. `answers`: what those said that were asked just now.
+pub(super) fn of_peers(peers: &[Peer], answers: &HashMap<u32, bool>) -> Vec<Finding> {
     let check = "peers";
-    let with_session: Vec<&Peer> = peers.iter().filter(|peer| peer.session.is_some()).collect();
-    let is_missed = |peer: &&&Peer| {
-        let unanswered = peer.unanswered_ms.map(Duration::from_millis);
-        peer.away == Some(Away::Silent) || unanswered.is_some_and(|since| since >= MOMENT)
+    let with_session: Vec<&Peer> = peers.iter().filter(|peer| is_asked(peer)).collect();
+    let is_missed = |peer: &&&Peer| match answers.get(&peer.id) {
+        Some(answers) => !answers,
+        None => {
+            let unanswered = peer.unanswered_ms.map(Duration::from_millis);
+            peer.away == Some(Away::Silent) || unanswered.is_some_and(|since| since >= MOMENT)
+        }
     };
     let silent: Vec<&&Peer> = with_session.iter().filter(is_missed).collect();
-    let asked = with_session.iter().filter(|peer| peer.away != Some(Away::Announced)).count();
-    if asked == 0 {
+    let all = with_session.len();
+    if all == 0 {
         return Vec::new();
     }
     if silent.is_empty() {
-        return vec![Finding::ok(
-            "connections",
-            check,
-            format!("{asked} of {asked} answer, as far as they were asked"),
-        )];
+        let asked = answers.len();
+        let found = match asked == all {
+            true => format!("{all} of {all} answer"),
+            false => format!("{asked} of {asked} answer that were asked, of {all}"),
+        };
+        return vec![Finding::ok("connections", check, found)];
     }
     let told = silent.iter().map(|peer| {
         let heard = peer.session.as_ref().and_then(|session| session.heard_ms).map(Duration::from_millis);
@@ -47,8 +89,10 @@ pub(super) fn of_peers(peers: &[Peer]) -> Vec<Finding> {
         };
         let lost = match flows {
             0 => "connections with it that are opened now do not survive a move".to_owned(),
-            1 => "the connection with it is not confirmed, and survives no other move".to_owned(),
-            _ => format!("the {flows} connections with it are not confirmed, and survive no other move"),
+            1 => "that what is sent to it arrives is not confirmed; the connection goes on once it answers".to_owned(),
+            _ => format!(
+                "that what is sent to it arrives is not confirmed; its {flows} connections go on once it answers"
+            ),
         };
         Finding::warning("connections", check, found).lost(lost).mend(passes(port, peer.address.ip()))
     });
@@ -127,10 +171,16 @@ mod tests {
 
     #[test]
     fn peers_that_do_not_answer_are_warned_of_by_name() {
-        let healthy = of_peers(&[peer(None, None), peer(None, Some(80))]);
+        let unasked = HashMap::new();
+        let healthy = of_peers(&[peer(None, None), peer(None, Some(80))], &unasked);
         assert!(matches!(healthy.as_slice(), [one] if one.verdict == Verdict::Ok), "{healthy:?}");
-        assert!(of_peers(&[]).is_empty());
-        let found = of_peers(&[peer(None, None), peer(Some("desk"), Some(21_000))]);
+        let answers = of_peers(&[peer(None, None)], &HashMap::from([(3, true)]));
+        assert!(matches!(answers.as_slice(), [one] if one.found == "1 of 1 answer"), "{answers:?}");
+        // Nothing was missed of it until it was asked.
+        let gone = of_peers(&[peer(None, None)], &HashMap::from([(3, false)]));
+        assert!(matches!(gone.as_slice(), [one] if one.verdict == Verdict::Warning), "{gone:?}");
+        assert!(of_peers(&[], &unasked).is_empty());
+        let found = of_peers(&[peer(None, None), peer(Some("desk"), Some(21_000))], &unasked);
         let [one] = found.as_slice() else { panic!("{found:?}") };
         assert_eq!(one.verdict, Verdict::Warning);
         assert_eq!(one.found, "desk at 203.0.113.5 does not answer, last heard 28 s ago");
@@ -138,9 +188,9 @@ mod tests {
         assert!(one.lost.as_ref().is_some_and(|lost| lost.contains("2 connections")), "{one:?}");
         // One that is silent and waited for, and one that said that it goes.
         let silent = Peer { away: Some(Away::Silent), ..peer(None, None) };
-        assert!(of_peers(&[silent])[0].found.starts_with("#3 at 203.0.113.5 does not answer"));
+        assert!(of_peers(&[silent], &unasked)[0].found.starts_with("#3 at 203.0.113.5 does not answer"));
         let gone = Peer { away: Some(Away::Announced), ..peer(None, None) };
-        assert!(of_peers(&[gone]).is_empty());
+        assert!(of_peers(&[gone], &unasked).is_empty());
     }
 
     #[test]

@@ -566,7 +566,7 @@ fn protection(run_dir: &Path, config: &Config, status: Option<&Status>) -> Vec<F
     // Who may not read what is remembered is told of what is configured.
     let remembered = status.and_then(|status| KnownKeys::open(&status.state_dir.join(KNOWN_KEYS)).ok());
     known.extend(remembered.iter().flat_map(|keys| keys.all().keys()));
-    let mut findings = answers::of_peers(&peers);
+    let mut findings = answers::of_peers(&peers, &answers::ask(run_dir, &peers));
     findings.extend(status.map(|status| answers::of_rendezvous(&status.rendezvous, status.port)).into_iter().flatten());
     let silent = answers::of_known(&known, &connections, config.port);
     let told: BTreeSet<IpAddr> = silent.as_ref().map(|(told, _)| told.clone()).unwrap_or_default();

@@ -385,7 +385,14 @@ impl EventLoop {
                 Output::Transmit(transmit) => self.transmit(&transmit),
                 Output::Op(id, Op::Move(op)) => self.due.moves.push_back((id, op)),
                 Output::Op(id, op) => self.due.ops.push((id, op)),
-                Output::Event(event) => self.due.events.push(event),
+                Output::Event(mut event) => {
+                    if let Event::NotConfirmed { peer, heard, .. } = &mut event
+                        && let Some(at) = self.desk.host.tunnel.heard().get(peer)
+                    {
+                        *heard = clock::now().since(clock::of(*at)).min(*heard);
+                    }
+                    self.due.events.push(event);
+                }
             }
         }
     }
@@ -521,7 +528,7 @@ impl EventLoop {
 
     /// It is time to name the connections that the last move has left behind.
     fn tell_left_behind(&mut self, now: Time) {
-        if let Some(told) = self.left.tell(now, self.desk.node.flows()) {
+        if let Some(told) = self.left.tell(now, self.desk.node.flows(), |at| self.desk.node.standing(at)) {
             self.desk.tell(told);
         }
         self.save_left_behind();

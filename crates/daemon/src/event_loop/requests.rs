@@ -207,13 +207,13 @@ impl EventLoop {
         let (whom, address) = match (peer, at) {
             (Some((id, remote)), _) => (Whom::Peer(id), remote),
             (None, Some(address)) if named.is_err() => {
+                if address.is_loopback() || self.desk.own_addresses().contains(&address) {
+                    return Err(Failure::new("this is the host itself").on(host).hint("Name another one."));
+                }
                 if !pings::is_of_one_host(address) {
                     return Err(Failure::new("this is the address of no single other host")
                         .on(host)
                         .hint("The address at which other hosts reach it names it."));
-                }
-                if self.desk.own_addresses().contains(&address) {
-                    return Err(Failure::new("this is the host itself").on(host).hint("Name another one."));
                 }
                 if !self.desk.node.ask_address(now, address) {
                     return Err(Failure::new("this host may not ask it")
@@ -257,7 +257,7 @@ impl EventLoop {
 
     /// What a client is answered.
     fn pinged(&self, now: Time, one: &Pinging) -> Pinged {
-        let Some(peer) = one.peer().and_then(|id| self.desk.node.peer(id)) else { return pings::stranger(one) };
+        let Some(peer) = one.peer().and_then(|id| self.desk.peer(id)) else { return pings::stranger(one) };
         let since = self.sessions.get(&peer.id).copied();
         let session = views::peer(&peer, now, since, whimbrel_protocol::Trust::Tofu, &self.effects.known_keys).session;
         Pinged { session, peer: Some(self.desk.peer_name(&peer.key)), ..pings::of_peer(&peer, now, one) }
@@ -265,7 +265,7 @@ impl EventLoop {
 
     fn connections(&mut self, id: ClientId) -> Answer {
         let flows: Vec<FlowView> = self.desk.node.flows().collect();
-        let peers: Vec<PeerView> = self.desk.node.peers().collect();
+        let peers: Vec<PeerView> = self.desk.peers().collect();
         let unknown = flows.iter().filter(|flow| flow.state == FlowState::Unknown).map(|flow| flow.tuple.remote.ip());
         let question = views::ConnectionsQuestion {
             standings: unknown.map(|ip| (ip, self.desk.node.standing(ip))).collect(),
@@ -288,7 +288,7 @@ impl EventLoop {
 
     fn paths(&self) -> Vec<whimbrel_ipc::Path> {
         let (own, called) = (self.desk.own_addresses(), self.desk.names_of_hosts());
-        let paths = self.desk.node.peers().flat_map(|view| {
+        let paths = self.desk.peers().flat_map(|view| {
             let mtu = self.desk.host.tunnel_mtu(view.id);
             views::paths(&view, clock::now(), mtu, self.possible(&own, &view))
         });
@@ -305,16 +305,17 @@ impl EventLoop {
         let trial = prefer.map(|prefer| prefer.into_iter().map(Preference::read).collect::<Result<Vec<_>, _>>());
         let trial = trial.transpose().map_err(|why| Failure::new(why).on("prefer"))?;
         let called = self.desk.names_of_hosts();
-        let names = self.desk.node.peers().map(|view| {
+        let peers = self.desk.peers().map(|view| {
             let name = views::name(&view);
-            (view.id, whimbrel_ipc::PeerName { name: called.get(&name.key).cloned(), ..name })
+            let name = whimbrel_ipc::PeerName { name: called.get(&name.key).cloned(), ..name };
+            (view.id, (name, view.doubt.is_some()))
         });
-        let names = names.collect();
+        let peers = peers.collect();
         let network = &self.desk.host.network;
         let wished = trial.as_ref().map(|trial| wishes(trial, network));
         let choices = self.desk.node.explain_links(clock::now(), wished.as_deref());
         let preferences = trial.as_ref().unwrap_or(&self.settings.config.preferences);
-        let said = explained(preferences, choices, &names, &self.desk.host.network, trial.is_some());
+        let said = explained(preferences, choices, &peers, &self.desk.host.network, trial.is_some());
         Ok(Some(Reply::Explained(said)))
     }
 
@@ -340,7 +341,7 @@ impl EventLoop {
         let mut already = self.desk.node.is_suspended();
         let flows = if connections.is_empty() {
             self.desk.node.suspend(now);
-            self.desk.node.peers().map(|view| view.flows).sum()
+            self.desk.peers().map(|view| view.flows).sum()
         } else {
             let named = self.desk.lasting_connections(connections)?;
             let waiting = self.desk.node.set_paused(now, &named, true).len();
@@ -393,7 +394,7 @@ impl EventLoop {
         let mut flows = waits.iter().filter(|waits| waits.here && !waits.there).count();
         if all && self.desk.node.is_suspended() {
             self.desk.node.resume(now, &self.desk.routes);
-            flows = self.desk.node.peers().map(|view| view.flows).sum();
+            flows = self.desk.peers().map(|view| view.flows).sum();
         }
         self.poll_node();
         Ok(Some(Reply::Resumed { flows, host: all && suspended }))
@@ -432,7 +433,7 @@ impl EventLoop {
         if self.desk.node.is_suspended() {
             return Err(is_suspended());
         }
-        let mut views: Vec<PeerView> = self.desk.node.peers().collect();
+        let mut views: Vec<PeerView> = self.desk.peers().collect();
         if let Some(wanted) = peer {
             let called = self.desk.host_named(wanted).ok();
             let mut found = chosen(views.clone(), wanted);
@@ -471,7 +472,7 @@ impl EventLoop {
             }
         }
         self.poll_node();
-        let views: Vec<PeerView> = self.desk.node.peers().filter(|view| wanted.contains(&view.id)).collect();
+        let views: Vec<PeerView> = self.desk.peers().filter(|view| wanted.contains(&view.id)).collect();
         let told = told(&views, !self.desk.own_addresses().is_empty())?;
         let peers = told.iter().map(|view| views::name(view)).collect();
         let flows = told.iter().map(|view| view.flows).sum();
@@ -526,7 +527,7 @@ impl EventLoop {
     }
 
     fn metrics(&self) -> Vec<Metric> {
-        let peers: Vec<PeerView> = self.desk.node.peers().collect();
+        let peers: Vec<PeerView> = self.desk.peers().collect();
         let datapath = self.desk.host.datapath.counters();
         if let Err(error) = &datapath {
             tracing::warn!(%error, "cannot read the data plane's counters");
@@ -550,7 +551,7 @@ impl EventLoop {
         let (now, config, known) = (clock::now(), &self.settings.config, &self.effects.known_keys);
         let since = |view: &PeerView| self.sessions.get(&view.id).copied();
         let called = self.desk.names_of_hosts();
-        let peers = self.desk.node.peers();
+        let peers = self.desk.peers();
         let mut peers: Vec<_> =
             peers.map(|view| views::peer(&view, now, since(&view), config.trust_in(&view.key), known)).collect();
         peers.iter_mut().for_each(|peer| peer.name = called.get(&peer.key).cloned());
@@ -563,7 +564,7 @@ impl EventLoop {
             Some(link) => link.name.clone(),
             None => format!("#{index}"),
         };
-        let peers: Vec<PeerView> = self.desk.node.peers().collect();
+        let peers: Vec<PeerView> = self.desk.peers().collect();
         let device = self.desk.host.tunnel.device();
         let counters = self.desk.host.tunnel.counters();
         let own = self.desk.own_addresses();

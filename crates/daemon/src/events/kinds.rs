@@ -145,9 +145,10 @@ kinds! {
     OpFailed = "op-failed" (what, error);
     /// The path to the peer's new place is confirmed, or it answers again.
     PathConfirmed = "path-confirmed" (peer, remote, round_trip_ms, carried, carrier);
-    /// `announced`: whether the peer has said so, or is not heard any more.
-    PeerAway = "peer-away" (peer, announced, flows);
-    /// The peer is heard again.
+    /// `announced`: whether the peer has said so, or is not heard any more; `held`: whether its connections wait for
+    /// it, or go on to where it was, not confirmed.
+    PeerAway = "peer-away" (peer, announced, held, flows);
+    /// The peer answers again, where it was.
     PeerBack = "peer-back" (peer, flows, carried, carrier);
     /// `whimbrel clean` was run on the peer's host: `flows` moved connections of this host's own ended. None of hosts
     /// behind this one are counted, nor UDP.

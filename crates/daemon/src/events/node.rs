@@ -69,8 +69,11 @@ reports! {
     Event::NotMoved { peer, at: None, flows, carried } =>
         NotMoved { peer, flows, carried }
         "peer {peer} does not answer, but this network is the old one: {} as before", connections(*flows);
-    Event::PeerAway { peer, announced, flows }, by Causer::Peer(*peer) =>
-        PeerAway { peer, announced, flows }
+    Event::PeerAway { peer, announced, held: false, flows }, by Causer::Peer(*peer) =>
+        PeerAway { peer, announced, held: false, flows }
+        "peer {peer} is not heard any more: {} {} not confirmed until it answers", connections(*flows), are(*flows);
+    Event::PeerAway { peer, announced, held: true, flows }, by Causer::Peer(*peer) =>
+        PeerAway { peer, announced, held: true, flows }
         "peer {peer} {}: {} {} for it", if *announced { "goes away" } else { "is not heard any more" },
         connections(*flows), verb(*flows, "wait");
     Event::PeerRestarted { peer, flows } =>
@@ -82,7 +85,7 @@ reports! {
         if *flows == 1 { "" } else { "s" };
     Event::PeerBack { peer, flows, carried }, by Causer::Peer(*peer) =>
         PeerBack { peer, flows, carried }
-        "peer {peer} is heard again: {} {} on", connections(*flows), verb(*flows, "go");
+        "peer {peer} answers again: {} {} on", connections(*flows), verb(*flows, "go");
     Event::Suspended { flows } =>
         Suspended { flows }
         "this host goes away: {} {} until it is back", connections(*flows), verb(*flows, "wait");
@@ -147,10 +150,10 @@ reports! {
     Event::NotConfirmed { peer, remote, from, doubt, unanswered, heard, behind_nat, flows } =>
         NotConfirmed {
             peer, remote, from, because: because(*doubt), unanswered_ms: unanswered, heard_ms: heard, flows,
-            advice: advice(*doubt, *behind_nat, remote.port())
+            advice: advice(*doubt, *behind_nat, heard < unanswered, remote.port())
         }
         "no answer from peer {peer} at {remote}, last heard {} ago: {} {} not confirmed. {}", duration(*heard),
-        connections(*flows), if *flows == 1 { "is" } else { "are" }, advice(*doubt, *behind_nat, remote.port());
+        connections(*flows), are(*flows), advice(*doubt, *behind_nat, heard < unanswered, remote.port());
     Event::PathConfirmed { peer, remote, round_trip, carried }, by Causer::Peer(*peer) =>
         PathConfirmed { peer, remote, round_trip_ms: round_trip, carried }
         "the path to peer {peer} at {remote} is confirmed, round trip {}", measured(*round_trip);
@@ -185,8 +188,8 @@ fn because(doubt: Doubt) -> &'static str {
     }
 }
 
-/// What to look for where a peer does not answer. `behind_nat`: it is.
-fn advice(doubt: Doubt, behind_nat: bool, port: u16) -> String {
+/// What to look for where a peer does not answer. `behind_nat`: it is. `is_heard`: since it was asked.
+fn advice(doubt: Doubt, behind_nat: bool, is_heard: bool, port: u16) -> String {
     match doubt {
         Doubt::Moved if behind_nat => format!(
             "Does this network let UDP {port} out? The peer is behind a NAT, which may let nothing in from where this \
@@ -197,6 +200,11 @@ fn advice(doubt: Doubt, behind_nat: bool, port: u16) -> String {
              third host of a community, a rendezvous, or a name server (`name` under `[[peers]]`)"
         ),
         Doubt::PeerMoved => "Does the network that it has moved to let its UDP out, and answers in?".to_owned(),
+        Doubt::Silent if is_heard => {
+            format!(
+                "It is heard, and does not hear this host: does a network on the way drop UDP {port} that goes to it?"
+            )
+        }
         Doubt::Silent => format!(
             "Does it run, has it moved to where it cannot be heard, or does a network on the way drop UDP {port}?"
         ),
@@ -241,6 +249,11 @@ fn connections(count: usize) -> String {
         1 => "1 connection".into(),
         _ => format!("{count} connections"),
     }
+}
+
+/// What so many are.
+fn are(count: usize) -> &'static str {
+    if count == 1 { "is" } else { "are" }
 }
 
 /// What so many do.

@@ -121,13 +121,15 @@ pub enum Event {
         /// How they go now.
         carried: Carried,
     },
-    /// A peer went away: it said so, or is not heard any more. Its flows wait for it.
+    /// A peer went away: it said so, or is not heard any more.
     PeerAway {
         /// The peer.
         peer: PeerId,
         /// Whether it said so.
         announced: bool,
-        /// Flows that wait.
+        /// Whether its flows wait for it; else they are sent to where it was, and nothing shows that they arrive.
+        held: bool,
+        /// Its flows.
         flows: usize,
     },
     /// A peer's host was started anew: its ends of the flows are gone, and so are ours.
@@ -144,7 +146,7 @@ pub enum Event {
         /// Flows of TCP whose sockets were here and ended, at least one.
         flows: usize,
     },
-    /// A peer that was not heard is there again, where it was.
+    /// A peer that was not heard is there again, where it was, and answers.
     PeerBack {
         /// The peer.
         peer: PeerId,

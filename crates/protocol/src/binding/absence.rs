@@ -153,6 +153,8 @@ impl BindingLayer {
         peer.flow.set_away(Some(away));
         // Whatever is native cannot be told from what is another's, where the host that had the address is gone.
         peer.binding.listens = away == Away::Silent { held: true };
+        // It was heard meanwhile and never answered: it has been away all the time.
+        let again = std::mem::take(&mut peer.binding.back_untold) && away != Away::Announced;
         let flows = self.living(id);
         self.park(id, base);
         if away != (Away::Silent { held: false }) {
@@ -161,8 +163,9 @@ impl BindingLayer {
         self.apply_binding(now, id, base);
         self.refresh_sets(base);
         self.refresh_listening(now, base);
-        if flows > 0 {
-            base.event(Event::PeerAway { peer: id, announced: away == Away::Announced, flows });
+        if flows > 0 && !again {
+            let (announced, held) = (away == Away::Announced, away != Away::Silent { held: false });
+            base.event(Event::PeerAway { peer: id, announced, held, flows });
         }
     }
 
@@ -209,15 +212,18 @@ impl BindingLayer {
         }
     }
 
-    /// Something was heard of a peer: one that was only not heard is back where it was.
-    pub(crate) fn hear(&mut self, now: Time, id: PeerId, base: &mut Base) {
+    /// Something was heard of a peer: one that was only not heard is back where it was. `answers`: it has answered as
+    /// well. Else that is asked, and it is told that it is back once it has: what it does not hear does not go on.
+    pub(crate) fn hear(&mut self, now: Time, id: PeerId, answers: bool, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
         peer.flow.set_stalled(false);
         let Some(Away::Silent { held }) = peer.flow.away() else { return };
         peer.flow.set_away(None);
         peer.binding.listens = false;
-        peer.path.forget_tries(now);
-        let waited = !peer.flow.flows().is_empty();
+        if answers {
+            peer.path.forget_tries(now);
+        }
+        peer.binding.back_untold = true;
         self.sides_changed(id);
         if held {
             self.lead_flows(now, id, base);
@@ -225,12 +231,15 @@ impl BindingLayer {
             // They were carried on, and go on as they went.
             self.apply_binding(now, id, base);
         }
-        if waited {
+        if self.flow.peer(&id).is_some_and(|peer| !peer.flow.flows().is_empty()) {
             self.flow.wake_senders(now, id, false, base);
-            let flows = self.living(id);
-            base.event(Event::PeerBack { peer: id, flows, carried: self.carried(id) });
         }
-        self.check_later(now, id, base);
+        if self.doubt(id, base).is_some() {
+            self.ask_in_doubt(now, id, base);
+        } else {
+            self.check_later(now, id, base);
+        }
+        self.tell_confirmed(id, base);
         self.hurry(now, id, base);
     }
 

@@ -73,12 +73,13 @@ impl BindingLayer {
             return true;
         }
         let Some(peer) = self.flow.peer_mut(&id) else { return false };
-        if peer.path.take_pong(now, token, observed) {
-            return true;
-        }
         // The answer to a question from where this host was before says nothing of where it is.
         let here = arrival.destination.is_none_or(|destination| Some(destination) == peer.path.source());
         let at = (here && arrival.source == peer.path.remote()).then_some(arrival.source);
+        if let Some(took) = peer.path.take_pong(now, token, observed) {
+            at.into_iter().for_each(|_| peer.path.sample_round_trip(took));
+            return true;
+        }
         if let Some(shown) = peer.path.handle_check(now, token, at.map(|_| observed)) {
             let stands = peer.flow.stalls().on_answer(now);
             if shown {

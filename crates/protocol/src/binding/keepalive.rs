@@ -71,6 +71,13 @@ impl BindingLayer {
         }
     }
 
+    /// The path is checked now, and not when its turn comes, unless that is under way.
+    pub(crate) fn check_soon(&mut self, now: Time, id: PeerId, base: &mut Base) {
+        if self.flow.peer(&id).is_some_and(|peer| !peer.path.is_checked()) {
+            base.set_timer_earlier(Timer::Keepalive(id), now);
+        }
+    }
+
     /// The peer has shown that it holds the keys of a new session, which it has `asked` for or this host has, and where
     /// it was `met`; or that it is where it was said to be. A check of before says no more whether it answers: one that
     /// goes out now does, at once if it has `asked`.

@@ -94,6 +94,8 @@ pub(crate) struct BoundPeer {
     /// Its flows go by the tunnel as long as both ends are where they are: their own packets do not pass (P-49), or a
     /// program of this host would get them (P-160).
     pub(super) only_tunnel: bool,
+    /// It was heard again, and is yet to answer before that is told.
+    pub(super) back_untold: bool,
     /// Since when it had not answered as that was told last, until it answers.
     pub(super) doubt_told: Option<Time>,
     /// Whether it was told that its flows go over TCP.

@@ -88,22 +88,25 @@ impl BindingLayer {
         base.event(Event::NotConfirmed { peer: id, remote, from, doubt, unanswered, heard, behind_nat, flows });
     }
 
-    /// A peer has answered. Tells whether it was told that it did not.
-    pub(crate) fn end_doubt(&mut self, id: PeerId, base: &mut Base) -> bool {
-        if self.doubt(id, base).is_some() {
-            return false;
+    /// A peer has answered, which something else tells.
+    pub(crate) fn end_doubt(&mut self, id: PeerId, base: &mut Base) {
+        if self.doubt(id, base).is_none() {
+            base.stop_timer(Timer::Unanswered(id));
+            self.peers.get_mut(&id).into_iter().for_each(|peer| (peer.doubt_told, peer.back_untold) = (None, false));
         }
-        base.stop_timer(Timer::Unanswered(id));
-        self.peers.get_mut(&id).is_some_and(|peer| peer.doubt_told.take().is_some())
     }
 
-    /// As [`BindingLayer::end_doubt`], where nothing else tells that the peer has answered.
+    /// A peer has answered, and nothing else tells it: it is told where it was told that it did not.
     pub(crate) fn tell_confirmed(&mut self, id: PeerId, base: &mut Base) {
-        if self.end_doubt(id, base)
-            && let Some(paths) = self.flow.path().paths(&id)
-        {
+        let Some(peer) = self.peers.get(&id).filter(|_| self.doubt(id, base).is_none()) else { return };
+        let (back, doubted) = (peer.back_untold, peer.doubt_told.is_some());
+        self.end_doubt(id, base);
+        let (flows, carried) = (self.living(id), self.carried(id));
+        if back && flows > 0 {
+            base.event(Event::PeerBack { peer: id, flows, carried });
+        } else if doubted && let Some(paths) = self.flow.path().paths(&id) {
             let (remote, round_trip) = (paths.remote(), paths.round_trip());
-            base.event(Event::PathConfirmed { peer: id, remote, round_trip, carried: self.carried(id) });
+            base.event(Event::PathConfirmed { peer: id, remote, round_trip, carried });
         }
     }
 }

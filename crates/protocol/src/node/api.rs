@@ -19,6 +19,7 @@ use crate::binding::untold::LastWords;
 use crate::flow::known::Greeting;
 use crate::flow::verdict::Verdict;
 use crate::node::Node;
+use crate::path::paths::Paths;
 use crate::path::ping::Ping;
 use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
 use crate::role::links::select::LinkWish;
@@ -399,7 +400,12 @@ impl Node {
 
     /// Asks a peer, now and once, on the path in use; [`PeerView::ping`](crate::PeerView::ping) tells what comes of it.
     /// Tells whether that is possible: there is a session, and a way. Where there is none but a way, one is begun.
+    /// Where the question before was asked in vain, it is found out as well whether what goes to the peer arrives.
     pub fn ping(&mut self, now: Time, id: PeerId) -> bool {
+        let ping = self.binding.path().paths(&id).and_then(Paths::ping);
+        if ping.is_some_and(|ping| ping.is_unanswered()) {
+            self.binding.check_soon(now, id, &mut self.base);
+        }
         let asked = self.binding.path_mut().ping(now, id, &mut self.base);
         if !asked && self.binding.path().paths(&id).is_some_and(|paths| paths.attachment().is_some()) {
             self.binding.path_mut().start_handshake_with(now, id, &mut self.base);

@@ -46,6 +46,8 @@ impl Pace {
 #[derive(Clone, Debug)]
 pub(crate) struct Estimate {
     smoothed: Option<Duration>,
+    /// How many times that was measured.
+    samples: u32,
     variation: Duration,
     /// The share of questions that went unanswered.
     loss: u32,
@@ -65,18 +67,30 @@ struct Asked {
 
 impl Default for Estimate {
     fn default() -> Self {
-        Self { smoothed: None, variation: Duration::ZERO, loss: LOSS_FIRST, counted: 0, asked: VecDeque::new() }
+        Self {
+            smoothed: None,
+            samples: 0,
+            variation: Duration::ZERO,
+            loss: LOSS_FIRST,
+            counted: 0,
+            asked: VecDeque::new(),
+        }
     }
 }
 
 impl Estimate {
     /// Something has come back after that time, and it is certain what it answers.
+    ///
+    /// What the first took may be the ends' own doing more than the path's: there is a handshake, and programs are
+    /// attached. So the second counts alone where it took less.
     pub(super) fn sample(&mut self, took: Duration) {
-        match self.smoothed {
+        let before = self.smoothed.filter(|first| self.samples != 1 || *first < took);
+        self.samples = self.samples.saturating_add(1);
+        match before {
             None => self.variation = took / 2,
             Some(smoothed) => self.variation = (self.variation * 3 + smoothed.abs_diff(took)) / 4,
         }
-        self.smoothed = Some(self.smoothed.map_or(took, |smoothed| (smoothed * 7 + took) / 8));
+        self.smoothed = Some(before.map_or(took, |smoothed| (smoothed * 7 + took) / 8));
     }
 
     /// The smoothed round trip, where one was measured.
@@ -170,6 +184,17 @@ mod tests {
         let pace = estimate.pace(NONE);
         assert_eq!(pace, Pace { answer: Duration::from_millis(6), asks: 3 });
         assert_eq!(pace.gap(), GAP_LEAST);
+    }
+
+    #[test]
+    fn what_took_long_at_first_does_not_count_for_long() {
+        let after = |all: &[u64]| {
+            let mut estimate = Estimate::default();
+            all.iter().for_each(|ms| estimate.sample(Duration::from_millis(*ms)));
+            estimate.smoothed().map(|smoothed| smoothed.as_millis())
+        };
+        assert_eq!((after(&[44]), after(&[44, 1])), (Some(44), Some(1)));
+        assert_eq!((after(&[40, 48]), after(&[40, 32, 40])), (Some(41), Some(33)));
     }
 
     #[test]

@@ -599,9 +599,9 @@ impl Paths {
         self.ping = Some(ping);
     }
 
-    /// A challenge is answered. Tells whether it was the question by hand.
-    pub(crate) fn take_pong(&mut self, now: Time, token: u64, observed: SocketAddr) -> bool {
-        self.ping.as_mut().is_some_and(|ping| ping.take_answer(now, token, observed))
+    /// A challenge is answered. Tells how long that took where it was a question by hand.
+    pub(crate) fn take_pong(&mut self, now: Time, token: u64, observed: SocketAddr) -> Option<Duration> {
+        self.ping.as_mut()?.take_answer(now, token, observed)
     }
 
     /// Since when the endpoint that flows are led to does not answer, where the peer has announced it.

@@ -26,6 +26,11 @@ impl Ping {
         ping
     }
 
+    /// Whether the last question is yet to be answered.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.asked[0].is_some()
+    }
+
     /// The round trip, and this host's endpoint as the peer sees it, once a question is answered that went out at this
     /// moment or later.
     #[must_use]
@@ -33,13 +38,14 @@ impl Ping {
         self.answer.filter(|(sent, ..)| *sent >= since).map(|(_, took, observed)| (took, observed))
     }
 
-    /// The peer has answered. Tells whether it was one of these questions.
-    pub(super) fn take_answer(&mut self, now: Time, token: u64, observed: SocketAddr) -> bool {
-        let place = self.asked.iter().position(|asked| asked.is_some_and(|(asked, _)| asked == token));
-        let Some((_, sent)) = place.and_then(|place| self.asked[place].take()) else { return false };
+    /// The peer has answered. Tells how long that took where it was one of these questions.
+    pub(super) fn take_answer(&mut self, now: Time, token: u64, observed: SocketAddr) -> Option<Duration> {
+        let place = self.asked.iter().position(|asked| asked.is_some_and(|(asked, _)| asked == token))?;
+        let (_, sent) = self.asked[place].take()?;
+        let took = now.since(sent);
         if self.answer.is_none_or(|(before, ..)| before <= sent) {
-            self.answer = Some((sent, now.since(sent), observed));
+            self.answer = Some((sent, took, observed));
         }
-        true
+        Some(took)
     }
 }

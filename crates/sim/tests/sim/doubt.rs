@@ -201,6 +201,63 @@ fn who_is_heard_all_the_time_and_hears_nothing_is_asked_less_and_less_often() {
 }
 
 #[test]
+fn who_is_heard_and_hears_nothing_is_not_back() {
+    let (Two { mut world, client, server, away, .. }, flows) = Two::flowing(986, 2);
+    world.move_to(client, away, AWAY);
+    settle_as(&mut world, &flows, Carried::Rewritten);
+    world.set_beat(None);
+    world.run_for(5 * SECOND);
+    world.set_cut(away, true);
+    world.stall(flows[1], 1);
+    world.run_for(30 * SECOND);
+    let events = |world: &World, is: fn(&Event) -> bool| {
+        world.events.iter().filter(|(_, host, event)| *host == server && is(event)).count()
+    };
+    let gone = |event: &Event| matches!(event, Event::PeerAway { announced: false, held: false, flows: 2, .. });
+    let back = |event: &Event| matches!(event, Event::PeerBack { .. } | Event::PathConfirmed { .. });
+    let before = events(&world, back);
+    assert_eq!(events(&world, gone), 1);
+    // From now on it is heard.
+    *world.access(away) = Access::Filtered(Filter::deaf());
+    world.set_cut(away, false);
+    let id = world.peer(client).id;
+    for second in 0..30 {
+        let now = world.now();
+        world.with_node(client, |node| assert!(node.ping(now, id), "there is a session"));
+        if second % 5 == 0 {
+            world.stall(flows[1], 1);
+        }
+        world.run_for(SECOND);
+        assert_eq!(doubt(&world, server), Some(Doubt::Silent), "after {second} s");
+    }
+    assert!(world.now().since(world.peer(server).last_heard) <= SECOND);
+    assert_eq!((events(&world, gone), events(&world, back)), (1, before));
+    *world.access(away) = Access::Open;
+    world.run_for(70 * SECOND);
+    assert_eq!((events(&world, gone), events(&world, back)), (1, before + 1));
+    assert_eq!([client, server].map(|end| doubt(&world, end)), [None, None]);
+    world.check();
+}
+
+#[test]
+fn who_is_asked_by_hand_in_vain_is_in_doubt() {
+    let (Two { mut world, client, away, .. }, flows) = Two::flowing(987, 2);
+    world.move_to(client, away, AWAY);
+    settle_as(&mut world, &flows, Carried::Rewritten);
+    world.run_for(5 * SECOND);
+    world.set_cut(away, true);
+    let id = world.peer(client).id;
+    for _ in 0..2 {
+        let now = world.now();
+        world.with_node(client, |node| assert!(node.ping(now, id), "there is a session"));
+        world.run_for(SECOND);
+    }
+    assert_eq!(doubt(&world, client), None, "a loss or two");
+    world.run_for(4 * SECOND);
+    assert_eq!(doubt(&world, client), Some(Doubt::Silent));
+}
+
+#[test]
 fn a_peer_is_asked_by_hand_on_the_path_in_use() {
     let (Two { mut world, client, server, away, .. }, _) = Two::flowing(974, 1);
     let ask = |world: &mut World| {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use whimbrel_kernel::network::NetworkState;
-use whimbrel_protocol::{FlowState, FlowView, Time};
+use whimbrel_protocol::{FlowState, FlowView, Standing, Time};
 
 use crate::events::{Report, told};
 use crate::host::own_addresses;
@@ -82,12 +82,18 @@ impl LeftBehind {
         untold.map(|(since, _)| *since + LATE).min()
     }
 
-    /// Tells what was left behind, where it is time and something was.
-    pub(crate) fn tell(&mut self, now: Time, flows: impl Iterator<Item = FlowView>) -> Option<Report> {
+    /// Tells what was left behind, where it is time and something was. `standing`: how an address stands that is not
+    /// known.
+    pub(crate) fn tell(
+        &mut self,
+        now: Time,
+        flows: impl Iterator<Item = FlowView>,
+        standing: impl Fn(IpAddr) -> Standing,
+    ) -> Option<Report> {
         let due = |(since, told): &(Time, bool)| !told && *since + LATE <= now;
         let gone: BTreeSet<IpAddr> = self.gone.iter().filter(|(_, at)| due(at)).map(|(address, _)| *address).collect();
         let lost = flows.filter(|flow| gone.contains(&flow.tuple.local.ip()) && self.is_lost(now, flow, true));
-        let mut lost: Vec<_> = lost.map(|flow| (flow.tuple, why(&flow.state))).collect();
+        let mut lost: Vec<_> = lost.map(|flow| (flow.tuple, why(&flow, standing(flow.tuple.remote.ip())))).collect();
         lost.sort_unstable();
         self.gone.iter_mut().filter(|(address, _)| gone.contains(*address)).for_each(|(_, (_, told))| *told = true);
         let (first, reason) = lost.first().cloned()?;
@@ -105,11 +111,20 @@ impl LeftBehind {
 /// Why a connection was not taken along where nothing else is known.
 const NOT_YET: &str = "its address is gone, and the other end had not agreed on it";
 
-/// Why a flow that was lost had not been introduced.
-pub(crate) fn why(state: &FlowState) -> String {
-    match state {
-        FlowState::Failed(reason) => format!("its address is gone, and it was not introduced: {reason}"),
-        FlowState::Excluded(line) => format!("its address is gone, and policy at line {line} leaves it alone"),
+/// Why a flow that was lost had not been introduced. `standing`: that of its remote address.
+pub(crate) fn why(flow: &FlowView, standing: Standing) -> String {
+    match (&flow.state, standing) {
+        (FlowState::Failed(reason), _) => format!("its address is gone, and it was not introduced: {reason}"),
+        (FlowState::Excluded(line), _) => format!("its address is gone, and policy at line {line} leaves it alone"),
+        (FlowState::Unknown, Standing::Silent { .. }) => {
+            "its address is gone, and the other host had not answered when it was asked".to_owned()
+        }
+        (FlowState::Unknown, _) if flow.accepted => {
+            "its address is gone, and the other end, which opened it, had not asked".to_owned()
+        }
+        (FlowState::Unknown, Standing::Barred) => {
+            "its address is gone, and `ask` or `trust` in the configuration keeps this host from asking".to_owned()
+        }
         _ => NOT_YET.to_owned(),
     }
 }
@@ -122,6 +137,18 @@ mod tests {
     use whimbrel_kernel::route::Link;
     use whimbrel_protocol::{FlowEntry, LocalEnd, Manner, PeerId, Places, Waits};
     use whimbrel_wire::{FlowTuple, Transport};
+
+    const UNASKED: fn(IpAddr) -> Standing = |_| Standing::Unasked;
+
+    #[test]
+    fn why_it_is_lost_is_why_it_was_not_protected() {
+        let silent = Standing::Silent { until: Time::default() };
+        let of = |accepted, standing| why(&FlowView { accepted, ..flow(1, FlowState::Unknown) }, standing);
+        assert!(of(false, silent).ends_with("the other host had not answered when it was asked"));
+        assert!(of(true, Standing::Unasked).ends_with("the other end, which opened it, had not asked"));
+        assert!(of(false, Standing::Barred).ends_with("keeps this host from asking"));
+        assert_eq!(of(false, Standing::Asking), NOT_YET);
+    }
 
     fn network(addresses: &[&str], carrier: bool) -> NetworkState {
         let usable = |address: &&str| UsableAddress {
@@ -172,7 +199,7 @@ mod tests {
         left.look(now, &network(&["192.0.2.9"], true));
         let gone = "192.0.2.1".parse().expect("an address");
         assert_eq!(left.unsaved(), [(gone, Some(false))]);
-        assert!(left.tell(now + LATE, [flow(1, FlowState::Unknown)].into_iter()).is_some());
+        assert!(left.tell(now + LATE, [flow(1, FlowState::Unknown)].into_iter(), UNASKED).is_some());
         assert_eq!((left.unsaved(), left.unsaved()), (vec![(gone, Some(true))], Vec::new()));
 
         let mut after = LeftBehind::restored(now, [(gone, true)].into());
@@ -203,7 +230,7 @@ mod tests {
         left.look(now, &network(&["192.0.2.9"], true));
         assert!(left.is_lost(now, &young, false) && !left.is_lost(now, &young, true));
         assert_eq!(left.due(), Some(now + LATE));
-        assert!(left.tell(now, [young.clone()].into_iter()).is_none(), "it is not time yet");
+        assert!(left.tell(now, [young.clone()].into_iter(), UNASKED).is_none(), "it is not time yet");
 
         let later = now + LATE;
         let entry = FlowEntry {
@@ -231,15 +258,15 @@ mod tests {
         assert!(!left.is_lost(later, &moved, false) && left.is_lost(later, &young, true));
         let asked = FlowView { unconnected: true, ..flow(4, FlowState::Unknown) };
         assert!(!left.is_lost(later, &asked, false), "a question that was answered");
-        let told = left.tell(later, [young.clone(), moved, asked].into_iter()).expect("it is told");
+        let told = left.tell(later, [young.clone(), moved, asked].into_iter(), UNASKED).expect("it is told");
         assert_eq!(
             told.sentence,
             "tcp 192.0.2.1:1 -> 203.0.113.5:22 is lost at the move: its address is gone, and the other end had not agreed \
              on it"
         );
         assert_eq!((&told.fields["count"], told.kind), (&1.into(), Kind::LeftBehind));
-        assert!(left.tell(later, [young.clone()].into_iter()).is_none() && left.due().is_none());
-        let excluded = why(&FlowState::Excluded(12));
+        assert!(left.tell(later, [young.clone()].into_iter(), UNASKED).is_none() && left.due().is_none());
+        let excluded = why(&flow(4, FlowState::Excluded(12)), Standing::Unasked);
         assert_eq!(excluded, "its address is gone, and policy at line 12 leaves it alone");
         left.look(later, &network(&["192.0.2.1"], true));
         assert!(!left.is_lost(later, &young, false), "it is back where it was");

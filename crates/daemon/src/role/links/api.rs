@@ -8,15 +8,19 @@ use whimbrel_protocol::{Against, LinkCandidate, LinkChoice, LinkFault, LinkId, P
 
 use crate::role::links::wishes::{Preference, wishes};
 
-/// What sections come to. `trial`: they are not those in force.
+/// What sections come to. `peers`: what each is called, and whether it owes an answer. `trial`: they are not those in
+/// force.
 pub(crate) fn explained(
     preferences: &[Preference],
     choices: Vec<(PeerId, LinkChoice)>,
-    names: &HashMap<PeerId, ipc::PeerName>,
+    peers: &HashMap<PeerId, (ipc::PeerName, bool)>,
     network: &NetworkState,
     trial: bool,
 ) -> ipc::Explained {
-    let choice = |(id, choice): (PeerId, LinkChoice)| Some(network_choice(names.get(&id)?.clone(), choice, network));
+    let choice = |(id, choice): (PeerId, LinkChoice)| {
+        let (name, unanswered) = peers.get(&id)?;
+        Some(network_choice(name.clone(), *unanswered, choice, network))
+    };
     let mut peers: Vec<ipc::NetworkChoice> = choices.into_iter().filter_map(choice).collect();
     peers.sort_by_key(|choice| choice.peer.id);
     let sections = wishes(preferences, network).into_iter().zip(preferences).map(|(wish, preference)| {
@@ -32,12 +36,21 @@ fn called(link: LinkId, network: &NetworkState) -> String {
     network.link(link.0).map_or_else(|| link.0.to_string(), |link| link.name.clone())
 }
 
-fn network_choice(peer: ipc::PeerName, choice: LinkChoice, network: &NetworkState) -> ipc::NetworkChoice {
+fn network_choice(
+    peer: ipc::PeerName,
+    unanswered: bool,
+    choice: LinkChoice,
+    network: &NetworkState,
+) -> ipc::NetworkChoice {
     let name = |link| called(link, network);
     let LinkChoice { in_use, natural, line, by_hand, silent, rests, waits, candidates, selected } = choice;
     let against = |link: LinkId| selected.others.iter().find(|(other, _)| *other == link).map(|(_, why)| *why);
-    let mut networks: Vec<_> =
-        candidates.iter().map(|candidate| network_candidate(candidate, name(candidate.link), against)).collect();
+    let told = |candidate: &LinkCandidate| {
+        // What has answered may do so no more.
+        let answers = candidate.answers && !(unanswered && candidate.link == in_use);
+        network_candidate(&LinkCandidate { answers, ..*candidate }, name(candidate.link), against)
+    };
+    let mut networks: Vec<_> = candidates.iter().map(told).collect();
     networks.sort_by(|one, other| {
         (one.against.is_some(), &one.interface).cmp(&(other.against.is_some(), &other.interface))
     });
@@ -54,6 +67,7 @@ fn network_choice(peer: ipc::PeerName, choice: LinkChoice, network: &NetworkStat
     ipc::NetworkChoice {
         peer,
         in_use: name(in_use),
+        unanswered,
         routes: name(natural),
         line,
         selected: selected.link.map(name),

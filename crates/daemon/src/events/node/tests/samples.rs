@@ -30,6 +30,16 @@ pub(super) fn all() -> Vec<Event> {
         behind_nat,
         flows: if behind_nat { 1 } else { 2 },
     };
+    let mute = Event::NotConfirmed {
+        peer,
+        remote,
+        from: Some(to),
+        doubt: Doubt::Silent,
+        unanswered: Duration::from_secs(5),
+        heard: Duration::from_millis(300),
+        behind_nat: false,
+        flows: 2,
+    };
     let carriers = [Carrier::Hold, Carrier::Tunnel, Carrier::FollowRewrite, Carrier::Rewrite];
     let statuses = [
         NeighbourProxyStatus::Accepted,
@@ -59,8 +69,9 @@ pub(super) fn all() -> Vec<Event> {
         Event::Moved { peer, to, translated: false, took, flows: 2, carried: carried(0, Carrier::Hold) },
         Event::NotMoved { peer, at: Some(address), flows: 2, carried: carried(2, Carrier::Hold) },
         Event::NotMoved { peer, at: None, flows: 1, carried: carried(0, Carrier::Hold) },
-        Event::PeerAway { peer, announced: true, flows: 1 },
-        Event::PeerAway { peer, announced: false, flows: 2 },
+        Event::PeerAway { peer, announced: true, held: true, flows: 1 },
+        Event::PeerAway { peer, announced: false, held: true, flows: 2 },
+        Event::PeerAway { peer, announced: false, held: false, flows: 1 },
         Event::PeerRestarted { peer, flows: 2 },
         Event::PeerCleaned { peer, flows: 1 },
         Event::PeerCleaned { peer, flows: 2 },
@@ -87,6 +98,7 @@ pub(super) fn all() -> Vec<Event> {
         not_confirmed(Doubt::Moved, false),
         not_confirmed(Doubt::PeerMoved, false),
         not_confirmed(Doubt::Silent, false),
+        mute,
         Event::StandsIn { peer, address },
         Event::Claimed { flow: flow(1), peer, given_up: true },
         Event::Claimed { flow: flow(1), peer, given_up: false },
