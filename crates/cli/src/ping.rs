@@ -13,8 +13,12 @@ use crate::{connect, print, show};
 /// Pause between two questions.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The first address that a name has, where it has one.
+/// The first address that a name has, where it is one and has one: numbers and keys are none.
 fn resolved(name: &str) -> Option<String> {
+    let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+    if !is_name || name.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
     let found = (name, 0).to_socket_addrs().ok()?.next()?;
     Some(found.ip().to_string())
 }

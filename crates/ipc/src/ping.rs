@@ -15,7 +15,7 @@ pub struct Pinged {
     pub peer: Option<PeerName>,
     /// The session with it, while there is one.
     pub session: Option<Session>,
-    /// Whether it has answered: UDP passes out and in, then.
+    /// Whether it has answered: UDP passes out then, and the answers in.
     pub answered: bool,
     /// The round trip of the answer, in milliseconds.
     pub round_trip_ms: Option<f64>,

@@ -475,7 +475,7 @@ pub struct Path {
     /// Whether it goes over TCP, since UDP gets no answer: slower.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_tcp: bool,
-    /// Milliseconds since the peer was last heard, wherever the two were, where the path is in use and not confirmed.
+    /// Milliseconds since the peer was last heard, wherever the two were, where the path is in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms: Option<u64>,
     /// What carries moved connections on it, where any have moved.

@@ -150,7 +150,7 @@ impl Node {
         self.roles.rendezvous.on_found(id, arrival, &mut At::new(now, &mut self.binding, &mut self.base));
         let updates = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
         if !updates && self.binding.path().paths(&id).is_some_and(|paths| paths.remote() == arrival.source) {
-            self.binding.hear(now, id, false, &mut self.base);
+            self.binding.hear(now, id, &mut self.base);
         }
         self.binding.part_again(now, id, &mut self.base);
         let mut answers = Vec::new();

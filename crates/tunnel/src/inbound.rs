@@ -303,10 +303,10 @@ impl Checks {
                 if !replay.accept(counter) {
                     return Err(Counter::Replayed);
                 }
+                session.hear(now);
                 len
             }
         };
-        accepted.session.hear(now);
         Ok(Opened { peer: accepted.session.peer, chain: header.chain, train })
     }
 

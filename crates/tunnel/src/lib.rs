@@ -226,8 +226,8 @@ impl Tunnel {
         self.table.add_keys(peer, receive_index, algorithm, keys);
     }
 
-    /// When something came last that a peer has sealed, or that knows the token of its session, of each peer that
-    /// anything has come of: by CLOCK_BOOTTIME.
+    /// When something came last that a peer has sealed, of each that any has come of: by CLOCK_BOOTTIME. What is plain
+    /// does not count: whoever has seen a datagram of it can make others.
     #[must_use]
     pub fn heard(&self) -> HashMap<PeerId, Duration> {
         self.table.heard()

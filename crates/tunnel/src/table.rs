@@ -131,7 +131,8 @@ pub(crate) struct Session {
     pub(crate) opening: Box<dyn Aead>,
     pub(crate) replay: Mutex<ReplayWindow>,
     counter: AtomicU64,
-    /// When something of it came last, in microseconds of the clock that counts while the machine sleeps; 0: never.
+    /// When something that was sealed came last, in microseconds of the clock that counts while the machine sleeps; 0:
+    /// never.
     heard: AtomicU64,
 }
 
@@ -149,9 +150,12 @@ impl Session {
         }
     }
 
-    /// Something of it has come at this moment, in microseconds.
+    /// Something that was sealed in it has come at this moment, in microseconds: the same one for a whole batch, of
+    /// which the first alone takes the cache line from who sends.
     pub(crate) fn hear(&self, at: u64) {
-        self.heard.store(at, Ordering::Relaxed);
+        if self.heard.load(Ordering::Relaxed) != at {
+            self.heard.store(at, Ordering::Relaxed);
+        }
     }
 
     /// The first of `count` counters that nobody else gets, unless the key is used up.
@@ -532,7 +536,7 @@ impl Table {
         }
     }
 
-    /// When something of each peer came last.
+    /// When something came last that each peer had sealed.
     pub(crate) fn heard(&self) -> HashMap<PeerId, Duration> {
         let mut heard = HashMap::new();
         for accepted in self.read().sessions.values() {

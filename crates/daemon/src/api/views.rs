@@ -19,6 +19,7 @@ use crate::host::inventory::servers::Inhabitants;
 use crate::host::inventory::{servers, unmoved};
 use crate::known_keys::KnownKeys;
 pub(crate) use crate::shown::flow;
+use crate::shown::is_heard;
 
 pub(crate) fn trust(trust: Trust) -> ipc::Trust {
     match trust {
@@ -383,7 +384,9 @@ fn unconfirmed_since(peer: &PeerView, now: Time) -> String {
         None => "there is no session with the peer any more",
         Some((Doubt::Moved, _)) => "the peer has not answered since this host moved",
         Some((Doubt::PeerMoved, _)) => "the peer has moved and does not answer from there",
-        Some((Doubt::Silent, since)) if peer.last_heard > since => "the peer is heard, and does not answer",
+        Some((Doubt::Silent, since)) if is_heard(now.since(peer.last_heard), now.since(since)) => {
+            "the peer is heard, and does not answer"
+        }
         Some((Doubt::Silent, _)) => "the peer does not answer",
     };
     format!("{what}, last heard {} ago", ipc::duration(now.since(peer.last_heard)))

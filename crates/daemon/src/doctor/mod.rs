@@ -561,19 +561,22 @@ fn daemon(run_dir: &Path, running: bool) -> Finding {
 /// How the running daemon gets on with other hosts. What it cannot be asked shows in [`daemon`].
 fn protection(run_dir: &Path, config: &Config, status: Option<&Status>) -> Vec<Finding> {
     let Ok(mut client) = Client::connect(run_dir) else { return Vec::new() };
-    let (Ok(peers), Ok(connections)) = (client.peers(), client.connections()) else { return Vec::new() };
+    let Ok(peers) = client.peers() else { return Vec::new() };
+    let answers = answers::ask(run_dir, &peers);
+    let Ok(connections) = client.connections() else { return Vec::new() };
     let mut known: BTreeSet<IpAddr> = config.peers.iter().filter_map(|peer| peer.address).collect();
     // Who may not read what is remembered is told of what is configured.
     let remembered = status.and_then(|status| KnownKeys::open(&status.state_dir.join(KNOWN_KEYS)).ok());
     known.extend(remembered.iter().flat_map(|keys| keys.all().keys()));
-    let mut findings = answers::of_peers(&peers, &answers::ask(run_dir, &peers));
+    let mut findings = answers::of_peers(&peers, &answers);
     findings.extend(status.map(|status| answers::of_rendezvous(&status.rendezvous, status.port)).into_iter().flatten());
     let silent = answers::of_known(&known, &connections, config.port);
     let told: BTreeSet<IpAddr> = silent.as_ref().map(|(told, _)| told.clone()).unwrap_or_default();
     findings.extend(silent.map(|(_, finding)| finding));
     let others: Vec<Connection> =
         connections.into_iter().filter(|one| !(was_asked(one) && told.contains(&one.flow.remote.ip()))).collect();
-    findings.extend(protected(&peers, &others));
+    let missed = answers::missed(&peers, &answers).into_iter().map(|peer| peer.id).collect();
+    findings.extend(protected(&peers, &others, &missed));
     findings
 }
 
@@ -604,7 +607,8 @@ fn was_asked(connection: &Connection) -> bool {
     connection.reason.as_deref().is_some_and(|reason| reason.starts_with(crate::api::views::ASKED))
 }
 
-fn protected(peers: &[Peer], connections: &[Connection]) -> Vec<Finding> {
+/// `missed`: peers that do not answer, which nothing is promised of.
+fn protected(peers: &[Peer], connections: &[Connection], missed: &BTreeSet<u32>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let lost_peers = peers.iter().filter(|peer| peer.session.is_none() && peer.away.is_none());
     let lost_peers: Vec<&Peer> = lost_peers.filter(|peer| peer.flows.introduced > 0).collect();
@@ -619,9 +623,12 @@ fn protected(peers: &[Peer], connections: &[Connection]) -> Vec<Finding> {
                 ),
         );
     }
-    let of = |states: &[ConnectionState]| connections.iter().filter(|one| states.contains(&one.state)).count();
-    let survive = of(&[ConnectionState::Native, ConnectionState::Moved, ConnectionState::Held]);
-    let all = connections.len() - of(&[ConnectionState::Server]);
+    let is_missed = |one: &&Connection| one.peer.as_ref().is_some_and(|peer| missed.contains(&peer.id));
+    let survives = |one: &&Connection| {
+        matches!(one.state, ConnectionState::Native | ConnectionState::Moved | ConnectionState::Held) && !is_missed(one)
+    };
+    let survive = connections.iter().filter(survives).count();
+    let all = connections.iter().filter(|one| one.state != ConnectionState::Server).count();
     let silent = connections.iter().filter(|one| was_asked(one));
     let silent: BTreeSet<IpAddr> = silent.map(|one| one.flow.remote.ip()).collect();
     let check = "hosts that were asked";
@@ -747,14 +754,14 @@ mod tests {
         let line = r#"{"flow":{"transport":"tcp","local":"192.0.2.1:4000","remote":"192.0.2.9:22"},"state":"unprotected",
             "since":"","reason":"asked, silent until 03:52"}"#;
         let connection: Connection = serde_json::from_str(line).expect("a connection");
-        let found = protected(&[], std::slice::from_ref(&connection));
+        let found = protected(&[], std::slice::from_ref(&connection), &BTreeSet::new());
         assert!(matches!(found.as_slice(), [one] if one.verdict == Verdict::Warning), "{found:?}");
         assert!(found[0].mend.as_ref().is_some_and(|mend| mend.contains("reload")));
         // Where others are protected, this one is a host that runs nothing.
         let native = Connection { state: ConnectionState::Native, reason: None, ..connection.clone() };
-        let found = protected(&[], &[connection, native.clone()]);
+        let found = protected(&[], &[connection, native.clone()], &BTreeSet::new());
         assert!(matches!(found.as_slice(), [one] if one.verdict == Verdict::Ok), "{found:?}");
-        assert!(protected(&[], &[native]).is_empty());
+        assert!(protected(&[], &[native], &BTreeSet::new()).is_empty());
     }
 
     #[test]

@@ -148,7 +148,7 @@ kinds! {
     /// `announced`: whether the peer has said so, or is not heard any more; `held`: whether its connections wait for
     /// it, or go on to where it was, not confirmed.
     PeerAway = "peer-away" (peer, announced, held, flows);
-    /// The peer answers again, where it was.
+    /// The peer is there again, where it was: it answers, or, where its connections are native, it is heard.
     PeerBack = "peer-back" (peer, flows, carried, carrier);
     /// `whimbrel clean` was run on the peer's host: `flows` moved connections of this host's own ended. None of hosts
     /// behind this one are counted, nor UDP.

@@ -7,6 +7,7 @@ use whimbrel_ipc::{duration, measured};
 use whimbrel_protocol::{Carrier, Doubt, Event, LinkFault, NeighbourProxyStatus, PeerId};
 
 use super::{Causer, reports};
+use crate::shown::is_heard;
 
 reports! {
     /// What people are told of an event of the node's. Of what moves the loop knows more, and of a community its role:
@@ -71,7 +72,7 @@ reports! {
         "peer {peer} does not answer, but this network is the old one: {} as before", connections(*flows);
     Event::PeerAway { peer, announced, held: false, flows }, by Causer::Peer(*peer) =>
         PeerAway { peer, announced, held: false, flows }
-        "peer {peer} is not heard any more: {} {} not confirmed until it answers", connections(*flows), are(*flows);
+        "peer {peer} does not answer any more: {} {} not confirmed until it does", connections(*flows), are(*flows);
     Event::PeerAway { peer, announced, held: true, flows }, by Causer::Peer(*peer) =>
         PeerAway { peer, announced, held: true, flows }
         "peer {peer} {}: {} {} for it", if *announced { "goes away" } else { "is not heard any more" },
@@ -83,7 +84,10 @@ reports! {
         PeerCleaned { peer, flows }
         "`whimbrel clean` was run on the host of peer {peer}: {flows} moved connection{} ended",
         if *flows == 1 { "" } else { "s" };
-    Event::PeerBack { peer, flows, carried }, by Causer::Peer(*peer) =>
+    Event::PeerBack { peer, answers: false, flows, carried }, by Causer::Peer(*peer) =>
+        PeerBack { peer, flows, carried }
+        "peer {peer} is heard again: {} {} as without a move", connections(*flows), verb(*flows, "go");
+    Event::PeerBack { peer, answers: true, flows, carried }, by Causer::Peer(*peer) =>
         PeerBack { peer, flows, carried }
         "peer {peer} answers again: {} {} on", connections(*flows), verb(*flows, "go");
     Event::Suspended { flows } =>
@@ -150,10 +154,10 @@ reports! {
     Event::NotConfirmed { peer, remote, from, doubt, unanswered, heard, behind_nat, flows } =>
         NotConfirmed {
             peer, remote, from, because: because(*doubt), unanswered_ms: unanswered, heard_ms: heard, flows,
-            advice: advice(*doubt, *behind_nat, heard < unanswered, remote.port())
+            advice: advice(*doubt, *behind_nat, is_heard(*heard, *unanswered), remote.port())
         }
         "no answer from peer {peer} at {remote}, last heard {} ago: {} {} not confirmed. {}", duration(*heard),
-        connections(*flows), are(*flows), advice(*doubt, *behind_nat, heard < unanswered, remote.port());
+        connections(*flows), are(*flows), advice(*doubt, *behind_nat, is_heard(*heard, *unanswered), remote.port());
     Event::PathConfirmed { peer, remote, round_trip, carried }, by Causer::Peer(*peer) =>
         PathConfirmed { peer, remote, round_trip_ms: round_trip, carried }
         "the path to peer {peer} at {remote} is confirmed, round trip {}", measured(*round_trip);
@@ -331,7 +335,7 @@ mod tests {
     #[test]
     fn what_is_at_home_is_carried_by_nothing() {
         let carried = Carried { flows: 0, carrier: Carrier::Tunnel };
-        let told = of(&Event::PeerBack { peer: PeerId(3), flows: 2, carried });
+        let told = of(&Event::PeerBack { peer: PeerId(3), answers: true, flows: 2, carried });
         assert_eq!((&told.fields["carried"], &told.fields["carrier"]), (&0.into(), &Value::Null));
     }
 

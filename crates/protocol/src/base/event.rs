@@ -146,10 +146,12 @@ pub enum Event {
         /// Flows of TCP whose sockets were here and ended, at least one.
         flows: usize,
     },
-    /// A peer that was not heard is there again, where it was, and answers.
+    /// A peer that was not heard is there again, where it was.
     PeerBack {
         /// The peer.
         peer: PeerId,
+        /// Whether it has answered as well, as it has where flows are carried; else its flows go as themselves again.
+        answers: bool,
         /// Flows that go on.
         flows: usize,
         /// How they go now.

@@ -212,18 +212,20 @@ impl BindingLayer {
         }
     }
 
-    /// Something was heard of a peer: one that was only not heard is back where it was. `answers`: it has answered as
-    /// well. Else that is asked, and it is told that it is back once it has: what it does not hear does not go on.
-    pub(crate) fn hear(&mut self, now: Time, id: PeerId, answers: bool, base: &mut Base) {
+    /// Something was heard of a peer: one that was only not heard is back where it was. Where its flows are carried, it
+    /// is asked, and that it is back is told once it has answered: what it does not hear does not go on.
+    pub(crate) fn hear(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
         peer.flow.set_stalled(false);
         let Some(Away::Silent { held }) = peer.flow.away() else { return };
         peer.flow.set_away(None);
         peer.binding.listens = false;
-        if answers {
-            peer.path.forget_tries(now);
+        peer.path.forget_tries(now, held);
+        if peer.binding.doubt_told.is_some() {
+            // What was told counts for the row of questions that begins now.
+            peer.binding.doubt_told = Some(now);
         }
-        peer.binding.back_untold = true;
+        let waited = !peer.flow.flows().is_empty();
         self.sides_changed(id);
         if held {
             self.lead_flows(now, id, base);
@@ -231,15 +233,19 @@ impl BindingLayer {
             // They were carried on, and go on as they went.
             self.apply_binding(now, id, base);
         }
-        if self.flow.peer(&id).is_some_and(|peer| !peer.flow.flows().is_empty()) {
+        if waited {
             self.flow.wake_senders(now, id, false, base);
         }
-        if self.doubt(id, base).is_some() {
-            self.ask_in_doubt(now, id, base);
-        } else {
+        if held {
+            if waited {
+                let flows = self.living(id);
+                base.event(Event::PeerBack { peer: id, answers: false, flows, carried: self.carried(id) });
+            }
             self.check_later(now, id, base);
+        } else {
+            self.peers.get_mut(&id).into_iter().for_each(|peer| peer.back_untold = waited);
+            base.set_timer(Timer::Keepalive(id), now);
         }
-        self.tell_confirmed(id, base);
         self.hurry(now, id, base);
     }
 

@@ -292,7 +292,7 @@ impl BindingLayer {
             return;
         }
         if peer.flow.away().is_some() && entry.home.local == peer.flow.places().local {
-            self.hear(now, id, true, base);
+            self.hear(now, id, base);
             return;
         }
         if !waiting {

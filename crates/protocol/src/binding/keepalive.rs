@@ -71,9 +71,9 @@ impl BindingLayer {
         }
     }
 
-    /// The path is checked now, and not when its turn comes, unless that is under way.
+    /// The path is checked now, and not when its turn comes, unless that is under way, or no flow depends on it.
     pub(crate) fn check_soon(&mut self, now: Time, id: PeerId, base: &mut Base) {
-        if self.flow.peer(&id).is_some_and(|peer| !peer.path.is_checked()) {
+        if bound!(self, &id).is_some_and(|peer| peer.moved_flows() > 0 && !peer.path.is_checked()) {
             base.set_timer_earlier(Timer::Keepalive(id), now);
         }
     }
@@ -84,7 +84,7 @@ impl BindingLayer {
     pub(crate) fn check_anew(&mut self, now: Time, id: PeerId, met: Option<SocketAddr>, asked: bool, base: &mut Base) {
         let Some(peer) = self.flow.peer_mut(&id) else { return };
         if peer.path.check_tries() > 0 && met == Some(peer.path.remote()) {
-            peer.path.forget_tries(now);
+            peer.path.forget_tries(now, true);
             if asked {
                 base.set_timer(Timer::Keepalive(id), now);
             }

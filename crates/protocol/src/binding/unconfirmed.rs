@@ -103,7 +103,7 @@ impl BindingLayer {
         self.end_doubt(id, base);
         let (flows, carried) = (self.living(id), self.carried(id));
         if back && flows > 0 {
-            base.event(Event::PeerBack { peer: id, flows, carried });
+            base.event(Event::PeerBack { peer: id, answers: true, flows, carried });
         } else if doubted && let Some(paths) = self.flow.path().paths(&id) {
             let (remote, round_trip) = (paths.remote(), paths.round_trip());
             base.event(Event::PathConfirmed { peer: id, remote, round_trip, carried });

@@ -82,14 +82,14 @@ impl Estimate {
     /// Something has come back after that time, and it is certain what it answers.
     ///
     /// What the first took may be the ends' own doing more than the path's: there is a handshake, and programs are
-    /// attached. So the second counts alone where it took less.
+    /// attached. So the second counts alone where it took less; how much that varies is not forgotten for it.
     pub(super) fn sample(&mut self, took: Duration) {
-        let before = self.smoothed.filter(|first| self.samples != 1 || *first < took);
-        self.samples = self.samples.saturating_add(1);
-        match before {
+        match self.smoothed {
             None => self.variation = took / 2,
             Some(smoothed) => self.variation = (self.variation * 3 + smoothed.abs_diff(took)) / 4,
         }
+        let before = self.smoothed.filter(|first| self.samples != 1 || *first < took);
+        self.samples = self.samples.saturating_add(1);
         self.smoothed = Some(before.map_or(took, |smoothed| (smoothed * 7 + took) / 8));
     }
 

@@ -119,6 +119,8 @@ struct Check {
     sent: Time,
     /// When the first of its row was sent, none of which was answered.
     begun: Time,
+    /// One before was not answered, though the peer was heard since.
+    doubted: bool,
     /// Where it went.
     to: IpAddr,
     /// Our addresses, which go along with it.
@@ -338,6 +340,13 @@ impl Paths {
         self.estimate.sample(sample);
     }
 
+    /// The same of a question by hand, whose answer a path that was cut for a while may have put off.
+    pub(crate) fn sample_by_hand(&mut self, sample: Duration) {
+        if self.estimate.smoothed().is_none_or(|smoothed| sample < smoothed) {
+            self.estimate.sample(sample);
+        }
+    }
+
     /// The delay before try number `tries` + 1 of a request (P-12).
     pub(crate) fn repeat_after(&self, tries: u32) -> Duration {
         let first = (self.round_trip() * 3 / 2).max(Duration::from_millis(50));
@@ -551,20 +560,21 @@ impl Paths {
 
     /// A check goes out, of where the peer is taken to be. Tells how often it was repeated.
     pub(crate) fn begin_check(&mut self, now: Time, token: u64, telling: Vec<IpAddr>) -> u32 {
-        let (begun, mut prompts) = match &self.check {
-            Some(before) => (before.begun, before.prompts),
-            None => (now, Prompts::default()),
+        let (begun, doubted, mut prompts) = match &self.check {
+            Some(before) => (before.begun, before.doubted, before.prompts),
+            None => (now, false, Prompts::default()),
         };
         // Whoever is heard is not missed by that.
         let counts = !(prompts.take() && self.check_tries > DOUBTED_AFTER);
         self.check_tries += u32::from(self.check.is_some() && counts);
-        self.check = Some(Check { token, sent: now, begun, to: self.heading().ip(), telling, prompts });
+        self.check = Some(Check { token, sent: now, begun, doubted, to: self.heading().ip(), telling, prompts });
         self.check_tries
     }
 
     /// As [`Paths::begin_check`], of a session that is new: it counts as the first.
     pub(super) fn begin_first_check(&mut self, now: Time, token: u64, to: IpAddr, telling: Vec<IpAddr>) {
-        self.check = Some(Check { token, sent: now, begun: now, to, telling, prompts: Prompts::default() });
+        self.check =
+            Some(Check { token, sent: now, begun: now, doubted: false, to, telling, prompts: Prompts::default() });
     }
 
     /// There is a reason to take it that a check would be answered which is overdue: when it is to be repeated.
@@ -584,10 +594,11 @@ impl Paths {
         (self.check, self.check_tries) = (None, 0);
     }
 
-    /// The peer was heard.
-    pub(crate) fn forget_tries(&mut self, now: Time) {
+    /// The peer was heard. `answers`: so that a check would be answered, as far as is known; else it stays in doubt.
+    pub(crate) fn forget_tries(&mut self, now: Time, answers: bool) {
+        let doubted = !answers && self.silent_since().is_some();
         self.check_tries = 0;
-        self.check.iter_mut().for_each(|check| check.begun = now);
+        self.check.iter_mut().for_each(|check| (check.begun, check.doubted) = (now, doubted));
     }
 
     /// The last question by hand.
@@ -611,7 +622,7 @@ impl Paths {
 
     /// Since when checks go unanswered, where that is more than a loss or two.
     pub(crate) fn silent_since(&self) -> Option<Time> {
-        self.check.as_ref().filter(|_| self.check_tries >= DOUBTED_AFTER).map(|check| check.begun)
+        self.check.as_ref().filter(|check| check.doubted || self.check_tries >= DOUBTED_AFTER).map(|check| check.begun)
     }
 
     /// Whether the peer has been told these addresses of ours.
