@@ -54,7 +54,9 @@ fn main() -> ExitCode {
 
 /// What is wrong with the command line, where that asks for JSON as it does; or the help that it asks for.
 fn usage(error: &clap::Error) -> ExitCode {
-    let asks = std::env::args_os().skip(1).take_while(|argument| argument != "--").any(|argument| argument == "--json");
+    let asks = std::env::args_os().skip(1).take_while(|argument| argument != "--").any(|argument| {
+        argument.to_str().is_some_and(|argument| argument == "--json" || argument.starts_with("--json="))
+    });
     if !error.use_stderr() || !asks {
         error.exit();
     }

@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use whimbrel_ipc::{Carrier, ConnectionState};
 
-use super::world::{LONG, PROMPT, SOME, World, all_run, carried_by, is_bare, is_native, ms, names, site, step};
+use super::world::{
+    LONG, PROMPT, SOME, World, all_run, carried_by, is_bare, is_native, is_not_carried, ms, names, site, step,
+};
 use super::{Scenario, scenario};
 use crate::{
     Cut, Direction, FlowPair, Gateway, Join, Lab, Leave, MonoTime, PacketCount, Random, Result, Side, Verdict,
@@ -345,14 +347,14 @@ fn peer_stopped(lab: &mut Lab) -> Result<()> {
         // The same network and the same address; P-39.
         world.roam(&a)?;
         world.goes_on(&mut pair)?;
-        is_native(&client, Side::Client, &pair)?;
+        is_not_carried(&client, Side::Client, &pair)?;
     }
     // P-38.
     let before = client.events(0)?.last().map_or(0, |event| event.number);
     world.laptop.join(&world.b.network, &Join::by("eth0").metric(50))?;
     client.wait_event("moving", before, LONG)?;
     pair.wait_progress(SOME, LONG)?;
-    is_native(&client, Side::Client, &pair)?;
+    is_not_carried(&client, Side::Client, &pair)?;
     // It is back, and what was asked all the time is answered.
     server.restart()?;
     carried_by(&client, Side::Client, &pair, Carrier::Rewrite)?;

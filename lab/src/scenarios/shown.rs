@@ -81,7 +81,7 @@ fn is_not_confirmed(daemon: &Whimbrel, end: Side, pair: &FlowPair, heard: Durati
         println!("{shown}");
         expect!(shown.contains(what), "`{command}` does not say {what:?}: {shown}");
     }
-    let said = "of which 0 survive a move; 1 is not confirmed, and goes on once its peer answers.";
+    let said = "of which 0 survive a move; 1 is not confirmed: it survives once its peer answers.";
     expect!(daemon.cli(&["connections"])?.contains(said), "what is not confirmed is promised, or given up");
     let counts = daemon.status()?.counts;
     expect!((counts.moved, counts.not_confirmed) == (0, 1), "{counts:?}");

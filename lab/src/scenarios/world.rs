@@ -234,6 +234,13 @@ pub(super) fn is_native(daemon: &Whimbrel, end: Side, pair: &FlowPair) -> Result
     wait_state(daemon, end, pair, "native", |c| c.state == ConnectionState::Native)
 }
 
+/// The same where the peer's daemon does not answer: that is shown once it has been asked.
+pub(super) fn is_not_carried(daemon: &Whimbrel, end: Side, pair: &FlowPair) -> Result<()> {
+    wait_state(daemon, end, pair, "carried by nothing", |c| {
+        matches!(c.state, ConnectionState::Native | ConnectionState::NotConfirmed) && c.carrier.is_none()
+    })
+}
+
 /// The names of the pair's connection as an end has them.
 pub(super) fn names(end: Side, pair: &FlowPair) -> (SocketAddr, SocketAddr) {
     match end {

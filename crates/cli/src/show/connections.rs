@@ -10,7 +10,11 @@ use crate::table::{elastic, render, text, width, wrap};
 
 /// Whether it is not carried the way that it was opened.
 pub(crate) fn is_away(connection: &Connection) -> bool {
-    matches!(connection.state, ConnectionState::Moved | ConnectionState::NotConfirmed | ConnectionState::Held)
+    match connection.state {
+        ConnectionState::Moved | ConnectionState::Held => true,
+        ConnectionState::NotConfirmed => connection.carrier.is_some(),
+        _ => false,
+    }
 }
 
 /// `only_moved`: they were picked by [`is_away`].
@@ -52,8 +56,8 @@ pub(crate) fn connections(connections: &[Connection], only_moved: bool) -> Strin
     let verb = if survive == 1 { "survives" } else { "survive" };
     let doubtful = match of(ConnectionState::NotConfirmed) {
         0 => String::new(),
-        1 => "; 1 is not confirmed, and goes on once its peer answers".to_owned(),
-        more => format!("; {more} are not confirmed, and go on once their peers answer"),
+        1 => "; 1 is not confirmed: it survives once its peer answers".to_owned(),
+        more => format!("; {more} are not confirmed: they survive once their peers answer"),
     };
     let sum = format!("{}, of which {survive} {verb} a move{doubtful}.", count(shown.len(), "connection"));
     out.push_str(&(wrap(&sum, width(), 0) + "\n"));
@@ -293,7 +297,7 @@ PROTO  LOCAL             REMOTE           STATE          VIA
 tcp    192.0.2.10:51514  203.0.113.5:443  not confirmed  tunnel
 tcp    192.0.2.10:51515  203.0.113.6:443  native
 not confirmed: the peer has not answered since this host moved, last heard 28 s ago (1 connection)
-2 connections, of which 1 survives a move; 1 is not confirmed, and goes on once its peer answers.
+2 connections, of which 1 survives a move; 1 is not confirmed: it survives once its peer answers.
 "
         );
     }

@@ -99,6 +99,16 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
             how.push(would);
             (how, survives, advice)
         }
+        ConnectionState::NotConfirmed if connection.carrier.is_none() => (
+            vec![
+                format!(
+                    "Its packets go as they would without Whimbrel, but nothing shows that it would survive: {reason}."
+                ),
+                "It survives a move once the peer answers; it is held until then.".to_owned(),
+            ],
+            None,
+            Some("See there that the daemon runs and lets UDP in; `whimbrel ping` asks it again.".to_owned()),
+        ),
         ConnectionState::NotConfirmed => (
             vec![
                 format!(
@@ -288,7 +298,8 @@ mod tests {
             (S::Unprotected, Some("SCTP is not moved"), Some(false), "SCTP", None),
             (S::Lost, Some("its address is gone"), Some(false), "has ended it", Some("open another")),
         ] {
-            let said = why(&connection(state, reason), &[]);
+            let carrier = (state == S::NotConfirmed).then_some(Carrier::Tunnel);
+            let said = why(&Connection { carrier, ..connection(state, reason) }, &[]);
             let text = sentences(std::slice::from_ref(&said)).replace('\n', " ");
             assert_eq!(said.survives, survives, "{text}");
             assert!(text.starts_with("tcp 192.0.2.10:51514 -> 203.0.113.5:443 is a connection of curl (process 812)"));
@@ -296,6 +307,8 @@ mod tests {
             assert!(advises.is_none_or(|advises| text.contains(advises)), "{text}");
             assert_eq!(said.advice.is_some(), advises.is_some(), "{text}");
         }
+        let native = why(&connection(S::NotConfirmed, Some("the peer does not answer")), &[]);
+        assert!(native.sentences[1].contains("as they would without Whimbrel") && native.survives.is_none());
     }
 
     #[test]

@@ -40,7 +40,8 @@ pub(crate) enum Whom {
 /// Whether an address can be that of another host alone.
 pub(crate) fn is_of_one_host(address: IpAddr) -> bool {
     let broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
-    !(broadcast || address.is_unspecified() || address.is_multicast())
+    let on_a_link = matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    !(broadcast || on_a_link || address.is_unspecified() || address.is_multicast())
 }
 
 impl Pinging {
@@ -252,7 +253,7 @@ mod tests {
 
     #[test]
     fn addresses_of_many_hosts_or_none_are_told() {
-        for address in ["0.0.0.0", "255.255.255.255", "224.0.0.1", "::", "ff02::1"] {
+        for address in ["0.0.0.0", "255.255.255.255", "224.0.0.1", "::", "ff02::1", "fe80::1"] {
             assert!(!is_of_one_host(address.parse().unwrap()), "{address}");
         }
         assert!(["203.0.113.5", "2001:db8::5"].into_iter().all(|address| is_of_one_host(address.parse().unwrap())));

@@ -100,6 +100,7 @@ pub(crate) fn state(view: &FlowView, peer: Option<&PeerView>) -> ipc::Connection
     let waits = view.entry.is_some_and(|entry| entry.waits.any());
     match view.state {
         FlowState::Native | FlowState::Moved if waits => ipc::ConnectionState::Held,
+        FlowState::Native if peer.is_some_and(|peer| peer.doubt.is_some()) => ipc::ConnectionState::NotConfirmed,
         FlowState::Native => ipc::ConnectionState::Native,
         FlowState::Moved if peer.is_some_and(|peer| peer.carrier == Carrier::Hold) => ipc::ConnectionState::Held,
         FlowState::Moved if peer.is_some_and(|peer| is_doubtful(view, peer)) => ipc::ConnectionState::NotConfirmed,
@@ -168,7 +169,7 @@ pub(crate) fn paths(
     possible: impl IntoIterator<Item = (IpAddr, SocketAddr)>,
 ) -> Vec<ipc::Path> {
     // Where nobody answers, what was measured says nothing of how it is now.
-    let doubtful = view.doubt.is_some();
+    let doubtful = view.doubt.is_some() || !view.session;
     let active = ipc::Path {
         peer: name(view),
         local: view.source,
@@ -378,9 +379,10 @@ fn held_since(view: &FlowView, peer: Option<&PeerView>, suspended: bool) -> &'st
     }
 }
 
-/// Why nothing shows that a flow arrives.
-fn unconfirmed_since(peer: &PeerView, now: Time) -> String {
+/// Why nothing shows that a flow arrives, or, where nothing carries it (`native`), that it would survive a move.
+fn unconfirmed_since(peer: &PeerView, native: bool, now: Time) -> String {
     let what = match peer.doubt {
+        _ if native => "nothing carries it, and the peer does not answer",
         None => "there is no session with the peer any more",
         Some((Doubt::Moved, _)) => "the peer has not answered since this host moved",
         Some((Doubt::PeerMoved, _)) => "the peer has moved and does not answer from there",
@@ -395,16 +397,20 @@ fn unconfirmed_since(peer: &PeerView, now: Time) -> String {
 /// `heard`: whether it was heard rewritten. `suspended`: whether this host is.
 fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: bool, now: Time) -> ipc::Connection {
     let waits = view.entry.is_some_and(|entry| entry.waits.any());
-    let state = state(view, peer);
+    let (state, native) = (state(view, peer), view.state == FlowState::Native);
     let reason = match view.state {
         FlowState::Failed(reason) => Some(reason.to_owned()),
         FlowState::Excluded(line) => Some(format!("policy at line {line}")),
         _ if state == ipc::ConnectionState::Held => Some(held_since(view, peer, suspended).to_owned()),
-        _ if state == ipc::ConnectionState::NotConfirmed => peer.map(|peer| unconfirmed_since(peer, now)),
+        _ if state == ipc::ConnectionState::NotConfirmed => peer.map(|peer| unconfirmed_since(peer, native, now)),
         _ => None,
     };
     let waits_for_word = matches!(state, ipc::ConnectionState::NotConfirmed | ipc::ConnectionState::Held);
-    let carried = waits_for_word || state == ipc::ConnectionState::Moved;
+    let carried = match state {
+        ipc::ConnectionState::NotConfirmed => !native,
+        ipc::ConnectionState::Held | ipc::ConnectionState::Moved => true,
+        _ => false,
+    };
     let entry = view.entry.as_ref();
     // Locators of the other family cannot be rewritten to.
     let own_carrier = |peer: &PeerView| match peer.carrier {

@@ -18,8 +18,11 @@ const ASKED_MOST: usize = 64;
 /// So many at once.
 const AT_ONCE: usize = 8;
 
-/// Asks peers whether they answer now: which number does, of those that were asked.
-pub(super) fn ask(run_dir: &Path, peers: &[Peer]) -> HashMap<u32, bool> {
+/// What peers have said that were asked just now, by their numbers: whether they answer, where that could be asked.
+pub(super) type Answers = HashMap<u32, bool>;
+
+/// Asks peers whether they answer now.
+pub(super) fn ask(run_dir: &Path, peers: &[Peer]) -> Answers {
     let mut asked: Vec<&Peer> = peers.iter().filter(|peer| is_asked(peer)).collect();
     asked.sort_by_key(|peer| Reverse(peer.flows.introduced));
     asked.truncate(ASKED_MOST);
@@ -30,6 +33,8 @@ pub(super) fn ask(run_dir: &Path, peers: &[Peer]) -> HashMap<u32, bool> {
             let peer = lock(&next).next();
             let Some(peer) = peer else { return };
             match client.ping(format!("#{}", peer.id)) {
+                // Nothing could be sent.
+                Ok(pinged) if pinged.session.is_some() && pinged.local.is_none() => {}
                 Ok(pinged) => drop(lock(&answers).insert(peer.id, pinged.answered)),
                 // It was forgotten meanwhile.
                 Err(ClientError::Refused(_)) => {}
@@ -60,7 +65,7 @@ pub(super) fn called(peer: &Peer) -> String {
 }
 
 /// Those that do not answer. `answers`: what those said that were asked just now.
-pub(super) fn missed<'a>(peers: &'a [Peer], answers: &HashMap<u32, bool>) -> Vec<&'a Peer> {
+pub(super) fn missed<'a>(peers: &'a [Peer], answers: &Answers) -> Vec<&'a Peer> {
     let is_missed = |peer: &&Peer| match answers.get(&peer.id) {
         Some(answers) => !answers,
         None => {
@@ -72,7 +77,7 @@ pub(super) fn missed<'a>(peers: &'a [Peer], answers: &HashMap<u32, bool>) -> Vec
 }
 
 /// Whether the peers answer with whom there is a session. `answers`: what those said that were asked just now.
-pub(super) fn of_peers(peers: &[Peer], answers: &HashMap<u32, bool>) -> Vec<Finding> {
+pub(super) fn of_peers(peers: &[Peer], answers: &Answers) -> Vec<Finding> {
     let check = "peers";
     let all = peers.iter().filter(|peer| is_asked(peer)).count();
     if all == 0 {

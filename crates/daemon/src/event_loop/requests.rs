@@ -205,7 +205,13 @@ impl EventLoop {
         let known = known.or_else(|| left(at?)?.entry.map(|entry| entry.peer));
         let peer = known.and_then(|id| Some((id, node.last_ping(id)?.0)));
         let (whom, address) = match (peer, at) {
-            (Some((id, remote)), _) => (Whom::Peer(id), remote),
+            (Some((id, remote)), _) => {
+                if self.desk.node.is_silent(remote.ip()) {
+                    // It was silent when connections with it were opened: those wait for that.
+                    self.desk.node.ask_address(now, remote.ip());
+                }
+                (Whom::Peer(id), remote)
+            }
             (None, Some(address)) if named.is_err() => {
                 if address.is_loopback() || self.desk.own_addresses().contains(&address) {
                     return Err(Failure::new("this is the host itself").on(host).hint("Name another one."));
@@ -214,6 +220,12 @@ impl EventLoop {
                     return Err(Failure::new("this is the address of no single other host")
                         .on(host)
                         .hint("The address at which other hosts reach it names it."));
+                }
+                if self.desk.routes.source_for(address).is_none() {
+                    return Err(Failure::new("no network of this host leads to it").on(host).hint(
+                        "An interface has to be up, with an address of that family and a route (`ip address`, `ip \
+                         route`).",
+                    ));
                 }
                 if !self.desk.node.ask_address(now, address) {
                     return Err(Failure::new("this host may not ask it")
@@ -308,7 +320,7 @@ impl EventLoop {
         let peers = self.desk.peers().map(|view| {
             let name = views::name(&view);
             let name = whimbrel_ipc::PeerName { name: called.get(&name.key).cloned(), ..name };
-            (view.id, (name, view.doubt.is_some()))
+            (view.id, (name, view.doubt.is_some() || !view.session))
         });
         let peers = peers.collect();
         let network = &self.desk.host.network;

@@ -81,8 +81,8 @@ kinds! {
     AddressConflict = "address-conflict" (flow, peer, outcome);
     /// Connections that have moved are carried another way.
     CarrierChanged = "carrier-changed" (peer, carrier);
-    /// The connection has ended.
-    FlowGone = "flow-gone" (flow, peer) connection;
+    /// The connection has ended, or, where `goes_on`, is not protected any more.
+    FlowGone = "flow-gone" (flow, peer, goes_on) connection;
     /// The connection will outlive a move. `translated`: a NAT is on the way.
     FlowIntroduced = "flow-introduced" (flow, peer, translated) connection;
     /// A daemon before this one has introduced it; of the first 1000.

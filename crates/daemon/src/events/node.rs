@@ -39,9 +39,12 @@ reports! {
     Event::IntroductionFailed { flow, reason } =>
         IntroductionFailed { flow, reason }
         "{flow} will not outlive a move: {reason}";
-    Event::FlowGone { flow, peer } =>
-        FlowGone { flow, peer }
+    Event::FlowGone { flow, peer, goes_on: false } =>
+        FlowGone { flow, peer, goes_on: false }
         "{flow} has ended";
+    Event::FlowGone { flow, peer, goes_on: true } =>
+        FlowGone { flow, peer, goes_on: true }
+        "{flow} goes on and will not outlive a move any more: the other host has forgotten it (`whimbrel clean`)";
     Event::Paused { peer, wait: true, by_peer, flows: named, waiting }, by by_peer.then_some(Causer::Peer(*peer)) =>
         FlowsWait { peer, by: by(*by_peer), flows: named.len(), waiting, named }
         "{} of peer {peer} {}: {} asked for that", connections(named.len()), verb(named.len(), "wait"), who(*by_peer);

@@ -67,6 +67,8 @@ pub enum Event {
         flow: FlowTuple,
         /// With whom.
         peer: PeerId,
+        /// It was forgotten alone: its socket goes on, and is not protected.
+        goes_on: bool,
     },
     /// Single flows wait by request, or go on (P-48).
     Paused {

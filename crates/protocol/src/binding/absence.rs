@@ -364,8 +364,10 @@ impl BindingLayer {
                 beyond.into_iter().partition(|flow| self.flow.flows().entry(flow).is_some_and(|of| at_home(flow, of)));
             for flow in home {
                 let Some(known) = self.flow.flows().get(&flow).cloned() else { continue };
-                self.flow.forget_flow(&flow, base);
-                if !known.is_closed() {
+                if known.is_closed() {
+                    self.flow.forget_flow(&flow, base);
+                } else {
+                    self.flow.forget_agreement(&flow, base);
                     self.flow.flows_mut().put(flow, known.forgotten());
                     self.flow.flows_mut().put_off(now, flow);
                 }

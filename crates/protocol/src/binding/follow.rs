@@ -28,6 +28,9 @@ impl BindingLayer {
         answers: &mut Vec<Message>,
         base: &mut Base,
     ) {
+        if self.answer_with_forgotten(id, arrival, base) {
+            return;
+        }
         let flags_here = self.own_flags(id, base);
         let Update { binding, sequence, flags, claimed } = *update;
         let Some(peer) = bound_mut!(self, &id) else { return };

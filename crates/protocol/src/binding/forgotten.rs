@@ -9,6 +9,7 @@ use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::Time;
 use crate::base::Base;
+use crate::base::arrival::Arrival;
 use crate::base::attachments::Routes;
 use crate::base::event::Event;
 use crate::base::op::{FlowEntry, LocalEnd, NOWHERE, PeerId};
@@ -38,7 +39,7 @@ impl BindingLayer {
             let untold = self.to_be_forgotten(id, &peer, configured, base);
             let Some(peer) = bound_mut!(self, &id).filter(|_| !untold.is_empty()) else { continue };
             let standing = if way.is_some() { Standing::Told } else { Standing::NoWay };
-            peer.binding.forgotten = Forgotten { untold, tries: 0, standing };
+            peer.binding.forgotten = Forgotten::new(untold, standing);
             base.stop_timer(Timer::Reach(id));
             if let Some(attachment) = way {
                 peer.path.answer_from(attachment);
@@ -88,8 +89,7 @@ impl BindingLayer {
     /// Tells a peer what it has not answered, once there is a session.
     pub(super) fn say_forgotten(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
-        let Forgotten { untold, tries, standing: Standing::Told } = &mut peer.binding.forgotten else { return };
-        if untold.is_empty() {
+        if !peer.binding.forgotten.is_said() || peer.binding.forgotten.untold.is_empty() {
             return;
         }
         if !peer.peer.has_session() {
@@ -97,18 +97,23 @@ impl BindingLayer {
             base.set_timer(Timer::Forgotten(id), now + ASKED_EVERY);
             return;
         }
-        *tries += 1;
-        let pause = peer.path.repeat_after(*tries);
-        let word = |(number, (lost, names)): (&u32, &(bool, Vec<u64>))| Message::Forgotten {
-            number: *number,
-            lost: *lost,
-            names: names.clone(),
-        };
-        for word in untold.iter().map(word).collect::<Vec<_>>() {
+        peer.binding.forgotten.tries += 1;
+        let pause = peer.path.repeat_after(peer.binding.forgotten.tries);
+        for word in peer.binding.forgotten.words() {
             // Each in a datagram of its own (P-37).
             self.flow.path_mut().send(id, &[word], base);
         }
         base.set_timer(Timer::Forgotten(id), now + pause);
+    }
+
+    /// A peer says where it is to a host that is about to forget its flows: that is what it is told, there, and not
+    /// that its flows are led there. Tells whether that is so.
+    pub(super) fn answer_with_forgotten(&mut self, id: PeerId, arrival: &Arrival, base: &mut Base) -> bool {
+        let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.binding.forgotten.is_said()) else { return false };
+        if let Some(word) = peer.binding.forgotten.said_elsewhere() {
+            self.flow.path_mut().send_to(id, arrival.destination, arrival.source, &[word], base);
+        }
+        true
     }
 
     /// The peer has answered one of these words.
@@ -172,8 +177,11 @@ impl BindingLayer {
             let told = (count > 0 && by_peer).then_some(Event::PeerCleaned { peer: id, flows: count });
             self.end_flows(now, id, &ended, told, base);
         } else {
-            for (flow, _) in flows.iter().filter(|(_, known)| plain(known)) {
-                self.flow.forget_flow(flow, base);
+            for (flow, known) in flows.iter().filter(|(_, known)| plain(known)) {
+                match end(known) == Some(LocalEnd::Here) && !known.is_closed() {
+                    true => self.flow.forget_agreement(flow, base),
+                    false => self.flow.forget_flow(flow, base),
+                }
             }
             self.apply_binding(now, id, base);
             self.refresh_sets(base);

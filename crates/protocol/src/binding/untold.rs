@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use whimbrel_wire::message::Message;
+
 /// What a peer is to be told of flows that this host forgets.
 #[derive(Debug, Default)]
 pub(super) struct Forgotten {
@@ -10,6 +12,39 @@ pub(super) struct Forgotten {
     /// How often that was said.
     pub(super) tries: u32,
     pub(super) standing: Standing,
+    /// How often it was said where an update came from.
+    elsewhere: u8,
+}
+
+/// So often it is said to where an update comes from, which nothing has proven.
+const ELSEWHERE_MOST: u8 = 4;
+
+impl Forgotten {
+    pub(super) fn new(untold: BTreeMap<u32, (bool, Vec<u64>)>, standing: Standing) -> Self {
+        Self { untold, standing, ..Self::default() }
+    }
+
+    /// Whether the peer is told, or was.
+    pub(super) fn is_said(&self) -> bool {
+        self.standing == Standing::Told
+    }
+
+    /// What it has not answered.
+    pub(super) fn words(&self) -> Vec<Message> {
+        let word = |(number, (lost, names)): (&u32, &(bool, Vec<u64>))| Message::Forgotten {
+            number: *number,
+            lost: *lost,
+            names: names.clone(),
+        };
+        self.untold.iter().map(word).collect()
+    }
+
+    /// The first of these, to be said to where an update comes from, unless that was done often enough.
+    pub(super) fn said_elsewhere(&mut self) -> Option<Message> {
+        let word = self.words().into_iter().next().filter(|_| self.elsewhere < ELSEWHERE_MOST)?;
+        self.elsewhere += 1;
+        Some(word)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

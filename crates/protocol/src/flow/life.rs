@@ -103,8 +103,17 @@ impl FlowLayer {
         }
     }
 
-    /// Forgets a flow altogether.
+    /// Forgets a flow altogether: it is over.
     pub(crate) fn forget_flow(&mut self, flow: &FlowTuple, base: &mut Base) {
+        self.take_out(flow, false, base);
+    }
+
+    /// Forgets what was agreed on about a flow, which goes on without.
+    pub(crate) fn forget_agreement(&mut self, flow: &FlowTuple, base: &mut Base) {
+        self.take_out(flow, true, base);
+    }
+
+    fn take_out(&mut self, flow: &FlowTuple, goes_on: bool, base: &mut Base) {
         let Some(known) = self.flows.take(flow) else { return };
         self.path.session_mut().contacts_mut().forget_waiting(flow);
         self.abandon_introduction(flow, &known.stage);
@@ -115,9 +124,8 @@ impl FlowLayer {
             if let Some(peer) = peer_mut!(self, &entry.peer) {
                 peer.flow.remove_flow(flow, entry);
             }
-
             base.ask(FlowOp::Remove { flow: *flow }, Asked::Effect("removing a flow"));
-            base.event(Event::FlowGone { flow: *flow, peer: entry.peer });
+            base.event(Event::FlowGone { flow: *flow, peer: entry.peer, goes_on });
         }
     }
 

@@ -425,6 +425,12 @@ impl Node {
         may
     }
 
+    /// Whether an address is left alone, since it was asked in vain.
+    #[must_use]
+    pub fn is_silent(&self, address: IpAddr) -> bool {
+        matches!(self.standing(address), Standing::Silent { .. })
+    }
+
     /// How many questions have gone out to an address that is being asked.
     #[must_use]
     pub fn questions_to(&self, address: IpAddr) -> Option<u32> {

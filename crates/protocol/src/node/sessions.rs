@@ -111,6 +111,10 @@ impl Node {
         }
         self.binding.on_life(now, id, confirmed.life, confirmed.begun, &mut self.base);
         let proven = confirmed.origin.map(|origin| origin.remote);
+        if let Some(at) = proven {
+            // Somebody who runs Whimbrel is there, or behind that address.
+            self.binding.session_mut().ask_prompted(now, at.ip(), &mut self.base);
+        }
         self.binding.record_sighting(now, id, proven, &mut self.base);
         self.binding.check_anew(now, id, proven, !confirmed.initiated, &mut self.base);
         self.binding.flow_mut().send_paused(now, id, &mut self.base);

@@ -90,7 +90,12 @@ impl Estimate {
         }
         let before = self.smoothed.filter(|first| self.samples != 1 || *first < took);
         self.samples = self.samples.saturating_add(1);
-        self.smoothed = Some(before.map_or(took, |smoothed| (smoothed * 7 + took) / 8));
+        let smoothed = |before: Duration| match took * 2 < before {
+            // Ends that are busy can only lengthen it.
+            true => (before + took) / 2,
+            false => (before * 7 + took) / 8,
+        };
+        self.smoothed = Some(before.map_or(took, smoothed));
     }
 
     /// The smoothed round trip, where one was measured.

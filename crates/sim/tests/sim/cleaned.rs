@@ -254,6 +254,24 @@ fn a_host_that_has_moved_without_its_daemon_tells_it_from_where_it_is() {
 }
 
 #[test]
+fn who_moves_while_it_is_cleaned_is_told_and_not_led_anywhere() {
+    for seed in seeds(4, 40) {
+        let (mut two, flows) = Two::flowing(seed, 3);
+        two.world.crash(two.server);
+        two.world.move_to(two.client, two.away, AWAY);
+        two.world.run_for(SECOND);
+        let before = two.world.events.len();
+        let words = two.world.clean(two.server, 20 * SECOND);
+        assert_eq!(words, ALL, "seed {seed}");
+        let moved = |(_, host, event): &(_, HostId, Event)| *host == two.client && matches!(event, Event::Moved { .. });
+        assert!(!two.world.events.iter().skip(before).any(moved), "seed {seed}: told that they have moved");
+        for flow in &flows {
+            assert!(two.world.view(*flow, 0).is_some_and(|view| view.entry.is_none()), "seed {seed}: still protected");
+        }
+    }
+}
+
+#[test]
 fn very_many_are_told_in_several_words() {
     let (mut two, flows) = Two::flowing(2741, 140);
     two.world.move_to(two.client, two.away, AWAY);
