@@ -35,6 +35,11 @@ pub struct PreferSection {
     pub selects_nothing: bool,
     /// For how many peers it counts.
     pub peers: usize,
+    /// It means single connections, by more than their peer.
+    pub of_connections: bool,
+    /// For how many connections it counts, where it means such; `None` also where that is not looked for: who has which
+    /// connection open, for what another file would do.
+    pub connections: Option<usize>,
 }
 
 /// By which network a peer is reached.
@@ -62,6 +67,29 @@ pub struct NetworkChoice {
     /// No connection depends on the peer, so that no other network is tried.
     pub rests: bool,
     /// Milliseconds after which it goes to what is selected, if nothing changes until then.
+    pub waits_ms: Option<u64>,
+    /// Each network.
+    pub networks: Vec<NetworkCandidate>,
+    /// What sections come to that mean single connections with the peer.
+    pub connections: Vec<ConnectionsChoice>,
+}
+
+/// By which network single connections with a peer go.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ConnectionsChoice {
+    /// The line of the section that means them.
+    pub line: u32,
+    /// How many they are.
+    pub connections: usize,
+    /// How many of them go by another network than the peer is reached by.
+    pub apart: usize,
+    /// How many of them have no room on the network that is selected, and so go with the others.
+    pub left_out: usize,
+    /// The interface that is selected; none where there is none.
+    pub selected: Option<String>,
+    /// Why. Where routes would decide these go with the others of the peer.
+    pub why: WhyNetwork,
+    /// Milliseconds after which they go to what is selected, if nothing changes until then.
     pub waits_ms: Option<u64>,
     /// Each network.
     pub networks: Vec<NetworkCandidate>,

@@ -182,6 +182,9 @@ pub struct Connection {
     /// Whether that goes over TCP, since UDP gets no answer: slower.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_tcp: bool,
+    /// The interface by which it goes, where it has a path of its own: either end has placed it so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
     /// Who is at its other end, where that is known.
     pub peer: Option<PeerName>,
     /// Whether something on the way translates its addresses; known once it is introduced.
@@ -228,6 +231,7 @@ impl Connection {
             state,
             carrier: None,
             by_tcp: false,
+            network: None,
             peer: None,
             translated: None,
             wire: None,

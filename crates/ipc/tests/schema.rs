@@ -8,14 +8,14 @@ use std::thread;
 
 use whimbrel_ipc::{
     AgainstNetwork, Anchored, Anchors, Attachment, Bytes, Carrier, Client, ClientError, Code, CommunityReply,
-    CommunityRequest, CommunityStanding, Configuration, Connection, ConnectionState, Counts, DrawnCode, EventRecord,
-    EventsQuery, Explained, Failure, Family, Flow, Grant, Greeting, HandoffStarted, Helper, HelperState, Host, Kept,
-    LentEnds, LocalAddress, MadeSocket, Meetings, Metric, MetricKind, Moved, NameServer, NameServerState,
-    NetworkCandidate, NetworkChoice, Offer, OfferedAddress, OfferedPrefix, Open, OpenSocket, PassedOn, Path, Peer,
-    PeerFlows, PeerName, Pinged, Places, PreferSection, Process, Purpose, Received, Rendezvous, RendezvousBy,
-    RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status, Suspended,
-    Transport, Trust, Tunnel, Uuid, WantedAnchor, WhyNetwork, WrittenPreference, reply_from_line, reply_to_line,
-    request_from_line, request_to_line, socket_path,
+    CommunityRequest, CommunityStanding, Configuration, Connection, ConnectionState, ConnectionsChoice, Counts,
+    DrawnCode, EventRecord, EventsQuery, Explained, Failure, Family, Flow, Grant, Greeting, HandoffStarted, Helper,
+    HelperState, Host, Kept, LentEnds, LocalAddress, MadeSocket, Meetings, Metric, MetricKind, Moved, NameServer,
+    NameServerState, NetworkCandidate, NetworkChoice, Offer, OfferedAddress, OfferedPrefix, Open, OpenSocket, PassedOn,
+    Path, Peer, PeerFlows, PeerName, Pinged, Places, PreferSection, Process, Purpose, Received, Rendezvous,
+    RendezvousBy, RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status,
+    Suspended, Transport, Trust, Tunnel, Uuid, WantedAnchor, WhyNetwork, WrittenPreference, reply_from_line,
+    reply_to_line, request_from_line, request_to_line, socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
@@ -119,6 +119,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                     state: ConnectionState::Moved,
                     carrier: Some(Carrier::Rewrite),
                     by_tcp: false,
+                    network: None,
                     peer: Some(peer_name()),
                     translated: Some(false),
                     wire: Some(flow("198.51.100.7:51514", "203.0.113.5:443")),
@@ -213,7 +214,22 @@ fn replies() -> Vec<(&'static str, Reply)> {
             "explained",
             Reply::Explained(Explained {
                 trial: true,
-                sections: vec![PreferSection { line: 12, selects_nothing: false, peers: 1 }],
+                sections: vec![
+                    PreferSection {
+                        line: 12,
+                        selects_nothing: false,
+                        peers: 1,
+                        of_connections: false,
+                        connections: None,
+                    },
+                    PreferSection {
+                        line: 20,
+                        selects_nothing: false,
+                        peers: 0,
+                        of_connections: true,
+                        connections: Some(2),
+                    },
+                ],
                 peers: vec![NetworkChoice {
                     peer: peer_name(),
                     in_use: "wlan0".into(),
@@ -231,6 +247,16 @@ fn replies() -> Vec<(&'static str, Reply)> {
                         network("wlan0", Some(AgainstNetwork::Price)),
                         network("wwan0", Some(AgainstNetwork::Delay { most_ms: 160.0 })),
                     ],
+                    connections: vec![ConnectionsChoice {
+                        line: 20,
+                        connections: 2,
+                        apart: 1,
+                        left_out: 0,
+                        selected: Some("eth0".into()),
+                        why: WhyNetwork::Order,
+                        waits_ms: None,
+                        networks: vec![network("eth0", None), network("wlan0", Some(AgainstNetwork::Order))],
+                    }],
                 }],
             }),
         ),

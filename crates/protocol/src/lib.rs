@@ -66,8 +66,9 @@ pub use role::community::{
     CODE_LIFETIME, CommunityRefused, CommunityView, GRANT_LIFETIME, GrantView, HostView, InvalidCode, OfferView,
     Offered, OneTimeCode,
 };
+pub use role::links::meant::FlowsChoice;
 pub use role::links::select::{Against, LinkCandidate, LinkRules, LinkWish, PeerMeant, Selected, Why};
-pub use role::links::wishes::LinkChoice;
+pub use role::links::wishes::{LinkChoice, Trial as LinkTrial};
 pub use role::relocation::{READY_FOR, Retired, Retiring, Settling, process};
 pub use role::rendezvous::client::{RendezvousBy, RendezvousStanding, RendezvousView};
 pub use session::contact::Standing;

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use whimbrel_ipc::{AgainstNetwork, WhyNetwork};
 
+use super::roam::carried;
 use super::world::{LONG, RATE, SOME, World, all_run, is_native, reconfigure, site, step};
 use super::{Scenario, scenario};
 use crate::{
-    Download, Error, FlowPair, Join, Lab, Leave, MonoTime, Nginx, Result, Side, Whimbrel, expect, patience, wait_for,
+    Download, Error, FlowPair, Join, Lab, Leave, MonoTime, Nginx, PairOptions, Result, Side, Whimbrel, expect,
+    patience, wait_for,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -16,6 +18,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "the file prefers the network that the routes do not: a download and TCP both ways go there with nothing sent \
          twice, go on by the other while the preferred one is silent, come back, and go home when nothing is wanted",
         preferred,
+    ),
+    scenario(
+        "vhf-placed",
+        "the file has a download by its port on the second network, while a stream goes by the first: each goes by its \
+         own; all by the first while the second is silent, or gone, with nothing lost; and they divide again",
+        placed,
     ),
     scenario(
         "vhf-renamed",
@@ -142,6 +150,102 @@ fn preferred(lab: &mut Lab) -> Result<()> {
     no_gaps(&mut pair, ended, "home")?;
     curl.finish(&nginx.checksum(&world.server, "film")?, Duration::from_secs(240))?;
     world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
+}
+
+fn placed(lab: &mut Lab) -> Result<()> {
+    const MUCH: u64 = 1_000_000;
+    let world = World::new(lab, site("a").v4_only(), site("b").v4_only())?;
+    let mut client = world.laptop.whimbrel_with("kick = true\n")?;
+    let mut server = world.server.whimbrel()?;
+    let mut second = join_second(&world, &client)?;
+    let options = PairOptions::download(Some(4 * RATE));
+    let mut download = FlowPair::tcp(&world.laptop, &world.server, world.at_server.ipv4()?, &options)?;
+    let mut usual = world.stream()?;
+    client.wait_introduced(&download, LONG)?;
+    client.wait_introduced(&usual, LONG)?;
+    // How much of the next bytes of the download goes by each of the two networks.
+    let share = |download: &mut FlowPair| -> Result<[u64; 2]> {
+        let before = [carried(&world.a)?, carried(&world.b)?];
+        download.wait_progress_of(&[Side::Client], MUCH, LONG)?;
+        Ok([carried(&world.a)? - before[0], carried(&world.b)? - before[1]])
+    };
+    let divides = |download: &mut FlowPair| -> Result<[u64; 2]> {
+        wait_for(Duration::from_secs(90), "the download goes by the second network", || {
+            let [first, other] = share(download)?;
+            // What the stream that stays carries meanwhile, both ways, is half of it.
+            Ok((other > MUCH && first < MUCH).then_some([first, other]))
+        })
+    };
+    let [first, other] = share(&mut download)?;
+    expect!(first > MUCH && other < MUCH / 10, "before: {first} bytes by the first, {other} by the second");
+
+    step("the file places the download, and means nothing else");
+    let of_port = format!("[[prefer]]\nlocal_port = {}\norder = \"{SECOND}\"\n", download.local().port());
+    let nobodys = "\n[[prefer]]\nprogram = \"no-such-program\"\norder = \"eth0\"\n";
+    let config = format!("{of_port}{nobodys}");
+    let tried = client.explained(Some(&config))?;
+    let counted: Vec<_> = tried.sections.iter().map(|section| section.connections).collect();
+    expect!(counted == [Some(1), None], "what it would do: {tried:?}");
+    let (before, at) = (client.status()?.newest_event, MonoTime::now());
+    reconfigure(&mut client, &config)?;
+    let told = client.wait_event("connections-placed", before, LONG)?;
+    println!("    {}", told.sentence);
+    let [first, other] = divides(&mut download)?;
+    println!("    the download: {first} bytes by the first network, {other} by the second");
+    is_native(&client, Side::Client, &usual)?;
+    usual.wait_progress(SOME, LONG)?;
+    no_gaps(&mut usual, at, "the stream, which stays")?;
+    let gap = download.longest_gap(Side::Client, at)?;
+    expect!(gap < WATCHED * patience(), "the download stood still for {gap:?}");
+    let local = download.local();
+    let goes_by = |daemon: &Whimbrel, network: Option<&str>| {
+        wait_for(LONG, &format!("the download goes by {network:?}"), || {
+            let all = daemon.connections()?;
+            let found = all.iter().find(|one| one.flow.local == local || one.flow.remote == local);
+            Ok(found.filter(|one| one.network.as_deref() == network).map(drop))
+        })
+    };
+    goes_by(&client, Some(SECOND))?;
+    // The other end says by which of its own.
+    goes_by(&server, Some(world.at_server.interface.as_str()))?;
+    let explained = client.explained(None)?;
+    print!("{}", client.cli(&["paths", "--explain"])?);
+    let of: Vec<_> = explained.peers[0].connections.iter().map(|of| (of.connections, of.apart)).collect();
+    let counted: Vec<_> = explained.sections.iter().map(|section| section.connections).collect();
+    expect!(of == [(1, 1)] && counted == [Some(1), Some(0)], "{explained:?}");
+
+    for leave in [Leave::Silent, Leave::Carrier] {
+        step(&format!("the second network fails: {leave:?}"));
+        let failed = MonoTime::now();
+        world.laptop.leave(&second, leave)?;
+        goes_by(&client, None)?;
+        download.wait_progress_of(&[Side::Client], SOME, LONG)?;
+        let gap = download.longest_gap(Side::Client, failed)?;
+        println!("    the download stood still for {:.0} ms at the most", gap.as_secs_f64() * 1e3);
+        expect!(gap < Duration::from_secs(8) * patience(), "{gap:?}");
+        no_gaps(&mut usual, failed, "the stream, meanwhile")?;
+        is_native(&client, Side::Client, &download)?;
+        match leave {
+            Leave::Silent => second.access()?.restore()?,
+            _ => second = world.laptop.plug_in(&second)?,
+        }
+        let [first, other] = divides(&mut download)?;
+        println!("    back there: {first} bytes by the first network, {other} by the second");
+    }
+
+    step("a file with a mistake changes nothing, and one that wants nothing has all go with the others");
+    let wrong = client.explained(Some("[[prefer]]\nprogram = \"a/b\"\norder = \"eth0\"\n"));
+    expect!(wrong.is_err(), "{wrong:?}");
+    goes_by(&client, Some(SECOND))?;
+    reconfigure(&mut client, "kick = true\n")?;
+    goes_by(&client, None)?;
+    is_native(&client, Side::Client, &download)?;
+    is_native(&server, Side::Server, &download)?;
+    usual.wait_progress(SOME, LONG)?;
+    usual.finish(LONG)?;
+    world.finish(download)?;
     all_run(&mut [&mut client, &mut server])?;
     lab.check_links()
 }

@@ -444,7 +444,7 @@ fn deaf_gateway_beside(lab: &mut Lab) -> Result<()> {
 }
 
 /// Bytes that have left a site, or come to it, so far.
-fn carried(site: &Site) -> Result<u64> {
+pub(super) fn carried(site: &Site) -> Result<u64> {
     let link = site.link()?;
     Ok(Direction::BOTH.into_iter().map(|direction| link.counters(direction).delivered_bytes).sum())
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_ipc::{AgainstNetwork, Explained, NetworkCandidate, NetworkChoice, WhyNetwork};
+use whimbrel_ipc::{AgainstNetwork, ConnectionsChoice, Explained, NetworkCandidate, NetworkChoice, WhyNetwork};
 
 use super::{count, duration, milliseconds};
 use crate::table::{width, wrap};
@@ -32,6 +32,19 @@ fn explained_in(most: usize, explained: &Explained) -> String {
                     "The section in line {line} selects nothing: this host has no interface that it names. The routes \
                      decide, as without it."
                 ),
+            ),
+            (false, _) if section.of_connections => say(
+                0,
+                &match section.connections {
+                    Some(0) => format!("The section in line {line} means no connection that there is now."),
+                    Some(connections) => {
+                        format!("The section in line {line} counts for {}.", count(connections, "connection"))
+                    }
+                    None => format!(
+                        "The section in line {line} means connections by who has them open, which is not looked for \
+                         here."
+                    ),
+                },
             ),
             (false, 0) => say(0, &format!("The section in line {line} means no peer that is known now.")),
             (false, peers) => say(0, &format!("The section in line {line} counts for {}.", count(peers, "peer"))),
@@ -100,6 +113,44 @@ fn sentences(choice: &NetworkChoice, trial: bool) -> Vec<(usize, String)> {
         all.push((2, "Nothing would change for it.".to_owned()));
     }
     all.extend(choice.networks.iter().map(|network| (4, of_network(network, chosen, choice.line.is_some()))));
+    for connections in &choice.connections {
+        all.extend(of_connections(connections, choice, trial));
+    }
+    all
+}
+
+/// What is said of single connections with a peer that a section means.
+fn of_connections(of: &ConnectionsChoice, choice: &NetworkChoice, trial: bool) -> Vec<(usize, String)> {
+    let ConnectionsChoice { line, connections, apart, left_out, .. } = *of;
+    let with_others = choice.in_use.as_str();
+    let chosen = of.selected.as_deref().unwrap_or(with_others);
+    let meant = count(connections, "connection");
+    let why = match of.why {
+        WhyNetwork::Only => "no other network fits",
+        WhyNetwork::Order => "of those that fit it comes first by `order`",
+        WhyNetwork::Price => "of those that fit and come first it is the cheapest",
+        WhyNetwork::Nearest => "of those that are alike no other is nearer by enough",
+        WhyNetwork::NothingFits => "no network fits what it wants, so that they go with the others",
+        WhyNetwork::NothingAnswers => "the peer answers by no network, and all stays",
+        WhyNetwork::Default | WhyNetwork::Routes => "all else is alike, so that they go with the others where they can",
+    };
+    let mut all = vec![(2, format!("Line {line} selects {chosen} for {meant} with it: {why}."))];
+    if trial {
+        let goes = if chosen == with_others { "They would go with the others." } else { "They would go there." };
+        all.push((2, goes.to_owned()));
+    } else if choice.by_hand {
+        all.push((2, "It was moved by hand, which counts more: they go with the others.".to_owned()));
+    } else {
+        let goes = format!("{apart} of them by a path of their own");
+        let soon = of.waits_ms.map(|ms| format!("; to change in {}", duration(Duration::from_millis(ms))));
+        all.push((2, format!("Now {goes}{}.", soon.unwrap_or_default())));
+    }
+    if left_out > 0 {
+        let room = "there is room for 128 on each of four networks.";
+        all.push((2, format!("{left_out} of them go with the others: {room}")));
+    }
+    let networks = of.networks.iter().filter(|network| network.against.is_some());
+    all.extend(networks.map(|network| (4, of_network(network, chosen, true))));
     all
 }
 
@@ -181,7 +232,12 @@ mod tests {
             rests: false,
             waits_ms: Some(1500),
             networks: vec![network("eth0", None), network("wlan0", Some(AgainstNetwork::Price))],
+            connections: Vec::new(),
         }
+    }
+
+    fn section(line: u32, selects_nothing: bool) -> PreferSection {
+        PreferSection { line, selects_nothing, peers: 1, of_connections: false, connections: None }
     }
 
     fn said(trial: bool, sections: Vec<PreferSection>, peers: Vec<NetworkChoice>) -> String {
@@ -190,7 +246,7 @@ mod tests {
 
     #[test]
     fn it_is_said_why_and_what_would_change_it() {
-        let section = PreferSection { line: 12, selects_nothing: false, peers: 1 };
+        let section = section(12, false);
         let said = said(false, vec![section], vec![choice()]);
         for part in [
             "The section in line 12 counts for 1 peer.\n",
@@ -230,7 +286,7 @@ mod tests {
 
     #[test]
     fn what_a_file_would_do_is_no_promise() {
-        let section = PreferSection { line: 12, selects_nothing: false, peers: 1 };
+        let section = section(12, false);
         let said = said(true, vec![section], vec![choice()]);
         assert!(said.contains("It would go to eth0, once the peer has answered there"), "{said}");
         let stays = NetworkChoice { selected: Some("wlan0".into()), waits_ms: None, ..choice() };
@@ -240,7 +296,7 @@ mod tests {
 
     #[test]
     fn what_selects_nothing_is_said() {
-        let section = PreferSection { line: 7, selects_nothing: true, peers: 1 };
+        let section = section(7, true);
         let routes = NetworkChoice { why: WhyNetwork::NothingFits, selected: Some("wlan0".into()), ..choice() };
         let said = said(false, vec![section], vec![routes]);
         assert!(
@@ -250,5 +306,35 @@ mod tests {
         assert!(said.contains("Line 12 selects nothing, since no network fits what it wants"), "{said}");
         let none = super::tests::said(true, Vec::new(), Vec::new());
         assert!(none.starts_with("The file has no [[prefer]] section: all peers are reached as the routes lead.\n"));
+    }
+
+    #[test]
+    fn of_single_connections_it_is_said_how_many_go_where() {
+        let of = |connections| PreferSection { of_connections: true, connections, ..section(20, false) };
+        let apart = ConnectionsChoice {
+            line: 20,
+            connections: 3,
+            apart: 2,
+            left_out: 1,
+            selected: Some("wlan0".into()),
+            why: WhyNetwork::Order,
+            waits_ms: None,
+            networks: vec![network("wlan0", None), network("eth0", Some(AgainstNetwork::Order))],
+        };
+        let with = |of: ConnectionsChoice| vec![NetworkChoice { connections: vec![of], ..choice() }];
+        let so = said(false, vec![of(Some(3))], with(apart.clone()));
+        for part in [
+            "The section in line 20 counts for 3 connections.\n",
+            "  Line 20 selects wlan0 for 3 connections with it: of those that fit it comes first by `order`.\n",
+            "  Now 2 of them by a path of their own.\n",
+            "  1 of them go with the others: there is room for 128 on each of four networks.\n",
+            "    eth0: answers in 20 ms. Later by `order`: it would be taken if wlan0 did not fit.\n",
+        ] {
+            assert!(so.contains(part), "{part:?} in\n{so}");
+        }
+        let none = said(true, vec![of(Some(0)), of(None)], with(ConnectionsChoice { left_out: 0, ..apart }));
+        assert!(none.contains("The section in line 20 means no connection that there is now.\n"), "{none}");
+        assert!(none.contains("means connections by who has them open, which is not looked for here.\n"), "{none}");
+        assert!(none.contains("  They would go with the others.\n"), "{none}");
     }
 }

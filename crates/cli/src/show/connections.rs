@@ -198,7 +198,11 @@ pub(crate) fn via(connection: &Connection) -> String {
         Some(Carrier::Tunnel) => "tunnel",
         Some(Carrier::FollowRewrite) => "follow",
     };
-    match (carrier, connection.translated) {
+    let carrier = match &connection.network {
+        Some(network) => format!("{carrier} {network}"),
+        None => carrier.to_owned(),
+    };
+    match (carrier.as_str(), connection.translated) {
         ("", Some(true)) => "nat".to_owned(),
         (carrier, Some(true)) => format!("{carrier}+nat"),
         (carrier, _) => carrier.to_owned(),

@@ -93,8 +93,16 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
                 _ => "with the addresses in its packets replaced",
             };
             let nat = if connection.translated == Some(true) { ", by way of a NAT" } else { "" };
-            let mut how = vec![format!("An end has moved since it was opened, and it is carried {carrier}{nat}.")];
-            how.extend(goes(connection, peer));
+            let mut how = match &connection.network {
+                Some(network) => vec![format!(
+                    "It goes by {network}, apart from the others with this peer, as an end wants it (`[[prefer]]`): \
+                     {carrier}{nat}."
+                )],
+                None => vec![format!("An end has moved since it was opened, and it is carried {carrier}{nat}.")],
+            };
+            if connection.network.is_none() {
+                how.extend(goes(connection, peer));
+            }
             let (would, survives, advice) = lasts(peer);
             how.push(would);
             (how, survives, advice)

@@ -228,6 +228,8 @@ pub(crate) struct ConnectionsQuestion {
     pub(crate) own: BTreeSet<IpAddr>,
     /// Those that it has no more.
     pub(crate) left: LeftBehind,
+    /// Interfaces by which flows go that have a path of their own.
+    pub(crate) apart: HashMap<FlowTuple, String>,
     /// Whether this host is suspended.
     pub(crate) suspended: bool,
     /// What helps which.
@@ -280,6 +282,7 @@ impl ConnectionsQuestion {
                 if let Some(peer) = &mut connection.peer {
                     peer.name = self.names.get(&peer.key).cloned();
                 }
+                connection.network = self.apart.get(&flow.tuple).cloned();
                 connection.helper = self.helpers.get(&flow.tuple).cloned();
                 connection.bytes = traffic.get(&flow.tuple).copied();
                 connection.process = socket_of(flow)
@@ -442,7 +445,10 @@ fn connection(view: &FlowView, peer: Option<&PeerView>, heard: bool, suspended: 
         greeting: view
             .greeting
             .map(|Greeting { near_translated, far_translated }| ipc::Greeting { near_translated, far_translated }),
-        by_tcp: peer.is_some_and(|peer| carried && peer.by_tcp && own_carrier(peer) == Carrier::Tunnel),
+        by_tcp: peer.is_some_and(|peer| {
+            let by_the_first = entry.is_none_or(|entry| entry.side == 0);
+            carried && peer.by_tcp && by_the_first && own_carrier(peer) == Carrier::Tunnel
+        }),
         passed_on: entry.is_some_and(|entry| entry.end == LocalEnd::Behind),
         unconnected: view.unconnected,
         reason,
@@ -672,10 +678,12 @@ mod tests {
         assert!(why(Some(Doubt::PeerMoved), true).starts_with("the peer has moved and does not answer from there"));
         assert_eq!(why(Some(Doubt::Silent), true), format!("the peer does not answer, {last}"));
         assert!(why(None, false).starts_with("there is no session"));
-        // What is at home depends on no answer, and what is held is so already.
+        // What is at home is carried by nothing, and would not survive; what is held is said to be so already.
         let peer = PeerView { doubt: Some((Doubt::Silent, now)), ..peer_view(Carrier::Tunnel) };
         let native = flow_view(FlowState::Native, true);
-        assert_eq!(state(&native, Some(&peer)), ipc::ConnectionState::Native);
+        let shown = connection(&native, Some(&peer), false, false, now);
+        assert_eq!((shown.state, shown.carrier), (ipc::ConnectionState::NotConfirmed, None));
+        assert!(shown.reason.is_some_and(|reason| reason.starts_with("nothing carries it")));
         let held = PeerView { carrier: Carrier::Hold, ..peer.clone() };
         assert_eq!(state(&flow, Some(&held)), ipc::ConnectionState::Held);
         // Nor is a path in use that nobody answers on, with what was measured before.
@@ -702,6 +710,7 @@ mod tests {
             peers: Vec::new(),
             standings: HashMap::new(),
             heard: HashSet::new(),
+            apart: HashMap::new(),
             own: BTreeSet::new(),
             left: LeftBehind::default(),
             suspended: false,

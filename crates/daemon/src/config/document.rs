@@ -153,11 +153,6 @@ impl<'a> Document<'a> {
     /// That sections come after one that means all connections, if they do.
     pub(crate) fn dead<'m>(&self, name: &str, matchers: impl Iterator<Item = &'m Matcher>) -> Option<Doubt> {
         let every: Vec<bool> = matchers.map(|matcher| *matcher == Matcher::default()).collect();
-        self.after_all(name, "connection", &every)
-    }
-
-    /// That sections come after one that means all there are of something, if they do. `every`: which of them do.
-    pub(crate) fn after_all(&self, name: &str, what: &str, every: &[bool]) -> Option<Doubt> {
         let all = every.iter().position(|every| *every)?;
         let after: Vec<_> = (all + 1..every.len()).map(|at| self.line(&format!("{name}.{at}")).to_string()).collect();
         let lines = match after.as_slice() {
@@ -165,7 +160,7 @@ impl<'a> Document<'a> {
             [line] => format!("the one after it (line {line}) never counts"),
             lines => format!("those after it (lines {}) never count", lines.join(", ")),
         };
-        let sentence = format!("this [[{name}]] has no condition and means all {what}s, so {lines}; put it last");
+        let sentence = format!("this [[{name}]] has no condition and means all connections, so {lines}; put it last");
         let spot = self.spot(&format!("{name}.{all}"));
         Some(Doubt { spot, sentence, lost: "the first section that means one decides" })
     }

@@ -178,7 +178,7 @@ pub struct Config {
     pub peers: Vec<KnownPeer>,
     policy: Vec<crate::policy::config::Section>,
     prefer: Vec<crate::role::links::wishes::Section>,
-    /// `[[prefer]]`: by which networks which peers are reached.
+    /// `[[prefer]]`: by which networks which peers are reached, and which connections go.
     #[serde(skip)]
     pub preferences: Vec<Preference>,
     /// `[[policy]]`: how which connections are treated.
@@ -404,10 +404,10 @@ impl Config {
         self.doubts.extend(document.dead("policy", policies.iter().map(|policy| &policy.matcher)));
         self.policies = Policies::new(policies);
         let preferences = std::mem::take(&mut self.prefer).into_iter().enumerate();
-        let preferences = preferences.map(|(index, section)| section.preference(document, &format!("prefer.{index}")));
+        let preferences =
+            preferences.map(|(index, section)| section.preference(document, &format!("prefer.{index}"), self.carriers));
         self.preferences = preferences.collect::<Result<_, _>>()?;
-        let every: Vec<bool> = self.preferences.iter().map(Preference::means_all).collect();
-        self.doubts.extend(document.after_all("prefer", "peer", &every));
+        self.doubts.extend(document.dead("prefer", self.preferences.iter().map(Preference::matcher)));
         self.helpers =
             crate::role::helpers::config::sections(std::mem::take(&mut self.helper), &mut self.doubts, document)?;
         self.event_log_at = self.event_log.as_ref().map(|_| document.spot("event_log"));

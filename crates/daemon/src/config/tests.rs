@@ -521,9 +521,19 @@ fn what_is_preferred_comes_to_interfaces_that_are_there() {
     assert_eq!(rules.never, [id(4)].into());
     assert_eq!((rules.delay_most, rules.lost_most), (Some(std::time::Duration::from_millis(200)), Some(50)));
     assert_eq!((rules.signal_least, rules.rate_least), (Some(-70), Some(100)));
-    assert!(wishes[1].rules.nearest);
+    assert!(wishes[1].rules.nearest && !wishes[1].of_flows);
     for (text, says) in [
         ("[[prefer]]\n", "says nothing"),
+        ("[[prefer]]\nprogram = \"rsync\"\n", "says nothing"),
+        (
+            "\n[[prefer]]\nnever = \"eth0\"\nprogram = \"a/b\"\n",
+            "w.toml:4:11: `program` must be the name of an executable",
+        ),
+        ("[[prefer]]\nnever = \"eth0\"\nlocal_port = \"9-3\"\n", "w.toml:3:14: `local_port` goes from 9 down to 3"),
+        (
+            "carriers = [\"rewrite\"]\n[[prefer]]\nnever = \"eth0\"\nremote_port = 22\n",
+            "w.toml:2:1: single connections go",
+        ),
         ("[[prefer]]\norder = \"e*h\"\n", "is no name of an interface"),
         ("[[prefer]]\norder = 3\n", "`order` must be the name of an interface"),
         ("[[prefer]]\nprice = { \"\" = 1 }\n", "is no name of an interface"),
@@ -535,4 +545,48 @@ fn what_is_preferred_comes_to_interfaces_that_are_there() {
         let error = parse(Path::new("w.toml"), text).expect_err("wrong").to_string();
         assert!(error.contains(says), "{text}: {error}");
     }
+}
+
+#[test]
+fn sections_about_networks_mean_connections_by_the_conditions_of_policies() {
+    let text = "[[prefer]]\nprogram = \"rsync\"\npeer = [\"203.0.113.0/24\"]\norder = \"wlan0\"\n\n\
+                [[prefer]]\nremote_port = \"5060-5061\"\ntransport = \"udp\"\norder = \"eth0\"\n\n\
+                [[prefer]]\npeer = \"203.0.113.0/24\"\nnever = \"wlan0\"\n\n\
+                [[prefer]]\nlocal_port = 22\ncgroup = \"/system.slice/\"\nnearest = true\n";
+    let config = parse(Path::new("w.toml"), text).expect("valid");
+    let wishes = crate::role::links::wishes::wishes(&config.preferences, &Default::default());
+    let of: Vec<_> = wishes.iter().map(|wish| (wish.line, wish.of_flows, wish.peers.len())).collect();
+    assert_eq!(of, [(1, true, 1), (6, true, 0), (11, false, 1), (15, true, 0)]);
+    // As the local API is told them they come to the same.
+    for preference in &config.preferences {
+        let written = serde_json::to_string(&preference.written()).expect("JSON");
+        let read = Preference::read(serde_json::from_str(&written).expect("JSON")).expect("as it was written");
+        assert_eq!(read, *preference, "{written}");
+    }
+    let conditions = crate::role::links::wishes::conditions(&config.preferences);
+    let flow = |transport, local, remote| whimbrel_wire::FlowTuple {
+        transport,
+        local: std::net::SocketAddr::new([192, 0, 2, 1].into(), local),
+        remote: std::net::SocketAddr::new([198, 51, 100, 9].into(), remote),
+    };
+    let holder = |name: &str, cgroup: &str| crate::policy::Holder {
+        pid: 7,
+        name: name.into(),
+        executable: Default::default(),
+        cgroup: cgroup.into(),
+        uid: None,
+    };
+    let call = flow(Transport::Udp, 40_000, 5061);
+    assert_eq!(conditions.met(&call, &[]), [6]);
+    // What is said of the peer is the node's to find out.
+    assert_eq!(conditions.met(&call, &[holder("rsync", "/")]), [1, 6]);
+    let shell = flow(Transport::Tcp, 22, 50_000);
+    assert_eq!(conditions.met(&shell, &[]), [0; 0]);
+    assert_eq!(conditions.met(&shell, &[holder("sshd", "/system.slice/ssh.service")]), [15]);
+    assert!(conditions.ask_for_holders(&call) && conditions.ask_for_holders(&shell));
+    assert!(config.doubts.is_empty());
+    let all =
+        parse(Path::new("w.toml"), "[[prefer]]\nnever = \"eth0\"\n\n[[prefer]]\nlocal_port = 1\nnearest = true\n");
+    let doubts = all.expect("valid").doubts;
+    assert!(doubts.len() == 1 && doubts[0].to_string().contains("means all connections"), "{doubts:?}");
 }

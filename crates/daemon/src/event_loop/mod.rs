@@ -42,7 +42,7 @@ use crate::policy::Judge;
 use crate::reactor::{LoopError, Reactor, clear};
 use crate::role::anchor::api::Anchors;
 use crate::role::anchor::executor::tenant::Tenant;
-use crate::role::links::wishes::wishes;
+use crate::role::links::wishes::{conditions, wishes};
 use crate::role::programs::Programs;
 use crate::role::relocation::api::{Moves, known};
 use crate::role::relocation::executor::adopt::FoundMoves;
@@ -153,8 +153,9 @@ impl EventLoop {
         let Parts { mut desk, effects, monitor, sockets, signals, tunnel_wake, settings, left } = parts;
         let name_updates = settings.config.dns.clone().map(|server| NameUpdates::start(server, &settings.state_dir));
         let policies = settings.config.policies.clone();
+        let conditions = conditions(&settings.config.preferences);
         Ok(Self {
-            judge: Judge::new(policies, &mut desk.node).map_err(LoopError::new("eventfd"))?,
+            judge: Judge::new(policies, conditions, &mut desk.node).map_err(LoopError::new("eventfd"))?,
             // The counter outlives daemons.
             lost_flow_events: desk.host.lost_flow_events().unwrap_or(0),
             desk,
@@ -223,6 +224,7 @@ impl EventLoop {
         self.anchors.check_offer(&mut self.desk, &mut self.effects.lender);
         self.update_node(&network);
         self.handle_flows(clock::now(), restored)?;
+        self.judge.begin(&mut self.desk.node, clock::now());
         self.desk.node.restore_moves(clock::now(), &moves.donations, &moves.acceptances, &moves.held);
         self.desk.node.restore_leases(clock::now(), &moves.leases, &moves.tenancies);
         self.anchors.check_leases(moves.tenancies.iter().map(SavedTenancy::lease));

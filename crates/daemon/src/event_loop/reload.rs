@@ -3,6 +3,7 @@
 use crate::clock;
 use crate::config::{self, Config};
 use crate::events::{Report, told};
+use crate::role::links::wishes::conditions;
 
 use super::EventLoop;
 
@@ -23,7 +24,6 @@ impl EventLoop {
         self.desk.host.senders.set_kick(config.kick);
         self.desk.host.senders.set_windows(config.windows);
         crate::grant(&self.desk.server, config.control_mode);
-        self.judge.replace(config.policies.clone(), &mut self.desk.node);
         self.desk.host.set_policies(&config.policies);
         let differing = self.settings.config.differences(&config);
         (self.settings.config.log, self.settings.config.kick, self.settings.config.control_mode) =
@@ -33,6 +33,9 @@ impl EventLoop {
         self.settings.config.preferences = config.preferences;
         let network = self.desk.host.network.clone();
         self.wish_for_links(&network);
+        let (policies, conditions) =
+            (self.settings.config.policies.clone(), conditions(&self.settings.config.preferences));
+        self.judge.replace(policies, conditions, &mut self.desk.node, clock::now());
         self.desk.tell(reloaded(&differing));
     }
 }

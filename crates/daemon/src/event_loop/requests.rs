@@ -10,7 +10,7 @@ use whimbrel_ipc::{
     Code, CommunityRequest, Configuration, EventsQuery, Failure, HandoffStarted, LocalAddress, Metric, Pinged, Reply,
     Request, Status, Suspended, WrittenPreference,
 };
-use whimbrel_protocol::{Carrier, FlowState, FlowView, PeerId, PeerView, Routes, Time, Waits};
+use whimbrel_protocol::{Carrier, FlowState, FlowView, LinkTrial, PeerId, PeerView, Routes, Time, Waits};
 use whimbrel_tunnel::Counter;
 use whimbrel_wire::FlowTuple;
 
@@ -24,8 +24,8 @@ use crate::metrics::{Connections, Looked};
 use crate::name_server::NameUpdates;
 use crate::role::anchor::api::WantedNamespace;
 use crate::role::community;
-use crate::role::links::api::explained;
-use crate::role::links::wishes::{Preference, wishes};
+use crate::role::links::api::{called, explained};
+use crate::role::links::wishes::{Preference, conditions, wishes};
 use crate::role::programs::{self, Anchored};
 use crate::{clock, config};
 
@@ -289,6 +289,7 @@ impl EventLoop {
             met_at: self.desk.met_at(),
             elsewhere: self.desk.host.inhabitants_elsewhere(),
             sockets: self.desk.host.datapath.sockets_apart().ok(),
+            apart: flows.iter().filter_map(|flow| self.goes_apart(flow)).collect(),
             suspended: self.desk.node.is_suspended(),
             flows,
             peers,
@@ -296,6 +297,13 @@ impl EventLoop {
             wall: SystemTime::now(),
         };
         self.find_answer(id, move || Reply::Connections(question.answer()))
+    }
+
+    /// The interface by which a flow goes that has a path of its own.
+    fn goes_apart(&self, flow: &FlowView) -> Option<(FlowTuple, String)> {
+        flow.entry.filter(|entry| entry.side != 0)?;
+        let link = self.desk.node.own_link_of(&flow.tuple)?;
+        Some((flow.tuple, called(link, &self.desk.host.network)))
     }
 
     fn paths(&self) -> Vec<whimbrel_ipc::Path> {
@@ -325,7 +333,12 @@ impl EventLoop {
         let peers = peers.collect();
         let network = &self.desk.host.network;
         let wished = trial.as_ref().map(|trial| wishes(trial, network));
-        let choices = self.desk.node.explain_links(clock::now(), wished.as_deref());
+        // Who has which connection open takes longer to find out than an answer may.
+        let tried = conditions(trial.as_deref().unwrap_or_default());
+        let met = self.desk.node.flows().map(|view| (view.tuple, tried.met(&view.tuple, &[])));
+        let met = met.filter(|(_, met)| !met.is_empty()).collect();
+        let with = wished.as_deref().map(|wishes| LinkTrial { wishes, met: &met });
+        let choices = self.desk.node.explain_links(clock::now(), with);
         let preferences = trial.as_ref().unwrap_or(&self.settings.config.preferences);
         let said = explained(preferences, choices, &peers, &self.desk.host.network, trial.is_some());
         Ok(Some(Reply::Explained(said)))

@@ -129,6 +129,12 @@ kinds! {
     /// The `[[prefer]]` section in this line of the configuration selects another network than the one in use: the
     /// peer's connections go there.
     NetworkPreferred = "network-preferred" (peer, from, to, line, flows);
+    /// The `[[prefer]]` section in this line of the configuration selects another network for single connections than
+    /// the one that they go by: they go there.
+    ConnectionsPlaced = "connections-placed" (peer, from, to, line, flows);
+    /// So many of the connections that the `[[prefer]]` section in this line means have no room on the network of `to`,
+    /// or there is none for another network: they go with the others of the peer.
+    ConnectionsNotPlaced = "connections-not-placed" (peer, to, line, flows);
     /// Nothing of the peer has come by the network of `from` for `silent_ms`, and it answers by that of `to`.
     NetworkSilent = "network-silent" (peer, from, to, silent_ms, flows);
     /// The routes lead to the network of `to`, and nothing speaks against it (any more): the peer's connections go

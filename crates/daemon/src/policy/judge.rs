@@ -1,4 +1,5 @@
-//! Has the node wait for what policy says of each flow, and finds out who has it open where policy asks for that.
+//! Has the node wait for what policy says of each flow, tells it which flows meet the conditions of sections about
+//! networks, and finds out who has a flow open where either asks for that.
 //!
 //! Whose a socket is shows in the descriptors of all processes alone, and to read them takes milliseconds on a busy
 //! host. So a thread of its own does that, for all flows at once that have come up meanwhile, and rests four times as
@@ -18,7 +19,7 @@ use whimbrel_kernel::sock_diag::{MOVABLE, SockDiag};
 use whimbrel_protocol::{Node, Time};
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Holder, Policies};
+use super::{Conditions, Holder, Policies};
 
 /// Age at which a flow is looked at that was accepted. It is introduced at 1 s (P-15).
 const AGE: Duration = Duration::from_millis(750);
@@ -37,6 +38,7 @@ type Found = Vec<(FlowTuple, Vec<Holder>)>;
 /// Policy at work.
 pub(crate) struct Judge {
     policies: Policies,
+    conditions: Conditions,
     /// Flows whose holders are asked for, oldest first.
     due: VecDeque<(Time, FlowTuple)>,
     looking: Option<Sender<FlowTuple>>,
@@ -47,16 +49,39 @@ pub(crate) struct Judge {
 impl Judge {
     /// # Errors
     /// When eventfd(2) fails.
-    pub(crate) fn new(policies: Policies, node: &mut Node) -> Result<Self, rustix::io::Errno> {
+    pub(crate) fn new(policies: Policies, conditions: Conditions, node: &mut Node) -> Result<Self, rustix::io::Errno> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         node.await_verdicts(!policies.is_empty());
-        Ok(Self { policies, due: VecDeque::new(), looking: None, found: channel(), wake })
+        Ok(Self { policies, conditions, due: VecDeque::new(), looking: None, found: channel(), wake })
     }
 
-    /// Other policies count for flows of which nothing was said yet.
-    pub(crate) fn replace(&mut self, policies: Policies, node: &mut Node) {
+    /// Other policies count for flows of which nothing was said yet, and other conditions for all.
+    pub(crate) fn replace(&mut self, policies: Policies, conditions: Conditions, node: &mut Node, now: Time) {
         node.await_verdicts(!policies.is_empty());
         self.policies = policies;
+        if self.conditions != conditions {
+            self.conditions = conditions;
+            self.consider_all(node, now);
+        }
+    }
+
+    /// What a daemon before this one has left is known: says which conditions it meets.
+    pub(crate) fn begin(&mut self, node: &mut Node, now: Time) {
+        if !self.conditions.is_empty() {
+            self.consider_all(node, now);
+        }
+    }
+
+    /// Says of all flows which conditions they meet.
+    fn consider_all(&mut self, node: &mut Node, now: Time) {
+        let all: Vec<FlowTuple> = node.flows().map(|view| view.tuple).collect();
+        for flow in all {
+            // Of what nobody has looked up yet that is all that is certain.
+            node.handle_conditions_met(now, flow, self.conditions.met(&flow, &[]));
+            if self.conditions.ask_for_holders(&flow) {
+                self.due.push_front((now, flow));
+            }
+        }
     }
 
     /// Readable when somebody was found.
@@ -66,17 +91,35 @@ impl Judge {
 
     /// A flow was opened, or noticed. Says what is wanted for it, if that is known.
     pub(crate) fn consider(&mut self, node: &mut Node, now: Time, flow: FlowTuple, accepted: bool) {
-        if self.policies.is_empty() || !node.awaits_verdict(&flow) {
-            return;
-        }
-        if self.policies.asks_for_holders(&flow) {
+        let (rules, meant) = self.awaited(node, &flow);
+        let rules_ask = rules && self.policies.asks_for_holders(&flow);
+        let meant_asks = meant && self.conditions.ask_for_holders(&flow);
+        if rules_ask || meant_asks {
             if accepted {
                 self.due.push_back((now + AGE, flow));
             } else {
                 self.due.push_front((now, flow));
             }
-        } else {
+        }
+        if rules && !rules_ask {
             node.handle_verdict(now, flow, self.policies.verdict(&flow, &[]));
+        }
+        if meant && !meant_asks {
+            node.handle_conditions_met(now, flow, self.conditions.met(&flow, &[]));
+        }
+    }
+
+    /// Whether something is to be said of a flow: what is wanted for it, and which conditions it meets.
+    fn awaited(&self, node: &Node, flow: &FlowTuple) -> (bool, bool) {
+        let rules = !self.policies.is_empty() && node.awaits_verdict(flow);
+        (rules, !self.conditions.is_empty() && node.awaits_conditions(flow))
+    }
+
+    /// Says of a flow what it is that is known who has it open.
+    fn decide(&self, node: &mut Node, now: Time, flow: FlowTuple, holders: &[Holder]) {
+        node.handle_verdict(now, flow, self.policies.verdict(&flow, holders));
+        if !self.conditions.is_empty() {
+            node.handle_conditions_met(now, flow, self.conditions.met(&flow, holders));
         }
     }
 
@@ -87,7 +130,7 @@ impl Judge {
                 return;
             }
             self.due.pop_front();
-            if !node.awaits_verdict(&flow) {
+            if !node.has_flow(&flow) {
                 continue;
             }
             let looking = match self.looking.take() {
@@ -97,7 +140,7 @@ impl Judge {
             self.looking = looking.filter(|looking| looking.send(flow).is_ok());
             if self.looking.is_none() {
                 // It is treated as if nobody had it open.
-                node.handle_verdict(now, flow, self.policies.verdict(&flow, &[]));
+                self.decide(node, now, flow, &[]);
             }
         }
     }
@@ -105,7 +148,7 @@ impl Judge {
     /// Takes in who was found.
     pub(crate) fn take(&mut self, node: &mut Node, now: Time) {
         for (flow, holders) in self.found.1.try_iter().flatten() {
-            node.handle_verdict(now, flow, self.policies.verdict(&flow, &holders));
+            self.decide(node, now, flow, &holders);
         }
     }
 }

@@ -144,6 +144,18 @@ impl Matcher {
         self.program.is_some() || self.cgroup.is_some()
     }
 
+    /// Whether it has conditions on more than the peer at the other end.
+    #[must_use]
+    pub fn means_flows(&self) -> bool {
+        Self { peer: None, ..self.clone() } != Self::default()
+    }
+
+    /// Without those on who has a connection open.
+    #[must_use]
+    pub fn but_for_holders(&self) -> Self {
+        Self { program: None, cgroup: None, ..self.clone() }
+    }
+
     /// The keys that it names.
     pub fn keys(&self) -> impl Iterator<Item = &PublicKey> {
         self.peer.iter().flatten().filter_map(|condition| match condition {

@@ -70,9 +70,8 @@ impl Policies {
         let keys = self.keys();
         keys.iter().map(Some).chain([None]).any(|key| {
             let subject = Subject { flow, key, holders: &[] };
-            let but_for_holders = |policy: &Policy| Matcher { program: None, cgroup: None, ..policy.matcher.clone() };
             // The first that may match decides, whatever comes after it.
-            let first = self.0.iter().find(|policy| but_for_holders(policy).matches(&subject));
+            let first = self.0.iter().find(|policy| policy.matcher.but_for_holders().matches(&subject));
             first.is_some_and(|policy| policy.matcher.asks_for_holders())
         })
     }
@@ -115,6 +114,40 @@ impl Policies {
         keys.sort_unstable();
         keys.dedup();
         keys
+    }
+}
+
+/// Sections that mean single connections, and of which the node finds out who is meant at their other ends: what they
+/// say of the peer is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conditions(Vec<(u32, Matcher)>);
+
+impl Conditions {
+    /// Of these sections, by their lines.
+    pub fn new<'m>(sections: impl Iterator<Item = (u32, &'m Matcher)>) -> Self {
+        let of_flows = sections.filter(|(_, matcher)| matcher.means_flows());
+        Self(of_flows.map(|(line, matcher)| (line, Matcher { peer: None, ..matcher.clone() })).collect())
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether it must be known who has a connection open.
+    #[must_use]
+    pub fn ask_for_holders(&self, flow: &FlowTuple) -> bool {
+        let subject = Subject { flow, key: None, holders: &[] };
+        let may = |matcher: &Matcher| matcher.asks_for_holders() && matcher.but_for_holders().matches(&subject);
+        self.0.iter().any(|(_, matcher)| may(matcher))
+    }
+
+    /// The lines of those that a connection meets.
+    #[must_use]
+    pub fn met(&self, flow: &FlowTuple, holders: &[Holder]) -> Vec<u32> {
+        let subject = Subject { flow, key: None, holders };
+        self.0.iter().filter(|(_, matcher)| matcher.matches(&subject)).map(|(line, _)| *line).collect()
     }
 }
 

@@ -203,6 +203,31 @@ pub enum Event {
         /// Flows that move.
         flows: usize,
     },
+    /// The user's file selects another network for single flows than the one that they go by.
+    FlowsPlaced {
+        /// The peer.
+        peer: PeerId,
+        /// Our address where they went from.
+        from: IpAddr,
+        /// The one that is selected.
+        to: IpAddr,
+        /// The line of the section that means them, from 1.
+        line: u32,
+        /// How many they are.
+        flows: usize,
+    },
+    /// There is no room for more single flows on the network that is selected for them, or for more networks: they go
+    /// with the others.
+    FlowsNotPlaced {
+        /// The peer.
+        peer: PeerId,
+        /// Our address on the network that is selected.
+        to: IpAddr,
+        /// The line of the section that means them, from 1.
+        line: u32,
+        /// How many they are.
+        flows: usize,
+    },
     /// What is known of the network in use has a peer reached by another one, or no longer so.
     NetworkUnfit {
         /// The peer.

@@ -22,6 +22,8 @@ pub(crate) enum Signal {
     Misled(PeerId),
     /// There are flows with a peer that there were none with.
     FlowsBegun,
+    /// A flow that sections of the user's file may mean is one with a peer from now on, or has another name there.
+    FlowNamed { peer: PeerId, flow: FlowTuple },
     /// An end's socket of an introduced flow is gone: whoever has the other, it moves no more.
     FlowEnded(FlowName),
     /// The socket of a moved flow is closed, and its last acknowledgements are under way.

@@ -62,7 +62,7 @@ impl BindingLayer {
             base.set_timer_earlier(Timer::Keepalive(id), now + KEEPALIVE);
         }
         base.ask(FlowOp::Install { flow, entry }, asked);
-        self.rename_placed(id, None, entry.name);
+        self.rename_placed(id, &flow, None, entry.name, base);
         self.refresh_sets(base);
         if first {
             self.send_locators(now, id, base);
@@ -138,7 +138,7 @@ impl BindingLayer {
         base.ask(FlowOp::Install { flow, entry }, Asked::Install(flow));
         self.flow.doubt(now, flow, &entry, base);
         // It goes by the first binding until both ends say again, by its name of now, that it does not (P-187).
-        self.rename_placed(id, renamed, entry.name);
+        self.rename_placed(id, &flow, renamed, entry.name, base);
         if entry.waits.here {
             self.flow.on_pause(id, entry.name, true, base);
             self.flow.send_paused_soon(now, id, base);

@@ -146,8 +146,8 @@ impl Sides {
         };
         let of = self.own.iter().find(|(_, own)| own.from == from).map(|(count, _)| *count);
         let Some(count) = of.or_else(|| (1..=MOST).find(|count| !self.own.contains_key(count))) else { return false };
-        let known = self.own.get(&count).map_or(0, |own| own.flows.len());
-        if known >= MAX_PLACED {
+        let known = self.own.get(&count).map(|own| &own.flows);
+        if known.is_some_and(|flows| flows.len() >= MAX_PLACED && !flows.contains(&name)) {
             return false;
         }
         self.unplace(name);

@@ -13,6 +13,7 @@ use crate::base::Base;
 use crate::base::op::{Binding, BindingId, BindingOp, Carrier, NOWHERE, PeerId, Places, TunnelOp, TunnelPath};
 use crate::base::output::{Asked, State};
 use crate::base::pace::KEEPALIVE;
+use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
 use crate::binding::placed::{Heard, MOST, PlaceError, WORDS};
@@ -39,6 +40,8 @@ impl BindingLayer {
         }
         let peer = self.peers.get_mut(&id).ok_or(PlaceError::UnknownFlow)?;
         if !peer.sides.place(name, from) {
+            // Flows that have ended make room with the next word.
+            self.sides_changed(id);
             return Err(PlaceError::Full);
         }
         self.sided.insert(id);
@@ -101,8 +104,23 @@ impl BindingLayer {
         way.is_some()
     }
 
+    /// The path by which flows go that such a binding leads.
+    pub(crate) fn way_of(&self, id: PeerId, side: u8) -> Option<Way> {
+        self.peers.get(&id)?.sides.path(side)
+    }
+
     /// A flow is introduced, maybe anew, and has another name than before.
-    pub(super) fn rename_placed(&mut self, id: PeerId, before: Option<u64>, name: u64) {
+    pub(super) fn rename_placed(
+        &mut self,
+        id: PeerId,
+        flow: &FlowTuple,
+        before: Option<u64>,
+        name: u64,
+        base: &mut Base,
+    ) {
+        if self.flow.flows().get(flow).is_some_and(|known| !known.met().is_empty()) {
+            base.signal(Signal::FlowNamed { peer: id, flow: *flow });
+        }
         if let (Some(peer), Some(before)) = (self.peers.get_mut(&id), before) {
             peer.sides.rename(before, name);
         }

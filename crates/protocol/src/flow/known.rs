@@ -140,6 +140,8 @@ pub(crate) struct Flow {
     pub(super) user: Option<u32>,
     /// What the caller's policy says of it; `None` while that is awaited.
     pub(super) verdict: Option<Verdict>,
+    /// Sections of the user's file about networks whose conditions it meets, by their lines; `None`: nobody has said.
+    pub(super) met: Option<Vec<u32>>,
     /// It was passed over when it was its turn, since its verdict is awaited.
     pub(super) passed_over: bool,
     /// Its socket is not connected: it ends then unless it is in use, or is proven anew (P-223).
@@ -178,6 +180,11 @@ impl Flow {
     /// Whether its socket is gone.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
+    }
+
+    /// The sections about networks whose conditions it meets, by their lines.
+    pub(crate) fn met(&self) -> &[u32] {
+        self.met.as_deref().unwrap_or_default()
     }
 
     /// What is wanted for it with the peer of this key, where the caller has said.

@@ -47,6 +47,18 @@ impl FlowLayer {
         }
     }
 
+    /// See [`Node::awaits_conditions`](crate::Node::awaits_conditions).
+    pub(crate) fn awaits_conditions(&self, flow: &FlowTuple) -> bool {
+        self.flows.get(flow).is_some_and(|known| !known.closed && known.met.is_none())
+    }
+
+    /// These are the sections about networks whose conditions a flow meets.
+    pub(crate) fn set_met(&mut self, flow: &FlowTuple, met: Vec<u32>) {
+        if let Some(known) = self.flows.get_mut(flow) {
+            known.met = Some(met);
+        }
+    }
+
     /// What is wanted for a flow with this peer.
     pub(crate) fn ruled(&self, flow: &FlowTuple, id: PeerId) -> Ruled {
         let Some(verdict) = self.flows.get(flow).and_then(|known| known.verdict.as_ref()) else {

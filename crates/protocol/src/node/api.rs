@@ -23,7 +23,7 @@ use crate::path::paths::Paths;
 use crate::path::ping::Ping;
 use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
 use crate::role::links::select::LinkWish;
-use crate::role::links::wishes::LinkChoice;
+use crate::role::links::wishes::{LinkChoice, Trial};
 use crate::role::rendezvous::client::RendezvousView;
 use crate::session::contact::{Contact, Standing};
 
@@ -131,6 +131,19 @@ impl Node {
         self.act(now, |roles, at| roles.links.set_wishes(wishes, at));
     }
 
+    /// Whether nobody has said yet which sections about networks have conditions that a flow meets.
+    #[must_use]
+    pub fn awaits_conditions(&self, flow: &FlowTuple) -> bool {
+        self.binding.flow().awaits_conditions(flow)
+    }
+
+    /// The sections about networks that are of single flows ([`LinkWish::of_flows`]), by their lines, whose conditions
+    /// a flow meets beside those on its peer. The flow goes as the first of all sections wants that means it (P-238).
+    /// What was said of it before is void.
+    pub fn handle_conditions_met(&mut self, now: Time, flow: FlowTuple, met: Vec<u32>) {
+        self.act(now, |roles, at| roles.links.handle_conditions_met(flow, met, at));
+    }
+
     /// What is known of this host's links by themselves, all of it. Of those that are not named nothing is known.
     pub fn handle_link_facts(&mut self, now: Time, facts: &[(LinkId, LinkFacts)]) {
         self.act(now, |roles, at| roles.links.handle_facts(facts, at));
@@ -138,8 +151,8 @@ impl Node {
 
     /// By which network each peer is reached on which something depends, where there are several, and why; or what
     /// other wishes would come to.
-    pub fn explain_links(&mut self, now: Time, wishes: Option<&[LinkWish]>) -> Vec<(PeerId, LinkChoice)> {
-        self.act(now, |roles, at| roles.links.explain(wishes, at))
+    pub fn explain_links(&mut self, now: Time, trial: Option<Trial<'_>>) -> Vec<(PeerId, LinkChoice)> {
+        self.act(now, |roles, at| roles.links.explain(trial, at))
     }
 
     /// Moves by hand: every peer is told where we are now, from `to` where that is given and reaches it.

@@ -5,11 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
+use whimbrel_wire::FlowTuple;
 use whimbrel_wire::hello::Capabilities;
 
 use crate::Time;
 use crate::base::event::Doubt;
-use crate::base::id::PathId;
+use crate::base::id::{LinkId, PathId};
 use crate::base::op::{Carrier, FlowEntry, LocalEnd, PeerId, Places};
 use crate::binding::peers::BoundRef;
 use crate::flow::known::{Flow, FlowView};
@@ -142,6 +143,14 @@ impl Node {
             let places = peer.map(|peer| peer.current_places());
             flow.view(*tuple, places)
         })
+    }
+
+    /// The link by which a flow goes that has a path of its own (P-186), as far as that is known.
+    #[must_use]
+    pub fn own_link_of(&self, flow: &FlowTuple) -> Option<LinkId> {
+        let entry = self.binding.flow().flows().get(flow)?.entry()?;
+        let way = self.binding.way_of(entry.peer, entry.side)?;
+        way.source.and_then(|source| self.base.attachments().get(&source)).map(|at| at.link).or(way.link)
     }
 
     /// Whether an address is that of a host behind this one (P-100).

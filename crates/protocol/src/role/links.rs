@@ -1,9 +1,11 @@
 //! By which of this host's networks its peers are reached. One whose path in use brings nothing any more is led by
 //! another that has answered since the doubt began (P-230 to P-232; decision 0106): without such it stays where it is.
-//! And what the user's file selects is taken (P-237; decision 0108).
+//! And what the user's file selects is taken, for peers (P-237; decision 0108) and for single flows (P-238; 0118).
 
 mod damp;
 mod facts;
+pub(crate) mod meant;
+mod placing;
 pub(crate) mod select;
 mod traffic;
 mod watch;
@@ -28,6 +30,7 @@ use crate::base::timer::Timers;
 use crate::binding::lead::Silence;
 use crate::path::paths::Wants;
 use crate::role::links::damp::{Damping, Trial, Tried};
+use crate::role::links::meant::Meant;
 use crate::role::links::select::LinkWish;
 use crate::role::links::watch::{Shown, Verdict, Watch};
 use crate::role::links::wishes::Wished;
@@ -46,6 +49,8 @@ pub(crate) struct LinksRole {
     wishes: Vec<LinkWish>,
     /// What is known of links by themselves, where anything is.
     facts: BTreeMap<LinkId, LinkFacts>,
+    /// Flows that the user's file may mean by more than their peer.
+    meant: BTreeMap<PeerId, Meant>,
 }
 
 /// One peer.
@@ -79,6 +84,7 @@ impl Role for LinksRole {
             timers: Timers::default(),
             wishes: Vec::new(),
             facts: BTreeMap::new(),
+            meant: BTreeMap::new(),
         }
     }
 
@@ -93,6 +99,7 @@ impl Role for LinksRole {
                 let new: Vec<PeerId> = at.low.session().ids().into_iter().filter(|id| !known(id)).collect();
                 new.into_iter().for_each(|id| self.look(id, at));
             }
+            Signal::FlowNamed { peer, flow } => self.consider_flow(*peer, *flow, at),
             Signal::SessionUp(id)
             | Signal::SessionsGone(id)
             | Signal::Moving(id)
@@ -120,11 +127,12 @@ impl Role for LinksRole {
     fn forget_peer(&mut self, id: PeerId, _: PublicKey, at: &mut At<'_>) {
         self.watch_traffic(id, None, at);
         self.peers.remove(&id);
+        self.meant.remove(&id);
         self.timers.stop(id);
     }
 
     fn entries(&self) -> usize {
-        self.peers.len()
+        self.peers.len() + self.meant.values().map(Meant::entries).sum::<usize>()
     }
 }
 
@@ -166,7 +174,9 @@ impl LinksRole {
     fn look(&mut self, id: PeerId, at: &mut At<'_>) {
         let (vigilant, is_meant) = (self.is_vigilant(), self.wanted(id, at).is_some());
         // Where a file wants something, it stays known how often a network has gone.
-        let Some((here, is_choice)) = Self::in_use(id, at).filter(|(_, is_choice)| *is_choice || is_meant) else {
+        let has_meant = self.has_meant(id);
+        let found = Self::in_use(id, at).filter(|(_, is_choice)| *is_choice || is_meant || has_meant);
+        let Some((here, is_choice)) = found else {
             self.forget(id, at);
             return;
         };
@@ -187,6 +197,7 @@ impl LinksRole {
         }
         self.try_former(id, at);
         self.follow_wish(id, at);
+        self.place_flows(id, at);
         self.settle(id, is_choice, at);
     }
 
@@ -198,6 +209,7 @@ impl LinksRole {
             at.low.want_nothing(id);
             at.low.keep_all(at.now, id, false, at.base);
         }
+        self.place_flows(id, at);
         // What nothing depends on is not watched either: what is new begins where the routes lead, as the first does.
         let rests = at.low.flow().peer(&id).is_none_or(|peer| peer.flow.flows().is_empty());
         if rests || self.wanted(id, at).is_none() {
@@ -354,7 +366,7 @@ impl LinksRole {
     fn settle(&mut self, id: PeerId, is_choice: bool, at: &mut At<'_>) {
         let (vigilant, thresholds) = (self.is_vigilant(), self.thresholds());
         let Some(watched) = self.peers.get(&id) else { return };
-        let wishes = self.wanted(id, at).is_some();
+        let wishes = self.wanted(id, at).is_some() || self.has_meant(id);
         let keeps = vigilant || wishes || watched.left.is_some() || !watched.watch.is_at_rest();
         at.low.keep_all(at.now, id, keeps, at.base);
         let watches = is_choice && self.mode != SilenceMode::Off;
@@ -362,7 +374,7 @@ impl LinksRole {
         let Some(watched) = self.peers.get(&id) else { return };
         let Some(paths) = at.low.path().paths(&id) else { return };
         let due = watched.watch.due(&thresholds, &paths.pace()).filter(|_| is_choice);
-        let wished = watched.wished.due();
+        let wished = watched.wished.due().into_iter().chain(self.meant.get(&id).and_then(Meant::due));
         let tried = watched.left.as_ref().map(|(_, tried)| tried.due());
         match due.into_iter().chain(tried).chain(wished).min() {
             // What was due now has been seen to.

@@ -2,7 +2,7 @@
 
 use whimbrel_protocol::{LinkChoice, LinkFacts, LinkId, LinkWish, PeerId};
 
-use super::World;
+use super::{FlowId, World};
 use crate::host::HostId;
 use crate::network::NetworkId;
 
@@ -11,6 +11,13 @@ impl World {
     pub fn set_link_wishes(&mut self, host: HostId, wishes: Vec<LinkWish>) {
         let now = self.now;
         self.with_node(host, |node| node.set_link_wishes(now, wishes));
+    }
+
+    /// The daemon at an end of a flow is told which sections have conditions that the flow meets.
+    pub fn meet_conditions(&mut self, flow: FlowId, end: usize, met: &[u32]) {
+        let (now, of) = (self.now, self.flow(flow));
+        let (host, tuple) = (of.hosts[end], of.tuples[end]);
+        self.with_node(host, |node| node.handle_conditions_met(now, tuple, met.to_vec()));
     }
 
     /// What detectors at a host know of its links: all of it.

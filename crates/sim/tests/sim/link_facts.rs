@@ -155,7 +155,7 @@ fn what_is_known_by_turns_moves_a_peer_four_times_in_a_minute_at_the_most() {
 #[test]
 fn what_costs_has_a_price_where_the_file_gives_none() {
     let (Two { mut world, client, home, away, .. }, _) = with_two(2840, IDLE, Link::default());
-    let wish = |rules| vec![LinkWish { line: 1, peers: Vec::new(), rules }];
+    let wish = |rules| vec![LinkWish { line: 1, rules, ..LinkWish::default() }];
     world.set_link_facts(client, &[(home, METERED)]);
     world.run_for(10 * SECOND);
     assert_eq!(source(&world, client), Some(address(HOME)), "nobody asks for it");
@@ -180,7 +180,7 @@ fn what_is_received_too_weakly_is_left_and_come_back_to_when_it_is_stronger_by_e
     let signal = |signal| LinkFacts { signal: Some(signal), ..NOTHING };
     world.set_link_facts(client, &[(home, signal(-60))]);
     let rules = LinkRules { signal_least: Some(-70), ..LinkRules::default() };
-    world.set_link_wishes(client, vec![LinkWish { line: 1, peers: Vec::new(), rules }]);
+    world.set_link_wishes(client, vec![LinkWish { line: 1, rules, ..LinkWish::default() }]);
     world.run_for(10 * SECOND);
     world.set_link_facts(client, &[(home, signal(-70))]);
     world.run_for(10 * SECOND);

@@ -393,7 +393,7 @@ fn it_is_left_again_and_come_back_to() {
 }
 
 /// Of these networks the first is wanted most.
-fn in_order(networks: &[whimbrel_sim::NetworkId]) -> LinkRules {
+pub(crate) fn in_order(networks: &[whimbrel_sim::NetworkId]) -> LinkRules {
     LinkRules {
         ranks: networks.iter().map(|network| World::link_to(*network)).zip(0..).collect(),
         ..LinkRules::default()
@@ -401,7 +401,7 @@ fn in_order(networks: &[whimbrel_sim::NetworkId]) -> LinkRules {
 }
 
 fn wish(rules: LinkRules) -> Vec<LinkWish> {
-    vec![LinkWish { line: 1, peers: Vec::new(), rules }]
+    vec![LinkWish { line: 1, rules, ..LinkWish::default() }]
 }
 
 #[test]

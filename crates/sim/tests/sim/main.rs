@@ -28,6 +28,7 @@ mod neighbour_proxy;
 mod orders;
 mod pairing;
 mod placed;
+mod placing;
 mod policy;
 mod processes;
 mod random;

@@ -34,18 +34,18 @@ fn path(world: &World, flow: FlowId, end: usize) -> Option<TunnelPath> {
 }
 
 /// Whether a flow goes between these addresses in the tunnel, both ways.
-fn goes(world: &World, flow: FlowId, client: IpAddr, server: IpAddr) -> bool {
+pub(crate) fn goes(world: &World, flow: FlowId, client: IpAddr, server: IpAddr) -> bool {
     let ends = [0, 1].map(|end| path(world, flow, end));
     let [Some(there), Some(back)] = ends else { return false };
     (there.source, there.remote.ip(), back.remote.ip()) == (Some(client), server, client)
 }
 
-fn is_placed(world: &World, flow: FlowId) -> bool {
+pub(crate) fn is_placed(world: &World, flow: FlowId) -> bool {
     goes(world, flow, address(AWAY), address("10.9.0.1"))
 }
 
 /// Whether it goes with the others, at both ends.
-fn is_back(world: &World, flow: FlowId) -> bool {
+pub(crate) fn is_back(world: &World, flow: FlowId) -> bool {
     let side = |end| world.view(flow, end).and_then(|view| view.entry).map(|entry| entry.side);
     side(0) == Some(0) && side(1) == Some(0)
 }

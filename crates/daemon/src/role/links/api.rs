@@ -1,10 +1,11 @@
 //! `whimbrel paths --explain` and `--dry-run`: by which networks peers are reached, and why.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::network::NetworkState;
-use whimbrel_protocol::{Against, LinkCandidate, LinkChoice, LinkFault, LinkId, PeerId, Why};
+use whimbrel_protocol::{Against, LinkCandidate, LinkChoice, LinkFault, LinkId, PeerId, Selected, Why};
 
 use crate::role::links::wishes::{Preference, wishes};
 
@@ -26,13 +27,18 @@ pub(crate) fn explained(
     let sections = wishes(preferences, network).into_iter().zip(preferences).map(|(wish, preference)| {
         let meant = peers.iter().filter(|choice| choice.line == Some(wish.line)).count();
         let selects_nothing = preference.names_alone() && wish.rules.is_empty();
-        ipc::PreferSection { line: wish.line, selects_nothing, peers: meant }
+        let of_connections = wish.of_flows;
+        // A trial does not look for who has which connection open.
+        let is_known = of_connections && !(trial && preference.matcher().asks_for_holders());
+        let of_peers = peers.iter().flat_map(|choice| &choice.connections).filter(|of| of.line == wish.line);
+        let connections = is_known.then(|| of_peers.map(|of| of.connections).sum());
+        ipc::PreferSection { line: wish.line, selects_nothing, peers: meant, of_connections, connections }
     });
     ipc::Explained { trial, sections: sections.collect(), peers }
 }
 
 /// What an interface is called; its number where it is gone.
-fn called(link: LinkId, network: &NetworkState) -> String {
+pub(crate) fn called(link: LinkId, network: &NetworkState) -> String {
     network.link(link.0).map_or_else(|| link.0.to_string(), |link| link.name.clone())
 }
 
@@ -43,27 +49,33 @@ fn network_choice(
     network: &NetworkState,
 ) -> ipc::NetworkChoice {
     let name = |link| called(link, network);
-    let LinkChoice { in_use, natural, line, by_hand, silent, rests, waits, candidates, selected } = choice;
-    let against = |link: LinkId| selected.others.iter().find(|(other, _)| *other == link).map(|(_, why)| *why);
-    let told = |candidate: &LinkCandidate| {
-        // What has answered may do so no more.
-        let answers = candidate.answers && !(unanswered && candidate.link == in_use);
-        network_candidate(&LinkCandidate { answers, ..*candidate }, name(candidate.link), against)
+    let LinkChoice { in_use, natural, line, by_hand, silent, rests, waits, candidates, selected, placed } = choice;
+    let networks = |selected: &Selected| {
+        let against = |link: LinkId| selected.others.iter().find(|(other, _)| *other == link).map(|(_, why)| *why);
+        let told = |candidate: &LinkCandidate| {
+            // What has answered may do so no more.
+            let answers = candidate.answers && !(unanswered && candidate.link == in_use);
+            network_candidate(&LinkCandidate { answers, ..*candidate }, name(candidate.link), against)
+        };
+        let mut networks: Vec<_> = candidates.iter().map(told).collect();
+        networks.sort_by(|one, other| {
+            (one.against.is_some(), &one.interface).cmp(&(other.against.is_some(), &other.interface))
+        });
+        networks
     };
-    let mut networks: Vec<_> = candidates.iter().map(told).collect();
-    networks.sort_by(|one, other| {
-        (one.against.is_some(), &one.interface).cmp(&(other.against.is_some(), &other.interface))
+    let ms = |waits: Duration| u64::try_from(waits.as_millis()).unwrap_or(u64::MAX);
+    let connections = placed.into_iter().map(|of| ipc::ConnectionsChoice {
+        line: of.line,
+        connections: of.flows,
+        apart: of.apart,
+        left_out: of.left_out,
+        selected: of.selected.link.map(name),
+        why: why_network(of.selected.why),
+        waits_ms: of.waits.map(ms),
+        networks: networks(&of.selected),
     });
-    let why = match selected.why {
-        _ if line.is_none() => ipc::WhyNetwork::Default,
-        Why::Only => ipc::WhyNetwork::Only,
-        Why::Rank => ipc::WhyNetwork::Order,
-        Why::Price => ipc::WhyNetwork::Price,
-        Why::Nearest => ipc::WhyNetwork::Nearest,
-        Why::Routes => ipc::WhyNetwork::Routes,
-        Why::NothingFits => ipc::WhyNetwork::NothingFits,
-        Why::NothingAnswers => ipc::WhyNetwork::NothingAnswers,
-    };
+    let connections = connections.collect();
+    let why = if line.is_none() { ipc::WhyNetwork::Default } else { why_network(selected.why) };
     ipc::NetworkChoice {
         peer,
         in_use: name(in_use),
@@ -75,8 +87,21 @@ fn network_choice(
         by_hand,
         silent: silent.map(name),
         rests,
-        waits_ms: waits.map(|waits| u64::try_from(waits.as_millis()).unwrap_or(u64::MAX)),
-        networks,
+        waits_ms: waits.map(ms),
+        networks: networks(&selected),
+        connections,
+    }
+}
+
+fn why_network(why: Why) -> ipc::WhyNetwork {
+    match why {
+        Why::Only => ipc::WhyNetwork::Only,
+        Why::Rank => ipc::WhyNetwork::Order,
+        Why::Price => ipc::WhyNetwork::Price,
+        Why::Nearest => ipc::WhyNetwork::Nearest,
+        Why::Routes => ipc::WhyNetwork::Routes,
+        Why::NothingFits => ipc::WhyNetwork::NothingFits,
+        Why::NothingAnswers => ipc::WhyNetwork::NothingAnswers,
     }
 }
 

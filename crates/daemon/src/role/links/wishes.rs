@@ -1,19 +1,20 @@
-//! `[[prefer]]`: by which of this host's networks which peers are reached.
+//! `[[prefer]]`: by which of this host's networks which peers are reached, and which connections go.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde_json::json;
 use toml::Value;
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::network::NetworkState;
-use whimbrel_protocol::{LinkId, LinkRules, LinkWish, PeerMeant};
+use whimbrel_protocol::{Carriers, LinkId, LinkRules, LinkWish, PeerMeant};
+use whimbrel_wire::Transport;
 
-use crate::config::conditions;
+use crate::config::conditions::section_of_connections;
 use crate::config::document::{ConfigError, Document};
 use crate::config::value::{KEY, Written, kind, limit, list, value};
-use crate::policy::PeerCondition;
+use crate::policy::{Conditions, Matcher, PeerCondition, ProgramCondition};
 
 /// In milliseconds.
 const LONGEST: u32 = 60_000;
@@ -24,26 +25,24 @@ const STRONGEST: i16 = -1;
 /// In Mbit/s.
 const FASTEST: u32 = 1_000_000;
 
-/// A section as it is written.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Section {
-    #[serde(deserialize_with = "conditions::peers")]
-    peer: Option<Vec<PeerCondition>>,
-    #[serde(deserialize_with = "list")]
-    order: Vec<Name>,
-    #[serde(deserialize_with = "list")]
-    never: Vec<Name>,
-    price: BTreeMap<String, u32>,
-    #[serde(deserialize_with = "some_limit::<_, LONGEST>")]
-    delay: Option<u32>,
-    #[serde(deserialize_with = "some_limit::<_, PERCENT>")]
-    loss: Option<u32>,
-    #[serde(deserialize_with = "some_signal")]
-    signal: Option<i16>,
-    #[serde(deserialize_with = "some_limit::<_, FASTEST>")]
-    rate: Option<u32>,
-    nearest: bool,
+section_of_connections! {
+    /// A section as it is written.
+    struct Section {
+        #[serde(deserialize_with = "list")]
+        order: Vec<Name>,
+        #[serde(deserialize_with = "list")]
+        never: Vec<Name>,
+        price: BTreeMap<String, u32>,
+        #[serde(deserialize_with = "some_limit::<_, LONGEST>")]
+        delay: Option<u32>,
+        #[serde(deserialize_with = "some_limit::<_, PERCENT>")]
+        loss: Option<u32>,
+        #[serde(deserialize_with = "some_signal")]
+        signal: Option<i16>,
+        #[serde(deserialize_with = "some_limit::<_, FASTEST>")]
+        rate: Option<u32>,
+        nearest: bool,
+    }
 }
 
 /// A section.
@@ -51,6 +50,9 @@ pub(crate) struct Section {
 pub struct Preference {
     /// Where the file has it, from 1.
     line: u32,
+    /// What it means.
+    matcher: Matcher,
+    /// What it wants.
     section: Section,
 }
 
@@ -105,30 +107,40 @@ fn some_signal<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Opti
 
 impl Section {
     /// What it says. `at`: which part of the file it is.
-    pub(crate) fn preference(self, document: &Document<'_>, at: &str) -> Result<Preference, ConfigError> {
-        match self.complaint() {
-            Some((part, sentence)) => Err(document.wrong(&format!("{at}{part}"), sentence)),
-            None => Ok(Preference { line: document.line(at), section: self }),
+    pub(crate) fn preference(
+        mut self,
+        document: &Document<'_>,
+        at: &str,
+        carriers: Carriers,
+    ) -> Result<Preference, ConfigError> {
+        let matcher = self.matcher();
+        if let Some((part, sentence)) = self.complaint() {
+            return Err(document.wrong(&format!("{at}{part}"), sentence));
         }
+        if matcher.means_flows() && !carriers.tunnel {
+            let sentence = "single connections go by a network of their own in the tunnel alone: this needs \"tunnel\" \
+                            among `carriers`, or a section that has no condition but `peer`";
+            return Err(document.wrong(at, sentence));
+        }
+        Ok(Preference { line: document.line(at), matcher, section: self })
     }
 
-    /// What is wrong with it as a whole, and in which part of it.
+    /// What is wrong with it beside its conditions, which are taken out of it, and in which part of it.
     fn complaint(&self) -> Option<(&'static str, String)> {
-        let Self { peer, price, .. } = self;
-        if *self == (Self { peer: peer.clone(), ..Self::default() }) {
+        if *self == Self::default() {
             let sentence = "this [[prefer]] says nothing; it must have `order`, `never`, `price`, `delay`, `loss`, \
                             `signal`, `rate` or `nearest`";
             return Some(("", sentence.to_owned()));
         }
-        let mut names = price.keys().filter_map(|name| Some((name, complaint(name)?)));
+        let mut names = self.price.keys().filter_map(|name| Some((name, complaint(name)?)));
         names.next().map(|(name, right)| (".price", format!("`{name}` {right}")))
     }
 }
 
 impl Preference {
-    /// Whether it means all peers.
-    pub(crate) fn means_all(&self) -> bool {
-        self.section.peer.is_none()
+    /// What it means.
+    pub(crate) fn matcher(&self) -> &Matcher {
+        &self.matcher
     }
 
     /// Whether it wants nothing but interfaces by their names.
@@ -140,7 +152,19 @@ impl Preference {
     /// As it stands in the file, for the local API.
     #[must_use]
     pub fn written(&self) -> ipc::WrittenPreference {
-        let Section { peer, order, never, price, delay, loss, signal, rate, nearest } = &self.section;
+        let Section { order, never, price, delay, loss, signal, rate, nearest, .. } = &self.section;
+        let Matcher { peer, local_port, remote_port, transport, program, cgroup } = &self.matcher;
+        let ports = |ports: &Option<RangeInclusive<u16>>| {
+            ports.as_ref().map(|ports| json!(format!("{}-{}", ports.start(), ports.end())))
+        };
+        let transport = transport.map(|transport| match transport {
+            Transport::Tcp => json!("tcp"),
+            Transport::Udp => json!("udp"),
+        });
+        let program = program.as_ref().map(|program| match program {
+            ProgramCondition::Name(name) => json!(name),
+            ProgramCondition::Path(path) => json!(path),
+        });
         let names = |names: &[Name]| names.iter().map(|name| name.0.clone()).collect::<Vec<_>>();
         let peers = peer.iter().flatten().map(|peer| match peer {
             PeerCondition::Prefix(prefix) => format!("{}/{}", prefix.address, prefix.length),
@@ -149,6 +173,11 @@ impl Preference {
         let peers: Vec<String> = peers.collect();
         let all = [
             ("peer", (!peers.is_empty()).then(|| json!(peers))),
+            ("local_port", ports(local_port)),
+            ("remote_port", ports(remote_port)),
+            ("transport", transport),
+            ("program", program),
+            ("cgroup", cgroup.as_ref().map(|cgroup| json!(cgroup))),
             ("order", (!order.is_empty()).then(|| json!(names(order)))),
             ("never", (!never.is_empty()).then(|| json!(names(never)))),
             ("price", (!price.is_empty()).then(|| json!(price))),
@@ -164,15 +193,16 @@ impl Preference {
 
     /// One that was written so.
     pub(crate) fn read(written: ipc::WrittenPreference) -> Result<Self, String> {
-        let section: Section =
+        let mut section: Section =
             serde_json::from_value(written.keys.into()).map_err(|error| error.to_string().replace(KEY, "a key"))?;
+        let matcher = section.matcher();
         section.complaint().map_or(Ok(()), |(_, complaint)| Err(complaint))?;
-        Ok(Self { line: written.line, section })
+        Ok(Self { line: written.line, matcher, section })
     }
 
     /// What it comes to with these interfaces.
     fn wish(&self, network: &NetworkState) -> LinkWish {
-        let Section { peer, order, never, price, delay, loss, signal, rate, nearest } = &self.section;
+        let Section { order, never, price, delay, loss, signal, rate, nearest, .. } = &self.section;
         let (signal_least, rate_least) = (*signal, *rate);
         let mut rules = LinkRules { nearest: *nearest, signal_least, rate_least, ..LinkRules::default() };
         for link in network.links.iter().filter(|link| !link.loopback) {
@@ -195,9 +225,14 @@ impl Preference {
             PeerCondition::Prefix(prefix) => PeerMeant::At(*prefix),
             PeerCondition::Key(key) => PeerMeant::Key(*key),
         };
-        let peers = peer.iter().flatten().map(meant).collect();
-        LinkWish { line: self.line, peers, rules }
+        let peers = self.matcher.peer.iter().flatten().map(meant).collect();
+        LinkWish { line: self.line, peers, of_flows: self.matcher.means_flows(), rules }
     }
+}
+
+/// The conditions of sections that mean single connections.
+pub(crate) fn conditions(preferences: &[Preference]) -> Conditions {
+    Conditions::new(preferences.iter().map(|preference| (preference.line, &preference.matcher)))
 }
 
 /// What all sections come to with these interfaces.

@@ -59,13 +59,16 @@ pub struct LinkRules {
     pub nearest: bool,
 }
 
-/// What a section of the user's file wants, for some peers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a section of the user's file wants, for some peers, or for some of their flows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkWish {
     /// Where the file has it, from 1.
     pub line: u32,
-    /// For which peers. Empty: all.
+    /// For which peers. Empty: all. Where it is of single flows, these were opened with such addresses.
     pub peers: Vec<PeerMeant>,
+    /// It has other conditions as well, and means the flows that meet them
+    /// ([`Node::handle_conditions_met`](crate::Node::handle_conditions_met)).
+    pub of_flows: bool,
     /// What.
     pub rules: LinkRules,
 }
@@ -80,7 +83,7 @@ pub enum PeerMeant {
 }
 
 impl LinkWish {
-    /// Whether a peer is meant that is there and has this key.
+    /// Whether a peer is meant that is there and has this key, or its flows.
     #[must_use]
     pub fn means(&self, at: IpAddr, key: &PublicKey) -> bool {
         let is_meant = |meant: &PeerMeant| match meant {

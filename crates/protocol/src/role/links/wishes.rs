@@ -1,6 +1,9 @@
 //! What the user's file wants of the networks that peers are reached by is carried out, damped (P-237; decision 0108).
 
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::base::attachments::Attachment;
@@ -10,14 +13,15 @@ use crate::base::op::PeerId;
 use crate::path::kept::PathState;
 use crate::role::At;
 use crate::role::links::facts::Wanted;
+use crate::role::links::meant::FlowsChoice;
 use crate::role::links::select::{LinkCandidate, LinkRules, LinkWish, Selected, select};
 use crate::role::links::watch::Watch;
 use crate::role::links::{LinksRole, Watched, others};
 
 /// When another network is looked for again that may not be moved to for now.
-const LATER: Duration = Duration::from_secs(1);
+pub(super) const LATER: Duration = Duration::from_secs(1);
 /// Pauses between questions on each path, where what is measured decides.
-const MEASURED: Duration = Duration::from_secs(1);
+pub(super) const MEASURED: Duration = Duration::from_secs(1);
 
 /// What is under way for a peer that the user's file means.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,6 +39,11 @@ impl Wished {
         self.led
     }
 
+    /// Whether the paths are asked since what is measured decides.
+    pub(super) const fn is_measured(&self) -> bool {
+        self.measures.is_some()
+    }
+
     pub(super) fn due(&self) -> Option<Time> {
         self.waits.map(|(.., due)| due).into_iter().chain(self.measures).min()
     }
@@ -45,13 +54,15 @@ impl LinksRole {
     pub(crate) fn set_wishes(&mut self, wishes: Vec<LinkWish>, at: &mut At<'_>) {
         let was_active = self.is_active();
         self.wishes = wishes;
+        self.sort_anew();
         if self.is_active() || was_active {
             self.look_at_all(at);
         }
     }
 
-    /// How each peer is reached, and what would be so with these wishes; those in force where none are given.
-    pub(crate) fn explain(&self, wishes: Option<&[LinkWish]>, at: &At<'_>) -> Vec<(PeerId, LinkChoice)> {
+    /// How each peer is reached, and what would be so with other wishes; with those in force where none are given.
+    pub(crate) fn explain(&self, trial: Option<Trial<'_>>, at: &At<'_>) -> Vec<(PeerId, LinkChoice)> {
+        let wishes = trial.map(|trial| trial.wishes);
         let each = at.low.session().ids().into_iter().filter_map(|id| {
             let here = at.low.path().paths(&id)?.attachment()?;
             let natural = natural(id, at)?;
@@ -66,6 +77,7 @@ impl LinksRole {
                     .for_each(|candidate| candidate.answers = true);
             }
             let selected = select(&candidates, &rules, Some(here.link), Some(natural.link));
+            let placed = self.explain_flows(id, here, &candidates, trial, at);
             let watched = self.peers.get(&id);
             let waits = watched.and_then(|watched| watched.wished.waits).filter(|_| wishes.is_none());
             let choice = LinkChoice {
@@ -78,6 +90,7 @@ impl LinksRole {
                 waits: waits.map(|(_, _, due)| due.since(at.now)),
                 candidates,
                 selected,
+                placed,
             };
             Some((id, choice))
         });
@@ -85,7 +98,7 @@ impl LinksRole {
     }
 
     /// The networks by which a peer may be reached.
-    fn candidates(&self, id: PeerId, here: Attachment, at: &At<'_>) -> Vec<LinkCandidate> {
+    pub(super) fn candidates(&self, id: PeerId, here: Attachment, at: &At<'_>) -> Vec<LinkCandidate> {
         let Some(paths) = at.low.path().paths(&id) else { return Vec::new() };
         let is_silent = |watched: &Watched| watched.watch.silent_since().is_some();
         let mut all = vec![LinkCandidate {
@@ -204,12 +217,17 @@ impl LinksRole {
         if watched.watch.silent_since().is_some() {
             return;
         }
-        if !vigilant {
-            at.low.path_mut().ask(at.now, id, None, true, at.base);
-        }
-        for path in others(id, at) {
-            at.low.path_mut().ask(at.now, id, Some(path), true, at.base);
-        }
+        ask_all(id, vigilant, at);
+    }
+}
+
+/// Asks a peer on all paths, that in use only where nobody else does.
+pub(super) fn ask_all(id: PeerId, vigilant: bool, at: &mut At<'_>) {
+    if !vigilant {
+        at.low.path_mut().ask(at.now, id, None, true, at.base);
+    }
+    for path in others(id, at) {
+        at.low.path_mut().ask(at.now, id, Some(path), true, at.base);
     }
 }
 
@@ -234,16 +252,27 @@ pub struct LinkChoice {
     pub candidates: Vec<LinkCandidate>,
     /// What the wishes come to.
     pub selected: Selected,
+    /// What they come to for single flows.
+    pub placed: Vec<FlowsChoice>,
+}
+
+/// Other wishes than those in force.
+#[derive(Clone, Copy, Debug)]
+pub struct Trial<'a> {
+    /// They themselves.
+    pub wishes: &'a [LinkWish],
+    /// Whose conditions each flow would meet, as far as that is known. Flows that would meet none are left out.
+    pub met: &'a BTreeMap<FlowTuple, Vec<u32>>,
 }
 
 pub(super) fn wish_among<'w>(wishes: &'w [LinkWish], id: PeerId, at: &At<'_>) -> Option<&'w LinkWish> {
     let remote = at.low.path().paths(&id)?.remote().ip();
     let key = at.low.session().peer(&id)?.key();
-    wishes.iter().find(|wish| wish.means(remote, &key))
+    wishes.iter().find(|wish| !wish.of_flows && wish.means(remote, &key))
 }
 
 /// Also where it is not reached from there, since nobody answers by that family.
-fn is_by_hand(id: PeerId, at: &At<'_>) -> bool {
+pub(super) fn is_by_hand(id: PeerId, at: &At<'_>) -> bool {
     at.low.path().paths(&id).is_some_and(|paths| paths.choice().preferred.is_some())
 }
 
@@ -256,7 +285,7 @@ fn natural(id: PeerId, at: &At<'_>) -> Option<Attachment> {
 }
 
 /// The address from which a peer is reached by a network.
-fn attachment_on(id: PeerId, link: LinkId, natural: Attachment, at: &At<'_>) -> Option<Attachment> {
+pub(super) fn attachment_on(id: PeerId, link: LinkId, natural: Attachment, at: &At<'_>) -> Option<Attachment> {
     if natural.link == link {
         return Some(natural);
     }

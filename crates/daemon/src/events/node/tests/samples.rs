@@ -85,6 +85,8 @@ pub(super) fn all() -> Vec<Event> {
         Event::NetworkSilent { peer, from: address, to, silent: Duration::from_millis(48), flows: 2 },
         Event::NetworkBack { peer, from: to, to: address, flows: 1 },
         Event::NetworkPreferred { peer, from: address, to, line: 12, flows: 1 },
+        Event::FlowsPlaced { peer, from: address, to, line: 12, flows: 2 },
+        Event::FlowsNotPlaced { peer, to, line: 12, flows: 3 },
         Event::NetworkUnfit { peer, from: address, to, fault: Some(LinkFault::Leaving), flows: 1 },
         Event::NetworkUnfit { peer, from: address, to, fault: Some(LinkFault::Captive), flows: 2 },
         Event::NetworkUnfit { peer, from: to, to: address, fault: None, flows: 1 },

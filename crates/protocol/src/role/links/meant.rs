@@ -1,0 +1,81 @@
+//! What is known of single flows that sections of the user's file mean by more than their peer (P-238).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use whimbrel_wire::FlowTuple;
+
+use crate::Time;
+use crate::base::attachments::Attachment;
+use crate::base::id::LinkId;
+use crate::role::links::damp::Damping;
+use crate::role::links::select::Selected;
+
+/// Flows of one peer.
+#[derive(Default)]
+pub(super) struct Meant {
+    /// Those that meet the conditions of a section, whether it counts for them or not.
+    pub(super) flows: BTreeSet<FlowTuple>,
+    /// Sections that count, or did, by their lines.
+    pub(super) sections: BTreeMap<u32, Section>,
+    /// Flows that were placed, and on which of this host's addresses.
+    pub(super) placed: BTreeMap<FlowTuple, IpAddr>,
+    /// Where the peer was when flows were sorted by sections last, how many it had, and when that was.
+    pub(super) sorted: Option<(IpAddr, usize, Time)>,
+    /// Flows are to be placed otherwise than they are.
+    pub(super) changed: bool,
+    /// When the paths are asked next.
+    pub(super) asks: Option<Time>,
+}
+
+/// What a section comes to with one peer.
+pub(super) struct Section {
+    /// The flows that it counts for.
+    pub(super) flows: BTreeSet<FlowTuple>,
+    /// Where they go, if the section says so; else they go with the others.
+    pub(super) at: Option<Attachment>,
+    pub(super) damping: Damping,
+    /// Which network is to be taken, since when that is so, and when it is looked again.
+    pub(super) waits: Option<(LinkId, Time, Time)>,
+    /// So many had no room.
+    pub(super) left_out: usize,
+}
+
+impl Section {
+    pub(super) fn new() -> Self {
+        Self { flows: BTreeSet::new(), at: None, damping: Damping::new(), waits: None, left_out: 0 }
+    }
+}
+
+impl Meant {
+    pub(super) fn due(&self) -> Option<Time> {
+        let waits = self.sections.values().filter_map(|section| section.waits).map(|(.., due)| due);
+        waits.chain(self.asks).min()
+    }
+
+    pub(super) fn entries(&self) -> usize {
+        let sections: usize = self.sections.values().map(|section| 1 + section.flows.len()).sum();
+        self.flows.len() + self.placed.len() + sections
+    }
+
+    pub(super) fn has_flows(&self) -> bool {
+        self.sections.values().any(|section| !section.flows.is_empty())
+    }
+}
+
+/// What a section comes to for single flows of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowsChoice {
+    /// The line of the section.
+    pub line: u32,
+    /// How many flows it means.
+    pub flows: usize,
+    /// How many of them go by another network than the peer is reached by.
+    pub apart: usize,
+    /// How many of them have no room on the network that is selected, and so go with the others.
+    pub left_out: usize,
+    /// They go to what is selected after so long, if nothing changes until then.
+    pub waits: Option<std::time::Duration>,
+    /// What it selects. Where the routes would decide, these flows go with the others of the peer.
+    pub selected: Selected,
+}

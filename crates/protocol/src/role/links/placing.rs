@@ -1,0 +1,322 @@
+//! Single flows that sections of the user's file mean by more than their peer go by a network of their own (P-238;
+//! decision 0118). Which network that is, is chosen for all flows of a section with a peer at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use whimbrel_wire::FlowTuple;
+
+use crate::Time;
+use crate::base::attachments::Attachment;
+use crate::base::event::Event;
+use crate::base::id::{LinkId, PathId};
+use crate::base::op::PeerId;
+use crate::binding::placed::PlaceError;
+use crate::path::kept::PathState;
+use crate::role::At;
+use crate::role::links::LinksRole;
+use crate::role::links::meant::{FlowsChoice, Meant, Section};
+use crate::role::links::select::{LinkCandidate, LinkRules, LinkWish, Selected, Why, select};
+use crate::role::links::wishes::{LATER, MEASURED, Trial, ask_all, attachment_on, is_by_hand};
+
+impl LinksRole {
+    /// See [`Node::handle_conditions_met`](crate::Node::handle_conditions_met).
+    pub(crate) fn handle_conditions_met(&mut self, flow: FlowTuple, met: Vec<u32>, at: &mut At<'_>) {
+        at.low.flow_mut().set_met(&flow, met);
+        if let Some(peer) = peer_of(&flow, at) {
+            self.consider_flow(peer, flow, at);
+        }
+    }
+
+    /// Other sections count: which flows they mean is to be found out anew.
+    pub(super) fn sort_anew(&mut self) {
+        self.meant.values_mut().for_each(|meant| meant.sorted = None);
+    }
+
+    /// Whether single flows of a peer go as sections want it, or would.
+    pub(super) fn has_meant(&self, id: PeerId) -> bool {
+        self.meant.get(&id).is_some_and(Meant::has_flows)
+    }
+
+    /// A flow of a peer meets other conditions, or is one with it from now on.
+    pub(super) fn consider_flow(&mut self, id: PeerId, flow: FlowTuple, at: &mut At<'_>) {
+        let line = section_of(&self.wishes, id, &flow, met_by(&flow, at), at).map(|wish| wish.line);
+        if line.is_none() && !self.meant.contains_key(&id) {
+            return;
+        }
+        let meant = self.meant.entry(id).or_default();
+        if !met_by(&flow, at).is_empty() {
+            meant.flows.insert(flow);
+        }
+        for (of, section) in &mut meant.sections {
+            if Some(*of) != line {
+                section.flows.remove(&flow);
+            }
+        }
+        if meant.placed.remove(&flow).is_some() && line.is_none() {
+            let _ = at.low.place_flow(at.now, &flow, None, at.base);
+        }
+        if let Some(line) = line {
+            let section = meant.sections.entry(line).or_insert_with(Section::new);
+            section.flows.insert(flow);
+            if let Some(to) = section.at
+                && at.low.place_flow(at.now, &flow, Some(to.address), at.base).is_ok()
+            {
+                meant.placed.insert(flow, to.address);
+            } else if section.at.is_some() {
+                meant.changed = true;
+            }
+        }
+        self.look(id, at);
+    }
+
+    /// Has single flows of a peer go as sections want it, where something else has been so for a while.
+    pub(super) fn place_flows(&mut self, id: PeerId, at: &mut At<'_>) {
+        let Some(mut meant) = self.meant.remove(&id) else { return };
+        self.sort(id, &mut meant, at);
+        // Where nothing depends on the peer, or it is not there, all stays as it was asked for.
+        if let Some(here) = self.peers.get(&id).map(|watched| watched.at) {
+            let by_hand = is_by_hand(id, at);
+            let candidates = if meant.has_flows() { self.candidates(id, here, at) } else { Vec::new() };
+            for wish in self.wishes.iter().filter(|wish| wish.of_flows) {
+                let Some(section) = meant.sections.get_mut(&wish.line) else { continue };
+                if section.flows.is_empty() {
+                    continue;
+                }
+                let rules = self.with_prices(wish.rules.clone());
+                let choice = if by_hand { None } else { Some(chosen(&candidates, &rules, section, here)) };
+                let to = choice.and_then(|selected| takes(&selected, here));
+                let to = to.and_then(|link| attachment_on(id, link, here, at));
+                meant.changed |= self.follow(id, wish.line, section, here, to, &candidates, at);
+            }
+            self.ask_for_flows(id, &mut meant, here, at);
+        }
+        if std::mem::take(&mut meant.changed) {
+            carry_out(id, &mut meant, at);
+        }
+        if !meant.flows.is_empty() || !meant.sections.is_empty() {
+            self.meant.insert(id, meant);
+        }
+    }
+
+    /// Finds out which section counts for which flows, where that may be otherwise than it was.
+    fn sort(&self, id: PeerId, meant: &mut Meant, at: &At<'_>) {
+        let Some(remote) = at.low.path().paths(&id).map(|paths| paths.remote().ip()) else { return };
+        let count = at.low.flow().peer(&id).map_or(0, |peer| peer.flow.flows().len());
+        // There may be very many, and each step comes by here.
+        let holds =
+            |(at_then, of, then): (IpAddr, usize, Time)| at_then == remote && (of == count || at.now < then + MEASURED);
+        if meant.sorted.is_some_and(holds) {
+            return;
+        }
+        meant.sorted = Some((remote, count, at.now));
+        meant.changed = true;
+        meant.flows.retain(|flow| peer_of(flow, at) == Some(id) && !met_by(flow, at).is_empty());
+        meant.placed.retain(|flow, _| peer_of(flow, at) == Some(id));
+        meant.sections.retain(|line, _| self.wishes.iter().any(|wish| wish.line == *line && wish.of_flows));
+        meant.sections.values_mut().for_each(|section| section.flows.clear());
+        for flow in &meant.flows {
+            if let Some(wish) = section_of(&self.wishes, id, flow, met_by(flow, at), at) {
+                meant.sections.entry(wish.line).or_insert_with(Section::new).flows.insert(*flow);
+            }
+        }
+        for section in meant.sections.values_mut().filter(|section| section.flows.is_empty()) {
+            (section.at, section.waits) = (None, None);
+        }
+    }
+
+    /// The flows of a section go there, once that has been wanted for long enough. Tells whether that is otherwise than
+    /// it was.
+    fn follow(
+        &self,
+        id: PeerId,
+        line: u32,
+        section: &mut Section,
+        here: Attachment,
+        to: Option<Attachment>,
+        candidates: &[LinkCandidate],
+        at: &mut At<'_>,
+    ) -> bool {
+        let (from, goes) = (section.at.unwrap_or(here), to.unwrap_or(here));
+        if from.link != goes.link {
+            let known = candidates.iter().find(|candidate| candidate.link == from.link);
+            let by_hand = is_by_hand(id, at);
+            if known.is_some_and(|known| !known.tried) && !by_hand {
+                // An end has moved, and the path is another that is not known to fail.
+                section.waits = None;
+                return false;
+            }
+            let answers = known.is_some_and(|known| known.answers);
+            let leaves = !answers || by_hand || (self.fault(from.link).is_some() && self.fault(goes.link).is_none());
+            let since = match section.waits {
+                Some((waits, since, _)) if waits == goes.link => since,
+                _ => at.now,
+            };
+            // What leads nowhere has been left already (P-189), and by hand counts at once.
+            let due = if leaves { since } else { since + section.damping.hold() };
+            if at.now < due || !(leaves || section.damping.may_return(at.now)) {
+                section.waits = Some((goes.link, since, due.max(at.now + LATER)));
+                return false;
+            }
+            // What fails again and again is left each time, and told of three times in a minute.
+            let tells = !by_hand && section.damping.may_leave(at.now, at.now);
+            if leaves {
+                section.damping.leave(at.now);
+            } else {
+                section.damping.come_back(at.now);
+            }
+            let (from, to, flows) = (from.address, goes.address, section.flows.len());
+            if tells {
+                at.base.event(Event::FlowsPlaced { peer: id, from, to, line, flows });
+            }
+        }
+        section.waits = None;
+        std::mem::replace(&mut section.at, to) != to
+    }
+
+    /// Has paths asked where flows go by others than the one in use, since a flow of UDP shows nobody that its network
+    /// is silent; and where what is measured decides.
+    fn ask_for_flows(&self, id: PeerId, meant: &mut Meant, here: Attachment, at: &mut At<'_>) {
+        let sections = || meant.sections.iter().filter(|(_, section)| !section.flows.is_empty());
+        let rules = |line: u32| self.wishes.iter().find(|wish| wish.line == line).map(|wish| &wish.rules);
+        let measures = sections().any(|(line, _)| rules(*line).is_some_and(LinkRules::measures));
+        let lacks_room = sections().any(|(_, section)| section.left_out > 0);
+        let apart: BTreeSet<IpAddr> = sections()
+            .filter_map(|(_, section)| section.at)
+            .filter(|at| at.link != here.link)
+            .map(|at| at.address)
+            .collect();
+        if !measures && !lacks_room && apart.is_empty() {
+            meant.asks = None;
+            return;
+        }
+        if meant.asks.is_some_and(|due| at.now < due) {
+            return;
+        }
+        meant.asks = Some(at.now + MEASURED);
+        meant.changed |= lacks_room;
+        let Some(paths) = at.low.path().paths(&id) else { return };
+        let placed = paths.kept().filter(|kept| apart.contains(&kept.attachment.address));
+        let placed = placed.filter(|kept| kept.state == PathState::Confirmed).map(|kept| kept.id);
+        for path in placed.collect::<Vec<PathId>>() {
+            at.low.path_mut().check_kept(at.now, id, path, at.base);
+        }
+        let is_silent = self.peers.get(&id).is_some_and(|watched| watched.watch.silent_since().is_some());
+        let is_measured = self.peers.get(&id).is_some_and(|watched| watched.wished.is_measured());
+        if measures && !is_silent && !is_measured {
+            ask_all(id, self.is_vigilant(), at);
+        }
+    }
+
+    /// What sections come to for single flows of a peer.
+    pub(super) fn explain_flows(
+        &self,
+        id: PeerId,
+        here: Attachment,
+        candidates: &[LinkCandidate],
+        trial: Option<Trial<'_>>,
+        at: &At<'_>,
+    ) -> Vec<FlowsChoice> {
+        let wishes = trial.map_or(&self.wishes[..], |trial| trial.wishes);
+        let mut meant: BTreeMap<u32, (usize, usize)> = BTreeMap::new();
+        for flow in at.low.flow().peer(&id).into_iter().flat_map(|peer| peer.flow.flows()) {
+            let met = match trial {
+                Some(trial) => trial.met.get(flow).map_or(&[][..], Vec::as_slice),
+                None => met_by(flow, at),
+            };
+            let Some(wish) = section_of(wishes, id, flow, met, at).filter(|_| !met.is_empty()) else { continue };
+            let goes_apart =
+                at.low.flow().flows().get(flow).and_then(|known| known.entry()).is_some_and(|it| it.side != 0);
+            let (all, apart) = meant.entry(wish.line).or_default();
+            (*all, *apart) = (*all + 1, *apart + usize::from(goes_apart));
+        }
+        let known = self.meant.get(&id).filter(|_| trial.is_none());
+        let of_flows = wishes.iter().filter_map(|wish| Some((wish, *meant.get(&wish.line)?)));
+        let choice = |(wish, (flows, apart)): (&LinkWish, (usize, usize))| {
+            let section = known.and_then(|meant| meant.sections.get(&wish.line));
+            let stands = Section::new();
+            let rules = self.with_prices(wish.rules.clone());
+            let selected = chosen(candidates, &rules, section.unwrap_or(&stands), here);
+            let waits = section.and_then(|section| section.waits).map(|(.., due)| due.since(at.now));
+            let left_out = section.map_or(0, |section| section.left_out);
+            FlowsChoice { line: wish.line, flows, apart, left_out, waits, selected }
+        };
+        of_flows.map(choice).collect()
+    }
+}
+
+/// What is selected for the flows of a section: where nothing else decides, that by which the peer is reached.
+fn chosen(candidates: &[LinkCandidate], rules: &LinkRules, section: &Section, here: Attachment) -> Selected {
+    select(candidates, rules, Some(section.at.map_or(here.link, |at| at.link)), Some(here.link))
+}
+
+/// The network that a section takes; none where its flows go with the others, wherever that is.
+fn takes(selected: &Selected, here: Attachment) -> Option<LinkId> {
+    let decides = !matches!(selected.why, Why::Routes | Why::NothingFits | Why::NothingAnswers);
+    selected.link.filter(|link| decides || *link != here.link)
+}
+
+/// The section that counts for a flow, if it is one of single flows: the first that means it or its peer.
+fn section_of<'w>(
+    wishes: &'w [LinkWish],
+    id: PeerId,
+    flow: &FlowTuple,
+    met: &[u32],
+    at: &At<'_>,
+) -> Option<&'w LinkWish> {
+    let remote = at.low.path().paths(&id)?.remote().ip();
+    let key = at.low.session().peer(&id)?.key();
+    let means = |wish: &&LinkWish| match wish.of_flows {
+        true => met.contains(&wish.line) && wish.means(flow.remote.ip(), &key),
+        false => wish.means(remote, &key),
+    };
+    wishes.iter().find(means).filter(|wish| wish.of_flows)
+}
+
+fn met_by<'a>(flow: &FlowTuple, at: &'a At<'_>) -> &'a [u32] {
+    at.low.flow().flows().get(flow).map_or(&[], |known| known.met())
+}
+
+/// Whose flow it is, where it is introduced and goes on.
+fn peer_of(flow: &FlowTuple, at: &At<'_>) -> Option<PeerId> {
+    let known = at.low.flow().flows().get(flow).filter(|known| !known.is_closed());
+    known.and_then(|known| known.entry()).map(|entry| entry.peer)
+}
+
+/// Places the flows of a peer as its sections say by now.
+fn carry_out(id: PeerId, meant: &mut Meant, at: &mut At<'_>) {
+    let Meant { sections, placed, .. } = meant;
+    let goes = |section: &Section| section.at.map(|to| to.address);
+    let mut wanted = BTreeMap::new();
+    for section in sections.values() {
+        wanted.extend(goes(section).into_iter().flat_map(|to| section.flows.iter().map(move |flow| (*flow, to))));
+    }
+    placed.retain(|flow, from| {
+        let stays = wanted.get(flow) == Some(from);
+        if !stays {
+            let _ = at.low.place_flow(at.now, flow, None, at.base);
+        }
+        stays
+    });
+    for (line, section) in sections.iter_mut() {
+        let before = std::mem::take(&mut section.left_out);
+        let Some(to) = goes(section) else { continue };
+        let waiting: Vec<FlowTuple> = section.flows.iter().filter(|flow| !placed.contains_key(flow)).copied().collect();
+        for (tried, flow) in waiting.iter().enumerate() {
+            match at.low.place_flow(at.now, flow, Some(to), at.base) {
+                Ok(()) => {
+                    placed.insert(*flow, to);
+                }
+                Err(PlaceError::Full) => {
+                    section.left_out = waiting.len() - tried;
+                    break;
+                }
+                // It has ended, or that address has gone.
+                Err(PlaceError::UnknownFlow | PlaceError::NoSuchAddress) => {}
+            }
+        }
+        if section.left_out > 0 && before == 0 {
+            at.base.event(Event::FlowsNotPlaced { peer: id, to, line: *line, flows: section.left_out });
+        }
+    }
+}
