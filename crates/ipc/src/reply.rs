@@ -310,7 +310,8 @@ pub enum ConnectionState {
     Native,
     /// Introduced and carried, since one end or both have moved.
     Moved,
-    /// As `Moved`, but the peer has not answered where it is carried to: nothing shows that it arrives.
+    /// As `Moved`, but the peer has not answered where it is carried to: nothing shows that it arrives. Or, without a
+    /// carrier, as `Native`, but the peer does not answer: nothing shows that it would survive.
     NotConfirmed,
     /// Introduced; nothing is sent for it until a new place is confirmed.
     Held,

@@ -112,7 +112,7 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
                 format!(
                     "Its packets go as they would without Whimbrel, but nothing shows that it would survive: {reason}."
                 ),
-                "It survives a move once the peer answers; it is held until then.".to_owned(),
+                "Were a host to move now, it would wait until the peer answers.".to_owned(),
             ],
             None,
             Some("See there that the daemon runs and lets UDP in; `whimbrel ping` asks it again.".to_owned()),

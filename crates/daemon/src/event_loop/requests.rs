@@ -206,7 +206,8 @@ impl EventLoop {
         let peer = known.and_then(|id| Some((id, node.last_ping(id)?.0)));
         let (whom, address) = match (peer, at) {
             (Some((id, remote)), _) => {
-                if self.desk.node.is_silent(remote.ip()) {
+                let is_there = at == Some(remote.ip()) && self.desk.peer(id).is_some_and(|peer| !peer.mapped);
+                if is_there && self.desk.node.is_silent(remote.ip()) {
                     // It was silent when connections with it were opened: those wait for that.
                     self.desk.node.ask_address(now, remote.ip());
                 }

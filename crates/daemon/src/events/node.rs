@@ -44,7 +44,7 @@ reports! {
         "{flow} has ended";
     Event::FlowGone { flow, peer, goes_on: true } =>
         FlowGone { flow, peer, goes_on: true }
-        "{flow} goes on and will not outlive a move any more: the other host has forgotten it (`whimbrel clean`)";
+        "{flow} goes on, and will not outlive a move any more: what the two hosts had agreed on is forgotten";
     Event::Paused { peer, wait: true, by_peer, flows: named, waiting }, by by_peer.then_some(Causer::Peer(*peer)) =>
         FlowsWait { peer, by: by(*by_peer), flows: named.len(), waiting, named }
         "{} of peer {peer} {}: {} asked for that", connections(named.len()), verb(named.len(), "wait"), who(*by_peer);

@@ -78,8 +78,8 @@ impl BindingLayer {
         for peer in self.peers.values() {
             match peer.forgotten.standing {
                 Standing::Nothing => {}
+                _ if peer.forgotten.untold.is_empty() => words.heard += 1,
                 Standing::NoWay => words.unreachable += 1,
-                Standing::Told if peer.forgotten.untold.is_empty() => words.heard += 1,
                 Standing::Told => words.awaited += 1,
             }
         }
@@ -89,7 +89,7 @@ impl BindingLayer {
     /// Tells a peer what it has not answered, once there is a session.
     pub(super) fn say_forgotten(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
-        if !peer.binding.forgotten.is_said() || peer.binding.forgotten.untold.is_empty() {
+        if peer.binding.forgotten.standing != Standing::Told || peer.binding.forgotten.untold.is_empty() {
             return;
         }
         if !peer.peer.has_session() {
@@ -109,7 +109,7 @@ impl BindingLayer {
     /// A peer says where it is to a host that is about to forget its flows: that is what it is told, there, and not
     /// that its flows are led there. Tells whether that is so.
     pub(super) fn answer_with_forgotten(&mut self, id: PeerId, arrival: &Arrival, base: &mut Base) -> bool {
-        let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.binding.forgotten.is_said()) else { return false };
+        let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.binding.forgotten.is_meant()) else { return false };
         if let Some(word) = peer.binding.forgotten.said_elsewhere() {
             self.flow.path_mut().send_to(id, arrival.destination, arrival.source, &[word], base);
         }

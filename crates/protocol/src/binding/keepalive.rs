@@ -83,7 +83,7 @@ impl BindingLayer {
     /// goes out now does, at once if it has `asked`.
     pub(crate) fn check_anew(&mut self, now: Time, id: PeerId, met: Option<SocketAddr>, asked: bool, base: &mut Base) {
         let Some(peer) = self.flow.peer_mut(&id) else { return };
-        if peer.path.check_tries() > 0 && met == Some(peer.path.remote()) {
+        if (peer.path.check_tries() > 0 || peer.path.silent_since().is_some()) && met == Some(peer.path.remote()) {
             peer.path.forget_tries(now, true);
             if asked {
                 base.set_timer(Timer::Keepalive(id), now);

@@ -24,9 +24,9 @@ impl Forgotten {
         Self { untold, standing, ..Self::default() }
     }
 
-    /// Whether the peer is told, or was.
-    pub(super) fn is_said(&self) -> bool {
-        self.standing == Standing::Told
+    /// Whether this host forgets flows of the peer.
+    pub(super) fn is_meant(&self) -> bool {
+        self.standing != Standing::Nothing
     }
 
     /// What it has not answered.

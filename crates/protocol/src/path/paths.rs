@@ -340,9 +340,10 @@ impl Paths {
         self.estimate.sample(sample);
     }
 
-    /// The same of a question by hand, whose answer a path that was cut for a while may have put off.
+    /// The same of a question by hand. A path that was cut for a while may have put its answer off, so it counts only
+    /// where what is known is far from it: as where the ends were busy when that was measured.
     pub(crate) fn sample_by_hand(&mut self, sample: Duration) {
-        if self.estimate.smoothed().is_none_or(|smoothed| sample < smoothed) {
+        if self.estimate.smoothed().is_none_or(|smoothed| sample * 2 < smoothed) {
             self.estimate.sample(sample);
         }
     }
@@ -580,7 +581,7 @@ impl Paths {
     /// There is a reason to take it that a check would be answered which is overdue: when it is to be repeated.
     pub(crate) fn prompt_check(&mut self) -> Option<Time> {
         let first = self.repeat_after(1);
-        let check = self.check.as_mut().filter(|_| self.check_tries >= DOUBTED_AFTER)?;
+        let check = self.check.as_mut().filter(|check| check.doubted || self.check_tries >= DOUBTED_AFTER)?;
         Some(check.sent + check.prompts.prompt(first))
     }
 

@@ -370,6 +370,23 @@ fn a_silent_host_that_is_asked_by_hand_is_left_alone_for_longer() {
 }
 
 #[test]
+fn a_silent_host_from_which_a_peer_shows_itself_is_asked_once_more() {
+    // P-10: its daemon was started since, and has met this host by itself.
+    let mut two = Two::new(319);
+    two.world.crash(two.server);
+    let flow = two.world.connect(two.client, SERVICE);
+    two.world.run_for(30 * SECOND);
+    assert_eq!(happened(&two.world, two.client, nobody_there), 1);
+    two.world.boot(two.server);
+    two.world.run_for(SECOND);
+    assert!(!two.world.introduced(flow), "nobody has told");
+    let (now, client) = (two.world.now(), address(HOME));
+    two.world.with_node(two.server, |node| assert!(node.ask_address(now, client)));
+    assert!(two.world.wait(3 * SECOND, |world| world.introduced(flow)));
+    two.world.check();
+}
+
+#[test]
 fn flows_whose_sockets_are_gone_are_not_counted() {
     let mut two = Two::new(317);
     let flows = [two.world.connect(two.client, SERVICE), two.world.connect(two.client, SERVICE)];
