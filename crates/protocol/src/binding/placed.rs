@@ -162,6 +162,11 @@ impl Sides {
         }
     }
 
+    /// The names of all flows that this host has placed.
+    pub(super) fn own_names(&self) -> impl Iterator<Item = u64> + '_ {
+        self.own.values().flat_map(|own| own.flows.iter().copied())
+    }
+
     /// Makes what the peer is told of this host's bindings what is to be so. `way` gives the path from an address that
     /// is confirmed.
     pub(super) fn word(&mut self, known: impl Fn(&u64) -> bool, way: impl Fn(IpAddr) -> Option<Way>) {

@@ -191,6 +191,7 @@ impl BindingLayer {
     fn refresh_sides_of(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let greater = self.is_greater(id, base);
         let able = base.config().carriers.tunnel && !base.is_suspended();
+        let ended = self.ended_sides(id);
         let Some(peer) = bound_mut!(self, &id) else {
             self.sided.remove(&id);
             return;
@@ -211,7 +212,7 @@ impl BindingLayer {
         let own_way = |from| path.way_from(from).filter(|_| able);
         let told = |number| path.way_told(now, number).filter(|_| able);
         let before = sides.sequence;
-        sides.word(|name| flow.named(*name).is_some(), own_way);
+        sides.word(|name| !ended.contains(name), own_way);
         let says = sides.sequence != before;
         let changed = sides.stand(told);
         let mut wanted: BTreeMap<u64, u8> = BTreeMap::new();
@@ -264,6 +265,14 @@ impl BindingLayer {
         if says {
             self.say_placed(now, id, base);
         }
+    }
+
+    /// The names of flows that this host has placed and that are over: their room is others'.
+    fn ended_sides(&self, id: PeerId) -> BTreeSet<u64> {
+        let Some(peer) = bound!(self, &id) else { return BTreeSet::new() };
+        let lives = |flow: FlowTuple| self.flow.flows().get(&flow).is_some_and(|known| !known.is_closed());
+        let names = peer.binding.sides.own_names();
+        names.filter(|name| !peer.flow.named(*name).is_some_and(lives)).collect()
     }
 
     /// What could not be put in force is tried again.

@@ -146,6 +146,32 @@ fn the_first_section_that_means_a_flow_or_its_peer_counts() {
 }
 
 #[test]
+fn a_flow_follows_the_section_that_counts_for_it_now() {
+    let (Two { mut world, client, home, away, .. }, flows) = with_two(2911, IDLE, Link::default());
+    // Met later, the first of the two counts, and nothing that it wants can be had.
+    let nothing = LinkRules { delay_most: Some(ms(1)), ..in_order(&[home]) };
+    world.set_link_wishes(client, vec![of_flows(1, nothing), of_flows(2, in_order(&[away]))]);
+    world.meet_conditions(flows[0], 0, &[2]);
+    assert!(world.wait(10 * SECOND, |w| is_placed(w, flows[0])));
+    world.meet_conditions(flows[0], 0, &[1, 2]);
+    assert!(world.wait(3 * SECOND, |w| is_back(w, flows[0])), "nothing has it there any more");
+    // A section of the peer hid one of its flows, and is gone; nothing is said of the flow anew.
+    let others = LinkWish { line: 1, rules: in_order(&[home]), ..LinkWish::default() };
+    world.set_link_wishes(client, vec![others, of_flows(5, in_order(&[away]))]);
+    world.meet_conditions(flows[1], 0, &[5]);
+    world.run_for(10 * SECOND);
+    assert!(is_back(&world, flows[1]));
+    world.set_link_wishes(client, vec![of_flows(5, in_order(&[away]))]);
+    assert!(world.wait(10 * SECOND, |w| is_placed(w, flows[1])), "it is meant now");
+    // It stands in another line, and says the same: nothing goes to and fro.
+    world.set_link_wishes(client, vec![of_flows(6, in_order(&[away]))]);
+    world.meet_conditions(flows[1], 0, &[6]);
+    assert!(world.wait(ms(500), |w| is_placed(w, flows[1])), "at once");
+    world.assert_delivering(SECOND);
+    world.check();
+}
+
+#[test]
 fn what_is_chosen_by_hand_counts_more_and_what_is_about_to_go_is_left() {
     const LEAVING: LinkFacts =
         LinkFacts { signal: None, rate: None, doubtful: false, leaving: true, captive: false, metered: false };
@@ -267,7 +293,7 @@ fn what_has_no_room_goes_with_the_others_and_is_told_once() {
     over.iter().for_each(|flow| world.close(*flow));
     world.run_for(5 * SECOND);
     world.stall(all[130], 0);
-    assert!(world.wait(90 * SECOND, |w| placed(w) == 126), "{}", placed(&world));
+    assert!(world.wait(10 * SECOND, |w| placed(w) == 126), "{}", placed(&world));
     world.assert_delivering(SECOND);
     world.check();
 }

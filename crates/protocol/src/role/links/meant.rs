@@ -24,6 +24,8 @@ pub(super) struct Meant {
     pub(super) sorted: Option<(IpAddr, usize, Time)>,
     /// Flows are to be placed otherwise than they are.
     pub(super) changed: bool,
+    /// Some have no room where they are to go.
+    pub(super) lacks_room: bool,
     /// When the paths are asked next.
     pub(super) asks: Option<Time>,
 }
@@ -39,11 +41,23 @@ pub(super) struct Section {
     pub(super) waits: Option<(LinkId, Time, Time)>,
     /// So many had no room.
     pub(super) left_out: usize,
+    /// When that was told last.
+    pub(super) left_out_told: Option<Time>,
+    /// Its flows have been nowhere by it yet.
+    pub(super) begins: bool,
 }
 
 impl Section {
     pub(super) fn new() -> Self {
-        Self { flows: BTreeSet::new(), at: None, damping: Damping::new(), waits: None, left_out: 0 }
+        Self {
+            flows: BTreeSet::new(),
+            at: None,
+            damping: Damping::new(),
+            waits: None,
+            left_out: 0,
+            left_out_told: None,
+            begins: true,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use whimbrel_wire::FlowTuple;
 
@@ -19,6 +20,11 @@ use crate::role::links::meant::{FlowsChoice, Meant, Section};
 use crate::role::links::select::{LinkCandidate, LinkRules, LinkWish, Selected, Why, select};
 use crate::role::links::wishes::{LATER, MEASURED, Trial, ask_all, attachment_on, is_by_hand};
 
+/// How often flows of a peer with many are sorted by sections, where some have begun or ended.
+const SORTED: Duration = Duration::from_secs(10);
+/// How soon it is told again that some have no room.
+const NOT_PLACED_AGAIN: Duration = Duration::from_secs(600);
+
 impl LinksRole {
     /// See [`Node::handle_conditions_met`](crate::Node::handle_conditions_met).
     pub(crate) fn handle_conditions_met(&mut self, flow: FlowTuple, met: Vec<u32>, at: &mut At<'_>) {
@@ -28,9 +34,24 @@ impl LinksRole {
         }
     }
 
-    /// Other sections count: which flows they mean is to be found out anew.
-    pub(super) fn sort_anew(&mut self) {
-        self.meant.values_mut().for_each(|meant| meant.sorted = None);
+    /// Other sections count than those `before`: which flows they mean is to be found out anew. One that stands
+    /// elsewhere in the file and says the same is the same, and one that says something else is another.
+    pub(super) fn sort_anew(&mut self, before: &[LinkWish]) {
+        let same = |one: &LinkWish, other: &LinkWish| {
+            (one.of_flows, &one.peers, &one.rules) == (other.of_flows, &other.peers, &other.rules)
+        };
+        let line_now = |line: u32| {
+            let of = before.iter().find(|wish| wish.line == line)?;
+            let mut now = self.wishes.iter().filter(|wish| same(wish, of));
+            let first = now.next()?.line;
+            let stays = first == line || now.any(|wish| wish.line == line);
+            Some(if stays { line } else { first })
+        };
+        for meant in self.meant.values_mut() {
+            meant.sorted = None;
+            let sections = std::mem::take(&mut meant.sections);
+            meant.sections.extend(sections.into_iter().filter_map(|(line, section)| Some((line_now(line)?, section))));
+        }
     }
 
     /// Whether single flows of a peer go as sections want it, or would.
@@ -40,12 +61,13 @@ impl LinksRole {
 
     /// A flow of a peer meets other conditions, or is one with it from now on.
     pub(super) fn consider_flow(&mut self, id: PeerId, flow: FlowTuple, at: &mut At<'_>) {
-        let line = section_of(&self.wishes, id, &flow, met_by(&flow, at), at).map(|wish| wish.line);
-        if line.is_none() && !self.meant.contains_key(&id) {
+        let meets = !met_by(&flow, at).is_empty();
+        if !meets && !self.meant.contains_key(&id) {
             return;
         }
+        let line = section_of(&self.wishes, id, &flow, met_by(&flow, at), at).map(|wish| wish.line);
         let meant = self.meant.entry(id).or_default();
-        if !met_by(&flow, at).is_empty() {
+        if meets {
             meant.flows.insert(flow);
         }
         for (of, section) in &mut meant.sections {
@@ -53,21 +75,30 @@ impl LinksRole {
                 section.flows.remove(&flow);
             }
         }
-        if meant.placed.remove(&flow).is_some() && line.is_none() {
+        let section = line.map(|line| meant.sections.entry(line).or_insert_with(Section::new));
+        let begins = section.as_ref().is_some_and(|section| section.flows.is_empty());
+        let goes = section.and_then(|section| {
+            section.flows.insert(flow);
+            section.at.map(|to| to.address)
+        });
+        let before = meant.placed.get(&flow).copied();
+        if before != goes && meant.placed.remove(&flow).is_some() {
             let _ = at.low.place_flow(at.now, &flow, None, at.base);
         }
-        if let Some(line) = line {
-            let section = meant.sections.entry(line).or_insert_with(Section::new);
-            section.flows.insert(flow);
-            if let Some(to) = section.at
-                && at.low.place_flow(at.now, &flow, Some(to.address), at.base).is_ok()
-            {
-                meant.placed.insert(flow, to.address);
-            } else if section.at.is_some() {
-                meant.changed = true;
+        // It may have another name than it had. Where there is no room, that is looked for from time to time.
+        if let Some(to) = goes.filter(|to| before == Some(*to) || !meant.lacks_room) {
+            match at.low.place_flow(at.now, &flow, Some(to), at.base) {
+                Ok(()) => drop(meant.placed.insert(flow, to)),
+                Err(error) => {
+                    meant.placed.remove(&flow);
+                    meant.lacks_room |= error == PlaceError::Full;
+                }
             }
         }
-        self.look(id, at);
+        // There may be very many of them, one after the other.
+        if begins || before != goes || meant.lacks_room && meant.asks.is_none() {
+            self.look(id, at);
+        }
     }
 
     /// Has single flows of a peer go as sections want it, where something else has been so for a while.
@@ -103,9 +134,9 @@ impl LinksRole {
     fn sort(&self, id: PeerId, meant: &mut Meant, at: &At<'_>) {
         let Some(remote) = at.low.path().paths(&id).map(|paths| paths.remote().ip()) else { return };
         let count = at.low.flow().peer(&id).map_or(0, |peer| peer.flow.flows().len());
-        // There may be very many, and each step comes by here.
+        // There may be very many, and each step comes by here. Flows that have ended do no harm meanwhile.
         let holds =
-            |(at_then, of, then): (IpAddr, usize, Time)| at_then == remote && (of == count || at.now < then + MEASURED);
+            |(at_then, of, then): (IpAddr, usize, Time)| at_then == remote && (of == count || at.now < then + SORTED);
         if meant.sorted.is_some_and(holds) {
             return;
         }
@@ -121,7 +152,8 @@ impl LinksRole {
             }
         }
         for section in meant.sections.values_mut().filter(|section| section.flows.is_empty()) {
-            (section.at, section.waits) = (None, None);
+            // What begins next goes where those before it went, if that is still so when it is looked.
+            (section.waits, section.begins) = (None, true);
         }
     }
 
@@ -154,17 +186,19 @@ impl LinksRole {
             };
             // What leads nowhere has been left already (P-189), and by hand counts at once.
             let due = if leaves { since } else { since + section.damping.hold() };
-            if at.now < due || !(leaves || section.damping.may_return(at.now)) {
+            // Flows that begin have been nowhere else.
+            if at.now < due || !(leaves || section.begins || section.damping.may_return(at.now)) {
                 section.waits = Some((goes.link, since, due.max(at.now + LATER)));
                 return false;
             }
             // What fails again and again is left each time, and told of three times in a minute.
-            let tells = !by_hand && section.damping.may_leave(at.now, at.now);
+            let tells = !by_hand && (section.begins || section.damping.may_leave(at.now, at.now));
             if leaves {
                 section.damping.leave(at.now);
-            } else {
+            } else if !section.begins {
                 section.damping.come_back(at.now);
             }
+            section.begins = false;
             let (from, to, flows) = (from.address, goes.address, section.flows.len());
             if tells {
                 at.base.event(Event::FlowsPlaced { peer: id, from, to, line, flows });
@@ -180,7 +214,7 @@ impl LinksRole {
         let sections = || meant.sections.iter().filter(|(_, section)| !section.flows.is_empty());
         let rules = |line: u32| self.wishes.iter().find(|wish| wish.line == line).map(|wish| &wish.rules);
         let measures = sections().any(|(line, _)| rules(*line).is_some_and(LinkRules::measures));
-        let lacks_room = sections().any(|(_, section)| section.left_out > 0);
+        let lacks_room = meant.lacks_room;
         let apart: BTreeSet<IpAddr> = sections()
             .filter_map(|(_, section)| section.at)
             .filter(|at| at.link != here.link)
@@ -283,39 +317,57 @@ fn peer_of(flow: &FlowTuple, at: &At<'_>) -> Option<PeerId> {
     known.and_then(|known| known.entry()).map(|entry| entry.peer)
 }
 
-/// Places the flows of a peer as its sections say by now.
+/// Places the flows of a peer as its sections say by now. There may be very many: what is looked at are those that are
+/// placed, and as many more as there is room for.
 fn carry_out(id: PeerId, meant: &mut Meant, at: &mut At<'_>) {
     let Meant { sections, placed, .. } = meant;
-    let goes = |section: &Section| section.at.map(|to| to.address);
-    let mut wanted = BTreeMap::new();
-    for section in sections.values() {
-        wanted.extend(goes(section).into_iter().flat_map(|to| section.flows.iter().map(move |flow| (*flow, to))));
-    }
+    let wanted = |flow: &FlowTuple, sections: &BTreeMap<u32, Section>| {
+        let section = sections.values().find(|section| section.flows.contains(flow));
+        section.and_then(|section| section.at).map(|to| to.address)
+    };
     placed.retain(|flow, from| {
-        let stays = wanted.get(flow) == Some(from);
+        if peer_of(flow, at) != Some(id) {
+            // It is over, and its room is free.
+            return false;
+        }
+        let stays = wanted(flow, sections) == Some(*from);
         if !stays {
             let _ = at.low.place_flow(at.now, flow, None, at.base);
         }
         stays
     });
+    meant.lacks_room = false;
     for (line, section) in sections.iter_mut() {
         let before = std::mem::take(&mut section.left_out);
-        let Some(to) = goes(section) else { continue };
-        let waiting: Vec<FlowTuple> = section.flows.iter().filter(|flow| !placed.contains_key(flow)).copied().collect();
-        for (tried, flow) in waiting.iter().enumerate() {
+        let Some(to) = section.at.map(|to| to.address) else { continue };
+        let mut ended = Vec::new();
+        let mut there = 0;
+        for flow in &section.flows {
+            if placed.contains_key(flow) {
+                there += 1;
+                continue;
+            }
             match at.low.place_flow(at.now, flow, Some(to), at.base) {
                 Ok(()) => {
                     placed.insert(*flow, to);
+                    there += 1;
                 }
                 Err(PlaceError::Full) => {
-                    section.left_out = waiting.len() - tried;
+                    section.left_out = section.flows.len() - there - ended.len();
+                    meant.lacks_room = true;
                     break;
                 }
                 // It has ended, or that address has gone.
-                Err(PlaceError::UnknownFlow | PlaceError::NoSuchAddress) => {}
+                Err(PlaceError::UnknownFlow) => ended.push(*flow),
+                Err(PlaceError::NoSuchAddress) => break,
             }
         }
-        if section.left_out > 0 && before == 0 {
+        for flow in ended {
+            section.flows.remove(&flow);
+        }
+        let told = section.left_out_told.is_some_and(|then| at.now < then + NOT_PLACED_AGAIN);
+        if section.left_out > 0 && before == 0 && !told {
+            section.left_out_told = Some(at.now);
             at.base.event(Event::FlowsNotPlaced { peer: id, to, line: *line, flows: section.left_out });
         }
     }

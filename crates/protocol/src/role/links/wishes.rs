@@ -53,8 +53,8 @@ impl LinksRole {
     /// Other wishes count from now on.
     pub(crate) fn set_wishes(&mut self, wishes: Vec<LinkWish>, at: &mut At<'_>) {
         let was_active = self.is_active();
-        self.wishes = wishes;
-        self.sort_anew();
+        let before = std::mem::replace(&mut self.wishes, wishes);
+        self.sort_anew(&before);
         if self.is_active() || was_active {
             self.look_at_all(at);
         }
