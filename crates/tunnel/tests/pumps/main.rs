@@ -167,10 +167,14 @@ fn what_is_forged_or_foreign_is_dropped_and_counted() {
     attempt(&[0x20; 3], Counter::Malformed);
     attempt(&hosts::sealed(&pair.b, 99, 1, &inner, 0), Counter::UnknownIndex);
     attempt(&hosts::sealed(&pair.b, pair.b.receive_index, 1, &inner, 1), Counter::BadTag);
+    assert!(pair.b.tunnel.heard().is_empty(), "whoever forges is not the peer");
     attempt(&hosts::sealed(&pair.b, pair.b.receive_index, 7, &foreign, 0), Counter::ForeignFlow);
     let (own_error, foreign_error) = (hosts::error_about(&foreign), hosts::error_about(&inner));
     attempt(&hosts::sealed(&pair.b, pair.b.receive_index, 8, &foreign_error, 0), Counter::ForeignFlow);
+    let heard = pair.b.tunnel.heard();
+    assert_eq!(heard.len(), 1, "what the peer has sealed is of the peer, whatever it is");
     attempt(&hosts::sealed(&pair.b, pair.b.receive_index, 7, &inner, 0), Counter::Replayed);
+    assert_eq!(pair.b.tunnel.heard(), heard, "what is sent again says nothing");
     attempt(&hosts::plain(&pair.b, 0, &inner), Counter::BadToken);
     pair.b.set_path(|path| path.accept_plain = true);
     attempt(&hosts::plain(&pair.b, 1, &inner), Counter::BadToken);
