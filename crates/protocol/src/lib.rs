@@ -68,7 +68,7 @@ pub use role::community::{
 };
 pub use role::links::meant::FlowsChoice;
 pub use role::links::select::{Against, LinkCandidate, LinkRules, LinkWish, PeerMeant, Selected, Why};
-pub use role::links::wishes::{LinkChoice, Trial as LinkTrial};
+pub use role::links::wishes::{LinkChoice, LinkTrial};
 pub use role::relocation::{READY_FOR, Retired, Retiring, Settling, process};
 pub use role::rendezvous::client::{RendezvousBy, RendezvousStanding, RendezvousView};
 pub use session::contact::Standing;

@@ -303,15 +303,18 @@ fn cut(lab: &mut Lab) -> Result<()> {
     ))?;
     is_doubted_since(&client, Side::Client, &pair, "the peer is heard, and does not answer")?;
     let (local, remote) = names(Side::Client, &pair);
-    let until = crate::MonoTime::now() + Duration::from_secs(12);
-    while crate::MonoTime::now() < until {
+    let (mut words, mut heard_before) = (0, u64::MAX);
+    wait_for(LONG * 2, "the peer is heard four times more", || {
         let shown = client.connection(local, remote)?;
         expect!(shown.as_ref().is_some_and(|one| one.state == ConnectionState::NotConfirmed), "{shown:?}");
         let used = client.paths()?.into_iter().find(|path| path.active);
         expect!(used.as_ref().is_some_and(|path| !path.confirmed), "{used:?}");
-        // That it stays so has no other sign than that time has passed.
-        std::thread::sleep(Duration::from_millis(200));
-    }
+        let heard = used.and_then(|path| path.heard_ms).unwrap_or(u64::MAX);
+        words += u32::from(heard < heard_before);
+        heard_before = heard;
+        // The first is no word: nothing was seen before.
+        Ok((words > 4).then_some(()))
+    })?;
     let goes_on = |kind: &str| matches!(kind, "peer-back" | "path-confirmed" | "moved");
     let told = client.events(since)?;
     told.iter().for_each(|event| println!("    {}", event.sentence));

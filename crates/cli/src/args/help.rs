@@ -56,7 +56,8 @@ The state says what a change of network would do to the connection:
   native       known to both ends; survives a move. Its packets are not touched
   moved        carried to another address than the one it was opened with
   not confirmed
-               the same, but the peer has not answered since: nothing shows that it arrives
+               the same, but the peer has not answered since: nothing shows that it arrives.
+               Or, with nothing under `via`, as native, but nothing shows that it would survive
   held         nothing is sent: a new path, the peer or `whimbrel resume` is waited for,
                as the lines below the table say
   pending      being introduced to the other end: a few round trips, or some 15 s

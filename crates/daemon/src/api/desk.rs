@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{EventRecord, EventsQuery, Metric, Reply};
@@ -80,16 +80,15 @@ impl Desk {
         &self.configured
     }
 
-    /// All peers, by number, with when each was last heard by the tunnel or otherwise.
+    /// All peers, by number, with when each was last heard, by the tunnel or otherwise.
     pub(crate) fn peers(&self) -> impl Iterator<Item = PeerView> {
         let heard = self.host.tunnel.heard();
-        let by_tunnel = move |id: &PeerId| heard.get(id).map_or(Time::default(), |at| clock::of(*at));
-        self.node.peers().map(move |view| PeerView { last_heard: view.last_heard.max(by_tunnel(&view.id)), ..view })
+        self.node.peers().map(move |view| with_heard(view, &heard))
     }
 
     /// One of them.
     pub(crate) fn peer(&self, id: PeerId) -> Option<PeerView> {
-        self.peers().find(|view| view.id == id)
+        Some(with_heard(self.node.peer(id)?, &self.host.tunnel.heard()))
     }
 
     /// Keeps an event, logs it, and tells it to those who follow.
@@ -158,4 +157,10 @@ impl Desk {
     pub(crate) fn own_addresses(&self) -> BTreeSet<IpAddr> {
         own_addresses(&self.host.network)
     }
+}
+
+/// `heard`: when something of each peer has come through the tunnel last.
+fn with_heard(view: PeerView, heard: &HashMap<PeerId, Duration>) -> PeerView {
+    let by_tunnel = heard.get(&view.id).map_or(Time::default(), |at| clock::of(*at));
+    PeerView { last_heard: view.last_heard.max(by_tunnel), ..view }
 }

@@ -583,7 +583,7 @@ fn sections_about_networks_mean_connections_by_the_conditions_of_policies() {
     let shell = flow(Transport::Tcp, 22, 50_000);
     assert_eq!(conditions.met(&shell, &[]), [0; 0]);
     assert_eq!(conditions.met(&shell, &[holder("sshd", "/system.slice/ssh.service")]), [15]);
-    assert!(conditions.ask_for_holders(&call) && conditions.ask_for_holders(&shell));
+    assert!(conditions.asks_for_holders(&call) && conditions.asks_for_holders(&shell));
     assert!(config.doubts.is_empty());
     let all =
         parse(Path::new("w.toml"), "[[prefer]]\nnever = \"eth0\"\n\n[[prefer]]\nlocal_port = 1\nnearest = true\n");

@@ -382,6 +382,8 @@ impl EventLoop {
 
     /// Takes what the node gives out: datagrams are sent, what else there is waits for its turn.
     fn poll_node(&mut self) {
+        // When something has come through the tunnel: of many peers that are silent at once it is looked up once.
+        let mut by_tunnel = None;
         while let Some(output) = self.desk.node.poll() {
             match output {
                 Output::Transmit(transmit) => self.transmit(&transmit),
@@ -389,7 +391,7 @@ impl EventLoop {
                 Output::Op(id, op) => self.due.ops.push((id, op)),
                 Output::Event(mut event) => {
                     if let Event::NotConfirmed { peer, heard, .. } = &mut event
-                        && let Some(at) = self.desk.host.tunnel.heard().get(peer)
+                        && let Some(at) = by_tunnel.get_or_insert_with(|| self.desk.host.tunnel.heard()).get(peer)
                     {
                         *heard = clock::now().since(clock::of(*at)).min(*heard);
                     }

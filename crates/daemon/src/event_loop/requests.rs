@@ -10,7 +10,7 @@ use whimbrel_ipc::{
     Code, CommunityRequest, Configuration, EventsQuery, Failure, HandoffStarted, LocalAddress, Metric, Pinged, Reply,
     Request, Status, Suspended, WrittenPreference,
 };
-use whimbrel_protocol::{Carrier, FlowState, FlowView, LinkTrial, PeerId, PeerView, Routes, Time, Waits};
+use whimbrel_protocol::{Carrier, FlowState, FlowView, LinkTrial, PeerId, PeerView, Routes, Standing, Time, Waits};
 use whimbrel_tunnel::Counter;
 use whimbrel_wire::FlowTuple;
 
@@ -206,10 +206,11 @@ impl EventLoop {
         let peer = known.and_then(|id| Some((id, node.last_ping(id)?.0)));
         let (whom, address) = match (peer, at) {
             (Some((id, remote)), _) => {
-                let is_there = at == Some(remote.ip()) && self.desk.peer(id).is_some_and(|peer| !peer.mapped);
-                if is_there && self.desk.node.is_silent(remote.ip()) {
+                let node = &mut self.desk.node;
+                let is_there = at == Some(remote.ip()) && node.peer(id).is_some_and(|peer| !peer.mapped);
+                if is_there && matches!(node.standing(remote.ip()), Standing::Silent { .. }) {
                     // It was silent when connections with it were opened: those wait for that.
-                    self.desk.node.ask_address(now, remote.ip());
+                    node.ask_address(now, remote.ip());
                 }
                 (Whom::Peer(id), remote)
             }
@@ -326,7 +327,7 @@ impl EventLoop {
         let trial = prefer.map(|prefer| prefer.into_iter().map(Preference::read).collect::<Result<Vec<_>, _>>());
         let trial = trial.transpose().map_err(|why| Failure::new(why).on("prefer"))?;
         let called = self.desk.names_of_hosts();
-        let peers = self.desk.peers().map(|view| {
+        let peers = self.desk.node.peers().map(|view| {
             let name = views::name(&view);
             let name = whimbrel_ipc::PeerName { name: called.get(&name.key).cloned(), ..name };
             (view.id, (name, view.doubt.is_some() || !view.session))
@@ -367,7 +368,7 @@ impl EventLoop {
         let mut already = self.desk.node.is_suspended();
         let flows = if connections.is_empty() {
             self.desk.node.suspend(now);
-            self.desk.peers().map(|view| view.flows).sum()
+            self.desk.node.peers().map(|view| view.flows).sum()
         } else {
             let named = self.desk.lasting_connections(connections)?;
             let waiting = self.desk.node.set_paused(now, &named, true).len();
@@ -420,7 +421,7 @@ impl EventLoop {
         let mut flows = waits.iter().filter(|waits| waits.here && !waits.there).count();
         if all && self.desk.node.is_suspended() {
             self.desk.node.resume(now, &self.desk.routes);
-            flows = self.desk.peers().map(|view| view.flows).sum();
+            flows = self.desk.node.peers().map(|view| view.flows).sum();
         }
         self.poll_node();
         Ok(Some(Reply::Resumed { flows, host: all && suspended }))
@@ -459,7 +460,7 @@ impl EventLoop {
         if self.desk.node.is_suspended() {
             return Err(is_suspended());
         }
-        let mut views: Vec<PeerView> = self.desk.peers().collect();
+        let mut views: Vec<PeerView> = self.desk.node.peers().collect();
         if let Some(wanted) = peer {
             let called = self.desk.host_named(wanted).ok();
             let mut found = chosen(views.clone(), wanted);
@@ -498,7 +499,7 @@ impl EventLoop {
             }
         }
         self.poll_node();
-        let views: Vec<PeerView> = self.desk.peers().filter(|view| wanted.contains(&view.id)).collect();
+        let views: Vec<PeerView> = self.desk.node.peers().filter(|view| wanted.contains(&view.id)).collect();
         let told = told(&views, !self.desk.own_addresses().is_empty())?;
         let peers = told.iter().map(|view| views::name(view)).collect();
         let flows = told.iter().map(|view| view.flows).sum();
@@ -553,7 +554,7 @@ impl EventLoop {
     }
 
     fn metrics(&self) -> Vec<Metric> {
-        let peers: Vec<PeerView> = self.desk.peers().collect();
+        let peers: Vec<PeerView> = self.desk.node.peers().collect();
         let datapath = self.desk.host.datapath.counters();
         if let Err(error) = &datapath {
             tracing::warn!(%error, "cannot read the data plane's counters");
@@ -590,7 +591,7 @@ impl EventLoop {
             Some(link) => link.name.clone(),
             None => format!("#{index}"),
         };
-        let peers: Vec<PeerView> = self.desk.peers().collect();
+        let peers: Vec<PeerView> = self.desk.node.peers().collect();
         let device = self.desk.host.tunnel.device();
         let counters = self.desk.host.tunnel.counters();
         let own = self.desk.own_addresses();

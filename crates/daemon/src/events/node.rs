@@ -130,12 +130,12 @@ reports! {
         connections(*flows);
     Event::FlowsPlaced { peer, from, to, line, flows } =>
         ConnectionsPlaced { peer, from, to, line, flows }
-        "line {line} of the configuration selects the network of {to} for {} with peer {peer}: to go there from that of \
-         {from}", connections(*flows);
+        "line {line} of the configuration selects the network of {to} for {} with peer {peer}: to go there from that \
+         of {from}", connections(*flows);
     Event::FlowsNotPlaced { peer, to, line, flows } =>
         ConnectionsNotPlaced { peer, to, line, flows }
-        "{} with peer {peer} that line {line} of the configuration means cannot go by the network of {to} as well: there \
-         is room for 128 on each of four networks, and they go with the others", connections(*flows);
+        "{} with peer {peer} that line {line} of the configuration means cannot go by the network of {to} as well: \
+         there is room for 128 on each of four networks, and they go with the others", connections(*flows);
     Event::NetworkUnfit { peer, from, to, fault: Some(LinkFault::Leaving), flows } =>
         NetworkUnfit { peer, from, to, because: "leaving", flows }
         "the network of {from} is about to be taken down: {} to go from it to that of {to}, for peer {peer}",

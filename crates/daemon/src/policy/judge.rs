@@ -78,7 +78,7 @@ impl Judge {
         for flow in all {
             // Of what nobody has looked up yet that is all that is certain.
             node.handle_conditions_met(now, flow, self.conditions.met(&flow, &[]));
-            if self.conditions.ask_for_holders(&flow) {
+            if self.conditions.asks_for_holders(&flow) {
                 self.due.push_front((now, flow));
             }
         }
@@ -93,7 +93,7 @@ impl Judge {
     pub(crate) fn consider(&mut self, node: &mut Node, now: Time, flow: FlowTuple, accepted: bool) {
         let (rules, meant) = self.awaited(node, &flow);
         let rules_ask = rules && self.policies.asks_for_holders(&flow);
-        let meant_asks = meant && self.conditions.ask_for_holders(&flow);
+        let meant_asks = meant && self.conditions.asks_for_holders(&flow);
         if rules_ask || meant_asks {
             if accepted {
                 self.due.push_back((now + AGE, flow));

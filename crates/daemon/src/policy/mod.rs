@@ -137,7 +137,7 @@ impl Conditions {
 
     /// Whether it must be known who has a connection open.
     #[must_use]
-    pub fn ask_for_holders(&self, flow: &FlowTuple) -> bool {
+    pub fn asks_for_holders(&self, flow: &FlowTuple) -> bool {
         let subject = Subject { flow, key: None, holders: &[] };
         let may = |matcher: &Matcher| matcher.asks_for_holders() && matcher.but_for_holders().matches(&subject);
         self.0.iter().any(|(_, matcher)| may(matcher))

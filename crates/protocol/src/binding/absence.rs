@@ -221,10 +221,6 @@ impl BindingLayer {
         peer.flow.set_away(None);
         peer.binding.listens = false;
         peer.path.forget_tries(now, held);
-        if peer.binding.doubt_told.is_some() {
-            // What was told counts for the row of questions that begins now.
-            peer.binding.doubt_told = Some(now);
-        }
         let waited = !peer.flow.flows().is_empty();
         self.sides_changed(id);
         if held {
@@ -243,7 +239,11 @@ impl BindingLayer {
             }
             self.check_later(now, id, base);
         } else {
-            self.peers.get_mut(&id).into_iter().for_each(|peer| peer.back_untold = waited);
+            // What was told of the doubt counts for the row of questions that begins now.
+            let since = self.doubt(id, base).map(|(_, since)| since);
+            if let Some(peer) = self.peers.get_mut(&id) {
+                (peer.back_untold, peer.doubt_told) = (waited, peer.doubt_told.and(since));
+            }
             base.set_timer(Timer::Keepalive(id), now);
         }
         self.hurry(now, id, base);

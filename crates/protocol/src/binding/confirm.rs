@@ -77,7 +77,9 @@ impl BindingLayer {
         let here = arrival.destination.is_none_or(|destination| Some(destination) == peer.path.source());
         let at = (here && arrival.source == peer.path.remote()).then_some(arrival.source);
         if let Some(took) = peer.path.take_pong(now, token, observed) {
-            at.into_iter().for_each(|_| peer.path.sample_by_hand(took));
+            if at.is_some() {
+                peer.path.sample_by_hand(took);
+            }
             return true;
         }
         if let Some(shown) = peer.path.handle_check(now, token, at.map(|_| observed)) {

@@ -99,7 +99,7 @@ impl BindingLayer {
         }
         peer.binding.forgotten.tries += 1;
         let pause = peer.path.repeat_after(peer.binding.forgotten.tries);
-        for word in peer.binding.forgotten.words() {
+        for word in peer.binding.forgotten.words().collect::<Vec<_>>() {
             // Each in a datagram of its own (P-37).
             self.flow.path_mut().send(id, &[word], base);
         }
@@ -110,7 +110,7 @@ impl BindingLayer {
     /// that its flows are led there. Tells whether that is so.
     pub(super) fn answer_with_forgotten(&mut self, id: PeerId, arrival: &Arrival, base: &mut Base) -> bool {
         let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.binding.forgotten.is_meant()) else { return false };
-        if let Some(word) = peer.binding.forgotten.said_elsewhere() {
+        if let Some(word) = peer.binding.forgotten.take_for_elsewhere() {
             self.flow.path_mut().send_to(id, arrival.destination, arrival.source, &[word], base);
         }
         true

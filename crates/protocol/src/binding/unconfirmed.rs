@@ -92,7 +92,9 @@ impl BindingLayer {
     pub(crate) fn end_doubt(&mut self, id: PeerId, base: &mut Base) {
         if self.doubt(id, base).is_none() {
             base.stop_timer(Timer::Unanswered(id));
-            self.peers.get_mut(&id).into_iter().for_each(|peer| (peer.doubt_told, peer.back_untold) = (None, false));
+            if let Some(peer) = self.peers.get_mut(&id) {
+                (peer.doubt_told, peer.back_untold) = (None, false);
+            }
         }
     }
 

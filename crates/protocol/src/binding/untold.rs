@@ -30,18 +30,17 @@ impl Forgotten {
     }
 
     /// What it has not answered.
-    pub(super) fn words(&self) -> Vec<Message> {
-        let word = |(number, (lost, names)): (&u32, &(bool, Vec<u64>))| Message::Forgotten {
+    pub(super) fn words(&self) -> impl Iterator<Item = Message> + '_ {
+        self.untold.iter().map(|(number, (lost, names))| Message::Forgotten {
             number: *number,
             lost: *lost,
             names: names.clone(),
-        };
-        self.untold.iter().map(word).collect()
+        })
     }
 
     /// The first of these, to be said to where an update comes from, unless that was done often enough.
-    pub(super) fn said_elsewhere(&mut self) -> Option<Message> {
-        let word = self.words().into_iter().next().filter(|_| self.elsewhere < ELSEWHERE_MOST)?;
+    pub(super) fn take_for_elsewhere(&mut self) -> Option<Message> {
+        let word = self.words().next().filter(|_| self.elsewhere < ELSEWHERE_MOST)?;
         self.elsewhere += 1;
         Some(word)
     }

@@ -23,7 +23,7 @@ use crate::path::paths::Paths;
 use crate::path::ping::Ping;
 use crate::role::community::{CommunityRefused, CommunityView, OneTimeCode};
 use crate::role::links::select::LinkWish;
-use crate::role::links::wishes::{LinkChoice, Trial};
+use crate::role::links::wishes::{LinkChoice, LinkTrial};
 use crate::role::rendezvous::client::RendezvousView;
 use crate::session::contact::{Contact, Standing};
 
@@ -151,7 +151,7 @@ impl Node {
 
     /// By which network each peer is reached on which something depends, where there are several, and why; or what
     /// other wishes would come to.
-    pub fn explain_links(&mut self, now: Time, trial: Option<Trial<'_>>) -> Vec<(PeerId, LinkChoice)> {
+    pub fn explain_links(&mut self, now: Time, trial: Option<LinkTrial<'_>>) -> Vec<(PeerId, LinkChoice)> {
         self.act(now, |roles, at| roles.links.explain(trial, at))
     }
 
@@ -436,12 +436,6 @@ impl Node {
             self.settle(now);
         }
         may
-    }
-
-    /// Whether an address is left alone, since it was asked in vain.
-    #[must_use]
-    pub fn is_silent(&self, address: IpAddr) -> bool {
-        matches!(self.standing(address), Standing::Silent { .. })
     }
 
     /// How many questions have gone out to an address that is being asked.

@@ -113,20 +113,17 @@ const NOT_YET: &str = "its address is gone, and the other end had not agreed on 
 
 /// Why a flow that was lost had not been introduced. `standing`: that of its remote address.
 pub(crate) fn why(flow: &FlowView, standing: Standing) -> String {
-    match (&flow.state, standing) {
-        (FlowState::Failed(reason), _) => format!("its address is gone, and it was not introduced: {reason}"),
-        (FlowState::Excluded(line), _) => format!("its address is gone, and policy at line {line} leaves it alone"),
-        (FlowState::Unknown, Standing::Silent { .. }) => {
-            "its address is gone, and the other host had not answered when it was asked".to_owned()
-        }
-        (FlowState::Unknown, _) if flow.accepted => {
-            "its address is gone, and the other end, which opened it, had not asked".to_owned()
-        }
+    let why = match (&flow.state, standing) {
+        (FlowState::Failed(reason), _) => format!("it was not introduced: {reason}"),
+        (FlowState::Excluded(line), _) => format!("policy at line {line} leaves it alone"),
+        (FlowState::Unknown, Standing::Silent { .. }) => "the other host had not answered when it was asked".to_owned(),
+        (FlowState::Unknown, _) if flow.accepted => "the other end, which opened it, had not asked".to_owned(),
         (FlowState::Unknown, Standing::Barred) => {
-            "its address is gone, and `ask` or `trust` in the configuration keeps this host from asking".to_owned()
+            "`ask` or `trust` in the configuration keeps this host from asking".to_owned()
         }
-        _ => NOT_YET.to_owned(),
-    }
+        _ => return NOT_YET.to_owned(),
+    };
+    format!("its address is gone, and {why}")
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::role::At;
 use crate::role::links::LinksRole;
 use crate::role::links::meant::{FlowsChoice, Meant, Section};
 use crate::role::links::select::{LinkCandidate, LinkRules, LinkWish, Selected, Why, select};
-use crate::role::links::wishes::{LATER, MEASURED, Trial, ask_all, attachment_on, is_by_hand};
+use crate::role::links::wishes::{LATER, LinkTrial, MEASURED, ask_all, attachment_on, is_by_hand};
 
 /// How often flows of a peer with many are sorted by sections, where some have begun or ended.
 const SORTED: Duration = Duration::from_secs(10);
@@ -248,7 +248,7 @@ impl LinksRole {
         id: PeerId,
         here: Attachment,
         candidates: &[LinkCandidate],
-        trial: Option<Trial<'_>>,
+        trial: Option<LinkTrial<'_>>,
         at: &At<'_>,
     ) -> Vec<FlowsChoice> {
         let wishes = trial.map_or(&self.wishes[..], |trial| trial.wishes);
@@ -268,9 +268,9 @@ impl LinksRole {
         let of_flows = wishes.iter().filter_map(|wish| Some((wish, *meant.get(&wish.line)?)));
         let choice = |(wish, (flows, apart)): (&LinkWish, (usize, usize))| {
             let section = known.and_then(|meant| meant.sections.get(&wish.line));
-            let stands = Section::new();
+            let none_yet = Section::new();
             let rules = self.with_prices(wish.rules.clone());
-            let selected = chosen(candidates, &rules, section.unwrap_or(&stands), here);
+            let selected = chosen(candidates, &rules, section.unwrap_or(&none_yet), here);
             let waits = section.and_then(|section| section.waits).map(|(.., due)| due.since(at.now));
             let left_out = section.map_or(0, |section| section.left_out);
             FlowsChoice { line: wish.line, flows, apart, left_out, waits, selected }

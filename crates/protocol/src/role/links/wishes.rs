@@ -61,7 +61,7 @@ impl LinksRole {
     }
 
     /// How each peer is reached, and what would be so with other wishes; with those in force where none are given.
-    pub(crate) fn explain(&self, trial: Option<Trial<'_>>, at: &At<'_>) -> Vec<(PeerId, LinkChoice)> {
+    pub(crate) fn explain(&self, trial: Option<LinkTrial<'_>>, at: &At<'_>) -> Vec<(PeerId, LinkChoice)> {
         let wishes = trial.map(|trial| trial.wishes);
         let each = at.low.session().ids().into_iter().filter_map(|id| {
             let here = at.low.path().paths(&id)?.attachment()?;
@@ -86,7 +86,8 @@ impl LinksRole {
                 line: wish.map(|wish| wish.line),
                 by_hand: is_by_hand(id, at),
                 silent: watched.and_then(|watched| watched.left.map(|(wants, _)| wants.exclude.link)),
-                rests: !at.low.depends_on_paths(id, at.base),
+                rests: at.low.flow().peer(&id).is_none_or(|peer| peer.flow.flows().is_empty())
+                    && !at.low.depends_on_paths(id, at.base),
                 waits: waits.map(|(_, _, due)| due.since(at.now)),
                 candidates,
                 selected,
@@ -258,7 +259,7 @@ pub struct LinkChoice {
 
 /// Other wishes than those in force.
 #[derive(Clone, Copy, Debug)]
-pub struct Trial<'a> {
+pub struct LinkTrial<'a> {
     /// They themselves.
     pub wishes: &'a [LinkWish],
     /// Whose conditions each flow would meet, as far as that is known. Flows that would meet none are left out.
