@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::link::{Emulator, Link, Shape};
@@ -52,6 +53,8 @@ pub struct Lab {
     // Order matters: links stop before namespaces go, the run's directory goes last.
     inner: Arc<LabInner>,
     hosts: Vec<Host>,
+    /// Where logs and files of the hosts go before they are removed.
+    kept: Option<PathBuf>,
     run: Run,
 }
 
@@ -65,6 +68,8 @@ pub(crate) struct LabInner {
     /// Host and log of every daemon that was started.
     logs: Mutex<Vec<(String, PathBuf)>>,
     used_captures: Mutex<HashSet<PathBuf>>,
+    /// Other labs that were made from this one.
+    others: AtomicU32,
 }
 
 impl Lab {
@@ -83,15 +88,22 @@ impl Lab {
             log_level: options.log_level,
             logs: Mutex::default(),
             used_captures: Mutex::default(),
+            others: AtomicU32::default(),
         };
-        Ok(Self { inner: Arc::new(inner), hosts: Vec::new(), run })
+        Ok(Self { inner: Arc::new(inner), hosts: Vec::new(), kept: None, run })
     }
 
-    /// Another empty lab with the same daemons, for what is tried many times from the beginning.
+    /// Another empty lab with the same daemons and seed, for what is tried many times from the beginning. Where captures
+    /// are kept, so are its own and its hosts' files, in a directory beside them.
     pub(crate) fn another(&self) -> Result<Self> {
-        let LabInner { whimbrel, log_level, .. } = &*self.inner;
+        let LabInner { whimbrel, log_level, captures, seed, others, .. } = &*self.inner;
         let (whimbrel, log_level) = (whimbrel.clone(), log_level.clone());
-        Self::new(Options { whimbrel, log_level, ..Options::default() })
+        let number = others.fetch_add(1, Ordering::Relaxed).to_string();
+        let kept = captures.as_ref().map(|captures| captures.with_file_name(number));
+        let captures = kept.as_ref().map(|kept| kept.join("captures"));
+        let mut lab = Self::new(Options { whimbrel, log_level, seed: Some(*seed), captures })?;
+        lab.kept = kept;
+        Ok(lab)
     }
 
     /// Six random hexadecimal digits that name the run: its namespaces are `wb-ID-HOST`.
@@ -191,6 +203,9 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
+        if let Some(Err(error)) = self.kept.as_ref().map(|kept| self.keep_files(kept)) {
+            eprintln!("{error}");
+        }
         // Before the hosts go: their namespaces' names are what finds the processes inside.
         self.run.remove();
     }

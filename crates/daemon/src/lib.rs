@@ -457,6 +457,7 @@ fn node_config(config: &Config, known_keys: &KnownKeys) -> whimbrel_protocol::Co
         ask: whimbrel_protocol::Ask { allow: config.ask.allow.clone(), deny: config.ask.deny.clone() },
         carriers: config.carriers,
         tunnel_sealed: config.tunnel_sealed,
+        masked_updates: config.masked_updates,
         prefer_aes: whimbrel_transform::Algorithm::preferred() == whimbrel_transform::Algorithm::Aes256Gcm,
         port: config.port,
         drawn_ports: host::inventory::flows::ephemeral_ports(),

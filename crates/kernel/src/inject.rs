@@ -127,6 +127,17 @@ impl Injector {
         self.send(&datagram, tuple, way)
     }
 
+    /// Sends a datagram of this host's own that bears the source `tuple.local`, which may be any: it is routed as from
+    /// `from`. Whoever is in between may drop it.
+    ///
+    /// # Errors
+    /// [`Error::Call`], [`Error::Argument`] where the tuple is not UDP, mixes families, or the payload is too long.
+    pub fn send_masked(&self, tuple: &FlowTuple, from: IpAddr, payload: &[u8], way: Way) -> Result<(), Error> {
+        check(tuple, Transport::Udp)?;
+        let datagram = packet::udp_datagram(tuple, payload)?;
+        self.send(&datagram, &FlowTuple { local: SocketAddr::new(from, tuple.local.port()), ..*tuple }, way)
+    }
+
     /// Kicks the socket of a TCP flow: an ICMP error that quotes its oldest unacknowledged segment, delivered on this
     /// host.
     ///

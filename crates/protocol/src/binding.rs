@@ -10,6 +10,7 @@ use crate::base::op::{Led, PeerId};
 use crate::base::output::State;
 use crate::base::random::Random;
 use crate::binding::chain::Chains;
+use crate::binding::masked::{MaskedNetworks, Masks};
 use crate::binding::peers::{BoundMut, BoundPeer, BoundRef};
 use crate::binding::transfer::Transfer;
 use crate::flow::FlowLayer;
@@ -36,6 +37,7 @@ pub(crate) mod handoff;
 mod install;
 mod keepalive;
 pub(crate) mod lead;
+mod masked;
 mod mend;
 mod messages;
 pub(crate) mod moved;
@@ -66,6 +68,9 @@ pub(crate) struct BindingLayer {
     reaching: Vec<(IpAddr, bool)>,
     led: Vec<Led>,
     chains: Chains,
+    masked_networks: MaskedNetworks,
+    /// What masked updates of all peers may have this host do (P-244).
+    masks: Masks,
     /// Peers with bindings of single flows.
     sided: BTreeSet<PeerId>,
     /// Those of them of whom something has changed that decides how their flows go.
@@ -91,6 +96,8 @@ impl BindingLayer {
             reaching: Vec::new(),
             led: Vec::new(),
             sided: BTreeSet::new(),
+            masked_networks: MaskedNetworks::default(),
+            masks: Masks::of_all(),
             sides_due: BTreeSet::new(),
             chains: Chains::new(config.carriers.tunnel, random.u32() as u8),
             transfer: Transfer::of(me, config),

@@ -148,7 +148,8 @@ impl Node {
     fn handle_messages(&mut self, now: Time, id: PeerId, arrival: &Arrival, messages: Vec<Message>) {
         self.binding.path_mut().hear_candidate(now, id, arrival, &mut self.base);
         self.roles.rendezvous.on_found(id, arrival, &mut At::new(now, &mut self.binding, &mut self.base));
-        let updates = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
+        let is_update = |message: &Message| matches!(message, Message::BindingUpdate { .. } | Message::MaskedUpdate(_));
+        let updates = messages.iter().any(is_update);
         if !updates && self.binding.path().paths(&id).is_some_and(|paths| paths.remote() == arrival.source) {
             self.binding.hear(now, id, &mut self.base);
         }
@@ -162,6 +163,7 @@ impl Node {
                     Message::PathChallenge { .. }
                         | Message::PathResponse { .. }
                         | Message::PathKept { .. }
+                        | Message::MaskedUpdateSeen { .. }
                         | Message::Life { .. }
                         | Message::Memory { .. }
                         | Message::Padding { .. }

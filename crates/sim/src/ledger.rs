@@ -50,10 +50,15 @@ impl fmt::Display for Violation {
 }
 
 /// Control datagrams that one host may send to one address within a second, beside two for each introduction.
-const DATAGRAMS_A_SECOND: usize = 40;
+const DATAGRAMS_A_SECOND: usize = 40 + MASKED_UPDATES;
+/// Masked updates beside one update (P-239).
+const MASKED_UPDATES: usize = 4;
 
 /// Segments that one host may inject towards one address within a second (P-15).
 const INTRODUCTIONS_A_SECOND: usize = 2100;
+
+/// Answers to masked updates that one host may send within ten seconds, to wherever nothing has come from (P-244).
+const KNOCKS_IN_TEN_SECONDS: usize = 32 + 40;
 
 #[derive(Debug, Default)]
 struct Account {
@@ -86,6 +91,7 @@ pub(crate) struct Ledger {
     proven: BTreeSet<(HostId, IpAddr)>,
     /// Who was reached by what a host sent to an address, and whether it was heard since.
     reached: BTreeMap<(HostId, IpAddr), (HostId, bool)>,
+    knocks: BTreeMap<HostId, VecDeque<Time>>,
     pub(crate) found: Vec<Violation>,
     /// Datagrams sent in all.
     pub(crate) datagrams: u64,
@@ -148,7 +154,7 @@ impl Ledger {
             times.len()
         };
         match what {
-            Sent::Control | Sent::Initiation => {
+            Sent::Control | Sent::Initiation | Sent::Knock => {
                 self.datagrams += 1;
                 account.datagrams.push_back(now);
                 let allowed =
@@ -170,6 +176,16 @@ impl Ledger {
             Sent::Data => {}
         }
         let account = self.accounts.entry((host, to)).or_default();
+        if what == Sent::Knock && account.received == 0 {
+            let knocks = self.knocks.entry(host).or_default();
+            knocks.push_back(now);
+            knocks.retain(|at| now.since(*at) < Duration::from_secs(10));
+            if knocks.len() > KNOCKS_IN_TEN_SECONDS {
+                let what = format!("{host:?} answers masked updates without end, as to {to}");
+                self.violation(Kind::Allowance, now, what);
+                return;
+            }
+        }
         let asked = account.asked(now);
         if asks && account.questions > asked {
             account.questions = 0;
@@ -178,7 +194,7 @@ impl Ledger {
         }
         // One that was heard and proved nothing may be asked no less than one that never was: its own updates go to all
         // addresses that the peer told.
-        let asking = matches!(what, Sent::Control | Sent::Initiation);
+        let asking = matches!(what, Sent::Control | Sent::Initiation | Sent::Knock);
         let grace = if asking { asked } else { 0 };
         if !proven && account.sent > (3 * account.received).max(grace) {
             let (sent, received) = (account.sent, account.received);
@@ -196,6 +212,8 @@ impl Ledger {
 pub(crate) enum Sent {
     Control,
     Initiation,
+    /// What answers a masked update, by its length.
+    Knock,
     Introduction,
     Data,
 }

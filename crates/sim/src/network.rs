@@ -17,6 +17,8 @@ pub struct NetworkId(pub usize);
 pub enum Access {
     /// A router.
     Open,
+    /// One that lets out what bears an address of its own network alone (RFC 2827).
+    Checked,
     /// A stateful firewall.
     Filtered(Filter),
     /// A NAT; addresses inside may be used elsewhere as well.

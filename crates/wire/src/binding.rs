@@ -1,8 +1,9 @@
 //! What the two ends of a session call a binding between them, and which flows one leads.
 
 use alloc::vec::Vec;
+use core::net::SocketAddr;
 
-use crate::codec::{Malformed, Reader, put_u16, put_u32, put_u64};
+use crate::codec::{ENDPOINT_LEN, Malformed, Reader, put_endpoint, put_u16, put_u32, put_u64};
 use crate::message::byte_enum;
 
 /// Flows that a message places at the most.
@@ -122,6 +123,30 @@ byte_enum! {
         Waits = 3,
         /// They went by it, and the path is not there any more.
         Failed = 4,
+    }
+}
+
+/// Type 0x39: in a datagram whose source is where the sender was, that a binding update of the first binding is on its
+/// way, and from where (P-239).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskedUpdate {
+    /// Of the binding update.
+    pub sequence: u32,
+    /// Where the sender is.
+    pub claimed: SocketAddr,
+}
+
+/// Length of a [`MaskedUpdate`], in bytes.
+pub(crate) const MASKED_UPDATE_LEN: usize = 4 + ENDPOINT_LEN;
+
+impl MaskedUpdate {
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        put_u32(out, self.sequence);
+        put_endpoint(out, self.claimed);
+    }
+
+    pub(crate) fn read(body: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self { sequence: body.u32("update sequence")?, claimed: body.endpoint("claimed source")? })
     }
 }
 

@@ -7,7 +7,7 @@ mod status;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
-use crate::binding::{BindingNumber, PLACED_SEEN_LEN, Placed, PlacedSeen};
+use crate::binding::{BindingNumber, MASKED_UPDATE_LEN, MaskedUpdate, PLACED_SEEN_LEN, Placed, PlacedSeen};
 use crate::chain::{self, ChainAnswer, ChainRequest};
 use crate::codec::{ENDPOINT_LEN, Malformed, Reader, TUPLE_LEN};
 use crate::codec::{put_address, put_counted, put_endpoint, put_tuple, put_u16, put_u32, put_u64};
@@ -23,6 +23,7 @@ use lists::{
 pub(crate) use status::byte_enum;
 pub use status::{
     BindingStatus, CloseReason, IntroductionRefusal, NeighbourProxyStatus, RegistrationChange, RegistrationStatus,
+    UpdateFlags,
 };
 
 /// A message of the control protocol.
@@ -215,6 +216,13 @@ pub enum Message {
     Placed(Placed),
     /// Type 0x38: the answer to [`Message::Placed`].
     PlacedSeen(PlacedSeen),
+    /// Type 0x39: that a binding update is on its way, as from where the sender was.
+    MaskedUpdate(MaskedUpdate),
+    /// Type 0x3a: the answer to [`Message::MaskedUpdate`], to where that says that the sender is.
+    MaskedUpdateSeen {
+        /// Of the binding update.
+        sequence: u32,
+    },
     /// Type 0x40: meetings that the sender wants its peers to be told its endpoint for; until it is answered it is
     /// repeated (P-55).
     Register {
@@ -283,40 +291,6 @@ pub enum Message {
 /// What two hosts call their meeting at a rendezvous: nobody else can know it (P-54).
 pub type MeetingTag = [u8; 16];
 
-/// Bits of a binding update and of its acknowledgement. Bits that are not known are kept and ignored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct UpdateFlags(pub u8);
-
-impl UpdateFlags {
-    /// Nothing asked for.
-    pub const NONE: Self = Self(0);
-    /// Bit 0: plain tunnel datagrams are accepted.
-    pub const PLAIN_TUNNEL_ACCEPTED: Self = Self(1 << 0);
-    /// Bit 1: the sender does not want the *rewrite* carrier.
-    pub const REWRITE_REFUSED: Self = Self(1 << 1);
-    /// Bit 2: what was under way on the former path is lost; senders need not wait for their timers to find out.
-    pub const FORMER_PATH_LOST: Self = Self(1 << 2);
-    /// Bit 3: no flow is at home any more, though the sender may be seen where it was: another address of its is gone,
-    /// which some of them used.
-    pub const UPROOTED: Self = Self(1 << 3);
-    /// Bit 4: the sender goes away; its flows wait for the next update (P-44).
-    pub const ABSENT: Self = Self(1 << 4);
-    /// Bit 5: the sender was started anew, and what was under way in the tunnel meanwhile is lost (P-226).
-    pub const TUNNEL_LOST: Self = Self(1 << 5);
-
-    /// Whether all of `other` is in this set.
-    #[must_use]
-    pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// Both sets together.
-    #[must_use]
-    pub const fn with(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-}
-
 /// Length of the type and length fields in front of each body, in bytes.
 pub const MESSAGE_HEADER_LEN: usize = 3;
 /// Most nonces in one *flow closed* message.
@@ -368,6 +342,8 @@ const CHAIN: u8 = 0x35;
 const CHAIN_SEEN: u8 = 0x36;
 const PLACED: u8 = 0x37;
 const PLACED_SEEN: u8 = 0x38;
+const MASKED_UPDATE: u8 = 0x39;
+const MASKED_UPDATE_SEEN: u8 = 0x3a;
 const REGISTER: u8 = 0x40;
 const REGISTERED: u8 = 0x41;
 const WHEREABOUTS: u8 = 0x42;
@@ -421,6 +397,7 @@ impl Message {
             | Self::IntroductionReady { .. }
             | Self::PausedSeen { .. }
             | Self::ForgottenSeen { .. }
+            | Self::MaskedUpdateSeen { .. }
             | Self::WhereaboutsSeen { .. } => 4,
             Self::Register { tags, .. } => 7 + TAG_LEN * tags.len().min(MAX_REGISTERED),
             Self::Registered { .. } => 9,
@@ -434,6 +411,7 @@ impl Message {
             Self::ChainSeen(_) => chain::ANSWER_LEN,
             Self::Placed(placed) => placed.encoded_len(),
             Self::PlacedSeen(_) => PLACED_SEEN_LEN,
+            Self::MaskedUpdate(_) => MASKED_UPDATE_LEN,
             Self::IntroductionEcho(_) => 26 + TUPLE_LEN,
             Self::IntroductionDone { outcome: Ok(_), .. } => 11 + TUPLE_LEN,
             Self::IntroductionDone { outcome: Err(_), .. } => 9,
@@ -461,6 +439,7 @@ impl Message {
         matches!(
             self,
             Self::BindingUpdate { .. }
+                | Self::MaskedUpdate(_)
                 | Self::Locators(_)
                 | Self::PathKept { .. }
                 | Self::IntroductionRequest { .. }
@@ -519,6 +498,8 @@ impl Message {
             Self::ChainSeen(_) => CHAIN_SEEN,
             Self::Placed(_) => PLACED,
             Self::PlacedSeen(_) => PLACED_SEEN,
+            Self::MaskedUpdate(_) => MASKED_UPDATE,
+            Self::MaskedUpdateSeen { .. } => MASKED_UPDATE_SEEN,
             Self::Register { .. } => REGISTER,
             Self::Registered { .. } => REGISTERED,
             Self::Whereabouts { .. } => WHEREABOUTS,
@@ -622,6 +603,8 @@ impl Message {
             Self::ChainSeen(answer) => answer.put(out),
             Self::Placed(placed) => placed.put(out),
             Self::PlacedSeen(answer) => answer.put(out),
+            Self::MaskedUpdate(update) => update.put(out),
+            Self::MaskedUpdateSeen { sequence } => put_u32(out, *sequence),
             Self::Register { number, change, tags } => {
                 put_u32(out, *number);
                 out.push(change.number());
@@ -753,6 +736,8 @@ impl Message {
             CHAIN_SEEN => Self::ChainSeen(ChainAnswer::read(body)?),
             PLACED => Self::Placed(Placed::read(body)?),
             PLACED_SEEN => Self::PlacedSeen(PlacedSeen::read(body)?),
+            MASKED_UPDATE => Self::MaskedUpdate(MaskedUpdate::read(body)?),
+            MASKED_UPDATE_SEEN => Self::MaskedUpdateSeen { sequence: body.u32("update sequence")? },
             REGISTER => read_register(body)?,
             REGISTERED => Self::Registered {
                 number: body.u32("number")?,

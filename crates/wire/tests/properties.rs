@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
-use whimbrel_wire::binding::{MAX_PLACED, Placed, PlacedSeen, PlacedStatus};
+use whimbrel_wire::binding::{MAX_PLACED, MaskedUpdate, Placed, PlacedSeen, PlacedStatus};
 use whimbrel_wire::chain::{ChainAnswer, ChainRequest, ChainStatus, MAX_PARAMETERS, MAX_STAGES, NamedChain, Parameter};
 use whimbrel_wire::community::{
     CommunitySecret, JoinPurpose, JoinRefusal, Joined, MAX_STATEMENTS, MemberStanding, Statement, Word,
@@ -143,6 +143,9 @@ fn message() -> impl Strategy<Value = Message> {
         any::<u32>().prop_map(|number| Message::PausedSeen { number }),
         (any::<u32>(), any::<bool>(), vec(any::<u64>(), 0..=MAX_FORGOTTEN))
             .prop_map(|(number, lost, names)| Message::Forgotten { number, lost, names }),
+        (any::<u32>(), endpoint())
+            .prop_map(|(sequence, claimed)| Message::MaskedUpdate(MaskedUpdate { sequence, claimed })),
+        any::<u32>().prop_map(|sequence| Message::MaskedUpdateSeen { sequence }),
         any::<u32>().prop_map(|number| Message::ForgottenSeen { number }),
         chain_request().prop_map(Message::Chain),
         (any::<[u32; 3]>(), any::<[u8; 3]>()).prop_map(|([number, binding, settled], [chain, status, stage])| {

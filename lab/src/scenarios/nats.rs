@@ -9,7 +9,7 @@
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use whimbrel_ipc::RendezvousState;
+use whimbrel_ipc::{EventRecord, RendezvousState};
 
 use super::world::{LONG, SOME, all_run, site, step};
 use super::{Scenario, scenario};
@@ -25,6 +25,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         needs_daemon: false,
         run: kinds,
     },
+    scenario(
+        "nat-masked",
+        "the server is behind a NAT that lets in only what comes from where the laptop was, and nothing helps: the \
+         connection goes on by masked updates where the laptop's new network lets them out, and else waits until it is \
+         back",
+        masked,
+    ),
     scenario("nat-matrix", "the laptop moves between NATs of some kinds, the server is behind others", some),
 ];
 
@@ -73,6 +80,8 @@ pub struct Cell {
 pub enum Method {
     /// The update itself.
     Direct,
+    /// The update as from where the laptop was.
+    Masked,
     /// A rendezvous told either end where the other is, which no datagram found by itself.
     Punched,
     /// The update itself, by a port that is forwarded.
@@ -141,7 +150,8 @@ impl Cell {
         use NatKind::{FullCone, PortRestricted, Symmetric};
         match (self.fixed, self.help) {
             (None | Some(FullCone), _) | (_, Help::Forward | Help::Tcp) => true,
-            (_, Help::Nothing) => false,
+            // As from where the laptop was, which names where it is: no NAT may change either.
+            (_, Help::Nothing) => self.to.is_none(),
             // Neither end knows by which port the other one's NAT lets it through.
             (Some(fixed), Help::Rendezvous) => {
                 let through = |to| match fixed {
@@ -231,6 +241,7 @@ impl Case {
                 return Ok(Outcome { method: None, silence: None, datagrams: 0 });
             }
         }
+        let since = client.status()?.newest_event;
         let control = self.to.link()?.count(|_, packet| packet.udp().is_some_and(is_control));
         at = self.laptop.roam(&at, &self.to.network, &Join::default())?;
         if !goes_on(&mut pair)? {
@@ -240,6 +251,8 @@ impl Case {
         let silence = silence(&mut pair, at.usable_at)?;
         let method = if client.paths()?.iter().any(|path| path.active && path.by_tcp) {
             Method::Tcp
+        } else if was_masked(&client, since)? {
+            Method::Masked
         } else if cell.help == Help::Rendezvous && cell.fixed != Some(NatKind::FullCone) {
             // As the same cases without help show.
             Method::Punched
@@ -252,6 +265,12 @@ impl Case {
         all_run(&mut [&mut client, &mut server])?;
         Ok(Outcome { method: Some(method), silence, datagrams })
     }
+}
+
+/// Whether a move since then was told by a masked update.
+fn was_masked(client: &Whimbrel, since: u64) -> Result<bool> {
+    let is_so = |event: &EventRecord| event.fields.get("masked").is_some_and(|masked| *masked == true);
+    Ok(client.events(since)?.iter().any(is_so))
 }
 
 /// Whether it is a datagram of the daemons' that is none of a tunnel.
@@ -323,6 +342,42 @@ fn some(lab: &mut Lab) -> Result<()> {
 
 fn whole(lab: &mut Lab) -> Result<()> {
     try_all(lab, &Cell::all())
+}
+
+fn masked(lab: &mut Lab) -> Result<()> {
+    use NatKind::{PortRestricted, Restricted, Symmetric};
+    for kind in [Restricted, PortRestricted, Symmetric] {
+        let cell = Cell { from: None, to: None, fixed: Some(kind), help: Help::Nothing };
+        let outcome = cell.run(lab.another()?)?;
+        println!("    {}: {:?}, silent for {:?}", cell.name(), outcome.method, outcome.silence);
+        expect!(outcome.method == Some(Method::Masked), "{} went on by {:?}", cell.name(), outcome.method);
+    }
+    dropped(lab.another()?)
+}
+
+/// A network that checks sources, as RFC 2827 asks for: it is tried once, and remembered.
+fn dropped(lab: Lab) -> Result<()> {
+    let cell = Cell { from: None, to: None, fixed: Some(NatKind::Restricted), help: Help::Nothing };
+    let case = Case::build(lab, cell)?;
+    case.to.router.strict_rp_filter()?;
+    case.server.join(&case.at_server.network, &Join::by("eth0"))?;
+    let mut at = case.laptop.join(&case.first.network, &Join::default())?;
+    let (mut client, mut server) = (case.laptop.whimbrel()?, case.server.whimbrel()?);
+    let mut pair = FlowPair::tcp(&case.server, &case.laptop, at.ipv4()?, &PairOptions::rate(RATE))?;
+    server.wait_introduced(&pair, LONG)?;
+    let since = client.status()?.newest_event;
+    for again in [false, true] {
+        let before = case.to.router.reverse_path_drops()?;
+        at = case.laptop.roam(&at, &case.to.network, &Join::default())?;
+        expect!(!goes_on(&mut pair)?, "the connection goes on, by no way that there is");
+        let dropped = case.to.router.reverse_path_drops()? - before;
+        expect!((dropped > 0) != again, "{dropped} datagrams from elsewhere were dropped, again: {again}");
+        at = case.laptop.roam(&at, &case.first.network, &Join::default())?;
+        pair.wait_progress(SOME, LONG)?;
+    }
+    expect!(!was_masked(&client, since)?, "a masked update has arrived");
+    pair.finish(LONG)?;
+    all_run(&mut [&mut client, &mut server])
 }
 
 fn kinds(lab: &mut Lab) -> Result<()> {

@@ -222,6 +222,8 @@ pub struct Config {
     pub control_mode: Option<u32>,
     /// Senders in back-off are made to retransmit when a path is there again.
     pub kick: bool,
+    /// Peers behind NATs and filters are also told of a move by a datagram that bears the address that was left.
+    pub masked_updates: bool,
     /// Senders that come back to a network go on with what they had there. Not by default (decision 0109).
     pub windows: bool,
     /// Which young connections a peer may name after it has left the address that they are from.
@@ -282,6 +284,7 @@ impl Default for Config {
             listen_tcp: None,
             control_mode: None,
             kick: true,
+            masked_updates: true,
             windows: false,
             late_introductions: LateIntroductions::default(),
             rendezvous: Vec::new(),
@@ -315,6 +318,7 @@ impl Config {
         let compared = differing!(self, other:
             "trust" trust, "psk_file" psk, "carriers" carriers, "tunnel" tunnel_sealed, "port" port,
             "listen_tcp" listen_tcp, "control_mode" control_mode, "kick" kick, "windows" windows,
+            "masked_updates" masked_updates,
             "late_introductions" late_introductions,
             "rendezvous" rendezvous, "serve_rendezvous" serve_rendezvous, "community_rendezvous" community_rendezvous,
             "processes" processes, "privileged_options" privileged_options, "stand_in" stand_in, "log" log,

@@ -31,7 +31,7 @@ fn every_key_is_compared() {
     fs::write(folder.join("psk"), key.to_string()).unwrap();
     let text = format!(
         "trust = 'psk'\npsk_file = 'psk'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 2000\ncontrol_mode = '0660'\n\
-         kick = false\nwindows = true\nlate_introductions = 'unshared'\nrendezvous = ['192.0.2.1']\n\
+         kick = false\nmasked_updates = false\nwindows = true\nlate_introductions = 'unshared'\nrendezvous = ['192.0.2.1']\n\
          serve_rendezvous = true\ncommunity_rendezvous = false\nstand_in = true\n\
          processes = true\nlisten_tcp = '[::]:443'\n\
          privileged_options = true\nlog = 'debug'\nevent_log = 'e'\n[ask]\nallow = ['192.0.2.0/24']\ndeny = ['192.0.2.1']\n\
@@ -143,6 +143,7 @@ fn all_keys_are_read() {
     assert!(
         !config.carriers.rewrite && config.carriers.tunnel && !config.tunnel_sealed && !config.kick && config.windows
     );
+    assert!(!config.masked_updates);
     assert_eq!((config.port, config.control_mode, config.log), (2000, Some(0o660), Level::Debug));
     let limits = &config.limits;
     assert_eq!((limits.questions, limits.connections, limits.connections_per_peer), (5, 1000, 100));

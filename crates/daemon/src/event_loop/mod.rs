@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use whimbrel_datapath::Most;
 use whimbrel_ipc::Reply;
+use whimbrel_kernel::inject::Way;
 use whimbrel_kernel::network::{NetworkMonitor, NetworkState, UsableAddress};
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
@@ -22,7 +23,7 @@ use whimbrel_protocol::{
     Event, LinkId, LinkWish, MoveEvent, MoveOp, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit,
 };
 use whimbrel_tunnel::Received;
-use whimbrel_wire::FlowTuple;
+use whimbrel_wire::{FlowTuple, Transport};
 
 use crate::api::desk::{Desk, With};
 use crate::api::pings::Pinging;
@@ -34,7 +35,7 @@ use crate::host::inventory::flows::UdpFlows;
 use crate::host::inventory::left_behind::LeftBehind;
 use crate::host::inventory::unconnected::UnconnectedFlows;
 use crate::host::inventory::unmoved;
-use crate::host::{own_addresses, source_routes};
+use crate::host::{PAST_THE_HOLD, own_addresses, source_routes};
 use crate::link::Detectors;
 use crate::link::attachments::{Attachments, sightings};
 use crate::name_server::NameUpdates;
@@ -402,8 +403,16 @@ impl EventLoop {
     }
 
     fn transmit(&mut self, transmit: &Transmit) {
-        let Transmit { source, link, destination, payload } = transmit;
+        let Transmit { source, link, mask, destination, payload } = transmit;
         let host = &self.desk.host;
+        if let (Some(mask), Some(source)) = (mask, source) {
+            let tuple = FlowTuple { transport: Transport::Udp, local: *mask, remote: *destination };
+            let way = Way { mark: Some(PAST_THE_HOLD), interface: link.map(|link| link.0) };
+            if let Err(error) = host.injector.send_masked(&tuple, *source, payload, way) {
+                tracing::debug!(to = %destination, %mask, %error, "cannot send as from there");
+            }
+            return;
+        }
         let sent = match host.streams().way_to(*destination) {
             Some(stream) => host.tunnel.send_control(*source, None, stream, payload),
             None => host.tunnel.send_control(*source, link.map(|link| link.0), *destination, payload),

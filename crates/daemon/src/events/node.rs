@@ -63,10 +63,10 @@ reports! {
     Event::Moving { peer, from: Some(from), to: Some(to), flows, kept } =>
         Moving { peer, from, to, flows, kept }
         "moving from {from} to {to} towards peer {peer}: {}", connections(*flows);
-    Event::Moved { peer, to, translated, took, flows, carried } =>
-        Moved { peer, to, translated, took_ms: took, flows, carried }
-        "moved to {to}{} towards peer {peer} in {}: {}",
-        behind_a_nat(*translated), measured(*took), connections(*flows);
+    Event::Moved { peer, to, translated, masked, took, flows, carried } =>
+        Moved { peer, to, translated, masked, took_ms: took, flows, carried }
+        "moved to {to}{}{} towards peer {peer} in {}: {}",
+        behind_a_nat(*translated), by_a_mask(*masked), measured(*took), connections(*flows);
     Event::NotMoved { peer, at: Some(at), flows, carried } =>
         NotMoved { peer, at, flows, carried }
         "peer {peer} does not answer, but this network is the old one: {} as before", connections(*flows);
@@ -259,6 +259,10 @@ fn behind_a_nat(translated: bool) -> &'static str {
     if translated { " (behind a NAT)" } else { "" }
 }
 
+fn by_a_mask(masked: bool) -> &'static str {
+    if masked { " by a masked update" } else { "" }
+}
+
 fn connections(count: usize) -> String {
     match count {
         1 => "1 connection".into(),
@@ -333,6 +337,7 @@ mod tests {
             peer: PeerId(3),
             to: "192.0.2.9".parse().expect("address"),
             translated: true,
+            masked: false,
             took: Duration::from_micros(41_250),
             flows: 1,
             carried: Carried { flows: 1, carrier: Carrier::Tunnel },

@@ -18,6 +18,8 @@ use super::failure::Failure;
 /// The mark of packets of moved flows. Two bits that neither Kubernetes (0xc000), Tailscale (0xff0000) nor wg-quick
 /// (its port) use; the second tells "looked at, and not of a moved flow" apart (`PeerRoutes::under`).
 pub(crate) const MARK: Mark = Mark { value: 0x1000_0000, mask: 0x3000_0000 };
+/// What the daemon itself sends under an address that is kept: past the hold, and not by the ways of moved flows.
+pub(crate) const PAST_THE_HOLD: u32 = MARK.mask & !MARK.value;
 
 /// Both sets, as the node wants them and as they are in force.
 #[derive(Debug)]

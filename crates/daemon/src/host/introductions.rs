@@ -10,7 +10,7 @@ use whimbrel_protocol::SocketNumbers;
 use whimbrel_wire::introduction::Introduction;
 use whimbrel_wire::{FlowTuple, Transport};
 
-use super::{Failure, MARK};
+use super::{Failure, PAST_THE_HOLD};
 
 /// In the segment's header, before scaling. The receiver consumes the segment, so nobody takes it for an announcement;
 /// connection tracking on the way only ever widens what it accepts by it.
@@ -130,8 +130,7 @@ pub(super) fn ask(
 ) -> Result<(), Failure> {
     let mut socket = *snapshot.socket(datapath, &flow)?.ok_or(Failure::NoSocket(flow))?;
     (socket.snd_una, socket.rcv_nxt) = helped.unwrap_or((socket.snd_una, socket.rcv_nxt));
-    // Past the hold, and not by the ways of moved flows.
-    let way = Way { mark: Some(MARK.mask & !MARK.value), interface: None };
+    let way = Way { mark: Some(PAST_THE_HOLD), interface: None };
     Ok(injector.ask_tcp(&socket.flow, keepalive((&socket).into()), way)?)
 }
 

@@ -38,7 +38,7 @@ mod tunnels;
 mod waking;
 mod wire_ports;
 
-pub(crate) use addresses::{Addresses, MARK, own_addresses, source_routes};
+pub(crate) use addresses::{Addresses, MARK, PAST_THE_HOLD, own_addresses, source_routes};
 pub(crate) use endpoints::PlaceName;
 pub(crate) use executors::{Host, Means};
 pub(crate) use failure::Failure;

@@ -315,7 +315,15 @@ mod tests {
         for micros in [41_250, 5_000, 5_001, 75_000_000] {
             let took = Duration::from_micros(micros);
             let to = [192, 0, 2, 9].into();
-            tally.record(&Event::Moved { peer: PeerId(1), to, translated: false, took, flows: 1, carried });
+            tally.record(&Event::Moved {
+                peer: PeerId(1),
+                to,
+                translated: false,
+                masked: false,
+                took,
+                flows: 1,
+                carried,
+            });
             tally.count(Kind::Moved);
         }
         tally.record(&Event::PeerMoved {

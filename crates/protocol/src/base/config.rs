@@ -163,6 +163,9 @@ pub struct Config {
     pub with_names: Vec<PublicKey>,
     /// Whether hosts of the community meet at this one, and this host its peers of the community at them (P-216).
     pub community_rendezvous: bool,
+    /// An update to a peer that is behind a NAT, or does not answer, is also sent so that it seems to come from where
+    /// this host was (P-239).
+    pub masked_updates: bool,
     /// Whether a path is kept ready to each peer from each link beside the one in use (P-180).
     pub keep_paths: bool,
     /// How networks of this host that are silent are found.
@@ -205,6 +208,7 @@ impl Default for Config {
             named: Vec::new(),
             with_names: Vec::new(),
             community_rendezvous: true,
+            masked_updates: true,
             keep_paths: false,
             links: Links::default(),
             serve_rendezvous: false,

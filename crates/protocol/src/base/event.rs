@@ -104,6 +104,8 @@ pub enum Event {
         to: IpAddr,
         /// Whether a NAT is on the way.
         translated: bool,
+        /// Whether the peer had answered a masked update before (P-239).
+        masked: bool,
         /// Since the move was noticed.
         took: Duration,
         /// Flows that moved.

@@ -37,6 +37,8 @@ pub struct Transmit {
     pub source: Option<IpAddr>,
     /// The link to send it by; that which the routes say where `None`.
     pub link: Option<LinkId>,
+    /// The source address and port that it bears in place of this host's own (P-239).
+    pub mask: Option<SocketAddr>,
     /// Where to.
     pub destination: SocketAddr,
     /// The whole UDP payload.
@@ -226,6 +228,7 @@ mod tests {
         outputs.transmit(Transmit {
             source: None,
             link: None,
+            mask: None,
             destination: ([127, 0, 0, 1], 1).into(),
             payload: Vec::new(),
         });

@@ -511,6 +511,7 @@ impl BindingLayer {
         self.report_silence(id, tries, base);
         let proven = self.flow.path().paths(&id).is_some_and(|paths| paths.has_shown(to));
         self.send_update(id, to, base);
+        self.send_masked_update(now, id, to, base);
         if doubt || !session {
             // Without a session an update goes nowhere else either.
             let strays = !session || remote.is_ipv4() != to.is_ipv4();
@@ -732,7 +733,8 @@ impl BindingLayer {
             if let Some(to) = source {
                 let (flows, carried) = (self.living(id), self.carried(id));
                 let took = now.since(update.started);
-                base.event(Event::Moved { peer: id, to, translated, took, flows, carried });
+                let masked = update.masked_seen > 0;
+                base.event(Event::Moved { peer: id, to, translated, masked, took, flows, carried });
             }
         }
         if let Some(asked) = challenge {

@@ -156,7 +156,7 @@ impl BindingLayer {
         if begins {
             self.find_carrier(now, id, base);
         }
-        if moved {
+        if moved && !self.holds(id) {
             self.flow.wake_senders(now, id, true, base);
         }
     }

@@ -14,6 +14,7 @@ use crate::base::op::{Binding, Carrier, FlowEntry, KnownPlace, NOWHERE, PeerId, 
 use crate::base::output::OpId;
 use crate::base::pace::FORMER;
 use crate::binding::BindingLayer;
+use crate::binding::masked::Masks;
 use crate::binding::placed::Sides;
 use crate::binding::untold::Forgotten;
 use crate::binding::update::{Meanwhile, PendingUpdate};
@@ -110,6 +111,8 @@ pub(crate) struct BoundPeer {
     pub(super) forgotten: Forgotten,
     /// What its senders had elsewhere.
     pub(super) windows: Windows,
+    /// What its masked updates may have this host do (P-244).
+    pub(super) masks: Masks,
 }
 
 impl BoundPeer {

@@ -50,6 +50,9 @@ pub(crate) struct PendingUpdate {
     pub(super) only_tunnel: bool,
     /// Repetitions since the peer was heard.
     pub(super) prompts: Prompts,
+    /// Masked updates that were sent beside it, and how many of these were answered (P-239).
+    pub(super) masked: u32,
+    pub(super) masked_seen: u32,
 }
 
 /// The path that is being left and still works: make before break (P-38).
@@ -79,10 +82,10 @@ impl PendingUpdate {
 
     /// The same from an address of the other family.
     pub(super) fn by_other_family(&self, sequence: u32, now: Time) -> Self {
-        let &Self { started, tries, lost, tunnel_lost, uprooted, prompts, .. } = self;
+        let &Self { started, tries, lost, tunnel_lost, uprooted, prompts, masked, .. } = self;
         let (family_since, changes) = (tries, self.changes + 1);
         let again = Self::new(sequence, now, lost, true);
-        Self { started, tries, family_since, changes, tunnel_lost, uprooted, prompts, ..again }
+        Self { started, tries, family_since, changes, tunnel_lost, uprooted, prompts, masked, ..again }
     }
 
     /// Which of the addresses of the family in use it goes to, counted on beyond their number: to each so often in a

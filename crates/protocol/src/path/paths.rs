@@ -48,6 +48,8 @@ pub(crate) struct Paths {
     attachment: Option<Attachment>,
     /// Our address where it takes us to be, while we are elsewhere and it has not answered.
     left: Option<IpAddr>,
+    /// How it saw us there, if it has said so.
+    left_seen: Option<SocketAddr>,
     /// Other addresses that it told last.
     locators: Vec<IpAddr>,
     /// Those that it told before, the last first (P-215).
@@ -139,6 +141,7 @@ impl Paths {
             by_link: false,
             attachment: None,
             left: None,
+            left_seen: None,
             locators: Vec::new(),
             former: Vec::new(),
             candidate: None,
@@ -433,7 +436,13 @@ impl Paths {
 
     /// This host leaves the place where the peer takes it to be.
     pub(crate) fn record_left(&mut self) {
-        self.left = self.source;
+        (self.left, self.left_seen) = (self.source, self.observed);
+    }
+
+    /// Where the peer saw this host last, while that is elsewhere and the peer has not answered.
+    pub(crate) fn mask(&self, port: u16) -> Option<SocketAddr> {
+        let left = self.left?;
+        Some(self.left_seen.unwrap_or(SocketAddr::new(left, port)))
     }
 
     /// The peer knows where this host is, and sees it there.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use whimbrel_wire::message::{MESSAGE_HEADER_LEN, Message};
 
 use crate::base::Base;
+use crate::base::attachments::Attachment;
 use crate::base::op::PeerId;
 use crate::base::output::Transmit;
 use crate::path::PathLayer;
@@ -77,6 +78,24 @@ impl PathLayer {
         self.send_plaintext(id, source, to, &plaintext, base);
     }
 
+    /// Sends a message to a peer's confirmed endpoint from an attachment of this host's, with another source (P-239).
+    pub(crate) fn send_masked(
+        &mut self,
+        id: PeerId,
+        from: Attachment,
+        mask: SocketAddr,
+        message: &Message,
+        base: &mut Base,
+    ) {
+        let Some(destination) = self.peers.get(&id).map(|paths| paths.remote) else { return };
+        let mut plaintext = Vec::new();
+        message.encode(&mut plaintext);
+        let slot = self.session.peer_mut(&id).and_then(|peer| peer.session_mut());
+        let Some(Ok(payload)) = slot.map(|slot| slot.session_mut().seal(&plaintext)) else { return };
+        let (source, link) = (Some(from.address), Some(from.link));
+        base.transmit(Transmit { source, link, mask: Some(mask), destination, payload });
+    }
+
     fn send_plaintext(
         &mut self,
         id: PeerId,
@@ -93,6 +112,6 @@ impl PathLayer {
         let Some(peer) = self.session.peer_mut(&id) else { return };
         let Some(slot) = peer.session_mut() else { return };
         let Ok(payload) = slot.session_mut().seal(plaintext) else { return };
-        base.transmit(Transmit { source, link, destination: to, payload });
+        base.transmit(Transmit { source, link, mask: None, destination: to, payload });
     }
 }

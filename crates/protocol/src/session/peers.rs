@@ -50,7 +50,7 @@ impl SessionLayer {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let Some(slot) = peer.sessions.iter_mut().find(|slot| slot.session.local_index() == index) else { return };
         let Ok(payload) = slot.session.seal(plaintext) else { return };
-        base.transmit(Transmit { source, link: None, destination: to, payload });
+        base.transmit(Transmit { source, link: None, mask: None, destination: to, payload });
     }
 
     pub(crate) fn drop_sessions(&mut self, id: PeerId, base: &mut Base) {

@@ -137,6 +137,7 @@ impl World {
         let passes = !network.cut
             && match &mut network.access {
                 Access::Open => true,
+                Access::Checked => network.hosts.contains_key(&packet.source.ip()),
                 Access::Filtered(filter) => filter.outbound(now, transport, packet.source, packet.destination, false),
                 Access::Translated(nat) if packet.destination.ip() == nat.external => false,
                 Access::Translated(nat) => {
@@ -223,7 +224,7 @@ impl World {
             return;
         }
         let inbound = match &mut to.access {
-            Access::Open => Inbound::To(packet.destination),
+            Access::Open | Access::Checked => Inbound::To(packet.destination),
             Access::Filtered(filter) => {
                 if filter.inbound(now, packet.transport, packet.destination, packet.source) {
                     Inbound::To(packet.destination)
@@ -525,7 +526,7 @@ impl World {
         }
         let mut outer = own.local;
         match &mut self.networks[attached.network.0].access {
-            Access::Open => {}
+            Access::Open | Access::Checked => {}
             Access::Filtered(filter) => {
                 assert!(filter.outbound(self.now, transport, own.local, remote, true), "the firewall lets it out");
             }

@@ -3,10 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use whimbrel_handshake::CONTROL_OVERHEAD;
 use whimbrel_protocol::{
     AddressOp, BindingOp, ChainOp, Event, FlowEntry, FlowOp, LastWords, LocalEnd, Node, Op, OpDone, OpFailed, OpId,
     Output, PeerId, Routes, SavedPeer, SocketNumbers, StoreOp, Transmit, TunnelOp,
 };
+use whimbrel_wire::message::MESSAGE_HEADER_LEN;
 use whimbrel_wire::{FlowTuple, Transport};
 
 use super::due::What;
@@ -23,6 +25,9 @@ const ENDLESS: usize = 400_000;
 
 /// How long a name server takes.
 const ANSWERED: Duration = Duration::from_millis(30);
+
+/// Length of a datagram with nothing but a *masked update seen*.
+const KNOCK: usize = CONTROL_OVERHEAD + MESSAGE_HEADER_LEN + 4;
 
 impl World {
     /// Calls a host's node, if it runs one, and carries out what it asks for.
@@ -425,7 +430,7 @@ impl World {
     }
 
     fn transmit(&mut self, host: HostId, transmit: Transmit) {
-        let Transmit { source, link, destination, payload } = transmit;
+        let Transmit { source, link, mask, destination, payload } = transmit;
         let lost = self.is_lost();
         let of = &self.hosts[host.0];
         let source = source.or_else(|| of.routes().source_for(destination.ip()));
@@ -434,8 +439,8 @@ impl World {
             self.trace(|w| format!("{} has no {source:?} to send from to {destination}", w.hosts[host.0].name));
             return;
         };
-        let source = SocketAddr::new(attached.address, of.config.port);
-        if link.is_some() {
+        let source = mask.unwrap_or(SocketAddr::new(attached.address, of.config.port));
+        if link.is_some() && mask.is_none() {
             self.hosts[host.0].named.insert(attached.address);
         }
         let packet =
@@ -446,7 +451,12 @@ impl World {
             return;
         }
         let asks = matches!(&packet.body, Body::Control(payload) if payload.first() == Some(&1));
-        self.put_out(attached, packet, if asks { Sent::Initiation } else { Sent::Control });
+        let what = match packet.length() {
+            _ if asks => Sent::Initiation,
+            KNOCK => Sent::Knock,
+            _ => Sent::Control,
+        };
+        self.put_out(attached, packet, what);
     }
 
     /// The kernel of a host does what it is asked to.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_protocol::{Doubt, Event};
+use whimbrel_protocol::{Config, Doubt, Event};
 use whimbrel_sim::{Access, Carried, Filter, HostId, Link, World};
 
 use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, Two, settle_as};
@@ -91,7 +91,10 @@ fn who_was_silent_for_long_is_confirmed_at_both_ends_when_it_has_answered() {
 
 #[test]
 fn a_server_that_has_moved_away_from_a_client_behind_a_nat_says_so() {
-    let (Two { mut world, client, server, away, far, .. }, _) = Two::flowing_inside(972, 2);
+    let mut two = Two::nowhere(972, Config::default(), Config { masked_updates: false, ..Config::default() });
+    two.world.attach(two.client, two.nat, INSIDE);
+    two.flow(2);
+    let Two { mut world, client, server, away, far, .. } = two;
     world.move_to(server, away, AWAY);
     world.run_for(6 * SECOND);
     // Nothing of what it says gets in where nothing was sent to from there.

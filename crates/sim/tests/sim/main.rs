@@ -22,6 +22,7 @@ mod late;
 mod leases;
 mod link_facts;
 mod links;
+mod masked;
 mod moves;
 mod nat;
 mod neighbour_proxy;

@@ -299,8 +299,8 @@ fn they_meet_again_and_again() {
 #[test]
 fn who_is_behind_a_nat_is_found_by_who_moves_alone() {
     // Nothing of what the server sends from elsewhere gets to the client before that has sent there itself.
-    for known in [false, true] {
-        let config = || if known { user() } else { Config::default() };
+    for (known, masked) in [(false, false), (true, false), (false, true)] {
+        let config = || Config { masked_updates: masked, ..if known { user() } else { Config::default() } };
         let mut two = Two::nowhere(908, config(), config());
         let there = two.world.network(Access::Open);
         let meeting = two.world.host_with("meeting", keeper());
@@ -313,7 +313,7 @@ fn who_is_behind_a_nat_is_found_by_who_moves_alone() {
         two.world.run_for(5 * SECOND);
         two.world.set_beat(None);
         two.world.move_to(two.server, two.further, FURTHER);
-        if known {
+        if known || masked {
             two.world.assert_delivering(SOON);
             settle_as(&mut two.world, &flows, Carried::Tunnelled);
             two.world.check();

@@ -119,3 +119,37 @@ byte_enum! {
         Violation = 3,
     }
 }
+
+/// Bits of a binding update and of its acknowledgement. Bits that are not known are kept and ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct UpdateFlags(pub u8);
+
+impl UpdateFlags {
+    /// Nothing asked for.
+    pub const NONE: Self = Self(0);
+    /// Bit 0: plain tunnel datagrams are accepted.
+    pub const PLAIN_TUNNEL_ACCEPTED: Self = Self(1 << 0);
+    /// Bit 1: the sender does not want the *rewrite* carrier.
+    pub const REWRITE_REFUSED: Self = Self(1 << 1);
+    /// Bit 2: what was under way on the former path is lost; senders need not wait for their timers to find out.
+    pub const FORMER_PATH_LOST: Self = Self(1 << 2);
+    /// Bit 3: no flow is at home any more, though the sender may be seen where it was: another address of its is gone,
+    /// which some of them used.
+    pub const UPROOTED: Self = Self(1 << 3);
+    /// Bit 4: the sender goes away; its flows wait for the next update (P-44).
+    pub const ABSENT: Self = Self(1 << 4);
+    /// Bit 5: the sender was started anew, and what was under way in the tunnel meanwhile is lost (P-226).
+    pub const TUNNEL_LOST: Self = Self(1 << 5);
+
+    /// Whether all of `other` is in this set.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}

@@ -67,7 +67,7 @@ impl SessionLayer {
         let Ok((initiator, payload)) = started else { return };
         self.contacts.pending.insert(index, Pending { initiator, to, source, purpose, started: now });
         base.sweep_later(now);
-        base.transmit(Transmit { source, link: None, destination: to, payload });
+        base.transmit(Transmit { source, link: None, mask: None, destination: to, payload });
     }
 
     pub(super) fn free_index(&mut self, base: &mut Base) -> u32 {
@@ -140,7 +140,9 @@ impl SessionLayer {
                 };
                 let (to, from) = (pending.to, pending.source);
                 match pending.initiator.handle_cookie(reply) {
-                    Ok(payload) => base.transmit(Transmit { source: from, link: None, destination: to, payload }),
+                    Ok(payload) => {
+                        base.transmit(Transmit { source: from, link: None, mask: None, destination: to, payload })
+                    }
                     Err(_) => base.drop_datagram(),
                 }
                 None
@@ -170,6 +172,7 @@ impl SessionLayer {
                 base.transmit(Transmit {
                     source: destination,
                     link: None,
+                    mask: None,
                     destination: source,
                     payload: payload.to_vec(),
                 });
@@ -203,7 +206,7 @@ impl SessionLayer {
                 };
                 self.contacts.responding.insert(index, responder, now, source);
                 base.sweep_later(now);
-                base.transmit(Transmit { source: destination, link: None, destination: source, payload });
+                base.transmit(Transmit { source: destination, link: None, mask: None, destination: source, payload });
                 None
             }
             Incoming::Known(ik) => {
@@ -288,7 +291,13 @@ impl SessionLayer {
         base.ask(op, Asked::State("adding tunnel keys", State::Keys(id)));
         if let Some(payload) = answer {
             // XX's finish is repeated by asking again; the question is the same until the session is confirmed.
-            base.transmit(Transmit { source: how.destination, link: None, destination: how.source, payload });
+            base.transmit(Transmit {
+                source: how.destination,
+                link: None,
+                mask: None,
+                destination: how.source,
+                payload,
+            });
         }
         let (asked, joins) = match how.purpose {
             Purpose::Address(address) => (Some(address), false),
