@@ -85,9 +85,8 @@ fn a_network_that_drops_foreign_sources_is_tried_once() {
         behind.world.move_to(behind.client, behind.away, AWAY);
         behind.world.run_for(20 * SECOND);
         let recorded = behind.world.recorded.take().expect("recorded");
-        let foreign = recorded.iter().filter(|(network, packet)| {
-            *network == behind.away && packet.source.ip() == address(HOME)
-        });
+        let foreign =
+            recorded.iter().filter(|(network, packet)| *network == behind.away && packet.source.ip() == address(HOME));
         let count = foreign.count();
         assert!(if again { count == 0 } else { (2..=4).contains(&count) }, "{count}, again: {again}");
         behind.world.move_to(behind.client, behind.home, HOME);
