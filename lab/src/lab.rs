@@ -93,8 +93,8 @@ impl Lab {
         Ok(Self { inner: Arc::new(inner), hosts: Vec::new(), kept: None, run })
     }
 
-    /// Another empty lab with the same daemons and seed, for what is tried many times from the beginning. Where captures
-    /// are kept, so are its own and its hosts' files, in a directory beside them.
+    /// Another empty lab with the same daemons and seed, for what is tried many times from the beginning. Where
+    /// captures are kept, so are its own and its hosts' files, in a directory beside them.
     pub(crate) fn another(&self) -> Result<Self> {
         let LabInner { whimbrel, log_level, captures, seed, others, .. } = &*self.inner;
         let (whimbrel, log_level) = (whimbrel.clone(), log_level.clone());

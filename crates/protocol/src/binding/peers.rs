@@ -14,7 +14,7 @@ use crate::base::op::{Binding, Carrier, FlowEntry, KnownPlace, NOWHERE, PeerId, 
 use crate::base::output::OpId;
 use crate::base::pace::FORMER;
 use crate::binding::BindingLayer;
-use crate::binding::masked::Masks;
+use crate::binding::masks::Masks;
 use crate::binding::placed::Sides;
 use crate::binding::untold::Forgotten;
 use crate::binding::update::{Meanwhile, PendingUpdate};
