@@ -19,7 +19,6 @@ use crate::base::op::{Between, BindingId, Op, PeerId};
 
 /// One thing that a node asks of its caller, or tells it.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub enum Output {
     /// A datagram to send, before any op that is given out later: what a peer is told is there before what the kernel
     /// sends it. It may overtake ops that were given out earlier.
