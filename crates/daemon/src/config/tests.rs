@@ -136,7 +136,7 @@ fn all_keys_are_read() {
     let config = parse(
         Path::new("w.toml"),
         "trust = 'tofu'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 0x7d0\ncontrol_mode = '0660'\n\
-         kick = false\nwindows = true\nlog = 'debug'\nevent_log = 'e.jsonl'\n[ask]\nallow = ['10.0.0.0/8', '2001:db8::1']\ndeny = ['10.1.0.0/16']\n\
+         kick = false\nmasked_updates = false\nwindows = true\nlog = 'debug'\nevent_log = 'e.jsonl'\n[ask]\nallow = ['10.0.0.0/8', '2001:db8::1']\ndeny = ['10.1.0.0/16']\n\
          [limits]\nquestions = 5\nconnections = 1000\nconnections_per_peer = 100\n[metrics]\nlisten = '[::1]:9203'\n",
     )
     .expect("valid");
