@@ -7,6 +7,7 @@ mod moments;
 mod net;
 mod others;
 mod silence;
+mod traces;
 
 use crate::Result;
 use crate::machine::warn_if_busy;
@@ -21,9 +22,13 @@ pub fn run(options: &Options) -> Result<()> {
     warn_if_busy();
     let mut report = Report::new("links");
     let mut failures = Vec::new();
-    for measure in
-        [moments::add_to as fn(&mut Report, &Options) -> Result<()>, fairness::add_to, silence::add_to, others::add_to]
-    {
+    for measure in [
+        moments::add_to as fn(&mut Report, &Options) -> Result<()>,
+        fairness::add_to,
+        traces::add_to,
+        silence::add_to,
+        others::add_to,
+    ] {
         if let Err(error) = measure(&mut report, options) {
             failures.push(error.to_string());
         }

@@ -70,24 +70,21 @@ impl Seen {
     }
 }
 
-/// Draws the windows and what came, each with a line for what TCP began with.
-pub(super) fn draw([from, to, control]: [&str; 3], seen: Vec<Seen>) -> Result<()> {
-    let mut lines = [Vec::new(), Vec::new()];
-    for Seen { name, window, came } in seen {
-        let name = name.replace('_', " ");
-        lines[0].push(Line { name: name.clone(), points: window });
-        lines[1].push(Line { name, points: came });
-    }
-    let kinds = [("window", "congestion window, segments"), ("sequence", "MB that have come")];
-    for ((kind, up), lines) in kinds.into_iter().zip(lines) {
+/// Draws the windows and what came, a line for each of those that were seen, as `FILE-window.svg` and
+/// `FILE-sequence.svg`.
+pub(super) fn draw(title: &str, file: &str, [windows, came]: [Vec<Seen>; 2]) -> Result<()> {
+    let line = |name: &str, points| Line { name: name.replace('_', " "), points };
+    let windows = windows.into_iter().map(|seen| line(seen.name, seen.window)).collect();
+    let came = came.into_iter().map(|seen| line(seen.name, seen.came)).collect();
+    for (kind, up, lines) in [("window", "congestion window, segments", windows), ("sequence", "MB", came)] {
         let course = Course {
-            title: format!("From {from} to {to}, {control}"),
+            title: title.to_owned(),
             across: "seconds since the new address could be used".to_owned(),
             up: up.to_owned(),
             lines,
             mark: (0.0, "hand-off".to_owned()),
         };
-        let path = directory().join(format!("links-{kind}-{from}-to-{to}-{control}.svg"));
+        let path = directory().join(format!("{file}-{kind}.svg"));
         write(&course, &path)?;
         eprintln!("drawn: {}", path.display());
     }

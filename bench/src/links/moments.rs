@@ -85,7 +85,9 @@ fn measure(report: &mut Report, options: &Options, pair: [Net; 2]) -> Result<()>
         let (from, to) = (pair[1 - handoff], pair[handoff]);
         add(report, from, to, series);
         for (control, seen) in CONTROLS.into_iter().zip(seen) {
-            super::course::draw([from.name, to.name, control], seen)?;
+            let title = format!("From {} to {}, {control}", from.name, to.name);
+            let file = format!("links-{}-to-{}-{control}", from.name, to.name);
+            super::course::draw(&title, &file, [seen.clone(), seen])?;
         }
     }
     Ok(())

@@ -157,7 +157,7 @@ pub(super) fn client(lab: &mut Lab, name: &str) -> Result<Host> {
 /// A host that sends, and its address.
 pub(super) struct Server {
     pub(super) host: Host,
-    address: IpAddr,
+    pub(super) address: IpAddr,
 }
 
 impl Server {

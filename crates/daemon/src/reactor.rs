@@ -62,7 +62,8 @@ impl<S> Reactor<S> {
         Ok(Self { epoll, timer, sources: Vec::new(), moments: Vec::new() })
     }
 
-    /// Calls `handle` whenever `fd` is readable.
+    /// Calls `handle` whenever `fd` is readable. Those that are ready together come in the order in which they were
+    /// registered.
     ///
     /// # Errors
     /// When the kernel has no room.
@@ -104,6 +105,7 @@ impl<S> Reactor<S> {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(LoopError::new("epoll_wait")(errno)),
         }
+        ready.sort_unstable_by_key(|event| event.data.u64());
         Ok(ready.iter().filter_map(|event| self.meant_by(event.data.u64())).collect())
     }
 
@@ -163,8 +165,9 @@ mod tests {
     #[test]
     fn sources_and_moments_are_served_in_the_order_in_which_they_were_registered() {
         let (mut reactor, now) = (Reactor::<Seen>::new().expect("a reactor"), clock::now());
-        let source = eventfd(0, EventfdFlags::NONBLOCK).expect("eventfd");
+        let [source, second] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).expect("eventfd"));
         reactor.on(&source, |seen| seen.said.push("source")).expect("room");
+        reactor.on(&second, |seen| seen.said.push("second")).expect("room");
         reactor.every(now, Duration::from_millis(1), |seen, _| seen.said.push("often"));
         reactor.at(|seen| seen.due, |seen, _| seen.said.push("once"));
         let mut seen = Seen { due: Some(now), said: Vec::new() };
@@ -176,10 +179,13 @@ mod tests {
         reactor.renew(later);
         assert_eq!(seen.said, ["often", "once"]);
         assert_eq!(reactor.due(&seen, later).len(), 1, "what is done so often is not due again yet");
-        rustix::io::write(&source, &1u64.to_ne_bytes()).expect("written");
+        // Whichever was ready first.
+        for source in [&second, &source] {
+            rustix::io::write(source, &1u64.to_ne_bytes()).expect("written");
+        }
         for handle in reactor.wait(&seen).expect("waited") {
             handle(&mut seen);
         }
-        assert_eq!(seen.said, ["often", "once", "source"]);
+        assert_eq!(seen.said, ["often", "once", "source", "second"]);
     }
 }

@@ -20,7 +20,7 @@ use whimbrel_kernel::network::{NetworkMonitor, NetworkState, UsableAddress};
 use whimbrel_kernel::signals::{Signal, Signals};
 use whimbrel_kernel::sock_diag::SockDiag;
 use whimbrel_protocol::{
-    Event, LinkId, LinkWish, MoveEvent, MoveOp, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit,
+    Event, FlowOp, LinkId, LinkWish, MoveEvent, MoveOp, Op, OpId, Output, PeerId, SavedTenancy, Time, Transmit,
 };
 use whimbrel_tunnel::Received;
 use whimbrel_wire::{FlowTuple, Transport};
@@ -95,11 +95,31 @@ struct Due {
     /// Behind all of those.
     moves: VecDeque<(OpId, MoveOp)>,
     events: Vec<Event>,
+    late: Late,
+}
+
+/// What looks at all sockets, and nothing depends on: what has come in meanwhile goes before it.
+#[derive(Default)]
+struct Late {
+    ops: Vec<(OpId, Op)>,
+    /// Addresses that are gone, with which something may have been left behind.
+    gone: Vec<IpAddr>,
 }
 
 impl Due {
     fn is_empty(&self) -> bool {
         self.ops.is_empty() && self.moves.is_empty() && self.events.is_empty()
+    }
+}
+
+impl Late {
+    fn is_empty(&self) -> bool {
+        self.ops.is_empty() && self.gone.is_empty()
+    }
+
+    /// Whether an op is one that may wait.
+    fn takes(op: &Op) -> bool {
+        matches!(op, Op::Flow(FlowOp::EndConnecting { .. }))
     }
 }
 
@@ -245,12 +265,15 @@ impl EventLoop {
     /// When waiting itself fails.
     pub(crate) fn run(&mut self) -> Result<(), Error> {
         while !self.may_stop() {
-            for handle in self.reactor.wait(self)? {
+            let ready = self.reactor.wait(self)?;
+            let late = std::mem::take(&mut self.due.late);
+            for handle in ready {
                 handle(self);
             }
             self.serve_turns();
             self.handle_due();
             self.drain();
+            self.see_to(late);
             self.answer_suspending();
             self.answer_pinging();
             self.handle_gone();
@@ -381,6 +404,16 @@ impl EventLoop {
         }
     }
 
+    fn see_to(&mut self, Late { ops, gone }: Late) {
+        if let Some(told) = unmoved::left_behind(&gone) {
+            self.desk.tell(told);
+        }
+        if !ops.is_empty() {
+            self.due.ops.extend(ops);
+            self.drain();
+        }
+    }
+
     /// Takes what the node gives out: datagrams are sent, what else there is waits for its turn.
     fn poll_node(&mut self) {
         // When something has come through the tunnel: of many peers that are silent at once it is looked up once.
@@ -389,6 +422,7 @@ impl EventLoop {
             match output {
                 Output::Transmit(transmit) => self.transmit(&transmit),
                 Output::Op(id, Op::Move(op)) => self.due.moves.push_back((id, op)),
+                Output::Op(id, op) if Late::takes(&op) => self.due.late.ops.push((id, op)),
                 Output::Op(id, op) => self.due.ops.push((id, op)),
                 Output::Event(mut event) => {
                     if let Event::NotConfirmed { peer, heard, .. } = &mut event
@@ -524,10 +558,7 @@ impl EventLoop {
     fn report_left_behind(&mut self, network: &NetworkState) {
         let own = own_addresses(network);
         let before = std::mem::replace(&mut self.own, own);
-        let gone: Vec<IpAddr> = before.difference(&self.own).copied().collect();
-        if let Some(told) = unmoved::left_behind(&gone) {
-            self.desk.tell(told);
-        }
+        self.due.late.gone.extend(before.difference(&self.own));
         self.left.look(clock::now(), network);
         self.save_left_behind();
     }

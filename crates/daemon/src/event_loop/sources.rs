@@ -25,7 +25,7 @@ const LOSS_TICK: Duration = Duration::from_secs(10);
 const REPORTS: Most = Most { sockets: 1024, arrivals: 128 };
 
 impl EventLoop {
-    /// Waits for all of it. Moments that come together are served in this order.
+    /// Waits for all of it. What is ready together is served in this order, and so are moments that come together.
     ///
     /// # Errors
     /// When the kernel has no room.
@@ -46,13 +46,14 @@ impl EventLoop {
     fn register_own(&mut self) -> Result<(), LoopError> {
         let Self { reactor, monitor, detectors, desk, tunnel_wake, signals, judge, name_updates, started: now, .. } =
             self;
+        // Before the network: what this host does to its own wakes it once more, while answers wait.
+        reactor.on(&*tunnel_wake, Self::take_in_tunnel)?;
         reactor.on(&*monitor, Self::handle_network_change)?;
         for fd in detectors.fds() {
             reactor.on(fd, |this| this.handle_detectors(clock::now()))?;
         }
         reactor.at(|this| this.detectors.due(), Self::handle_detectors);
         reactor.on(desk.host.datapath.event_fd(), |this| this.unread = true)?;
-        reactor.on(&*tunnel_wake, Self::take_in_tunnel)?;
         reactor.on(desk.host.streams().wake(), Self::handle_streams)?;
         reactor.on(&*signals, Self::take_in_signals)?;
         reactor.on(judge.wake(), |this| {
@@ -78,6 +79,7 @@ impl EventLoop {
         );
         reactor.at(|this| this.unread.then_some(this.started), |this, now| this.handle_datapath_events(now, REPORTS));
         reactor.at(|this| this.left.due(), Self::tell_left_behind);
+        reactor.at(|this| (!this.due.late.is_empty()).then_some(this.started), |_, _| {});
         // There is something to do then, after all events.
         reactor.at(|this| this.stopping, |_, _| {});
         reactor.every(*now, FLOW_TICK, |this, now| {
