@@ -474,15 +474,18 @@ struct socket_record {
 	__u32 zero;
 };
 
-/* What the sender of one connection comes back to (windows.bpf.c). */
+/*
+ * What the sender of one connection comes back to, or, where nothing is known of where it is, what it had where it was
+ * (windows.bpf.c).
+ */
 struct resumption {
 	__u64 since;	 /* microseconds of CLOCK_MONOTONIC: what was sent before went another way */
 	__u32 window;	 /* bytes: with which it goes on at once */
-	__u32 most;	 /* bytes: what it had there; 0: it has gone on, and stays as it is where it has not begun yet */
+	__u32 most;	 /* bytes: what it had there */
 	__u32 threshold; /* bytes: slow start threshold; all bits set: none */
 	__u32 least;	 /* microseconds: least round trip there */
 	__u32 smoothed;	 /* microseconds */
-	__u32 zero;
+	__u32 unknown;	 /* 1: nothing is known of where it is */
 };
 
 /* How many `look_up_sockets` looks up at once. */

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <linux/bpf.h>
 #include <linux/in.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
@@ -59,6 +60,7 @@ enum phase {
 	PHASE_VALIDATING = 3,
 	PHASE_RETREAT = 4,
 	PHASE_CALLED_OFF = 5, /* it has gone on to a network of which nothing is known */
+	PHASE_SETTLING = 6,   /* it is over, but for losses of the network before that the kernel may take back */
 };
 
 struct resuming {
@@ -144,10 +146,21 @@ static __always_inline __u32 threshold(const struct tcp_sock *tcp, const struct 
 	return saved->threshold == ~0U ? NO_THRESHOLD : segments(tcp, saved->threshold);
 }
 
+/* What is private to BBR (net/ipv4/tcp_bbr.c), which takes it over from tcp_sock.rtt_min when it begins. */
+struct bbr {
+	__u32 min_rtt_us;
+} __attribute__((preserve_access_index));
+
+static __always_inline bool is_bbr(const char *name)
+{
+	return name[0] == 'b' && name[1] == 'b' && name[2] == 'r' && !name[3];
+}
+
 /*
  * Normal: the socket has its own again. The kernel ends a reduction that is under way with the threshold for a window
  * (tcp_end_cwnd_reduction), which it leaves to who has cong_control as long as that is there: nothing of what was to be
- * jumped to may come of that.
+ * jumped to may come of that. Nor may it take back a loss for the window that there was when that was found
+ * (tcp_undo_cwnd_reduction), if that was on a network that took more.
  */
 static __always_inline void finish(struct sock *sk, struct resuming *state)
 {
@@ -155,6 +168,13 @@ static __always_inline void finish(struct sock *sk, struct resuming *state)
 	int reducing = congestion_state(tcp);
 	char own[NAME_BYTES];
 
+	if (state->phase != PHASE_SETTLING)
+		state->turned = tcp->tcp_mstamp;
+	if (reducing >= CONGESTION_REDUCED && tcp->prior_cwnd > segments(tcp, state->saved.most) &&
+	    tcp->tcp_mstamp - state->turned < ANSWERED_WITHIN + 10ULL * state->saved.smoothed) {
+		state->phase = PHASE_SETTLING;
+		return;
+	}
 	if ((reducing == CONGESTION_REDUCED || reducing == CONGESTION_RECOVERY) && tcp->snd_ssthresh > tcp->snd_cwnd)
 		tcp->snd_ssthresh = tcp->snd_cwnd;
 	state->phase = PHASE_NORMAL;
@@ -162,6 +182,9 @@ static __always_inline void finish(struct sock *sk, struct resuming *state)
 		sk->sk_pacing_status = PACING_NONE;
 	__builtin_memcpy(own, state->own, sizeof(own));
 	bpf_setsockopt(sk, SOL_TCP, TCP_CONGESTION, own, sizeof(own));
+	/* Else it holds the window down to what a shorter path held, for ten seconds. */
+	if (state->round_trip && is_bbr(own) && bpf_core_field_exists(((struct bbr *)0)->min_rtt_us))
+		((struct bbr *)tcp->inet_conn.icsk_ca_priv)->min_rtt_us = state->round_trip;
 }
 
 /*
@@ -204,6 +227,16 @@ static __always_inline void look_around(struct sock *sk, struct tcp_sock *tcp, s
 		return;
 	}
 	window = segments(tcp, saved->window);
+	state->round_trip = round_trip;
+	if (window <= tcp->snd_cwnd) {
+		/* What was lost meanwhile was the former network's; it halves the window all the same. */
+		if (saved->unknown && congestion_state(tcp) >= CONGESTION_REDUCED)
+			set_window(tcp, window);
+		if (!saved->unknown)
+			tcp->snd_ssthresh = threshold(tcp, saved);
+		finish(sk, state);
+		return;
+	}
 	state->window = tcp->snd_cwnd;
 	state->delivered = tcp->delivered;
 	state->lost = tcp->lost;
@@ -214,13 +247,8 @@ static __always_inline void look_around(struct sock *sk, struct tcp_sock *tcp, s
 	state->answered = 0;
 	state->turned = tcp->tcp_mstamp;
 	state->settled = tcp->tcp_mstamp + round_trip / EARLY_PART;
-	state->round_trip = round_trip;
 	state->phase = PHASE_UNVALIDATED;
 	tcp->snd_ssthresh = threshold(tcp, saved);
-	if (window <= tcp->snd_cwnd) {
-		finish(sk, state);
-		return;
-	}
 	set_window(tcp, window);
 	/* Over a round trip, not at once. */
 	rate = (__u64)window * tcp->mss_cache * MICROSECONDS / (round_trip ? round_trip : 1);
@@ -297,7 +325,7 @@ int BPF_PROG(resume_control, struct sock *sk)
 		/* It was here already when it moved on, so that it was not begun anew. */
 		cut(tcp, state);
 		look_around(sk, tcp, state);
-	} else if (state->phase == PHASE_CALLED_OFF)
+	} else if (state->phase == PHASE_CALLED_OFF || state->phase == PHASE_SETTLING)
 		finish(sk, state);
 	else if (state->phase == PHASE_RETREAT)
 		retreat(sk, tcp, state);
@@ -394,10 +422,9 @@ int resume_sockets(struct bpf_iter__tcp *context)
 	state = bpf_sk_storage_get(&resuming, tcp, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!state || bpf_getsockopt(tcp, SOL_TCP, TCP_CONGESTION, name, sizeof(name)))
 		return 0;
-	/* It may not have come to an end since it moved last. */
-	if (!saved->most) {
-		if (is_ours(name) && state->phase != PHASE_NORMAL)
-			state->phase = PHASE_CALLED_OFF;
+	/* It may not have come to an end since it moved last: what it has is not what it had. */
+	if (saved->unknown && is_ours(name) && state->phase != PHASE_NORMAL) {
+		state->phase = PHASE_CALLED_OFF;
 		return 0;
 	}
 	/* A daemon before has put it there, whose programs put back what there was before. */
@@ -409,6 +436,7 @@ int resume_sockets(struct bpf_iter__tcp *context)
 	}
 	state->saved = *saved;
 	state->phase = PHASE_RECONNAISSANCE;
+	state->round_trip = 0;
 	state->delivered = tcp->delivered;
 	copy(name, ours);
 	if (bpf_setsockopt(tcp, SOL_TCP, TCP_CONGESTION, name, sizeof(name)))

@@ -98,6 +98,7 @@ struct inet_connection_sock {
 	struct {
 		__u32 lrcvtime;
 	} icsk_ack;
+	__u64 icsk_ca_priv[1];
 };
 
 struct rb_node;

@@ -1,7 +1,7 @@
 //! What comes in the first moments after a hand-off between links of other rates and delays (the VHF report's Table 4),
 //! by the congestion control and by what it begins with there: as a hand-off leaves it, in a slow start that is forced
 //! on it, or with what it had there before (docs/decisions/0109). The laptop is on A, then on B, and comes back to A
-//! and to B: these two hand-offs are measured.
+//! and to B: these three hand-offs are measured, the first one as one to a network that nothing is known of.
 
 use std::time::Duration;
 
@@ -61,9 +61,9 @@ pub(super) fn add_to(report: &mut Report, options: &Options) -> Result<()> {
 fn measure(report: &mut Report, options: &Options, pair: [Net; 2]) -> Result<()> {
     pair.iter().for_each(|net| eprintln!("{}", net.describe()));
     // For each hand-off, control, beginning and span.
-    let mut series: [[[[Samples; 3]; 3]; 3]; 2] = Default::default();
+    let mut series: [[[[Samples; 3]; 3]; 3]; HANDOFFS] = Default::default();
     // For each hand-off and control, the last run of each beginning.
-    let mut seen: [[Vec<Seen>; 3]; 2] = Default::default();
+    let mut seen: [[Vec<Seen>; 3]; HANDOFFS] = Default::default();
     for _ in 0..options.runs(3, 1) {
         seen = Default::default();
         for (control, name) in CONTROLS.into_iter().enumerate() {
@@ -72,7 +72,7 @@ fn measure(report: &mut Report, options: &Options, pair: [Net; 2]) -> Result<()>
                 let came =
                     came.map_err(|error| format!("{}_{} {name} {}: {error}", pair[0].name, pair[1].name, how.name()))?;
                 for (handoff, (bytes, course)) in came.into_iter().enumerate() {
-                    eprintln!("to {} {name} {}: {bytes:?} bytes", pair[handoff].name, how.name());
+                    eprintln!("{} {name} {}: {bytes:?} bytes", course_of(pair, handoff), how.name());
                     for (span, bytes) in bytes.into_iter().enumerate() {
                         series[handoff][control][begins][span].push(bytes as f64 / 1e3);
                     }
@@ -82,24 +82,36 @@ fn measure(report: &mut Report, options: &Options, pair: [Net; 2]) -> Result<()>
         }
     }
     for (handoff, (series, seen)) in series.iter().zip(seen).enumerate() {
-        let (from, to) = (pair[1 - handoff], pair[handoff]);
-        add(report, from, to, series);
+        let name = course_of(pair, handoff);
+        add(report, &name, pair[handoff.min(1)], series);
         for (control, seen) in CONTROLS.into_iter().zip(seen) {
-            let title = format!("From {} to {}, {control}", from.name, to.name);
-            let file = format!("links-{}-to-{}-{control}", from.name, to.name);
+            let title = format!("{}, {control}", name.replace('_', " "));
+            let file = format!("links-{}-{control}", name.replace('_', "-"));
             super::course::draw(&title, &file, [seen.clone(), seen])?;
         }
     }
     Ok(())
 }
 
+/// Back, there again, and the first of all.
+const HANDOFFS: usize = 3;
+
+/// What a hand-off is called.
+fn course_of([a, b]: [Net; 2], handoff: usize) -> String {
+    match handoff {
+        0 => format!("{}_to_{}", b.name, a.name),
+        1 => format!("{}_to_{}", a.name, b.name),
+        _ => format!("{}_to_{}_first", a.name, b.name),
+    }
+}
+
 /// All figures of one hand-off.
-fn add(report: &mut Report, from: Net, to: Net, series: &[[[Samples; 3]; 3]; 3]) {
+fn add(report: &mut Report, name: &str, to: Net, series: &[[[Samples; 3]; 3]; 3]) {
     let [[reno, ..], ..] = series;
     for (span, milliseconds) in SPANS.into_iter().enumerate() {
         let counts = to.counts.contains(&milliseconds);
         for (control, series) in CONTROLS.into_iter().zip(series) {
-            let id = format!("{}_to_{}_{milliseconds}ms_{control}", from.name, to.name);
+            let id = format!("{name}_{milliseconds}ms_{control}");
             let [as_left, slow_start, restored] = series.each_ref().map(|of| &of[span]);
             report.add(Figure::against(&format!("{id}_as_left"), "kB", as_left, &reno[span]));
             report.add(Figure::against(&format!("{id}_slow_start"), "kB", slow_start, &reno[span]));
@@ -113,8 +125,8 @@ fn add(report: &mut Report, from: Net, to: Net, series: &[[[Samples; 3]; 3]; 3])
     }
 }
 
-/// What came after each of the two hand-offs in each span, and how it went.
-fn one_run(options: &Options, pair: [Net; 2], control: &str, begins: Begins) -> Result<[([u64; 3], Seen); 2]> {
+/// What came after each of the hand-offs in each span, and how it went.
+fn one_run(options: &Options, pair: [Net; 2], control: &str, begins: Begins) -> Result<[([u64; 3], Seen); HANDOFFS]> {
     let mut place = Place::build(options, pair, control, begins)?;
     let download = place.server.download(&place.laptop)?;
     let flow = download.flow()?;
@@ -132,18 +144,18 @@ fn one_run(options: &Options, pair: [Net; 2], control: &str, begins: Begins) -> 
         Ok((SPANS.map(|span| within(&came, at, Duration::from_millis(span))), seen))
     };
     let [a, b] = pair;
-    go(1, a.stay(STAYS[0]))?;
+    let first = go(1, a.stay(STAYS[0]))?;
     let back = go(0, b.stay(STAYS[1]) - AFTER)?;
     let again = go(1, a.stay(STAYS[2]) - AFTER)?;
     download.end()?;
-    Ok([back, again])
+    Ok([back, again, first])
 }
 
 /// Two segments, and no threshold.
 fn force_slow_start(windows: &Windows, flow: FlowTuple) -> Result<()> {
     let since = monotonic()?;
     let (least, smoothed) = (Duration::ZERO, SECOND * 3600);
-    windows.resume(&[(flow, Resumption { since, window: 1, most: 1, threshold: None, least, smoothed })])?;
+    windows.resume(&[(flow, Resumption { since, window: 1, most: 1, threshold: None, least, smoothed, unknown: false })])?;
     Ok(())
 }
 

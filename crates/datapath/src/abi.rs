@@ -199,7 +199,7 @@ plain! {
         threshold: u32,
         least: u32,
         smoothed: u32,
-        zero: u32,
+        unknown: u32,
     }
 }
 

@@ -17,38 +17,29 @@ use crate::table::Table;
 /// Senders that are taken up in one pass (`resumptions`).
 const AT_ONCE: usize = 4096;
 
-/// What the sender of one connection comes back to.
+/// What the sender of one connection comes back to, or had where it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resumption {
     /// By [`monotonic`]: what was sent before that went another way.
     pub since: Duration,
     /// With how many bytes under way it goes on, once the first has been answered from there.
     pub window: u32,
-    /// How many it had there; 0: it has gone on, and stays as it is.
+    /// How many it had there.
     pub most: u32,
     /// Slow start threshold, in bytes; `None`: there was none yet.
     pub threshold: Option<u32>,
     /// The least round trip there.
     pub least: Duration,
-    /// The round trip there, smoothed.
+    /// The round trip there, smoothed; the longest that may be where it is.
     pub smoothed: Duration,
-}
-
-impl Resumption {
-    /// A sender that was to come back has gone on to a network of which nothing is known: it stays as it is.
-    pub const CALLED_OFF: Self = Self {
-        since: Duration::ZERO,
-        window: 0,
-        most: 0,
-        threshold: None,
-        least: Duration::ZERO,
-        smoothed: Duration::ZERO,
-    };
+    /// Nothing is known of where it is: the rest is what it had where it was. What is lost or taken for lost meanwhile
+    /// takes no more from it than that, and where it has not come to an end since it moved last it stays as it is.
+    pub unknown: bool,
 }
 
 impl RawResumption {
     fn new(resumption: &Resumption) -> Self {
-        let Resumption { since, window, most, threshold, least, smoothed } = *resumption;
+        let Resumption { since, window, most, threshold, least, smoothed, unknown } = *resumption;
         let microseconds = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         Self {
             since: u64::try_from(since.as_micros()).unwrap_or(u64::MAX),
@@ -57,7 +48,7 @@ impl RawResumption {
             threshold: threshold.unwrap_or(u32::MAX),
             least: microseconds(least),
             smoothed: microseconds(smoothed),
-            zero: 0,
+            unknown: u32::from(unknown),
         }
     }
 }

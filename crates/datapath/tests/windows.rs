@@ -106,6 +106,30 @@ fn info(stream: &TcpStream) -> libc::tcp_info {
     info
 }
 
+/// Microseconds, as TCP remembers it.
+fn least_round_trip(stream: &TcpStream) -> u32 {
+    info(stream).tcpi_min_rtt
+}
+
+/// Microseconds, as BBR has it: `bbr_min_rtt` of struct tcp_bbr_info.
+fn bbr_least_round_trip(stream: &TcpStream) -> u32 {
+    const TCP_CC_INFO: libc::c_int = 26;
+    let mut told = [0u32; 5];
+    let mut length = size_of_val(&told) as libc::socklen_t;
+    // SAFETY: an open socket, and room for what the kernel tells and its length.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            TCP_CC_INFO,
+            told.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    told[2]
+}
+
 /// In segments of the connection's; the round trips are as they may be.
 fn resumption(stream: &TcpStream, window: u32, most: u32) -> Resumption {
     let segment = info(stream).tcpi_snd_mss;
@@ -116,6 +140,7 @@ fn resumption(stream: &TcpStream, window: u32, most: u32) -> Resumption {
         threshold: Some(most * segment),
         least: Duration::from_micros(100),
         smoothed: Duration::from_millis(20),
+        unknown: false,
     }
 }
 
@@ -191,14 +216,61 @@ fn who_has_gone_on_to_another_network_is_left_as_it_is() {
     course.queue(LONG);
     course.router.run("ip link set wb down");
     let saved = Resumption { smoothed: Duration::from_secs(2), ..resumption(&near, 400, 800) };
+    let elsewhere = Resumption { unknown: true, ..saved };
     assert_eq!(windows.resume(&[(flow(&near), saved)]).expect("resume"), 1);
-    assert_eq!(windows.resume(&[(flow(&near), Resumption::CALLED_OFF)]).expect("call off"), 0);
+    assert_eq!(windows.resume(&[(flow(&near), elsewhere)]).expect("call off"), 0);
     course.router.run("ip link set wb up");
     wait(|| control(&near) == "reno");
     assert!(info(&near).tcpi_snd_cwnd < 60, "{}", info(&near).tcpi_snd_cwnd);
-    // Nobody else's congestion control is touched.
-    windows.resume(&[(flow(&near), Resumption::CALLED_OFF)]).expect("nobody");
-    assert_eq!(control(&near), "reno");
+}
+
+#[test]
+fn bbr_has_the_round_trip_of_where_it_is() {
+    // It would hold its window down to that of the path before, which TCP remembers.
+    if !is_able() {
+        return;
+    }
+    let course = Course::new();
+    let windows = Windows::default();
+    let near = course.streaming("bbr");
+    course.queue(LONG);
+    let before = bbr_least_round_trip(&near);
+    assert!(before.abs_diff(least_round_trip(&near)) < 1_000, "{before}");
+    // What has been sent waits in the queue.
+    wait(|| info(&near).tcpi_rtt > 20_000);
+    let saved = Resumption { smoothed: Duration::from_secs(1), ..resumption(&near, 140, 280) };
+    assert_eq!(windows.resume(&[(flow(&near), saved)]).expect("resume"), 1);
+    wait(|| control(&near) == "bbr");
+    let after = bbr_least_round_trip(&near);
+    assert!(after > 4 * before, "{before} before, {after} after");
+}
+
+#[test]
+fn what_is_taken_for_lost_where_nothing_is_known_costs_half_of_what_there_was() {
+    // The timer runs out before the first of it is answered, as on a path that is much longer than TCP has it.
+    if !is_able() {
+        return;
+    }
+    let course = Course::new();
+    let windows = Windows::default();
+    for taken_up in [false, true] {
+        let near = course.streaming("reno");
+        course.queue(LONG);
+        course.router.run("ip link set wb down");
+        if taken_up {
+            let had = Resumption { smoothed: Duration::from_secs(1), threshold: None, ..resumption(&near, 140, 280) };
+            assert_eq!(windows.resume(&[(flow(&near), Resumption { unknown: true, ..had })]).expect("resume"), 1);
+        }
+        wait(|| info(&near).tcpi_ca_state == 4 && info(&near).tcpi_backoff > 0);
+        course.router.run("ip link set wb up");
+        wait(|| control(&near) == "reno");
+        wait(|| info(&near).tcpi_ca_state == 0);
+        let after = info(&near);
+        let (window, threshold) = (after.tcpi_snd_cwnd, after.tcpi_snd_ssthresh);
+        assert_eq!(threshold > 1_000, taken_up, "{taken_up}: {window}, {threshold}");
+        assert_eq!(window >= 100, taken_up, "{taken_up}: {window}, {threshold}");
+        near.shutdown(Shutdown::Both).expect("end");
+    }
 }
 
 #[test]

@@ -121,7 +121,7 @@ impl Host {
         self.look_up(&flows, false, snapshot)?;
         let sockets = flows.iter().filter_map(|flow| snapshot.get(flow));
         let senders: Vec<TcpSocket> = sockets.filter(|socket| socket.sends).copied().collect();
-        Ok(self.senders.turn_windows(peer, &senders, comeback.as_ref(), since))
+        Ok(self.senders.turn_windows(&senders, comeback.as_ref(), since))
     }
 
     pub(crate) fn run_kicks(&mut self, now: Time, snapshot: &mut Snapshot) -> Result<(), Failure> {

@@ -88,12 +88,11 @@ impl Senders {
     /// What senders of one peer have together; they come back to a network, where anything is known of it.
     pub(super) fn turn_windows(
         &mut self,
-        peer: PeerId,
         senders: &[TcpSocket],
         comeback: Option<&Comeback>,
         since: Duration,
     ) -> Option<SendWindows> {
-        self.comebacks.take(peer, senders, comeback, since);
+        self.comebacks.take(senders, comeback, since);
         windows::had(senders)
     }
 
@@ -124,7 +123,6 @@ impl Senders {
     pub(super) fn remove_peer(&mut self, peer: PeerId) {
         self.kicks.remove_peer(peer);
         self.postponed.remove(peer);
-        self.comebacks.remove_peer(peer);
         self.fitting.want();
     }
 

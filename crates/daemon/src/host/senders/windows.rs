@@ -1,11 +1,10 @@
 //! What senders have, and what those that come back to a network go on with (P-246, P-247; decision 0109).
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use whimbrel_datapath::{Error, Resumption, TcpSocket, Windows};
-use whimbrel_protocol::{Comeback, PeerId, SendWindows};
+use whimbrel_protocol::{Comeback, SendWindows};
 use whimbrel_wire::FlowTuple;
 
 /// Threads that have senders come back, at a time: any program can keep one waiting for as long as it likes.
@@ -15,6 +14,8 @@ const LATE: Duration = Duration::from_secs(1);
 /// To go through all sockets takes one part in so many of the time at the most: peers can have it done by moving
 /// (P-143).
 const SHARE: u32 = 4;
+/// Round trip of a path of which nothing is known.
+const LONGEST: Duration = Duration::from_secs(1);
 /// Senders that wait for their turn.
 const MOST_WAITING: usize = 4_000;
 
@@ -23,8 +24,6 @@ pub(super) struct Comebacks {
     wanted: bool,
     /// The programs are loaded, or are being loaded.
     prepared: bool,
-    /// Peers whose senders came back to something when they went elsewhere last, and may not have been answered yet.
-    resuming: BTreeSet<PeerId>,
     windows: Windows,
     shared: Arc<Mutex<Shared>>,
 }
@@ -40,7 +39,7 @@ struct Shared {
 impl Comebacks {
     pub(super) fn new(wanted: bool) -> Self {
         let (windows, shared) = (Windows::default(), Arc::default());
-        Self { wanted, prepared: false, resuming: BTreeSet::new(), windows, shared }
+        Self { wanted, prepared: false, windows, shared }
     }
 
     pub(super) const fn are_wanted(&self) -> bool {
@@ -51,21 +50,12 @@ impl Comebacks {
         self.wanted = wanted;
     }
 
-    /// Senders of a peer's come back to a network, where anything is known of it, `since` when the kernel's clock says.
-    /// Where nothing is, they no more come back to where they were to be before.
-    pub(super) fn take(&mut self, peer: PeerId, senders: &[TcpSocket], comeback: Option<&Comeback>, since: Duration) {
-        let each = match comeback {
-            Some(comeback) => {
-                self.resuming.insert(peer);
-                Some(share(comeback, senders.len(), since))
-            }
-            None => self.resuming.remove(&peer).then_some(Resumption::CALLED_OFF),
-        };
-        self.begin(senders.iter().filter_map(|socket| Some((socket.flow, each?))).collect());
-    }
-
-    pub(super) fn remove_peer(&mut self, peer: PeerId) {
-        self.resuming.remove(&peer);
+    /// Senders come back to a network, where anything is known of it, `since` when the kernel's clock says. Where
+    /// nothing is, they go on with what they had.
+    pub(super) fn take(&mut self, senders: &[TcpSocket], comeback: Option<&Comeback>, since: Duration) {
+        let shared = comeback.map(|comeback| share(comeback, senders.len(), since));
+        let each = |socket: &TcpSocket| shared.or_else(|| first_visit(socket, since));
+        self.begin(senders.iter().filter_map(|socket| Some((socket.flow, each(socket)?))).collect());
     }
 
     /// Nobody comes back at first: the programs are loaded meanwhile.
@@ -136,6 +126,15 @@ pub(super) fn had(senders: &[TcpSocket]) -> Option<SendWindows> {
     })
 }
 
+/// What one goes on with where nothing is known: half of what it had where it was, once it has been answered. A path
+/// may be much longer, and TCP takes for lost what only takes longer there than it did.
+fn first_visit(socket: &TcpSocket, since: Duration) -> Option<Resumption> {
+    let SendWindows { window, least, smoothed, .. } = had(std::slice::from_ref(socket))?;
+    let most = u32::try_from(window).unwrap_or(u32::MAX - 1);
+    let smoothed = smoothed.max(LONGEST);
+    Some(Resumption { since, window: most / 2, most, threshold: None, least, smoothed, unknown: true })
+}
+
 /// What one of so many goes on with.
 fn share(comeback: &Comeback, senders: usize, since: Duration) -> Resumption {
     let part = |bytes: u64| {
@@ -149,5 +148,6 @@ fn share(comeback: &Comeback, senders: usize, since: Duration) -> Resumption {
         threshold: comeback.had.threshold.map(part),
         least: comeback.had.least,
         smoothed: comeback.had.smoothed,
+        unknown: false,
     }
 }
