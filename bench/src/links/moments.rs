@@ -155,7 +155,10 @@ fn one_run(options: &Options, pair: [Net; 2], control: &str, begins: Begins) -> 
 fn force_slow_start(windows: &Windows, flow: FlowTuple) -> Result<()> {
     let since = monotonic()?;
     let (least, smoothed) = (Duration::ZERO, SECOND * 3600);
-    windows.resume(&[(flow, Resumption { since, window: 1, most: 1, threshold: None, least, smoothed, unknown: false })])?;
+    windows.resume(&[(
+        flow,
+        Resumption { since, window: 1, most: 1, threshold: None, least, smoothed, unknown: false },
+    )])?;
     Ok(())
 }
 

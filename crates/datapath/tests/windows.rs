@@ -118,13 +118,7 @@ fn bbr_least_round_trip(stream: &TcpStream) -> u32 {
     let mut length = size_of_val(&told) as libc::socklen_t;
     // SAFETY: an open socket, and room for what the kernel tells and its length.
     let result = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            TCP_CC_INFO,
-            told.as_mut_ptr().cast(),
-            &raw mut length,
-        )
+        libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, TCP_CC_INFO, told.as_mut_ptr().cast(), &raw mut length)
     };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     told[2]
