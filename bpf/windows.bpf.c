@@ -168,10 +168,12 @@ static __always_inline void finish(struct sock *sk, struct resuming *state)
 	int reducing = congestion_state(tcp);
 	char own[NAME_BYTES];
 
-	if (state->phase != PHASE_SETTLING)
+	if (state->phase != PHASE_SETTLING) {
 		state->turned = tcp->tcp_mstamp;
+		state->delivered = tcp->delivered;
+	}
 	if (reducing >= CONGESTION_REDUCED && tcp->prior_cwnd > segments(tcp, state->saved.most) &&
-	    tcp->tcp_mstamp - state->turned < ANSWERED_WITHIN + 10ULL * state->saved.smoothed) {
+	    tcp->tcp_mstamp - state->turned < ANSWERED_WITHIN + 10ULL * state->round_trip) {
 		state->phase = PHASE_SETTLING;
 		return;
 	}
@@ -185,6 +187,25 @@ static __always_inline void finish(struct sock *sk, struct resuming *state)
 	/* Else it holds the window down to what a shorter path held, for ten seconds. */
 	if (state->round_trip && is_bbr(own) && bpf_core_field_exists(((struct bbr *)0)->min_rtt_us))
 		((struct bbr *)tcp->inet_conn.icsk_ca_priv)->min_rtt_us = state->round_trip;
+}
+
+/* Where the socket is paced: by what it may send here, and not by what it could send before. */
+static __always_inline void pace(struct sock *sk, const struct tcp_sock *tcp, const struct resuming *state)
+{
+	if (sk->sk_pacing_status != PACING_NONE && state->round_trip)
+		sk->sk_pacing_rate = 2ULL * tcp->snd_cwnd * tcp->mss_cache * MICROSECONDS / state->round_trip;
+}
+
+/* As slow start would have it meanwhile. */
+static __always_inline void settle(struct sock *sk, struct tcp_sock *tcp, struct resuming *state)
+{
+	__u32 window = tcp->snd_cwnd + delivered_since(tcp, state);
+
+	state->delivered = tcp->delivered;
+	if (tcp->snd_cwnd < tcp->snd_ssthresh)
+		set_window(tcp, window < tcp->snd_ssthresh ? window : tcp->snd_ssthresh);
+	pace(sk, tcp, state);
+	finish(sk, state);
 }
 
 /*
@@ -234,6 +255,7 @@ static __always_inline void look_around(struct sock *sk, struct tcp_sock *tcp, s
 			set_window(tcp, window);
 		if (!saved->unknown)
 			tcp->snd_ssthresh = threshold(tcp, saved);
+		pace(sk, tcp, state);
 		finish(sk, state);
 		return;
 	}
@@ -325,8 +347,10 @@ int BPF_PROG(resume_control, struct sock *sk)
 		/* It was here already when it moved on, so that it was not begun anew. */
 		cut(tcp, state);
 		look_around(sk, tcp, state);
-	} else if (state->phase == PHASE_CALLED_OFF || state->phase == PHASE_SETTLING)
+	} else if (state->phase == PHASE_CALLED_OFF)
 		finish(sk, state);
+	else if (state->phase == PHASE_SETTLING)
+		settle(sk, tcp, state);
 	else if (state->phase == PHASE_RETREAT)
 		retreat(sk, tcp, state);
 	else

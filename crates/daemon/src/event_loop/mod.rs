@@ -319,7 +319,8 @@ impl EventLoop {
     }
 
     fn may_stop(&self) -> bool {
-        self.stopping.is_some_and(|until| until <= clock::now() || !self.effects.is_in_the_middle())
+        let is_done = || self.due.late.is_empty() && !self.effects.is_in_the_middle();
+        self.stopping.is_some_and(|until| until <= clock::now() || is_done())
     }
 
     /// Ends: leaves in place what moved connections need, or, where there are none, removes everything and returns
