@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A congestion control for one round trip: that of a sender which comes back to a network where it has been, and has
- * what it had there (docs/decisions/0109-windows-are-kept.md). Its phases are those of careful resume (RFC 9959). It is
- * put in the place of the socket's own, which it puts back itself; that begins anew with the window and the threshold
- * that it finds (tcp_init_congestion_control).
+ * A congestion control for a round trip or some: of a sender which comes back to a network where it has been, and
+ * has what it had there, or is where nothing is known of (docs/decisions/0109-windows-are-kept.md). Its phases are
+ * those of careful resume (RFC 9959). It is put in the place of the socket's own, which it puts back itself; that
+ * begins anew with the window and the threshold that it finds (tcp_init_congestion_control).
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -60,7 +60,7 @@ enum phase {
 	PHASE_VALIDATING = 3,
 	PHASE_RETREAT = 4,
 	PHASE_CALLED_OFF = 5, /* it has gone on to a network of which nothing is known */
-	PHASE_SETTLING = 6,   /* it is over, but for losses of the network before that the kernel may take back */
+	PHASE_SETTLING = 6,   /* it is over, but for the repair of what was lost on the network before */
 };
 
 struct resuming {
@@ -159,20 +159,21 @@ static __always_inline bool is_bbr(const char *name)
 /*
  * Normal: the socket has its own again. The kernel ends a reduction that is under way with the threshold for a window
  * (tcp_end_cwnd_reduction), which it leaves to who has cong_control as long as that is there: nothing of what was to be
- * jumped to may come of that. Nor may it take back a loss for the window that there was when that was found
- * (tcp_undo_cwnd_reduction), if that was on a network that took more.
+ * jumped to may come of that. Nor may it have as a window what is still counted as under way from a network that took
+ * more (tcp_cwnd_reduction), where losses that were found there are being repaired.
  */
 static __always_inline void finish(struct sock *sk, struct resuming *state)
 {
 	struct tcp_sock *tcp = (struct tcp_sock *)sk;
 	int reducing = congestion_state(tcp);
+	bool settles = !state->saved.unknown && !is_bbr(state->own);
 	char own[NAME_BYTES];
 
 	if (state->phase != PHASE_SETTLING) {
 		state->turned = tcp->tcp_mstamp;
 		state->delivered = tcp->delivered;
 	}
-	if (reducing >= CONGESTION_REDUCED && tcp->prior_cwnd > segments(tcp, state->saved.most) &&
+	if (settles && reducing >= CONGESTION_REDUCED && tcp->prior_cwnd > segments(tcp, state->saved.most) &&
 	    tcp->tcp_mstamp - state->turned < ANSWERED_WITHIN + 10ULL * state->round_trip) {
 		state->phase = PHASE_SETTLING;
 		return;
@@ -183,9 +184,9 @@ static __always_inline void finish(struct sock *sk, struct resuming *state)
 	if (state->pacing == PACING_NONE)
 		sk->sk_pacing_status = PACING_NONE;
 	__builtin_memcpy(own, state->own, sizeof(own));
-	bpf_setsockopt(sk, SOL_TCP, TCP_CONGESTION, own, sizeof(own));
 	/* Else it holds the window down to what a shorter path held, for ten seconds. */
-	if (state->round_trip && is_bbr(own) && bpf_core_field_exists(((struct bbr *)0)->min_rtt_us))
+	if (!bpf_setsockopt(sk, SOL_TCP, TCP_CONGESTION, own, sizeof(own)) && state->round_trip && is_bbr(own) &&
+	    bpf_core_field_exists(((struct bbr *)0)->min_rtt_us))
 		((struct bbr *)tcp->inet_conn.icsk_ca_priv)->min_rtt_us = state->round_trip;
 }
 
@@ -196,7 +197,7 @@ static __always_inline void pace(struct sock *sk, const struct tcp_sock *tcp, co
 		sk->sk_pacing_rate = 2ULL * tcp->snd_cwnd * tcp->mss_cache * MICROSECONDS / state->round_trip;
 }
 
-/* As slow start would have it meanwhile. */
+/* As slow start would have it meanwhile, up to the threshold that was come back to. */
 static __always_inline void settle(struct sock *sk, struct tcp_sock *tcp, struct resuming *state)
 {
 	__u32 window = tcp->snd_cwnd + delivered_since(tcp, state);
@@ -449,6 +450,7 @@ int resume_sockets(struct bpf_iter__tcp *context)
 	/* It may not have come to an end since it moved last: what it has is not what it had. */
 	if (saved->unknown && is_ours(name) && state->phase != PHASE_NORMAL) {
 		state->phase = PHASE_CALLED_OFF;
+		state->round_trip = 0;
 		return 0;
 	}
 	/* A daemon before has put it there, whose programs put back what there was before. */

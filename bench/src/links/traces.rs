@@ -122,7 +122,7 @@ impl Case {
         };
         let begin = MonoTime(usable_at.0.saturating_sub(BEFORE.as_nanos() as u64));
         let came = download.heard.arrivals(begin, BEFORE + AFTER)?;
-        let silence = longest_gap(usable_at, &came).ok_or("nothing came after the hand-off")?;
+        let silence = longest_gap([usable_at, begin + BEFORE + AFTER], &came).ok_or("nothing came after the hand-off")?;
         let [old, new] = sent.map(|sent| sent.all());
         let begin = begin.max(MonoTime(usable_at.0.saturating_sub(self.drawn.as_nanos() as u64)));
         let end = usable_at + self.drawn;
@@ -162,10 +162,12 @@ impl Sent {
     }
 }
 
-fn longest_gap(from: MonoTime, came: &[(MonoTime, u64)]) -> Option<Duration> {
+/// Between these moments; nothing where nothing came.
+fn longest_gap([from, until]: [MonoTime; 2], came: &[(MonoTime, u64)]) -> Option<Duration> {
     let times: Vec<MonoTime> = came.iter().map(|(time, _)| *time).filter(|time| *time > from).collect();
     let starts = std::iter::once(from).chain(times.iter().copied());
-    starts.zip(&times).map(|(start, end)| *end - start).max()
+    let ends = times.iter().copied().chain([until]);
+    starts.zip(ends).map(|(start, end)| end - start).max().filter(|_| !times.is_empty())
 }
 
 #[cfg(test)]
@@ -176,7 +178,8 @@ mod tests {
     fn a_gap_begins_with_the_hand_off() {
         let at = |ms: u64| MonoTime(ms * 1_000_000);
         let came = [(at(10), 1), (at(160), 1), (at(170), 1)];
-        assert_eq!(longest_gap(at(100), &came), Some(Duration::from_millis(60)));
-        assert_eq!(longest_gap(at(170), &came), None);
+        assert_eq!(longest_gap([at(100), at(175)], &came), Some(Duration::from_millis(60)));
+        assert_eq!(longest_gap([at(100), at(300)], &came), Some(Duration::from_millis(130)));
+        assert_eq!(longest_gap([at(170), at(300)], &came), None);
     }
 }

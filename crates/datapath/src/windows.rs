@@ -30,7 +30,7 @@ pub struct Resumption {
     pub threshold: Option<u32>,
     /// The least round trip there.
     pub least: Duration,
-    /// The round trip there, smoothed; the longest that may be where it is.
+    /// The round trip there, smoothed; where it is it may be ten times that.
     pub smoothed: Duration,
     /// Nothing is known of where it is: the rest is what it had where it was. What is lost or taken for lost meanwhile
     /// takes no more from it than that, and where it has not come to an end since it moved last it stays as it is.

@@ -146,10 +146,13 @@ impl Node {
     }
 
     fn handle_messages(&mut self, now: Time, id: PeerId, arrival: &Arrival, messages: Vec<Message>) {
+        // Its source is where the peer is not any more (P-241).
+        if let Some(Message::MaskedUpdate(update)) = messages.first() {
+            return self.binding.handle_masked_update(now, id, arrival, *update, &mut self.base);
+        }
         self.binding.path_mut().hear_candidate(now, id, arrival, &mut self.base);
         self.roles.rendezvous.on_found(id, arrival, &mut At::new(now, &mut self.binding, &mut self.base));
-        let is_update = |message: &Message| matches!(message, Message::BindingUpdate { .. } | Message::MaskedUpdate(_));
-        let updates = messages.iter().any(is_update);
+        let updates = messages.iter().any(|message| matches!(message, Message::BindingUpdate { .. }));
         if !updates && self.binding.path().paths(&id).is_some_and(|paths| paths.remote() == arrival.source) {
             self.binding.hear(now, id, &mut self.base);
         }

@@ -406,6 +406,7 @@ impl EventLoop {
     }
 
     fn see_to(&mut self, Late { ops, gone }: Late) {
+        let gone: Vec<IpAddr> = gone.into_iter().filter(|address| !self.own.contains(address)).collect();
         if let Some(told) = unmoved::left_behind(&gone) {
             self.desk.tell(told);
         }

@@ -103,8 +103,8 @@ kinds! {
     LeftBehind = "left-behind" (flows, count, reason);
     /// So many events of the kind `of` came more than are told.
     LeftOut = "left-out" (of, count);
-    /// This host has moved, and the peer knows it. `masked`: it was told as from where this host was, before
-    /// anything else got through.
+    /// This host has moved, and the peer knows it. `masked`: it was told as from where this host was, or from there,
+    /// before anything else got through.
     Moved = "moved" (peer, to, translated, masked, took_ms, flows, carried, carrier);
     /// This host moves. `to` is null when no way is left, and equals `from` where the place is announced once more;
     /// `kept`: the path before carries on until the peer has answered.

@@ -260,7 +260,7 @@ fn behind_a_nat(translated: bool) -> &'static str {
 }
 
 fn by_a_mask(masked: bool) -> &'static str {
-    if masked { " by a masked update" } else { "" }
+    if masked { " after a masked update" } else { "" }
 }
 
 fn connections(count: usize) -> String {

@@ -624,9 +624,13 @@ impl BindingLayer {
         let quiet = !update.held && update.proven.is_none() && ack.place == peer.flow.places().local;
         // P-160: it was found out after the update was sent.
         peer.binding.unannounced = peer.binding.only_tunnel && !update.only_tunnel;
-        if update.tries == 1 {
+        // Where a masked one opened the way it was sent once more.
+        if update.tries == 1 && update.masked_seen == 0 {
             peer.path.sample_round_trip(now.since(update.sent));
         }
+        let at = peer.path.attachment();
+        self.judge_masked(at, update);
+        let Some(peer) = bound_mut!(self, &id) else { return };
         peer.path.on_acknowledged(ack.observed);
         let remote = peer.path.remote();
         self.check_later(now, id, base);

@@ -9,14 +9,23 @@ use whimbrel_wire::message::Message;
 use crate::Time;
 use crate::base::Base;
 use crate::base::arrival::Arrival;
+use crate::base::attachments::Attachment;
 use crate::base::op::PeerId;
 use crate::binding::BindingLayer;
+use crate::binding::update::PendingUpdate;
 use crate::path::fallback::stands_in;
 
 /// So often an update is sent so: with each second of its tries at the most.
 const MOST: u32 = 4;
 
 impl BindingLayer {
+    /// An update has been answered: where that took none of those beside it, nothing is known of the network.
+    pub(super) fn judge_masked(&mut self, at: Option<Attachment>, update: &PendingUpdate) {
+        if let Some(at) = at.filter(|_| update.masked > 0 && update.masked_seen == 0 && update.meanwhile.is_none()) {
+            self.masked_networks.forget(at);
+        }
+    }
+
     /// Sends, beside some tries of an update, a datagram that says so as from where the peer saw this host last: by the
     /// path that is being left, if that works, or with its source. `to`: where the update went.
     pub(super) fn send_masked_update(&mut self, now: Time, id: PeerId, to: SocketAddr, base: &mut Base) {
@@ -55,7 +64,7 @@ impl BindingLayer {
 
     /// A peer says from where it was that it is elsewhere. Nothing is believed for that, and nothing kept: it is
     /// answered there by one datagram, no longer than its own, which opens the NAT before this host for its update.
-    pub(super) fn handle_masked_update(
+    pub(crate) fn handle_masked_update(
         &mut self,
         now: Time,
         id: PeerId,
@@ -66,6 +75,8 @@ impl BindingLayer {
         let Some(peer) = bound_mut!(self, &id) else { return };
         let is_there = peer.path.remote() == arrival.source && peer.path.is_proven() && !arrival.passed_on;
         let moves = claimed.ip() != arrival.source.ip() && !base.attachments().has(&claimed.ip());
+        // Nor one of a service that may take it for a question, or what stands for a connection of TCP.
+        let moves = moves && (claimed.port() >= 1024 || claimed.port() == base.config().port) && !stands_in(claimed);
         let newer = sequence > peer.binding.sequence_accepted;
         if !is_there || !moves || !newer || peer.flow.flows().is_empty() || !leads(claimed, arrival.source) {
             return;
@@ -100,9 +111,6 @@ impl BindingLayer {
                 }
                 self.send_update(id, arrival.source, base);
             }
-        } else if peer.binding.sequence_sent == sequence {
-            // The update itself was faster.
-            self.masked_networks.note_passing(now, at);
         }
     }
 }
@@ -110,8 +118,8 @@ impl BindingLayer {
 /// Whether an endpoint that is named to whoever is seen at `from` may mean the same there as here, and a single host.
 fn leads(endpoint: SocketAddr, from: SocketAddr) -> bool {
     let address = endpoint.ip();
-    let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
-    let nobody = address.is_unspecified() || address.is_multicast() || address.is_loopback() || broadcast;
+    let reserved = matches!(address, IpAddr::V4(address) if address.octets()[0] >= 240);
+    let nobody = address.is_unspecified() || address.is_multicast() || address.is_loopback() || reserved;
     let unreachable = is_private(address) && !is_private(from.ip());
     endpoint.port() != 0 && endpoint.is_ipv4() == from.is_ipv4() && !nobody && !unreachable
 }
@@ -146,6 +154,7 @@ mod tests {
             "224.0.0.1:1",
             "127.0.0.1:1",
             "255.255.255.255:1",
+            "240.0.0.1:1",
             "192.0.2.1:0",
             "[2001:db8::1]:1",
         ] {

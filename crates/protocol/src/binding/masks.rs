@@ -11,6 +11,7 @@ use crate::base::id::LinkId;
 
 /// How long it is tried in a network whether it lets foreign sources out, and how long the result counts (P-240).
 const TRIAL: Duration = Duration::from_secs(10);
+const TRIAL_MOST: u32 = 32;
 const REMEMBERED: Duration = Duration::from_secs(60 * 60);
 /// Networks of which that is remembered.
 const NETWORKS_MOST: usize = 32;
@@ -54,6 +55,8 @@ struct Tried {
     network: (LinkId, [u8; 8]),
     since: Time,
     passes: bool,
+    /// So many were sent there before any was answered.
+    sent: u32,
 }
 
 impl MaskedNetworks {
@@ -61,12 +64,19 @@ impl MaskedNetworks {
     pub(super) fn begin(&mut self, now: Time, at: Attachment) -> bool {
         let network = network(at);
         self.0.retain(|tried| now.since(tried.since) < REMEMBERED);
-        if let Some(tried) = self.0.iter().find(|tried| tried.network == network) {
-            return tried.passes || now.since(tried.since) < TRIAL;
+        if let Some(tried) = self.0.iter_mut().find(|tried| tried.network == network) {
+            tried.sent += 1;
+            return tried.passes || (now.since(tried.since) < TRIAL && tried.sent <= TRIAL_MOST);
         }
-        self.0.push_front(Tried { network, since: now, passes: false });
+        self.0.push_front(Tried { network, since: now, passes: false, sent: 1 });
         self.0.truncate(NETWORKS_MOST);
         true
+    }
+
+    /// A peer has answered the update itself, and none of those beside it, for which there was no need: that says
+    /// nothing of the network.
+    pub(super) fn forget(&mut self, at: Attachment) {
+        self.0.retain(|tried| tried.passes || tried.network != network(at));
     }
 
     /// One was answered that was sent there.
@@ -93,6 +103,24 @@ fn network(at: Attachment) -> (LinkId, [u8; 8]) {
 mod tests {
     use super::*;
 
+    #[test]
+    fn where_there_was_no_need_it_is_tried_again() {
+        let (mut networks, start) = (MaskedNetworks::default(), Time::from_micros(5_000_000));
+        assert!(networks.begin(start, at("192.0.2.7")));
+        networks.forget(at("192.0.2.7"));
+        assert!(networks.begin(start + TRIAL * 2, at("192.0.2.7")));
+        assert!(!networks.begin(start + TRIAL * 4, at("192.0.2.7")));
+    }
+
+    #[test]
+    fn very_many_peers_do_not_try_one_network_together() {
+        let (mut networks, start) = (MaskedNetworks::default(), Time::from_micros(5_000_000));
+        let mut begun = || (0..100).filter(|_| networks.begin(start, at("192.0.2.7"))).count();
+        assert_eq!(begun(), TRIAL_MOST as usize);
+        networks.note_passing(start, at("192.0.2.7"));
+        assert!(networks.begin(start, at("192.0.2.7")));
+    }
+
     fn at(address: &str) -> Attachment {
         Attachment { address: address.parse().expect("an address"), link: LinkId(1), generation: 0 }
     }
@@ -108,6 +136,8 @@ mod tests {
         assert!(networks.begin(start + REMEMBERED, at("192.0.2.7")), "networks change");
         networks.note_passing(start + REMEMBERED, at("192.0.2.7"));
         assert!(networks.begin(start + REMEMBERED + TRIAL * 2, at("192.0.2.7")));
+        networks.forget(at("192.0.2.7"));
+        assert!(networks.begin(start + REMEMBERED + TRIAL * 3, at("192.0.2.7")), "it passes");
         for n in 0..=255 {
             networks.begin(later, at(&format!("10.0.{n}.1")));
         }

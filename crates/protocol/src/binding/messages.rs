@@ -44,7 +44,8 @@ impl BindingLayer {
                 let acknowledgement = Acknowledgement { binding, sequence, status, flags, newest, place, observed };
                 self.handle_acknowledgement(now, id, arrival, &acknowledgement, base);
             }
-            Message::MaskedUpdate(update) => self.handle_masked_update(now, id, arrival, update, base),
+            // It is alone in a datagram, and has been taken in (P-241).
+            Message::MaskedUpdate(_) => {}
             Message::MaskedUpdateSeen { sequence } => self.handle_masked_update_seen(now, id, arrival, sequence, base),
             Message::Chain(request) => self.handle_chain(now, id, arrival.index(), request, base),
             Message::ChainSeen(answer) => self.handle_chain_seen(now, id, arrival.index(), &answer, base),

@@ -82,10 +82,10 @@ impl PendingUpdate {
 
     /// The same from an address of the other family.
     pub(super) fn by_other_family(&self, sequence: u32, now: Time) -> Self {
-        let &Self { started, tries, lost, tunnel_lost, uprooted, prompts, masked, .. } = self;
+        let &Self { started, tries, lost, tunnel_lost, uprooted, prompts, .. } = self;
         let (family_since, changes) = (tries, self.changes + 1);
         let again = Self::new(sequence, now, lost, true);
-        Self { started, tries, family_since, changes, tunnel_lost, uprooted, prompts, masked, ..again }
+        Self { started, tries, family_since, changes, tunnel_lost, uprooted, prompts, ..again }
     }
 
     /// Which of the addresses of the family in use it goes to, counted on beyond their number: to each so often in a

@@ -14,7 +14,7 @@ const LATE: Duration = Duration::from_secs(1);
 /// To go through all sockets takes one part in so many of the time at the most: peers can have it done by moving
 /// (P-143).
 const SHARE: u32 = 4;
-/// Round trip of a path of which nothing is known.
+/// A tenth of the longest round trip of a path of which nothing is known.
 const LONGEST: Duration = Duration::from_secs(1);
 /// Senders that wait for their turn.
 const MOST_WAITING: usize = 4_000;
@@ -51,7 +51,7 @@ impl Comebacks {
     }
 
     /// Senders come back to a network, where anything is known of it, `since` when the kernel's clock says. Where
-    /// nothing is, they go on with what they had.
+    /// nothing is, they go on with half of what they had.
     pub(super) fn take(&mut self, senders: &[TcpSocket], comeback: Option<&Comeback>, since: Duration) {
         let shared = comeback.map(|comeback| share(comeback, senders.len(), since));
         let each = |socket: &TcpSocket| shared.or_else(|| first_visit(socket, since));
