@@ -122,7 +122,8 @@ impl Case {
         };
         let begin = MonoTime(usable_at.0.saturating_sub(BEFORE.as_nanos() as u64));
         let came = download.heard.arrivals(begin, BEFORE + AFTER)?;
-        let silence = longest_gap([usable_at, begin + BEFORE + AFTER], &came).ok_or("nothing came after the hand-off")?;
+        let silence =
+            longest_gap([usable_at, begin + BEFORE + AFTER], &came).ok_or("nothing came after the hand-off")?;
         let [old, new] = sent.map(|sent| sent.all());
         let begin = begin.max(MonoTime(usable_at.0.saturating_sub(self.drawn.as_nanos() as u64)));
         let end = usable_at + self.drawn;
