@@ -26,6 +26,7 @@ mod mptcp;
 mod name_server;
 pub mod nats;
 mod newcomer;
+mod odd_networks;
 mod onward;
 mod pairing;
 mod policy;
@@ -121,6 +122,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         lending::SCENARIOS,
         lent::SCENARIOS,
         relocation::SCENARIOS,
+        odd_networks::SCENARIOS,
         onward::SCENARIOS,
         interrupted::SCENARIOS,
         refused::SCENARIOS,

@@ -18,7 +18,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "shown-server-moved",
-        "a server that has moved while its client is behind a NAT is not confirmed at either end, and both say so",
+        "a server that has moved while its client is behind a NAT, and sends no masked updates, is not confirmed at \
+         either end, and both say so",
         server_moved,
     ),
     scenario(
@@ -168,7 +169,8 @@ fn server_moved(lab: &mut Lab) -> Result<()> {
     // that with a reset: of what came by the tunnel it has seen nothing.
     let mut world = World::new(lab, site("a").behind(Gateway::NatFirewall), site("b"))?;
     let elsewhere = world.add(lab, crate::SiteSpec::named("t"))?;
-    let (mut client, mut server) = world.daemons()?;
+    let mut client = world.laptop.whimbrel()?;
+    let mut server = world.server.whimbrel_with("masked_updates = false\n")?;
     let mut pair = world.stream()?;
     client.wait_introduced(&pair, LONG)?;
 

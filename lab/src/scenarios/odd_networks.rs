@@ -1,0 +1,94 @@
+//! Networks that are not what they seem, beside one that works.
+
+use std::time::Duration;
+
+use whimbrel_ipc::EventRecord;
+
+use super::preferred::{is_reached_from, no_gaps};
+use super::world::{LONG, RATE, SOME, World, all_run, is_native, site, step};
+use super::{Scenario, scenario};
+use crate::{Cut, EchoServer, Join, Lab, MonoTime, Result, Side, expect};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "answers-for-everything",
+        "a network comes that the routes prefer, whose router answers in everybody's name: nothing goes there, and \
+         what there was before goes on, also when its network is silent for a while",
+        answers_for_everything,
+    ),
+    scenario(
+        "one-address-twice",
+        "a second interface on another network gets the very address that the first one has, and loses it again",
+        one_address_twice,
+    ),
+];
+
+/// So much longer than a network that is preferred is waited for.
+const LOOKED_AT: u64 = RATE / 8 * 4;
+
+fn answers_for_everything(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a").v4_only(), site("b").v4_only())?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let first = world.at.ipv4()?;
+
+    step("a network comes that the routes prefer, and its router answers for everything");
+    let router = &world.b.router;
+    let everybody = EchoServer::with_datagrams(router, [0, 0, 0, 0].into())?;
+    router.nft(&format!(
+        "table ip everybody {{ chain prerouting {{ type nat hook prerouting priority dstnat; \
+         iifname != \"up0\" meta l4proto {{ tcp, udp }} redirect to :{}; }}; \
+         chain forward {{ type filter hook forward priority filter; drop; }}; }}",
+        everybody.address().port()
+    ))?;
+    let before = client.status()?.newest_event;
+    let begun = MonoTime::now();
+    let second = world.laptop.join(&world.b.network, &Join::by("eth0").metric(50))?.ipv4()?;
+    pair.wait_progress(LOOKED_AT, LONG)?;
+    no_gaps(&mut pair, begun, "beside a network that answers for everything")?;
+    expect!(is_reached_from(&client, first)?, "the server is not reached from {first}");
+    is_native(&client, Side::Client, &pair)?;
+    // It may have been tried while the first one carried on.
+    let there = |event: &EventRecord| event.kind == "moved" && event.fields["to"] == second.to_string();
+    expect!(!client.events(before)?.iter().any(there), "a hand-off to a network that leads nowhere");
+
+    step("the network that works is silent for a while");
+    world.a.link()?.cut(Cut::Silent)?;
+    client.wait_event("not-confirmed", before, 3 * LONG)?;
+    world.a.link()?.restore()?;
+    pair.wait_progress(2 * SOME, 3 * LONG)?;
+    expect!(is_reached_from(&client, first)?, "the server is not reached from {first} any more");
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
+}
+
+fn one_address_twice(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a").v4_only(), site("b").v4_only())?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    world.laptop.join(&world.b.network, &Join::by("eth0").metric(500))?;
+    pair.wait_progress(SOME, LONG)?;
+    let own = world.at.ipv4()?;
+    for prefix in [32, 25] {
+        step(&format!("eth0 has {own}/{prefix} as well"));
+        let begun = MonoTime::now();
+        world.laptop.ip([format!("addr add {own}/{prefix} dev eth0 noprefixroute")])?;
+        pair.wait_progress(2 * SOME, LONG)?;
+        world.laptop.ip([format!("addr del {own}/{prefix} dev eth0")])?;
+        pair.wait_progress(2 * SOME, LONG)?;
+        let gap = pair.longest_gap(Side::Client, begun)?;
+        expect!(gap < Duration::from_secs(1), "nothing came for {gap:?}");
+        is_native(&client, Side::Client, &pair)?;
+    }
+
+    step("and the first one has it no more");
+    world.laptop.ip([format!("addr add {own}/32 dev eth0 noprefixroute")])?;
+    world.laptop.leave(&world.at, crate::Leave::Orderly)?;
+    pair.wait_progress(2 * SOME, LONG)?;
+    world.finish(pair)?;
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
+}
