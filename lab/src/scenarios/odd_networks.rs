@@ -59,7 +59,9 @@ fn answers_for_everything(lab: &mut Lab) -> Result<()> {
     world.a.link()?.restore()?;
     pair.wait_progress(2 * SOME, 3 * LONG)?;
     expect!(is_reached_from(&client, first)?, "the server is not reached from {first} any more");
-    world.finish(pair)?;
+    // Not `World::finish`: the router resets what it gets in the moment before the daemon knows of it, by way of the
+    // network that works, where that comes too late while something is sent.
+    pair.finish(LONG)?;
     all_run(&mut [&mut client, &mut server])?;
     lab.check_links()
 }
