@@ -64,7 +64,7 @@ soak-adversary: ## RUNS (5000 unless given) random runs of the simulator in whic
 	@./setup
 	WHIMBREL_SIM_RUNS=$(if $(RUNS),$(RUNS),5000) $(CARGO) test --locked -p whimbrel-sim --test sim -- taking --nocapture
 
-test-kernels: ## boot Debian's kernels 6.1 and 6.12 in QEMU and run the core scenarios there; with simulated radios, what hears of Wi-Fi; on arm64, snapshots of sockets
+test-kernels: ## boot Debian's kernels 6.1 and 6.12 in QEMU and run the core scenarios there; with simulated radios, those of Wi-Fi; on arm64, snapshots of sockets
 	@./setup test-kernels
 	$(CARGO) run --quiet --locked -p xtask -- test-kernels
 	$(CARGO) run --quiet --locked -p xtask -- test-kernels 6.1-wifi

@@ -12,7 +12,10 @@ use whimbrel_ipc::{
     Client, ClientError, CommunityReply, Connection, ConnectionState, EventRecord, Peer, Reply, Status, reply_from_line,
 };
 
-use crate::{Cmd, Error, FlowPair, Host, Process, Result, expect, wait_for};
+use crate::{Cmd, Error, FlowPair, Host, Process, Result, expect, patience, wait_for};
+
+/// What a command says whose daemon has not answered in time.
+const NOT_ANSWERED: &str = "the daemon did not answer within";
 
 /// How long a daemon may take to be ready or to end.
 const READY: Duration = Duration::from_secs(20);
@@ -351,9 +354,18 @@ impl Whimbrel {
         command.arg("--run-dir").arg(self.run_dir()).args(args)
     }
 
-    /// A reading command with `--json`: its replies, one for each line.
+    /// A reading command with `--json`: its replies, one for each line. The command gives the daemon ten seconds by
+    /// itself, so it is repeated where all limits are longer.
     pub fn json(&self, args: &[&str]) -> Result<Vec<Reply>> {
-        let text = self.cli(&[args, &["--json"]].concat())?;
+        let words = [args, &["--json"]].concat();
+        let mut left = patience();
+        let text = loop {
+            left -= 1;
+            match self.cli(&words) {
+                Err(Error::Command { stderr, .. }) if left > 0 && stderr.contains(NOT_ANSWERED) => {}
+                done => break done?,
+            }
+        };
         let parse = |line: &str| {
             reply_from_line(line).map_err(|_| Error::Output {
                 program: format!("whimbrel {}", args.join(" ")),

@@ -42,9 +42,9 @@ pub use netns::Netns;
 pub use network::{Attachment, Join, Leave, Network, NetworkSpec};
 pub use process::{Cmd, Process, cpu_seconds};
 pub use programs::{
-    Bind, Bus, DhcpServer, Download, EchoServer, FlowPair, Iperf, IperfServer, Lease, Many, Metadata, Nginx,
-    PairOptions, Side, SshServer, SshSession, Ticker, TickerFar, UdpRelay, Walker, WalkerReport, ZONE, criu_lacks,
-    criu_starts_within, criu_tracks_memory,
+    AccessPoint, Bind, Bus, DhcpServer, Download, EchoServer, FlowPair, Iperf, IperfServer, Lease, Many, Metadata,
+    Nginx, PairOptions, Radio, Side, SshServer, SshSession, Station, Ticker, TickerFar, UdpRelay, Walker, WalkerReport,
+    ZONE, criu_lacks, criu_starts_within, criu_tracks_memory,
 };
 pub(crate) use programs::{checksum, lab_binary};
 pub use random::Random;

@@ -28,7 +28,7 @@ struct Arguments {
 enum Command {
     /// List the scenarios
     List {
-        /// As a JSON array of objects with `name`, `description` and `part`: quick, suite, programs or long
+        /// As a JSON array of objects with `name`, `description` and `part`: quick, suite, programs, long or wifi
         #[arg(long)]
         json: bool,
     },
@@ -274,13 +274,16 @@ fn list(json: bool) -> Result<()> {
             .chain(suite().map(|s| entry(s, "suite")))
             .chain(scenarios::programs().map(|s| entry(s, "programs")))
             .chain(scenarios::long().map(|s| entry(s, "long")))
+            .chain(scenarios::wifi().map(|s| entry(s, "wifi")))
             .collect();
         format!("{:#}\n", serde_json::Value::from(all))
     } else {
         let show = |scenario: &Scenario| format!("{:26} {}\n", scenario.name, scenario.description);
         let all = scenarios::all().map(show).chain(["\nmany real programs (first: ./setup programs)\n".to_owned()]);
         let all = all.chain(scenarios::programs().map(show)).chain(["\nthat take minutes, by name only\n".to_owned()]);
-        all.chain(scenarios::long().map(show)).collect()
+        let all = all.chain(scenarios::long().map(show));
+        let all = all.chain(["\nwith simulated radios (xtask test-kernels 6.1-wifi)\n".to_owned()]);
+        all.chain(scenarios::wifi().map(show)).collect()
     };
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {

@@ -246,6 +246,11 @@ impl Host {
         self.configure(network, join, link, None)
     }
 
+    /// Joins a network that an interface of its own leads to already, as a radio does.
+    pub fn join_by_own(&self, network: &Network, join: &Join) -> Result<Attachment> {
+        self.configure(network, join, None, None)
+    }
+
     /// Leaves the network at `from` and joins another with the same interface, in one go: the old address is there
     /// until the new one appears. `join.interface` is not looked at.
     pub fn roam(&self, from: &Attachment, network: &Network, join: &Join) -> Result<Attachment> {

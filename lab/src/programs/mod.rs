@@ -9,6 +9,7 @@ mod http;
 mod iperf;
 mod ssh;
 mod traffic;
+mod wifi;
 
 pub use self::bind::{Bind, ZONE};
 pub use self::bus::Bus;
@@ -22,3 +23,4 @@ pub(crate) use self::traffic::lab_binary;
 pub use self::traffic::{
     EchoServer, FlowPair, Many, Metadata, PairOptions, Side, Ticker, TickerFar, UdpRelay, Walker, WalkerReport,
 };
+pub use self::wifi::{AccessPoint, Radio, Station};

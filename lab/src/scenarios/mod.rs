@@ -52,6 +52,7 @@ mod surroundings;
 mod udp_server;
 mod unmoved;
 mod upgrade;
+mod wifi;
 mod windows;
 mod world;
 mod young;
@@ -149,6 +150,11 @@ pub fn long() -> impl Iterator<Item = &'static Scenario> {
     long_absence::SCENARIOS.iter().chain(random_events::LONG_SCENARIOS).chain(nats::LONG_SCENARIOS)
 }
 
+/// Those that need simulated radios; `make test-kernels` runs them in a guest that has some.
+pub fn wifi() -> impl Iterator<Item = &'static Scenario> {
+    wifi::SCENARIOS.iter()
+}
+
 /// Those that `make test-quick` runs: one or two of each subject, none that takes long.
 const QUICK: &[&str] = &[
     "lab-links",
@@ -197,7 +203,7 @@ pub fn is_quick(scenario: &Scenario) -> bool {
 
 /// The scenario with this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {
-    all().chain(programs()).chain(long()).find(|scenario| scenario.name == name)
+    all().chain(programs()).chain(long()).chain(wifi()).find(|scenario| scenario.name == name)
 }
 
 /// Shorthand for the tables of scenarios.
@@ -218,7 +224,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_typeable() {
-        let names: Vec<_> = all().chain(programs()).map(|s| s.name).collect();
+        let names: Vec<_> = all().chain(programs()).chain(long()).chain(wifi()).map(|s| s.name).collect();
         for (i, name) in names.iter().enumerate() {
             assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-'), "{name}");
             assert!(!names[..i].contains(name), "{name} twice");
