@@ -60,7 +60,6 @@ enum phase {
 	PHASE_VALIDATING = 3,
 	PHASE_RETREAT = 4,
 	PHASE_CALLED_OFF = 5, /* it has gone on to a network of which nothing is known */
-	PHASE_SETTLING = 6,   /* it is over, but for the repair of what was lost on the network before */
 };
 
 struct resuming {
@@ -159,25 +158,14 @@ static __always_inline bool is_bbr(const char *name)
 /*
  * Normal: the socket has its own again. The kernel ends a reduction that is under way with the threshold for a window
  * (tcp_end_cwnd_reduction), which it leaves to who has cong_control as long as that is there: nothing of what was to be
- * jumped to may come of that. Nor may it have as a window what is still counted as under way from a network that took
- * more (tcp_cwnd_reduction), where losses that were found there are being repaired.
+ * jumped to may come of that.
  */
 static __always_inline void finish(struct sock *sk, struct resuming *state)
 {
 	struct tcp_sock *tcp = (struct tcp_sock *)sk;
 	int reducing = congestion_state(tcp);
-	bool settles = !state->saved.unknown && !is_bbr(state->own);
 	char own[NAME_BYTES];
 
-	if (state->phase != PHASE_SETTLING) {
-		state->turned = tcp->tcp_mstamp;
-		state->delivered = tcp->delivered;
-	}
-	if (settles && reducing >= CONGESTION_REDUCED && tcp->prior_cwnd > segments(tcp, state->saved.most) &&
-	    tcp->tcp_mstamp - state->turned < ANSWERED_WITHIN + 10ULL * state->round_trip) {
-		state->phase = PHASE_SETTLING;
-		return;
-	}
 	if ((reducing == CONGESTION_REDUCED || reducing == CONGESTION_RECOVERY) && tcp->snd_ssthresh > tcp->snd_cwnd)
 		tcp->snd_ssthresh = tcp->snd_cwnd;
 	state->phase = PHASE_NORMAL;
@@ -195,18 +183,6 @@ static __always_inline void pace(struct sock *sk, const struct tcp_sock *tcp, co
 {
 	if (sk->sk_pacing_status != PACING_NONE && state->round_trip)
 		sk->sk_pacing_rate = 2ULL * tcp->snd_cwnd * tcp->mss_cache * MICROSECONDS / state->round_trip;
-}
-
-/* As slow start would have it meanwhile, up to the threshold that was come back to. */
-static __always_inline void settle(struct sock *sk, struct tcp_sock *tcp, struct resuming *state)
-{
-	__u32 window = tcp->snd_cwnd + delivered_since(tcp, state);
-
-	state->delivered = tcp->delivered;
-	if (tcp->snd_cwnd < tcp->snd_ssthresh)
-		set_window(tcp, window < tcp->snd_ssthresh ? window : tcp->snd_ssthresh);
-	pace(sk, tcp, state);
-	finish(sk, state);
 }
 
 /*
@@ -350,8 +326,6 @@ int BPF_PROG(resume_control, struct sock *sk)
 		look_around(sk, tcp, state);
 	} else if (state->phase == PHASE_CALLED_OFF)
 		finish(sk, state);
-	else if (state->phase == PHASE_SETTLING)
-		settle(sk, tcp, state);
 	else if (state->phase == PHASE_RETREAT)
 		retreat(sk, tcp, state);
 	else

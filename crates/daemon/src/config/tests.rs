@@ -31,7 +31,8 @@ fn every_key_is_compared() {
     fs::write(folder.join("psk"), key.to_string()).unwrap();
     let text = format!(
         "trust = 'psk'\npsk_file = 'psk'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 2000\ncontrol_mode = '0660'\n\
-         kick = false\nmasked_updates = false\nwindows = true\nlate_introductions = 'unshared'\nrendezvous = ['192.0.2.1']\n\
+         kick = false\nmasked_updates = false\nwindows = true\nlate_introductions = 'unshared'\n\
+         rendezvous = ['192.0.2.1']\n\
          serve_rendezvous = true\ncommunity_rendezvous = false\nstand_in = true\n\
          processes = true\nlisten_tcp = '[::]:443'\n\
          privileged_options = true\nlog = 'debug'\nevent_log = 'e'\n[ask]\nallow = ['192.0.2.0/24']\ndeny = ['192.0.2.1']\n\
@@ -136,7 +137,8 @@ fn all_keys_are_read() {
     let config = parse(
         Path::new("w.toml"),
         "trust = 'tofu'\ncarriers = ['tunnel']\ntunnel = 'plain'\nport = 0x7d0\ncontrol_mode = '0660'\n\
-         kick = false\nmasked_updates = false\nwindows = true\nlog = 'debug'\nevent_log = 'e.jsonl'\n[ask]\nallow = ['10.0.0.0/8', '2001:db8::1']\ndeny = ['10.1.0.0/16']\n\
+         kick = false\nmasked_updates = false\nwindows = true\nlog = 'debug'\nevent_log = 'e.jsonl'\n\
+         [ask]\nallow = ['10.0.0.0/8', '2001:db8::1']\ndeny = ['10.1.0.0/16']\n\
          [limits]\nquestions = 5\nconnections = 1000\nconnections_per_peer = 100\n[metrics]\nlisten = '[::1]:9203'\n",
     )
     .expect("valid");

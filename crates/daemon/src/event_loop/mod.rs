@@ -273,7 +273,7 @@ impl EventLoop {
             self.serve_turns();
             self.handle_due();
             self.drain();
-            self.see_to(late);
+            self.carry_out_late(late);
             self.answer_suspending();
             self.answer_pinging();
             self.handle_gone();
@@ -405,7 +405,8 @@ impl EventLoop {
         }
     }
 
-    fn see_to(&mut self, Late { ops, gone }: Late) {
+    /// What was put off in the turn before: answers that have come meanwhile were taken in.
+    fn carry_out_late(&mut self, Late { ops, gone }: Late) {
         let gone: Vec<IpAddr> = gone.into_iter().filter(|address| !self.own.contains(address)).collect();
         if let Some(told) = unmoved::left_behind(&gone) {
             self.desk.tell(told);
