@@ -326,6 +326,7 @@ impl Testbed {
                 source: Some(IpAddr::V4(local)),
                 interface: None,
                 remote: SocketAddr::new(remote.into(), port),
+                second: None,
                 allowance: None,
                 path_mtu: MTU,
                 chain: None,

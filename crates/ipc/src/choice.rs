@@ -85,6 +85,8 @@ pub struct ConnectionsChoice {
     pub apart: usize,
     /// How many of them have no room on the network that is selected, and so go with the others.
     pub left_out: usize,
+    /// The interface that they go by as well, since that is in doubt which they go by.
+    pub beside: Option<String>,
     /// The interface that is selected; none where there is none.
     pub selected: Option<String>,
     /// Why. Where routes would decide these go with the others of the peer.

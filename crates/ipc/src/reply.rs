@@ -185,6 +185,9 @@ pub struct Connection {
     /// The interface by which it goes, where it has a path of its own: either end has placed it so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
+    /// The interface by which each of its packets goes as well, since one of the two is in doubt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second_network: Option<String>,
     /// Who is at its other end, where that is known.
     pub peer: Option<PeerName>,
     /// Whether something on the way translates its addresses; known once it is introduced.
@@ -232,6 +235,7 @@ impl Connection {
             carrier: None,
             by_tcp: false,
             network: None,
+            second_network: None,
             peer: None,
             translated: None,
             wire: None,

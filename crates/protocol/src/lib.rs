@@ -46,13 +46,13 @@ pub use base::op::relocation::{
 pub use base::op::windows::{Comeback, SendWindows};
 pub use base::op::{
     AddressOp, Between, Binding, BindingId, BindingOp, Carrier, FlowEntry, FlowOp, KnownPlace, Led, LocalEnd, Manner,
-    Op, PeerId, Places, SavedCommunity, SavedPeer, SocketNumbers, StoreOp, TunnelOp, TunnelPath, View, Waits,
-    WantedConnection,
+    Op, PeerId, Places, SavedCommunity, SavedPeer, SecondWay, SocketNumbers, StoreOp, TunnelOp, TunnelPath, View,
+    Waits, WantedConnection,
 };
 pub use base::output::{OpDone, OpFailed, OpId, Output, Transmit};
 pub use base::time::Time;
 pub use binding::chain::{ChainPhase, ChainTooLong, ChainView};
-pub use binding::placed::PlaceError;
+pub use binding::placed::{PlaceError, Placement};
 pub use binding::untold::LastWords;
 pub use flow::known::{FlowState, FlowView, Greeting};
 pub use flow::verdict::{Rule, Verdict};

@@ -96,6 +96,10 @@ pub struct DataPlane {
     pub(crate) standing_in: BTreeSet<IpAddr>,
     pub(crate) keys: BTreeMap<u32, PeerId>,
     paths: BTreeMap<BindingId, TunnelPath>,
+    /// How many datagrams went by two paths.
+    duplicates: u64,
+    /// Those that came, each by the session and its counter.
+    taken: BTreeSet<(u32, u64)>,
     pub(crate) chains: HostChains,
     pub(crate) traffic: Traffic,
     /// Until when programs work on after the last moved flow.
@@ -122,6 +126,8 @@ impl Default for DataPlane {
             standing_in: BTreeSet::new(),
             keys: BTreeMap::new(),
             paths: BTreeMap::new(),
+            duplicates: 0,
+            taken: BTreeSet::new(),
             chains: HostChains::default(),
             traffic: Traffic::default(),
             carrying_until: None,
@@ -305,6 +311,17 @@ impl DataPlane {
             *left -= length;
         }
         Verdict::Tunnel { path: path.clone(), inner: entry.peer_tuple, chain: self.chains.outbound(entry.peer) }
+    }
+
+    /// The counter of a datagram that goes by two paths.
+    pub(crate) fn count_duplicate(&mut self) -> u64 {
+        self.duplicates += 1;
+        self.duplicates
+    }
+
+    /// Such a datagram came with this session: whether it is the first.
+    pub(crate) fn take_duplicate(&mut self, counted: (u32, u64)) -> bool {
+        self.keys.contains_key(&counted.0) && self.taken.insert(counted)
     }
 
     /// The own tuple of what came in between these endpoints, if that is a wire tuple.

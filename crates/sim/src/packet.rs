@@ -65,6 +65,8 @@ pub enum Body {
         acknowledgement: bool,
         /// The chain of transforms that it has gone through: its number, and which it is in truth.
         chain: Option<(ChainNumber, u64)>,
+        /// The counter of a datagram that goes by two paths.
+        twice: Option<u64>,
     },
     /// A reset, or an ICMP error that a UDP socket hears.
     Reset,

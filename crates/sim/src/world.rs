@@ -520,17 +520,6 @@ impl World {
         self.with_node(host, |node| node.handle_flow_stalled(now, tuple));
     }
 
-    /// Has the daemon at an end of a flow lead it from this address of its host, or with the others. Nothing happens
-    /// where it has not introduced the flow.
-    pub fn place(&mut self, flow: FlowId, end: usize, from: Option<&str>) {
-        let (now, Flow { hosts, tuples, .. }) = (self.now, &self.flows[flow.0]);
-        let (host, tuple) = (hosts[end], tuples[end]);
-        let from = from.map(|from| from.parse().expect("an address"));
-        self.with_node(host, |node| {
-            let _ = node.place_flow(now, &tuple, from);
-        });
-    }
-
     /// Something else of a host gets what comes under the wire names of a flow's end (P-160).
     pub fn take_wire_port(&mut self, flow: FlowId, end: usize) {
         let now = self.now;

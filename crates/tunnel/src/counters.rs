@@ -31,6 +31,8 @@ counters! {
     PacketsSent = "packets_sent",
     /// Bytes of inner packets sent.
     BytesSent = "bytes_sent",
+    /// Of these sent by a second way as well (P-262).
+    DuplicatesSent = "duplicates_sent",
     /// Inner packets received and delivered.
     PacketsReceived = "packets_received",
     /// Bytes of inner packets received and delivered.
@@ -52,7 +54,7 @@ counters! {
     UnknownIndex = "unknown_index",
     /// Sealed datagrams with a wrong tag (P-1).
     BadTag = "bad_tag",
-    /// Sealed datagrams that came before (P-6).
+    /// Sealed datagrams that came before (P-6), as by the other of two ways (P-262).
     Replayed = "replayed",
     /// Plain datagrams with a wrong token, or where none are accepted (P-1).
     BadToken = "bad_token",

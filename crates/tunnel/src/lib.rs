@@ -37,7 +37,7 @@ pub use counters::{Counter, Counters};
 use inbound::{Delivery, Inbound, Queues};
 use outbound::Outbound;
 use table::Table;
-pub use table::{Lease, LeasedEnd, PathError, TunnelFlow, TunnelPath};
+pub use table::{Lease, LeasedEnd, PathError, SecondWay, TunnelFlow, TunnelPath};
 
 /// Control datagrams that wait for the control thread at most; more are dropped and counted.
 const CONTROL_QUEUE: usize = 4096;

@@ -286,8 +286,16 @@ pub(crate) fn send(udp: &UdpSocket, counters: &Counters, batch: &mut Batch, way:
     if !frame(batch, way, chain) {
         return counters.add(Counter::SendFailed, count);
     }
-    let transmits = if way.path.allowance.is_none() { trains(batch, way) } else { admitted(batch, way, counters) };
+    let mut transmits = if way.path.allowance.is_none() { trains(batch, way) } else { admitted(batch, way, counters) };
     let report = udp.send(&transmits);
+    if let Some(second) = way.path.second.filter(|_| way.path.sealed) {
+        for transmit in &mut transmits {
+            (transmit.destination, transmit.source) = (second.remote, second.source);
+            transmit.interface = second.interface;
+        }
+        // That it may lead nowhere is why there are two.
+        counters.add(Counter::DuplicatesSent, udp.send(&transmits).sent);
+    }
     counters.add(Counter::PacketsSent, report.sent);
     if report.dropped == 0 {
         counters.add(Counter::BytesSent, bytes);

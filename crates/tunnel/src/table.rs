@@ -58,6 +58,17 @@ pub enum Lease {
     To(PeerId),
 }
 
+/// A way that datagrams go by beside that of their path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SecondWay {
+    /// Address of this host to send from; None leaves it to routing.
+    pub source: Option<IpAddr>,
+    /// Index of the interface that they leave by, whichever the routes prefer.
+    pub interface: Option<u32>,
+    /// The peer's address and port.
+    pub remote: SocketAddr,
+}
+
 /// Where the packets of a binding go, and what is accepted of its peer beside sealed datagrams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunnelPath {
@@ -76,9 +87,12 @@ pub struct TunnelPath {
     pub interface: Option<u32>,
     /// The peer's address and port.
     pub remote: SocketAddr,
+    /// Another way to the same peer, which each datagram goes by as well: what comes first counts there, since the
+    /// second has a counter that was received (P-6, P-262). Only what is sealed has counters.
+    pub second: Option<SecondWay>,
     /// UDP payload in bytes that may still be sent before the path is confirmed (P-18); None: confirmed.
     pub allowance: Option<u64>,
-    /// The longest IP packet that the path carries whole, in bytes.
+    /// The longest IP packet that the path carries whole, in bytes, and the second way.
     pub path_mtu: u32,
     /// The chain of transforms that what is sent goes through; `None` is the empty one. What comes may have gone
     /// through any that [`crate::Tunnel::set_chain`] has given.
@@ -118,7 +132,8 @@ impl TunnelPath {
     }
 
     fn outer_headers(&self) -> u32 {
-        UDP_HEADER + if self.remote.is_ipv4() { 20 } else { 40 }
+        let is_ipv4 = self.remote.is_ipv4() && self.second.is_none_or(|second| second.remote.is_ipv4());
+        UDP_HEADER + if is_ipv4 { 20 } else { 40 }
     }
 }
 

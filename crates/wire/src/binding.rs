@@ -8,6 +8,8 @@ use crate::message::byte_enum;
 
 /// Flows that a message places at the most.
 pub const MAX_PLACED: usize = 128;
+/// In the count of flows.
+const DUPLICATED: u16 = 1 << 15;
 
 /// The number of a binding between two peers. They have one by themselves; others are numbered by the end that makes
 /// them, so that those of the two never clash: bit 31 is set in those of the end with the greater key.
@@ -51,6 +53,8 @@ pub struct Placed {
     pub sequence: u32,
     /// The path that it goes by, as the sender counts those that it keeps ready.
     pub path: u32,
+    /// What goes by it goes by the path in use as well (P-262).
+    pub duplicated: bool,
     /// The names of the flows, at most [`MAX_PLACED`]; what is beyond is not sent. None: the binding is over.
     pub names: Vec<u64>,
 }
@@ -63,7 +67,7 @@ impl Placed {
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         [self.binding.0, self.sequence, self.path].iter().for_each(|number| put_u32(out, *number));
         let names = &self.names[..self.names.len().min(MAX_PLACED)];
-        put_u16(out, names.len() as u16);
+        put_u16(out, names.len() as u16 | if self.duplicated { DUPLICATED } else { 0 });
         names.iter().for_each(|name| put_u64(out, *name));
     }
 
@@ -71,12 +75,13 @@ impl Placed {
         let (binding, sequence) = (BindingNumber(body.u32("binding")?), body.u32("sequence")?);
         let path = body.u32("number of the path")?;
         let too_many = body.malformed("count of placed flows");
-        let count = usize::from(body.u16("count of placed flows")?);
+        let count = body.u16("count of placed flows")?;
+        let (count, duplicated) = (usize::from(count & !DUPLICATED), count & DUPLICATED != 0);
         if count > MAX_PLACED || count * 8 != body.remaining() {
             return Err(too_many);
         }
         let names = (0..count).map(|_| body.u64("placed flow")).collect::<Result<_, _>>()?;
-        Ok(Self { binding, sequence, path, names })
+        Ok(Self { binding, sequence, path, duplicated, names })
     }
 }
 

@@ -31,6 +31,8 @@ impl Capabilities {
     pub const TRANSFORMS: Self = Self(1 << 6);
     /// Bit 7: the sender offers itself as a rendezvous (P-216).
     pub const RENDEZVOUS: Self = Self(1 << 7);
+    /// Bit 8: single flows may go by two paths at once (P-262).
+    pub const DUPLICATION: Self = Self(1 << 8);
 
     /// Whether all of `other` is in this set.
     #[must_use]

@@ -95,9 +95,11 @@ fn message() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|token| Message::PathChallenge { token }),
         (any::<u64>(), endpoint()).prop_map(|(token, observed)| Message::PathResponse { token, observed }),
         any::<u32>().prop_map(|path| Message::PathKept { path }),
-        (any::<[u32; 3]>(), vec(any::<u64>(), 0..=MAX_PLACED)).prop_map(|([binding, sequence, path], names)| {
-            Message::Placed(Placed { binding: BindingNumber(binding), sequence, path, names })
-        }),
+        (any::<[u32; 3]>(), any::<bool>(), vec(any::<u64>(), 0..=MAX_PLACED)).prop_map(
+            |([binding, sequence, path], duplicated, names)| {
+                Message::Placed(Placed { binding: BindingNumber(binding), sequence, path, duplicated, names })
+            }
+        ),
         (any::<[u32; 2]>(), any::<u8>()).prop_map(|([binding, sequence], status)| {
             let status = PlacedStatus::from_number(status);
             Message::PlacedSeen(PlacedSeen { binding: BindingNumber(binding), sequence, status })

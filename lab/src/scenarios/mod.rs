@@ -6,6 +6,7 @@ mod bus;
 mod command_line;
 mod community;
 mod datagrams;
+mod duplicated;
 mod fallback;
 mod families;
 mod faults;
@@ -87,6 +88,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         silent::SCENARIOS,
         fallback::SCENARIOS,
         preferred::SCENARIOS,
+        duplicated::SCENARIOS,
         bus::SCENARIOS,
         random_events::SCENARIOS,
         newcomer::SCENARIOS,

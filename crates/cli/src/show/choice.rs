@@ -145,6 +145,9 @@ fn of_connections(of: &ConnectionsChoice, choice: &NetworkChoice, trial: bool) -
         let soon = of.waits_ms.map(|ms| format!("; to change in {}", duration(Duration::from_millis(ms))));
         all.push((2, format!("Now {goes}{}.", soon.unwrap_or_default())));
     }
+    if let Some(beside) = &of.beside {
+        all.push((2, format!("The network that they go by is in doubt: they go by {beside} as well.")));
+    }
     if left_out > 0 {
         let room = "there is room for 128 on each of four networks.";
         all.push((2, format!("{left_out} of them go with the others: {room}")));
@@ -316,6 +319,7 @@ mod tests {
             connections: 3,
             apart: 2,
             left_out: 1,
+            beside: Some("wwan0".into()),
             selected: Some("wlan0".into()),
             why: WhyNetwork::Order,
             waits_ms: None,
@@ -327,6 +331,7 @@ mod tests {
             "The section in line 20 counts for 3 connections.\n",
             "  Line 20 selects wlan0 for 3 connections with it: of those that fit it comes first by `order`.\n",
             "  Now 2 of them by a path of their own.\n",
+            "  The network that they go by is in doubt: they go by wwan0 as well.\n",
             "  1 of them go with the others: there is room for 128 on each of four networks.\n",
             "    eth0: answers in 20 ms. Later by `order`: it would be taken if wlan0 did not fit.\n",
         ] {

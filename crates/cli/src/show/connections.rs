@@ -198,9 +198,10 @@ pub(crate) fn via(connection: &Connection) -> String {
         Some(Carrier::Tunnel) => "tunnel",
         Some(Carrier::FollowRewrite) => "follow",
     };
-    let carrier = match &connection.network {
-        Some(network) => format!("{carrier} {network}"),
-        None => carrier.to_owned(),
+    let carrier = match (&connection.network, &connection.second_network) {
+        (Some(network), Some(second)) => format!("{carrier} {network}+{second}"),
+        (Some(network), None) => format!("{carrier} {network}"),
+        (None, _) => carrier.to_owned(),
     };
     match (carrier.as_str(), connection.translated) {
         ("", Some(true)) => "nat".to_owned(),

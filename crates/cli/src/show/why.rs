@@ -94,6 +94,11 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
             };
             let nat = if connection.translated == Some(true) { ", by way of a NAT" } else { "" };
             let mut how = match &connection.network {
+                Some(network) if connection.second_network.is_some() => vec![format!(
+                    "Each of its packets goes by {network} and by {} as well, since one of them is in doubt and an end \
+                     wants that (`duplicate` in a `[[prefer]]`): {carrier}{nat}. What comes first counts.",
+                    connection.second_network.as_deref().unwrap_or_default()
+                )],
                 Some(network) => vec![format!(
                     "It goes by {network}, apart from the others with this peer, as an end wants it (`[[prefer]]`): \
                      {carrier}{nat}."

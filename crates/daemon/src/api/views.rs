@@ -228,8 +228,8 @@ pub(crate) struct ConnectionsQuestion {
     pub(crate) own: BTreeSet<IpAddr>,
     /// Those that it has no more.
     pub(crate) left: LeftBehind,
-    /// Interfaces by which flows go that have a path of their own.
-    pub(crate) apart: HashMap<FlowTuple, String>,
+    /// Interfaces by which flows go that have a path of their own, and by which they go as well.
+    pub(crate) apart: HashMap<FlowTuple, (String, Option<String>)>,
     /// Whether this host is suspended.
     pub(crate) suspended: bool,
     /// What helps which.
@@ -282,7 +282,9 @@ impl ConnectionsQuestion {
                 if let Some(peer) = &mut connection.peer {
                     peer.name = self.names.get(&peer.key).cloned();
                 }
-                connection.network = self.apart.get(&flow.tuple).cloned();
+                if let Some((network, second)) = self.apart.get(&flow.tuple) {
+                    (connection.network, connection.second_network) = (Some(network.clone()), second.clone());
+                }
                 connection.helper = self.helpers.get(&flow.tuple).cloned();
                 connection.bytes = traffic.get(&flow.tuple).copied();
                 connection.process = socket_of(flow)

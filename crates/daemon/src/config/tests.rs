@@ -544,6 +544,12 @@ fn what_is_preferred_comes_to_interfaces_that_are_there() {
         ("[[prefer]]\nsignal = 70\n", "`signal` must be a number of dBm from -120 to -1, such as -70"),
         ("[[prefer]]\nrate = \"fast\"\n", "`rate` must be a number from 1 to 1000000"),
         ("[prefer]\norder = \"eth0\"\n", "must be written as [[prefer]] sections"),
+        ("[[prefer]]\nduplicate = true\n", "`duplicate` needs a condition that says which connections"),
+        (
+            "[[prefer]]\npeer = \"203.0.113.0/24\"\nduplicate = true\norder = \"eth0\"\n",
+            "w.toml:3:13: what goes by two networks at once costs twice",
+        ),
+        ("[[prefer]]\nlocal_port = 1\nduplicate = 1\n", "`duplicate` must be"),
     ] {
         let error = parse(Path::new("w.toml"), text).expect_err("wrong").to_string();
         assert!(error.contains(says), "{text}: {error}");
@@ -555,11 +561,12 @@ fn sections_about_networks_mean_connections_by_the_conditions_of_policies() {
     let text = "[[prefer]]\nprogram = \"rsync\"\npeer = [\"203.0.113.0/24\"]\norder = \"wlan0\"\n\n\
                 [[prefer]]\nremote_port = \"5060-5061\"\ntransport = \"udp\"\norder = \"eth0\"\n\n\
                 [[prefer]]\npeer = \"203.0.113.0/24\"\nnever = \"wlan0\"\n\n\
-                [[prefer]]\nlocal_port = 22\ncgroup = \"/system.slice/\"\nnearest = true\n";
+                [[prefer]]\nlocal_port = 22\ncgroup = \"/system.slice/\"\nnearest = true\nduplicate = true\n";
     let config = parse(Path::new("w.toml"), text).expect("valid");
     let wishes = crate::role::links::wishes::wishes(&config.preferences, &Default::default());
     let of: Vec<_> = wishes.iter().map(|wish| (wish.line, wish.of_flows, wish.peers.len())).collect();
     assert_eq!(of, [(1, true, 1), (6, true, 0), (11, false, 1), (15, true, 0)]);
+    assert_eq!(wishes.iter().map(|wish| wish.duplicate).collect::<Vec<_>>(), [false, false, false, true]);
     // As the local API is told them they come to the same.
     for preference in &config.preferences {
         let written = serde_json::to_string(&preference.written()).expect("JSON");

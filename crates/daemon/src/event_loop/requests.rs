@@ -10,7 +10,9 @@ use whimbrel_ipc::{
     Code, CommunityRequest, Configuration, EventsQuery, Failure, HandoffStarted, LocalAddress, Metric, Pinged, Reply,
     Request, Status, Suspended, WrittenPreference,
 };
-use whimbrel_protocol::{Carrier, FlowState, FlowView, LinkTrial, PeerId, PeerView, Routes, Standing, Time, Waits};
+use whimbrel_protocol::{
+    Carrier, FlowState, FlowView, LinkTrial, PeerId, PeerView, Placement, Routes, Standing, Time, Waits,
+};
 use whimbrel_tunnel::Counter;
 use whimbrel_wire::FlowTuple;
 
@@ -301,11 +303,12 @@ impl EventLoop {
         self.find_answer(id, move || Reply::Connections(question.answer()))
     }
 
-    /// The interface by which a flow goes that has a path of its own.
-    fn goes_apart(&self, flow: &FlowView) -> Option<(FlowTuple, String)> {
+    /// The interfaces by which a flow goes that has a path of its own: that one, and the one that it goes by as well.
+    fn goes_apart(&self, flow: &FlowView) -> Option<(FlowTuple, (String, Option<String>))> {
         flow.entry.filter(|entry| entry.side != 0)?;
-        let link = self.desk.node.own_link_of(&flow.tuple)?;
-        Some((flow.tuple, called(link, &self.desk.host.network)))
+        let (link, second) = self.desk.node.own_links_of(&flow.tuple)?;
+        let name = |link| called(link, &self.desk.host.network);
+        Some((flow.tuple, (name(link), second.map(name))))
     }
 
     fn paths(&self) -> Vec<whimbrel_ipc::Path> {
@@ -430,7 +433,7 @@ impl EventLoop {
     fn place(&mut self, connections: &[String], from: Option<IpAddr>) -> Answer {
         let now = clock::now();
         let named = self.desk.lasting_connections(connections)?;
-        let mut placed = named.iter().map(|flow| (flow, self.desk.node.place_flow(now, flow, from)));
+        let mut placed = named.iter().map(|flow| (flow, self.desk.node.place_flow(now, flow, from.map(Placement::at))));
         let failed = placed.find_map(|(flow, placed)| Some((flow, placed.err()?)));
         drop(placed);
         self.poll_node();

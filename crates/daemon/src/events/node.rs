@@ -132,6 +132,10 @@ reports! {
         ConnectionsPlaced { peer, from, to, line, flows }
         "line {line} of the configuration selects the network of {to} for {} with peer {peer}: to go there from that \
          of {from}", connections(*flows);
+    Event::FlowsDuplicated { peer, from, to, line, flows } =>
+        ConnectionsDuplicated { peer, from, to, line, flows }
+        "the network of {from} is in doubt: line {line} of the configuration has {} with peer {peer} go by that of {to} \
+         as well", connections(*flows);
     Event::FlowsNotPlaced { peer, to, line, flows } =>
         ConnectionsNotPlaced { peer, to, line, flows }
         "{} with peer {peer} that line {line} of the configuration means cannot go by the network of {to} as well: \

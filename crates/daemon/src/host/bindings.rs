@@ -140,7 +140,7 @@ impl Host {
     /// The packets of a binding go by this path of the tunnel from now on.
     pub(crate) fn set_path(&mut self, now: Time, id: BindingId, index: u32, path: TunnelPath) -> Result<(), Failure> {
         self.surroundings_changed = true;
-        let mtu = self.path_mtu(path.remote.ip(), path.source).unwrap_or(DEFAULT_MTU);
+        let mtu = self.mtu_of(&path).unwrap_or(DEFAULT_MTU);
         let spare = self.senders.spares(id.peer());
         // Of a peer without flows nothing waits; strangers make as many sessions as they like.
         if self.bindings.contains_key(&id) && self.tunnels.leads_elsewhere(id, &path) {

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use whimbrel_protocol::{Binding, BindingId, Time};
+use whimbrel_protocol::{Binding, BindingId, Time, TunnelPath};
 
 use super::tunnels::WayOut;
 use super::{DEFAULT_MTU, Host};
@@ -11,10 +11,10 @@ impl Host {
     /// Takes in what the kernel knows of the paths by now; returns whether any has changed.
     pub(crate) fn check_mtus(&mut self) -> bool {
         let mut changed = false;
-        let paths: Vec<_> = self.tunnels.paths().collect();
-        for (id, remote, source) in paths {
+        let paths: Vec<_> = self.tunnels.paths().map(|(id, path)| (id, path.clone())).collect();
+        for (id, path) in paths {
             // Without a way there the path is no other for that.
-            let Some(mtu) = self.path_mtu(remote, source) else { continue };
+            let Some(mtu) = self.mtu_of(&path) else { continue };
             if self.tunnels.set_mtu(&self.tunnel, &self.streams, id, mtu) {
                 changed = true;
                 self.learn_mtu(id);
@@ -43,6 +43,13 @@ impl Host {
         if let Some(binding) = self.bindings.get(&id).cloned() {
             self.lead_out(id, &binding);
         }
+    }
+
+    /// What is carried whole wherever it is sent; `None` where there is no way.
+    pub(crate) fn mtu_of(&mut self, path: &TunnelPath) -> Option<u32> {
+        let second = path.second.and_then(|second| self.path_mtu(second.remote.ip(), second.source));
+        let first = self.path_mtu(path.remote.ip(), path.source)?;
+        Some(second.map_or(first, |second| second.min(first)))
     }
 
     /// What the kernel knows of the MTU of a path, except for what senders were told only to have something sent again;

@@ -7,7 +7,7 @@ use std::num::NonZeroU8;
 use whimbrel_datapath as datapath;
 use whimbrel_protocol::{BindingId, ChainOp, OpDone, TunnelPath};
 use whimbrel_tunnel::tcp::Streams;
-use whimbrel_tunnel::{PathError, Tunnel};
+use whimbrel_tunnel::{PathError, SecondWay, Tunnel};
 
 use super::chains::Chains;
 /// Of Ethernet, where nothing better is known, in bytes.
@@ -60,6 +60,14 @@ impl Tunnels {
             former.truncate(FORMER);
         }
         let by_stream = streams.way_to(path.remote);
+        let second = path.second.map(|second| {
+            let by_stream = streams.way_to(second.remote);
+            SecondWay {
+                source: second.source,
+                interface: second.link.filter(|_| by_stream.is_none()).map(|link| link.0),
+                remote: by_stream.unwrap_or(second.remote),
+            }
+        });
         let whole = whimbrel_tunnel::TunnelPath {
             send_index: path.send_index,
             sealed: path.sealed,
@@ -69,6 +77,7 @@ impl Tunnels {
             source: path.source,
             interface: path.link.filter(|_| by_stream.is_none()).map(|link| link.0),
             remote: by_stream.unwrap_or(path.remote),
+            second,
             allowance: path.allowance.map(|allowance| if spare { 0 } else { allowance }),
             path_mtu: mtu,
             chain: self.chains.of(id),
@@ -120,9 +129,9 @@ impl Tunnels {
         tunnel.remove_path(id);
     }
 
-    /// All paths: whose, where it is, and from which address.
-    pub(crate) fn paths(&self) -> impl Iterator<Item = (BindingId, IpAddr, Option<IpAddr>)> {
-        self.paths.iter().map(|(id, path)| (*id, path.said.remote.ip(), path.said.source))
+    /// All paths.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = (BindingId, &TunnelPath)> {
+        self.paths.iter().map(|(id, path)| (*id, &path.said))
     }
 
     /// Whether a path of a binding's is another way than the one that it has.

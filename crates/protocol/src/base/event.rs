@@ -218,6 +218,19 @@ pub enum Event {
         /// How many they are.
         flows: usize,
     },
+    /// The network is in doubt that single flows go by, and a section has them go by another one as well.
+    FlowsDuplicated {
+        /// The peer.
+        peer: PeerId,
+        /// Our address on the network in doubt.
+        from: IpAddr,
+        /// On the other one.
+        to: IpAddr,
+        /// The line of the section that means them, from 1.
+        line: u32,
+        /// How many they are.
+        flows: usize,
+    },
     /// There is no room for more single flows on the network that is selected for them, or for more networks: they go
     /// with the others.
     FlowsNotPlaced {

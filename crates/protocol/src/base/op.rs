@@ -545,6 +545,20 @@ pub struct TunnelPath {
     pub allowance: Option<u64>,
     /// Whether packets are sealed, or carried plain with a token.
     pub sealed: bool,
+    /// Another way to the same peer, confirmed: each sealed datagram goes there as well, and the peer takes that which
+    /// comes first (P-262).
+    pub second: Option<SecondWay>,
+}
+
+/// A way that the tunnel leads what it sends by another one as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SecondWay {
+    /// Source address of the outer datagrams.
+    pub source: Option<IpAddr>,
+    /// The link that they leave by, whichever the routes prefer.
+    pub link: Option<LinkId>,
+    /// The peer's control port as seen from here.
+    pub remote: SocketAddr,
 }
 
 /// Where the sequence numbers of a TCP connection began, as its socket at this end can tell: TCP_REPAIR makes both

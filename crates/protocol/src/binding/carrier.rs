@@ -62,7 +62,7 @@ impl BindingLayer {
         // P-21: what is sealed needs no acknowledgement, if the peer is where it was last confirmed.
         let early = sealed && !unconfirmed && source.is_some_and(|source| source.is_ipv4() == remote.is_ipv4());
         let allowance = if held && !early { Some(0) } else { allowance };
-        let path = TunnelPath { send_index, source, link: None, remote, allowance, sealed };
+        let path = TunnelPath { send_index, source, link: None, remote, allowance, sealed, second: None };
         let id = BindingId::first(id);
         let op = TunnelOp::SetPath { id, receive_index, path };
         base.ask(op, Asked::State("leading the tunnel", State::Path(id)));

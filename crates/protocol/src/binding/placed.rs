@@ -9,6 +9,7 @@ use whimbrel_wire::binding::{MAX_PLACED, Placed, PlacedSeen, PlacedStatus};
 
 use crate::Time;
 use crate::base::bucket::Bucket;
+use crate::base::op::SecondWay;
 use crate::path::kept::Way;
 
 /// Bindings that each end may make beside the first of a peer.
@@ -20,6 +21,23 @@ const DOUBT_AFTER: u32 = 3;
 /// So often what is placed may change at the other end's wish (P-143): each change costs an op for each flow.
 const CHANGES: f64 = 10.0;
 const CHANGES_PAUSE: Duration = Duration::from_millis(200);
+
+/// Where a single flow goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Placement {
+    /// By the path that begins at this address of this host.
+    pub from: IpAddr,
+    /// And by the path in use as well, as long as both work: what comes first counts (P-262).
+    pub duplicated: bool,
+}
+
+impl Placement {
+    /// By the path that begins at this address alone.
+    #[must_use]
+    pub const fn at(from: IpAddr) -> Self {
+        Self { from, duplicated: false }
+    }
+}
 
 /// Why a flow is not placed. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,17 +66,35 @@ pub(crate) struct Sides {
     pub(super) said_next: Option<Time>,
     /// How often the peer may change what it has placed.
     changes: Option<Bucket>,
-    /// The ways that the tunnel was told, with the session that it sends in.
-    pub(super) ways: BTreeMap<u8, (Way, u32)>,
+    /// The ways that the tunnel was told.
+    pub(super) ways: BTreeMap<u8, Told>,
     /// Flows that are led by them, by their names.
     pub(super) led: BTreeSet<u64>,
+}
+
+/// What the tunnel was told of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) way: Way,
+    /// As well, where that is wanted.
+    pub(super) second: Option<SecondWay>,
+    /// The session that it sends in.
+    pub(super) receive_index: u32,
+}
+
+/// One that leads flows.
+pub(super) struct Leading<'a> {
+    pub(super) side: u8,
+    pub(super) way: Way,
+    pub(super) duplicated: bool,
+    pub(super) names: &'a BTreeSet<u64>,
 }
 
 /// One that this host has made.
 #[derive(Debug)]
 struct Own {
-    /// Where its path begins.
-    from: IpAddr,
+    /// Where its path begins, and whether its flows go by the path in use as well.
+    to: Placement,
     /// The flows that it is to lead.
     flows: BTreeSet<u64>,
     /// Those that it leads, as the peer has agreed.
@@ -85,6 +121,7 @@ pub(super) struct Theirs {
     pub(super) since: Time,
     sequence: u32,
     path: u32,
+    duplicated: bool,
     names: BTreeSet<u64>,
     pub(super) standing: PlacedStatus,
 }
@@ -105,7 +142,7 @@ pub(super) enum Heard {
 impl Sides {
     /// Whether a path is to be kept ready from there.
     pub(crate) fn keeps_from(&self, address: IpAddr) -> bool {
-        self.own.values().any(|own| own.from == address && !own.flows.is_empty())
+        self.own.values().any(|own| own.to.from == address && !own.flows.is_empty())
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -121,7 +158,7 @@ impl Sides {
 
     /// The path that such a binding goes by.
     pub(crate) fn path(&self, side: u8) -> Option<Way> {
-        self.ways.get(&side).map(|(way, _)| *way)
+        self.ways.get(&side).map(|told| told.way)
     }
 
     /// There is another session: what was said in the one before may not be known there.
@@ -138,20 +175,20 @@ impl Sides {
         }
     }
 
-    /// Has a flow go from this address, or from none. Tells whether there is room.
-    pub(super) fn place(&mut self, name: u64, from: Option<IpAddr>) -> bool {
-        let Some(from) = from else {
+    /// Has a flow go there, or with the others. Tells whether there is room.
+    pub(super) fn place(&mut self, name: u64, to: Option<Placement>) -> bool {
+        let Some(to) = to else {
             self.unplace(name);
             return true;
         };
-        let of = self.own.iter().find(|(_, own)| own.from == from).map(|(count, _)| *count);
+        let of = self.own.iter().find(|(_, own)| own.to == to).map(|(count, _)| *count);
         let Some(count) = of.or_else(|| (1..=MOST).find(|count| !self.own.contains_key(count))) else { return false };
         let known = self.own.get(&count).map(|own| &own.flows);
         if known.is_some_and(|flows| flows.len() >= MAX_PLACED && !flows.contains(&name)) {
             return false;
         }
         self.unplace(name);
-        let new = || Own { from, flows: BTreeSet::new(), agreed: BTreeSet::new(), said: None };
+        let new = || Own { to, flows: BTreeSet::new(), agreed: BTreeSet::new(), said: None };
         self.own.entry(count).or_insert_with(new).flows.insert(name);
         true
     }
@@ -167,13 +204,13 @@ impl Sides {
         self.own.values().flat_map(|own| own.flows.iter().copied())
     }
 
-    /// Makes what the peer is told of this host's bindings what is to be so. `way` gives the path from an address that
-    /// is confirmed.
-    pub(super) fn word(&mut self, known: impl Fn(&u64) -> bool, way: impl Fn(IpAddr) -> Option<Way>) {
+    /// Makes what the peer is told of this host's bindings what is to be so. `way` gives the path of such
+    /// flows, where it is confirmed.
+    pub(super) fn word(&mut self, known: impl Fn(&u64) -> bool, way: impl Fn(Placement) -> Option<Way>) {
         let Self { own, sequence, .. } = self;
         own.retain(|_, own| {
             own.flows.retain(&known);
-            let way = way(own.from);
+            let way = way(own.to);
             let names = way.map_or_else(BTreeSet::new, |_| own.flows.clone());
             let before = own.said.as_ref();
             let path = way.map(|way| way.id.0).or(before.map(|said| said.path)).unwrap_or(0);
@@ -236,7 +273,8 @@ impl Sides {
             doubts |= *tries == DOUBT_AFTER && !std::mem::replace(doubted, true);
             least = Some(least.map_or(*tries, |least: u32| least.min(*tries)));
             let binding = BindingNumber::made(u32::from(*count), greater);
-            all.push(Placed { binding, sequence: *sequence, path: *path, names: names.iter().copied().collect() });
+            let (names, duplicated) = (names.iter().copied().collect(), own.to.duplicated);
+            all.push(Placed { binding, sequence: *sequence, path: *path, duplicated, names });
         }
         (all, least, doubts)
     }
@@ -260,8 +298,8 @@ impl Sides {
             return Heard::TooMuch;
         }
         let standing = if names.is_empty() { PlacedStatus::InForce } else { PlacedStatus::Waits };
-        let Placed { sequence, path, .. } = *placed;
-        self.theirs.insert(count, Theirs { since, sequence, path, names, standing });
+        let Placed { sequence, path, duplicated, .. } = *placed;
+        self.theirs.insert(count, Theirs { since, sequence, path, duplicated, names, standing });
         Heard::News
     }
 
@@ -270,21 +308,23 @@ impl Sides {
     pub(super) fn leading(
         &self,
         greater: bool,
-        own_way: impl Fn(IpAddr) -> Option<Way>,
+        own_way: impl Fn(Placement) -> Option<Way>,
         told: impl Fn(u32) -> Option<Way>,
-    ) -> Vec<(u8, Way, &BTreeSet<u64>)> {
+    ) -> Vec<Leading<'_>> {
         let own = self.own.iter().filter_map(|(count, own)| {
-            let way = own_way(own.from).filter(|_| !own.agreed.is_empty())?;
-            Some(((greater, own.said.as_ref()?.sequence), *count, way, &own.agreed))
+            let way = own_way(own.to).filter(|_| !own.agreed.is_empty())?;
+            let leading = Leading { side: *count, way, duplicated: own.to.duplicated, names: &own.agreed };
+            Some(((greater, own.said.as_ref()?.sequence), leading))
         });
         let theirs = self.theirs.iter().filter_map(|(count, theirs)| {
             let in_force = theirs.standing == PlacedStatus::InForce && !theirs.names.is_empty();
             let way = told(theirs.path).filter(|_| in_force)?;
-            Some(((!greater, theirs.sequence), MOST + count, way, &theirs.names))
+            let leading = Leading { side: MOST + count, way, duplicated: theirs.duplicated, names: &theirs.names };
+            Some(((!greater, theirs.sequence), leading))
         });
         let mut all: Vec<_> = own.chain(theirs).collect();
-        all.sort_by_key(|(rank, ..)| *rank);
-        all.into_iter().map(|(_, side, way, names)| (side, way, names)).collect()
+        all.sort_by_key(|(rank, _)| *rank);
+        all.into_iter().map(|(_, leading)| leading).collect()
     }
 
     /// What has become of the peer's bindings: those whose path is confirmed by now, and those whose path is gone.
@@ -314,14 +354,14 @@ mod tests {
     }
 
     fn placed(sequence: u32, names: &[u64]) -> Placed {
-        Placed { binding: BindingNumber(1), sequence, path: 7, names: names.to_vec() }
+        Placed { binding: BindingNumber(1), sequence, path: 7, duplicated: false, names: names.to_vec() }
     }
 
     fn seen(sequence: u32, status: PlacedStatus) -> PlacedSeen {
         PlacedSeen { binding: BindingNumber(1), sequence, status }
     }
 
-    fn way(_: IpAddr) -> Option<Way> {
+    fn way(_: Placement) -> Option<Way> {
         let remote = ([10, 0, 0, 2], 2031).into();
         Some(Way { id: crate::base::id::PathId(7), source: None, link: None, remote })
     }
@@ -329,7 +369,7 @@ mod tests {
     /// With one flow placed, of which the peer was told.
     fn told() -> Sides {
         let mut sides = Sides::default();
-        assert!(sides.place(5, Some(IpAddr::from([10, 0, 0, 1]))));
+        assert!(sides.place(5, Some(Placement::at(IpAddr::from([10, 0, 0, 1])))));
         sides.word(|_| true, way);
         sides
     }

@@ -6,17 +6,19 @@ use std::time::Duration;
 
 use whimbrel_wire::binding::{Placed, PlacedSeen, PlacedStatus};
 use whimbrel_wire::message::Message;
-use whimbrel_wire::{BindingNumber, FlowTuple};
+use whimbrel_wire::{BindingNumber, Capabilities, FlowTuple};
 
 use crate::Time;
 use crate::base::Base;
-use crate::base::op::{Binding, BindingId, BindingOp, Carrier, NOWHERE, PeerId, Places, TunnelOp, TunnelPath};
+use crate::base::op::{
+    Binding, BindingId, BindingOp, Carrier, NOWHERE, PeerId, Places, SecondWay, TunnelOp, TunnelPath,
+};
 use crate::base::output::{Asked, State};
 use crate::base::pace::KEEPALIVE;
 use crate::base::signal::Signal;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
-use crate::binding::placed::{Heard, MOST, PlaceError, WORDS};
+use crate::binding::placed::{Heard, Leading, MOST, PlaceError, Placement, Told, WORDS};
 use crate::path::kept::Way;
 
 /// How often the pause between words is doubled after those in close succession.
@@ -30,16 +32,16 @@ impl BindingLayer {
         &mut self,
         now: Time,
         flow: &FlowTuple,
-        from: Option<IpAddr>,
+        to: Option<Placement>,
         base: &mut Base,
     ) -> Result<(), PlaceError> {
         let known = self.flow.flows().get(flow).filter(|known| !known.is_closed()).and_then(|known| known.entry());
         let (id, name) = known.map(|entry| (entry.peer, entry.name)).ok_or(PlaceError::UnknownFlow)?;
-        if from.is_some_and(|from| !base.attachments().has(&from)) {
+        if to.is_some_and(|to| !base.attachments().has(&to.from)) {
             return Err(PlaceError::NoSuchAddress);
         }
         let peer = self.peers.get_mut(&id).ok_or(PlaceError::UnknownFlow)?;
-        if !peer.sides.place(name, from) {
+        if !peer.sides.place(name, to) {
             // Flows that have ended make room with the next word.
             self.sides_changed(id);
             return Err(PlaceError::Full);
@@ -104,9 +106,10 @@ impl BindingLayer {
         way.is_some()
     }
 
-    /// The path by which flows go that such a binding leads.
-    pub(crate) fn way_of(&self, id: PeerId, side: u8) -> Option<Way> {
-        self.peers.get(&id)?.sides.path(side)
+    /// The path by which flows go that such a binding leads, and the one by which they go as well.
+    pub(crate) fn ways_of(&self, id: PeerId, side: u8) -> Option<(Way, Option<SecondWay>)> {
+        let Told { way, second, .. } = self.peers.get(&id)?.sides.ways.get(&side)?;
+        Some((*way, *second))
     }
 
     /// A flow is introduced, maybe anew, and has another name than before.
@@ -197,6 +200,7 @@ impl BindingLayer {
             return;
         };
         let session = peer.session().map(|slot| (slot.begun(), slot.remote_index(), slot.local_index()));
+        let duplicates = peer.session().is_some_and(|slot| slot.capabilities().contains(Capabilities::DUPLICATION));
         let able = able && peer.has_session() && peer.flow.away().is_none();
         let (sides, path, flow) = (&mut peer.binding.sides, &*peer.path, &*peer.flow);
         if let Some((begun, ..)) = session.filter(|_| able) {
@@ -209,23 +213,28 @@ impl BindingLayer {
                 base.set_timer_earlier(Timer::Placed(id), now + KEEPALIVE);
             }
         }
-        let own_way = |from| path.way_from(from).filter(|_| able);
+        // Who does not know of that is not asked for it.
+        let is_known = |to: Placement| !to.duplicated || duplicates;
+        let own_way = |to: Placement| path.way_from(to.from).filter(|_| able && is_known(to));
         let told = |number| path.way_told(now, number).filter(|_| able);
         let before = sides.sequence;
         sides.word(|name| !ended.contains(name), own_way);
         let says = sides.sequence != before;
         let changed = sides.stand(told);
         let mut wanted: BTreeMap<u64, u8> = BTreeMap::new();
-        let mut ways: BTreeMap<u8, (Way, u32)> = BTreeMap::new();
+        let mut ways: BTreeMap<u8, Told> = BTreeMap::new();
         if let Some((_, send_index, receive_index)) = session {
-            for (side, way, names) in sides.leading(greater, own_way, told) {
+            for Leading { side, way, duplicated, names } in sides.leading(greater, own_way, told) {
                 let known = names.iter().filter(|name| flow.named(**name).is_some());
                 wanted.extend(known.map(|name| (*name, side)));
-                ways.insert(side, (way, receive_index));
+                let other = |second: &SecondWay| (second.source, second.remote) != (way.source, way.remote);
+                let second = path.confirmed_way().filter(|second| duplicated && other(second));
+                ways.insert(side, Told { way, second, receive_index });
             }
             ways.retain(|side, _| wanted.values().any(|of| of == side));
-            for (side, (way, index)) in &ways {
-                if sides.ways.get(side) != Some(&(*way, *index)) {
+            for (side, told) in &ways {
+                if sides.ways.get(side) != Some(told) {
+                    let Told { way, second, .. } = *told;
                     let path = TunnelPath {
                         send_index,
                         source: way.source,
@@ -233,6 +242,7 @@ impl BindingLayer {
                         remote: way.remote,
                         allowance: None,
                         sealed: true,
+                        second,
                     };
                     lead(id, *side, receive_index, path, base);
                 }

@@ -14,7 +14,7 @@ use crate::base::id::LinkId;
 use crate::base::link_facts::LinkFacts;
 use crate::base::op::{Between, FlowEntry, PeerId, SavedCommunity};
 use crate::binding::chain::{ChainTooLong, ChainView};
-use crate::binding::placed::PlaceError;
+use crate::binding::placed::{PlaceError, Placement};
 use crate::binding::untold::LastWords;
 use crate::flow::known::Greeting;
 use crate::flow::verdict::Verdict;
@@ -115,13 +115,13 @@ impl Node {
     }
 
     /// Has a flow go from another address of this host than the others with its peer, both ways, as long as a path from
-    /// there works (P-186); `None`: no longer. Where it does not, and where that is the address in use, the flow goes
-    /// with the others. It is asked for again after a restart.
+    /// there works (P-186), or by both (P-262); `None`: no longer. Where it does not, and where that is the address in
+    /// use, the flow goes with the others. It is asked for again after a restart.
     ///
     /// # Errors
     /// [`PlaceError`]; nothing is changed.
-    pub fn place_flow(&mut self, now: Time, flow: &FlowTuple, from: Option<IpAddr>) -> Result<(), PlaceError> {
-        self.binding.place_flow(now, flow, from, &mut self.base)?;
+    pub fn place_flow(&mut self, now: Time, flow: &FlowTuple, to: Option<Placement>) -> Result<(), PlaceError> {
+        self.binding.place_flow(now, flow, to, &mut self.base)?;
         self.settle(now);
         Ok(())
     }

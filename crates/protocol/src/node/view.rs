@@ -145,12 +145,17 @@ impl Node {
         })
     }
 
-    /// The link by which a flow goes that has a path of its own (P-186), as far as that is known.
+    /// The link by which a flow goes that has a path of its own (P-186), as far as that is known, and the one by which
+    /// it goes as well (P-262).
     #[must_use]
-    pub fn own_link_of(&self, flow: &FlowTuple) -> Option<LinkId> {
+    pub fn own_links_of(&self, flow: &FlowTuple) -> Option<(LinkId, Option<LinkId>)> {
         let entry = self.binding.flow().flows().get(flow)?.entry()?;
-        let way = self.binding.way_of(entry.peer, entry.side)?;
-        way.source.and_then(|source| self.base.attachments().get(&source)).map(|at| at.link).or(way.link)
+        let (way, second) = self.binding.ways_of(entry.peer, entry.side)?;
+        let link_of = |source: Option<IpAddr>, link: Option<LinkId>| {
+            source.and_then(|source| self.base.attachments().get(&source)).map(|at| at.link).or(link)
+        };
+        let second = second.and_then(|second| link_of(second.source, second.link));
+        Some((link_of(way.source, way.link)?, second))
     }
 
     /// Whether an address is that of a host behind this one (P-100).

@@ -44,6 +44,16 @@ impl Paths {
         }
     }
 
+    /// Whether a question is not answered that should have been by now, on a path that is kept or on the one in use.
+    pub(crate) fn is_overdue(&self, now: Time, kept: Option<PathId>) -> bool {
+        match kept {
+            Some(kept) => {
+                self.kept.iter().find(|path| path.is(kept)).is_some_and(|path| path.estimate().is_overdue(now))
+            }
+            None => self.estimate.is_overdue(now),
+        }
+    }
+
     /// What is known of questions that are under way says nothing.
     pub(crate) fn forget_asked(&mut self) {
         self.estimate.forget_asked();

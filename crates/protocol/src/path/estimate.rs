@@ -114,6 +114,19 @@ impl Estimate {
         self.counted >= LOSS_KNOWN
     }
 
+    /// Whether a question that counts is not answered, and should have been by now.
+    pub(super) fn is_overdue(&self, now: Time) -> bool {
+        let Some(smoothed) = self.smoothed else { return false };
+        let answer = smoothed + (self.variation * 4).max(SLACK);
+        let is_lost = |asked: &Asked| (answer..self.lost_after()).contains(&now.since(asked.at));
+        self.asked.iter().any(|asked| asked.counts && is_lost(asked))
+    }
+
+    /// When a question counts as lost.
+    fn lost_after(&self) -> Duration {
+        ((self.smoothed.unwrap_or_default() + self.variation * 4) * 4).max(LOST_AFTER)
+    }
+
     /// How the path is asked. `otherwise`: the round trip where none was measured.
     pub(super) fn pace(&self, otherwise: Duration) -> Pace {
         let answer = self.smoothed.map_or(otherwise * 3, |smoothed| smoothed + (self.variation * 4).max(SLACK));
@@ -127,8 +140,7 @@ impl Estimate {
     /// A question goes out. `counts`: how long its answer takes, and that none comes, says how the path fares. It does
     /// not where the path may be silent: what waits for a next hop to be there again comes seconds late.
     pub(super) fn ask(&mut self, now: Time, token: u64, counts: bool) {
-        let answer = self.smoothed.unwrap_or_default() + self.variation * 4;
-        let lost_after = (answer * 4).max(LOST_AFTER);
+        let lost_after = self.lost_after();
         while let Some(oldest) = self.asked.front()
             && (now.since(oldest.at) > lost_after || self.asked.len() >= ASKED_MOST)
         {
@@ -180,6 +192,19 @@ mod tests {
     }
 
     const NONE: Duration = Duration::from_millis(200);
+
+    #[test]
+    fn what_is_not_answered_in_time_is_overdue_until_it_is_lost() {
+        let mut estimate = asked(20, |_| false, |_| 10);
+        let now = at(100_000);
+        estimate.ask(now, 1000, true);
+        let overdue = |estimate: &Estimate, ms: u64| estimate.is_overdue(now + Duration::from_millis(ms));
+        assert_eq!([5, 14, 60, 900, 1001].map(|ms| overdue(&estimate, ms)), [false, false, true, true, false]);
+        // What is asked of a path that may be silent says nothing.
+        estimate.ask(now, 1001, false);
+        assert!(estimate.answer(now + Duration::from_millis(70), 1000) && !overdue(&estimate, 80));
+        assert!(!Estimate::default().is_overdue(now));
+    }
 
     #[test]
     fn on_a_lan_three_questions_are_enough_once_nothing_is_lost() {

@@ -10,7 +10,7 @@ use crate::Time;
 use crate::base::Base;
 use crate::base::attachments::Attachment;
 use crate::base::id::{LinkId, PathId};
-use crate::base::op::SavedPeer;
+use crate::base::op::{SavedPeer, SecondWay};
 use crate::base::pace::Prompts;
 use crate::path::challenge::{Awaited, Claim, Path, Rival};
 use crate::path::estimate::Estimate;
@@ -515,6 +515,19 @@ impl Paths {
         if self.remote != endpoint {
             self.met = Some(endpoint);
         }
+    }
+
+    /// The path in use, where both ends are known to be at its ends.
+    pub(crate) fn confirmed_way(&self) -> Option<SecondWay> {
+        let attachment = self.attachment.filter(|_| self.left.is_none() && self.is_proven())?;
+        let is_led_elsewhere = self.candidate.as_ref().is_some_and(Path::is_announced);
+        let is_alike = attachment.address.is_ipv4() == self.remote.is_ipv4();
+        let Attachment { address, link, .. } = attachment;
+        (!is_led_elsewhere && is_alike).then_some(SecondWay {
+            source: Some(address),
+            link: Some(link),
+            remote: self.remote,
+        })
     }
 
     /// The path in use.

@@ -1,8 +1,10 @@
 //! By which of this host's networks its peers are reached. One whose path in use brings nothing any more is led by
 //! another that has answered since the doubt began (P-230 to P-232; decision 0106): without such it stays where it is.
-//! And what the user's file selects is taken, for peers (P-237; decision 0108) and for single flows (P-238; 0118).
+//! And what the user's file selects is taken, for peers (P-237; decision 0108) and for single flows (P-238; 0118),
+//! which go by two networks at once in moments of doubt (P-263; 0119).
 
 mod damp;
+mod doubt;
 mod facts;
 pub(crate) mod meant;
 mod placing;

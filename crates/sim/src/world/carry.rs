@@ -64,14 +64,20 @@ impl World {
                     return;
                 }
                 let port = of.config.port;
-                packet.body = Body::Tunnel { index: path.send_index, inner, flow: id, end, acknowledgement, chain };
+                let twice = path.second.map(|_| of.plane.count_duplicate());
+                let index = path.send_index;
+                packet.body = Body::Tunnel { index, inner, flow: id, end, acknowledgement, chain, twice };
                 packet.transport = Transport::Udp;
-                packet.destination = path.remote;
-                let source = path.source.or_else(|| of.routes().source_for(path.remote.ip()));
-                let Some(attached) = source.and_then(|source| of.attached_with(source)) else { return };
-                packet.source = SocketAddr::new(attached.address, port);
-                let Some(packet) = self.by_stream(host, packet) else { return };
-                self.put_out(attached, packet, Sent::Data);
+                let second = path.second.map(|second| (second.source, second.remote));
+                for (source, remote) in [(path.source, path.remote)].into_iter().chain(second) {
+                    let of = &self.hosts[host.0];
+                    packet.destination = remote;
+                    let source = source.or_else(|| of.routes().source_for(remote.ip()));
+                    let Some(attached) = source.and_then(|source| of.attached_with(source)) else { continue };
+                    packet.source = SocketAddr::new(attached.address, port);
+                    let Some(packet) = self.by_stream(host, packet.clone()) else { continue };
+                    self.put_out(attached, packet, Sent::Data);
+                }
             }
         }
     }
@@ -416,8 +422,13 @@ impl World {
                 }
                 self.arrive(network, host, own, packet, (*flow, *end, *acknowledgement), carried);
             }
-            Body::Tunnel { index, inner, flow, end, acknowledgement, chain } => {
+            Body::Tunnel { index, inner, flow, end, acknowledgement, chain, twice } => {
                 let of = &mut self.hosts[host.0];
+                // P-262: its counter has come already.
+                if twice.is_some_and(|counter| !of.plane.take_duplicate((*index, counter))) {
+                    self.record(packet, "came by the other path before");
+                    return;
+                }
                 if let (Some(chain), true) = (chain, of.node.is_some())
                     && let Err(what) = of.plane.take_in_chain(*index, *chain)
                 {

@@ -1,12 +1,33 @@
 //! What hosts want of the networks that their peers are reached by.
 
-use whimbrel_protocol::{LinkChoice, LinkFacts, LinkId, LinkWish, PeerId};
+use whimbrel_protocol::{LinkChoice, LinkFacts, LinkId, LinkWish, PeerId, Placement};
 
-use super::{FlowId, World};
+use super::{Flow, FlowId, World};
 use crate::host::HostId;
 use crate::network::NetworkId;
 
 impl World {
+    /// Has the daemon at an end of a flow lead it from this address of its host, or with the others. Nothing happens
+    /// where it has not introduced the flow.
+    pub fn place(&mut self, flow: FlowId, end: usize, from: Option<&str>) {
+        self.place_as(flow, end, from, false);
+    }
+
+    /// The same, by the path in use as well.
+    pub fn duplicate(&mut self, flow: FlowId, end: usize, from: &str) {
+        self.place_as(flow, end, Some(from), true);
+    }
+
+    fn place_as(&mut self, flow: FlowId, end: usize, from: Option<&str>, duplicated: bool) {
+        let (now, Flow { hosts, tuples, .. }) = (self.now, &self.flows[flow.0]);
+        let (host, tuple) = (hosts[end], tuples[end]);
+        let at = |from: &str| Placement { from: from.parse().expect("an address"), duplicated };
+        let to = from.map(at);
+        self.with_node(host, |node| {
+            let _ = node.place_flow(now, &tuple, to);
+        });
+    }
+
     /// Has a host's daemon reach peers as somebody wants it.
     pub fn set_link_wishes(&mut self, host: HostId, wishes: Vec<LinkWish>) {
         let now = self.now;

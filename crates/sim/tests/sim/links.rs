@@ -11,7 +11,7 @@ pub(crate) const VIGILANT: SilenceMode = SilenceMode::Vigilant;
 pub(crate) const IDLE: SilenceMode = SilenceMode::Idle;
 const NO_DELAY: Link = Link { delay: Duration::ZERO, jitter: Duration::ZERO, loss: 0, duplicate: 0, reorder: 0 };
 
-pub(crate) fn ms(ms: u64) -> Duration {
+pub(crate) const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 

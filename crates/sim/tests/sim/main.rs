@@ -12,6 +12,7 @@ mod contact;
 mod costs;
 mod datagrams;
 mod doubt;
+mod duplicated;
 mod fallback;
 mod families;
 mod faults;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use whimbrel_protocol::{Config, PlaceError, TunnelPath};
+use whimbrel_protocol::{Config, PlaceError, Placement, TunnelPath};
 use whimbrel_sim::{Access, Carried, FlowId, HostId, Kind, Speaker, Verdict, World};
 use whimbrel_wire::BindingNumber;
 use whimbrel_wire::binding::Placed;
@@ -249,9 +249,12 @@ fn what_cannot_be_placed_is_refused_and_there_is_room_for_so_many() {
     let tuple = world.flow(flows[0]).tuples[0];
     let unknown = whimbrel_wire::FlowTuple { local: SocketAddr::new(tuple.local.ip(), 1), ..tuple };
     world.with_node(client, |node| {
-        assert_eq!(node.place_flow(now, &unknown, Some(address(AWAY))), Err(PlaceError::UnknownFlow));
-        assert_eq!(node.place_flow(now, &tuple, Some(address("10.77.0.1"))), Err(PlaceError::NoSuchAddress));
-        assert_eq!(node.place_flow(now, &tuple, Some(address(HOME))), Ok(()), "where it goes already");
+        assert_eq!(node.place_flow(now, &unknown, Some(Placement::at(address(AWAY)))), Err(PlaceError::UnknownFlow));
+        assert_eq!(
+            node.place_flow(now, &tuple, Some(Placement::at(address("10.77.0.1")))),
+            Err(PlaceError::NoSuchAddress)
+        );
+        assert_eq!(node.place_flow(now, &tuple, Some(Placement::at(address(HOME)))), Ok(()), "where it goes already");
     });
     world.run_for(SECOND);
     assert!(is_back(&world, flows[0]));
@@ -269,9 +272,9 @@ fn what_cannot_be_placed_is_refused_and_there_is_room_for_so_many() {
     world.with_node(client, |node| {
         // Each address has a binding of its own, which lasts as long as a flow is to go by it.
         for (at, tuple) in more.into_iter().zip(&tuples) {
-            assert_eq!(node.place_flow(now, tuple, Some(address(at))), Ok(()), "{at}");
+            assert_eq!(node.place_flow(now, tuple, Some(Placement::at(address(at)))), Ok(()), "{at}");
         }
-        assert_eq!(node.place_flow(now, &tuples[4], Some(address(AWAY))), Err(PlaceError::Full));
+        assert_eq!(node.place_flow(now, &tuples[4], Some(Placement::at(address(AWAY)))), Err(PlaceError::Full));
     });
     world.run_for(SECOND);
     world.check();
@@ -394,7 +397,7 @@ impl Liar {
     }
 
     fn place_by(&mut self, path: u32, binding: u32, sequence: u32, names: Vec<u64>) {
-        let placed = Placed { binding: BindingNumber(binding), sequence, path, names };
+        let placed = Placed { binding: BindingNumber(binding), sequence, path, duplicated: false, names };
         let own = SocketAddr::new(address("10.66.0.1"), 2031);
         self.liar.send(&mut self.world, own, &[Message::Placed(placed)]);
     }

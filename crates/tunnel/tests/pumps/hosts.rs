@@ -167,6 +167,7 @@ impl Pair {
             source: Some(source.parse().unwrap()),
             interface: None,
             remote: SocketAddr::new(remote.parse().unwrap(), PORT),
+            second: None,
             allowance: None,
             path_mtu: mtu,
             chain: None,

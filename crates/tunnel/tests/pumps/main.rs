@@ -6,6 +6,7 @@ mod chains;
 mod hosts;
 #[path = "../../../transform/tests/support/pairs.rs"]
 mod pairs;
+mod twice;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};

@@ -69,6 +69,7 @@ fn network_choice(
         connections: of.flows,
         apart: of.apart,
         left_out: of.left_out,
+        beside: of.beside.map(name),
         selected: of.selected.link.map(name),
         why: why_network(of.selected.why),
         waits_ms: of.waits.map(ms),

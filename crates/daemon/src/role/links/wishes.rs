@@ -42,8 +42,12 @@ section_of_connections! {
         #[serde(deserialize_with = "some_limit::<_, FASTEST>")]
         rate: Option<u32>,
         nearest: bool,
+        duplicate: bool,
     }
 }
+
+const ALL_DUPLICATED: &str = "what goes by two networks at once costs twice: `duplicate` needs a condition that says \
+                              which connections, such as `program`, `remote_port` or `transport`";
 
 /// A section.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,6 +121,9 @@ impl Section {
         if let Some((part, sentence)) = self.complaint() {
             return Err(document.wrong(&format!("{at}{part}"), sentence));
         }
+        if self.duplicate && !matcher.means_flows() {
+            return Err(document.wrong(&format!("{at}.duplicate"), ALL_DUPLICATED.to_owned()));
+        }
         if matcher.means_flows() && !carriers.tunnel {
             let sentence = "single connections go by a network of their own in the tunnel alone: this needs \"tunnel\" \
                             among `carriers`, or a section that has no condition but `peer`";
@@ -129,7 +136,7 @@ impl Section {
     fn complaint(&self) -> Option<(&'static str, String)> {
         if *self == Self::default() {
             let sentence = "this [[prefer]] says nothing; it must have `order`, `never`, `price`, `delay`, `loss`, \
-                            `signal`, `rate` or `nearest`";
+                            `signal`, `rate`, `nearest` or `duplicate`";
             return Some(("", sentence.to_owned()));
         }
         let mut names = self.price.keys().filter_map(|name| Some((name, complaint(name)?)));
@@ -145,14 +152,14 @@ impl Preference {
 
     /// Whether it wants nothing but interfaces by their names.
     pub(crate) fn names_alone(&self) -> bool {
-        let Section { delay, loss, signal, rate, nearest, .. } = &self.section;
-        delay.is_none() && loss.is_none() && signal.is_none() && rate.is_none() && !nearest
+        let Section { delay, loss, signal, rate, nearest, duplicate, .. } = &self.section;
+        delay.is_none() && loss.is_none() && signal.is_none() && rate.is_none() && !nearest && !duplicate
     }
 
     /// As it stands in the file, for the local API.
     #[must_use]
     pub fn written(&self) -> ipc::WrittenPreference {
-        let Section { order, never, price, delay, loss, signal, rate, nearest, .. } = &self.section;
+        let Section { order, never, price, delay, loss, signal, rate, nearest, duplicate, .. } = &self.section;
         let Matcher { peer, local_port, remote_port, transport, program, cgroup } = &self.matcher;
         let ports = |ports: &Option<RangeInclusive<u16>>| {
             ports.as_ref().map(|ports| json!(format!("{}-{}", ports.start(), ports.end())))
@@ -186,6 +193,7 @@ impl Preference {
             ("signal", signal.map(|signal| json!(signal))),
             ("rate", rate.map(|rate| json!(rate))),
             ("nearest", nearest.then(|| json!(true))),
+            ("duplicate", duplicate.then(|| json!(true))),
         ];
         let keys = all.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
         ipc::WrittenPreference { line: self.line, keys }
@@ -197,6 +205,9 @@ impl Preference {
             serde_json::from_value(written.keys.into()).map_err(|error| error.to_string().replace(KEY, "a key"))?;
         let matcher = section.matcher();
         section.complaint().map_or(Ok(()), |(_, complaint)| Err(complaint))?;
+        if section.duplicate && !matcher.means_flows() {
+            return Err(ALL_DUPLICATED.to_owned());
+        }
         Ok(Self { line: written.line, matcher, section })
     }
 
@@ -226,7 +237,13 @@ impl Preference {
             PeerCondition::Key(key) => PeerMeant::Key(*key),
         };
         let peers = self.matcher.peer.iter().flatten().map(meant).collect();
-        LinkWish { line: self.line, peers, of_flows: self.matcher.means_flows(), rules }
+        LinkWish {
+            line: self.line,
+            peers,
+            of_flows: self.matcher.means_flows(),
+            duplicate: self.section.duplicate,
+            rules,
+        }
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use whimbrel_wire::FlowTuple;
 
 use crate::Time;
 use crate::base::attachments::Attachment;
 use crate::base::id::LinkId;
+use crate::binding::placed::Placement;
 use crate::role::links::damp::Damping;
 use crate::role::links::select::Selected;
 
@@ -18,8 +20,8 @@ pub(super) struct Meant {
     pub(super) flows: BTreeSet<FlowTuple>,
     /// Sections that count, or did, by their lines.
     pub(super) sections: BTreeMap<u32, Section>,
-    /// Flows that were placed, and on which of this host's addresses.
-    pub(super) placed: BTreeMap<FlowTuple, IpAddr>,
+    /// Flows that were placed, and where.
+    pub(super) placed: BTreeMap<FlowTuple, Placement>,
     /// Where the peer was when flows were sorted by sections last, how many it had, and when that was.
     pub(super) sorted: Option<(IpAddr, usize, Time)>,
     /// Flows are to be placed otherwise than they are.
@@ -28,6 +30,29 @@ pub(super) struct Meant {
     pub(super) lacks_room: bool,
     /// When the paths are asked next.
     pub(super) asks: Option<Time>,
+    /// When what they were asked should have been answered, where that decides.
+    pub(super) answers: Option<Time>,
+}
+
+/// For how long nothing must speak against a network until its flows go by it alone again.
+const DOUBT_LASTS: Duration = Duration::from_secs(5);
+
+/// A network is in doubt that flows go by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doubt {
+    /// Which.
+    pub(super) of: LinkId,
+    /// By which they go as well.
+    pub(super) beside: LinkId,
+    /// When something spoke against it last.
+    pub(super) last: Time,
+}
+
+impl Doubt {
+    /// When it is over, if nothing more speaks against the network.
+    pub(super) fn ends(&self) -> Time {
+        self.last + DOUBT_LASTS
+    }
 }
 
 /// What a section comes to with one peer.
@@ -36,6 +61,12 @@ pub(super) struct Section {
     pub(super) flows: BTreeSet<FlowTuple>,
     /// Where they go, if the section says so; else they go with the others.
     pub(super) at: Option<Attachment>,
+    /// The network that they go by is in doubt, and they go by another one as well.
+    pub(super) doubt: Option<Doubt>,
+    /// When that was told last.
+    pub(super) doubt_told: Option<Time>,
+    /// What both come to.
+    pub(super) goes: Option<Placement>,
     pub(super) damping: Damping,
     /// Which network is to be taken, since when that is so, and when it is looked again.
     pub(super) waits: Option<(LinkId, Time, Time)>,
@@ -52,6 +83,9 @@ impl Section {
         Self {
             flows: BTreeSet::new(),
             at: None,
+            doubt: None,
+            doubt_told: None,
+            goes: None,
             damping: Damping::new(),
             waits: None,
             left_out: 0,
@@ -64,7 +98,8 @@ impl Section {
 impl Meant {
     pub(super) fn due(&self) -> Option<Time> {
         let waits = self.sections.values().filter_map(|section| section.waits).map(|(.., due)| due);
-        waits.chain(self.asks).min()
+        let doubts = self.sections.values().filter_map(|section| section.doubt).map(|doubt| doubt.ends());
+        waits.chain(doubts).chain(self.asks).chain(self.answers).min()
     }
 
     pub(super) fn entries(&self) -> usize {
@@ -88,8 +123,10 @@ pub struct FlowsChoice {
     pub apart: usize,
     /// How many of them have no room on the network that is selected, and so go with the others.
     pub left_out: usize,
+    /// By which network they go as well, since the one that they go by is in doubt.
+    pub beside: Option<LinkId>,
     /// They go to what is selected after so long, if nothing changes until then.
-    pub waits: Option<std::time::Duration>,
+    pub waits: Option<Duration>,
     /// What it selects. Where the routes would decide, these flows go with the others of the peer.
     pub selected: Selected,
 }

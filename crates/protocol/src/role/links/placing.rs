@@ -22,6 +22,8 @@ use crate::role::links::wishes::{LATER, LinkTrial, MEASURED, ask_all, attachment
 
 /// How often flows of a peer with many are sorted by sections, where some have begun or ended.
 const SORTED: Duration = Duration::from_secs(10);
+/// Pauses between questions on each path while one is in doubt that flows go by.
+const DOUBTED: Duration = Duration::from_millis(250);
 /// How soon it is told again that some have no room.
 const NOT_PLACED_AGAIN: Duration = Duration::from_secs(600);
 
@@ -38,7 +40,8 @@ impl LinksRole {
     /// elsewhere in the file and says the same is the same, and one that says something else is another.
     pub(super) fn sort_anew(&mut self, before: &[LinkWish]) {
         let same = |one: &LinkWish, other: &LinkWish| {
-            (one.of_flows, &one.peers, &one.rules) == (other.of_flows, &other.peers, &other.rules)
+            let kind = |wish: &LinkWish| (wish.of_flows, wish.duplicate);
+            (kind(one), &one.peers, &one.rules) == (kind(other), &other.peers, &other.rules)
         };
         let line_now = |line: u32| {
             let of = before.iter().find(|wish| wish.line == line)?;
@@ -79,7 +82,7 @@ impl LinksRole {
         let begins = section.as_ref().is_some_and(|section| section.flows.is_empty());
         let goes = section.and_then(|section| {
             section.flows.insert(flow);
-            section.at.map(|to| to.address)
+            section.goes
         });
         let before = meant.placed.get(&flow).copied();
         if before != goes && meant.placed.remove(&flow).is_some() {
@@ -118,7 +121,9 @@ impl LinksRole {
                 let choice = if by_hand { None } else { Some(chosen(&candidates, &rules, section, here)) };
                 let to = choice.and_then(|selected| takes(&selected, here));
                 let to = to.and_then(|link| attachment_on(id, link, here, at));
-                meant.changed |= self.follow(id, wish.line, section, here, to, &candidates, at);
+                self.follow(id, wish.line, section, here, to, &candidates, at);
+                let goes = self.placement(id, wish, section, here, &candidates, at);
+                meant.changed |= std::mem::replace(&mut section.goes, goes) != goes;
             }
             self.ask_for_flows(id, &mut meant, here, at);
         }
@@ -157,8 +162,7 @@ impl LinksRole {
         }
     }
 
-    /// The flows of a section go there, once that has been wanted for long enough. Tells whether that is otherwise than
-    /// it was.
+    /// The flows of a section go there, once that has been wanted for long enough.
     fn follow(
         &self,
         id: PeerId,
@@ -168,7 +172,7 @@ impl LinksRole {
         to: Option<Attachment>,
         candidates: &[LinkCandidate],
         at: &mut At<'_>,
-    ) -> bool {
+    ) {
         let (from, goes) = (section.at.unwrap_or(here), to.unwrap_or(here));
         if from.link != goes.link {
             let known = candidates.iter().find(|candidate| candidate.link == from.link);
@@ -176,7 +180,7 @@ impl LinksRole {
             if known.is_some_and(|known| !known.tried) && !by_hand {
                 // An end has moved, and the path is another that is not known to fail.
                 section.waits = None;
-                return false;
+                return;
             }
             let answers = known.is_some_and(|known| known.answers);
             let leaves = !answers || by_hand || (self.fault(from.link).is_some() && self.fault(goes.link).is_none());
@@ -189,7 +193,7 @@ impl LinksRole {
             // Flows that begin have been nowhere else.
             if at.now < due || !(leaves || section.begins || section.damping.may_return(at.now)) {
                 section.waits = Some((goes.link, since, due.max(at.now + LATER)));
-                return false;
+                return;
             }
             // What fails again and again is left each time, and told of three times in a minute.
             let tells = !by_hand && (section.begins || section.damping.may_leave(at.now, at.now));
@@ -204,32 +208,37 @@ impl LinksRole {
                 at.base.event(Event::FlowsPlaced { peer: id, from, to, line, flows });
             }
         }
-        section.waits = None;
-        std::mem::replace(&mut section.at, to) != to
+        (section.waits, section.at) = (None, to);
     }
 
     /// Has paths asked where flows go by others than the one in use, since a flow of UDP shows nobody that its network
     /// is silent; and where what is measured decides.
     fn ask_for_flows(&self, id: PeerId, meant: &mut Meant, here: Attachment, at: &mut At<'_>) {
         let sections = || meant.sections.iter().filter(|(_, section)| !section.flows.is_empty());
-        let rules = |line: u32| self.wishes.iter().find(|wish| wish.line == line).map(|wish| &wish.rules);
-        let measures = sections().any(|(line, _)| rules(*line).is_some_and(LinkRules::measures));
+        let wish = |line: u32| self.wishes.iter().find(|wish| wish.line == line);
+        let duplicates = sections().any(|(line, _)| wish(*line).is_some_and(|wish| wish.duplicate));
+        let measures = duplicates || sections().any(|(line, _)| wish(*line).is_some_and(|wish| wish.rules.measures()));
+        let in_doubt = sections().any(|(_, section)| section.doubt.is_some());
         let lacks_room = meant.lacks_room;
-        let apart: BTreeSet<IpAddr> = sections()
-            .filter_map(|(_, section)| section.at)
-            .filter(|at| at.link != here.link)
-            .map(|at| at.address)
-            .collect();
+        let apart = sections().filter_map(|(_, section)| section.goes).map(|goes| goes.from);
+        let apart: BTreeSet<IpAddr> = apart.filter(|from| *from != here.address).collect();
+        if meant.answers.is_some_and(|due| at.now >= due) {
+            meant.answers = None;
+        }
         if !measures && !lacks_room && apart.is_empty() {
-            meant.asks = None;
+            (meant.asks, meant.answers) = (None, None);
             return;
         }
         if meant.asks.is_some_and(|due| at.now < due) {
             return;
         }
-        meant.asks = Some(at.now + MEASURED);
+        meant.asks = Some(at.now + if in_doubt { DOUBTED } else { MEASURED });
         meant.changed |= lacks_room;
         let Some(paths) = at.low.path().paths(&id) else { return };
+        if duplicates {
+            let paces = paths.kept().map(|kept| paths.pace_of(kept.id)).chain([paths.pace()]);
+            meant.answers = paces.map(|pace| at.now + pace.answer).max();
+        }
         let placed = paths.kept().filter(|kept| apart.contains(&kept.attachment.address));
         let placed = placed.filter(|kept| kept.state == PathState::Confirmed).map(|kept| kept.id);
         for path in placed.collect::<Vec<PathId>>() {
@@ -237,8 +246,8 @@ impl LinksRole {
         }
         let is_silent = self.peers.get(&id).is_some_and(|watched| watched.watch.silent_since().is_some());
         let is_measured = self.peers.get(&id).is_some_and(|watched| watched.wished.is_measured());
-        if measures && !is_silent && !is_measured {
-            ask_all(id, self.is_vigilant(), at);
+        if measures && !is_silent && (!is_measured || in_doubt) {
+            ask_all(id, self.is_vigilant() && !duplicates, at);
         }
     }
 
@@ -273,7 +282,8 @@ impl LinksRole {
             let selected = chosen(candidates, &rules, section.unwrap_or(&none_yet), here);
             let waits = section.and_then(|section| section.waits).map(|(.., due)| due.since(at.now));
             let left_out = section.map_or(0, |section| section.left_out);
-            FlowsChoice { line: wish.line, flows, apart, left_out, waits, selected }
+            let beside = section.and_then(|section| section.doubt).map(|doubt| doubt.beside);
+            FlowsChoice { line: wish.line, flows, apart, left_out, beside, waits, selected }
         };
         of_flows.map(choice).collect()
     }
@@ -323,14 +333,14 @@ fn carry_out(id: PeerId, meant: &mut Meant, at: &mut At<'_>) {
     let Meant { sections, placed, .. } = meant;
     let wanted = |flow: &FlowTuple, sections: &BTreeMap<u32, Section>| {
         let section = sections.values().find(|section| section.flows.contains(flow));
-        section.and_then(|section| section.at).map(|to| to.address)
+        section.and_then(|section| section.goes)
     };
-    placed.retain(|flow, from| {
+    placed.retain(|flow, to| {
         if peer_of(flow, at) != Some(id) {
             // It is over, and its room is free.
             return false;
         }
-        let stays = wanted(flow, sections) == Some(*from);
+        let stays = wanted(flow, sections) == Some(*to);
         if !stays {
             let _ = at.low.place_flow(at.now, flow, None, at.base);
         }
@@ -339,7 +349,7 @@ fn carry_out(id: PeerId, meant: &mut Meant, at: &mut At<'_>) {
     meant.lacks_room = false;
     for (line, section) in sections.iter_mut() {
         let before = std::mem::take(&mut section.left_out);
-        let Some(to) = section.at.map(|to| to.address) else { continue };
+        let Some(to) = section.goes else { continue };
         let mut ended = Vec::new();
         let mut there = 0;
         for flow in &section.flows {
@@ -368,7 +378,7 @@ fn carry_out(id: PeerId, meant: &mut Meant, at: &mut At<'_>) {
         let told = section.left_out_told.is_some_and(|then| at.now < then + NOT_PLACED_AGAIN);
         if section.left_out > 0 && before == 0 && !told {
             section.left_out_told = Some(at.now);
-            at.base.event(Event::FlowsNotPlaced { peer: id, to, line: *line, flows: section.left_out });
+            at.base.event(Event::FlowsNotPlaced { peer: id, to: to.from, line: *line, flows: section.left_out });
         }
     }
 }

@@ -69,6 +69,8 @@ pub struct LinkWish {
     /// It has other conditions as well, and means the flows that meet them
     /// ([`Node::handle_conditions_met`](crate::Node::handle_conditions_met)).
     pub of_flows: bool,
+    /// These flows go by another network as well while the one that they go by is in doubt (P-263).
+    pub duplicate: bool,
     /// What.
     pub rules: LinkRules,
 }

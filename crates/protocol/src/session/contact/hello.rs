@@ -17,7 +17,8 @@ impl SessionLayer {
             capabilities = capabilities | Capabilities::REWRITE;
         }
         if base.config().carriers.tunnel {
-            let tunnel = Capabilities::TUNNEL_SEALED | Capabilities::TUNNEL_PLAIN | Capabilities::TRANSFORMS;
+            let sealed = Capabilities::TUNNEL_SEALED | Capabilities::DUPLICATION;
+            let tunnel = sealed | Capabilities::TUNNEL_PLAIN | Capabilities::TRANSFORMS;
             capabilities = capabilities | tunnel;
         }
         if base.config().prefer_aes {

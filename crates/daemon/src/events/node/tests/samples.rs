@@ -94,6 +94,7 @@ pub(super) fn all() -> Vec<Event> {
         Event::NetworkBack { peer, from: to, to: address, flows: 1 },
         Event::NetworkPreferred { peer, from: address, to, line: 12, flows: 1 },
         Event::FlowsPlaced { peer, from: address, to, line: 12, flows: 2 },
+        Event::FlowsDuplicated { peer, from: address, to, line: 12, flows: 2 },
         Event::FlowsNotPlaced { peer, to, line: 12, flows: 3 },
         Event::NetworkUnfit { peer, from: address, to, fault: Some(LinkFault::Leaving), flows: 1 },
         Event::NetworkUnfit { peer, from: address, to, fault: Some(LinkFault::Captive), flows: 2 },

@@ -1,0 +1,201 @@
+//! Single flows that go by two networks at once (P-262), in moments of doubt (P-263).
+
+use std::time::Duration;
+
+use whimbrel_protocol::{Event, LinkFacts, LinkRules, LinkWish, SilenceMode};
+use whimbrel_sim::{FlowId, HostId, Link, Verdict, World};
+
+use crate::common::{AWAY, HOME, SECOND, Two, address};
+use crate::links::{IDLE, VIGILANT, in_order, ms, source, with_two};
+use crate::placed::{goes, is_back};
+
+const LOSSY: Link = Link { delay: ms(5), jitter: Duration::ZERO, loss: 300, duplicate: 0, reorder: 0 };
+
+/// A section of single flows that go by two networks in moments of doubt.
+fn duplicating(rules: LinkRules) -> LinkWish {
+    LinkWish { line: 3, of_flows: true, duplicate: true, rules, ..LinkWish::default() }
+}
+
+/// Whether each end sends all of a flow by two ways.
+fn is_duplicated(world: &World, flow: FlowId) -> bool {
+    let twice = |end| matches!(world.verdict(flow, end), Verdict::Tunnel { path, .. } if path.second.is_some());
+    twice(0) && twice(1)
+}
+
+/// Of a thousand segments of either end, how many arrive in that time, the worse of both.
+fn arrive(world: &mut World, flow: FlowId, lasts: Duration) -> u64 {
+    let counted = |world: &World| (world.flow(flow).sent, world.flow(flow).received);
+    let (sent, received) = counted(world);
+    world.run_for(lasts);
+    let (sent_then, received_then) = counted(world);
+    let share = |end: usize| (received_then[1 - end] - received[1 - end]) * 1000 / (sent_then[end] - sent[end]);
+    share(0).min(share(1))
+}
+
+fn told(world: &World, host: HostId) -> usize {
+    let of = |(_, of, event): &&_| {
+        let (of, event): (&HostId, &Event) = (of, event);
+        *of == host && matches!(event, Event::FlowsDuplicated { line: 3, .. })
+    };
+    world.events.iter().filter(of).count()
+}
+
+#[test]
+fn what_one_network_loses_comes_by_the_other_and_nothing_comes_twice() {
+    for seed in 3100..3104 {
+        let (Two { mut world, home, .. }, flows) = with_two(seed, IDLE, Link::default());
+        world.set_beat(Some(ms(20)));
+        world.run_for(5 * SECOND);
+        world.set_link(home, LOSSY);
+        let alone = arrive(&mut world, flows[0], 20 * SECOND);
+        assert!((600..=800).contains(&alone), "seed {seed}: {alone} of a thousand arrive");
+        world.duplicate(flows[0], 0, AWAY);
+        assert!(
+            world.wait(2 * SECOND, |w| is_duplicated(w, flows[0])),
+            "seed {seed}: {:?}",
+            world.verdict(flows[0], 0)
+        );
+        world.run_for(SECOND);
+        let both = arrive(&mut world, flows[0], 20 * SECOND);
+        let other = arrive(&mut world, flows[1], 20 * SECOND);
+        println!("seed {seed}: of a thousand {alone} arrive by one network, {both} by two, {other} of the other flow");
+        // Some are under way when it begins, and when it ends.
+        assert!((995..=1005).contains(&both), "seed {seed}: {both} of a thousand arrive by two networks");
+        assert!((600..=800).contains(&other), "seed {seed}: {other} of another flow's");
+        // Either alone would do.
+        world.set_link(home, Link::default());
+        world.run_for(SECOND);
+        let fine = arrive(&mut world, flows[0], 20 * SECOND);
+        assert!((995..=1005).contains(&fine), "seed {seed}: {fine} of a thousand arrive where nothing is lost");
+        world.place(flows[0], 0, None);
+        assert!(world.wait(2 * SECOND, |w| is_back(w, flows[0])), "seed {seed}");
+        world.assert_delivering(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn either_network_may_go_while_flows_go_by_both() {
+    for (seed, of) in [(3110, HOME), (3111, AWAY)] {
+        let (Two { mut world, client, home, away, .. }, flows) = with_two(seed, VIGILANT, Link::default());
+        world.set_beat(Some(ms(10)));
+        world.run_for(20 * SECOND);
+        world.duplicate(flows[0], 0, AWAY);
+        assert!(world.wait(SECOND, |w| is_duplicated(w, flows[0])), "seed {seed}");
+        world.run_for(SECOND);
+        // Nobody says that it is cut.
+        world.set_cut(if of == HOME { home } else { away }, true);
+        let lost = 1000 - arrive(&mut world, flows[0], ms(40)).min(1000);
+        assert!(lost <= 250, "seed {seed}: {lost} of a thousand lost in the first 40 ms");
+        let arrived = arrive(&mut world, flows[0], 10 * SECOND);
+        assert!(arrived >= 980, "seed {seed}: {arrived} of a thousand arrive then");
+        let stays = if of == HOME { AWAY } else { HOME };
+        assert_eq!(source(&world, client), Some(address(stays)), "seed {seed}");
+        world.check();
+    }
+}
+
+#[test]
+fn a_section_has_its_flows_go_by_two_networks_as_long_as_one_is_in_doubt() {
+    for (seed, mode) in [(3120, VIGILANT), (3121, IDLE), (3122, VIGILANT), (3123, IDLE)] {
+        let (Two { mut world, client, home, .. }, flows) = with_two(seed, mode, Link::default());
+        world.set_beat(Some(ms(20)));
+        world.set_link_wishes(client, vec![duplicating(LinkRules::default())]);
+        world.meet_conditions(flows[0], 0, &[3]);
+        world.run_for(30 * SECOND);
+        assert!(is_back(&world, flows[0]) && told(&world, client) == 0, "seed {seed}: nothing is in doubt");
+        world.set_link(home, LOSSY);
+        let begun = world.now();
+        assert!(world.wait(15 * SECOND, |w| is_duplicated(w, flows[0])), "seed {seed}, {mode:?}");
+        println!("seed {seed}, {mode:?}: by two networks {:?} after it began to lose", world.now().since(begun));
+        assert!(is_back(&world, flows[1]), "seed {seed}: of the other nothing was said");
+        let choice = world.explain_links(client)[0].1.placed[0].clone();
+        assert_eq!((choice.flows, choice.apart, choice.beside.is_some()), (1, 1, true), "seed {seed}");
+        world.run_for(2 * SECOND);
+        let both = arrive(&mut world, flows[0], 30 * SECOND);
+        println!("seed {seed}, {mode:?}: {both} of a thousand arrive");
+        assert!(both >= 990, "seed {seed}, {mode:?}: {both} of a thousand arrive");
+        assert_eq!(told(&world, client), 1, "seed {seed}");
+        world.set_link(home, Link::default());
+        // How much is lost is measured as well, and forgotten slowly where few questions are asked.
+        assert!(world.wait(300 * SECOND, |w| is_back(w, flows[0])), "seed {seed}, {mode:?}: it goes by both for ever");
+        world.run_for(60 * SECOND);
+        assert!(is_back(&world, flows[0]), "seed {seed}");
+        world.assert_delivering(SECOND);
+        world.set_link_wishes(client, Vec::new());
+        world.run_for(SECOND);
+        world.check();
+    }
+}
+
+#[test]
+fn a_network_that_is_never_to_be_taken_is_not_taken_in_doubt_either() {
+    let (Two { mut world, client, home, away, .. }, flows) = with_two(3130, VIGILANT, Link::default());
+    world.set_beat(Some(ms(20)));
+    let rules = LinkRules { never: [World::link_to(away)].into(), ..LinkRules::default() };
+    world.set_link_wishes(client, vec![duplicating(rules)]);
+    world.meet_conditions(flows[0], 0, &[3]);
+    world.run_for(10 * SECOND);
+    world.set_link(home, LOSSY);
+    for _ in 0..200 {
+        world.run_for(ms(100));
+        assert!(is_back(&world, flows[0]), "{:?}", world.verdict(flows[0], 0));
+    }
+    assert_eq!(told(&world, client), 0);
+    world.check();
+}
+
+#[test]
+fn flows_that_go_apart_go_by_the_network_in_use_as_well_where_their_own_is_in_doubt() {
+    let (Two { mut world, client, home, away, .. }, flows) = with_two(3140, IDLE, Link::default());
+    world.set_beat(Some(ms(20)));
+    world.set_link_wishes(client, vec![duplicating(in_order(&[away]))]);
+    world.meet_conditions(flows[0], 0, &[3]);
+    let is_alone = |w: &World| goes(w, flows[0], address(AWAY), address("10.9.0.1")) && !is_duplicated(w, flows[0]);
+    assert!(world.wait(20 * SECOND, is_alone));
+    world.run_for(10 * SECOND);
+    // Layer 2 doubts it, though nothing is lost.
+    world.set_link_facts(client, &[(away, LinkFacts { doubtful: true, ..LinkFacts::default() })]);
+    assert!(world.wait(SECOND, |w| is_duplicated(w, flows[0])));
+    assert_eq!(source(&world, client), Some(address(HOME)));
+    world.assert_delivering(SECOND);
+    world.set_link_facts(client, &[]);
+    assert!(world.wait(10 * SECOND, is_alone));
+    // That of the others being in doubt says nothing of these.
+    world.set_link(home, LOSSY);
+    for _ in 0..100 {
+        world.run_for(ms(100));
+        assert!(is_alone(&world), "{:?}", world.verdict(flows[0], 0));
+    }
+    world.set_link(home, Link::default());
+    world.assert_delivering(SECOND);
+    world.check();
+}
+
+#[test]
+fn the_first_silence_is_enough_and_the_hand_off_ends_it() {
+    let mode: SilenceMode = VIGILANT;
+    let (Two { mut world, client, home, .. }, flows) = with_two(3150, mode, Link::default());
+    world.set_beat(Some(ms(10)));
+    world.set_link_wishes(client, vec![duplicating(LinkRules::default())]);
+    world.meet_conditions(flows[0], 0, &[3]);
+    world.run_for(60 * SECOND);
+    assert!(is_back(&world, flows[0]));
+    let before = [0, 1].map(|flow| world.flow(flows[flow]).received);
+    world.set_cut(home, true);
+    world.run_for(10 * SECOND);
+    assert_eq!(source(&world, client), Some(address(AWAY)), "it has moved");
+    assert!(is_back(&world, flows[0]), "all goes by the one that works");
+    let came = |w: &World, flow: usize| {
+        let received = w.flow(flows[flow]).received;
+        [0, 1].map(|end| received[end] - before[flow][end])
+    };
+    let (meant, other) = (came(&world, 0), came(&world, 1));
+    println!("came in 10 s: {meant:?} of the flow that is meant, {other:?} of the other");
+    assert!(
+        meant[0] >= other[0] && meant[1] >= other[1],
+        "{meant:?} of the flow that is meant, {other:?} of the other"
+    );
+    world.assert_delivering(SECOND);
+    world.check();
+}
