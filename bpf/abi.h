@@ -226,6 +226,16 @@ struct path {
 	__u32 port; /* the control port, of UDP */
 };
 
+/* Map `homes`: a pair of addresses that flows go between -> by where what is sent natively between them leaves. */
+struct home {
+	struct address next_hop; /* the peer's own where it is on the link */
+	__u32 interface; /* has this host's address */
+	__u32 zero;
+};
+
+/* Not all leave by one device. */
+#define HOME_SEVERAL 0xffffffffU
+
 /*
  * Map `traffic`: the pair of addresses that a peer and this host talk between -> this. What is said between the daemons
  * is not part of it, nor is what nobody answers: a segment without data.
@@ -259,7 +269,7 @@ struct settings {
 	__u32 strict; /* 1: a device of this host filters by reverse paths strictly (RFC 3704 section 2.2) */
 	__u16 drawn_first; /* the ports that the kernel draws from, */
 	__u16 drawn_last;  /* 0: not known */
-	__u32 zero;
+	__u32 home; /* the device of all of map `homes`, HOME_SEVERAL, or 0: it is empty */
 };
 
 /*
@@ -377,6 +387,7 @@ enum counter {
 	COUNTER_TAKEN_OUT, /* egress: of a moved flow whose wire names a native connection has, so by the tunnel */
 	COUNTER_DROPPED_ASTRAY,	     /* ingress: of a moved flow, by a device that a strict reverse path filter would not let it come by */
 	COUNTER_DROPPED_NAMES,	     /* egress: of no flow, and under the wire names of one */
+	COUNTER_LED_HOME, /* egress: of a flow that has not moved, led by another network, and sent by its own */
 	COUNTER_MAX,
 };
 

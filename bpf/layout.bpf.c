@@ -11,6 +11,7 @@ struct binding binding;
 struct locator_pair locator_pair;
 struct locator locator;
 struct path path;
+struct home home;
 struct traffic traffic;
 struct settings settings;
 struct fragment fragment;

@@ -90,7 +90,15 @@ struct {
 	__type(value, struct path);
 } paths SEC(".maps");
 
-/* Not pinned: a daemon begins anew. */
+/* These are not pinned: a daemon begins anew. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct locator_pair);
+	__type(value, struct home);
+} homes SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -18,6 +18,74 @@
 #include "unconnected.h"
 #include "verdict.h"
 
+/*
+ * Could the routes have led a packet of a flow that has not moved by another network than its own? They do between the
+ * moment that a network comes and the one in which the daemon knows of it (decision 0120). Who marks packets has them
+ * go by routes of his own.
+ */
+static __always_inline bool may_stray(const struct __sk_buff *skb, const struct settings *settings)
+{
+	return settings->home && settings->home != skb->ifindex && skb->ifindex != settings->tunnel &&
+	       !skb->ingress_ifindex && skb->tc_index != LED_HOME && !(skb->mark & ~settings->mark_mask);
+}
+
+/* By where what is sent natively between the packet's addresses leaves, where that is not the way that it goes. */
+static __always_inline const struct home *find_home(const struct __sk_buff *skb, const struct packet *packet)
+{
+	struct locator_pair pair;
+	const struct home *home;
+
+	pair.peer = packet->destination;
+	pair.local = packet->source;
+	home = bpf_map_lookup_elem(&homes, &pair);
+	return home && home->interface != skb->ifindex ? home : NULL;
+}
+
+__noinline int strays(struct __sk_buff *skb, const struct packet *packet)
+{
+	return packet && find_home(skb, packet) ? 1 : 0;
+}
+
+/*
+ * A network that the flow is not at home at would give it another name, or reset it. The routes have no say here: they
+ * have just led elsewhere.
+ */
+__noinline int lead_home(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct bpf_redir_neigh next_hop = {};
+	const struct home *home = packet ? find_home(skb, packet) : NULL;
+
+	if (!packet || !home)
+		return pass();
+	if (is_ipv4(&home->next_hop)) {
+		next_hop.nh_family = 2; /* AF_INET */
+		next_hop.ipv4_nh = home->next_hop.words[3];
+	} else {
+		next_hop.nh_family = 10; /* AF_INET6 */
+		__builtin_memcpy(next_hop.ipv6_nh, &home->next_hop, 16);
+	}
+	if (!packet->network && bpf_skb_change_head(skb, ETH_HLEN, 0))
+		return drop(COUNTER_DROPPED_ROUTE);
+	skb->tc_index = LED_HOME;
+	count(COUNTER_LED_HOME);
+	return bpf_redirect_neigh(home->interface, &next_hop, sizeof(next_hop), 0);
+}
+
+/* The same while no flow has moved, so that each that is known is at home. */
+__noinline int egress_at_home(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct flow_tuple own = {};
+
+	if (!packet || packet->part == FRAGMENT_LATER || !strays(skb, packet))
+		return pass();
+	own.local = packet->source;
+	own.remote = packet->destination;
+	own.local_port = packet->source_port;
+	own.remote_port = packet->destination_port;
+	own.transport = packet->protocol;
+	return find_flow(&own) ? lead_home(skb, packet) : pass();
+}
+
 /* What carries this moved flow: a binding that follows looks at what the flow was heard by. */
 static __always_inline __u8 carrier_of(const struct flow_entry *flow, const struct binding *binding)
 {
@@ -305,6 +373,8 @@ __noinline int egress_flow(struct __sk_buff *skb, const struct packet *packet)
 		bpf_map_update_elem(&fragments, &key, &own, BPF_ANY);
 	}
 	if (!moved && !(flow->held & HELD_BACK)) {
+		if (packet->origin == FROM_STACK && may_stray(skb, settings) && strays(skb, packet))
+			return TO_BE_LED_HOME;
 		count(COUNTER_NATIVE_OUT);
 		if (packet->origin == FROM_STACK)
 			return pass_lowered(skb, packet, &own);
@@ -384,7 +454,7 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 network)
 		look_for_datagram(skb, network);
 	if (!(settings->idle & IDLE_TRAFFIC))
 		note_leaving(skb, network);
-	if (settings->idle & IDLE_TRANSLATION)
+	if (settings->idle & IDLE_TRANSLATION && !may_stray(skb, settings))
 		return pass();
 	if (skb->tc_index == TRANSLATED) {
 		if (network)
@@ -394,8 +464,12 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 network)
 	__builtin_memset(&packet, 0, sizeof(packet));
 	if (!parse(skb, network, skb->protocol, &packet))
 		return pass();
+	if (settings->idle & IDLE_TRANSLATION)
+		return egress_at_home(skb, &packet);
 	if (packet.protocol == IPPROTO_TCP || packet.protocol == IPPROTO_UDP) {
 		verdict = egress_flow(skb, &packet);
+		if (verdict == TO_BE_LED_HOME)
+			return lead_home(skb, &packet);
 		/* Rewritten, and not sent anew: it does not come by again. */
 		if (verdict == TC_ACT_UNSPEC && skb->tc_index == TRANSLATED && !(settings->idle & IDLE_TRAFFIC))
 			note_leaving(skb, network);

@@ -29,6 +29,8 @@
 #define TRANSLATED 0x5742
 /* The same of packets whose numbers ingress has translated, or that are in the socket's numbers already. */
 #define RENUMBERED 0x5743
+/* The same of packets that were led home: a device beneath that one is no other network. */
+#define LED_HOME 0x5748
 
 /*
  * No verdicts of tc: what the entry point is to do. Called from where that is found out, it would make the frames on
@@ -39,6 +41,7 @@ enum unfinished {
 	OF_NO_FLOW,		/* of a packet that is not from this host's own stack */
 	TO_BE_ROUTED,		/* to_routes() */
 	TO_BE_TOLD,		/* send_too_long() */
+	TO_BE_LED_HOME,		/* lead_home() */
 };
 
 static __always_inline int pass(void)

@@ -120,6 +120,7 @@ plain! {
     struct RawLocatorPair { peer: RawAddress, local: RawAddress }
     struct RawLocator { binding: BindingId, arrival: u32 }
     struct RawPath { arrival: u32, port: u32 }
+    struct RawHome { next_hop: RawAddress, interface: u32, zero: u32 }
     struct RawTraffic {
         timer: [u64; 2],
         heard: u64,
@@ -144,7 +145,7 @@ plain! {
         strict: u32,
         drawn_first: u16,
         drawn_last: u16,
-        zero: u32,
+        home: u32,
     }
     struct RawShare { since: u64, used: u32, zero: u32 }
     struct RawSent { cookie: u64, user: u32, at: u32 }
@@ -218,12 +219,15 @@ pub(crate) const DELIVERY_ROUTES: u32 = u32::MAX;
 /// `DELIVERY_PASSING`
 pub(crate) const DELIVERY_PASSING: u32 = u32::MAX - 2;
 
+/// `HOME_SEVERAL`
+pub(crate) const HOME_SEVERAL: u32 = u32::MAX;
+
 /// The link-layer address that the inner end of every endpoint namespace's pair of interfaces has to have
 /// (`INNER_HARDWARE_ADDRESS`): the programs put it on what they send in there by the outer end.
 pub const INNER_HARDWARE_ADDRESS: [u8; 6] = [0x02, b'W', b'B', b'e', b'p', 0];
 
 /// Names of the counters, in the order of `enum counter`.
-pub(crate) const COUNTERS: [&str; 48] = [
+pub(crate) const COUNTERS: [&str; 49] = [
     "native_out",
     "home_out",
     "rewritten_out",
@@ -272,6 +276,7 @@ pub(crate) const COUNTERS: [&str; 48] = [
     "taken_out",
     "dropped_astray",
     "dropped_names",
+    "led_home",
 ];
 
 pub(crate) const IDLE_TRANSLATION: u32 = 1;
@@ -601,6 +606,15 @@ pub struct LocatorPair {
     pub local: IpAddr,
     /// The peer's.
     pub peer: IpAddr,
+}
+
+/// Where what is sent natively between two addresses leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Home {
+    /// The index of the interface that has this host's address.
+    pub interface: u32,
+    /// The next hop: the peer's own address where it is on the link.
+    pub next_hop: IpAddr,
 }
 
 /// Where a peer is, and how its moved flows get there.

@@ -20,8 +20,8 @@ use whimbrel_wire::{BindingId, FlowTuple};
 use crate::abi::{
     Alias, COUNTERS, HelpedFlow, IDLE_DATAGRAMS, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES,
     IDLE_LISTENING, IDLE_TRAFFIC, IDLE_TRANSLATION, IDLE_VACATED, LocatorPair, Plain, RawAddress, RawBinding,
-    RawEndpoint, RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator, RawLocatorPair, RawPath, RawSent,
-    RawSettings, RawShare, RawTraffic, RawTuple, RawWireFlow,
+    RawEndpoint, RawFlowEntry, RawHelpedFlow, RawHome, RawLent, RawLentKey, RawLocator, RawLocatorPair, RawPath,
+    RawSent, RawSettings, RawShare, RawTraffic, RawTuple, RawWireFlow,
 };
 use crate::error::Error;
 use crate::events::{Event, Most, Rings};
@@ -121,6 +121,7 @@ pub struct Datapath {
     bindings: Table<BindingId, RawBinding>,
     locators: Table<RawLocatorPair, RawLocator>,
     paths: Table<RawLocatorPair, RawPath>,
+    homes: Table<RawLocatorPair, RawHome>,
     traffic: Table<RawLocatorPair, RawTraffic>,
     vacated: Table<RawAddress, u32>,
     kept: Table<RawAddress, u32>,
@@ -182,6 +183,7 @@ impl Datapath {
             bindings: programs.table("bindings")?,
             locators: programs.table("locators")?,
             paths: programs.table("paths")?,
+            homes: programs.table("homes")?,
             traffic: programs.table("traffic")?,
             vacated: programs.table("vacated")?,
             kept: programs.table("kept")?,
@@ -202,6 +204,7 @@ impl Datapath {
         datapath.change_settings(|settings| {
             settings.namespace_cookie = cookie;
             settings.idle |= IDLE_DATAGRAMS | IDLE_TRAFFIC;
+            settings.home = 0;
         })?;
         for (pair, locator) in datapath.locators.entries()? {
             datapath.accepted().entry(locator.binding).or_default().push(pair.pair());

@@ -12,7 +12,7 @@ use crate::abi::{
     HELD_BACK, HELD_BEYOND, HELD_HIDDEN, HELD_LATE, HELD_TUNNELLED, HELD_UNCONNECTED, HelpedPhase, IDLE_DATAGRAMS,
     IDLE_ENDPOINTS, IDLE_FORWARDED, IDLE_HELPED, IDLE_INTRODUCTIONS, IDLE_KEPT, IDLE_LAPSES, IDLE_LISTENING,
     IDLE_TRAFFIC, IDLE_TRANSLATION, IDLE_UNCONNECTED, IDLE_VACATED, ORIGIN_ACCEPTED, ORIGIN_CONNECTED, RawAddress,
-    RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawLent, RawLentKey, RawLocator,
+    RawAlias, RawBinding, RawEndpoint, RawEvent, RawFlowEntry, RawHelpedFlow, RawHome, RawLent, RawLentKey, RawLocator,
     RawLocatorPair, RawPath, RawPorts, RawPosition, RawResumption, RawSent, RawSettings, RawShare, RawSocket,
     RawTraffic, RawTuple, RawWanted, RawWireFlow, UNKNOWN_DROPPED, UNKNOWN_ROUTED, UNKNOWN_TUNNELLED,
 };
@@ -79,6 +79,7 @@ fn structs_are_laid_out_as_in_c() {
         "locator_pair" => RawLocatorPair,
         "locator" => RawLocator,
         "path" => RawPath,
+        "home" => RawHome,
         "traffic" => RawTraffic,
         "settings" => RawSettings,
         "event" => RawEvent,

@@ -26,7 +26,7 @@ mod table;
 mod windows;
 
 pub use abi::{
-    Alias, AliasUse, Binding, Carrier, Delivery, Endpoint, FlowEntry, Follow, HelpedFlow, HelpedPhase,
+    Alias, AliasUse, Binding, Carrier, Delivery, Endpoint, FlowEntry, Follow, HelpedFlow, HelpedPhase, Home,
     INNER_HARDWARE_ADDRESS, Lent, LentEnd, LocatorPair, TUNNELLED, Unknown,
 };
 pub use bpffs::{bpffs, common_bpffs};

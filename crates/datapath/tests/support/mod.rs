@@ -62,14 +62,15 @@ impl Namespace {
         check(unsafe { libc::setns(self.0.as_raw_fd(), libc::CLONE_NEWNET) }).expect("setns");
     }
 
-    /// Runs one command in it.
-    pub(crate) fn run(&self, command: &str) {
+    /// Runs one command in it; returns what that prints.
+    pub(crate) fn run(&self, command: &str) -> String {
         let output = Command::new("nsenter")
             .arg(format!("--net={}", self.path()))
             .args(command.split_whitespace())
             .output()
             .expect("nsenter runs");
         assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Does something in it, on a thread of its own: /proc shows the opening thread's namespace.
