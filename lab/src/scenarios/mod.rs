@@ -52,6 +52,7 @@ mod struck_servers;
 mod surroundings;
 mod udp_server;
 mod unmoved;
+mod unnoticed;
 mod upgrade;
 mod wifi;
 mod windows;
@@ -104,6 +105,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         name_server::SCENARIOS,
         nats::SCENARIOS,
         unmoved::SCENARIOS,
+        unnoticed::SCENARIOS,
         surroundings::SCENARIOS,
         community::SCENARIOS,
         sockets::SCENARIOS,

@@ -510,6 +510,7 @@ fn what_is_preferred_comes_to_interfaces_that_are_there() {
         mtu: 1500,
         carrier_losses: 0,
         controller: None,
+        below: None,
         beyond: None,
     };
     let names = ["lo", "wlan0", "eth1", "wwan0", "tun7"];

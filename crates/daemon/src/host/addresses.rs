@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 
-use whimbrel_datapath::Datapath;
+use whimbrel_datapath::{Datapath, LocatorPair};
 use whimbrel_kernel::Error;
 use whimbrel_kernel::kept_address::{Carrier, Kept, KeptAddresses, MARKED_TABLE, Mark, OUTPUT_TABLE, Straight};
 use whimbrel_kernel::network::{NetworkState, UsableAddress};
@@ -61,6 +61,8 @@ pub(crate) struct Surroundings {
     pub(crate) named: BTreeMap<IpAddr, NamedLink>,
     /// Where peers are now: no route of ours may lead these astray.
     pub(crate) locators: BTreeSet<IpAddr>,
+    /// Between which addresses this host's own sockets have flows.
+    pub(crate) between: BTreeSet<LocatorPair>,
     /// Addresses of this host's at which peers find it now.
     pub(crate) in_use: BTreeSet<IpAddr>,
     /// Interfaces that packets of moved flows, and those that were set aside, may arrive on; none while there are none.
@@ -244,8 +246,11 @@ impl Addresses {
     fn source_ways(&mut self, surroundings: &Surroundings) -> SourceWays {
         let Self { routes, leaving, .. } = self;
         let mut astray = |address: IpAddr, way: &SourceRoute| {
-            surroundings.locators.iter().filter(|to| to.is_ipv4() == address.is_ipv4()).any(|to| {
-                let natural = routes.under(*to, Some(address));
+            // Peers may be met in one family, and flows of the other have not moved yet.
+            let remotes = surroundings.between.iter().filter(|pair| pair.local == address).map(|pair| pair.peer);
+            let locators = surroundings.locators.iter().copied().filter(|to| to.is_ipv4() == address.is_ipv4());
+            locators.chain(remotes).any(|to| {
+                let natural = routes.under(to, Some(address));
                 natural.is_ok_and(|route| route.interface != way.interface && route.kind == RouteKind::Unicast)
             })
         };
@@ -422,6 +427,7 @@ mod tests {
             ways: BTreeMap::new(),
             named: BTreeMap::new(),
             locators: BTreeSet::new(),
+            between: BTreeSet::new(),
             in_use: BTreeSet::new(),
             arrivals: BTreeSet::new(),
             tun: 1,
@@ -446,6 +452,7 @@ mod tests {
             mtu: 1500,
             carrier_losses: 0,
             controller: None,
+            below: None,
             beyond: None,
         };
         let usable = |interface, address: &str| UsableAddress {
@@ -520,6 +527,7 @@ mod tests {
             ways: [(address, SourceRoute { interface: e0, gateway: None, onlink: true })].into(),
             named: BTreeMap::new(),
             locators: [locator].into(),
+            between: BTreeSet::new(),
             in_use: BTreeSet::new(),
             arrivals: BTreeSet::new(),
             tun: tun.index(),

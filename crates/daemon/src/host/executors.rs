@@ -31,6 +31,7 @@ use crate::store::Store;
 use super::addresses::{Addresses, MARK, own_addresses};
 use super::endpoints::Endpoints;
 use super::failure::Failure;
+use super::homes::Homes;
 use super::hooks::{Hooks, Mover};
 use super::introductions::Listening;
 use super::late::Late;
@@ -88,6 +89,7 @@ pub(crate) struct Host {
     pub(super) listening: Listening,
     pub(crate) tunnels: Tunnels,
     pub(super) remotes: Remotes,
+    pub(super) homes: Homes,
     pub(super) names: Names,
     pub(super) late: Late,
     pub(super) lent: LentEnds,
@@ -174,6 +176,7 @@ impl Host {
             listening,
             tunnels: Tunnels::default(),
             remotes: Remotes::default(),
+            homes: Homes::default(),
             names: Names::default(),
             late: Late::default(),
             lent: LentEnds::default(),

@@ -64,11 +64,13 @@ impl Host {
         if before.is_some_and(|before| before.waits != entry.waits) {
             self.senders.want_fitting();
         }
+        let first = self.remotes.add(&flow, &entry);
+        self.homes.set_others(first);
+        self.surroundings_changed |= first;
         if let Some(before) = before {
-            self.remotes.remove(&flow, before);
+            self.homes.set_others(self.remotes.remove(&flow, before));
             self.names.remove(&flow, before);
         }
-        self.remotes.add(&flow, &entry);
         self.names.add(&flow, &entry);
         self.store.save_flow(&flow, &entry, before);
         self.flows.insert(flow, entry);
@@ -88,7 +90,7 @@ impl Host {
     pub(crate) fn remove_flow(&mut self, now: Time, flow: FlowTuple) -> Result<(), Failure> {
         let before = self.flows.remove(&flow);
         if let Some(before) = &before {
-            self.remotes.remove(&flow, before);
+            self.homes.set_others(self.remotes.remove(&flow, before));
             self.names.remove(&flow, before);
             self.wire_ports.forget_flow(&flow, before.peer);
             self.store.forget_flow(&flow, before);
@@ -127,7 +129,7 @@ impl Host {
         self.datapath.insert_flows(&missing)?;
         for (flow, entry) in flows {
             self.wire_ports.record_flow(flow, entry, None);
-            self.remotes.add(flow, entry);
+            self.homes.set_others(self.remotes.add(flow, entry));
             self.names.add(flow, entry);
             self.hooks.set_late(flow, entry.late);
         }

@@ -4,7 +4,7 @@
 //! executors.rs  all of them, and what several do together; failure.rs, refusal.rs: why something does not come about
 //! data plane    flows.rs, bindings.rs, hooks.rs, tunnels.rs, wire_ports.rs, remotes.rs, names.rs, path_mtus.rs,
 //!               late.rs
-//! addresses     addresses.rs, settling.rs, ports.rs
+//! addresses     addresses.rs, settling.rs, homes.rs, ports.rs
 //! senders       senders/, waking.rs
 //! sockets       sockets.rs, introductions.rs, inventory/
 //! namespaces    namespaces.rs, endpoints.rs, expected.rs
@@ -18,6 +18,7 @@ mod executors;
 mod expected;
 mod failure;
 mod flows;
+mod homes;
 pub(crate) mod hooks;
 pub(crate) mod introductions;
 pub(crate) mod inventory;

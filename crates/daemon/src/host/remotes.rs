@@ -1,27 +1,48 @@
-//! Which peers are at the other end of each address that flows have as their remote one.
+//! Which peers are at the other end of each address that flows have as their remote one, and between which addresses
+//! this host's own sockets talk.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-use whimbrel_protocol::{BindingId, FlowEntry, PeerId};
+use whimbrel_datapath::LocatorPair;
+use whimbrel_protocol::{BindingId, FlowEntry, LocalEnd, PeerId};
 use whimbrel_wire::FlowTuple;
 
 /// How many flows each binding leads to each remote address.
 #[derive(Debug, Default)]
 pub(crate) struct Remotes {
     counts: HashMap<IpAddr, BTreeMap<BindingId, usize>>,
+    /// How many flows of this host's own sockets go between two addresses.
+    between: BTreeMap<LocatorPair, usize>,
+}
+
+fn between(flow: &FlowTuple, entry: &FlowEntry) -> Option<LocatorPair> {
+    let pair = LocatorPair { local: flow.local.ip(), peer: flow.remote.ip() };
+    (entry.end == LocalEnd::Here).then_some(pair)
 }
 
 impl Remotes {
-    /// A flow is introduced.
-    pub(crate) fn add(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
+    /// A flow is introduced. Returns whether it is the first of this host's own between its addresses.
+    pub(crate) fn add(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> bool {
+        let count = between(flow, entry).map(|pair| self.between.entry(pair).or_default());
+        let first = count.is_some_and(|count| std::mem::replace(count, *count + 1) == 0);
         *self.counts.entry(flow.remote.ip()).or_default().entry(entry.binding()).or_default() += 1;
+        first
     }
 
-    /// It is no longer.
-    pub(crate) fn remove(&mut self, flow: &FlowTuple, entry: &FlowEntry) {
+    /// It is no longer. Returns whether it was the last of this host's own between its addresses.
+    pub(crate) fn remove(&mut self, flow: &FlowTuple, entry: &FlowEntry) -> bool {
+        let pair = between(flow, entry);
+        let count = pair.and_then(|pair| self.between.get_mut(&pair));
+        let last = count.is_some_and(|count| {
+            *count -= 1;
+            *count == 0
+        });
+        if let Some(pair) = pair.filter(|_| last) {
+            self.between.remove(&pair);
+        }
         let address = flow.remote.ip();
-        let Some(bindings) = self.counts.get_mut(&address) else { return };
+        let Some(bindings) = self.counts.get_mut(&address) else { return last };
         if let Some(count) = bindings.get_mut(&entry.binding()) {
             *count -= 1;
             if *count == 0 {
@@ -31,6 +52,12 @@ impl Remotes {
         if bindings.is_empty() {
             self.counts.remove(&address);
         }
+        last
+    }
+
+    /// Between which addresses this host's own sockets talk.
+    pub(crate) fn between(&self) -> impl Iterator<Item = LocatorPair> {
+        self.between.keys().copied()
     }
 
     /// How many flows a peer has.
@@ -96,7 +123,7 @@ mod tests {
         // Peers 2 and 3 are behind one NAT.
         let flows = [flow("198.51.100.1", 1, 1), flow("203.0.113.1", 2, 2), flow("203.0.113.1", 3, 3)];
         for (tuple, entry) in &flows {
-            remotes.add(tuple, entry);
+            assert!(remotes.add(tuple, entry) == (tuple.local.port() < 3), "the first between its addresses");
         }
         let longest = |id: BindingId| [None, Some(1440), Some(1440), Some(1280)][id.peer().0 as usize];
         let nat: IpAddr = "203.0.113.1".parse().expect("address");
@@ -112,6 +139,6 @@ mod tests {
         for (tuple, entry) in &flows[..2] {
             remotes.remove(tuple, entry);
         }
-        assert!(remotes.counts.is_empty());
+        assert!(remotes.counts.is_empty() && remotes.between().next().is_none());
     }
 }

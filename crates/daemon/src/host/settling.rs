@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use whimbrel_datapath::Role;
+use whimbrel_datapath::{LocatorPair, Role};
 use whimbrel_kernel::kept_address::Straight;
 use whimbrel_kernel::network::NetworkState;
 use whimbrel_kernel::sysctl;
@@ -30,7 +30,22 @@ impl Host {
         // Programs may be shown what is in force once it is.
         self.apply_names();
         self.addresses.apply(&surroundings, &self.datapath)?;
+        self.hold_to_homes()?;
         hooked.and(told)
+    }
+
+    /// Tells the data plane where what flows send natively leaves, rules of ours and all. Where there is one interface
+    /// nothing can stray.
+    fn hold_to_homes(&mut self) -> Result<(), Failure> {
+        let Self { homes, datapath, network, remotes, routes, tunnel, .. } = self;
+        let several = hooks::wires(network, tunnel.device().index()).nth(1).is_some();
+        let between = remotes.between().filter(|_| several);
+        // What leaves by an interface leaves by the one beneath it as well.
+        let alone = |interface: &u32| network.link(*interface).is_some_and(|link| link.below.is_none());
+        let holder = |local| network.addresses.iter().find(|own| own.address == local).map(|own| own.interface);
+        let holder = |local| holder(local).filter(alone);
+        let route = |pair: LocatorPair| routes.route_to(pair.peer, Some(pair.local), None).ok();
+        Ok(homes.apply(datapath, between, &source_routes(network), holder, route)?)
     }
 
     /// Somebody may have set a reverse path filter since.
@@ -79,6 +94,7 @@ impl Host {
             ways: source_routes(&self.network),
             named,
             locators: self.bindings.values().map(|binding| binding.peer_locator).collect(),
+            between: self.remotes.between().collect(),
             in_use: self.bindings.values().flat_map(|it| [Some(it.local_locator), it.source]).flatten().collect(),
             arrivals,
             tun,
@@ -102,9 +118,13 @@ impl Host {
     /// Routes have changed, and nothing of the network's state: a binding may lead its packets out another way.
     pub(crate) fn routes_changed(&mut self, now: Time) {
         self.addresses.check_again();
+        self.homes.check_again();
         let bindings: Vec<_> = self.bindings.iter().map(|(id, binding)| (*id, binding.clone())).collect();
         for (id, binding) in bindings {
             self.lead_out(id, &binding);
+        }
+        if let Err(failure) = self.hold_to_homes() {
+            tracing::warn!(%failure, "connections may go by a network that comes, before that is known");
         }
         if let Err(failure) = self.publish_paths() {
             tracing::warn!(%failure, "cannot tell the data plane by which interface peers are heard");
@@ -154,6 +174,7 @@ impl Host {
     /// Takes in another state of the network. The node may have to say more; what needs no word of it is done here.
     pub(crate) fn network_changed(&mut self, now: Time, network: NetworkState) {
         self.addresses.check_again();
+        self.homes.check_again();
         self.network = network;
         let bindings: Vec<_> = self.bindings.iter().map(|(id, binding)| (*id, binding.clone())).collect();
         for (id, binding) in bindings {

@@ -31,6 +31,8 @@ pub struct Link {
     pub carrier_losses: u32,
     /// The interface that it is part of (bridge, bond, VRF), if any.
     pub controller: Option<u32>,
+    /// The interface of this namespace by which its packets leave, under the same names (a VLAN, macvlan or the like).
+    pub below: Option<u32>,
     /// By which id (RTM_NEWNSID) the namespace is known that the interface is in which it goes by, or the other end of
     /// a pair. None: it is in the same.
     pub beyond: Option<u32>,
@@ -178,6 +180,7 @@ fn decode(message: &LinkMessage) -> Link {
         mtu: 0,
         carrier_losses: 0,
         controller: None,
+        below: None,
         beyond: None,
     };
     for attribute in &message.attributes {
@@ -186,6 +189,7 @@ fn decode(message: &LinkMessage) -> Link {
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::CarrierDownCount(count) => link.carrier_losses = *count,
             LinkAttribute::Controller(index) => link.controller = Some(*index),
+            LinkAttribute::Link(index) => link.below = Some(*index).filter(|index| *index != 0),
             LinkAttribute::LinkNetNsId(id) => link.beyond = u32::try_from(*id).ok(),
             LinkAttribute::LinkInfo(infos) => {
                 for info in infos {

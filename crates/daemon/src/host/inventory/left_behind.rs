@@ -165,6 +165,7 @@ mod tests {
             mtu: 1500,
             carrier_losses: 0,
             controller: None,
+            below: None,
             beyond: None,
         };
         NetworkState { addresses: addresses.iter().map(usable).collect(), links: vec![link], ..NetworkState::default() }

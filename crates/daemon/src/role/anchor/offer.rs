@@ -265,6 +265,7 @@ mod tests {
             mtu: 1500,
             carrier_losses: 0,
             controller: None,
+            below: None,
             beyond: None,
         };
         NetworkState {
